@@ -1,0 +1,221 @@
+#include "compiler/compile.h"
+
+#include "compiler/floors.h"
+#include "compiler/frontend.h"
+#include "compiler/pass.h"
+#include "ir/text.h"
+
+#include "llvm/Support/MemoryBuffer.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace reshard {
+
+using namespace ir;
+
+const std::vector<PassInfo> &passes() {
+  static const std::vector<PassInfo> all = {
+#define PASS(name, level, function, help) {name, ir::Level::level, function, help},
+#include "compiler/passes.def"
+#undef PASS
+  };
+  return all;
+}
+
+namespace {
+
+class Stopwatch {
+public:
+  Stopwatch(std::string pass, std::vector<PassTime> &times) : pass_(std::move(pass)), times_(times) {}
+  ~Stopwatch() {
+    times_.push_back({pass_, std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count()});
+  }
+
+private:
+  std::string pass_;
+  std::vector<PassTime> &times_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// The passes asked for, in the order asked for; an unknown one is an error.
+std::vector<const PassInfo *> select(const CompileOptions &options, Diagnostics &diagnostics) {
+  std::vector<const PassInfo *> selected;
+  std::vector<std::string> names;
+  for (const PassInfo &pass : passes()) {
+    names.push_back(pass.name);
+    if (options.passes.empty() && pass.level <= options.stopAfter)
+      selected.push_back(&pass);
+  }
+  for (const std::string &name : options.passes) {
+    const auto at = std::find(names.begin(), names.end(), name);
+    if (at == names.end())
+      diagnostics.error({}, "unknown pass '" + name + "'" + suggestion(name, names));
+    else
+      selected.push_back(&passes()[at - names.begin()]);
+  }
+  return selected;
+}
+
+/// A module from IR text.
+bool readText(const std::string &path, Module &module, Diagnostics &diagnostics) {
+  auto buffer = llvm::MemoryBuffer::getFile(path, /*IsText=*/true);
+  if (!buffer) {
+    diagnostics.error({}, "cannot read '" + path + "': " + buffer.getError().message());
+    return false;
+  }
+  const std::string text = (*buffer)->getBuffer().str();
+  size_t line = 0, column = 0;
+  std::string message;
+  if (!parse(text, module, line, column, message)) {
+    const uint32_t file = diagnostics.addFile(path, text);
+    diagnostics.error({file, static_cast<uint32_t>(line), static_cast<uint32_t>(column)}, message);
+    return false;
+  }
+  if (const std::string violation = verify(module); !violation.empty()) {
+    diagnostics.error({}, "'" + path + "' does not hold together: " + violation);
+    return false;
+  }
+  return true;
+}
+
+bool readYaml(const std::string &path, const CompileOptions &options, CompileResult &result, Diagnostics &diagnostics) {
+  std::optional<Job> job;
+  {
+    Stopwatch watch("frontend", result.times);
+    job = readJob(path, options.overrides, diagnostics);
+  }
+  if (!job || !diagnostics.ok())
+    return false;
+  Stopwatch watch("resolve", result.times);
+  std::optional<Layout> layout = resolve(*job, diagnostics);
+  if (!layout || !diagnostics.ok())
+    return false;
+  result.module.layout = std::move(*layout);
+  result.module.fingerprint = job->fingerprint;
+  return true;
+}
+
+/// Whether IR text already has what a pass makes: a printed module goes on where it was printed.
+bool done(const PassInfo &pass, const Module &module) {
+  if (pass.run == balance)
+    return !module.transfers.transfers.empty();
+  if (pass.run == coalesce)
+    return !module.transfers.descriptors.empty();
+  return pass.run != assignBuffers && pass.level <= module.level;
+}
+
+/// What a level-changing pass left half done.
+void discard(Module &module, const PassInfo &failed) {
+  if (failed.level == Level::transfer && module.level == Level::layout)
+    module.transfers = {};
+  if (failed.level == Level::schedule && module.level == Level::transfer)
+    module.schedule = {};
+}
+
+} // namespace
+
+bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result,
+                Diagnostics &diagnostics) {
+  const std::vector<const PassInfo *> selected = select(options, diagnostics);
+  const bool text = path.ends_with(".rir");
+  if (text && !options.overrides.empty())
+    diagnostics.error({}, "--set changes a YAML job, found IR text '" + path + "'");
+  if (!diagnostics.ok())
+    return false;
+
+  if (text ? !readText(path, result.module, diagnostics) : !readYaml(path, options, result, diagnostics))
+    return false;
+  result.lastGoodPass = text ? "parse" : "resolve";
+  if (options.afterPass)
+    options.afterPass(result.lastGoodPass, result.module);
+
+  // From here on the YAML is not looked at again.
+  for (const PassInfo *pass : selected) {
+    if (text && options.passes.empty() && done(*pass, result.module))
+      continue;
+    std::string error;
+    const Level before = result.module.level;
+    if (pass->level < before || static_cast<int>(pass->level) > static_cast<int>(before) + 1) {
+      error = "it cannot run on this level of the IR";
+    } else {
+      Stopwatch watch(pass->name, result.times);
+      error = pass->run(result.module);
+    }
+    if (error.empty() && options.verifyEach)
+      if (const std::string violation = verify(result.module); !violation.empty())
+        error = "it left IR that does not hold together: " + violation;
+    if (!error.empty()) {
+      discard(result.module, *pass);
+      result.failedPass = pass->name;
+      diagnostics.error({}, "pass " + std::string(pass->name) + ": " + error);
+      return false;
+    }
+    result.lastGoodPass = pass->name;
+    if (options.afterPass)
+      options.afterPass(pass->name, result.module);
+  }
+  result.statistics = statistics(result.module);
+  return true;
+}
+
+Statistics statistics(const Module &module) {
+  Statistics s;
+  const Layout &layout = module.layout;
+  for (const Family &family : layout.families) {
+    int64_t count = 1;
+    for (const Segments &values : family.exists)
+      count *= size(values);
+    s.tensors += count;
+  }
+  for (const Endpoint &endpoint : layout.endpoints)
+    for (const Param &param : endpoint.params)
+      for (int64_t place = 0; place < endpoint.places(); ++place)
+        s.params += instances(endpoint, param, place);
+
+  const Endpoint &source = layout.endpoints.front();
+  std::vector<int64_t> egress(layout.world), ingress(layout.world);
+  for (const Transfer &transfer : module.transfers.transfers) {
+    const Tile &tile = module.transfers.tiles[transfer.tile];
+    const Endpoint &target = layout.endpoints[tile.endpoint];
+    const int64_t bytes = tile.bytes * transfer.count;
+    s.targetBytes += bytes;
+    if (tile.family < 0) {
+      s.paddingBytes += bytes;
+      continue;
+    }
+    s.transfers += transfer.count;
+    if (source.storage || target.storage) {
+      s.storageBytes += bytes;
+    } else if (source.ranks[transfer.source] == target.ranks[transfer.target]) {
+      s.localBytes += bytes;
+    } else {
+      s.remoteBytes += bytes;
+      egress[source.ranks[transfer.source]] += bytes;
+      ingress[target.ranks[transfer.target]] += bytes;
+    }
+  }
+  if (!egress.empty()) {
+    s.egressMax = *std::max_element(egress.begin(), egress.end());
+    s.ingressMax = *std::max_element(ingress.begin(), ingress.end());
+  }
+  s.egressFloor = egressFloor(layout, module.transfers);
+  s.ingressFloor = ingressFloor(layout, module.transfers);
+  for (const Transfer &transfer : module.transfers.transfers) {
+    int64_t pieces = transfer.count;
+    const Tile &tile = module.transfers.tiles[transfer.tile];
+    const std::vector<unsigned> &relations = tile.holders[transfer.holder].relations;
+    const size_t variables = tile.family < 0 ? 0 : layout.families[tile.family].variables.size();
+    for (size_t d = variables; d < relations.size(); ++d)
+      pieces *= static_cast<int64_t>(module.transfers.relations[relations[d]].size());
+    s.descriptorsBefore += pieces;
+  }
+  s.descriptors = static_cast<int64_t>(module.transfers.descriptors.size());
+  s.messages = module.schedule.messages;
+  s.rounds = module.schedule.rounds;
+  for (const RankSchedule &rank : module.schedule.ranks)
+    s.stagingMax = std::max(s.stagingMax, rank.arenaBytes);
+  return s;
+}
+
+} // namespace reshard

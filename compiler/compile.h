@@ -1,0 +1,60 @@
+// The compiler as a library: a job file in, a module or plan bytes out.
+#pragma once
+
+#include "compiler/diagnostics.h"
+#include "ir/ir.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+/// Stands in every manifest.
+constexpr const char *kCompilerVersion = "reshard 0.1.0";
+
+/// What the command line asks of a compilation.
+struct CompileOptions {
+  std::vector<std::string> overrides;      // --set a.b=c
+  std::vector<std::string> passes;         // --passes; empty: all, in the order of passes.def
+  ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
+  bool verifyEach = false;
+  unsigned jobs = 0;                       // threads; 0: all cores. The result does not depend on it
+  /// Called after each pass that ran, with its name (for --print-ir-after).
+  std::function<void(const std::string &pass, const ir::Module &module)> afterPass;
+};
+
+/// Time of one pass, in seconds.
+struct PassTime {
+  std::string pass;
+  double seconds = 0;
+};
+
+/// Counts that a report prints; bytes are of the whole plan.
+struct Statistics {
+  int64_t tensors = 0, params = 0, transfers = 0, descriptorsBefore = 0, descriptors = 0, messages = 0, rounds = 0;
+  int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
+  int64_t egressMax = 0, egressFloor = 0, ingressMax = 0, ingressFloor = 0, stagingMax = 0;
+};
+
+struct CompileResult {
+  ir::Module module;
+  Statistics statistics;
+  std::vector<PassTime> times;
+  /// The last pass that succeeded, and the one that failed (empty where none did).
+  std::string lastGoodPass, failedPass;
+};
+
+/// Runs frontend and passes on a job (.yaml, .yml) or on IR text (.rir). Empty after errors, which are in `diagnostics`;
+/// `result.module` then holds the last good IR.
+bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result, Diagnostics &diagnostics);
+
+/// Counts of a module, as far as its level has them.
+Statistics statistics(const ir::Module &module);
+
+/// The plan file's bytes of a schedule-level module, streamed to `path` (complete or absent). Returns an error text, empty on
+/// success; `digest` receives the plan's digest (32 hexadecimal digits), `bytes` its size.
+std::string writePlan(const ir::Module &module, const std::string &path, unsigned jobs, std::string &digest, int64_t &bytes);
+
+} // namespace reshard

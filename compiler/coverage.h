@@ -1,0 +1,16 @@
+// Whether the source is whole: every element of every tensor that it holds at all is on some place.
+#pragma once
+
+#include "compiler/diagnostics.h"
+#include "ir/ir.h"
+
+#include <vector>
+
+namespace reshard {
+
+/// For each family, whether any place of the source holds an element of it. Elements of such a family that no place
+/// holds are an error, at the param that holds the others.
+std::vector<bool> checkSource(const ir::Layout &layout, const std::vector<Location> &declaredAt,
+                              Diagnostics &diagnostics);
+
+} // namespace reshard

@@ -1,0 +1,288 @@
+// emit: the schedule and the layouts it came from → one manifest and one segment per rank. The only file that knows
+// both the IR and the plan format. The bytes depend on the module alone, not on the number of threads.
+
+#include "compiler/compile.h"
+#include "schema/container.h"
+#include "schema/limits.h"
+#include "schema/manifest.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace reshard {
+namespace {
+
+namespace fbs = schema;
+using flatbuffers::FlatBufferBuilder;
+using flatbuffers::Offset;
+
+fbs::DType dtype(ir::DType type) { return static_cast<fbs::DType>(type); }
+
+Offset<fbs::Share> share(FlatBufferBuilder &builder, const std::vector<unsigned> &axes,
+                         const std::vector<ir::Segments> &lists) {
+  std::vector<uint32_t> first = {0};
+  std::vector<fbs::Run> runs;
+  for (const ir::Segments &list : lists) {
+    for (const ir::Segment &s : list)
+      runs.emplace_back(s.from, s.to, s.length, s.count, s.fromStep, s.toStep);
+    first.push_back(static_cast<uint32_t>(runs.size()));
+  }
+  return fbs::CreateShareDirect(builder, &axes, &first, &runs);
+}
+
+Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
+  std::vector<Offset<fbs::Presence>> presence;
+  for (const ir::Presence &rule : param.presence) {
+    const std::vector<uint64_t> coordinates(rule.coordinates.begin(), rule.coordinates.end());
+    presence.push_back(fbs::CreatePresenceDirect(builder, rule.axis, &coordinates));
+  }
+  std::vector<Offset<fbs::Extent>> shape;
+  for (const ir::Extent &extent : param.shape)
+    shape.push_back(fbs::CreateExtentDirect(builder, &extent.axes, &extent.at));
+  std::vector<Offset<fbs::Part>> parts;
+  for (const ir::Part &part : param.parts) {
+    std::vector<fbs::PartDimension> dimensions;
+    for (const ir::PartDimension &dimension : part.dimensions)
+      dimensions.emplace_back(dimension.share, dimension.param);
+    parts.push_back(fbs::CreatePartDirect(builder, part.family, &dimensions));
+  }
+  return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
+                                dtype(param.dtype), &parts, param.origin.c_str());
+}
+
+Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &endpoint) {
+  std::vector<Offset<fbs::Axis>> axes;
+  for (const ir::Axis &axis : endpoint.axes)
+    axes.push_back(fbs::CreateAxisDirect(builder, axis.name.c_str(), axis.size, axis.stride));
+  std::vector<Offset<fbs::Share>> shares;
+  for (const ir::Share &each : endpoint.shares)
+    shares.push_back(share(builder, each.axes, each.at));
+  std::vector<Offset<fbs::Param>> params;
+  for (const ir::Param &each : endpoint.params)
+    params.push_back(param(builder, each));
+  const std::vector<uint32_t> ranks(endpoint.ranks.begin(), endpoint.ranks.end());
+  return fbs::CreateEndpointDirect(builder, endpoint.role.c_str(), endpoint.layout.c_str(), endpoint.storage,
+                                   endpoint.checkpoint, endpoint.directory.c_str(), &axes, &ranks, &shares,
+                                   &endpoint.placement, &params);
+}
+
+void manifest(FlatBufferBuilder &builder, const ir::Module &module) {
+  const ir::Layout &layout = module.layout;
+  const Statistics counts = statistics(module);
+  std::vector<Offset<fbs::Variable>> variables;
+  for (const ir::IndexVariable &variable : layout.variables)
+    variables.push_back(fbs::CreateVariableDirect(builder, variable.name.c_str(), variable.size));
+  std::vector<Offset<fbs::Family>> families;
+  for (const ir::Family &family : layout.families) {
+    std::vector<Offset<fbs::Share>> exists;
+    for (const ir::Segments &values : family.exists)
+      exists.push_back(share(builder, {}, {values}));
+    const std::vector<uint64_t> shape(family.shape.begin(), family.shape.end());
+    families.push_back(
+        fbs::CreateFamilyDirect(builder, family.name.c_str(), &family.variables, &exists, &shape, dtype(family.dtype)));
+  }
+  std::vector<Offset<fbs::Endpoint>> endpoints;
+  for (const ir::Endpoint &each : layout.endpoints)
+    endpoints.push_back(endpoint(builder, each));
+  builder.FinishSizePrefixed(
+      fbs::CreateManifestDirect(builder, kCompilerVersion, module.fingerprint.c_str(), layout.model.c_str(),
+                                static_cast<uint32_t>(layout.world), layout.stagingLimit,
+                                static_cast<uint32_t>(layout.ranksPerNode), &variables, &families, &endpoints,
+                                module.schedule.rounds, module.schedule.messages, counts.transfers, counts.descriptors,
+                                counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes),
+      fbs::kManifestIdentifier);
+}
+
+schema::Bytes bytesOf(const FlatBufferBuilder &builder) {
+  return {reinterpret_cast<const std::byte *>(builder.GetBufferPointer()), builder.GetSize()};
+}
+
+/// Tables of a rank's segment, counted before anything is built: FlatBuffers themselves do not notice when they grow
+/// too large.
+struct Counts {
+  uint64_t buffers = 0, loops = 0, shapes = 0, operands = 0, steps = 0, after = 0;
+
+  explicit Counts(const ir::RankSchedule &rank)
+      : buffers(rank.buffers.size()), shapes(rank.shapes.size()), steps(rank.steps.size()) {
+    for (const ir::OperandShape &shape : rank.shapes)
+      loops += shape.loops.size();
+    for (const ir::Step &step : rank.steps) {
+      operands += step.inputs.size() + step.outputs.size();
+      after += step.after.size();
+    }
+  }
+  /// At least what the FlatBuffer will have.
+  uint64_t bytes() const {
+    return 256 + buffers * sizeof(fbs::BufferRun) + loops * sizeof(fbs::Loop) + shapes * sizeof(fbs::Shape) +
+           operands * sizeof(fbs::Operand) + steps * sizeof(fbs::Step) + after * sizeof(uint32_t);
+  }
+};
+
+/// A vector of structs written where it will stand: T is appended by `put(next)`, which moves `next` on.
+template <class T, class Put>
+Offset<flatbuffers::Vector<const T *>> table(FlatBufferBuilder &builder, uint64_t count, Put put) {
+  T *next = nullptr;
+  const auto offset = builder.CreateUninitializedVectorOfStructs<T>(count, &next);
+  put(next);
+  return offset;
+}
+
+/// Builds segments into one buffer that grows to the largest rank and is then used again.
+class SegmentBuilder {
+public:
+  /// Returns an error text where a limit is met.
+  std::string build(const ir::RankSchedule &rank) {
+    const Counts counts(rank);
+    if (counts.bytes() >= schema::kMaxSegmentBytes)
+      return "the segment of rank " + std::to_string(rank.rank) + " would have " + std::to_string(counts.bytes()) +
+             " bytes, expected fewer than " + std::to_string(schema::kMaxSegmentBytes);
+    for (const ir::OperandShape &shape : rank.shapes)
+      if (shape.loops.size() > schema::kMaxLoops)
+        return "rank " + std::to_string(rank.rank) + " has a shape of " + std::to_string(shape.loops.size()) +
+               " loops, expected at most " + std::to_string(schema::kMaxLoops);
+    if (!builder_ || capacity_ < counts.bytes())
+      builder_.emplace(capacity_ = counts.bytes()); // a builder that grows copies what it has, again and again
+    else
+      builder_->Clear();
+    tables(rank, counts);
+    return {};
+  }
+  schema::Bytes bytes() const { return bytesOf(*builder_); }
+
+private:
+  void tables(const ir::RankSchedule &rank, const Counts &counts) {
+    FlatBufferBuilder &builder = *builder_;
+    const auto buffers = table<fbs::BufferRun>(builder, counts.buffers, [&](fbs::BufferRun *next) {
+      for (const ir::BufferRun &run : rank.buffers)
+        *next++ = {run.endpoint,
+                   static_cast<uint32_t>(run.place),
+                   run.param,
+                   run.first,
+                   run.count,
+                   0,
+                   static_cast<uint64_t>(run.bytes)};
+    });
+    // The tables follow one another: loops shape by shape, operands step by step, inputs before outputs. The loader
+    // insists.
+    const auto loops = table<fbs::Loop>(builder, counts.loops, [&](fbs::Loop *next) {
+      for (const ir::OperandShape &shape : rank.shapes)
+        for (const ir::OperandLoop &loop : shape.loops)
+          *next++ = {static_cast<uint64_t>(loop.count), loop.stride, loop.bufferStep};
+    });
+    const auto shapes = table<fbs::Shape>(builder, counts.shapes, [&](fbs::Shape *next) {
+      uint32_t first = 0;
+      for (const ir::OperandShape &shape : rank.shapes) {
+        const auto count = static_cast<uint32_t>(shape.loops.size());
+        *next++ = {static_cast<uint64_t>(shape.rowBytes), first, count};
+        first += count;
+      }
+    });
+    const auto operands = table<fbs::Operand>(builder, counts.operands, [&](fbs::Operand *next) {
+      for (const ir::Step &step : rank.steps)
+        for (const std::vector<ir::Operand> *list : {&step.inputs, &step.outputs})
+          for (const ir::Operand &operand : *list)
+            *next++ = {static_cast<uint64_t>(operand.offset), operand.buffer, operand.shape};
+    });
+    const auto steps = table<fbs::Step>(builder, counts.steps, [&](fbs::Step *next) {
+      uint32_t operand = 0, after = 0;
+      for (const ir::Step &step : rank.steps) {
+        const auto in = static_cast<uint32_t>(step.inputs.size()), out = static_cast<uint32_t>(step.outputs.size());
+        const auto waits = static_cast<uint32_t>(step.after.size());
+        // -1 is the format's "none" for peer and staging.
+        *next++ = {static_cast<uint64_t>(step.bytes),
+                   static_cast<uint64_t>(step.staging),
+                   operand,
+                   in,
+                   operand + in,
+                   out,
+                   step.round,
+                   static_cast<uint32_t>(step.peer),
+                   step.message,
+                   after,
+                   waits,
+                   static_cast<fbs::StepKind>(step.kind),
+                   0,
+                   0};
+        operand += in + out;
+        after += waits;
+      }
+    });
+    uint32_t *wait = nullptr;
+    const auto after = builder.CreateUninitializedVector(counts.after, &wait);
+    for (const ir::Step &step : rank.steps)
+      wait = std::copy(step.after.begin(), step.after.end(), wait);
+    builder.FinishSizePrefixed(fbs::CreateSegment(builder, static_cast<uint32_t>(rank.rank),
+                                                  static_cast<uint64_t>(rank.arenaBytes), buffers, loops, shapes,
+                                                  operands, steps, after),
+                               fbs::SegmentIdentifier());
+  }
+
+  std::optional<FlatBufferBuilder> builder_;
+  uint64_t capacity_ = 0;
+};
+
+/// Segments are built by several threads and written in rank order; each thread holds one, so that memory stays
+/// bounded.
+std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, schema::ContainerWriter &writer) {
+  std::mutex mutex;
+  std::condition_variable turn;
+  size_t next = 0, written = 0;
+  std::string error;
+  auto work = [&] {
+    SegmentBuilder builder;
+    std::unique_lock lock(mutex);
+    while (next < ranks.size()) {
+      const size_t rank = next++;
+      lock.unlock();
+      std::string problem = builder.build(ranks[rank]);
+      lock.lock();
+      turn.wait(lock, [&] { return written == rank; });
+      if (error.empty() && problem.empty())
+        problem = writer.addSegment(builder.bytes());
+      if (error.empty())
+        error = std::move(problem);
+      if (!error.empty())
+        next = ranks.size();
+      ++written;
+      turn.notify_all();
+    }
+  };
+  std::vector<std::thread> helpers;
+  for (size_t t = 1; t < std::min<size_t>(threads, ranks.size()); ++t)
+    helpers.emplace_back(work);
+  work();
+  for (std::thread &helper : helpers)
+    helper.join();
+  return error;
+}
+
+} // namespace
+
+std::string writePlan(const ir::Module &module, const std::string &path, unsigned jobs, std::string &digest,
+                      int64_t &bytes) {
+  if (module.level != ir::Level::schedule)
+    return "only scheduled IR can be emitted, found the " +
+           std::string(module.level == ir::Level::layout ? "layout" : "transfer") + " level";
+  const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
+  schema::ContainerWriter writer;
+  if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size())); !error.empty())
+    return error;
+  FlatBufferBuilder builder(1 << 16);
+  manifest(builder, module);
+  if (std::string error = writer.addManifest(bytesOf(builder)); !error.empty())
+    return error;
+
+  const unsigned threads = std::max(1u, jobs ? jobs : std::thread::hardware_concurrency());
+  if (std::string error = addSegments(ranks, threads, writer); !error.empty())
+    return error;
+  if (std::string error = writer.finish(); !error.empty())
+    return error;
+  digest = writer.digest();
+  bytes = writer.bytes();
+  return {};
+}
+
+} // namespace reshard

@@ -1,0 +1,56 @@
+// The model's tensors by name: what a name in a layout means, and which tensors are one because they are tied.
+#pragma once
+
+#include "compiler/frontend.h"
+#include "ir/ir.h"
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace reshard {
+
+/// No dimension is longer: sums and rounding up of lengths cannot overflow.
+constexpr int64_t kMaxRows = int64_t(1) << 60;
+
+/// Tensors as declared, each with the family that holds its elements: its own, or that of the tensor it is tied to.
+class Tensors {
+public:
+  /// Errors (unknown, ambiguous or itself tied `tied`; sides of a tie that differ; too many elements) go to
+  /// `diagnostics`.
+  Tensors(const Model &model, Diagnostics &diagnostics);
+
+  struct Tensor {
+    const TensorDeclaration *declaration = nullptr;
+    unsigned family = 0;
+    unsigned canonical = 0; // the declared tensor that the family comes from
+  };
+  const std::vector<Tensor> &all() const { return tensors_; }
+  const std::vector<ir::Family> &families() const { return families_; }
+  const ir::Family &familyOf(unsigned tensor) const { return families_[tensors_[tensor].family]; }
+  const std::string &name(unsigned tensor) const { return tensors_[tensor].declaration->name; }
+  /// The declared tensor that a family comes from.
+  unsigned canonical(unsigned family) const { return canonical_[family]; }
+
+  /// The tensor of that name or, where there is none, the only one whose name ends in `.name`. Errors at `at`: none
+  /// (with the nearest name), or several (with the candidates).
+  std::optional<unsigned> find(const std::string &name, Location at, Diagnostics &diagnostics) const;
+
+private:
+  ir::Family readFamily(const Model &model, unsigned tensor, Diagnostics &diagnostics) const;
+  std::string nearest(const std::string &name, const Diagnostics &diagnostics) const;
+  void checkTie(unsigned tensor, Diagnostics &diagnostics) const;
+
+  std::vector<Tensor> tensors_;
+  std::vector<ir::Family> families_;
+  std::vector<unsigned> canonical_;
+  std::unordered_map<std::string, unsigned> byName_;
+  std::vector<std::pair<std::string, unsigned>>
+      reversed_; // names read backwards, sorted: those with a common suffix are neighbours
+};
+
+/// "[3, 4]".
+std::string shapeText(const std::vector<int64_t> &shape);
+
+} // namespace reshard

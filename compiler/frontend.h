@@ -1,0 +1,185 @@
+// What the YAML says, before anything is computed from it: the text tree (Node), the model and the job.
+// source.cpp makes Nodes, model.cpp Models, job.cpp Jobs; resolve.cpp alone turns a Job into the layout IR.
+#pragma once
+
+#include "compiler/diagnostics.h"
+#include "ir/ir.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace reshard {
+
+/// One YAML node with its place. Scalars keep their text; whether it is a number is the reader's question.
+struct Node {
+  enum class Kind { null, scalar, sequence, map };
+  Kind kind = Kind::null;
+  Location at;
+  bool quoted = false;                        // a quoted scalar is text, never a number, bool or null
+  std::string text;                           // scalar
+  std::vector<Node> items;                    // sequence
+  struct Entry;
+  std::vector<Entry> entries;                 // map, in file order; keys are scalars, unique
+  /// The value of a key, or nullptr.
+  const Node *find(std::string_view key) const;
+};
+struct Node::Entry {
+  Node key, value;
+};
+
+/// An expression of the YAML with its place: integers, names, + - * / ( ), ceil(x, multiple), comparisons, and, or,
+/// not.
+struct Expression {
+  std::string text;
+  Location at;
+};
+
+/// The names an expression may use, with their values (booleans are 0 and 1).
+using Environment = std::map<std::string, int64_t>;
+
+/// The value of a name whose own definition had an error: what uses it has no value either, and no further error.
+constexpr int64_t kUnknownValue = INT64_MIN;
+
+/// The value of an expression. Errors (unknown name with the nearest known, division that leaves a rest or by zero,
+/// overflow past 2^63, syntax with the caret on the offending character) go to `diagnostics`.
+std::optional<int64_t> evaluate(const Expression &expression, const Environment &names, Diagnostics &diagnostics);
+/// Whether the text is a valid expression, without looking names up.
+bool checkSyntax(const Expression &expression, Diagnostics &diagnostics);
+/// Whether it is a valid expression whose names are all known, without computing anything.
+bool checkNames(const Expression &expression, const Environment &names, Diagnostics &diagnostics);
+
+/// One rule `axis`, `[axis, axis]` or `{axis: …, scheme…}` for a dimension or an index variable.
+struct ShardRule {
+  Location at;
+  std::vector<std::pair<std::string, Location>> axes; // outermost first
+  std::string scheme = "even";                        // a row of schemes.def
+  Location schemeAt;
+  std::vector<Expression> numbers;                    // sizes, blocks: the list; stride, cyclic: the one number
+  std::vector<std::vector<Expression>> lists;         // map
+  std::optional<Expression> unit;
+  bool replicate = false;
+};
+
+/// A number range of `where` or `ranks`, both ends included.
+struct Range {
+  int64_t first = 0, last = 0;
+};
+
+/// A tensor pattern of the model; expressions are evaluated already (they use `let` names alone).
+struct TensorDeclaration {
+  std::string name; // with {variable} placeholders
+  Location at;
+  std::vector<std::string> variables; // in the order of the name
+  std::vector<int64_t> shape;
+  Location shapeAt;
+  ir::DType dtype = ir::DType::bf16;
+  std::map<std::string, std::vector<Range>> where; // by variable; ranges sorted, disjoint, within the variable's size
+  std::optional<std::pair<std::string, Location>> tied; // the other tensor's name or suffix, as written
+  std::map<int64_t, ShardRule> shard;                   // where the endpoint has no layout
+};
+
+/// What a param is built of: one tensor, or packs of packs.
+struct Pack {
+  enum class Kind { tensor, concat, interleave };
+  Kind kind = Kind::tensor;
+  Location at;
+  std::string tensor;                 // kind tensor: name or suffix as written
+  std::vector<int64_t> permute;       // finished dimension i is the tensor's dimension permute[i]; empty: as it is
+  int64_t dimension = 0;              // concat, interleave
+  std::optional<Expression> groups;   // interleave
+  std::vector<Pack> of;
+};
+
+struct ParamDeclaration {
+  std::string name; // with {x}, {x.local} placeholders
+  Location at;
+  Pack pack;
+  bool joined = false;                               // cut: joined
+  std::optional<std::pair<std::string, Location>> stack; // index variable
+  int64_t stackDimension = 0;
+  std::map<int64_t, Expression> pad;                 // dimension -> multiple
+  std::map<int64_t, ShardRule> shard;
+  struct At { Location at; bool first = false, last = false; std::vector<Expression> coordinates; Location valueAt; };
+  std::vector<std::pair<std::string, At>> places;    // at: axis -> coordinates
+  std::optional<Expression> when;
+  std::optional<std::pair<ir::DType, Location>> dtype;
+};
+
+struct LayoutDeclaration {
+  std::string name;
+  Location at;
+  std::optional<std::vector<std::pair<std::string, Location>>> axes;
+  std::map<std::string, ShardRule> place;            // index variable -> rule
+  std::map<std::string, Expression> switches;        // defaults
+  std::vector<ParamDeclaration> params;
+};
+
+struct Model {
+  std::string name;
+  Location at;
+  std::string path;                                  // the file, or empty where inline
+  Environment let;
+  std::vector<ir::IndexVariable> variables;
+  std::map<std::string, Location> variablesAt;
+  std::vector<TensorDeclaration> tensors;
+  std::map<std::string, ShardRule> place;            // index variable -> rule, where the endpoint has no layout
+  std::vector<LayoutDeclaration> layouts;
+};
+
+struct EndpointDeclaration {
+  std::string role;                                  // source, target, target.0 …
+  Location at;
+  std::optional<std::pair<std::string, Location>> layout; // a name that the model has
+  const LayoutDeclaration *layoutDeclaration = nullptr;   // into Model::layouts
+  std::vector<ir::Axis> axes;                        // mesh and its views; strides computed, coordinates agree
+  int64_t places = 1;
+  Location meshAt;
+  std::vector<int32_t> ranks;                        // by place; storage: 0, 1, …
+  Location ranksAt;
+  bool storage = false;
+  bool checkpoint = false;                           // storage without a mesh: a Hugging Face checkpoint
+  std::string directory;
+  std::map<std::string, ShardRule> place;            // overrides the layout's
+  std::map<std::string, int64_t> switches;           // defaults of the layout, overridden
+};
+
+struct Job {
+  std::string path;
+  Location at;
+  Model model;
+  std::vector<EndpointDeclaration> endpoints;        // 0 is the source
+  int64_t world = 0;
+  int64_t stagingLimit = 0;
+  int64_t ranksPerNode = 0;
+  std::string fingerprint;                           // hexadecimal XXH3-128 of all files read, in order, and of --set
+};
+
+/// Limits on input; past them an error says so.
+constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
+constexpr int64_t kMaxParamInstances = 1LL << 32;
+
+/// The text of a YAML file, from byte `begin` of its first line on, as a tree. YAML 1.2 core; duplicate keys, anchors
+/// and aliases, tags, further documents, invalid UTF-8, non-scalar keys, nesting past 64 and files past kMaxFileBytes
+/// are errors with their place. After errors that leave a whole tree (a duplicate key, an anchor, a tag) it is given
+/// all the same, so that the rest can be looked at; else nullptr.
+std::unique_ptr<Node> parseYaml(uint32_t file, Diagnostics &diagnostics, size_t begin = 0);
+
+/// The model of a node (the whole file, or the inline map). `folder`: where its `config:` path starts.
+std::optional<Model> readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
+
+/// The whole job: the file, what it includes by path (relative to the including file), and overrides `a.b=c`.
+std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides,
+                           Diagnostics &diagnostics);
+
+/// A rule as written in `shard:` or `place:`; shared by model.cpp and job.cpp.
+std::optional<ShardRule> readShardRule(const Node &node, Diagnostics &diagnostics);
+
+/// The job's layouts, placed and packed: families, shares, params. Errors name both sides where two do not agree.
+std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics);
+
+} // namespace reshard

@@ -1,0 +1,200 @@
+// The model: let, index, tensors, place, layouts (each read by layouts.cpp).
+
+#include "compiler/reading.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+namespace {
+
+class ModelReader {
+public:
+  ModelReader(const Node &node, const std::string &folder, Diagnostics &diagnostics)
+      : node_(node), folder_(folder), diagnostics_(diagnostics) {}
+
+  std::optional<Model> read() {
+    const size_t errorsBefore = diagnostics_.errors();
+    model_.at = node_.at;
+    Fields fields(node_, "the model", diagnostics_);
+    if (!fields.isMap())
+      return std::nullopt;
+    if (const Node *name = fields.find("name"))
+      model_.name = readText(*name, "'name'", diagnostics_).value_or("");
+    const Node *config = fields.find("config");
+    model_.let = readLet(fields.find("let"), config, configFolder(config), diagnostics_);
+    if (const Node *dtype = fields.find("dtype")) {
+      dtype_ = readDType(*dtype, "'dtype'", diagnostics_);
+      dtypeWrong_ = !dtype_;
+    }
+    if (const Node *index = fields.find("index"))
+      readIndex(*index);
+    if (const Node *tensors = fields.require("tensors"))
+      readTensors(*tensors);
+    if (const Node *place = fields.find("place"))
+      model_.place = readPlace(*place, model_.variables, diagnostics_);
+    if (const Node *layouts = fields.find("layouts"); layouts && checkMap(*layouts, "'layouts'", diagnostics_))
+      for (const auto &[name, layout] : layouts->entries)
+        if (readText(name, "the name of a layout", diagnostics_))
+          model_.layouts.push_back(readLayout(name, layout, model_, diagnostics_));
+    fields.finish();
+    return diagnostics_.errors() == errorsBefore ? std::optional(std::move(model_)) : std::nullopt;
+  }
+
+  /// What could be read, after errors.
+  Model &partial() { return model_; }
+
+private:
+  /// A path on the command line starts in the current folder, one in a file in the file's.
+  std::string configFolder(const Node *config) const {
+    if (!config || config->at.file == node_.at.file)
+      return folder_;
+    return folderOf(diagnostics_.path(config->at.file));
+  }
+
+  void readIndex(const Node &index) {
+    if (!checkMap(index, "'index'", diagnostics_))
+      return;
+    for (const auto &[key, value] : index.entries) {
+      const auto name = readIdentifier(key, "an index variable", diagnostics_);
+      const auto size = readValue(value, "the size of index variable '" + key.text + "'", model_.let, 0,
+                                  kMaxIndexValues, diagnostics_);
+      if (!name)
+        continue;
+      model_.variables.push_back({*name, size.value_or(kUnknownValue)});
+      model_.variablesAt.emplace(*name, key.at);
+    }
+  }
+
+  void readTensors(const Node &tensors) {
+    if (!checkMap(tensors, "'tensors'", diagnostics_))
+      return;
+    if (tensors.entries.empty())
+      diagnostics_.error(tensors.at, "a model without tensors");
+    model_.tensors.reserve(tensors.entries.size());
+    for (const auto &[name, value] : tensors.entries) {
+      if (!readText(name, "the name of a tensor", diagnostics_))
+        continue;
+      TensorDeclaration &tensor = model_.tensors.emplace_back();
+      tensor.name = name.text;
+      tensor.at = name.at;
+      tensor.dtype = dtype_.value_or(ir::DType::bf16);
+      if (const auto placeholders = readPlaceholders(name, model_.variables, false, diagnostics_))
+        for (const Placeholder &placeholder : *placeholders)
+          tensor.variables.push_back(placeholder.variable);
+      readTensor(value, tensor);
+    }
+  }
+
+  void readTensor(const Node &value, TensorDeclaration &tensor) {
+    const std::string title = "tensor '" + tensor.name + "'";
+    if (value.kind == Node::Kind::sequence) {
+      readShape(value, title, tensor);
+      return checkDType(dtype_.has_value(), title, tensor);
+    }
+    if (value.kind != Node::Kind::map)
+      return refuse(value, "a shape or a map", title, diagnostics_);
+    Fields fields(value, title, diagnostics_);
+    const Node *tied = fields.find("tied"), *shape = fields.find("shape"), *dtype = fields.find("dtype"),
+               *where = fields.find("where");
+    if (const Node *shard = fields.find("shard"))
+      tensor.shard = readShard(*shard, diagnostics_);
+    if (tied) {
+      if (const auto other = readText(*tied, "'tied'", diagnostics_))
+        tensor.tied.emplace(*other, tied->at);
+      for (const auto &[key, each] : value.entries)
+        if (&each == shape || &each == dtype || &each == where)
+          diagnostics_.error(key.at, "'" + key.text + "' beside 'tied': " + title + " has that of the other");
+      return fields.finish();
+    }
+    if (dtype)
+      tensor.dtype = readDType(*dtype, "'dtype'", diagnostics_).value_or(tensor.dtype);
+    else
+      checkDType(dtype_.has_value(), title, tensor);
+    if (shape)
+      readShape(*shape, title, tensor);
+    else
+      fields.require("shape");
+    if (where && checkMap(*where, "'where'", diagnostics_))
+      for (const auto &[variable, values] : where->entries)
+        readWhere(variable, values, title, tensor);
+    fields.finish();
+    if (shape)
+      for (const auto &[d, rule] : tensor.shard)
+        if (d >= static_cast<int64_t>(shape->items.size()))
+          diagnostics_.error(rule.at, "'shard' of dimension " + std::to_string(d) + ", but " + title + " has " +
+                                          std::to_string(shape->items.size()) +
+                                          (shape->items.size() == 1 ? " dimension" : " dimensions"));
+  }
+
+  void checkDType(bool known, const std::string &title, const TensorDeclaration &tensor) {
+    if (!known && !dtypeWrong_)
+      diagnostics_.error(tensor.at, title + " has no dtype, expected 'dtype' here or in the model");
+  }
+
+  void readShape(const Node &shape, const std::string &title, TensorDeclaration &tensor) {
+    tensor.shapeAt = shape.at;
+    if (shape.kind != Node::Kind::sequence)
+      return refuse(shape, "a list", "the shape of " + title, diagnostics_);
+    if (static_cast<int64_t>(shape.items.size()) > kMaxDimensions) {
+      diagnostics_.error(shape.at, title + " has " + std::to_string(shape.items.size()) +
+                                       " dimensions, expected at most " + std::to_string(kMaxDimensions));
+      return;
+    }
+    int64_t bytes = itemBytes(tensor.dtype);
+    bool fits = true;
+    for (const Node &item : shape.items) {
+      const auto length = readValue(item, "a length of " + title, model_.let, 0, INT64_MAX, diagnostics_);
+      tensor.shape.push_back(length.value_or(0));
+      fits = fits && !__builtin_mul_overflow(bytes, tensor.shape.back(), &bytes);
+    }
+    if (!fits && std::find(tensor.shape.begin(), tensor.shape.end(), 0) == tensor.shape.end())
+      diagnostics_.error(shape.at, title + " has 2^63 bytes or more");
+  }
+
+  /// Values of one index variable: ranges sorted, disjoint.
+  void readWhere(const Node &variable, const Node &values, const std::string &title, TensorDeclaration &tensor) {
+    if (!checkVariable(variable.text, variable.at, model_.variables, diagnostics_))
+      return;
+    if (std::find(tensor.variables.begin(), tensor.variables.end(), variable.text) == tensor.variables.end()) {
+      diagnostics_.error(variable.at, "'where' of '" + variable.text + "', which the name of " + title + " lacks");
+      return;
+    }
+    const auto known = std::find_if(model_.variables.begin(), model_.variables.end(),
+                                    [&](const ir::IndexVariable &each) { return each.name == variable.text; });
+    std::vector<Range> ranges;
+    for (const Node *item : valueOrItems(values))
+      if (const auto range = readRange(*item, "'" + variable.text + "'", model_.let, known->size, diagnostics_))
+        if (range->first <= range->last)
+          ranges.push_back(*range);
+    std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.first < b.first; });
+    std::vector<Range> &joined = tensor.where[variable.text];
+    for (const Range &range : ranges) {
+      if (!joined.empty() && range.first <= joined.back().last + 1)
+        joined.back().last = std::max(joined.back().last, range.last);
+      else
+        joined.push_back(range);
+    }
+  }
+
+  const Node &node_;
+  const std::string &folder_;
+  Diagnostics &diagnostics_;
+  Model model_;
+  std::optional<ir::DType> dtype_;
+  bool dtypeWrong_ = false;
+};
+
+} // namespace
+
+std::optional<Model> readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics) {
+  return ModelReader(node, folder, diagnostics).read();
+}
+
+Model readPartialModel(const Node &node, const std::string &folder, Diagnostics &diagnostics) {
+  ModelReader reader(node, folder, diagnostics);
+  auto model = reader.read();
+  return model ? std::move(*model) : std::move(reader.partial());
+}
+
+} // namespace reshard

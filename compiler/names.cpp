@@ -1,0 +1,256 @@
+// A name is text with numbers in it. Cut into text and *runs* of digits, literal or of placeholders, two names are
+// equal exactly if their texts are and each run is. As a pattern has each variable once, its runs vary independently:
+// two patterns meet on a place if their texts are equal and each pair of runs has a number in common there. Patterns
+// with the same texts are few.
+
+#include "compiler/names.h"
+#include "compiler/places.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+namespace reshard {
+
+using ir::Segments;
+
+namespace {
+
+/// A piece of a run: literal digits, or a placeholder.
+struct Piece {
+  std::string digits;
+  int variable = -1; // into Param::variables
+  bool local = false;
+};
+using Run = std::vector<Piece>;
+
+constexpr char kRun = '\1'; // YAML text has no such character unescaped
+
+struct Pattern {
+  std::string skeleton; // the name with kRun for each run
+  std::vector<Run> runs;
+  bool literal = true; // no placeholder
+};
+
+Pattern readPattern(const ir::Layout &layout, const ir::Param &param) {
+  Pattern pattern;
+  bool inRun = false;
+  auto run = [&]() -> Run & {
+    if (!inRun) {
+      pattern.skeleton += kRun;
+      pattern.runs.emplace_back();
+    }
+    inRun = true;
+    return pattern.runs.back();
+  };
+  for (size_t i = 0; i < param.name.size(); ++i) {
+    const char c = param.name[i];
+    if (c >= '0' && c <= '9') {
+      Run &pieces = run();
+      if (pieces.empty() || pieces.back().variable >= 0)
+        pieces.emplace_back();
+      pieces.back().digits += c;
+    } else if (c == '{') {
+      const size_t end = std::min(param.name.find('}', i), param.name.size());
+      const std::string inside = param.name.substr(i + 1, end - i - 1);
+      for (size_t v = 0; v < param.variables.size(); ++v) {
+        const std::string &variable = layout.variables[param.variables[v]].name;
+        if (inside == variable || inside == variable + ".local")
+          run().push_back({{}, static_cast<int>(v), inside != variable});
+      }
+      pattern.literal = false;
+      i = end;
+    } else {
+      inRun = false;
+      pattern.skeleton += c;
+    }
+  }
+  return pattern;
+}
+
+class NameCheck {
+public:
+  NameCheck(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
+            const char *noun, Diagnostics &diagnostics)
+      : layout_(layout), endpoint_(endpoint), declaredAt_(declaredAt), noun_(noun), diagnostics_(diagnostics) {}
+
+  void run() {
+    std::unordered_map<std::string, std::vector<unsigned>> bySkeleton, byName;
+    for (unsigned p = 0; p < endpoint_.params.size(); ++p)
+      patterns_.push_back(readPattern(layout_, endpoint_.params[p]));
+    for (unsigned p = 0; p < patterns_.size(); ++p) {
+      auto &others = bySkeleton[patterns_[p].skeleton];
+      auto &namesakes = byName[endpoint_.params[p].name];
+      if (patterns_[p].literal) {
+        for (unsigned q : namesakes)
+          compare(q, p);
+        for (unsigned q : others)
+          if (!patterns_[q].literal)
+            compare(q, p);
+      } else {
+        for (unsigned q : others)
+          compare(q, p);
+        compareWithItself(p);
+      }
+      others.push_back(p);
+      namesakes.push_back(p);
+    }
+  }
+
+private:
+  /// The numbers that a placeholder prints on a place.
+  std::vector<int64_t> numbers(const ir::Param &param, const Piece &piece, int64_t place) const {
+    const ir::Share &values = endpoint_.shares[param.instances[piece.variable]];
+    const Segments &here = values.at[coordinate(endpoint_, values.axes, place)];
+    const ir::Share &positions = endpoint_.shares[endpoint_.placement[param.variables[piece.variable]]];
+    const Segments &local = positions.at[coordinate(endpoint_, positions.axes, place)];
+    std::vector<int64_t> result;
+    if (!piece.local)
+      for (const auto &[value, instance] : expand(here))
+        result.push_back(value);
+    else
+      for (const auto &[value, position] : expand(restrict(local, here)))
+        result.push_back(position);
+    return result;
+  }
+
+  /// All texts of a run on a place, sorted, with repeats. Nothing where there are too many to look at.
+  std::optional<std::vector<std::string>> texts(unsigned p, const Run &run, int64_t place) const {
+    constexpr size_t kMost = 1 << 22;
+    std::vector<std::string> result = {""};
+    for (const Piece &piece : run) {
+      std::vector<std::string> longer;
+      if (piece.variable < 0) {
+        for (std::string &text : result)
+          longer.push_back(std::move(text) + piece.digits);
+      } else {
+        const auto values = numbers(endpoint_.params[p], piece, place);
+        if (values.size() * result.size() > kMost)
+          return std::nullopt;
+        for (const std::string &text : result)
+          for (int64_t value : values)
+            longer.push_back(text + std::to_string(value));
+      }
+      result = std::move(longer);
+    }
+    std::sort(result.begin(), result.end());
+    return result;
+  }
+
+  void addAxes(unsigned p, std::vector<unsigned> &axes) const {
+    const ir::Param &param = endpoint_.params[p];
+    for (const ir::Presence &rule : param.presence)
+      axes.push_back(rule.axis);
+    for (size_t i = 0; i < param.variables.size(); ++i)
+      for (unsigned share : {param.instances[i], endpoint_.placement[param.variables[i]]})
+        axes.insert(axes.end(), endpoint_.shares[share].axes.begin(), endpoint_.shares[share].axes.end());
+  }
+
+  void compare(unsigned q, unsigned p) {
+    const auto &runs = patterns_[p].runs, &others = patterns_[q].runs;
+    if (std::count(patterns_[p].skeleton.begin(), patterns_[p].skeleton.end(), kRun) != std::ssize(runs) ||
+        runs.size() != others.size())
+      return;                                // a name that has the character itself
+    for (size_t i = 0; i < runs.size(); ++i) // the cheap and common difference: layers.1 and layers.2
+      if (runs[i].size() == 1 && others[i].size() == 1 && runs[i][0].variable < 0 && others[i][0].variable < 0 &&
+          runs[i][0].digits != others[i][0].digits)
+        return;
+    std::vector<unsigned> axes;
+    addAxes(p, axes);
+    addAxes(q, axes);
+    for (int64_t place : distinctPlaces(endpoint_, std::move(axes))) {
+      if (instances(endpoint_, endpoint_.params[p], place) == 0 ||
+          instances(endpoint_, endpoint_.params[q], place) == 0)
+        continue;
+      std::string name;
+      size_t run = 0;
+      for (char c : patterns_[p].skeleton) {
+        if (c != kRun) {
+          name += c;
+          continue;
+        }
+        const auto one = texts(p, runs[run], place), other = texts(q, others[run], place);
+        if (!one || !other)
+          return reportTooMany(p);
+        std::vector<std::string> common;
+        std::set_intersection(one->begin(), one->end(), other->begin(), other->end(), std::back_inserter(common));
+        if (common.empty())
+          break;
+        name += common[0];
+        ++run;
+      }
+      if (run < runs.size())
+        continue;
+      report(p, std::string(noun_) + " '" + endpoint_.params[p].name + "' and " + noun_ + " '" +
+                    endpoint_.params[q].name + "' both have the name '" + name + "'" + on(place));
+      diagnostics_.note(declaredAt_[q], "the other is here");
+      return;
+    }
+  }
+
+  /// Two placeholders that touch may print one name for different values: {a}{b} with 1, 11 and 11, 1.
+  void compareWithItself(unsigned p) {
+    for (const Run &run : patterns_[p].runs) {
+      if (std::count_if(run.begin(), run.end(), [](const Piece &piece) { return piece.variable >= 0; }) < 2)
+        continue;
+      std::vector<unsigned> axes;
+      addAxes(p, axes);
+      for (int64_t place : distinctPlaces(endpoint_, std::move(axes))) {
+        if (instances(endpoint_, endpoint_.params[p], place) == 0)
+          continue;
+        const auto all = texts(p, run, place);
+        if (!all)
+          return reportTooMany(p);
+        const auto twice = std::adjacent_find(all->begin(), all->end());
+        if (twice == all->end())
+          continue;
+        return report(p, std::string(noun_) + " '" + endpoint_.params[p].name + "' has one name for different values" +
+                             on(place) + ": its placeholders that touch print '" + *twice +
+                             "' twice, expected text between them");
+      }
+    }
+  }
+
+  std::string on(int64_t place) const { return endpoint_.role.empty() ? "" : " on " + placeText(endpoint_, place); }
+  void report(unsigned p, const std::string &message) { diagnostics_.error(declaredAt_[p], message); }
+  void reportTooMany(unsigned p) {
+    report(p, std::string(noun_) + " '" + endpoint_.params[p].name +
+                  "' has too many names to tell them apart, expected text between " + "its placeholders");
+  }
+
+  const ir::Layout &layout_;
+  const ir::Endpoint &endpoint_;
+  const std::vector<Location> &declaredAt_;
+  const char *noun_;
+  Diagnostics &diagnostics_;
+  std::vector<Pattern> patterns_;
+};
+
+} // namespace
+
+void checkParamNames(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
+                     Diagnostics &diagnostics) {
+  NameCheck(layout, endpoint, declaredAt, "param", diagnostics).run();
+}
+
+void checkTensorNames(const ir::Layout &layout, const std::vector<ir::Family> &tensors,
+                      const std::vector<Location> &declaredAt, Diagnostics &diagnostics) {
+  ir::Endpoint everything; // one place that has all tensors as params
+  everything.ranks = {0};
+  for (const ir::IndexVariable &variable : layout.variables) {
+    everything.placement.push_back(static_cast<unsigned>(everything.shares.size()));
+    everything.shares.push_back({{}, {ir::identity(variable.size)}});
+  }
+  for (const ir::Family &tensor : tensors) {
+    ir::Param &param = everything.params.emplace_back();
+    param.name = tensor.name;
+    param.variables = tensor.variables;
+    for (const Segments &values : tensor.exists) {
+      param.instances.push_back(static_cast<unsigned>(everything.shares.size()));
+      everything.shares.push_back({{}, {values}});
+    }
+  }
+  NameCheck(layout, everything, declaredAt, "tensor", diagnostics).run();
+}
+
+} // namespace reshard

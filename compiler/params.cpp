@@ -1,0 +1,214 @@
+// A param's names, presence and tensors; its dimensions are in cuts.cpp.
+
+#include "compiler/params.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using ir::Segments;
+
+namespace {
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+} // namespace
+
+void Params::add(const TensorDeclaration &declaration) {
+  ParamDeclaration param;
+  param.name = declaration.name;
+  param.at = declaration.at;
+  param.pack.at = declaration.at;
+  param.pack.tensor = declaration.name;
+  param.shard = declaration.shard;
+  if (declaration.tied && param.shard.empty()) // a tied tensor that says nothing is sharded like the other
+    if (const auto number = tensors_.find(declaration.name, declaration.at, diagnostics_))
+      param.shard = tensors_.all()[tensors_.all()[*number].canonical].declaration->shard;
+  add(param);
+}
+
+void Params::add(const ParamDeclaration &declaration) {
+  if (declaration.when) {
+    const auto holds = evaluate(*declaration.when, placing_.names(), diagnostics_);
+    if (!holds || *holds == 0) {
+      checkAbsent(declaration);
+      return;
+    }
+  }
+  Building building{declaration, {}, {}, {}, -1, {}, {}};
+  building.param.name = declaration.name;
+  const std::string &path =
+      diagnostics_.path(declaration.at.file); // without folders: plans do not depend on where files lie
+  building.param.origin = path.substr(path.find_last_of('/') + 1) + ":" + text(declaration.at.line);
+
+  auto pack = readPack(declaration.pack, tensors_, placing_.names(), diagnostics_);
+  const bool named = readName(building), present = readPresence(building);
+  if (!pack || !named || !present)
+    return;
+  building.pack = std::move(*pack);
+  building.leaves = leaves(building.pack);
+  if (!checkTensors(building) || !checkDimensions(building))
+    return;
+  bool ok = true;
+  for (size_t d = 0, rank = building.pack.shape.size() + (building.stack >= 0); d < rank; ++d)
+    ok = cutDimension(building, static_cast<int64_t>(d)) && ok;
+  if (!ok || !checkAxes(building) || !checkSize(building))
+    return;
+  for (unsigned variable : building.param.variables)
+    building.param.instances.push_back(placing_.instances(variable, building.exists[variable]));
+  if (!addParts(building))
+    return;
+  addPadding(building);
+  endpoint_.params.push_back(std::move(building.param));
+  locations_.push_back(declaration.at);
+}
+
+/// Of a param that does not exist here: whether its tensors do (check_names.cpp looks at axes and expressions).
+void Params::checkAbsent(const ParamDeclaration &declaration) const {
+  std::vector<const Pack *> packs = {&declaration.pack};
+  for (size_t i = 0; i < packs.size(); ++i) {
+    if (packs[i]->kind == Pack::Kind::tensor)
+      tensors_.find(packs[i]->tensor, packs[i]->at, diagnostics_);
+    for (const Pack &component : packs[i]->of)
+      packs.push_back(&component);
+  }
+}
+
+/// The index variables of the name, `{x}` or `{x.local}`, and the one that is stacked.
+bool Params::readName(Building &building) const {
+  std::vector<std::string> known;
+  for (const ir::IndexVariable &variable : model_.variables)
+    known.push_back(variable.name);
+  bool ok = true;
+  auto number = [&](const std::string &name, Location at) {
+    const auto found = std::find(known.begin(), known.end(), name);
+    if (found == known.end()) {
+      diagnostics_.error(at, "unknown index variable '" + name + "'" + suggestion(name, known));
+      ok = false;
+    }
+    return static_cast<unsigned>(found - known.begin());
+  };
+  auto &variables = building.param.variables;
+  const std::string &name = building.declaration.name;
+  for (size_t open = name.find('{'); open != std::string::npos; open = name.find('{', open + 1)) {
+    const size_t end = std::min(name.find('}', open), name.size());
+    std::string variable = name.substr(open + 1, end - open - 1);
+    constexpr std::string_view kLocal = ".local";
+    if (variable.ends_with(kLocal))
+      variable.resize(variable.size() - kLocal.size());
+    const unsigned v = number(variable, building.declaration.at);
+    if (std::find(variables.begin(), variables.end(), v) != variables.end()) {
+      diagnostics_.error(building.declaration.at,
+                         building.title() + " has the index variable '" + variable + "' twice in its name");
+      ok = false;
+    }
+    variables.push_back(v);
+  }
+  if (const auto &stack = building.declaration.stack) {
+    building.stack = static_cast<int>(number(stack->first, stack->second));
+    if (ok && std::find(variables.begin(), variables.end(), static_cast<unsigned>(building.stack)) != variables.end()) {
+      diagnostics_.error(stack->second,
+                         building.title() + " stacks '" + stack->first + "', which its name has as well");
+      ok = false;
+    }
+  }
+  for (unsigned v : variables)
+    if (ok && !placing_.placed(v).shares.repeats.empty()) {
+      diagnostics_.error(building.declaration.at, building.title() + ": '" + known[v] +
+                                                      "' is placed by a map that gives a rank the " +
+                                                      "same value twice, which only a stack can hold");
+      ok = false;
+    }
+  return ok;
+}
+
+/// All tensors have the param's index variables, the same values of them, and one dtype.
+bool Params::checkTensors(Building &building) const {
+  std::vector<unsigned> wanted = building.param.variables;
+  if (building.stack >= 0)
+    wanted.push_back(static_cast<unsigned>(building.stack));
+  building.exists.resize(model_.variables.size());
+  bool ok = true;
+  const PackTree *first = nullptr;
+  for (const PackTree *leaf : building.leaves) {
+    const ir::Family &family = tensors_.familyOf(leaf->tensor);
+    const std::string tensor = "tensor '" + tensors_.name(leaf->tensor) + "'";
+    auto has = [](const std::vector<unsigned> &list, unsigned v) {
+      return std::find(list.begin(), list.end(), v) != list.end();
+    };
+    auto refuse = [&](const std::string &message) {
+      diagnostics_.error(leaf->at, message);
+      ok = false;
+    };
+    for (unsigned v : wanted)
+      if (!has(family.variables, v))
+        refuse(building.title() + " has the index variable '" + model_.variables[v].name + "', which its " + tensor +
+               " lacks");
+    for (size_t i = 0; i < family.variables.size(); ++i) {
+      const unsigned v = family.variables[i];
+      const std::string &variable = model_.variables[v].name;
+      if (!has(wanted, v)) {
+        refuse(tensor + " has the index variable '" + variable + "', which " + building.title() + " lacks: expected {" +
+               variable + "} or {" + variable + ".local} in the name, or 'stack: " + variable + "'");
+      } else if (!first) {
+        building.exists[v] = family.exists[i];
+      } else if (!sameFrom(building.exists[v], family.exists[i])) {
+        const Segments less = difference(building.exists[v], family.exists[i]),
+                       more = difference(family.exists[i], building.exists[v]);
+        const std::string value = variable + " " + text((less.empty() ? more : less)[0].from);
+        const std::string other = "tensor '" + tensors_.name(first->tensor) + "'";
+        refuse(building.title() + " exists for some of its tensors only: for " + value + " there is " +
+               (less.empty() ? tensor + " but not " + other : other + " but not " + tensor));
+      }
+    }
+    if (const auto &dtype = building.declaration.dtype; dtype && dtype->first != family.dtype) {
+      diagnostics_.error(dtype->second, building.title() + " has dtype " + ir::name(dtype->first) + " but its " +
+                                            tensor + " is " + ir::name(family.dtype) +
+                                            "; conversion is not supported in this version");
+      ok = false;
+    } else if (!dtype && first && family.dtype != tensors_.familyOf(first->tensor).dtype) {
+      refuse(tensor + " is " + ir::name(family.dtype) + ", expected " +
+             ir::name(tensors_.familyOf(first->tensor).dtype) + " as tensor '" + tensors_.name(first->tensor) +
+             "' of the same param");
+    }
+    if (!first)
+      first = leaf;
+  }
+  building.param.dtype = tensors_.familyOf(first->tensor).dtype;
+  return ok;
+}
+
+bool Params::readPresence(Building &building) const {
+  bool ok = true;
+  for (const auto &[name, rule] : building.declaration.places) {
+    const auto number = placing_.axis(name, rule.at);
+    if (!number) {
+      ok = false;
+      continue;
+    }
+    const int64_t size = *number < 0 ? 1 : endpoint_.axes[*number].size;
+    ir::Presence presence{static_cast<unsigned>(std::max(*number, 0)), {}};
+    if (rule.first)
+      presence.coordinates.push_back(0);
+    if (rule.last)
+      presence.coordinates.push_back(size - 1);
+    for (const Expression &expression : rule.coordinates) {
+      const auto value = evaluate(expression, placing_.names(), diagnostics_);
+      ok = ok && value;
+      if (value && (*value < 0 || *value >= size)) {
+        diagnostics_.error(expression.at, "coordinate " + text(*value) + " of axis '" + name + "', expected " +
+                                              (size == 1 ? "0: its size is 1" : "0 to " + text(size - 1)));
+        ok = false;
+      }
+      presence.coordinates.push_back(value.value_or(0));
+    }
+    auto &list = presence.coordinates;
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    if (static_cast<int64_t>(list.size()) < size)
+      building.param.presence.push_back(std::move(presence));
+  }
+  return ok;
+}
+
+} // namespace reshard

@@ -1,0 +1,71 @@
+// A layout's param declarations → params of the layout IR: name, instances, presence, local shape, parts.
+#pragma once
+
+#include "compiler/families.h"
+#include "compiler/packs.h"
+#include "compiler/placing.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+/// Adds params to one endpoint, in order.
+class Params {
+public:
+  Params(const Model &model, const Tensors &tensors, Placing &placing, ir::Endpoint &endpoint, Diagnostics &diagnostics)
+      : model_(model), tensors_(tensors), placing_(placing), endpoint_(endpoint), diagnostics_(diagnostics) {}
+
+  /// Adds a param, or nothing where its `when` does not hold or after errors.
+  void add(const ParamDeclaration &declaration);
+  /// Adds a tensor as a param of its own name, sharded as it says: what an endpoint without a layout has.
+  void add(const TensorDeclaration &declaration);
+
+  /// Where each param of the endpoint is declared.
+  const std::vector<Location> &locations() const { return locations_; }
+
+private:
+  /// One dimension of the finished param.
+  struct Dimension {
+    int64_t rows = 0, padded = 0;        // of the whole array, without and with padding
+    std::vector<ir::Segments> relations; // by tensor: its position -> the whole array's; of a stack: value -> slot
+    std::vector<unsigned> axes;
+    Shares shares; // the whole array's position -> local position
+    bool stack = false;
+  };
+  /// A param under construction.
+  struct Building {
+    const ParamDeclaration &declaration;
+    ir::Param param;
+    PackTree pack;
+    std::vector<const PackTree *> leaves;
+    int stack = -1;                    // index variable
+    std::vector<ir::Segments> exists;  // by index variable of the model, where the tensors have it
+    std::vector<Dimension> dimensions; // of the finished param
+    std::string title() const { return "param '" + declaration.name + "'"; }
+  };
+
+  // params.cpp: names and tensors
+  bool readName(Building &building) const;
+  void checkAbsent(const ParamDeclaration &declaration) const;
+  bool checkTensors(Building &building) const;
+  bool readPresence(Building &building) const;
+  // cuts.cpp: the finished param's dimensions, and the parts that they make
+  bool checkDimensions(const Building &building) const;
+  bool cutDimension(Building &building, int64_t d) const;
+  bool cutPlacedStack(Building &building, Dimension &dimension) const;
+  bool checkAxes(const Building &building) const;
+  bool checkSize(const Building &building) const;
+  bool addParts(Building &building) const;
+  void addPadding(Building &building) const;
+
+  const Model &model_;
+  const Tensors &tensors_;
+  Placing &placing_;
+  ir::Endpoint &endpoint_;
+  Diagnostics &diagnostics_;
+  std::vector<Location> locations_;
+};
+
+} // namespace reshard

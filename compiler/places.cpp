@@ -1,0 +1,57 @@
+#include "compiler/places.h"
+#include "compiler/interner.h"
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+
+namespace reshard {
+
+namespace {
+
+/// Each axis once, without those of size 1, by stride.
+std::vector<unsigned> reduced(const ir::Endpoint &endpoint, std::vector<unsigned> axes) {
+  std::sort(axes.begin(), axes.end(), [&](unsigned a, unsigned b) {
+    return std::pair(endpoint.axes[a].stride, a) < std::pair(endpoint.axes[b].stride, b);
+  });
+  axes.erase(std::unique(axes.begin(), axes.end()), axes.end());
+  std::erase_if(axes, [&](unsigned axis) { return endpoint.axes[axis].size == 1; });
+  return axes;
+}
+
+} // namespace
+
+std::vector<int64_t> distinctPlaces(const ir::Endpoint &endpoint, std::vector<unsigned> axes) {
+  axes = reduced(endpoint, std::move(axes));
+  int64_t step = 0, end = 1; // coordinates change at multiples of the step and repeat after the end
+  for (unsigned axis : axes) {
+    step = std::gcd(step, endpoint.axes[axis].stride);
+    end = std::max(end, endpoint.axes[axis].stride * endpoint.axes[axis].size);
+  }
+  std::vector<int64_t> places;
+  std::unordered_set<std::vector<int64_t>, ValueHash> seen;
+  for (int64_t place = 0; place < std::min(end, endpoint.places()); place += std::max<int64_t>(step, 1)) {
+    std::vector<int64_t> coordinates;
+    for (unsigned axis : axes)
+      coordinates.push_back(place / endpoint.axes[axis].stride % endpoint.axes[axis].size);
+    if (seen.insert(std::move(coordinates)).second)
+      places.push_back(place);
+  }
+  return places;
+}
+
+bool independent(const ir::Endpoint &endpoint, std::vector<unsigned> axes) {
+  axes = reduced(endpoint, std::move(axes));
+  for (size_t i = 1; i < axes.size(); ++i) {
+    const ir::Axis &inner = endpoint.axes[axes[i - 1]], &outer = endpoint.axes[axes[i]];
+    if (outer.stride % (inner.stride * inner.size) != 0)
+      return false;
+  }
+  return true;
+}
+
+std::string placeText(const ir::Endpoint &endpoint, int64_t place) {
+  return endpoint.storage ? "file " + std::to_string(place) : "rank " + std::to_string(endpoint.ranks[place]);
+}
+
+} // namespace reshard

@@ -1,0 +1,218 @@
+#include "compiler/placing.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using ir::Segments;
+
+namespace {
+
+bool contains(const std::vector<std::string> &list, const std::string &name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+/// `change` of each relation; ranks that hold the same, often neighbours, are solved once.
+template <class Change> std::vector<Segments> each(const std::vector<Segments> &relations, Change change) {
+  std::vector<Segments> result;
+  for (size_t r = 0; r < relations.size(); ++r)
+    result.push_back(r > 0 && relations[r] == relations[r - 1] ? result.back() : change(relations[r]));
+  return result;
+}
+
+size_t hashOf(const ir::Share &share) {
+  size_t hash = ValueHash()(share.axes);
+  for (const Segments &segments : share.at)
+    hash = combineHash(hash, static_cast<int64_t>(ValueHash()(segments)));
+  return hash;
+}
+
+} // namespace
+
+Placing::Placing(const Job &job, const EndpointDeclaration &declaration, ir::Endpoint &endpoint,
+                 Diagnostics &diagnostics)
+    : declaration_(declaration), endpoint_(endpoint), diagnostics_(diagnostics), placed_(job.model.variables.size()),
+      instances_(job.model.variables.size()) {
+  readAxes(job);
+  const LayoutDeclaration *layout = declaration.layoutDeclaration;
+  std::vector<std::string> variables;
+  for (const ir::IndexVariable &variable : job.model.variables)
+    variables.push_back(variable.name);
+  for (const auto *rules : {layout ? &layout->place : &job.model.place, &declaration.place})
+    for (const auto &[name, rule] : *rules)
+      if (!contains(variables, name))
+        diagnostics.error(rule.at, "unknown index variable '" + name + "'" + suggestion(name, variables));
+  for (unsigned v = 0; v < job.model.variables.size(); ++v)
+    place(job, v);
+}
+
+void Placing::readAxes(const Job &job) {
+  endpoint_.axes = declaration_.axes;
+  endpoint_.ranks = declaration_.ranks;
+  const LayoutDeclaration *layout = declaration_.layoutDeclaration;
+  listed_ = layout && layout->axes;
+  if (listed_) {
+    for (const auto &[name, at] : *layout->axes)
+      known_.push_back(name);
+  } else {
+    for (const EndpointDeclaration &endpoint : job.endpoints)
+      for (const ir::Axis &axis : endpoint.axes)
+        if (!contains(known_, axis.name))
+          known_.push_back(axis.name);
+  }
+  addNames(job);
+}
+
+/// Names of axes and switches; one that is taken already is an error.
+void Placing::addNames(const Job &job) {
+  names_ = job.model.let;
+  const LayoutDeclaration *layout = declaration_.layoutDeclaration;
+  for (const std::string &name : known_) {
+    const auto axis = std::find_if(endpoint_.axes.begin(), endpoint_.axes.end(),
+                                   [&](const ir::Axis &own) { return own.name == name; });
+    if (names_.count(name) && (listed_ || axis != endpoint_.axes.end()))
+      diagnostics_.error(listed_ ? layout->at : declaration_.meshAt,
+                         "'" + name + "' is a name of 'let' and an axis, expected different names");
+    names_[name] = axis == endpoint_.axes.end() ? 1 : axis->size;
+  }
+  for (const auto &[name, value] : declaration_.switches) {
+    if (names_.count(name))
+      diagnostics_.error(layout ? layout->at : declaration_.at,
+                         "switch '" + name + "' has the name of an axis or of a 'let' value, expected another name");
+    names_[name] = value;
+  }
+}
+
+std::optional<int> Placing::axis(const std::string &name, Location at) const {
+  if (!contains(known_, name)) {
+    diagnostics_.error(at, listed_ ? "axis '" + name + "' is not one of the axes of layout '" +
+                                         declaration_.layoutDeclaration->name + "'" + suggestion(name, known_)
+                                   : "unknown axis '" + name + "'" + suggestion(name, known_));
+    return std::nullopt;
+  }
+  for (size_t i = 0; i < endpoint_.axes.size(); ++i)
+    if (endpoint_.axes[i].name == name)
+      return static_cast<int>(i);
+  return -1;
+}
+
+std::optional<Rule> Placing::rule(const ShardRule &rule, const std::string &noun) const {
+  bool ok = true;
+  Rule result;
+  result.at = rule.schemeAt.line ? rule.schemeAt : rule.at;
+  for (const auto &[name, at] : rule.axes) {
+    result.over += (result.over.empty() ? "" : ", ") + name;
+    const auto number = axis(name, at);
+    ok = ok && number;
+    if (contains(result.names, name)) {
+      diagnostics_.error(at, "axis '" + name + "' twice in one rule");
+      ok = false;
+    }
+    result.names.push_back(name);
+    if (!number || *number < 0 || endpoint_.axes[*number].size == 1)
+      continue;
+    result.axes.push_back(static_cast<unsigned>(*number));
+    if (__builtin_mul_overflow(result.ranks, endpoint_.axes[*number].size, &result.ranks) || result.ranks > kMaxWorld) {
+      diagnostics_.error(at, "the axes of one rule multiply to more than " + std::to_string(kMaxWorld) + " ranks");
+      return std::nullopt;
+    }
+  }
+  if (rule.axes.size() > 1)
+    result.over = "[" + result.over + "]";
+
+  auto number = [&](const Expression &expression) {
+    const auto value = evaluate(expression, names_, diagnostics_);
+    ok = ok && value;
+    return value.value_or(0);
+  };
+  result.scheme.name = rule.scheme;
+  result.scheme.noun = noun;
+  result.scheme.replicate = rule.replicate;
+  for (const Expression &expression : rule.numbers)
+    result.scheme.numbers.push_back(number(expression));
+  for (const auto &list : rule.lists) {
+    auto &values = result.scheme.lists.emplace_back();
+    for (const Expression &expression : list)
+      values.push_back(number(expression));
+  }
+  if (rule.unit) {
+    result.scheme.unit = number(*rule.unit);
+    if (ok && result.scheme.unit < 1) {
+      diagnostics_.error(rule.unit->at, "'unit' is " + std::to_string(result.scheme.unit) + ", expected at least 1");
+      ok = false;
+    }
+  }
+  return ok ? std::optional(std::move(result)) : std::nullopt;
+}
+
+unsigned Placing::intern(ir::Share share) {
+  if (std::all_of(share.at.begin(), share.at.end(), [&](const Segments &other) { return other == share.at[0]; })) {
+    share.axes.clear();
+    share.at.resize(1);
+  }
+  const size_t hash = hashOf(share);
+  for (auto [known, end] = shares_.equal_range(hash); known != end; ++known)
+    if (endpoint_.shares[known->second] == share)
+      return known->second;
+  const unsigned number = static_cast<unsigned>(endpoint_.shares.size());
+  shares_.emplace(hash, number);
+  endpoint_.shares.push_back(std::move(share));
+  return number;
+}
+
+void Placing::place(const Job &job, unsigned variable) {
+  const ir::IndexVariable &known = job.model.variables[variable];
+  const LayoutDeclaration *layout = declaration_.layoutDeclaration;
+  const auto &rules = layout ? layout->place : job.model.place;
+  const ShardRule *written = nullptr;
+  if (const auto at = rules.find(known.name); at != rules.end())
+    written = &at->second;
+  // The endpoint's own rule wins; it knows every axis of its mesh, whatever the layout lists.
+  const std::vector<std::string> listed = known_;
+  const Environment names = names_;
+  if (const auto at = declaration_.place.find(known.name); at != declaration_.place.end()) {
+    written = &at->second;
+    for (const ir::Axis &axis : endpoint_.axes)
+      if (!contains(known_, axis.name)) {
+        known_.push_back(axis.name);
+        names_.emplace(axis.name, axis.size);
+      }
+  }
+
+  Placed &placed = placed_[variable];
+  placed.shares.at = {ir::identity(known.size)};
+  placed.shares.lengths = {known.size};
+  if (written) {
+    if (auto rule = this->rule(*written, "value")) {
+      std::string error;
+      if (auto shares = share(rule->scheme, known.size, rule->ranks, 1, error)) {
+        placed.ruled = true;
+        placed.shares = std::move(*shares);
+        placed.rule = std::move(*rule);
+      } else {
+        diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": " + error);
+      }
+      if (!placed.shares.repeats.empty() && source())
+        diagnostics_.error(placed.rule.at, "index variable '" + known.name +
+                                               "': 'map' gives a rank a value twice, which only a target " +
+                                               "may have");
+    }
+  }
+  known_ = listed;
+  names_ = names;
+  endpoint_.placement.push_back(
+      intern({placed.rule.axes, each(placed.shares.at, [](const Segments &slots) { return dense(slots); })}));
+}
+
+unsigned Placing::instances(unsigned variable, const Segments &exists) {
+  const auto [at, added] = instances_[variable].try_emplace(exists);
+  if (added) {
+    const Placed &placed = placed_[variable];
+    at->second =
+        intern({placed.rule.axes,
+                each(placed.shares.at, [&](const Segments &slots) { return dense(restrict(slots, exists)); })});
+  }
+  return at->second;
+}
+
+} // namespace reshard

@@ -1,0 +1,73 @@
+// One endpoint's ground: its axes, what expressions may name, its index variables' values by place, its table of
+// shares.
+#pragma once
+
+#include "compiler/frontend.h"
+#include "compiler/interner.h"
+#include "compiler/schemes.h"
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace reshard {
+
+/// A ShardRule with its axes found and its expressions evaluated.
+struct Rule {
+  std::vector<unsigned> axes;     // into Endpoint::axes, outermost first; those of size 1 are left out
+  int64_t ranks = 1;              // product of their sizes
+  std::vector<std::string> names; // all of them, as written
+  Scheme scheme;
+  std::string over; // the axes as written, for messages: "tp", "[dp, tp]"
+  Location at;      // of the scheme where it is written, else of the rule
+};
+
+class Placing {
+public:
+  /// Fills axes, ranks and placement of `endpoint`, whose shares and params are added through this.
+  Placing(const Job &job, const EndpointDeclaration &declaration, ir::Endpoint &endpoint, Diagnostics &diagnostics);
+
+  /// `let` names, sizes of known axes (an axis that the mesh lacks has size 1) and the layout's switches.
+  const Environment &names() const { return names_; }
+
+  /// Whether this is the source's side.
+  bool source() const { return declaration_.role == "source"; }
+
+  /// The number of an axis, or -1 for a known one that the mesh lacks (its size is 1). Empty after an error.
+  std::optional<int> axis(const std::string &name, Location at) const;
+
+  /// Empty after errors. `noun` is what messages call the things shared out.
+  std::optional<Rule> rule(const ShardRule &rule, const std::string &noun) const;
+
+  /// The number of an equal share, known or new. Shares that are the same everywhere depend on no axis.
+  unsigned intern(ir::Share share);
+
+  /// The values of an index variable by place: the rule's axes, and value -> slot in the order of the rule.
+  struct Placed {
+    bool ruled = false; // false: every place has all values
+    Rule rule;
+    Shares shares;
+  };
+  const Placed &placed(unsigned variable) const { return placed_[variable]; }
+
+  /// The share value -> instance of a variable in a name, for those values for which a tensor exists: dense, ascending.
+  unsigned instances(unsigned variable, const ir::Segments &exists);
+
+private:
+  void readAxes(const Job &job);
+  void addNames(const Job &job);
+  void place(const Job &job, unsigned variable);
+
+  const EndpointDeclaration &declaration_;
+  ir::Endpoint &endpoint_;
+  Diagnostics &diagnostics_;
+  bool listed_ = false;            // the layout lists its axes
+  std::vector<std::string> known_; // axes that rules may use
+  Environment names_;
+  std::vector<Placed> placed_;                                                   // by index variable
+  std::unordered_multimap<size_t, unsigned> shares_;                             // by hash
+  std::vector<std::unordered_map<ir::Segments, unsigned, ValueHash>> instances_; // by variable
+};
+
+} // namespace reshard

@@ -1,0 +1,111 @@
+// What the readers of the frontend share: values of Nodes with their errors, and the maps whose keys are known.
+// Every function reports its own errors and then gives nothing; `what` is how messages call the value ("'world'").
+#pragma once
+
+#include "compiler/frontend.h"
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reshard {
+
+/// A map with known keys. Reading a key makes it known; finish() reports the others.
+class Fields {
+public:
+  /// `what`: "the job", "tensor 'x'".
+  Fields(const Node &map, std::string what, Diagnostics &diagnostics);
+  /// Whether it is a map at all; an error was reported where it is not.
+  bool isMap() const { return map_.kind == Node::Kind::map; }
+  const Node *find(std::string_view key);
+  const Node *require(std::string_view key);
+  /// Keys that later versions have.
+  void lacking(std::initializer_list<std::string_view> keys);
+  /// Reports unknown keys, with the nearest known one. Call it when all keys were asked for.
+  void finish();
+
+private:
+  const Node &map_;
+  std::string what_;
+  Diagnostics &diagnostics_;
+  std::vector<std::string> known_;
+  std::vector<std::string_view> lacking_;
+};
+
+/// "a map", "a list", "nothing", "'text'".
+std::string describe(const Node &node);
+/// "expected WANTED for WHAT, found …", with a hint where an unquoted name with braces was read as a map.
+void refuse(const Node &node, const std::string &wanted, const std::string &what, Diagnostics &diagnostics);
+/// "'x' is not supported in this version".
+void refuseLacking(Location at, std::string_view what, Diagnostics &diagnostics);
+
+/// Whether the node is a map; else an error.
+bool checkMap(const Node &node, const std::string &what, Diagnostics &diagnostics);
+/// A single value or the items of a list.
+std::vector<const Node *> valueOrItems(const Node &node);
+
+/// Text, not empty and without control characters.
+std::optional<std::string> readText(const Node &node, const std::string &what, Diagnostics &diagnostics);
+/// A name that expressions can use: letters, digits, `_`; no word of theirs.
+std::optional<std::string> readIdentifier(const Node &node, const std::string &what, Diagnostics &diagnostics);
+/// A plain decimal integer of [least, most].
+std::optional<int64_t> readInteger(const Node &node, const std::string &what, int64_t least, int64_t most,
+                                   Diagnostics &diagnostics);
+std::optional<bool> readBoolean(const Node &node, const std::string &what, Diagnostics &diagnostics);
+std::optional<ir::DType> readDType(const Node &node, const std::string &what, Diagnostics &diagnostics);
+/// An expression, quoted or not, of valid syntax.
+std::optional<Expression> readExpression(const Node &node, const std::string &what, Diagnostics &diagnostics);
+/// An expression's value, of [least, most].
+std::optional<int64_t> readValue(const Node &node, const std::string &what, const Environment &names, int64_t least,
+                                 int64_t most, Diagnostics &diagnostics);
+/// `n` or `a..b`, ends being expressions; a..a-1 is the empty range. Within [0, size) where it is not empty; `size` may
+/// be kUnknownValue.
+std::optional<Range> readRange(const Node &node, const std::string &what, const Environment &names, int64_t size,
+                               Diagnostics &diagnostics);
+
+/// `{x}` or `{x.local}` in a name.
+struct Placeholder {
+  std::string variable;
+  bool local = false;
+  Location at;
+};
+/// The placeholders of a tensor's or param's name, for known index variables, each once. `local`: `{x.local}` is
+/// allowed.
+std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
+                                                         const std::vector<ir::IndexVariable> &variables, bool local,
+                                                         Diagnostics &diagnostics);
+/// An index variable's name; unknown ones are errors.
+bool checkVariable(const std::string &name, Location at, const std::vector<ir::IndexVariable> &variables,
+                   Diagnostics &diagnostics);
+
+/// `{variable: rule}` of a layout, an endpoint or a model.
+std::map<std::string, ShardRule> readPlace(const Node &node, const std::vector<ir::IndexVariable> &variables,
+                                           Diagnostics &diagnostics);
+/// `{dimension: rule}`.
+std::map<int64_t, ShardRule> readShard(const Node &node, Diagnostics &diagnostics);
+
+/// The `let` map: expressions, and values of the Hugging Face config that `config` names (may be null).
+Environment readLet(const Node *let, const Node *config, const std::string &folder, Diagnostics &diagnostics);
+/// What can be read of a model, with or without errors, so that the rest of the job can be looked at too (model.cpp).
+Model readPartialModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
+/// One layout (layouts.cpp). `model`: its `let` and variables are read.
+LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &model, Diagnostics &diagnostics);
+/// The mesh and its views (mesh.cpp), onto `endpoint`; false after errors.
+bool readMesh(const Node &node, const Environment &let, EndpointDeclaration &endpoint, Diagnostics &diagnostics);
+/// Axes, variables, switches and names in expressions, as far as layouts and endpoints name them (check_names.cpp).
+void checkNames(const Job &job, Diagnostics &diagnostics);
+
+/// Sets `a.b=c` in the tree of a job (overrides.cpp). `include` replaces a path that stands for a map by that map.
+using Include = std::function<bool(Node &node, std::string_view path)>;
+void setOverride(Node &job, const std::string &assignment, const Include &include, Diagnostics &diagnostics);
+
+/// The text of a file as a new file of `diagnostics`, or an error at `at`.
+std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnostics &diagnostics);
+/// "a/b" of "a/b/c.yaml", empty where there is no folder.
+std::string folderOf(const std::string &path);
+/// A path as written in a file of `folder`.
+std::string joinPath(const std::string &folder, const std::string &path);
+
+} // namespace reshard

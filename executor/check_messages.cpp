@@ -1,0 +1,85 @@
+// The check that no rank can make alone: both ends of every message, against each other.
+#include "executor/check_segment.h"
+#include "executor/load.h"
+
+namespace reshard {
+namespace {
+
+using namespace schema;
+
+constexpr uint32_t kNone = UINT32_MAX;
+
+struct End {
+  uint32_t rank = kNone, step = 0;
+};
+struct Ends {
+  End send, receive;
+};
+
+/// "message 7 from rank 1 to rank 2"
+std::string name(uint32_t message, const Ends &ends) {
+  return "message " + std::to_string(message) + " from rank " + std::to_string(ends.send.rank) + " to rank " +
+         std::to_string(ends.receive.rank);
+}
+
+std::string compare(uint32_t message, const Ends &ends, const Segment &from, const Segment &to) {
+  const Step &send = *from.steps()->Get(ends.send.step), &receive = *to.steps()->Get(ends.receive.step);
+  auto differ = [&](const std::string &what, uint64_t sent, uint64_t received) {
+    return name(message, ends) + ": found " + what + " " + std::to_string(sent) + " on the sender, " +
+           std::to_string(received) + " on the receiver, expected the same";
+  };
+  if (send.peer() != ends.receive.rank || receive.peer() != ends.send.rank)
+    return name(message, ends) + ": found peers " + std::to_string(send.peer()) + " and " +
+           std::to_string(receive.peer()) + ", expected each other";
+  if (send.round() != receive.round())
+    return differ("round", send.round(), receive.round());
+  if (send.bytes() != receive.bytes())
+    return differ("bytes", send.bytes(), receive.bytes());
+  if (send.input_count() != receive.output_count())
+    return differ("operands", send.input_count(), receive.output_count());
+  for (uint32_t i = 0; i < send.input_count(); ++i) {
+    const Shape &x = *from.shapes()->Get(from.operands()->Get(send.first_input() + i)->shape());
+    const Shape &y = *to.shapes()->Get(to.operands()->Get(receive.first_output() + i)->shape());
+    if (!alike(from, x, to, y))
+      return name(message, ends) + ": found unlike shapes at operand " + std::to_string(i) +
+             ", expected equal rows and loop counts";
+  }
+  return {};
+}
+
+} // namespace
+
+std::string checkMessages(const Plan &plan) {
+  // Segments stay mapped, not copied: their pages can leave memory again.
+  std::vector<const Segment *> segments(plan.world());
+  std::vector<Ends> messages(plan.manifest().messages());
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    if (std::string error = plan.segment(rank, segments[rank]); !error.empty())
+      return error;
+    const auto *steps = segments[rank]->steps();
+    for (uint32_t s = 0; s < (steps ? steps->size() : 0); ++s) {
+      const Step &step = *steps->Get(s);
+      if (step.kind() != StepKind::send && step.kind() != StepKind::recv)
+        continue;
+      const bool send = step.kind() == StepKind::send;
+      End &end = send ? messages[step.message()].send : messages[step.message()].receive;
+      if (end.rank != kNone)
+        return "message " + std::to_string(step.message()) + " is " + (send ? "sent" : "received") +
+               " twice, by rank " + std::to_string(end.rank) + " and by rank " + std::to_string(rank);
+      end = {rank, s};
+    }
+  }
+  for (uint32_t m = 0; m < messages.size(); ++m) {
+    const Ends &ends = messages[m];
+    if (ends.send.rank == kNone || ends.receive.rank == kNone)
+      return "message " + std::to_string(m) + " is " +
+             (ends.send.rank == kNone
+                  ? ends.receive.rank == kNone ? "neither sent nor received" : "received but not sent"
+                  : "sent but not received");
+    if (std::string error = compare(m, ends, *segments[ends.send.rank], *segments[ends.receive.rank]); !error.empty())
+      return error;
+  }
+  return {};
+}
+
+} // namespace reshard

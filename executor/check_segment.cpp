@@ -1,0 +1,324 @@
+#include "executor/check_segment.h"
+
+#include "schema/limits.h"
+
+#include <algorithm>
+
+namespace reshard {
+namespace {
+
+using namespace schema;
+
+constexpr uint32_t kNoPeer = UINT32_MAX;
+constexpr uint64_t kInPlace = UINT64_MAX;
+
+template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
+
+std::string text(uint64_t number) { return std::to_string(number); }
+std::string range(int64_t begin, int64_t end) { return "[" + std::to_string(begin) + ", " + std::to_string(end) + ")"; }
+
+/// Functions return false at the first problem; error texts are only made then, since this runs over millions of
+/// operands.
+class SegmentCheck {
+public:
+  SegmentCheck(const Manifest &manifest, const Segment &segment, uint32_t rank)
+      : manifest_(manifest), segment_(segment), rank_(rank) {}
+
+  std::string run() {
+    const bool good = general() && buffers() && shapes() && steps();
+    return good ? std::string() : error_;
+  }
+
+private:
+  /// A run of buffers: numbers [first, first + count), `bytes` each.
+  struct Buffers {
+    int64_t first, count, bytes;
+    bool source;
+  };
+  /// What a shape covers, relative to its operand's start: rows begin at [low, high], in buffers [lowBuffer,
+  /// highBuffer].
+  struct Extent {
+    int64_t bytes, row, low, high, lowBuffer, highBuffer;
+  };
+
+  bool fail(std::string text) {
+    error_ = std::move(text);
+    return false;
+  }
+  bool failStep(const std::string &text) { return fail("step " + std::to_string(step_) + " " + text); }
+
+  bool general() {
+    // The verifier does not look at the alignment of a vector of structs.
+    auto aligned = [](const auto *vector) {
+      return !vector || vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
+    };
+    if (!aligned(segment_.buffers()) || !aligned(segment_.loops()) || !aligned(segment_.shapes()) ||
+        !aligned(segment_.operands()) || !aligned(segment_.steps()))
+      return fail("a table is not aligned to 8 bytes");
+    if (segment_.rank() != rank_)
+      return fail("found rank " + text(segment_.rank()) + ", expected " + text(rank_));
+    if (segment_.arena_bytes() > static_cast<uint64_t>(kMaxSize))
+      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected at most " + text(kMaxSize));
+    if (manifest_.staging_limit() > 0 && segment_.arena_bytes() > manifest_.staging_limit())
+      return fail("found an arena of " + text(segment_.arena_bytes()) +
+                  " bytes, expected at most the staging limit of " + text(manifest_.staging_limit()));
+    return true;
+  }
+
+  /// The buffers must be those that the manifest gives this rank: endpoint by endpoint its own place, of a storage
+  /// endpoint all places; of each place the params in order, where there are instances.
+  bool buffers() {
+    uint64_t next = 1;
+    buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false});
+    size_t at = 0;
+    for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e) {
+      const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
+      for (uint32_t place = 0; place < endpoint.ranks()->size(); ++place) {
+        if (!endpoint.storage() && endpoint.ranks()->Get(place) != rank_)
+          continue;
+        for (uint32_t p = 0; p < sizeOf(endpoint.params()); ++p) {
+          const Param &param = *endpoint.params()->Get(p);
+          const uint64_t count = static_cast<uint64_t>(instanceCount(endpoint, param, place));
+          if (count == 0)
+            continue;
+          uint64_t bytes = static_cast<uint64_t>(itemBytes(param.dtype()));
+          for (int64_t length : localShape(endpoint, param, place))
+            bytes *= static_cast<uint64_t>(length);
+          if (at == sizeOf(segment_.buffers()))
+            return fail("found " + text(at) + " runs of buffers, expected one more for param '" + param.name()->str() +
+                        "' of endpoint " + text(e));
+          const BufferRun &run = *segment_.buffers()->Get(static_cast<uint32_t>(at));
+          const std::string where = "buffer run " + text(at++) + ": ";
+          auto is = [&](const char *what, uint64_t found, uint64_t expected) {
+            return found == expected || fail(where + "found " + what + " " + text(found) + ", expected " +
+                                             text(expected) + " (param '" + param.name()->str() + "')");
+          };
+          if (!is("endpoint", run.endpoint(), e) || !is("place", run.place(), place) || !is("param", run.param(), p) ||
+              !is("first buffer", run.first(), next) || !is("count", run.count(), count) ||
+              !is("bytes", run.bytes(), bytes) || !is("reserved", run.reserved(), 0))
+            return false;
+          buffers_.push_back(
+              {static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes), e == 0});
+          next += count;
+          if (next > UINT32_MAX)
+            return fail("found " + text(next) + " buffers, expected fewer than 2^32");
+        }
+      }
+    }
+    return at == sizeOf(segment_.buffers()) || fail("found " + text(sizeOf(segment_.buffers())) +
+                                                    " runs of buffers, expected " + text(at) + " by the manifest");
+  }
+
+  /// Shapes follow one another in the table of loops: so the tables are walked once, whatever they say.
+  bool shapes() {
+    uint64_t next = 0;
+    extents_.reserve(sizeOf(segment_.shapes()));
+    for (uint32_t s = 0; s < sizeOf(segment_.shapes()); ++s) {
+      const Shape &shape = *segment_.shapes()->Get(s);
+      if (shape.first_loop() != next || shape.loop_count() > sizeOf(segment_.loops()) - next)
+        return fail("shape " + text(s) + ": found loops " +
+                    range(shape.first_loop(), int64_t{shape.first_loop()} + shape.loop_count()) +
+                    ", expected them from " + text(next) + " within " + text(sizeOf(segment_.loops())));
+      if (shape.loop_count() > kMaxLoops)
+        return fail("shape " + text(s) + ": found " + text(shape.loop_count()) + " loops, expected at most " +
+                    text(kMaxLoops));
+      if (!this->shape(shape))
+        return fail("shape " + text(s) + ": found rows or loops of no bytes or too many, expected 1 to " +
+                    text(kMaxSize));
+      next += shape.loop_count();
+    }
+    return next == sizeOf(segment_.loops()) ||
+           fail("found " + text(sizeOf(segment_.loops())) + " loops, expected the " + text(next) + " of the shapes");
+  }
+
+  bool shape(const Shape &shape) {
+    if (shape.row_bytes() < 1 || shape.row_bytes() > static_cast<uint64_t>(kMaxSize))
+      return false;
+    Extent extent{static_cast<int64_t>(shape.row_bytes()), static_cast<int64_t>(shape.row_bytes()), 0, 0, 0, 0};
+    auto reach = [](int64_t steps, int64_t step, int64_t &low, int64_t &high) {
+      int64_t span = 0;
+      int64_t &end = step < 0 ? low : high;
+      return !__builtin_mul_overflow(steps, step, &span) && !__builtin_add_overflow(end, span, &end) &&
+             end >= -kMaxSize && end <= kMaxSize;
+    };
+    for (uint32_t l = 0; l < shape.loop_count(); ++l) {
+      const Loop &loop = *segment_.loops()->Get(shape.first_loop() + l);
+      if (loop.count() < 1 || loop.count() > static_cast<uint64_t>(kMaxSize))
+        return false;
+      const int64_t count = static_cast<int64_t>(loop.count());
+      if (__builtin_mul_overflow(extent.bytes, count, &extent.bytes) || extent.bytes > kMaxSize ||
+          !reach(count - 1, loop.stride(), extent.low, extent.high) ||
+          !reach(count - 1, loop.buffer_step(), extent.lowBuffer, extent.highBuffer))
+        return false;
+    }
+    extents_.push_back(extent);
+    return true;
+  }
+
+  bool steps() {
+    uint32_t round = 0;
+    uint64_t operands = 0, after = 0;
+    for (step_ = 0; step_ < sizeOf(segment_.steps()); ++step_) {
+      const Step &step = *segment_.steps()->Get(step_);
+      if (step.round() < round || step.round() >= manifest_.rounds())
+        return failStep("found round " + text(step.round()) + ", expected " + text(round) + " or later and before " +
+                        text(manifest_.rounds()));
+      round = step.round();
+      // Like loops: inputs, then outputs, step after step.
+      const uint64_t left = sizeOf(segment_.operands()) - operands;
+      if (step.first_input() != operands || step.input_count() > left ||
+          step.first_output() != operands + step.input_count() || step.output_count() > left - step.input_count())
+        return failStep("found its operands at " + text(step.first_input()) + " and " + text(step.first_output()) +
+                        ", expected them from " + text(operands) + " within " + text(sizeOf(segment_.operands())));
+      operands += uint64_t{step.input_count()} + step.output_count();
+      if (step.first_after() != after || step.after_count() > sizeOf(segment_.after()) - after)
+        return failStep("found its 'after' at " + text(step.first_after()) + ", expected it from " + text(after) +
+                        " within " + text(sizeOf(segment_.after())));
+      for (uint32_t i = 0; i < step.after_count(); ++i)
+        if (const uint32_t earlier = segment_.after()->Get(step.first_after() + i); earlier >= step_)
+          return failStep("waits for step " + text(earlier) + ", expected an earlier one");
+      after += step.after_count();
+      if (!this->step(step))
+        return false;
+    }
+    if (operands != sizeOf(segment_.operands()) || after != sizeOf(segment_.after()))
+      return fail("found " + text(sizeOf(segment_.operands())) + " operands and " + text(sizeOf(segment_.after())) +
+                  " of 'after', expected the " + text(operands) + " and " + text(after) + " of the steps");
+    return true;
+  }
+
+  bool step(const Step &step) {
+    if (step.reserved0() != 0 || step.reserved1() != 0)
+      return failStep("has reserved bytes that are not zero");
+    const bool message = step.kind() == StepKind::send || step.kind() == StepKind::recv;
+    switch (step.kind()) {
+    case StepKind::copy:
+      if (step.input_count() != step.output_count())
+        return failStep("copies " + text(step.input_count()) + " inputs to " + text(step.output_count()) +
+                        " outputs, expected as many");
+      break;
+    case StepKind::send:
+      if (step.output_count() != 0)
+        return failStep("sends, and has outputs");
+      break;
+    case StepKind::recv:
+    case StepKind::fill:
+      if (step.input_count() != 0)
+        return failStep(step.kind() == StepKind::fill ? "fills, and has inputs" : "receives, and has inputs");
+      break;
+    default:
+      return failStep("is of kind " + text(static_cast<uint8_t>(step.kind())) + ", which this version does not run");
+    }
+    if (step.input_count() + uint64_t{step.output_count()} == 0)
+      return failStep("has no operands");
+    int64_t in = 0, out = 0;
+    for (uint32_t i = 0; i < step.input_count(); ++i)
+      if (!operand(step.first_input() + i, false, in))
+        return false;
+    for (uint32_t i = 0; i < step.output_count(); ++i)
+      if (!operand(step.first_output() + i, true, out))
+        return false;
+    const uint64_t found = static_cast<uint64_t>(step.kind() == StepKind::send ? in : out);
+    if (found != step.bytes())
+      return failStep("has operands of " + text(found) + " bytes, expected " + text(step.bytes()));
+    if (step.kind() == StepKind::copy && !pairs(step))
+      return false;
+    return message ? this->message(step) : local(step);
+  }
+
+  bool local(const Step &step) {
+    return (step.peer() == kNoPeer && step.message() == 0 && step.staging() == kInPlace) ||
+           failStep("is local, and has a peer, a message or staging");
+  }
+
+  bool message(const Step &step) {
+    if (step.peer() >= manifest_.world() || step.peer() == rank_)
+      return failStep("has rank " + text(step.peer()) + " as its peer, expected another one below " +
+                      text(manifest_.world()));
+    if (step.message() >= manifest_.messages())
+      return failStep("has message " + text(step.message()) + ", expected one below " + text(manifest_.messages()));
+    if (step.staging() != kInPlace &&
+        (step.staging() > segment_.arena_bytes() || step.bytes() > segment_.arena_bytes() - step.staging()))
+      return failStep("stages " + text(step.bytes()) + " bytes at " + text(step.staging()) +
+                      ", expected them in an arena of " + text(segment_.arena_bytes()) + " bytes");
+    return true;
+  }
+
+  bool pairs(const Step &step) {
+    for (uint32_t i = 0; i < step.input_count(); ++i) {
+      const uint32_t from = segment_.operands()->Get(step.first_input() + i)->shape();
+      const uint32_t to = segment_.operands()->Get(step.first_output() + i)->shape();
+      if (from != to && !alike(segment_, *segment_.shapes()->Get(from), segment_, *segment_.shapes()->Get(to)))
+        return failStep("copies input " + text(i) + " of shape " + text(from) + " to an output of shape " + text(to) +
+                        ", expected equal rows and loop counts");
+    }
+    return true;
+  }
+
+  /// Within one run of buffers, and within each buffer's bytes, over all loops. Adds its bytes to `sum`.
+  bool operand(uint32_t number, bool output, int64_t &sum) {
+    const Operand &operand = *segment_.operands()->Get(number);
+    if (operand.shape() >= extents_.size())
+      return failStep("operand " + text(number) + ": found shape " + text(operand.shape()) + ", expected one below " +
+                      text(extents_.size()));
+    const Extent &extent = extents_[operand.shape()];
+    const int64_t buffer = operand.buffer();
+    const Buffers *run = last_;
+    if (buffer < run->first || buffer >= run->first + run->count) {
+      const auto after = std::upper_bound(buffers_.begin(), buffers_.end(), buffer,
+                                          [](int64_t b, const Buffers &r) { return b < r.first; });
+      run = &*std::prev(after); // there is one: the arena is buffer 0
+      if (buffer >= run->first + run->count)
+        return failStep("operand " + text(number) + ": found buffer " + text(operand.buffer()) +
+                        ", expected one below " + text(run->first + run->count));
+      last_ = run;
+    }
+    if (output && run->source)
+      return failStep("operand " + text(number) + ": writes to buffer " + text(operand.buffer()) + " of the source");
+    if (buffer + extent.lowBuffer < run->first || buffer + extent.highBuffer >= run->first + run->count)
+      return failStep("operand " + text(number) + ": found buffers " +
+                      range(buffer + extent.lowBuffer, buffer + extent.highBuffer + 1) + ", expected them in " +
+                      range(run->first, run->first + run->count));
+    const bool far = operand.offset() > static_cast<uint64_t>(kMaxSize);
+    const int64_t offset = far ? kMaxSize : static_cast<int64_t>(operand.offset());
+    if (far || offset + extent.low < 0 || offset + extent.high + extent.row > run->bytes)
+      return failStep("operand " + text(number) + ": found bytes " +
+                      range(offset + extent.low, offset + extent.high + extent.row) + ", expected them in " +
+                      range(0, run->bytes));
+    // More bytes than there are to write would be written twice, and might take for ever.
+    const __int128 room =
+        static_cast<__int128>(extent.high - extent.low + extent.row) * (extent.highBuffer - extent.lowBuffer + 1);
+    if (output && extent.bytes > room)
+      return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes over " +
+                      text(static_cast<uint64_t>(room)));
+    sum += extent.bytes;
+    return sum <= kMaxSize || failStep("has operands of more than " + text(kMaxSize) + " bytes");
+  }
+
+  const Manifest &manifest_;
+  const Segment &segment_;
+  const uint32_t rank_;
+  uint32_t step_ = 0;
+  std::vector<Buffers> buffers_;
+  std::vector<Extent> extents_;  // by shape
+  const Buffers *last_ = &kNone; // operands come in runs that share a buffer
+  static constexpr Buffers kNone{0, 0, 0, false};
+  std::string error_;
+};
+
+} // namespace
+
+bool alike(const Segment &a, const Shape &x, const Segment &b, const Shape &y) {
+  if (x.row_bytes() != y.row_bytes() || x.loop_count() != y.loop_count())
+    return false;
+  for (uint32_t l = 0; l < x.loop_count(); ++l)
+    if (a.loops()->Get(x.first_loop() + l)->count() != b.loops()->Get(y.first_loop() + l)->count())
+      return false;
+  return true;
+}
+
+std::string checkSegment(const Manifest &manifest, const Segment &segment, uint32_t rank) {
+  return SegmentCheck(manifest, segment, rank).run();
+}
+
+} // namespace reshard

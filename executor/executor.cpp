@@ -1,0 +1,262 @@
+// The life cycle: open → bind → prepare → run … → close. One loop over ranks here, one over chunks in the transport.
+
+#include "executor/reshard.h"
+
+#include "executor/transport.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <new>
+#include <unordered_map>
+
+using namespace reshard;
+namespace fbs = reshard::schema;
+
+namespace {
+
+/// What a place of an endpoint can be bound to.
+struct Bindable {
+  std::string role;
+  uint32_t place = 0;       // of the endpoint
+  std::unordered_map<std::string, std::pair<uint32_t, uint64_t>> names; // param -> instance over all params, bytes
+  std::vector<uint32_t> firstInstance; // by param
+  PointerTable pointers;
+};
+
+/// A bound range, for the check of overlaps.
+struct Range {
+  const std::byte *begin, *end;
+  bool target;
+  std::string name;
+};
+
+} // namespace
+
+struct reshard_executor {
+  std::unique_ptr<Plan> plan;
+  std::vector<uint32_t> ranks;
+  std::map<std::pair<uint32_t, uint32_t>, Bindable> places; // (endpoint, world rank or file number)
+  std::vector<LocalRank> locals;
+  std::vector<Range> ranges;
+  std::unique_ptr<Transport> transport;
+  bool prepared = false;
+  reshard_state state = RESHARD_EMPTY;
+  uint64_t version = 0;
+  std::string error;
+
+  reshard_status fail(reshard_status status, std::string text) {
+    error = std::move(text);
+    return status;
+  }
+
+  Bindable &bindable(uint32_t endpointNumber, uint32_t place, uint32_t key) {
+    auto [at, added] = places.try_emplace({endpointNumber, key});
+    Bindable &result = at->second;
+    if (added) {
+      const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(endpointNumber);
+      result.role = endpoint.role()->str();
+      result.place = place;
+      uint32_t next = 0;
+      for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p) {
+        result.firstInstance.push_back(next);
+        for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place))
+          result.names.emplace(instance.name, std::make_pair(next++, static_cast<uint64_t>(instance.bytes)));
+      }
+      result.pointers.assign(next, nullptr);
+    }
+    return result;
+  }
+};
+
+namespace {
+
+/// No exception crosses the C API.
+template <class Body> reshard_status guarded(reshard_executor *executor, Body body) {
+  try {
+    executor->error.clear();
+    return body();
+  } catch (const std::bad_alloc &) {
+    return executor->fail(RESHARD_FAILED, "out of memory");
+  } catch (const std::exception &exception) {
+    return executor->fail(RESHARD_FAILED, exception.what());
+  }
+}
+
+/// A known name at most a few edits away, for the message.
+std::string nearest(const std::string &name, const Bindable &place) {
+  size_t best = name.size() / 3 + 2;
+  const std::string *found = nullptr;
+  size_t looked = 0;
+  std::vector<size_t> row;
+  for (const auto &[known, where] : place.names) {
+    if (++looked > 100'000)
+      break;
+    if (known.size() > name.size() + best || name.size() > known.size() + best)
+      continue;
+    row.resize(known.size() + 1);
+    for (size_t j = 0; j <= known.size(); ++j)
+      row[j] = j;
+    for (size_t i = 1; i <= name.size(); ++i) {
+      size_t diagonal = row[0];
+      row[0] = i;
+      for (size_t j = 1; j <= known.size(); ++j) {
+        const size_t above = row[j];
+        row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (name[i - 1] != known[j - 1])});
+        diagonal = above;
+      }
+    }
+    if (row.back() < best) {
+      best = row.back();
+      found = &known;
+    }
+  }
+  return found ? ", did you mean '" + *found + "'?" : "";
+}
+
+/// No target may share memory with anything else that is bound.
+std::string overlap(std::vector<Range> &ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
+  const Range *last = nullptr, *lastTarget = nullptr; // those that reach furthest
+  for (const Range &range : ranges) {
+    const Range *other = range.target ? last : lastTarget;
+    if (other && other->end > range.begin && range.end > range.begin)
+      return other->name + " and " + range.name + " overlap in memory";
+    if (!last || range.end > last->end)
+      last = &range;
+    if (range.target && (!lastTarget || range.end > lastTarget->end))
+      lastTarget = &range;
+  }
+  return {};
+}
+
+} // namespace
+
+reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
+                            reshard_executor **executor) {
+  if (!executor)
+    return RESHARD_INVALID;
+  *executor = new (std::nothrow) reshard_executor;
+  if (!*executor)
+    return RESHARD_FAILED;
+  reshard_executor &e = **executor;
+  return guarded(&e, [&] {
+    if (!path)
+      return e.fail(RESHARD_INVALID, "no plan path is given");
+    const std::string transport = options && options->transport ? options->transport : "threads";
+    const std::string device = options && options->device ? options->device : "cpu";
+    if (transport != "threads")
+      return e.fail(RESHARD_INVALID, "transport '" + transport + "' is not in this build, expected 'threads'");
+    if (device != "cpu")
+      return e.fail(RESHARD_INVALID, "device '" + device + "' is not in this build, expected 'cpu'");
+    if (std::string error = Plan::open(path, e.plan); !error.empty())
+      return e.fail(RESHARD_BAD_PLAN, std::move(error));
+    if (ranks)
+      e.ranks.assign(ranks, ranks + rank_count);
+    else
+      for (uint32_t rank = 0; rank < e.plan->world(); ++rank)
+        e.ranks.push_back(rank);
+    for (uint32_t rank : e.ranks) {
+      LocalRank &local = e.locals.emplace_back();
+      local.rank = rank;
+      if (std::string error = e.plan->segment(rank, local.segment); !error.empty())
+        return e.fail(rank < e.plan->world() ? RESHARD_BAD_PLAN : RESHARD_INVALID, "'" + std::string(path) + "': " + error);
+    }
+    std::vector<uint32_t> sorted = e.ranks;
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+      return e.fail(RESHARD_INVALID, "a rank is given twice");
+    e.transport = makeThreadsTransport(options ? options->threads : 0);
+    return RESHARD_OK;
+  });
+}
+
+reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t place, const char *param, void *pointer,
+                            uint64_t bytes) {
+  if (!executor)
+    return RESHARD_INVALID;
+  reshard_executor &e = *executor;
+  return guarded(&e, [&] {
+    if (!e.transport || !param)
+      return e.fail(RESHARD_INVALID, e.transport ? "no param name is given" : "the plan is not open");
+    if (e.prepared)
+      return e.fail(RESHARD_INVALID, "bindings are fixed after prepare");
+    const auto *endpoints = e.plan->manifest().endpoints();
+    if (endpoint >= endpoints->size())
+      return e.fail(RESHARD_BAD_BINDING, "there is no endpoint " + std::to_string(endpoint) + ", the plan has " + std::to_string(endpoints->size()));
+    const fbs::Endpoint &at = *endpoints->Get(endpoint);
+    const auto number = std::find(at.ranks()->begin(), at.ranks()->end(), place);
+    const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(place);
+    if (number == at.ranks()->end())
+      return e.fail(RESHARD_BAD_BINDING, where + " is not in the plan");
+    Bindable &here = e.bindable(endpoint, static_cast<uint32_t>(number - at.ranks()->begin()), place);
+    const auto found = here.names.find(param);
+    if (found == here.names.end())
+      return e.fail(RESHARD_BAD_BINDING, where + " has no param '" + param + "'" + nearest(param, here));
+    const auto [instance, expected] = found->second;
+    if (bytes != expected)
+      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is given " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected));
+    if (!pointer && bytes > 0)
+      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is given no memory");
+    if (here.pointers[instance])
+      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is bound already");
+    static std::byte nothing;
+    here.pointers[instance] = pointer ? static_cast<std::byte *>(pointer) : &nothing;
+    const std::byte *begin = here.pointers[instance];
+    e.ranges.push_back({begin, begin + bytes, endpoint > 0, where + " param '" + param + "'"});
+    return RESHARD_OK;
+  });
+}
+
+reshard_status reshard_prepare(reshard_executor *executor) {
+  if (!executor)
+    return RESHARD_INVALID;
+  reshard_executor &e = *executor;
+  return guarded(&e, [&] {
+    if (!e.transport || e.prepared)
+      return e.fail(RESHARD_INVALID, e.prepared ? "it is prepared already" : "the plan is not open");
+    if (std::string error = overlap(e.ranges); !error.empty())
+      return e.fail(RESHARD_BAD_BINDING, std::move(error));
+    for (LocalRank &local : e.locals)
+      for (const fbs::BufferRun *run : *local.segment->buffers()) {
+        const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(run->endpoint());
+        Bindable &place = e.bindable(run->endpoint(), run->place(), endpoint.ranks()->Get(run->place()));
+        local.runs.push_back(place.pointers.data() + place.firstInstance[run->param()]);
+        if (run->endpoint() > 0 && run->bytes() > 0 && std::find(local.runs.back(), local.runs.back() + run->count(), nullptr) != local.runs.back() + run->count())
+          return e.fail(RESHARD_BAD_BINDING, place.role + (endpoint.storage() ? " file " : " rank ") +
+                                                 std::to_string(endpoint.ranks()->Get(run->place())) + " param '" +
+                                                 endpoint.params()->Get(run->param())->name()->str() + "' is not bound on every instance");
+      }
+    if (std::string error = e.transport->prepare(*e.plan, e.locals); !error.empty())
+      return e.fail(RESHARD_BAD_BINDING, std::move(error));
+    e.prepared = true;
+    return RESHARD_OK;
+  });
+}
+
+reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
+  if (!executor)
+    return RESHARD_INVALID;
+  reshard_executor &e = *executor;
+  return guarded(&e, [&] {
+    if (!e.prepared)
+      return e.fail(RESHARD_INVALID, "run before prepare");
+    Transport::Deadline deadline;
+    if (timeout_seconds > 0)
+      deadline = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                        std::chrono::duration<double>(std::min(timeout_seconds, 1e9)));
+    e.state = RESHARD_TORN; // until proven otherwise
+    bool timedOut = false;
+    if (std::string error = e.transport->run(deadline, timedOut); !error.empty())
+      return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+    e.state = RESHARD_COMPLETE;
+    ++e.version;
+    return RESHARD_OK;
+  });
+}
+
+reshard_state reshard_target_state(const reshard_executor *executor) { return executor ? executor->state : RESHARD_EMPTY; }
+uint64_t reshard_version(const reshard_executor *executor) { return executor ? executor->version : 0; }
+const char *reshard_error(const reshard_executor *executor) { return executor ? executor->error.c_str() : "no executor"; }
+uint64_t reshard_bytes(const reshard_executor *executor) { return executor && executor->transport ? executor->transport->bytes() : 0; }
+void reshard_close(reshard_executor *executor) { delete executor; }

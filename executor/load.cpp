@@ -1,0 +1,58 @@
+#include "executor/load.h"
+
+#include "executor/check_segment.h"
+
+namespace reshard {
+namespace {
+
+/// Nothing nests deeper than manifest → endpoint → param → part, and a segment is one table.
+constexpr flatbuffers::uoffset_t kMaxDepth = 8;
+/// The verifier reads prefix, root offset and identifier before it knows that they are there.
+constexpr size_t kLeastBytes = 12;
+
+template <class Table> const Table *verified(schema::Bytes bytes, const char *identifier) {
+  flatbuffers::Verifier verifier(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), kMaxDepth);
+  if (bytes.size() < kLeastBytes || !verifier.VerifySizePrefixedBuffer<Table>(identifier))
+    return nullptr;
+  return flatbuffers::GetSizePrefixedRoot<Table>(bytes.data());
+}
+
+} // namespace
+
+std::string Plan::open(const std::string &path, std::unique_ptr<Plan> &plan) {
+  auto opened = std::make_unique<Plan>();
+  opened->path_ = path;
+  if (std::string error = schema::Container::open(path, opened->container_); !error.empty())
+    return error;
+  opened->manifest_ = verified<schema::Manifest>(opened->container_->manifest(), schema::kManifestIdentifier);
+  if (!opened->manifest_)
+    return "'" + path + "': damaged: the manifest is no valid FlatBuffer";
+  const schema::Manifest &manifest = *opened->manifest_;
+  if (std::string error = schema::checkManifest(manifest); !error.empty())
+    return "'" + path + "': the manifest does not hold together: " + error;
+  if (manifest.world() != opened->world())
+    return "'" + path + "': the manifest does not hold together: found a world of " + std::to_string(manifest.world()) +
+           " ranks, the file has " + std::to_string(opened->world()) + " segments";
+  // So that tables by message number cannot be larger than the file.
+  if (manifest.messages() > static_cast<uint64_t>(opened->container_->bytes()) / (2 * sizeof(schema::Step)))
+    return "'" + path + "': the manifest does not hold together: found " + std::to_string(manifest.messages()) +
+           " messages, which a file of " + std::to_string(opened->container_->bytes()) + " bytes cannot have";
+  plan = std::move(opened);
+  return {};
+}
+
+std::string Plan::segment(uint32_t rank, const schema::Segment *&segment) const {
+  schema::Bytes bytes;
+  if (std::string error = container_->segment(rank, bytes); !error.empty())
+    return error;
+  const std::string where = "'" + path_ + "': the segment of rank " + std::to_string(rank) + " ";
+  const schema::Segment *root = verified<schema::Segment>(bytes, schema::SegmentIdentifier());
+  if (!root)
+    return where + "is no valid FlatBuffer";
+  if (std::string error = checkSegment(*manifest_, *root, rank); !error.empty())
+    return where + "does not hold together: " + error;
+  segment = root;
+  return {};
+}
+
+} // namespace reshard

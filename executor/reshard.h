@@ -1,0 +1,64 @@
+/* The executor's C API: open → bind → prepare → run … → close. No exceptions cross it; every failure is a status and a text. */
+#ifndef RESHARD_H
+#define RESHARD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Opaque. Owned by the caller from reshard_open to reshard_close; one thread at a time. */
+typedef struct reshard_executor reshard_executor;
+
+typedef enum {
+  RESHARD_OK = 0,
+  RESHARD_INVALID = 1,  /* wrong argument or call order; nothing changed */
+  RESHARD_BAD_PLAN = 2, /* the plan file is absent, damaged, newer, or does not mean anything */
+  RESHARD_BAD_BINDING = 3, /* a buffer is missing, unknown, of the wrong size, or overlaps another */
+  RESHARD_FAILED = 4,   /* a failure at run time; the handle is poisoned and its targets are torn */
+  RESHARD_TIMEOUT = 5   /* the deadline passed; likewise */
+} reshard_status;
+
+typedef enum {
+  RESHARD_EMPTY = 0,    /* no run has completed */
+  RESHARD_COMPLETE = 1, /* the targets hold what the last run moved */
+  RESHARD_TORN = 2      /* a run failed part way: do not use the targets until a later run completes */
+} reshard_state;
+
+typedef struct {
+  const char *transport; /* "threads"; NULL: "threads" */
+  const char *device;    /* "cpu"; NULL: "cpu" */
+  uint32_t threads;      /* workers of this process; 0: all cores */
+} reshard_options;
+
+/* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan). On failure *executor
+   is still set where memory allows, so that reshard_error can tell why; close it. */
+reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
+                            reshard_executor **executor);
+
+/* Binds a param's memory. endpoint: as in the job, 0 is the source. place: the world rank, or for a storage endpoint the file
+   number (0 for a checkpoint). The memory stays the caller's and must live, unmoved, until close. bytes must be exact. */
+reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t place, const char *param, void *pointer,
+                            uint64_t bytes);
+
+/* Checks that everything is bound and nothing overlaps, allocates what the run needs. After it, bindings are fixed. */
+reshard_status reshard_prepare(reshard_executor *executor);
+
+/* Moves every byte. Allocates nothing. timeout_seconds <= 0: no deadline. */
+reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
+
+reshard_state reshard_target_state(const reshard_executor *executor);
+/* How many runs have completed. */
+uint64_t reshard_version(const reshard_executor *executor);
+/* The first failure's text, "" where none; lives until the next call. */
+const char *reshard_error(const reshard_executor *executor);
+/* Bytes that a run moves, padding included. */
+uint64_t reshard_bytes(const reshard_executor *executor);
+void reshard_close(reshard_executor *executor);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

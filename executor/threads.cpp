@@ -1,0 +1,263 @@
+// Transport `threads`: all ranks in one process. prepare() pairs operand k of every send with operand k of its receive and cuts the
+// copies into chunks; run() lets all cores pull chunks. Nothing is staged.
+
+#include "executor/transport.h"
+
+#include "kernels/kernels.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+namespace reshard {
+namespace {
+
+using namespace schema;
+
+constexpr uint64_t kChunkBytes = 1 << 20;
+
+/// Rows [first, first + count) of a shape; source null: zeros.
+struct Chunk {
+  std::byte *target;
+  const std::byte *source;
+  uint32_t shape;
+  uint64_t first, count;
+};
+
+class ThreadsTransport : public Transport {
+public:
+  explicit ThreadsTransport(unsigned threads) : threads_(threads ? threads : std::max(1u, std::thread::hardware_concurrency())) {}
+
+  ~ThreadsTransport() override {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread &worker : workers_)
+      worker.join();
+  }
+
+  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks) override {
+    const uint64_t messages = plan.manifest().messages();
+    struct End {
+      const LocalRank *rank = nullptr;
+      const Step *step = nullptr;
+    };
+    std::vector<End> sends(messages), receives(messages);
+    for (const LocalRank &rank : ranks)
+      for (const Step *step : *rank.segment->steps()) {
+        for (uint32_t i = 0; i < step->input_count(); ++i)
+          if (!readsSource(plan, rank, *rank.segment->operands()->Get(step->first_input() + i)))
+            return "rank " + std::to_string(rank.rank) + " reads what another step wrote, which transport 'threads' cannot order";
+        if (step->kind() == StepKind::send || step->kind() == StepKind::recv) {
+          End &end = (step->kind() == StepKind::send ? sends : receives)[step->message()];
+          if (end.step)
+            return "message " + std::to_string(step->message()) + " has two ends of one kind";
+          end = {&rank, step};
+        } else {
+          for (uint32_t i = 0; i < step->output_count(); ++i) {
+            const Operand *input = step->kind() == StepKind::copy ? rank.segment->operands()->Get(step->first_input() + i) : nullptr;
+            if (std::string error = add(rank, input, rank, *rank.segment->operands()->Get(step->first_output() + i)); !error.empty())
+              return error;
+          }
+        }
+      }
+    for (uint64_t m = 0; m < messages; ++m) {
+      const End &send = sends[m], &receive = receives[m];
+      if (!send.step && !receive.step)
+        continue;
+      if (!send.step || !receive.step) {
+        const End &one = send.step ? send : receive;
+        return "message " + std::to_string(m) + " of rank " + std::to_string(one.rank->rank) + " needs rank " +
+               std::to_string(one.step->peer()) + ", which is not in this process; transport 'threads' needs all ranks of the plan";
+      }
+      if (send.step->peer() != receive.rank->rank || receive.step->peer() != send.rank->rank || send.step->round() != receive.step->round() ||
+          send.step->input_count() != receive.step->output_count())
+        return "message " + std::to_string(m) + " differs between rank " + std::to_string(send.rank->rank) + " and rank " +
+               std::to_string(receive.rank->rank);
+      for (uint32_t i = 0; i < send.step->input_count(); ++i)
+        if (std::string error = add(*send.rank, send.rank->segment->operands()->Get(send.step->first_input() + i), *receive.rank,
+                                    *receive.rank->segment->operands()->Get(receive.step->first_output() + i));
+            !error.empty())
+          return error;
+    }
+    for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, chunks_.size())); ++t)
+      workers_.emplace_back([this] { work(); });
+    return {};
+  }
+
+  std::string run(Deadline deadline, bool &timedOut) override {
+    deadline_ = deadline;
+    expired_ = false;
+    next_ = 0;
+    {
+      std::lock_guard lock(mutex_);
+      busy_ = workers_.size();
+      ++generation_;
+    }
+    wake_.notify_all();
+    pull();
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+    timedOut = expired_;
+    return timedOut ? "the deadline passed with copies left to do" : std::string();
+  }
+
+  uint64_t bytes() const override { return bytes_; }
+
+private:
+  static bool readsSource(const Plan &plan, const LocalRank &rank, const Operand &operand) {
+    const auto *runs = rank.segment->buffers();
+    auto run = std::upper_bound(runs->begin(), runs->end(), operand.buffer(),
+                                [](uint32_t buffer, const BufferRun *r) { return buffer < r->first(); });
+    return run != runs->begin() && (*--run)->endpoint() == 0 && plan.manifest().endpoints()->size() > 0;
+  }
+
+  /// One operand pair: loops over buffers are run here, loops over bytes stay loops.
+  std::string add(const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
+    const Shape &target = *to.segment->shapes()->Get(output.shape());
+    const Shape &source = input ? *from.segment->shapes()->Get(input->shape()) : target;
+    if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
+      return "an operand of rank " + std::to_string(from.rank) + " is unlike its partner on rank " + std::to_string(to.rank);
+    kernels::Strided strided;
+    strided.rowBytes = target.row_bytes();
+    struct BufferLoop {
+      uint64_t count;
+      int64_t sourceStride, targetStride, sourceStep, targetStep;
+    };
+    BufferLoop outer[kernels::kMaxLoops];
+    size_t outerCount = 0;
+    uint64_t repeats = 1;
+    for (uint32_t l = 0; l < target.loop_count(); ++l) {
+      const Loop &t = *to.segment->loops()->Get(target.first_loop() + l);
+      const Loop &s = input ? *from.segment->loops()->Get(source.first_loop() + l) : t;
+      if (s.count() != t.count())
+        return "an operand of rank " + std::to_string(from.rank) + " is unlike its partner on rank " + std::to_string(to.rank);
+      const int64_t sourceStride = input ? s.stride() : 0, sourceStep = input ? s.buffer_step() : 0;
+      if (sourceStep == 0 && t.buffer_step() == 0) {
+        strided.loops[strided.loopCount++] = {t.count(), sourceStride, t.stride()};
+      } else {
+        outer[outerCount++] = {t.count(), sourceStride, t.stride(), sourceStep, t.buffer_step()};
+        repeats *= t.count();
+      }
+    }
+    if (!input)
+      for (size_t l = 0; l < strided.loopCount; ++l)
+        strided.loops[l].sourceStride = strided.loops[l].targetStride; // so that simplify() looks at the target alone
+    kernels::simplify(strided);
+    for (uint64_t n = 0; n < repeats; ++n) {
+      uint64_t rest = n;
+      int64_t sourceBuffer = input ? input->buffer() : 0, targetBuffer = output.buffer();
+      int64_t sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0, targetOffset = static_cast<int64_t>(output.offset());
+      for (size_t l = outerCount; l-- > 0;) {
+        const auto i = static_cast<int64_t>(rest % outer[l].count);
+        rest /= outer[l].count;
+        sourceBuffer += i * outer[l].sourceStep;
+        targetBuffer += i * outer[l].targetStep;
+        sourceOffset += i * outer[l].sourceStride;
+        targetOffset += i * outer[l].targetStride;
+      }
+      std::byte *targetAt = to.pointer(static_cast<uint32_t>(targetBuffer));
+      const std::byte *sourceAt = input ? from.pointer(static_cast<uint32_t>(sourceBuffer)) : nullptr;
+      if (!targetAt || (input && !sourceAt))
+        return "a buffer of rank " + std::to_string(targetAt ? from.rank : to.rank) + " is used but not bound";
+      cut(strided, sourceAt ? sourceAt + sourceOffset : nullptr, targetAt + targetOffset);
+    }
+    return {};
+  }
+
+  uint32_t shapeNumber(const kernels::Strided &shape) {
+    auto same = [&](const kernels::Strided &other) {
+      return other.rowBytes == shape.rowBytes && other.loopCount == shape.loopCount &&
+             std::equal(shape.loops, shape.loops + shape.loopCount, other.loops, [](const kernels::Loop &a, const kernels::Loop &b) {
+               return a.count == b.count && a.sourceStride == b.sourceStride && a.targetStride == b.targetStride;
+             });
+    };
+    if (shapes_.empty() || !same(shapes_.back()))
+      shapes_.push_back(shape);
+    return static_cast<uint32_t>(shapes_.size() - 1);
+  }
+
+  void cut(kernels::Strided shape, const std::byte *source, std::byte *target) {
+    bytes_ += shape.bytes();
+    if (shape.rowBytes >= 2 * kChunkBytes) { // a huge row is a loop of chunks and a rest
+      kernels::Strided rest = shape;
+      const uint64_t whole = shape.rowBytes / kChunkBytes;
+      if (rest.rowBytes -= whole * kChunkBytes; rest.rowBytes > 0) {
+        const uint32_t number = shapeNumber(rest);
+        const uint64_t at = whole * kChunkBytes;
+        chunks_.push_back({target + at, source ? source + at : nullptr, number, 0, rest.rows()});
+      }
+      shape.loops[shape.loopCount++] = {whole, static_cast<int64_t>(kChunkBytes), static_cast<int64_t>(kChunkBytes)};
+      shape.rowBytes = kChunkBytes;
+    }
+    const uint32_t number = shapeNumber(shape);
+    const uint64_t rows = shape.rows(), each = std::max<uint64_t>(1, kChunkBytes / shape.rowBytes);
+    for (uint64_t first = 0; first < rows; first += each)
+      chunks_.push_back({target, source, number, first, std::min(each, rows - first)});
+  }
+
+  void pull() {
+    for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < chunks_.size(); i = next_.fetch_add(1, std::memory_order_relaxed)) {
+      if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
+        expired_ = true;
+        return;
+      }
+      const Chunk &chunk = chunks_[i];
+      if (chunk.source)
+        kernels::copyRows(chunk.target, chunk.source, shapes_[chunk.shape], chunk.first, chunk.count);
+      else
+        kernels::fillRows(chunk.target, shapes_[chunk.shape], chunk.first, chunk.count);
+    }
+  }
+
+  void work() {
+    uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
+      if (stop_)
+        return;
+      seen = generation_;
+      lock.unlock();
+      pull();
+      lock.lock();
+      if (--busy_ == 0)
+        done_.notify_all();
+    }
+  }
+
+  const unsigned threads_;
+  std::vector<kernels::Strided> shapes_;
+  std::vector<Chunk> chunks_;
+  uint64_t bytes_ = 0;
+
+  std::vector<std::thread> workers_;
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  bool stop_ = false;
+  uint64_t generation_ = 0;
+  size_t busy_ = 0;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> expired_{false};
+  Deadline deadline_;
+};
+
+} // namespace
+
+std::byte *LocalRank::pointer(uint32_t buffer) const {
+  const auto *list = segment->buffers();
+  auto run = std::upper_bound(list->begin(), list->end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); });
+  if (run == list->begin())
+    return nullptr;
+  --run;
+  const uint32_t within = buffer - (*run)->first();
+  return within < (*run)->count() ? runs[run - list->begin()][within] : nullptr;
+}
+
+std::unique_ptr<Transport> makeThreadsTransport(unsigned threads) { return std::make_unique<ThreadsTransport>(threads); }
+
+} // namespace reshard

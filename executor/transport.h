@@ -1,0 +1,45 @@
+// How the bytes of one process's ranks get from source to target memory. One implementation per file; executor.cpp chooses by name.
+#pragma once
+
+#include "executor/load.h"
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+/// The memory of all buffers of one (endpoint, place), instance by instance; null where nothing is bound.
+using PointerTable = std::vector<std::byte *>;
+
+/// One rank of this process, as a transport sees it.
+struct LocalRank {
+  uint32_t rank = 0;
+  const schema::Segment *segment = nullptr;
+  /// Per BufferRun of the segment: the bound memory of its first instance, further ones follow in the table.
+  std::vector<std::byte *const *> runs;
+
+  /// The memory of a buffer (from 1), or null where it is not bound.
+  std::byte *pointer(uint32_t buffer) const;
+};
+
+class Transport {
+public:
+  using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+
+  virtual ~Transport() = default;
+  /// Called once, with everything bound; allocates all that run() needs. An error text, empty on success.
+  virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks) = 0;
+  /// Moves every byte; allocates nothing. `timedOut` says that the deadline passed.
+  virtual std::string run(Deadline deadline, bool &timedOut) = 0;
+  /// Bytes that a run moves, padding included.
+  virtual uint64_t bytes() const = 0;
+};
+
+/// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` workers (0: all cores).
+std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
+
+} // namespace reshard

@@ -1,0 +1,125 @@
+#include "ir/ir.h"
+
+#include <algorithm>
+#include <array>
+
+namespace reshard::ir {
+namespace {
+
+struct DTypeRow {
+  const char *name;
+  int64_t bytes;
+};
+constexpr std::array<DTypeRow, 15> kDTypes = {{{"bf16", 2},
+                                               {"fp16", 2},
+                                               {"fp32", 4},
+                                               {"fp64", 8},
+                                               {"fp8_e4m3", 1},
+                                               {"fp8_e5m2", 1},
+                                               {"i8", 1},
+                                               {"i16", 2},
+                                               {"i32", 4},
+                                               {"i64", 8},
+                                               {"u8", 1},
+                                               {"u16", 2},
+                                               {"u32", 4},
+                                               {"u64", 8},
+                                               {"bool", 1}}};
+
+constexpr const char *kStepKinds[] = {"copy", "send", "recv", "fill", "convert", "reduce", "barrier", "hook"};
+
+} // namespace
+
+int64_t itemBytes(DType type) { return kDTypes[static_cast<size_t>(type)].bytes; }
+const char *name(DType type) { return kDTypes[static_cast<size_t>(type)].name; }
+const char *name(StepKind kind) { return kStepKinds[static_cast<size_t>(kind)]; }
+
+std::optional<DType> parseDType(const std::string &text) {
+  for (size_t i = 0; i < kDTypes.size(); ++i)
+    if (text == kDTypes[i].name)
+      return static_cast<DType>(i);
+  return std::nullopt;
+}
+
+int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, int64_t place) {
+  int64_t combined = 0;
+  for (unsigned axis : axes)
+    combined = combined * endpoint.axes[axis].size + place / endpoint.axes[axis].stride % endpoint.axes[axis].size;
+  return combined;
+}
+
+bool present(const Endpoint &endpoint, const Param &param, int64_t place) {
+  return std::all_of(param.presence.begin(), param.presence.end(), [&](const Presence &rule) {
+    return std::binary_search(rule.coordinates.begin(), rule.coordinates.end(), coordinate(endpoint, {rule.axis}, place));
+  });
+}
+
+int64_t instances(const Endpoint &endpoint, const Param &param, int64_t place) {
+  if (!present(endpoint, param, place))
+    return 0;
+  int64_t count = 1;
+  for (unsigned share : param.instances) {
+    const Share &values = endpoint.shares[share];
+    count *= size(values.at[coordinate(endpoint, values.axes, place)]);
+  }
+  return count;
+}
+
+std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t place) {
+  std::vector<int64_t> shape;
+  for (const Extent &extent : param.shape)
+    shape.push_back(extent.at[coordinate(endpoint, extent.axes, place)]);
+  return shape;
+}
+
+int64_t localBytes(const Endpoint &endpoint, const Param &param, int64_t place) {
+  int64_t bytes = itemBytes(param.dtype);
+  for (int64_t length : localShape(endpoint, param, place))
+    bytes *= length;
+  return bytes;
+}
+
+std::string instanceName(const Layout &layout, const Endpoint &endpoint, const Param &param, int64_t place,
+                         int64_t instance) {
+  std::vector<std::pair<std::string, std::string>> placeholders;
+  for (size_t i = param.variables.size(); i-- > 0;) {
+    const Share &share = endpoint.shares[param.instances[i]];
+    const Segments &values = share.at[coordinate(endpoint, share.axes, place)];
+    const int64_t count = size(values);
+    const int64_t value = map(inverse(values), instance % count);
+    instance /= count;
+    const unsigned variable = param.variables[i];
+    const Share &positions = endpoint.shares[endpoint.placement[variable]];
+    const int64_t position = map(positions.at[coordinate(endpoint, positions.axes, place)], value);
+    placeholders.emplace_back("{" + layout.variables[variable].name + "}", std::to_string(value));
+    placeholders.emplace_back("{" + layout.variables[variable].name + ".local}", std::to_string(position));
+  }
+  std::string result = param.name;
+  for (const auto &[from, to] : placeholders)
+    for (size_t at = result.find(from); at != std::string::npos; at = result.find(from, at + to.size()))
+      result.replace(at, from.size(), to);
+  return result;
+}
+
+std::vector<BufferRun> buffers(const Layout &layout, int32_t rank) {
+  std::vector<BufferRun> runs;
+  uint32_t next = 1;
+  for (unsigned e = 0; e < layout.endpoints.size(); ++e) {
+    const Endpoint &endpoint = layout.endpoints[e];
+    for (int64_t place = 0; place < endpoint.places(); ++place) {
+      if (!endpoint.storage && endpoint.ranks[place] != rank)
+        continue;
+      for (unsigned p = 0; p < endpoint.params.size(); ++p) {
+        const int64_t count = instances(endpoint, endpoint.params[p], place);
+        if (count == 0)
+          continue;
+        runs.push_back({e, static_cast<int32_t>(place), p, next, static_cast<uint32_t>(count),
+                        localBytes(endpoint, endpoint.params[p], place)});
+        next += static_cast<uint32_t>(count);
+      }
+    }
+  }
+  return runs;
+}
+
+} // namespace reshard::ir

@@ -1,0 +1,297 @@
+// The three levels of the reshard IR: layout, transfer, schedule. Plain data; text.cpp prints and parses it,
+// verify.cpp says what holds at each level, passes (compiler/passes.def) lower one level to the next.
+#pragma once
+
+#include "ir/segments.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace reshard::ir {
+
+enum class DType : uint8_t { bf16, fp16, fp32, fp64, fp8_e4m3, fp8_e5m2, i8, i16, i32, i64, u8, u16, u32, u64, boolean };
+int64_t itemBytes(DType type);
+const char *name(DType type);
+std::optional<DType> parseDType(const std::string &text);
+
+// ---------------------------------------------------------------------------------------------- layout level
+
+/// A named mesh axis. The coordinate of place p is (p / stride) mod size. Axes of all views stand in one list.
+struct Axis {
+  std::string name;
+  int64_t size = 1;
+  int64_t stride = 1;
+  bool operator==(const Axis &) const = default;
+};
+
+/// An index variable of the model: values 0 … size-1.
+struct IndexVariable {
+  std::string name;
+  int64_t size = 0;
+  bool operator==(const IndexVariable &) const = default;
+};
+
+/// All tensors of one name pattern: `model.layers.{layer}.mlp.up_proj.weight` for each layer for which it exists.
+/// Its *dimensions* are its index variables first (in the order of the name), then the tensor's own.
+struct Family {
+  std::string name;                 // with {variable} placeholders
+  std::vector<unsigned> variables;  // into Layout::variables
+  std::vector<Segments> exists;     // per variable: the values for which it exists (from side; dense on the to side)
+  std::vector<int64_t> shape;       // elements
+  DType dtype = DType::bf16;
+  size_t rank() const { return variables.size() + shape.size(); }
+  bool operator==(const Family &) const = default;
+};
+
+/// How one dimension, or the values of an index variable, is shared out: for every coordinate of `axes` (several
+/// count as one, outermost first) the relation from logical position to local position.
+struct Share {
+  std::vector<unsigned> axes; // into Endpoint::axes; empty: the same on every place
+  std::vector<Segments> at;   // by coordinate; one entry where axes is empty
+  bool operator==(const Share &) const = default;
+};
+
+/// The local length of one param dimension, by coordinate of `axes`.
+struct Extent {
+  std::vector<unsigned> axes;
+  std::vector<int64_t> at;
+  bool operator==(const Extent &) const = default;
+};
+
+/// One dimension of a family inside a param.
+struct PartDimension {
+  unsigned share = 0; // into Endpoint::shares: logical -> local position along `param`
+  int param = -1;     // the param's dimension; -1: an index variable in the param's name (local = instance, dense)
+  bool operator==(const PartDimension &) const = default;
+};
+
+/// A tensor family, whole or sharded, inside a param; or, with family -1, zero padding: then there is one dimension
+/// for each name variable and each param dimension, in that order, and only the `to` side means anything.
+struct Part {
+  int family = -1;
+  std::vector<PartDimension> dimensions; // one for each dimension of the family
+  bool operator==(const Part &) const = default;
+};
+
+/// Keeps a param to some coordinates of an axis (`at: {pp: first}`).
+struct Presence {
+  unsigned axis = 0;
+  std::vector<int64_t> coordinates; // sorted
+  bool operator==(const Presence &) const = default;
+};
+
+/// All params of one name pattern at one endpoint. A place has one instance for each combination of the name
+/// variables' values there (none where a presence rule excludes it), numbered with the last variable fastest.
+struct Param {
+  std::string name;                 // with {x} and {x.local} placeholders
+  std::vector<unsigned> variables;  // name variables, in the order of the name, into Layout::variables
+  std::vector<unsigned> instances;  // per name variable, the Share: logical value -> instance (dense)
+  std::vector<Presence> presence;
+  std::vector<Extent> shape;        // elements per dimension on a place
+  DType dtype = DType::bf16;
+  std::vector<Part> parts;
+  std::string origin;               // "file:line" of its YAML, for explanations
+  bool operator==(const Param &) const = default;
+};
+
+/// One side of the job: where places are world ranks, or the files of a checkpoint.
+struct Endpoint {
+  std::string role;                 // "source", "target", or with several pools "target.0", "target.1" …
+  std::string layout;               // its name, for people
+  bool storage = false;
+  std::string directory;            // a storage endpoint's folder, as written in the job
+  bool checkpoint = false;          // storage: one Hugging Face checkpoint, not a file per place
+  std::vector<Axis> axes;
+  std::vector<int32_t> ranks;       // world rank of each place; for storage 0, 1, 2 … (file numbers)
+  std::vector<Share> shares;
+  std::vector<unsigned> placement;  // per index variable of the model: the Share value -> position on the place
+  std::vector<Param> params;
+  int64_t places() const { return static_cast<int64_t>(ranks.size()); }
+  bool operator==(const Endpoint &) const = default;
+};
+
+/// The layout level: what the YAML said, resolved. Endpoint 0 is the source.
+struct Layout {
+  std::string model;
+  int64_t world = 0;
+  int64_t stagingLimit = 0;         // bytes per rank; 0: unlimited
+  int64_t ranksPerNode = 0;         // 0: all ranks on one node
+  std::vector<IndexVariable> variables;
+  std::vector<Family> families;
+  std::vector<Endpoint> endpoints;
+  std::vector<std::string> untaken; // names (patterns) of source tensors that no target takes
+  bool operator==(const Layout &) const = default;
+};
+
+/// The coordinate of `place` over `axes` (outermost first) of an endpoint.
+int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, int64_t place);
+/// Whether a place passes a param's presence rules. It may still have no instance of it.
+bool present(const Endpoint &endpoint, const Param &param, int64_t place);
+/// Number of instances of a param on a place; 0 where it is absent.
+int64_t instances(const Endpoint &endpoint, const Param &param, int64_t place);
+/// Local shape in elements; bytes of one instance.
+std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t place);
+int64_t localBytes(const Endpoint &endpoint, const Param &param, int64_t place);
+/// The name of instance `instance` of a param on a place.
+std::string instanceName(const Layout &layout, const Endpoint &endpoint, const Param &param, int64_t place,
+                         int64_t instance);
+
+// -------------------------------------------------------------------------------------------- transfer level
+
+/// One alternative source of a tile: places that hold the same elements at the same local positions.
+struct Holder {
+  unsigned param = 0, part = 0;        // of endpoint 0
+  std::vector<int32_t> places;         // ascending
+  std::vector<unsigned> relations;     // per dimension of the target part, into Transfers::relations: source -> target
+                                       // local; padding: itself -> target local
+  bool operator==(const Holder &) const = default;
+};
+
+/// What lcm-tile makes: for one family and one set of elements of it (a product over its dimensions, index variables
+/// included), who can give it and who wants it. It stands for one transfer for each tensor in it and each target place.
+struct Tile {
+  int family = -1;                     // -1: zero padding of the target: one holder, with the one place -1
+  unsigned endpoint = 1, param = 0, part = 0; // target
+  std::vector<int32_t> targets;        // places of the endpoint that want it, at the same local positions, ascending
+  std::vector<Holder> holders;
+  int64_t tensors = 1;                 // product of the index dimensions' sizes
+  int64_t bytes = 0;                   // of one tensor's piece
+  bool operator==(const Tile &) const = default;
+};
+
+/// Chosen transfers: tensors [first, first + count) of the tile (numbered with the last index variable fastest), each from one
+/// place to one place.
+struct Transfer {
+  uint32_t tile = 0;
+  uint32_t first = 0, count = 1;
+  uint32_t holder = 0;
+  int32_t source = 0; // place of endpoint 0; -1 for padding
+  int32_t target = 0; // place of the tile's endpoint
+  bool operator==(const Transfer &) const = default;
+};
+
+/// One loop of a descriptor, outermost first. A step moves both the byte offset and the buffer (instances of a param are
+/// numbered in a row, so that a repetition over layers or experts is a loop as well).
+struct Loop {
+  int64_t count = 1;
+  int64_t sourceStride = 0, targetStride = 0; // bytes
+  int64_t sourceStep = 0, targetStep = 0;     // buffers
+  bool operator==(const Loop &) const = default;
+};
+
+/// Nested loops around a row of contiguous bytes.
+struct Shape {
+  int64_t rowBytes = 0;
+  std::vector<Loop> loops;
+  bool operator==(const Shape &) const = default;
+};
+
+/// Bytes that move from a source place to a target place: a start in one instance on each side and a shape.
+/// Instances are numbered over all params of a place, in the order of Endpoint::params.
+struct Descriptor {
+  unsigned endpoint = 1;      // target endpoint
+  int32_t source = 0, target = 0; // places; source -1: zeros
+  uint32_t sourceInstance = 0, targetInstance = 0;
+  int64_t sourceOffset = 0, targetOffset = 0; // bytes
+  uint32_t shape = 0;         // into Transfers::shapes
+  bool operator==(const Descriptor &) const = default;
+};
+
+struct Transfers {
+  std::vector<Segments> relations;      // interned
+  std::vector<Tile> tiles;              // by lcm-tile
+  std::vector<Transfer> transfers;      // by balance: ordered by tile, target, first tensor
+  std::vector<Shape> shapes;            // by coalesce, interned
+  std::vector<Descriptor> descriptors;  // by coalesce: ordered by (source, endpoint, target), then target position
+  bool operator==(const Transfers &) const = default;
+};
+
+// -------------------------------------------------------------------------------------------- schedule level
+
+/// One side's view of a shape.
+struct OperandLoop {
+  int64_t count = 1;
+  int64_t stride = 0;     // bytes
+  int64_t bufferStep = 0;
+  bool operator==(const OperandLoop &) const = default;
+};
+struct OperandShape {
+  int64_t rowBytes = 0;
+  std::vector<OperandLoop> loops; // outermost first
+  bool operator==(const OperandShape &) const = default;
+};
+
+/// (buffer, offset, shape): buffer 0 is the rank's arena, the others the instances of its params, endpoint by endpoint
+/// (see buffers() below).
+struct Operand {
+  uint32_t buffer = 0;
+  uint32_t shape = 0; // into RankSchedule::shapes
+  int64_t offset = 0; // bytes
+  bool operator==(const Operand &) const = default;
+};
+
+/// convert, reduce, barrier and hook are reserved for later passes; the verifier refuses them until then.
+enum class StepKind : uint8_t { copy, send, recv, fill, convert, reduce, barrier, hook };
+const char *name(StepKind kind);
+
+/// One thing a rank does. copy: inputs[i] -> outputs[i]; send: inputs, packed in order, to the peer; recv: the same bytes
+/// to outputs; fill: zeros to outputs.
+struct Step {
+  StepKind kind = StepKind::copy;
+  uint32_t round = 0;
+  int32_t peer = -1;        // send, recv: world rank
+  uint32_t message = 0;     // send, recv: the same number on both sides, unique in the plan
+  int64_t bytes = 0;
+  std::vector<Operand> inputs, outputs;
+  int64_t staging = -1;     // send, recv: offset in the arena where the packed bytes stand; -1: in place
+  std::vector<uint32_t> after; // steps of this rank that must be done first
+  bool operator==(const Step &) const = default;
+};
+
+/// A run of buffers of one rank: all instances of one param at one place of one endpoint.
+struct BufferRun {
+  unsigned endpoint = 0;
+  int32_t place = 0;
+  unsigned param = 0;
+  uint32_t first = 0;   // number of the first buffer
+  uint32_t count = 0;
+  int64_t bytes = 0;    // of each
+  bool operator==(const BufferRun &) const = default;
+};
+
+/// What one rank does, in order; rounds ascend.
+struct RankSchedule {
+  int32_t rank = 0;
+  std::vector<BufferRun> buffers;
+  std::vector<OperandShape> shapes;
+  std::vector<Step> steps;
+  int64_t arenaBytes = 0;
+  bool operator==(const RankSchedule &) const = default;
+};
+
+struct Schedule {
+  uint32_t rounds = 0;
+  uint32_t messages = 0;
+  std::vector<RankSchedule> ranks; // one for each world rank, in order
+  bool operator==(const Schedule &) const = default;
+};
+
+enum class Level : uint8_t { layout, transfer, schedule };
+
+/// The unit that passes work on. `level` says how far it is lowered; what lies beyond is empty.
+struct Module {
+  Level level = Level::layout;
+  Layout layout;
+  Transfers transfers;
+  Schedule schedule;
+  std::string fingerprint; // of the input, hexadecimal
+  bool operator==(const Module &) const = default;
+};
+
+/// The buffers of a world rank: its places in every endpoint, then the storage endpoints' places that its steps may use.
+/// Buffer numbers start at 1 (0 is the arena). A run is listed only where it has instances.
+std::vector<BufferRun> buffers(const Layout &layout, int32_t rank);
+
+} // namespace reshard::ir

@@ -1,0 +1,250 @@
+// Printing: one line a thing, numbers that can be checked by head, names as comments where only numbers stand. Reading the same is in
+// parse.cpp; every construct stands in both, in the same order.
+
+#include "ir/text.h"
+
+#include <ostream>
+
+namespace reshard::ir {
+
+namespace {
+
+class Printer {
+public:
+  Printer(const Module &module, std::ostream &out) : module_(module), layout_(module.layout), out_(out) {}
+
+  void run() {
+    const char *levels[] = {"layout", "transfer", "schedule"};
+    out_ << "module " << quoted(layout_.model) << " " << levels[static_cast<int>(module_.level)] << " world " << layout_.world << " staging "
+         << layout_.stagingLimit << " ranks-per-node " << layout_.ranksPerNode << " fingerprint " << quoted(module_.fingerprint) << "\n";
+    layout();
+    if (module_.level >= Level::transfer)
+      transfers();
+    if (module_.level >= Level::schedule)
+      schedule();
+  }
+
+private:
+  static std::string quoted(const std::string &text) {
+    static const char *digits = "0123456789abcdef";
+    std::string result = "\"";
+    for (const char c : text) {
+      if (c == '"' || c == '\\') {
+        result += '\\';
+        result += c;
+      } else if (static_cast<unsigned char>(c) < 32 || c == 127) {
+        result += "\\x";
+        result += digits[static_cast<unsigned char>(c) >> 4];
+        result += digits[c & 15];
+      } else {
+        result += c;
+      }
+    }
+    return result + "\"";
+  }
+
+  template <class Numbers> std::string list(const Numbers &numbers) {
+    std::string text = "[";
+    for (size_t i = 0; i < numbers.size(); ++i)
+      text += (i ? ", " : "") + std::to_string(numbers[i]);
+    return text + "]";
+  }
+
+  /// Ascending numbers with runs as a:b (b not included).
+  template <class Numbers> std::string ranges(const Numbers &numbers) {
+    std::string text = "[";
+    for (size_t i = 0; i < numbers.size();) {
+      size_t n = 1;
+      while (i + n < numbers.size() && numbers[i + n] == numbers[i] + static_cast<int64_t>(n))
+        ++n;
+      text += (i ? ", " : "") + std::to_string(numbers[i]);
+      if (n > 1)
+        text += ":" + std::to_string(numbers[i] + static_cast<int64_t>(n));
+      i += n;
+    }
+    return text + "]";
+  }
+
+  std::string segments(const Segments &list) {
+    if (list.empty())
+      return "none";
+    std::string text;
+    for (const Segment &s : list) {
+      text += (text.empty() ? "" : " ") + std::string("[") + std::to_string(s.from) + ":" + std::to_string(s.from + s.length);
+      if (s.count != 1)
+        text += " step " + std::to_string(s.fromStep) + " x " + std::to_string(s.count);
+      text += " -> " + std::to_string(s.to);
+      if (s.count != 1)
+        text += " step " + std::to_string(s.toStep);
+      text += "]";
+    }
+    return text;
+  }
+
+  std::string axes(const Endpoint &endpoint, const std::vector<unsigned> &numbers) {
+    std::string text = "(";
+    for (size_t i = 0; i < numbers.size(); ++i)
+      text += (i ? ", " : "") + endpoint.axes[numbers[i]].name;
+    return text + ")";
+  }
+
+  void layout() {
+    for (const IndexVariable &variable : layout_.variables)
+      out_ << "index " << variable.name << " " << variable.size << "\n";
+    for (size_t f = 0; f < layout_.families.size(); ++f) {
+      const Family &family = layout_.families[f];
+      out_ << "tensor %" << f << " " << quoted(family.name) << " " << name(family.dtype) << " " << list(family.shape);
+      for (size_t v = 0; v < family.variables.size(); ++v)
+        out_ << " for " << layout_.variables[family.variables[v]].name << " " << segments(family.exists[v]) << ";";
+      out_ << "\n";
+    }
+    for (const std::string &tensor : layout_.untaken)
+      out_ << "untaken " << quoted(tensor) << "\n";
+    for (const Endpoint &each : layout_.endpoints)
+      endpoint(each);
+  }
+
+  void endpoint(const Endpoint &endpoint) {
+    out_ << "\nendpoint " << quoted(endpoint.role) << " layout " << quoted(endpoint.layout) << " "
+         << (endpoint.storage ? endpoint.checkpoint ? "checkpoint " : "files " : "ranks ") << ranges(endpoint.ranks);
+    if (endpoint.storage)
+      out_ << " in " << quoted(endpoint.directory);
+    out_ << "\n";
+    for (const Axis &axis : endpoint.axes)
+      out_ << "  axis " << axis.name << " " << axis.size << " stride " << axis.stride << "\n";
+    for (size_t s = 0; s < endpoint.shares.size(); ++s) {
+      const Share &share = endpoint.shares[s];
+      out_ << "  share #" << s << " over " << axes(endpoint, share.axes);
+      for (const Segments &at : share.at)
+        out_ << " | " << segments(at);
+      out_ << "\n";
+    }
+    for (size_t v = 0; v < endpoint.placement.size(); ++v)
+      out_ << "  place " << layout_.variables[v].name << " #" << endpoint.placement[v] << "\n";
+    for (size_t p = 0; p < endpoint.params.size(); ++p) {
+      const Param &param = endpoint.params[p];
+      out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype) << " [";
+      for (size_t d = 0; d < param.shape.size(); ++d) {
+        out_ << (d ? ", " : "");
+        if (param.shape[d].axes.empty() && param.shape[d].at.size() == 1)
+          out_ << param.shape[d].at[0];
+        else
+          out_ << axes(endpoint, param.shape[d].axes) << " " << list(param.shape[d].at);
+      }
+      out_ << "]";
+      for (size_t v = 0; v < param.variables.size(); ++v)
+        out_ << " for " << layout_.variables[param.variables[v]].name << " #" << param.instances[v];
+      for (const Presence &rule : param.presence)
+        out_ << " at " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates);
+      if (!param.origin.empty())
+        out_ << " from " << quoted(param.origin);
+      out_ << "\n";
+      for (const Part &part : param.parts) {
+        if (part.family < 0)
+          out_ << "    zeros";
+        else
+          out_ << "    holds %" << part.family;
+        for (const PartDimension &dimension : part.dimensions) {
+          out_ << " #" << dimension.share << " -> ";
+          if (dimension.param < 0)
+            out_ << "name";
+          else
+            out_ << dimension.param;
+        }
+        if (part.family >= 0)
+          out_ << " // " << layout_.families[part.family].name;
+        out_ << "\n";
+      }
+    }
+  }
+
+  void transfers() {
+    const Transfers &t = module_.transfers;
+    out_ << "\n";
+    for (size_t r = 0; r < t.relations.size(); ++r)
+      out_ << "relation ~" << r << " " << segments(t.relations[r]) << "\n";
+    for (size_t n = 0; n < t.tiles.size(); ++n) {
+      const Tile &tile = t.tiles[n];
+      const Endpoint &target = layout_.endpoints[tile.endpoint];
+      out_ << "tile " << n << " ";
+      if (tile.family < 0)
+        out_ << "zeros";
+      else
+        out_ << "%" << tile.family;
+      out_ << " -> @" << tile.endpoint << " $" << tile.param << "." << tile.part << " on " << ranges(tile.targets) << ", " << tile.tensors
+           << " x " << tile.bytes << " bytes // "
+           << (tile.family < 0 ? std::string("padding") : layout_.families[tile.family].name) << " -> " << target.params[tile.param].name << "\n";
+      for (const Holder &holder : tile.holders) {
+        out_ << "  from $" << holder.param << "." << holder.part << " on " << ranges(holder.places) << " by";
+        for (const unsigned relation : holder.relations)
+          out_ << " ~" << relation;
+        out_ << "\n";
+      }
+    }
+    for (const Transfer &transfer : t.transfers)
+      out_ << "transfer " << transfer.tile << " tensors " << transfer.first << ":" << transfer.first + transfer.count << " holder "
+           << transfer.holder << " from " << transfer.source << " to " << transfer.target << "\n";
+    for (size_t s = 0; s < t.shapes.size(); ++s) {
+      out_ << "shape ^" << s << " row " << t.shapes[s].rowBytes;
+      for (const Loop &loop : t.shapes[s].loops)
+        out_ << " x " << loop.count << " bytes " << loop.sourceStride << " -> " << loop.targetStride << " instances " << loop.sourceStep << " -> "
+             << loop.targetStep;
+      out_ << "\n";
+    }
+    for (const Descriptor &d : t.descriptors)
+      out_ << "move ^" << d.shape << " from " << d.source << " instance " << d.sourceInstance << " + " << d.sourceOffset << " to @" << d.endpoint
+           << " " << d.target << " instance " << d.targetInstance << " + " << d.targetOffset << "\n";
+  }
+
+  void operands(const RankSchedule &rank, const char *what, const std::vector<Operand> &list) {
+    for (const Operand &operand : list)
+      out_ << "    " << what << " b" << operand.buffer << " + " << operand.offset << " ^" << operand.shape << meaning(rank, operand.buffer) << "\n";
+  }
+
+  std::string meaning(const RankSchedule &rank, uint32_t buffer) {
+    for (const BufferRun &run : rank.buffers)
+      if (buffer >= run.first && buffer - run.first < run.count) {
+        const Endpoint &endpoint = layout_.endpoints[run.endpoint];
+        return " // " + endpoint.role + " " + instanceName(layout_, endpoint, endpoint.params[run.param], run.place, buffer - run.first);
+      }
+    return "";
+  }
+
+  void schedule() {
+    out_ << "\nschedule " << module_.schedule.rounds << " rounds, " << module_.schedule.messages << " messages\n";
+    for (const RankSchedule &rank : module_.schedule.ranks) {
+      out_ << "rank " << rank.rank << " arena " << rank.arenaBytes << "\n";
+      for (const BufferRun &run : rank.buffers)
+        out_ << "  buffers b" << run.first << " x " << run.count << " of " << run.bytes << " bytes @" << run.endpoint << " " << run.place << " $"
+             << run.param << " // " << layout_.endpoints[run.endpoint].params[run.param].name << "\n";
+      for (size_t s = 0; s < rank.shapes.size(); ++s) {
+        out_ << "  shape ^" << s << " row " << rank.shapes[s].rowBytes;
+        for (const OperandLoop &loop : rank.shapes[s].loops)
+          out_ << " x " << loop.count << " bytes " << loop.stride << " buffers " << loop.bufferStep;
+        out_ << "\n";
+      }
+      for (const Step &step : rank.steps) {
+        out_ << "  " << name(step.kind) << " round " << step.round << " " << step.bytes << " bytes";
+        if (step.peer >= 0)
+          out_ << " message " << step.message << " peer " << step.peer;
+        if (step.staging >= 0)
+          out_ << " staging " << step.staging;
+        if (!step.after.empty())
+          out_ << " after " << list(step.after);
+        out_ << "\n";
+        operands(rank, "in ", step.inputs);
+        operands(rank, "out", step.outputs);
+      }
+    }
+  }
+
+  const Module &module_;
+  const Layout &layout_;
+  std::ostream &out_;
+};
+
+} // namespace
+
+void print(const Module &module, std::ostream &out) { Printer(module, out).run(); }
+
+} // namespace reshard::ir

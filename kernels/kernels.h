@@ -1,0 +1,39 @@
+// Copies and fills of strided bytes on the CPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace reshard::kernels {
+
+constexpr size_t kMaxLoops = 16;
+
+/// One loop around rows; strides in bytes, may be negative.
+struct Loop {
+  uint64_t count;
+  int64_t sourceStride, targetStride;
+};
+
+/// `loops[0]` is the outermost; inside the innermost lies a row of rowBytes contiguous bytes on both sides.
+struct Strided {
+  uint64_t rowBytes = 0;
+  size_t loopCount = 0;
+  Loop loops[kMaxLoops];
+  uint64_t rows() const;
+  uint64_t bytes() const { return rows() * rowBytes; }
+};
+
+/// The same bytes with fewer, longer loops: loops of one step vanish, loops that continue one another join, rows that touch on both
+/// sides grow.
+void simplify(Strided &shape);
+
+/// Copies rows [first, first + count) of a shape (numbered with the innermost loop fastest). Source and target must not overlap.
+void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count);
+
+/// Zeros to the target side of rows [first, first + count).
+void fillRows(std::byte *target, const Strided &shape, uint64_t first, uint64_t count);
+
+/// One contiguous run; large ones by-pass the cache where that pays.
+void copyBytes(std::byte *target, const std::byte *source, uint64_t bytes);
+
+} // namespace reshard::kernels

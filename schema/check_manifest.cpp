@@ -1,0 +1,458 @@
+// Whether a manifest's numbers refer to something and stay within bounds. It trusts nothing but the FlatBuffers
+// verifier: after it, the functions of manifest.h cannot read outside the manifest, overflow, or run for ever.
+
+#include "schema/limits.h"
+#include "schema/manifest.h"
+
+#include <algorithm>
+#include <map>
+
+namespace reshard::schema {
+namespace {
+
+/// Places × params, index values and the like that one check may look at. Real plans stay a thousand times below.
+constexpr int64_t kMaxWork = int64_t{1} << 28;
+constexpr int64_t kMaxPlaces = int64_t{1} << 24;
+constexpr size_t kMaxList = 64; // axes of a share, variables of a name
+
+template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
+
+/// The verifier does not look at the alignment of what a vector holds.
+template <class T> bool aligned(const flatbuffers::Vector<T> *vector) {
+  constexpr size_t alignment =
+      std::is_pointer_v<T> ? alignof(std::remove_const_t<std::remove_pointer_t<T>>) : sizeof(T);
+  return !vector || vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignment == 0;
+}
+
+/// a * b, or -1 where it is beyond kMaxSize.
+int64_t product(int64_t a, int64_t b) {
+  int64_t result = 0;
+  return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &result) || result > kMaxSize ? -1 : result;
+}
+
+std::string count(size_t found, size_t expected) {
+  return "found " + std::to_string(found) + ", expected " + std::to_string(expected);
+}
+
+/// What the runs of one coordinate reach: positions below these bounds, and how many.
+struct Reach {
+  int64_t from = 0, to = 0, size = 0;
+};
+using Reaches = std::vector<Reach>; // by coordinate
+
+/// Finds the first problem. Functions return false once there is one; what comes after must not be looked at.
+class ManifestCheck {
+public:
+  explicit ManifestCheck(const Manifest &manifest) : manifest_(manifest) {}
+
+  std::string run() {
+    const bool good = general() && families() && endpoints();
+    return good ? std::string() : error_.empty() ? "unknown problem" : error_;
+  }
+
+private:
+  bool fail(std::string text) {
+    error_ = std::move(text);
+    return false;
+  }
+  bool spend(int64_t work) {
+    work_ += work;
+    return work_ <= kMaxWork || fail("it is too large to be checked");
+  }
+
+  bool general() {
+    if (manifest_.world() == 0 || manifest_.world() > kMaxSegments)
+      return fail("found a world of " + std::to_string(manifest_.world()) + " ranks, expected 1 to " +
+                  std::to_string(kMaxSegments));
+    if (manifest_.messages() > UINT32_MAX)
+      return fail("found " + std::to_string(manifest_.messages()) + " messages, expected fewer than 2^32");
+    for (size_t v = 0; v < sizeOf(manifest_.variables()); ++v)
+      if (manifest_.variables()->Get(v)->size() > static_cast<uint64_t>(kMaxSize))
+        return fail("index variable '" + manifest_.variables()->Get(v)->name()->str() + "' has too many values");
+    if (sizeOf(manifest_.endpoints()) < 2)
+      return fail("found " + std::to_string(sizeOf(manifest_.endpoints())) +
+                  " endpoints, expected a source and a target");
+    return true;
+  }
+
+  int64_t variableSize(uint32_t variable) const {
+    return static_cast<int64_t>(manifest_.variables()->Get(variable)->size());
+  }
+
+  bool variables(const flatbuffers::Vector<uint32_t> *list, const std::string &owner) {
+    if (sizeOf(list) > kMaxList)
+      return fail(owner + " has " + std::to_string(sizeOf(list)) + " index variables, expected at most " +
+                  std::to_string(kMaxList));
+    for (size_t i = 0; i < sizeOf(list); ++i)
+      if (list->Get(i) >= sizeOf(manifest_.variables()))
+        return fail(owner + " refers to index variable " + std::to_string(list->Get(i)) + ", expected fewer than " +
+                    std::to_string(sizeOf(manifest_.variables())));
+    return true;
+  }
+
+  // ------------------------------------------------------------------------------------------------------- families
+
+  bool families() {
+    for (size_t f = 0; f < sizeOf(manifest_.families()); ++f)
+      if (!family(*manifest_.families()->Get(f)))
+        return false;
+    return true;
+  }
+
+  bool family(const Family &family) {
+    const std::string name = "tensor '" + family.name()->str() + "'";
+    if (!variables(family.variables(), name))
+      return false;
+    if (family.dtype() > DType::MAX)
+      return fail(name + " has an unknown dtype");
+    if (sizeOf(family.exists()) != sizeOf(family.variables()))
+      return fail(name + " says for how many variables it exists: " +
+                  count(sizeOf(family.exists()), sizeOf(family.variables())));
+    if (!aligned(family.shape()))
+      return fail(name + " is not aligned");
+    int64_t bytes = itemBytes(family.dtype());
+    for (size_t d = 0; d < sizeOf(family.shape()); ++d)
+      bytes = product(bytes, static_cast<int64_t>(std::min<uint64_t>(family.shape()->Get(d), INT64_MAX)));
+    if (bytes < 0)
+      return fail(name + " is too large");
+    for (size_t v = 0; v < sizeOf(family.exists()); ++v) {
+      Reaches reaches;
+      if (sizeOf(family.exists()->Get(v)->axes()) != 0)
+        return fail(name + " exists by axis, expected the same everywhere");
+      if (!share(*family.exists()->Get(v), 1, name, reaches))
+        return false;
+      if (reaches[0].from > variableSize(family.variables()->Get(v)))
+        return fail(name + " exists beyond the values of its variable");
+    }
+    return true;
+  }
+
+  // --------------------------------------------------------------------------------------------------------- shares
+
+  /// Well-formed lists for `coordinates` coordinates, all positions in [0, kMaxSize].
+  bool share(const Share &share, int64_t coordinates, const std::string &owner, Reaches &reaches) {
+    const auto &first = *share.first();
+    const auto &runs = *share.runs();
+    if (static_cast<int64_t>(first.size()) != coordinates + 1)
+      return fail(owner + " has a share with " + std::to_string(first.size()) + " bounds, expected " +
+                  std::to_string(coordinates + 1));
+    if (!aligned(&first) || !aligned(&runs))
+      return fail(owner + " has a share that is not aligned");
+    if (first.Get(0) != 0 || first.Get(first.size() - 1) != runs.size())
+      return fail(owner + " has a share whose bounds do not cover its " + std::to_string(runs.size()) + " runs");
+    reaches.resize(coordinates);
+    for (int64_t c = 0; c < coordinates; ++c) {
+      if (first.Get(c) > first.Get(c + 1) || first.Get(c + 1) > runs.size())
+        return fail(owner + " has a share with bounds out of order");
+      for (uint32_t r = first.Get(c); r < first.Get(c + 1); ++r)
+        if (!run(*runs.Get(r), reaches[c]))
+          return fail(owner + " has a share with an impossible run");
+    }
+    return true;
+  }
+
+  static bool run(const Run &run, Reach &reach) {
+    if (run.length() < 1 || run.length() > kMaxSize || run.count() < 1 || run.count() > kMaxSize)
+      return false;
+    if (run.count() > 1 && run.from_step() < run.length())
+      return false;                               // blocks of `from` would meet
+    auto end = [&](int64_t start, int64_t step) { // the furthest position, or -1
+      const __int128 last = start + static_cast<__int128>(run.count() - 1) * step;
+      const __int128 most = (last > start ? last : start) + run.length();
+      return start < 0 || last < 0 || most > kMaxSize ? int64_t{-1} : static_cast<int64_t>(most);
+    };
+    const int64_t from = end(run.from(), run.from_step()), to = end(run.to(), run.to_step());
+    const int64_t positions = product(run.length(), run.count());
+    if (from < 0 || to < 0 || positions < 0 || positions > kMaxSize - reach.size)
+      return false;
+    reach.from = std::max(reach.from, from);
+    reach.to = std::max(reach.to, to);
+    reach.size += positions;
+    return true;
+  }
+
+  /// Values of a variable → 0, 1, 2 …, each once: what numbers the instances of a param.
+  bool numbering(const Share &share, const Reaches &reaches, int64_t values, const std::string &owner) {
+    const auto &first = *share.first();
+    std::vector<int64_t> value;
+    for (size_t c = 0; c < reaches.size(); ++c) {
+      const int64_t size = reaches[c].size;
+      if (size > kMaxInstances || reaches[c].to != size || reaches[c].from > values)
+        return fail(owner + " does not number its instances from 0 without gaps");
+      if (!spend(size))
+        return false;
+      value.assign(size, -1);
+      for (uint32_t r = first.Get(c); r < first.Get(c + 1); ++r) {
+        const Run &run = *share.runs()->Get(r);
+        for (int64_t block = 0; block < run.count(); ++block)
+          for (int64_t k = 0; k < run.length(); ++k) {
+            int64_t &at = value[run.to() + block * run.to_step() + k];
+            if (at >= 0)
+              return fail(owner + " gives two values the same instance");
+            at = run.from() + block * run.from_step() + k;
+          }
+      }
+      std::sort(value.begin(), value.end());
+      if (std::adjacent_find(value.begin(), value.end()) != value.end())
+        return fail(owner + " gives one value two instances");
+    }
+    return true;
+  }
+
+  // ------------------------------------------------------------------------------------------------------ endpoints
+
+  bool endpoints() {
+    for (size_t e = 0; e < manifest_.endpoints()->size(); ++e) {
+      endpoint_ = manifest_.endpoints()->Get(e);
+      role_ = "endpoint '" + endpoint_->role()->str() + "'";
+      if (!places() || !axes() || !shares() || !params())
+        return false;
+    }
+    return true;
+  }
+
+  bool places() {
+    const int64_t places = static_cast<int64_t>(sizeOf(endpoint_->ranks()));
+    if (places == 0 || places > kMaxPlaces)
+      return fail(role_ + " has " + std::to_string(places) + " places, expected 1 to " + std::to_string(kMaxPlaces));
+    std::vector<bool> seen(manifest_.world());
+    for (int64_t place = 0; place < places; ++place) {
+      const uint32_t rank = endpoint_->ranks()->Get(place);
+      if (endpoint_->storage()) {
+        if (rank != place)
+          return fail(role_ + " has file number " + std::to_string(rank) + ", expected " + std::to_string(place));
+        continue;
+      }
+      if (rank >= manifest_.world())
+        return fail(role_ + " has rank " + std::to_string(rank) + ", expected fewer than " +
+                    std::to_string(manifest_.world()));
+      if (seen[rank])
+        return fail(role_ + " has rank " + std::to_string(rank) + " twice");
+      seen[rank] = true;
+    }
+    if (endpoint_->checkpoint() && (!endpoint_->storage() || places != 1))
+      return fail(role_ + " is a checkpoint of " + std::to_string(places) + " places, expected one place in storage");
+    // Each rank's segment looks at all params of its places (of all places in storage).
+    return spend(product(places, static_cast<int64_t>(sizeOf(endpoint_->params())) + 1) + manifest_.world() / 64);
+  }
+
+  bool axes() {
+    for (size_t i = 0; i < sizeOf(endpoint_->axes()); ++i) {
+      const Axis &axis = *endpoint_->axes()->Get(i);
+      if (axis.size() < 1 || axis.stride() < 1 || axis.size() > INT32_MAX || axis.stride() > INT32_MAX)
+        return fail(role_ + " has axis '" + axis.name()->str() + "' of size " + std::to_string(axis.size()) +
+                    " and stride " + std::to_string(axis.stride()) + ", expected 1 to 2^31 - 1");
+    }
+    return true;
+  }
+
+  /// How many coordinates a list of axes has; -1 after a failure.
+  int64_t coordinates(const flatbuffers::Vector<uint32_t> *axes, const std::string &owner) {
+    int64_t count = 1;
+    if (sizeOf(axes) > kMaxList) {
+      fail(owner + " lists " + std::to_string(sizeOf(axes)) + " axes, expected at most " + std::to_string(kMaxList));
+      return -1;
+    }
+    for (size_t i = 0; i < sizeOf(axes); ++i) {
+      if (axes->Get(i) >= sizeOf(endpoint_->axes())) {
+        fail(owner + " refers to axis " + std::to_string(axes->Get(i)) + ", expected fewer than " +
+             std::to_string(sizeOf(endpoint_->axes())));
+        return -1;
+      }
+      count = product(count, static_cast<int64_t>(endpoint_->axes()->Get(axes->Get(i))->size()));
+      if (count < 0) {
+        fail(owner + " lists axes that multiply to too much");
+        return -1;
+      }
+    }
+    return count;
+  }
+
+  bool shares() {
+    reaches_.assign(sizeOf(endpoint_->shares()), {});
+    numbered_.clear();
+    for (size_t s = 0; s < sizeOf(endpoint_->shares()); ++s) {
+      const Share &each = *endpoint_->shares()->Get(s);
+      const int64_t wanted = coordinates(each.axes(), role_);
+      if (wanted < 0 || !share(each, wanted, role_, reaches_[s]))
+        return false;
+    }
+    if (sizeOf(endpoint_->placement()) != sizeOf(manifest_.variables()))
+      return fail(role_ +
+                  " places index variables: " + count(sizeOf(endpoint_->placement()), sizeOf(manifest_.variables())));
+    for (size_t v = 0; v < sizeOf(endpoint_->placement()); ++v)
+      if (!hasShare(endpoint_->placement()->Get(v), role_))
+        return false;
+    return true;
+  }
+
+  bool hasShare(uint32_t share, const std::string &owner) {
+    return share < reaches_.size() || fail(owner + " refers to share " + std::to_string(share) +
+                                           ", expected fewer than " + std::to_string(reaches_.size()));
+  }
+
+  // --------------------------------------------------------------------------------------------------------- params
+
+  bool params() {
+    for (size_t p = 0; p < sizeOf(endpoint_->params()); ++p) {
+      const Param &each = *endpoint_->params()->Get(p);
+      const std::string name = role_ + " param '" + each.name()->str() + "'";
+      if (!variables(each.variables(), name) || !names(each, name) || !extents(each, name))
+        return false;
+      for (size_t i = 0; i < sizeOf(each.parts()); ++i)
+        if (!part(each, *each.parts()->Get(i), name))
+          return false;
+    }
+    return true;
+  }
+
+  /// Presence and the numbering of instances.
+  bool names(const Param &param, const std::string &name) {
+    for (size_t i = 0; i < sizeOf(param.presence()); ++i) {
+      const Presence &rule = *param.presence()->Get(i);
+      if (rule.axis() >= sizeOf(endpoint_->axes()))
+        return fail(name + " refers to axis " + std::to_string(rule.axis()) + ", expected fewer than " +
+                    std::to_string(sizeOf(endpoint_->axes())));
+      if (!aligned(rule.coordinates()) || !std::is_sorted(rule.coordinates()->begin(), rule.coordinates()->end()))
+        return fail(name + " lists coordinates out of order");
+    }
+    if (sizeOf(param.instances()) != sizeOf(param.variables()))
+      return fail(name + " numbers index variables: " + count(sizeOf(param.instances()), sizeOf(param.variables())));
+    int64_t instances = 1;
+    for (size_t v = 0; v < sizeOf(param.instances()); ++v) {
+      const uint32_t share = param.instances()->Get(v), variable = param.variables()->Get(v);
+      if (!hasShare(share, name))
+        return false;
+      if (numbered_.emplace(std::pair(share, variable), true).second &&
+          !numbering(*endpoint_->shares()->Get(share), reaches_[share], variableSize(variable), name))
+        return false;
+      int64_t most = 0;
+      for (const Reach &reach : reaches_[share])
+        most = std::max(most, reach.size);
+      instances = product(instances, most);
+      if (instances < 0 || instances > kMaxInstances)
+        return fail(name + " has too many instances, expected at most " + std::to_string(kMaxInstances));
+    }
+    return true;
+  }
+
+  bool extents(const Param &param, const std::string &name) {
+    if (param.dtype() > DType::MAX)
+      return fail(name + " has an unknown dtype");
+    int64_t bytes = itemBytes(param.dtype());
+    for (size_t d = 0; d < sizeOf(param.shape()); ++d) {
+      const Extent &extent = *param.shape()->Get(d);
+      const int64_t wanted = coordinates(extent.axes(), name);
+      if (wanted < 0)
+        return false;
+      if (static_cast<int64_t>(extent.at()->size()) != wanted || !aligned(extent.at()))
+        return fail(name + " has lengths in dimension " + std::to_string(d) + ": " +
+                    count(extent.at()->size(), wanted));
+      const auto [least, most] = std::minmax_element(extent.at()->begin(), extent.at()->end());
+      if (*least < 0)
+        return fail(name + " has a negative length in dimension " + std::to_string(d));
+      bytes = product(bytes, std::max<int64_t>(1, *most));
+      if (bytes < 0)
+        return fail(name + " is too large");
+    }
+    return true;
+  }
+
+  bool part(const Param &param, const Part &part, const std::string &name) {
+    const size_t families = sizeOf(manifest_.families());
+    if (part.family() < -1 || part.family() >= static_cast<int64_t>(families))
+      return fail(name + " holds tensor " + std::to_string(part.family()) + ", expected fewer than " +
+                  std::to_string(families));
+    const Family *family = part.family() < 0 ? nullptr : manifest_.families()->Get(part.family());
+    const auto *variables = family ? family->variables() : param.variables();
+    const size_t named = sizeOf(variables);
+    const size_t dimensions = named + (family ? sizeOf(family->shape()) : sizeOf(param.shape()));
+    if (sizeOf(part.dimensions()) != dimensions)
+      return fail(name + " places dimensions of a tensor: " + count(sizeOf(part.dimensions()), dimensions));
+    for (size_t d = 0; d < dimensions; ++d) {
+      const PartDimension &dimension = *part.dimensions()->Get(d);
+      if (!hasShare(dimension.share(), name))
+        return false;
+      if (family) {
+        const int64_t length =
+            d < named ? variableSize(variables->Get(d)) : static_cast<int64_t>(family->shape()->Get(d - named));
+        if (!spend(static_cast<int64_t>(reaches_[dimension.share()].size())))
+          return false;
+        for (const Reach &reach : reaches_[dimension.share()])
+          if (reach.from > length)
+            return fail(name + " holds positions beyond dimension " + std::to_string(d) + " of '" +
+                        family->name()->str() + "'");
+      }
+      if (dimension.param() < -1 || dimension.param() >= static_cast<int64_t>(sizeOf(param.shape())))
+        return fail(name + " places a tensor in dimension " + std::to_string(dimension.param()) +
+                    ", expected fewer than " + std::to_string(sizeOf(param.shape())));
+      if (dimension.param() >= 0) {
+        const Extent &extent = *param.shape()->Get(dimension.param());
+        if (!inside(param, dimension.share(), extent.axes(), [&](int64_t c) { return extent.at()->Get(c); }, name))
+          return false;
+        continue;
+      }
+      // A family lists its variables in its own order.
+      const size_t variable = d >= named ? SIZE_MAX : family ? nameVariable(param, variables->Get(d)) : d;
+      if (variable >= sizeOf(param.instances()))
+        return fail(name + " places dimension " + std::to_string(d) +
+                    " of a tensor in its name, which has no such variable");
+      const uint32_t numbers = param.instances()->Get(variable);
+      if (!inside(
+              param, dimension.share(), endpoint_->shares()->Get(numbers)->axes(),
+              [&](int64_t c) { return reaches_[numbers][c].size; }, name))
+        return false;
+    }
+    return true;
+  }
+
+  static size_t nameVariable(const Param &param, uint32_t variable) {
+    for (size_t i = 0; i < sizeOf(param.variables()); ++i)
+      if (param.variables()->Get(i) == variable)
+        return i;
+    return SIZE_MAX;
+  }
+
+  static bool sameAxes(const flatbuffers::Vector<uint32_t> *a, const flatbuffers::Vector<uint32_t> *b) {
+    return sizeOf(a) == sizeOf(b) && (sizeOf(a) == 0 || std::equal(a->begin(), a->end(), b->begin()));
+  }
+
+  /// On each place that has the param, the share's positions are below `length` (by coordinate over `axes`).
+  template <class Length>
+  bool inside(const Param &param, uint32_t share, const flatbuffers::Vector<uint32_t> *axes, Length length,
+              const std::string &name) {
+    const auto *shareAxes = endpoint_->shares()->Get(share)->axes();
+    const Reaches &reaches = reaches_[share];
+    bool good = true;
+    if (sameAxes(shareAxes, axes)) {
+      if (!spend(static_cast<int64_t>(reaches.size())))
+        return false;
+      for (size_t c = 0; c < reaches.size(); ++c)
+        good = good && reaches[c].to <= length(static_cast<int64_t>(c));
+      if (good)
+        return true;
+    }
+    // Coordinates that no place of the param has may say anything.
+    const int64_t places = static_cast<int64_t>(endpoint_->ranks()->size());
+    if (!spend(places))
+      return false;
+    for (int64_t place = 0; place < places; ++place)
+      if (reaches[coordinate(*endpoint_, shareAxes, place)].to > length(coordinate(*endpoint_, axes, place)) &&
+          instanceCount(*endpoint_, param, place) > 0)
+        return fail(name + " holds positions beyond its own size");
+    return true;
+  }
+
+  const Manifest &manifest_;
+  const Endpoint *endpoint_ = nullptr;
+  std::string role_, error_;
+  std::vector<Reaches> reaches_;                           // of the endpoint's shares
+  std::map<std::pair<uint32_t, uint32_t>, bool> numbered_; // (share, variable) that were looked at
+  int64_t work_ = 0;
+};
+
+} // namespace
+
+std::string checkManifest(const Manifest &manifest) { return ManifestCheck(manifest).run(); }
+
+} // namespace reshard::schema

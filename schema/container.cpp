@@ -1,0 +1,367 @@
+// Writes and maps the container. Its bytes are described in schema/README.md.
+#include "schema/container.h"
+
+#include "schema/limits.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace reshard::schema {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the header is written as it stands in memory");
+
+constexpr char kMagic[8] = {'R', 'E', 'S', 'H', 'A', 'R', 'D', '\n'};
+constexpr uint32_t kVersion = 1;
+constexpr uint64_t kKnownFeatures = 0; // a set bit that is not here belongs to a newer compiler
+constexpr uint64_t kAlignment = 64;
+
+/// The first 32 bytes mean the same in every version, so that any reader can tell absent, foreign, newer and truncated
+/// apart.
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t headerBytes;
+  uint64_t features;
+  uint64_t fileBytes;
+  uint32_t segments;
+  uint32_t reserved;
+  uint64_t indexOffset;
+  uint64_t manifestOffset;
+  uint64_t manifestBytes;
+  uint8_t manifestDigest[16];
+  uint8_t indexDigest[16];
+  uint8_t padding[16];
+  uint8_t digest[16]; // of the header up to here: through the two digests above, of all that the plan says
+};
+static_assert(sizeof(Header) == 128 && offsetof(Header, version) == 8 && offsetof(Header, headerBytes) == 12 &&
+              offsetof(Header, features) == 16 && offsetof(Header, fileBytes) == 24 &&
+              offsetof(Header, segments) == 32 && offsetof(Header, reserved) == 36 &&
+              offsetof(Header, indexOffset) == 40 && offsetof(Header, manifestOffset) == 48 &&
+              offsetof(Header, manifestBytes) == 56 && offsetof(Header, manifestDigest) == 64 &&
+              offsetof(Header, indexDigest) == 80 && offsetof(Header, padding) == 96 &&
+              offsetof(Header, digest) == 112);
+
+struct IndexEntry {
+  uint64_t offset;
+  uint64_t bytes;
+  uint8_t digest[16];
+};
+static_assert(sizeof(IndexEntry) == 32 && offsetof(IndexEntry, bytes) == 8 && offsetof(IndexEntry, digest) == 16);
+
+void digestOf(const void *data, size_t bytes, uint8_t out[16]) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
+  std::memcpy(out, canonical.digest, 16);
+}
+
+bool hasDigest(const void *data, size_t bytes, const uint8_t expected[16]) {
+  uint8_t digest[16];
+  digestOf(data, bytes, digest);
+  return std::memcmp(digest, expected, 16) == 0;
+}
+
+std::string hexadecimal(const uint8_t digest[16]) {
+  std::string text;
+  for (int i = 0; i < 16; ++i) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", digest[i]);
+    text += two;
+  }
+  return text;
+}
+
+uint64_t aligned(uint64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
+
+} // namespace
+
+struct ContainerWriter::State {
+  std::string path, temporary;
+  int file = -1;
+  Header header{};
+  std::vector<IndexEntry> index;
+  size_t added = 0;
+  uint64_t at = 0;
+  std::string digest;
+
+  /// Gives the file up; the text names what could not be done.
+  std::string failure(const char *what) {
+    const std::string text = "cannot " + std::string(what) + " '" + path + "': " + std::strerror(errno);
+    abandon();
+    return text;
+  }
+
+  void abandon() {
+    if (file >= 0)
+      ::close(file);
+    file = -1;
+    if (!temporary.empty())
+      ::unlink(temporary.c_str());
+    temporary.clear();
+  }
+
+  std::string write(const void *data, size_t bytes, uint64_t offset) {
+    const char *from = static_cast<const char *>(data);
+    while (bytes > 0) {
+      const ssize_t n = ::pwrite(file, from, bytes, static_cast<off_t>(offset));
+      if (n < 0 && errno == EINTR)
+        continue;
+      if (n <= 0)
+        return failure("write");
+      from += n;
+      offset += static_cast<uint64_t>(n);
+      bytes -= static_cast<size_t>(n);
+    }
+    return {};
+  }
+};
+
+ContainerWriter::ContainerWriter() : state_(std::make_unique<State>()) {}
+ContainerWriter::~ContainerWriter() { state_->abandon(); }
+
+std::string ContainerWriter::create(const std::string &path, uint32_t segments) {
+  State &s = *state_;
+  s.path = path;
+  if (segments == 0 || segments > kMaxSegments)
+    return "cannot write '" + path + "': found " + std::to_string(segments) + " ranks, expected 1 to " +
+           std::to_string(kMaxSegments);
+  // In the same folder, so that the rename is atomic; not mkstemp, so that the mode follows the umask.
+  static std::atomic<unsigned> serial{0};
+  do {
+    s.temporary = path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(serial++);
+    s.file = ::open(s.temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (s.file < 0 && errno == EEXIST);
+  if (s.file < 0) {
+    s.temporary.clear();
+    return s.failure("create");
+  }
+  std::memcpy(s.header.magic, kMagic, sizeof kMagic);
+  s.header.version = kVersion;
+  s.header.headerBytes = sizeof(Header);
+  s.header.segments = segments;
+  s.index.resize(segments);
+  s.at = sizeof(Header);
+  return {};
+}
+
+std::string ContainerWriter::addManifest(Bytes manifest) {
+  State &s = *state_;
+  if (s.file < 0 || s.header.manifestOffset != 0)
+    return "cannot write '" + s.path + "': a manifest is added once, after create";
+  s.header.manifestOffset = s.at;
+  s.header.manifestBytes = manifest.size();
+  digestOf(manifest.data(), manifest.size(), s.header.manifestDigest);
+  if (std::string error = s.write(manifest.data(), manifest.size(), s.at); !error.empty())
+    return error;
+  s.header.indexOffset = aligned(s.at + manifest.size());
+  s.at = aligned(s.header.indexOffset + s.index.size() * sizeof(IndexEntry));
+  return {};
+}
+
+std::string ContainerWriter::addSegment(Bytes segment) {
+  State &s = *state_;
+  if (s.file < 0 || s.header.manifestOffset == 0 || s.added == s.index.size())
+    return "cannot write '" + s.path + "': found a segment after " + std::to_string(s.added) + ", expected " +
+           std::to_string(s.index.size()) + " after the manifest";
+  if (segment.size() >= kMaxSegmentBytes) {
+    s.abandon();
+    return "cannot write '" + s.path + "': the segment of rank " + std::to_string(s.added) + " has " +
+           std::to_string(segment.size()) + " bytes, expected fewer than " + std::to_string(kMaxSegmentBytes);
+  }
+  IndexEntry &entry = s.index[s.added++];
+  entry.offset = s.at;
+  entry.bytes = segment.size();
+  digestOf(segment.data(), segment.size(), entry.digest);
+  if (std::string error = s.write(segment.data(), segment.size(), s.at); !error.empty())
+    return error;
+  s.at = aligned(s.at + segment.size());
+  return {};
+}
+
+std::string ContainerWriter::finish() {
+  State &s = *state_;
+  if (s.file < 0 || s.header.manifestOffset == 0 || s.added != s.index.size())
+    return "cannot write '" + s.path + "': found " + std::to_string(s.added) + " segments, expected " +
+           std::to_string(s.index.size()) + " and a manifest";
+  const size_t indexBytes = s.index.size() * sizeof(IndexEntry);
+  s.header.fileBytes = s.at;
+  digestOf(s.index.data(), indexBytes, s.header.indexDigest);
+  digestOf(&s.header, offsetof(Header, digest), s.header.digest);
+  s.digest = hexadecimal(s.header.digest);
+  if (std::string error = s.write(s.index.data(), indexBytes, s.header.indexOffset); !error.empty())
+    return error;
+  if (std::string error = s.write(&s.header, sizeof s.header, 0); !error.empty())
+    return error;
+  if (::ftruncate(s.file, static_cast<off_t>(s.at)) != 0)
+    return s.failure("write");
+  // No fsync: a plan that a power cut leaves half written does not match its digests, and can be compiled again.
+  const int closed = ::close(s.file);
+  s.file = -1;
+  if (closed != 0 || ::rename(s.temporary.c_str(), s.path.c_str()) != 0)
+    return s.failure("write");
+  s.temporary.clear();
+  return {};
+}
+
+const std::string &ContainerWriter::digest() const { return state_->digest; }
+int64_t ContainerWriter::bytes() const { return static_cast<int64_t>(state_->at); }
+
+struct Container::State {
+  std::string path;
+  const std::byte *data = nullptr;
+  size_t bytes = 0;
+  const Header *header = nullptr;
+  const IndexEntry *index = nullptr;
+  std::string digest;
+
+  ~State() {
+    if (data)
+      ::munmap(const_cast<std::byte *>(data), bytes);
+  }
+
+  /// Reads a range in one go; the mapping itself reads page by page, so that other ranks' segments stay untouched.
+  void willNeed(uint64_t offset, uint64_t length) const {
+    static const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    const uint64_t begin = offset / page * page;
+    ::madvise(const_cast<std::byte *>(data) + begin, offset + length - begin, MADV_WILLNEED);
+  }
+
+  /// What lies between two parts says nothing and must be zero: then no byte of a plan can change unnoticed.
+  bool zero(uint64_t begin, uint64_t end) const {
+    return std::all_of(data + begin, data + end, [](std::byte b) { return b == std::byte{0}; });
+  }
+
+  std::string check();
+};
+
+/// Everything but the segments' bytes. Each step reads only what the steps before it have shown to be there.
+std::string Container::State::check() {
+  if (std::memcmp(data, kMagic, std::min(bytes, sizeof kMagic)) != 0 || bytes == 0)
+    return "not a plan: it does not begin with the magic bytes of one";
+  const auto truncated = [&](uint64_t expected) {
+    return "truncated: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
+  };
+  if (bytes < offsetof(Header, features))
+    return truncated(sizeof(Header)) + " or more";
+  const Header &h = *(header = reinterpret_cast<const Header *>(data));
+  if (h.version > kVersion)
+    return "written by a newer compiler: found container version " + std::to_string(h.version) + ", expected " +
+           std::to_string(kVersion);
+  if (h.version != kVersion || h.headerBytes != sizeof(Header))
+    return "damaged: found container version " + std::to_string(h.version) + " with a header of " +
+           std::to_string(h.headerBytes) + " bytes, expected version " + std::to_string(kVersion) + " with " +
+           std::to_string(sizeof(Header));
+  if (bytes < sizeof(Header))
+    return truncated(sizeof(Header)) + " or more";
+  if (!hasDigest(&h, offsetof(Header, digest), h.digest))
+    return "damaged: the header does not match its digest";
+  if (h.features & ~kKnownFeatures) {
+    char bits[19];
+    std::snprintf(bits, sizeof bits, "0x%llx", static_cast<unsigned long long>(h.features & ~kKnownFeatures));
+    return "written by a newer compiler: found unknown feature bits " + std::string(bits);
+  }
+  if (bytes < h.fileBytes)
+    return truncated(h.fileBytes);
+  if (bytes > h.fileBytes)
+    return "damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(h.fileBytes);
+
+  // Each part stands where the writer puts it: no gaps, no overlaps.
+  const uint64_t indexBytes = uint64_t{h.segments} * sizeof(IndexEntry);
+  const bool fits = h.segments > 0 && h.segments <= kMaxSegments && h.reserved == 0 &&
+                    h.manifestOffset == sizeof(Header) && h.manifestBytes > 0 && h.manifestBytes < kMaxSegmentBytes &&
+                    h.manifestBytes <= bytes - sizeof(Header) &&
+                    h.indexOffset == aligned(sizeof(Header) + h.manifestBytes) && h.indexOffset <= bytes &&
+                    indexBytes <= bytes - h.indexOffset;
+  if (!fits)
+    return "damaged: the header points outside the file";
+  willNeed(0, h.indexOffset + indexBytes);
+  index = reinterpret_cast<const IndexEntry *>(data + h.indexOffset);
+  if (!hasDigest(data + h.manifestOffset, h.manifestBytes, h.manifestDigest))
+    return "damaged: the manifest does not match its digest";
+  if (!hasDigest(index, indexBytes, h.indexDigest))
+    return "damaged: the index does not match its digest";
+  uint64_t at = aligned(h.indexOffset + indexBytes);
+  const uint64_t firstSegment = at;
+  for (uint32_t rank = 0; rank < h.segments; ++rank) {
+    const IndexEntry &entry = index[rank];
+    if (entry.offset != at || at > bytes || entry.bytes == 0 || entry.bytes >= kMaxSegmentBytes ||
+        entry.bytes > bytes - at)
+      return "damaged: the segment of rank " + std::to_string(rank) + " lies outside the file or its order";
+    at = aligned(at + entry.bytes);
+  }
+  if (at != bytes)
+    return "damaged: found " + std::to_string(bytes) + " bytes, the index ends at " + std::to_string(at);
+  if (!zero(h.manifestOffset + h.manifestBytes, h.indexOffset) || !zero(h.indexOffset + indexBytes, firstSegment))
+    return "damaged: padding is not zero";
+  digest = hexadecimal(h.digest);
+  return {};
+}
+
+Container::Container(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Container::~Container() = default;
+
+std::string Container::open(const std::string &path, std::unique_ptr<Container> &container) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe shall not make us wait
+  if (file < 0)
+    return "cannot open '" + path + "': " + std::strerror(errno);
+  struct stat status{};
+  auto state = std::make_unique<State>();
+  state->path = path;
+  if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) {
+    ::close(file);
+    return "'" + path + "': not a plan: " + (S_ISREG(status.st_mode) ? "it is empty" : "it is no regular file");
+  }
+  state->bytes = static_cast<size_t>(status.st_size);
+  void *map = ::mmap(nullptr, state->bytes, PROT_READ, MAP_PRIVATE, file, 0);
+  ::close(file);
+  if (map == MAP_FAILED)
+    return "cannot map '" + path + "': " + std::strerror(errno);
+  state->data = static_cast<const std::byte *>(map);
+  ::madvise(map, state->bytes, MADV_RANDOM); // no read-ahead into other ranks' segments
+  if (std::string error = state->check(); !error.empty())
+    return "'" + path + "': " + error;
+  container.reset(new Container(std::move(state)));
+  return {};
+}
+
+Bytes Container::manifest() const {
+  return {state_->data + state_->header->manifestOffset, state_->header->manifestBytes};
+}
+uint32_t Container::segments() const { return state_->header->segments; }
+
+std::string Container::segment(uint32_t rank, Bytes &bytes) const {
+  if (rank >= segments())
+    return "'" + state_->path + "': found no rank " + std::to_string(rank) + ", expected 0 to " +
+           std::to_string(segments() - 1);
+  const IndexEntry &entry = state_->index[rank];
+  const uint64_t end = aligned(entry.offset + entry.bytes);
+  state_->willNeed(entry.offset, end - entry.offset);
+  if (!hasDigest(state_->data + entry.offset, entry.bytes, entry.digest))
+    return "'" + state_->path + "': damaged: the segment of rank " + std::to_string(rank) +
+           " does not match its digest";
+  if (!state_->zero(entry.offset + entry.bytes, end))
+    return "'" + state_->path + "': damaged: the padding after the segment of rank " + std::to_string(rank) +
+           " is not zero";
+  bytes = {state_->data + entry.offset, entry.bytes};
+  return {};
+}
+
+std::string Container::segmentDigest(uint32_t rank) const {
+  return {reinterpret_cast<const char *>(state_->index[rank].digest), 16};
+}
+uint64_t Container::segmentBytes(uint32_t rank) const { return state_->index[rank].bytes; }
+const std::string &Container::digest() const { return state_->digest; }
+int64_t Container::bytes() const { return static_cast<int64_t>(state_->bytes); }
+
+} // namespace reshard::schema

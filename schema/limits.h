@@ -1,0 +1,19 @@
+// What no plan may exceed: writer, loader and executor agree on these numbers.
+#pragma once
+
+#include <cstdint>
+
+namespace reshard::schema {
+
+/// Ranks of a plan.
+inline constexpr uint32_t kMaxSegments = 1 << 20;
+/// A segment stays below: FlatBuffers end at 2 GiB, where release builds would write garbage silently.
+inline constexpr uint64_t kMaxSegmentBytes = uint64_t{1} << 30;
+/// Loops of one shape, so that an executor can keep them in an array (kernels::kMaxLoops).
+inline constexpr uint32_t kMaxLoops = 16;
+/// Instances of one param on one place.
+inline constexpr int64_t kMaxInstances = int64_t{1} << 22;
+/// Positions, lengths and bytes, so that sums of a few of them do not overflow.
+inline constexpr int64_t kMaxSize = int64_t{1} << 60;
+
+} // namespace reshard::schema

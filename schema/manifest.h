@@ -1,0 +1,60 @@
+// What a manifest says about one place: coordinates, param names, shapes and where every logical element stands. Used
+// by the executor to bind by name and by the tools to prove and check; shares no code with the planner.
+#pragma once
+
+#include "schema/plan_generated.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reshard::schema {
+
+/// The FlatBuffers identifier of a manifest; a segment's is the root type's, SegmentIdentifier().
+inline constexpr const char *kManifestIdentifier = "RSMF";
+
+int64_t itemBytes(DType type);
+/// The name in YAML and reports ("bf16"), and in safetensors headers ("BF16").
+const char *dtypeName(DType type);
+const char *safetensorsName(DType type);
+std::optional<DType> dtypeFromSafetensors(std::string_view name);
+
+/// The coordinate of a place over mesh axes (numbers into Endpoint::axes), outermost first; 0 for no axes.
+int64_t coordinate(const Endpoint &endpoint, const flatbuffers::Vector<uint32_t> *axes, int64_t place);
+
+/// The runs of a share at a place.
+struct Runs {
+  const Run *begin = nullptr, *end = nullptr;
+  int64_t size() const; // positions related
+  std::optional<int64_t> map(int64_t from) const;
+};
+Runs runs(const Endpoint &endpoint, const Share &share, int64_t place);
+
+/// One param instance on a place.
+struct ParamInstance {
+  uint32_t param = 0;          // into Endpoint::params
+  uint32_t instance = 0;       // within the param on this place, last name variable fastest
+  std::vector<int64_t> values; // logical value of each name variable
+  std::string name;
+  std::vector<int64_t> shape; // elements
+  int64_t bytes = 0;
+};
+
+bool present(const Endpoint &endpoint, const Param &param, int64_t place);
+int64_t instanceCount(const Endpoint &endpoint, const Param &param, int64_t place);
+std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t place);
+/// Every instance of one param on a place, in instance order.
+std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t place);
+
+/// The name of a tensor of a family for given index values, placeholders filled in.
+std::string tensorName(const Manifest &manifest, const Family &family, const std::vector<int64_t> &values);
+
+/// Whether everything in the manifest refers to something that exists and every size is within bounds, so that the
+/// functions above are safe on it, every run of a part stands inside tensor and param, and instances are numbered
+/// without gaps; the error text otherwise (empty: good). Run by the loader before anything else is read.
+/// check_manifest.cpp.
+std::string checkManifest(const Manifest &manifest);
+
+} // namespace reshard::schema

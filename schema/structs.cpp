@@ -1,0 +1,82 @@
+// The layout of every struct of plan.fbs, frozen. Neither flatc --conform nor the verifier notices a struct that grew
+// or whose fields moved, and its records would then be read as other records: wrong weights without an error. If one of
+// these fails, put the struct back and add a new one in a new vector (schema/README.md).
+
+#include <cstddef>
+#include <flatbuffers/flatbuffers.h>
+
+// flatc makes the members private, where offsetof cannot see them; nothing but assertions is compiled in this file.
+#define private public
+#include "schema/plan_generated.h"
+#undef private
+
+namespace reshard::schema {
+
+#define STRUCT(name, bytes, align)                                                                                     \
+  static_assert(sizeof(name) == bytes && alignof(name) == align && std::is_trivially_copyable_v<name>)
+#define FIELD(name, field, offset, type)                                                                               \
+  static_assert(offsetof(name, field##_) == offset && std::is_same_v<decltype(name::field##_), type>)
+
+STRUCT(Run, 48, 8);
+FIELD(Run, from, 0, int64_t);
+FIELD(Run, to, 8, int64_t);
+FIELD(Run, length, 16, int64_t);
+FIELD(Run, count, 24, int64_t);
+FIELD(Run, from_step, 32, int64_t);
+FIELD(Run, to_step, 40, int64_t);
+
+STRUCT(PartDimension, 8, 4);
+FIELD(PartDimension, share, 0, uint32_t);
+FIELD(PartDimension, param, 4, int32_t);
+
+STRUCT(BufferRun, 32, 8);
+FIELD(BufferRun, endpoint, 0, uint32_t);
+FIELD(BufferRun, place, 4, uint32_t);
+FIELD(BufferRun, param, 8, uint32_t);
+FIELD(BufferRun, first, 12, uint32_t);
+FIELD(BufferRun, count, 16, uint32_t);
+FIELD(BufferRun, reserved, 20, uint32_t);
+FIELD(BufferRun, bytes, 24, uint64_t);
+
+STRUCT(Loop, 24, 8);
+FIELD(Loop, count, 0, uint64_t);
+FIELD(Loop, stride, 8, int64_t);
+FIELD(Loop, buffer_step, 16, int64_t);
+
+STRUCT(Shape, 16, 8);
+FIELD(Shape, row_bytes, 0, uint64_t);
+FIELD(Shape, first_loop, 8, uint32_t);
+FIELD(Shape, loop_count, 12, uint32_t);
+
+STRUCT(Operand, 16, 8);
+FIELD(Operand, offset, 0, uint64_t);
+FIELD(Operand, buffer, 8, uint32_t);
+FIELD(Operand, shape, 12, uint32_t);
+
+STRUCT(Step, 56, 8);
+FIELD(Step, bytes, 0, uint64_t);
+FIELD(Step, staging, 8, uint64_t);
+FIELD(Step, first_input, 16, uint32_t);
+FIELD(Step, input_count, 20, uint32_t);
+FIELD(Step, first_output, 24, uint32_t);
+FIELD(Step, output_count, 28, uint32_t);
+FIELD(Step, round, 32, uint32_t);
+FIELD(Step, peer, 36, uint32_t);
+FIELD(Step, message, 40, uint32_t);
+FIELD(Step, first_after, 44, uint32_t);
+FIELD(Step, after_count, 48, uint32_t);
+FIELD(Step, kind, 52, uint8_t);
+FIELD(Step, reserved0, 53, uint8_t);
+FIELD(Step, reserved1, 54, uint16_t);
+
+// A renamed or renumbered enumerator passes --conform as well.
+static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(DType::fp32) == 2 &&
+              uint8_t(DType::fp64) == 3 && uint8_t(DType::fp8_e4m3) == 4 && uint8_t(DType::fp8_e5m2) == 5 &&
+              uint8_t(DType::i8) == 6 && uint8_t(DType::i16) == 7 && uint8_t(DType::i32) == 8 &&
+              uint8_t(DType::i64) == 9 && uint8_t(DType::u8) == 10 && uint8_t(DType::u16) == 11 &&
+              uint8_t(DType::u32) == 12 && uint8_t(DType::u64) == 13 && uint8_t(DType::boolean) == 14);
+static_assert(uint8_t(StepKind::copy) == 0 && uint8_t(StepKind::send) == 1 && uint8_t(StepKind::recv) == 2 &&
+              uint8_t(StepKind::fill) == 3 && uint8_t(StepKind::convert) == 4 && uint8_t(StepKind::reduce) == 5 &&
+              uint8_t(StepKind::barrier) == 6 && uint8_t(StepKind::hook) == 7);
+
+} // namespace reshard::schema

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Every suite in full under release, address + undefined-behaviour and thread sanitizers, the seeded bugs and a minute of each
+# fuzzer. The summary replaces the one in docs/testing.md.
+set -u
+cd "$(dirname "$0")/.."
+export RESHARD_FULL=1
+export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1
+summary=""
+status=0
+
+note() { # name, result line
+  summary+="| $1 | $2 |"$'\n'
+  echo "$1: $2"
+}
+
+for preset in release asan tsan; do
+  cmake --preset "$preset" >/dev/null && cmake --build --preset "$preset" -j "$(nproc)" >"build/$preset.log" 2>&1 || {
+    tail -50 "build/$preset.log"
+    note "$preset" "did not build"
+    status=1
+    continue
+  }
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error --timeout 7200 2>&1 | tee "build/$preset.tests.log"
+  [ "${PIPESTATUS[0]}" = 0 ] || status=1
+  note "$preset: suites" "$(grep 'tests passed' "build/$preset.tests.log")"
+done
+
+build/venv/bin/python tests/property/run.py --jobs 2000 --seed "$(date +%s)" --bin build/release | tee build/property.log
+[ "${PIPESTATUS[0]}" = 0 ] || status=1
+note "property jobs against the oracle" "$(tail -1 build/property.log)"
+
+build/venv/bin/python tests/property/seeded_bugs.py | tee build/bugs.log
+[ "${PIPESTATUS[0]}" = 0 ] || status=1
+note "seeded bugs" "$(tail -1 build/bugs.log)"
+
+if cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" >build/fuzz.log 2>&1; then
+  for fuzzer in build/fuzz/fuzz-*; do
+    mkdir -p "build/corpus/$(basename "$fuzzer")"
+    if "$fuzzer" -max_total_time=60 -rss_limit_mb=4096 "build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1; then
+      note "$(basename "$fuzzer")" "$(grep -E '^Done|DONE' "$fuzzer.log" | tail -1)"
+    else
+      note "$(basename "$fuzzer")" "failed, see $fuzzer.log"
+      status=1
+    fi
+  done
+else
+  note "fuzzers" "did not build"
+  status=1
+fi
+
+summary="Commit $(git rev-parse --short HEAD), $(date -u +%Y-%m-%d), $(nproc) cores.
+
+| suite | result |
+|---|---|
+$summary"
+python3 - "$summary" <<'PYTHON'
+import re, sys
+path = "docs/testing.md"
+text = open(path).read()
+begin, end = "<!-- test-all -->\n", "<!-- /test-all -->"
+text = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: begin + sys.argv[1] + end, text, flags=re.S)
+open(path, "w").write(text)
+PYTHON
+exit $status

@@ -1,0 +1,225 @@
+// Wrong jobs and what is said about them, whole. A job of errors/ ends with its message, one `# expect: ` for each
+// line, and may begin with `# set: a.b=c`. RESHARD_UPDATE=1 rewrites the expectations.
+
+#include "compiler/frontend.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kLeastCases = 60;
+constexpr std::string_view kExpect = "# expect:", kSet = "# set: ";
+
+/// A folder of its own for each process, gone afterwards.
+class Folder {
+public:
+  Folder() {
+    std::string path = (fs::temp_directory_path() / "reshard-errors-XXXXXX").string();
+    path_ = mkdtemp(path.data());
+  }
+  ~Folder() { fs::remove_all(path_); }
+  fs::path operator/(const std::string &name) const { return path_ / name; }
+  std::string prefix() const { return path_.string() + "/"; }
+
+private:
+  fs::path path_;
+};
+
+void write(const fs::path &path, std::string_view text) {
+  std::ofstream(path, std::ios::binary).write(text.data(), static_cast<std::streamsize>(text.size()));
+}
+
+std::string read(const fs::path &path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+/// What the compiler says of a job, with paths relative to its folder.
+std::string messages(const Folder &folder, const std::string &name, const std::string &text,
+                     const std::vector<std::string> &overrides = {}) {
+  write(folder / name, text);
+  Diagnostics diagnostics;
+  if (const auto job = readJob((folder / name).string(), overrides, diagnostics)) {
+    EXPECT_FALSE(resolve(*job, diagnostics)) << name << ": no error";
+  }
+  EXPECT_GT(diagnostics.errors(), 0u) << name << ": no error";
+  std::string result = diagnostics.text();
+  for (size_t at = result.find(folder.prefix()); at != std::string::npos; at = result.find(folder.prefix(), at))
+    result.erase(at, folder.prefix().size());
+  return result;
+}
+
+struct Case {
+  std::string job; // without the expectation, so that its lines are not part of what it is about
+  std::string expected;
+  std::vector<std::string> overrides;
+};
+
+Case split(const std::string &text) {
+  Case result;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(kSet))
+      result.overrides.push_back(line.substr(kSet.size()));
+    if (line.starts_with(kExpect))
+      result.expected += (line.size() > kExpect.size() ? line.substr(kExpect.size() + 1) : "") + "\n";
+    else
+      result.job += line + "\n";
+  }
+  return result;
+}
+
+std::string commented(const std::string &message) {
+  std::string result;
+  std::istringstream lines(message);
+  for (std::string line; std::getline(lines, line);)
+    result += std::string(kExpect) + (line.empty() ? "" : " ") + line + "\n";
+  return result;
+}
+
+TEST(Errors, WholeMessages) {
+  const fs::path errors = fs::path(RESHARD_SOURCE_DIR) / "tests/compiler/errors";
+  const Folder folder;
+  fs::create_directory_symlink(errors / "Inputs", folder / "Inputs");
+  std::vector<fs::path> paths;
+  for (const fs::directory_entry &entry : fs::directory_iterator(errors))
+    if (entry.path().extension() == ".yaml")
+      paths.push_back(entry.path());
+  std::sort(paths.begin(), paths.end());
+  for (const fs::path &path : paths) {
+    const Case wrong = split(read(path));
+    const std::string actual = messages(folder, path.filename().string(), wrong.job, wrong.overrides);
+    if (std::getenv("RESHARD_UPDATE"))
+      write(path, wrong.job + commented(actual));
+    else
+      EXPECT_EQ(actual, wrong.expected) << path;
+  }
+  EXPECT_GE(paths.size(), kLeastCases);
+}
+
+std::string repeat(std::string_view text, size_t times) {
+  std::string result;
+  for (size_t i = 0; i < times; ++i)
+    result += text;
+  return result;
+}
+
+/// Jobs that would cost memory or time, or the stack: refused within a second each.
+TEST(Errors, HostileJobs) {
+  const std::string model = "model: {dtype: bf16, tensors: {w: {shape: [8], shard: {0: tp}}}}\n";
+  const std::string deep = "lists and maps nested more than 64 deep";
+  std::string bomb = "version: 1\na0: &a0 [x, x]\n";
+  for (int i = 1; i < 30; ++i)
+    bomb += "a" + std::to_string(i) + ": &a" + std::to_string(i) + " [*a" + std::to_string(i - 1) + ", *a" +
+            std::to_string(i - 1) + "]\n";
+  std::string stairs;
+  for (int i = 0; i < 2000; ++i)
+    stairs += std::string(i, ' ') + "a:\n";
+  std::string wide = "version: 1\n";
+  for (int i = 0; i < 200000; ++i)
+    wide += "k" + std::to_string(i) + ": 1\n";
+  std::string ranks = "version: 1\n" + model + "source: {mesh: {tp: 4}, ranks: [" + repeat("0..1048575, ", 20000) +
+                      "0]}\ntarget: {mesh: {tp: 8}}\n";
+  const std::string binary("\x7f"
+                           "ELF\x02\x01\x01\0\0\0\xde\xad\xbe\xef",
+                           14);
+  const struct {
+    const char *name;
+    std::string text, message;
+  } cases[] = {
+      {"empty", "", "hostile.yaml:1:1: error: expected a map for the job, found nothing"},
+      {"comment", "# nothing\n", "expected a map for the job, found nothing"},
+      {"lists", repeat("[", 100000), deep},
+      {"maps", repeat("{a: ", 100000), deep},
+      {"dashes", repeat("- ", 100000), deep},
+      {"keys", repeat("? ", 100000), deep},
+      {"stairs", stairs, deep},
+      {"deep tensors", "version: 1\nmodel: {tensors: {w: " + repeat("[", 100000), deep},
+      {"aliases", bomb, "aliases are not supported"},
+      {"many keys", wide, "unknown key 'k0' in the job"},
+      {"binary", binary, "hostile.yaml:1:"},
+      {"latin-1",
+       "version: 1\nmodel: gr\xf6\xdf"
+       "er.yaml\n",
+       "hostile.yaml:2:10: error: invalid UTF-8"},
+      {"surrogate", "a: \xed\xa0\x80\n", "invalid UTF-8"},
+      {"UTF-16", std::string("v\0e\0r\0", 6), "control character 0"},
+      {"long line", "version: 1\nmodel: " + std::string(4 << 20, 'x') + "\n", "cannot read '"},
+      {"ranks", "version: 1\n" + model + "source: {mesh: {tp: 1000000000000}}\ntarget: {mesh: {tp: 8}}\n",
+       "the size of axis 'tp' is 1000000000000, expected 1 to 1048576"},
+      {"axes",
+       "version: 1\n" + model +
+           "source: {mesh: {a: 1000000, b: 1000000, c: 1000000, d: 1000000, e: 1000000}}\ntarget: {mesh: {tp: 8}}\n",
+       "a mesh of more than 1048576 ranks"},
+      {"rank ranges", ranks, "expected 4 as the mesh has"},
+      {"shape",
+       "version: 1\nmodel: {dtype: bf16, tensors: {w: [4294967296, 4294967296]}}\nsource: {mesh: {}}\ntarget: {mesh: "
+       "{}}\n",
+       "tensor 'w' has 2^63 bytes or more"},
+      {"layers",
+       "version: 1\nmodel: {dtype: bf16, index: {layer: 1000000, expert: 1000000}, tensors: {\"w.{layer}.{expert}\": "
+       "[8]}}\n"
+       "source: {mesh: {}}\ntarget: {mesh: {}}\n",
+       "instances on a rank, expected at most"},
+      {"number",
+       "version: 1\n" + model + "source: {mesh: {tp: " + repeat("9", 100000) + "}}\ntarget: {mesh: {tp: 8}}\n",
+       "an expression of 100000"},
+      {"parentheses",
+       "version: 1\n" + model + "source: {mesh: {tp: " + repeat("(", 4000) + "}}\ntarget: {mesh: {tp: 8}}\n",
+       "nested more than 64"},
+      {"packs",
+       "version: 1\nmodel: {dtype: bf16, tensors: {w: [8]}, layouts: {l: {params: {p: {concat: " +
+           repeat("[{concat: ", 20) + "[w]" + repeat("}]", 20) +
+           "}}}}}\nsource: {layout: l, mesh: {}}\ntarget: {mesh: {}}\n",
+       "packs nested more than 16 deep"},
+  };
+  const Folder folder;
+  for (const auto &hostile : cases) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string text = messages(folder, "hostile.yaml", hostile.text);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    EXPECT_NE(text.find(hostile.message), std::string::npos) << hostile.name << ":\n" << text;
+    EXPECT_LT(text.size(), 100000u) << hostile.name;
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    EXPECT_LT(seconds, 1.0) << hostile.name;
+#else
+    EXPECT_LT(seconds, 30.0) << hostile.name;
+#endif
+  }
+}
+
+TEST(Errors, HostileConfigs) {
+  const Folder folder;
+  const std::string job = "version: 1\nmodel: {config: c.json, let: {h: $hidden}, dtype: bf16, tensors: {w: "
+                          "[h]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n";
+  const struct {
+    std::string text, message;
+  } cases[] = {
+      {repeat("[", 100000), "nested more than 64 deep"},
+      {"", "not JSON"},
+      {"[]", "expected a JSON object for a config"},
+      {"{\"hidden\": 1e400}", "'hidden'"},
+      {"{\"hidden\": 99999999999999999999}", "a number with a fraction or past 2^63"},
+      {"{\"hidden\": \"\xff\"}", "not JSON"},
+      {std::string("\0\0", 2), "not JSON"},
+  };
+  for (const auto &hostile : cases) {
+    write(folder / "c.json", hostile.text);
+    const std::string text = messages(folder, "job.yaml", job);
+    EXPECT_NE(text.find(hostile.message), std::string::npos) << text;
+  }
+}
+
+} // namespace
+} // namespace reshard

@@ -1,0 +1,423 @@
+// resolve: packs, cuts, placing and padding on shapes small enough to check by hand (most are drawn in docs/yaml.md,
+// section 6), and the errors of comparing two sides. A param is shown element by element: `q:3` is row 3 of tensor q,
+// `z` is padding.
+#include "compiler/frontend.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <unistd.h>
+
+namespace reshard {
+namespace {
+
+using ir::Segments;
+
+struct Resolved {
+  Diagnostics diagnostics;
+  std::optional<ir::Layout> layout;
+};
+
+Resolved resolveFile(const std::string &path) {
+  Resolved result;
+  if (const auto job = readJob(path, {}, result.diagnostics))
+    result.layout = resolve(*job, result.diagnostics);
+  return result;
+}
+
+Resolved resolveText(const std::string &yaml) {
+  const auto path = std::filesystem::temp_directory_path() / ("resolve_test_" + std::to_string(getpid()) + ".yaml");
+  std::ofstream(path) << yaml;
+  Resolved result = resolveFile(path);
+  std::filesystem::remove(path);
+  return result;
+}
+
+std::string replaced(std::string text, const std::string &from, const std::string &to) {
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+const Segments &at(const ir::Endpoint &endpoint, unsigned share, int64_t place) {
+  return endpoint.shares[share].at[coordinate(endpoint, endpoint.shares[share].axes, place)];
+}
+
+/// What stands at each element of an instance, row-major, from the relations alone; `?` nothing, `!` two things.
+std::string show(const ir::Layout &layout, const ir::Endpoint &endpoint, const ir::Param &param, int64_t place,
+                 int64_t instance) {
+  const std::vector<int64_t> shape = localShape(endpoint, param, place);
+  int64_t elements = 1;
+  for (int64_t n : shape)
+    elements *= n;
+  std::vector<int64_t> instanceOf(param.variables.size()); // per name variable
+  for (size_t i = param.variables.size(); i-- > 0;) {
+    const int64_t count = size(at(endpoint, param.instances[i], place));
+    instanceOf[i] = instance % count;
+    instance /= count;
+  }
+  std::string text;
+  for (int64_t e = 0; e < elements; ++e) {
+    std::vector<int64_t> position(shape.size());
+    for (size_t d = shape.size(), rest = e; d-- > 0; rest /= shape[d])
+      position[d] = static_cast<int64_t>(rest) % shape[d];
+    std::string label;
+    for (const ir::Part &part : param.parts) {
+      std::vector<int64_t> logical;
+      for (size_t d = 0; d < part.dimensions.size(); ++d) {
+        const ir::PartDimension &dimension = part.dimensions[d];
+        int64_t local = 0;
+        if (dimension.param >= 0)
+          local = position[dimension.param];
+        else if (part.family < 0)
+          local = instanceOf[d];
+        else
+          local = instanceOf[std::find(param.variables.begin(), param.variables.end(),
+                                       layout.families[part.family].variables[d]) -
+                             param.variables.begin()];
+        logical.push_back(map(inverse(at(endpoint, dimension.share, place)), local));
+      }
+      if (std::find(logical.begin(), logical.end(), -1) != logical.end())
+        continue;
+      if (!label.empty()) {
+        label = "!";
+      } else if (part.family < 0) {
+        label = "z";
+      } else {
+        const ir::Family &family = layout.families[part.family];
+        label = family.name;
+        for (size_t v = 0; v < family.variables.size(); ++v)
+          label = replaced(label, "{" + layout.variables[family.variables[v]].name + "}", std::to_string(logical[v]));
+        for (size_t d = family.variables.size(); d < logical.size(); ++d)
+          label += (d == family.variables.size() ? ":" : ",") + std::to_string(logical[d]);
+      }
+    }
+    text += (e ? " " : "") + (label.empty() ? "?" : label);
+  }
+  return text;
+}
+
+/// All params of a place: "name [shape] elements".
+std::vector<std::string> contents(const ir::Layout &layout, size_t endpointNumber, int64_t place) {
+  const ir::Endpoint &endpoint = layout.endpoints[endpointNumber];
+  std::vector<std::string> lines;
+  for (const ir::Param &param : endpoint.params)
+    for (int64_t i = 0; i < instances(endpoint, param, place); ++i) {
+      std::string shape;
+      for (int64_t n : localShape(endpoint, param, place))
+        shape += (shape.empty() ? "" : "x") + std::to_string(n);
+      lines.push_back(instanceName(layout, endpoint, param, place, i) + " [" + shape + "] " +
+                      show(layout, endpoint, param, place, i));
+    }
+  return lines;
+}
+
+using Lines = std::vector<std::string>;
+
+/// A job whose target holds one param, cut over tp (and ep); the source holds every tensor whole.
+Resolved target(const std::string &tensors, const std::string &params, const std::string &mesh = "{tp: 2}",
+                const std::string &place = "{}", const std::string &index = "{}") {
+  return resolveText("version: 1\nmodel:\n  dtype: bf16\n  index: " + index + "\n  tensors: " + tensors +
+                     "\n  layouts:\n    cut: {place: " + place + ", params: " + params +
+                     "}\nsource: {mesh: {}}\ntarget: {layout: cut, mesh: " + mesh + "}\n");
+}
+
+/// The elements of the target's only param, by rank.
+Lines elements(const Resolved &resolved) {
+  Lines result;
+  if (!resolved.layout) {
+    ADD_FAILURE() << resolved.diagnostics.text();
+    return result;
+  }
+  for (int64_t place = 0; place < resolved.layout->endpoints[1].places(); ++place)
+    for (const std::string &line : contents(*resolved.layout, 1, place))
+      result.push_back(line.substr(line.find(' ') + 1));
+  return result;
+}
+
+void expectError(const Resolved &resolved, const std::string &text) {
+  EXPECT_FALSE(resolved.layout);
+  EXPECT_NE(resolved.diagnostics.text().find(text), std::string::npos)
+      << "expected: " << text << "\nfound: " << resolved.diagnostics.text();
+}
+
+// ------------------------------------------------------------------------------------------------ packs and cuts
+
+TEST(Resolve, PadAtTheEnd) {
+  EXPECT_EQ(elements(target("{t: [5]}", "{p: {holds: t, pad: {0: 4}, shard: {0: tp}}}")),
+            (Lines{"[4] t:0 t:1 t:2 t:3", "[4] t:4 z z z"}));
+}
+
+TEST(Resolve, PadInTwoDimensions) { // 3 x 1 padded to 4 x 2: rows first, then the columns of what is filled
+  EXPECT_EQ(elements(target("{t: [3, 1]}", "{p: {holds: t, pad: {0: 2, 1: 2}, shard: {0: tp}}}")),
+            (Lines{"[2x2] t:0,0 z t:1,0 z", "[2x2] t:2,0 z z z"}));
+}
+
+TEST(Resolve, ConcatIsCutByComponent) {
+  EXPECT_EQ(elements(target("{g: [4], u: [4]}", "{p: {concat: [g, u], shard: {0: tp}}}")),
+            (Lines{"[4] g:0 g:1 u:0 u:1", "[4] g:2 g:3 u:2 u:3"}));
+  EXPECT_EQ(elements(target("{g: [4], u: [4]}", "{p: {concat: [g, u], cut: joined, shard: {0: tp}}}")),
+            (Lines{"[4] g:0 g:1 g:2 g:3", "[4] u:0 u:1 u:2 u:3"}));
+  EXPECT_EQ(elements(target("{a: [3], b: [2]}", "{p: {concat: [a, b], shard: {0: {axis: tp, scheme: chunk}}}}")),
+            (Lines{"[3] a:0 a:1 b:0", "[2] a:2 b:1"}));
+}
+
+TEST(Resolve, InterleavedQkv) { // two groups of q q k v
+  const std::string pack = "{p: {interleave: {groups: 2, of: [q, k, v]}, shard: {0: tp}}}";
+  const std::string inside = "{p: {interleave: {groups: 2, of: [q, k, v]}, shard: {0: {axis: tp, unit: 1}}}}";
+  EXPECT_EQ(elements(target("{q: [4], k: [2], v: [2]}", pack)), (Lines{"[4] q:0 q:1 k:0 v:0", "[4] q:2 q:3 k:1 v:1"}));
+  EXPECT_EQ(elements(target("{q: [4], k: [2], v: [2]}", inside, "{tp: 4}")),
+            (Lines{"[2] q:0 q:1", "[2] k:0 v:0", "[2] q:2 q:3", "[2] k:1 v:1"}));
+  expectError(
+      target("{q: [4], k: [2], v: [2]}", pack, "{tp: 4}"),
+      "dimension 0 of param 'p' over tp: 'even' cannot share 2 units of 4 rows over 4 ranks: 4 does not divide 2");
+}
+
+TEST(Resolve, PacksOfPacks) {
+  EXPECT_EQ(elements(target("{q: [4], k: [2], b: [2]}",
+                            "{p: {concat: [{interleave: {groups: 2, of: [q, k]}}, b], shard: {0: tp}}}")),
+            (Lines{"[4] q:0 q:1 k:0 b:0", "[4] q:2 q:3 k:1 b:1"}));
+  EXPECT_EQ(
+      elements(target("{a: [2], b: [2], c: [2]}", "{p: {interleave: {groups: 2, of: [{concat: [a, b]}, c]}}}", "{}")),
+      (Lines{"[6] a:0 a:1 c:0 b:0 b:1 c:1"}));
+}
+
+TEST(Resolve, ConcatAlongTheOtherDimension) {
+  EXPECT_EQ(elements(target("{a: [2, 2], b: [2, 1]}", "{p: {concat: {dim: 1, of: [a, b]}, shard: {0: tp}}}")),
+            (Lines{"[1x3] a:0,0 a:0,1 b:0,0", "[1x3] a:1,0 a:1,1 b:1,0"}));
+  // along dimension 0 the second component is itself cut by component: rows 0 2 | 1 3, not 0 1 | 2 3 as the first
+  const std::string params = "{p: {concat: {dim: 1, of: [a, {concat: [b, c]}]}, shard: {0: tp}CUT}}";
+  const std::string tensors = "{a: [4, 1], b: [2, 1], c: [2, 1]}";
+  expectError(target(tensors, replaced(params, "CUT", "")), "are cut differently along dimension 0");
+  EXPECT_EQ(elements(target(tensors, replaced(params, "CUT", ", cut: joined"))),
+            (Lines{"[2x2] a:0,0 b:0,0 a:1,0 b:1,0", "[2x2] a:2,0 c:0,0 a:3,0 c:1,0"}));
+}
+
+TEST(Resolve, Permute) { // F[a, b] = T[b, a]
+  EXPECT_EQ(elements(target("{t: [2, 4]}", "{p: {holds: t, permute: [1, 0], shard: {0: tp}}}")),
+            (Lines{"[2x2] t:0,0 t:1,0 t:0,1 t:1,1", "[2x2] t:0,2 t:1,2 t:0,3 t:1,3"}));
+}
+
+TEST(Resolve,
+     GroupedQueriesWithMoreAndFewerRanksThanKeyHeads) { // heads of 2 rows: 4 query heads, 2 key and value heads
+  const std::string tensors = "{q: [8], k: [4], v: [4]}";
+  const std::string params = "{p: {concat: [q, k, v], shard: {0: {axis: tp, unit: 2, replicate: true}}}}";
+  EXPECT_EQ(elements(target(tensors, params, "{tp: 4}")),
+            (Lines{"[6] q:0 q:1 k:0 k:1 v:0 v:1", "[6] q:2 q:3 k:0 k:1 v:0 v:1", "[6] q:4 q:5 k:2 k:3 v:2 v:3",
+                   "[6] q:6 q:7 k:2 k:3 v:2 v:3"}));
+  EXPECT_EQ(elements(target(tensors, params, "{tp: 2}")),
+            (Lines{"[8] q:0 q:1 q:2 q:3 k:0 k:1 v:0 v:1", "[8] q:4 q:5 q:6 q:7 k:2 k:3 v:2 v:3"}));
+}
+
+TEST(Resolve, StackedExperts) { // w13: slots [g; u]
+  const std::string tensors = "{\"e.{expert}.g\": [1], \"e.{expert}.u\": [1]}", index = "{expert: 5}";
+  const std::string params = "{w13: {stack: expert, concat: [\"e.{expert}.g\", \"e.{expert}.u\"]}}";
+  EXPECT_EQ(elements(target(tensors, params, "{ep: 2}", "{expert: {axis: ep, scheme: balanced}}", index)),
+            (Lines{"[3x2] e.0.g:0 e.0.u:0 e.1.g:0 e.1.u:0 e.2.g:0 e.2.u:0", "[2x2] e.3.g:0 e.3.u:0 e.4.g:0 e.4.u:0"}));
+  EXPECT_EQ(elements(target(tensors, params, "{ep: 2}", "{expert: {axis: ep, map: [[4, 0], [1, 2, 3]]}}", index)),
+            (Lines{"[2x2] e.4.g:0 e.4.u:0 e.0.g:0 e.0.u:0", "[3x2] e.1.g:0 e.1.u:0 e.2.g:0 e.2.u:0 e.3.g:0 e.3.u:0"}));
+  const std::string some = "{\"e.{expert}.g\": {shape: [1], where: {expert: 1..4}}}";
+  EXPECT_EQ(elements(target(some, "{w: {stack: expert, holds: \"e.{expert}.g\"}}", "{ep: 2}",
+                            "{expert: {axis: ep, map: [[4, 0], [1, 2, 3]]}}", index)),
+            (Lines{"[1x1] e.4.g:0", "[3x1] e.1.g:0 e.2.g:0 e.3.g:0"}));
+}
+
+TEST(Resolve, AMapMayRepeatOnATarget) { // a hot expert twice on one rank, and a row twice
+  EXPECT_EQ(elements(target("{\"e.{x}.g\": [1]}", "{w: {stack: x, holds: \"e.{x}.g\"}}", "{ep: 2}",
+                            "{x: {axis: ep, map: [[1, 0, 1], [2, 2]]}}", "{x: 3}")),
+            (Lines{"[3x1] e.1.g:0 e.0.g:0 e.1.g:0", "[2x1] e.2.g:0 e.2.g:0"}));
+  EXPECT_EQ(elements(target("{t: [3]}", "{p: {holds: t, shard: {0: {axis: tp, map: [[2, 2, 0], [1, 0]]}}}}")),
+            (Lines{"[3] t:2 t:2 t:0", "[2] t:1 t:0"}));
+  expectError(target("{\"e.{x}.g\": [1]}", "{\"w{x}\": {holds: \"e.{x}.g\"}}", "{ep: 2}",
+                     "{x: {axis: ep, map: [[1, 0, 1], [2, 2]]}}", "{x: 3}"),
+              "'x' is placed by a map that gives a rank the same value twice, which only a stack can hold");
+}
+
+TEST(Resolve, AStackThatIsNotPlacedIsADimensionLikeOthers) {
+  EXPECT_EQ(elements(target("{\"e.{x}.g\": [1]}",
+                            "{w: {stack: {index: x, dim: 1}, holds: \"e.{x}.g\", pad: {1: 2}, shard: {1: tp}}}",
+                            "{tp: 2}", "{}", "{x: 3}")),
+            (Lines{"[1x2] e.0.g:0 e.1.g:0", "[1x2] e.2.g:0 z"}));
+}
+
+TEST(Resolve, StagesBySizesAndLocalNames) { // docs/yaml.md: layers 0, 3 and 4 of 5 exist, stages of 2 and 3
+  const Resolved resolved = target("{\"b.{layer}.w\": {shape: [1], where: {layer: [0, 3..4]}}}",
+                                   "{\"b.{layer.local}.w\": {holds: \"b.{layer}.w\"}}", "{pp: 2}",
+                                   "{layer: {axis: pp, sizes: [2, 3]}}", "{layer: 5}");
+  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_EQ(contents(*resolved.layout, 1, 0), (Lines{"b.0.w [1] b.0.w:0"}));
+  EXPECT_EQ(contents(*resolved.layout, 1, 1), (Lines{"b.1.w [1] b.3.w:0", "b.2.w [1] b.4.w:0"}));
+}
+
+TEST(Resolve, PresenceAndConditions) {
+  const Resolved resolved =
+      target("{t: [1], u: [1], v: [1]}",
+             "{a: {holds: t, at: {pp: first}}, b: {holds: t, at: {pp: last}}, c: {holds: u, when: pp > 3}, "
+             "d: {holds: u, at: {pp: [0, pp - 1]}}}",
+             "{tp: 2, pp: 3}");
+  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_EQ(contents(*resolved.layout, 1, 1), (Lines{"a [1] t:0", "d [1] u:0"}));
+  EXPECT_EQ(contents(*resolved.layout, 1, 2), Lines{});
+  EXPECT_EQ(contents(*resolved.layout, 1, 5), (Lines{"b [1] t:0", "d [1] u:0"}));
+  EXPECT_EQ(resolved.layout->untaken, Lines{"v"});
+  EXPECT_NE(resolved.diagnostics.text().find("no target takes 1 of the source's tensors: 'v'"), std::string::npos);
+}
+
+TEST(Resolve, TheSmallJobOfTheReference) { // docs/yaml.md, section 8
+  const Resolved resolved = resolveText(R"(version: 1
+model:
+  dtype: bf16
+  index: {layer: 2}
+  tensors:
+    "l.{layer}.gate": [4, 1]
+    "l.{layer}.up": [4, 1]
+  layouts:
+    train: {place: {layer: pp}, params: {"d.{layer.local}.fc1": {concat: [gate, up], shard: {0: tp}}}}
+    serve: {params: {"m.{layer}.gate_up": {concat: [gate, up], cut: joined, shard: {0: tp}}}}
+source: {layout: train, mesh: {tp: 2, pp: 2}}
+target: {layout: serve, mesh: {tp: 2}, ranks: 4..5}
+)");
+  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_EQ(contents(*resolved.layout, 0, 3), (Lines{"d.0.fc1 [4x1] l.1.gate:2,0 l.1.gate:3,0 l.1.up:2,0 l.1.up:3,0"}));
+  EXPECT_EQ(contents(*resolved.layout, 1, 1), (Lines{"m.0.gate_up [4x1] l.0.up:0,0 l.0.up:1,0 l.0.up:2,0 l.0.up:3,0",
+                                                     "m.1.gate_up [4x1] l.1.up:0,0 l.1.up:1,0 l.1.up:2,0 l.1.up:3,0"}));
+}
+
+TEST(Resolve, WithoutALayoutTensorsCarryTheirOwnRules) {
+  const Resolved resolved = resolveText(R"(version: 1
+model:
+  dtype: bf16
+  index: {layer: 2}
+  place: {layer: pp}
+  tensors:
+    "l.{layer}.w": {shape: [4], shard: {0: tp}}
+    e: {shape: [2], shard: {0: [pp, tp]}}
+    head: {tied: e}
+source: {mesh: {tp: 1, pp: 2}}
+target: {mesh: {tp: 2}}
+)");
+  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
+  EXPECT_EQ(contents(*resolved.layout, 0, 1),
+            (Lines{"l.1.w [4] l.1.w:0 l.1.w:1 l.1.w:2 l.1.w:3", "e [1] e:1", "head [1] e:1"}));
+  EXPECT_EQ(contents(*resolved.layout, 1, 0),
+            (Lines{"l.0.w [2] l.0.w:0 l.0.w:1", "l.1.w [2] l.1.w:0 l.1.w:1", "e [1] e:0", "head [1] e:0"}));
+}
+
+TEST(Resolve, EqualSharesHaveOneNumber) {
+  const Resolved resolved =
+      target("{a: [4, 2], b: [4, 2]}", "{p: {holds: a, shard: {0: tp}}, q: {holds: b, shard: {0: tp}}}");
+  ASSERT_TRUE(resolved.layout);
+  const auto &params = resolved.layout->endpoints[1].params;
+  EXPECT_EQ(params[0].parts[0].dimensions, params[1].parts[0].dimensions);
+  EXPECT_EQ(resolved.layout->endpoints[1].shares.size(), 2u); // rows over tp, two whole columns
+}
+
+// ------------------------------------------------------------------------------------------------ errors
+
+TEST(Resolve, ErrorsOfNamesAndShapes) {
+  expectError(target("{\"a.w\": [2], \"b.w\": [2]}", "{p: {holds: w}}"), "'w' fits several tensors: 'a.w', 'b.w'");
+  expectError(target("{\"a.weight\": [2]}", "{p: {holds: wieght}}"), "unknown tensor 'wieght', did you mean 'weight'");
+  expectError(target("{a: [4, 2], b: [4, 3]}", "{p: {concat: [a, b]}}"),
+              "tensor 'b' of shape [4, 3] does not join tensor 'a' of shape [4, 2] along dimension 0: dimension 1 is "
+              "3, expected 2");
+  expectError(target("{a: [4], b: [3]}", "{p: {interleave: {groups: 2, of: [a, b]}}}"),
+              "tensor 'b' of shape [3] cannot be interleaved in 2 groups: 2 does not divide its dimension 0, 3");
+  expectError(target("{a: [4], b: {shape: [4], dtype: fp32}}", "{p: {concat: [a, b]}}"),
+              "tensor 'b' is fp32, expected bf16 as tensor 'a' of the same param");
+  expectError(target("{\"a.{x}.w\": [2]}", "{p: {holds: \"a.{x}.w\"}}", "{tp: 2}", "{}", "{x: 2}"),
+              "tensor 'a.{x}.w' has the index variable 'x', which param 'p' lacks");
+  expectError(target("{a: [2]}", "{\"p{x}\": {holds: a}}", "{tp: 2}", "{}", "{x: 2}"),
+              "param 'p{x}' has the index variable 'x', which its tensor 'a' lacks");
+  expectError(target("{\"a.{x}\": [2], \"b.{x}\": {shape: [2], where: {x: [0, 2]}}}",
+                     "{\"p{x}\": {concat: [\"a.{x}\", \"b.{x}\"]}}", "{tp: 2}", "{}", "{x: 3}"),
+              "for x 1 there is tensor 'a.{x}' but not tensor 'b.{x}'");
+  expectError(target("{a: [4, 4]}", "{p: {holds: a, shard: {0: tp, 1: tp}}}"),
+              "axis 'tp' cannot share dimension 1 of param 'p'");
+  expectError(
+      target("{\"a.{x}\": [2]}", "{\"p{x}\": {holds: \"a.{x}\", shard: {0: tp}}}", "{tp: 2}", "{x: tp}", "{x: 2}"),
+      "axis 'tp' cannot share dimension 0 of param 'p{x}': it places 'x'");
+  expectError(target("{a: [4]}", "{p: {holds: a, shard: {1: tp}}}"),
+              "'shard' of dimension 1, but param 'p' has 1 dimension");
+  expectError(target("{a: [4], b: [3]}", "{p: {concat: [a, b], pad: {0: 4}, shard: {0: tp}}}"),
+              "expected 'cut: joined'");
+  expectError(target("{a: [4], b: [4]}", "{p: {concat: [a, b], shard: {0: {axis: tp, sizes: [1, 3]}}}}"),
+              "expected 'cut: joined'");
+}
+
+TEST(Resolve, TwoParamsOfOneName) {
+  const std::string tensors = "{\"a.{x}\": [1], b: [1]}", index = "{x: 4}";
+  expectError(target(tensors, "{\"w{x.local}\": {holds: \"a.{x}\"}, w1: {holds: b}}", "{pp: 2}", "{x: pp}", index),
+              "param 'w1' and param 'w{x.local}' both have the name 'w1' on rank 0");
+  EXPECT_TRUE(
+      target(tensors, "{\"w{x.local}\": {holds: \"a.{x}\"}, w2: {holds: b}}", "{pp: 2}", "{x: pp}", index).layout);
+  expectError(
+      target(tensors, "{\"w{x}\": {holds: \"a.{x}\"}, w2: {holds: b, at: {pp: last}}}", "{pp: 2}", "{x: pp}", index),
+      "param 'w2' and param 'w{x}' both have the name 'w2' on rank 1");
+  EXPECT_TRUE(
+      target(tensors, "{\"w{x}\": {holds: \"a.{x}\"}, w2: {holds: b, at: {pp: first}}}", "{pp: 2}", "{x: pp}", index)
+          .layout);
+  expectError(target("{\"a.{x}.{y}\": [1]}", "{\"w{x}{y}\": {holds: \"a.{x}.{y}\"}}", "{}", "{}", "{x: 12, y: 12}"),
+              "placeholders that touch print '110' twice");
+}
+
+std::string sides(const std::string &source, const std::string &target, const std::string &meshes,
+                  const std::string &more = "") {
+  return "version: 1\nmodel:\n  dtype: bf16\n  index: {x: 4}\n  tensors: {a: [4], b: [4], \"c.{x}\": [2]}\n  "
+         "layouts:\n    s: {params: " +
+         source + more + "}\n    t: {params: " + target + "}\nsource: {layout: s, mesh: " + meshes +
+         "}\ntarget: {layout: t, mesh: {tp: 2}}\n";
+}
+
+TEST(Resolve, WhatTheSourceLacks) {
+  expectError(resolveText(sides("{a: {holds: a}}", "{a: {holds: a}, b: {holds: b}}", "{tp: 2}")),
+              "target param 'b' holds tensor 'b', which no param of the source holds");
+  expectError(resolveText(sides("{a: {holds: a, shard: {0: tp}, at: {tp: first}}}", "{a: {holds: a}}", "{tp: 2}")),
+              "the source leaves a part of tensor 'a' on no rank: param 'a' leaves out row 2 of dimension 0");
+  expectError(
+      resolveText(sides("{a: {holds: a, shard: {0: {axis: tp, map: [[0, 3], [1]]}}}}", "{a: {holds: a}}", "{tp: 2}")),
+      "leaves out row 2 of dimension 0");
+  expectError(
+      resolveText(sides("{\"c{x}\": {holds: \"c.{x}\", at: {pp: 0}}}", "{}", "{tp: 2, pp: 2}", ", place: {x: pp}")),
+      "leaves out x 2");
+  // two params that hold a half each are whole together
+  EXPECT_TRUE(
+      resolveText(
+          sides("{a: {holds: a, shard: {0: tp}, at: {tp: first}}, a2: {holds: a, shard: {0: tp}, at: {tp: last}}}",
+                "{a: {holds: a}}", "{tp: 2}"))
+          .layout);
+  // axes of different views: a rank has tp = ep mod 2, so half of each value's rows are nowhere
+  expectError(resolveText(sides("{\"c{x}\": {holds: \"c.{x}\", shard: {0: tp}}}", "{}", "{tp: 2, views: [{ep: 2}]}",
+                                ", place: {x: ep}")),
+              "leaves out x 2, row 0 of dimension 0");
+}
+
+TEST(Resolve, Examples) {
+  const char *folder = std::getenv("RESHARD_EXAMPLES");
+  const std::filesystem::path examples = folder ? folder : "examples";
+  if (!std::filesystem::exists(examples))
+    GTEST_SKIP() << "no examples folder here";
+  size_t count = 0;
+  for (const auto &entry : std::filesystem::directory_iterator(examples)) {
+    if (entry.path().extension() != ".yaml")
+      continue;
+    Diagnostics diagnostics;
+    const auto job = readJob(entry.path(), {}, diagnostics);
+    ASSERT_TRUE(job) << diagnostics.text();
+    const auto start = std::chrono::steady_clock::now();
+    const auto layout = resolve(*job, diagnostics);
+    const auto milliseconds =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    EXPECT_TRUE(layout) << entry.path() << "\n" << diagnostics.text();
+    std::cout << entry.path().filename() << " " << milliseconds << " ms"
+              << (diagnostics.text().empty() ? "" : "\n" + diagnostics.text()) << "\n";
+    ++count;
+  }
+  EXPECT_GE(count, 5u);
+}
+
+} // namespace
+} // namespace reshard

@@ -1,0 +1,41 @@
+// libFuzzer: any text is a job or an error. Text that names other files may name none that exist.
+
+#include "compiler/frontend.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <unistd.h>
+
+namespace {
+
+/// A file of its own in an empty folder, which is the current one, so that what a job includes is not there.
+const std::string &jobPath() {
+  static const std::string path = [] {
+    char folder[] = "/tmp/reshard-fuzz-XXXXXX";
+    if (!mkdtemp(folder) || chdir(folder) != 0)
+      std::abort();
+    return std::string(folder) + "/job.yaml";
+  }();
+  return path;
+}
+
+} // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  const std::string text(reinterpret_cast<const char *>(data), size);
+  for (const char *absolute : {": /", "\"/", "'/", "- /", "../"}) // no devices, no files of this machine
+    if (text.find(absolute) != std::string::npos)
+      return -1;
+  FILE *file = std::fopen(jobPath().c_str(), "wb");
+  if (!file || std::fwrite(data, 1, size, file) != size || std::fclose(file) != 0)
+    std::abort();
+  reshard::Diagnostics diagnostics;
+  const auto job = reshard::readJob(jobPath(), {}, diagnostics);
+  if (job.has_value() != diagnostics.ok())
+    std::abort();
+  if (job)
+    reshard::resolve(*job, diagnostics);
+  const std::string message = diagnostics.text();
+  return message.size() > (size_t{1} << 20) ? std::abort(), 0 : 0;
+}

@@ -1,0 +1,304 @@
+// The container: what goes in comes out, and whatever is not a whole, unchanged plan of this version is refused with its own
+// message.
+
+#include "tests/schema/support.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+using namespace reshard;
+using namespace reshard::schema;
+using namespace reshard::test;
+
+namespace {
+
+std::string text(Bytes bytes) { return {reinterpret_cast<const char *>(bytes.data()), bytes.size()}; }
+
+std::string segmentText(uint32_t rank) { return "segment " + std::to_string(rank) + std::string(rank * 37 % 200, 'x'); }
+
+std::vector<std::string> segmentTexts(uint32_t count) {
+  std::vector<std::string> texts;
+  for (uint32_t rank = 0; rank < count; ++rank)
+    texts.push_back(segmentText(rank));
+  return texts;
+}
+
+/// Opens and reads every segment; the first error without the path.
+std::string readContainer(const std::string &path) {
+  std::unique_ptr<Container> container;
+  std::string error = Container::open(path, container);
+  for (uint32_t rank = 0; error.empty() && rank < container->segments(); ++rank) {
+    Bytes bytes;
+    error = container->segment(rank, bytes);
+  }
+  const std::string prefix = "'" + path + "': ";
+  return error.starts_with(prefix) ? error.substr(prefix.size()) : error;
+}
+
+void digestAt(std::string &file, size_t offset, size_t from, size_t bytes) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(file.data() + from, bytes));
+  std::memcpy(file.data() + offset, canonical.digest, 16);
+}
+
+template <class T> std::string with(std::string file, size_t offset, T value) {
+  std::memcpy(file.data() + offset, &value, sizeof value);
+  return file;
+}
+
+/// The same with the header's digest made good: what a writer of another version might have written.
+template <class T> std::string withGood(const std::string &file, size_t offset, T value) {
+  std::string altered = with(file, offset, value);
+  digestAt(altered, 112, 0, 112);
+  return altered;
+}
+
+} // namespace
+
+TEST(Container, RoundTrip) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  for (const uint32_t count : {1u, 2u, 7u, 300u}) {
+    writeContainer(path, "the manifest", segmentTexts(count));
+    EXPECT_EQ(folder.entries(), 1u) << "a temporary file is left";
+    std::unique_ptr<Container> container;
+    ASSERT_EQ(Container::open(path, container), "");
+    EXPECT_EQ(text(container->manifest()), "the manifest");
+    ASSERT_EQ(container->segments(), count);
+    EXPECT_EQ(container->digest().size(), 32u);
+    EXPECT_EQ(container->bytes(), static_cast<int64_t>(readFile(path).size()));
+    for (uint32_t rank = 0; rank < count; ++rank) {
+      Bytes bytes;
+      ASSERT_EQ(container->segment(rank, bytes), "");
+      EXPECT_EQ(text(bytes), segmentText(rank));
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(bytes.data()) % 64, 0u);
+      EXPECT_EQ(container->segmentBytes(rank), bytes.size());
+      EXPECT_EQ(container->segmentDigest(rank).size(), 16u);
+    }
+    Bytes bytes;
+    EXPECT_EQ(container->segment(count, bytes), "'" + path + "': found no rank " + std::to_string(count) + ", expected 0 to " +
+                                                    std::to_string(count - 1));
+  }
+}
+
+TEST(Container, DigestDependsOnEverything) {
+  const TemporaryFolder folder;
+  auto digest = [&](const std::string &manifest, const std::vector<std::string> &segments) {
+    writeContainer(folder / "plan", manifest, segments);
+    std::unique_ptr<Container> container;
+    EXPECT_EQ(Container::open(folder / "plan", container), "");
+    return container->digest();
+  };
+  const std::string first = digest("manifest", {"a", "b"});
+  EXPECT_EQ(digest("manifest", {"a", "b"}), first);
+  EXPECT_NE(digest("manifesu", {"a", "b"}), first);
+  EXPECT_NE(digest("manifest", {"b", "a"}), first);
+  EXPECT_NE(digest("manifest", {"a", "b", "c"}), first);
+  EXPECT_NE(digest("manifest", {"a", "bb"}), first);
+}
+
+TEST(Container, Writer) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  {
+    ContainerWriter writer;
+    EXPECT_EQ(writer.create(path, 0), "cannot write '" + path + "': found 0 ranks, expected 1 to 1048576");
+  }
+  {
+    ContainerWriter writer;
+    EXPECT_EQ(writer.create(folder / "no/plan", 1), "cannot create '" + folder / "no/plan" + "': No such file or directory");
+  }
+  writeFile(path, "what stood here before");
+  {
+    ContainerWriter writer;
+    ASSERT_EQ(writer.create(path, 2), "");
+    EXPECT_EQ(writer.addSegment(bytesOf("early")),
+              "cannot write '" + path + "': found a segment after 0, expected 2 after the manifest");
+    ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
+    EXPECT_EQ(writer.addManifest(bytesOf("m")), "cannot write '" + path + "': a manifest is added once, after create");
+    ASSERT_EQ(writer.addSegment(bytesOf("a")), "");
+    EXPECT_EQ(writer.finish(), "cannot write '" + path + "': found 1 segments, expected 2 and a manifest");
+    ASSERT_EQ(writer.addSegment(bytesOf("b")), "");
+    EXPECT_EQ(writer.addSegment(bytesOf("c")),
+              "cannot write '" + path + "': found a segment after 2, expected 2 after the manifest");
+    EXPECT_EQ(folder.entries(), 2u);
+  } // given up before finish
+  EXPECT_EQ(readFile(path), "what stood here before");
+  EXPECT_EQ(folder.entries(), 1u) << "a temporary file is left";
+  {
+    ContainerWriter writer;
+    ASSERT_EQ(writer.create(path, 1), "");
+    ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
+    const Bytes huge(reinterpret_cast<const std::byte *>(this), size_t{1} << 30); // its size is looked at first
+    EXPECT_EQ(writer.addSegment(huge), "cannot write '" + path +
+                                           "': the segment of rank 0 has 1073741824 bytes, expected fewer than 1073741824");
+    EXPECT_EQ(folder.entries(), 1u);
+  }
+  std::filesystem::create_directory(folder / "directory");
+  {
+    ContainerWriter writer;
+    ASSERT_EQ(writer.create(folder / "directory", 1), "");
+    ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
+    ASSERT_EQ(writer.addSegment(bytesOf("a")), "");
+    EXPECT_EQ(writer.finish(), "cannot write '" + folder / "directory" + "': Is a directory");
+  }
+  EXPECT_EQ(folder.entries(), 2u);
+}
+
+TEST(Container, Refusals) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  EXPECT_EQ(readContainer(path), "cannot open '" + path + "': No such file or directory");
+  EXPECT_EQ(readContainer(folder / ""), "not a plan: it is no regular file");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_EQ(readContainer(folder / "pipe"), "not a plan: it is no regular file");
+
+  auto open = [&](const std::string &content) {
+    writeFile(path, content);
+    return readContainer(path);
+  };
+  writeContainer(path, "manifest", {"first", "second"});
+  const std::string good = readFile(path);
+  ASSERT_EQ(good.size(), 384u); // header 128, manifest 64, index 2 × 32, segments 64 each
+  EXPECT_EQ(open(good), "");
+
+  EXPECT_EQ(open(""), "not a plan: it is empty");
+  EXPECT_EQ(open("{\"safetensors\": 1}"), "not a plan: it does not begin with the magic bytes of one");
+  EXPECT_EQ(open(with(good, 7, '\r')), "not a plan: it does not begin with the magic bytes of one");
+  EXPECT_EQ(open("RESHARD\n"), "truncated: found 8 bytes, expected 128 or more");
+  EXPECT_EQ(open(good + "\n"), "damaged: found 385 bytes, expected 384");
+
+  EXPECT_EQ(open(with(good, 8, uint32_t{2})), "written by a newer compiler: found container version 2, expected 1");
+  EXPECT_EQ(open(with(good, 8, uint32_t{2}).substr(0, 16)),
+            "written by a newer compiler: found container version 2, expected 1");
+  EXPECT_EQ(open(with(good, 8, uint32_t{0})),
+            "damaged: found container version 0 with a header of 128 bytes, expected version 1 with 128");
+  EXPECT_EQ(open(with(good, 12, uint32_t{64})),
+            "damaged: found container version 1 with a header of 64 bytes, expected version 1 with 128");
+  EXPECT_EQ(open(with(good, 16, uint64_t{4})), "damaged: the header does not match its digest");
+  EXPECT_EQ(open(withGood(good, 16, uint64_t{0x14})), "written by a newer compiler: found unknown feature bits 0x14");
+  EXPECT_EQ(open(withGood(good, 24, uint64_t{385})), "truncated: found 384 bytes, expected 385");
+
+  const std::string outside = "damaged: the header points outside the file";
+  for (const uint32_t segments : {0u, 1000u, 1u << 21, UINT32_MAX})
+    EXPECT_EQ(open(withGood(good, 32, segments)), outside) << segments;
+  EXPECT_EQ(open(withGood(good, 36, uint32_t{1})), outside);
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{136}, uint64_t{200}, uint64_t{384}, UINT64_MAX})
+    for (const size_t field : {40, 48})
+      EXPECT_EQ(open(withGood(good, field, offset)), outside) << offset << " at " << field;
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{65}, uint64_t{257}, uint64_t{1} << 30, UINT64_MAX, UINT64_MAX - 63})
+    EXPECT_EQ(open(withGood(good, 56, bytes)), outside) << bytes;
+
+  EXPECT_EQ(open(with(good, 128, 'M')), "damaged: the manifest does not match its digest");
+  EXPECT_EQ(open(with(good, 192, uint64_t{0})), "damaged: the index does not match its digest");
+  EXPECT_EQ(open(with(good, 150, 'x')), "damaged: padding is not zero");
+  EXPECT_EQ(open(with(good, 256, 'F')), "damaged: the segment of rank 0 does not match its digest");
+  EXPECT_EQ(open(with(good, 320, 'S')), "damaged: the segment of rank 1 does not match its digest");
+  EXPECT_EQ(open(with(good, 383, 'x')), "damaged: the padding after the segment of rank 1 is not zero");
+}
+
+TEST(Container, IndexRefusals) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  writeContainer(path, "manifest", {"first", "second"});
+  const std::string good = readFile(path);
+  auto open = [&](size_t offset, uint64_t value) { // in the index, with good digests
+    std::string file = with(good, offset, value);
+    digestAt(file, 80, 192, 64);
+    digestAt(file, 112, 0, 112);
+    writeFile(path, file);
+    return readContainer(path);
+  };
+  const std::string lies = "lies outside the file or its order";
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{257}, uint64_t{320}, uint64_t{1} << 40, UINT64_MAX})
+    EXPECT_EQ(open(192, offset), "damaged: the segment of rank 0 " + lies) << offset;
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{129}, uint64_t{1} << 30, UINT64_MAX, UINT64_MAX - 63})
+    EXPECT_EQ(open(200, bytes), "damaged: the segment of rank 0 " + lies) << bytes;
+  EXPECT_EQ(open(200, 65), "damaged: the segment of rank 1 " + lies); // where rank 1's begins
+  EXPECT_EQ(open(224, 256), "damaged: the segment of rank 1 " + lies); // twice the same
+  EXPECT_EQ(open(232, 65), "damaged: the segment of rank 1 " + lies);
+}
+
+TEST(Container, TruncatedAnywhere) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  writeContainer(path, "manifest", segmentTexts(9));
+  const std::string good = readFile(path);
+  for (size_t length = 0; length < good.size(); ++length) {
+    writeFile(path, good.substr(0, length));
+    const std::string error = readContainer(path);
+    if (length == 0)
+      EXPECT_EQ(error, "not a plan: it is empty");
+    else if (length < 128)
+      EXPECT_EQ(error, "truncated: found " + std::to_string(length) + " bytes, expected 128 or more");
+    else
+      EXPECT_EQ(error, "truncated: found " + std::to_string(length) + " bytes, expected " + std::to_string(good.size()));
+  }
+}
+
+TEST(Container, EveryBitCounts) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  writeContainer(path, "manifest", segmentTexts(5));
+  std::string file = readFile(path);
+  for (size_t at = 0; at < file.size(); ++at)
+    for (int bit = 0; bit < 8; ++bit) {
+      file[at] = static_cast<char>(file[at] ^ 1 << bit);
+      writeFile(path, file);
+      EXPECT_NE(readContainer(path), "") << "bit " << bit << " of byte " << at;
+      file[at] = static_cast<char>(file[at] ^ 1 << bit);
+    }
+}
+
+// A rank of a large plan reads its own segment, the manifest and the index, and nothing of the others.
+TEST(Container, TouchesOneSegment) {
+  constexpr uint32_t kRanks = 3072;
+  constexpr size_t kSegment = 16 << 10;
+  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  const std::string manifest(200'000, 'm');
+  std::vector<std::string> segments(kRanks, std::string(kSegment, 's'));
+  writeContainer(path, manifest, segments);
+
+  /// Which pages of the file stand in memory; asking does not bring them in.
+  const int file = ::open(path.c_str(), O_RDONLY);
+  ASSERT_GE(file, 0);
+  const size_t bytes = std::filesystem::file_size(path), pages = (bytes + page - 1) / page;
+  auto resident = [&] {
+    void *map = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
+    std::vector<unsigned char> in(pages);
+    EXPECT_EQ(::mincore(map, bytes, in.data()), 0);
+    ::munmap(map, bytes);
+    size_t count = 0;
+    for (const unsigned char each : in)
+      count += each & 1;
+    return count;
+  };
+  ASSERT_EQ(::fsync(file), 0);
+  ASSERT_EQ(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
+  const size_t before = resident();
+  if (before > 0)
+    GTEST_SKIP() << before << " pages stay in memory: the file system of " << path << " cannot drop them";
+
+  const size_t front = 128 + manifest.size() + kRanks * 32; // header, manifest, index
+  std::unique_ptr<Container> container;
+  ASSERT_EQ(Container::open(path, container), "");
+  const size_t afterOpen = resident();
+  Bytes segment;
+  ASSERT_EQ(container->segment(1500, segment), "");
+  EXPECT_EQ(text(segment), segments[1500]);
+  const size_t afterSegment = resident();
+  ::close(file);
+  EXPECT_GE(afterOpen, front / page);
+  EXPECT_LE(afterOpen, front / page + 3) << "of " << pages << " pages";
+  EXPECT_GE(afterSegment - afterOpen, kSegment / page);
+  EXPECT_LE(afterSegment - afterOpen, kSegment / page + 2) << "of " << pages << " pages";
+}

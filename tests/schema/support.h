@@ -1,0 +1,261 @@
+// A plan small enough to check by hand, and what tests do to plans: take one apart, alter it, put it together again with good
+// digests. Header only, since the fuzzer uses it as well.
+#pragma once
+
+#include "compiler/compile.h"
+#include "executor/load.h"
+#include "schema/container.h"
+#include "schema/manifest.h"
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace reshard::test {
+
+// --------------------------------------------------------------------------------------------------------- files
+
+/// A folder that goes when the test ends.
+class TemporaryFolder {
+public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "reshard-XXXXXX").string();
+    if (!::mkdtemp(name.data()))
+      throw std::runtime_error("cannot create a temporary folder");
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder &) = delete;
+  std::string operator/(const std::string &name) const { return (path_ / name).string(); }
+  size_t entries() const {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator()));
+  }
+
+private:
+  std::filesystem::path path_;
+};
+
+inline std::string readFile(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline void writeFile(const std::string &path, const std::string &content) {
+  std::ofstream(path, std::ios::binary).write(content.data(), static_cast<std::streamsize>(content.size()));
+}
+
+inline schema::Bytes bytesOf(const std::string &text) { return std::as_bytes(std::span(text)); }
+
+// --------------------------------------------------------------------------------------------------- the tiny plan
+
+/// `w{layer}`, two layers of [4, 6] bf16, moves from rows over ranks 0 and 1 to columns over ranks 1 and 2, where each
+/// column block of 3 is padded to 4; rank 3 is idle. In bytes (a row of 3 columns is 6, of 6 is 12, of 4 is 8):
+///
+///     source, rank 0: rows 0, 1      24 an instance     target, rank 1: columns 0 to 2 and a zero   32 an instance
+///     source, rank 1: rows 2, 3      24                 target, rank 2: columns 3 to 5 and a zero   32
+///
+///     round 0: ranks 1, 2 fill column 3 (2 layers × 4 rows × 2 = 16 bytes); rank 1 copies rows 2, 3 of columns 0 to 2 to itself
+///              (2 × 2 × 6 = 24); message 0 brings rows 0, 1 of columns 0 to 2 from rank 0 to rank 1 (24)
+///     round 1: messages 1 and 2 bring rows 0, 1 and 2, 3 of columns 3 to 5 from ranks 0 and 1 to rank 2 (24 each)
+inline ir::Module tinyModule() {
+  using namespace ir;
+  Module module;
+  module.level = Level::schedule;
+  module.fingerprint = "0123456789abcdef";
+
+  Layout &layout = module.layout;
+  layout.model = "tiny";
+  layout.world = 4;
+  layout.stagingLimit = 64;
+  layout.variables = {{"layer", 2}};
+  layout.families = {{"w{layer}", {0}, {identity(2)}, {4, 6}, DType::bf16}};
+
+  Endpoint source;
+  source.role = "source";
+  source.layout = "rows";
+  source.axes = {{"tp", 2, 1}};
+  source.ranks = {0, 1};
+  source.shares = {{{}, {identity(2)}}, {{0}, {{{0, 0, 2, 1, 0, 0}}, {{2, 0, 2, 1, 0, 0}}}}, {{}, {identity(6)}}};
+  source.placement = {0};
+  source.params = {{"weight{layer}", {0}, {0}, {}, {{{}, {2}}, {{}, {6}}}, DType::bf16, {{0, {{0, -1}, {1, 0}, {2, 1}}}}, "tiny.yaml:7"}};
+
+  Endpoint target = source;
+  target.role = "target";
+  target.layout = "columns";
+  target.ranks = {1, 2};
+  target.shares = {{{}, {identity(2)}},
+                   {{}, {identity(4)}},
+                   {{0}, {{{0, 0, 3, 1, 0, 0}}, {{3, 0, 3, 1, 0, 0}}}},
+                   {{}, {{{3, 3, 1, 1, 0, 0}}}}};
+  target.params = {{"w.{layer}", {0}, {0}, {}, {{{}, {4}}, {{}, {4}}}, DType::bf16,
+                    {{0, {{0, -1}, {1, 0}, {2, 1}}}, {-1, {{0, -1}, {1, 0}, {3, 1}}}}, "tiny.yaml:9"}};
+  layout.endpoints = {source, target};
+
+  const OperandShape sourceRows{6, {{2, 0, 1}, {2, 12, 0}}}, targetRows{6, {{2, 0, 1}, {2, 8, 0}}};
+  const OperandShape padding{2, {{2, 0, 1}, {4, 8, 0}}};
+  Schedule &schedule = module.schedule;
+  schedule.rounds = 2;
+  schedule.messages = 3;
+  schedule.ranks.resize(4);
+  for (int32_t rank = 0; rank < 4; ++rank)
+    schedule.ranks[rank].rank = rank;
+
+  RankSchedule &zero = schedule.ranks[0];
+  zero.buffers = {{0, 0, 0, 1, 2, 24}};
+  zero.shapes = {sourceRows};
+  zero.arenaBytes = 24;
+  zero.steps = {{StepKind::send, 0, 1, 0, 24, {{1, 0, 0}}, {}, 0, {}}, {StepKind::send, 1, 2, 1, 24, {{1, 0, 6}}, {}, 0, {0}}};
+
+  RankSchedule &one = schedule.ranks[1];
+  one.buffers = {{0, 1, 0, 1, 2, 24}, {1, 0, 0, 3, 2, 32}};
+  one.shapes = {padding, sourceRows, targetRows};
+  one.arenaBytes = 24;
+  one.steps = {{StepKind::fill, 0, -1, 0, 16, {}, {{3, 0, 6}}, -1, {}},
+               {StepKind::copy, 0, -1, 0, 24, {{1, 1, 0}}, {{3, 2, 16}}, -1, {}},
+               {StepKind::recv, 0, 0, 0, 24, {}, {{3, 2, 0}}, 0, {}},
+               {StepKind::send, 1, 2, 2, 24, {{1, 1, 6}}, {}, 0, {1, 2}}};
+
+  RankSchedule &two = schedule.ranks[2];
+  two.buffers = {{1, 1, 0, 1, 2, 32}};
+  two.shapes = {padding, targetRows};
+  two.arenaBytes = 48;
+  two.steps = {{StepKind::fill, 0, -1, 0, 16, {}, {{1, 0, 6}}, -1, {}},
+               {StepKind::recv, 1, 1, 2, 24, {}, {{1, 1, 16}}, 0, {0}},
+               {StepKind::recv, 1, 0, 1, 24, {}, {{1, 1, 0}}, 24, {}}};
+  return module;
+}
+
+/// Writes the tiny plan; throws where that fails, since no test means anything then.
+inline void writeTiny(const std::string &path) {
+  std::string digest;
+  int64_t bytes = 0;
+  if (const std::string error = writePlan(tinyModule(), path, 1, digest, bytes); !error.empty())
+    throw std::runtime_error(error);
+}
+
+// ----------------------------------------------------------------------------------------------- apart and together
+
+/// Structs as they stand in a plan, with members to write to. structs.cpp asserts the same offsets.
+struct RawRun { int64_t from, to, length, count, fromStep, toStep; };
+struct RawBufferRun { uint32_t endpoint, place, param, first, count, reserved; uint64_t bytes; };
+struct RawLoop { uint64_t count; int64_t stride, bufferStep; };
+struct RawShape { uint64_t rowBytes; uint32_t firstLoop, loopCount; };
+struct RawOperand { uint64_t offset; uint32_t buffer, shape; };
+struct RawStep {
+  uint64_t bytes, staging;
+  uint32_t firstInput, inputCount, firstOutput, outputCount, round, peer, message, firstAfter, afterCount;
+  uint8_t kind, reserved0;
+  uint16_t reserved1;
+};
+struct RawPartDimension { uint32_t share; int32_t param; };
+
+template <class Raw, class Struct> Raw &raw(Struct &value) {
+  static_assert(sizeof(Raw) == sizeof(Struct));
+  return reinterpret_cast<Raw &>(value);
+}
+
+/// A plan as objects.
+struct Parts {
+  schema::ManifestT manifest;
+  std::vector<schema::SegmentT> segments;
+
+  RawStep &step(size_t rank, size_t number) { return raw<RawStep>(segments[rank].steps.at(number)); }
+  RawOperand &operand(size_t rank, size_t number) { return raw<RawOperand>(segments[rank].operands.at(number)); }
+  RawShape &shape(size_t rank, size_t number) { return raw<RawShape>(segments[rank].shapes.at(number)); }
+  RawLoop &loop(size_t rank, size_t number) { return raw<RawLoop>(segments[rank].loops.at(number)); }
+  RawBufferRun &buffers(size_t rank, size_t number) { return raw<RawBufferRun>(segments[rank].buffers.at(number)); }
+  RawRun &run(size_t endpoint, size_t share, size_t number) {
+    return raw<RawRun>(manifest.endpoints.at(endpoint)->shares.at(share)->runs.at(number));
+  }
+  schema::ParamT &param(size_t endpoint, size_t number = 0) { return *manifest.endpoints.at(endpoint)->params.at(number); }
+  RawPartDimension &dimension(size_t endpoint, size_t part, size_t number) {
+    return raw<RawPartDimension>(param(endpoint).parts.at(part)->dimensions.at(number));
+  }
+};
+
+inline Parts takeApart(const std::string &path) {
+  std::unique_ptr<Plan> plan;
+  if (const std::string error = Plan::open(path, plan); !error.empty())
+    throw std::runtime_error(error);
+  Parts parts;
+  plan->manifest().UnPackTo(&parts.manifest);
+  parts.segments.resize(plan->world());
+  for (uint32_t rank = 0; rank < plan->world(); ++rank) {
+    const schema::Segment *segment = nullptr;
+    if (const std::string error = plan->segment(rank, segment); !error.empty())
+      throw std::runtime_error(error);
+    segment->UnPackTo(&parts.segments[rank]);
+  }
+  return parts;
+}
+
+inline Parts tinyParts() {
+  const TemporaryFolder folder;
+  writeTiny(folder / "plan");
+  return takeApart(folder / "plan");
+}
+
+inline std::string serialized(const schema::ManifestT &manifest) {
+  flatbuffers::FlatBufferBuilder builder;
+  builder.FinishSizePrefixed(schema::Manifest::Pack(builder, &manifest), schema::kManifestIdentifier);
+  return {reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize()};
+}
+
+inline std::string serialized(const schema::SegmentT &segment) {
+  flatbuffers::FlatBufferBuilder builder;
+  builder.FinishSizePrefixed(schema::Segment::Pack(builder, &segment), schema::SegmentIdentifier());
+  return {reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize()};
+}
+
+/// A container with good digests around whatever bytes; throws where it cannot be written.
+inline void writeContainer(const std::string &path, const std::string &manifest, const std::vector<std::string> &segments) {
+  schema::ContainerWriter writer;
+  auto must = [](const std::string &error) {
+    if (!error.empty())
+      throw std::runtime_error(error);
+  };
+  must(writer.create(path, static_cast<uint32_t>(segments.size())));
+  must(writer.addManifest(bytesOf(manifest)));
+  for (const std::string &segment : segments)
+    must(writer.addSegment(bytesOf(segment)));
+  must(writer.finish());
+}
+
+inline void putTogether(const Parts &parts, const std::string &path) {
+  std::vector<std::string> segments;
+  for (const schema::SegmentT &segment : parts.segments)
+    segments.push_back(serialized(segment));
+  writeContainer(path, serialized(parts.manifest), segments);
+}
+
+// -------------------------------------------------------------------------------------------------------- reading
+
+/// Everything that a loader can refuse, and everything that a tool reads after that. The first error, without the path.
+inline std::string readAll(const std::string &path) {
+  std::unique_ptr<Plan> plan;
+  std::string error = Plan::open(path, plan);
+  for (uint32_t rank = 0; error.empty() && rank < plan->world(); ++rank) {
+    const schema::Segment *segment = nullptr;
+    error = plan->segment(rank, segment);
+  }
+  if (error.empty())
+    error = checkMessages(*plan);
+  if (error.empty())
+    for (const schema::Endpoint *endpoint : *plan->manifest().endpoints())
+      for (uint32_t place = 0; place < endpoint->ranks()->size(); ++place)
+        for (uint32_t p = 0; p < (endpoint->params() ? endpoint->params()->size() : 0); ++p)
+          for (const schema::ParamInstance &instance : schema::instances(plan->manifest(), *endpoint, p, place))
+            if (instance.bytes < 0)
+              return "an instance has " + std::to_string(instance.bytes) + " bytes";
+  const std::string prefix = "'" + path + "': ";
+  return error.starts_with(prefix) ? error.substr(prefix.size()) : error;
+}
+
+} // namespace reshard::test

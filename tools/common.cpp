@@ -1,0 +1,197 @@
+#include "tools/common.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <unistd.h>
+
+namespace reshard::tools {
+
+namespace {
+
+void help(const Command &command) {
+  std::printf("%s %s\n\n%s\n\n", command.name, command.synopsis, command.about);
+  for (const Flag &flag : command.flags) {
+    const std::string left = std::string(flag.name) + (*flag.value ? std::string("=") + flag.value : "");
+    std::printf("  %-28s %s\n", left.c_str(), flag.help);
+  }
+  std::printf("  %-28s %s\n  %-28s %s\n\nexit: 0 done; 1 a negative answer; 2 wrong usage or input; 3 a failure at run time\n", "--help",
+              "this text", "--version", "the version");
+}
+
+} // namespace
+
+void complain(const char *command, const std::string &message) { std::fprintf(stderr, "%s: error: %s\n", command, message.c_str()); }
+
+int parseFlags(const Command &command, int argc, char **argv, std::vector<std::string> &arguments) {
+  bool flags = true;
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = argv[i];
+    if (!flags || argument.size() < 2 || argument[0] != '-') {
+      arguments.push_back(argument);
+      continue;
+    }
+    if (argument == "--") {
+      flags = false;
+      continue;
+    }
+    if (argument == "--help" || argument == "-h") {
+      help(command);
+      return kDone;
+    }
+    if (argument == "--version") {
+      std::printf("%s %s\n", command.name, RESHARD_VERSION);
+      return kDone;
+    }
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(0, equals);
+    const auto flag = std::find_if(command.flags.begin(), command.flags.end(), [&](const Flag &f) { return name == f.name; });
+    if (flag == command.flags.end()) {
+      std::vector<std::string> known = {"--help", "--version"};
+      for (const Flag &f : command.flags)
+        known.push_back(f.name);
+      complain(command.name, "unknown option '" + name + "'" + nearest(name, known));
+      return kUsage;
+    }
+    std::string value;
+    if (*flag->value) {
+      if (equals != std::string::npos) {
+        value = argument.substr(equals + 1);
+      } else if (++i < argc) {
+        value = argv[i];
+      } else {
+        complain(command.name, "option '" + name + "' needs a value: " + name + "=" + flag->value);
+        return kUsage;
+      }
+    } else if (equals != std::string::npos) {
+      complain(command.name, "option '" + name + "' takes no value");
+      return kUsage;
+    }
+    if (const std::string error = flag->set(value); !error.empty()) {
+      complain(command.name, "option '" + name + "': " + error);
+      return kUsage;
+    }
+  }
+  if (arguments.size() != command.arguments) {
+    complain(command.name, "found " + std::to_string(arguments.size()) + " arguments, expected: " + command.name + " " + command.synopsis);
+    return kUsage;
+  }
+  return -1;
+}
+
+std::function<std::string(const std::string &)> setText(std::string &text) {
+  return [&text](const std::string &value) {
+    text = value;
+    return value.empty() ? std::string("an empty value") : std::string();
+  };
+}
+
+std::function<std::string(const std::string &)> setSwitch(bool &on) {
+  return [&on](const std::string &) {
+    on = true;
+    return std::string();
+  };
+}
+
+std::function<std::string(const std::string &)> setNumber(uint64_t &number, uint64_t least, uint64_t most) {
+  return [&number, least, most](const std::string &value) -> std::string {
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (error != std::errc() || end != value.data() + value.size() || number < least || number > most)
+      return "found '" + value + "', expected a number from " + std::to_string(least) + " to " + std::to_string(most);
+    return {};
+  };
+}
+
+std::function<std::string(const std::string &)> setSeconds(double &seconds) {
+  return [&seconds](const std::string &value) -> std::string {
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+    if (error != std::errc() || end != value.data() + value.size() || !(seconds > 0) || seconds > 1e9)
+      return "found '" + value + "', expected a number of seconds above 0";
+    return {};
+  };
+}
+
+std::function<std::string(const std::string &)> setChoice(std::string &text, std::vector<std::string> choices) {
+  return [&text, choices = std::move(choices)](const std::string &value) -> std::string {
+    text = value;
+    if (std::find(choices.begin(), choices.end(), value) != choices.end())
+      return {};
+    std::string list;
+    for (const std::string &choice : choices)
+      list += (list.empty() ? "" : ", ") + choice;
+    return "found '" + value + "', expected one of " + list;
+  };
+}
+
+std::string humanBytes(double bytes) {
+  const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  while (bytes >= 1024 && unit + 1 < std::size(units)) {
+    bytes /= 1024;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+  return text;
+}
+
+std::string nearest(const std::string &name, const std::vector<std::string> &known) {
+  size_t best = name.size() / 3 + 2;
+  const std::string *found = nullptr;
+  for (const std::string &candidate : known) {
+    std::vector<size_t> row(candidate.size() + 1);
+    for (size_t j = 0; j < row.size(); ++j)
+      row[j] = j;
+    for (size_t i = 1; i <= name.size(); ++i) {
+      size_t diagonal = row[0];
+      row[0] = i;
+      for (size_t j = 1; j <= candidate.size(); ++j) {
+        const size_t above = row[j];
+        row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (name[i - 1] != candidate[j - 1])});
+        diagonal = above;
+      }
+    }
+    if (row.back() < best) {
+      best = row.back();
+      found = &candidate;
+    }
+  }
+  return found ? ", did you mean '" + *found + "'?" : "";
+}
+
+std::string writeFile(const std::string &path, const std::string &text) {
+  const std::string temporary = path + ".tmp" + std::to_string(getpid());
+  std::FILE *file = std::fopen(temporary.c_str(), "wb");
+  const bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = file && std::fclose(file) == 0;
+  if (written && closed && std::rename(temporary.c_str(), path.c_str()) == 0)
+    return {};
+  const std::string error = "cannot write '" + path + "': " + std::strerror(errno);
+  std::remove(temporary.c_str());
+  return error;
+}
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Progress::Progress(std::string what) : what_(std::move(what)), start_(now()), terminal_(isatty(STDERR_FILENO)) {}
+
+Progress::~Progress() {
+  if (shown_)
+    std::fprintf(stderr, "\r\033[K");
+}
+
+void Progress::at(double fraction) {
+  const double time = now();
+  if (!terminal_ || time - start_ < 1 || time - last_ < 0.1)
+    return;
+  last_ = time;
+  shown_ = true;
+  const int filled = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * 30);
+  std::fprintf(stderr, "\r%s [%.*s%*s] %3.0f %%", what_.c_str(), filled, "##############################", 30 - filled, "",
+               std::clamp(fraction, 0.0, 1.0) * 100);
+}
+
+} // namespace reshard::tools

@@ -1,0 +1,192 @@
+// reshard-compile: a job (YAML) or IR text (.rir) → a plan, IR text, or errors.
+
+#include "compiler/compile.h"
+#include "compiler/pass.h"
+#include "ir/text.h"
+#include "tools/common.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <sys/resource.h>
+
+using namespace reshard;
+using namespace reshard::tools;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr const char *kName = "reshard-compile";
+
+struct Options {
+  CompileOptions compile;
+  std::string output, emit = "plan", report;
+  std::vector<std::string> printAfter;
+  bool printAll = false, timePasses = false, stats = false;
+  uint64_t jobs = 0;
+};
+
+std::string printed(const ir::Module &module) {
+  std::ostringstream out;
+  ir::print(module, out);
+  return out.str();
+}
+
+int64_t peakBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+Json counts(const Statistics &s) {
+  return {{"tensors", s.tensors},
+          {"params", s.params},
+          {"transfers", s.transfers},
+          {"messages", s.messages},
+          {"rounds", s.rounds},
+          {"descriptors", {{"before", s.descriptorsBefore}, {"after", s.descriptors}}},
+          {"bytes", {{"target", s.targetBytes}, {"local", s.localBytes}, {"remote", s.remoteBytes}, {"storage", s.storageBytes}, {"padding", s.paddingBytes}}},
+          {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}}}};
+}
+
+/// The last good IR and the line that goes on from it, so that a failure can be taken home.
+void saveReproducer(const std::string &job, const CompileResult &result) {
+  if (result.failedPass.empty())
+    return;
+  const std::string path = job + ".failed.rir";
+  std::string rest;
+  bool on = false;
+  for (const PassInfo &pass : passes()) {
+    on = on || result.failedPass == pass.name;
+    if (on)
+      rest += (rest.empty() ? "" : ",") + std::string(pass.name);
+  }
+  if (writeFile(path, printed(result.module)).empty())
+    std::fprintf(stderr, "%s: note: the IR before it is in '%s'; to go on from there: %s %s --passes=%s\n", kName, path.c_str(), kName,
+                 path.c_str(), rest.c_str());
+}
+
+int compile(const std::string &job, Options &options) {
+  const double begin = now();
+  CompileResult result;
+  Diagnostics diagnostics;
+  for (const std::string &name : options.printAfter) {
+    bool known = name == "resolve" || name == "parse";
+    for (const PassInfo &pass : passes())
+      known = known || name == pass.name;
+    if (!known)
+      diagnostics.error({}, "--print-ir-after of unknown pass '" + name + "'");
+  }
+  options.compile.afterPass = [&](const std::string &pass, const ir::Module &module) {
+    if (options.printAll || std::find(options.printAfter.begin(), options.printAfter.end(), pass) != options.printAfter.end())
+      std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
+  };
+  const bool good = diagnostics.ok() && compileJob(job, options.compile, result, diagnostics);
+  std::fputs(diagnostics.text().c_str(), stderr);
+  if (!good) {
+    saveReproducer(job, result);
+    return kUsage;
+  }
+
+  std::string digest;
+  int64_t planBytes = 0;
+  if (options.emit == "plan") {
+    const double start = now();
+    if (const std::string error = writePlan(result.module, options.output, options.compile.jobs, digest, planBytes); !error.empty()) {
+      complain(kName, error);
+      return kFailure;
+    }
+    result.times.push_back({"emit", now() - start});
+  } else if (options.output.empty()) {
+    std::cout << printed(result.module);
+  } else if (const std::string error = writeFile(options.output, printed(result.module)); !error.empty()) {
+    complain(kName, error);
+    return kFailure;
+  }
+
+  const Statistics &s = result.statistics;
+  if (options.timePasses)
+    for (const PassTime &time : result.times)
+      std::fprintf(stderr, "  %-16s %10.3f ms\n", time.pass.c_str(), time.seconds * 1e3);
+  if (options.stats)
+    std::fputs((counts(s).dump(2) + "\n").c_str(), stderr);
+  if (!options.report.empty()) {
+    Json json = {{"digest", digest}, {"plan_bytes", planBytes}, {"world", result.module.layout.world}};
+    json.update(counts(s));
+    json["staging"] = {{"limit", result.module.layout.stagingLimit}, {"max", s.stagingMax}};
+    Json passTimes = Json::object();
+    for (const PassTime &time : result.times)
+      passTimes[time.pass] = time.seconds * 1e3;
+    json["untaken"] = result.module.layout.untaken;
+    json["time_ms"] = {{"total", (now() - begin) * 1e3}, {"passes", passTimes}};
+    json["peak_rss_bytes"] = peakBytes();
+    if (const std::string error = writeFile(options.report, json.dump(2) + "\n"); !error.empty()) {
+      complain(kName, error);
+      return kFailure;
+    }
+  }
+  if (options.emit == "plan")
+    std::printf("  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n", options.output.c_str(), static_cast<long long>(s.transfers),
+                static_cast<long long>(s.messages), humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
+                humanBytes(static_cast<double>(s.targetBytes)).c_str(), humanBytes(static_cast<double>(planBytes)).c_str());
+  return kDone;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  Options options;
+  std::vector<std::string> arguments;
+  auto append = [](std::vector<std::string> &list) {
+    return [&list](const std::string &value) {
+      for (size_t at = 0; at <= value.size();) {
+        const size_t comma = std::min(value.find(',', at), value.size());
+        if (comma > at)
+          list.push_back(value.substr(at, comma - at));
+        at = comma + 1;
+      }
+      return list.empty() ? std::string("an empty list") : std::string();
+    };
+  };
+  auto override = [&](const std::string &value) {
+    options.compile.overrides.push_back(value);
+    return value.find('=') == std::string::npos || value[0] == '=' ? "found '" + value + "', expected a.b=value" : std::string();
+  };
+  std::string passNames = "which passes, in this order (";
+  for (const PassInfo &pass : passes())
+    passNames += (passNames.back() == '(' ? "" : ", ") + std::string(pass.name);
+  passNames += ")";
+  Command command{kName,
+                  "JOB.yaml|IR.rir -o PLAN",
+                  "Compiles a job into a plan, or refuses it with errors that point at the place.",
+                  {{"-o", "FILE", "the plan, or with --emit=ir|layout the text (default: standard output)", setText(options.output)},
+                   {"--set", "a.b=c", "overrides a value of the job, the model's included; may be repeated", override},
+                   {"--emit", "KIND", "plan, ir (fully lowered), or layout (as resolved)", setChoice(options.emit, {"plan", "ir", "layout"})},
+                   {"--report", "FILE", "write a JSON report", setText(options.report)},
+                   {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},
+                   {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},
+                   {"--print-ir-after", "PASS", "print the IR after these passes, on standard error", append(options.printAfter)},
+                   {"--print-ir-after-all", "", "… after every pass", setSwitch(options.printAll)},
+                   {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
+                   {"--time-passes", "", "print the time of every pass", setSwitch(options.timePasses)},
+                   {"--stats", "", "print the counts", setSwitch(options.stats)}},
+                  1};
+  if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
+    return code;
+  options.compile.jobs = static_cast<unsigned>(options.jobs);
+  if (options.emit == "layout")
+    options.compile.stopAfter = ir::Level::layout;
+  if (options.emit == "plan" && options.output.empty()) {
+    complain(kName, "expected -o PLAN");
+    return kUsage;
+  }
+  try {
+    return compile(arguments[0], options);
+  } catch (const std::exception &exception) {
+    complain(kName, exception.what());
+    return kFailure;
+  }
+}

@@ -1,0 +1,357 @@
+#include "tools/coverage.h"
+
+#include "tools/synthesize.h"
+
+#include <algorithm>
+#include <tuple>
+#include <unordered_map>
+
+namespace reshard::tools {
+
+namespace {
+
+using namespace schema;
+
+/// Consecutive elements of one tensor at consecutive places of an instance; tensor 0 is padding.
+struct Stretch {
+  int64_t local, count;
+  uint32_t tensor;
+  int64_t logical;
+};
+
+const BufferRun *runOf(const Segment &segment, uint32_t buffer) {
+  const auto *runs = segment.buffers();
+  auto at = std::upper_bound(runs->begin(), runs->end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); });
+  return at == runs->begin() ? nullptr : *--at;
+}
+
+/// What the elements of instances are, by the layouts; remembers as long as memory allows.
+class Contents {
+public:
+  explicit Contents(const Manifest &manifest) : manifest_(manifest) { tensors_[""] = 0; }
+
+  const std::vector<Stretch> &of(const Segment &segment, uint32_t buffer) {
+    const BufferRun &run = *runOf(segment, buffer);
+    const uint32_t instance = buffer - run.first();
+    const std::string key = std::to_string(run.endpoint()) + "/" + std::to_string(run.place()) + "/" + std::to_string(run.param()) + "/" + std::to_string(instance);
+    if (const auto known = known_.find(key); known != known_.end())
+      return known->second;
+    if (kept_ > kMaxKept) {
+      known_.clear();
+      kept_ = 0;
+    }
+    std::vector<Stretch> stretches = make(run, instance);
+    kept_ += stretches.size();
+    return known_[key] = std::move(stretches);
+  }
+
+  const std::string &name(uint32_t tensor) const {
+    for (const auto &[name, number] : tensors_)
+      if (number == tensor)
+        return name;
+    return tensors_.begin()->first;
+  }
+
+  const ParamInstance &instance(const BufferRun &run, uint32_t number) {
+    const uint64_t key = (uint64_t{run.endpoint()} << 56) ^ (uint64_t{run.place()} << 28) ^ run.param();
+    auto [at, added] = instances_.try_emplace(key);
+    if (added) {
+      if (instances_.size() > 4096) { // rank by rank, so that a few places are enough
+        instances_.clear();
+        at = instances_.try_emplace(key).first;
+      }
+      at->second = instances(manifest_, *manifest_.endpoints()->Get(run.endpoint()), run.param(), run.place());
+    }
+    return at->second[number];
+  }
+
+private:
+  static constexpr size_t kMaxKept = 50'000'000;
+
+  std::vector<Stretch> make(const BufferRun &run, uint32_t number) {
+    const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
+    std::vector<Stretch> stretches;
+    std::string last;
+    uint32_t tensor = 0;
+    auto put = [&](int64_t local, int64_t logical, int64_t count) {
+      if (!stretches.empty()) {
+        Stretch &back = stretches.back();
+        if (back.tensor == tensor && back.local + back.count == local && (tensor == 0 || back.logical + back.count == logical)) {
+          back.count += count;
+          return;
+        }
+      }
+      stretches.push_back({local, count, tensor, logical});
+    };
+    forEachRun(manifest_, endpoint, run.param(), run.place(), instance(run, number), [&](const ElementRun &r) {
+      if (!r.tensor) {
+        tensor = 0;
+        last.clear();
+      } else if (last != *r.tensor) {
+        last = *r.tensor;
+        tensor = tensors_.try_emplace(last, static_cast<uint32_t>(tensors_.size())).first->second;
+      }
+      if (r.localStep == 1 && r.logicalStep == 1)
+        put(r.local, r.logical, r.count);
+      else
+        for (int64_t k = 0; k < r.count; ++k)
+          put(r.local + k * r.localStep, r.logical + k * r.logicalStep, 1);
+    });
+    std::sort(stretches.begin(), stretches.end(), [](const Stretch &a, const Stretch &b) { return a.local < b.local; });
+    return stretches;
+  }
+
+  const Manifest &manifest_;
+  std::unordered_map<std::string, uint32_t> tensors_;
+  std::unordered_map<std::string, std::vector<Stretch>> known_;
+  std::unordered_map<uint64_t, std::vector<ParamInstance>> instances_;
+  size_t kept_ = 0;
+};
+
+/// The stretch that has element `local`.
+const Stretch *find(const std::vector<Stretch> &list, int64_t local) {
+  auto at = std::upper_bound(list.begin(), list.end(), local, [](int64_t l, const Stretch &s) { return l < s.local; });
+  if (at == list.begin() || local >= std::prev(at)->local + std::prev(at)->count)
+    return nullptr;
+  return &*std::prev(at);
+}
+
+class Prover {
+public:
+  explicit Prover(const Plan &plan) : plan_(plan), paired_(plan), contents_(plan.manifest()) {}
+
+  CoverageResult run(const std::function<void(double)> &progress) {
+    result_.error = paired_.load();
+    // A storage target is written by several ranks, so its rows are gathered first.
+    for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
+      rows_.clear();
+      result_.error = paired_.forEachRow(rank, [&](const Row &row) {
+        const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(runOf(paired_.segment(rank), row.targetBuffer)->endpoint());
+        (endpoint.storage() ? storage_ : rows_).push_back({rank, row});
+      });
+      if (result_.error.empty())
+        checkRank(rank, rows_, false);
+      progress(static_cast<double>(rank + 1) / plan_.world());
+    }
+    if (result_.error.empty())
+      checkStorage();
+    return result_;
+  }
+
+private:
+  struct Placed {
+    uint32_t rank; // whose buffer numbers the row uses
+    Row row;
+  };
+
+  std::string where(uint32_t rank, uint32_t buffer, uint64_t offset) {
+    const BufferRun &run = *runOf(paired_.segment(rank), buffer);
+    const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run.endpoint());
+    return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(endpoint.ranks()->Get(run.place())) + " param '" +
+           contents_.instance(run, buffer - run.first()).name + "' byte " + std::to_string(offset);
+  }
+
+  bool fail(const std::string &error) {
+    if (result_.error.empty())
+      result_.error = error;
+    return false;
+  }
+
+  /// All rows of one rank's own target buffers: they must tile each buffer, each with the right content.
+  void checkRank(uint32_t rank, std::vector<Placed> &rows, bool storage) {
+    const Segment &segment = paired_.segment(rank);
+    std::sort(rows.begin(), rows.end(), [](const Placed &a, const Placed &b) {
+      return std::tie(a.row.targetBuffer, a.row.targetOffset) < std::tie(b.row.targetBuffer, b.row.targetOffset);
+    });
+    size_t next = 0;
+    for (const BufferRun *run : *segment.buffers()) {
+      const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
+      if (run->endpoint() == 0 || endpoint.storage() != storage)
+        continue;
+      for (uint32_t i = 0; i < run->count(); ++i) {
+        uint64_t at = 0;
+        const uint32_t buffer = run->first() + i;
+        for (; next < rows.size() && rows[next].row.targetBuffer == buffer; ++next) {
+          const Row &row = rows[next].row;
+          if (row.targetOffset != at) {
+            fail(where(rank, buffer, std::min(at, row.targetOffset)) + (row.targetOffset > at ? " is never written" : " is written twice"));
+            return;
+          }
+          at += row.bytes;
+          ++result_.rows;
+          result_.bytes += row.bytes;
+          if (!checkContent(rank, rows[next], itemBytes(endpoint.params()->Get(run->param())->dtype())))
+            return;
+        }
+        if (at != run->bytes()) {
+          fail(where(rank, buffer, at) + " is never written");
+          return;
+        }
+      }
+    }
+  }
+
+  bool checkContent(uint32_t rank, const Placed &placed, int64_t item) {
+    const Row &row = placed.row;
+    // The target's stretches are copied: looking up the source may forget them.
+    if (lastBuffer_ != row.targetBuffer || lastRank_ != rank) {
+      expected_ = contents_.of(paired_.segment(rank), row.targetBuffer);
+      lastBuffer_ = row.targetBuffer;
+      lastRank_ = rank;
+    }
+    const std::vector<Stretch> *found = row.zero ? nullptr : &contents_.of(paired_.segment(row.sourceRank), row.sourceBuffer);
+    if (row.targetOffset % item != 0 || row.bytes % item != 0 || row.sourceOffset % item != 0)
+      return fail(where(rank, row.targetBuffer, row.targetOffset) + " is written in parts of elements");
+    int64_t target = static_cast<int64_t>(row.targetOffset) / item, source = static_cast<int64_t>(row.sourceOffset) / item;
+    for (int64_t left = static_cast<int64_t>(row.bytes) / item; left > 0;) {
+      const Stretch *want = find(expected_, target);
+      const Stretch *have = found ? find(*found, source) : nullptr;
+      const std::string byte = where(rank, row.targetBuffer, static_cast<uint64_t>(target * item));
+      if (!want)
+        return fail(byte + " is in no part of its layout");
+      if (row.zero ? want->tensor != 0 : want->tensor == 0)
+        return fail(byte + (row.zero ? " is zeroed but is no padding" : " is padding but is copied to"));
+      int64_t count = std::min(left, want->local + want->count - target);
+      if (found) {
+        if (!have || have->tensor == 0)
+          return fail(byte + " comes from the source's padding");
+        if (have->tensor != want->tensor || have->logical + (source - have->local) != want->logical + (target - want->local))
+          return fail(byte + " must be tensor '" + contents_.name(want->tensor) + "' element " + std::to_string(want->logical + target - want->local) +
+                      ", but comes from tensor '" + contents_.name(have->tensor) + "' element " + std::to_string(have->logical + source - have->local) +
+                      " of rank " + std::to_string(row.sourceRank));
+        count = std::min(count, have->local + have->count - source);
+      }
+      target += count;
+      source += count;
+      left -= count;
+    }
+    return true;
+  }
+
+  /// Rows into files, from all ranks: buffer numbers are those of rank 0.
+  void checkStorage() {
+    bool any = false;
+    for (uint32_t e = 1; e < plan_.manifest().endpoints()->size(); ++e)
+      any = any || plan_.manifest().endpoints()->Get(e)->storage();
+    if (!any)
+      return;
+    for (Placed &placed : storage_) {
+      const BufferRun &run = *runOf(paired_.segment(placed.rank), placed.row.targetBuffer);
+      const uint32_t instance = placed.row.targetBuffer - run.first();
+      for (const BufferRun *other : *paired_.segment(0).buffers())
+        if (other->endpoint() == run.endpoint() && other->place() == run.place() && other->param() == run.param()) {
+          placed.row.targetBuffer = other->first() + instance;
+          break;
+        }
+      placed.rank = 0;
+    }
+    checkRank(0, storage_, true);
+  }
+
+  const Plan &plan_;
+  PairedPlan paired_;
+  Contents contents_;
+  CoverageResult result_;
+  std::vector<Placed> rows_, storage_;
+  std::vector<Stretch> expected_;
+  uint32_t lastBuffer_ = 0, lastRank_ = UINT32_MAX;
+};
+
+} // namespace
+
+std::string PairedPlan::load() {
+  segments_.resize(plan_.world());
+  for (uint32_t rank = 0; rank < plan_.world(); ++rank)
+    if (std::string error = plan_.segment(rank, segments_[rank]); !error.empty())
+      return error;
+  sends_.resize(plan_.manifest().messages());
+  for (uint32_t rank = 0; rank < plan_.world(); ++rank)
+    for (const Step *step : *segments_[rank]->steps())
+      if (step->kind() == StepKind::send) {
+        End &end = sends_[step->message()];
+        if (end.step)
+          return "message " + std::to_string(step->message()) + " is sent twice";
+        end = {rank, step};
+      }
+  std::vector<bool> received(sends_.size());
+  for (uint32_t rank = 0; rank < plan_.world(); ++rank)
+    for (const Step *step : *segments_[rank]->steps()) {
+      if (step->kind() != StepKind::recv)
+        continue;
+      const std::string message = "message " + std::to_string(step->message());
+      const End &send = sends_[step->message()];
+      if (received[step->message()])
+        return message + " is received twice";
+      received[step->message()] = true;
+      if (!send.step || send.rank != step->peer() || send.step->peer() != rank)
+        return message + ": rank " + std::to_string(rank) + " waits for rank " + std::to_string(step->peer()) + ", which does not send it";
+      if (send.step->bytes() != step->bytes() || send.step->round() != step->round() || send.step->input_count() != step->output_count())
+        return message + " differs between rank " + std::to_string(send.rank) + " and rank " + std::to_string(rank);
+    }
+  for (size_t m = 0; m < sends_.size(); ++m)
+    if (!sends_[m].step || !received[m])
+      return "message " + std::to_string(m) + " has no " + (sends_[m].step ? "receiver" : "sender");
+  return {};
+}
+
+std::string PairedPlan::rows(const Segment *from, uint32_t fromRank, const Operand *input, const Segment &to, const Operand &output,
+                             const std::function<void(const Row &)> &visit) const {
+  const Shape &target = *to.shapes()->Get(output.shape());
+  const Shape &source = input ? *from->shapes()->Get(input->shape()) : target;
+  if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
+    return "an operand differs between its two sides";
+  const uint32_t loops = target.loop_count();
+  uint64_t at[16] = {};
+  Row row;
+  row.zero = !input;
+  row.bytes = target.row_bytes();
+  row.sourceRank = fromRank;
+  while (true) {
+    int64_t targetOffset = static_cast<int64_t>(output.offset()), sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0;
+    int64_t targetBuffer = output.buffer(), sourceBuffer = input ? input->buffer() : 0;
+    for (uint32_t l = 0; l < loops; ++l) {
+      const Loop &t = *to.loops()->Get(target.first_loop() + l);
+      targetOffset += static_cast<int64_t>(at[l]) * t.stride();
+      targetBuffer += static_cast<int64_t>(at[l]) * t.buffer_step();
+      if (input) {
+        const Loop &s = *from->loops()->Get(source.first_loop() + l);
+        if (s.count() != t.count())
+          return "an operand differs between its two sides";
+        sourceOffset += static_cast<int64_t>(at[l]) * s.stride();
+        sourceBuffer += static_cast<int64_t>(at[l]) * s.buffer_step();
+      }
+    }
+    row.targetBuffer = static_cast<uint32_t>(targetBuffer);
+    row.targetOffset = static_cast<uint64_t>(targetOffset);
+    row.sourceBuffer = static_cast<uint32_t>(sourceBuffer);
+    row.sourceOffset = static_cast<uint64_t>(sourceOffset);
+    visit(row);
+    uint32_t l = loops;
+    while (l > 0 && ++at[l - 1] == to.loops()->Get(target.first_loop() + l - 1)->count())
+      at[--l] = 0;
+    if (l == 0)
+      return {};
+  }
+}
+
+std::string PairedPlan::forEachRow(uint32_t rank, const std::function<void(const Row &)> &visit) const {
+  const Segment &to = *segments_[rank];
+  for (const Step *step : *to.steps()) {
+    if (step->kind() == StepKind::send)
+      continue;
+    const bool receive = step->kind() == StepKind::recv;
+    const uint32_t fromRank = receive ? step->peer() : rank;
+    const Segment *from = segments_[fromRank];
+    const uint32_t firstInput = receive ? sends_[step->message()].step->first_input() : step->first_input();
+    for (uint32_t i = 0; i < step->output_count(); ++i) {
+      const Operand *input = step->kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
+      if (std::string error = rows(from, fromRank, input, to, *to.operands()->Get(step->first_output() + i), visit); !error.empty())
+        return "rank " + std::to_string(rank) + ": " + error;
+    }
+  }
+  return {};
+}
+
+CoverageResult prove(const Plan &plan, const std::function<void(double)> &progress) { return Prover(plan).run(progress); }
+
+} // namespace reshard::tools

@@ -1,0 +1,252 @@
+#include "tools/difference.h"
+
+#include "executor/load.h"
+
+#include <nlohmann/json.hpp>
+
+#include <charconv>
+#include <cstdio>
+#include <set>
+#include <vector>
+
+namespace reshard::tools {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+using namespace schema;
+
+constexpr const char *kName = "reshard-diff";
+
+std::map<std::string, double> numbers(const Plan &plan) {
+  const Manifest &m = plan.manifest();
+  return {{"world", m.world()},
+          {"rounds", m.rounds()},
+          {"messages", static_cast<double>(m.messages())},
+          {"transfers", static_cast<double>(m.transfers())},
+          {"descriptors", static_cast<double>(m.descriptors())},
+          {"target_bytes", static_cast<double>(m.bytes_target())},
+          {"local_bytes", static_cast<double>(m.bytes_local())},
+          {"remote_bytes", static_cast<double>(m.bytes_remote())},
+          {"storage_bytes", static_cast<double>(m.bytes_storage())},
+          {"staging_limit", static_cast<double>(m.staging_limit())},
+          {"plan_bytes", static_cast<double>(plan.container().bytes())}};
+}
+
+std::string describe(const Endpoint &endpoint, const Share &share) {
+  std::string text = "(";
+  if (share.axes())
+    for (uint32_t axis : *share.axes())
+      text += endpoint.axes()->Get(axis)->name()->str() + ",";
+  text += ")";
+  for (uint32_t first : *share.first())
+    text += std::to_string(first) + ";";
+  for (const Run *run : *share.runs())
+    for (int64_t field : {run->from(), run->to(), run->length(), run->count(), run->from_step(), run->to_step()})
+      text += std::to_string(field) + " ";
+  return text;
+}
+
+/// Params of all endpoints by "role name", each with a text of all that decides what it holds.
+std::map<std::string, std::string> params(const Plan &plan) {
+  std::map<std::string, std::string> result;
+  const Manifest &m = plan.manifest();
+  for (const Endpoint *endpoint : *m.endpoints())
+    for (const Param *param : *endpoint->params()) {
+      std::string text = dtypeName(param->dtype());
+      for (const Extent *extent : *param->shape())
+        for (int64_t length : *extent->at())
+          text += " " + std::to_string(length);
+      for (const Presence *rule : *param->presence()) {
+        text += " at " + endpoint->axes()->Get(rule->axis())->name()->str();
+        for (uint64_t coordinate : *rule->coordinates())
+          text += " " + std::to_string(coordinate);
+      }
+      for (uint32_t share : *param->instances())
+        text += " for " + describe(*endpoint, *endpoint->shares()->Get(share));
+      for (const Part *part : *param->parts()) {
+        text += part->family() < 0 ? " zeros" : " holds " + m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str();
+        for (const PartDimension *dimension : *part->dimensions())
+          text += " " + std::to_string(dimension->param()) + describe(*endpoint, *endpoint->shares()->Get(dimension->share()));
+      }
+      result[endpoint->role()->str() + " " + param->name()->str()] += text;
+    }
+  return result;
+}
+
+std::string number(double value) {
+  char text[40];
+  if (value == static_cast<double>(static_cast<int64_t>(value)))
+    std::snprintf(text, sizeof text, "%lld", static_cast<long long>(value));
+  else
+    std::snprintf(text, sizeof text, "%.4f", value);
+  return text;
+}
+
+class Condition {
+public:
+  Condition(const std::string &text, const std::map<std::string, double> &names, std::string &error) : text_(text), names_(names), error_(error) {}
+  bool run() {
+    bool value = conjunction();
+    while (error_.empty() && takeWord("or")) {
+      const bool right = conjunction();
+      value = value || right;
+    }
+    skip();
+    if (error_.empty() && at_ < text_.size())
+      fail("unexpected '" + text_.substr(at_) + "'");
+    return value;
+  }
+
+private:
+  void fail(const std::string &message) {
+    if (error_.empty())
+      error_ = message + " at character " + std::to_string(at_ + 1);
+  }
+  void skip() {
+    while (at_ < text_.size() && text_[at_] == ' ')
+      ++at_;
+  }
+  std::string word() {
+    skip();
+    const size_t first = at_;
+    while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' || text_[at_] == '.'))
+      ++at_;
+    return text_.substr(first, at_ - first);
+  }
+  bool takeWord(const char *expected) {
+    const size_t before = at_;
+    if (word() == expected)
+      return true;
+    at_ = before;
+    return false;
+  }
+  double value() {
+    skip();
+    const size_t before = at_;
+    const bool minus = at_ < text_.size() && text_[at_] == '-' && ++at_;
+    const std::string token = word();
+    double result = 0;
+    const auto [end, problem] = std::from_chars(token.data(), token.data() + token.size(), result);
+    if (problem == std::errc() && end == token.data() + token.size())
+      return minus ? -result : result;
+    if (const auto known = names_.find(token); known != names_.end())
+      return minus ? -known->second : known->second;
+    at_ = before;
+    std::vector<std::string> known;
+    for (const auto &[name, ignored] : names_)
+      known.push_back(name);
+    fail("unknown name '" + token + "'" + nearest(token, known));
+    return 0;
+  }
+  bool conjunction() {
+    bool value = comparison();
+    while (error_.empty() && takeWord("and")) {
+      const bool right = comparison();
+      value = value && right;
+    }
+    return value;
+  }
+  bool comparison() {
+    const double left = value();
+    skip();
+    for (const char *sign : {"<=", ">=", "==", "!=", "<", ">"})
+      if (error_.empty() && text_.compare(at_, std::char_traits<char>::length(sign), sign) == 0) {
+        at_ += std::char_traits<char>::length(sign);
+        const double right = value();
+        const std::string s = sign;
+        return s == "<=" ? left <= right : s == ">=" ? left >= right : s == "==" ? left == right : s == "!=" ? left != right : s == "<" ? left < right : left > right;
+      }
+    fail("expected a comparison");
+    return false;
+  }
+
+  const std::string &text_;
+  const std::map<std::string, double> &names_;
+  std::string &error_;
+  size_t at_ = 0;
+};
+
+} // namespace
+
+bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error) { return Condition(expression, names, error).run(); }
+
+int difference(const DifferenceOptions &options) {
+  std::unique_ptr<Plan> before, after;
+  for (const auto &[path, plan] : {std::make_pair(&options.before, &before), std::make_pair(&options.after, &after)})
+    if (const std::string error = Plan::open(*path, *plan); !error.empty()) {
+      complain(kName, error);
+      return kUsage;
+    }
+  const bool equal = before->digest() == after->digest();
+
+  const std::map<std::string, double> a = numbers(*before), b = numbers(*after);
+  std::map<std::string, double> names;
+  std::vector<std::string> added, removed, changed;
+  std::vector<uint32_t> ranks;
+  if (!equal) {
+    const auto pa = params(*before), pb = params(*after);
+    for (const auto &[name, facts] : pb) {
+      const auto at = pa.find(name);
+      if (at == pa.end())
+        added.push_back(name);
+      else if (at->second != facts)
+        changed.push_back(name);
+    }
+    for (const auto &[name, facts] : pa)
+      if (!pb.count(name))
+        removed.push_back(name);
+    for (uint32_t rank = 0; rank < std::max(before->world(), after->world()); ++rank)
+      if (rank >= before->world() || rank >= after->world() || before->container().segmentDigest(rank) != after->container().segmentDigest(rank))
+        ranks.push_back(rank);
+  }
+  for (const auto &[name, value] : b) {
+    names[name] = value;
+    names[name + "_before"] = a.at(name);
+    names[name + "_delta"] = value - a.at(name);
+    names[name + "_ratio"] = a.at(name) > 0 ? value / a.at(name) : value > 0 ? 1e9 : 1;
+  }
+  names["differ"] = !equal;
+  names["params_added"] = static_cast<double>(added.size());
+  names["params_removed"] = static_cast<double>(removed.size());
+  names["params_changed"] = static_cast<double>(changed.size());
+  names["ranks_changed"] = static_cast<double>(ranks.size());
+
+  bool failed = !equal;
+  if (!options.failOn.empty()) {
+    std::string error;
+    failed = holds(options.failOn, names, error);
+    if (!error.empty()) {
+      complain(kName, "--fail-on: " + error);
+      return kUsage;
+    }
+  }
+
+  if (options.format == "json") {
+    Json measures = Json::object();
+    for (const auto &[name, value] : b)
+      measures[name] = {{"before", a.at(name)}, {"after", value}};
+    std::printf("%s\n", Json{{"equal", equal}, {"digest", {{"before", before->digest()}, {"after", after->digest()}}}, {"numbers", measures}, {"params", {{"added", added}, {"removed", removed}, {"changed", changed}}}, {"ranks_changed", ranks}, {"failed", failed}}
+                            .dump(2)
+                            .c_str());
+  } else if (equal) {
+    std::printf("the plans are equal: %s\n", before->digest().c_str());
+  } else {
+    const bool markdown = options.format == "markdown";
+    if (markdown)
+      std::printf("| | before | after |\n|---|---:|---:|\n| digest | `%s` | `%s` |\n", before->digest().c_str(), after->digest().c_str());
+    else
+      std::printf("%-16s %32s %32s\n", "digest", before->digest().c_str(), after->digest().c_str());
+    for (const auto &[name, value] : b)
+      if (value != a.at(name))
+        std::printf(markdown ? "| %s | %s | %s |\n" : "%-16s %32s %32s\n", name.c_str(), number(a.at(name)).c_str(), number(value).c_str());
+    std::printf(markdown ? "\n%zu of %u ranks have another segment.\n\n" : "%zu of %u ranks have another segment\n", ranks.size(), after->world());
+    for (const auto &[title, list] : {std::make_pair("added", &added), std::make_pair("removed", &removed), std::make_pair("changed", &changed)})
+      for (const std::string &name : *list)
+        std::printf(markdown ? "- %s `%s`\n" : "%s: %s\n", title, name.c_str());
+  }
+  return failed ? kNegative : kDone;
+}
+
+} // namespace reshard::tools

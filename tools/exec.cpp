@@ -1,0 +1,39 @@
+// reshard-exec: runs a plan on files or on synthesised values, and checks what came out.
+
+#include "tools/execution.h"
+
+#include <cstdio>
+
+using namespace reshard::tools;
+
+int main(int argc, char **argv) {
+  ExecutionOptions options;
+  uint64_t threads = 0;
+  std::vector<std::string> arguments;
+  Command command{"reshard-exec",
+                  "PLAN (--source=DIR --target=DIR | --synthesize) [--check]",
+                  "Runs a plan: all of its ranks in this process.",
+                  {{"--source", "DIR", "folder of the source: rank-%05d.safetensors, or the checkpoint of a storage endpoint", setText(options.source)},
+                   {"--target", "DIR", "folder to make: it appears complete or not at all; several pools: one folder each in it", setText(options.target)},
+                   {"--synthesize", "", "values made from (seed, tensor, element) in place of files; with --source alone: write them there", setSwitch(options.synthesize)},
+                   {"--check", "", "compare every target byte with what the layouts say it must be (synthesised: under two seeds)", setSwitch(options.check)},
+                   {"--seed", "N", "the first seed (0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
+                   {"--transport", "NAME", "threads", setChoice(options.transport, {"threads", "mpi", "nccl"})},
+                   {"--device", "NAME", "cpu", setChoice(options.device, {"cpu", "cuda"})},
+                   {"--threads", "N", "workers (all cores)", setNumber(threads, 1, 4096)},
+                   {"--repeat", "N", "runs (1)", setNumber(options.repeat, 1, 1'000'000)},
+                   {"--timeout", "S", "deadline of a run in seconds (none)", setSeconds(options.timeout)},
+                   {"--report", "FILE", "write a JSON report", setText(options.report)},
+                   {"--trace", "FILE", "write the phases for Perfetto", setText(options.trace)}},
+                  1};
+  if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
+    return code;
+  options.plan = arguments[0];
+  options.threads = static_cast<unsigned>(threads);
+  try {
+    return execute(options);
+  } catch (const std::exception &exception) { // out of memory, mostly
+    complain("reshard-exec", exception.what());
+    return kFailure;
+  }
+}

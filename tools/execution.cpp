@@ -1,0 +1,285 @@
+#include "tools/execution.h"
+
+#include "executor/reshard.h"
+#include "tools/memory.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+#include <unistd.h>
+
+namespace reshard::tools {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Ends the command with a message and an exit code.
+struct Failure {
+  int code;
+  std::string message;
+};
+
+void need(const std::string &error, int code) {
+  if (!error.empty())
+    throw Failure{code, error};
+}
+
+/// A folder that is filled under another name and appears complete by rename, or not at all.
+class NewFolder {
+public:
+  explicit NewFolder(const std::string &path) : path_(fs::path(path).lexically_normal()) {
+    if (!path_.has_filename())
+      path_ = path_.parent_path();
+    std::error_code error;
+    if (fs::exists(fs::symlink_status(path_, error)))
+      throw Failure{kUsage, "'" + path + "' exists already; a target folder is made, not changed"};
+    temporary_ = path_;
+    temporary_ += ".partial-" + std::to_string(getpid());
+    if (!fs::create_directory(temporary_, error))
+      throw Failure{kUsage, "cannot create '" + temporary_.string() + "': " + error.message()};
+  }
+  ~NewFolder() {
+    std::error_code ignored;
+    if (!done_)
+      fs::remove_all(temporary_, ignored);
+  }
+  std::string temporary() const { return temporary_; }
+  void commit() {
+    std::error_code error;
+    if (!fs::exists(path_, error))
+      fs::rename(temporary_, path_, error);
+    else
+      error = std::make_error_code(std::errc::file_exists);
+    if (error)
+      throw Failure{kFailure, "cannot finish '" + path_.string() + "': " + error.message()};
+    done_ = true;
+  }
+
+private:
+  fs::path path_, temporary_;
+  bool done_ = false;
+};
+
+/// Phases with their times, for --trace.
+class Trace {
+public:
+  void add(const std::string &name, double begin) { events_.push_back({{"name", name}, {"ph", "X"}, {"pid", 1}, {"tid", 1}, {"ts", (begin - start_) * 1e6}, {"dur", (now() - begin) * 1e6}}); }
+  std::string text() const { return Json{{"traceEvents", events_}, {"displayTimeUnit", "ms"}}.dump(1) + "\n"; }
+
+private:
+  double start_ = now();
+  Json events_ = Json::array();
+};
+
+struct Run {
+  double seconds;
+};
+
+class Execution {
+public:
+  explicit Execution(const ExecutionOptions &options)
+      : options_(options), threads_(options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency())) {}
+
+  int run() {
+    need(Plan::open(options_.plan, plan_), kUsage);
+    const uint32_t endpoints = plan_->manifest().endpoints()->size();
+    checkOptions();
+    if (options_.synthesize && !options_.source.empty()) {
+      writeSource();
+      return kDone;
+    }
+    Memory source(*plan_), target(*plan_);
+    std::unique_ptr<NewFolder> folder;
+    double begin = now();
+    if (options_.synthesize) {
+      need(source.allocate(0), kFailure);
+      for (uint32_t e = 1; e < endpoints; ++e)
+        need(target.allocate(e), kFailure);
+    } else {
+      need(source.openFiles(0, sourceFolder()), kUsage);
+      folder = std::make_unique<NewFolder>(options_.target);
+      for (uint32_t e = 1; e < endpoints; ++e) {
+        std::string path = folder->temporary();
+        if (endpoints > 2) {
+          path += "/" + plan_->manifest().endpoints()->Get(e)->role()->str();
+          fs::create_directory(path);
+        }
+        need(target.createFiles(e, path), kFailure);
+      }
+    }
+    trace_.add("bind memory", begin);
+
+    begin = now();
+    open();
+    bind(source);
+    bind(target);
+    if (reshard_prepare(executor_.get()) != RESHARD_OK)
+      throw Failure{kUsage, reshard_error(executor_.get())};
+    trace_.add("prepare", begin);
+
+    // Under --check synthesised values come twice, from two seeds: a target that a run does not write cannot be right both times.
+    const int seeds = options_.synthesize && options_.check ? 2 : 1;
+    for (int s = 0; s < seeds; ++s) {
+      if (options_.synthesize)
+        fill(source, target, options_.seed + static_cast<uint64_t>(s), s == 0);
+      for (uint64_t n = 0; n < (s == 0 ? options_.repeat : 1); ++n)
+        runOnce();
+      if (options_.synthesize && options_.check)
+        checkSynthesised(target, options_.seed + static_cast<uint64_t>(s));
+    }
+    if (!options_.synthesize && options_.check) {
+      begin = now();
+      result_ = compare(*plan_, source, target, threads_);
+      trace_.add("check", begin);
+    }
+    if (folder && result_.mismatches == 0)
+      folder->commit();
+    report();
+    return result_.mismatches == 0 ? kDone : kNegative;
+  }
+
+private:
+  void checkOptions() const {
+    if (options_.synthesize ? !options_.target.empty() : options_.source.empty() && sourceFolder().empty())
+      throw Failure{kUsage, options_.synthesize ? "--synthesize makes values in memory, found --target as well"
+                                                : "expected --source=DIR and --target=DIR, or --synthesize"};
+    if (!options_.synthesize && options_.target.empty())
+      throw Failure{kUsage, "expected --target=DIR beside --source, or --synthesize"};
+    if (options_.transport != "threads")
+      throw Failure{kFailure, "transport '" + options_.transport + "' is not in this build, expected 'threads'"};
+    if (options_.device != "cpu")
+      throw Failure{kFailure, "device '" + options_.device + "' is not in this build, expected 'cpu'"};
+  }
+
+  std::string sourceFolder() const {
+    if (!options_.source.empty())
+      return options_.source;
+    const auto *directory = plan_->manifest().endpoints()->Get(0)->directory();
+    return directory ? directory->str() : std::string();
+  }
+
+  /// --synthesize --source=DIR: the files that a run from files would read.
+  void writeSource() {
+    NewFolder folder(options_.source);
+    Memory memory(*plan_);
+    need(memory.createFiles(0, folder.temporary()), kFailure);
+    for (const PlaceMemory &place : memory.places())
+      synthesize(*plan_, place, options_.seed, threads_);
+    folder.commit();
+    std::printf("  wrote %zu file(s) to %s\n", memory.places().size(), options_.source.c_str());
+  }
+
+  void open() {
+    const reshard_options options{options_.transport.c_str(), options_.device.c_str(), threads_};
+    reshard_executor *executor = nullptr;
+    const reshard_status status = reshard_open(options_.plan.c_str(), nullptr, 0, &options, &executor);
+    executor_.reset(executor);
+    if (status != RESHARD_OK)
+      throw Failure{kUsage, reshard_error(executor)};
+  }
+
+  void bind(const Memory &memory) {
+    for (const PlaceMemory &place : memory.places()) {
+      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
+      for (uint32_t p = 0; p < place.params.size(); ++p)
+        for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
+          if (std::byte *pointer = place.params[p][instance.instance];
+              pointer && reshard_bind(executor_.get(), place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(), pointer,
+                                      static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
+            throw Failure{kUsage, reshard_error(executor_.get())};
+    }
+  }
+
+  void fill(const Memory &source, const Memory &target, uint64_t seed, bool first) {
+    const double begin = now();
+    Progress progress("synthesize");
+    for (size_t i = 0; i < source.places().size(); ++i) {
+      synthesize(*plan_, source.places()[i], seed, threads_);
+      progress.at(static_cast<double>(i + 1) / static_cast<double>(source.places().size()));
+    }
+    (void)target; // under the second seed it still holds the values of the first, all of which must change
+    trace_.add(first ? "synthesize" : "synthesize again", begin);
+  }
+
+  void runOnce() {
+    const double begin = now();
+    const reshard_status status = reshard_run(executor_.get(), options_.timeout);
+    runs_.push_back({now() - begin});
+    trace_.add("run " + std::to_string(runs_.size()), begin);
+    if (status != RESHARD_OK)
+      throw Failure{kFailure, reshard_error(executor_.get())};
+  }
+
+  void checkSynthesised(const Memory &target, uint64_t seed) {
+    const double begin = now();
+    Progress progress("check");
+    for (size_t i = 0; i < target.places().size(); ++i) {
+      CheckResult one = check(*plan_, target.places()[i], seed, threads_);
+      result_.checkedBytes += one.checkedBytes;
+      result_.mismatches += one.mismatches;
+      if (result_.first.empty())
+        result_.first = std::move(one.first);
+      progress.at(static_cast<double>(i + 1) / static_cast<double>(target.places().size()));
+    }
+    trace_.add("check", begin);
+  }
+
+  void report() {
+    const schema::Manifest &manifest = *&plan_->manifest();
+    const uint64_t bytes = reshard_bytes(executor_.get());
+    Json runs = Json::array();
+    double fastest = 0;
+    for (const Run &run : runs_) {
+      const double rate = run.seconds > 0 ? static_cast<double>(bytes) / run.seconds / 1e9 : 0;
+      runs.push_back({{"seconds", run.seconds}, {"bytes", bytes}, {"gb_per_s", rate}});
+      fastest = std::max(fastest, rate);
+    }
+    const Json json = {{"digest", plan_->digest()}, {"transport", options_.transport}, {"device", options_.device}, {"ranks", plan_->world()},
+                       {"threads", threads_}, {"runs", runs}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches}};
+    if (!options_.report.empty())
+      need(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
+    if (!options_.trace.empty())
+      need(writeFile(options_.trace, trace_.text()), kFailure);
+    std::printf("  %-10s %12s in %u ranks\n", "moved", humanBytes(static_cast<double>(bytes)).c_str(), plan_->world());
+    std::printf("  %-10s %12s\n", "local", humanBytes(static_cast<double>(manifest.bytes_local())).c_str());
+    std::printf("  %-10s %12s in %llu messages\n", "remote", humanBytes(static_cast<double>(manifest.bytes_remote())).c_str(), static_cast<unsigned long long>(manifest.messages()));
+    if (manifest.bytes_storage() > 0)
+      std::printf("  %-10s %12s\n", "storage", humanBytes(static_cast<double>(manifest.bytes_storage())).c_str());
+    const auto best = std::min_element(runs_.begin(), runs_.end(), [](const Run &a, const Run &b) { return a.seconds < b.seconds; });
+    std::printf("  %-10s %10.4f s, %.2f GB/s%s\n", "time", best->seconds, fastest, runs_.size() > 1 ? " (fastest run)" : "");
+    if (options_.check && result_.mismatches == 0)
+      std::printf("  all %llu bytes right\n", static_cast<unsigned long long>(result_.checkedBytes));
+    else if (options_.check)
+      std::printf("  %llu elements WRONG; %s\n", static_cast<unsigned long long>(result_.mismatches), result_.first.c_str());
+  }
+
+  struct Close {
+    void operator()(reshard_executor *executor) const { reshard_close(executor); }
+  };
+
+  const ExecutionOptions &options_;
+  const unsigned threads_;
+  std::unique_ptr<Plan> plan_;
+  std::unique_ptr<reshard_executor, Close> executor_;
+  std::vector<Run> runs_;
+  CheckResult result_;
+  Trace trace_;
+};
+
+} // namespace
+
+int execute(const ExecutionOptions &options) {
+  try {
+    return Execution(options).run();
+  } catch (const Failure &failure) {
+    complain("reshard-exec", failure.message);
+    return failure.code;
+  }
+}
+
+} // namespace reshard::tools

@@ -1,0 +1,22 @@
+// One run of reshard-exec, from options to exit code.
+#pragma once
+
+#include "tools/common.h"
+
+#include <cstdint>
+#include <string>
+
+namespace reshard::tools {
+
+struct ExecutionOptions {
+  std::string plan, source, target, transport = "threads", device = "cpu", report, trace;
+  bool synthesize = false, check = false;
+  uint64_t seed = 0, repeat = 1;
+  unsigned threads = 0; // 0: all cores
+  double timeout = 0;   // 0: none
+};
+
+/// Prints messages on stderr, the table on stdout, writes report and trace; returns the exit code.
+int execute(const ExecutionOptions &options);
+
+} // namespace reshard::tools

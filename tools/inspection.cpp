@@ -1,0 +1,258 @@
+#include "tools/inspection.h"
+
+#include "tools/coverage.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <fnmatch.h>
+#include <map>
+
+namespace reshard::tools {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+using namespace schema;
+
+constexpr const char *kName = "reshard-inspect";
+constexpr const char *kKinds[] = {"copy", "send", "recv", "fill"};
+
+std::string textOf(const flatbuffers::String *text) { return text ? text->str() : std::string(); }
+
+Json summary(const Plan &plan) {
+  const Manifest &m = plan.manifest();
+  Json endpoints = Json::array();
+  for (const Endpoint *endpoint : *m.endpoints()) {
+    Json axes = Json::object();
+    for (const Axis *axis : *endpoint->axes())
+      axes[axis->name()->str()] = axis->size();
+    int64_t params = 0;
+    for (uint32_t place = 0; place < endpoint->ranks()->size(); ++place)
+      for (const Param *param : *endpoint->params())
+        params += instanceCount(*endpoint, *param, place);
+    endpoints.push_back({{"role", textOf(endpoint->role())}, {"layout", textOf(endpoint->layout())}, {"storage", endpoint->storage()}, {"axes", axes},
+                         {"places", endpoint->ranks()->size()}, {"first_rank", endpoint->ranks()->Get(0)},
+                         {"last_rank", *std::max_element(endpoint->ranks()->begin(), endpoint->ranks()->end())}, {"param_patterns", endpoint->params()->size()}, {"params", params}});
+  }
+  uint32_t largest = 0;
+  for (uint32_t rank = 1; rank < plan.world(); ++rank)
+    if (plan.container().segmentBytes(rank) > plan.container().segmentBytes(largest))
+      largest = rank;
+  return {{"model", textOf(m.model())},
+          {"digest", plan.digest()},
+          {"fingerprint", textOf(m.fingerprint())},
+          {"compiler", textOf(m.compiler())},
+          {"plan_bytes", plan.container().bytes()},
+          {"manifest_bytes", plan.container().manifest().size()},
+          {"world", m.world()},
+          {"endpoints", endpoints},
+          {"tensor_patterns", m.families() ? m.families()->size() : 0},
+          {"transfers", m.transfers()},
+          {"descriptors", m.descriptors()},
+          {"messages", m.messages()},
+          {"rounds", m.rounds()},
+          {"bytes", {{"target", m.bytes_target()}, {"local", m.bytes_local()}, {"remote", m.bytes_remote()}, {"storage", m.bytes_storage()}}},
+          {"staging_limit", m.staging_limit()},
+          {"largest_segment", {{"rank", largest}, {"bytes", plan.container().segmentBytes(largest)}}}};
+}
+
+void printSummary(const Json &s) {
+  auto text = [](const Json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
+  auto size = [](const Json &bytes) { return humanBytes(bytes.get<double>()); };
+  std::printf("model      %s\ndigest     %s\nplan       %s, manifest %s, largest segment %s (rank %s)\nworld      %s ranks\n", text(s["model"]).c_str(), text(s["digest"]).c_str(),
+              size(s["plan_bytes"]).c_str(), size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(), text(s["largest_segment"]["rank"]).c_str(), text(s["world"]).c_str());
+  for (const Json &endpoint : s["endpoints"])
+    std::printf("%-10s %s %s: %s %s, %s params (%s patterns), axes %s\n", text(endpoint["role"]).c_str(), endpoint["storage"] ? "files" : "ranks",
+                (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(), text(endpoint["places"]).c_str(), endpoint["storage"] ? "file(s)" : "places",
+                text(endpoint["params"]).c_str(), text(endpoint["param_patterns"]).c_str(), endpoint["axes"].dump().c_str());
+  std::printf("moves      %s: local %s, remote %s, storage %s\n", size(s["bytes"]["target"]).c_str(), size(s["bytes"]["local"]).c_str(), size(s["bytes"]["remote"]).c_str(),
+              size(s["bytes"]["storage"]).c_str());
+  std::printf("by         %s transfers, %s descriptors, %s messages in %s round(s)\n", text(s["transfers"]).c_str(), text(s["descriptors"]).c_str(), text(s["messages"]).c_str(),
+              text(s["rounds"]).c_str());
+}
+
+/// Names of a rank's buffers; params of one run are looked up together.
+class Names {
+public:
+  Names(const Plan &plan, const Segment &segment) : plan_(plan), segment_(segment) {}
+  std::string of(uint32_t buffer) {
+    for (const BufferRun *run : *segment_.buffers())
+      if (buffer >= run->first() && buffer - run->first() < run->count()) {
+        const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
+        auto [at, added] = known_.try_emplace(run->first());
+        if (added)
+          at->second = instances(plan_.manifest(), endpoint, run->param(), run->place());
+        return endpoint.role()->str() + " " + at->second[buffer - run->first()].name;
+      }
+    return "arena";
+  }
+
+private:
+  const Plan &plan_;
+  const Segment &segment_;
+  std::map<uint32_t, std::vector<ParamInstance>> known_;
+};
+
+Json operandJson(const Segment &segment, Names &names, const Operand &operand) {
+  const Shape &shape = *segment.shapes()->Get(operand.shape());
+  Json loops = Json::array();
+  uint64_t bytes = shape.row_bytes();
+  for (uint32_t l = 0; l < shape.loop_count(); ++l) {
+    const Loop &loop = *segment.loops()->Get(shape.first_loop() + l);
+    bytes *= loop.count();
+    loops.push_back({{"count", loop.count()}, {"stride", loop.stride()}, {"buffer_step", loop.buffer_step()}});
+  }
+  return {{"buffer", operand.buffer()}, {"name", names.of(operand.buffer())}, {"offset", operand.offset()}, {"bytes", bytes}, {"row_bytes", shape.row_bytes()}, {"loops", loops}};
+}
+
+int inspectRank(const Plan &plan, uint32_t rank, bool json) {
+  const Segment *segment = nullptr;
+  if (const std::string error = plan.segment(rank, segment); !error.empty()) {
+    complain(kName, error);
+    return kUsage;
+  }
+  Names names(plan, *segment);
+  Json steps = Json::array();
+  for (const Step *step : *segment->steps()) {
+    Json one = {{"kind", kKinds[static_cast<int>(step->kind())]}, {"round", step->round()}, {"bytes", step->bytes()}};
+    if (step->peer() != UINT32_MAX)
+      one.update({{"message", step->message()}, {"peer", step->peer()}});
+    if (step->staging() != UINT64_MAX)
+      one["staging"] = step->staging();
+    for (const auto &[key, first, count] : {std::make_tuple("inputs", step->first_input(), step->input_count()), std::make_tuple("outputs", step->first_output(), step->output_count())}) {
+      one[key] = Json::array();
+      for (uint32_t i = 0; i < count; ++i)
+        one[key].push_back(operandJson(*segment, names, *segment->operands()->Get(first + i)));
+    }
+    steps.push_back(std::move(one));
+  }
+  if (json) {
+    std::printf("%s\n", Json{{"rank", rank}, {"arena_bytes", segment->arena_bytes()}, {"steps", steps}}.dump(2).c_str());
+    return kDone;
+  }
+  std::printf("rank %u: %u buffers runs, arena %s, %zu step(s)\n", rank, segment->buffers()->size(), humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), steps.size());
+  for (const Json &step : steps) {
+    std::printf("round %u %s %s", step["round"].get<uint32_t>(), step["kind"].get<std::string>().c_str(), humanBytes(step["bytes"].get<double>()).c_str());
+    if (step.contains("peer"))
+      std::printf(" %s rank %u, message %u, %s", step["kind"] == "send" ? "to" : "from", step["peer"].get<uint32_t>(), step["message"].get<uint32_t>(),
+                  step.contains("staging") ? ("staged at " + step["staging"].dump()).c_str() : "in place");
+    std::printf("\n");
+    for (const char *side : {"inputs", "outputs"})
+      for (const Json &operand : step[side]) {
+        std::printf("  %s %-70s +%-10llu %12llu bytes: rows of %llu", side[0] == 'i' ? "<-" : "->", operand["name"].get<std::string>().c_str(), operand["offset"].get<unsigned long long>(),
+                    operand["bytes"].get<unsigned long long>(), operand["row_bytes"].get<unsigned long long>());
+        for (const Json &loop : operand["loops"])
+          std::printf(loop["buffer_step"] == 0 ? " x %llu every %lld" : " x %llu, %lld bytes and %lld params on", loop["count"].get<unsigned long long>(), loop["stride"].get<long long>(),
+                      loop["buffer_step"].get<long long>());
+        std::printf("\n");
+      }
+  }
+  return kDone;
+}
+
+/// For every target rank and matching param: its shape, what its layout says it holds, and how many bytes come from which rank.
+int inspectParam(const Plan &plan, const std::string &glob, bool json) {
+  const Manifest &m = plan.manifest();
+  PairedPlan paired(plan);
+  if (const std::string error = paired.load(); !error.empty()) {
+    complain(kName, error);
+    return kUsage;
+  }
+  Json found = Json::array();
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    const Segment &segment = paired.segment(rank);
+    std::map<uint32_t, Json> wanted; // by buffer
+    for (const BufferRun *run : *segment.buffers()) {
+      const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
+      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0))
+        continue;
+      for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->place())) {
+        if (fnmatch(glob.c_str(), instance.name.c_str(), 0) != 0)
+          continue;
+        const Param &param = *endpoint.params()->Get(run->param());
+        Json holds = Json::array();
+        for (const Part *part : *param.parts())
+          holds.push_back(part->family() < 0 ? "zero padding" : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
+        wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())}, {"rank", endpoint.ranks()->Get(run->place())}, {"name", instance.name}, {"dtype", dtypeName(param.dtype())},
+                                                    {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"holds", holds}, {"from", Json::object()}};
+      }
+    }
+    if (wanted.empty())
+      continue;
+    Names names(plan, segment);
+    std::map<uint32_t, std::map<std::string, uint64_t>> from;
+    const std::string error = paired.forEachRow(rank, [&](const Row &row) {
+      if (wanted.count(row.targetBuffer))
+        from[row.targetBuffer][row.zero ? "zeros" : "rank " + std::to_string(row.sourceRank)] += row.bytes;
+    });
+    if (!error.empty()) {
+      complain(kName, error);
+      return kUsage;
+    }
+    for (auto &[buffer, one] : wanted) {
+      for (const auto &[source, bytes] : from[buffer])
+        one["from"][source] = bytes;
+      found.push_back(std::move(one));
+    }
+  }
+  if (found.empty()) {
+    complain(kName, "no target param matches '" + glob + "'");
+    return kNegative;
+  }
+  if (json) {
+    std::printf("%s\n", found.dump(2).c_str());
+    return kDone;
+  }
+  for (const Json &one : found) {
+    std::printf("%s rank %s %s %s %s, %s (declared at %s)\n  holds", one["endpoint"].get<std::string>().c_str(), one["rank"].dump().c_str(), one["name"].get<std::string>().c_str(),
+                one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(), humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
+    for (const Json &tensor : one["holds"])
+      std::printf(" %s", tensor.get<std::string>().c_str());
+    std::printf("\n  from ");
+    for (const auto &[source, bytes] : one["from"].items())
+      std::printf(" %s: %s;", source.c_str(), humanBytes(bytes.get<double>()).c_str());
+    std::printf("\n");
+  }
+  return kDone;
+}
+
+int verify(const Plan &plan, bool json) {
+  Progress progress("verify");
+  const CoverageResult result = prove(plan, [&](double fraction) { progress.at(fraction); });
+  if (json)
+    std::printf("%s\n", Json{{"right", result.error.empty()}, {"error", result.error}, {"bytes", result.bytes}, {"rows", result.rows}}.dump(2).c_str());
+  else if (result.error.empty())
+    std::printf("right: all %llu target bytes are written once, from the right source byte (%llu rows)\n", static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.rows));
+  if (result.error.empty())
+    return kDone;
+  complain(kName, "the plan is wrong: " + result.error);
+  return kNegative;
+}
+
+} // namespace
+
+int inspect(const InspectionOptions &options) {
+  std::unique_ptr<Plan> plan;
+  if (const std::string error = Plan::open(options.plan, plan); !error.empty()) {
+    complain(kName, error);
+    return kUsage;
+  }
+  const bool json = options.format == "json";
+  if (options.rank >= 0)
+    return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
+  if (!options.param.empty())
+    return inspectParam(*plan, options.param, json);
+  if (options.verify)
+    return verify(*plan, json);
+  const Json s = summary(*plan);
+  if (json)
+    std::printf("%s\n", s.dump(2).c_str());
+  else
+    printSummary(s);
+  return kDone;
+}
+
+} // namespace reshard::tools

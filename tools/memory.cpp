@@ -1,0 +1,183 @@
+#include "tools/memory.h"
+
+#include "tools/common.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <sys/mman.h>
+
+namespace reshard::tools {
+
+namespace {
+
+std::string shapeText(const std::vector<int64_t> &shape) {
+  std::string text = "[";
+  for (size_t d = 0; d < shape.size(); ++d)
+    text += (d ? ", " : "") + std::to_string(shape[d]);
+  return text + "]";
+}
+
+/// Whether every tensor of a param is held by another param of the endpoint as well: then a checkpoint may leave it out (tied
+/// weights are usually stored once).
+bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
+  for (const schema::Part *part : *endpoint.params()->Get(number)->parts()) {
+    bool found = false;
+    for (uint32_t p = 0; p < number && !found; ++p)
+      for (const schema::Part *other : *endpoint.params()->Get(p)->parts())
+        found = found || (part->family() >= 0 && other->family() == part->family());
+    if (!found)
+      return false;
+  }
+  return true;
+}
+
+std::string placeName(const schema::Endpoint &endpoint, uint32_t place) {
+  return endpoint.checkpoint() ? "the checkpoint" : (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(place));
+}
+
+} // namespace
+
+Memory::~Memory() {
+  for (const auto &[data, bytes] : mappings_)
+    ::munmap(data, bytes);
+}
+
+PlaceMemory &Memory::place(uint32_t endpointNumber, uint32_t place) {
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  PlaceMemory &memory = places_.emplace_back();
+  memory.endpoint = endpointNumber;
+  memory.place = place;
+  for (const schema::Param *param : *endpoint.params())
+    memory.params.emplace_back(schema::instanceCount(endpoint, *param, place), nullptr);
+  return memory;
+}
+
+std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_t place) {
+  const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
+  std::vector<TensorSpec> result;
+  for (uint32_t p = 0; p < endpoint.params()->size(); ++p)
+    for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place))
+      result.push_back({std::move(instance.name), endpoint.params()->Get(p)->dtype(), std::move(instance.shape), instance.bytes});
+  return result;
+}
+
+std::string Memory::allocate(uint32_t endpointNumber) {
+  constexpr int64_t kAlignment = 64;
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+    PlaceMemory &memory = place(endpointNumber, p);
+    int64_t total = 0;
+    auto forEach = [&](auto visit) {
+      for (uint32_t i = 0; i < memory.params.size(); ++i) {
+        const schema::Param &param = *endpoint.params()->Get(i);
+        int64_t bytes = schema::itemBytes(param.dtype());
+        for (int64_t length : schema::localShape(endpoint, param, p))
+          bytes *= length;
+        for (std::byte *&pointer : memory.params[i])
+          visit(pointer, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+      }
+    };
+    forEach([&](std::byte *&, int64_t bytes) { total += bytes; });
+    if (total == 0)
+      total = kAlignment;
+    void *map = ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (map == MAP_FAILED)
+      return "cannot allocate " + humanBytes(static_cast<double>(total)) + " for " + endpoint.role()->str() + " " +
+             placeName(endpoint, p) + ": " + std::strerror(errno);
+    mappings_.emplace_back(map, static_cast<size_t>(total));
+    auto *next = static_cast<std::byte *>(map);
+    forEach([&](std::byte *&pointer, int64_t bytes) {
+      pointer = next;
+      next += bytes;
+    });
+  }
+  return {};
+}
+
+/// Binds a place to the tensors of its file; nothing may be missing, other, or too many.
+std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const std::string &what, Checkpoint &checkpoint) {
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  PlaceMemory &memory = place(endpointNumber, placeNumber);
+  std::set<std::string> left;
+  for (const auto &[name, view] : checkpoint.tensors)
+    left.insert(name);
+  for (uint32_t p = 0; p < memory.params.size(); ++p) {
+    const schema::Param &param = *endpoint.params()->Get(p);
+    for (const schema::ParamInstance &instance : schema::instances(plan_.manifest(), endpoint, p, placeNumber)) {
+      const auto found = checkpoint.tensors.find(instance.name);
+      if (found == checkpoint.tensors.end()) {
+        if (endpoint.checkpoint() && endpointNumber == 0 && heldElsewhere(endpoint, p))
+          continue;
+        return what + " lacks tensor '" + instance.name + "'" + nearest(instance.name, {left.begin(), left.end()});
+      }
+      const TensorView &view = found->second;
+      if (view.dtype != param.dtype())
+        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " + schema::dtypeName(param.dtype());
+      if (view.shape != instance.shape)
+        return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " + shapeText(instance.shape);
+      left.erase(instance.name);
+      memory.params[p][instance.instance] = view.data;
+    }
+  }
+  if (!left.empty())
+    return what + " has tensor '" + *left.begin() + "', which the plan does not know" +
+           (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "");
+  return {};
+}
+
+std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder) {
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error))
+    return "'" + folder + "' is no folder";
+  if (endpoint.checkpoint()) {
+    checkpoints_.push_back(std::make_unique<Checkpoint>());
+    if (std::string problem = readCheckpoint(folder, *checkpoints_.back()); !problem.empty())
+      return problem;
+    return useFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back());
+  }
+  std::set<std::string> files;
+  for (const auto &entry : std::filesystem::directory_iterator(folder, error))
+    if (const std::string name = entry.path().filename(); name.starts_with("rank-") && name.ends_with(".safetensors"))
+      files.insert(name);
+  for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+    const std::vector<TensorSpec> expected = specs(plan_, endpointNumber, p);
+    if (expected.empty())
+      continue;
+    const std::string name = rankFile(endpoint.ranks()->Get(p)), path = folder + "/" + name;
+    if (files.erase(name) == 0)
+      return "'" + folder + "' lacks '" + name + "', the params of " + endpoint.role()->str() + " " + placeName(endpoint, p);
+    checkpoints_.push_back(std::make_unique<Checkpoint>());
+    if (std::string problem = readSafetensors(path, *checkpoints_.back()); !problem.empty())
+      return problem;
+    if (std::string problem = useFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back()); !problem.empty())
+      return problem;
+  }
+  if (!files.empty())
+    return "'" + folder + "' has '" + *files.begin() + "', but " + endpoint.role()->str() + " has no params there";
+  return {};
+}
+
+std::string Memory::createFiles(uint32_t endpointNumber, const std::string &folder) {
+  constexpr int64_t kCheckpointFileBytes = 5'000'000'000; // as Hugging Face cuts them
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+    const std::vector<TensorSpec> tensors = specs(plan_, endpointNumber, p);
+    if (tensors.empty())
+      continue;
+    checkpoints_.push_back(std::make_unique<Checkpoint>());
+    Checkpoint &checkpoint = *checkpoints_.back();
+    std::string problem = endpoint.checkpoint() ? createCheckpoint(folder, tensors, kCheckpointFileBytes, checkpoint)
+                                                : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
+    if (problem.empty())
+      problem = useFile(endpointNumber, p, "'" + folder + "'", checkpoint);
+    if (!problem.empty())
+      return problem;
+  }
+  return {};
+}
+
+} // namespace reshard::tools

@@ -1,0 +1,46 @@
+// Where the params of an execution stand: anonymous memory, or mapped safetensors files.
+#pragma once
+
+#include "tools/safetensors.h"
+#include "tools/synthesize.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace reshard::tools {
+
+/// The memory of all endpoints of a plan, place by place.
+class Memory {
+public:
+  explicit Memory(const Plan &plan) : plan_(plan) {}
+  ~Memory();
+  Memory(const Memory &) = delete;
+  Memory &operator=(const Memory &) = delete;
+
+  /// Anonymous memory for an endpoint, every page touched.
+  std::string allocate(uint32_t endpoint);
+  /// The files of a folder, checked against the manifest before anything is used: missing and extra files, names, shapes, dtypes.
+  std::string openFiles(uint32_t endpoint, const std::string &folder);
+  /// New files in an empty folder, of their final size.
+  std::string createFiles(uint32_t endpoint, const std::string &folder);
+
+  const std::vector<PlaceMemory> &places() const { return places_; }
+
+private:
+  PlaceMemory &place(uint32_t endpoint, uint32_t place);
+  std::string useFile(uint32_t endpoint, uint32_t place, const std::string &what, Checkpoint &checkpoint);
+
+  const Plan &plan_;
+  std::vector<PlaceMemory> places_;
+  std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
+  std::vector<std::pair<void *, size_t>> mappings_;
+};
+
+/// All params of a place as they stand in its file.
+std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t place);
+
+/// Compares target memory with source memory through the layouts, tensor by tensor; padding with zeros.
+CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads);
+
+} // namespace reshard::tools

@@ -1,0 +1,51 @@
+// What every byte must be, from the manifest's layouts alone: the transfers are never looked at.
+#pragma once
+
+#include "executor/load.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace reshard::tools {
+
+/// Element i (row-major in the whole logical tensor) of the tensor named t: the low bytes of
+///   mix(seed, t, i) = finish(finish(fnv1a64(t) + 0x9e3779b97f4a7c15 * (seed + 1)) + 0xd1b54a32d192ed03 * i)
+/// finish being the finaliser of splitmix64 (Steele, Lea, Flood 2014; Stafford's variant 13). A bool is its lowest bit.
+uint64_t tensorKey(std::string_view tensor, uint64_t seed);
+uint64_t elementHash(uint64_t key, uint64_t index);
+
+/// The memory of all instances of one place of one endpoint: by param, instance by instance.
+struct PlaceMemory {
+  uint32_t endpoint = 0, place = 0;
+  std::vector<std::vector<std::byte *>> params;
+};
+
+/// A run of consecutive logical elements of one tensor inside a param instance, or of zeros.
+struct ElementRun {
+  const std::string *tensor = nullptr; // full name; null: padding
+  int64_t logical = 0;                 // first row-major index in the logical tensor
+  int64_t logicalStep = 1;             // between neighbours
+  int64_t local = 0;                   // first element in the instance
+  int64_t localStep = 1;
+  int64_t count = 0;
+};
+
+/// Calls visit(run) for every run of one instance of a param on a place, part by part.
+void forEachRun(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
+                const schema::ParamInstance &instance, const std::function<void(const ElementRun &)> &visit);
+
+/// Fills the memory of a place with synthesised values; padding gets 0xAB, which no target may take over.
+void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
+
+struct CheckResult {
+  uint64_t checkedBytes = 0, mismatches = 0; // bytes; elements
+  std::string first;                         // the first mismatch in words
+};
+
+/// Compares every element of a target place with what its layout says it must be. An element that no part covers counts as a mismatch.
+CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
+
+} // namespace reshard::tools
