@@ -1,23 +1,18 @@
 // Reading what text.cpp prints, construct by construct in the same order. Memory grows with the text alone: no number in it makes
 // anything be allocated.
 
+#include "ir/lexer.h"
 #include "ir/text.h"
 
 #include <algorithm>
-#include <charconv>
 
 namespace reshard::ir {
 
 namespace {
 
-struct Error {
-  size_t offset;
-  std::string message;
-};
-
-class Parser {
+class Parser : Lexer {
 public:
-  Parser(std::string_view text, Module &module) : text_(text), module_(module), layout_(module.layout) {}
+  Parser(std::string_view text, Module &module) : Lexer(text), module_(module), layout_(module.layout) {}
 
   void run() {
     expect("module");
@@ -48,138 +43,6 @@ public:
   }
 
 private:
-  [[noreturn]] void fail(size_t at, const std::string &message) { throw Error{at, message}; }
-
-  void skip() {
-    while (at_ < text_.size()) {
-      if (std::isspace(static_cast<unsigned char>(text_[at_])))
-        ++at_;
-      else if (text_.substr(at_, 2) == "//")
-        at_ = std::min(text_.find('\n', at_), text_.size());
-      else
-        break;
-    }
-  }
-  size_t place() {
-    skip();
-    return at_;
-  }
-  static bool wordly(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-'; }
-
-  /// The next token, not taken: a word, a sign, or nothing at the end.
-  std::string_view peek() {
-    skip();
-    if (at_ >= text_.size())
-      return "the end";
-    size_t end = at_;
-    while (end < text_.size() && wordly(text_[end]))
-      ++end;
-    return text_.substr(at_, std::max<size_t>(end - at_, 1));
-  }
-  bool is(std::string_view token) {
-    skip();
-    if (text_.substr(at_, token.size()) != token)
-      return false;
-    return !wordly(token.back()) || at_ + token.size() >= text_.size() || !wordly(text_[at_ + token.size()]);
-  }
-  bool take(std::string_view token) {
-    if (!is(token))
-      return false;
-    at_ += token.size();
-    return true;
-  }
-  void expect(std::string_view token) {
-    if (!take(token))
-      fail(place(), "expected '" + std::string(token) + "', found '" + std::string(peek()) + "'");
-  }
-  std::string word() {
-    skip();
-    const std::string_view token = peek();
-    if (at_ >= text_.size() || !wordly(token[0]))
-      fail(at_, "expected a word, found '" + std::string(token) + "'");
-    at_ += token.size();
-    return std::string(token);
-  }
-  int64_t number() {
-    skip();
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value);
-    if (error != std::errc())
-      fail(at_, "expected a number" + std::string(error == std::errc::result_out_of_range ? " below 2^63" : "") + ", found '" + std::string(peek()) + "'");
-    at_ = static_cast<size_t>(end - text_.data());
-    return value;
-  }
-  int64_t after(std::string_view token) {
-    expect(token);
-    return number();
-  }
-  /// A number that refers to one of `count` things.
-  template <class Integer> void reference(Integer &value, size_t count, const char *what) {
-    const size_t at = place();
-    const int64_t n = number();
-    if (n < 0 || static_cast<uint64_t>(n) >= count)
-      fail(at, "expected the number of a " + std::string(what) + ", of which there are " + std::to_string(count) + ", found " + std::to_string(n));
-    value = static_cast<Integer>(n);
-  }
-  template <class Integer> void bounded(Integer &value) {
-    const size_t at = place();
-    const int64_t n = number();
-    if (static_cast<int64_t>(static_cast<Integer>(n)) != n)
-      fail(at, "expected a number that fits, found " + std::to_string(n));
-    value = static_cast<Integer>(n);
-  }
-  std::string string() {
-    expect("\"");
-    std::string result;
-    while (at_ < text_.size() && text_[at_] != '"') {
-      char c = text_[at_++];
-      if (c == '\\' && at_ < text_.size()) {
-        c = text_[at_++];
-        if (c == 'x' && at_ + 2 <= text_.size()) {
-          unsigned value = 0;
-          if (std::from_chars(text_.data() + at_, text_.data() + at_ + 2, value, 16).ptr != text_.data() + at_ + 2)
-            fail(at_, "expected two hexadecimal digits");
-          c = static_cast<char>(value);
-          at_ += 2;
-        }
-      }
-      result += c;
-    }
-    if (at_ >= text_.size())
-      fail(at_, "expected '\"', found the end");
-    ++at_;
-    return result;
-  }
-  template <class Integer> std::vector<Integer> list() {
-    std::vector<Integer> numbers;
-    expect("[");
-    while (!take("]")) {
-      if (!numbers.empty())
-        expect(",");
-      bounded(numbers.emplace_back());
-    }
-    return numbers;
-  }
-  /// a:b stands for a, a+1 … b-1; what they add up to is bounded, as the one place where text is shorter than what it means.
-  std::vector<int32_t> ranges() {
-    constexpr int64_t kMaxTotal = int64_t{1} << 26;
-    std::vector<int32_t> numbers;
-    expect("[");
-    while (!take("]")) {
-      if (!numbers.empty())
-        expect(",");
-      const size_t at = place();
-      int32_t first = 0;
-      bounded(first);
-      const int64_t last = take(":") ? number() : int64_t{first} + 1;
-      if (last <= first || last - first > kMaxTotal - ranged_ || last > INT32_MAX)
-        fail(at, "expected an ascending range of bounded size, found " + std::to_string(first) + ":" + std::to_string(last));
-      ranged_ += last - first;
-      for (int64_t n = first; n < last; ++n)
-        numbers.push_back(static_cast<int32_t>(n));
-    }
-    return numbers;
-  }
   DType dtype() {
     const size_t at = place();
     const std::string text = word();
@@ -576,11 +439,8 @@ private:
     }
   }
 
-  std::string_view text_;
   Module &module_;
   Layout &layout_;
-  size_t at_ = 0;
-  int64_t ranged_ = 0;
 };
 
 } // namespace
@@ -590,7 +450,7 @@ bool parse(std::string_view text, Module &module, size_t &line, size_t &column, 
   try {
     Parser(text, module).run();
     return true;
-  } catch (const Error &error) {
+  } catch (const ParseError &error) {
     const std::string_view before = text.substr(0, error.offset);
     line = static_cast<size_t>(std::count(before.begin(), before.end(), '\n')) + 1;
     column = error.offset - (before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1) + 1;

@@ -1,0 +1,420 @@
+// The check of meaning: a segment or manifest with good digests and a valid FlatBuffer that says one wrong thing is refused, with a
+// message that says what was found and what was expected.
+
+#include "tests/schema/support.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+
+using namespace reshard;
+using namespace reshard::schema;
+using namespace reshard::test;
+
+namespace {
+
+struct Violation {
+  const char *what;
+  std::function<void(Parts &)> alter;
+  const char *message;
+};
+
+/// Alters the tiny plan, writes and reads it.
+void expectRefusal(const std::vector<Violation> &violations, const std::string &prefix) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  for (const Violation &violation : violations) {
+    Parts parts = tinyParts();
+    violation.alter(parts);
+    putTogether(parts, path);
+    EXPECT_EQ(readAll(path), prefix + violation.message) << violation.what;
+  }
+}
+
+constexpr uint64_t kHuge = uint64_t{1} << 62;
+constexpr uint64_t kLimit = uint64_t{1} << 60;
+
+} // namespace
+
+TEST(Load, TheTinyPlanHolds) {
+  const TemporaryFolder folder;
+  writeTiny(folder / "plan");
+  EXPECT_EQ(readAll(folder / "plan"), "");
+  putTogether(takeApart(folder / "plan"), folder / "again");
+  EXPECT_EQ(readAll(folder / "again"), "");
+}
+
+TEST(Load, NotAFlatBuffer) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  const Parts parts = tinyParts();
+  std::vector<std::string> segments;
+  for (const SegmentT &segment : parts.segments)
+    segments.push_back(serialized(segment));
+  const std::string manifest = serialized(parts.manifest);
+
+  const std::string zeros(100, '\0'), text = "this is no FlatBuffer at all, and long enough to look like one";
+  for (const std::string &bad : {std::string("x"), manifest.substr(0, 11), zeros, text, manifest + "\1", segments[0]}) {
+    writeContainer(path, bad, segments);
+    EXPECT_EQ(readAll(path), "damaged: the manifest is no valid FlatBuffer") << bad.size();
+  }
+  for (const std::string &bad : {std::string("x"), segments[2].substr(0, 11), zeros, text, segments[2] + "\1", manifest}) {
+    segments[1] = bad;
+    writeContainer(path, manifest, segments);
+    EXPECT_EQ(readAll(path), "the segment of rank 1 is no valid FlatBuffer") << bad.size();
+  }
+}
+
+// Rank 1 has every kind of step. Operands: 0 fill, 1 and 2 copy, 3 receive, 4 send. Buffers 1, 2: source, 24 bytes; 3, 4: target,
+// 32 bytes. Shapes: 0 padding {2: +1 buffer, 4: 8}, row 2; 1 source rows {2: +1 buffer, 2: 12}, row 6; 2 target rows
+// {2: +1 buffer, 2: 8}, row 6.
+TEST(Load, SegmentRefusals) {
+  expectRefusal(
+      {
+          {"rank", [](Parts &p) { p.segments[1].rank = 2; }, "found rank 2, expected 1"},
+          {"arena over the limit", [](Parts &p) { p.segments[1].arena_bytes = 65; },
+           "found an arena of 65 bytes, expected at most the staging limit of 64"},
+          {"arena over any limit",
+           [](Parts &p) {
+             p.segments[1].arena_bytes = kHuge;
+             p.manifest.staging_limit = 0;
+           },
+           "found an arena of 4611686018427387904 bytes, expected at most 1152921504606846976"},
+
+          {"a buffer run too few", [](Parts &p) { p.segments[1].buffers.pop_back(); },
+           "found 1 runs of buffers, expected one more for param 'w.{layer}' of endpoint 1"},
+          {"a buffer run too many", [](Parts &p) { p.segments[1].buffers.push_back(p.segments[1].buffers[1]); },
+           "found 3 runs of buffers, expected 2 by the manifest"},
+          {"buffers of another endpoint", [](Parts &p) { p.buffers(1, 0).endpoint = 1; },
+           "buffer run 0: found endpoint 1, expected 0 (param 'weight{layer}')"},
+          {"buffers of another place", [](Parts &p) { p.buffers(1, 0).place = 0; },
+           "buffer run 0: found place 0, expected 1 (param 'weight{layer}')"},
+          {"buffers of another param", [](Parts &p) { p.buffers(1, 1).param = 1; },
+           "buffer run 1: found param 1, expected 0 (param 'w.{layer}')"},
+          {"buffer numbers with a gap", [](Parts &p) { p.buffers(1, 1).first = 4; },
+           "buffer run 1: found first buffer 4, expected 3 (param 'w.{layer}')"},
+          {"another count", [](Parts &p) { p.buffers(1, 0).count = 3; },
+           "buffer run 0: found count 3, expected 2 (param 'weight{layer}')"},
+          {"another size", [](Parts &p) { p.buffers(1, 1).bytes = 33; },
+           "buffer run 1: found bytes 33, expected 32 (param 'w.{layer}')"},
+          {"reserved", [](Parts &p) { p.buffers(1, 1).reserved = 1; },
+           "buffer run 1: found reserved 1, expected 0 (param 'w.{layer}')"},
+
+          {"a shape's loops overlap", [](Parts &p) { p.shape(1, 1).firstLoop = 1; },
+           "shape 1: found loops [1, 3), expected them from 2 within 6"},
+          {"a shape's loops end outside", [](Parts &p) { p.shape(1, 2).loopCount = 3; },
+           "shape 2: found loops [4, 7), expected them from 4 within 6"},
+          {"a shape's loops end far outside", [](Parts &p) { p.shape(1, 2).loopCount = UINT32_MAX; },
+           "shape 2: found loops [4, 4294967299), expected them from 4 within 6"},
+          {"a loop of no shape", [](Parts &p) { p.segments[1].loops.push_back(p.segments[1].loops[0]); },
+           "found 7 loops, expected the 6 of the shapes"},
+          {"too many loops",
+           [](Parts &p) {
+             p.segments[1].loops.insert(p.segments[1].loops.end(), 15, p.segments[1].loops[0]);
+             p.shape(1, 2).loopCount = 17;
+           },
+           "shape 2: found 17 loops, expected at most 16"},
+          {"a row of no bytes", [](Parts &p) { p.shape(1, 0).rowBytes = 0; },
+           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+          {"a row of too many bytes", [](Parts &p) { p.shape(1, 0).rowBytes = kHuge; },
+           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+          {"a loop of no steps", [](Parts &p) { p.loop(1, 1).count = 0; },
+           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+          {"a loop of too many steps", [](Parts &p) { p.loop(1, 1).count = UINT64_MAX; },
+           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+          {"loops that multiply to too much", [](Parts &p) { p.loop(1, 0).count = p.loop(1, 1).count = uint64_t{1} << 31; },
+           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+          {"a stride that overflows", [](Parts &p) { p.loop(1, 1).stride = INT64_MAX; },
+           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+          {"a stride that overflows down", [](Parts &p) { p.loop(1, 1).stride = INT64_MIN; },
+           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+          {"a buffer step that overflows", [](Parts &p) { p.loop(1, 0).bufferStep = INT64_MAX; },
+           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+
+          {"a round too late", [](Parts &p) { p.step(1, 3).round = 2; },
+           "step 3 found round 2, expected 0 or later and before 2"},
+          {"rounds that descend", [](Parts &p) { p.step(1, 1).round = 1; },
+           "step 2 found round 0, expected 1 or later and before 2"},
+          {"operands that overlap", [](Parts &p) { p.step(1, 1).firstInput = 0; },
+           "step 1 found its operands at 0 and 2, expected them from 1 within 5"},
+          {"outputs before inputs", [](Parts &p) { p.step(1, 1).firstOutput = 1; },
+           "step 1 found its operands at 1 and 1, expected them from 1 within 5"},
+          {"operands that end outside", [](Parts &p) { p.step(1, 3).inputCount = UINT32_MAX; },
+           "step 3 found its operands at 4 and 5, expected them from 4 within 5"},
+          {"outputs that end outside", [](Parts &p) { p.step(1, 1).outputCount = UINT32_MAX; },
+           "step 1 found its operands at 1 and 2, expected them from 1 within 5"},
+          {"an operand of no step", [](Parts &p) { p.segments[1].operands.push_back(p.segments[1].operands[0]); },
+           "found 6 operands and 2 of 'after', expected the 5 and 2 of the steps"},
+          {"'after' that ends outside", [](Parts &p) { p.step(1, 3).afterCount = 3; },
+           "step 3 found its 'after' at 0, expected it from 0 within 2"},
+          {"'after' that begins elsewhere", [](Parts &p) { p.step(1, 3).firstAfter = 1; },
+           "step 3 found its 'after' at 1, expected it from 0 within 2"},
+          {"'after' itself", [](Parts &p) { p.segments[1].after[1] = 3; }, "step 3 waits for step 3, expected an earlier one"},
+          {"an 'after' of no step", [](Parts &p) { p.segments[1].after.push_back(0); },
+           "found 5 operands and 3 of 'after', expected the 5 and 2 of the steps"},
+
+          {"convert", [](Parts &p) { p.step(1, 1).kind = 4; }, "step 1 is of kind 4, which this version does not run"},
+          {"reduce", [](Parts &p) { p.step(1, 1).kind = 5; }, "step 1 is of kind 5, which this version does not run"},
+          {"barrier", [](Parts &p) { p.step(1, 1).kind = 6; }, "step 1 is of kind 6, which this version does not run"},
+          {"hook", [](Parts &p) { p.step(1, 1).kind = 7; }, "step 1 is of kind 7, which this version does not run"},
+          {"no kind", [](Parts &p) { p.step(1, 1).kind = 200; }, "step 1 is of kind 200, which this version does not run"},
+          {"reserved byte", [](Parts &p) { p.step(1, 1).reserved0 = 1; }, "step 1 has reserved bytes that are not zero"},
+          {"reserved bytes", [](Parts &p) { p.step(1, 1).reserved1 = 1; }, "step 1 has reserved bytes that are not zero"},
+          {"a copy with more inputs",
+           [](Parts &p) {
+             p.step(1, 1).inputCount = 2;
+             p.step(1, 1).outputCount = 0;
+             p.step(1, 1).firstOutput = 3;
+           },
+           "step 1 copies 2 inputs to 0 outputs, expected as many"},
+          {"a send with outputs", [](Parts &p) { p.step(1, 1).kind = 1; }, "step 1 sends, and has outputs"},
+          {"a receive with inputs", [](Parts &p) { p.step(1, 1).kind = 2; }, "step 1 receives, and has inputs"},
+          {"a fill with inputs", [](Parts &p) { p.step(1, 1).kind = 3; }, "step 1 fills, and has inputs"},
+          {"nothing to do",
+           [](Parts &p) {
+             p.segments[1].operands.pop_back();
+             p.step(1, 3).inputCount = 0;
+             p.step(1, 3).firstOutput = 4;
+           },
+           "step 3 has no operands"},
+          {"other bytes in a copy", [](Parts &p) { p.step(1, 1).bytes = 23; },
+           "step 1 has operands of 24 bytes, expected 23"},
+          {"other bytes in a send", [](Parts &p) { p.step(1, 3).bytes = kHuge; },
+           "step 3 has operands of 24 bytes, expected 4611686018427387904"},
+          {"other bytes in a receive", [](Parts &p) { p.step(1, 2).bytes = 0; }, "step 2 has operands of 24 bytes, expected 0"},
+          {"other bytes in a fill", [](Parts &p) { p.step(1, 0).bytes = 17; }, "step 0 has operands of 16 bytes, expected 17"},
+
+          {"no such shape", [](Parts &p) { p.operand(1, 2).shape = 3; }, "step 1 operand 2: found shape 3, expected one below 3"},
+          {"no such buffer", [](Parts &p) { p.operand(1, 2).buffer = 5; },
+           "step 1 operand 2: found buffer 5, expected one below 5"},
+          {"far from any buffer", [](Parts &p) { p.operand(1, 2).buffer = UINT32_MAX; },
+           "step 1 operand 2: found buffer 4294967295, expected one below 5"},
+          {"over the last buffer", [](Parts &p) { p.operand(1, 2).buffer = 4; },
+           "step 1 operand 2: found buffers [4, 6), expected them in [3, 5)"},
+          {"from the source into the target", [](Parts &p) { p.operand(1, 1).buffer = 2; },
+           "step 1 operand 1: found buffers [2, 4), expected them in [1, 3)"},
+          {"below the first buffer", [](Parts &p) { p.loop(1, 2).bufferStep = -1; },
+           "step 1 operand 1: found buffers [0, 2), expected them in [1, 3)"},
+          {"beyond the arena", [](Parts &p) { p.operand(1, 2).buffer = 0; },
+           "step 1 operand 2: found buffers [0, 2), expected them in [0, 1)"},
+          {"before the buffer", [](Parts &p) { p.loop(1, 3).stride = -12; },
+           "step 1 operand 1: found bytes [-12, 6), expected them in [0, 24)"},
+          {"after the buffer", [](Parts &p) { p.operand(1, 1).offset = 7; },
+           "step 1 operand 1: found bytes [7, 25), expected them in [0, 24)"},
+          {"far after the buffer", [](Parts &p) { p.operand(1, 1).offset = UINT64_MAX; },
+           "step 1 operand 1: found bytes [1152921504606846976, 1152921504606846994), expected them in [0, 24)"},
+          {"a row too long", [](Parts &p) { p.shape(1, 2).rowBytes = 9; },
+           "step 1 operand 2: found bytes [16, 33), expected them in [0, 32)"},
+          {"a stride too long", [](Parts &p) { p.loop(1, 5).stride = 11; },
+           "step 1 operand 2: found bytes [16, 33), expected them in [0, 32)"},
+          {"a loop too many", [](Parts &p) { p.loop(1, 1).count = 5; },
+           "step 0 operand 0: found bytes [6, 40), expected them in [0, 32)"},
+          {"a write to the source", [](Parts &p) { p.operand(1, 2).buffer = 1; },
+           "step 1 operand 2: writes to buffer 1 of the source"},
+          {"the same bytes written for ever",
+           [](Parts &p) {
+             p.loop(1, 1) = {uint64_t{1} << 40, 0, 0};
+             p.step(1, 0).bytes = uint64_t{1} << 42;
+           },
+           "step 0 operand 0: writes 4398046511104 bytes over 4"},
+          {"unlike shapes, same bytes",
+           [](Parts &p) {
+             p.shape(1, 1).rowBytes = 12;
+             p.loop(1, 3) = {1, 0, 0};
+           },
+           "step 1 copies input 0 of shape 1 to an output of shape 2, expected equal rows and loop counts"},
+          {"unlike loops, same rows",
+           [](Parts &p) {
+             p.loop(1, 2) = {1, 0, 0};
+             p.loop(1, 3) = {4, 6, 0};
+           },
+           "step 1 copies input 0 of shape 1 to an output of shape 2, expected equal rows and loop counts"},
+
+          {"a local step with a peer", [](Parts &p) { p.step(1, 1).peer = 0; },
+           "step 1 is local, and has a peer, a message or staging"},
+          {"a local step with a message", [](Parts &p) { p.step(1, 1).message = 1; },
+           "step 1 is local, and has a peer, a message or staging"},
+          {"a local step with staging", [](Parts &p) { p.step(1, 1).staging = 0; },
+           "step 1 is local, and has a peer, a message or staging"},
+          {"a peer that is not there", [](Parts &p) { p.step(1, 2).peer = 4; },
+           "step 2 has rank 4 as its peer, expected another one below 4"},
+          {"no peer", [](Parts &p) { p.step(1, 2).peer = UINT32_MAX; },
+           "step 2 has rank 4294967295 as its peer, expected another one below 4"},
+          {"itself as peer", [](Parts &p) { p.step(1, 2).peer = 1; },
+           "step 2 has rank 1 as its peer, expected another one below 4"},
+          {"a message that is not there", [](Parts &p) { p.step(1, 2).message = 3; },
+           "step 2 has message 3, expected one below 3"},
+          {"staging beyond the arena", [](Parts &p) { p.step(1, 2).staging = 1; },
+           "step 2 stages 24 bytes at 1, expected them in an arena of 24 bytes"},
+          {"staging far beyond the arena", [](Parts &p) { p.step(1, 2).staging = UINT64_MAX - 1; },
+           "step 2 stages 24 bytes at 18446744073709551614, expected them in an arena of 24 bytes"},
+      },
+      "the segment of rank 1 does not hold together: ");
+}
+
+// What is unusual and allowed.
+TEST(Load, Allowed) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  const std::vector<std::pair<const char *, std::function<void(Parts &)>>> changes = {
+      {"negative strides, both sides",
+       [](Parts &p) { // the copy's rows from the last to the first
+         p.segments[1].loops.insert(p.segments[1].loops.end(),
+                                    {{2, 0, 1}, {2, -12, 0}, {2, 0, 1}, {2, -8, 0}});
+         p.segments[1].shapes.insert(p.segments[1].shapes.end(), {{6, 6, 2}, {6, 8, 2}});
+         p.operand(1, 1) = {12, 1, 3};
+         p.operand(1, 2) = {24, 3, 4};
+       }},
+      {"negative buffer steps",
+       [](Parts &p) {
+         p.segments[1].loops.insert(p.segments[1].loops.end(), {{2, 0, -1}, {2, 12, 0}, {2, 0, -1}, {2, 8, 0}});
+         p.segments[1].shapes.insert(p.segments[1].shapes.end(), {{6, 6, 2}, {6, 8, 2}});
+         p.operand(1, 1) = {0, 2, 3};
+         p.operand(1, 2) = {16, 4, 4};
+       }},
+      {"one source row to many", [](Parts &p) { p.loop(1, 3).stride = 0; }},
+      {"a message in place", [](Parts &p) { p.step(1, 2).staging = UINT64_MAX; }},
+      {"an unused shape",
+       [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); }},
+      {"a copy from the target", // of rows 0, 1 to rows 2, 3
+       [](Parts &p) {
+         p.operand(1, 1) = {0, 3, 2};
+       }},
+      {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }},
+      {"a larger arena", [](Parts &p) { p.segments[1].arena_bytes = 64; }},
+      {"an idle rank without tables", [](Parts &p) { EXPECT_TRUE(p.segments[3].steps.empty()); }},
+  };
+  for (const auto &[what, change] : changes) {
+    Parts parts = tinyParts();
+    change(parts);
+    putTogether(parts, path);
+    EXPECT_EQ(readAll(path), "") << what;
+  }
+}
+
+// A vector of structs that the builder would never put off its alignment: the verifier does not notice.
+TEST(Load, MisalignedStructs) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  const Parts parts = tinyParts();
+  std::vector<std::string> segments;
+  for (const SegmentT &segment : parts.segments)
+    segments.push_back(serialized(segment));
+  // 4 bytes more at the end, and the loops, the only vector of 24-byte structs, moved there.
+  std::string &bytes = segments[0];
+  const auto *root = flatbuffers::GetSizePrefixedRoot<Segment>(bytes.data());
+  const char *loops = reinterpret_cast<const char *>(root->loops());
+  const std::string moved(loops, 4 + root->loops()->size() * sizeof(Loop));
+  const char *field = nullptr; // where the root says how far away the loops are
+  for (const char *at = reinterpret_cast<const char *>(root); at + 4 <= bytes.data() + bytes.size(); at += 4) {
+    uint32_t offset = 0;
+    std::memcpy(&offset, at, 4);
+    if (at + offset == loops) {
+      field = at;
+      break;
+    }
+  }
+  ASSERT_NE(field, nullptr);
+  const size_t fieldAt = static_cast<size_t>(field - bytes.data());
+  while (bytes.size() % 8 != 0)
+    bytes.push_back('\0');
+  const auto offset = static_cast<uint32_t>(bytes.size() - fieldAt); // its data begins 4 bytes later
+  std::memcpy(bytes.data() + fieldAt, &offset, 4);
+  bytes += moved;
+  const auto size = static_cast<uint32_t>(bytes.size() - 4);
+  std::memcpy(bytes.data(), &size, 4);
+  writeContainer(path, serialized(parts.manifest), segments);
+  EXPECT_EQ(readAll(path), "the segment of rank 0 does not hold together: a table is not aligned to 8 bytes");
+}
+
+// Message 2 goes from rank 1 (its step 3) to rank 2 (its step 1), both in round 1.
+TEST(Load, Messages) {
+  expectRefusal(
+      {
+          {"sent twice", [](Parts &p) { p.step(0, 1).message = 0; }, "message 0 is sent twice, by rank 0 and by rank 0"},
+          {"received twice", [](Parts &p) { p.step(2, 1).message = 0; }, "message 0 is received twice, by rank 1 and by rank 2"},
+          {"not sent",
+           [](Parts &p) {
+             p.segments[1].steps.pop_back();
+             p.segments[1].operands.pop_back();
+             p.segments[1].after.clear();
+           },
+           "message 2 is received but not sent"},
+          {"not received",
+           [](Parts &p) {
+             p.segments[2].steps.pop_back();
+             p.segments[2].operands.pop_back();
+           },
+           "message 1 is sent but not received"},
+          {"neither", [](Parts &p) { p.manifest.messages = 4; }, "message 3 is neither sent nor received"},
+          {"the sender names another", [](Parts &p) { p.step(1, 3).peer = 3; },
+           "message 2 from rank 1 to rank 2: found peers 3 and 1, expected each other"},
+          {"the receiver names another", [](Parts &p) { p.step(2, 1).peer = 3; },
+           "message 2 from rank 1 to rank 2: found peers 2 and 3, expected each other"},
+          {"another round", [](Parts &p) { p.step(1, 3).round = 0; },
+           "message 2 from rank 1 to rank 2: found round 0 on the sender, 1 on the receiver, expected the same"},
+          {"other bytes",
+           [](Parts &p) {
+             p.shape(2, 1).rowBytes = 5;
+             p.step(2, 1).bytes = p.step(2, 2).bytes = 20;
+           },
+           "message 1 from rank 0 to rank 2: found bytes 24 on the sender, 20 on the receiver, expected the same"},
+          {"operands cut otherwise",
+           [](Parts &p) {
+             p.segments[2].loops.push_back({2, 8, 0});
+             p.segments[2].shapes.push_back({6, 4, 1});
+             p.segments[2].operands = {p.segments[2].operands[0], {16, 1, 2}, {16, 2, 2}, p.segments[2].operands[2]};
+             p.step(2, 1).outputCount = 2;
+             p.step(2, 2).firstInput = p.step(2, 2).firstOutput = 3;
+           },
+           "message 2 from rank 1 to rank 2: found operands 1 on the sender, 2 on the receiver, expected the same"},
+          {"unlike shapes",
+           [](Parts &p) {
+             p.segments[2].loops.insert(p.segments[2].loops.end(), {{2, 0, 1}, {3, 8, 0}});
+             p.segments[2].shapes.push_back({4, 4, 2});
+             p.operand(2, 1) = {0, 1, 2};
+           },
+           "message 2 from rank 1 to rank 2: found unlike shapes at operand 0, expected equal rows and loop counts"},
+      },
+      "");
+}
+
+TEST(Load, MessagesThatNoFileCouldHave) {
+  expectRefusal({{"messages", [](Parts &p) { p.manifest.messages = UINT32_MAX; },
+                  "found 4294967295 messages, which a file of 2880 bytes cannot have"},
+                 {"world", [](Parts &p) { p.manifest.world = 3; }, "found a world of 3 ranks, the file has 4 segments"},
+                 {"world", [](Parts &p) { p.manifest.world = 5; }, "found a world of 5 ranks, the file has 4 segments"}},
+                "the manifest does not hold together: ");
+}
+
+// Whatever byte is altered, with all digests made good: refused, or read to the end without harm (sanitizers watch).
+TEST(Load, EveryByteAltered) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  const Parts parts = tinyParts();
+  std::vector<std::string> segments;
+  for (const SegmentT &segment : parts.segments)
+    segments.push_back(serialized(segment));
+  std::string manifest = serialized(parts.manifest);
+  size_t refused = 0, all = 0;
+  std::set<std::string> messages;
+  std::vector<std::string *> blobs = {&manifest};
+  for (std::string &segment : segments)
+    blobs.push_back(&segment);
+  for (std::string *blob : blobs)
+    for (size_t at = 0; at < blob->size(); ++at) {
+      const char before = (*blob)[at];
+      for (const int value : {0, 1, 0x7f, 0x80, 0xff, before ^ 1, before + 1, before + 8}) {
+        (*blob)[at] = static_cast<char>(value);
+        writeContainer(path, manifest, segments);
+        const std::string error = readAll(path);
+        ++all;
+        refused += error.empty() ? 0 : 1;
+        messages.insert(error);
+      }
+      (*blob)[at] = before;
+    }
+  EXPECT_GT(refused, all / 4);
+  EXPECT_GT(messages.size(), 100u);
+}
