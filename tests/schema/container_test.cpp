@@ -1,5 +1,5 @@
-// The container: what goes in comes out, and whatever is not a whole, unchanged plan of this version is refused with its own
-// message.
+// The container: what goes in comes out, and whatever is not a whole, unchanged plan of this version is refused with
+// its own message.
 
 #include "tests/schema/support.h"
 
@@ -83,8 +83,8 @@ TEST(Container, RoundTrip) {
       EXPECT_EQ(container->segmentDigest(rank).size(), 16u);
     }
     Bytes bytes;
-    EXPECT_EQ(container->segment(count, bytes), "'" + path + "': found no rank " + std::to_string(count) + ", expected 0 to " +
-                                                    std::to_string(count - 1));
+    EXPECT_EQ(container->segment(count, bytes), "'" + path + "': found no rank " + std::to_string(count) +
+                                                    ", expected 0 to " + std::to_string(count - 1));
   }
 }
 
@@ -113,7 +113,8 @@ TEST(Container, Writer) {
   }
   {
     ContainerWriter writer;
-    EXPECT_EQ(writer.create(folder / "no/plan", 1), "cannot create '" + folder / "no/plan" + "': No such file or directory");
+    EXPECT_EQ(writer.create(folder / "no/plan", 1),
+              "cannot create '" + folder / "no/plan" + "': No such file or directory");
   }
   writeFile(path, "what stood here before");
   {
@@ -137,8 +138,9 @@ TEST(Container, Writer) {
     ASSERT_EQ(writer.create(path, 1), "");
     ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
     const Bytes huge(reinterpret_cast<const std::byte *>(this), size_t{1} << 30); // its size is looked at first
-    EXPECT_EQ(writer.addSegment(huge), "cannot write '" + path +
-                                           "': the segment of rank 0 has 1073741824 bytes, expected fewer than 1073741824");
+    EXPECT_EQ(writer.addSegment(huge),
+              "cannot write '" + path +
+                  "': the segment of rank 0 has 1073741824 bytes, expected fewer than 1073741824");
     EXPECT_EQ(folder.entries(), 1u);
   }
   std::filesystem::create_directory(folder / "directory");
@@ -193,7 +195,8 @@ TEST(Container, Refusals) {
   for (const uint64_t offset : {uint64_t{0}, uint64_t{136}, uint64_t{200}, uint64_t{384}, UINT64_MAX})
     for (const size_t field : {40, 48})
       EXPECT_EQ(open(withGood(good, field, offset)), outside) << offset << " at " << field;
-  for (const uint64_t bytes : {uint64_t{0}, uint64_t{65}, uint64_t{257}, uint64_t{1} << 30, UINT64_MAX, UINT64_MAX - 63})
+  for (const uint64_t bytes :
+       {uint64_t{0}, uint64_t{65}, uint64_t{257}, uint64_t{1} << 30, UINT64_MAX, UINT64_MAX - 63})
     EXPECT_EQ(open(withGood(good, 56, bytes)), outside) << bytes;
 
   EXPECT_EQ(open(with(good, 128, 'M')), "damaged: the manifest does not match its digest");
@@ -221,7 +224,7 @@ TEST(Container, IndexRefusals) {
     EXPECT_EQ(open(192, offset), "damaged: the segment of rank 0 " + lies) << offset;
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{129}, uint64_t{1} << 30, UINT64_MAX, UINT64_MAX - 63})
     EXPECT_EQ(open(200, bytes), "damaged: the segment of rank 0 " + lies) << bytes;
-  EXPECT_EQ(open(200, 65), "damaged: the segment of rank 1 " + lies); // where rank 1's begins
+  EXPECT_EQ(open(200, 65), "damaged: the segment of rank 1 " + lies);  // where rank 1's begins
   EXPECT_EQ(open(224, 256), "damaged: the segment of rank 1 " + lies); // twice the same
   EXPECT_EQ(open(232, 65), "damaged: the segment of rank 1 " + lies);
 }
@@ -239,7 +242,8 @@ TEST(Container, TruncatedAnywhere) {
     else if (length < 128)
       EXPECT_EQ(error, "truncated: found " + std::to_string(length) + " bytes, expected 128 or more");
     else
-      EXPECT_EQ(error, "truncated: found " + std::to_string(length) + " bytes, expected " + std::to_string(good.size()));
+      EXPECT_EQ(error,
+                "truncated: found " + std::to_string(length) + " bytes, expected " + std::to_string(good.size()));
   }
 }
 

@@ -1,10 +1,11 @@
-// The check of meaning: a segment or manifest with good digests and a valid FlatBuffer that says one wrong thing is refused, with a
-// message that says what was found and what was expected.
+// The check of meaning: a segment or manifest with good digests and a valid FlatBuffer that says one wrong thing is
+// refused, with a message that says what was found and what was expected.
 
 #include "tests/schema/support.h"
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <set>
 
@@ -33,7 +34,6 @@ void expectRefusal(const std::vector<Violation> &violations, const std::string &
 }
 
 constexpr uint64_t kHuge = uint64_t{1} << 62;
-constexpr uint64_t kLimit = uint64_t{1} << 60;
 
 } // namespace
 
@@ -59,16 +59,17 @@ TEST(Load, NotAFlatBuffer) {
     writeContainer(path, bad, segments);
     EXPECT_EQ(readAll(path), "damaged: the manifest is no valid FlatBuffer") << bad.size();
   }
-  for (const std::string &bad : {std::string("x"), segments[2].substr(0, 11), zeros, text, segments[2] + "\1", manifest}) {
+  for (const std::string &bad :
+       {std::string("x"), segments[2].substr(0, 11), zeros, text, segments[2] + "\1", manifest}) {
     segments[1] = bad;
     writeContainer(path, manifest, segments);
     EXPECT_EQ(readAll(path), "the segment of rank 1 is no valid FlatBuffer") << bad.size();
   }
 }
 
-// Rank 1 has every kind of step. Operands: 0 fill, 1 and 2 copy, 3 receive, 4 send. Buffers 1, 2: source, 24 bytes; 3, 4: target,
-// 32 bytes. Shapes: 0 padding {2: +1 buffer, 4: 8}, row 2; 1 source rows {2: +1 buffer, 2: 12}, row 6; 2 target rows
-// {2: +1 buffer, 2: 8}, row 6.
+// Rank 1 has every kind of step. Operands: 0 fill, 1 and 2 copy, 3 receive, 4 send. Buffers 1, 2: source, 24 bytes; 3,
+// 4: target, 32 bytes. Shapes: 0 padding {2: +1 buffer, 4: 8}, row 2; 1 source rows {2: +1 buffer, 2: 12}, row 6; 2
+// target rows {2: +1 buffer, 2: 8}, row 6.
 TEST(Load, SegmentRefusals) {
   expectRefusal(
       {
@@ -123,7 +124,8 @@ TEST(Load, SegmentRefusals) {
            "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
           {"a loop of too many steps", [](Parts &p) { p.loop(1, 1).count = UINT64_MAX; },
            "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
-          {"loops that multiply to too much", [](Parts &p) { p.loop(1, 0).count = p.loop(1, 1).count = uint64_t{1} << 31; },
+          {"loops that multiply to too much",
+           [](Parts &p) { p.loop(1, 0).count = p.loop(1, 1).count = uint64_t{1} << 31; },
            "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
           {"a stride that overflows", [](Parts &p) { p.loop(1, 1).stride = INT64_MAX; },
            "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
@@ -150,7 +152,8 @@ TEST(Load, SegmentRefusals) {
            "step 3 found its 'after' at 0, expected it from 0 within 2"},
           {"'after' that begins elsewhere", [](Parts &p) { p.step(1, 3).firstAfter = 1; },
            "step 3 found its 'after' at 1, expected it from 0 within 2"},
-          {"'after' itself", [](Parts &p) { p.segments[1].after[1] = 3; }, "step 3 waits for step 3, expected an earlier one"},
+          {"'after' itself", [](Parts &p) { p.segments[1].after[1] = 3; },
+           "step 3 waits for step 3, expected an earlier one"},
           {"an 'after' of no step", [](Parts &p) { p.segments[1].after.push_back(0); },
            "found 5 operands and 3 of 'after', expected the 5 and 2 of the steps"},
 
@@ -158,9 +161,12 @@ TEST(Load, SegmentRefusals) {
           {"reduce", [](Parts &p) { p.step(1, 1).kind = 5; }, "step 1 is of kind 5, which this version does not run"},
           {"barrier", [](Parts &p) { p.step(1, 1).kind = 6; }, "step 1 is of kind 6, which this version does not run"},
           {"hook", [](Parts &p) { p.step(1, 1).kind = 7; }, "step 1 is of kind 7, which this version does not run"},
-          {"no kind", [](Parts &p) { p.step(1, 1).kind = 200; }, "step 1 is of kind 200, which this version does not run"},
-          {"reserved byte", [](Parts &p) { p.step(1, 1).reserved0 = 1; }, "step 1 has reserved bytes that are not zero"},
-          {"reserved bytes", [](Parts &p) { p.step(1, 1).reserved1 = 1; }, "step 1 has reserved bytes that are not zero"},
+          {"no kind", [](Parts &p) { p.step(1, 1).kind = 200; },
+           "step 1 is of kind 200, which this version does not run"},
+          {"reserved byte", [](Parts &p) { p.step(1, 1).reserved0 = 1; },
+           "step 1 has reserved bytes that are not zero"},
+          {"reserved bytes", [](Parts &p) { p.step(1, 1).reserved1 = 1; },
+           "step 1 has reserved bytes that are not zero"},
           {"a copy with more inputs",
            [](Parts &p) {
              p.step(1, 1).inputCount = 2;
@@ -182,10 +188,13 @@ TEST(Load, SegmentRefusals) {
            "step 1 has operands of 24 bytes, expected 23"},
           {"other bytes in a send", [](Parts &p) { p.step(1, 3).bytes = kHuge; },
            "step 3 has operands of 24 bytes, expected 4611686018427387904"},
-          {"other bytes in a receive", [](Parts &p) { p.step(1, 2).bytes = 0; }, "step 2 has operands of 24 bytes, expected 0"},
-          {"other bytes in a fill", [](Parts &p) { p.step(1, 0).bytes = 17; }, "step 0 has operands of 16 bytes, expected 17"},
+          {"other bytes in a receive", [](Parts &p) { p.step(1, 2).bytes = 0; },
+           "step 2 has operands of 24 bytes, expected 0"},
+          {"other bytes in a fill", [](Parts &p) { p.step(1, 0).bytes = 17; },
+           "step 0 has operands of 16 bytes, expected 17"},
 
-          {"no such shape", [](Parts &p) { p.operand(1, 2).shape = 3; }, "step 1 operand 2: found shape 3, expected one below 3"},
+          {"no such shape", [](Parts &p) { p.operand(1, 2).shape = 3; },
+           "step 1 operand 2: found shape 3, expected one below 3"},
           {"no such buffer", [](Parts &p) { p.operand(1, 2).buffer = 5; },
            "step 1 operand 2: found buffer 5, expected one below 5"},
           {"far from any buffer", [](Parts &p) { p.operand(1, 2).buffer = UINT32_MAX; },
@@ -260,8 +269,7 @@ TEST(Load, Allowed) {
   const std::vector<std::pair<const char *, std::function<void(Parts &)>>> changes = {
       {"negative strides, both sides",
        [](Parts &p) { // the copy's rows from the last to the first
-         p.segments[1].loops.insert(p.segments[1].loops.end(),
-                                    {{2, 0, 1}, {2, -12, 0}, {2, 0, 1}, {2, -8, 0}});
+         p.segments[1].loops.insert(p.segments[1].loops.end(), {{2, 0, 1}, {2, -12, 0}, {2, 0, 1}, {2, -8, 0}});
          p.segments[1].shapes.insert(p.segments[1].shapes.end(), {{6, 6, 2}, {6, 8, 2}});
          p.operand(1, 1) = {12, 1, 3};
          p.operand(1, 2) = {24, 3, 4};
@@ -278,9 +286,7 @@ TEST(Load, Allowed) {
       {"an unused shape",
        [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); }},
       {"a copy from the target", // of rows 0, 1 to rows 2, 3
-       [](Parts &p) {
-         p.operand(1, 1) = {0, 3, 2};
-       }},
+       [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; }},
       {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }},
       {"a larger arena", [](Parts &p) { p.segments[1].arena_bytes = 64; }},
       {"an idle rank without tables", [](Parts &p) { EXPECT_TRUE(p.segments[3].steps.empty()); }},
@@ -332,8 +338,10 @@ TEST(Load, MisalignedStructs) {
 TEST(Load, Messages) {
   expectRefusal(
       {
-          {"sent twice", [](Parts &p) { p.step(0, 1).message = 0; }, "message 0 is sent twice, by rank 0 and by rank 0"},
-          {"received twice", [](Parts &p) { p.step(2, 1).message = 0; }, "message 0 is received twice, by rank 1 and by rank 2"},
+          {"sent twice", [](Parts &p) { p.step(0, 1).message = 0; },
+           "message 0 is sent twice, by rank 0 and by rank 0"},
+          {"received twice", [](Parts &p) { p.step(2, 1).message = 0; },
+           "message 0 is received twice, by rank 1 and by rank 2"},
           {"not sent",
            [](Parts &p) {
              p.segments[1].steps.pop_back();
@@ -380,12 +388,18 @@ TEST(Load, Messages) {
       "");
 }
 
-TEST(Load, MessagesThatNoFileCouldHave) {
-  expectRefusal({{"messages", [](Parts &p) { p.manifest.messages = UINT32_MAX; },
-                  "found 4294967295 messages, which a file of 2880 bytes cannot have"},
-                 {"world", [](Parts &p) { p.manifest.world = 3; }, "found a world of 3 ranks, the file has 4 segments"},
-                 {"world", [](Parts &p) { p.manifest.world = 5; }, "found a world of 5 ranks, the file has 4 segments"}},
-                "the manifest does not hold together: ");
+TEST(Load, CountsThatTheFileDoesNotHave) {
+  expectRefusal(
+      {{"world", [](Parts &p) { p.manifest.world = 3; }, "found a world of 3 ranks, the file has 4 segments"},
+       {"world", [](Parts &p) { p.manifest.world = 5; }, "found a world of 5 ranks, the file has 4 segments"}},
+      "the manifest does not hold together: ");
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  Parts parts = tinyParts();
+  parts.manifest.messages = UINT32_MAX;
+  putTogether(parts, path);
+  EXPECT_EQ(readAll(path), "the manifest does not hold together: found 4294967295 messages, which a file of " +
+                               std::to_string(std::filesystem::file_size(path)) + " bytes cannot have");
 }
 
 // Whatever byte is altered, with all digests made good: refused, or read to the end without harm (sanitizers watch).
@@ -405,7 +419,10 @@ TEST(Load, EveryByteAltered) {
   for (std::string *blob : blobs)
     for (size_t at = 0; at < blob->size(); ++at) {
       const char before = (*blob)[at];
-      for (const int value : {0, 1, 0x7f, 0x80, 0xff, before ^ 1, before + 1, before + 8}) {
+      std::vector<int> values = {0x80, 0xff, before ^ 1};
+      if (std::getenv("RESHARD_FULL"))
+        values.insert(values.end(), {0, 1, 0x7f, before + 1, before + 8});
+      for (const int value : values) {
         (*blob)[at] = static_cast<char>(value);
         writeContainer(path, manifest, segments);
         const std::string error = readAll(path);

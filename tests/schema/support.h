@@ -1,5 +1,5 @@
-// A plan small enough to check by hand, and what tests do to plans: take one apart, alter it, put it together again with good
-// digests. Header only, since the fuzzer uses it as well.
+// A plan small enough to check by hand, and what tests do to plans: take one apart, alter it, put it together again
+// with good digests. Header only, since the fuzzer uses it as well.
 #pragma once
 
 #include "compiler/compile.h"
@@ -35,7 +35,8 @@ public:
   TemporaryFolder(const TemporaryFolder &) = delete;
   std::string operator/(const std::string &name) const { return (path_ / name).string(); }
   size_t entries() const {
-    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator()));
+    return static_cast<size_t>(
+        std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator()));
   }
 
 private:
@@ -61,7 +62,8 @@ inline schema::Bytes bytesOf(const std::string &text) { return std::as_bytes(std
 ///     source, rank 0: rows 0, 1      24 an instance     target, rank 1: columns 0 to 2 and a zero   32 an instance
 ///     source, rank 1: rows 2, 3      24                 target, rank 2: columns 3 to 5 and a zero   32
 ///
-///     round 0: ranks 1, 2 fill column 3 (2 layers × 4 rows × 2 = 16 bytes); rank 1 copies rows 2, 3 of columns 0 to 2 to itself
+///     round 0: ranks 1, 2 fill column 3 (2 layers × 4 rows × 2 = 16 bytes); rank 1 copies rows 2, 3 of columns 0 to 2
+///     to itself
 ///              (2 × 2 × 6 = 24); message 0 brings rows 0, 1 of columns 0 to 2 from rank 0 to rank 1 (24)
 ///     round 1: messages 1 and 2 bring rows 0, 1 and 2, 3 of columns 3 to 5 from ranks 0 and 1 to rank 2 (24 each)
 inline ir::Module tinyModule() {
@@ -84,7 +86,14 @@ inline ir::Module tinyModule() {
   source.ranks = {0, 1};
   source.shares = {{{}, {identity(2)}}, {{0}, {{{0, 0, 2, 1, 0, 0}}, {{2, 0, 2, 1, 0, 0}}}}, {{}, {identity(6)}}};
   source.placement = {0};
-  source.params = {{"weight{layer}", {0}, {0}, {}, {{{}, {2}}, {{}, {6}}}, DType::bf16, {{0, {{0, -1}, {1, 0}, {2, 1}}}}, "tiny.yaml:7"}};
+  source.params = {{"weight{layer}",
+                    {0},
+                    {0},
+                    {},
+                    {{{}, {2}}, {{}, {6}}},
+                    DType::bf16,
+                    {{0, {{0, -1}, {1, 0}, {2, 1}}}},
+                    "tiny.yaml:7"}};
 
   Endpoint target = source;
   target.role = "target";
@@ -94,8 +103,14 @@ inline ir::Module tinyModule() {
                    {{}, {identity(4)}},
                    {{0}, {{{0, 0, 3, 1, 0, 0}}, {{3, 0, 3, 1, 0, 0}}}},
                    {{}, {{{3, 3, 1, 1, 0, 0}}}}};
-  target.params = {{"w.{layer}", {0}, {0}, {}, {{{}, {4}}, {{}, {4}}}, DType::bf16,
-                    {{0, {{0, -1}, {1, 0}, {2, 1}}}, {-1, {{0, -1}, {1, 0}, {3, 1}}}}, "tiny.yaml:9"}};
+  target.params = {{"w.{layer}",
+                    {0},
+                    {0},
+                    {},
+                    {{{}, {4}}, {{}, {4}}},
+                    DType::bf16,
+                    {{0, {{0, -1}, {1, 0}, {2, 1}}}, {-1, {{0, -1}, {1, 0}, {3, 1}}}},
+                    "tiny.yaml:9"}};
   layout.endpoints = {source, target};
 
   const OperandShape sourceRows{6, {{2, 0, 1}, {2, 12, 0}}}, targetRows{6, {{2, 0, 1}, {2, 8, 0}}};
@@ -111,7 +126,8 @@ inline ir::Module tinyModule() {
   zero.buffers = {{0, 0, 0, 1, 2, 24}};
   zero.shapes = {sourceRows};
   zero.arenaBytes = 24;
-  zero.steps = {{StepKind::send, 0, 1, 0, 24, {{1, 0, 0}}, {}, 0, {}}, {StepKind::send, 1, 2, 1, 24, {{1, 0, 6}}, {}, 0, {0}}};
+  zero.steps = {{StepKind::send, 0, 1, 0, 24, {{1, 0, 0}}, {}, 0, {}},
+                {StepKind::send, 1, 2, 1, 24, {{1, 0, 6}}, {}, 0, {0}}};
 
   RankSchedule &one = schedule.ranks[1];
   one.buffers = {{0, 1, 0, 1, 2, 24}, {1, 0, 0, 3, 2, 32}};
@@ -143,18 +159,35 @@ inline void writeTiny(const std::string &path) {
 // ----------------------------------------------------------------------------------------------- apart and together
 
 /// Structs as they stand in a plan, with members to write to. structs.cpp asserts the same offsets.
-struct RawRun { int64_t from, to, length, count, fromStep, toStep; };
-struct RawBufferRun { uint32_t endpoint, place, param, first, count, reserved; uint64_t bytes; };
-struct RawLoop { uint64_t count; int64_t stride, bufferStep; };
-struct RawShape { uint64_t rowBytes; uint32_t firstLoop, loopCount; };
-struct RawOperand { uint64_t offset; uint32_t buffer, shape; };
+struct RawRun {
+  int64_t from, to, length, count, fromStep, toStep;
+};
+struct RawBufferRun {
+  uint32_t endpoint, place, param, first, count, reserved;
+  uint64_t bytes;
+};
+struct RawLoop {
+  uint64_t count;
+  int64_t stride, bufferStep;
+};
+struct RawShape {
+  uint64_t rowBytes;
+  uint32_t firstLoop, loopCount;
+};
+struct RawOperand {
+  uint64_t offset;
+  uint32_t buffer, shape;
+};
 struct RawStep {
   uint64_t bytes, staging;
   uint32_t firstInput, inputCount, firstOutput, outputCount, round, peer, message, firstAfter, afterCount;
   uint8_t kind, reserved0;
   uint16_t reserved1;
 };
-struct RawPartDimension { uint32_t share; int32_t param; };
+struct RawPartDimension {
+  uint32_t share;
+  int32_t param;
+};
 
 template <class Raw, class Struct> Raw &raw(Struct &value) {
   static_assert(sizeof(Raw) == sizeof(Struct));
@@ -174,7 +207,9 @@ struct Parts {
   RawRun &run(size_t endpoint, size_t share, size_t number) {
     return raw<RawRun>(manifest.endpoints.at(endpoint)->shares.at(share)->runs.at(number));
   }
-  schema::ParamT &param(size_t endpoint, size_t number = 0) { return *manifest.endpoints.at(endpoint)->params.at(number); }
+  schema::ParamT &param(size_t endpoint, size_t number = 0) {
+    return *manifest.endpoints.at(endpoint)->params.at(number);
+  }
   RawPartDimension &dimension(size_t endpoint, size_t part, size_t number) {
     return raw<RawPartDimension>(param(endpoint).parts.at(part)->dimensions.at(number));
   }
@@ -215,7 +250,8 @@ inline std::string serialized(const schema::SegmentT &segment) {
 }
 
 /// A container with good digests around whatever bytes; throws where it cannot be written.
-inline void writeContainer(const std::string &path, const std::string &manifest, const std::vector<std::string> &segments) {
+inline void writeContainer(const std::string &path, const std::string &manifest,
+                           const std::vector<std::string> &segments) {
   schema::ContainerWriter writer;
   auto must = [](const std::string &error) {
     if (!error.empty())

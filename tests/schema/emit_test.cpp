@@ -1,0 +1,188 @@
+// What writePlan puts into a file: the schedule and the layouts, unchanged, and the same bytes always.
+
+#include "tests/schema/support.h"
+
+#include "schema/limits.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+using namespace reshard;
+using namespace reshard::test;
+
+namespace {
+
+std::string write(const ir::Module &module, const std::string &path, unsigned jobs) {
+  std::string digest;
+  int64_t bytes = 0;
+  return writePlan(module, path, jobs, digest, bytes);
+}
+
+/// The tiny plan once for each of `copies` groups of four ranks, as far as segments go. Not a plan that holds together.
+ir::Module many(size_t copies) {
+  ir::Module module = tinyModule();
+  const std::vector<ir::RankSchedule> four = module.schedule.ranks;
+  for (size_t i = 1; i < copies; ++i)
+    for (ir::RankSchedule rank : four) {
+      rank.rank = static_cast<int32_t>(module.schedule.ranks.size());
+      for (ir::Step &step : rank.steps)
+        step.inputs.insert(step.inputs.end(), i % 17, {1, 0, static_cast<int64_t>(i)}); // so that sizes differ
+      module.schedule.ranks.push_back(std::move(rank));
+    }
+  module.layout.world = static_cast<int64_t>(module.schedule.ranks.size());
+  return module;
+}
+
+} // namespace
+
+TEST(Emit, DigestAndSize) {
+  const TemporaryFolder folder;
+  std::string digest;
+  int64_t bytes = 0;
+  ASSERT_EQ(writePlan(tinyModule(), folder / "plan", 1, digest, bytes), "");
+  std::unique_ptr<Plan> plan;
+  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  EXPECT_EQ(plan->digest(), digest);
+  EXPECT_EQ(plan->container().bytes(), bytes);
+  EXPECT_EQ(static_cast<int64_t>(std::filesystem::file_size(folder / "plan")), bytes);
+}
+
+TEST(Emit, SegmentsSayWhatTheScheduleSays) {
+  const ir::Module module = tinyModule();
+  const TemporaryFolder folder;
+  writeTiny(folder / "plan");
+  const Parts parts = takeApart(folder / "plan");
+  ASSERT_EQ(parts.segments.size(), module.schedule.ranks.size());
+  for (size_t rank = 0; rank < parts.segments.size(); ++rank) {
+    const schema::SegmentT &found = parts.segments[rank];
+    const ir::RankSchedule &expected = module.schedule.ranks[rank];
+    EXPECT_EQ(found.rank, rank);
+    EXPECT_EQ(static_cast<int64_t>(found.arena_bytes), expected.arenaBytes);
+    EXPECT_EQ(ir::buffers(module.layout, static_cast<int32_t>(rank)), expected.buffers) << "the module itself";
+    ASSERT_EQ(found.buffers.size(), expected.buffers.size());
+    for (size_t b = 0; b < found.buffers.size(); ++b) {
+      EXPECT_EQ(found.buffers[b].endpoint(), expected.buffers[b].endpoint);
+      EXPECT_EQ(static_cast<int32_t>(found.buffers[b].place()), expected.buffers[b].place);
+      EXPECT_EQ(found.buffers[b].param(), expected.buffers[b].param);
+      EXPECT_EQ(found.buffers[b].first(), expected.buffers[b].first);
+      EXPECT_EQ(found.buffers[b].count(), expected.buffers[b].count);
+      EXPECT_EQ(static_cast<int64_t>(found.buffers[b].bytes()), expected.buffers[b].bytes);
+    }
+    ASSERT_EQ(found.shapes.size(), expected.shapes.size());
+    for (size_t s = 0; s < found.shapes.size(); ++s) {
+      EXPECT_EQ(static_cast<int64_t>(found.shapes[s].row_bytes()), expected.shapes[s].rowBytes);
+      ASSERT_EQ(found.shapes[s].loop_count(), expected.shapes[s].loops.size());
+      for (size_t l = 0; l < expected.shapes[s].loops.size(); ++l) {
+        const schema::Loop &loop = found.loops.at(found.shapes[s].first_loop() + l);
+        EXPECT_EQ((ir::OperandLoop{static_cast<int64_t>(loop.count()), loop.stride(), loop.buffer_step()}),
+                  expected.shapes[s].loops[l]);
+      }
+    }
+    ASSERT_EQ(found.steps.size(), expected.steps.size());
+    for (size_t s = 0; s < found.steps.size(); ++s) {
+      const schema::Step &step = found.steps[s];
+      ir::Step back;
+      back.kind = static_cast<ir::StepKind>(step.kind());
+      back.round = step.round();
+      back.peer = static_cast<int32_t>(step.peer());
+      back.message = step.message();
+      back.bytes = static_cast<int64_t>(step.bytes());
+      back.staging = static_cast<int64_t>(step.staging());
+      auto operand = [&](uint32_t number) {
+        const schema::Operand &o = found.operands.at(number);
+        return ir::Operand{o.buffer(), o.shape(), static_cast<int64_t>(o.offset())};
+      };
+      for (uint32_t i = 0; i < step.input_count(); ++i)
+        back.inputs.push_back(operand(step.first_input() + i));
+      for (uint32_t i = 0; i < step.output_count(); ++i)
+        back.outputs.push_back(operand(step.first_output() + i));
+      for (uint32_t i = 0; i < step.after_count(); ++i)
+        back.after.push_back(found.after.at(step.first_after() + i));
+      EXPECT_EQ(back, expected.steps[s]) << "rank " << rank << " step " << s;
+    }
+  }
+}
+
+TEST(Emit, ManifestSaysWhatTheLayoutSays) {
+  const ir::Module module = tinyModule();
+  const schema::ManifestT found = std::move(tinyParts().manifest);
+  EXPECT_EQ(found.compiler, kCompilerVersion);
+  EXPECT_EQ(found.fingerprint, module.fingerprint);
+  EXPECT_EQ(found.model, "tiny");
+  EXPECT_EQ(found.world, 4u);
+  EXPECT_EQ(found.staging_limit, 64u);
+  EXPECT_EQ(found.rounds, 2u);
+  EXPECT_EQ(found.messages, 3u);
+  ASSERT_EQ(found.variables.size(), 1u);
+  EXPECT_EQ(found.variables[0]->name, "layer");
+  EXPECT_EQ(found.variables[0]->size, 2u);
+  ASSERT_EQ(found.families.size(), 1u);
+  EXPECT_EQ(found.families[0]->name, "w{layer}");
+  EXPECT_EQ(found.families[0]->shape, (std::vector<uint64_t>{4, 6}));
+  EXPECT_EQ(found.families[0]->dtype, schema::DType::bf16);
+  ASSERT_EQ(found.endpoints.size(), 2u);
+  const schema::EndpointT &target = *found.endpoints[1];
+  EXPECT_EQ(target.role, "target");
+  EXPECT_EQ(target.layout, "columns");
+  EXPECT_EQ(target.ranks, (std::vector<uint32_t>{1, 2}));
+  EXPECT_EQ(target.axes[0]->name, "tp");
+  ASSERT_EQ(target.shares.size(), 4u);
+  EXPECT_EQ(target.shares[2]->axes, (std::vector<uint32_t>{0}));
+  EXPECT_EQ(target.shares[2]->first, (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(target.shares[2]->runs[1].from(), 3);
+  EXPECT_EQ(target.shares[2]->runs[1].length(), 3);
+  ASSERT_EQ(target.params.size(), 1u);
+  EXPECT_EQ(target.params[0]->name, "w.{layer}");
+  EXPECT_EQ(target.params[0]->origin, "tiny.yaml:9");
+  ASSERT_EQ(target.params[0]->parts.size(), 2u);
+  EXPECT_EQ(target.params[0]->parts[1]->family, -1);
+  EXPECT_EQ(target.params[0]->parts[1]->dimensions[2].share(), 3u);
+  EXPECT_EQ(target.params[0]->parts[1]->dimensions[2].param(), 1);
+  EXPECT_EQ(target.params[0]->parts[1]->dimensions[0].param(), -1);
+}
+
+TEST(Emit, SameBytesForAnyNumberOfThreads) {
+  const TemporaryFolder folder;
+  const ir::Module module = many(100);
+  ASSERT_EQ(write(module, folder / "one", 1), "");
+  const std::string one = readFile(folder / "one");
+  EXPECT_GT(one.size(), 100'000u);
+  for (const unsigned jobs : {0u, 2u, 3u, 16u, 1000u}) {
+    ASSERT_EQ(write(module, folder / "other", jobs), "");
+    EXPECT_TRUE(readFile(folder / "other") == one) << jobs << " jobs";
+  }
+}
+
+TEST(Emit, Refusals) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plan";
+  writeFile(path, "what stood here before");
+  ir::Module module = tinyModule();
+  module.level = ir::Level::transfer;
+  EXPECT_EQ(write(module, path, 1), "only scheduled IR can be emitted, found the transfer level");
+
+  module = many(20);
+  module.schedule.ranks[42].shapes[0].loops.assign(17, {1, 0, 0});
+  for (const unsigned jobs : {1u, 4u})
+    EXPECT_EQ(write(module, path, jobs), "rank 42 has a shape of 17 loops, expected at most 16");
+
+  EXPECT_EQ(write(tinyModule(), folder / "no/plan", 1),
+            "cannot create '" + folder / "no/plan" + "': No such file or directory");
+  EXPECT_EQ(readFile(path), "what stood here before");
+  EXPECT_EQ(folder.entries(), 1u) << "a temporary file is left";
+}
+
+// Counted before it is built: FlatBuffers would write garbage. The schedule alone takes a gigabyte.
+TEST(Emit, ASegmentOfAGigabyte) {
+  if (!std::getenv("RESHARD_FULL"))
+    GTEST_SKIP() << "only with RESHARD_FULL=1";
+  const TemporaryFolder folder;
+  ir::Module module = tinyModule();
+  const std::vector<ir::Operand> operands(1 << 22);
+  for (int i = 0; i < 16; ++i)
+    module.schedule.ranks[3].steps.push_back({ir::StepKind::fill, 0, -1, 0, 0, {}, operands, -1, {}});
+  EXPECT_EQ(write(module, folder / "plan", 2), // 16 × 2^22 operands of 16 bytes, 16 steps of 56, 256 for what is around
+            "the segment of rank 3 would have 1073742976 bytes, expected fewer than 1073741824");
+  EXPECT_EQ(folder.entries(), 0u);
+}
