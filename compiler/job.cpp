@@ -38,7 +38,8 @@ std::string fingerprint(const Diagnostics &diagnostics, uint32_t first) {
 std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diagnostics &diagnostics) {
   Node digits = node;
   int64_t unit = 1;
-  if (node.kind == Node::Kind::scalar && !node.quoted)
+  digits.quoted = false; // a size with a unit is text, quoted or not
+  if (node.kind == Node::Kind::scalar)
     for (const auto &[suffix, bytes] :
          {std::pair("KiB", int64_t{1} << 10), std::pair("MiB", int64_t{1} << 20), std::pair("GiB", int64_t{1} << 30)})
       if (node.text.ends_with(suffix)) {
@@ -46,7 +47,7 @@ std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diag
         digits.text = node.text.substr(0, node.text.size() - 3);
         digits.text.resize(digits.text.find_last_not_of(' ') + 1);
       }
-  const bool number = node.kind == Node::Kind::scalar && !node.quoted && !digits.text.empty() &&
+  const bool number = node.kind == Node::Kind::scalar && !digits.text.empty() &&
                       digits.text.find_first_not_of("0123456789") == std::string::npos;
   if (!number) {
     refuse(node, "bytes, an integer or one with KiB, MiB or GiB,", what, diagnostics);

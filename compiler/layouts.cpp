@@ -30,7 +30,7 @@ public:
       readStack(*stack, param);
     if (const Node *pad = fields.find("pad"); pad && checkMap(*pad, "'pad'", diagnostics_))
       for (const auto &[key, multiple] : pad->entries) {
-        const auto d = readInteger(key, "a dimension", 0, kMaxDimensions - 1, diagnostics_);
+        const auto d = readDimensionKey(key, diagnostics_);
         auto expression = readExpression(multiple, "'pad'", diagnostics_);
         if (d && expression)
           param.pad.emplace(*d, std::move(*expression));

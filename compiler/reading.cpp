@@ -171,6 +171,11 @@ std::optional<int64_t> readInteger(const Node &node, const std::string &what, in
   return value;
 }
 
+std::optional<int64_t> readDimensionKey(Node key, Diagnostics &diagnostics) {
+  key.quoted = false;
+  return readInteger(key, "a dimension", 0, kMaxDimensions - 1, diagnostics);
+}
+
 std::optional<bool> readBoolean(const Node &node, const std::string &what, Diagnostics &diagnostics) {
   if (node.kind == Node::Kind::scalar && !node.quoted && (node.text == "true" || node.text == "false"))
     return node.text == "true";

@@ -83,6 +83,9 @@ bool checkVariable(const std::string &name, Location at, const std::vector<ir::I
 /// `{variable: rule}` of a layout, an endpoint or a model.
 std::map<std::string, ShardRule> readPlace(const Node &node, const std::vector<ir::IndexVariable> &variables,
                                            Diagnostics &diagnostics);
+/// A key that is the number of a dimension. Keys are text, so that quoting it changes nothing (JSON is YAML too).
+std::optional<int64_t> readDimensionKey(Node key, Diagnostics &diagnostics);
+
 /// `{dimension: rule}`.
 std::map<int64_t, ShardRule> readShard(const Node &node, Diagnostics &diagnostics);
 

@@ -198,7 +198,7 @@ std::map<int64_t, ShardRule> readShard(const Node &node, Diagnostics &diagnostic
   if (!checkMap(node, "'shard'", diagnostics))
     return result;
   for (const auto &[key, value] : node.entries) {
-    const auto d = readInteger(key, "a dimension", 0, kMaxDimensions - 1, diagnostics);
+    const auto d = readDimensionKey(key, diagnostics);
     auto rule = readShardRule(value, diagnostics);
     if (d && rule)
       result.emplace(*d, std::move(*rule));

@@ -4,6 +4,7 @@
 #include "executor/transport.h"
 
 #include "kernels/kernels.h"
+#include "schema/limits.h"
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +18,7 @@ namespace {
 using namespace schema;
 
 constexpr uint64_t kChunkBytes = 1 << 20;
+static_assert(kernels::kMaxLoops > kMaxLoops, "a huge row adds a loop to those of the plan");
 
 /// Rows [first, first + count) of a shape; source null: zeros.
 struct Chunk {

@@ -4,6 +4,7 @@
 #include "ir/text.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <tuple>
 
@@ -51,9 +52,10 @@ private:
   /// Sorted, disjoint on the `from` side, within [0, limit).
   void segments(const Segments &list, int64_t limit, const std::string &where) {
     for (const Segment &s : list)
-      require(s.length > 0 && s.count > 0 && s.from >= 0 && s.to >= 0 && s.toStep >= 0 &&
-                  (s.count == 1 ? s.fromStep == 0 && s.toStep == 0 : s.fromStep >= s.length && s.toStep >= s.length) &&
-                  s.count <= limit && s.length <= limit && s.from + (s.count - 1) * s.fromStep + s.length <= limit,
+      require(s.length > 0 && s.count > 0 && s.from >= 0 && s.to >= 0 &&
+                  (s.count == 1 ? s.fromStep == 0 && s.toStep == 0 : s.fromStep >= s.length && std::abs(s.toStep) >= s.length) &&
+                  s.count <= limit && s.length <= limit && s.from + (s.count - 1) * s.fromStep + s.length <= limit &&
+                  s.to + (s.count - 1) * s.toStep >= 0, // an explicit map may run backwards locally
               where + " has a segment outside 0:" + std::to_string(limit));
     if (error_.empty() && list.size() > 1)
       require(std::is_sorted(list.begin(), list.end(), [](const Segment &a, const Segment &b) { return a.from < b.from; }),
@@ -121,7 +123,7 @@ private:
       return;
     for (size_t c = 0; c < share.at.size(); ++c)
       for (const Segment &s : share.at[c]) {
-        const int64_t reach = s.to + (s.count - 1) * s.toStep + s.length;
+        const int64_t reach = s.to + std::max<int64_t>(0, (s.count - 1) * s.toStep) + s.length;
         const int64_t limit = extent.axes.empty() ? extent.at[0]
                               : share.axes.empty() ? *std::max_element(extent.at.begin(), extent.at.end())
                                                    : extent.at[c];

@@ -6,7 +6,8 @@
 
 namespace reshard::kernels {
 
-constexpr size_t kMaxLoops = 16;
+/// The most loops of a plan's shapes, and one more.
+constexpr size_t kMaxLoops = 17;
 
 /// One loop around rows; strides in bytes, may be negative.
 struct Loop {

@@ -267,31 +267,9 @@ std::string PairedPlan::load() {
   sends_.resize(plan_.manifest().messages());
   for (uint32_t rank = 0; rank < plan_.world(); ++rank)
     for (const Step *step : *segments_[rank]->steps())
-      if (step->kind() == StepKind::send) {
-        End &end = sends_[step->message()];
-        if (end.step)
-          return "message " + std::to_string(step->message()) + " is sent twice";
-        end = {rank, step};
-      }
-  std::vector<bool> received(sends_.size());
-  for (uint32_t rank = 0; rank < plan_.world(); ++rank)
-    for (const Step *step : *segments_[rank]->steps()) {
-      if (step->kind() != StepKind::recv)
-        continue;
-      const std::string message = "message " + std::to_string(step->message());
-      const End &send = sends_[step->message()];
-      if (received[step->message()])
-        return message + " is received twice";
-      received[step->message()] = true;
-      if (!send.step || send.rank != step->peer() || send.step->peer() != rank)
-        return message + ": rank " + std::to_string(rank) + " waits for rank " + std::to_string(step->peer()) + ", which does not send it";
-      if (send.step->bytes() != step->bytes() || send.step->round() != step->round() || send.step->input_count() != step->output_count())
-        return message + " differs between rank " + std::to_string(send.rank) + " and rank " + std::to_string(rank);
-    }
-  for (size_t m = 0; m < sends_.size(); ++m)
-    if (!sends_[m].step || !received[m])
-      return "message " + std::to_string(m) + " has no " + (sends_[m].step ? "receiver" : "sender");
-  return {};
+      if (step->kind() == StepKind::send)
+        sends_[step->message()] = {rank, step};
+  return checkMessages(plan_);
 }
 
 std::string PairedPlan::rows(const Segment *from, uint32_t fromRank, const Operand *input, const Segment &to, const Operand &output,

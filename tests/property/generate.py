@@ -1,0 +1,332 @@
+"""Random jobs for the property test. Every job is steered at one cell of the table scheme × pack × mesh relation × side, the least
+filled so far, and filled up with other features at random; the oracle says whether what came out is a job at all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+SCHEMES = ["even", "chunk", "balanced", "round_robin", "sizes", "stride", "cyclic", "blocks", "map"]
+PACKS = ["holds", "concat", "joined", "interleave", "nested", "stack"]
+RELATIONS = ["collocated", "disjoint", "overlapping", "storage"]
+SIDES = ["source", "target"]
+# Lists do not go with a concat that is cut entry by entry (docs/yaml.md, section 6), which `concat` and `nested` are.
+IMPOSSIBLE = {(scheme, pack) for scheme in ("sizes", "blocks", "map") for pack in ("concat", "nested")}
+CELLS = [cell for cell in itertools.product(SCHEMES, PACKS, RELATIONS, SIDES) if cell[:2] not in IMPOSSIBLE]
+DTYPES = ["bf16", "fp16", "fp32", "fp64", "fp8_e4m3", "fp8_e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"]
+
+
+def partition(rng: random.Random, total: int, parts: int, multiple: int = 1) -> list[int]:
+    """`parts` numbers ≥ 0 with the given sum, each a multiple."""
+    cuts = sorted(rng.randint(0, total // multiple) for _ in range(parts - 1))
+    return [(b - a) * multiple for a, b in zip([0] + cuts, cuts + [total // multiple])]
+
+
+class Side:
+    """One endpoint in the making: its mesh and what is placed where."""
+
+    def __init__(self, rng: random.Random, name: str, variables: dict[str, int], places_limit: int) -> None:
+        self.rng, self.name = rng, name
+        self.layout: dict = {"params": {}}
+        self.node: dict = {}
+        self.features: set[str] = set()
+        if rng.random() < 0.12:
+            shape = {"tp": rng.choice([1, 2, 3]), "pp": rng.choice([1, 2]), "dp": rng.choice([1, 2]), "ep": 1, "etp": 1}
+            total = shape["tp"] * shape["dp"]
+            shape["ep"] = rng.choice([d for d in range(1, total + 1) if total % d == 0])
+            if rng.random() < 0.3:
+                shape["order"] = rng.choice(["tp-cp-ep-dp-pp", "tp-ep-dp-cp-pp", "dp-ep-tp-cp-pp"])
+            self.node["mesh"] = {"megatron": shape}
+            self.axes = {axis: shape[axis] for axis in ("tp", "dp", "pp", "ep")}
+            self.groups = [["tp", "dp", "pp"], ["ep", "pp"]]
+            self.places = total * shape["pp"]
+            self.features.add("megatron")
+        else:
+            while True:
+                sizes = [rng.choice([1, 2, 2, 3, 4]) for _ in range(rng.randint(1, 3))]
+                self.places = math.prod(sizes)
+                if self.places <= places_limit:
+                    break
+            names = rng.sample(["tp", "pp", "dp", "ep", "x"], len(sizes))
+            self.axes = dict(zip(names, sizes))
+            mesh: dict = dict(self.axes)
+            self.groups = [list(names)]
+            if rng.random() < 0.2 and self.places > 1:
+                mesh["views"] = [{"all": self.places}]
+                self.axes["all"] = self.places
+                self.groups.append(["all"])
+                self.features.add("views")
+            self.node["mesh"] = mesh
+        self.group = rng.choice(self.groups)
+        place = {}
+        free = [axis for axis in self.group]
+        for variable, size in variables.items():
+            if free and rng.random() < 0.55:
+                axis = free.pop(rng.randrange(len(free)))
+                place[variable] = self.placing(axis, self.axes[axis], size)
+        self.placed = {variable: axis for variable, (axis, _) in place.items()}
+        self.layout["place"] = {variable: rule for variable, (_, rule) in place.items()}
+        if not self.layout["place"]:
+            del self.layout["place"]
+        if rng.random() < 0.3:
+            self.layout["axes"] = sorted(set(self.axes) | {"absent", "cp", "etp", "edp"})
+
+    def placing(self, axis: str, k: int, n: int) -> tuple[str, object]:
+        rng = self.rng
+        kind = rng.choice(["even", "sizes", "balanced", "round_robin", "map", "chunk", "cyclic"])
+        if kind == "even" and n % k == 0:
+            return axis, axis
+        if kind == "sizes":
+            return axis, {"axis": axis, "sizes": partition(rng, n, k)}
+        if kind == "map":
+            return axis, {"axis": axis, "map": self.lists(n, k)}
+        if kind == "cyclic":
+            return axis, {"axis": axis, "cyclic": rng.randint(1, 2)}
+        return axis, {"axis": axis, "scheme": kind if kind != "even" else "balanced"}
+
+    def lists(self, n: int, k: int) -> list[list[int]]:
+        """Lists that cover every value; further copies on other ranks."""
+        rng = self.rng
+        values = list(range(n))
+        rng.shuffle(values)
+        lists: list[list[int]] = [[] for _ in range(k)]
+        for value in values:
+            lists[rng.randrange(k)].append(value)
+        for row in lists:
+            for value in range(n):
+                if value not in row and rng.random() < 0.15:
+                    row.append(value)
+        return lists
+
+    def rule(self, scheme: str, axes: list[str], n: int) -> dict:
+        """A rule for a dimension of n rows."""
+        rng = self.rng
+        k = math.prod(self.axes[axis] for axis in axes)
+        rule: dict = {"axis": axes if len(axes) > 1 or rng.random() < 0.1 else axes[0]}
+        unit = rng.choice([1, 1, 1, 1, 2, 3])
+        if unit > 1:
+            rule["unit"] = unit
+            self.features.add("unit")
+        count = -(-n // unit)
+        if scheme == "sizes":
+            rule["sizes"] = partition(rng, count, k)
+        elif scheme == "blocks":
+            rule["blocks"] = partition(rng, count, rng.randint(1, 3), k)
+        elif scheme == "map":
+            rule["map"] = self.lists(count, k)
+            if self.name == "target" and rng.random() < 0.2 and count:
+                row = rng.choice(rule["map"])
+                row.append(rng.randrange(count))
+                self.features.add("repeat")
+        elif scheme == "stride":
+            rule["stride"] = rng.choice([s for s in (1, 2, 3, 4) if count % (k * s) == 0] or [1])
+        elif scheme == "cyclic":
+            rule["cyclic"] = rng.randint(1, 3)
+        else:
+            rule["scheme"] = scheme
+            if rng.random() < 0.2:
+                rule["replicate"] = True
+                self.features.add("replicate")
+        if len(rule) == 2 and rule.get("scheme") == "even" and rng.random() < 0.5:
+            return rule["axis"]
+        return rule
+
+
+class Unit:
+    """Tensors that are packed together, alike in all but the length of dimension 0 (or of `dim`)."""
+
+    def __init__(self, rng: random.Random, number: int, variables: dict[str, int], wanted: int, with_variable: bool) -> None:
+        self.number = number
+        names = [v for v in variables if rng.random() < 0.5]
+        if with_variable and not names:
+            names = [rng.choice(list(variables))]
+        rng.shuffle(names)
+        self.variables = names
+        self.rank = rng.choice([1, 2, 2, 2, 3])
+        self.dim = rng.choice([0, 0, self.rank - 1])
+        self.dtype = rng.choice(DTYPES)
+        self.groups = rng.choice([1, 2, 2, 3, 4])
+        shape = [rng.choice([1, 2, 4, 6, 12]) for _ in range(self.rank)]
+        self.tensors: dict[str, dict] = {}
+        where = {}
+        for variable in names:
+            if rng.random() < 0.2:
+                first = rng.randrange(variables[variable])
+                where[variable] = f"{first}..{rng.randint(first, variables[variable] - 1)}"
+        for i in range(max(wanted, rng.choice([1, 1, 2, 3]))):
+            own = list(shape)
+            own[self.dim] = self.groups * rng.choice([1, 2, 3, 4, 6]) if rng.random() < 0.95 else 0
+            name = "".join(f"{v}s.{{{v}}}." for v in names) + f"u{number}.{'qkvw'[i]}"
+            declared: dict = {"shape": own, "dtype": self.dtype}
+            if where:
+                declared["where"] = where
+            self.tensors[name] = declared
+
+    def length(self, d: int) -> int:
+        shapes = [declared["shape"] for declared in self.tensors.values()]
+        return sum(s[d] for s in shapes) if d == self.dim else shapes[0][d]
+
+
+def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list[str]]:
+    """Params (name part and pack) that hold all tensors of a unit, the first in the wanted way."""
+    names = list(unit.tensors)
+    suffix = {name: name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] if rng.random() < 0.5 else name for name in names}
+    entries: list[object] = [suffix[name] for name in names]
+    body = lambda kind, of: {kind: of if unit.dim == 0 and kind == "concat" else {"dim": unit.dim, "of": of}}  # noqa: E731
+    if pack == "stack":
+        pack = rng.choice(["holds", "concat", "joined", "interleave"])
+    if pack == "holds" or len(names) == 1:
+        params = []
+        for entry in entries:
+            param: dict = {"holds": entry}
+            if unit.rank == 2 and rng.random() < 0.3:
+                param["permute"] = [1, 0]
+            params.append(param)
+        return params, ["holds"] * len(params)
+    if pack == "interleave":
+        return [{"interleave": {"groups": unit.groups, "dim": unit.dim, "of": entries}}], ["interleave"]
+    if pack == "nested" and len(names) >= 3:
+        inner = {"interleave": {"groups": unit.groups, "dim": unit.dim, "of": entries[:2]}}
+        if rng.random() < 0.4:
+            return [{"interleave": {"groups": unit.groups, "dim": unit.dim, "of": [body("concat", entries[:2])] + entries[2:]}}], ["nested"]
+        return [body("concat", [inner] + entries[2:])], ["nested"]
+    param = body("concat", entries)
+    if pack == "joined":
+        param["cut"] = "joined"
+    return [param], ["joined" if pack == "joined" else "concat"]
+
+
+def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict, set[tuple], set[str]]:
+    """A job as a map, the cells it claims to fill, and its other features. It may turn out to be none."""
+    scheme, pack, relation, side_name = cell
+    variables = {"layer": rng.randint(1, 4)} | ({"expert": rng.randint(2, 5)} if rng.random() < 0.6 or pack == "stack" else {})
+    limit = rng.choice([4, 8, 8, 12])
+    pools = 2 if rng.random() < 0.08 else 1
+    sides = [Side(rng, "source", variables, limit)] + [Side(rng, "target", variables, limit) for _ in range(pools)]
+    wanted = {"concat": 2, "joined": 2, "interleave": 2, "nested": 3}.get(pack, 1)
+    units = [Unit(rng, i, variables, wanted if i == 0 else 1, pack == "stack" and i == 0) for i in range(rng.randint(1, 3))]
+    cells: set[tuple] = set()
+    features: set[str] = set()
+    model: dict = {"index": variables, "tensors": {}, "layouts": {}}
+    for unit in units:
+        model["tensors"].update(unit.tensors)
+    tied = None
+    if rng.random() < 0.15:
+        tied = rng.choice(list(model["tensors"]))
+        model["tensors"]["alias." + tied] = {"tied": tied}
+        features.add("tied")
+
+    for s, side in enumerate(sides):
+        for unit in units:
+            forced = unit.number == 0 and side.name == side_name
+            if s > 0 and not forced and rng.random() < 0.1:
+                continue
+            own_pack = pack if forced else rng.choice(PACKS)
+            stack = unit.variables[0] if own_pack == "stack" and unit.variables else None
+            params, kinds = pack_of(rng, unit, own_pack)
+            for i, (param, kind) in enumerate(zip(params, kinds)):
+                name = f"p{unit.number}.{i}"
+                for variable in unit.variables:
+                    if variable != stack:
+                        name += f".{variable}{{{variable}{rng.choice(['', '.local'])}}}"
+                shape = [unit.length(d) for d in range(unit.rank)]
+                if kind == "holds":
+                    shape = list(list(unit.tensors.values())[i]["shape"])
+                    shape = shape[::-1] if "permute" in param else shape
+                shift = 0
+                if stack:
+                    dim = rng.choice([0, 0, rng.randint(0, unit.rank)])
+                    param["stack"] = stack if dim == 0 else {"index": stack, "dim": dim}
+                    shape.insert(dim, 0)
+                    shift = dim
+                free = [a for a in side.group if a not in {side.placed.get(v) for v in unit.variables}]
+                rng.shuffle(free)
+                order = [d for d in range(len(shape)) if not (stack and d == shift)]
+                order.sort(key=lambda d: d != (unit.dim + (1 if stack and unit.dim >= shift else 0)))
+                if kind == "holds":
+                    rng.shuffle(order)
+                for n, d in enumerate(order):
+                    length = shape[d]
+                    if rng.random() < 0.15 and (kind != "concat" and kind != "nested"):
+                        multiple = rng.choice([2, 3, 4])
+                        param.setdefault("pad", {})[str(d)] = multiple
+                        length += -length % multiple
+                        features.add("pad")
+                    if not free or (not forced and rng.random() < 0.3) or (n > 0 and rng.random() < 0.6):
+                        continue
+                    axes = [free.pop()] + ([free.pop()] if free and rng.random() < 0.25 else [])
+                    own = scheme if forced and n == 0 else rng.choice(SCHEMES)
+                    param.setdefault("shard", {})[str(d)] = side.rule(own, axes, length)
+                    cells.add((own, "stack" if stack else kind, relation, side.name))
+                    if len(axes) > 1:
+                        features.add("several axes")
+                if len(param.get("shard", {})) > 1:
+                    features.add("several dimensions")
+                if rng.random() < 0.08 and s > 0 and free:
+                    axis = free[0]
+                    param["at"] = {axis: rng.choice(["first", "last", 0, list(range(side.axes[axis]))])}
+                    features.add("at")
+                if rng.random() < 0.06:
+                    param["when"] = "on and tp >= 1" if "axes" not in side.layout or "tp" in side.layout["axes"] else "on"
+                    side.layout["switches"] = {"on": True}
+                    features.add("when")
+                side.layout["params"][name] = param
+        if tied and rng.random() < 0.7:
+            names = [match for match in ("layer", "expert") if "{" + match + "}" in tied]
+            side.layout["params"]["alias" + "".join(f".{{{v}}}" for v in names)] = {"holds": "alias." + tied}
+        if rng.random() < 0.06:
+            features.add("no layout")
+        else:
+            side.node["layout"] = f"l{s}"
+            model["layouts"][f"l{s}"] = side.layout
+        features |= side.features
+
+    spread(rng, sides, relation, features)
+    job: dict = {"version": 1, "model": model, "source": sides[0].node,
+                 "target": [side.node for side in sides[1:]] if pools > 1 else sides[1].node}
+    if pools > 1:
+        features.add("pools")
+    options: dict = {}
+    if rng.random() < 0.25:
+        options["staging"] = rng.choice(["1KiB", "4KiB", 2048])
+        features.add("staging")
+    if rng.random() < 0.25:
+        options["topology"] = {"ranks_per_node": rng.randint(1, 4)}
+        features.add("nodes")
+    if options:
+        job["options"] = options
+    if rng.random() < 0.1 and relation != "storage":
+        job["world"] = 40
+        features.add("idle")
+    for side in sides:
+        if "layout" not in side.node:
+            cells = {c for c in cells if c[3] != side.name}
+    return job, cells, features
+
+
+def spread(rng: random.Random, sides: list[Side], relation: str, features: set[str]) -> None:
+    """Which ranks the endpoints stand on."""
+    source = sides[0]
+    if relation == "storage":
+        chosen = rng.choice([source, sides[1], None])
+        for side in [chosen] if chosen else [source, sides[1]]:
+            if rng.random() < 0.4:
+                side.node["storage"] = f"files-{side.name}"
+            else:
+                side.node["storage"] = "checkpoint"
+        return
+    for side in sides[1:]:
+        if relation == "disjoint":
+            offset = source.places + rng.randint(0, 2)
+        elif relation == "overlapping":
+            offset = rng.randint(1, max(1, source.places - 1))
+        else:
+            continue
+        ranks = list(range(offset, offset + side.places))
+        if rng.random() < 0.3:
+            rng.shuffle(ranks)
+            features.add("permuted ranks")
+            side.node["ranks"] = ranks
+        else:
+            side.node["ranks"] = f"{ranks[0]}..{ranks[-1]}"

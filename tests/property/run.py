@@ -1,0 +1,173 @@
+"""Random jobs, end to end through the commands, against the oracle: run.py --bin DIR [--jobs N] [--seed S].
+
+For each job: files of random bytes for the source, reshard-compile --verify-each, reshard-exec from files, and every target file must be
+there and equal, byte for byte, to what the oracle says. Ends with the table of cells and `N jobs, M mismatches`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np  # noqa: E402
+
+import generate  # noqa: E402
+import safetensors_io  # noqa: E402
+from oracle import ITEM, Endpoint, Held, Job, Refused  # noqa: E402
+
+
+def elements(held: Held, values: np.ndarray, padding: int) -> bytes:
+    """The bytes of a param: `values` has 8 random bytes for each label."""
+    item = ITEM[held.dtype]
+    table = values[:, :item]
+    if held.dtype == "bool":
+        table = table & 1
+    rows = table[held.labels.reshape(-1)]
+    rows[held.labels.reshape(-1) == 0] = padding
+    return rows.tobytes()
+
+
+def folder_of(endpoint: Endpoint, params: list[dict[str, Held]], values: np.ndarray, padding: int) -> dict[str, dict]:
+    """What stands in the files of an endpoint, by file name."""
+    files = {}
+    for place, held in enumerate(params):
+        tensors = {name: (h.dtype, list(h.labels.shape), elements(h, values, padding)) for name, h in held.items()}
+        if tensors:
+            files["model.safetensors" if endpoint.checkpoint else f"rank-{endpoint.ranks[place]:05d}.safetensors"] = tensors
+    return files
+
+
+def try_job(seed: int, cell: tuple, work: Path) -> tuple[Job, list, set, set, bool] | None:
+    """A valid job written to work/job.yaml, or nothing. The last: whether bytes must move between ranks."""
+    rng = random.Random(seed)
+    node, cells, features = generate.generate(rng, cell)
+    (work / "job.yaml").write_text(json.dumps(node, indent=1))
+    try:
+        job = Job(str(work / "job.yaml"))
+        held = job.check()
+    except Refused:
+        return None
+    if not any(h.labels.size for endpoint in held[1:] for params in endpoint for h in params.values()):
+        return None
+    if cells and cell not in cells:
+        return None
+    remote = False
+    source = job.endpoints[0]
+    if not source.storage:
+        own = dict(zip(source.ranks, held[0]))
+        for endpoint, places in zip(job.endpoints[1:], held[1:]):
+            for rank, params in zip(endpoint.ranks, places):
+                have = {label for h in own.get(rank, {}).values() for label in h.labels.reshape(-1).tolist()}
+                remote = remote or (not endpoint.storage and any(set(h.labels.reshape(-1).tolist()) - have - {0} for h in params.values()))
+    return job, held, cells, features, remote
+
+
+def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path) -> str:
+    """Empty where the commands do what the oracle says."""
+    values = np.random.default_rng(seed).integers(0, 256, (job.model.labels, 8), dtype=np.uint8)
+    source, target, plan = work / "source", work / "target", work / "plan.rplan"
+    source.mkdir()
+    for name, tensors in folder_of(job.endpoints[0], held[0], values, 0xAB).items():
+        safetensors_io.write(source / name, tensors)
+    for command in ([compiler / "reshard-compile", work / "job.yaml", "-o", plan, "--verify-each", "--jobs=1"],
+                    [binaries / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--threads=1"]) + (
+                        ([binaries / "reshard-exec", plan, "--synthesize", "--check", "--threads=1"],
+                         [binaries / "reshard-inspect", plan, "--verify"]) if seed % 5 == 0 else ()):
+        result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+        if result.returncode != 0:
+            return f"{Path(command[0]).name} exit {result.returncode}: {result.stderr.strip()} {result.stdout.strip()[-300:]}"
+    for number, endpoint in enumerate(job.endpoints[1:], 1):
+        folder = target / endpoint.role if len(job.endpoints) > 2 else target
+        expected = folder_of(endpoint, held[number], values, 0)
+        found = {path.name for path in folder.iterdir() if path.suffix == ".safetensors"}
+        if found != set(expected):
+            return f"{endpoint.role}: files {sorted(found)}, expected {sorted(expected)}"
+        for file, tensors in expected.items():
+            have = safetensors_io.read(folder / file)
+            if set(have) != set(tensors):
+                return f"{endpoint.role} {file}: params {sorted(have)}, expected {sorted(tensors)}"
+            for name, (dtype, shape, data) in tensors.items():
+                if have[name][:2] != (dtype, shape):
+                    return f"{endpoint.role} {file} {name}: {have[name][:2]}, expected {(dtype, shape)}"
+                if have[name][2] != data:
+                    at = next(i for i, (a, b) in enumerate(zip(have[name][2], data)) if a != b) // ITEM[dtype]
+                    return f"{endpoint.role} {file} {name} {shape}: element {at} is wrong"
+    return ""
+
+
+def worker(task: tuple) -> tuple:
+    seed, cell, binaries, compiler, keep = task
+    for attempt in range(400):
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+            work = Path(folder)
+            made = try_job(seed * 1000 + attempt, cell, work)
+            if made is None:
+                continue
+            job, held, cells, features, remote = made
+            error = run_job(job, held, work, Path(binaries), seed, Path(compiler))
+            if error and keep:
+                shutil.copytree(work, Path(keep) / f"job-{seed}", dirs_exist_ok=True)
+            return seed, cells, features, remote, error, (work / "job.yaml").read_text() if error else ""
+    return seed, set(), set(), False, "", ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--compiler", help="folder of reshard-compile, where it is another")
+    parser.add_argument("--jobs", type=int, default=2000 if "RESHARD_FULL" in os.environ else 300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep-failing", default="")
+    parser.add_argument("--until-failure", action="store_true")
+    options = parser.parse_args()
+    filled: Counter = Counter({cell: 0 for cell in generate.CELLS})
+    features: Counter = Counter()
+    done = mismatches = remote = nested = 0
+    batch = 40
+    order = random.Random(options.seed)
+    with multiprocessing.Pool(os.cpu_count()) as pool:
+        seed = options.seed * 1_000_000
+        while done < options.jobs and seed < options.seed * 1_000_000 + 20 * options.jobs:
+            least = sorted(generate.CELLS, key=lambda cell: (filled[cell], order.random()))[:batch]
+            tasks = [(seed + i, cell, options.bin, options.compiler or options.bin, options.keep_failing) for i, cell in enumerate(least)]
+            seed += len(tasks)
+            for number, cells, found, moved, error, text in pool.imap_unordered(worker, tasks):
+                if not cells and not found and not error:
+                    continue
+                done += 1
+                remote += moved
+                nested += len(found) + (1 if any(c[1] in ("nested", "stack", "interleave") for c in cells) else 0) >= 2
+                filled.update(cells)
+                features.update(found)
+                if error:
+                    mismatches += 1
+                    if mismatches <= 3:
+                        print(f"seed {number}: {error}\n{text}\n")
+            if mismatches and options.until_failure:
+                break
+    print(f"{'scheme':<12}{'pack':<12}" + "".join(f"{r[:6]}.{s[:3]:<5}" for r in generate.RELATIONS for s in generate.SIDES))
+    for scheme in generate.SCHEMES:
+        for pack in generate.PACKS:
+            if (scheme, pack) not in generate.IMPOSSIBLE:
+                print(f"{scheme:<12}{pack:<12}" + "".join(f"{filled[scheme, pack, r, s]:<11}" for r in generate.RELATIONS for s in generate.SIDES))
+    print("features: " + ", ".join(f"{name} {count}" for name, count in sorted(features.items())))
+    poorest = min(filled[cell] for cell in generate.CELLS)
+    print(f"poorest cell {poorest}, remote {100 * remote // max(1, done)} %, two features nested {100 * nested // max(1, done)} %")
+    print(f"{done} jobs, {mismatches} mismatches")
+    if done < options.jobs or mismatches or 100 * remote < 30 * done or 100 * nested < 30 * done:
+        return 1
+    return 0 if options.jobs < 2000 or poorest >= 20 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
