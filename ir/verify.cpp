@@ -162,7 +162,7 @@ private:
           if (require(holder.relations[d] < t.relations.size(), where + " refers to a relation that is not there"))
             (d < variables ? tensors : bytes) *= size(t.relations[holder.relations[d]]);
         require(tensors == tile.tensors && bytes == tile.bytes, where + " says " + std::to_string(tile.tensors) + " x " + std::to_string(tile.bytes) +
-                                                                    " bytes, its relations " + std::to_string(tensors) + " x " + std::to_string(bytes));
+                                                                    " bytes, its relations " + std::to_string(tensors) + " x " + std::to_string(bytes) + " bytes");
       }
       for (int32_t target : tile.targets)
         tiled[{tile.endpoint, target}] += tile.tensors * tile.bytes;

@@ -1,0 +1,117 @@
+// What is printed reads back as the same module, at every level, and prints the same again; what cannot be read is refused at its place.
+
+#include "ir/text.h"
+
+#include "compiler/compile.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <sstream>
+
+using namespace reshard;
+using namespace reshard::ir;
+
+namespace {
+
+std::string printed(const Module &module) {
+  std::ostringstream out;
+  print(module, out);
+  return out.str();
+}
+
+void checkRoundTrip(const Module &module) {
+  const std::string text = printed(module);
+  Module again;
+  size_t line = 0, column = 0;
+  std::string message;
+  ASSERT_TRUE(parse(text, again, line, column, message)) << line << ":" << column << ": " << message;
+  EXPECT_TRUE(again == module);
+  EXPECT_EQ(printed(again), text);
+  EXPECT_EQ(verify(module), "");
+}
+
+/// The whole lessons and the smaller examples, after every pass.
+std::vector<std::string> jobs() {
+  std::vector<std::string> paths = {"examples/quickstart.yaml", "examples/qwen3-0.6b-8-to-4.yaml", "examples/qwen3-30b-a3b-32-to-16.yaml"};
+  for (const auto &entry : std::filesystem::directory_iterator(RESHARD_SOURCE_DIR "/tests/compiler/lessons"))
+    paths.push_back("tests/compiler/lessons/" + entry.path().filename().string());
+  return paths;
+}
+
+std::string where(const std::string &text) {
+  Module module;
+  size_t line = 0, column = 0;
+  std::string message;
+  if (parse(text, module, line, column, message))
+    return "good";
+  return std::to_string(line) + ":" + std::to_string(column) + ": " + message;
+}
+
+const std::string kHeader = "module \"m\" layout world 1 staging 0 ranks-per-node 0 fingerprint \"\"\n";
+const std::string kTwoEndpoints = "endpoint \"source\" layout \"\" ranks [0]\nendpoint \"target\" layout \"\" ranks [0]\n";
+
+} // namespace
+
+TEST(Text, RoundTripAfterEveryPass) {
+  size_t modules = 0;
+  for (const std::string &job : jobs()) {
+    SCOPED_TRACE(job);
+    CompileOptions options;
+    options.afterPass = [&](const std::string &pass, const Module &module) {
+      SCOPED_TRACE(pass);
+      checkRoundTrip(module);
+      ++modules;
+    };
+    CompileResult result;
+    Diagnostics diagnostics;
+    EXPECT_TRUE(compileJob(RESHARD_SOURCE_DIR "/" + job, options, result, diagnostics)) << diagnostics.text();
+  }
+  EXPECT_GT(modules, 60u);
+}
+
+TEST(Text, NamesAreQuoted) {
+  Module module;
+  module.layout.model = "a \"b\" \\ \n\x01 µ";
+  module.layout.world = 1;
+  module.layout.endpoints.resize(2);
+  module.layout.endpoints[0].role = "s";
+  module.layout.endpoints[1].role = "t";
+  module.layout.endpoints[1].storage = true;
+  module.layout.endpoints[1].directory = "// no comment";
+  Module again;
+  size_t line = 0, column = 0;
+  std::string message;
+  ASSERT_TRUE(parse(printed(module), again, line, column, message)) << message;
+  EXPECT_TRUE(again == module);
+}
+
+TEST(Text, RefusesAtThePlace) {
+  EXPECT_EQ(where(kHeader + kTwoEndpoints), "good");
+  EXPECT_EQ(where(""), "1:1: expected 'module', found 'the end'");
+  EXPECT_EQ(where("module \"m\" lay"), "1:12: expected layout, transfer or schedule, found 'lay'");
+  EXPECT_EQ(where(kHeader), "2:1: expected 'endpoint', found 'the end'");
+  EXPECT_EQ(where(kHeader + kTwoEndpoints + "nonsense"), "4:1: expected the end or another item of this level, found 'nonsense'");
+  EXPECT_EQ(where(kHeader + "tensor %1 \"t\" bf16 [1]"), "2:9: expected tensor 0, found 1");
+  EXPECT_EQ(where(kHeader + "tensor %0 \"t\" bf17 [1]"), "2:15: expected a dtype, found 'bf17'");
+  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0:99999999999]"), "2:31: expected an ascending range of bounded size, found 0:99999999999");
+  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] place x #0"), "2:40: expected an index variable, found 'x'");
+  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] param $0 \"p\" bf16 [1] holds %0"),
+            "2:63: expected the number of a tensor, of which there are 0, found 0");
+}
+
+TEST(Text, EveryTruncationIsRefused) {
+  CompileResult result;
+  Diagnostics diagnostics;
+  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/columns.yaml", {}, result, diagnostics));
+  const std::string text = printed(result.module);
+  const size_t last = text.find_last_of("0123456789");
+  for (size_t n = 0; n < last; ++n) {
+    Module module;
+    size_t line = 0, column = 0;
+    std::string message;
+    if (parse(std::string_view(text).substr(0, n), module, line, column, message)) {
+      EXPECT_NE(verify(module), "") << "cut at " << n;
+    }
+  }
+}

@@ -1,0 +1,66 @@
+"""Bugs put into a copy of the planner, one at a time: the property test must find each. seeded_bugs.py [--bin DIR] [--only N]
+
+bugs.json lists {file, old, new, why}; `old` must stand in the file exactly once. The copy is built beside a copy of the build tree's
+objects, so that a bug costs the compilation of one file and a link. Ends with `N bugs, M found`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def sh(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    return subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", default=str(ROOT / "build" / "release"))
+    parser.add_argument("--only", type=int)
+    parser.add_argument("--jobs", type=int, default=1500)
+    options = parser.parse_args()
+    bugs = json.loads((Path(__file__).parent / "bugs.json").read_text())
+    if options.only is not None:
+        bugs = [bugs[options.only]]
+    found = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "source"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("build", ".git"))
+        configured = sh("cmake", "-G", "Ninja", "-S", copy, "-B", copy / "build", "-DCMAKE_BUILD_TYPE=Release", "-DLLVM_DIR=/usr/lib/llvm-19/lib/cmake/llvm")
+        built = sh("cmake", "--build", copy / "build", "--target", "reshard-compile")
+        if configured.returncode or built.returncode:
+            print(configured.stderr + built.stdout[-3000:])
+            return 1
+        for number, bug in enumerate(bugs):
+            path = copy / bug["file"]
+            good = path.read_text()
+            if good.count(bug["old"]) != 1:
+                print(f"bug {number}: '{bug['old']}' stands {good.count(bug['old'])} times in {bug['file']}, expected once")
+                continue
+            path.write_text(good.replace(bug["old"], bug["new"]))
+            built = sh("cmake", "--build", copy / "build", "--target", "reshard-compile")
+            if built.returncode:
+                print(f"bug {number}: does not build: {built.stdout[-600:]}")
+            else:
+                ran = sh(sys.executable, ROOT / "tests/property/run.py", "--bin", options.bin, "--compiler", copy / "build", "--jobs", options.jobs,
+                         "--seed", 11, "--until-failure")
+                lines = ran.stdout.splitlines()
+                failed = ran.returncode != 0 and lines and not lines[-1].endswith(" 0 mismatches")
+                found += bool(failed)
+                print(f"bug {number} {'found' if failed else 'NOT FOUND'} ({lines[-1] if lines else ran.stderr[-300:]}): {bug['why']}", flush=True)
+            path.write_text(good)
+            os.utime(path)
+    print(f"{len(bugs)} bugs, {found} found")
+    return 0 if found == len(bugs) and (len(bugs) >= 20 or options.only is not None) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+// Single descriptors of compiled plans are altered (offset, shape's length or stride, buffer, peer, order), digests made good again. Whatever then
+// moves a wrong byte must be found: refused by the loader or the executor, or by the check against the layouts; and by the proof.
+
+#include "compiler/compile.h"
+#include "executor/reshard.h"
+#include "tools/coverage.h"
+#include "tools/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <unistd.h>
+
+using namespace reshard;
+using namespace reshard::tools;
+namespace fbs = reshard::schema;
+
+namespace {
+
+const std::string kJobs[] = {
+    R"({version: 1, model: {dtype: bf16, index: {layer: 3}, tensors: {"l.{layer}.up": {shape: [12, 8], shard: {0: tp}}, "l.{layer}.down": {shape: [8, 12], shard: {1: tp}},
+        "l.{layer}.norm": [8]}}, source: {mesh: {tp: 2, dp: 2}}, target: {mesh: {tp: 3}, ranks: 2..4}})",
+    R"({version: 1, model: {dtype: fp32, index: {expert: 4}, tensors: {"e.{expert}.g": [2, 3], "e.{expert}.u": [2, 3]}, layouts: {
+        a: {place: {expert: ep}, params: {"fc{expert.local}": {concat: [g, u]}}}, b: {params: {w13: {stack: expert, concat: [g, u], shard: {1: tp}, pad: {2: 4}}}}}},
+        source: {layout: a, mesh: {ep: 2}}, target: {layout: b, mesh: {tp: 2}}, options: {staging: 1KiB}})",
+};
+
+struct Parts {
+  std::unique_ptr<fbs::ManifestT> manifest;
+  std::vector<std::unique_ptr<fbs::SegmentT>> segments;
+};
+
+Parts read(const std::string &path) {
+  std::unique_ptr<Plan> plan;
+  EXPECT_EQ(Plan::open(path, plan), "");
+  Parts parts;
+  parts.manifest.reset(plan->manifest().UnPack());
+  for (uint32_t rank = 0; rank < plan->world(); ++rank) {
+    const fbs::Segment *segment = nullptr;
+    EXPECT_EQ(plan->segment(rank, segment), "");
+    parts.segments.emplace_back(segment->UnPack());
+  }
+  return parts;
+}
+
+void write(const Parts &parts, const std::string &path) {
+  auto bytes = [](const flatbuffers::FlatBufferBuilder &b) {
+    return fbs::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize());
+  };
+  fbs::ContainerWriter writer;
+  flatbuffers::FlatBufferBuilder builder;
+  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size())), "");
+  builder.FinishSizePrefixed(fbs::Manifest::Pack(builder, parts.manifest.get()), fbs::kManifestIdentifier);
+  ASSERT_EQ(writer.addManifest(bytes(builder)), "");
+  for (const auto &segment : parts.segments) {
+    builder.Clear();
+    builder.FinishSizePrefixed(fbs::Segment::Pack(builder, segment.get()), fbs::SegmentIdentifier());
+    ASSERT_EQ(writer.addSegment(bytes(builder)), "");
+  }
+  ASSERT_EQ(writer.finish(), "");
+}
+
+/// One alteration somewhere; says which.
+std::string alter(Parts &parts, std::mt19937_64 &random, int64_t item) {
+  while (true) {
+    fbs::SegmentT &segment = *parts.segments[random() % parts.segments.size()];
+    if (segment.operands.empty())
+      continue;
+    const std::string at = " on rank " + std::to_string(segment.rank);
+    const auto operand = random() % segment.operands.size();
+    fbs::Operand &o = segment.operands[operand];
+    const int64_t deltas[] = {item, -item, 2 * item, -4 * item, 8 * item};
+    const int64_t delta = deltas[random() % 5];
+    switch (random() % 7) {
+    case 0:
+      o.mutate_offset(static_cast<uint64_t>(static_cast<int64_t>(o.offset()) + delta));
+      return "offset of operand " + std::to_string(operand) + at;
+    case 1:
+      o.mutate_buffer(static_cast<uint32_t>(static_cast<int64_t>(o.buffer()) + delta / item));
+      return "buffer of operand " + std::to_string(operand) + at;
+    case 2:
+      o.mutate_shape(static_cast<uint32_t>(random() % segment.shapes.size()));
+      return "shape of operand " + std::to_string(operand) + at;
+    case 3: {
+      fbs::Shape &shape = segment.shapes[random() % segment.shapes.size()];
+      shape.mutate_row_bytes(static_cast<uint64_t>(static_cast<int64_t>(shape.row_bytes()) + delta));
+      return "a row's length" + at;
+    }
+    case 4:
+      if (segment.loops.empty())
+        continue;
+      if (fbs::Loop &loop = segment.loops[random() % segment.loops.size()]; random() % 2)
+        loop.mutate_stride(loop.stride() + delta);
+      else
+        loop.mutate_buffer_step(loop.buffer_step() + delta / item);
+      return "a loop's stride" + at;
+    case 5: {
+      fbs::Step &step = segment.steps[random() % segment.steps.size()];
+      if (step.peer() == UINT32_MAX)
+        continue;
+      step.mutate_peer(static_cast<uint32_t>(random() % parts.segments.size()));
+      return "a peer" + at;
+    }
+    default: { // two neighbouring operands change places
+      if (operand + 1 >= segment.operands.size())
+        continue;
+      std::swap(segment.operands[operand], segment.operands[operand + 1]);
+      return "order of operands " + std::to_string(operand) + at;
+    }
+    }
+  }
+}
+
+struct Memories {
+  explicit Memories(const Plan &plan) : source(plan), target(plan) {
+    EXPECT_EQ(source.allocate(0), "");
+    EXPECT_EQ(target.allocate(1), "");
+  }
+  Memory source, target;
+};
+
+/// Runs a plan on synthesised values. 'refused', or 'right' or 'wrong' by the check; `targets` receives what came out.
+std::string play(const std::string &path, uint64_t seed, std::vector<std::vector<std::byte>> *targets) {
+  std::unique_ptr<Plan> plan;
+  if (!Plan::open(path, plan).empty())
+    return "refused";
+  Memories memory(*plan);
+  reshard_executor *executor = nullptr;
+  const reshard_options options{nullptr, nullptr, 1};
+  std::string outcome = "refused";
+  if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) == RESHARD_OK) {
+    bool good = true;
+    for (const Memory *each : {&memory.source, &memory.target})
+      for (const PlaceMemory &place : each->places()) {
+        const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
+        for (uint32_t p = 0; p < place.params.size(); ++p)
+          for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place.place))
+            good = good && reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
+                                        place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)) == RESHARD_OK;
+      }
+    for (const PlaceMemory &place : memory.source.places())
+      synthesize(*plan, place, seed, 1);
+    if (good && reshard_prepare(executor) == RESHARD_OK && reshard_run(executor, 0) == RESHARD_OK) {
+      uint64_t mismatches = 0;
+      for (const PlaceMemory &place : memory.target.places()) {
+        mismatches += check(*plan, place, seed, 1).mismatches;
+        const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
+        for (uint32_t p = 0; p < place.params.size(); ++p)
+          for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place.place))
+            targets->emplace_back(place.params[p][instance.instance], place.params[p][instance.instance] + instance.bytes);
+      }
+      outcome = mismatches ? "wrong" : "right";
+    }
+  }
+  reshard_close(executor);
+  return outcome;
+}
+
+} // namespace
+
+TEST(Mutate, EveryWrongByteIsFound) {
+  const int count = std::getenv("RESHARD_FULL") ? 1000 : 200;
+  const std::string folder = std::filesystem::temp_directory_path() / ("reshard-mutate-" + std::to_string(getpid()));
+  std::filesystem::create_directory(folder);
+  std::mt19937_64 random(1);
+  int refused = 0, wrong = 0, harmless = 0;
+  for (const std::string &job : kJobs) {
+    const std::string yaml = folder + "/job.yaml", path = folder + "/good.rplan", altered = folder + "/altered.rplan";
+    std::FILE *file = std::fopen(yaml.c_str(), "w");
+    std::fputs(job.c_str(), file);
+    std::fclose(file);
+    CompileResult result;
+    Diagnostics diagnostics;
+    ASSERT_TRUE(compileJob(yaml, {}, result, diagnostics)) << diagnostics.text();
+    std::string digest;
+    int64_t bytes = 0;
+    ASSERT_EQ(writePlan(result.module, path, 1, digest, bytes), "");
+    std::vector<std::vector<std::byte>> expected[2];
+    for (uint64_t seed : {0, 1})
+      ASSERT_EQ(play(path, seed, &expected[seed]), "right");
+
+    for (int n = 0; n < count / 2; ++n) {
+      Parts parts = read(path);
+      const std::string what = alter(parts, random, &job == kJobs ? 2 : 4);
+      write(parts, altered);
+      std::vector<std::vector<std::byte>> found[2];
+      const std::string outcome[] = {play(altered, 0, &found[0]), play(altered, 1, &found[1])};
+      // The truth, from the bytes themselves: fresh target memory is zero, so that a byte left out shows as well.
+      const bool moved = outcome[0] != "refused", right = moved && found[0] == expected[0] && found[1] == expected[1];
+      std::unique_ptr<Plan> plan;
+      const std::string proof = Plan::open(altered, plan).empty() ? prove(*plan, [](double) {}).error : "refused";
+      if (!moved) {
+        ++refused;
+      } else if (right) {
+        ++harmless;
+        EXPECT_EQ(outcome[0], "right") << what;
+      } else {
+        ++wrong;
+        EXPECT_TRUE(outcome[0] == "wrong" || outcome[1] == "wrong") << what;
+        EXPECT_NE(proof, "") << what;
+      }
+    }
+  }
+  std::filesystem::remove_all(folder);
+  std::printf("%d alterations: %d refused, %d moved a wrong byte and were found, %d changed nothing that counts\n", refused + wrong + harmless,
+              refused, wrong, harmless);
+  EXPECT_GT(refused, count / 20);
+  EXPECT_GT(wrong, count / 20);
+}

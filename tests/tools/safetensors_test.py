@@ -1,0 +1,65 @@
+"""Target files open in the official safetensors package, with the right names, shapes and values: what the source files hold, put
+together with NumPy as the quickstart's YAML says. RESHARD_BIN: the folder of the commands; needs numpy and safetensors."""
+
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+
+
+def load(path: Path) -> dict[str, np.ndarray]:
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
+
+
+class Safetensors(unittest.TestCase):
+    def run_job(self, options: list[str], source: dict[str, dict[str, np.ndarray]]) -> dict[str, dict[str, np.ndarray]]:
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder)
+            (work / "source").mkdir()
+            for name, tensors in source.items():
+                save_file(tensors, work / "source" / name)
+            subprocess.run([BIN / "reshard-compile", *options, "-o", work / "p.rplan"], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            subprocess.run([BIN / "reshard-exec", work / "p.rplan", f"--source={work / 'source'}", f"--target={work / 'target'}"],
+                           check=True, stdout=subprocess.DEVNULL)
+            return {path.name: load(path) for path in sorted((work / "target").iterdir())}
+
+    def test_quickstart(self) -> None:
+        rng = np.random.default_rng(0)
+        hidden, ffn, layers = 16, 32, 2
+        up = [rng.standard_normal((ffn, hidden)).astype(np.float16) for _ in range(layers)]
+        down = [rng.standard_normal((hidden, ffn)).astype(np.float16) for _ in range(layers)]
+        norm = [rng.standard_normal(hidden).astype(np.float16) for _ in range(layers)]
+
+        def shards(tp: int, ranks: int) -> dict[str, dict[str, np.ndarray]]:
+            files = {}
+            for rank in range(ranks):
+                t = rank % tp
+                files[f"rank-{rank:05d}.safetensors"] = {
+                    key: value for layer in range(layers) for key, value in {
+                        f"layers.{layer}.up.weight": np.ascontiguousarray(np.split(up[layer], tp, axis=0)[t]),
+                        f"layers.{layer}.down.weight": np.ascontiguousarray(np.split(down[layer], tp, axis=1)[t]),
+                        f"layers.{layer}.norm.weight": norm[layer]}.items()}
+            return files
+
+        sets = ["--set", "model.dtype=fp16", "--set", f"model.let.hidden={hidden}", "--set", f"model.let.ffn={ffn}", "--set", f"model.index.layer={layers}"]
+        found = self.run_job(["examples/quickstart.yaml", *sets], shards(4, 8))
+        expected = shards(8, 8)
+        self.assertEqual(list(found), list(expected))
+        for name, tensors in expected.items():
+            self.assertEqual(set(found[name]), set(tensors))
+            for key, value in tensors.items():
+                np.testing.assert_array_equal(found[name][key], value)
+                self.assertEqual(found[name][key].dtype, value.dtype)
+
+
+if __name__ == "__main__":
+    unittest.main()
