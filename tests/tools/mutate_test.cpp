@@ -76,32 +76,34 @@ std::string alter(Parts &parts, std::mt19937_64 &random, int64_t item) {
     const int64_t delta = deltas[random() % 5];
     switch (random() % 7) {
     case 0:
-      o.mutate_offset(static_cast<uint64_t>(static_cast<int64_t>(o.offset()) + delta));
+      o = fbs::Operand(static_cast<uint64_t>(static_cast<int64_t>(o.offset()) + delta), o.buffer(), o.shape());
       return "offset of operand " + std::to_string(operand) + at;
     case 1:
-      o.mutate_buffer(static_cast<uint32_t>(static_cast<int64_t>(o.buffer()) + delta / item));
+      o = fbs::Operand(o.offset(), static_cast<uint32_t>(static_cast<int64_t>(o.buffer()) + delta / item), o.shape());
       return "buffer of operand " + std::to_string(operand) + at;
     case 2:
-      o.mutate_shape(static_cast<uint32_t>(random() % segment.shapes.size()));
+      o = fbs::Operand(o.offset(), o.buffer(), static_cast<uint32_t>(random() % segment.shapes.size()));
       return "shape of operand " + std::to_string(operand) + at;
     case 3: {
       fbs::Shape &shape = segment.shapes[random() % segment.shapes.size()];
-      shape.mutate_row_bytes(static_cast<uint64_t>(static_cast<int64_t>(shape.row_bytes()) + delta));
+      shape = fbs::Shape(static_cast<uint64_t>(static_cast<int64_t>(shape.row_bytes()) + delta), shape.first_loop(), shape.loop_count());
       return "a row's length" + at;
     }
     case 4:
       if (segment.loops.empty())
         continue;
       if (fbs::Loop &loop = segment.loops[random() % segment.loops.size()]; random() % 2)
-        loop.mutate_stride(loop.stride() + delta);
+        loop = fbs::Loop(loop.count(), loop.stride() + delta, loop.buffer_step());
       else
-        loop.mutate_buffer_step(loop.buffer_step() + delta / item);
+        loop = fbs::Loop(loop.count(), loop.stride(), loop.buffer_step() + delta / item);
       return "a loop's stride" + at;
     case 5: {
       fbs::Step &step = segment.steps[random() % segment.steps.size()];
       if (step.peer() == UINT32_MAX)
         continue;
-      step.mutate_peer(static_cast<uint32_t>(random() % parts.segments.size()));
+      step = fbs::Step(step.bytes(), step.staging(), step.first_input(), step.input_count(), step.first_output(), step.output_count(),
+                       step.round(), static_cast<uint32_t>(random() % parts.segments.size()), step.message(), step.first_after(),
+                       step.after_count(), step.kind(), 0, 0);
       return "a peer" + at;
     }
     default: { // two neighbouring operands change places
