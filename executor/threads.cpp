@@ -18,6 +18,8 @@ namespace {
 using namespace schema;
 
 constexpr uint64_t kChunkBytes = 1 << 20;
+/// A run that moves more than this finds nothing of it in the caches the next time.
+constexpr uint64_t kStreamBytes = 64 << 20;
 static_assert(kernels::kMaxLoops > kMaxLoops, "a huge row adds a loop to those of the plan");
 
 /// Rows [first, first + count) of a shape; source null: zeros.
@@ -210,7 +212,7 @@ private:
       }
       const Chunk &chunk = chunks_[i];
       if (chunk.source)
-        kernels::copyRows(chunk.target, chunk.source, shapes_[chunk.shape], chunk.first, chunk.count);
+        kernels::copyRows(chunk.target, chunk.source, shapes_[chunk.shape], chunk.first, chunk.count, bytes_ >= kStreamBytes);
       else
         kernels::fillRows(chunk.target, shapes_[chunk.shape], chunk.first, chunk.count);
     }

@@ -29,12 +29,10 @@ struct Strided {
 void simplify(Strided &shape);
 
 /// Copies rows [first, first + count) of a shape (numbered with the innermost loop fastest). Source and target must not overlap.
-void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count);
+/// `stream`: long rows by-pass the cache on their way out, which pays where much more than the cache holds is moved.
+void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, bool stream = false);
 
 /// Zeros to the target side of rows [first, first + count).
 void fillRows(std::byte *target, const Strided &shape, uint64_t first, uint64_t count);
-
-/// One contiguous run; large ones by-pass the cache where that pays.
-void copyBytes(std::byte *target, const std::byte *source, uint64_t bytes);
 
 } // namespace reshard::kernels

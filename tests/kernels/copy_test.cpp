@@ -67,6 +67,9 @@ void checkCopy(std::mt19937_64 &random, const Strided &shape) {
     std::vector<std::byte> whole = target, cut = target;
     copyRows(whole.data() + kGuard, source.data(), each, 0, each.rows());
     ASSERT_EQ(whole, expected);
+    whole = target;
+    copyRows(whole.data() + kGuard, source.data(), each, 0, each.rows(), /*stream=*/true);
+    ASSERT_EQ(whole, expected);
     for (uint64_t first = 0; first < each.rows();) { // the same in random runs of rows, as the workers do it
       const uint64_t count = std::min<uint64_t>(each.rows() - first, 1 + random() % 7);
       copyRows(cut.data() + kGuard, source.data(), each, first, count);
@@ -92,7 +95,7 @@ TEST(Copy, RandomShapes) {
 
 TEST(Copy, EverySmallRow) {
   std::mt19937_64 random(2);
-  for (uint64_t row = 1; row <= 300; ++row)
+  for (uint64_t row = 1; row <= 600; ++row)
     checkCopy(random, randomShape(random, row, 2));
 }
 

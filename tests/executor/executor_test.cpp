@@ -1,0 +1,205 @@
+// The life cycle through the C API, on a compiled plan: every refusal by its text, torn targets and versions, no allocation in run.
+
+#include "executor/reshard.h"
+
+#include "compiler/compile.h"
+#include "tools/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <new>
+#include <unistd.h>
+
+using namespace reshard;
+using namespace reshard::tools;
+
+namespace {
+std::atomic<long> allocations{0};
+std::atomic<bool> counting{false};
+} // namespace
+
+// g++ inlines one of the pair and then believes that malloc's memory is freed by the wrong function.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+void *operator new(size_t bytes) {
+  if (counting)
+    ++allocations;
+  if (void *memory = std::malloc(bytes ? bytes : 1))
+    return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void *memory) noexcept { std::free(memory); }
+void operator delete(void *memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+class ExecutorTest : public testing::Test {
+protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("reshard-executor-" + std::to_string(getpid()));
+    std::filesystem::create_directories(folder_);
+    path_ = folder_ + "/plan.rplan";
+    compile({"model.let.hidden=64", "model.let.ffn=96", "model.index.layer=2"});
+  }
+  void TearDown() override {
+    reshard_close(executor_);
+    std::filesystem::remove_all(folder_);
+  }
+
+  void compile(const std::vector<std::string> &overrides) {
+    CompileOptions options;
+    options.overrides = overrides;
+    CompileResult result;
+    Diagnostics diagnostics;
+    ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/quickstart.yaml", options, result, diagnostics)) << diagnostics.text();
+    std::string digest;
+    int64_t bytes = 0;
+    ASSERT_EQ(writePlan(result.module, path_, 1, digest, bytes), "");
+    ASSERT_EQ(Plan::open(path_, plan_), "");
+    memory_ = std::make_unique<Memory>(*plan_);
+    ASSERT_EQ(memory_->allocate(0), "");
+    ASSERT_EQ(memory_->allocate(1), "");
+  }
+
+  void open(uint32_t threads = 2) {
+    const reshard_options options{"threads", "cpu", threads};
+    ASSERT_EQ(reshard_open(path_.c_str(), nullptr, 0, &options, &executor_), RESHARD_OK) << reshard_error(executor_);
+  }
+  void bindAll() {
+    for (const PlaceMemory &place : memory_->places()) {
+      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
+      for (uint32_t p = 0; p < place.params.size(); ++p)
+        for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
+          ASSERT_EQ(reshard_bind(executor_, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
+                                 place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)),
+                    RESHARD_OK)
+              << reshard_error(executor_);
+    }
+  }
+  void fill(uint64_t seed) {
+    for (const PlaceMemory &place : memory_->places())
+      if (place.endpoint == 0)
+        synthesize(*plan_, place, seed, 1);
+  }
+  uint64_t mismatches(uint64_t seed) {
+    uint64_t wrong = 0;
+    for (const PlaceMemory &place : memory_->places())
+      if (place.endpoint > 0)
+        wrong += check(*plan_, place, seed, 1).mismatches;
+    return wrong;
+  }
+  std::string error() const { return reshard_error(executor_); }
+
+  std::string folder_, path_;
+  std::unique_ptr<Plan> plan_;
+  std::unique_ptr<Memory> memory_;
+  reshard_executor *executor_ = nullptr;
+};
+
+} // namespace
+
+TEST_F(ExecutorTest, MovesEveryByteWithAnyNumberOfThreads) {
+  for (uint32_t threads : {1u, 2u, 5u}) {
+    open(threads);
+    bindAll();
+    ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+    for (uint64_t seed : {threads * 2ull, threads * 2ull + 1}) {
+      fill(seed);
+      EXPECT_GT(mismatches(seed), 0u);
+      ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+      EXPECT_EQ(mismatches(seed), 0u);
+    }
+    EXPECT_EQ(reshard_version(executor_), 2u);
+    EXPECT_EQ(reshard_target_state(executor_), RESHARD_COMPLETE);
+    EXPECT_EQ(reshard_bytes(executor_), plan_->manifest().bytes_target());
+    reshard_close(executor_);
+    executor_ = nullptr;
+  }
+}
+
+TEST_F(ExecutorTest, RunAllocatesNothing) {
+  open();
+  bindAll();
+  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  allocations = 0;
+  counting = true;
+  for (int i = 0; i < 1000; ++i)
+    reshard_run(executor_, 60);
+  counting = false;
+  EXPECT_EQ(allocations, 0);
+  EXPECT_EQ(reshard_version(executor_), 1000u);
+}
+
+TEST_F(ExecutorTest, ADeadlineTearsTheTargetsUntilALaterRun) {
+  open();
+  bindAll();
+  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK);
+  EXPECT_EQ(reshard_target_state(executor_), RESHARD_EMPTY);
+  fill(1);
+  EXPECT_EQ(reshard_run(executor_, 1e-9), RESHARD_TIMEOUT);
+  EXPECT_EQ(error(), "the deadline passed with copies left to do");
+  EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
+  EXPECT_EQ(reshard_version(executor_), 0u);
+  EXPECT_EQ(reshard_run(executor_, 60), RESHARD_OK);
+  EXPECT_EQ(reshard_target_state(executor_), RESHARD_COMPLETE);
+  EXPECT_EQ(mismatches(1), 0u);
+}
+
+TEST_F(ExecutorTest, RefusesWrongOptionsAndPlans) {
+  const reshard_options mpi{"mpi", nullptr, 0}, cuda{nullptr, "cuda", 0};
+  EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &mpi, &executor_), RESHARD_INVALID);
+  EXPECT_EQ(error(), "transport 'mpi' is not in this build, expected 'threads'");
+  reshard_close(executor_);
+  EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &cuda, &executor_), RESHARD_INVALID);
+  EXPECT_EQ(error(), "device 'cuda' is not in this build, expected 'cpu'");
+  reshard_close(executor_);
+  EXPECT_EQ(reshard_open("/nowhere.rplan", nullptr, 0, nullptr, &executor_), RESHARD_BAD_PLAN);
+  EXPECT_NE(error().find("/nowhere.rplan"), std::string::npos);
+  EXPECT_EQ(reshard_prepare(executor_), RESHARD_INVALID);
+  EXPECT_EQ(error(), "the plan is not open");
+  reshard_close(executor_);
+  const uint32_t twice[] = {0, 0}, far[] = {99};
+  EXPECT_EQ(reshard_open(path_.c_str(), twice, 2, nullptr, &executor_), RESHARD_INVALID);
+  reshard_close(executor_);
+  EXPECT_EQ(reshard_open(path_.c_str(), far, 1, nullptr, &executor_), RESHARD_INVALID);
+  EXPECT_NE(error().find("no rank 99"), std::string::npos) << error();
+  EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, nullptr, nullptr), RESHARD_INVALID);
+}
+
+TEST_F(ExecutorTest, RefusesWrongBindings) {
+  open();
+  char memory[64 * 96 * 2];
+  auto bind = [&](uint32_t endpoint, uint32_t rank, const char *name, void *at, uint64_t bytes) {
+    return reshard_bind(executor_, endpoint, rank, name, at, bytes) == RESHARD_BAD_BINDING ? error() : std::string("bound");
+  };
+  EXPECT_EQ(bind(5, 0, "x", memory, 1), "there is no endpoint 5, the plan has 2");
+  EXPECT_EQ(bind(0, 8, "x", memory, 1), "source rank 8 is not in the plan");
+  EXPECT_EQ(bind(0, 0, "layers.0.norn.weight", memory, 1), "source rank 0 has no param 'layers.0.norn.weight', did you mean 'layers.0.norm.weight'?");
+  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 1), "source rank 0 param 'layers.0.norm.weight' is given 1 bytes, expected 128");
+  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", nullptr, 128), "source rank 0 param 'layers.0.norm.weight' is given no memory");
+  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128), "bound");
+  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128), "source rank 0 param 'layers.0.norm.weight' is bound already");
+  EXPECT_EQ(reshard_run(executor_, 0), RESHARD_INVALID);
+  EXPECT_EQ(error(), "run before prepare");
+  EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
+  EXPECT_EQ(error(), "target rank 0 param 'layers.{layer}.up.weight' is not bound on every instance");
+}
+
+TEST_F(ExecutorTest, RefusesOverlap) {
+  open();
+  char memory[256];
+  ASSERT_EQ(reshard_bind(executor_, 0, 0, "layers.0.norm.weight", memory, 128), RESHARD_OK);
+  ASSERT_EQ(reshard_bind(executor_, 1, 0, "layers.0.norm.weight", memory + 127, 128), RESHARD_OK);
+  EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
+  EXPECT_EQ(error(), "source rank 0 param 'layers.0.norm.weight' and target rank 0 param 'layers.0.norm.weight' overlap in memory");
+}
+
+TEST_F(ExecutorTest, SomeRanksAloneNeedTheOthers) {
+  const uint32_t one[] = {1};
+  ASSERT_EQ(reshard_open(path_.c_str(), one, 1, nullptr, &executor_), RESHARD_OK);
+  bindAll();
+  EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
+  EXPECT_NE(error().find("which is not in this process; transport 'threads' needs all ranks of the plan"), std::string::npos) << error();
+}
