@@ -137,7 +137,8 @@ def main() -> int:
     order = random.Random(options.seed)
     with multiprocessing.Pool(os.cpu_count()) as pool:
         seed = options.seed * 1_000_000
-        while done < options.jobs and seed < options.seed * 1_000_000 + 20 * options.jobs:
+        full = options.jobs >= 2000 and not options.until_failure  # then no cell may be poor
+        while (done < options.jobs or (full and min(filled[cell] for cell in generate.CELLS) < 20)) and seed < options.seed * 1_000_000 + 20 * options.jobs:
             least = sorted(generate.CELLS, key=lambda cell: (filled[cell], order.random()))[:batch]
             tasks = [(seed + i, cell, options.bin, options.compiler or options.bin, options.keep_failing) for i, cell in enumerate(least)]
             seed += len(tasks)
