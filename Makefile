@@ -15,12 +15,15 @@ build: setup
 demo: build
 	scripts/demo.sh $(BUILD)
 
-test: build
+test:
+	scripts/bootstrap.sh --tests
+	$(MAKE) --no-print-directory build
 	scripts/test.sh $(BUILD)
 
 # Full counts, and every suite under the sanitizers; the summary goes to docs/testing.md.
-test-all: build
+test-all:
 	scripts/bootstrap.sh --all
+	$(MAKE) --no-print-directory build
 	scripts/test_all.sh
 
 bench: build

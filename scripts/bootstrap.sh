@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the build and the tests need on Debian 12, and the Python environment of the tests. Does nothing where all is there.
+# Installs what the build needs on Debian 12; does nothing where all is there. --tests: also the Python environment of the tests;
 # --all: also what `make test-all` needs.
 set -eu
 cd "$(dirname "$0")/.."
@@ -30,7 +30,7 @@ if [ -n "$missing" ]; then
 fi
 
 mkdir -p build
-if ! cmp -s tests/requirements.txt build/venv/requirements.txt; then
+if [ -n "${1:-}" ] && ! cmp -s tests/requirements.txt build/venv/requirements.txt; then
   echo "reshard: Python environment of the tests in build/venv"
   rm -rf build/venv
   /usr/bin/python3 -m venv build/venv
