@@ -9,7 +9,7 @@ setup:
 	scripts/bootstrap.sh
 
 build: setup
-	cmake --preset release >build/configure.log || { cat build/configure.log; exit 1; }
+	@cmake --preset release >build/configure.log || { cat build/configure.log; exit 1; }
 	cmake --build --preset release -j $(JOBS)
 
 demo: build

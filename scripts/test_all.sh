@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every suite in full under release, address + undefined-behaviour and thread sanitizers, the seeded bugs and a minute of each
+# Every suite in full under release, address + undefined-behaviour and thread sanitizers, the seeded bugs and 40 seconds of each
 # fuzzer. The summary replaces the one in docs/testing.md.
 set -u
 cd "$(dirname "$0")/.."
@@ -34,7 +34,7 @@ note "seeded bugs" "$(tail -1 build/bugs.log)"
 if cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" --target fuzzers >build/fuzz.log 2>&1; then
   for fuzzer in build/fuzz/fuzz-*; do
     mkdir -p "build/corpus/$(basename "$fuzzer")"
-    if "$fuzzer" -max_total_time=60 -rss_limit_mb=4096 "build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1; then
+    if "$fuzzer" -max_total_time=40 -rss_limit_mb=4096 "build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1; then
       note "$(basename "$fuzzer")" "$(grep -E '^Done|DONE' "$fuzzer.log" | tail -1)"
     else
       note "$(basename "$fuzzer")" "failed, see $fuzzer.log"
