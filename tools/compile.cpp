@@ -53,10 +53,10 @@ Json counts(const Statistics &s) {
 }
 
 /// The last good IR and the line that goes on from it, so that a failure can be taken home.
-void saveReproducer(const std::string &job, const CompileResult &result) {
+void saveReproducer(const std::string &output, const CompileResult &result) {
   if (result.failedPass.empty())
     return;
-  const std::string path = job + ".failed.rir";
+  const std::string path = (output.empty() ? std::string("reshard") : output) + ".failed.rir";
   std::string rest;
   bool on = false;
   for (const PassInfo &pass : passes()) {
@@ -87,7 +87,7 @@ int compile(const std::string &job, Options &options) {
   const bool good = diagnostics.ok() && compileJob(job, options.compile, result, diagnostics);
   std::fputs(diagnostics.text().c_str(), stderr);
   if (!good) {
-    saveReproducer(job, result);
+    saveReproducer(options.output, result);
     return kUsage;
   }
 

@@ -1,6 +1,7 @@
 """Target files open in the official safetensors package, with the right names, shapes and values: what the source files hold, put
 together with NumPy as the quickstart's YAML says. RESHARD_BIN: the folder of the commands; needs numpy and safetensors."""
 
+import json
 import os
 import subprocess
 import tempfile
@@ -59,6 +60,37 @@ class Safetensors(unittest.TestCase):
             for key, value in tensors.items():
                 np.testing.assert_array_equal(found[name][key], value)
                 self.assertEqual(found[name][key].dtype, value.dtype)
+
+    def test_checkpoint_in_several_files(self) -> None:
+        """A Hugging Face checkpoint: an index and its files; a tied weight may be left out; a file outside the folder is refused."""
+        rng = np.random.default_rng(1)
+        embed, up = rng.integers(0, 99, (6, 4), dtype=np.int16), rng.integers(0, 99, (4, 4), dtype=np.int16)
+        job = {"version": 1, "source": {"storage": "x"}, "target": {"mesh": {"tp": 2}, "layout": "serve"},
+               "model": {"dtype": "i16", "tensors": {"embed": [6, 4], "up": [4, 4], "head": {"tied": "embed"}},
+                         "layouts": {"serve": {"params": {"e": {"holds": "embed", "shard": {"0": "tp"}}, "h": {"holds": "head"}, "u": {"holds": "up"}}}}}}
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder)
+            (work / "source").mkdir()
+            (work / "job.yaml").write_text(json.dumps(job))
+            save_file({"embed": embed}, work / "source" / "model-00001-of-00002.safetensors")
+            save_file({"up": up}, work / "source" / "model-00002-of-00002.safetensors")
+            index = work / "source" / "model.safetensors.index.json"
+            weights = {"embed": "model-00001-of-00002.safetensors", "up": "model-00002-of-00002.safetensors"}
+            index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+            subprocess.run([BIN / "reshard-compile", work / "job.yaml", "-o", work / "p.rplan"], check=True, stdout=subprocess.DEVNULL)
+            run = [BIN / "reshard-exec", work / "p.rplan", f"--source={work / 'source'}", f"--target={work / 'target'}", "--check"]
+            subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
+            found = load(work / "target" / "rank-00001.safetensors")
+            np.testing.assert_array_equal(found["e"], embed[3:])
+            np.testing.assert_array_equal(found["h"], embed)
+            np.testing.assert_array_equal(found["u"], up)
+            for wrong, message in (({**weights, "up": "../up.safetensors"}, "in no file of this folder"),
+                                   ({**weights, "up": weights["embed"]}, "the index says 2"), ({"embed": weights["embed"]}, "lacks tensor 'up'")):
+                index.write_text(json.dumps({"weight_map": wrong}))
+                again = subprocess.run([*run[:3], f"--target={work / 'again'}"], capture_output=True, text=True)
+                self.assertEqual(again.returncode, 2)
+                self.assertIn(message, again.stderr)
+                self.assertFalse((work / "again").exists())
 
 
 if __name__ == "__main__":

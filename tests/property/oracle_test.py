@@ -1,0 +1,98 @@
+"""The drawings of docs/yaml.md, as expectations of the oracle itself."""
+
+import json
+import math
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from oracle import Job, Refused, Rule, rows_of  # noqa: E402
+
+
+def places(job: dict, endpoint: int = 1) -> list[dict]:
+    """Names of elements ("t0", "-" for padding) by place and param."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(json.dumps({"version": 1, **job}))
+        file.flush()
+        parsed = Job(file.name)
+    names = {0: "z"}
+    for tensor in parsed.model.tensors.values():
+        for values, base in tensor.base.items():
+            for i in range(max(1, math.prod(tensor.shape))):
+                names.setdefault(base + i, tensor.name.split(".")[-1] + ".".join(["", *map(str, values)]) * bool(values) + (":" if values else "") + str(i))
+    return [{name: [names[x] for x in held.labels.reshape(-1).tolist()] for name, held in place.items()} for place in parsed.check()[endpoint]]
+
+
+def one(tensors: dict, param: dict, mesh: dict, **extra: object) -> list[list[str]]:
+    model = {"dtype": "bf16", "tensors": tensors, "layouts": {"a": {"params": {n: {"holds": n} for n in tensors}}, "b": {"params": {"p": param}}}, **extra}
+    return [place["p"] for place in places({"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": mesh}})]
+
+
+class Drawings(unittest.TestCase):
+    def test_schemes(self) -> None:
+        for rule, n, k, expected in (
+            (Rule([], "even"), 8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+            (Rule([], "chunk"), 10, 4, [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]),
+            (Rule([], "chunk"), 5, 4, [[0, 1], [2, 3], [4], []]),
+            (Rule([], "balanced"), 10, 4, [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]),
+            (Rule([], "round_robin"), 10, 4, [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]),
+            (Rule([], "sizes", [3, 0, 5]), 8, 3, [[0, 1, 2], [], [3, 4, 5, 6, 7]]),
+            (Rule([], "stride", 2), 8, 2, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+            (Rule([], "cyclic", 2), 9, 2, [[0, 1, 4, 5, 8], [2, 3, 6, 7]]),
+            (Rule([], "blocks", [4, 2]), 6, 2, [[0, 1, 4], [2, 3, 5]]),
+            (Rule([], "map", [[3, 0], [1, 2]]), 4, 2, [[3, 0], [1, 2]]),
+            (Rule([], "even", unit=2), 7, 2, [[0, 1, 2, 3], [4, 5, 6]]),
+            (Rule([], "chunk", unit=2), 9, 2, [[0, 1, 2, 3, 4, 5], [6, 7, 8]]),
+            (Rule([], "even", unit=2, replicate=True), 4, 4, [[0, 1], [0, 1], [2, 3], [2, 3]]),
+        ):
+            self.assertEqual([rows_of(rule, n, k, r, 1) for r in range(k)], expected, rule)
+        for rule, n, k in ((Rule([], "even"), 7, 2), (Rule([], "stride", 2), 6, 2), (Rule([], "even", replicate=True), 3, 4)):
+            with self.assertRaises(Refused):
+                rows_of(rule, n, k, 0, 1)
+
+    def test_packs(self) -> None:
+        tp2 = {"tp": 2}
+        self.assertEqual(one({"t": [5]}, {"holds": "t", "pad": {"0": 4}, "shard": {"0": "tp"}}, tp2), [["t0", "t1", "t2", "t3"], ["t4", "z", "z", "z"]])
+        glu = {"g": [4], "u": [4]}
+        self.assertEqual(one(glu, {"concat": ["g", "u"], "shard": {"0": "tp"}}, tp2), [["g0", "g1", "u0", "u1"], ["g2", "g3", "u2", "u3"]])
+        self.assertEqual(one(glu, {"concat": ["g", "u"], "cut": "joined", "shard": {"0": "tp"}}, tp2), [["g0", "g1", "g2", "g3"], ["u0", "u1", "u2", "u3"]])
+        qkv = {"q": [4], "k": [2], "v": [2]}
+        fused = {"interleave": {"groups": 2, "of": ["q", "k", "v"]}}
+        self.assertEqual(one(qkv, {**fused, "shard": {"0": "tp"}}, tp2), [["q0", "q1", "k0", "v0"], ["q2", "q3", "k1", "v1"]])
+        nested = {"concat": [{"interleave": {"groups": 2, "of": ["q", "k"]}}, "b"], "shard": {"0": "tp"}}
+        self.assertEqual(one({"q": [4], "k": [2], "b": [2]}, nested, tp2), [["q0", "q1", "k0", "b0"], ["q2", "q3", "k1", "b1"]])
+        chunked = {"concat": ["a", "b"], "shard": {"0": {"axis": "tp", "scheme": "chunk"}}}
+        self.assertEqual(one({"a": [3], "b": [2]}, chunked, tp2), [["a0", "a1", "b0"], ["a2", "b1"]])
+        columns = {"concat": {"dim": 1, "of": ["a", "b"]}, "shard": {"0": "tp"}}
+        self.assertEqual(one({"a": [2, 2], "b": [2, 1]}, columns, tp2), [["a0", "a1", "b0"], ["a2", "a3", "b1"]])
+        heads = {"concat": ["q", "k", "v"], "shard": {"0": {"axis": "tp", "unit": 2, "replicate": True}}}
+        self.assertEqual([" ".join(row) for row in one({"q": [8], "k": [4], "v": [4]}, heads, {"tp": 4})],
+                         ["q0 q1 k0 k1 v0 v1", "q2 q3 k0 k1 v0 v1", "q4 q5 k2 k3 v2 v3", "q6 q7 k2 k3 v2 v3"])
+        inside = {"interleave": {"groups": 2, "of": ["q", "k", "v"]}, "shard": {"0": {"axis": "tp", "unit": 1}}}
+        self.assertEqual([" ".join(row) for row in one({"q": [8], "k": [4], "v": [4]}, inside, {"tp": 4})],
+                         ["q0 q1 q2 q3", "k0 k1 v0 v1", "q4 q5 q6 q7", "k2 k3 v2 v3"])
+        with self.assertRaises(Refused):
+            one({"q": [8], "k": [4], "v": [4]}, {**fused, "shard": {"0": "tp"}}, {"tp": 4})
+        with self.assertRaises(Refused):
+            one(glu, {"concat": ["g", "u"], "pad": {"0": 16}, "shard": {"0": "tp"}}, tp2)
+
+    def test_two_axes(self) -> None:
+        for axes, expected in ((["dp", "tp"], [0, 1, 2, 3]), (["tp", "dp"], [0, 2, 1, 3])):
+            rows = one({"t": [4]}, {"holds": "t", "shard": {"0": axes}}, {"tp": 2, "dp": 2})
+            self.assertEqual(rows, [[f"t{i}"] for i in expected])
+
+    def test_the_small_job(self) -> None:
+        job = {"model": {"dtype": "bf16", "index": {"layer": 2}, "tensors": {"l.{layer}.gate": [4, 1], "l.{layer}.up": [4, 1]}, "layouts": {
+                   "train": {"place": {"layer": "pp"}, "params": {"d.{layer.local}.fc1": {"concat": ["gate", "up"], "shard": {"0": "tp"}}}},
+                   "serve": {"params": {"m.{layer}.gate_up": {"concat": ["gate", "up"], "cut": "joined", "shard": {"0": "tp"}}}}}},
+               "source": {"layout": "train", "mesh": {"tp": 2, "pp": 2}}, "target": {"layout": "serve", "mesh": {"tp": 2}, "ranks": "4..5"}}
+        source, target = places(job, 0), places(job, 1)
+        self.assertEqual(source[3], {"d.0.fc1": ["gate.1:2", "gate.1:3", "up.1:2", "up.1:3"]})
+        self.assertEqual(target[1], {f"m.{i}.gate_up": [f"up.{i}:{n}" for n in range(4)] for i in range(2)})
+
+
+if __name__ == "__main__":
+    unittest.main()
