@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every suite in full under release, address + undefined-behaviour and thread sanitizers, the seeded bugs and 40 seconds of each
-# fuzzer. The summary replaces the one in docs/testing.md.
+# Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behaviour and thread
+# sanitizers, then the seeded bugs and 30 seconds of each fuzzer. The summary replaces the one in docs/testing.md.
 set -u
 cd "$(dirname "$0")/.."
 export RESHARD_FULL=1
@@ -20,8 +20,8 @@ for preset in release asan tsan; do
     status=1
     continue
   }
-  [ "$preset" = release ] || export RESHARD_SMALL=1
-  ctest --test-dir "build/$preset" --verbose --no-tests=error --timeout 7200 2>&1 | tee "build/$preset.tests.log"
+  [ "$preset" = release ] || { export RESHARD_SMALL=1; unset RESHARD_FULL; }
+  ctest --test-dir "build/$preset" --verbose --no-tests=error --timeout 7200 -j "$(nproc)" 2>&1 | tee "build/$preset.tests.log"
   [ "${PIPESTATUS[0]}" = 0 ] || status=1
   note "$preset: suites" "$(grep 'tests passed' "build/$preset.tests.log")"
   note "$preset: random jobs against the oracle" "$(sed -n 's/^.*: \([0-9]* jobs, [0-9]* mismatches\)$/\1/p' "build/$preset.tests.log" | tail -1)"
@@ -34,7 +34,7 @@ note "seeded bugs" "$(tail -1 build/bugs.log)"
 if cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" --target fuzzers >build/fuzz.log 2>&1; then
   for fuzzer in build/fuzz/fuzz-*; do
     mkdir -p "build/corpus/$(basename "$fuzzer")"
-    if "$fuzzer" -max_total_time=40 -rss_limit_mb=4096 "build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1; then
+    if "$fuzzer" -max_total_time=30 -rss_limit_mb=4096 "build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1; then
       note "$(basename "$fuzzer")" "$(grep -E '^Done|DONE' "$fuzzer.log" | tail -1)"
     else
       note "$(basename "$fuzzer")" "failed, see $fuzzer.log"

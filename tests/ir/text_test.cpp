@@ -35,7 +35,8 @@ void checkRoundTrip(const Module &module) {
 std::vector<std::string> jobs() {
   std::vector<std::string> paths = {"examples/quickstart.yaml", "examples/qwen3-0.6b-8-to-4.yaml", "examples/qwen3-30b-a3b-32-to-16.yaml"};
   for (const auto &entry : std::filesystem::directory_iterator(RESHARD_SOURCE_DIR "/tests/compiler/lessons"))
-    paths.push_back("tests/compiler/lessons/" + entry.path().filename().string());
+    if (const std::string name = entry.path().filename(); !name.starts_with("failed"))
+      paths.push_back("tests/compiler/lessons/" + name);
   return paths;
 }
 
