@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -186,9 +186,9 @@ TEST(Errors, HostileJobs) {
   };
   const Folder folder;
   for (const auto &hostile : cases) {
-    const auto begin = std::chrono::steady_clock::now();
+    const std::clock_t begin = std::clock(); // of the processor: other tests run beside this one
     const std::string text = messages(folder, "hostile.yaml", hostile.text);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     EXPECT_NE(text.find(hostile.message), std::string::npos) << hostile.name << ":\n" << text;
     EXPECT_LT(text.size(), 100000u) << hostile.name;
 #if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
