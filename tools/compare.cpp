@@ -51,9 +51,27 @@ void collect(const Plan &plan, const Memory &memory, bool target, Index &index) 
   }
 }
 
+/// Elements of targets that no part of their layouts covers.
+void checkCover(const Plan &plan, const Memory &target, CheckResult &result) {
+  for (const PlaceMemory &place : target.places()) {
+    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(place.endpoint);
+    for (uint32_t p = 0; p < place.params.size(); ++p)
+      for (const ParamInstance &instance : instances(plan.manifest(), endpoint, p, place.place)) {
+        if (!place.params[p][instance.instance])
+          continue;
+        const int64_t missing = uncovered(plan.manifest(), endpoint, p, place.place, instance);
+        result.mismatches += static_cast<uint64_t>(missing);
+        if (missing > 0 && result.first.empty())
+          result.first =
+              "param '" + instance.name + "': no part of its layout covers " + std::to_string(missing) + " elements";
+      }
+  }
+}
+
 } // namespace
 
-CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads) {
+CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
+                    const std::function<void(double)> &progress) {
   const Manifest &manifest = plan.manifest();
   Index index;
   collect(plan, source, false, index);
@@ -66,9 +84,11 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
   CheckResult result;
   std::mutex mutex;
   std::atomic<size_t> next{0};
-  auto run = [&] {
+  auto run = [&](bool reports) {
     std::vector<std::byte> tensor;
     for (size_t i = next++; i < work.size(); i = next++) {
+      if (reports && progress)
+        progress(static_cast<double>(i) / static_cast<double>(work.size()));
       const auto &[name, occurrences] = work[i];
       uint64_t checked = 0, mismatches = 0;
       std::string first;
@@ -111,10 +131,11 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
   };
   std::vector<std::thread> helpers;
   for (unsigned t = 1; t < threads; ++t)
-    helpers.emplace_back(run);
-  run();
+    helpers.emplace_back(run, false);
+  run(true);
   for (std::thread &helper : helpers)
     helper.join();
+  checkCover(plan, target, result);
   return result;
 }
 

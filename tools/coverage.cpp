@@ -1,8 +1,11 @@
 #include "tools/coverage.h"
 
 #include "tools/synthesize.h"
+#include "tools/vectors.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <tuple>
 #include <unordered_map>
 
@@ -20,9 +23,10 @@ struct Stretch {
 };
 
 const BufferRun *runOf(const Segment &segment, uint32_t buffer) {
-  const auto *runs = segment.buffers();
-  auto at = std::upper_bound(runs->begin(), runs->end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); });
-  return at == runs->begin() ? nullptr : *--at;
+  const auto &runs = all(segment.buffers());
+  auto at =
+      std::upper_bound(runs.begin(), runs.end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); });
+  return at == runs.begin() ? nullptr : *--at;
 }
 
 /// What the elements of instances are, by the layouts; remembers as long as memory allows.
@@ -33,7 +37,7 @@ public:
   const std::vector<Stretch> &of(const Segment &segment, uint32_t buffer) {
     const BufferRun &run = *runOf(segment, buffer);
     const uint32_t instance = buffer - run.first();
-    const std::string key = std::to_string(run.endpoint()) + "/" + std::to_string(run.place()) + "/" + std::to_string(run.param()) + "/" + std::to_string(instance);
+    const Key key{run.endpoint(), likePlace(run), run.param(), instance};
     if (const auto known = known_.find(key); known != known_.end())
       return known->second;
     if (kept_ > kMaxKept) {
@@ -66,7 +70,29 @@ public:
   }
 
 private:
-  static constexpr size_t kMaxKept = 50'000'000;
+  using Key = std::array<uint32_t, 4>;           // endpoint, place, param, instance
+  static constexpr size_t kMaxKept = 20'000'000; // half a gigabyte
+
+  /// The first place seen where a param holds the same: replicas have the same coordinates in all that it depends on.
+  uint32_t likePlace(const BufferRun &run) {
+    const auto [at, added] = likePlace_.try_emplace({run.endpoint(), run.place(), run.param(), 0}, run.place());
+    if (!added)
+      return at->second;
+    const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
+    const Param &param = *endpoint.params()->Get(run.param());
+    std::vector<int64_t> coordinates = {run.endpoint(), run.param()};
+    auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) {
+      coordinates.push_back(coordinate(endpoint, axes, run.place()));
+    };
+    for (const uint32_t share : all(param.instances()))
+      depend(endpoint.shares()->Get(share)->axes());
+    for (const Extent *extent : all(param.shape()))
+      depend(extent->axes());
+    for (const Part *part : all(param.parts()))
+      for (const PartDimension *dimension : all(part->dimensions()))
+        depend(endpoint.shares()->Get(dimension->share())->axes());
+    return at->second = firstLike_.try_emplace(std::move(coordinates), run.place()).first->second;
+  }
 
   std::vector<Stretch> make(const BufferRun &run, uint32_t number) {
     const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
@@ -98,22 +124,52 @@ private:
           put(r.local + k * r.localStep, r.logical + k * r.logicalStep, 1);
     });
     std::sort(stretches.begin(), stretches.end(), [](const Stretch &a, const Stretch &b) { return a.local < b.local; });
-    return stretches;
+    return disjoint(std::move(stretches));
+  }
+
+  /// Parts may say the same of an element twice; of parts that contradict each other nothing is left.
+  static std::vector<Stretch> disjoint(std::vector<Stretch> sorted) {
+    size_t kept = 0;
+    for (Stretch next : sorted) {
+      if (kept > 0) {
+        const Stretch &back = sorted[kept - 1];
+        if (const int64_t shared = std::min(back.local + back.count - next.local, next.count); shared > 0) {
+          const bool agree = back.tensor == next.tensor &&
+                             (next.tensor == 0 || next.logical - back.logical == next.local - back.local);
+          if (!agree)
+            return {};
+          next = {next.local + shared, next.count - shared, next.tensor, next.logical + shared};
+          if (next.count == 0)
+            continue;
+        }
+      }
+      sorted[kept++] = next;
+    }
+    sorted.resize(kept);
+    return sorted;
   }
 
   const Manifest &manifest_;
   std::unordered_map<std::string, uint32_t> tensors_;
-  std::unordered_map<std::string, std::vector<Stretch>> known_;
+  std::map<Key, std::vector<Stretch>> known_;
+  std::map<Key, uint32_t> likePlace_; // instance 0
+  std::map<std::vector<int64_t>, uint32_t> firstLike_;
   std::unordered_map<uint64_t, std::vector<ParamInstance>> instances_;
   size_t kept_ = 0;
 };
 
-/// The stretch that has element `local`.
-const Stretch *find(const std::vector<Stretch> &list, int64_t local) {
-  auto at = std::upper_bound(list.begin(), list.end(), local, [](int64_t l, const Stretch &s) { return l < s.local; });
-  if (at == list.begin() || local >= std::prev(at)->local + std::prev(at)->count)
-    return nullptr;
-  return &*std::prev(at);
+/// The stretch that has element `local`; `last`, where there is one, was the answer for an element shortly before.
+const Stretch *find(const std::vector<Stretch> &list, int64_t local, const Stretch *last) {
+  auto has = [&](const Stretch &stretch) { return local >= stretch.local && local < stretch.local + stretch.count; };
+  if (last) {
+    if (has(*last))
+      return last;
+    if (last != &list.back() && has(last[1]))
+      return last + 1;
+  }
+  const auto at =
+      std::upper_bound(list.begin(), list.end(), local, [](int64_t l, const Stretch &s) { return l < s.local; });
+  return at == list.begin() || !has(*std::prev(at)) ? nullptr : &*std::prev(at);
 }
 
 class Prover {
@@ -125,17 +181,17 @@ public:
     // A storage target is written by several ranks, so its rows are gathered first.
     for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
       rows_.clear();
-      bool arena = false; // no step of this version writes or reads it other than as staging
-      std::string error = paired_.forEachRow(rank, [&](const Row &row) {
-        arena = arena || row.targetBuffer == 0 || (!row.zero && row.sourceBuffer == 0);
-        if (arena)
+      const std::string error = paired_.forEachRow(rank, [&](const Row &row) {
+        const BufferRun *run = runOf(paired_.segment(rank), row.targetBuffer);
+        if (!run) {
+          fail("rank " + std::to_string(rank) + " writes to its arena, which this proof does not follow");
           return;
-        const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(runOf(paired_.segment(rank), row.targetBuffer)->endpoint());
+        }
+        const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
         (endpoint.storage() ? storage_ : rows_).push_back({rank, row});
       });
-      if (error.empty() && arena)
-        error = "rank " + std::to_string(rank) + " moves bytes through its arena, which nothing fills";
-      result_.error = std::move(error);
+      if (!error.empty())
+        fail(error);
       if (result_.error.empty())
         checkRank(rank, rows_, false);
       progress(static_cast<double>(rank + 1) / plan_.world());
@@ -171,7 +227,7 @@ private:
       return std::tie(a.row.targetBuffer, a.row.targetOffset) < std::tie(b.row.targetBuffer, b.row.targetOffset);
     });
     size_t next = 0;
-    for (const BufferRun *run : *segment.buffers()) {
+    for (const BufferRun *run : all(segment.buffers())) {
       const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
       if (run->endpoint() == 0 || endpoint.storage() != storage)
         continue;
@@ -187,7 +243,8 @@ private:
           at += row.bytes;
           ++result_.rows;
           result_.bytes += row.bytes;
-          if (!checkContent(rank, rows[next], itemBytes(endpoint.params()->Get(run->param())->dtype())))
+          if (!checkSource(rank, row, endpoint.params()->Get(run->param())->dtype()) ||
+              !checkContent(rank, rows[next], itemBytes(endpoint.params()->Get(run->param())->dtype())))
             return;
         }
         if (at != run->bytes()) {
@@ -196,6 +253,20 @@ private:
         }
       }
     }
+  }
+
+  /// A row must come from the source, as it was before the run: what a target or the arena holds then depends on the
+  /// order of steps, which this proof does not follow. And bytes are only the same value in the same dtype.
+  bool checkSource(uint32_t rank, const Row &row, DType dtype) {
+    if (row.zero)
+      return true;
+    const BufferRun *from = runOf(paired_.segment(row.sourceRank), row.sourceBuffer);
+    if (!from || from->endpoint() != 0)
+      return fail(where(rank, row.targetBuffer, row.targetOffset) + " comes from " + (from ? "a target" : "the arena") +
+                  " of rank " + std::to_string(row.sourceRank) + ", not from the source");
+    const DType found = plan_.manifest().endpoints()->Get(0)->params()->Get(from->param())->dtype();
+    return found == dtype || fail(where(rank, row.targetBuffer, row.targetOffset) + " is " + dtypeName(dtype) +
+                                  ", but comes from " + dtypeName(found));
   }
 
   bool checkContent(uint32_t rank, const Placed &placed, int64_t item) {
@@ -210,22 +281,27 @@ private:
     if (row.targetOffset % item != 0 || row.bytes % item != 0 || row.sourceOffset % item != 0)
       return fail(where(rank, row.targetBuffer, row.targetOffset) + " is written in parts of elements");
     int64_t target = static_cast<int64_t>(row.targetOffset) / item, source = static_cast<int64_t>(row.sourceOffset) / item;
+    auto failHere = [&](const std::string &why) {
+      return fail(where(rank, row.targetBuffer, static_cast<uint64_t>(target * item)) + why);
+    };
+    const Stretch *want = nullptr, *have = nullptr;
     for (int64_t left = static_cast<int64_t>(row.bytes) / item; left > 0;) {
-      const Stretch *want = find(expected_, target);
-      const Stretch *have = found ? find(*found, source) : nullptr;
-      const std::string byte = where(rank, row.targetBuffer, static_cast<uint64_t>(target * item));
+      want = find(expected_, target, want);
       if (!want)
-        return fail(byte + " is in no part of its layout");
+        return failHere(" is in no part of its layout");
       if (row.zero ? want->tensor != 0 : want->tensor == 0)
-        return fail(byte + (row.zero ? " is zeroed but is no padding" : " is padding but is copied to"));
+        return failHere(row.zero ? " is zeroed but is no padding" : " is padding but is copied to");
       int64_t count = std::min(left, want->local + want->count - target);
       if (found) {
+        have = find(*found, source, have);
         if (!have || have->tensor == 0)
-          return fail(byte + " comes from the source's padding");
-        if (have->tensor != want->tensor || have->logical + (source - have->local) != want->logical + (target - want->local))
-          return fail(byte + " must be tensor '" + contents_.name(want->tensor) + "' element " + std::to_string(want->logical + target - want->local) +
-                      ", but comes from tensor '" + contents_.name(have->tensor) + "' element " + std::to_string(have->logical + source - have->local) +
-                      " of rank " + std::to_string(row.sourceRank));
+          return failHere(" comes from the source's padding");
+        const int64_t expected = want->logical + (target - want->local),
+                      logical = have->logical + (source - have->local);
+        if (have->tensor != want->tensor || logical != expected)
+          return failHere(" must be tensor '" + contents_.name(want->tensor) + "' element " + std::to_string(expected) +
+                          ", but comes from tensor '" + contents_.name(have->tensor) + "' element " +
+                          std::to_string(logical) + " of rank " + std::to_string(row.sourceRank));
         count = std::min(count, have->local + have->count - source);
       }
       target += count;
@@ -245,7 +321,7 @@ private:
     for (Placed &placed : storage_) {
       const BufferRun &run = *runOf(paired_.segment(placed.rank), placed.row.targetBuffer);
       const uint32_t instance = placed.row.targetBuffer - run.first();
-      for (const BufferRun *other : *paired_.segment(0).buffers())
+      for (const BufferRun *other : all(paired_.segment(0).buffers()))
         if (other->endpoint() == run.endpoint() && other->place() == run.place() && other->param() == run.param()) {
           placed.row.targetBuffer = other->first() + instance;
           break;
@@ -273,7 +349,7 @@ std::string PairedPlan::load() {
       return error;
   sends_.resize(plan_.manifest().messages());
   for (uint32_t rank = 0; rank < plan_.world(); ++rank)
-    for (const Step *step : *segments_[rank]->steps())
+    for (const Step *step : all(segments_[rank]->steps()))
       if (step->kind() == StepKind::send)
         sends_[step->message()] = {rank, step};
   return checkMessages(plan_);
@@ -321,7 +397,7 @@ std::string PairedPlan::rows(const Segment *from, uint32_t fromRank, const Opera
 
 std::string PairedPlan::forEachRow(uint32_t rank, const std::function<void(const Row &)> &visit) const {
   const Segment &to = *segments_[rank];
-  for (const Step *step : *to.steps()) {
+  for (const Step *step : all(to.steps())) {
     if (step->kind() == StepKind::send)
       continue;
     const bool receive = step->kind() == StepKind::recv;

@@ -1,9 +1,11 @@
 #include "tools/difference.h"
 
 #include "executor/load.h"
+#include "tools/vectors.h"
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <set>
@@ -19,30 +21,39 @@ using namespace schema;
 
 constexpr const char *kName = "reshard-diff";
 
-std::map<std::string, double> numbers(const Plan &plan) {
+/// What the names of --fail-on stand for. Reads every segment, which is checked on the way.
+std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
   const Manifest &m = plan.manifest();
-  return {{"world", m.world()},
-          {"rounds", m.rounds()},
-          {"messages", static_cast<double>(m.messages())},
-          {"transfers", static_cast<double>(m.transfers())},
-          {"descriptors", static_cast<double>(m.descriptors())},
-          {"target_bytes", static_cast<double>(m.bytes_target())},
-          {"local_bytes", static_cast<double>(m.bytes_local())},
-          {"remote_bytes", static_cast<double>(m.bytes_remote())},
-          {"storage_bytes", static_cast<double>(m.bytes_storage())},
-          {"staging_limit", static_cast<double>(m.staging_limit())},
-          {"plan_bytes", static_cast<double>(plan.container().bytes())}};
+  uint64_t arena = 0;
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    const Segment *segment = nullptr;
+    if (std::string error = plan.segment(rank, segment); !error.empty())
+      return error;
+    arena = std::max(arena, segment->arena_bytes());
+  }
+  result = {{"world", m.world()},
+            {"rounds", m.rounds()},
+            {"messages", static_cast<double>(m.messages())},
+            {"transfers", static_cast<double>(m.transfers())},
+            {"descriptors", static_cast<double>(m.descriptors())},
+            {"target_bytes", static_cast<double>(m.bytes_target())},
+            {"local_bytes", static_cast<double>(m.bytes_local())},
+            {"remote_bytes", static_cast<double>(m.bytes_remote())},
+            {"storage_bytes", static_cast<double>(m.bytes_storage())},
+            {"staging_limit", static_cast<double>(m.staging_limit())},
+            {"arena_bytes", static_cast<double>(arena)}, // of the rank that needs most
+            {"plan_bytes", static_cast<double>(plan.container().bytes())}};
+  return {};
 }
 
 std::string describe(const Endpoint &endpoint, const Share &share) {
   std::string text = "(";
-  if (share.axes())
-    for (uint32_t axis : *share.axes())
-      text += endpoint.axes()->Get(axis)->name()->str() + ",";
+  for (uint32_t axis : all(share.axes()))
+    text += endpoint.axes()->Get(axis)->name()->str() + ",";
   text += ")";
   for (uint32_t first : *share.first())
     text += std::to_string(first) + ";";
-  for (const Run *run : *share.runs())
+  for (const Run *run : all(share.runs()))
     for (int64_t field : {run->from(), run->to(), run->length(), run->count(), run->from_step(), run->to_step()})
       text += std::to_string(field) + " ";
   return text;
@@ -53,21 +64,21 @@ std::map<std::string, std::string> params(const Plan &plan) {
   std::map<std::string, std::string> result;
   const Manifest &m = plan.manifest();
   for (const Endpoint *endpoint : *m.endpoints())
-    for (const Param *param : *endpoint->params()) {
+    for (const Param *param : all(endpoint->params())) {
       std::string text = dtypeName(param->dtype());
-      for (const Extent *extent : *param->shape())
+      for (const Extent *extent : all(param->shape()))
         for (int64_t length : *extent->at())
           text += " " + std::to_string(length);
-      for (const Presence *rule : *param->presence()) {
+      for (const Presence *rule : all(param->presence())) {
         text += " at " + endpoint->axes()->Get(rule->axis())->name()->str();
-        for (uint64_t coordinate : *rule->coordinates())
+        for (uint64_t coordinate : all(rule->coordinates()))
           text += " " + std::to_string(coordinate);
       }
-      for (uint32_t share : *param->instances())
+      for (uint32_t share : all(param->instances()))
         text += " for " + describe(*endpoint, *endpoint->shares()->Get(share));
-      for (const Part *part : *param->parts()) {
+      for (const Part *part : all(param->parts())) {
         text += part->family() < 0 ? " zeros" : " holds " + m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str();
-        for (const PartDimension *dimension : *part->dimensions())
+        for (const PartDimension *dimension : all(part->dimensions()))
           text += " " + std::to_string(dimension->param()) + describe(*endpoint, *endpoint->shares()->Get(dimension->share()));
       }
       result[endpoint->role()->str() + " " + param->name()->str()] += text;
@@ -181,7 +192,12 @@ int difference(const DifferenceOptions &options) {
     }
   const bool equal = before->digest() == after->digest();
 
-  const std::map<std::string, double> a = numbers(*before), b = numbers(*after);
+  std::map<std::string, double> a, b;
+  for (const auto &[plan, values] : {std::make_pair(before.get(), &a), std::make_pair(after.get(), &b)})
+    if (const std::string error = numbers(*plan, *values); !error.empty()) {
+      complain(kName, error);
+      return kUsage;
+    }
   std::map<std::string, double> names;
   std::vector<std::string> added, removed, changed;
   std::vector<uint32_t> ranks;

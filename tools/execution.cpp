@@ -134,7 +134,8 @@ public:
     }
     if (!options_.synthesize && options_.check) {
       begin = now();
-      result_ = compare(*plan_, source, target, threads_);
+      Progress progress("check");
+      result_ = compare(*plan_, source, target, threads_, [&](double fraction) { progress.at(fraction); });
       trace_.add("check", begin);
     }
     if (folder && result_.mismatches == 0)
@@ -168,8 +169,11 @@ private:
     NewFolder folder(options_.source);
     Memory memory(*plan_);
     need(memory.createFiles(0, folder.temporary()), kFailure);
-    for (const PlaceMemory &place : memory.places())
-      synthesize(*plan_, place, options_.seed, threads_);
+    Progress progress("write");
+    for (size_t i = 0; i < memory.places().size(); ++i) {
+      synthesize(*plan_, memory.places()[i], options_.seed, threads_);
+      progress.at(static_cast<double>(i + 1) / static_cast<double>(memory.places().size()));
+    }
     folder.commit();
     std::printf("  wrote %zu file(s) to %s\n", memory.places().size(), options_.source.c_str());
   }

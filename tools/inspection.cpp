@@ -1,6 +1,7 @@
 #include "tools/inspection.h"
 
 #include "tools/coverage.h"
+#include "tools/vectors.h"
 
 #include <nlohmann/json.hpp>
 
@@ -27,15 +28,21 @@ Json summary(const Plan &plan) {
   Json endpoints = Json::array();
   for (const Endpoint *endpoint : *m.endpoints()) {
     Json axes = Json::object();
-    for (const Axis *axis : *endpoint->axes())
+    for (const Axis *axis : all(endpoint->axes()))
       axes[axis->name()->str()] = axis->size();
     int64_t params = 0;
     for (uint32_t place = 0; place < endpoint->ranks()->size(); ++place)
-      for (const Param *param : *endpoint->params())
+      for (const Param *param : all(endpoint->params()))
         params += instanceCount(*endpoint, *param, place);
-    endpoints.push_back({{"role", textOf(endpoint->role())}, {"layout", textOf(endpoint->layout())}, {"storage", endpoint->storage()}, {"axes", axes},
-                         {"places", endpoint->ranks()->size()}, {"first_rank", endpoint->ranks()->Get(0)},
-                         {"last_rank", *std::max_element(endpoint->ranks()->begin(), endpoint->ranks()->end())}, {"param_patterns", endpoint->params()->size()}, {"params", params}});
+    endpoints.push_back({{"role", textOf(endpoint->role())},
+                         {"layout", textOf(endpoint->layout())},
+                         {"storage", endpoint->storage()},
+                         {"axes", axes},
+                         {"places", endpoint->ranks()->size()},
+                         {"first_rank", endpoint->ranks()->Get(0)},
+                         {"last_rank", *std::max_element(endpoint->ranks()->begin(), endpoint->ranks()->end())},
+                         {"param_patterns", all(endpoint->params()).size()},
+                         {"params", params}});
   }
   uint32_t largest = 0;
   for (uint32_t rank = 1; rank < plan.world(); ++rank)
@@ -49,12 +56,16 @@ Json summary(const Plan &plan) {
           {"manifest_bytes", plan.container().manifest().size()},
           {"world", m.world()},
           {"endpoints", endpoints},
-          {"tensor_patterns", m.families() ? m.families()->size() : 0},
+          {"tensor_patterns", all(m.families()).size()},
           {"transfers", m.transfers()},
           {"descriptors", m.descriptors()},
           {"messages", m.messages()},
           {"rounds", m.rounds()},
-          {"bytes", {{"target", m.bytes_target()}, {"local", m.bytes_local()}, {"remote", m.bytes_remote()}, {"storage", m.bytes_storage()}}},
+          {"bytes",
+           {{"target", m.bytes_target()},
+            {"local", m.bytes_local()},
+            {"remote", m.bytes_remote()},
+            {"storage", m.bytes_storage()}}},
           {"staging_limit", m.staging_limit()},
           {"largest_segment", {{"rank", largest}, {"bytes", plan.container().segmentBytes(largest)}}}};
 }
@@ -79,7 +90,7 @@ class Names {
 public:
   Names(const Plan &plan, const Segment &segment) : plan_(plan), segment_(segment) {}
   std::string of(uint32_t buffer) {
-    for (const BufferRun *run : *segment_.buffers())
+    for (const BufferRun *run : all(segment_.buffers()))
       if (buffer >= run->first() && buffer - run->first() < run->count()) {
         const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
         auto [at, added] = known_.try_emplace(run->first());
@@ -116,7 +127,7 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
   }
   Names names(plan, *segment);
   Json steps = Json::array();
-  for (const Step *step : *segment->steps()) {
+  for (const Step *step : all(segment->steps())) {
     Json one = {{"kind", kKinds[static_cast<int>(step->kind())]}, {"round", step->round()}, {"bytes", step->bytes()}};
     if (step->peer() != UINT32_MAX)
       one.update({{"message", step->message()}, {"peer", step->peer()}});
@@ -133,7 +144,8 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
     std::printf("%s\n", Json{{"rank", rank}, {"arena_bytes", segment->arena_bytes()}, {"steps", steps}}.dump(2).c_str());
     return kDone;
   }
-  std::printf("rank %u: %u buffers runs, arena %s, %zu step(s)\n", rank, segment->buffers()->size(), humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), steps.size());
+  std::printf("rank %u: %u buffers runs, arena %s, %zu step(s)\n", rank, all(segment->buffers()).size(),
+              humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), steps.size());
   for (const Json &step : steps) {
     std::printf("round %u %s %s", step["round"].get<uint32_t>(), step["kind"].get<std::string>().c_str(), humanBytes(step["bytes"].get<double>()).c_str());
     if (step.contains("peer"))
@@ -165,7 +177,7 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     const Segment &segment = paired.segment(rank);
     std::map<uint32_t, Json> wanted; // by buffer
-    for (const BufferRun *run : *segment.buffers()) {
+    for (const BufferRun *run : all(segment.buffers())) {
       const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
       if (run->endpoint() == 0 || (endpoint.storage() && rank > 0))
         continue;
@@ -174,7 +186,7 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
           continue;
         const Param &param = *endpoint.params()->Get(run->param());
         Json holds = Json::array();
-        for (const Part *part : *param.parts())
+        for (const Part *part : all(param.parts()))
           holds.push_back(part->family() < 0 ? "zero padding" : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
         wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())}, {"rank", endpoint.ranks()->Get(run->place())}, {"name", instance.name}, {"dtype", dtypeName(param.dtype())},
                                                     {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"holds", holds}, {"from", Json::object()}};

@@ -1,6 +1,7 @@
 #include "tools/memory.h"
 
 #include "tools/common.h"
+#include "tools/vectors.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -23,10 +24,10 @@ std::string shapeText(const std::vector<int64_t> &shape) {
 /// Whether every tensor of a param is held by another param of the endpoint as well: then a checkpoint may leave it out (tied
 /// weights are usually stored once).
 bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
-  for (const schema::Part *part : *endpoint.params()->Get(number)->parts()) {
+  for (const schema::Part *part : all(endpoint.params()->Get(number)->parts())) {
     bool found = false;
     for (uint32_t p = 0; p < number && !found; ++p)
-      for (const schema::Part *other : *endpoint.params()->Get(p)->parts())
+      for (const schema::Part *other : all(endpoint.params()->Get(p)->parts()))
         found = found || (part->family() >= 0 && other->family() == part->family());
     if (!found)
       return false;
@@ -50,7 +51,7 @@ PlaceMemory &Memory::place(uint32_t endpointNumber, uint32_t place) {
   PlaceMemory &memory = places_.emplace_back();
   memory.endpoint = endpointNumber;
   memory.place = place;
-  for (const schema::Param *param : *endpoint.params())
+  for (const schema::Param *param : all(endpoint.params()))
     memory.params.emplace_back(schema::instanceCount(endpoint, *param, place), nullptr);
   return memory;
 }
@@ -58,7 +59,7 @@ PlaceMemory &Memory::place(uint32_t endpointNumber, uint32_t place) {
 std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_t place) {
   const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
   std::vector<TensorSpec> result;
-  for (uint32_t p = 0; p < endpoint.params()->size(); ++p)
+  for (uint32_t p = 0; p < all(endpoint.params()).size(); ++p)
     for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place))
       result.push_back({std::move(instance.name), endpoint.params()->Get(p)->dtype(), std::move(instance.shape), instance.bytes});
   return result;

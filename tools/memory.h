@@ -40,7 +40,9 @@ private:
 /// All params of a place as they stand in its file.
 std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t place);
 
-/// Compares target memory with source memory through the layouts, tensor by tensor; padding with zeros.
-CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads);
+/// Compares target memory with source memory through the layouts, tensor by tensor; padding with zeros. An element that
+/// no part covers counts as a mismatch. `progress` is called by this thread.
+CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
+                    const std::function<void(double)> &progress = {});
 
 } // namespace reshard::tools

@@ -207,7 +207,13 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint) {
   return {};
 }
 
-std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint) {
+std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &unordered,
+                              Checkpoint &checkpoint) {
+  // Large elements first, as the safetensors package writes them: then every tensor is aligned to its elements.
+  std::vector<TensorSpec> tensors = unordered;
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSpec &a, const TensorSpec &b) {
+    return schema::itemBytes(a.dtype) > schema::itemBytes(b.dtype);
+  });
   Json json = Json::object();
   uint64_t next = 0;
   for (const TensorSpec &tensor : tensors) {

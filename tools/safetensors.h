@@ -58,7 +58,8 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint);
 /// tensors that the index puts there.
 std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint);
 
-/// Creates a file of the final size with its header, mapped for writing; the data is zero.
+/// Creates a file of the final size with its header, mapped for writing; the data is zero. Tensors of large elements
+/// come first, so that each is aligned to its elements.
 std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
 
 /// Creates a checkpoint: one model.safetensors, or files of at most `fileBytes` and an index.

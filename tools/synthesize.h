@@ -37,6 +37,10 @@ struct ElementRun {
 void forEachRun(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
                 const schema::ParamInstance &instance, const std::function<void(const ElementRun &)> &visit);
 
+/// How many elements of an instance no part of its layout covers.
+int64_t uncovered(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
+                  const schema::ParamInstance &instance);
+
 /// Fills the memory of a place with synthesised values; padding gets 0xAB, which no target may take over.
 void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
 

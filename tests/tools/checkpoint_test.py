@@ -1,0 +1,121 @@
+"""Checkpoints as endpoints, beside the official safetensors package: a sharded Hugging Face folder it wrote is read; a
+checkpoint and rank files of mixed dtypes, scalars and empty tensors that we wrote are read by it, aligned, with the
+right names, shapes and values. RESHARD_BIN: the folder of the commands; needs numpy and safetensors."""
+
+import json
+import os
+import struct
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+
+# Elements of 1 to 8 bytes, an odd number of the small ones: written in this order, the large would be unaligned.
+MODEL = """
+version: 1
+model:
+  tensors:
+    flags: {shape: [2, 5], dtype: bool, shard: {0: tp}}
+    table: {shape: [7], dtype: i64}
+    half: {shape: [2, 4], dtype: fp16, shard: {0: tp}}
+    scale: {shape: [], dtype: fp32}
+    none: {shape: [0, 3], dtype: fp32}
+    wide: {shape: [4, 3], dtype: fp64, shard: {0: tp}}
+    bytes: {shape: [3], dtype: u8}
+"""
+
+
+def values() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return {
+        "flags": rng.integers(0, 2, (2, 5)).astype(np.bool_),
+        "table": rng.integers(-(2**62), 2**62, 7),
+        "half": rng.standard_normal((2, 4)).astype(np.float16),
+        "scale": np.array(0.5, np.float32),
+        "none": np.zeros((0, 3), np.float32),
+        "wide": rng.standard_normal((4, 3)),
+        "bytes": rng.integers(0, 256, 3).astype(np.uint8),
+    }
+
+
+class Checkpoints(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.work = Path(folder.name)
+
+    def run_job(self, endpoints: str, source: Path, target: Path, expect: int = 0) -> str:
+        (self.work / "job.yaml").write_text(MODEL + endpoints)
+        plan = self.work / "p.rplan"
+        for command in (["reshard-compile", self.work / "job.yaml", "-o", plan], ["reshard-inspect", plan, "--verify"]):
+            subprocess.run([BIN / command[0], *command[1:]], check=True, stdout=subprocess.DEVNULL)
+        command = [BIN / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--check"]
+        result = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        return result.stderr
+
+    def equal(self, path: Path, expected: dict[str, np.ndarray]) -> None:
+        found = load_file(path)
+        self.assertEqual(set(found), set(expected))
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
+            self.assertEqual((found[name].dtype, found[name].shape), (value.dtype, value.shape), name)
+        length = struct.unpack("<Q", path.read_bytes()[:8])[0]
+        self.assertEqual(length % 8, 0)
+        for name, entry in json.loads(path.read_bytes()[8 : 8 + length]).items():
+            self.assertEqual(entry["data_offsets"][0] % expected[name].dtype.itemsize, 0, name)
+
+    def sharded(self, folder: Path) -> None:
+        """As Hugging Face writes large models: two files and an index."""
+        folder.mkdir()
+        tensors, index = values(), {}
+        for number, names in enumerate((("flags", "wide", "scale"), ("table", "half", "none", "bytes")), 1):
+            file = f"model-{number:05d}-of-00002.safetensors"
+            save_file({name: tensors[name] for name in names}, folder / file)
+            index.update(dict.fromkeys(names, file))
+        text = json.dumps({"metadata": {"total_size": 1}, "weight_map": index})
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    def test_there_and_back(self) -> None:
+        self.sharded(self.work / "hf")
+        tensors = values()
+        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.work / "hf", self.work / "one")
+        self.equal(self.work / "one/rank-00000.safetensors", tensors)
+        self.run_job("source: {mesh: {tp: 1}}\ntarget: {storage: out}\n", self.work / "one", self.work / "again")
+        self.assertEqual([path.name for path in (self.work / "again").iterdir()], ["model.safetensors"])
+        self.equal(self.work / "again/model.safetensors", tensors)
+
+    def test_cut_over_ranks(self) -> None:
+        self.sharded(self.work / "hf")
+        tensors = values()
+        target = self.work / "ranks"
+        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 2}, ranks: 3..4}\n", self.work / "hf", target)
+        names = ["rank-00003.safetensors", "rank-00004.safetensors"]
+        self.assertEqual(sorted(path.name for path in target.iterdir()), names)
+        for t in range(2):
+            expected = tensors | {name: np.split(tensors[name], 2)[t] for name in ("flags", "half", "wide")}
+            self.equal(target / names[t], expected)
+
+    def test_a_wrong_index_moves_nothing(self) -> None:
+        self.sharded(self.work / "hf")
+        index = self.work / "hf/model.safetensors.index.json"
+        good = json.loads(index.read_text())
+        for change, message in (
+            ({"wide": "../hf/model-00001-of-00002.safetensors"}, "tensor 'wide' is in no file of this folder"),
+            ({"wide": "model-00002-of-00002.safetensors"}, "has 3 tensors, the index says 2"),
+            ({"extra": "model-00003-of-00002.safetensors"}, "No such file"),
+        ):
+            index.write_text(json.dumps({"weight_map": {**good["weight_map"], **change}}))
+            endpoints = "source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n"
+            error = self.run_job(endpoints, self.work / "hf", self.work / "one", expect=2)
+            self.assertIn(message, error)
+            self.assertEqual({path.name for path in self.work.iterdir()}, {"hf", "job.yaml", "p.rplan"})
+
+
+if __name__ == "__main__":
+    unittest.main()

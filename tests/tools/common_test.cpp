@@ -1,0 +1,135 @@
+// Flags from one table: parsing, help, the nearest name; sizes for people.
+
+#include "tools/common.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <unistd.h>
+
+using namespace reshard::tools;
+
+namespace {
+
+struct Parsed {
+  int code;
+  std::string out, err, text, choice = "a";
+  uint64_t number = 7;
+  double seconds = 0;
+  bool on = false;
+  std::vector<std::string> arguments;
+};
+
+Parsed parse(std::vector<std::string> words) {
+  Parsed p;
+  Command command{"reshard-test",
+                  "PLAN",
+                  "Tests.",
+                  {{"--text", "FILE", "some text", setText(p.text)},
+                   {"-o", "FILE", "a short one", setText(p.text)},
+                   {"--number", "N", "a number", setNumber(p.number, 1, 10)},
+                   {"--seconds", "S", "seconds", setSeconds(p.seconds)},
+                   {"--choice", "NAME", "a or b", setChoice(p.choice, {"a", "b"})},
+                   {"--on", "", "a switch", setSwitch(p.on)}},
+                  1};
+  words.insert(words.begin(), "reshard-test");
+  std::vector<char *> argv;
+  for (std::string &word : words)
+    argv.push_back(word.data());
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  p.code = parseFlags(command, static_cast<int>(argv.size()), argv.data(), p.arguments);
+  p.out = testing::internal::GetCapturedStdout();
+  p.err = testing::internal::GetCapturedStderr();
+  return p;
+}
+
+TEST(Flags, BothSpellingsSwitchesAndArguments) {
+  for (const auto &words :
+       {std::vector<std::string>{"--text=x", "plan", "--number=3", "--on", "--seconds=0.5", "--choice=b"},
+        {"--text", "x", "--number", "3", "--on", "--seconds", "0.5", "--choice", "b", "plan"}}) {
+    const Parsed p = parse(words);
+    EXPECT_EQ(p.code, -1) << p.err;
+    EXPECT_EQ(p.text, "x");
+    EXPECT_EQ(p.number, 3u);
+    EXPECT_EQ(p.seconds, 0.5);
+    EXPECT_EQ(p.choice, "b");
+    EXPECT_TRUE(p.on);
+    EXPECT_EQ(p.arguments, std::vector<std::string>{"plan"});
+  }
+  EXPECT_EQ(parse({"-o", "x", "plan"}).text, "x");
+  EXPECT_EQ(parse({"--text=a=b", "plan"}).text, "a=b");
+  EXPECT_EQ(parse({"--", "--on"}).arguments, std::vector<std::string>{"--on"});
+  EXPECT_EQ(parse({"-"}).arguments, std::vector<std::string>{"-"});
+}
+
+TEST(Flags, WrongUsageEndsWithTwoAndOneMessage) {
+  const struct {
+    std::vector<std::string> words;
+    std::string message;
+  } cases[] = {
+      {{"plan", "--txet=x"}, "unknown option '--txet', did you mean '--text'?"},
+      {{"plan", "--hlep"}, "unknown option '--hlep', did you mean '--help'?"},
+      {{"plan", "--completely-else"}, "unknown option '--completely-else'"},
+      {{"plan", "--text"}, "option '--text' needs a value: --text=FILE"},
+      {{"plan", "--text="}, "option '--text': an empty value"},
+      {{"plan", "--on=1"}, "option '--on' takes no value"},
+      {{"plan", "--number=0"}, "option '--number': found '0', expected a number from 1 to 10"},
+      {{"plan", "--number=11"}, "option '--number': found '11', expected a number from 1 to 10"},
+      {{"plan", "--number=3x"}, "option '--number': found '3x', expected a number from 1 to 10"},
+      {{"plan", "--number=-3"}, "option '--number': found '-3', expected a number from 1 to 10"},
+      {{"plan", "--number=99999999999999999999"},
+       "option '--number': found '99999999999999999999', expected a number from 1 to 10"},
+      {{"plan", "--seconds=nan"}, "option '--seconds': found 'nan', expected a number of seconds above 0"},
+      {{"plan", "--seconds=0"}, "option '--seconds': found '0', expected a number of seconds above 0"},
+      {{"plan", "--choice=c"}, "option '--choice': found 'c', expected one of a, b"},
+      {{}, "found 0 arguments, expected: reshard-test PLAN"},
+      {{"a", "b"}, "found 2 arguments, expected: reshard-test PLAN"},
+  };
+  for (const auto &[words, message] : cases) {
+    const Parsed p = parse(words);
+    EXPECT_EQ(p.code, kUsage) << message;
+    EXPECT_EQ(p.err, "reshard-test: error: " + message + "\n");
+    EXPECT_EQ(p.out, "");
+  }
+}
+
+TEST(Flags, HelpAndVersionComeFromTheTable) {
+  const Parsed help = parse({"--help"});
+  EXPECT_EQ(help.code, kDone);
+  for (const char *name :
+       {"reshard-test PLAN", "--text=FILE", "-o=FILE", "--number=N", "--on ", "--help", "--version", "exit: 0 done"})
+    EXPECT_NE(help.out.find(name), std::string::npos) << name;
+  EXPECT_EQ(help.err, "");
+  EXPECT_EQ(parse({"--version"}).code, kDone);
+}
+
+TEST(Common, HumanBytes) {
+  for (const auto &[bytes, text] : {std::pair{0.0, "0 B"},
+                                    {1023.0, "1023 B"},
+                                    {1024.0, "1.0 KiB"},
+                                    {1.5 * (1 << 30), "1.5 GiB"},
+                                    {3e15, "2728.5 TiB"}})
+    EXPECT_EQ(humanBytes(bytes), text);
+}
+
+TEST(Common, NearestIsOnlyANearOne) {
+  EXPECT_EQ(nearest("wieght", {"weight", "bias"}), ", did you mean 'weight'?");
+  EXPECT_EQ(nearest("norm", {"weight", "bias"}), "");
+  EXPECT_EQ(nearest("x", {}), "");
+}
+
+TEST(Common, AFileIsWrittenWholeOrNotAtAll) {
+  const auto path = std::filesystem::temp_directory_path() / ("reshard-common-" + std::to_string(getpid()));
+  EXPECT_EQ(writeFile(path, "one"), "");
+  EXPECT_EQ(writeFile(path, "two"), "");
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  EXPECT_EQ(text.str(), "two");
+  std::filesystem::remove(path);
+  EXPECT_EQ(writeFile("/nowhere/x", "one"), "cannot write '/nowhere/x': No such file or directory");
+}
+
+} // namespace

@@ -1,0 +1,203 @@
+// The proof says "right" of compiled plans, and of altered ones, the loader willing, which byte is wrong and why.
+
+#include "tests/tools/support.h"
+#include "tools/coverage.h"
+
+using namespace reshard;
+using namespace reshard::tests;
+using namespace reshard::tools;
+namespace fbs = reshard::schema;
+
+namespace {
+
+// One rank, copies alone: a and b whole on both sides, but joined on the target and padded from 6 to 8 columns.
+const char *const kJoined = R"({version: 1, model: {dtype: fp32, tensors: {a: [2, 6], b: [3, 6]}, layouts: {
+    plain: {params: {a: {holds: a}, b: {holds: b}}}, joined: {params: {ab: {concat: [a, b], pad: {1: 8}}}}}},
+    source: {layout: plain, mesh: {}}, target: {layout: joined, mesh: {}}})";
+// Two ranks to two others: two messages.
+const char *const kSent = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4, 8], shard: {0: tp}}, n: [8]}},
+    source: {mesh: {tp: 2}}, target: {mesh: {tp: 2}, ranks: 2..3}})";
+
+class Coverage : public testing::Test {
+protected:
+  Parts compiled(const char *yaml) const {
+    compile(yaml, folder_ / "good.rplan");
+    return takeApart(folder_ / "good.rplan");
+  }
+  CoverageResult proof(const Parts &parts) const {
+    putTogether(parts, folder_ / "altered.rplan");
+    std::unique_ptr<Plan> plan;
+    CoverageResult result;
+    result.error = Plan::open(folder_ / "altered.rplan", plan);
+    return plan && result.error.empty() ? prove(*plan, [](double) {}) : result;
+  }
+  std::string error(const Parts &parts) const { return proof(parts).error; }
+
+  Folder folder_;
+};
+
+fbs::Operand moved(const fbs::Operand &o, int64_t bytes) {
+  return {static_cast<uint64_t>(static_cast<int64_t>(o.offset()) + bytes), o.buffer(), o.shape()};
+}
+
+fbs::Step &stepOf(fbs::SegmentT &segment, fbs::StepKind kind) {
+  for (fbs::Step &step : segment.steps)
+    if (step.kind() == kind)
+      return step;
+  throw std::runtime_error("no such step");
+}
+
+/// The input of `segment` that reads buffer `buffer`.
+fbs::Operand &inputFrom(fbs::SegmentT &segment, uint32_t buffer) {
+  const fbs::Step &copy = stepOf(segment, fbs::StepKind::copy);
+  for (uint32_t i = 0; i < copy.input_count(); ++i)
+    if (segment.operands[copy.first_input() + i].buffer() == buffer)
+      return segment.operands[copy.first_input() + i];
+  throw std::runtime_error("no such operand");
+}
+
+TEST_F(Coverage, GoodPlansAreRight) {
+  EXPECT_EQ(proof(compiled(kJoined)).error, "");
+  EXPECT_EQ(proof(compiled(kJoined)).bytes, 5u * 8 * 4);
+  EXPECT_EQ(proof(compiled(kSent)).error, "");
+  EXPECT_EQ(proof(compiled(kSent)).bytes, 2u * (2 * 8 + 8) * 2);
+}
+
+TEST_F(Coverage, AWrongElementIsNamed) {
+  // Buffers: 0 the arena, 1 a, 2 b, 3 ab. Every row of b is read one row late: its first becomes the second.
+  Parts parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  fbs::Operand &input = inputFrom(segment, 2);
+  fbs::Operand &first = inputFrom(segment, 1);
+  const fbs::Operand good = first;
+  first = fbs::Operand(first.offset(), 2, first.shape());
+  EXPECT_EQ(
+      error(parts),
+      "target rank 0 param 'ab' byte 0 must be tensor 'a' element 0, but comes from tensor 'b' element 0 of rank 0");
+  first = good;
+  input = moved(input, 2);
+  EXPECT_NE(error(parts), "");
+}
+
+TEST_F(Coverage, ALostAndADoubledByteAreNamed) {
+  Parts parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  const fbs::Step copy = stepOf(segment, fbs::StepKind::copy);
+  // The output that begins at 0 begins 4 bytes later.
+  for (uint32_t i = 0; i < copy.output_count(); ++i)
+    if (fbs::Operand &out = segment.operands[copy.first_output() + i]; out.offset() == 0)
+      out = moved(out, 4);
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is never written");
+
+  parts = compiled(kJoined);
+  for (uint32_t i = 0; i < copy.output_count(); ++i)
+    if (fbs::Operand &out = parts.segments[0]->operands[copy.first_output() + i]; out.offset() != 0)
+      out = fbs::Operand(0, out.buffer(), out.shape());
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is written twice");
+}
+
+TEST_F(Coverage, WhatIsReadMustBeTheSource) {
+  // A copy of the target onto itself writes each byte once, from a byte that will be right: but nothing has made it so.
+  Parts parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  const fbs::Step copy = stepOf(segment, fbs::StepKind::copy);
+  for (uint32_t i = 0; i < copy.input_count(); ++i) {
+    const fbs::Operand &out = segment.operands[copy.first_output() + i];
+    segment.operands[copy.first_input() + i] = fbs::Operand(out.offset(), out.buffer(), out.shape());
+  }
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 comes from a target of rank 0, not from the source");
+
+  for (uint32_t i = 0; i < copy.input_count(); ++i)
+    segment.operands[copy.first_input() + i] = fbs::Operand(0, 0, segment.operands[copy.first_output() + i].shape());
+  segment.arena_bytes = 4096;
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 comes from the arena of rank 0, not from the source");
+
+  parts = compiled(kJoined);
+  parts.segments[0]->arena_bytes = 4096;
+  fbs::Operand &output = parts.segments[0]->operands[copy.first_output()];
+  output = fbs::Operand(0, 0, output.shape());
+  EXPECT_EQ(error(parts), "rank 0 writes to its arena, which this proof does not follow");
+}
+
+TEST_F(Coverage, PaddingIsZerosAndNothingElseIs) {
+  Parts parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  fbs::Operand &filled = segment.operands[stepOf(segment, fbs::StepKind::fill).first_output()];
+  fbs::Operand good = filled;
+  filled = moved(filled, -4);
+  EXPECT_NE(error(parts), "");
+  filled = good;
+  ASSERT_EQ(error(parts), "");
+  // Zeros in place of a tensor: the fill takes over the outputs of the copy.
+  fbs::Operand &copied = segment.operands[stepOf(segment, fbs::StepKind::copy).first_output()];
+  good = copied;
+  copied = fbs::Operand(filled.offset(), filled.buffer(), copied.shape());
+  EXPECT_NE(error(parts), "");
+}
+
+TEST_F(Coverage, DtypesMustAgree) {
+  // Both of 4 bytes, so that the loader has nothing to say; until conversions are steps, bytes would change their
+  // meaning.
+  Parts parts = compiled(kJoined);
+  for (auto &param : parts.manifest->endpoints[1]->params)
+    param->dtype = fbs::DType::i32;
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is i32, but comes from fp32");
+}
+
+TEST_F(Coverage, LayoutsWithHolesOrContradictionsProveNothing) {
+  Parts parts = compiled(kJoined);
+  auto &list = parts.manifest->endpoints[1]->params[0]->parts;
+  ASSERT_GE(list.size(), 3u); // a, b, padding
+  const auto family = list[1]->family;
+  list[1]->family = -1;
+  EXPECT_NE(error(parts), "");
+  list[1]->family = family;
+  ASSERT_EQ(error(parts), "");
+  list.push_back(std::make_unique<fbs::PartT>(*list[0])); // says the same once more
+  EXPECT_EQ(error(parts), "");
+  list.pop_back();
+  list.erase(list.begin());
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is in no part of its layout");
+
+  // Two dimensions in one of the param's: positions would add up beyond it.
+  parts = compiled(kJoined);
+  auto &first = parts.manifest->endpoints[1]->params[0]->parts[0]->dimensions;
+  first[1] = fbs::PartDimension(first[1].share(), first[0].param());
+  EXPECT_NE(error(parts), "");
+}
+
+TEST_F(Coverage, VectorsLeftOutAreEmpty) {
+  // Packed again, a scalar's part has no dimensions and an idle rank no tables at all.
+  const Parts parts = compiled(
+      R"({version: 1, world: 3, model: {dtype: fp32, tensors: {s: []}}, source: {mesh: {}}, target: {mesh: {}, ranks: [1]}})");
+  EXPECT_EQ(proof(parts).error, "");
+  EXPECT_EQ(proof(parts).bytes, 4u);
+}
+
+TEST_F(Coverage, MessagesMustPair) {
+  Parts parts = compiled(kSent);
+  fbs::Step &send = stepOf(*parts.segments[0], fbs::StepKind::send);
+  const fbs::Step s = send;
+  auto altered = [&](uint32_t peer, uint32_t message) {
+    return fbs::Step(s.bytes(), s.staging(), s.first_input(), s.input_count(), s.first_output(), s.output_count(),
+                     s.round(), peer, message, s.first_after(), s.after_count(), s.kind(), 0, 0);
+  };
+  send = altered(s.peer() == 2 ? 3 : 2, s.message());
+  EXPECT_EQ(error(parts), "message 0 from rank 0 to rank 2: found peers 3 and 0, expected each other");
+  send = altered(s.peer(), 1 - s.message());
+  EXPECT_NE(error(parts).find("is sent twice"), std::string::npos) << error(parts);
+}
+
+TEST_F(Coverage, FilesWrittenBySeveralRanksAreGathered) {
+  const char *yaml = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4, 8], shard: {0: tp}}, n: [8]}},
+      source: {mesh: {tp: 2}}, target: {storage: out}})";
+  Parts parts = compiled(yaml);
+  EXPECT_EQ(proof(parts).error, "");
+  EXPECT_EQ(proof(parts).bytes, (4u * 8 + 8) * 2);
+  fbs::SegmentT &segment = *parts.segments[1];
+  fbs::Operand &out = segment.operands[stepOf(segment, fbs::StepKind::copy).first_output()];
+  out = moved(out, -2);
+  EXPECT_NE(error(parts), "");
+}
+
+} // namespace
