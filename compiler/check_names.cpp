@@ -24,7 +24,8 @@ struct Scope {
 
 class NameChecker {
 public:
-  NameChecker(const Job &job, Diagnostics &diagnostics) : job_(job), diagnostics_(diagnostics) {}
+  NameChecker(const Job &job, const Allowed &allowed, Diagnostics &diagnostics)
+      : job_(job), allowed_(allowed), diagnostics_(diagnostics) {}
 
   void check() {
     bool bare = false; // an endpoint without a layout
@@ -34,6 +35,7 @@ public:
         scope.addAxis(axis.name);
       for (const auto &[variable, rule] : endpoint.place)
         checkRule(rule, scope);
+      checkAxisRules(endpoint.authority, scope);
       bare = bare || !endpoint.layoutDeclaration;
     }
     for (const LayoutDeclaration &layout : job_.model.layouts) {
@@ -75,10 +77,14 @@ private:
   void checkAxis(const std::string &axis, Location at, const Scope &scope) {
     if (std::find(scope.axes.begin(), scope.axes.end(), axis) != scope.axes.end())
       return;
-    diagnostics_.error(at, (scope.listing
-                                ? "axis '" + axis + "' is not one of the axes of layout '" + scope.listing->name + "'"
-                                : "unknown axis '" + axis + "'") +
-                               suggestion(axis, scope.axes));
+    const std::string message = (scope.listing ? "axis '" + axis + "' is not one of the axes of layout '" +
+                                                     scope.listing->name + "'"
+                                               : "unknown axis '" + axis + "'") +
+                                suggestion(axis, scope.axes);
+    if (allowed_.axis)
+      diagnostics_.warning(at, message);
+    else
+      diagnostics_.error(at, message);
   }
 
   void checkExpression(const Expression &expression, const Scope &scope) {
@@ -93,13 +99,25 @@ private:
     for (const auto &list : rule.lists)
       for (const Expression &number : list)
         checkExpression(number, scope);
-    if (rule.unit)
-      checkExpression(*rule.unit, scope);
+    for (const auto *each : {&rule.unit, &rule.interleave, &rule.first, &rule.last, &rule.embedding, &rule.loss})
+      if (*each)
+        checkExpression(**each, scope);
+  }
+
+  void checkAxisRules(const AxisRules &rules, const Scope &scope) {
+    Scope coordinates = scope;
+    coordinates.names["first"] = coordinates.names["last"] = 0; // to be suggested; they are no expressions
+    for (const auto &[axis, rule] : rules) {
+      checkAxis(axis, rule.at, scope);
+      for (const Expression &coordinate : rule.coordinates)
+        checkExpression(coordinate, coordinates);
+    }
   }
 
   void checkPack(const Pack &pack, const Scope &scope) {
-    if (pack.groups)
-      checkExpression(*pack.groups, scope);
+    for (const auto *each : {&pack.groups, &pack.align})
+      if (*each)
+        checkExpression(**each, scope);
     for (const Pack &entry : pack.of)
       checkPack(entry, scope);
   }
@@ -111,30 +129,30 @@ private:
         diagnostics_.error(value.at, "switch '" + name + "' is an axis already");
     for (const auto &[variable, rule] : layout.place)
       checkRule(rule, scope);
+    for (const auto &[glob, rules] : layout.shard)
+      for (const auto &[d, rule] : rules)
+        checkRule(rule, scope);
     for (const ParamDeclaration &param : layout.params) {
       checkPack(param.pack, scope);
       for (const auto &[d, multiple] : param.pad)
         checkExpression(multiple, scope);
       for (const auto &[d, rule] : param.shard)
         checkRule(rule, scope);
-      for (const auto &[axis, at] : param.places) {
-        checkAxis(axis, at.at, scope);
-        Scope coordinates = scope;
-        coordinates.names["first"] = coordinates.names["last"] = 0; // to be suggested; they are no expressions
-        for (const Expression &coordinate : at.coordinates)
-          checkExpression(coordinate, coordinates);
-      }
+      checkAxisRules(param.places, scope);
       if (param.when)
         checkExpression(*param.when, scope);
     }
   }
 
   const Job &job_;
+  const Allowed &allowed_;
   Diagnostics &diagnostics_;
 };
 
 } // namespace
 
-void checkNames(const Job &job, Diagnostics &diagnostics) { NameChecker(job, diagnostics).check(); }
+void checkNames(const Job &job, const Allowed &allowed, Diagnostics &diagnostics) {
+  NameChecker(job, allowed, diagnostics).check();
+}
 
 } // namespace reshard

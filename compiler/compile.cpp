@@ -83,12 +83,12 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   std::optional<Job> job;
   {
     Stopwatch watch("frontend", result.times);
-    job = readJob(path, options.overrides, diagnostics);
+    job = readJob(path, options.overrides, diagnostics, options.allowed);
   }
   if (!job || !diagnostics.ok())
     return false;
   Stopwatch watch("resolve", result.times);
-  std::optional<Layout> layout = resolve(*job, diagnostics);
+  std::optional<Layout> layout = resolve(*job, diagnostics, options.allowed);
   if (!layout || !diagnostics.ok())
     return false;
   result.module.layout = std::move(*layout);

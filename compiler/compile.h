@@ -1,6 +1,7 @@
 // The compiler as a library: a job file in, a module or plan bytes out.
 #pragma once
 
+#include "compiler/allowed.h"
 #include "compiler/diagnostics.h"
 #include "ir/ir.h"
 
@@ -17,6 +18,7 @@ constexpr const char *kCompilerVersion = "reshard 0.1.0";
 /// What the command line asks of a compilation.
 struct CompileOptions {
   std::vector<std::string> overrides;      // --set a.b=c
+  Allowed allowed;                         // --allow
   std::vector<std::string> passes;         // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
   bool verifyEach = false;

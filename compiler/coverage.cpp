@@ -58,8 +58,8 @@ void subtract(Box whole, const Box &box, std::vector<Box> &rest) {
 
 class SourceCheck {
 public:
-  SourceCheck(const ir::Layout &layout, const std::vector<Location> &declaredAt, Diagnostics &diagnostics)
-      : layout_(layout), source_(layout.endpoints[0]), declaredAt_(declaredAt), diagnostics_(diagnostics),
+  SourceCheck(const ir::Layout &layout, const std::vector<Location> &declaredAt, bool gaps, Diagnostics &diagnostics)
+      : layout_(layout), source_(layout.endpoints[0]), declaredAt_(declaredAt), gaps_(gaps), diagnostics_(diagnostics),
         positions_(source_.shares.size()), unions_(source_.shares.size()), tooLong_(source_.shares.size()) {}
 
   std::vector<bool> run() {
@@ -106,7 +106,8 @@ private:
       }
       rest = std::move(left);
     };
-    for (const auto &[p, q] : parts) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const auto [p, q] = parts[i];
       const ir::Param &param = source_.params[p];
       const ir::Part &part = param.parts[q];
       if (productOverPlaces(param, part)) {
@@ -115,15 +116,25 @@ private:
           box.push_back(unionOf(part.dimensions[d].share, whole[d]));
         take(box);
       } else {
-        for (int64_t place : distinctPlaces(source_, axes(param, part))) {
-          if (!present(source_, param, place) || rest.empty() || work > kMostWork)
+        // All such parts of a param together, place by place: of a flat buffer little is left then in between.
+        std::vector<const ir::Part *> together;
+        std::vector<unsigned> all;
+        for (; i < parts.size() && parts[i].first == p && !productOverPlaces(param, param.parts[parts[i].second]); ++i) {
+          together.push_back(&param.parts[parts[i].second]);
+          add(axes(param, *together.back()), all);
+        }
+        --i;
+        for (int64_t place : distinctPlaces(source_, std::move(all))) {
+          if (!present(source_, param, place) || !authorised(source_, place) || rest.empty() || work > kMostWork)
             continue;
-          Box box;
-          for (const ir::PartDimension &dimension : part.dimensions) {
-            const ir::Share &share = source_.shares[dimension.share];
-            box.push_back(positions(dimension.share, coordinate(source_, share.axes, place)));
+          for (const ir::Part *each : together) {
+            Box box;
+            for (const ir::PartDimension &dimension : each->dimensions) {
+              const ir::Share &share = source_.shares[dimension.share];
+              box.push_back(positions(dimension.share, coordinate(source_, share.axes, place)));
+            }
+            take(box);
           }
-          take(box);
         }
       }
       if (rest.empty())
@@ -143,8 +154,9 @@ private:
     std::vector<unsigned> result;
     for (const ir::PartDimension &dimension : part.dimensions)
       add(source_.shares[dimension.share].axes, result);
-    for (const ir::Presence &rule : param.presence)
-      result.push_back(rule.axis);
+    for (const auto *rules : {&param.presence, &source_.authority})
+      for (const ir::Presence &rule : *rules)
+        result.push_back(rule.axis);
     return result;
   }
 
@@ -226,17 +238,23 @@ private:
     std::string holders = "param '" + source_.params[params[0]].name + "'";
     if (params.size() > 1)
       holders += " and " + std::to_string(params.size() - 1) + " more";
-    const char *nowhere = source_.storage ? "in no file" : "on no rank";
-    diagnostics_.error(declaredAt_[params[0]],
+    const std::string nowhere = std::string(source_.storage ? "in no file" : "on no rank") +
+                                (source_.authority.empty() ? "" : " that 'authority' lets serve");
+    const std::string message =
                        tooMuch_ ? "cannot tell whether the source holds all of tensor '" + family.name + "': " +
                                       holders + (params.size() > 1 ? " cut" : " cuts") + " it into too many pieces"
                                 : "the source leaves a part of tensor '" + family.name + "' " + nowhere + ": " +
-                                      holders + (params.size() > 1 ? " leave out" : " leaves out") + where);
+                                      holders + (params.size() > 1 ? " leave out" : " leaves out") + where;
+    if (gaps_ && !tooMuch_)
+      diagnostics_.warning(declaredAt_[params[0]], message);
+    else
+      diagnostics_.error(declaredAt_[params[0]], message);
   }
 
   const ir::Layout &layout_;
   const ir::Endpoint &source_;
   const std::vector<Location> &declaredAt_;
+  bool gaps_;
   Diagnostics &diagnostics_;
   std::vector<std::vector<Segments>> positions_; // by share and coordinate
   std::vector<std::optional<Segments>> unions_;  // by share
@@ -247,8 +265,8 @@ private:
 } // namespace
 
 std::vector<bool> checkSource(const ir::Layout &layout, const std::vector<Location> &declaredAt,
-                              Diagnostics &diagnostics) {
-  return SourceCheck(layout, declaredAt, diagnostics).run();
+                              bool gaps, Diagnostics &diagnostics) {
+  return SourceCheck(layout, declaredAt, gaps, diagnostics).run();
 }
 
 } // namespace reshard

@@ -39,6 +39,8 @@ bool Params::checkDimensions(const Building &building) const {
       diagnostics_.error(at, message);
     ok = ok && holds;
   };
+  if (building.pack.kind == Pack::Kind::flat && declaration.stack)
+    check(false, declaration.stack->second, "'stack' of " + building.title() + ", which is flat, expected one or the other");
   const std::string has = building.title() + " has " + text(rank) + (rank == 1 ? " dimension" : " dimensions");
   check(rank <= kMaxDimensions, declaration.at, has + ", expected at most " + text(kMaxDimensions));
   if (building.stack >= 0)
@@ -80,7 +82,7 @@ bool Params::cutDimension(Building &building, int64_t d) const {
   if (dimension.stack) {
     slots.shape = {size(building.exists[building.stack])};
     dimension.relations = {dense(building.exists[building.stack])};
-  } else {
+  } else if (pack.kind != Pack::Kind::flat) { // whose entries are placed by flat.cpp
     dimension.relations = joinedRelations(pack, inPack);
   }
   dimension.rows = dimension.padded = pack.shape[inPack];
@@ -206,7 +208,7 @@ bool Params::addParts(Building &building) const {
       if (static_cast<int>(family.variables[i]) == building.stack)
         choose(building.declaration.stackDimension);
       else
-        choices.back().push_back({placing_.instances(family.variables[i], family.exists[i]), -1});
+        choices.back().push_back({placing_.instances(family.variables[i], building.exists[family.variables[i]]), -1});
     }
     const std::vector<int64_t> &permute = building.leaves[leaf]->permute;
     for (size_t t = 0; t < family.shape.size(); ++t) {

@@ -50,7 +50,7 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
     parts.push_back(fbs::CreatePartDirect(builder, part.family, &dimensions));
   }
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
-                                dtype(param.dtype), &parts, param.origin.c_str());
+                                dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str());
 }
 
 Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &endpoint) {

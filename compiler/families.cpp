@@ -18,14 +18,7 @@ ir::Segments existing(const TensorDeclaration &tensor, const ir::IndexVariable &
   const auto where = tensor.where.find(variable.name);
   if (where == tensor.where.end())
     return ir::identity(variable.size);
-  ir::Segments values;
-  int64_t next = 0;
-  for (const Range &range : where->second) {
-    const int64_t length = range.last - range.first + 1;
-    values.push_back({range.first, next, length, 1, 0, 0});
-    next += length;
-  }
-  return normalize(std::move(values));
+  return valuesOf(where->second);
 }
 
 std::vector<std::string> sorted(std::vector<std::string> list) {
@@ -42,10 +35,21 @@ std::string braces(const std::vector<std::string> &variables) {
 
 } // namespace
 
+ir::Segments valuesOf(const std::vector<Range> &ranges) {
+  ir::Segments values;
+  int64_t next = 0;
+  for (const Range &range : ranges) {
+    const int64_t length = range.last - range.first + 1;
+    values.push_back({range.first, next, length, 1, 0, 0});
+    next += length;
+  }
+  return normalize(std::move(values));
+}
+
 Tensors::Tensors(const Model &model, Diagnostics &diagnostics) {
   for (const TensorDeclaration &declaration : model.tensors) {
     const unsigned number = static_cast<unsigned>(tensors_.size());
-    tensors_.push_back({&declaration, 0, number});
+    tensors_.push_back({&declaration, 0, number, declaration.absent});
     byName_.emplace(declaration.name, number);
     reversed_.emplace_back(std::string(declaration.name.rbegin(), declaration.name.rend()), number);
   }
@@ -57,17 +61,20 @@ Tensors::Tensors(const Model &model, Diagnostics &diagnostics) {
           diagnostics.error(tied->second,
                             "tensor '" + name(i) + "' is tied to '" + name(*other) + "', which is itself tied to '" +
                                 tensors_[*other].declaration->tied->first + "', expected a tensor that is not tied");
+        else if (tensors_[*other].absent != tensors_[i].absent && !tensors_[i].absent)
+          diagnostics.error(tied->second, "tensor '" + name(i) + "' is tied to '" + name(*other) +
+                                              "', which does not exist: its 'when' is 0");
         else
           tensors_[i].canonical = *other;
       }
   for (unsigned i = 0; i < tensors_.size(); ++i)
-    if (tensors_[i].canonical == i) {
+    if (tensors_[i].canonical == i && !tensors_[i].absent) {
       tensors_[i].family = static_cast<unsigned>(families_.size());
       families_.push_back(readFamily(model, i, diagnostics));
       canonical_.push_back(i);
     }
   for (unsigned i = 0; i < tensors_.size(); ++i)
-    if (tensors_[i].canonical != i) {
+    if (tensors_[i].canonical != i && !tensors_[i].absent) {
       tensors_[i].family = tensors_[tensors_[i].canonical].family;
       checkTie(i, diagnostics);
     }

@@ -25,6 +25,7 @@ public:
     const TensorDeclaration *declaration = nullptr;
     unsigned family = 0;
     unsigned canonical = 0; // the declared tensor that the family comes from
+    bool absent = false;    // its `when` is 0: there is no family
   };
   const std::vector<Tensor> &all() const { return tensors_; }
   const std::vector<ir::Family> &families() const { return families_; }
@@ -49,6 +50,9 @@ private:
   std::vector<std::pair<std::string, unsigned>>
       reversed_; // names read backwards, sorted: those with a common suffix are neighbours
 };
+
+/// The values of sorted, disjoint ranges, numbered densely.
+ir::Segments valuesOf(const std::vector<Range> &ranges);
 
 /// "[3, 4]".
 std::string shapeText(const std::vector<int64_t> &shape);

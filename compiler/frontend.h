@@ -2,6 +2,7 @@
 // source.cpp makes Nodes, model.cpp Models, job.cpp Jobs; resolve.cpp alone turns a Job into the layout IR.
 #pragma once
 
+#include "compiler/allowed.h"
 #include "compiler/diagnostics.h"
 #include "ir/ir.h"
 
@@ -53,6 +54,8 @@ bool checkSyntax(const Expression &expression, Diagnostics &diagnostics);
 /// Whether it is a valid expression whose names are all known, without computing anything.
 bool checkNames(const Expression &expression, const Environment &names, Diagnostics &diagnostics);
 
+class Config;
+
 /// One rule `axis`, `[axis, axis]` or `{axis: …, scheme…}` for a dimension or an index variable.
 struct ShardRule {
   Location at;
@@ -63,6 +66,11 @@ struct ShardRule {
   std::vector<std::vector<Expression>> lists;         // map
   std::optional<Expression> unit;
   bool replicate = false;
+  // Pipelines, in `place` alone (pipelines.cpp):
+  std::optional<Expression> interleave;               // chunks of a rank
+  std::optional<Expression> first, last;              // values of the first and the last rank
+  std::optional<Expression> embedding, loss;          // 0 or 1 counted as a value
+  std::optional<std::vector<int64_t>> stages;         // values of each virtual rank, from `stages` or `pattern`
 };
 
 /// A number range of `where` or `ranks`, both ends included.
@@ -79,24 +87,34 @@ struct TensorDeclaration {
   Location shapeAt;
   ir::DType dtype = ir::DType::bf16;
   std::map<std::string, std::vector<Range>> where; // by variable; ranges sorted, disjoint, within the variable's size
+  bool absent = false;                             // its `when` is 0
   std::optional<std::pair<std::string, Location>> tied; // the other tensor's name or suffix, as written
   std::map<int64_t, ShardRule> shard;                   // where the endpoint has no layout
 };
 
 /// What a param is built of: one tensor, or packs of packs.
 struct Pack {
-  enum class Kind { tensor, concat, interleave };
+  enum class Kind { tensor, concat, interleave, flat };
   Kind kind = Kind::tensor;
   Location at;
   std::string tensor;                 // kind tensor: name or suffix as written
   std::vector<int64_t> permute;       // finished dimension i is the tensor's dimension permute[i]; empty: as it is
   int64_t dimension = 0;              // concat, interleave
   std::optional<Expression> groups;   // interleave
+  std::optional<Expression> align;    // flat
   std::vector<Pack> of;
 };
 
+/// `axis: coordinates` of `at` or `authority`.
+struct AxisCoordinates {
+  Location at;
+  bool first = false, last = false;
+  std::vector<Expression> coordinates;
+};
+using AxisRules = std::vector<std::pair<std::string, AxisCoordinates>>;
+
 struct ParamDeclaration {
-  std::string name; // with {x}, {x.local} placeholders
+  std::string name; // with {x}, {x.local}, {x.chunk} placeholders
   Location at;
   Pack pack;
   bool joined = false;                               // cut: joined
@@ -104,10 +122,17 @@ struct ParamDeclaration {
   int64_t stackDimension = 0;
   std::map<int64_t, Expression> pad;                 // dimension -> multiple
   std::map<int64_t, ShardRule> shard;
-  struct At { Location at; bool first = false, last = false; std::vector<Expression> coordinates; Location valueAt; };
-  std::vector<std::pair<std::string, At>> places;    // at: axis -> coordinates
+  AxisRules places;                                  // at
   std::optional<Expression> when;
+  std::map<std::string, std::vector<Range>> where;   // by variable, as of a tensor
+  std::string refresh;                               // the engine's hook after a run; empty: none
   std::optional<std::pair<ir::DType, Location>> dtype;
+};
+
+/// A name in which `*` and `?` stand for others.
+struct Glob {
+  std::string text;
+  Location at;
 };
 
 struct LayoutDeclaration {
@@ -117,12 +142,15 @@ struct LayoutDeclaration {
   std::map<std::string, ShardRule> place;            // index variable -> rule
   std::map<std::string, Expression> switches;        // defaults
   std::vector<ParamDeclaration> params;
+  bool same = false;                                 // params: same
+  std::vector<std::pair<Glob, std::map<int64_t, ShardRule>>> shard; // of `params: same`, in order
 };
 
 struct Model {
   std::string name;
   Location at;
   std::string path;                                  // the file, or empty where inline
+  std::shared_ptr<const Config> config;
   Environment let;
   std::vector<ir::IndexVariable> variables;
   std::map<std::string, Location> variablesAt;
@@ -146,6 +174,8 @@ struct EndpointDeclaration {
   std::string directory;
   std::map<std::string, ShardRule> place;            // overrides the layout's
   std::map<std::string, int64_t> switches;           // defaults of the layout, overridden
+  std::vector<Glob> only, ignore;
+  AxisRules authority;                               // of the source
 };
 
 struct Job {
@@ -174,12 +204,9 @@ std::optional<Model> readModel(const Node &node, const std::string &folder, Diag
 
 /// The whole job: the file, what it includes by path (relative to the including file), and overrides `a.b=c`.
 std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides,
-                           Diagnostics &diagnostics);
-
-/// A rule as written in `shard:` or `place:`; shared by model.cpp and job.cpp.
-std::optional<ShardRule> readShardRule(const Node &node, Diagnostics &diagnostics);
+                           Diagnostics &diagnostics, const Allowed &allowed = {});
 
 /// The job's layouts, placed and packed: families, shares, params. Errors name both sides where two do not agree.
-std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics);
+std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, const Allowed &allowed = {});
 
 } // namespace reshard

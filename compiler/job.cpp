@@ -64,7 +64,10 @@ std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diag
 
 class JobReader {
 public:
-  JobReader(const std::string &path, Diagnostics &diagnostics) : diagnostics_(diagnostics) { job_.path = path; }
+  JobReader(const std::string &path, const Allowed &allowed, Diagnostics &diagnostics)
+      : allowed_(allowed), diagnostics_(diagnostics) {
+    job_.path = path;
+  }
 
   std::optional<Job> read(const std::vector<std::string> &overrides) {
     const size_t errorsBefore = diagnostics_.errors();
@@ -137,13 +140,13 @@ private:
       return;
     readSwitches();
     readWorld(world);
-    checkNames(job_, diagnostics_);
+    checkNames(job_, allowed_, diagnostics_);
   }
 
   bool readModelOf(Fields &fields) {
     Node *model = const_cast<Node *>(fields.require("model"));
     if (!model || (model->kind == Node::Kind::scalar && !include(*model, "model")) ||
-        !checkMap(*model, "'model'", diagnostics_))
+        !checkMap(*model, "'model'", diagnostics_) || !extendModel(*model, diagnostics_))
       return false;
     const std::string path = job_.model.path;
     job_.model = readPartialModel(*model, folderOf(path.empty() ? job_.path : path), diagnostics_);
@@ -200,9 +203,18 @@ private:
         endpoint.ranks.push_back(static_cast<int32_t>(place));
     endpoint.ranksAt = ranks ? ranks->at : endpoint.meshAt;
     if (const Node *place = fields.find("place"))
-      endpoint.place = readPlace(*place, job_.model.variables, diagnostics_);
+      endpoint.place = readPlace(*place, job_.model, diagnostics_);
     if (const Node *switches = fields.find("switches"); switches && checkMap(*switches, "'switches'", diagnostics_))
       checkSwitches(*switches, endpoint);
+    if (const Node *only = fields.find("only"))
+      endpoint.only = readGlobs(*only, "'only'", diagnostics_);
+    if (const Node *ignore = fields.find("ignore"))
+      endpoint.ignore = readGlobs(*ignore, "'ignore'", diagnostics_);
+    if (const Node *authority = fields.find("authority")) {
+      if (role != "source")
+        diagnostics_.error(authority->at, "'authority' of a target, expected it on the source, which is read");
+      endpoint.authority = readAxisRules(*authority, "'authority'", diagnostics_);
+    }
     fields.finish();
   }
 
@@ -321,6 +333,7 @@ private:
     }
   }
 
+  const Allowed &allowed_;
   Diagnostics &diagnostics_;
   Job job_;
   std::vector<const Node *> nodes_; // of the endpoints
@@ -331,8 +344,8 @@ private:
 } // namespace
 
 std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides,
-                           Diagnostics &diagnostics) {
-  return JobReader(path, diagnostics).read(overrides);
+                           Diagnostics &diagnostics, const Allowed &allowed) {
+  return JobReader(path, allowed, diagnostics).read(overrides);
 }
 
 } // namespace reshard

@@ -3,6 +3,8 @@
 #include "compiler/reading.h"
 
 #include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace reshard {
 
@@ -19,12 +21,11 @@ public:
     param.name = name.text;
     param.at = name.at;
     readText(name, "the name of a param", diagnostics_);
-    readPlaceholders(name, model_.variables, true, diagnostics_);
+    const auto placeholders = readPlaceholders(name, model_.variables, true, diagnostics_);
     const std::string title = "param '" + name.text + "'";
     Fields fields(node, title, diagnostics_);
     if (!fields.isMap())
       return param;
-    fields.lacking({"flat"});
     param.pack = readPack(node, fields, title, /*holds=*/true);
     if (const Node *stack = fields.find("stack"))
       readStack(*stack, param);
@@ -42,9 +43,19 @@ public:
         refuse(*cut, "'joined'", "'cut'", diagnostics_);
       param.joined = true;
     }
-    if (const Node *at = fields.find("at"); at && checkMap(*at, "'at'", diagnostics_))
-      for (const auto &[axis, value] : at->entries)
-        readAt(axis, value, param);
+    if (const Node *at = fields.find("at"))
+      param.places = readAxisRules(*at, "'at'", diagnostics_);
+    if (const Node *where = fields.find("where")) {
+      std::vector<std::string> variables;
+      if (placeholders)
+        for (const Placeholder &placeholder : *placeholders)
+          variables.push_back(placeholder.variable);
+      if (param.stack)
+        variables.push_back(param.stack->first);
+      param.where = readWhere(*where, variables, title, model_, diagnostics_);
+    }
+    if (const Node *refresh = fields.find("refresh"))
+      param.refresh = readIdentifier(*refresh, "'refresh'", diagnostics_).value_or("");
     if (const Node *when = fields.find("when"))
       param.when = readExpression(*when, "'when'", diagnostics_);
     if (const Node *dtype = fields.find("dtype"))
@@ -55,7 +66,8 @@ public:
   }
 
 private:
-  /// The one of `holds` (or `of`), `concat`, `interleave` that a map has; `holds` is false inside packs.
+  /// The one of `holds` (or `of`), `concat`, `interleave`, and for a whole param `flat`, that a map has; `holds` is false
+  /// inside packs.
   Pack readPack(const Node &node, Fields &fields, const std::string &title, bool holds, int depth = 0) {
     Pack pack;
     pack.at = node.at;
@@ -64,14 +76,15 @@ private:
       return pack;
     }
     const Node *tensor = fields.find(holds ? "holds" : "of"), *concat = fields.find("concat"),
-               *interleave = fields.find("interleave");
+               *interleave = fields.find("interleave"), *flat = holds ? fields.find("flat") : nullptr;
     const Node *permute = fields.find("permute");
     const char *name = holds ? "'holds'" : "'of'";
-    const int count = (tensor != nullptr) + (concat != nullptr) + (interleave != nullptr);
+    const int count = (tensor != nullptr) + (concat != nullptr) + (interleave != nullptr) + (flat != nullptr);
     if (count != 1) {
-      diagnostics_.error(count == 0 ? node.at : keyOf(node, tensor, concat, interleave),
+      diagnostics_.error(count == 0 ? node.at : keyOf(node, {tensor, concat, interleave, flat}),
                          title + " has " + (count == 0 ? "none" : std::to_string(count)) + " of " + name +
-                             ", 'concat' and 'interleave', expected one");
+                             (holds ? ", 'concat', 'interleave' and 'flat', expected one"
+                                    : ", 'concat' and 'interleave', expected one"));
       return pack;
     }
     if (permute && !tensor)
@@ -83,8 +96,8 @@ private:
       if (permute)
         readPermute(*permute, pack);
     } else {
-      const Node &value = concat ? *concat : *interleave;
-      pack.kind = concat ? Pack::Kind::concat : Pack::Kind::interleave;
+      const Node &value = concat ? *concat : interleave ? *interleave : *flat;
+      pack.kind = concat ? Pack::Kind::concat : interleave ? Pack::Kind::interleave : Pack::Kind::flat;
       pack.at = value.at;
       readEntries(value, pack, depth);
     }
@@ -92,28 +105,30 @@ private:
   }
 
   /// The place of the second key that is there.
-  static Location keyOf(const Node &node, const Node *a, const Node *b, const Node *c) {
+  static Location keyOf(const Node &node, std::initializer_list<const Node *> some) {
     Location at = node.at;
     int seen = 0;
     for (const auto &[key, value] : node.entries)
-      if ((&value == a || &value == b || &value == c) && ++seen == 2)
+      if (std::find(some.begin(), some.end(), &value) != some.end() && ++seen == 2)
         at = key.at;
     return at;
   }
 
-  /// `[a, b]` or `{of: [a, b], dim: d, groups: g}`.
+  /// `[a, b]` or `{of: [a, b], dim: d, groups: g, align: m}`.
   void readEntries(const Node &value, Pack &pack, int depth) {
-    const bool concat = pack.kind == Pack::Kind::concat;
-    const std::string what = concat ? "'concat'" : "'interleave'";
+    const bool interleave = pack.kind == Pack::Kind::interleave, flat = pack.kind == Pack::Kind::flat;
+    const std::string what = interleave ? "'interleave'" : flat ? "'flat'" : "'concat'";
     const Node *entries = &value;
-    if (!concat || value.kind == Node::Kind::map) {
+    if (interleave || value.kind == Node::Kind::map) {
       Fields fields(value, what, diagnostics_);
       if (!fields.isMap())
         return;
-      if (const Node *dimension = fields.find("dim"))
+      if (const Node *dimension = flat ? nullptr : fields.find("dim"))
         pack.dimension = readInteger(*dimension, "'dim'", 0, kMaxDimensions - 1, diagnostics_).value_or(0);
-      if (const Node *groups = concat ? nullptr : fields.require("groups"))
+      if (const Node *groups = interleave ? fields.require("groups") : nullptr)
         pack.groups = readExpression(*groups, "'groups'", diagnostics_);
+      if (const Node *align = flat ? fields.find("align") : nullptr)
+        pack.align = readExpression(*align, "'align'", diagnostics_);
       entries = fields.require("of");
       fields.finish();
     }
@@ -162,25 +177,6 @@ private:
       param.stack.emplace(*name, index->at);
   }
 
-  void readAt(const Node &axis, const Node &value, ParamDeclaration &param) {
-    const auto name = readIdentifier(axis, "an axis", diagnostics_);
-    ParamDeclaration::At at;
-    at.at = axis.at;
-    at.valueAt = value.at;
-    if (value.kind == Node::Kind::sequence && value.items.empty())
-      diagnostics_.error(value.at, "'at' without a coordinate; 'when: false' leaves a param out");
-    for (const Node *item : valueOrItems(value)) {
-      if (item->kind == Node::Kind::scalar && item->text == "first")
-        at.first = true;
-      else if (item->kind == Node::Kind::scalar && item->text == "last")
-        at.last = true;
-      else if (auto coordinate = readExpression(*item, "a coordinate", diagnostics_))
-        at.coordinates.push_back(std::move(*coordinate));
-    }
-    if (name)
-      param.places.emplace_back(*name, std::move(at));
-  }
-
   const Model &model_;
   Diagnostics &diagnostics_;
 };
@@ -210,6 +206,61 @@ void readAxes(const Node &node, const Model &model, LayoutDeclaration &layout, D
   }
 }
 
+/// `extend: NAME`, of a layout above.
+void inherit(const Node &extend, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  const auto name = readText(extend, "'extend'", diagnostics);
+  std::vector<std::string> known;
+  for (const LayoutDeclaration &other : model.layouts) {
+    known.push_back(other.name);
+    if (name == other.name) {
+      const LayoutDeclaration own = layout;
+      layout = other;
+      layout.name = own.name;
+      layout.at = own.at;
+      return;
+    }
+  }
+  if (name)
+    diagnostics.error(extend.at, known.empty() ? "unknown layout '" + *name + "'; there is none above"
+                                               : "unknown layout '" + *name + "' above this one" + suggestion(*name, known));
+}
+
+/// A map without the entries that only remove what another layout has.
+Node withoutNull(Node map) {
+  std::erase_if(map.entries, [](const Node::Entry &entry) { return entry.value.kind == Node::Kind::null; });
+  return map;
+}
+
+/// Params onto those of the extended layout, if any.
+void readParams(const Node &params, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  ParamReader reader(model, diagnostics);
+  std::unordered_map<std::string, size_t> inherited;
+  for (size_t i = 0; i < layout.params.size(); ++i)
+    inherited.emplace(layout.params[i].name, i);
+  std::unordered_set<size_t> removed;
+  for (const auto &[name, value] : params.entries) {
+    const auto known = inherited.find(name.text);
+    if (value.kind != Node::Kind::null) {
+      ParamDeclaration param = reader.read(name, value);
+      if (known != inherited.end())
+        layout.params[known->second] = std::move(param);
+      else
+        layout.params.push_back(std::move(param));
+    } else if (known != inherited.end()) {
+      removed.insert(known->second);
+    } else if (layout.params.empty()) {
+      reader.read(name, value); // an empty param, not a removed one
+    } else {
+      diagnostics.error(name.at, "param '" + name.text + "' is removed, but there is none");
+    }
+  }
+  std::vector<ParamDeclaration> kept;
+  for (size_t i = 0; i < layout.params.size(); ++i)
+    if (!removed.contains(i))
+      kept.push_back(std::move(layout.params[i]));
+  layout.params = std::move(kept);
+}
+
 } // namespace
 
 LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &model, Diagnostics &diagnostics) {
@@ -220,10 +271,18 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
   if (!fields.isMap())
     return layout;
   fields.lacking({"dtype"});
+  const Node *extend = fields.find("extend");
+  if (extend)
+    inherit(*extend, model, layout, diagnostics);
   if (const Node *axes = fields.find("axes"))
     readAxes(*axes, model, layout, diagnostics);
-  if (const Node *place = fields.find("place"))
-    layout.place = readPlace(*place, model.variables, diagnostics);
+  if (const Node *place = fields.find("place"); place && checkMap(*place, "'place'", diagnostics)) {
+    for (const auto &[key, value] : place->entries)
+      if (value.kind == Node::Kind::null && layout.place.erase(key.text) == 0)
+        diagnostics.error(key.at, "'" + key.text + "' is removed from 'place', which has none");
+    for (auto &[variable, rule] : readPlace(withoutNull(*place), model, diagnostics))
+      layout.place.insert_or_assign(variable, std::move(rule));
+  }
   if (const Node *switches = fields.find("switches"); switches && checkMap(*switches, "'switches'", diagnostics))
     for (const auto &[key, value] : switches->entries) {
       const auto known = readIdentifier(key, "a switch", diagnostics);
@@ -231,14 +290,19 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
       if (!known || !expression)
         continue;
       checkOnce(key, "switch", layout, model, diagnostics);
-      layout.switches.emplace(key.text, std::move(*expression));
+      layout.switches.insert_or_assign(key.text, std::move(*expression));
     }
-  if (const Node *params = fields.require("params")) {
-    if (params->kind == Node::Kind::scalar && params->text == "same")
-      refuseLacking(params->at, "params: same", diagnostics);
-    else if (checkMap(*params, "'params'", diagnostics))
-      for (const auto &[param, value] : params->entries)
-        layout.params.push_back(ParamReader(model, diagnostics).read(param, value));
+  const Node *params = extend ? fields.find("params") : fields.require("params");
+  const bool same = params && params->kind == Node::Kind::scalar && params->text == "same";
+  layout.same = params ? same : layout.same;
+  if (same)
+    layout.params.clear();
+  else if (params && checkMap(*params, "'params'", diagnostics))
+    readParams(*params, model, layout, diagnostics);
+  if (const Node *shard = layout.same ? fields.find("shard") : nullptr; shard && checkMap(*shard, "'shard'", diagnostics)) {
+    layout.shard.clear();
+    for (const auto &[glob, rules] : shard->entries)
+      layout.shard.push_back({{glob.text, glob.at}, readShard(rules, diagnostics)});
   }
   fields.finish();
   return layout;

@@ -142,8 +142,11 @@ private:
     for (unsigned p = 0; p < source.params.size(); ++p)
       for (unsigned q = 0; q < source.params[p].parts.size(); ++q)
         if (const int family = source.params[p].parts[q].family; family >= 0)
-          for (View &view : sourceViews_.of(p, q))
-            families_[family].views.push_back(std::move(view));
+          for (View &view : sourceViews_.of(p, q)) {
+            std::erase_if(view.places, [&](int32_t place) { return !authorised(source, place); });
+            if (!view.places.empty())
+              families_[family].views.push_back(std::move(view));
+          }
     for (unsigned f = 0; f < families_.size(); ++f) {
       FamilySource &family = families_[f];
       for (size_t d = 0; d < layout_.families[f].rank(); ++d) {

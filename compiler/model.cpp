@@ -1,6 +1,6 @@
 // The model: let, index, tensors, place, layouts (each read by layouts.cpp).
 
-#include "compiler/reading.h"
+#include "compiler/config.h"
 
 #include <algorithm>
 
@@ -22,7 +22,8 @@ public:
     if (const Node *name = fields.find("name"))
       model_.name = readText(*name, "'name'", diagnostics_).value_or("");
     const Node *config = fields.find("config");
-    model_.let = readLet(fields.find("let"), config, configFolder(config), diagnostics_);
+    model_.config = std::make_shared<Config>(config, configFolder(config), diagnostics_);
+    model_.let = readLet(fields.find("let"), *model_.config, diagnostics_);
     if (const Node *dtype = fields.find("dtype")) {
       dtype_ = readDType(*dtype, "'dtype'", diagnostics_);
       dtypeWrong_ = !dtype_;
@@ -32,7 +33,7 @@ public:
     if (const Node *tensors = fields.require("tensors"))
       readTensors(*tensors);
     if (const Node *place = fields.find("place"))
-      model_.place = readPlace(*place, model_.variables, diagnostics_);
+      model_.place = readPlace(*place, model_, diagnostics_);
     if (const Node *layouts = fields.find("layouts"); layouts && checkMap(*layouts, "'layouts'", diagnostics_))
       for (const auto &[name, layout] : layouts->entries)
         if (readText(name, "the name of a layout", diagnostics_))
@@ -96,7 +97,9 @@ private:
       return refuse(value, "a shape or a map", title, diagnostics_);
     Fields fields(value, title, diagnostics_);
     const Node *tied = fields.find("tied"), *shape = fields.find("shape"), *dtype = fields.find("dtype"),
-               *where = fields.find("where");
+               *where = fields.find("where"), *when = fields.find("when");
+    if (when)
+      tensor.absent = readValue(*when, "'when'", model_.let, INT64_MIN + 1, INT64_MAX, diagnostics_) == 0;
     if (const Node *shard = fields.find("shard"))
       tensor.shard = readShard(*shard, diagnostics_);
     if (tied) {
@@ -115,9 +118,8 @@ private:
       readShape(*shape, title, tensor);
     else
       fields.require("shape");
-    if (where && checkMap(*where, "'where'", diagnostics_))
-      for (const auto &[variable, values] : where->entries)
-        readWhere(variable, values, title, tensor);
+    if (where)
+      tensor.where = readWhere(*where, tensor.variables, title, model_, diagnostics_);
     fields.finish();
     if (shape)
       for (const auto &[d, rule] : tensor.shard)
@@ -150,31 +152,6 @@ private:
     }
     if (!fits && std::find(tensor.shape.begin(), tensor.shape.end(), 0) == tensor.shape.end())
       diagnostics_.error(shape.at, title + " has 2^63 bytes or more");
-  }
-
-  /// Values of one index variable: ranges sorted, disjoint.
-  void readWhere(const Node &variable, const Node &values, const std::string &title, TensorDeclaration &tensor) {
-    if (!checkVariable(variable.text, variable.at, model_.variables, diagnostics_))
-      return;
-    if (std::find(tensor.variables.begin(), tensor.variables.end(), variable.text) == tensor.variables.end()) {
-      diagnostics_.error(variable.at, "'where' of '" + variable.text + "', which the name of " + title + " lacks");
-      return;
-    }
-    const auto known = std::find_if(model_.variables.begin(), model_.variables.end(),
-                                    [&](const ir::IndexVariable &each) { return each.name == variable.text; });
-    std::vector<Range> ranges;
-    for (const Node *item : valueOrItems(values))
-      if (const auto range = readRange(*item, "'" + variable.text + "'", model_.let, known->size, diagnostics_))
-        if (range->first <= range->last)
-          ranges.push_back(*range);
-    std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.first < b.first; });
-    std::vector<Range> &joined = tensor.where[variable.text];
-    for (const Range &range : ranges) {
-      if (!joined.empty() && range.first <= joined.back().last + 1)
-        joined.back().last = std::max(joined.back().last, range.last);
-      else
-        joined.push_back(range);
-    }
   }
 
   const Node &node_;

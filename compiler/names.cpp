@@ -1,7 +1,8 @@
 // A name is text with numbers in it. Cut into text and *runs* of digits, literal or of placeholders, two names are
 // equal exactly if their texts are and each run is. As a pattern has each variable once, its runs vary independently:
 // two patterns meet on a place if their texts are equal and each pair of runs has a number in common there. Patterns
-// with the same texts are few.
+// with the same texts are few. Only `{x.chunk}` beside `{x.local}` is one variable in two runs: then the names are
+// listed.
 
 #include "compiler/names.h"
 #include "compiler/places.h"
@@ -20,7 +21,7 @@ namespace {
 struct Piece {
   std::string digits;
   int variable = -1; // into Param::variables
-  bool local = false;
+  enum class Kind { value, local, chunk } kind = Kind::value;
 };
 using Run = std::vector<Piece>;
 
@@ -30,6 +31,7 @@ struct Pattern {
   std::string skeleton; // the name with kRun for each run
   std::vector<Run> runs;
   bool literal = true; // no placeholder
+  bool chunks = false; // a variable stands in it twice
 };
 
 Pattern readPattern(const ir::Layout &layout, const ir::Param &param) {
@@ -55,8 +57,11 @@ Pattern readPattern(const ir::Layout &layout, const ir::Param &param) {
       const std::string inside = param.name.substr(i + 1, end - i - 1);
       for (size_t v = 0; v < param.variables.size(); ++v) {
         const std::string &variable = layout.variables[param.variables[v]].name;
-        if (inside == variable || inside == variable + ".local")
-          run().push_back({{}, static_cast<int>(v), inside != variable});
+        using Kind = Piece::Kind;
+        for (const auto &[suffix, kind] : {std::pair("", Kind::value), std::pair(".local", Kind::local), std::pair(".chunk", Kind::chunk)})
+          if (inside == variable + suffix)
+            run().push_back({{}, static_cast<int>(v), kind});
+        pattern.chunks = pattern.chunks || inside == variable + ".chunk";
       }
       pattern.literal = false;
       i = end;
@@ -105,12 +110,25 @@ private:
     const ir::Share &positions = endpoint_.shares[endpoint_.placement[param.variables[piece.variable]]];
     const Segments &local = positions.at[coordinate(endpoint_, positions.axes, place)];
     std::vector<int64_t> result;
-    if (!piece.local)
+    if (piece.kind == Piece::Kind::value)
       for (const auto &[value, instance] : expand(here))
         result.push_back(value);
     else
       for (const auto &[value, position] : expand(restrict(local, here)))
-        result.push_back(position);
+        result.push_back(piece.kind == Piece::Kind::local ? position % ir::kChunk : position / ir::kChunk);
+    return result;
+  }
+
+  /// All names of a param on a place, sorted. Nothing where there are too many to look at.
+  std::optional<std::vector<std::string>> names(unsigned p, int64_t place) const {
+    constexpr int64_t kMost = 1 << 20;
+    const int64_t count = instances(endpoint_, endpoint_.params[p], place);
+    if (count > kMost)
+      return std::nullopt;
+    std::vector<std::string> result;
+    for (int64_t i = 0; i < count; ++i)
+      result.push_back(instanceName(layout_, endpoint_, endpoint_.params[p], place, i));
+    std::sort(result.begin(), result.end());
     return result;
   }
 
@@ -164,7 +182,18 @@ private:
         continue;
       std::string name;
       size_t run = 0;
-      for (char c : patterns_[p].skeleton) {
+      if (patterns_[p].chunks || patterns_[q].chunks) {
+        const auto one = names(p, place), other = names(q, place);
+        if (!one || !other)
+          return reportTooMany(p);
+        std::vector<std::string> common;
+        std::set_intersection(one->begin(), one->end(), other->begin(), other->end(), std::back_inserter(common));
+        if (common.empty())
+          continue;
+        name = common[0];
+        run = runs.size();
+      }
+      for (char c : run == 0 ? std::string_view(patterns_[p].skeleton) : std::string_view()) {
         if (c != kRun) {
           name += c;
           continue;
@@ -189,7 +218,31 @@ private:
   }
 
   /// Two placeholders that touch may print one name for different values: {a}{b} with 1, 11 and 11, 1.
+  /// So may positions in several chunks of virtual stages, in a name without {x.chunk}.
   void compareWithItself(unsigned p) {
+    const ir::Param &param = endpoint_.params[p];
+    const bool local = std::any_of(patterns_[p].runs.begin(), patterns_[p].runs.end(), [](const Run &run) {
+      return std::any_of(run.begin(), run.end(), [](const Piece &piece) { return piece.kind == Piece::Kind::local; });
+    });
+    std::vector<unsigned> placed;
+    addAxes(p, placed);
+    for (int64_t place : local ? distinctPlaces(endpoint_, std::move(placed)) : std::vector<int64_t>()) {
+      const bool chunked = std::any_of(param.variables.begin(), param.variables.end(), [&](unsigned v) {
+        const ir::Share &positions = endpoint_.shares[endpoint_.placement[v]];
+        const Segments &here = positions.at[coordinate(endpoint_, positions.axes, place)];
+        return std::any_of(here.begin(), here.end(), [](const ir::Segment &s) {
+          return s.to + (s.count - 1) * s.toStep >= ir::kChunk;
+        });
+      });
+      if (!chunked)
+        continue;
+      const auto all = names(p, place);
+      if (!all)
+        return reportTooMany(p);
+      if (const auto twice = std::adjacent_find(all->begin(), all->end()); twice != all->end())
+        return report(p, std::string(noun_) + " '" + param.name + "' has one name for different values" + on(place) +
+                             ": '" + *twice + "' in several chunks, expected {x.chunk} in the name");
+    }
     for (const Run &run : patterns_[p].runs) {
       if (std::count_if(run.begin(), run.end(), [](const Piece &piece) { return piece.variable >= 0; }) < 2)
         continue;

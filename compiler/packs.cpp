@@ -20,6 +20,8 @@ std::string describe(const PackTree &tree, const Tensors &tensors) {
     return "concat" + shape;
   case Pack::Kind::interleave:
     return "interleave" + shape;
+  case Pack::Kind::flat:
+    return "flat buffer" + shape;
   }
   return {};
 }
@@ -93,6 +95,31 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
   return ok;
 }
 
+/// Lays the entries of a flat buffer out, each from a multiple of `align` elements on.
+bool layOut(const Tensors &tensors, int64_t align, PackTree &tree, Diagnostics &diagnostics) {
+  int64_t next = 0;
+  for (const PackTree &entry : tree.of) {
+    int64_t size = 1;
+    if (entry.shape.empty()) {
+      diagnostics.error(entry.at, describe(entry, tensors) + " is a scalar, which a flat buffer cannot hold, expected a " +
+                                      "tensor of at least one dimension");
+      return false;
+    }
+    bool fits = align - 1 <= kMaxRows - next;
+    next = fits ? (next + align - 1) / align * align : next;
+    for (int64_t length : entry.shape)
+      fits = fits && !__builtin_mul_overflow(size, length, &size);
+    if (!fits || size > kMaxRows - next) {
+      diagnostics.error(entry.at, "the flat buffer has more than 2^60 elements with " + describe(entry, tensors));
+      return false;
+    }
+    tree.starts.push_back(next);
+    next += size;
+  }
+  tree.shape = {next};
+  return true;
+}
+
 void collect(const PackTree &tree, std::vector<const PackTree *> &result) {
   if (tree.kind == Pack::Kind::tensor)
     result.push_back(&tree);
@@ -142,11 +169,20 @@ std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const
     ok = ok && groups && *groups >= 1;
     tree.groups = groups.value_or(1);
   }
+  int64_t align = 1;
+  if (pack.align) {
+    const auto read = evaluate(*pack.align, names, diagnostics);
+    if (read && *read < 1)
+      diagnostics.error(pack.align->at, "'align' is " + text(*read) + ", expected at least 1");
+    ok = ok && read && *read >= 1;
+    align = read.value_or(1);
+  }
   if (ok && tree.of.empty()) {
     diagnostics.error(pack.at, "a pack of no tensors");
     ok = false;
   }
-  if (!ok || !joinShapes(pack, tensors, tree, diagnostics))
+  if (!ok || !(tree.kind == Pack::Kind::flat ? layOut(tensors, align, tree, diagnostics)
+                                             : joinShapes(pack, tensors, tree, diagnostics)))
     return std::nullopt;
   return tree;
 }
@@ -180,7 +216,8 @@ std::vector<Segments> joinedRelations(const PackTree &tree, int64_t d) {
 }
 
 bool cutsComponents(const PackTree &tree, int64_t d) {
-  if (tree.kind == Pack::Kind::tensor || (tree.kind == Pack::Kind::interleave && tree.dimension == d))
+  if (tree.kind == Pack::Kind::tensor || tree.kind == Pack::Kind::flat ||
+      (tree.kind == Pack::Kind::interleave && tree.dimension == d))
     return false;
   return tree.dimension == d || std::any_of(tree.of.begin(), tree.of.end(),
                                             [&](const PackTree &component) { return cutsComponents(component, d); });
@@ -191,7 +228,7 @@ std::optional<Shares> cutDimension(const PackTree &tree, int64_t d, int64_t padd
   const bool along = tree.kind != Pack::Kind::tensor && tree.dimension == d;
   if (along && tree.kind == Pack::Kind::interleave)
     return share(scheme, padded, ranks, std::max<int64_t>(tree.groupRows(), 1), error);
-  if (joined || tree.kind == Pack::Kind::tensor)
+  if (joined || tree.kind == Pack::Kind::tensor || tree.kind == Pack::Kind::flat)
     return share(scheme, padded, ranks, 1, error);
 
   std::optional<Shares> whole;

@@ -21,16 +21,17 @@ struct PackTree {
   // tensor
   unsigned tensor = 0;          // into Tensors
   std::vector<int64_t> permute; // finished dimension i is the tensor's dimension permute[i]; filled in
-  // concat, interleave
+  // concat, interleave, flat
   int64_t dimension = 0;
-  int64_t groups = 1; // interleave
+  int64_t groups = 1;          // interleave
+  std::vector<int64_t> starts; // flat: of each entry
   std::vector<PackTree> of;
   /// Rows in one group of an interleave.
   int64_t groupRows() const { return shape[dimension] / groups; }
 };
 
 /// Finds the tensors of a pack and joins their shapes: those of a concat add up along its dimension and agree along the
-/// others; of an interleave, each gives rows/groups to every group. Empty after errors, which are at the component's
+/// others; of an interleave, each gives rows/groups to every group; entries of a flat buffer follow one another. Empty after errors, which are at the component's
 /// place.
 std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const Environment &names,
                                  Diagnostics &diagnostics);

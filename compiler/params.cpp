@@ -35,14 +35,18 @@ void Params::add(const ParamDeclaration &declaration) {
       return;
     }
   }
+  if (allAbsent(declaration))
+    return;
   Building building{declaration, {}, {}, {}, -1, {}, {}};
   building.param.name = declaration.name;
+  building.param.refresh = declaration.refresh;
   const std::string &path =
       diagnostics_.path(declaration.at.file); // without folders: plans do not depend on where files lie
   building.param.origin = path.substr(path.find_last_of('/') + 1) + ":" + text(declaration.at.line);
 
   auto pack = readPack(declaration.pack, tensors_, placing_.names(), diagnostics_);
-  const bool named = readName(building), present = readPresence(building);
+  const bool named = readName(building),
+             present = placing_.coordinates(declaration.places, building.param.presence);
   if (!pack || !named || !present)
     return;
   building.pack = std::move(*pack);
@@ -56,11 +60,37 @@ void Params::add(const ParamDeclaration &declaration) {
     return;
   for (unsigned variable : building.param.variables)
     building.param.instances.push_back(placing_.instances(variable, building.exists[variable]));
-  if (!addParts(building))
-    return;
-  addPadding(building);
+  if (building.pack.kind == Pack::Kind::flat) {
+    if (!addFlatParts(building))
+      return;
+  } else {
+    if (!addParts(building))
+      return;
+    addPadding(building);
+  }
   endpoint_.params.push_back(std::move(building.param));
   locations_.push_back(declaration.at);
+}
+
+/// Whether none of the tensors exists (their `when` is 0). Some but not all is an error, and the param is left out too.
+bool Params::allAbsent(const ParamDeclaration &declaration) const {
+  std::vector<const Pack *> packs = {&declaration.pack};
+  std::string absent, present;
+  Diagnostics unknown; // readPack reports those
+  for (size_t i = 0; i < packs.size(); ++i) {
+    if (packs[i]->kind == Pack::Kind::tensor) {
+      const auto tensor = tensors_.find(packs[i]->tensor, packs[i]->at, unknown);
+      if (!tensor)
+        return false;
+      (tensors_.all()[*tensor].absent ? absent : present) = tensors_.name(*tensor);
+    }
+    for (const Pack &component : packs[i]->of)
+      packs.push_back(&component);
+  }
+  if (!absent.empty() && !present.empty())
+    diagnostics_.error(declaration.at, "param '" + declaration.name + "' exists for some of its tensors only: there is '" +
+                                           present + "' but not '" + absent + "', whose 'when' is 0");
+  return !absent.empty();
 }
 
 /// Of a param that does not exist here: whether its tensors do (check_names.cpp looks at axes and expressions).
@@ -93,9 +123,10 @@ bool Params::readName(Building &building) const {
   for (size_t open = name.find('{'); open != std::string::npos; open = name.find('{', open + 1)) {
     const size_t end = std::min(name.find('}', open), name.size());
     std::string variable = name.substr(open + 1, end - open - 1);
-    constexpr std::string_view kLocal = ".local";
-    if (variable.ends_with(kLocal))
-      variable.resize(variable.size() - kLocal.size());
+    const std::string suffix = variable.substr(std::min(variable.find('.'), variable.size()));
+    variable.resize(variable.size() - suffix.size());
+    if (suffix == ".chunk") // of a variable that the name has anyway
+      continue;
     const unsigned v = number(variable, building.declaration.at);
     if (std::find(variables.begin(), variables.end(), v) != variables.end()) {
       diagnostics_.error(building.declaration.at,
@@ -147,14 +178,16 @@ bool Params::checkTensors(Building &building) const {
     for (size_t i = 0; i < family.variables.size(); ++i) {
       const unsigned v = family.variables[i];
       const std::string &variable = model_.variables[v].name;
+      Segments exists = family.exists[i];
+      if (const auto where = building.declaration.where.find(variable); where != building.declaration.where.end())
+        exists = dense(restrict(exists, valuesOf(where->second)));
       if (!has(wanted, v)) {
         refuse(tensor + " has the index variable '" + variable + "', which " + building.title() + " lacks: expected {" +
                variable + "} or {" + variable + ".local} in the name, or 'stack: " + variable + "'");
       } else if (!first) {
-        building.exists[v] = family.exists[i];
-      } else if (!sameFrom(building.exists[v], family.exists[i])) {
-        const Segments less = difference(building.exists[v], family.exists[i]),
-                       more = difference(family.exists[i], building.exists[v]);
+        building.exists[v] = std::move(exists);
+      } else if (!sameFrom(building.exists[v], exists)) {
+        const Segments less = difference(building.exists[v], exists), more = difference(exists, building.exists[v]);
         const std::string value = variable + " " + text((less.empty() ? more : less)[0].from);
         const std::string other = "tensor '" + tensors_.name(first->tensor) + "'";
         refuse(building.title() + " exists for some of its tensors only: for " + value + " there is " +
@@ -175,39 +208,6 @@ bool Params::checkTensors(Building &building) const {
       first = leaf;
   }
   building.param.dtype = tensors_.familyOf(first->tensor).dtype;
-  return ok;
-}
-
-bool Params::readPresence(Building &building) const {
-  bool ok = true;
-  for (const auto &[name, rule] : building.declaration.places) {
-    const auto number = placing_.axis(name, rule.at);
-    if (!number) {
-      ok = false;
-      continue;
-    }
-    const int64_t size = *number < 0 ? 1 : endpoint_.axes[*number].size;
-    ir::Presence presence{static_cast<unsigned>(std::max(*number, 0)), {}};
-    if (rule.first)
-      presence.coordinates.push_back(0);
-    if (rule.last)
-      presence.coordinates.push_back(size - 1);
-    for (const Expression &expression : rule.coordinates) {
-      const auto value = evaluate(expression, placing_.names(), diagnostics_);
-      ok = ok && value;
-      if (value && (*value < 0 || *value >= size)) {
-        diagnostics_.error(expression.at, "coordinate " + text(*value) + " of axis '" + name + "', expected " +
-                                              (size == 1 ? "0: its size is 1" : "0 to " + text(size - 1)));
-        ok = false;
-      }
-      presence.coordinates.push_back(value.value_or(0));
-    }
-    auto &list = presence.coordinates;
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
-    if (static_cast<int64_t>(list.size()) < size)
-      building.param.presence.push_back(std::move(presence));
-  }
   return ok;
 }
 

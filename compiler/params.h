@@ -11,6 +11,16 @@
 
 namespace reshard {
 
+/// Positions [begin, end) of a flat buffer or of one dimension.
+struct FlatInterval {
+  int64_t begin = 0, end = 0;
+};
+/// A product of intervals of an entry of a flat buffer; its first element stands at `local` in a rank's range.
+struct FlatBox {
+  std::vector<FlatInterval> at;
+  int64_t local = 0;
+};
+
 /// Adds params to one endpoint, in order.
 class Params {
 public:
@@ -50,7 +60,7 @@ private:
   bool readName(Building &building) const;
   void checkAbsent(const ParamDeclaration &declaration) const;
   bool checkTensors(Building &building) const;
-  bool readPresence(Building &building) const;
+  bool allAbsent(const ParamDeclaration &declaration) const;
   // cuts.cpp: the finished param's dimensions, and the parts that they make
   bool checkDimensions(const Building &building) const;
   bool cutDimension(Building &building, int64_t d) const;
@@ -59,6 +69,11 @@ private:
   bool checkSize(const Building &building) const;
   bool addParts(Building &building) const;
   void addPadding(Building &building) const;
+  // flat.cpp: the parts of a flat buffer
+  bool addFlatParts(Building &building) const;
+  void addBoxes(Building &building, const PackTree &tensor, const std::vector<int64_t> &shape,
+                const std::vector<ir::Segments> &relations, const std::vector<std::vector<FlatBox>> &boxes) const;
+  void addGaps(Building &building, const std::vector<FlatInterval> &ranges) const;
 
   const Model &model_;
   const Tensors &tensors_;

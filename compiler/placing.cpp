@@ -29,9 +29,9 @@ size_t hashOf(const ir::Share &share) {
 
 } // namespace
 
-Placing::Placing(const Job &job, const EndpointDeclaration &declaration, ir::Endpoint &endpoint,
+Placing::Placing(const Job &job, const EndpointDeclaration &declaration, const Allowed &allowed, ir::Endpoint &endpoint,
                  Diagnostics &diagnostics)
-    : declaration_(declaration), endpoint_(endpoint), diagnostics_(diagnostics), placed_(job.model.variables.size()),
+    : declaration_(declaration), allowed_(allowed), endpoint_(endpoint), diagnostics_(diagnostics), placed_(job.model.variables.size()),
       instances_(job.model.variables.size()) {
   readAxes(job);
   const LayoutDeclaration *layout = declaration.layoutDeclaration;
@@ -44,6 +44,7 @@ Placing::Placing(const Job &job, const EndpointDeclaration &declaration, ir::End
         diagnostics.error(rule.at, "unknown index variable '" + name + "'" + suggestion(name, variables));
   for (unsigned v = 0; v < job.model.variables.size(); ++v)
     place(job, v);
+  coordinates(declaration.authority, endpoint.authority);
 }
 
 void Placing::readAxes(const Job &job) {
@@ -84,6 +85,8 @@ void Placing::addNames(const Job &job) {
 }
 
 std::optional<int> Placing::axis(const std::string &name, Location at) const {
+  if (!contains(known_, name) && allowed_.axis)
+    return -1; // check_names.cpp warned
   if (!contains(known_, name)) {
     diagnostics_.error(at, listed_ ? "axis '" + name + "' is not one of the axes of layout '" +
                                          declaration_.layoutDeclaration->name + "'" + suggestion(name, known_)
@@ -142,7 +145,65 @@ std::optional<Rule> Placing::rule(const ShardRule &rule, const std::string &noun
       ok = false;
     }
   }
+  ok = readPipeline(rule, result.pipeline) && ok;
   return ok ? std::optional(std::move(result)) : std::nullopt;
+}
+
+bool Placing::readPipeline(const ShardRule &rule, Pipeline &pipeline) const {
+  bool ok = true;
+  auto read = [&](const std::optional<Expression> &expression, std::optional<int64_t> &into) {
+    if (!expression)
+      return;
+    into = evaluate(*expression, names_, diagnostics_);
+    ok = ok && into;
+  };
+  std::optional<int64_t> interleave;
+  read(rule.interleave, interleave);
+  read(rule.first, pipeline.first);
+  read(rule.last, pipeline.last);
+  read(rule.embedding, pipeline.embedding);
+  read(rule.loss, pipeline.loss);
+  pipeline.interleave = interleave.value_or(1);
+  pipeline.stages = rule.stages;
+  if (ok && (pipeline.interleave < 1 || pipeline.interleave > kMaxIndexValues)) {
+    diagnostics_.error(rule.interleave->at, "'interleave' is " + std::to_string(pipeline.interleave) + ", expected 1 to " +
+                                                std::to_string(kMaxIndexValues));
+    ok = false;
+  }
+  return ok;
+}
+
+bool Placing::coordinates(const AxisRules &rules, std::vector<ir::Presence> &presence) const {
+  bool ok = true;
+  for (const auto &[name, rule] : rules) {
+    const auto number = axis(name, rule.at);
+    if (!number) {
+      ok = false;
+      continue;
+    }
+    const int64_t size = *number < 0 ? 1 : endpoint_.axes[*number].size;
+    ir::Presence kept{static_cast<unsigned>(std::max(*number, 0)), {}};
+    if (rule.first)
+      kept.coordinates.push_back(0);
+    if (rule.last)
+      kept.coordinates.push_back(size - 1);
+    for (const Expression &expression : rule.coordinates) {
+      const auto value = evaluate(expression, names_, diagnostics_);
+      ok = ok && value;
+      if (value && (*value < 0 || *value >= size)) {
+        diagnostics_.error(expression.at, "coordinate " + std::to_string(*value) + " of axis '" + name + "', expected " +
+                                              (size == 1 ? "0: its size is 1" : "0 to " + std::to_string(size - 1)));
+        ok = false;
+      }
+      kept.coordinates.push_back(value.value_or(0));
+    }
+    auto &list = kept.coordinates;
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    if (static_cast<int64_t>(list.size()) < size)
+      presence.push_back(std::move(kept));
+  }
+  return ok;
 }
 
 unsigned Placing::intern(ir::Share share) {
@@ -182,12 +243,18 @@ void Placing::place(const Job &job, unsigned variable) {
   Placed &placed = placed_[variable];
   placed.shares.at = {ir::identity(known.size)};
   placed.shares.lengths = {known.size};
+  placed.local = placed.shares.at;
   if (written) {
     if (auto rule = this->rule(*written, "value")) {
       std::string error;
-      if (auto shares = share(rule->scheme, known.size, rule->ranks, 1, error)) {
+      const int64_t chunks = rule->pipeline.stages ? 1 : rule->pipeline.interleave;
+      if (chunks > kMaxWorld / rule->ranks) {
+        diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": more than " +
+                                         std::to_string(kMaxWorld) + " stages");
+      } else if (auto shares = shareStages(rule->scheme, rule->pipeline, known.size, rule->ranks, error)) {
         placed.ruled = true;
-        placed.shares = std::move(*shares);
+        placed.shares = std::move(shares->shares);
+        placed.local = std::move(shares->local);
         placed.rule = std::move(*rule);
       } else {
         diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": " + error);
@@ -200,8 +267,7 @@ void Placing::place(const Job &job, unsigned variable) {
   }
   known_ = listed;
   names_ = names;
-  endpoint_.placement.push_back(
-      intern({placed.rule.axes, each(placed.shares.at, [](const Segments &slots) { return dense(slots); })}));
+  endpoint_.placement.push_back(intern({placed.rule.axes, placed.local}));
 }
 
 unsigned Placing::instances(unsigned variable, const Segments &exists) {

@@ -4,7 +4,7 @@
 
 #include "compiler/frontend.h"
 #include "compiler/interner.h"
-#include "compiler/schemes.h"
+#include "compiler/pipelines.h"
 
 #include <optional>
 #include <string>
@@ -19,6 +19,7 @@ struct Rule {
   int64_t ranks = 1;              // product of their sizes
   std::vector<std::string> names; // all of them, as written
   Scheme scheme;
+  Pipeline pipeline; // of an index variable
   std::string over; // the axes as written, for messages: "tp", "[dp, tp]"
   Location at;      // of the scheme where it is written, else of the rule
 };
@@ -26,7 +27,8 @@ struct Rule {
 class Placing {
 public:
   /// Fills axes, ranks and placement of `endpoint`, whose shares and params are added through this.
-  Placing(const Job &job, const EndpointDeclaration &declaration, ir::Endpoint &endpoint, Diagnostics &diagnostics);
+  Placing(const Job &job, const EndpointDeclaration &declaration, const Allowed &allowed, ir::Endpoint &endpoint,
+          Diagnostics &diagnostics);
 
   /// `let` names, sizes of known axes (an axis that the mesh lacks has size 1) and the layout's switches.
   const Environment &names() const { return names_; }
@@ -36,6 +38,9 @@ public:
 
   /// The number of an axis, or -1 for a known one that the mesh lacks (its size is 1). Empty after an error.
   std::optional<int> axis(const std::string &name, Location at) const;
+
+  /// What `at` or `authority` says, onto `presence`: rules that keep places out, coordinates sorted. False after errors.
+  bool coordinates(const AxisRules &rules, std::vector<ir::Presence> &presence) const;
 
   /// Empty after errors. `noun` is what messages call the things shared out.
   std::optional<Rule> rule(const ShardRule &rule, const std::string &noun) const;
@@ -48,6 +53,7 @@ public:
     bool ruled = false; // false: every place has all values
     Rule rule;
     Shares shares;
+    std::vector<ir::Segments> local; // by rank: value -> position, ascending, by chunks (ir::kChunk)
   };
   const Placed &placed(unsigned variable) const { return placed_[variable]; }
 
@@ -58,8 +64,10 @@ private:
   void readAxes(const Job &job);
   void addNames(const Job &job);
   void place(const Job &job, unsigned variable);
+  bool readPipeline(const ShardRule &rule, Pipeline &pipeline) const;
 
   const EndpointDeclaration &declaration_;
+  const Allowed &allowed_;
   ir::Endpoint &endpoint_;
   Diagnostics &diagnostics_;
   bool listed_ = false;            // the layout lists its axes

@@ -11,7 +11,7 @@ namespace reshard {
 namespace {
 
 /// Of later versions, wherever they stand.
-constexpr std::string_view kLacking[] = {"quantize", "convert", "refresh", "authority", "only", "ignore", "extend"};
+constexpr std::string_view kLacking[] = {"quantize", "convert"};
 
 bool isControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 bool isDigit(char c) { return c >= '0' && c <= '9'; }
@@ -288,27 +288,88 @@ std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
       error(at, text[at] == '}' ? "'}' without a '{'" : "'{' without a '}'");
       break;
     }
-    Placeholder placeholder{text.substr(at + 1, end - at - 1), false, inside(name, at + 1)};
+    using Kind = Placeholder::Kind;
+    Placeholder placeholder{text.substr(at + 1, end - at - 1), Kind::value};
     const size_t dot = placeholder.variable.find('.');
     const std::string suffix = dot == std::string::npos ? "" : placeholder.variable.substr(dot);
     placeholder.variable.resize(std::min(dot, placeholder.variable.size()));
-    placeholder.local = suffix == ".local";
-    if (suffix == ".chunk")
-      error(at + 1, "'" + placeholder.variable + ".chunk' is not supported in this version");
-    else if (placeholder.local && !local)
-      error(at + 1, "'{" + placeholder.variable + ".local}' in the name of a tensor, expected '{" +
+    placeholder.kind = suffix == ".local" ? Kind::local : suffix == ".chunk" ? Kind::chunk : Kind::value;
+    if (placeholder.kind != Kind::value && !local)
+      error(at + 1, "'{" + placeholder.variable + suffix + "}' in the name of a tensor, expected '{" +
                         placeholder.variable + "}'");
-    else if (!suffix.empty() && !placeholder.local)
-      error(at + 1, "unknown suffix '" + suffix + "' in a placeholder, expected '.local' or none");
-    else if (std::any_of(result.begin(), result.end(),
-                         [&](const Placeholder &p) { return p.variable == placeholder.variable; }))
+    else if (!suffix.empty() && placeholder.kind == Kind::value)
+      error(at + 1, "unknown suffix '" + suffix + "' in a placeholder, expected '.local', '.chunk' or none");
+    else if (std::any_of(result.begin(), result.end(), [&](const Placeholder &p) {
+               return p.variable == placeholder.variable &&
+                      (p.kind == Kind::chunk) == (placeholder.kind == Kind::chunk);
+             }))
       error(at + 1, "index variable '" + placeholder.variable + "' twice in one name");
     else
-      ok = checkVariable(placeholder.variable, placeholder.at, variables, diagnostics) && ok;
+      ok = checkVariable(placeholder.variable, inside(name, at + 1), variables, diagnostics) && ok;
     result.push_back(std::move(placeholder));
     at = end + 1;
   }
+  for (const Placeholder &each : result)
+    if (each.kind == Placeholder::Kind::chunk &&
+        std::none_of(result.begin(), result.end(), [&](const Placeholder &p) {
+          return p.variable == each.variable && p.kind != Placeholder::Kind::chunk;
+        }))
+      error(0, "'{" + each.variable + ".chunk}' without '{" + each.variable + "}' or '{" + each.variable + ".local}'");
   return ok ? std::optional(std::move(result)) : std::nullopt;
+}
+
+// ------------------------------------------------------------------------------------------------ axes, globs
+
+AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  AxisRules result;
+  if (!checkMap(node, what, diagnostics))
+    return result;
+  for (const auto &[axis, value] : node.entries) {
+    const auto name = readIdentifier(axis, "an axis", diagnostics);
+    AxisCoordinates rule;
+    rule.at = axis.at;
+    if (value.kind == Node::Kind::sequence && value.items.empty())
+      diagnostics.error(value.at, what + " without a coordinate" +
+                                      (what == "'at'" ? "; 'when: false' leaves a param out" : ""));
+    for (const Node *item : valueOrItems(value)) {
+      if (item->kind == Node::Kind::scalar && item->text == "first")
+        rule.first = true;
+      else if (item->kind == Node::Kind::scalar && item->text == "last")
+        rule.last = true;
+      else if (auto coordinate = readExpression(*item, "a coordinate", diagnostics))
+        rule.coordinates.push_back(std::move(*coordinate));
+    }
+    if (name)
+      result.emplace_back(*name, std::move(rule));
+  }
+  return result;
+}
+
+std::vector<Glob> readGlobs(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  std::vector<Glob> result;
+  for (const Node *item : valueOrItems(node))
+    if (const auto glob = readText(*item, what, diagnostics))
+      result.push_back({*glob, item->at});
+  return result;
+}
+
+bool fits(const std::string &glob, const std::string &name) {
+  size_t g = 0, n = 0, star = std::string::npos, resume = 0;
+  while (n < name.size()) { // the last star takes up what does not fit: no other needs to be tried again
+    if (g < glob.size() && glob[g] == '*') {
+      star = g++;
+      resume = n;
+    } else if (g < glob.size() && (glob[g] == '?' || glob[g] == name[n])) {
+      ++g;
+      ++n;
+    } else if (star != std::string::npos) {
+      g = star + 1;
+      n = ++resume;
+    } else {
+      return false;
+    }
+  }
+  return glob.find_first_not_of('*', g) == std::string::npos;
 }
 
 // ------------------------------------------------------------------------------------------------------- files

@@ -65,14 +65,13 @@ std::optional<int64_t> readValue(const Node &node, const std::string &what, cons
 std::optional<Range> readRange(const Node &node, const std::string &what, const Environment &names, int64_t size,
                                Diagnostics &diagnostics);
 
-/// `{x}` or `{x.local}` in a name.
+/// `{x}`, `{x.local}` or `{x.chunk}` in a name.
 struct Placeholder {
   std::string variable;
-  bool local = false;
-  Location at;
+  enum class Kind { value, local, chunk } kind = Kind::value;
 };
-/// The placeholders of a tensor's or param's name, for known index variables, each once. `local`: `{x.local}` is
-/// allowed.
+/// The placeholders of a tensor's or param's name, for known index variables, each once, `{x.chunk}` beside another.
+/// `local`: `{x.local}` and `{x.chunk}` are allowed.
 std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
                                                          const std::vector<ir::IndexVariable> &variables, bool local,
                                                          Diagnostics &diagnostics);
@@ -80,17 +79,44 @@ std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
 bool checkVariable(const std::string &name, Location at, const std::vector<ir::IndexVariable> &variables,
                    Diagnostics &diagnostics);
 
+/// A rule of `shard`. With `model`, a rule of `place`, which may be a pipeline's.
+std::optional<ShardRule> readShardRule(const Node &node, const Model *model, Diagnostics &diagnostics);
 /// `{variable: rule}` of a layout, an endpoint or a model.
-std::map<std::string, ShardRule> readPlace(const Node &node, const std::vector<ir::IndexVariable> &variables,
-                                           Diagnostics &diagnostics);
+std::map<std::string, ShardRule> readPlace(const Node &node, const Model &model, Diagnostics &diagnostics);
+/// What a rule of `place` says of pipelines (pipelines.cpp); false after errors.
+bool readPipeline(Fields &fields, const Node &node, const Model &model, ShardRule &rule, Diagnostics &diagnostics);
+
+/// A pattern of layers: texts, or one character each, in stages where it is parted by `|`.
+struct LayerPattern {
+  bool array = false; // of texts, from the config
+  std::vector<std::vector<std::string>> stages;
+};
+/// A text, or `$key` of the config. A text's characters up to a `/`, without blanks.
+std::optional<LayerPattern> readPattern(const Node &node, const Model &model, Diagnostics &diagnostics);
+/// `{variable: values}` for some of `variables` (where.cpp). `title`: "tensor 'x'".
+std::map<std::string, std::vector<Range>> readWhere(const Node &where, const std::vector<std::string> &variables,
+                                                    const std::string &title, const Model &model,
+                                                    Diagnostics &diagnostics);
+
+/// `{axis: first | last | n | [..]}` of `at` or `authority`.
+AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &diagnostics);
+/// A glob or a list of globs.
+std::vector<Glob> readGlobs(const Node &node, const std::string &what, Diagnostics &diagnostics);
+/// Whether a glob fits a name. Takes time proportional to their product at most.
+bool fits(const std::string &glob, const std::string &name);
+
 /// A key that is the number of a dimension. Keys are text, so that quoting it changes nothing (JSON is YAML too).
 std::optional<int64_t> readDimensionKey(Node key, Diagnostics &diagnostics);
 
 /// `{dimension: rule}`.
 std::map<int64_t, ShardRule> readShard(const Node &node, Diagnostics &diagnostics);
 
-/// The `let` map: expressions, and values of the Hugging Face config that `config` names (may be null).
-Environment readLet(const Node *let, const Node *config, const std::string &folder, Diagnostics &diagnostics);
+class Config;
+/// The `let` map: expressions, and values of the Hugging Face config.
+Environment readLet(const Node *let, const Config &config, Diagnostics &diagnostics);
+/// Replaces `extend: FILE` of a model by what that file says, joined with what this one says (extend.cpp); false after
+/// errors that leave no model.
+bool extendModel(Node &model, Diagnostics &diagnostics);
 /// What can be read of a model, with or without errors, so that the rest of the job can be looked at too (model.cpp).
 Model readPartialModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
 /// One layout (layouts.cpp). `model`: its `let` and variables are read.
@@ -98,7 +124,7 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
 /// The mesh and its views (mesh.cpp), onto `endpoint`; false after errors.
 bool readMesh(const Node &node, const Environment &let, EndpointDeclaration &endpoint, Diagnostics &diagnostics);
 /// Axes, variables, switches and names in expressions, as far as layouts and endpoints name them (check_names.cpp).
-void checkNames(const Job &job, Diagnostics &diagnostics);
+void checkNames(const Job &job, const Allowed &allowed, Diagnostics &diagnostics);
 
 /// Sets `a.b=c` in the tree of a job (overrides.cpp). `include` replaces a path that stands for a map by that map.
 using Include = std::function<bool(Node &node, std::string_view path)>;

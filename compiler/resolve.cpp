@@ -1,6 +1,7 @@
 // resolve: a Job → the layout IR, side by side, then what both sides must agree on. The work lies in families.cpp
 // (tensors), placing.cpp (axes, index variables), params.cpp (names, packs, cuts), names.cpp and coverage.cpp (checks).
 
+#include "compiler/choice.h"
 #include "compiler/coverage.h"
 #include "compiler/families.h"
 #include "compiler/names.h"
@@ -42,6 +43,8 @@ void checkTensors(const Tensors &tensors, const ir::Layout &layout, Diagnostics 
   std::vector<ir::Family> names; // with tied ones
   std::vector<Location> at;
   for (const Tensors::Tensor &tensor : tensors.all()) {
+    if (tensor.absent)
+      continue;
     ir::Family &family = names.emplace_back(tensors.families()[tensor.family]);
     if (tensor.declaration->tied) { // the other's values, in the order of this one's name
       const ir::Family other = family;
@@ -82,31 +85,48 @@ void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagn
     }
 }
 
-/// Every tensor of the target is one of the source; source tensors that no target takes are listed.
+/// Every tensor of the target is one of the source; source tensors that no target takes are listed. With
+/// --allow=missing, target params with other tensors are left out.
 void matchSides(const Job &job, const std::vector<bool> &held, const std::vector<std::vector<Location>> &paramsAt,
-                ir::Layout &layout, Diagnostics &diagnostics) {
+                const Allowed &allowed, ir::Layout &layout, Diagnostics &diagnostics) {
   std::vector<bool> taken(layout.families.size());
   for (size_t e = 1; e < layout.endpoints.size(); ++e) {
-    const ir::Endpoint &target = layout.endpoints[e];
+    ir::Endpoint &target = layout.endpoints[e];
+    std::vector<bool> out(target.params.size());
     for (size_t p = 0; p < target.params.size(); ++p)
       for (const ir::Part &part : target.params[p].parts) {
         if (part.family < 0)
           continue;
         const ir::Family &family = layout.families[part.family];
         const bool known = taken[part.family];
-        taken[part.family] = true;
+        taken[part.family] = !allowed.missing || held[part.family];
         const bool elements =
             std::none_of(family.shape.begin(), family.shape.end(), [](int64_t n) { return n == 0; }) &&
             std::none_of(family.exists.begin(), family.exists.end(), [](const auto &e) { return e.empty(); });
         if (known || held[part.family] || !elements)
           continue;
-        diagnostics.error(paramsAt[e][p], target.role + " param '" + target.params[p].name + "' holds tensor '" +
-                                              family.name + "', which no param of the source holds");
+        const std::string message = target.role + " param '" + target.params[p].name + "' holds tensor '" + family.name +
+                                    "', which no param of the source holds";
+        if (allowed.missing) {
+          if (!out[p])
+            diagnostics.warning(paramsAt[e][p], message + "; it is left out");
+          out[p] = true;
+          continue;
+        }
+        diagnostics.error(paramsAt[e][p], message);
         const EndpointDeclaration &source = job.endpoints[0];
         diagnostics.note(source.layout ? source.layout->second : source.at,
                          source.layout ? "the source has the layout '" + source.layout->first + "'"
                                        : "the source is here");
       }
+    std::vector<ir::Param> kept;
+    for (size_t p = 0; p < target.params.size(); ++p) {
+      if (out[p])
+        target.leftOut.push_back(target.params[p].name);
+      else
+        kept.push_back(std::move(target.params[p]));
+    }
+    target.params = std::move(kept);
   }
   for (size_t f = 0; f < layout.families.size(); ++f)
     if (held[f] && !taken[f])
@@ -118,7 +138,7 @@ void matchSides(const Job &job, const std::vector<bool> &held, const std::vector
 
 } // namespace
 
-std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics) {
+std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, const Allowed &allowed) {
   const size_t errorsBefore = diagnostics.errors();
   ir::Layout layout;
   layout.model = job.model.name;
@@ -140,14 +160,11 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics) {
     endpoint.storage = declaration.storage;
     endpoint.directory = declaration.directory;
     endpoint.checkpoint = declaration.checkpoint;
-    Placing placing(job, declaration, endpoint, diagnostics);
+    Placing placing(job, declaration, allowed, endpoint, diagnostics);
     Params params(job.model, tensors, placing, endpoint, diagnostics);
-    if (declaration.layoutDeclaration)
-      for (const ParamDeclaration &param : declaration.layoutDeclaration->params)
-        params.add(param);
-    else
-      for (const TensorDeclaration &tensor : job.model.tensors)
-        params.add(tensor);
+    std::vector<ParamDeclaration> declared = declaredParams(job, declaration, tensors, diagnostics);
+    for (const ParamDeclaration &param : chosenParams(declaration, declared, endpoint.leftOut, diagnostics))
+      params.add(param);
     layout.endpoints.push_back(std::move(endpoint));
     paramsAt.push_back(params.locations());
     checkParamNames(layout, layout.endpoints.back(), paramsAt.back(), diagnostics);
@@ -156,8 +173,8 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics) {
   if (diagnostics.errors() > errorsBefore)
     return std::nullopt;
   checkInstances(job, layout, diagnostics);
-  const std::vector<bool> held = checkSource(layout, paramsAt[0], diagnostics);
-  matchSides(job, held, paramsAt, layout, diagnostics);
+  const std::vector<bool> held = checkSource(layout, paramsAt[0], allowed.gap, diagnostics);
+  matchSides(job, held, paramsAt, allowed, layout, diagnostics);
   if (diagnostics.errors() > errorsBefore)
     return std::nullopt;
   return layout;

@@ -103,7 +103,7 @@ bool readSchemeName(const Node &node, ShardRule &rule, Diagnostics &diagnostics)
     return false;
   }
   if (*name == "flat")
-    refuseLacking(node.at, *name, diagnostics);
+    diagnostics.error(node.at, "'flat' is a pack, expected 'flat: [TENSOR, …]' in the param");
   else
     diagnostics.error(node.at, "unknown scheme '" + *name + "'" + suggestion(*name, known));
   return false;
@@ -142,7 +142,7 @@ bool readScheme(const Node &node, Fields &fields, ShardRule &rule, Diagnostics &
 
 } // namespace
 
-std::optional<ShardRule> readShardRule(const Node &node, Diagnostics &diagnostics) {
+std::optional<ShardRule> readShardRule(const Node &node, const Model *model, Diagnostics &diagnostics) {
   ShardRule rule;
   rule.at = node.at;
   if (node.kind != Node::Kind::map) {
@@ -154,11 +154,12 @@ std::optional<ShardRule> readShardRule(const Node &node, Diagnostics &diagnostic
   }
   const size_t errorsBefore = diagnostics.errors();
   Fields fields(node, "a rule", diagnostics);
-  fields.lacking({"interleave", "flat"});
   bool ok = true;
   if (const Node *axis = fields.require("axis"))
     ok = readAxes(*axis, rule, diagnostics);
   ok = readScheme(node, fields, rule, diagnostics) && ok;
+  if (model)
+    ok = readPipeline(fields, node, *model, rule, diagnostics) && ok;
   if (const Node *unit = fields.find("unit")) {
     rule.unit = readExpression(*unit, "'unit'", diagnostics);
     ok = ok && rule.unit;
@@ -179,14 +180,13 @@ std::optional<ShardRule> readShardRule(const Node &node, Diagnostics &diagnostic
   return rule;
 }
 
-std::map<std::string, ShardRule> readPlace(const Node &node, const std::vector<ir::IndexVariable> &variables,
-                                           Diagnostics &diagnostics) {
+std::map<std::string, ShardRule> readPlace(const Node &node, const Model &model, Diagnostics &diagnostics) {
   std::map<std::string, ShardRule> result;
   if (!checkMap(node, "'place'", diagnostics))
     return result;
   for (const auto &[key, value] : node.entries) {
-    const bool known = checkVariable(key.text, key.at, variables, diagnostics);
-    auto rule = readShardRule(value, diagnostics);
+    const bool known = checkVariable(key.text, key.at, model.variables, diagnostics);
+    auto rule = readShardRule(value, &model, diagnostics);
     if (known && rule)
       result.emplace(key.text, std::move(*rule));
   }
@@ -199,7 +199,7 @@ std::map<int64_t, ShardRule> readShard(const Node &node, Diagnostics &diagnostic
     return result;
   for (const auto &[key, value] : node.entries) {
     const auto d = readDimensionKey(key, diagnostics);
-    auto rule = readShardRule(value, diagnostics);
+    auto rule = readShardRule(value, nullptr, diagnostics);
     if (d && rule)
       result.emplace(*d, std::move(*rule));
   }

@@ -48,11 +48,21 @@ int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, 
   return combined;
 }
 
-bool present(const Endpoint &endpoint, const Param &param, int64_t place) {
-  return std::all_of(param.presence.begin(), param.presence.end(), [&](const Presence &rule) {
+namespace {
+
+bool passes(const Endpoint &endpoint, const std::vector<Presence> &rules, int64_t place) {
+  return std::all_of(rules.begin(), rules.end(), [&](const Presence &rule) {
     return std::binary_search(rule.coordinates.begin(), rule.coordinates.end(), coordinate(endpoint, {rule.axis}, place));
   });
 }
+
+} // namespace
+
+bool present(const Endpoint &endpoint, const Param &param, int64_t place) {
+  return passes(endpoint, param.presence, place);
+}
+
+bool authorised(const Endpoint &endpoint, int64_t place) { return passes(endpoint, endpoint.authority, place); }
 
 int64_t instances(const Endpoint &endpoint, const Param &param, int64_t place) {
   if (!present(endpoint, param, place))
@@ -92,7 +102,8 @@ std::string instanceName(const Layout &layout, const Endpoint &endpoint, const P
     const Share &positions = endpoint.shares[endpoint.placement[variable]];
     const int64_t position = map(positions.at[coordinate(endpoint, positions.axes, place)], value);
     placeholders.emplace_back("{" + layout.variables[variable].name + "}", std::to_string(value));
-    placeholders.emplace_back("{" + layout.variables[variable].name + ".local}", std::to_string(position));
+    placeholders.emplace_back("{" + layout.variables[variable].name + ".local}", std::to_string(position % kChunk));
+    placeholders.emplace_back("{" + layout.variables[variable].name + ".chunk}", std::to_string(position / kChunk));
   }
   std::string result = param.name;
   for (const auto &[from, to] : placeholders)

@@ -60,7 +60,8 @@ struct Extent {
   bool operator==(const Extent &) const = default;
 };
 
-/// One dimension of a family inside a param.
+/// One dimension of a family inside a param. Where several stand on one param dimension (a flat buffer), a position there
+/// is the sum of theirs.
 struct PartDimension {
   unsigned share = 0; // into Endpoint::shares: logical -> local position along `param`
   int param = -1;     // the param's dimension; -1: an index variable in the param's name (local = instance, dense)
@@ -93,8 +94,13 @@ struct Param {
   DType dtype = DType::bf16;
   std::vector<Part> parts;
   std::string origin;               // "file:line" of its YAML, for explanations
+  std::string refresh;              // the engine's hook after each run; empty: none
   bool operator==(const Param &) const = default;
 };
+
+/// Positions of an index variable's values on a place are numbered from c * kChunk on in chunk c (virtual pipeline
+/// stages; 0 without them): `{x.local}` is the position modulo kChunk, `{x.chunk}` the position divided by it.
+constexpr int64_t kChunk = int64_t{1} << 20;
 
 /// One side of the job: where places are world ranks, or the files of a checkpoint.
 struct Endpoint {
@@ -106,8 +112,10 @@ struct Endpoint {
   std::vector<Axis> axes;
   std::vector<int32_t> ranks;       // world rank of each place; for storage 0, 1, 2 … (file numbers)
   std::vector<Share> shares;
-  std::vector<unsigned> placement;  // per index variable of the model: the Share value -> position on the place
+  std::vector<unsigned> placement;  // per index variable of the model: the Share value -> position on the place (kChunk)
   std::vector<Param> params;
+  std::vector<Presence> authority;  // of the source: the places that may be read; empty: all
+  std::vector<std::string> leftOut; // params of the layout that the endpoint does not have: only, ignore, --allow=missing
   int64_t places() const { return static_cast<int64_t>(ranks.size()); }
   bool operator==(const Endpoint &) const = default;
 };
@@ -129,6 +137,8 @@ struct Layout {
 int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, int64_t place);
 /// Whether a place passes a param's presence rules. It may still have no instance of it.
 bool present(const Endpoint &endpoint, const Param &param, int64_t place);
+/// Whether a source place may be read.
+bool authorised(const Endpoint &endpoint, int64_t place);
 /// Number of instances of a param on a place; 0 where it is absent.
 int64_t instances(const Endpoint &endpoint, const Param &param, int64_t place);
 /// Local shape in elements; bytes of one instance.

@@ -181,9 +181,20 @@ private:
       expect("#");
       reference(endpoint.placement.emplace_back(), endpoint.shares.size(), "share");
     }
+    while (take("authority"))
+      endpoint.authority.push_back(presence(endpoint));
+    while (take("without"))
+      endpoint.leftOut.push_back(string());
     while (take("param"))
       param(endpoint);
     layout_.endpoints.push_back(std::move(endpoint));
+  }
+
+  Presence presence(const Endpoint &endpoint) {
+    Presence rule;
+    rule.axis = axis(endpoint);
+    rule.coordinates = list<int64_t>();
+    return rule;
   }
 
   void param(Endpoint &endpoint) {
@@ -210,12 +221,10 @@ private:
       expect("#");
       reference(param.instances.emplace_back(), endpoint.shares.size(), "share");
     }
-    while (take("at")) {
-      Presence rule;
-      rule.axis = axis(endpoint);
-      rule.coordinates = list<int64_t>();
-      param.presence.push_back(std::move(rule));
-    }
+    while (take("at"))
+      param.presence.push_back(presence(endpoint));
+    if (take("refresh"))
+      param.refresh = string();
     if (take("from"))
       param.origin = string();
     while (is("holds") || is("zeros")) {

@@ -121,6 +121,10 @@ private:
     }
     for (size_t v = 0; v < endpoint.placement.size(); ++v)
       out_ << "  place " << layout_.variables[v].name << " #" << endpoint.placement[v] << "\n";
+    for (const Presence &rule : endpoint.authority)
+      out_ << "  authority " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates) << "\n";
+    for (const std::string &param : endpoint.leftOut)
+      out_ << "  without " << quoted(param) << "\n";
     for (size_t p = 0; p < endpoint.params.size(); ++p) {
       const Param &param = endpoint.params[p];
       out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype) << " [";
@@ -136,6 +140,8 @@ private:
         out_ << " for " << layout_.variables[param.variables[v]].name << " #" << param.instances[v];
       for (const Presence &rule : param.presence)
         out_ << " at " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates);
+      if (!param.refresh.empty())
+        out_ << " refresh " << quoted(param.refresh);
       if (!param.origin.empty())
         out_ << " from " << quoted(param.origin);
       out_ << "\n";

@@ -369,10 +369,11 @@ private:
     const size_t dimensions = named + (family ? sizeOf(family->shape()) : sizeOf(param.shape()));
     if (sizeOf(part.dimensions()) != dimensions)
       return fail(name + " places dimensions of a tensor: " + count(sizeOf(part.dimensions()), dimensions));
+    for (size_t d = 0; d < dimensions; ++d)
+      if (!hasShare(part.dimensions()->Get(d)->share(), name))
+        return false;
     for (size_t d = 0; d < dimensions; ++d) {
       const PartDimension &dimension = *part.dimensions()->Get(d);
-      if (!hasShare(dimension.share(), name))
-        return false;
       if (family) {
         const int64_t length =
             d < named ? variableSize(variables->Get(d)) : static_cast<int64_t>(family->shape()->Get(d - named));
@@ -387,6 +388,12 @@ private:
         return fail(name + " places a tensor in dimension " + std::to_string(dimension.param()) +
                     ", expected fewer than " + std::to_string(sizeOf(param.shape())));
       if (dimension.param() >= 0) {
+        if (std::any_of(part.dimensions()->begin(), part.dimensions()->begin() + d,
+                        [&](const PartDimension *other) { return other->param() == dimension.param(); })) {
+          if (!insideTogether(param, part, dimension.param(), name))
+            return false;
+          continue;
+        }
         const Extent &extent = *param.shape()->Get(dimension.param());
         if (!inside(param, dimension.share(), extent.axes(), [&](int64_t c) { return extent.at()->Get(c); }, name))
           return false;
@@ -402,6 +409,31 @@ private:
               param, dimension.share(), endpoint_->shares()->Get(numbers)->axes(),
               [&](int64_t c) { return reaches_[numbers][c].size; }, name))
         return false;
+    }
+    return true;
+  }
+
+  /// Where several dimensions of a tensor stand on one of the param (a flat buffer), the sum of their positions is inside.
+  bool insideTogether(const Param &param, const Part &part, int32_t dimension, const std::string &name) {
+    const Extent &extent = *param.shape()->Get(dimension);
+    const int64_t places = static_cast<int64_t>(endpoint_->ranks()->size());
+    if (!spend(places * static_cast<int64_t>(part.dimensions()->size())))
+      return false;
+    for (int64_t place = 0; place < places; ++place) {
+      int64_t last = 0; // the furthest position
+      bool empty = false;
+      for (const PartDimension *each : *part.dimensions()) {
+        const auto *axes = endpoint_->shares()->Get(each->share())->axes();
+        const Reach &reach = reaches_[each->share()][coordinate(*endpoint_, axes, place)];
+        empty = empty || reach.size == 0;
+        if (each->param() == dimension)
+          last += reach.to - 1;
+        if (last > kMaxSize)
+          return fail(name + " holds positions beyond its own size");
+      }
+      if (!empty && last >= extent.at()->Get(coordinate(*endpoint_, extent.axes(), place)) &&
+          instanceCount(*endpoint_, param, place) > 0)
+        return fail(name + " holds positions beyond its own size");
     }
     return true;
   }

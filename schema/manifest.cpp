@@ -116,14 +116,14 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
 
   // Per name variable: its values here, ascending by instance number, and their positions among all values placed here.
   struct Values {
-    std::string global, local;
+    std::string global, local, chunk;
     std::vector<int64_t> value, position;
   };
   std::vector<Values> variables;
   for (size_t i = 0; i < sizeOf(param.instances()); ++i) {
     const uint32_t variable = param.variables()->Get(i);
     const std::string name = manifest.variables()->Get(variable)->name()->str();
-    Values values{"{" + name + "}", "{" + name + ".local}", {}, {}};
+    Values values{"{" + name + "}", "{" + name + ".local}", "{" + name + ".chunk}", {}, {}};
     const Runs here = runs(endpoint, *endpoint.shares()->Get(param.instances()->Get(i)), place);
     const Runs placed = runs(endpoint, *endpoint.shares()->Get(endpoint.placement()->Get(variable)), place);
     values.value.resize(here.size());
@@ -146,7 +146,8 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
       rest /= static_cast<int64_t>(values.value.size());
       instance.values[v] = values.value[at];
       fill(instance.name, values.global, values.value[at]);
-      fill(instance.name, values.local, values.position[at]);
+      fill(instance.name, values.local, values.position[at] % kChunk);
+      fill(instance.name, values.chunk, values.position[at] / kChunk);
     }
     result.push_back(std::move(instance));
   }

@@ -15,6 +15,9 @@ namespace reshard::schema {
 /// The FlatBuffers identifier of a manifest; a segment's is the root type's, SegmentIdentifier().
 inline constexpr const char *kManifestIdentifier = "RSMF";
 
+/// Positions of index values on a place are numbered from c * kChunk on in chunk c (virtual pipeline stages).
+inline constexpr int64_t kChunk = int64_t{1} << 20;
+
 int64_t itemBytes(DType type);
 /// The name in YAML and reports ("bf16"), and in safetensors headers ("BF16").
 const char *dtypeName(DType type);

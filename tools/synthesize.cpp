@@ -47,20 +47,6 @@ void collapse(std::vector<Dimension> &dimensions) {
   }
 }
 
-/// Whether no two dimensions of a part stand in the same dimension of the param: only then is every position inside it.
-bool apart(const Part &part) {
-  uint64_t seen = 0;
-  for (const PartDimension *dimension : all(part.dimensions())) {
-    if (dimension->param() < 0)
-      continue;
-    const uint64_t bit = uint64_t{1} << (dimension->param() % 64);
-    if (dimension->param() >= 64 || (seen & bit) != 0)
-      return false;
-    seen |= bit;
-  }
-  return true;
-}
-
 /// Which elements of an instance the parts have covered.
 class Cover {
 public:
@@ -243,8 +229,6 @@ void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t par
   for (size_t d = strides.size(); d-- > 1;)
     strides[d - 1] = strides[d] * instance.shape[d];
   for (const Part *part : all(param.parts())) {
-    if (!apart(*part))
-      continue; // says nothing, so that its elements count as covered by no part
     const Family *family = part->family() < 0 ? nullptr : manifest.families()->Get(static_cast<uint32_t>(part->family()));
     const size_t variables = family ? all(family->variables()).size() : all(param.variables()).size();
     const size_t rank = all(part->dimensions()).size();

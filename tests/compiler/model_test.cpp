@@ -1,6 +1,6 @@
 // A model as read: let and config, index, tensors, layouts. What is refused: errors/*.yaml.
 
-#include "compiler/frontend.h"
+#include "compiler/reading.h"
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ Model read(const std::string &text, const std::string &folder = "") {
 ShardRule rule(const std::string &text) {
   Diagnostics diagnostics;
   const auto node = parseYaml(diagnostics.addFile("rule", text), diagnostics);
-  auto result = node ? readShardRule(*node, diagnostics) : std::nullopt;
+  auto result = node ? readShardRule(*node, nullptr, diagnostics) : std::nullopt;
   EXPECT_TRUE(result) << diagnostics.text();
   return result ? std::move(*result) : ShardRule();
 }

@@ -93,7 +93,8 @@ inline ir::Module tinyModule() {
                     {{{}, {2}}, {{}, {6}}},
                     DType::bf16,
                     {{0, {{0, -1}, {1, 0}, {2, 1}}}},
-                    "tiny.yaml:7"}};
+                    "tiny.yaml:7",
+                    {}}};
 
   Endpoint target = source;
   target.role = "target";
@@ -110,7 +111,8 @@ inline ir::Module tinyModule() {
                     {{{}, {4}}, {{}, {4}}},
                     DType::bf16,
                     {{0, {{0, -1}, {1, 0}, {2, 1}}}, {-1, {{0, -1}, {1, 0}, {3, 1}}}},
-                    "tiny.yaml:9"}};
+                    "tiny.yaml:9",
+                    {}}};
   layout.endpoints = {source, target};
 
   const OperandShape sourceRows{6, {{2, 0, 1}, {2, 12, 0}}}, targetRows{6, {{2, 0, 1}, {2, 8, 0}}};
