@@ -99,7 +99,7 @@ private:
     for (const auto &list : rule.lists)
       for (const Expression &number : list)
         checkExpression(number, scope);
-    for (const auto *each : {&rule.unit, &rule.interleave, &rule.first, &rule.last, &rule.embedding, &rule.loss})
+    for (const auto *each : {&rule.unit, &rule.when, &rule.interleave, &rule.first, &rule.last, &rule.embedding, &rule.loss})
       if (*each)
         checkExpression(**each, scope);
   }
@@ -115,7 +115,7 @@ private:
   }
 
   void checkPack(const Pack &pack, const Scope &scope) {
-    for (const auto *each : {&pack.groups, &pack.align})
+    for (const auto *each : {&pack.groups, &pack.align, &pack.when})
       if (*each)
         checkExpression(**each, scope);
     for (const Pack &entry : pack.of)

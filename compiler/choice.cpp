@@ -17,26 +17,27 @@ ParamDeclaration paramOf(const TensorDeclaration &tensor) {
   return param;
 }
 
-/// `params: same`: each tensor is cut by the first glob that fits.
-std::vector<ParamDeclaration> sameParams(const Job &job, const LayoutDeclaration &layout, Diagnostics &diagnostics) {
-  std::vector<ParamDeclaration> result;
+/// The params of a layout. Those without a `shard` of their own are cut as the first of the layout's globs that fits says.
+std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  std::vector<ParamDeclaration> result = layout.params;
+  if (layout.same)
+    for (const TensorDeclaration &tensor : job.model.tensors)
+      result.push_back(paramOf(tensor));
   std::vector<bool> used(layout.shard.size());
-  for (const TensorDeclaration &tensor : job.model.tensors) {
-    ParamDeclaration &param = result.emplace_back(paramOf(tensor));
-    for (size_t i = 0; i < layout.shard.size(); ++i)
-      if (fits(layout.shard[i].first.text, tensor.name)) {
+  for (ParamDeclaration &param : result)
+    for (size_t i = 0; i < layout.shard.size() && param.shard.empty(); ++i)
+      if (fits(layout.shard[i].first.text, param.name)) {
         used[i] = true;
         param.shard = layout.shard[i].second;
         break;
       }
-  }
   for (size_t i = 0; i < layout.shard.size(); ++i) {
     const Glob &glob = layout.shard[i].first;
-    const bool any = std::any_of(job.model.tensors.begin(), job.model.tensors.end(),
-                                 [&](const TensorDeclaration &tensor) { return fits(glob.text, tensor.name); });
+    const bool any = std::any_of(result.begin(), result.end(),
+                                 [&](const ParamDeclaration &param) { return fits(glob.text, param.name); });
     if (!used[i])
-      diagnostics.error(glob.at, "'" + glob.text + "' in 'shard' of layout '" + layout.name + "' fits no tensor" +
-                                     (any ? " that the globs above it leave" : ""));
+      diagnostics.error(glob.at, "'" + glob.text + "' in 'shard' of layout '" + layout.name + "' fits no param" +
+                                     (any ? " that is left: others above it or a 'shard' of its own come first" : ""));
   }
   return result;
 }
@@ -46,7 +47,7 @@ std::vector<ParamDeclaration> sameParams(const Job &job, const LayoutDeclaration
 std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDeclaration &endpoint, const Tensors &tensors,
                                              Diagnostics &diagnostics) {
   if (const LayoutDeclaration *layout = endpoint.layoutDeclaration)
-    return layout->same ? sameParams(job, *layout, diagnostics) : layout->params;
+    return layoutParams(job, *layout, diagnostics);
   std::vector<ParamDeclaration> result;
   for (const Tensors::Tensor &tensor : tensors.all()) {
     const TensorDeclaration &declaration = *tensor.declaration;

@@ -10,14 +10,29 @@ namespace {
 
 constexpr int kMostExtensions = 16;
 
-/// The entries of `own` onto those of `base`: an entry of the same key replaces and keeps its place, `null` removes.
-void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const std::string &what,
+void joinMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool removesMore,
+              Diagnostics &diagnostics);
+
+/// A layout that extends the inherited one of its own name.
+bool extendsItself(const Node::Entry &layout) {
+  const Node *extend = layout.value.find("extend");
+  return extend && extend->kind == Node::Kind::scalar && extend->text == layout.key.text;
+}
+
+/// The entries of `own` onto those of `base`: an entry of the same key replaces and keeps its place, `null` removes. Where
+/// `base` itself `removesMore`, being part of a layout that extends another, `null` stands for that one too.
+void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const std::string &what, bool removesMore,
           Diagnostics &diagnostics) {
   for (Node::Entry &entry : own) {
     const auto known = std::find_if(base.begin(), base.end(),
                                     [&](const Node::Entry &each) { return each.key.text == entry.key.text; });
-    if (entry.value.kind != Node::Kind::null) {
-      if (known != base.end())
+    if (entry.value.kind != Node::Kind::null || (removesMore && known == base.end())) {
+      if (known != base.end() && what == "'layouts'" && known->value.kind == Node::Kind::map && extendsItself(entry)) {
+        std::erase_if(entry.value.entries, [](const Node::Entry &each) { return each.key.text == "extend"; });
+        known->key = std::move(entry.key);
+        const bool more = known->value.find("extend") != nullptr;
+        joinMaps(known->value.entries, std::move(entry.value.entries), more, diagnostics);
+      } else if (known != base.end())
         *known = std::move(entry);
       else
         base.push_back(std::move(entry));
@@ -29,39 +44,46 @@ void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const st
   }
 }
 
-} // namespace
-
-bool extendModel(Node &model, Diagnostics &diagnostics) {
-  for (int depth = 0;; ++depth) {
-    const auto at = std::find_if(model.entries.begin(), model.entries.end(),
-                                 [](const Node::Entry &entry) { return entry.key.text == "extend"; });
-    if (model.kind != Node::Kind::map || at == model.entries.end())
-      return true;
-    const Node extend = std::move(at->value);
-    model.entries.erase(at);
-    if (depth == kMostExtensions) {
-      diagnostics.error(extend.at, "models extended more than " + std::to_string(kMostExtensions) + " deep");
-      return false;
-    }
-    const auto path = readText(extend, "'extend'", diagnostics);
-    const auto file = path ? readFile(joinPath(folderOf(diagnostics.path(extend.at.file)), *path), extend.at, diagnostics)
-                           : std::nullopt;
-    const auto base = file ? parseYaml(*file, diagnostics) : nullptr;
-    if (!base || !checkMap(*base, "'" + *path + "'", diagnostics))
-      return false;
-    std::vector<Node::Entry> entries = std::move(base->entries);
-    for (Node::Entry &own : model.entries) {
-      const auto known = std::find_if(entries.begin(), entries.end(),
-                                      [&](const Node::Entry &each) { return each.key.text == own.key.text; });
-      if (known == entries.end())
-        entries.push_back(std::move(own));
-      else if (known->value.kind == Node::Kind::map && own.value.kind == Node::Kind::map) // let, index, tensors, …
-        join(known->value.entries, std::move(own.value.entries), "'" + own.key.text + "'", diagnostics);
-      else
-        *known = std::move(own);
-    }
-    model.entries = std::move(entries);
+/// Maps of both entry by entry; what else `own` says replaces.
+void joinMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool removesMore,
+              Diagnostics &diagnostics) {
+  for (Node::Entry &entry : own) {
+    const auto known = std::find_if(base.begin(), base.end(),
+                                    [&](const Node::Entry &each) { return each.key.text == entry.key.text; });
+    if (known == base.end())
+      base.push_back(std::move(entry));
+    else if (known->value.kind == Node::Kind::map && entry.value.kind == Node::Kind::map)
+      join(known->value.entries, std::move(entry.value.entries), "'" + entry.key.text + "'", removesMore, diagnostics);
+    else
+      *known = std::move(entry);
   }
 }
+
+/// The base is whole, with what it extends in turn, before this one's entries go onto it.
+bool extend(Node &model, int depth, Diagnostics &diagnostics) {
+  const auto at = std::find_if(model.entries.begin(), model.entries.end(),
+                               [](const Node::Entry &entry) { return entry.key.text == "extend"; });
+  if (at == model.entries.end())
+    return true;
+  const Node extended = std::move(at->value);
+  model.entries.erase(at);
+  if (depth == kMostExtensions) {
+    diagnostics.error(extended.at, "models extended more than " + std::to_string(kMostExtensions) + " deep");
+    return false;
+  }
+  const auto path = readText(extended, "'extend'", diagnostics);
+  const std::string folder = folderOf(diagnostics.path(extended.at.file));
+  const auto file = path ? readFile(joinPath(folder, *path), extended.at, diagnostics) : std::nullopt;
+  const auto base = file ? parseYaml(*file, diagnostics) : nullptr;
+  if (!base || !checkMap(*base, "'" + *path + "'", diagnostics) || !extend(*base, depth + 1, diagnostics))
+    return false;
+  joinMaps(base->entries, std::move(model.entries), false, diagnostics);
+  model.entries = std::move(base->entries);
+  return true;
+}
+
+} // namespace
+
+bool extendModel(Node &model, Diagnostics &diagnostics) { return extend(model, 0, diagnostics); }
 
 } // namespace reshard

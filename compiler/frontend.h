@@ -66,6 +66,7 @@ struct ShardRule {
   std::vector<std::vector<Expression>> lists;         // map
   std::optional<Expression> unit;
   bool replicate = false;
+  std::optional<Expression> when;                     // where it is 0 there is no such rule
   // Pipelines, in `place` alone (pipelines.cpp):
   std::optional<Expression> interleave;               // chunks of a rank
   std::optional<Expression> first, last;              // values of the first and the last rank
@@ -102,6 +103,7 @@ struct Pack {
   int64_t dimension = 0;              // concat, interleave
   std::optional<Expression> groups;   // interleave
   std::optional<Expression> align;    // flat
+  std::optional<Expression> when;     // of an entry of a flat buffer
   std::vector<Pack> of;
 };
 

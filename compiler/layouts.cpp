@@ -16,7 +16,8 @@ class ParamReader {
 public:
   ParamReader(const Model &model, Diagnostics &diagnostics) : model_(model), diagnostics_(diagnostics) {}
 
-  ParamDeclaration read(const Node &name, const Node &node) {
+  ParamDeclaration read(const Node &written, const Node &node) {
+    const Node name = withValues(written, model_);
     ParamDeclaration param;
     param.name = name.text;
     param.at = name.at;
@@ -92,7 +93,7 @@ private:
                                           " or with a tensor in the pack: {permute: […], of: NAME}");
     if (tensor) {
       pack.at = tensor->at;
-      pack.tensor = readText(*tensor, name, diagnostics_).value_or("");
+      pack.tensor = readText(withValues(*tensor, model_), name, diagnostics_).value_or("");
       if (permute)
         readPermute(*permute, pack);
     } else {
@@ -142,11 +143,13 @@ private:
       if (entry.kind == Node::Kind::map) {
         Fields fields(entry, "an entry of " + what, diagnostics_);
         pack.of.push_back(readPack(entry, fields, "an entry of " + what, /*holds=*/false, depth + 1));
+        if (const Node *when = flat ? fields.find("when") : nullptr)
+          pack.of.back().when = readExpression(*when, "'when'", diagnostics_);
         fields.finish();
       } else {
         Pack &tensor = pack.of.emplace_back();
         tensor.at = entry.at;
-        tensor.tensor = readText(entry, "an entry of " + what, diagnostics_).value_or("");
+        tensor.tensor = readText(withValues(entry, model_), "an entry of " + what, diagnostics_).value_or("");
       }
     }
   }
@@ -239,7 +242,7 @@ void readParams(const Node &params, const Model &model, LayoutDeclaration &layou
     inherited.emplace(layout.params[i].name, i);
   std::unordered_set<size_t> removed;
   for (const auto &[name, value] : params.entries) {
-    const auto known = inherited.find(name.text);
+    const auto known = inherited.find(withValues(name, model).text);
     if (value.kind != Node::Kind::null) {
       ParamDeclaration param = reader.read(name, value);
       if (known != inherited.end())
@@ -299,7 +302,7 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
     layout.params.clear();
   else if (params && checkMap(*params, "'params'", diagnostics))
     readParams(*params, model, layout, diagnostics);
-  if (const Node *shard = layout.same ? fields.find("shard") : nullptr; shard && checkMap(*shard, "'shard'", diagnostics)) {
+  if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics)) {
     layout.shard.clear();
     for (const auto &[glob, rules] : shard->entries)
       layout.shard.push_back({{glob.text, glob.at}, readShard(rules, diagnostics)});

@@ -73,9 +73,10 @@ private:
     if (tensors.entries.empty())
       diagnostics_.error(tensors.at, "a model without tensors");
     model_.tensors.reserve(tensors.entries.size());
-    for (const auto &[name, value] : tensors.entries) {
-      if (!readText(name, "the name of a tensor", diagnostics_))
+    for (const auto &[written, value] : tensors.entries) {
+      if (!readText(written, "the name of a tensor", diagnostics_))
         continue;
+      const Node name = withValues(written, model_);
       TensorDeclaration &tensor = model_.tensors.emplace_back();
       tensor.name = name.text;
       tensor.at = name.at;
@@ -103,7 +104,7 @@ private:
     if (const Node *shard = fields.find("shard"))
       tensor.shard = readShard(*shard, diagnostics_);
     if (tied) {
-      if (const auto other = readText(*tied, "'tied'", diagnostics_))
+      if (const auto other = readText(withValues(*tied, model_), "'tied'", diagnostics_))
         tensor.tied.emplace(*other, tied->at);
       for (const auto &[key, each] : value.entries)
         if (&each == shape || &each == dtype || &each == where)

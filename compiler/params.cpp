@@ -35,8 +35,27 @@ void Params::add(const ParamDeclaration &declaration) {
       return;
     }
   }
-  if (allAbsent(declaration))
-    return;
+  ParamDeclaration present = declaration;
+  std::erase_if(present.shard, [&](const auto &rule) { return !placing_.holds(rule.second); });
+  if (present.pack.kind == Pack::Kind::flat && !present.pack.of.empty()) { // a buffer simply lacks what is absent
+    std::erase_if(present.pack.of, [&](const Pack &entry) {
+      return (entry.kind == Pack::Kind::tensor && absent(entry)) ||
+             (entry.when && evaluate(*entry.when, placing_.names(), diagnostics_).value_or(0) == 0);
+    });
+    if (!present.pack.of.empty())
+      build(present);
+  } else if (!allAbsent(present)) {
+    build(present);
+  }
+}
+
+bool Params::absent(const Pack &tensor) const {
+  Diagnostics unknown; // readPack reports those
+  const auto found = tensors_.find(tensor.tensor, tensor.at, unknown);
+  return found && tensors_.all()[*found].absent;
+}
+
+void Params::build(const ParamDeclaration &declaration) {
   Building building{declaration, {}, {}, {}, -1, {}, {}};
   building.param.name = declaration.name;
   building.param.refresh = declaration.refresh;

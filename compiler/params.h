@@ -60,6 +60,8 @@ private:
   bool readName(Building &building) const;
   void checkAbsent(const ParamDeclaration &declaration) const;
   bool checkTensors(Building &building) const;
+  void build(const ParamDeclaration &declaration);
+  bool absent(const Pack &tensor) const;
   bool allAbsent(const ParamDeclaration &declaration) const;
   // cuts.cpp: the finished param's dimensions, and the parts that they make
   bool checkDimensions(const Building &building) const;

@@ -84,6 +84,10 @@ void Placing::addNames(const Job &job) {
   }
 }
 
+bool Placing::holds(const ShardRule &rule) const {
+  return !rule.when || evaluate(*rule.when, names_, diagnostics_).value_or(0) != 0;
+}
+
 std::optional<int> Placing::axis(const std::string &name, Location at) const {
   if (!contains(known_, name) && allowed_.axis)
     return -1; // check_names.cpp warned
@@ -244,7 +248,7 @@ void Placing::place(const Job &job, unsigned variable) {
   placed.shares.at = {ir::identity(known.size)};
   placed.shares.lengths = {known.size};
   placed.local = placed.shares.at;
-  if (written) {
+  if (written && holds(*written)) {
     if (auto rule = this->rule(*written, "value")) {
       std::string error;
       const int64_t chunks = rule->pipeline.stages ? 1 : rule->pipeline.interleave;

@@ -36,6 +36,9 @@ public:
   /// Whether this is the source's side.
   bool source() const { return declaration_.role == "source"; }
 
+  /// Whether a rule is there: it has no `when`, or one that is not 0.
+  bool holds(const ShardRule &rule) const;
+
   /// The number of an axis, or -1 for a known one that the mesh lacks (its size is 1). Empty after an error.
   std::optional<int> axis(const std::string &name, Location at) const;
 

@@ -318,6 +318,18 @@ std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
   return ok ? std::optional(std::move(result)) : std::nullopt;
 }
 
+Node withValues(Node name, const Model &model) {
+  for (size_t at = name.text.find('{'); at != std::string::npos; at = name.text.find('{', at + 1)) {
+    const size_t end = name.text.find('}', at);
+    if (end == std::string::npos)
+      break;
+    const auto value = model.let.find(name.text.substr(at + 1, end - at - 1));
+    if (value != model.let.end() && !model.variablesAt.contains(value->first) && value->second != kUnknownValue)
+      name.text.replace(at, end + 1 - at, std::to_string(value->second));
+  }
+  return name;
+}
+
 // ------------------------------------------------------------------------------------------------ axes, globs
 
 AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &diagnostics) {

@@ -75,6 +75,8 @@ struct Placeholder {
 std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
                                                          const std::vector<ir::IndexVariable> &variables, bool local,
                                                          Diagnostics &diagnostics);
+/// A name of a tensor or param with `{x}` replaced by the value wherever x is a `let` name and no index variable.
+Node withValues(Node name, const Model &model);
 /// An index variable's name; unknown ones are errors.
 bool checkVariable(const std::string &name, Location at, const std::vector<ir::IndexVariable> &variables,
                    Diagnostics &diagnostics);

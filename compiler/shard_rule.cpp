@@ -164,6 +164,10 @@ std::optional<ShardRule> readShardRule(const Node &node, const Model *model, Dia
     rule.unit = readExpression(*unit, "'unit'", diagnostics);
     ok = ok && rule.unit;
   }
+  if (const Node *when = fields.find("when")) {
+    rule.when = readExpression(*when, "'when'", diagnostics);
+    ok = ok && rule.when;
+  }
   if (const Node *replicate = fields.find("replicate")) {
     const auto value = readBoolean(*replicate, "'replicate'", diagnostics);
     ok = ok && value;

@@ -24,6 +24,17 @@ struct Bindable {
   PointerTable pointers;
 };
 
+struct Hook {
+  reshard_hook call = nullptr;
+  void *user = nullptr;
+};
+
+/// A hook's turn after a run.
+struct Refresh {
+  std::string name;
+  uint32_t rank = 0;
+};
+
 /// A bound range, for the check of overlaps.
 struct Range {
   const std::byte *begin, *end;
@@ -39,6 +50,8 @@ struct reshard_executor {
   std::map<std::pair<uint32_t, uint32_t>, Bindable> places; // (endpoint, world rank or file number)
   std::vector<LocalRank> locals;
   std::vector<Range> ranges;
+  std::map<std::string, Hook> hooks;
+  std::vector<Refresh> refreshes; // in the order of ranks, then of params
   std::unique_ptr<Transport> transport;
   bool prepared = false;
   reshard_state state = RESHARD_EMPTY;
@@ -112,6 +125,27 @@ std::string nearest(const std::string &name, const Bindable &place) {
     }
   }
   return found ? ", did you mean '" + *found + "'?" : "";
+}
+
+/// The hooks that the params of the local ranks need; an error where one is not set.
+std::string findRefreshes(reshard_executor &e) {
+  for (const LocalRank &local : e.locals)
+    for (const fbs::BufferRun *run : *local.segment->buffers()) {
+      const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(run->endpoint());
+      const fbs::Param &param = *endpoint.params()->Get(run->param());
+      if (run->endpoint() == 0 || endpoint.storage() || !param.refresh() || param.refresh()->size() == 0)
+        continue;
+      const std::string name = param.refresh()->str();
+      if (!e.hooks.contains(name))
+        return "rank " + std::to_string(local.rank) + " param '" + param.name()->str() + "' needs the hook '" + name +
+               "' after each run, which is not set";
+      const bool known = std::any_of(e.refreshes.begin(), e.refreshes.end(), [&](const Refresh &other) {
+        return other.rank == local.rank && other.name == name;
+      });
+      if (!known)
+        e.refreshes.push_back({name, local.rank});
+    }
+  return {};
 }
 
 /// No target may share memory with anything else that is bound.
@@ -208,6 +242,20 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
   });
 }
 
+reshard_status reshard_set_hook(reshard_executor *executor, const char *name, reshard_hook hook, void *user) {
+  if (!executor)
+    return RESHARD_INVALID;
+  reshard_executor &e = *executor;
+  return guarded(&e, [&] {
+    if (!name || !hook)
+      return e.fail(RESHARD_INVALID, name ? "no hook is given" : "no name of a hook is given");
+    if (e.prepared)
+      return e.fail(RESHARD_INVALID, "hooks are fixed after prepare");
+    e.hooks[name] = {hook, user};
+    return RESHARD_OK;
+  });
+}
+
 reshard_status reshard_prepare(reshard_executor *executor) {
   if (!executor)
     return RESHARD_INVALID;
@@ -227,6 +275,9 @@ reshard_status reshard_prepare(reshard_executor *executor) {
                                                  std::to_string(endpoint.ranks()->Get(run->place())) + " param '" +
                                                  endpoint.params()->Get(run->param())->name()->str() + "' is not bound on every instance");
       }
+    e.refreshes.clear();
+    if (std::string error = findRefreshes(e); !error.empty())
+      return e.fail(RESHARD_BAD_BINDING, std::move(error));
     if (std::string error = e.transport->prepare(*e.plan, e.locals); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
     e.prepared = true;
@@ -249,6 +300,9 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
     bool timedOut = false;
     if (std::string error = e.transport->run(deadline, timedOut); !error.empty())
       return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+    for (const Refresh &refresh : e.refreshes)
+      if (const Hook &hook = e.hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
+        return e.fail(RESHARD_FAILED, "the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank));
     e.state = RESHARD_COMPLETE;
     ++e.version;
     return RESHARD_OK;

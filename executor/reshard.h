@@ -43,6 +43,14 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
 reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t place, const char *param, void *pointer,
                             uint64_t bytes);
 
+/* What the engine does after each run to params that the plan marks `refresh: NAME` (derived weights, caches). Called by
+   reshard_run once for each name and each rank that has such params, when all bytes of all ranks of this process are in
+   place. Not 0: the run fails. */
+typedef int (*reshard_hook)(void *user, const char *name, uint32_t rank);
+
+/* Sets the hook of a name; before prepare, which asks for one of each name of its ranks. */
+reshard_status reshard_set_hook(reshard_executor *executor, const char *name, reshard_hook hook, void *user);
+
 /* Checks that everything is bound and nothing overlaps, allocates what the run needs. After it, bindings are fixed. */
 reshard_status reshard_prepare(reshard_executor *executor);
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <sys/resource.h>
 #include <unistd.h>
 
 namespace reshard::tools {
@@ -105,6 +106,25 @@ std::function<std::string(const std::string &)> setNumber(uint64_t &number, uint
   };
 }
 
+std::function<std::string(const std::string &)> setBytes(uint64_t &bytes) {
+  return [&bytes](const std::string &value) -> std::string {
+    uint64_t unit = 1;
+    std::string_view digits = value;
+    for (const auto &[suffix, each] : {std::pair("KiB", uint64_t{1} << 10), std::pair("MiB", uint64_t{1} << 20),
+                                       std::pair("GiB", uint64_t{1} << 30)})
+      if (digits.ends_with(suffix)) {
+        unit = each;
+        digits.remove_suffix(3);
+        break;
+      }
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), bytes);
+    if (error != std::errc() || end != digits.data() + digits.size() || bytes == 0 || bytes > (uint64_t{1} << 62) / unit)
+      return "found '" + value + "', expected bytes: an integer, or one with KiB, MiB or GiB";
+    bytes *= unit;
+    return {};
+  };
+}
+
 std::function<std::string(const std::string &)> setSeconds(double &seconds) {
   return [&seconds](const std::string &value) -> std::string {
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
@@ -172,6 +192,12 @@ std::string writeFile(const std::string &path, const std::string &text) {
   const std::string error = "cannot write '" + path + "': " + std::strerror(errno);
   std::remove(temporary.c_str());
   return error;
+}
+
+uint64_t peakResidentBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }

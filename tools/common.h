@@ -38,6 +38,7 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
 std::function<std::string(const std::string &)> setText(std::string &text);
 std::function<std::string(const std::string &)> setSwitch(bool &on);
 std::function<std::string(const std::string &)> setNumber(uint64_t &number, uint64_t least, uint64_t most);
+std::function<std::string(const std::string &)> setBytes(uint64_t &bytes);
 std::function<std::string(const std::string &)> setSeconds(double &seconds);
 std::function<std::string(const std::string &)> setChoice(std::string &text, std::vector<std::string> choices);
 
@@ -52,6 +53,9 @@ std::string nearest(const std::string &name, const std::vector<std::string> &kno
 
 /// Writes a file whole or not at all. An error text, empty on success.
 std::string writeFile(const std::string &path, const std::string &text);
+
+/// The most bytes of this process that were resident at once, so far.
+uint64_t peakResidentBytes();
 
 /// Seconds on a steady clock.
 double now();

@@ -1,14 +1,12 @@
-// Target memory against source memory, through the layouts of the manifest: every tensor is put together from the source's runs and
-// looked up by the target's.
+// Target memory against source memory, and source replicas against each other, through the layouts of the manifest:
+// every tensor is put together from what the source holds of it.
 
-#include "tools/memory.h"
+#include "tools/occurrences.h"
+#include "tools/parallel.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <map>
 #include <mutex>
-#include <thread>
 
 namespace reshard::tools {
 
@@ -16,39 +14,40 @@ namespace {
 
 using namespace schema;
 
-struct Occurrence {
-  const PlaceMemory *place;
-  ParamInstance instance;
-};
-
-struct Occurrences {
-  int64_t elements = 0, item = 0;
-  std::vector<std::shared_ptr<Occurrence>> source, target;
-};
-
-using Index = std::map<std::string, Occurrences>;
-
-/// Which instances hold something of which tensor.
-void collect(const Plan &plan, const Memory &memory, bool target, Index &index) {
-  for (const PlaceMemory &place : memory.places()) {
-    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(place.endpoint);
-    for (uint32_t p = 0; p < place.params.size(); ++p)
-      for (ParamInstance &instance : instances(plan.manifest(), endpoint, p, place.place)) {
-        if (!place.params[p][instance.instance])
-          continue;
-        const auto occurrence = std::make_shared<Occurrence>(Occurrence{&place, std::move(instance)});
-        std::string last;
-        forEachRun(plan.manifest(), endpoint, p, place.place, occurrence->instance, [&](const ElementRun &run) {
-          const std::string name = run.tensor ? *run.tensor : "";
-          if (name == last && !name.empty())
-            return;
-          last = name;
-          auto &list = target ? index[name].target : index[name].source;
-          if (list.empty() || list.back() != occurrence)
-            list.push_back(occurrence);
-        });
-      }
+/// A tensor as some instances hold it.
+class Gathered {
+public:
+  /// Where an element stands; bytes of an element that nobody put are nothing.
+  std::byte *at(int64_t element, int64_t item) {
+    const size_t end = static_cast<size_t>((element + 1) * item);
+    if (bytes_.size() < end)
+      bytes_.resize(end * 3 / 2);
+    return bytes_.data() + element * item;
   }
+  bool known(int64_t element) const {
+    return static_cast<size_t>(element) < known_.size() && known_[static_cast<size_t>(element)];
+  }
+  void know(int64_t element) {
+    if (static_cast<size_t>(element) >= known_.size())
+      known_.resize(static_cast<size_t>(element + 1) * 3 / 2);
+    known_[static_cast<size_t>(element)] = true;
+  }
+
+private:
+  std::vector<std::byte> bytes_;
+  std::vector<bool> known_;
+};
+
+/// The first instance that holds an element.
+const Occurrence &firstHolder(const Plan &plan, const std::vector<std::shared_ptr<const Occurrence>> &holders,
+                              const std::string &name, int64_t wanted) {
+  for (const auto &holder : holders) {
+    bool has = false;
+    forEachElement(plan, *holder, name, [&](const std::byte *, int64_t element, int64_t) { has = has || element == wanted; });
+    if (has)
+      return *holder;
+  }
+  return *holders[0];
 }
 
 /// Elements of targets that no part of their layouts covers.
@@ -72,70 +71,87 @@ void checkCover(const Plan &plan, const Memory &target, CheckResult &result) {
 
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
                     const std::function<void(double)> &progress) {
-  const Manifest &manifest = plan.manifest();
-  Index index;
-  collect(plan, source, false, index);
-  collect(plan, target, true, index);
-  std::vector<std::pair<const std::string *, const Occurrences *>> work;
-  for (const auto &[name, occurrences] : index)
-    if (!occurrences.target.empty())
-      work.emplace_back(&name, &occurrences);
-
+  const Occurrences held = occurrences(plan, source), wanted = occurrences(plan, target);
+  const std::vector<Occurrences::value_type> work(wanted.begin(), wanted.end());
   CheckResult result;
   std::mutex mutex;
-  std::atomic<size_t> next{0};
-  auto run = [&](bool reports) {
-    std::vector<std::byte> tensor;
-    for (size_t i = next++; i < work.size(); i = next++) {
-      if (reports && progress)
-        progress(static_cast<double>(i) / static_cast<double>(work.size()));
-      const auto &[name, occurrences] = work[i];
-      uint64_t checked = 0, mismatches = 0;
-      std::string first;
-      tensor.clear();
-      auto visit = [&](const Occurrence &occurrence, auto body) {
-        const Endpoint &endpoint = *manifest.endpoints()->Get(occurrence.place->endpoint);
-        const int64_t item = itemBytes(endpoint.params()->Get(occurrence.instance.param)->dtype());
-        std::byte *memory = occurrence.place->params[occurrence.instance.param][occurrence.instance.instance];
-        forEachRun(manifest, endpoint, occurrence.instance.param, occurrence.place->place, occurrence.instance, [&](const ElementRun &r) {
-          if ((r.tensor ? *r.tensor : std::string()) == *name)
-            for (int64_t k = 0; k < r.count; ++k)
-              body(memory + (r.local + k * r.localStep) * item, r.logical + k * r.logicalStep, item);
-        });
-      };
-      for (const auto &occurrence : occurrences->source)
-        if (!name->empty())
-          visit(*occurrence, [&](const std::byte *at, int64_t logical, int64_t item) {
-            if (tensor.size() < static_cast<size_t>((logical + 1) * item))
-              tensor.resize(static_cast<size_t>((logical + 1) * item) * 3 / 2);
-            std::memcpy(tensor.data() + logical * item, at, static_cast<size_t>(item));
+  parallelFor(
+      work.size(), threads,
+      [&](size_t i) {
+        const auto &[name, targets] = work[i];
+        CheckResult one;
+        Gathered tensor;
+        if (const auto sources = held.find(name); !name.empty() && sources != held.end())
+          for (const auto &occurrence : sources->second)
+            forEachElement(plan, *occurrence, name, [&](const std::byte *at, int64_t element, int64_t item) {
+              std::memcpy(tensor.at(element, item), at, static_cast<size_t>(item));
+              tensor.know(element);
+            });
+        const std::byte zeros[8] = {};
+        for (const auto &occurrence : targets)
+          forEachElement(plan, *occurrence, name, [&](const std::byte *at, int64_t element, int64_t item) {
+            one.checkedBytes += static_cast<uint64_t>(item);
+            const bool padding = name.empty();
+            if ((padding || tensor.known(element)) &&
+                std::memcmp(at, padding ? zeros : tensor.at(element, item), static_cast<size_t>(item)) == 0)
+              return;
+            ++one.mismatches;
+            if (one.first.empty())
+              one.first = nameOf(plan, *occurrence) + ": " +
+                          (padding ? "padding is not zero"
+                                   : "tensor '" + name + "' element " + std::to_string(element) +
+                                         " differs from the source");
           });
-      const std::byte zeros[8] = {};
-      for (const auto &occurrence : occurrences->target)
-        visit(*occurrence, [&](const std::byte *at, int64_t logical, int64_t item) {
-          checked += static_cast<uint64_t>(item);
-          const bool held = name->empty() || tensor.size() >= static_cast<size_t>((logical + 1) * item);
-          const std::byte *expected = name->empty() || !held ? zeros : tensor.data() + logical * item;
-          if (held && std::memcmp(at, expected, static_cast<size_t>(item)) == 0)
-            return;
-          ++mismatches;
-          if (first.empty())
-            first = "param '" + occurrence->instance.name + "': " + (name->empty() ? "padding is not zero" : "tensor '" + *name + "' element " + std::to_string(logical) + " differs from the source");
-        });
-      std::lock_guard lock(mutex);
-      result.checkedBytes += checked;
-      result.mismatches += mismatches;
-      if (result.first.empty())
-        result.first = std::move(first);
-    }
-  };
-  std::vector<std::thread> helpers;
-  for (unsigned t = 1; t < threads; ++t)
-    helpers.emplace_back(run, false);
-  run(true);
-  for (std::thread &helper : helpers)
-    helper.join();
+        std::lock_guard lock(mutex);
+        result.checkedBytes += one.checkedBytes;
+        result.mismatches += one.mismatches;
+        if (result.first.empty())
+          result.first = std::move(one.first);
+      },
+      progress);
   checkCover(plan, target, result);
+  return result;
+}
+
+ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
+                              const std::function<void(double)> &progress) {
+  const Occurrences held = occurrences(plan, source);
+  const std::vector<Occurrences::value_type> work(held.begin(), held.end());
+  ReplicaResult result;
+  std::vector<std::vector<std::string>> found(work.size());
+  std::mutex mutex;
+  parallelFor(
+      work.size(), threads,
+      [&](size_t i) {
+        const auto &[name, holders] = work[i];
+        if (name.empty() || holders.size() < 2) // padding is never read
+          return;
+        Gathered tensor;
+        uint64_t compared = 0;
+        for (size_t h = 0; h < holders.size(); ++h) {
+          int64_t differs = -1; // the first such element
+          forEachElement(plan, *holders[h], name, [&](const std::byte *at, int64_t element, int64_t item) {
+            if (!tensor.known(element)) {
+              std::memcpy(tensor.at(element, item), at, static_cast<size_t>(item));
+              tensor.know(element);
+              return;
+            }
+            compared += static_cast<uint64_t>(item);
+            if (std::memcmp(at, tensor.at(element, item), static_cast<size_t>(item)) != 0 &&
+                (differs < 0 || element < differs))
+              differs = element;
+          });
+          if (differs >= 0)
+            found[i].push_back(nameOf(plan, *holders[h]) + " differs from " +
+                               nameOf(plan, firstHolder(plan, holders, name, differs)) + ": tensor '" + name +
+                               "' from element " + std::to_string(differs) + " on");
+        }
+        std::lock_guard lock(mutex);
+        result.comparedBytes += compared;
+      },
+      progress);
+  for (auto &list : found)
+    std::move(list.begin(), list.end(), std::back_inserter(result.differences));
   return result;
 }
 

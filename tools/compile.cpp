@@ -11,7 +11,6 @@
 #include <fstream>
 #include <iostream>
 #include <sstream>
-#include <sys/resource.h>
 
 using namespace reshard;
 using namespace reshard::tools;
@@ -33,12 +32,6 @@ std::string printed(const ir::Module &module) {
   std::ostringstream out;
   ir::print(module, out);
   return out.str();
-}
-
-int64_t peakBytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
 }
 
 Json counts(const Statistics &s) {
@@ -121,8 +114,13 @@ int compile(const std::string &job, Options &options) {
     for (const PassTime &time : result.times)
       passTimes[time.pass] = time.seconds * 1e3;
     json["untaken"] = result.module.layout.untaken;
+    Json leftOut = Json::object();
+    for (const ir::Endpoint &endpoint : result.module.layout.endpoints)
+      if (!endpoint.leftOut.empty())
+        leftOut[endpoint.role] = endpoint.leftOut;
+    json["left_out"] = leftOut;
     json["time_ms"] = {{"total", (now() - begin) * 1e3}, {"passes", passTimes}};
-    json["peak_rss_bytes"] = peakBytes();
+    json["peak_rss_bytes"] = peakResidentBytes();
     if (const std::string error = writeFile(options.report, json.dump(2) + "\n"); !error.empty()) {
       complain(kName, error);
       return kFailure;
@@ -151,6 +149,19 @@ int main(int argc, char **argv) {
       return list.empty() ? std::string("an empty list") : std::string();
     };
   };
+  auto allow = [&](const std::string &value) {
+    std::vector<std::string> names;
+    if (std::string error = append(names)(value); !error.empty())
+      return error;
+    Allowed &allowed = options.compile.allowed;
+    for (const std::string &name : names) {
+      bool *known = name == "axis" ? &allowed.axis : name == "gap" ? &allowed.gap : name == "missing" ? &allowed.missing : nullptr;
+      if (!known)
+        return "found '" + name + "', expected axis, gap or missing";
+      *known = true;
+    }
+    return std::string();
+  };
   auto override = [&](const std::string &value) {
     options.compile.overrides.push_back(value);
     return value.find('=') == std::string::npos || value[0] == '=' ? "found '" + value + "', expected a.b=value" : std::string();
@@ -164,6 +175,7 @@ int main(int argc, char **argv) {
                   "Compiles a job into a plan, or refuses it with errors that point at the place.",
                   {{"-o", "FILE", "the plan, or with --emit=ir|layout the text (default: standard output)", setText(options.output)},
                    {"--set", "a.b=c", "overrides a value of the job, the model's included; may be repeated", override},
+                   {"--allow", "LIST", "warn of these only: axis (unknown: its size is 1), gap (the source leaves elements on no rank that no target needs), missing (target params that the source lacks: they are left out)", allow},
                    {"--emit", "KIND", "plan, ir (fully lowered), or layout (as resolved)", setChoice(options.emit, {"plan", "ir", "layout"})},
                    {"--report", "FILE", "write a JSON report", setText(options.report)},
                    {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},

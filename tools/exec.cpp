@@ -17,6 +17,8 @@ int main(int argc, char **argv) {
                    {"--target", "DIR", "folder to make: it appears complete or not at all; several pools: one folder each in it", setText(options.target)},
                    {"--synthesize", "", "values made from (seed, tensor, element) in place of files; with --source alone: write them there", setSwitch(options.synthesize)},
                    {"--check", "", "compare every target byte with what the layouts say it must be (synthesised: under two seeds)", setSwitch(options.check)},
+                   {"--check-replicas", "", "before anything moves, compare all that the source holds more than once; differences are named", setSwitch(options.checkReplicas)},
+                   {"--memory", "SIZE", "keep what is resident of files below SIZE (bytes, or KiB, MiB, GiB)", setBytes(options.memory)},
                    {"--seed", "N", "the first seed (0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
                    {"--transport", "NAME", "threads", setChoice(options.transport, {"threads", "mpi", "nccl"})},
                    {"--device", "NAME", "cpu", setChoice(options.device, {"cpu", "cuda"})},

@@ -2,12 +2,15 @@
 
 #include "executor/reshard.h"
 #include "tools/memory.h"
+#include "tools/resident.h"
+#include "tools/vectors.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <thread>
 #include <unistd.h>
 
@@ -80,6 +83,16 @@ struct Run {
   double seconds;
 };
 
+/// The hooks that the plan's target params name.
+std::vector<std::string> refreshNames(const Plan &plan) {
+  std::set<std::string> names;
+  for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())
+    for (const schema::Param *param : all(endpoint->params()))
+      if (param->refresh() && param->refresh()->size() > 0)
+        names.insert(param->refresh()->str());
+  return {names.begin(), names.end()};
+}
+
 class Execution {
 public:
   explicit Execution(const ExecutionOptions &options)
@@ -121,6 +134,10 @@ public:
     if (reshard_prepare(executor_.get()) != RESHARD_OK)
       throw Failure{kUsage, reshard_error(executor_.get())};
     trace_.add("prepare", begin);
+    const ResidentLimit limit(options_.synthesize ? std::vector<const Memory *>() : std::vector<const Memory *>{&source, &target},
+                              options_.memory);
+    if (options_.checkReplicas && !replicasAgree(source))
+      return kNegative;
 
     // Under --check synthesised values come twice, from two seeds: a target that a run does not write cannot be right both times.
     const int seeds = options_.synthesize && options_.check ? 2 : 1;
@@ -169,6 +186,7 @@ private:
     NewFolder folder(options_.source);
     Memory memory(*plan_);
     need(memory.createFiles(0, folder.temporary()), kFailure);
+    const ResidentLimit limit({&memory}, options_.memory);
     Progress progress("write");
     for (size_t i = 0; i < memory.places().size(); ++i) {
       synthesize(*plan_, memory.places()[i], options_.seed, threads_);
@@ -178,6 +196,24 @@ private:
     std::printf("  wrote %zu file(s) to %s\n", memory.places().size(), options_.source.c_str());
   }
 
+  /// Whether all source replicas are equal; those that are not are named.
+  bool replicasAgree(const Memory &source) {
+    if (options_.synthesize)
+      fill(source, source, options_.seed, true);
+    const double begin = now();
+    Progress progress("compare replicas");
+    const ReplicaResult result = compareReplicas(*plan_, source, threads_, [&](double fraction) { progress.at(fraction); });
+    trace_.add("compare replicas", begin);
+    constexpr size_t kShown = 20;
+    for (size_t i = 0; i < result.differences.size() && i < kShown; ++i)
+      complain("reshard-exec", result.differences[i]);
+    if (result.differences.size() > kShown)
+      complain("reshard-exec", "and " + std::to_string(result.differences.size() - kShown) + " more");
+    if (result.differences.empty())
+      std::printf("  %-10s %12s compared, all equal\n", "replicas", humanBytes(static_cast<double>(result.comparedBytes)).c_str());
+    return result.differences.empty();
+  }
+
   void open() {
     const reshard_options options{options_.transport.c_str(), options_.device.c_str(), threads_};
     reshard_executor *executor = nullptr;
@@ -185,6 +221,8 @@ private:
     executor_.reset(executor);
     if (status != RESHARD_OK)
       throw Failure{kUsage, reshard_error(executor)};
+    for (const std::string &name : refreshNames(*plan_)) // there is no engine here that could do anything
+      reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr);
   }
 
   void bind(const Memory &memory) {
@@ -244,7 +282,8 @@ private:
       fastest = std::max(fastest, rate);
     }
     const Json json = {{"digest", plan_->digest()}, {"transport", options_.transport}, {"device", options_.device}, {"ranks", plan_->world()},
-                       {"threads", threads_}, {"runs", runs}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches}};
+                       {"threads", threads_}, {"runs", runs}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches},
+                       {"refresh", refreshNames(*plan_)}, {"peak_rss_bytes", peakResidentBytes()}};
     if (!options_.report.empty())
       need(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())

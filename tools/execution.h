@@ -10,10 +10,11 @@ namespace reshard::tools {
 
 struct ExecutionOptions {
   std::string plan, source, target, transport = "threads", device = "cpu", report, trace;
-  bool synthesize = false, check = false;
+  bool synthesize = false, check = false, checkReplicas = false;
   uint64_t seed = 0, repeat = 1;
   unsigned threads = 0; // 0: all cores
   double timeout = 0;   // 0: none
+  uint64_t memory = 0;  // bytes that may be resident; 0: no limit
 };
 
 /// Prints messages on stderr, the table on stdout, writes report and trace; returns the exit code.

@@ -46,6 +46,12 @@ Memory::~Memory() {
     ::munmap(data, bytes);
 }
 
+void Memory::release() const {
+  for (const auto &checkpoint : checkpoints_)
+    for (const auto &file : checkpoint->files)
+      file->release();
+}
+
 PlaceMemory &Memory::place(uint32_t endpointNumber, uint32_t place) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   PlaceMemory &memory = places_.emplace_back();

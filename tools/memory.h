@@ -25,6 +25,9 @@ public:
   /// New files in an empty folder, of their final size.
   std::string createFiles(uint32_t endpoint, const std::string &folder);
 
+  /// Gives the pages of all files back (MappedFile::release).
+  void release() const;
+
   const std::vector<PlaceMemory> &places() const { return places_; }
 
 private:
@@ -44,5 +47,13 @@ std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t plac
 /// no part covers counts as a mismatch. `progress` is called by this thread.
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
                     const std::function<void(double)> &progress = {});
+
+/// Source replicas that do not hold the same, each with the instance it was compared with.
+struct ReplicaResult {
+  uint64_t comparedBytes = 0;
+  std::vector<std::string> differences; // by tensor, then by place
+};
+ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
+                              const std::function<void(double)> &progress = {});
 
 } // namespace reshard::tools

@@ -121,6 +121,8 @@ std::string readEntry(const std::string &path, const std::string &name, const Js
 
 } // namespace
 
+void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
+
 MappedFile::~MappedFile() {
   if (data_)
     ::munmap(data_, bytes_);

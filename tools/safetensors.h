@@ -38,6 +38,8 @@ public:
   ~MappedFile();
   MappedFile(const MappedFile &) = delete;
   MappedFile &operator=(const MappedFile &) = delete;
+  /// Gives its pages back; what was written stays in the file, and comes back when it is touched. Any thread may, any time.
+  void release() const;
 
 private:
   std::byte *data_;

@@ -1,0 +1,121 @@
+"""What the library under examples/models declares: models, layouts, meshes to try them on, and the params of a layout on
+one rank, read from the layout IR."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "examples" / "models"
+LISTINGS = Path(__file__).resolve().parent / "listings"
+
+# Bases that others extend have no name of their own.
+NAMES = sorted(path.name[: -len(".config.json")] for path in MODELS.glob("*.config.json"))
+LAYOUTS = ["hf", "megatron", "megatron-local", "vllm", "sglang", "fsdp2", "fsdp1"]
+
+
+def mesh(layout):
+    """A mesh of 8 ranks (one place for a checkpoint) that every model's layout can stand on."""
+    if layout == "hf":
+        return "{}"
+    if layout.startswith("fsdp"):
+        return "{fsdp: 8}"
+    if layout.startswith("megatron"):
+        return "{megatron: {tp: 2, pp: 2, dp: 2, ep: 2}}"
+    return "{tp: 4, dp: 2, views: [{ep: 8}]}"
+
+
+def endpoint(model, layout):
+    place = ""
+    if layout.startswith("megatron") and model in ("deepseek-v3", "kimi-k2"):  # 61 layers
+        place = ", place: {layer: {axis: pp, sizes: [31, 30]}, expert: ep}"
+    return "{layout: %s, mesh: %s%s}" % (layout, mesh(layout), place)
+
+
+def job(model, source, target):
+    return f"version: 1\nmodel: {MODELS / (model + '.yaml')}\nsource: {source}\ntarget: {target}\n"
+
+
+def layouts(binaries, model, folder):
+    """The layouts that a model has: those that the compiler knows."""
+    path = Path(folder) / "layouts.yaml"
+    path.write_text(job(model, "{layout: none, mesh: {}}", "{layout: hf, mesh: {}}"))
+    done = subprocess.run([binaries / "reshard-compile", path, "--emit=layout"], capture_output=True, text=True)
+    known = []
+    for layout in LAYOUTS:
+        path.write_text(job(model, "{layout: hf, mesh: {}}", "{layout: %s, mesh: {}}" % layout))
+        done = subprocess.run([binaries / "reshard-compile", path, "--emit=layout"], capture_output=True, text=True)
+        if "unknown layout" not in done.stderr:
+            known.append(layout)
+    return known
+
+
+def segments(text):
+    """The `from` values of a segment list of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`."""
+    values = []
+    for begin, end, step, count in re.findall(r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? ->", text):
+        for i in range(int(count or 1)):
+            values += range(int(begin) + i * int(step or 0), int(end) + i * int(step or 0))
+    return sorted(values)
+
+
+def params(binaries, model, layout, folder):
+    """{name: (shape, dtype)} of all params on the one rank of a layout, from the layout IR."""
+    path = Path(folder) / "one.yaml"
+    path.write_text(job(model, "{layout: hf, mesh: {}}", "{layout: %s, mesh: {}}" % layout))
+    done = subprocess.run([binaries / "reshard-compile", path, "--emit=layout"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result, shares, target = {}, {}, False
+    for line in done.stdout.splitlines():
+        line = line.split(" //")[0]
+        if line.startswith("endpoint"):
+            target = '"target"' in line
+            shares = {}
+        elif target and line.startswith("  share #"):
+            number, rest = re.match(r"  share #(\d+) over \(\) \| (.*)", line).groups()
+            shares[number] = segments(rest)
+        elif target and line.startswith("  param $"):
+            name, dtype, shape, rest = re.match(r'  param \$\d+ "(.*?)" (\w+) \[([\d, ]*)\](.*)', line).groups()
+            names = [name]
+            for variable, share in re.findall(r" for (\w+) #(\d+)", rest):
+                names = [re.sub(r"\{%s(\.local)?\}" % variable, str(value), each) for each in names for value in shares[share]]
+            for each in names:
+                assert each not in result, each
+                result[each] = ([int(n) for n in shape.split(",") if n.strip()], dtype)
+    return result
+
+
+def listing(path):
+    """{name: (shape, dtype)} of a listing: `name.{0..3,5}.weight  [2, 4]`, and a dtype where it is not bf16."""
+    result = {}
+    for line in path.read_text().splitlines():
+        line = line.split("#")[0].strip()
+        if not line:
+            continue
+        name, shape, dtype = re.fullmatch(r"(\S+)\s+\[([\d, ]*)\]\s*(\w*)", line).groups()
+        names = [""]
+        for text, ranges in re.findall(r"([^{]*)(?:\{([\d.,]+)\})?", name):
+            values = [""]
+            if ranges:
+                values = []
+                for item in ranges.split(","):
+                    first, _, last = item.partition("..")
+                    values += [str(i) for i in range(int(first), int(last or first) + 1)]
+            names = [head + text + value for head in names for value in values]
+        for each in names:
+            assert each not in result, f"{path.name}: {each} twice"
+            result[each] = ([int(n) for n in shape.split(",") if n.strip()], dtype or "bf16")
+    return result
+
+
+def compile_pair(binaries, model, source, target, folder):
+    """The report of a pair of layouts, compiled; target params that the source lacks are left out."""
+    path = Path(folder) / "pair.yaml"
+    path.write_text(job(model, endpoint(model, source), endpoint(model, target)))
+    report = Path(folder) / "report.json"
+    done = subprocess.run(
+        [binaries / "reshard-compile", path, "-o", Path(folder) / "pair.rplan", "--allow=missing", f"--report={report}"],
+        capture_output=True, text=True)
+    assert done.returncode == 0, f"{model} {source} -> {target}: {done.stderr}"
+    return json.loads(report.read_text())

@@ -1,0 +1,85 @@
+"""The library of models and layouts: names and shapes against listings from the releases' sources, published parameter
+counts, and every ordered pair of layouts of every model. RESHARD_BIN: the folder of the commands."""
+
+import math
+import os
+import tempfile
+import unittest
+from pathlib import Path
+
+import library
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+
+# What a layout leaves to the engine, because it needs a conversion of values or dtype.
+LEFT_TO_THE_ENGINE = {
+    ("vllm", "nemotron-h-8b"): ["*.mixer.A"],
+    ("sglang", "nemotron-h-8b"): ["*.mixer.A"],
+    ("sglang", "gpt-oss-120b"): ["*.w13_weight_bias", "*.w2_weight_bias"],
+}
+
+
+class Library(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def test_names_and_shapes(self):
+        """Each layout, on one rank, has just what the release's source makes."""
+        from fnmatch import fnmatch
+
+        count = 0
+        for path in sorted(library.LISTINGS.glob("*/*.txt")):
+            if path.name == "parameters.txt":
+                continue
+            layout, model = path.parent.name, path.name[: -len(".txt")]
+            if model.endswith(".local"):
+                layout, model = layout + "-local", model[: -len(".local")]
+            with self.subTest(layout=layout, model=model):
+                wanted = {name: value for name, value in library.listing(path).items()
+                          if not any(fnmatch(name, glob) for glob in LEFT_TO_THE_ENGINE.get((layout, model), []))}
+                found = library.params(BIN, model, layout, self.folder.name)
+                self.assertEqual(sorted(set(wanted) - set(found))[:4], [], "the layout lacks these")
+                self.assertEqual(sorted(set(found) - set(wanted))[:4], [], "the release lacks these")
+                wrong = [f"{name}: {found[name]}, expected {wanted[name]}" for name in wanted if wanted[name] != found[name]]
+                self.assertEqual(wrong[:4], [])
+                count += 1
+        self.assertGreater(count, 0)
+
+    def test_parameter_counts(self):
+        """The number of parameters of each model is the published one."""
+        published = {}
+        for line in (library.LISTINGS / "hf" / "parameters.txt").read_text().splitlines():
+            line = line.split("#")[0].split()
+            if line:
+                published[line[0]] = int(line[1])
+        for model in library.NAMES:
+            with self.subTest(model=model):
+                found = sum(math.prod(shape) for shape, dtype in
+                            library.params(BIN, model, "hf", self.folder.name).values())
+                self.assertEqual(found, published[model])
+
+    def test_every_pair_compiles(self):
+        """All ordered pairs of the layouts of a model; the counts are those of the table in docs/library.md."""
+        table = (library.ROOT / "docs" / "library.md").read_text()
+        small = os.environ.get("RESHARD_FULL") != "1"
+        for model in library.NAMES:
+            known = library.layouts(BIN, model, self.folder.name)
+            self.assertIn("hf", known)
+            for s, source in enumerate(known):
+                for t, target in enumerate(known):
+                    if small and (s + t) % 3 != 0:
+                        continue
+                    with self.subTest(model=model, source=source, target=target):
+                        report = library.compile_pair(BIN, model, source, target, self.folder.name)
+                        row = library_row(model, source, target, report)
+                        self.assertIn(row, table, "docs/library.md is old: run tests/library/table.py")
+
+
+def library_row(model, source, target, report):
+    return (f"| {model} | {source} | {target} | {report['bytes']['target'] / 2**30:.2f} | "
+            f"{report['bytes']['remote'] / 2**30:.2f} | {report['transfers']:,} | {report['messages']} |")
+
+
+if __name__ == "__main__":
+    unittest.main()

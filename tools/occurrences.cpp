@@ -1,0 +1,37 @@
+#include "tools/occurrences.h"
+
+namespace reshard::tools {
+
+using namespace schema;
+
+Occurrences occurrences(const Plan &plan, const Memory &memory) {
+  Occurrences result;
+  for (const PlaceMemory &place : memory.places()) {
+    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(place.endpoint);
+    for (uint32_t p = 0; p < place.params.size(); ++p)
+      for (ParamInstance &instance : instances(plan.manifest(), endpoint, p, place.place)) {
+        if (!place.params[p][instance.instance])
+          continue;
+        const auto occurrence = std::make_shared<const Occurrence>(Occurrence{&place, std::move(instance)});
+        std::string last;
+        forEachRun(plan.manifest(), endpoint, p, place.place, occurrence->instance, [&](const ElementRun &run) {
+          const std::string name = run.tensor ? *run.tensor : "";
+          if (name == last && !name.empty())
+            return;
+          last = name;
+          auto &list = result[name];
+          if (list.empty() || list.back() != occurrence)
+            list.push_back(occurrence);
+        });
+      }
+  }
+  return result;
+}
+
+std::string nameOf(const Plan &plan, const Occurrence &occurrence) {
+  const Endpoint &endpoint = *plan.manifest().endpoints()->Get(occurrence.place->endpoint);
+  return (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(occurrence.place->place)) +
+         " param '" + occurrence.instance.name + "'";
+}
+
+} // namespace reshard::tools

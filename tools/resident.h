@@ -1,0 +1,30 @@
+// Models larger than memory: what of the mapped files stands in memory is kept below a limit.
+#pragma once
+
+#include "tools/memory.h"
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace reshard::tools {
+
+/// While it lives, a thread looks at this process's resident memory a few hundred times a second and unmaps the pages of
+/// the files once they make it larger than `bytes` (0: no limit). Their contents stay in the files: reading or writing a
+/// page again brings it back.
+class ResidentLimit {
+public:
+  ResidentLimit(std::vector<const Memory *> files, uint64_t bytes);
+  ~ResidentLimit();
+  ResidentLimit(const ResidentLimit &) = delete;
+  ResidentLimit &operator=(const ResidentLimit &) = delete;
+
+private:
+  void watch(uint64_t bytes);
+
+  const std::vector<const Memory *> files_;
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+} // namespace reshard::tools
