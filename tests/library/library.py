@@ -119,3 +119,9 @@ def compile_pair(binaries, model, source, target, folder):
         capture_output=True, text=True)
     assert done.returncode == 0, f"{model} {source} -> {target}: {done.stderr}"
     return json.loads(report.read_text())
+
+
+def row(model, source, target, report):
+    """A line of the table in docs/library.md, without the time."""
+    return (f"| {model} | {source} | {target} | {report['bytes']['target'] / 2**30:.2f} | "
+            f"{report['bytes']['remote'] / 2**30:.2f} | {report['transfers']:,} | {report['messages']} |")

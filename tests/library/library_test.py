@@ -72,13 +72,8 @@ class Library(unittest.TestCase):
                         continue
                     with self.subTest(model=model, source=source, target=target):
                         report = library.compile_pair(BIN, model, source, target, self.folder.name)
-                        row = library_row(model, source, target, report)
+                        row = library.row(model, source, target, report)
                         self.assertIn(row, table, "docs/library.md is old: run tests/library/table.py")
-
-
-def library_row(model, source, target, report):
-    return (f"| {model} | {source} | {target} | {report['bytes']['target'] / 2**30:.2f} | "
-            f"{report['bytes']['remote'] / 2**30:.2f} | {report['transfers']:,} | {report['messages']} |")
 
 
 if __name__ == "__main__":

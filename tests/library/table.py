@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 
 import library
-from library_test import library_row
 
 BEGIN, END = "<!-- table -->\n", "<!-- /table -->"
 
@@ -19,7 +18,7 @@ def main():
             for source in known:
                 for target in known:
                     report = library.compile_pair(binaries, model, source, target, folder)
-                    lines.append(library_row(model, source, target, report) + f" {report['time_ms']['total']:.0f} |")
+                    lines.append(library.row(model, source, target, report) + f" {report['time_ms']['total']:.0f} |")
     path = library.ROOT / "docs" / "library.md"
     text = path.read_text()
     path.write_text(text[: text.index(BEGIN) + len(BEGIN)] + "\n".join(lines) + "\n" + text[text.index(END):])

@@ -1,0 +1,119 @@
+"""Files, both ways: a Hugging Face checkpoint -> Megatron rank folder -> FSDP2 rank folder -> Hugging Face checkpoint, bit
+for bit, for a cut-down model of every family; and a run that keeps to a quarter of the model's size in memory.
+RESHARD_BIN: the folder of the commands; needs safetensors."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from safetensors import safe_open
+
+import library
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+
+# Small numbers, none of which divides evenly where the layouts can do without it: 199 words, 5 FSDP ranks.
+DENSE = {"layers": 3, "hidden": 24, "heads": 8, "kv_heads": 2, "head_dim": 6, "ffn": 20, "vocab": 199}
+FAMILIES = {
+    "llama3-8b": DENSE,
+    "qwen2.5-7b": DENSE,
+    "qwen3-0.6b": DENSE,
+    "qwen3-30b-a3b": {**DENSE, "experts": 6, "moe_ffn": 10},
+    "glm-4.5": {**DENSE, "experts": 6, "moe_ffn": 10, "first_dense": 1},
+    "mixtral-8x7b": {**DENSE, "experts": 4, "moe_ffn": 10},
+    "deepseek-v3": {**DENSE, "experts": 6, "moe_ffn": 10, "first_dense": 2, "q_lora": 7, "kv_lora": 5, "nope": 4, "rope": 2,
+                    "v_dim": 3},
+    "gpt-oss-120b": {**DENSE, "experts": 6},
+    "nemotron-h-8b": {**DENSE, "layers": 52, "m_heads": 4, "m_dim": 3, "groups": 2, "state": 4, "d_inner": 12, "bc": 8},
+}
+MEGATRON = "{layout: megatron, mesh: {megatron: {tp: 2, pp: 2, dp: 2, ep: 2}}, place: {layer: {axis: pp, scheme: balanced}}}"
+FSDP2 = "{layout: fsdp2, mesh: {fsdp: 5}}"
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(str(word) for word in command)}\n{done.stderr}{done.stdout}"
+    return done
+
+
+def checkpoint(folder):
+    """{tensor: its bytes and shape}, read by the official package (bf16 by its raw bytes)."""
+    result = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():
+                view = file.get_slice(name)
+                result[name] = (view.get_dtype(), tuple(view.get_shape()))
+        header = int.from_bytes(path.read_bytes()[:8], "little")
+        raw = path.read_bytes()
+        for name, entry in json.loads(raw[8: 8 + header]).items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                result[name] += (raw[8 + header + begin: 8 + header + end],)
+    return result
+
+
+class RoundTrip(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def convert(self, model, numbers, source, target, reads, writes):
+        """One job from files to files."""
+        path, plan = self.folder / "job.yaml", self.folder / "job.rplan"
+        path.write_text(library.job(model, source, target))
+        sets = [f"--set=model.let.{name}={value}" for name, value in numbers.items()]
+        run(BIN / "reshard-compile", path, "-o", plan, *sets)
+        run(BIN / "reshard-exec", plan, f"--source={reads}", f"--target={writes}", "--check")
+        return plan
+
+    def test_every_family(self):
+        for model, numbers in FAMILIES.items():
+            with self.subTest(model=model):
+                at = self.folder / model
+                at.mkdir()
+                hf = "{layout: hf, storage: unused}"
+                path, plan = self.folder / "job.yaml", self.folder / "first.rplan"
+                path.write_text(library.job(model, hf, MEGATRON))
+                run(BIN / "reshard-compile", path, "-o", plan, *[f"--set=model.let.{n}={v}" for n, v in numbers.items()])
+                run(BIN / "reshard-exec", plan, "--synthesize", f"--source={at / 'hf'}")
+                self.convert(model, numbers, hf, MEGATRON, at / "hf", at / "megatron")
+                self.convert(model, numbers, MEGATRON, FSDP2, at / "megatron", at / "fsdp2")
+                self.convert(model, numbers, FSDP2, hf, at / "fsdp2", at / "again")
+                before, after = checkpoint(at / "hf"), checkpoint(at / "again")
+                self.assertGreater(len(before), 10)
+                self.assertEqual(sorted(before), sorted(after))
+                for name in before:
+                    self.assertEqual(before[name], after[name], name)
+                self.assertEqual(len(list((at / "megatron").iterdir())), 8)
+                self.assertEqual(len(list((at / "fsdp2").iterdir())), 5)
+
+    def test_larger_than_memory(self):
+        """What of the files is resident stays below a quarter of the model's size."""
+        full = os.environ.get("RESHARD_FULL") == "1"
+        numbers = {"layers": 8 if full else 2, "vocab": 32768}
+        path, plan = self.folder / "job.yaml", self.folder / "job.rplan"
+        path.write_text(library.job("llama3-8b", "{layout: hf, storage: unused}", "{layout: megatron, mesh: {megatron: {tp: 4}}}"))
+        run(BIN / "reshard-compile", path, "-o", plan, *[f"--set=model.let.{n}={v}" for n, v in numbers.items()])
+        quarter = None
+        for arguments in (["--synthesize", f"--source={self.folder / 'hf'}"],
+                          [f"--source={self.folder / 'hf'}", f"--target={self.folder / 'megatron'}"]):
+            size = sum(p.stat().st_size for p in (self.folder / "hf").glob("*")) if (self.folder / "hf").exists() else 1 << 30
+            quarter = size // 4
+            command = [str(BIN / "reshard-exec"), str(plan), *arguments, f"--memory={quarter}"]
+            script = "import resource, subprocess, sys\ndone = subprocess.run(sys.argv[1:])\n" \
+                     "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\nsys.exit(done.returncode)"
+            done = run(sys.executable, "-c", script, *command)
+            peak = int(done.stdout.split("peak")[-1])
+        self.assertGreater(size, 1 << 30)
+        self.assertLess(peak, quarter)
+        self.assertEqual(len(list((self.folder / "megatron").iterdir())), 4)
+
+
+if __name__ == "__main__":
+    unittest.main()
