@@ -4,6 +4,7 @@
 #include "compiler/pass.h"
 #include "ir/text.h"
 #include "tools/common.h"
+#include "tools/describe.h"
 
 #include <nlohmann/json.hpp>
 
@@ -22,7 +23,7 @@ constexpr const char *kName = "reshard-compile";
 
 struct Options {
   CompileOptions compile;
-  std::string output, emit = "plan", report;
+  std::string output, emit = "plan", report, describe;
   std::vector<std::string> printAfter;
   bool printAll = false, timePasses = false, stats = false;
   uint64_t jobs = 0;
@@ -60,6 +61,24 @@ void saveReproducer(const std::string &output, const CompileResult &result) {
   if (writeFile(path, printed(result.module)).empty())
     std::fprintf(stderr, "%s: note: the IR before it is in '%s'; to go on from there: %s %s --passes=%s\n", kName, path.c_str(), kName,
                  path.c_str(), rest.c_str());
+}
+
+/// --describe: the model of a checkpoint, on standard output or in -o.
+int describe(const Options &options) {
+  Checkpoint checkpoint;
+  if (const std::string error = readCheckpoint(options.describe, checkpoint); !error.empty()) {
+    complain(kName, error);
+    return kUsage;
+  }
+  const bool config = std::ifstream(options.describe + "/config.json").good();
+  const std::string text = describeModel(checkpoint.tensors, "'" + options.describe + "'", config);
+  if (options.output.empty()) {
+    std::cout << text;
+  } else if (const std::string error = writeFile(options.output, text); !error.empty()) {
+    complain(kName, error);
+    return kFailure;
+  }
+  return kDone;
 }
 
 int compile(const std::string &job, Options &options) {
@@ -178,6 +197,7 @@ int main(int argc, char **argv) {
                    {"--allow", "LIST", "warn of these only: axis (unknown: its size is 1), gap (the source leaves elements on no rank that no target needs), missing (target params that the source lacks: they are left out)", allow},
                    {"--emit", "KIND", "plan, ir (fully lowered), or layout (as resolved)", setChoice(options.emit, {"plan", "ir", "layout"})},
                    {"--report", "FILE", "write a JSON report", setText(options.report)},
+                   {"--describe", "DIR", "print a model YAML to start from, made from the headers of the checkpoint in DIR; takes no job", setText(options.describe)},
                    {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},
                    {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},
                    {"--print-ir-after", "PASS", "print the IR after these passes, on standard error", append(options.printAfter)},
@@ -186,17 +206,20 @@ int main(int argc, char **argv) {
                    {"--time-passes", "", "print the time of every pass", setSwitch(options.timePasses)},
                    {"--stats", "", "print the counts", setSwitch(options.stats)}},
                   1};
+  for (int i = 1; i < argc; ++i) // the only use without a job
+    if (std::string_view(argv[i]).starts_with("--describe"))
+      command.arguments = 0;
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.compile.jobs = static_cast<unsigned>(options.jobs);
   if (options.emit == "layout")
     options.compile.stopAfter = ir::Level::layout;
-  if (options.emit == "plan" && options.output.empty()) {
+  if (options.emit == "plan" && options.output.empty() && options.describe.empty()) {
     complain(kName, "expected -o PLAN");
     return kUsage;
   }
   try {
-    return compile(arguments[0], options);
+    return options.describe.empty() ? compile(arguments[0], options) : describe(options);
   } catch (const std::exception &exception) {
     complain(kName, exception.what());
     return kFailure;

@@ -90,8 +90,18 @@ class RoundTrip(unittest.TestCase):
                 self.assertEqual(sorted(before), sorted(after))
                 for name in before:
                     self.assertEqual(before[name], after[name], name)
+                self.describe(at)
                 self.assertEqual(len(list((at / "megatron").iterdir())), 8)
                 self.assertEqual(len(list((at / "fsdp2").iterdir())), 5)
+
+    def describe(self, at):
+        """--describe makes a model of the checkpoint that has all its tensors, and only them."""
+        run(BIN / "reshard-compile", f"--describe={at / 'hf'}", "-o", at / "described.yaml")
+        path, plan = self.folder / "job.yaml", self.folder / "described.rplan"
+        path.write_text(f"version: 1\nmodel: {at / 'described.yaml'}\nsource: {{storage: {at / 'hf'}}}\ntarget: {{mesh: {{}}}}\n")
+        run(BIN / "reshard-compile", path, "-o", plan)
+        run(BIN / "reshard-exec", plan, f"--target={at / 'described'}", "--check")
+        self.assertEqual(checkpoint(at / "described"), checkpoint(at / "hf"))
 
     def test_larger_than_memory(self):
         """What of the files is resident stays below a quarter of the model's size."""
