@@ -1,7 +1,8 @@
 // lcm-tile: source ∩ target → tiles. Every dimension of a family, index variables included, is solved on its own: the source's
 // shares of it are cut into atoms (disjoint sets of positions, usually just the shares themselves), a target share meets some of
 // them, and the relation source position -> target position follows by composing the two shares (periodic ones by LCM tiling,
-// ir/segments.cpp). A tile is one combination of atoms; everybody who holds it is a candidate source.
+// ir/segments.cpp). A tile is one combination of atoms; everybody who holds it is a candidate source. Flat buffers are cut unlike
+// a product: each range has boxes of its own, whose edges would cut all others. There the boxes themselves are met one by one.
 
 #include "compiler/interner.h"
 #include "compiler/pass.h"
@@ -106,9 +107,18 @@ template <class Visit> void forProduct(const std::vector<const std::vector<unsig
   }
 }
 
-/// Everything the source knows of one family.
+/// A product of source shares, and the views that are it.
+struct Box {
+  std::vector<unsigned> segments; // interned, per dimension
+  std::vector<unsigned> views;
+  Bounds along{0, 0}; // in FamilySource::sweep
+};
+
+/// Everything the source knows of one family: holders by atoms, or disjoint boxes.
 struct FamilySource {
   std::vector<View> views;
+  std::vector<Box> boxes; // by where they begin along `sweep`; empty: use atoms
+  size_t sweep = 0;
   std::vector<Atoms *> dimensions; // shared between families whose dimensions are cut alike
   std::unordered_map<std::vector<unsigned>, std::vector<unsigned>, ValueHash> holders; // atoms -> views
 };
@@ -149,6 +159,8 @@ private:
           }
     for (unsigned f = 0; f < families_.size(); ++f) {
       FamilySource &family = families_[f];
+      if (readBoxes(family))
+        continue;
       for (size_t d = 0; d < layout_.families[f].rank(); ++d) {
         std::vector<unsigned> shares;
         for (const View &view : family.views)
@@ -171,6 +183,60 @@ private:
     }
   }
 
+  /// Whether the views of a family are disjoint or equal as boxes, though not a product of cuts of each dimension.
+  bool readBoxes(FamilySource &family) {
+    std::unordered_map<std::vector<unsigned>, size_t, ValueHash> known;
+    for (unsigned v = 0; v < family.views.size(); ++v) {
+      const auto [at, added] = known.try_emplace(family.views[v].segments, family.boxes.size());
+      if (added)
+        family.boxes.push_back({family.views[v].segments, {}, {}});
+      family.boxes[at->second].views.push_back(v);
+    }
+    if (!separate(family))
+      family.boxes.clear();
+    return !family.boxes.empty();
+  }
+
+  bool separate(FamilySource &family) {
+    std::vector<Box> &boxes = family.boxes;
+    if (boxes.empty())
+      return false;
+    size_t product = 1, most = 0; // a product of cuts is better left to atoms
+    for (size_t d = 0; d < boxes[0].segments.size(); ++d) {
+      std::vector<unsigned> distinct;
+      for (const Box &box : boxes)
+        distinct.push_back(box.segments[d]);
+      std::sort(distinct.begin(), distinct.end());
+      distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+      product = std::min(product * distinct.size(), boxes.size() + 1);
+      if (distinct.size() > most) {
+        most = distinct.size();
+        family.sweep = d;
+      }
+    }
+    if (product <= boxes.size())
+      return false;
+    for (Box &box : boxes)
+      box.along = bounds(segments_[box.segments[family.sweep]]);
+    std::sort(boxes.begin(), boxes.end(), [](const Box &a, const Box &b) {
+      return std::tie(a.along.begin, a.along.end, a.segments) < std::tie(b.along.begin, b.along.end, b.segments);
+    });
+    constexpr int64_t kMostPairs = 1 << 22;
+    int64_t pairs = 0;
+    for (size_t i = 0; i < boxes.size(); ++i)
+      for (size_t j = i + 1; j < boxes.size() && boxes[j].along.begin < boxes[i].along.end; ++j)
+        if (++pairs > kMostPairs || meet(boxes[i].segments, boxes[j].segments))
+          return false;
+    return true;
+  }
+
+  bool meet(const std::vector<unsigned> &a, const std::vector<unsigned> &b) {
+    for (size_t d = 0; d < a.size(); ++d)
+      if (a[d] != b[d] && disjointFrom(segments_[a[d]], segments_[b[d]]))
+        return false;
+    return true;
+  }
+
   const std::vector<unsigned> &meeting(Atoms &atoms, unsigned share) {
     auto [at, added] = atoms.meeting.try_emplace(share);
     if (added) {
@@ -186,13 +252,19 @@ private:
 
   /// The interned relation source local -> target local within one atom.
   unsigned relation(const Atoms &atoms, unsigned source, unsigned atom, unsigned target) {
-    const std::vector<int64_t> key = {source, target, atoms.whole ? -1 : atoms.number, atoms.whole ? -1 : atom};
-    auto [at, added] = solved_.try_emplace(key);
-    if (added) {
-      const Segments &from = segments_[source];
-      at->second = relations_.intern(
-          compose(inverse(atoms.whole ? from : restrict(from, atoms.sets[atom])), segments_[target]));
-    }
+    if (atoms.whole)
+      return relation(source, target);
+    const auto [at, added] = solved_.try_emplace({source, target, atoms.number, atom});
+    if (added)
+      at->second = relations_.intern(compose(inverse(restrict(segments_[source], atoms.sets[atom])), segments_[target]));
+    return at->second;
+  }
+
+  /// The same for all that both hold.
+  unsigned relation(unsigned source, unsigned target) {
+    const auto [at, added] = solved_.try_emplace({source, target, -1, -1});
+    if (added)
+      at->second = relations_.intern(compose(inverse(segments_[source]), segments_[target]));
     return at->second;
   }
 
@@ -210,12 +282,37 @@ private:
     const Family &family = layout_.families[familyNumber];
     const size_t variables = family.variables.size();
     int64_t wanted = 1, found = 0;
-    std::vector<const std::vector<unsigned> *> lists;
-    for (size_t d = 0; d < family.rank(); ++d) {
+    for (size_t d = 0; d < family.rank(); ++d)
       wanted *= size(segments_[view.segments[d]]);
-      lists.push_back(&meeting(*source.dimensions[d], view.segments[d]));
+    auto add = [&] {
+      measure(tile, variables, itemBytes(family.dtype));
+      found += tile.tensors * (tile.bytes / itemBytes(family.dtype));
+      module_.transfers.tiles.push_back(tile);
+    };
+    const Bounds along = source.boxes.empty() ? Bounds{0, 0} : bounds(segments_[view.segments[source.sweep]]);
+    for (const Box &box : source.boxes) {
+      if (box.along.begin >= along.end)
+        break;
+      if (box.along.end <= along.begin)
+        continue;
+      std::vector<unsigned> relations;
+      for (size_t d = 0; d < family.rank(); ++d) {
+        relations.push_back(relation(box.segments[d], view.segments[d]));
+        if (relations_[relations.back()].empty())
+          break;
+      }
+      if (relations_[relations.back()].empty())
+        continue;
+      tile.holders.clear();
+      for (unsigned v : box.views)
+        tile.holders.push_back({source.views[v].param, source.views[v].part, source.views[v].places, relations});
+      add();
     }
-    forProduct(lists, [&](const std::vector<unsigned> &atoms) {
+    std::vector<const std::vector<unsigned> *> lists;
+    for (size_t d = 0; d < family.rank() && source.boxes.empty(); ++d)
+      lists.push_back(&meeting(*source.dimensions[d], view.segments[d]));
+    if (source.boxes.empty())
+      forProduct(lists, [&](const std::vector<unsigned> &atoms) {
       auto holders = source.holders.find(atoms);
       if (holders == source.holders.end())
         return;
@@ -227,9 +324,7 @@ private:
           holder.relations.push_back(relation(*source.dimensions[d], from.segments[d], atoms[d], view.segments[d]));
         tile.holders.push_back(std::move(holder));
       }
-      measure(tile, variables, itemBytes(family.dtype));
-      found += tile.tensors * (tile.bytes / itemBytes(family.dtype));
-      module_.transfers.tiles.push_back(tile);
+      add();
     });
     if (found == wanted)
       return {};
