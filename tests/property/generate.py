@@ -8,11 +8,13 @@ import math
 import random
 
 SCHEMES = ["even", "chunk", "balanced", "round_robin", "sizes", "stride", "cyclic", "blocks", "map"]
-PACKS = ["holds", "concat", "joined", "interleave", "nested", "stack"]
+PACKS = ["holds", "concat", "joined", "interleave", "nested", "stack", "flat"]
 RELATIONS = ["collocated", "disjoint", "overlapping", "storage"]
 SIDES = ["source", "target"]
 # Lists do not go with a concat that is cut entry by entry (docs/yaml.md, section 6), which `concat` and `nested` are.
-IMPOSSIBLE = {(scheme, pack) for scheme in ("sizes", "blocks", "map") for pack in ("concat", "nested")}
+# A flat buffer is cut into ranges.
+IMPOSSIBLE = {(scheme, pack) for scheme in ("sizes", "blocks", "map") for pack in ("concat", "nested")} | {
+    (scheme, "flat") for scheme in ("round_robin", "stride", "cyclic", "blocks", "map")}
 CELLS = [cell for cell in itertools.product(SCHEMES, PACKS, RELATIONS, SIDES) if cell[:2] not in IMPOSSIBLE]
 DTYPES = ["bf16", "fp16", "fp32", "fp64", "fp8_e4m3", "fp8_e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"]
 
@@ -31,6 +33,7 @@ class Side:
         self.layout: dict = {"params": {}}
         self.node: dict = {}
         self.features: set[str] = set()
+        self.chunked: set[str] = set()  # variables placed in virtual stages
         if rng.random() < 0.12:
             shape = {"tp": rng.choice([1, 2, 3]), "pp": rng.choice([1, 2]), "dp": rng.choice([1, 2]), "ep": 1, "etp": 1}
             total = shape["tp"] * shape["dp"]
@@ -64,13 +67,56 @@ class Side:
         for variable, size in variables.items():
             if free and rng.random() < 0.55:
                 axis = free.pop(rng.randrange(len(free)))
-                place[variable] = self.placing(axis, self.axes[axis], size)
+                place[variable] = self.pipeline(variable, axis, self.axes[axis], size) or self.placing(axis, self.axes[axis], size)
         self.placed = {variable: axis for variable, (axis, _) in place.items()}
         self.layout["place"] = {variable: rule for variable, (_, rule) in place.items()}
         if not self.layout["place"]:
             del self.layout["place"]
         if rng.random() < 0.3:
             self.layout["axes"] = sorted(set(self.axes) | {"absent", "cp", "etp", "edp"})
+
+    def pipeline(self, variable: str, axis: str, k: int, n: int) -> tuple[str, object] | None:
+        """One of Megatron's ways to cut layers into stages, where there is one that fits."""
+        rng = self.rng
+        kind = rng.choice(["", "", "interleave", "ends", "counted", "stages", "pattern"])
+        v = rng.choice([1, 1, 2, 2, 3])
+        rule: dict = {"axis": axis}
+        if kind == "interleave":
+            if n % (k * v) != 0 or rng.random() < 0.5:
+                rule["scheme"] = rng.choice(["balanced", "chunk", "round_robin"])
+            rule["interleave"] = v
+        elif kind == "ends" and k > 1:
+            first, last = rng.randint(0, n // 2), rng.randint(0, n // 2)
+            keys = rng.choice([["first"], ["last"], ["first", "last"]])
+            rule.update({"first": first} if keys[0] == "first" else {}, **({"last": last} if keys[-1] == "last" else {}))
+            rest, others = n - rule.get("first", 0) - rule.get("last", 0), k - len(keys)
+            if rest != 0 if others == 0 else rest % others != 0:
+                return None
+            if v > 1 and all(x % v == 0 for x in (rule.get("first", 0), rule.get("last", 0), rest // others if others else 0)):
+                rule["interleave"] = v
+            else:
+                v = 1
+        elif kind == "counted":
+            counts = [(e, z) for e in (0, 1) for z in (0, 1) if (e or z) and (n + e + z) % (k * v) == 0 and (n + e + z) // (k * v) >= e + z]
+            if not counts:
+                return None
+            rule["embedding"], rule["loss"] = rng.choice(counts)
+            if v > 1:
+                rule["interleave"] = v
+        elif kind in ("stages", "pattern"):
+            sizes = partition(rng, n, k * v)
+            if kind == "pattern":
+                rule["pattern"] = "|".join("".join(rng.choice("M*-") for _ in range(size)) for size in sizes) + rng.choice(["", "/MM"])
+            else:
+                text = ["E"] + ["t" * size if size < 2 or rng.random() < 0.5 else f"t*{size}" for size in sizes]
+                text[1:2] = [text[0] + text[1]]
+                rule["stages"] = "|".join(text[1:]) + rng.choice(["L", ",mL"])
+        else:
+            return None
+        if v > 1:
+            self.chunked.add(variable)
+        self.features.add(f"pipeline {kind}")
+        return axis, rule
 
     def placing(self, axis: str, k: int, n: int) -> tuple[str, object]:
         rng = self.rng
@@ -168,11 +214,33 @@ class Unit:
         return sum(s[d] for s in shapes) if d == self.dim else shapes[0][d]
 
 
+def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -> dict:
+    """A flat buffer of all tensors of a unit; `length` is taken out again by who cuts it."""
+    align = rng.choice([1, 1, 2, 3, 4, 8])
+    of, lengths = list(entries), [math.prod(unit.tensors[name]["shape"]) for name in names]
+    if len(of) > 1 and rng.random() < 0.3:
+        kind = {"concat": {"dim": unit.dim, "of": of[:2]}} if rng.random() < 0.5 else {
+            "interleave": {"groups": unit.groups, "dim": unit.dim, "of": of[:2]}}
+        of[:2], lengths[:2] = [kind], [sum(lengths[:2])]
+    if len(unit.tensors[names[-1]]["shape"]) == 2 and len(of) == len(entries) and rng.random() < 0.3:
+        of[-1] = {"permute": [1, 0], "of": of[-1]}
+    total = 0
+    for length in lengths:
+        total += -total % align + length
+    if rng.random() < 0.15:
+        of.insert(rng.randrange(len(of) + 1), rng.choice([{"of": of[0], "when": "1 - 1"} if isinstance(of[0], str) else of[0], "gone"]))
+        if of.count(of[0]) > 1 and not isinstance(of[0], str):
+            of.pop()
+    return {"flat": of if align == 1 and rng.random() < 0.5 else {"of": of, "align": align}, "length": total}
+
+
 def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list[str]]:
     """Params (name part and pack) that hold all tensors of a unit, the first in the wanted way."""
     names = list(unit.tensors)
     suffix = {name: name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] if rng.random() < 0.5 else name for name in names}
     entries: list[object] = [suffix[name] for name in names]
+    if pack == "flat":
+        return [flat_of(rng, unit, names, entries)], ["flat"]
     body = lambda kind, of: {kind: of if unit.dim == 0 and kind == "concat" else {"dim": unit.dim, "of": of}}  # noqa: E731
     if pack == "stack":
         pack = rng.choice(["holds", "concat", "joined", "interleave"])
@@ -200,7 +268,7 @@ def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list
 def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict, set[tuple], set[str]]:
     """A job as a map, the cells it claims to fill, and its other features. It may turn out to be none."""
     scheme, pack, relation, side_name = cell
-    variables = {"layer": rng.randint(1, 4)} | ({"expert": rng.randint(2, 5)} if rng.random() < 0.6 or pack == "stack" else {})
+    variables = {"layer": rng.randint(1, 6)} | ({"expert": rng.randint(2, 5)} if rng.random() < 0.6 or pack == "stack" else {})
     limit = rng.choice([4, 8, 8, 12])
     pools = 2 if rng.random() < 0.08 else 1
     sides = [Side(rng, "source", variables, limit)] + [Side(rng, "target", variables, limit) for _ in range(pools)]
@@ -208,7 +276,8 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
     units = [Unit(rng, i, variables, wanted if i == 0 else 1, pack == "stack" and i == 0) for i in range(rng.randint(1, 3))]
     cells: set[tuple] = set()
     features: set[str] = set()
-    model: dict = {"index": variables, "tensors": {}, "layouts": {}}
+    model: dict = {"let": {"off": 0}, "index": variables, "tensors": {}, "layouts": {}}
+    model["tensors"]["gone"] = {"shape": [4], "dtype": "bf16", "when": "off"}
     for unit in units:
         model["tensors"].update(unit.tensors)
     tied = None
@@ -229,11 +298,16 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                 name = f"p{unit.number}.{i}"
                 for variable in unit.variables:
                     if variable != stack:
-                        name += f".{variable}{{{variable}{rng.choice(['', '.local'])}}}"
+                        local = rng.choice(["", ".local"])
+                        name += f".{variable}{{{variable}{local}}}"
+                        if variable in side.chunked and (local or rng.random() < 0.3):
+                            name += f".c{{{variable}.chunk}}"
                 shape = [unit.length(d) for d in range(unit.rank)]
                 if kind == "holds":
                     shape = list(list(unit.tensors.values())[i]["shape"])
                     shape = shape[::-1] if "permute" in param else shape
+                if kind == "flat":
+                    shape = [param.pop("length")]
                 shift = 0
                 if stack:
                     dim = rng.choice([0, 0, rng.randint(0, unit.rank)])
@@ -243,7 +317,8 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                 free = [a for a in side.group if a not in {side.placed.get(v) for v in unit.variables}]
                 rng.shuffle(free)
                 order = [d for d in range(len(shape)) if not (stack and d == shift)]
-                order.sort(key=lambda d: d != (unit.dim + (1 if stack and unit.dim >= shift else 0)))
+                if kind != "flat":
+                    order.sort(key=lambda d: d != (unit.dim + (1 if stack and unit.dim >= shift else 0)))
                 if kind == "holds":
                     rng.shuffle(order)
                 for n, d in enumerate(order):
@@ -256,8 +331,12 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                     if not free or (not forced and rng.random() < 0.3) or (n > 0 and rng.random() < 0.6):
                         continue
                     axes = [free.pop()] + ([free.pop()] if free and rng.random() < 0.25 else [])
-                    own = scheme if forced and n == 0 else rng.choice(SCHEMES)
+                    own = scheme if forced and n == 0 else rng.choice(["even", "chunk", "balanced", "sizes"] if kind == "flat" else SCHEMES)
                     param.setdefault("shard", {})[str(d)] = side.rule(own, axes, length)
+                    rule = param["shard"][str(d)]
+                    if isinstance(rule, dict) and rng.random() < 0.04:
+                        rule["when"] = rng.choice(["1", "1 - 1"])
+                        features.add("rule when")
                     cells.add((own, "stack" if stack else kind, relation, side.name))
                     if len(axes) > 1:
                         features.add("several axes")
@@ -268,10 +347,23 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                     param["at"] = {axis: rng.choice(["first", "last", 0, list(range(side.axes[axis]))])}
                     features.add("at")
                 if rng.random() < 0.06:
-                    param["when"] = "on and tp >= 1" if "axes" not in side.layout or "tp" in side.layout["axes"] else "on"
+                    param["when"] = "on and tp >= 1" if "tp" in side.axes and "tp" in side.layout.get("axes", ["tp"]) else "on"
                     side.layout["switches"] = {"on": True}
                     features.add("when")
-                side.layout["params"][name] = param
+                if s > 0 and rng.random() < 0.05:
+                    param["refresh"] = "after"
+                    features.add("refresh")
+                split = [v for v in unit.variables if variables[v] > 1]
+                if split and rng.random() < 0.1:
+                    variable = rng.choice(split)
+                    cut = rng.randint(1, variables[variable] - 1)
+                    low, high = ({"layer": f"0..{cut - 1}"}, {"layer": f"{cut}..{variables['layer'] - 1}"}) if variable == "layer" else (
+                        {variable: list(range(cut))}, {variable: {"pattern": "." * cut + "x" * (variables[variable] - cut), "is": "x"}})
+                    side.layout["params"][name + ".low"] = {**param, "where": low}
+                    side.layout["params"][name + ".high"] = {**param, "where": high}
+                    features.add("where")
+                else:
+                    side.layout["params"][name] = param
         if tied and rng.random() < 0.7:
             names = [match for match in ("layer", "expert") if "{" + match + "}" in tied]
             side.layout["params"]["alias" + "".join(f".{{{v}}}" for v in names)] = {"holds": "alias." + tied}
@@ -279,8 +371,10 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
             features.add("no layout")
         else:
             side.node["layout"] = f"l{s}"
-            model["layouts"][f"l{s}"] = side.layout
+            finish_layout(rng, side, s, model, features)
         features |= side.features
+
+        choose(rng, side, s, model, features)
 
     spread(rng, sides, relation, features)
     job: dict = {"version": 1, "model": model, "source": sides[0].node,
@@ -303,6 +397,51 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
         if "layout" not in side.node:
             cells = {c for c in cells if c[3] != side.name}
     return job, cells, features
+
+
+def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features: set[str]) -> None:
+    """The layout as it is, or `params: same` in its place, or one that extends another."""
+    kind = rng.random()
+    if kind < 0.06:
+        free = [axis for axis in side.group if axis not in side.placed.values()]
+        globs: dict = {}
+        if free:
+            rule = lambda: {"axis": rng.choice(free), "scheme": rng.choice(["chunk", "balanced", "round_robin"])}  # noqa: E731
+            if any(name.endswith(".q") for name in model["tensors"]) and rng.random() < 0.5:
+                globs["*.q"] = rng.choice([{}, {"0": rule()}])
+            globs["*u?.*" if rng.random() < 0.5 and not globs else "*"] = {"0": rule()}
+        layout = {"params": "same", "shard": globs}
+        layout.update({key: side.layout[key] for key in ("place", "axes") if key in side.layout})
+        model["layouts"][f"l{s}"] = layout
+        side.same = True
+        features.add("params: same")
+    elif kind < 0.14 and side.layout["params"]:
+        changed = rng.choice(list(side.layout["params"]))
+        base = {**side.layout, "params": dict(side.layout["params"])}
+        base["params"][changed] = {key: value for key, value in base["params"][changed].items() if key not in ("shard", "pad")}
+        base["params"]["junk"] = {"holds": next(name for name in model["tensors"] if name != "gone")}
+        model["layouts"][f"base{s}"] = base
+        own = {"extend": f"base{s}", "params": {changed: side.layout["params"][changed], "junk": None}}
+        if "place" in base and rng.random() < 0.5:
+            own["place"] = base.pop("place")
+        model["layouts"][f"l{s}"] = own
+        features.add("extend")
+    else:
+        model["layouts"][f"l{s}"] = side.layout
+
+
+def choose(rng: random.Random, side: Side, s: int, model: dict, features: set[str]) -> None:
+    """`only` and `ignore` on targets, `authority` on a source."""
+    names = list(side.layout["params"]) if "layout" in side.node and not getattr(side, "same", False) else list(model["tensors"])
+    if s > 0 and len(names) > 1 and rng.random() < 0.08:
+        one = rng.choice(names)
+        glob = one[:-1] + "?" if rng.random() < 0.5 else one.split("{")[0] + "*"
+        side.node[rng.choice(["only", "ignore"])] = glob if rng.random() < 0.5 else [glob]
+        features.add("only, ignore")
+    if s == 0 and rng.random() < 0.1 and len(side.groups) == 1:
+        axis = rng.choice(side.group)
+        side.node["authority"] = {axis: rng.choice(["first", "last", rng.randrange(side.axes[axis])])}
+        features.add("authority")
 
 
 def spread(rng: random.Random, sides: list[Side], relation: str, features: set[str]) -> None:

@@ -6,153 +6,53 @@ A label is 0 for padding, else 1 + the element's number among all elements of al
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
 import re
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from schemes import Refused, chunks_of, evaluate, need, read_rule, Rule, rows_of  # noqa: E402, F401
+
 ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
         "u8": 1, "u16": 2, "u32": 4, "u64": 8, "bool": 1}
-PLACEHOLDER = re.compile(r"\{([a-z_0-9]+)(\.local)?\}")
-
-
-class Refused(Exception):
-    """What the document calls an error."""
-
-
-def need(condition: bool, why: str) -> None:
-    if not condition:
-        raise Refused(why)
-
-
-def evaluate(text: str, names: dict[str, int]) -> int:
-    """Section 4, expressions."""
-    def value(node: ast.AST) -> int:
-        match node:
-            case ast.Expression(body=body):
-                return value(body)
-            case ast.Constant(value=bool(v) | int(v)):
-                return int(v)
-            case ast.Name(id="true"):
-                return 1
-            case ast.Name(id="false"):
-                return 0
-            case ast.Name(id=name):
-                need(name in names, f"unknown name {name}")
-                return names[name]
-            case ast.UnaryOp(op=ast.USub(), operand=x):
-                return -value(x)
-            case ast.UnaryOp(op=ast.Not(), operand=x):
-                return int(not value(x))
-            case ast.BoolOp(op=ast.And(), values=xs):
-                return int(all([value(x) != 0 for x in xs]))
-            case ast.BoolOp(op=ast.Or(), values=xs):
-                return int(any([value(x) != 0 for x in xs]))
-            case ast.Compare(left=a, ops=[op], comparators=[b]):
-                x, y = value(a), value(b)
-                return int({ast.Eq: x == y, ast.NotEq: x != y, ast.Lt: x < y, ast.LtE: x <= y, ast.Gt: x > y, ast.GtE: x >= y}[type(op)])
-            case ast.Call(func=ast.Name(id="ceil"), args=[a, b]):
-                x, m = value(a), value(b)
-                need(x >= 0 and m > 0, "ceil")
-                return -(-x // m) * m
-            case ast.BinOp(left=a, op=op, right=b):
-                x, y = value(a), value(b)
-                if isinstance(op, ast.Div):
-                    need(y != 0 and x % y == 0, "division")
-                    return x // y
-                return {ast.Add: x + y, ast.Sub: x - y, ast.Mult: x * y}[type(op)]
-        raise Refused(f"not an expression: {text}")
-    return value(ast.parse(text.strip(), mode="eval"))
-
-
-# ------------------------------------------------------------------------------------------------------------- schemes
-
-
-@dataclass
-class Rule:
-    axes: list[str]
-    scheme: str = "even"
-    argument: object = None
-    unit: int | None = None
-    replicate: bool = False
-
-
-def read_rule(node: object, names: dict[str, int]) -> Rule:
-    if isinstance(node, (str, list)):
-        return Rule(node if isinstance(node, list) else [node])
-    axes = node["axis"]
-    rule = Rule(axes if isinstance(axes, list) else [axes])
-    rule.scheme = node.get("scheme", "even")
-    for scheme in ("sizes", "blocks"):
-        if scheme in node:
-            rule.scheme, rule.argument = scheme, [evaluate(x, names) for x in node[scheme]]
-    for scheme in ("stride", "cyclic"):
-        if scheme in node:
-            rule.scheme, rule.argument = scheme, evaluate(node[scheme], names)
-    if "map" in node:
-        rule.scheme, rule.argument = "map", [[evaluate(x, names) for x in row] for row in node["map"]]
-    if "unit" in node:
-        rule.unit = evaluate(node["unit"], names)
-    rule.replicate = node.get("replicate") == "true"
-    return rule
-
-
-def units_of(rule: Rule, n: int, k: int, r: int) -> list[int]:
-    """The table of section 5: the units that rank r of k holds, in local order."""
-    everything = list(range(n))
-    if rule.replicate and k > n > 0:
-        need(k % n == 0, f"{n} units do not divide {k} ranks")
-        return [r * n // k]
-    match rule.scheme:
-        case "even":
-            need(n % k == 0, f"{k} does not divide {n}")
-            return everything[r * (n // k):(r + 1) * (n // k)]
-        case "chunk":
-            c = math.ceil(n / k)
-            return everything[r * c:(r + 1) * c]
-        case "balanced":
-            lengths = [n // k + (1 if i < n % k else 0) for i in range(k)]
-            return everything[sum(lengths[:r]):sum(lengths[:r + 1])]
-        case "round_robin":
-            return everything[r::k]
-        case "sizes":
-            need(len(rule.argument) == k and sum(rule.argument) == n and min(rule.argument) >= 0, "sizes")
-            return everything[sum(rule.argument[:r]):sum(rule.argument[:r + 1])]
-        case "stride":
-            s = rule.argument
-            need(s >= 1 and n % (k * s) == 0, "stride")
-            length = n // (k * s)
-            segments = [everything[i * length:(i + 1) * length] for i in range(k * s)]
-            return [x for segment in segments[r::k] for x in segment]
-        case "cyclic":
-            blocks = [everything[i:i + rule.argument] for i in range(0, n, rule.argument)]
-            return [x for block in blocks[r::k] for x in block]
-        case "blocks":
-            need(sum(rule.argument) == n, "blocks")
-            held, start = [], 0
-            for length in rule.argument:
-                need(length % k == 0, "blocks")
-                held += everything[start:start + length][r * (length // k):(r + 1) * (length // k)]
-                start += length
-            return held
-        case "map":
-            need(len(rule.argument) == k and all(0 <= x < n for row in rule.argument for x in row), "map")
-            return list(rule.argument[r])
-    raise Refused(f"unknown scheme {rule.scheme}")
-
-
-def rows_of(rule: Rule, n: int, k: int, r: int, default_unit: int) -> list[int]:
-    unit = rule.unit if rule.unit is not None else default_unit
-    need(unit >= 1, "unit")
-    count = math.ceil(n / unit)
-    return [row for u in units_of(rule, count, k, r) for row in range(u * unit, min((u + 1) * unit, n))]
+PLACEHOLDER = re.compile(r"\{([a-z_0-9]+)(\.local|\.chunk)?\}")
 
 
 # --------------------------------------------------------------------------------------------------------------- model
+
+
+def fits(glob: str, name: str) -> bool:
+    """Section 1: `*` any characters, `?` one."""
+    return re.fullmatch("".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in glob), name, re.DOTALL) is not None
+
+
+def joined(base: dict, own: dict) -> dict:
+    """Entry by entry: the same key replaces in its place, a new one comes last, null (here read as text) removes."""
+    whole = {**base, **own}
+    return {key: value for key, value in whole.items() if value not in ("null", "~", "")}
+
+
+def extended(layouts: dict) -> dict:
+    """Layouts with what they extend (each stands above)."""
+    result: dict = {}
+    for name, layout in layouts.items():
+        if "extend" in layout:
+            base = result[layout["extend"]]
+            whole = {**base, **{key: value for key, value in layout.items() if key != "extend"}}
+            for key in ("place", "switches"):
+                whole[key] = joined(base.get(key, {}), layout.get(key, {}))
+            if isinstance(layout.get("params"), dict) and isinstance(base["params"], dict):
+                whole["params"] = joined(base["params"], layout["params"])
+            layout = whole
+        result[name] = layout
+    return result
 
 
 @dataclass
@@ -164,6 +64,7 @@ class Tensor:
     exists: dict[str, list[int]]
     shard: dict
     tied: str | None = None
+    absent: bool = False
     base: dict[tuple[int, ...], int] = field(default_factory=dict)  # first label of each combination of values
 
 
@@ -173,21 +74,20 @@ class Model:
         for name, text in node.get("let", {}).items():
             self.let[name] = evaluate(text, self.let)
         self.index = {name: evaluate(text, self.let) for name, text in node.get("index", {}).items()}
-        self.place, self.layouts = node.get("place", {}), node.get("layouts", {})
+        self.place, self.layouts = node.get("place", {}), extended(node.get("layouts", {}))
         self.tensors: dict[str, Tensor] = {}
         self.labels = 1
         self.dtype_of: list[tuple[int, str]] = []
         for name, declared in node["tensors"].items():
             declared = {"shape": declared} if isinstance(declared, list) else declared
+            name = self.literal(name)
             variables = [match[1] for match in PLACEHOLDER.finditer(name)]
-            exists = {}
-            for variable in variables:
-                where = declared.get("where", {}).get(variable)
-                exists[variable] = list(range(self.index[variable])) if where is None else self.ranges(where)
+            exists = {variable: self.existing(declared, variable) for variable in variables}
             self.tensors[name] = Tensor(name, variables, [evaluate(x, self.let) for x in declared.get("shape", [])],
-                                        declared.get("dtype", node.get("dtype", "")), exists, declared.get("shard", {}), declared.get("tied"))
+                                        declared.get("dtype", node.get("dtype", "")), exists, declared.get("shard", {}), declared.get("tied"),
+                                        "when" in declared and evaluate(declared["when"], self.let) == 0)
         for tensor in self.tensors.values():
-            if tensor.tied is not None:
+            if tensor.tied is not None or tensor.absent:
                 continue
             for values in itertools.product(*(tensor.exists[v] for v in tensor.variables)):
                 tensor.base[values] = self.labels
@@ -195,10 +95,26 @@ class Model:
         for tensor in self.tensors.values():
             if tensor.tied is not None:
                 other = self.find(tensor.tied)
+                need(tensor.absent or not other.absent, "tied to an absent tensor")
                 tensor.shape, tensor.dtype, tensor.exists = other.shape, other.dtype, other.exists
                 tensor.shard = tensor.shard or other.shard
                 order = [other.variables.index(v) for v in tensor.variables]
                 tensor.base = {tuple(values[i] for i in order): base for values, base in other.base.items()}
+
+    def literal(self, name: str) -> str:
+        """`{n}` of a `let` name is its value."""
+        return PLACEHOLDER.sub(lambda m: str(self.let[m[1]]) if not m[2] and m[1] not in self.index and m[1] in self.let else m[0], name)
+
+    def existing(self, declared: dict, variable: str) -> list[int]:
+        """The values that `where` leaves."""
+        where = declared.get("where", {}).get(variable)
+        if where is None:
+            return list(range(self.index[variable]))
+        if isinstance(where, dict):
+            kinds = where["pattern"].split("/")[0].replace("|", "").replace(" ", "")
+            need(len(kinds) == self.index[variable], "pattern")
+            return [i for i, kind in enumerate(kinds) if kind in "".join(where["is"])]
+        return self.ranges(where)
 
     def ranges(self, node: object) -> list[int]:
         values = set()
@@ -209,6 +125,7 @@ class Model:
         return sorted(values)
 
     def find(self, reference: str) -> Tensor:
+        reference = self.literal(reference)
         if reference in self.tensors:
             return self.tensors[reference]
         fits = [tensor for name, tensor in self.tensors.items() if name.endswith("." + reference)]
@@ -288,26 +205,67 @@ class Endpoint:
             r, k = r * size + place // stride % size, k * size
         return r, k
 
-    def values(self, variable: str, place: int) -> list[int]:
-        """V_x(place), and whether x is placed."""
+    def rules(self) -> dict:
         rules = {**(self.layout.get("place", {}) if self.layout else self.model.place), **self.node.get("place", {})}
+        kept = lambda rule: not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.names()) != 0  # noqa: E731
+        return {variable: rule for variable, rule in rules.items() if kept(rule)}
+
+    def chunks(self, variable: str, place: int) -> list[list[int]]:
+        """V_x(place), chunk by chunk (one, but for virtual stages): ascending, or in a map's order."""
+        rules = self.rules()
         if variable not in rules:
-            return list(range(self.model.index[variable]))
-        rule = read_rule(rules[variable], self.names())
-        r, k = self.coordinate(place, rule.axes)
-        held = rows_of(rule, self.model.index[variable], k, r, 1)
-        return held if rule.scheme == "map" else sorted(held)
+            return [list(range(self.model.index[variable]))]
+        node = rules[variable]
+        axes = node["axis"] if isinstance(node, dict) else node
+        r, k = self.coordinate(place, axes if isinstance(axes, list) else [axes])
+        chunks = chunks_of(node, self.model.index[variable], k, r, self.names())
+        return chunks if isinstance(node, dict) and "map" in node else [sorted(chunk) for chunk in chunks]
+
+    def values(self, variable: str, place: int) -> list[int]:
+        return [value for chunk in self.chunks(variable, place) for value in chunk]
 
     def placed(self, variable: str) -> bool:
-        return variable in {**(self.layout.get("place", {}) if self.layout else self.model.place), **self.node.get("place", {})}
+        return variable in self.rules()
+
+    def admits(self, rules: dict, place: int) -> bool:
+        """Whether a place has the coordinates of `at` or `authority`."""
+        for axis, wanted in rules.items():
+            size = self.axes.get(axis, (1, 1))[0]
+            spell = {"first": 0, "last": size - 1}
+            allowed = [spell[x] if x in spell else evaluate(x, self.names()) for x in (wanted if isinstance(wanted, list) else [wanted])]
+            need(all(0 <= x < size for x in allowed), "coordinates")
+            if self.coordinate(place, [axis])[0] not in allowed:
+                return False
+        return True
+
+    def declared(self) -> dict[str, dict]:
+        """The params of the layout, with the cuts of its globs, that `only` and `ignore` leave."""
+        if not self.layout:
+            declared = {name: {"holds": name, "shard": tensor.shard} for name, tensor in self.model.tensors.items()}
+        elif self.layout["params"] == "same":
+            declared = {name: {"holds": name} for name in self.model.tensors}
+        else:
+            declared = {self.model.literal(name): param for name, param in self.layout["params"].items()}
+        globs = self.layout.get("shard", {}) if self.layout else {}
+        used = set()
+        for name, param in declared.items():
+            fitting = [glob for glob in globs if fits(glob, name)]
+            if "shard" not in param and fitting:
+                declared[name] = {**param, "shard": globs[fitting[0]]}
+                used.add(fitting[0])
+        need(used == set(globs), "a glob of 'shard' counts for no param")
+        chosen = {}
+        for key in ("only", "ignore"):
+            value = self.node.get(key, [])
+            chosen[key] = value if isinstance(value, list) else [value]
+            need(all(any(fits(glob, name) for name in declared) for glob in chosen[key]), f"a glob of '{key}' fits nothing")
+        return {name: param for name, param in declared.items()
+                if (not chosen["only"] or any(fits(glob, name) for glob in chosen["only"]))
+                and not any(fits(glob, name) for glob in chosen["ignore"])}
 
     def params(self, place: int) -> dict[str, Held]:
-        if self.layout:
-            declared = self.layout["params"]
-        else:
-            declared = {name: {"holds": name, "shard": tensor.shard} for name, tensor in self.model.tensors.items()}
         result: dict[str, Held] = {}
-        for name, param in declared.items():
+        for name, param in self.declared().items():
             if "when" in param and evaluate(param["when"], self.names()) == 0:
                 continue
             for full, held in Param(self, name, param).at(place).items():
@@ -323,17 +281,49 @@ class Param:
         self.endpoint, self.name, self.node = endpoint, name, node
         self.environment = endpoint.names()
         self.model = endpoint.model
-        self.pack = {key: node[key] for key in ("holds", "concat", "interleave", "permute") if key in node}
+        self.pack = {key: node[key] for key in ("holds", "concat", "interleave", "permute", "flat") if key in node}
         stack = node.get("stack")
         self.stack = stack["index"] if isinstance(stack, dict) else stack
         self.stack_dim = int(stack.get("dim", "0")) if isinstance(stack, dict) else 0
-        self.variables = [match[1] for match in PLACEHOLDER.finditer(name)]
+        self.variables = [match[1] for match in PLACEHOLDER.finditer(name) if match[2] != ".chunk"]
+        rules = node.get("shard", {})
+        self.shard = {d: rule for d, rule in rules.items()
+                      if not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.environment) != 0}
+
+    def flat_entries(self) -> list:
+        """The entries of a flat buffer that are there."""
+        body = self.pack["flat"]
+        there = []
+        for entry in body if isinstance(body, list) else body["of"]:
+            if isinstance(entry, dict) and "when" in entry and evaluate(entry["when"], self.environment) == 0:
+                continue
+            entry = {key: value for key, value in entry.items() if key != "when"} if isinstance(entry, dict) else entry
+            entry = entry["of"] if isinstance(entry, dict) and set(entry) == {"of"} else entry
+            leaf = self.leaf(entry)
+            if not (leaf and self.model.find(leaf[0]).absent):
+                there.append(entry)
+        return there
+
+    def build_flat(self, values: dict[str, int]) -> np.ndarray:
+        """Entries row by row, each from a multiple of `align` on."""
+        body = self.pack["flat"]
+        align = evaluate(body["align"], self.environment) if isinstance(body, dict) and "align" in body else 1
+        need(align >= 1, "align")
+        whole: list[int] = []
+        for entry in self.flat_entries():
+            labels = self.build(entry, values)
+            need(labels.ndim > 0, "a scalar in a flat buffer")
+            whole += [0] * (-len(whole) % align)
+            whole += labels.reshape(-1).tolist()
+        return np.array(whole, dtype=np.int64)
 
     def tensors(self, pack: object) -> list[Tensor]:
         if isinstance(pack, str):
             return [self.model.find(pack)]
         if "holds" in pack:
             return [self.model.find(pack["holds"])]
+        if "flat" in pack:
+            return [t for entry in self.flat_entries() for t in self.tensors(entry)]
         if "concat" in pack or "interleave" in pack:
             return [t for entry in self.entries(pack)[2] for t in self.tensors(entry)]
         return [self.model.find(pack["of"])]
@@ -356,6 +346,8 @@ class Param:
 
     def build(self, pack: object, values: dict[str, int]) -> np.ndarray:
         """The labels of a pack for given index values: steps 1 and 2."""
+        if isinstance(pack, dict) and "flat" in pack:
+            return self.build_flat(values)
         leaf = self.leaf(pack)
         if leaf:
             tensor = self.model.find(leaf[0])
@@ -390,6 +382,8 @@ class Param:
 
     def cut(self, pack: object, d: int, n: int, rule: Rule, r: int, k: int, joined: bool, padded: bool) -> list[int]:
         """cut(pack, d, n) of step 5."""
+        if "flat" in pack:
+            return rows_of(rule, n, k, r, 1)
         leaf = self.leaf(pack)
         along = not leaf and self.entries(pack)[1] == d
         if along and "interleave" in pack:
@@ -411,27 +405,33 @@ class Param:
     def at(self, place: int) -> dict[str, Held]:
         endpoint = self.endpoint
         tensors = self.tensors(self.pack)
-        exists = {v: tensors[0].exists[v] for v in tensors[0].variables}
+        if not tensors or all(tensor.absent for tensor in tensors):
+            return {}
+        need(not any(tensor.absent for tensor in tensors), "some tensors are absent, some are not")
+        narrowed = lambda tensor: {v: [x for x in tensor.exists[v] if x in self.model.existing(self.node, v)]  # noqa: E731
+                                   for v in tensor.variables}
+        exists = narrowed(tensors[0])
         for tensor in tensors:
             need(set(tensor.variables) == set(self.variables) | ({self.stack} if self.stack else set()), "variables")
-            need(all(tensor.exists[v] == exists[v] for v in tensor.variables) and tensor.dtype == tensors[0].dtype, "some but not all")
-        for axis, wanted in self.node.get("at", {}).items():
-            size = endpoint.axes.get(axis, (1, 1))[0]
-            spell = {"first": 0, "last": size - 1}
-            allowed = [spell[x] if x in spell else evaluate(x, self.environment) for x in (wanted if isinstance(wanted, list) else [wanted])]
-            need(all(0 <= x < size for x in allowed), "at")
-            if endpoint.coordinate(place, [axis])[0] not in allowed:
-                return {}
+            need(narrowed(tensor) == exists and tensor.dtype == tensors[0].dtype, "some but not all")
+        if not endpoint.admits(self.node.get("at", {}), place):
+            return {}
         held = {v: endpoint.values(v, place) for v in exists}
         for v in self.variables:
             need(len(set(held[v])) == len(held[v]), "a value twice in a name")
         result = {}
         for values in itertools.product(*([x for x in held[v] if x in exists[v]] for v in self.variables)):
             fixed = dict(zip(self.variables, values))
-            full = PLACEHOLDER.sub(lambda m: str(sorted(held[m[1]]).index(fixed[m[1]]) if m[2] else fixed[m[1]]), self.name)
+            full = PLACEHOLDER.sub(lambda m: str(self.number(m[1], m[2], fixed[m[1]], place)), self.name)
             need(full not in result, "one name twice")
             result[full] = Held(self.local(place, fixed, exists, held), tensors[0].dtype)
         return result
+
+    def number(self, variable: str, suffix: str | None, value: int, place: int) -> int:
+        """What a placeholder prints."""
+        chunks = self.endpoint.chunks(variable, place)
+        chunk = next(c for c, values in enumerate(chunks) if value in values)
+        return {None: value, ".local": sorted(chunks[chunk]).index(value), ".chunk": chunk}[suffix]
 
     def local(self, place: int, fixed: dict[str, int], exists: dict[str, list[int]], held: dict[str, list[int]]) -> np.ndarray:
         if self.stack:
@@ -450,7 +450,7 @@ class Param:
         for d in range(whole.ndim):
             inner = d - (1 if self.stack and d > self.stack_dim else 0)
             is_stack = bool(self.stack) and d == self.stack_dim
-            rule_node = self.node.get("shard", {}).get(str(d))
+            rule_node = self.shard.get(str(d))
             if is_stack and self.endpoint.placed(self.stack):
                 need(rule_node is None and padding[d] == (0, 0), "a placed stack takes neither shard nor pad")
                 positions.append([exists[self.stack].index(v) for v in held[self.stack] if v in exists[self.stack]])
@@ -484,7 +484,9 @@ class Job:
     def check(self) -> list[list[dict[str, Held]]]:
         """All params by endpoint and place; refuses what section 10 refuses."""
         held = [[endpoint.params(place) for place in range(endpoint.places)] for endpoint in self.endpoints]
-        at_source = {label for params in held[0] for h in params.values() for label in np.unique(h.labels).tolist()}
+        source = self.endpoints[0]
+        at_source = {label for place, params in enumerate(held[0]) if source.admits(source.node.get("authority", {}), place)
+                     for h in params.values() for label in np.unique(h.labels).tolist()}
         for endpoint in held[1:]:
             for params in endpoint:
                 for h in params.values():

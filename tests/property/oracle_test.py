@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from oracle import Job, Refused, Rule, rows_of  # noqa: E402
+from oracle import Job, Refused, Rule, chunks_of, rows_of  # noqa: E402
 
 
 def places(job: dict, endpoint: int = 1) -> list[dict]:
@@ -92,6 +92,57 @@ class Drawings(unittest.TestCase):
         source, target = places(job, 0), places(job, 1)
         self.assertEqual(source[3], {"d.0.fc1": ["gate.1:2", "gate.1:3", "up.1:2", "up.1:3"]})
         self.assertEqual(target[1], {f"m.{i}.gate_up": [f"up.{i}:{n}" for n in range(4)] for i in range(2)})
+
+
+class NewerDrawings(unittest.TestCase):
+    """Pipelines, flat buffers, where, and who is left out."""
+
+    def test_pipelines(self) -> None:
+        for rule, n, k, expected in (
+            ({"axis": "p", "interleave": "2"}, 8, 2, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+            ({"axis": "p", "sizes": ["1", "2", "2", "1"], "interleave": "2"}, 6, 2, [[[0], [3, 4]], [[1, 2], [5]]]),
+            ({"axis": "p", "first": "2", "last": "1"}, 9, 4, [[[0, 1]], [[2, 3, 4]], [[5, 6, 7]], [[8]]]),
+            ({"axis": "p", "first": "2", "interleave": "2"}, 8, 2, [[[0], [4]], [[1, 2, 3], [5, 6, 7]]]),
+            ({"axis": "p", "embedding": "1", "loss": "1"}, 6, 4, [[[0]], [[1, 2]], [[3, 4]], [[5]]]),
+            ({"axis": "p", "stages": "Ett|(t|)*2,m|L"}, 4, 5, [[[0, 1]], [[2]], [[3]], [[]], [[]]]),
+            ({"axis": "p", "stages": "Et*3|t|t|tL"}, 6, 2, [[[0, 1, 2], [4]], [[3], [5]]]),
+            ({"axis": "p", "pattern": "M*|-M|MM|*/MM"}, 7, 2, [[[0, 1], [4, 5]], [[2, 3], [6]]]),
+        ):
+            self.assertEqual([chunks_of(rule, n, k, r, {}) for r in range(k)], expected, rule)
+        for rule, n, k in (({"axis": "p", "first": "3"}, 6, 1), ({"axis": "p", "first": "3", "last": "2"}, 6, 4),
+                           ({"axis": "p", "embedding": "1"}, 6, 4), ({"axis": "p", "stages": "t|t|t"}, 3, 2)):
+            with self.assertRaises(Refused):
+                chunks_of(rule, n, k, 0, {})
+
+    def test_flat(self) -> None:
+        param = {"flat": {"of": ["a", "b"], "align": 4}, "pad": {"0": 3}, "shard": {"0": {"axis": "fsdp"}}}
+        self.assertEqual(one({"a": [2, 3], "b": [1, 2]}, param, {"fsdp": 3}),
+                         [["a0", "a1", "a2", "a3"], ["a4", "a5", "z", "z"], ["b0", "b1", "z", "z"]])
+
+    def test_names_of_chunks(self) -> None:
+        model = {"dtype": "bf16", "index": {"layer": 4}, "tensors": {"l.{layer}.w": [1]}, "layouts": {
+            "a": {"params": {"l.{layer}": {"holds": "w"}}},
+            "b": {"place": {"layer": {"axis": "pp", "interleave": 2}}, "params": {"c{layer.chunk}.{layer.local}": {"holds": "w"}}}}}
+        self.assertEqual(places({"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {"pp": 2}}}),
+                         [{"c0.0": ["w.0:0"], "c1.0": ["w.2:0"]}, {"c0.0": ["w.1:0"], "c1.0": ["w.3:0"]}])
+
+    def test_where_and_globs(self) -> None:
+        model = {"dtype": "bf16", "let": {"last": 1, "no": 0}, "index": {"layer": 3},
+                 "tensors": {"l.{layer}.w": [2], "l.{last}.x": [2], "gone": {"shape": [2], "when": "no"}},
+                 "layouts": {"a": {"params": "same", "shard": {"*.w": {"0": "tp"}, "*": {}}},
+                             "b": {"params": {"m.{layer}": {"holds": "w", "where": {"layer": {"pattern": "M-M", "is": "M"}}}, "x": {"holds": "l.{last}.x"},
+                                              "g": {"holds": "gone"}}},
+                             "c": {"extend": "b", "params": {"x": None}}}}
+        job = {"model": model, "source": {"layout": "a", "mesh": {"tp": 2}}, "target": {"layout": "b", "mesh": {}, "ignore": "x"}}
+        self.assertEqual(places(job, 0), [{"l.0.w": ["w.0:0"], "l.1.w": ["w.1:0"], "l.2.w": ["w.2:0"], "l.1.x": ["x0", "x1"]},
+                                          {"l.0.w": ["w.0:1"], "l.1.w": ["w.1:1"], "l.2.w": ["w.2:1"], "l.1.x": ["x0", "x1"]}])
+        kept = [{"m.0": ["w.0:0", "w.0:1"], "m.2": ["w.2:0", "w.2:1"]}]
+        self.assertEqual(places(job), kept)
+        job["target"] = {"layout": "c", "mesh": {}}
+        self.assertEqual(places(job), kept)
+        job["source"]["authority"] = {"tp": 0}
+        with self.assertRaises(Refused):
+            places(job)
 
 
 if __name__ == "__main__":

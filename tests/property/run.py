@@ -125,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
     parser.add_argument("--compiler", help="folder of reshard-compile, where it is another")
-    parser.add_argument("--jobs", type=int, default=2000 if "RESHARD_FULL" in os.environ else 300)
+    parser.add_argument("--jobs", type=int, default=5000 if "RESHARD_FULL" in os.environ else 300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep-failing", default="")
     parser.add_argument("--until-failure", action="store_true")
@@ -137,7 +137,7 @@ def main() -> int:
     order = random.Random(options.seed)
     with multiprocessing.Pool(os.cpu_count()) as pool:
         seed = options.seed * 1_000_000
-        full = options.jobs >= 2000 and not options.until_failure  # then no cell may be poor
+        full = options.jobs >= 5000 and not options.until_failure  # then no cell may be poor
         while (done < options.jobs or (full and min(filled[cell] for cell in generate.CELLS) < 20)) and seed < options.seed * 1_000_000 + 20 * options.jobs:
             least = sorted(generate.CELLS, key=lambda cell: (filled[cell], order.random()))[:batch]
             tasks = [(seed + i, cell, options.bin, options.compiler or options.bin, options.keep_failing) for i, cell in enumerate(least)]
@@ -167,7 +167,7 @@ def main() -> int:
     print(f"{done} jobs, {mismatches} mismatches")
     if done < options.jobs or mismatches or 100 * remote < 30 * done or 100 * nested < 30 * done:
         return 1
-    return 0 if options.jobs < 2000 or poorest >= 20 else 1
+    return 0 if options.jobs < 5000 or poorest >= 20 else 1
 
 
 if __name__ == "__main__":
