@@ -46,7 +46,7 @@ void operator delete(void *memory, const std::nothrow_t &) noexcept { std::free(
 namespace {
 
 class ExecutorTest : public testing::Test {
-protected:
+public:
   void SetUp() override {
     folder_ = std::filesystem::temp_directory_path() / ("reshard-executor-" + std::to_string(getpid()));
     std::filesystem::create_directories(folder_);
@@ -59,11 +59,14 @@ protected:
   }
 
   void compile(const std::vector<std::string> &overrides) {
+    compileJobAt(RESHARD_SOURCE_DIR "/examples/quickstart.yaml", overrides);
+  }
+  void compileJobAt(const std::string &job, const std::vector<std::string> &overrides) {
     CompileOptions options;
     options.overrides = overrides;
     CompileResult result;
     Diagnostics diagnostics;
-    ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/quickstart.yaml", options, result, diagnostics)) << diagnostics.text();
+    ASSERT_TRUE(compileJob(job, options, result, diagnostics)) << diagnostics.text();
     std::string digest;
     int64_t bytes = 0;
     ASSERT_EQ(writePlan(result.module, path_, 1, digest, bytes), "");
@@ -127,6 +130,56 @@ TEST_F(ExecutorTest, MovesEveryByteWithAnyNumberOfThreads) {
     reshard_close(executor_);
     executor_ = nullptr;
   }
+}
+
+TEST_F(ExecutorTest, CallsHooksOfRefreshedParamsAfterEachRun) {
+  const std::string job = folder_ + "/job.yaml";
+  std::FILE *file = std::fopen(job.c_str(), "w");
+  std::fputs("version: 1\n"
+             "model:\n"
+             "  dtype: bf16\n"
+             "  tensors: {a: [8, 2], b: [4]}\n"
+             "  layouts:\n"
+             "    train: {params: same}\n"
+             "    serve: {params: {a: {holds: a, shard: {0: tp}, refresh: absorb}, b: {holds: b, at: {tp: last}, refresh: scale}}}\n"
+             "source: {layout: train, mesh: {}}\n"
+             "target: {layout: serve, mesh: {tp: 2}}\n",
+             file);
+  std::fclose(file);
+  compileJobAt(job, {});
+  open();
+  bindAll();
+  EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
+  EXPECT_EQ(error(), "rank 0 param 'a' needs the hook 'absorb' after each run, which is not set");
+  struct Seen {
+    ExecutorTest *test;
+    uint64_t seed = 1;
+    std::vector<std::string> calls;
+    int answer = 0;
+  } seen{this, 1, {}, 0};
+  const reshard_hook hook = [](void *user, const char *name, uint32_t rank) {
+    Seen &all = *static_cast<Seen *>(user);
+    all.calls.push_back(std::string(name) + " " + std::to_string(rank));
+    EXPECT_EQ(all.test->mismatches(all.seed), 0u) << "a hook before all bytes are there";
+    return all.answer;
+  };
+  EXPECT_EQ(reshard_set_hook(executor_, "absorb", nullptr, nullptr), RESHARD_INVALID);
+  ASSERT_EQ(reshard_set_hook(executor_, "absorb", hook, &seen), RESHARD_OK);
+  ASSERT_EQ(reshard_set_hook(executor_, "scale", hook, &seen), RESHARD_OK);
+  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  EXPECT_EQ(reshard_set_hook(executor_, "late", hook, &seen), RESHARD_INVALID);
+  for (seen.seed = 1; seen.seed < 3; ++seen.seed) {
+    seen.calls.clear();
+    fill(seen.seed);
+    ASSERT_EQ(reshard_run(executor_, 0), RESHARD_OK) << error();
+    EXPECT_EQ(seen.calls, (std::vector<std::string>{"absorb 0", "absorb 1", "scale 1"}));
+  }
+  seen.answer = 1;
+  seen.seed = 2;
+  EXPECT_EQ(reshard_run(executor_, 0), RESHARD_FAILED);
+  EXPECT_EQ(error(), "the hook 'absorb' failed on rank 0");
+  EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
+  EXPECT_EQ(reshard_version(executor_), 2u);
 }
 
 #ifdef COUNT_ALLOCATIONS

@@ -38,9 +38,11 @@ def elements(held: Held, values: np.ndarray, padding: int) -> bytes:
 
 
 def folder_of(endpoint: Endpoint, params: list[dict[str, Held]], values: np.ndarray, padding: int) -> dict[str, dict]:
-    """What stands in the files of an endpoint, by file name."""
+    """What stands in the files of an endpoint, by file name. Places without authority hold other bytes, which nobody may take."""
     files = {}
+    right = values
     for place, held in enumerate(params):
+        values = right if endpoint.admits(endpoint.node.get("authority", {}), place) else right ^ 0xFF
         tensors = {name: (h.dtype, list(h.labels.shape), elements(h, values, padding)) for name, h in held.items()}
         if tensors:
             files["model.safetensors" if endpoint.checkpoint else f"rank-{endpoint.ranks[place]:05d}.safetensors"] = tensors

@@ -1,0 +1,101 @@
+// `extend: FILE` of models: what wins, what is removed, where paths start; and hostile chains.
+
+#include "compiler/reading.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <unistd.h>
+
+using namespace reshard;
+
+namespace {
+
+class ModelExtend : public testing::Test {
+protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("reshard-extend-" + std::to_string(getpid()));
+    std::filesystem::create_directories(folder_ + "/bases");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  void write(const std::string &name, const std::string &text) { std::ofstream(folder_ + "/" + name) << text; }
+
+  std::optional<ir::Layout> layout(const std::string &endpoints, const std::vector<std::string> &overrides = {}) {
+    diagnostics_ = std::make_unique<Diagnostics>();
+    write("job.yaml", "version: 1\nmodel: own.yaml\n" + endpoints);
+    const auto job = readJob(folder_ + "/job.yaml", overrides, *diagnostics_);
+    return job ? resolve(*job, *diagnostics_) : std::nullopt;
+  }
+  std::string errors() const { return diagnostics_->text(); }
+
+  std::string folder_;
+  std::unique_ptr<Diagnostics> diagnostics_;
+};
+
+std::vector<std::string> names(const ir::Endpoint &endpoint) {
+  std::vector<std::string> result;
+  for (const ir::Param &param : endpoint.params)
+    result.push_back(param.name);
+  return result;
+}
+
+} // namespace
+
+TEST_F(ModelExtend, JoinsEntryByEntry) {
+  write("bases/numbers.json", R"({"width": 6, "deep": 3})");
+  write("bases/base.yaml", "config: numbers.json\n" // starts in the folder of the file that says it
+                           "dtype: bf16\n"
+                           "let: {width: $width, twice: 2 * width, deep: $deep}\n"
+                           "index: {layer: deep}\n"
+                           "tensors: {\"l.{layer}.a\": [width], b: [twice], c: [1]}\n"
+                           "layouts:\n"
+                           "  train: {params: {\"p.{layer}\": {holds: a}, q: {holds: b}, r: {holds: c}}}\n"
+                           "  serve: {extend: train}\n");
+  write("own.yaml", "extend: bases/base.yaml\n"
+                    "let: {width: 4}\n"
+                    "tensors: {c: null, d: [twice]}\n"
+                    "layouts:\n"
+                    "  train: {extend: train, params: {r: null, s: {holds: d}}}\n"
+                    "  serve: {extend: serve, params: {q: {holds: d}}}\n");
+  const auto good = layout("source: {layout: train, mesh: {}}\ntarget: {layout: serve, mesh: {}}\n");
+  ASSERT_TRUE(good) << errors();
+  EXPECT_EQ(names(good->endpoints[0]), (std::vector<std::string>{"p.{layer}", "q", "s"}));
+  EXPECT_EQ(names(good->endpoints[1]), (std::vector<std::string>{"p.{layer}", "q", "s"}));
+  EXPECT_EQ(good->variables[0].size, 3);
+  EXPECT_EQ(good->families[0].shape, (std::vector<int64_t>{4})) << "own `let` values reach the base's expressions";
+  EXPECT_EQ(good->families[good->endpoints[1].params[1].parts[0].family].name, "d");
+}
+
+TEST_F(ModelExtend, OverridesReachTheWhole) {
+  write("bases/base.yaml", "dtype: bf16\nlet: {width: 6}\ntensors: {a: [width]}\n");
+  write("own.yaml", "extend: bases/base.yaml\n");
+  const auto found = layout("source: {mesh: {}}\ntarget: {mesh: {}}\n", {"model.let.width=10"});
+  ASSERT_TRUE(found) << errors();
+  EXPECT_EQ(found->families[0].shape, (std::vector<int64_t>{10}));
+}
+
+TEST_F(ModelExtend, RefusesLoopsAndWhatIsNotThere) {
+  write("own.yaml", "extend: own.yaml\n");
+  EXPECT_FALSE(layout("source: {mesh: {}}\ntarget: {mesh: {}}\n"));
+  EXPECT_NE(errors().find("models extended more than 16 deep"), std::string::npos) << errors();
+  write("own.yaml", "extend: nowhere.yaml\n");
+  EXPECT_FALSE(layout("source: {mesh: {}}\ntarget: {mesh: {}}\n"));
+  EXPECT_NE(errors().find("cannot read"), std::string::npos) << errors();
+  write("bases/base.yaml", "dtype: bf16\ntensors: {a: [4]}\n");
+  write("own.yaml", "extend: bases/base.yaml\ntensors: {b: null}\n");
+  EXPECT_FALSE(layout("source: {mesh: {}}\ntarget: {mesh: {}}\n"));
+  EXPECT_NE(errors().find("'b' is removed from 'tensors', which has none"), std::string::npos) << errors();
+}
+
+TEST(Globs, FitWholeNames) {
+  EXPECT_TRUE(fits("*", ""));
+  EXPECT_TRUE(fits("*.experts.*", "layers.{layer}.experts.{expert}.up"));
+  EXPECT_TRUE(fits("a?c", "abc"));
+  EXPECT_TRUE(fits("*a*b*", "xxaxxbxx"));
+  EXPECT_FALSE(fits("a?c", "ac"));
+  EXPECT_FALSE(fits("a*", "ba"));
+  EXPECT_FALSE(fits("", "a"));
+  EXPECT_FALSE(fits("*" + std::string(50, 'a') + "*b", std::string(100000, 'a'))) << "and in bounded time";
+}

@@ -1,0 +1,44 @@
+"""Runs a job end to end: compiled, moved from files to files, every element of every target compared with the oracle."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path.insert(0, str(ROOT / "tests" / "property"))
+
+import run as property_run  # noqa: E402
+from oracle import Job  # noqa: E402
+
+
+class Case(unittest.TestCase):
+    def moved(self, job, seed=1):
+        """The compiler's report of a job all of whose bytes arrived."""
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+            work = Path(folder)
+            (work / "job.yaml").write_text(json.dumps(job, indent=1))
+            parsed = Job(str(work / "job.yaml"))
+            held = parsed.check()
+            self.assertTrue(any(h.labels.size for endpoint in held[1:] for place in endpoint for h in place.values()), "moves nothing")
+            self.assertEqual(property_run.run_job(parsed, held, work, BIN, seed, BIN), "")
+            subprocess.run([BIN / "reshard-compile", work / "job.yaml", "-o", work / "again.rplan", f"--report={work / 'report.json'}"],
+                           check=True, capture_output=True)
+            report = json.loads((work / "report.json").read_text())
+            report["plan"] = (work / "again.rplan").read_bytes()
+            return report
+
+    def refused(self, job, *words):
+        """The job is an error whose text has all these words."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "job.yaml"
+            path.write_text(json.dumps(job, indent=1))
+            done = subprocess.run([BIN / "reshard-compile", path, "-o", Path(folder) / "plan"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            for word in words:
+                self.assertIn(word, done.stderr)
+            self.assertFalse((Path(folder) / "plan").exists())
