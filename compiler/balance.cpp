@@ -2,7 +2,8 @@
 // from anywhere: among the places that remain, the one with the fewest bytes to send so far. Transfers without a choice are
 // counted first, then the largest are placed first (Graham's LPT rule: at most 4/3 of the optimum where all candidates are
 // alike). The unit of choice is a tile and a target, so that a target has few senders; it is cut into runs of tensors where
-// it is large beside the floor.
+// it is large beside the floor. Targets that joined later (--keep) are planned after those before them, which so keep what
+// they had.
 
 #include "compiler/floors.h"
 #include "compiler/pass.h"
@@ -43,13 +44,27 @@ public:
   }
 
   void run() {
+    uint32_t last = 0;
+    for (const Endpoint &endpoint : layout_.endpoints)
+      for (uint32_t generation : endpoint.generations)
+        last = std::max(last, generation);
+    for (uint32_t generation = 0; generation <= last; ++generation)
+      run(generation);
+    order();
+  }
+
+private:
+  void run(uint32_t generation) {
     const std::vector<Tile> &tiles = module_.transfers.tiles;
-    const int64_t largest = std::max<int64_t>(1, egressFloor(layout_, module_.transfers) / kUnitsPerFloor);
+    const int64_t largest =
+        std::max<int64_t>(1, egressFloor(layout_, module_.transfers, generation) / kUnitsPerFloor);
     std::vector<Unit> open;
     for (uint32_t t = 0; t < tiles.size(); ++t) {
       const Tile &tile = tiles[t];
       const auto tensors = static_cast<uint32_t>(tile.tensors);
       for (int32_t target : tile.targets) {
+        if (layout_.endpoints[tile.endpoint].generation(target) != generation)
+          continue;
         const int32_t rank = rankOf(tile, target);
         if (const std::optional<Candidate> own = local(tile, rank)) {
           assign({t, 0, tensors, target, 0}, *own);
@@ -75,10 +90,8 @@ public:
         return std::tie(load_[a.place], a.place, a.holder) < std::tie(load_[b.place], b.place, b.holder);
       }));
     }
-    order();
   }
 
-private:
   /// The world rank of a target place; -1 for a storage endpoint's file.
   int32_t rankOf(const Tile &tile, int32_t target) const {
     const Endpoint &endpoint = layout_.endpoints[tile.endpoint];

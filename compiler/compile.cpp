@@ -92,6 +92,17 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   if (!layout || !diagnostics.ok())
     return false;
   result.module.layout = std::move(*layout);
+  if (options.kept)
+    for (Endpoint &endpoint : result.module.layout.endpoints) {
+      if (&endpoint == &result.module.layout.endpoints[0] || endpoint.storage)
+        continue;
+      for (int32_t rank : endpoint.ranks) {
+        const auto known = options.kept->generations.find({endpoint.role, rank});
+        endpoint.generations.push_back(known == options.kept->generations.end() ? options.kept->next : known->second);
+      }
+      if (std::all_of(endpoint.generations.begin(), endpoint.generations.end(), [](uint32_t g) { return g == 0; }))
+        endpoint.generations.clear();
+    }
   result.module.fingerprint = job->fingerprint;
   return true;
 }

@@ -6,6 +6,7 @@
 #include "ir/ir.h"
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,9 +16,17 @@ namespace reshard {
 /// Stands in every manifest.
 constexpr const char *kCompilerVersion = "reshard 0.1.0";
 
+/// An earlier plan whose choices stand (--keep): when each target rank joined, by role and rank. Ranks that are not in it
+/// join now; they are planned after the others, on top of what those made of the source.
+struct Kept {
+  std::map<std::pair<std::string, int32_t>, uint32_t> generations;
+  uint32_t next = 0; // of those that join now
+};
+
 /// What the command line asks of a compilation.
 struct CompileOptions {
   std::vector<std::string> overrides;      // --set a.b=c
+  std::optional<Kept> kept;                // --keep
   Allowed allowed;                         // --allow
   std::vector<std::string> passes;         // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early

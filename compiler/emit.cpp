@@ -66,7 +66,8 @@ Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &e
   const std::vector<uint32_t> ranks(endpoint.ranks.begin(), endpoint.ranks.end());
   return fbs::CreateEndpointDirect(builder, endpoint.role.c_str(), endpoint.layout.c_str(), endpoint.storage,
                                    endpoint.checkpoint, endpoint.directory.c_str(), &axes, &ranks, &shares,
-                                   &endpoint.placement, &params);
+                                   &endpoint.placement, &params,
+                                   endpoint.generations.empty() ? nullptr : &endpoint.generations);
 }
 
 void manifest(FlatBufferBuilder &builder, const ir::Module &module) {

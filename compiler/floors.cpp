@@ -58,13 +58,13 @@ int64_t ceilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 } // namespace
 
-int64_t egressFloor(const Layout &layout, const Transfers &transfers) {
+int64_t egressFloor(const Layout &layout, const Transfers &transfers, uint32_t generation) {
   const Choices choices(layout);
   std::map<std::vector<int32_t>, int64_t> classes; // candidate set -> bytes
   for (const Tile &tile : transfers.tiles) {
     const std::vector<int32_t> holders = choices.holders(tile);
     for (int32_t target : tile.targets)
-      if (choices.remote(tile, holders, target))
+      if (layout.endpoints[tile.endpoint].generation(target) <= generation && choices.remote(tile, holders, target))
         classes[choices.ofNode(tile, holders, target)] += tile.bytes * tile.tensors;
   }
   std::map<int32_t, int64_t> forced; // bytes that only this place can send

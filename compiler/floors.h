@@ -9,7 +9,8 @@ namespace reshard {
 /// takes its own (and one whose node holds it, its node's). A set H of places sends at least the bytes that H alone can give: the
 /// bound is their sum over |H|, for the H that makes it largest of those tried: every candidate set that occurs (its own bytes
 /// and those that one place of it alone can give), and all places together. Needs tiles, not yet choices.
-int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
+/// `generation`: only targets that joined up to then.
+int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers, uint32_t generation = UINT32_MAX);
 
 /// The most that a target rank must receive from others, in bytes; no choice of sources changes it.
 int64_t ingressFloor(const ir::Layout &layout, const ir::Transfers &transfers);

@@ -1,7 +1,8 @@
 // schedule: descriptors become what each rank does: zeros to fill, local copies, and rounds of messages, one for each pair and
 // round. Without a staging limit there is one round. With one, descriptors are cut and dealt out so that what a rank packs
 // and what it receives in a round stay within half the limit each; pairs are taken by distance (rank r sends to r+1, r+2, …)
-// so that a round spreads over senders and receivers.
+// so that a round spreads over senders and receivers. Messages to targets that joined later (--keep) are dealt out and
+// numbered after those before them, which so stay the same.
 
 #include "compiler/interner.h"
 #include "compiler/pass.h"
@@ -78,7 +79,7 @@ private:
 };
 
 struct Message {
-  uint32_t round;
+  uint32_t generation, round;
   int32_t source, target; // world ranks
   size_t first, count;    // descriptors
   int64_t bytes;
@@ -128,14 +129,16 @@ public:
     if (std::string error = deal(); !error.empty())
       return error;
     std::sort(messages_.begin(), messages_.end(), [](const Message &a, const Message &b) {
-      return std::tie(a.round, a.source, a.target) < std::tie(b.round, b.source, b.target);
+      return std::tie(a.generation, a.round, a.source, a.target) < std::tie(b.generation, b.round, b.source, b.target);
     });
     localSteps();
     messageSteps();
     for (size_t rank = 0; rank < operandShapes_.size(); ++rank)
       module_.schedule.ranks[rank].shapes = std::move(operandShapes_[rank]).take();
     module_.schedule.messages = static_cast<uint32_t>(messages_.size());
-    module_.schedule.rounds = messages_.empty() ? 0 : messages_.back().round + 1;
+    module_.schedule.rounds = 0;
+    for (const Message &message : messages_)
+      module_.schedule.rounds = std::max(module_.schedule.rounds, message.round + 1);
     for (const RankSchedule &rank : module_.schedule.ranks)
       if (!rank.steps.empty())
         module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
@@ -162,9 +165,12 @@ private:
     return {source < 0 ? target : source, target < 0 ? source : target};
   }
 
+  uint32_t generationOf(const Descriptor &d) const { return layout_.endpoints[d.endpoint].generation(d.target); }
+
   /// Splits descriptors into local ones and messages with their rounds.
   std::string deal() {
     struct Pair {
+      uint32_t generation;
       int32_t source, target;
       size_t first, count;
     };
@@ -176,22 +182,23 @@ private:
     auto key = [&](const Descriptor &d) {
       const Ends at = ends(d);
       const int64_t distance = (at.target - at.source + layout_.world) % layout_.world;
-      return std::make_tuple(distance, at.source);
+      return std::make_tuple(generationOf(d), distance, at.source);
     };
     std::stable_sort(remote.begin(), remote.end(),
                      [&](const Descriptor &a, const Descriptor &b) { return key(a) < key(b); });
     std::vector<Pair> pairs;
     for (size_t i = 0; i < remote.size(); ++i) {
       const Ends at = ends(remote[i]);
-      if (pairs.empty() || pairs.back().source != at.source || pairs.back().target != at.target)
-        pairs.push_back({at.source, at.target, i, 0});
+      if (pairs.empty() || pairs.back().generation != generationOf(remote[i]) || pairs.back().source != at.source ||
+          pairs.back().target != at.target)
+        pairs.push_back({generationOf(remote[i]), at.source, at.target, i, 0});
       ++pairs.back().count;
     }
 
     const int64_t limit = layout_.stagingLimit;
     if (limit == 0) {
       for (const Pair &pair : pairs) {
-        Message message{0, pair.source, pair.target, pair.first, pair.count, 0};
+        Message message{pair.generation, 0, pair.source, pair.target, pair.first, pair.count, 0};
         for (size_t i = 0; i < pair.count; ++i)
           message.bytes += bytesOf(shapes_[remote[pair.first + i].shape]);
         messages_.push_back(message);
@@ -226,7 +233,7 @@ private:
             more = staged(bytes);
           }
           if (!open) {
-            messages_.push_back({round, pair.source, pair.target, moved_.size(), 0, 0});
+            messages_.push_back({pair.generation, round, pair.source, pair.target, moved_.size(), 0, 0});
             open = &messages_.back();
           }
           sending.take(pair.source, round, more);
@@ -277,7 +284,7 @@ private:
     }
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
       std::sort(sides[rank].begin(), sides[rank].end(), [](const Side &a, const Side &b) {
-        return std::tie(a.round, a.receive, a.distance) < std::tie(b.round, b.receive, b.distance);
+        return std::tie(a.round, a.receive, a.distance, a.message) < std::tie(b.round, b.receive, b.distance, b.message);
       });
       for (const Side &side : sides[rank]) {
         const Message &message = messages_[side.message];

@@ -183,6 +183,8 @@ private:
     }
     while (take("authority"))
       endpoint.authority.push_back(presence(endpoint));
+    if (take("generations"))
+      endpoint.generations = list<uint32_t>();
     while (take("without"))
       endpoint.leftOut.push_back(string());
     while (take("param"))

@@ -123,6 +123,8 @@ private:
       out_ << "  place " << layout_.variables[v].name << " #" << endpoint.placement[v] << "\n";
     for (const Presence &rule : endpoint.authority)
       out_ << "  authority " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates) << "\n";
+    if (!endpoint.generations.empty())
+      out_ << "  generations " << list(endpoint.generations) << "\n";
     for (const std::string &param : endpoint.leftOut)
       out_ << "  without " << quoted(param) << "\n";
     for (size_t p = 0; p < endpoint.params.size(); ++p) {

@@ -84,6 +84,8 @@ private:
     require(endpoint.placement.size() == layout_.variables.size(), endpoint.role + " does not place every index variable");
     for (unsigned share : endpoint.placement)
       require(share < endpoint.shares.size(), endpoint.role + " refers to a share that is not there");
+    require(endpoint.generations.empty() || endpoint.generations.size() == endpoint.ranks.size(),
+            endpoint.role + " does not say for every place when it joined");
     for (const Presence &rule : endpoint.authority)
       require(rule.axis < endpoint.axes.size(), endpoint.role + " refers to an axis that is not there");
     for (const Param &each : endpoint.params)

@@ -232,6 +232,8 @@ private:
     }
     if (endpoint_->checkpoint() && (!endpoint_->storage() || places != 1))
       return fail(role_ + " is a checkpoint of " + std::to_string(places) + " places, expected one place in storage");
+    if (sizeOf(endpoint_->generations()) != 0 && static_cast<int64_t>(sizeOf(endpoint_->generations())) != places)
+      return fail(role_ + " says when places joined: " + count(sizeOf(endpoint_->generations()), places));
     // Each rank's segment looks at all params of its places (of all places in storage).
     return spend(product(places, static_cast<int64_t>(sizeOf(endpoint_->params())) + 1) + manifest_.world() / 64);
   }

@@ -2,6 +2,7 @@
 
 #include "compiler/compile.h"
 #include "compiler/pass.h"
+#include "executor/load.h"
 #include "ir/text.h"
 #include "tools/common.h"
 #include "tools/describe.h"
@@ -23,7 +24,7 @@ constexpr const char *kName = "reshard-compile";
 
 struct Options {
   CompileOptions compile;
-  std::string output, emit = "plan", report, describe;
+  std::string output, emit = "plan", report, describe, keep;
   std::vector<std::string> printAfter;
   bool printAll = false, timePasses = false, stats = false;
   uint64_t jobs = 0;
@@ -81,8 +82,42 @@ int describe(const Options &options) {
   return kDone;
 }
 
+/// When the target ranks of an earlier plan joined.
+Kept keptOf(const Plan &plan) {
+  Kept kept;
+  const auto &endpoints = *plan.manifest().endpoints();
+  for (uint32_t e = 1; e < endpoints.size(); ++e) {
+    const schema::Endpoint &endpoint = *endpoints.Get(e);
+    for (uint32_t place = 0; place < endpoint.ranks()->size() && !endpoint.storage(); ++place) {
+      const uint32_t generation = endpoint.generations() && endpoint.generations()->size() > 0 ? endpoint.generations()->Get(place) : 0;
+      kept.generations[{endpoint.role()->str(), static_cast<int32_t>(endpoint.ranks()->Get(place))}] = generation;
+      kept.next = std::max(kept.next, generation + 1);
+    }
+  }
+  return kept;
+}
+
+/// How many segments of an earlier plan a new one has byte for byte.
+int64_t sameSegments(const Plan &before, const std::string &path) {
+  std::unique_ptr<Plan> after;
+  if (!Plan::open(path, after).empty())
+    return 0;
+  int64_t same = 0;
+  for (uint32_t rank = 0; rank < std::min(before.world(), after->world()); ++rank)
+    same += before.container().segmentDigest(rank) == after->container().segmentDigest(rank);
+  return same;
+}
+
 int compile(const std::string &job, Options &options) {
   const double begin = now();
+  std::unique_ptr<Plan> old;
+  if (!options.keep.empty()) {
+    if (const std::string error = Plan::open(options.keep, old); !error.empty()) {
+      complain(kName, error);
+      return kUsage;
+    }
+    options.compile.kept = keptOf(*old);
+  }
   CompileResult result;
   Diagnostics diagnostics;
   for (const std::string &name : options.printAfter) {
@@ -112,6 +147,8 @@ int compile(const std::string &job, Options &options) {
       return kFailure;
     }
     result.times.push_back({"emit", now() - start});
+    if (old)
+      std::printf("  kept %lld of %u segments of %s\n", static_cast<long long>(sameSegments(*old, options.output)), old->world(), options.keep.c_str());
   } else if (options.output.empty()) {
     std::cout << printed(result.module);
   } else if (const std::string error = writeFile(options.output, printed(result.module)); !error.empty()) {
@@ -138,6 +175,8 @@ int compile(const std::string &job, Options &options) {
       if (!endpoint.leftOut.empty())
         leftOut[endpoint.role] = endpoint.leftOut;
     json["left_out"] = leftOut;
+    if (old)
+      json["kept_segments"] = options.emit == "plan" ? sameSegments(*old, options.output) : 0;
     json["time_ms"] = {{"total", (now() - begin) * 1e3}, {"passes", passTimes}};
     json["peak_rss_bytes"] = peakResidentBytes();
     if (const std::string error = writeFile(options.report, json.dump(2) + "\n"); !error.empty()) {
@@ -197,6 +236,7 @@ int main(int argc, char **argv) {
                    {"--allow", "LIST", "warn of these only: axis (unknown: its size is 1), gap (the source leaves elements on no rank that no target needs), missing (target params that the source lacks: they are left out)", allow},
                    {"--emit", "KIND", "plan, ir (fully lowered), or layout (as resolved)", setChoice(options.emit, {"plan", "ir", "layout"})},
                    {"--report", "FILE", "write a JSON report", setText(options.report)},
+                   {"--keep", "PLAN", "an earlier plan of the job with fewer target ranks: its choices stand, ranks whose transfers are the same keep their segments", setText(options.keep)},
                    {"--describe", "DIR", "print a model YAML to start from, made from the headers of the checkpoint in DIR; takes no job", setText(options.describe)},
                    {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},
                    {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},

@@ -1,0 +1,181 @@
+"""Options of the commands that change what is checked or kept: --keep, --allow, --check-replicas, only and ignore in the
+report, refresh. RESHARD_BIN: the folder of the commands."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+
+
+class Options(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def compile(self, job, *options, code=0, plan="plan"):
+        (self.folder / "job.yaml").write_text(job)
+        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan,
+                               f"--report={self.folder / 'report.json'}", *options], capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.stderr = done.stderr
+        return json.loads((self.folder / "report.json").read_text()) if code == 0 else None
+
+    def execute(self, *options, code=0, plan="plan"):
+        done = subprocess.run([BIN / "reshard-exec", self.folder / plan, *options], capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
+        return done
+
+
+class Keep(Options):
+    """Megatron's roster row: rank 0 -> ranks 1, 2, then also 3."""
+
+    JOB = """
+version: 1
+model:
+  dtype: bf16
+  tensors: {a: {shape: [64, 8], shard: {0: tp}}, b: {shape: [30]}, c: {shape: [48, 8], shard: {1: tp}}}
+source: {mesh: {tp: %d, dp: 2}}
+target: {mesh: {tp: 2, dp: %d}, ranks: 8..%d}
+world: 40
+"""
+
+    def test_ranks_that_stay_keep_their_segments_generation_by_generation(self):
+        for staging in ([], ["--set=options.staging=1024"]):
+            self.compile(self.JOB % (4, 1, 9), *staging, plan="1")
+            for step, (dp, before) in enumerate(((2, "1"), (4, "2"), (8, "3")), 2):
+                report = self.compile(self.JOB % (4, dp, 7 + 2 * dp), "--verify-each", f"--keep={self.folder / before}", *staging, plan=str(step))
+                # All ranks but the 8 sources, which send to the new ones, and the new ones.
+                self.assertEqual(report["kept_segments"], 40 - 8 - dp, staging)
+                self.execute("--synthesize", "--check", plan=str(step))
+
+    def test_without_it_choices_move(self):
+        self.compile(self.JOB % (4, 1, 9), plan="1")
+        self.compile(self.JOB % (4, 2, 11), plan="2")
+        self.compile(self.JOB % (4, 2, 11), f"--keep={self.folder / '1'}", plan="3")
+        self.assertNotEqual((self.folder / "2").read_bytes(), (self.folder / "3").read_bytes())
+
+    def test_what_is_no_plan_is_refused(self):
+        (self.folder / "old").write_text("no plan")
+        self.compile(self.JOB % (4, 1, 9), f"--keep={self.folder / 'old'}", code=2)
+        self.assertFalse((self.folder / "plan").exists())
+
+
+class Allow(Options):
+    def test_missing_params_are_left_out_and_listed(self):
+        job = """
+version: 1
+model:
+  dtype: bf16
+  tensors: {a: [8], b: [8]}
+  layouts: {train: {params: {a: {holds: a}}}, serve: {params: {x: {holds: a}, y: {concat: [a, b]}}}}
+source: {layout: train, mesh: {}}
+target: {layout: serve, mesh: {}}
+"""
+        self.compile(job, code=2)
+        self.assertIn("which no param of the source holds", self.stderr)
+        report = self.compile(job, "--allow=missing")
+        self.assertEqual(report["left_out"], {"target": ["y"]})
+        self.assertIn("warning: target param 'y' holds tensor 'b', which no param of the source holds; it is left out", self.stderr)
+        self.execute("--synthesize", "--check")
+
+    GAP = """
+version: 1
+model:
+  dtype: bf16
+  tensors: {a: [8]}
+  layouts:
+    train: {params: {a: {holds: a, shard: {0: {axis: tp, map: [[0, 1], [4, 5]]}}}}}
+    serve: {params: {a: {holds: a, shard: {0: {axis: tp, map: [[%s]]}}}}}
+source: {layout: train, mesh: {tp: 2}}
+target: {layout: serve, mesh: {tp: 1}}
+"""
+
+    def test_gaps_that_nobody_needs(self):
+        self.compile(self.GAP % "0, 5", code=2)
+        self.assertIn("leaves a part of tensor 'a' on no rank", self.stderr)
+        self.compile(self.GAP % "0, 5", "--allow=gap")
+        self.execute("--synthesize", "--check")
+        self.compile(self.GAP % "0, 3", "--allow=gap", code=2)
+        self.assertIn("needs 2 elements", self.stderr)
+
+    def test_unknown_axes_have_size_1(self):
+        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [8], shard: {0: tq}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {}}\n"
+        self.compile(job, code=2)
+        self.compile(job, "--allow=axis")
+        self.assertIn("warning: unknown axis 'tq'", self.stderr)
+
+    def test_unknown_names_are_refused(self):
+        self.compile(self.GAP % "0", "--allow=gap,everything", code=2)
+        self.assertIn("expected axis, gap or missing", self.stderr)
+
+
+class Chosen(Options):
+    def test_only_and_ignore_are_listed(self):
+        job = """
+version: 1
+model: {dtype: bf16, index: {layer: 2}, tensors: {"l.{layer}.a": [8], "l.{layer}.b": [8], c: [8]}}
+source: {mesh: {}, ignore: c}
+target: {mesh: {}, only: ["l.*"], ignore: "*.b"}
+"""
+        report = self.compile(job)
+        self.assertEqual(report["left_out"], {"source": ["c"], "target": ["l.{layer}.b", "c"]})
+        self.assertEqual(report["bytes"]["target"], 32)
+
+
+class Replicas(Options):
+    JOB = """
+version: 1
+model: {dtype: bf16, tensors: {a: {shape: [8], shard: {0: tp}}, b: [4]}}
+source: {mesh: {tp: 2, dp: 2}%s}
+target: {mesh: {tp: 4}}
+"""
+
+    def change(self, rank, tensor):
+        path = self.folder / "source" / f"rank-{rank:05d}.safetensors"
+        raw = bytearray(path.read_bytes())
+        size = int.from_bytes(raw[:8], "little")
+        begin = json.loads(raw[8:8 + size])[tensor]["data_offsets"][0]
+        raw[8 + size + begin + 2] ^= 1  # element 1
+        path.write_bytes(raw)
+
+    def test_those_that_differ_are_named(self):
+        self.compile(self.JOB % "")
+        source, target = f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}"
+        self.execute("--synthesize", source)
+        self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check")
+        self.change(3, "a")
+        self.change(1, "b")
+        done = self.execute(source, target, "--check-replicas", code=1)
+        self.assertIn("rank 3 param 'a' differs from rank 1 param 'a': tensor 'a' from element 5 on", done.stderr)
+        self.assertIn("rank 1 param 'b' differs from rank 0 param 'b': tensor 'b' from element 1 on", done.stderr)
+        self.assertNotIn("rank 2", done.stderr)
+        self.assertFalse((self.folder / "target").exists())
+
+    def test_authority_takes_the_right_ones(self):
+        self.compile(self.JOB % "")
+        source = f"--source={self.folder / 'source'}"
+        self.execute("--synthesize", source)
+        self.execute(source, f"--target={self.folder / 'good'}")
+        self.change(2, "a")
+        self.change(3, "b")
+        self.compile(self.JOB % ", authority: {dp: 0}")
+        self.execute(source, f"--target={self.folder / 'ruled'}")
+        for path in (self.folder / "good").iterdir():
+            self.assertEqual(path.read_bytes(), (self.folder / "ruled" / path.name).read_bytes())
+
+
+class Refresh(Options):
+    def test_hooks_are_reported(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
+                     "s: {params: {a: {holds: a, refresh: absorb}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n")
+        self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
+        self.assertEqual(json.loads((self.folder / "run.json").read_text())["refresh"], ["absorb"])
+
+
+if __name__ == "__main__":
+    unittest.main()
