@@ -16,6 +16,8 @@ LEFT_TO_THE_ENGINE = {
     ("vllm", "nemotron-h-8b"): ["*.mixer.A"],
     ("sglang", "nemotron-h-8b"): ["*.mixer.A"],
     ("sglang", "gpt-oss-120b"): ["*.w13_weight_bias", "*.w2_weight_bias"],
+    ("vllm", "glm-4.5"): ["*.mlp.gate.weight"],
+    ("sglang", "glm-4.5"): ["*.mlp.gate.weight"],
 }
 
 
