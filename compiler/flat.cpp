@@ -89,6 +89,13 @@ Segments spread(const Segments &relation, int64_t stride, int64_t base) {
 /// Parts for each tensor of each entry, then zeros for what no entry covers.
 bool Params::addFlatParts(Building &building) const {
   const Dimension &buffer = building.dimensions[0];
+  constexpr size_t kMostPieces = 1 << 22; // entries times ranks
+  if (building.pack.of.size() * buffer.shares.at.size() > kMostPieces) {
+    diagnostics_.error(building.declaration.at, building.title() + " has " + std::to_string(building.pack.of.size()) +
+                                                    " entries over " + std::to_string(buffer.shares.at.size()) +
+                                                    " ranks, expected a product of at most " + std::to_string(kMostPieces));
+    return false;
+  }
   std::vector<Interval> ranges; // by coordinate
   for (const Segments &share : buffer.shares.at) {
     if (share.size() > 1 || (share.size() == 1 && share[0].count > 1)) {

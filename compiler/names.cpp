@@ -221,21 +221,14 @@ private:
   /// So may positions in several chunks of virtual stages, in a name without {x.chunk}.
   void compareWithItself(unsigned p) {
     const ir::Param &param = endpoint_.params[p];
-    const bool local = std::any_of(patterns_[p].runs.begin(), patterns_[p].runs.end(), [](const Run &run) {
-      return std::any_of(run.begin(), run.end(), [](const Piece &piece) { return piece.kind == Piece::Kind::local; });
+    const bool local = std::any_of(patterns_[p].runs.begin(), patterns_[p].runs.end(), [&](const Run &run) {
+      return std::any_of(run.begin(), run.end(), [&](const Piece &piece) {
+        return piece.kind == Piece::Kind::local && chunked(endpoint_.placement[param.variables[piece.variable]]);
+      });
     });
     std::vector<unsigned> placed;
     addAxes(p, placed);
     for (int64_t place : local ? distinctPlaces(endpoint_, std::move(placed)) : std::vector<int64_t>()) {
-      const bool chunked = std::any_of(param.variables.begin(), param.variables.end(), [&](unsigned v) {
-        const ir::Share &positions = endpoint_.shares[endpoint_.placement[v]];
-        const Segments &here = positions.at[coordinate(endpoint_, positions.axes, place)];
-        return std::any_of(here.begin(), here.end(), [](const ir::Segment &s) {
-          return s.to + (s.count - 1) * s.toStep >= ir::kChunk;
-        });
-      });
-      if (!chunked)
-        continue;
       const auto all = names(p, place);
       if (!all)
         return reportTooMany(p);
@@ -264,6 +257,16 @@ private:
     }
   }
 
+  /// Whether a placement has several chunks on some place.
+  bool chunked(unsigned share) {
+    const auto [at, added] = chunked_.try_emplace(share, false);
+    if (added)
+      for (const Segments &here : endpoint_.shares[share].at)
+        for (const ir::Segment &s : here)
+          at->second = at->second || s.to + (s.count - 1) * s.toStep >= ir::kChunk;
+    return at->second;
+  }
+
   std::string on(int64_t place) const { return endpoint_.role.empty() ? "" : " on " + placeText(endpoint_, place); }
   void report(unsigned p, const std::string &message) { diagnostics_.error(declaredAt_[p], message); }
   void reportTooMany(unsigned p) {
@@ -277,6 +280,7 @@ private:
   const char *noun_;
   Diagnostics &diagnostics_;
   std::vector<Pattern> patterns_;
+  std::unordered_map<unsigned, bool> chunked_; // by share
 };
 
 } // namespace

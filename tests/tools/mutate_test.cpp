@@ -25,6 +25,10 @@ const std::string kJobs[] = {
     R"({version: 1, model: {dtype: fp32, index: {expert: 4}, tensors: {"e.{expert}.g": [2, 3], "e.{expert}.u": [2, 3]}, layouts: {
         a: {place: {expert: ep}, params: {"fc{expert.local}": {concat: [g, u]}}}, b: {params: {w13: {stack: expert, concat: [g, u], shard: {1: tp}, pad: {2: 4}}}}}},
         source: {layout: a, mesh: {ep: 2}}, target: {layout: b, mesh: {tp: 2}}, options: {staging: 1KiB}})",
+    R"({version: 1, model: {dtype: bf16, index: {layer: 4}, tensors: {"l.{layer}.a": [5, 6], "l.{layer}.b": [7]}, layouts: {
+        a: {params: {"f{layer}": {flat: {of: [a, b], align: 4}, pad: {0: fsdp}, shard: {0: fsdp}}}}, b: {place: {layer: {axis: pp, interleave: 2}},
+        params: {"c{layer.chunk}.{layer.local}.a": {holds: a, shard: {1: tp}}, "c{layer.chunk}.{layer.local}.b": {holds: b}}}}},
+        source: {layout: a, mesh: {fsdp: 3}}, target: {layout: b, mesh: {tp: 2, pp: 2}, ranks: 2..5}})",
 };
 
 struct Parts {
