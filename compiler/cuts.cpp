@@ -179,15 +179,17 @@ bool Params::checkAxes(const Building &building) const {
   return ok;
 }
 
+ir::Extent Params::extentOf(const Dimension &dimension) {
+  const std::vector<int64_t> &lengths = dimension.shares.lengths;
+  if (std::all_of(lengths.begin(), lengths.end(), [&](int64_t length) { return length == lengths[0]; }))
+    return {{}, {lengths[0]}};
+  return {dimension.axes, lengths};
+}
+
 /// A part for each tensor and each combination of repeats (almost always one).
 bool Params::addParts(Building &building) const {
-  for (const Dimension &dimension : building.dimensions) {
-    const std::vector<int64_t> &lengths = dimension.shares.lengths;
-    if (std::all_of(lengths.begin(), lengths.end(), [&](int64_t length) { return length == lengths[0]; }))
-      building.param.shape.push_back({{}, {lengths[0]}});
-    else
-      building.param.shape.push_back({dimension.axes, lengths});
-  }
+  for (const Dimension &dimension : building.dimensions)
+    building.param.shape.push_back(extentOf(dimension));
   for (size_t leaf = 0; leaf < building.leaves.size(); ++leaf) {
     const unsigned familyNumber = tensors_.all()[building.leaves[leaf]->tensor].family;
     const ir::Family &family = tensors_.families()[familyNumber];

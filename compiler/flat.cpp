@@ -105,7 +105,7 @@ bool Params::addFlatParts(Building &building) const {
     }
     ranges.push_back(share.empty() ? Interval{} : Interval{share[0].from, share[0].from + share[0].length});
   }
-  building.param.shape.push_back({buffer.axes, buffer.shares.lengths});
+  building.param.shape.push_back(extentOf(buffer));
   size_t leaf = 0;
   for (size_t e = 0; e < building.pack.of.size(); ++e) {
     const PackTree &entry = building.pack.of[e];

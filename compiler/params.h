@@ -69,6 +69,8 @@ private:
   bool cutPlacedStack(Building &building, Dimension &dimension) const;
   bool checkAxes(const Building &building) const;
   bool checkSize(const Building &building) const;
+  /// Local lengths by rank; one where all are equal.
+  static ir::Extent extentOf(const Dimension &dimension);
   bool addParts(Building &building) const;
   void addPadding(Building &building) const;
   // flat.cpp: the parts of a flat buffer

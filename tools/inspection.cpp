@@ -189,7 +189,7 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
         for (const Part *part : all(param.parts()))
           holds.push_back(part->family() < 0 ? "zero padding" : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
         wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())}, {"rank", endpoint.ranks()->Get(run->place())}, {"name", instance.name}, {"dtype", dtypeName(param.dtype())},
-                                                    {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"holds", holds}, {"from", Json::object()}};
+                                                    {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"refresh", textOf(param.refresh())}, {"holds", holds}, {"from", Json::object()}};
       }
     }
     if (wanted.empty())
@@ -223,6 +223,8 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
                 one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(), humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
     for (const Json &tensor : one["holds"])
       std::printf(" %s", tensor.get<std::string>().c_str());
+    if (const std::string refresh = one["refresh"]; !refresh.empty())
+      std::printf("\n  then the engine's hook '%s'", refresh.c_str());
     std::printf("\n  from ");
     for (const auto &[source, bytes] : one["from"].items())
       std::printf(" %s: %s;", source.c_str(), humanBytes(bytes.get<double>()).c_str());

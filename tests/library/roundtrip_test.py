@@ -116,9 +116,11 @@ class RoundTrip(unittest.TestCase):
             size = sum(p.stat().st_size for p in (self.folder / "hf").glob("*")) if (self.folder / "hf").exists() else 1 << 30
             quarter = size // 4
             command = [str(BIN / "reshard-exec"), str(plan), *arguments, f"--memory={quarter}"]
-            script = "import resource, subprocess, sys\ndone = subprocess.run(sys.argv[1:])\n" \
+            # Anonymous memory is limited by the kernel, what is resident of files is measured.
+            script = "import resource, subprocess, sys\nlimit = int(sys.argv[1])\n" \
+                     "done = subprocess.run(sys.argv[2:], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)))\n" \
                      "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\nsys.exit(done.returncode)"
-            done = run(sys.executable, "-c", script, *command)
+            done = run(sys.executable, "-c", script, quarter, *command)
             peak = int(done.stdout.split("peak")[-1])
         self.assertGreater(size, 1 << 30)
         self.assertLess(peak, quarter)

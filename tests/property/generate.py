@@ -280,6 +280,10 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
     model["tensors"]["gone"] = {"shape": [4], "dtype": "bf16", "when": "off"}
     for unit in units:
         model["tensors"].update(unit.tensors)
+    scalar = rng.random() < 0.15
+    if scalar:
+        model["tensors"]["scale.{layer}"] = {"shape": [], "dtype": "fp32"}
+        features.add("scalar")
     tied = None
     if rng.random() < 0.15:
         tied = rng.choice(list(model["tensors"]))
@@ -364,6 +368,9 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                     features.add("where")
                 else:
                     side.layout["params"][name] = param
+        if scalar and (s == 0 or rng.random() < 0.8):
+            name = "scale{layer}" if rng.random() < 0.7 else "scale"
+            side.layout["params"][name] = {"holds": "scale.{layer}"} | ({} if "{" in name else {"stack": "layer"})
         if tied and rng.random() < 0.7:
             names = [match for match in ("layer", "expert") if "{" + match + "}" in tied]
             side.layout["params"]["alias" + "".join(f".{{{v}}}" for v in names)] = {"holds": "alias." + tied}
