@@ -144,11 +144,15 @@ public:
     return pieces;
   }
 
-  /// Tensors [first, first + count), the last index variable fastest.
+  /// Tensors [first, first + count), the last index variable fastest; values are numbered in the target's order, which is
+  /// the same for all holders of a tile.
   std::vector<Relative> some(uint32_t first, uint32_t count) const {
     std::vector<std::vector<std::pair<int64_t, int64_t>>> values;
-    for (size_t v = 0; v < variables_; ++v)
+    for (size_t v = 0; v < variables_; ++v) {
       values.push_back(expand(*relations_[v]));
+      std::sort(values.back().begin(), values.back().end(),
+                [](const auto &a, const auto &b) { return a.second < b.second; });
+    }
     std::vector<Relative> rows;
     Relative origin;
     descend(variables_, moves_.size(), origin, rows);

@@ -173,8 +173,8 @@ struct Tile {
   bool operator==(const Tile &) const = default;
 };
 
-/// Chosen transfers: tensors [first, first + count) of the tile (numbered with the last index variable fastest), each from one
-/// place to one place.
+/// Chosen transfers: tensors [first, first + count) of the tile (numbered in the order of the target, the last index variable
+/// fastest), each from one place to one place.
 struct Transfer {
   uint32_t tile = 0;
   uint32_t first = 0, count = 1;

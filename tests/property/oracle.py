@@ -18,6 +18,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from inherit import extended, fits  # noqa: E402
 from schemes import Refused, chunks_of, evaluate, need, read_rule, Rule, rows_of  # noqa: E402, F401
 
 ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
@@ -26,33 +27,6 @@ PLACEHOLDER = re.compile(r"\{([a-z_0-9]+)(\.local|\.chunk)?\}")
 
 
 # --------------------------------------------------------------------------------------------------------------- model
-
-
-def fits(glob: str, name: str) -> bool:
-    """Section 1: `*` any characters, `?` one."""
-    return re.fullmatch("".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in glob), name, re.DOTALL) is not None
-
-
-def joined(base: dict, own: dict) -> dict:
-    """Entry by entry: the same key replaces in its place, a new one comes last, null (here read as text) removes."""
-    whole = {**base, **own}
-    return {key: value for key, value in whole.items() if value not in ("null", "~", "")}
-
-
-def extended(layouts: dict) -> dict:
-    """Layouts with what they extend (each stands above)."""
-    result: dict = {}
-    for name, layout in layouts.items():
-        if "extend" in layout:
-            base = result[layout["extend"]]
-            whole = {**base, **{key: value for key, value in layout.items() if key != "extend"}}
-            for key in ("place", "switches"):
-                whole[key] = joined(base.get(key, {}), layout.get(key, {}))
-            if isinstance(layout.get("params"), dict) and isinstance(base["params"], dict):
-                whole["params"] = joined(base["params"], layout["params"])
-            layout = whole
-        result[name] = layout
-    return result
 
 
 @dataclass
@@ -414,6 +388,7 @@ class Param:
         for tensor in tensors:
             need(set(tensor.variables) == set(self.variables) | ({self.stack} if self.stack else set()), "variables")
             need(narrowed(tensor) == exists and tensor.dtype == tensors[0].dtype, "some but not all")
+        self.check(place, exists)
         if not endpoint.admits(self.node.get("at", {}), place):
             return {}
         held = {v: endpoint.values(v, place) for v in exists}
@@ -426,6 +401,24 @@ class Param:
             need(full not in result, "one name twice")
             result[full] = Held(self.local(place, fixed, exists, held), tensors[0].dtype)
         return result
+
+    def check(self, place: int, exists: dict[str, list[int]]) -> None:
+        """A rule must fit its dimension, whether or not there is a value for which the param exists."""
+        if "flat" in self.pack:
+            return
+        shape = self.shape(self.pack)
+        if self.stack:
+            shape.insert(self.stack_dim, len(exists[self.stack]))
+        for d, node in self.shard.items():
+            need(int(d) < len(shape), "no such dimension")
+            m = evaluate(self.node["pad"][d], self.environment) if d in self.node.get("pad", {}) else 1
+            rule, n = read_rule(node, self.environment), shape[int(d)] + -shape[int(d)] % m
+            r, k = self.endpoint.coordinate(place, rule.axes)
+            if self.stack and int(d) == self.stack_dim:
+                rows_of(rule, n, k, r, 1)
+            else:
+                inner = int(d) - (1 if self.stack and int(d) > self.stack_dim else 0)
+                self.cut(self.pack, inner, n, rule, r, k, self.node.get("cut") == "joined", d in self.node.get("pad", {}))
 
     def number(self, variable: str, suffix: str | None, value: int, place: int) -> int:
         """What a placeholder prints."""

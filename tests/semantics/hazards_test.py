@@ -51,6 +51,13 @@ class Hazards(Case):
             model["layouts"]["megatron"]["place"]["expert"] = {"axis": "ep", "scheme": "balanced"}
             self.moved(refit(model, (1, 1, 2), (1, 1, 4)))
 
+        with self.subTest("replicas that hold their experts in different slot orders share the work"):
+            tensors = {"e.{expert}.w": [4, 2]}
+            layouts = {"src": {"place": {"expert": {"axis": "ep", "map": [[0, 1, 2], [2, 0, 1]]}}, "params": {"w": {"stack": "expert", "holds": "w"}}},
+                       "dst": {"params": {"w": {"stack": "expert", "holds": "w"}}}}
+            model = {"dtype": "bf16", "index": {"expert": 3}, "tensors": tensors, "layouts": layouts}
+            self.moved({"version": 1, "model": model, "source": {"layout": "src", **mesh(ep=2)}, "target": {"layout": "dst", **mesh(2, tp=2)}})
+
     def test_06_vocabulary_padded_to_different_sizes(self):
         pad = lambda m: {**rows("tp"), "pad": {"0": f"{m} * tp"}}  # noqa: E731
         self.moved(plain({"vocab": ([119, 4], pad(8), pad(8)), "other": ([119, 4], pad(3), pad(16))}, mesh(tp=2), mesh(tp=4)))
