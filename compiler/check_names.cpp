@@ -77,10 +77,10 @@ private:
   void checkAxis(const std::string &axis, Location at, const Scope &scope) {
     if (std::find(scope.axes.begin(), scope.axes.end(), axis) != scope.axes.end())
       return;
-    const std::string message = (scope.listing ? "axis '" + axis + "' is not one of the axes of layout '" +
-                                                     scope.listing->name + "'"
-                                               : "unknown axis '" + axis + "'") +
-                                suggestion(axis, scope.axes);
+    const std::string message =
+        (scope.listing ? "axis '" + axis + "' is not one of the axes of layout '" + scope.listing->name + "'"
+                       : "unknown axis '" + axis + "'") +
+        suggestion(axis, scope.axes);
     if (allowed_.axis)
       diagnostics_.warning(at, message);
     else
@@ -99,7 +99,8 @@ private:
     for (const auto &list : rule.lists)
       for (const Expression &number : list)
         checkExpression(number, scope);
-    for (const auto *each : {&rule.unit, &rule.when, &rule.interleave, &rule.first, &rule.last, &rule.embedding, &rule.loss})
+    for (const auto *each :
+         {&rule.unit, &rule.when, &rule.interleave, &rule.first, &rule.last, &rule.embedding, &rule.loss})
       if (*each)
         checkExpression(**each, scope);
   }

@@ -17,7 +17,8 @@ ParamDeclaration paramOf(const TensorDeclaration &tensor) {
   return param;
 }
 
-/// The params of a layout. Those without a `shard` of their own are cut as the first of the layout's globs that fits says.
+/// The params of a layout. Those without a `shard` of their own are cut as the first of the layout's globs that fits
+/// says.
 std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclaration &layout, Diagnostics &diagnostics) {
   std::vector<ParamDeclaration> result = layout.params;
   if (layout.same)
@@ -44,8 +45,8 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
 
 } // namespace
 
-std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDeclaration &endpoint, const Tensors &tensors,
-                                             Diagnostics &diagnostics) {
+std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDeclaration &endpoint,
+                                             const Tensors &tensors, Diagnostics &diagnostics) {
   if (const LayoutDeclaration *layout = endpoint.layoutDeclaration)
     return layoutParams(job, *layout, diagnostics);
   std::vector<ParamDeclaration> result;

@@ -10,8 +10,8 @@
 namespace reshard {
 
 /// The params of an endpoint's layout; with `params: same` or without a layout, each tensor under its own name.
-std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDeclaration &endpoint, const Tensors &tensors,
-                                             Diagnostics &diagnostics);
+std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDeclaration &endpoint,
+                                             const Tensors &tensors, Diagnostics &diagnostics);
 
 /// Those that `only` and `ignore` leave; the names of the others go to `leftOut`. Each glob must fit a param.
 std::vector<ParamDeclaration> chosenParams(const EndpointDeclaration &endpoint, std::vector<ParamDeclaration> params,

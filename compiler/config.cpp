@@ -37,11 +37,16 @@ bool checkNesting(uint32_t file, Diagnostics &diagnostics) {
 
 const char *kind(const llvm::json::Value &value) {
   switch (value.kind()) {
-  case llvm::json::Value::Null: return "null";
-  case llvm::json::Value::Number: return "a number with a fraction or past 2^63";
-  case llvm::json::Value::String: return "a string";
-  case llvm::json::Value::Array: return "an array";
-  default: return "an object";
+  case llvm::json::Value::Null:
+    return "null";
+  case llvm::json::Value::Number:
+    return "a number with a fraction or past 2^63";
+  case llvm::json::Value::String:
+    return "a string";
+  case llvm::json::Value::Array:
+    return "an array";
+  default:
+    return "an object";
   }
 }
 
@@ -110,8 +115,8 @@ std::optional<int64_t> Config::number(const std::string &key, Location at, bool 
     return *truth;
   if (const auto number = value->getAsInteger(); number && *number != kUnknownValue)
     return *number;
-  diagnostics_.error(at, "key '" + key + "' of '" + name_ + "' is " + kind(*value) +
-                             ", expected an integer or a boolean");
+  diagnostics_.error(at,
+                     "key '" + key + "' of '" + name_ + "' is " + kind(*value) + ", expected an integer or a boolean");
   return kUnknownValue;
 }
 

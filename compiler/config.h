@@ -13,8 +13,8 @@ public:
   /// `config`: the path's node, or null where the model names none. Errors of the file are reported here.
   Config(const Node *config, const std::string &folder, Diagnostics &diagnostics);
 
-  /// An integer or a boolean (0, 1). Nothing where the key is missing or null and has a default; else kUnknownValue with
-  /// an error.
+  /// An integer or a boolean (0, 1). Nothing where the key is missing or null and has a default; else kUnknownValue
+  /// with an error.
   std::optional<int64_t> number(const std::string &key, Location at, bool hasDefault) const;
 
   /// A text, or the texts of an array. Nothing after an error.

@@ -119,7 +119,8 @@ private:
         // All such parts of a param together, place by place: of a flat buffer little is left then in between.
         std::vector<const ir::Part *> together;
         std::vector<unsigned> all;
-        for (; i < parts.size() && parts[i].first == p && !productOverPlaces(param, param.parts[parts[i].second]); ++i) {
+        for (; i < parts.size() && parts[i].first == p && !productOverPlaces(param, param.parts[parts[i].second]);
+             ++i) {
           together.push_back(&param.parts[parts[i].second]);
           add(axes(param, *together.back()), all);
         }
@@ -241,10 +242,10 @@ private:
     const std::string nowhere = std::string(source_.storage ? "in no file" : "on no rank") +
                                 (source_.authority.empty() ? "" : " that 'authority' lets serve");
     const std::string message =
-                       tooMuch_ ? "cannot tell whether the source holds all of tensor '" + family.name + "': " +
-                                      holders + (params.size() > 1 ? " cut" : " cuts") + " it into too many pieces"
-                                : "the source leaves a part of tensor '" + family.name + "' " + nowhere + ": " +
-                                      holders + (params.size() > 1 ? " leave out" : " leaves out") + where;
+        tooMuch_ ? "cannot tell whether the source holds all of tensor '" + family.name + "': " + holders +
+                       (params.size() > 1 ? " cut" : " cuts") + " it into too many pieces"
+                 : "the source leaves a part of tensor '" + family.name + "' " + nowhere + ": " + holders +
+                       (params.size() > 1 ? " leave out" : " leaves out") + where;
     if (gaps_ && !tooMuch_)
       diagnostics_.warning(declaredAt_[params[0]], message);
     else
@@ -264,8 +265,8 @@ private:
 
 } // namespace
 
-std::vector<bool> checkSource(const ir::Layout &layout, const std::vector<Location> &declaredAt,
-                              bool gaps, Diagnostics &diagnostics) {
+std::vector<bool> checkSource(const ir::Layout &layout, const std::vector<Location> &declaredAt, bool gaps,
+                              Diagnostics &diagnostics) {
   return SourceCheck(layout, declaredAt, gaps, diagnostics).run();
 }
 

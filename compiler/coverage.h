@@ -11,7 +11,7 @@ namespace reshard {
 /// For each family, whether any place of the source holds an element of it. Elements of such a family that no place
 /// holds are an error, at the param that holds the others; with `gaps`, a
 /// warning.
-std::vector<bool> checkSource(const ir::Layout &layout, const std::vector<Location> &declaredAt,
-                              bool gaps, Diagnostics &diagnostics);
+std::vector<bool> checkSource(const ir::Layout &layout, const std::vector<Location> &declaredAt, bool gaps,
+                              Diagnostics &diagnostics);
 
 } // namespace reshard

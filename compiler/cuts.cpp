@@ -40,7 +40,8 @@ bool Params::checkDimensions(const Building &building) const {
     ok = ok && holds;
   };
   if (building.pack.kind == Pack::Kind::flat && declaration.stack)
-    check(false, declaration.stack->second, "'stack' of " + building.title() + ", which is flat, expected one or the other");
+    check(false, declaration.stack->second,
+          "'stack' of " + building.title() + ", which is flat, expected one or the other");
   const std::string has = building.title() + " has " + text(rank) + (rank == 1 ? " dimension" : " dimensions");
   check(rank <= kMaxDimensions, declaration.at, has + ", expected at most " + text(kMaxDimensions));
   if (building.stack >= 0)

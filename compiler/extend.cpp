@@ -10,8 +10,7 @@ namespace {
 
 constexpr int kMostExtensions = 16;
 
-void joinMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool removesMore,
-              Diagnostics &diagnostics);
+void joinMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool removesMore, Diagnostics &diagnostics);
 
 /// A layout that extends the inherited one of its own name.
 bool extendsItself(const Node::Entry &layout) {
@@ -19,8 +18,8 @@ bool extendsItself(const Node::Entry &layout) {
   return extend && extend->kind == Node::Kind::scalar && extend->text == layout.key.text;
 }
 
-/// The entries of `own` onto those of `base`: an entry of the same key replaces and keeps its place, `null` removes. Where
-/// `base` itself `removesMore`, being part of a layout that extends another, `null` stands for that one too.
+/// The entries of `own` onto those of `base`: an entry of the same key replaces and keeps its place, `null` removes.
+/// Where `base` itself `removesMore`, being part of a layout that extends another, `null` stands for that one too.
 void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const std::string &what, bool removesMore,
           Diagnostics &diagnostics) {
   for (Node::Entry &entry : own) {

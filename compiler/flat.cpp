@@ -1,6 +1,6 @@
-// A flat buffer: several tensors laid out one after the other (ZeRO, FSDP1). A rank's range of it meets each entry in at
-// most 2d-1 boxes (d the entry's dimensions): whole outer positions, and partial ones at either end, each of which is
-// again whole inner positions and partial ones. A box is a product, so it is a part like any other; only that its
+// A flat buffer: several tensors laid out one after the other (ZeRO, FSDP1). A rank's range of it meets each entry in
+// at most 2d-1 boxes (d the entry's dimensions): whole outer positions, and partial ones at either end, each of which
+// is again whole inner positions and partial ones. A box is a product, so it is a part like any other; only that its
 // dimensions share the one of the param, on which their positions add up.
 
 #include "compiler/params.h"
@@ -32,14 +32,16 @@ public:
   }
 
 private:
-  /// Positions along dimension d whose inner elements are wholly in the range make one box; what is in it in part, at most
-  /// one position at either end, goes a dimension deeper.
+  /// Positions along dimension d whose inner elements are wholly in the range make one box; what is in it in part, at
+  /// most one position at either end, goes a dimension deeper.
   void descend(size_t d, int64_t offset) {
     const int64_t n = shape_[d], stride = strides_[d];
     auto clamp = [&](int64_t position) { return std::clamp<int64_t>(position, 0, n); };
     const int64_t before = range_.begin - offset, behind = range_.end - offset;
-    const int64_t touched = clamp(before < 0 ? 0 : before / stride), end = clamp(behind <= 0 ? 0 : (behind + stride - 1) / stride);
-    const int64_t whole = clamp(before < 0 ? 0 : (before + stride - 1) / stride), wholeEnd = clamp(behind <= 0 ? 0 : behind / stride);
+    const int64_t touched = clamp(before < 0 ? 0 : before / stride),
+                  end = clamp(behind <= 0 ? 0 : (behind + stride - 1) / stride);
+    const int64_t whole = clamp(before < 0 ? 0 : (before + stride - 1) / stride),
+                  wholeEnd = clamp(behind <= 0 ? 0 : behind / stride);
     for (int64_t position = touched; position < std::min(whole, end); ++position)
       inner(d, offset, position);
     if (whole < wholeEnd) {
@@ -93,13 +95,15 @@ bool Params::addFlatParts(Building &building) const {
   if (building.pack.of.size() * buffer.shares.at.size() > kMostPieces) {
     diagnostics_.error(building.declaration.at, building.title() + " has " + std::to_string(building.pack.of.size()) +
                                                     " entries over " + std::to_string(buffer.shares.at.size()) +
-                                                    " ranks, expected a product of at most " + std::to_string(kMostPieces));
+                                                    " ranks, expected a product of at most " +
+                                                    std::to_string(kMostPieces));
     return false;
   }
   std::vector<Interval> ranges; // by coordinate
   for (const Segments &share : buffer.shares.at) {
     if (share.size() > 1 || (share.size() == 1 && share[0].count > 1)) {
-      diagnostics_.error(building.declaration.at, building.title() + " is flat, expected a rule that gives each rank one " +
+      diagnostics_.error(building.declaration.at, building.title() +
+                                                      " is flat, expected a rule that gives each rank one " +
                                                       "range: even, chunk, balanced or sizes");
       return false;
     }
@@ -144,14 +148,16 @@ void Params::addBoxes(Building &building, const PackTree &tensor, const std::vec
       part.dimensions.push_back({placing_.instances(variable, building.exists[variable]), -1});
     bool any = false;
     for (size_t t = 0; t < family.shape.size(); ++t) {
-      const size_t f = std::find(tensor.permute.begin(), tensor.permute.end(), static_cast<int64_t>(t)) - tensor.permute.begin();
+      const size_t f =
+          std::find(tensor.permute.begin(), tensor.permute.end(), static_cast<int64_t>(t)) - tensor.permute.begin();
       ir::Share share{building.dimensions[0].axes, {}};
       for (const auto &list : boxes) {
         Segments &positions = share.at.emplace_back();
         if (b >= list.size())
           continue;
         const auto &[begin, end] = list[b].at[f];
-        positions = spread(compose(relations[f], {{begin, 0, end - begin, 1, 0, 0}}), strides[f], f == 0 ? list[b].local : 0);
+        positions =
+            spread(compose(relations[f], {{begin, 0, end - begin, 1, 0, 0}}), strides[f], f == 0 ? list[b].local : 0);
         any = any || !positions.empty();
       }
       part.dimensions.push_back({placing_.intern(std::move(share)), 0});

@@ -67,8 +67,8 @@ public:
   }
 
 private:
-  /// The one of `holds` (or `of`), `concat`, `interleave`, and for a whole param `flat`, that a map has; `holds` is false
-  /// inside packs.
+  /// The one of `holds` (or `of`), `concat`, `interleave`, and for a whole param `flat`, that a map has; `holds` is
+  /// false inside packs.
   Pack readPack(const Node &node, Fields &fields, const std::string &title, bool holds, int depth = 0) {
     Pack pack;
     pack.at = node.at;
@@ -224,8 +224,9 @@ void inherit(const Node &extend, const Model &model, LayoutDeclaration &layout, 
     }
   }
   if (name)
-    diagnostics.error(extend.at, known.empty() ? "unknown layout '" + *name + "'; there is none above"
-                                               : "unknown layout '" + *name + "' above this one" + suggestion(*name, known));
+    diagnostics.error(extend.at, known.empty()
+                                     ? "unknown layout '" + *name + "'; there is none above"
+                                     : "unknown layout '" + *name + "' above this one" + suggestion(*name, known));
 }
 
 /// A map without the entries that only remove what another layout has.

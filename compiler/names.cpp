@@ -58,7 +58,8 @@ Pattern readPattern(const ir::Layout &layout, const ir::Param &param) {
       for (size_t v = 0; v < param.variables.size(); ++v) {
         const std::string &variable = layout.variables[param.variables[v]].name;
         using Kind = Piece::Kind;
-        for (const auto &[suffix, kind] : {std::pair("", Kind::value), std::pair(".local", Kind::local), std::pair(".chunk", Kind::chunk)})
+        for (const auto &[suffix, kind] :
+             {std::pair("", Kind::value), std::pair(".local", Kind::local), std::pair(".chunk", Kind::chunk)})
           if (inside == variable + suffix)
             run().push_back({{}, static_cast<int>(v), kind});
         pattern.chunks = pattern.chunks || inside == variable + ".chunk";

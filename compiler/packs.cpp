@@ -101,7 +101,8 @@ bool layOut(const Tensors &tensors, int64_t align, PackTree &tree, Diagnostics &
   for (const PackTree &entry : tree.of) {
     int64_t size = 1;
     if (entry.shape.empty()) {
-      diagnostics.error(entry.at, describe(entry, tensors) + " is a scalar, which a flat buffer cannot hold, expected a " +
+      diagnostics.error(entry.at, describe(entry, tensors) +
+                                      " is a scalar, which a flat buffer cannot hold, expected a " +
                                       "tensor of at least one dimension");
       return false;
     }

@@ -31,8 +31,8 @@ struct PackTree {
 };
 
 /// Finds the tensors of a pack and joins their shapes: those of a concat add up along its dimension and agree along the
-/// others; of an interleave, each gives rows/groups to every group; entries of a flat buffer follow one another. Empty after errors, which are at the component's
-/// place.
+/// others; of an interleave, each gives rows/groups to every group; entries of a flat buffer follow one another. Empty
+/// after errors, which are at the component's place.
 std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const Environment &names,
                                  Diagnostics &diagnostics);
 

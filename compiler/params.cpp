@@ -64,8 +64,7 @@ void Params::build(const ParamDeclaration &declaration) {
   building.param.origin = path.substr(path.find_last_of('/') + 1) + ":" + text(declaration.at.line);
 
   auto pack = readPack(declaration.pack, tensors_, placing_.names(), diagnostics_);
-  const bool named = readName(building),
-             present = placing_.coordinates(declaration.places, building.param.presence);
+  const bool named = readName(building), present = placing_.coordinates(declaration.places, building.param.presence);
   if (!pack || !named || !present)
     return;
   building.pack = std::move(*pack);
@@ -107,8 +106,9 @@ bool Params::allAbsent(const ParamDeclaration &declaration) const {
       packs.push_back(&component);
   }
   if (!absent.empty() && !present.empty())
-    diagnostics_.error(declaration.at, "param '" + declaration.name + "' exists for some of its tensors only: there is '" +
-                                           present + "' but not '" + absent + "', whose 'when' is 0");
+    diagnostics_.error(declaration.at, "param '" + declaration.name +
+                                           "' exists for some of its tensors only: there is '" + present +
+                                           "' but not '" + absent + "', whose 'when' is 0");
   return !absent.empty();
 }
 

@@ -137,12 +137,12 @@ std::optional<std::vector<int64_t>> readStages(const std::string &text, char let
   return counts;
 }
 
-std::optional<StagedShares> shareStages(Scheme scheme, Pipeline pipeline, int64_t n, int64_t ranks, std::string &error) {
+std::optional<StagedShares> shareStages(Scheme scheme, Pipeline pipeline, int64_t n, int64_t ranks,
+                                        std::string &error) {
   if (pipeline.stages) {
     const int64_t stages = static_cast<int64_t>(pipeline.stages->size());
     if (stages % ranks != 0) {
-      error = counted(stages, "stage") + " over " + text(ranks) +
-              " ranks, expected a multiple of " + text(ranks);
+      error = counted(stages, "stage") + " over " + text(ranks) + " ranks, expected a multiple of " + text(ranks);
       return std::nullopt;
     }
     pipeline.interleave = stages / ranks;

@@ -31,8 +31,8 @@ size_t hashOf(const ir::Share &share) {
 
 Placing::Placing(const Job &job, const EndpointDeclaration &declaration, const Allowed &allowed, ir::Endpoint &endpoint,
                  Diagnostics &diagnostics)
-    : declaration_(declaration), allowed_(allowed), endpoint_(endpoint), diagnostics_(diagnostics), placed_(job.model.variables.size()),
-      instances_(job.model.variables.size()) {
+    : declaration_(declaration), allowed_(allowed), endpoint_(endpoint), diagnostics_(diagnostics),
+      placed_(job.model.variables.size()), instances_(job.model.variables.size()) {
   readAxes(job);
   const LayoutDeclaration *layout = declaration.layoutDeclaration;
   std::vector<std::string> variables;
@@ -170,8 +170,8 @@ bool Placing::readPipeline(const ShardRule &rule, Pipeline &pipeline) const {
   pipeline.interleave = interleave.value_or(1);
   pipeline.stages = rule.stages;
   if (ok && (pipeline.interleave < 1 || pipeline.interleave > kMaxIndexValues)) {
-    diagnostics_.error(rule.interleave->at, "'interleave' is " + std::to_string(pipeline.interleave) + ", expected 1 to " +
-                                                std::to_string(kMaxIndexValues));
+    diagnostics_.error(rule.interleave->at, "'interleave' is " + std::to_string(pipeline.interleave) +
+                                                ", expected 1 to " + std::to_string(kMaxIndexValues));
     ok = false;
   }
   return ok;
@@ -195,7 +195,8 @@ bool Placing::coordinates(const AxisRules &rules, std::vector<ir::Presence> &pre
       const auto value = evaluate(expression, names_, diagnostics_);
       ok = ok && value;
       if (value && (*value < 0 || *value >= size)) {
-        diagnostics_.error(expression.at, "coordinate " + std::to_string(*value) + " of axis '" + name + "', expected " +
+        diagnostics_.error(expression.at, "coordinate " + std::to_string(*value) + " of axis '" + name +
+                                              "', expected " +
                                               (size == 1 ? "0: its size is 1" : "0 to " + std::to_string(size - 1)));
         ok = false;
       }

@@ -20,8 +20,8 @@ struct Rule {
   std::vector<std::string> names; // all of them, as written
   Scheme scheme;
   Pipeline pipeline; // of an index variable
-  std::string over; // the axes as written, for messages: "tp", "[dp, tp]"
-  Location at;      // of the scheme where it is written, else of the rule
+  std::string over;  // the axes as written, for messages: "tp", "[dp, tp]"
+  Location at;       // of the scheme where it is written, else of the rule
 };
 
 class Placing {
@@ -42,7 +42,8 @@ public:
   /// The number of an axis, or -1 for a known one that the mesh lacks (its size is 1). Empty after an error.
   std::optional<int> axis(const std::string &name, Location at) const;
 
-  /// What `at` or `authority` says, onto `presence`: rules that keep places out, coordinates sorted. False after errors.
+  /// What `at` or `authority` says, onto `presence`: rules that keep places out, coordinates sorted. False after
+  /// errors.
   bool coordinates(const AxisRules &rules, std::vector<ir::Presence> &presence) const;
 
   /// Empty after errors. `noun` is what messages call the things shared out.

@@ -105,8 +105,8 @@ void matchSides(const Job &job, const std::vector<bool> &held, const std::vector
             std::none_of(family.exists.begin(), family.exists.end(), [](const auto &e) { return e.empty(); });
         if (known || held[part.family] || !elements)
           continue;
-        const std::string message = target.role + " param '" + target.params[p].name + "' holds tensor '" + family.name +
-                                    "', which no param of the source holds";
+        const std::string message = target.role + " param '" + target.params[p].name + "' holds tensor '" +
+                                    family.name + "', which no param of the source holds";
         if (allowed.missing) {
           if (!out[p])
             diagnostics.warning(paramsAt[e][p], message + "; it is left out");

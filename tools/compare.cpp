@@ -43,7 +43,8 @@ const Occurrence &firstHolder(const Plan &plan, const std::vector<std::shared_pt
                               const std::string &name, int64_t wanted) {
   for (const auto &holder : holders) {
     bool has = false;
-    forEachElement(plan, *holder, name, [&](const std::byte *, int64_t element, int64_t) { has = has || element == wanted; });
+    forEachElement(plan, *holder, name,
+                   [&](const std::byte *, int64_t element, int64_t) { has = has || element == wanted; });
     if (has)
       return *holder;
   }
@@ -97,10 +98,10 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
               return;
             ++one.mismatches;
             if (one.first.empty())
-              one.first = nameOf(plan, *occurrence) + ": " +
-                          (padding ? "padding is not zero"
-                                   : "tensor '" + name + "' element " + std::to_string(element) +
-                                         " differs from the source");
+              one.first =
+                  nameOf(plan, *occurrence) + ": " +
+                  (padding ? "padding is not zero"
+                           : "tensor '" + name + "' element " + std::to_string(element) + " differs from the source");
           });
         std::lock_guard lock(mutex);
         result.checkedBytes += one.checkedBytes;

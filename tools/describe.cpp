@@ -22,7 +22,8 @@ bool digits(const std::string &text) {
 
 /// "layers" -> "layer", "h" -> "h", "local_experts" -> "expert"; a name that is taken gets a number.
 std::string variableOf(std::string part, const std::vector<std::string> &taken) {
-  part.erase(std::remove_if(part.begin(), part.end(), [](char c) { return !std::isalnum(static_cast<unsigned char>(c)) && c != '_'; }),
+  part.erase(std::remove_if(part.begin(), part.end(),
+                            [](char c) { return !std::isalnum(static_cast<unsigned char>(c)) && c != '_'; }),
              part.end());
   if (part.starts_with("local_"))
     part.erase(0, 6);
@@ -83,7 +84,8 @@ std::string shapeText(const std::vector<int64_t> &shape) {
 /// A key of block style, quoted where YAML would read something else.
 std::string key(const std::string &name) {
   const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == '{' || c == '}' || c == '/';
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == '{' || c == '}' ||
+           c == '/';
   });
   if (plain && std::isalpha(static_cast<unsigned char>(name[0])))
     return name;
@@ -114,7 +116,8 @@ std::string describeModel(const TensorViews &tensors, const std::string &origin,
     variables[parts.pattern] = parts.variables;
     ++dtypes[view.dtype];
   }
-  const auto usual = std::max_element(dtypes.begin(), dtypes.end(), [](const auto &a, const auto &b) { return a.second < b.second; });
+  const auto usual =
+      std::max_element(dtypes.begin(), dtypes.end(), [](const auto &a, const auto &b) { return a.second < b.second; });
 
   // The largest group of a pattern keeps it, if its values are a product; everything else is named by itself.
   struct Line {
@@ -170,7 +173,8 @@ std::string describeModel(const TensorViews &tensors, const std::string &origin,
     if (where.empty() && !dtype)
       text += shapeText(line.key.first);
     else
-      text += "{shape: " + shapeText(line.key.first) + (dtype ? std::string(", dtype: ") + schema::dtypeName(line.key.second) : "") +
+      text += "{shape: " + shapeText(line.key.first) +
+              (dtype ? std::string(", dtype: ") + schema::dtypeName(line.key.second) : "") +
               (where.empty() ? "" : ", where: {" + where + "}") + "}";
     text += "\n";
   }
