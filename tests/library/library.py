@@ -60,11 +60,12 @@ def segments(text):
     return sorted(values)
 
 
-def params(binaries, model, layout, folder):
-    """{name: (shape, dtype)} of all params on the one rank of a layout, from the layout IR."""
+def params(binaries, model, layout, folder, sets=()):
+    """{name: (shape, dtype)} of all params on the one rank of a layout, from the layout IR; `sets`: other `let` values."""
     path = Path(folder) / "one.yaml"
     path.write_text(job(model, "{layout: hf, mesh: {}}", "{layout: %s, mesh: {}}" % layout))
-    done = subprocess.run([binaries / "reshard-compile", path, "--emit=layout"], capture_output=True, text=True)
+    command = [binaries / "reshard-compile", path, "--emit=layout", *(f"--set=model.let.{each}" for each in sets)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result, shares, target = {}, {}, False
     for line in done.stdout.splitlines():
@@ -107,6 +108,12 @@ def listing(path):
             assert each not in result, f"{path.name}: {each} twice"
             result[each] = ([int(n) for n in shape.split(",") if n.strip()], dtype or "bf16")
     return result
+
+
+def numbers(path):
+    """The `let` values under which a listing was made: `# set: layers=2 hidden=32`."""
+    found = re.search(r"^# set: (.*)$", path.read_text(), re.MULTILINE)
+    return found[1].split() if found else []
 
 
 def compile_pair(binaries, model, source, target, folder):
