@@ -3,6 +3,7 @@
 #include "compiler/reading.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace reshard {
 
@@ -22,25 +23,33 @@ bool extendsItself(const Node::Entry &layout) {
 /// Where `base` itself `removesMore`, being part of a layout that extends another, `null` stands for that one too.
 void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const std::string &what, bool removesMore,
           Diagnostics &diagnostics) {
+  std::unordered_map<std::string, size_t> places;
+  for (size_t i = 0; i < base.size(); ++i)
+    places.emplace(base[i].key.text, i);
+  std::vector<bool> removed(base.size());
   for (Node::Entry &entry : own) {
-    const auto known = std::find_if(base.begin(), base.end(),
-                                    [&](const Node::Entry &each) { return each.key.text == entry.key.text; });
-    if (entry.value.kind != Node::Kind::null || (removesMore && known == base.end())) {
-      if (known != base.end() && what == "'layouts'" && known->value.kind == Node::Kind::map && extendsItself(entry)) {
-        std::erase_if(entry.value.entries, [](const Node::Entry &each) { return each.key.text == "extend"; });
-        known->key = std::move(entry.key);
-        const bool more = known->value.find("extend") != nullptr;
-        joinMaps(known->value.entries, std::move(entry.value.entries), more, diagnostics);
-      } else if (known != base.end())
-        *known = std::move(entry);
-      else
+    const auto known = places.find(entry.key.text);
+    if (known == places.end()) {
+      if (entry.value.kind != Node::Kind::null || removesMore)
         base.push_back(std::move(entry));
-    } else if (known != base.end()) {
-      base.erase(known);
+      else
+        diagnostics.error(entry.key.at, "'" + entry.key.text + "' is removed from " + what + ", which has none");
+      continue;
+    }
+    Node::Entry &inherited = base[known->second];
+    if (entry.value.kind == Node::Kind::null) {
+      removed[known->second] = true;
+    } else if (what == "'layouts'" && inherited.value.kind == Node::Kind::map && extendsItself(entry)) {
+      std::erase_if(entry.value.entries, [](const Node::Entry &each) { return each.key.text == "extend"; });
+      inherited.key = std::move(entry.key);
+      const bool more = inherited.value.find("extend") != nullptr;
+      joinMaps(inherited.value.entries, std::move(entry.value.entries), more, diagnostics);
     } else {
-      diagnostics.error(entry.key.at, "'" + entry.key.text + "' is removed from " + what + ", which has none");
+      inherited = std::move(entry);
     }
   }
+  size_t i = 0;
+  std::erase_if(base, [&](const Node::Entry &) { return i < removed.size() ? removed[i++] : false; });
 }
 
 /// Maps of both entry by entry; what else `own` says replaces.

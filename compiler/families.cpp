@@ -145,15 +145,26 @@ std::string Tensors::nearest(const std::string &name, const Diagnostics &diagnos
   return suggestion(name, known);
 }
 
-std::optional<unsigned> Tensors::find(const std::string &name, Location at, Diagnostics &diagnostics) const {
+/// The tensor of that name, or all whose names end in `.name`.
+std::vector<unsigned> Tensors::fitting(const std::string &name) const {
   if (const auto exact = byName_.find(name); exact != byName_.end())
-    return exact->second;
+    return {exact->second};
   std::string prefix(name.rbegin(), name.rend());
   prefix += '.';
-  std::vector<unsigned> fitting;
+  std::vector<unsigned> result;
   for (auto at = std::lower_bound(reversed_.begin(), reversed_.end(), std::pair(prefix, 0u));
        at != reversed_.end() && at->first.starts_with(prefix); ++at)
-    fitting.push_back(at->second);
+    result.push_back(at->second);
+  return result;
+}
+
+std::optional<unsigned> Tensors::find(const std::string &name) const {
+  const std::vector<unsigned> found = fitting(name);
+  return found.size() == 1 ? std::optional(found[0]) : std::nullopt;
+}
+
+std::optional<unsigned> Tensors::find(const std::string &name, Location at, Diagnostics &diagnostics) const {
+  std::vector<unsigned> fitting = this->fitting(name);
   if (fitting.size() == 1)
     return fitting[0];
   if (fitting.empty()) {

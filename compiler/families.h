@@ -37,9 +37,12 @@ public:
   /// The tensor of that name or, where there is none, the only one whose name ends in `.name`. Errors at `at`: none
   /// (with the nearest name), or several (with the candidates).
   std::optional<unsigned> find(const std::string &name, Location at, Diagnostics &diagnostics) const;
+  /// The same without errors.
+  std::optional<unsigned> find(const std::string &name) const;
 
 private:
   ir::Family readFamily(const Model &model, unsigned tensor, Diagnostics &diagnostics) const;
+  std::vector<unsigned> fitting(const std::string &name) const;
   std::string nearest(const std::string &name, const Diagnostics &diagnostics) const;
   void checkTie(unsigned tensor, Diagnostics &diagnostics) const;
 

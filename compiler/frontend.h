@@ -194,6 +194,7 @@ struct Job {
 /// Limits on input; past them an error says so.
 constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
 constexpr int64_t kMaxParamInstances = 1LL << 32;
+constexpr size_t kMaxGlobs = 1024; // of one list
 
 /// The text of a YAML file, from byte `begin` of its first line on, as a tree. YAML 1.2 core; duplicate keys, anchors
 /// and aliases, tags, further documents, invalid UTF-8, non-scalar keys, nesting past 64 and files past kMaxFileBytes

@@ -305,8 +305,12 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
     readParams(*params, model, layout, diagnostics);
   if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics)) {
     layout.shard.clear();
-    for (const auto &[glob, rules] : shard->entries)
-      layout.shard.push_back({{glob.text, glob.at}, readShard(rules, diagnostics)});
+    if (shard->entries.size() > kMaxGlobs)
+      diagnostics.error(shard->at, "'shard' has " + std::to_string(shard->entries.size()) +
+                                       " globs, expected at most " + std::to_string(kMaxGlobs));
+    else
+      for (const auto &[glob, rules] : shard->entries)
+        layout.shard.push_back({{glob.text, glob.at}, readShard(rules, diagnostics)});
   }
   fields.finish();
   return layout;

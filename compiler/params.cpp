@@ -50,8 +50,7 @@ void Params::add(const ParamDeclaration &declaration) {
 }
 
 bool Params::absent(const Pack &tensor) const {
-  Diagnostics unknown; // readPack reports those
-  const auto found = tensors_.find(tensor.tensor, tensor.at, unknown);
+  const auto found = tensors_.find(tensor.tensor);
   return found && tensors_.all()[*found].absent;
 }
 
@@ -94,12 +93,11 @@ void Params::build(const ParamDeclaration &declaration) {
 bool Params::allAbsent(const ParamDeclaration &declaration) const {
   std::vector<const Pack *> packs = {&declaration.pack};
   std::string absent, present;
-  Diagnostics unknown; // readPack reports those
   for (size_t i = 0; i < packs.size(); ++i) {
     if (packs[i]->kind == Pack::Kind::tensor) {
-      const auto tensor = tensors_.find(packs[i]->tensor, packs[i]->at, unknown);
+      const auto tensor = tensors_.find(packs[i]->tensor);
       if (!tensor)
-        return false;
+        return false; // readPack says why
       (tensors_.all()[*tensor].absent ? absent : present) = tensors_.name(*tensor);
     }
     for (const Pack &component : packs[i]->of)

@@ -44,10 +44,14 @@ std::vector<std::string> namesOf(const std::vector<ir::IndexVariable> &variables
 std::string describe(const Node &node) {
   constexpr size_t kShown = 60;
   switch (node.kind) {
-  case Node::Kind::null: return "nothing";
-  case Node::Kind::sequence: return "a list";
-  case Node::Kind::map: return "a map";
-  case Node::Kind::scalar: break;
+  case Node::Kind::null:
+    return "nothing";
+  case Node::Kind::sequence:
+    return "a list";
+  case Node::Kind::map:
+    return "a map";
+  case Node::Kind::scalar:
+    break;
   }
   const std::string shown = node.text.size() > kShown ? node.text.substr(0, kShown) + "…" : node.text;
   return (node.quoted ? "quoted '" : "'") + shown + "'";
@@ -310,8 +314,7 @@ std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
     at = end + 1;
   }
   for (const Placeholder &each : result)
-    if (each.kind == Placeholder::Kind::chunk &&
-        std::none_of(result.begin(), result.end(), [&](const Placeholder &p) {
+    if (each.kind == Placeholder::Kind::chunk && std::none_of(result.begin(), result.end(), [&](const Placeholder &p) {
           return p.variable == each.variable && p.kind != Placeholder::Kind::chunk;
         }))
       error(0, "'{" + each.variable + ".chunk}' without '{" + each.variable + "}' or '{" + each.variable + ".local}'");
@@ -341,8 +344,8 @@ AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &
     AxisCoordinates rule;
     rule.at = axis.at;
     if (value.kind == Node::Kind::sequence && value.items.empty())
-      diagnostics.error(value.at, what + " without a coordinate" +
-                                      (what == "'at'" ? "; 'when: false' leaves a param out" : ""));
+      diagnostics.error(value.at,
+                        what + " without a coordinate" + (what == "'at'" ? "; 'when: false' leaves a param out" : ""));
     for (const Node *item : valueOrItems(value)) {
       if (item->kind == Node::Kind::scalar && item->text == "first")
         rule.first = true;
@@ -359,6 +362,11 @@ AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &
 
 std::vector<Glob> readGlobs(const Node &node, const std::string &what, Diagnostics &diagnostics) {
   std::vector<Glob> result;
+  if (node.items.size() > kMaxGlobs) {
+    diagnostics.error(node.at, what + " has " + std::to_string(node.items.size()) + " globs, expected at most " +
+                                   std::to_string(kMaxGlobs));
+    return result;
+  }
   for (const Node *item : valueOrItems(node))
     if (const auto glob = readText(*item, what, diagnostics))
       result.push_back({*glob, item->at});

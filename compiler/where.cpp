@@ -74,12 +74,22 @@ std::optional<LayerPattern> readPattern(const Node &node, const Model &model, Di
     const auto found = model.config->texts(text->substr(1), node.at);
     if (!found)
       return std::nullopt;
+    if (found->array && found->items.size() > kMaxIndexValues) {
+      diagnostics.error(node.at, "a pattern of " + std::to_string(found->items.size()) + " places, expected at most " +
+                                     std::to_string(kMaxIndexValues));
+      return std::nullopt;
+    }
     if (found->array) {
       pattern.array = true;
       pattern.stages = {found->items};
       return pattern;
     }
     letters = found->items[0];
+  }
+  if (letters.size() > 2 * kMaxIndexValues) {
+    diagnostics.error(node.at, "a pattern of " + std::to_string(letters.size()) + " characters, expected at most " +
+                                   std::to_string(2 * kMaxIndexValues));
+    return std::nullopt;
   }
   pattern.stages.emplace_back();
   for (char c : letters.substr(0, letters.find('/'))) {
