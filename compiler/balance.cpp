@@ -112,13 +112,13 @@ private:
   /// Fills candidates_: the places on the target's node where there are some, else all.
   void candidates(const Tile &tile, int32_t rank) {
     candidates_.clear();
-    const bool nodes = layout_.ranksPerNode > 0 && rank >= 0 && !source_.storage;
+    const bool nodes = layout_.topology.ranksPerNode > 0 && rank >= 0 && !source_.storage;
     for (bool sameNode : {true, false}) {
       if (sameNode && !nodes)
         continue;
       for (uint32_t h = 0; h < tile.holders.size(); ++h)
         for (int32_t place : tile.holders[h].places)
-          if (!sameNode || source_.ranks[place] / layout_.ranksPerNode == rank / layout_.ranksPerNode)
+          if (!sameNode || layout_.topology.node(source_.ranks[place]) == layout_.topology.node(rank))
             candidates_.push_back({h, place});
       if (!candidates_.empty())
         return;

@@ -27,6 +27,20 @@ template <class Visit> void forEachChoice(const std::vector<size_t> &sizes, Visi
   }
 }
 
+/// `unit` rows of the whole array, in rows of a tensor that stands there by `relation`: its runs begin with a unit and
+/// hold whole units, or stand within one; `all` where neither is so, which keeps the tensor in one.
+int64_t unitOf(const Segments &relation, int64_t unit, int64_t all) {
+  if (unit <= 1 || relation.empty())
+    return 1;
+  const Segment &run = relation.front();
+  const bool regular = relation.size() == 1 && run.from == 0;
+  if (regular && run.to % unit == 0 && run.toStep % unit == 0 && (run.count == 1 || run.length % unit == 0))
+    return unit;
+  if (regular && run.count > 1 && unit % run.toStep == 0 && run.fromStep == run.length)
+    return unit / run.toStep * run.length;
+  return all;
+}
+
 } // namespace
 
 /// Whether the dimensions that `stack`, `shard` and `pad` name are there.
@@ -123,6 +137,8 @@ bool Params::cutDimension(Building &building, int64_t d) const {
   if (!shares->repeats.empty() && placing_.source())
     return refuse(rule->at, title + ": 'map' gives a rank a row twice, which only a target may have");
   dimension.shares = std::move(*shares);
+  const bool grouped = pack.kind == Pack::Kind::interleave && pack.dimension == inPack;
+  dimension.unit = rule->scheme.unit > 0 ? rule->scheme.unit : grouped ? std::max<int64_t>(pack.groupRows(), 1) : 1;
   return true;
 }
 
@@ -199,7 +215,7 @@ bool Params::addParts(Building &building) const {
       const Dimension &dimension = building.dimensions[d];
       const Segments &relation = dimension.relations[dimension.stack ? 0 : leaf];
       for (size_t i = 0; i < dimension.shares.layers(); ++i) {
-        ir::Share share{dimension.axes, dimension.shares.layer(i)};
+        ir::Share share{dimension.axes, dimension.shares.layer(i), unitOf(relation, dimension.unit, dimension.padded)};
         if (relation != ir::identity(dimension.padded))
           for (Segments &segments : share.at)
             segments = compose(relation, segments);

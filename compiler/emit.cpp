@@ -91,7 +91,7 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module) {
   builder.FinishSizePrefixed(
       fbs::CreateManifestDirect(builder, kCompilerVersion, module.fingerprint.c_str(), layout.model.c_str(),
                                 static_cast<uint32_t>(layout.world), layout.stagingLimit,
-                                static_cast<uint32_t>(layout.ranksPerNode), &variables, &families, &endpoints,
+                                static_cast<uint32_t>(layout.topology.ranksPerNode), &variables, &families, &endpoints,
                                 module.schedule.rounds, module.schedule.messages, counts.transfers, counts.descriptors,
                                 counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes),
       fbs::kManifestIdentifier);

@@ -38,12 +38,12 @@ public:
   }
 
   std::vector<int32_t> ofNode(const Tile &tile, const std::vector<int32_t> &holders, int32_t target) const {
-    if (layout_.ranksPerNode == 0)
+    if (layout_.topology.ranksPerNode == 0)
       return holders;
-    const int32_t node = layout_.endpoints[tile.endpoint].ranks[target] / layout_.ranksPerNode;
+    const int64_t node = layout_.topology.node(layout_.endpoints[tile.endpoint].ranks[target]);
     std::vector<int32_t> near;
     for (int32_t place : holders)
-      if (source_.ranks[place] / layout_.ranksPerNode == node)
+      if (layout_.topology.node(source_.ranks[place]) == node)
         near.push_back(place);
     return near.empty() ? holders : near;
   }

@@ -187,7 +187,7 @@ struct Job {
   std::vector<EndpointDeclaration> endpoints;        // 0 is the source
   int64_t world = 0;
   int64_t stagingLimit = 0;
-  int64_t ranksPerNode = 0;
+  ir::Topology topology;
   std::string fingerprint;                           // hexadecimal XXH3-128 of all files read, in order, and of --set
 };
 

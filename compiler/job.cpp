@@ -1,6 +1,7 @@
 // The job: the file and what it includes, --set, endpoints, options.
 
 #include "compiler/reading.h"
+#include "compiler/topology.h"
 
 #include <algorithm>
 #include <unordered_set>
@@ -161,12 +162,8 @@ private:
     if (const Node *staging = fields.find("staging"))
       job_.stagingLimit = readBytes(*staging, "'staging'", diagnostics_).value_or(0);
     Node *topology = const_cast<Node *>(fields.find("topology"));
-    if (topology && (topology->kind != Node::Kind::scalar || include(*topology, "options.topology"))) {
-      Fields inner(*topology, "'topology'", diagnostics_);
-      if (const Node *ranks = inner.require("ranks_per_node"))
-        job_.ranksPerNode = readInteger(*ranks, "'ranks_per_node'", 1, kMaxWorld, diagnostics_).value_or(0);
-      inner.finish();
-    }
+    if (topology && (topology->kind != Node::Kind::scalar || include(*topology, "options.topology")))
+      job_.topology = readTopology(*topology, diagnostics_).value_or(ir::Topology{});
     fields.finish();
   }
 

@@ -42,6 +42,7 @@ private:
     std::vector<ir::Segments> relations; // by tensor: its position -> the whole array's; of a stack: value -> slot
     std::vector<unsigned> axes;
     Shares shares; // the whole array's position -> local position
+    int64_t unit = 1; // rows of the whole array that the cut keeps together
     bool stack = false;
   };
   /// A param under construction.

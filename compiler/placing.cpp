@@ -21,7 +21,7 @@ template <class Change> std::vector<Segments> each(const std::vector<Segments> &
 }
 
 size_t hashOf(const ir::Share &share) {
-  size_t hash = ValueHash()(share.axes);
+  size_t hash = combineHash(ValueHash()(share.axes), share.unit);
   for (const Segments &segments : share.at)
     hash = combineHash(hash, static_cast<int64_t>(ValueHash()(segments)));
   return hash;

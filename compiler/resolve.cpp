@@ -144,7 +144,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   layout.model = job.model.name;
   layout.world = job.world;
   layout.stagingLimit = job.stagingLimit;
-  layout.ranksPerNode = job.ranksPerNode;
+  layout.topology = job.topology;
   layout.variables = job.model.variables;
 
   const Tensors tensors(job.model, diagnostics);

@@ -50,6 +50,7 @@ struct Family {
 struct Share {
   std::vector<unsigned> axes; // into Endpoint::axes; empty: the same on every place
   std::vector<Segments> at;   // by coordinate; one entry where axes is empty
+  int64_t unit = 1;           // logical positions [i * unit, (i + 1) * unit) stay together: no later pass cuts inside
   bool operator==(const Share &) const = default;
 };
 
@@ -122,12 +123,30 @@ struct Endpoint {
   bool operator==(const Endpoint &) const = default;
 };
 
+/// What the ranks are joined by. Rates are bytes per second and direction, times nanoseconds. The values are those of a node
+/// of eight H100 with a 400 Gb/s NIC each (examples/topologies/h100x8.yaml says whence).
+struct Topology {
+  int64_t ranksPerNode = 0;                                // 0: all ranks on one node
+  int64_t linkRate = 450'000'000'000, linkLatency = 3'000; // of a rank, inside its node
+  int64_t nicsPerNode = 0;                                 // shared by the node's ranks, in order; 0: one for each rank
+  int64_t nicRate = 50'000'000'000, nicLatency = 8'000;    // of a NIC, between nodes
+  int64_t copyRate = 1'300'000'000'000;                    // of a rank: bytes copied, each read once and written once
+  /// The node of a world rank.
+  int64_t node(int64_t rank) const { return ranksPerNode > 0 ? rank / ranksPerNode : 0; }
+  /// The NIC of a world rank, numbered over all nodes.
+  int64_t nic(int64_t rank) const {
+    return nicsPerNode == 0 || ranksPerNode == 0 ? rank
+                                                 : node(rank) * nicsPerNode + rank % ranksPerNode * nicsPerNode / ranksPerNode;
+  }
+  bool operator==(const Topology &) const = default;
+};
+
 /// The layout level: what the YAML said, resolved. Endpoint 0 is the source.
 struct Layout {
   std::string model;
   int64_t world = 0;
   int64_t stagingLimit = 0;         // bytes per rank; 0: unlimited
-  int64_t ranksPerNode = 0;         // 0: all ranks on one node
+  Topology topology;
   std::vector<IndexVariable> variables;
   std::vector<Family> families;
   std::vector<Endpoint> endpoints;

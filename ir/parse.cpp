@@ -29,9 +29,10 @@ public:
       fail(at, "expected layout, transfer or schedule, found '" + level + "'");
     layout_.world = after("world");
     layout_.stagingLimit = after("staging");
-    layout_.ranksPerNode = after("ranks-per-node");
+    layout_.topology.ranksPerNode = after("ranks-per-node");
     expect("fingerprint");
     module_.fingerprint = string();
+    topology();
     layout();
     if (module_.level >= Level::transfer)
       transfers();
@@ -43,6 +44,18 @@ public:
   }
 
 private:
+  void topology() {
+    if (!take("topology"))
+      return;
+    Topology &t = layout_.topology;
+    t.linkRate = after("link");
+    t.linkLatency = after("latency");
+    t.nicsPerNode = after("nics");
+    t.nicRate = after("rate");
+    t.nicLatency = after("latency");
+    t.copyRate = after("copy");
+  }
+
   DType dtype() {
     const size_t at = place();
     const std::string text = word();
@@ -170,6 +183,8 @@ private:
       expect("over");
       Share share;
       share.axes = axes(endpoint);
+      if (take("unit"))
+        share.unit = number();
       while (take("|"))
         share.at.push_back(segments());
       endpoint.shares.push_back(std::move(share));

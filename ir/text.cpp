@@ -16,7 +16,8 @@ public:
   void run() {
     const char *levels[] = {"layout", "transfer", "schedule"};
     out_ << "module " << quoted(layout_.model) << " " << levels[static_cast<int>(module_.level)] << " world " << layout_.world << " staging "
-         << layout_.stagingLimit << " ranks-per-node " << layout_.ranksPerNode << " fingerprint " << quoted(module_.fingerprint) << "\n";
+         << layout_.stagingLimit << " ranks-per-node " << layout_.topology.ranksPerNode << " fingerprint " << quoted(module_.fingerprint) << "\n";
+    topology();
     layout();
     if (module_.level >= Level::transfer)
       transfers();
@@ -25,6 +26,16 @@ public:
   }
 
 private:
+  /// Rates in bytes per second, latencies in nanoseconds; nothing where they are as ir.h has them.
+  void topology() {
+    const Topology &t = layout_.topology;
+    Topology usual;
+    usual.ranksPerNode = t.ranksPerNode;
+    if (t != usual)
+      out_ << "topology link " << t.linkRate << " latency " << t.linkLatency << " nics " << t.nicsPerNode << " rate " << t.nicRate
+           << " latency " << t.nicLatency << " copy " << t.copyRate << "\n";
+  }
+
   static std::string quoted(const std::string &text) {
     static const char *digits = "0123456789abcdef";
     std::string result = "\"";
@@ -115,6 +126,8 @@ private:
     for (size_t s = 0; s < endpoint.shares.size(); ++s) {
       const Share &share = endpoint.shares[s];
       out_ << "  share #" << s << " over " << axes(endpoint, share.axes);
+      if (share.unit != 1)
+        out_ << " unit " << share.unit;
       for (const Segments &at : share.at)
         out_ << " | " << segments(at);
       out_ << "\n";

@@ -37,6 +37,9 @@ private:
   void layout() {
     if (!require(layout_.endpoints.size() >= 2, "fewer than two endpoints") || !require(layout_.world > 0, "an empty world"))
       return;
+    const Topology &t = layout_.topology;
+    require(t.ranksPerNode >= 0 && t.nicsPerNode >= 0 && t.linkRate > 0 && t.nicRate > 0 && t.copyRate > 0 && t.linkLatency >= 0 && t.nicLatency >= 0,
+            "a topology with a rate that is not positive");
     for (const Family &family : layout_.families) {
       require(family.variables.size() == family.exists.size(), "tensor '" + family.name + "' does not say where it exists");
       for (size_t v = 0; error_.empty() && v < family.variables.size(); ++v)
@@ -77,6 +80,7 @@ private:
     for (int32_t rank : endpoint.ranks)
       require(rank >= 0 && (endpoint.storage || rank < layout_.world), endpoint.role + " has rank " + std::to_string(rank) + " outside the world");
     for (const Share &share : endpoint.shares) {
+      require(share.unit > 0, endpoint.role + " has a share in units of no positions");
       require(coordinates(endpoint, share.axes) == static_cast<int64_t>(share.at.size()), endpoint.role + " has a share with a list too many or missing");
       for (const Segments &at : share.at)
         segments(at, INT64_MAX / 4, endpoint.role);
