@@ -144,9 +144,22 @@ public:
     return pieces;
   }
 
-  /// Tensors [first, first + count), the last index variable fastest; values are numbered in the target's order, which is
-  /// the same for all holders of a tile.
-  std::vector<Relative> some(uint32_t first, uint32_t count) const {
+  /// Some of the tensors, the last index variable fastest; values are numbered in the target's order, which is the same for
+  /// all holders of a tile. A cut one, within its cut.
+  std::vector<Relative> some(const Transfer &transfer) const {
+    if (transfer.cut()) {
+      Pattern part = *this;
+      const Segments within = {{transfer.begin, transfer.begin, transfer.end - transfer.begin, 1, 0, 0}};
+      const Segments relation = inverse(restrict(inverse(*relations_[transfer.dimension]), within));
+      part.relations_[transfer.dimension] = &relation;
+      return part.run(transfer.first, 1);
+    }
+    return run(transfer.first, transfer.count);
+  }
+
+private:
+  /// Tensors [first, first + count).
+  std::vector<Relative> run(uint32_t first, uint32_t count) const {
     std::vector<std::vector<std::pair<int64_t, int64_t>>> values;
     for (size_t v = 0; v < variables_; ++v) {
       values.push_back(expand(*relations_[v]));
@@ -177,7 +190,6 @@ public:
     return result;
   }
 
-private:
   static int64_t nameVariable(const Param &param, int64_t variable) {
     const auto at = std::find(param.variables.begin(), param.variables.end(), variable);
     return at == param.variables.end() ? -1 : at - param.variables.begin();
@@ -238,12 +250,12 @@ public:
         const Transfer &transfer = transfers.transfers[i];
         if (!patterns[transfer.holder])
           patterns[transfer.holder] = std::make_unique<Pattern>(module_, tile, tile.holders[transfer.holder]);
-        if (transfer.count == tile.tensors) {
+        if (transfer.count == tile.tensors && !transfer.cut()) {
           if (whole[transfer.holder].empty())
             whole[transfer.holder] = ready(patterns[transfer.holder]->all());
           put(tile, transfer, whole[transfer.holder]);
         } else {
-          put(tile, transfer, ready(patterns[transfer.holder]->some(transfer.first, transfer.count)));
+          put(tile, transfer, ready(patterns[transfer.holder]->some(transfer)));
         }
       }
     }
@@ -273,7 +285,7 @@ private:
       module_.transfers.descriptors.push_back({tile.endpoint, transfer.source, transfer.target,
                                                static_cast<uint32_t>(source + p.sourceInstance),
                                                static_cast<uint32_t>(target + p.targetInstance), p.sourceOffset,
-                                               p.targetOffset, p.shape});
+                                               p.targetOffset, p.shape, transfer.route});
   }
 
   /// Orders descriptors by pair and target position, and joins neighbours that touch on both sides.
@@ -290,7 +302,7 @@ private:
       const Descriptor &next = all[i];
       const int64_t row = shapes_[last.shape].rowBytes;
       if (last.source == next.source && last.endpoint == next.endpoint && last.target == next.target &&
-          last.sourceInstance == next.sourceInstance && last.targetInstance == next.targetInstance &&
+          last.route == next.route && last.sourceInstance == next.sourceInstance && last.targetInstance == next.targetInstance &&
           last.sourceOffset + row == next.sourceOffset && last.targetOffset + row == next.targetOffset &&
           shapes_[last.shape].loops == shapes_[next.shape].loops) {
         Shape joined = shapes_[last.shape];

@@ -109,8 +109,11 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
 
 /// Whether IR text already has what a pass makes: a printed module goes on where it was printed.
 bool done(const PassInfo &pass, const Module &module) {
+  const std::vector<Transfer> &transfers = module.transfers.transfers;
+  if (pass.run == distribute)
+    return !transfers.empty();
   if (pass.run == balance)
-    return !module.transfers.transfers.empty();
+    return !transfers.empty() && std::none_of(transfers.begin(), transfers.end(), [](const Transfer &t) { return t.source == Transfer::kOpen; });
   if (pass.run == coalesce)
     return !module.transfers.descriptors.empty();
   return pass.run != assignBuffers && pass.level <= module.level;
@@ -186,25 +189,33 @@ Statistics statistics(const Module &module) {
 
   const Endpoint &source = layout.endpoints.front();
   std::vector<int64_t> egress(layout.world), ingress(layout.world);
+  auto moves = [&](int32_t from, int32_t to, int64_t bytes) {
+    s.remoteBytes += bytes;
+    egress[from] += bytes;
+    ingress[to] += bytes;
+  };
+  for (const Tile &tile : module.transfers.tiles)
+    s.transfers += tile.family < 0 ? 0 : tile.tensors * static_cast<int64_t>(tile.targets.size());
   for (const Transfer &transfer : module.transfers.transfers) {
     const Tile &tile = module.transfers.tiles[transfer.tile];
     const Endpoint &target = layout.endpoints[tile.endpoint];
-    const int64_t bytes = tile.bytes * transfer.count;
-    s.targetBytes += bytes;
+    const int64_t bytes = ir::bytes(module.transfers, transfer);
+    const Route none, &route = transfer.route < 0 ? none : module.transfers.routes[transfer.route];
+    for (const Hop &hop : route)
+      moves(target.ranks[hop.from], target.ranks[hop.to], bytes);
+    s.targetBytes += bytes * static_cast<int64_t>(1 + route.size());
     if (tile.family < 0) {
       s.paddingBytes += bytes;
       continue;
     }
-    s.transfers += transfer.count;
-    if (source.storage || target.storage) {
+    if (source.storage || target.storage)
       s.storageBytes += bytes;
-    } else if (source.ranks[transfer.source] == target.ranks[transfer.target]) {
+    else if (transfer.source < 0)
+      continue;
+    else if (source.ranks[transfer.source] == target.ranks[transfer.target])
       s.localBytes += bytes;
-    } else {
-      s.remoteBytes += bytes;
-      egress[source.ranks[transfer.source]] += bytes;
-      ingress[target.ranks[transfer.target]] += bytes;
-    }
+    else
+      moves(source.ranks[transfer.source], target.ranks[transfer.target], bytes);
   }
   if (!egress.empty()) {
     s.egressMax = *std::max_element(egress.begin(), egress.end());

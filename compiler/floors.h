@@ -5,12 +5,11 @@
 
 namespace reshard {
 
-/// The least that the busiest source rank must send, in bytes, given who holds what and that a rank which holds a piece itself
-/// takes its own (and one whose node holds it, its node's). A set H of places sends at least the bytes that H alone can give: the
-/// bound is their sum over |H|, for the H that makes it largest of those tried: every candidate set that occurs (its own bytes
-/// and those that one place of it alone can give), and all places together. Needs tiles, not yet choices.
-/// `generation`: only targets that joined up to then.
-int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers, uint32_t generation = UINT32_MAX);
+/// The least that the busiest source rank must send where no target passes anything on, in bytes, given who holds what and that
+/// a rank which holds a piece itself takes its own (`local`: and one whose node holds it, its node's): the exact fractional
+/// optimum (optimum.h). Needs tiles, not yet choices. `generation`: only targets that joined up to then.
+int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers, bool local = true,
+                    uint32_t generation = UINT32_MAX);
 
 /// The most that a target rank must receive from others, in bytes; no choice of sources changes it.
 int64_t ingressFloor(const ir::Layout &layout, const ir::Transfers &transfers);

@@ -112,6 +112,13 @@ std::string instanceName(const Layout &layout, const Endpoint &endpoint, const P
   return result;
 }
 
+int64_t bytes(const Transfers &transfers, const Transfer &transfer) {
+  const Tile &tile = transfers.tiles[transfer.tile];
+  if (!transfer.cut())
+    return tile.bytes * transfer.count;
+  return tile.bytes / size(transfers.relations[tile.holders[0].relations[transfer.dimension]]) * (transfer.end - transfer.begin);
+}
+
 std::vector<BufferRun> buffers(const Layout &layout, int32_t rank) {
   std::vector<BufferRun> runs;
   uint32_t next = 1;

@@ -192,14 +192,28 @@ struct Tile {
   bool operator==(const Tile &) const = default;
 };
 
-/// Chosen transfers: tensors [first, first + count) of the tile (numbered in the order of the target, the last index variable
-/// fastest), each from one place to one place.
+/// Who passes on what it got: `to` gets it from `from`, both places of one target endpoint; `from` is the transfer's target or
+/// the `to` of an earlier hop.
+struct Hop {
+  int32_t from = 0, to = 0;
+  bool operator==(const Hop &) const = default;
+};
+using Route = std::vector<Hop>;
+
+/// Tensors [first, first + count) of the tile (numbered in the order of the target, the last index variable fastest) from one
+/// place to one place, and on from there by a route.
 struct Transfer {
+  static constexpr int32_t kOpen = -2; // a source that balance has yet to choose
   uint32_t tile = 0;
   uint32_t first = 0, count = 1;
   uint32_t holder = 0;
-  int32_t source = 0; // place of endpoint 0; -1 for padding
-  int32_t target = 0; // place of the tile's endpoint
+  int32_t source = kOpen; // place of endpoint 0; -1 for padding
+  int32_t target = 0;     // place of the tile's endpoint
+  int32_t route = -1;     // into Transfers::routes; -1: it ends at the target
+  // One tensor may be cut: then only local positions [begin, end) of the target along `dimension` of the part.
+  uint32_t dimension = 0;
+  int64_t begin = 0, end = 0;
+  bool cut() const { return end > 0; }
   bool operator==(const Transfer &) const = default;
 };
 
@@ -227,17 +241,22 @@ struct Descriptor {
   uint32_t sourceInstance = 0, targetInstance = 0;
   int64_t sourceOffset = 0, targetOffset = 0; // bytes
   uint32_t shape = 0;         // into Transfers::shapes
+  int32_t route = -1;         // as of a transfer
   bool operator==(const Descriptor &) const = default;
 };
 
 struct Transfers {
   std::vector<Segments> relations;      // interned
   std::vector<Tile> tiles;              // by lcm-tile
-  std::vector<Transfer> transfers;      // by balance: ordered by tile, target, first tensor
+  std::vector<Route> routes;            // by distribute
+  std::vector<Transfer> transfers;      // by distribute, open; by balance: ordered by tile, target, first tensor
   std::vector<Shape> shapes;            // by coalesce, interned
   std::vector<Descriptor> descriptors;  // by coalesce: ordered by (source, endpoint, target), then target position
   bool operator==(const Transfers &) const = default;
 };
+
+/// Bytes of a transfer, to its target alone.
+int64_t bytes(const Transfers &transfers, const Transfer &transfer);
 
 // -------------------------------------------------------------------------------------------- schedule level
 

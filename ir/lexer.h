@@ -1,4 +1,4 @@
-// The words of the textual IR: names, numbers, strings, lists; comments are skipped. Used by parse.cpp alone.
+// The words of the textual IR: names, numbers, strings, lists; comments are skipped. Used by layout_parser.h and parse.cpp.
 #pragma once
 
 #include <algorithm>

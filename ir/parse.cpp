@@ -1,7 +1,7 @@
 // Reading what text.cpp prints, construct by construct in the same order. Memory grows with the text alone: no number in it makes
 // anything be allocated.
 
-#include "ir/lexer.h"
+#include "ir/layout_parser.h"
 #include "ir/text.h"
 
 #include <algorithm>
@@ -10,9 +10,9 @@ namespace reshard::ir {
 
 namespace {
 
-class Parser : Lexer {
+class Parser : LayoutParser {
 public:
-  Parser(std::string_view text, Module &module) : Lexer(text), module_(module), layout_(module.layout) {}
+  Parser(std::string_view text, Module &module) : LayoutParser(text, module.layout), module_(module) {}
 
   void run() {
     expect("module");
@@ -44,227 +44,6 @@ public:
   }
 
 private:
-  void topology() {
-    if (!take("topology"))
-      return;
-    Topology &t = layout_.topology;
-    t.linkRate = after("link");
-    t.linkLatency = after("latency");
-    t.nicsPerNode = after("nics");
-    t.nicRate = after("rate");
-    t.nicLatency = after("latency");
-    t.copyRate = after("copy");
-  }
-
-  DType dtype() {
-    const size_t at = place();
-    const std::string text = word();
-    const auto type = parseDType(text);
-    if (!type)
-      fail(at, "expected a dtype, found '" + text + "'");
-    return *type;
-  }
-  unsigned variable() {
-    const size_t at = place();
-    const std::string text = word();
-    for (unsigned v = 0; v < layout_.variables.size(); ++v)
-      if (layout_.variables[v].name == text)
-        return v;
-    fail(at, "expected an index variable, found '" + text + "'");
-  }
-  unsigned axis(const Endpoint &endpoint) {
-    const size_t at = place();
-    const std::string text = word();
-    for (unsigned a = 0; a < endpoint.axes.size(); ++a)
-      if (endpoint.axes[a].name == text)
-        return a;
-    fail(at, "expected an axis of this endpoint, found '" + text + "'");
-  }
-  std::vector<unsigned> axes(const Endpoint &endpoint) {
-    std::vector<unsigned> result;
-    expect("(");
-    while (!take(")")) {
-      if (!result.empty())
-        expect(",");
-      result.push_back(axis(endpoint));
-    }
-    return result;
-  }
-  Segments segments() {
-    Segments result;
-    if (take("none"))
-      return result;
-    while (take("[")) {
-      Segment s;
-      const size_t at = place();
-      s.from = number();
-      expect(":");
-      if (__builtin_sub_overflow(number(), s.from, &s.length) || s.length <= 0)
-        fail(at, "expected a range that is not empty");
-      const bool periodic = take("step");
-      if (periodic) {
-        s.fromStep = number();
-        expect("x");
-        s.count = number();
-        if (s.count < 1)
-          fail(at, "expected a count of at least 1");
-      }
-      expect("->");
-      s.to = number();
-      if (periodic)
-        s.toStep = after("step");
-      expect("]");
-      result.push_back(s);
-    }
-    if (result.empty())
-      fail(place(), "expected segments or 'none', found '" + std::string(peek()) + "'");
-    return result;
-  }
-  void counted(size_t have, const char *what) {
-    const size_t at = place();
-    const int64_t n = number();
-    if (n != static_cast<int64_t>(have))
-      fail(at, "expected " + std::string(what) + " " + std::to_string(have) + ", found " + std::to_string(n));
-  }
-
-  void layout() {
-    while (take("index")) {
-      IndexVariable variable;
-      variable.name = word();
-      variable.size = number();
-      layout_.variables.push_back(variable);
-    }
-    while (take("tensor")) {
-      expect("%");
-      counted(layout_.families.size(), "tensor");
-      Family family;
-      family.name = string();
-      family.dtype = dtype();
-      family.shape = list<int64_t>();
-      while (take("for")) {
-        family.variables.push_back(variable());
-        family.exists.push_back(segments());
-        expect(";");
-      }
-      layout_.families.push_back(std::move(family));
-    }
-    while (take("untaken"))
-      layout_.untaken.push_back(string());
-    while (take("endpoint"))
-      endpoint();
-    if (layout_.endpoints.empty())
-      fail(place(), "expected 'endpoint', found '" + std::string(peek()) + "'");
-  }
-
-  void endpoint() {
-    Endpoint endpoint;
-    endpoint.role = string();
-    expect("layout");
-    endpoint.layout = string();
-    endpoint.checkpoint = take("checkpoint");
-    endpoint.storage = endpoint.checkpoint || take("files");
-    if (!endpoint.storage)
-      expect("ranks");
-    endpoint.ranks = ranges();
-    if (endpoint.storage) {
-      expect("in");
-      endpoint.directory = string();
-    }
-    while (take("axis")) {
-      Axis axis;
-      axis.name = word();
-      axis.size = number();
-      axis.stride = after("stride");
-      endpoint.axes.push_back(axis);
-    }
-    while (take("share")) {
-      expect("#");
-      counted(endpoint.shares.size(), "share");
-      expect("over");
-      Share share;
-      share.axes = axes(endpoint);
-      if (take("unit"))
-        share.unit = number();
-      while (take("|"))
-        share.at.push_back(segments());
-      endpoint.shares.push_back(std::move(share));
-    }
-    while (take("place")) {
-      const size_t at = place();
-      if (variable() != endpoint.placement.size())
-        fail(at, "expected the index variables in order");
-      expect("#");
-      reference(endpoint.placement.emplace_back(), endpoint.shares.size(), "share");
-    }
-    while (take("authority"))
-      endpoint.authority.push_back(presence(endpoint));
-    if (take("generations"))
-      endpoint.generations = list<uint32_t>();
-    while (take("without"))
-      endpoint.leftOut.push_back(string());
-    while (take("param"))
-      param(endpoint);
-    layout_.endpoints.push_back(std::move(endpoint));
-  }
-
-  Presence presence(const Endpoint &endpoint) {
-    Presence rule;
-    rule.axis = axis(endpoint);
-    rule.coordinates = list<int64_t>();
-    return rule;
-  }
-
-  void param(Endpoint &endpoint) {
-    expect("$");
-    counted(endpoint.params.size(), "param");
-    Param param;
-    param.name = string();
-    param.dtype = dtype();
-    expect("[");
-    while (!take("]")) {
-      if (!param.shape.empty())
-        expect(",");
-      Extent extent;
-      if (is("(")) {
-        extent.axes = axes(endpoint);
-        extent.at = list<int64_t>();
-      } else {
-        extent.at = {number()};
-      }
-      param.shape.push_back(std::move(extent));
-    }
-    while (take("for")) {
-      param.variables.push_back(variable());
-      expect("#");
-      reference(param.instances.emplace_back(), endpoint.shares.size(), "share");
-    }
-    while (take("at"))
-      param.presence.push_back(presence(endpoint));
-    if (take("refresh"))
-      param.refresh = string();
-    if (take("from"))
-      param.origin = string();
-    while (is("holds") || is("zeros")) {
-      Part part;
-      if (take("holds")) {
-        expect("%");
-        reference(part.family, layout_.families.size(), "tensor");
-      } else {
-        expect("zeros");
-      }
-      while (take("#")) {
-        PartDimension dimension;
-        reference(dimension.share, endpoint.shares.size(), "share");
-        expect("->");
-        if (!take("name"))
-          reference(dimension.param, param.shape.size(), "dimension");
-        part.dimensions.push_back(dimension);
-      }
-      param.parts.push_back(std::move(part));
-    }
-    endpoint.params.push_back(std::move(param));
-  }
-
   void transfers() {
     Transfers &t = module_.transfers;
     while (take("relation")) {
@@ -274,6 +53,18 @@ private:
     }
     while (take("tile"))
       tile();
+    while (take("route")) {
+      counted(t.routes.size(), "route");
+      Route route;
+      do {
+        Hop hop;
+        bounded(hop.from);
+        expect("->");
+        bounded(hop.to);
+        route.push_back(hop);
+      } while (take(","));
+      t.routes.push_back(std::move(route));
+    }
     while (take("transfer")) {
       Transfer transfer;
       reference(transfer.tile, t.tiles.size(), "tile");
@@ -286,12 +77,23 @@ private:
       if (last <= transfer.first || last > t.tiles[transfer.tile].tensors)
         fail(at, "expected tensors of the tile, of which there are " + std::to_string(t.tiles[transfer.tile].tensors));
       transfer.count = last - transfer.first;
-      expect("holder");
-      reference(transfer.holder, t.tiles[transfer.tile].holders.size(), "holder");
-      expect("from");
-      bounded(transfer.source);
+      if (take("dimension")) {
+        reference(transfer.dimension, t.tiles[transfer.tile].holders[0].relations.size(), "dimension");
+        transfer.begin = after("local");
+        expect(":");
+        transfer.end = number();
+        if (transfer.begin < 0 || transfer.end <= transfer.begin)
+          fail(place(), "expected local positions that ascend from 0 on");
+      }
+      if (take("holder")) {
+        reference(transfer.holder, t.tiles[transfer.tile].holders.size(), "holder");
+        expect("from");
+        bounded(transfer.source);
+      }
       expect("to");
       bounded(transfer.target);
+      if (take("route"))
+        reference(transfer.route, t.routes.size(), "route");
       t.transfers.push_back(transfer);
     }
     while (take("shape")) {
@@ -326,6 +128,8 @@ private:
       expect("instance");
       bounded(d.targetInstance);
       d.targetOffset = after("+");
+      if (take("route"))
+        reference(d.route, t.routes.size(), "route");
       t.descriptors.push_back(d);
     }
   }
@@ -466,7 +270,6 @@ private:
   }
 
   Module &module_;
-  Layout &layout_;
 };
 
 } // namespace

@@ -202,9 +202,23 @@ private:
         out_ << "\n";
       }
     }
-    for (const Transfer &transfer : t.transfers)
-      out_ << "transfer " << transfer.tile << " tensors " << transfer.first << ":" << transfer.first + transfer.count << " holder "
-           << transfer.holder << " from " << transfer.source << " to " << transfer.target << "\n";
+    for (size_t r = 0; r < t.routes.size(); ++r) {
+      out_ << "route " << r;
+      for (const Hop &hop : t.routes[r])
+        out_ << (&hop == t.routes[r].data() ? " " : ", ") << hop.from << " -> " << hop.to;
+      out_ << "\n";
+    }
+    for (const Transfer &transfer : t.transfers) {
+      out_ << "transfer " << transfer.tile << " tensors " << transfer.first << ":" << transfer.first + transfer.count;
+      if (transfer.cut())
+        out_ << " dimension " << transfer.dimension << " local " << transfer.begin << ":" << transfer.end;
+      if (transfer.source != Transfer::kOpen)
+        out_ << " holder " << transfer.holder << " from " << transfer.source;
+      out_ << " to " << transfer.target;
+      if (transfer.route >= 0)
+        out_ << " route " << transfer.route;
+      out_ << "\n";
+    }
     for (size_t s = 0; s < t.shapes.size(); ++s) {
       out_ << "shape ^" << s << " row " << t.shapes[s].rowBytes;
       for (const Loop &loop : t.shapes[s].loops)
@@ -214,7 +228,8 @@ private:
     }
     for (const Descriptor &d : t.descriptors)
       out_ << "move ^" << d.shape << " from " << d.source << " instance " << d.sourceInstance << " + " << d.sourceOffset << " to @" << d.endpoint
-           << " " << d.target << " instance " << d.targetInstance << " + " << d.targetOffset << "\n";
+           << " " << d.target << " instance " << d.targetInstance << " + " << d.targetOffset
+           << (d.route >= 0 ? " route " + std::to_string(d.route) : std::string()) << "\n";
   }
 
   void operands(const RankSchedule &rank, const char *what, const std::vector<Operand> &list) {

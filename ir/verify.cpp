@@ -177,17 +177,31 @@ private:
     }
     if (!error_.empty())
       return;
+    bool open = false;
     for (const Transfer &transfer : t.transfers) {
       const Tile &tile = t.tiles[transfer.tile];
       const std::string where = "transfer of tile " + std::to_string(transfer.tile) + " to " + std::to_string(transfer.target);
-      if (!require(transfer.holder < tile.holders.size(), where + " has a holder that is not there"))
+      if (!require(transfer.holder < tile.holders.size(), where + " has a holder that is not there") ||
+          !require(transfer.first + transfer.count <= tile.tensors, where + " has more tensors than the tile") ||
+          !require(transfer.route < static_cast<int32_t>(t.routes.size()), where + " has a route that is not there") || !cut(transfer, where))
         return;
+      open = open || transfer.source == Transfer::kOpen;
       const std::vector<int32_t> &places = tile.holders[transfer.holder].places;
-      require(std::binary_search(places.begin(), places.end(), transfer.source), where + " comes from place " + std::to_string(transfer.source) + ", which does not hold it");
-      require(std::binary_search(tile.targets.begin(), tile.targets.end(), transfer.target), where + " is not wanted there");
-      require(transfer.first + transfer.count <= tile.tensors, where + " has more tensors than the tile");
-      chosen[{tile.endpoint, transfer.target}] += tile.bytes * transfer.count;
+      require(transfer.source == Transfer::kOpen || std::binary_search(places.begin(), places.end(), transfer.source),
+              where + " comes from place " + std::to_string(transfer.source) + ", which does not hold it");
+      std::vector<int32_t> there = {transfer.target};
+      if (transfer.route >= 0)
+        for (const Hop &hop : t.routes[transfer.route]) {
+          require(std::find(there.begin(), there.end(), hop.from) != there.end(), where + " goes on from " + std::to_string(hop.from) + " before it is there");
+          require(std::find(there.begin(), there.end(), hop.to) == there.end(), where + " comes to " + std::to_string(hop.to) + " twice");
+          there.push_back(hop.to);
+        }
+      for (int32_t place : there) {
+        require(std::binary_search(tile.targets.begin(), tile.targets.end(), place), where + (place == transfer.target ? "" : " goes on to " + std::to_string(place) + ", which") + " is not wanted there");
+        chosen[{tile.endpoint, place}] += bytes(t, transfer);
+      }
     }
+    require(!open || t.descriptors.empty(), "there are descriptors, but transfers without a source");
     for (const Descriptor &d : t.descriptors) {
       if (!require(d.shape < t.shapes.size(), "a descriptor has a shape that is not there"))
         return;
@@ -195,6 +209,9 @@ private:
       for (const Loop &loop : t.shapes[d.shape].loops)
         bytes *= loop.count;
       moved[{d.endpoint, d.target}] += bytes;
+      if (d.route >= 0)
+        for (const Hop &hop : t.routes[d.route])
+          moved[{d.endpoint, hop.to}] += bytes;
     }
     for (unsigned e = 1; e < layout_.endpoints.size(); ++e)
       for (int64_t place = 0; place < layout_.endpoints[e].places() && error_.empty(); ++place) {
@@ -210,6 +227,20 @@ private:
         check(chosen, !t.transfers.empty(), "transfers");
         check(moved, !t.descriptors.empty(), "descriptors");
       }
+  }
+
+  /// A cut transfer is of one tensor and lies in the tile's target positions, which are one run.
+  bool cut(const Transfer &transfer, const std::string &where) {
+    if (!transfer.cut())
+      return true;
+    const Tile &tile = module_.transfers.tiles[transfer.tile];
+    const size_t variables = tile.family < 0 ? 0 : layout_.families[tile.family].variables.size();
+    if (!require(transfer.count == 1 && transfer.dimension >= variables && transfer.dimension < tile.holders[0].relations.size(),
+                 where + " is cut along no dimension of one tensor"))
+      return false;
+    const Segments local = inverse(module_.transfers.relations[tile.holders[0].relations[transfer.dimension]]);
+    const Segments within = {{transfer.begin, transfer.begin, transfer.end - transfer.begin, 1, 0, 0}};
+    return require(size(restrict(local, within)) == transfer.end - transfer.begin, where + " is cut outside the tile");
   }
 
   // ---------------------------------------------------------------------------------------------------------- schedule

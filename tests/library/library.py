@@ -74,7 +74,7 @@ def params(binaries, model, layout, folder, sets=()):
             target = '"target"' in line
             shares = {}
         elif target and line.startswith("  share #"):
-            number, rest = re.match(r"  share #(\d+) over \(\) \| (.*)", line).groups()
+            number, rest = re.match(r"  share #(\d+) over \(\)(?: unit \d+)? \| (.*)", line).groups()
             shares[number] = segments(rest)
         elif target and line.startswith("  param $"):
             name, dtype, shape, rest = re.match(r'  param \$\d+ "(.*?)" (\w+) \[([\d, ]*)\](.*)', line).groups()

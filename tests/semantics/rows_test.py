@@ -97,7 +97,8 @@ class DataParallelBalance(Case):
 
     def test_remote_rank_8_takes_from_any(self):
         report = self.moved(plain({"w": ([8], WHOLE, WHOLE)}, mesh(dp=8), {"mesh": {}, "ranks": "8..8"}))
-        self.assertEqual(report["messages"], 1)
+        self.assertEqual(report["bytes"]["remote"], report["bytes"]["target"])
+        self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_floor"])
 
 
 DENSE = [((2, 1), (1, 1)), ((1, 1), (2, 1)), ((2, 1), (4, 1)), ((1, 2), (1, 1)), ((1, 1), (1, 2)), ((2, 2), (1, 1)),

@@ -1,0 +1,49 @@
+// Who may give a tile to a target, by the locality rule: the target's own rank where it holds it, else ranks of its node, else
+// all holders.
+#pragma once
+
+#include "ir/ir.h"
+
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace reshard {
+
+/// The places that hold a tile and may be read, for one target after another. Ranks, and the locality rule, mean something where
+/// neither side is storage.
+class Candidates {
+public:
+  explicit Candidates(const ir::Layout &layout);
+
+  /// Looks at this tile from now on.
+  void select(const ir::Tile &tile);
+
+  /// The source place on the target's own rank that holds the tile; padding: -1.
+  std::optional<int32_t> own(int32_t target) const;
+  /// Whether bytes to this target come from another rank: neither side is storage, and it does not hold the tile itself.
+  bool remote(int32_t target) const;
+  /// All holders, ascending.
+  const std::vector<int32_t> &all() const { return holders_; }
+  /// The holders on a node; none where there is no topology or the source is storage.
+  const std::vector<int32_t> &onNode(int64_t node) const;
+  /// The holders on the target's node where there are some, else all.
+  const std::vector<int32_t> &near(int32_t target) const;
+  /// The node of a target place; -1 for a storage endpoint's file.
+  int64_t nodeOf(int32_t target) const;
+
+  /// The holder (by number) that has a place.
+  static uint32_t holderOf(const ir::Tile &tile, int32_t place);
+
+private:
+  int32_t rankOf(int32_t target) const;
+
+  const ir::Layout &layout_;
+  const ir::Endpoint &source_;
+  std::vector<int32_t> placeOfRank_;
+  const ir::Tile *tile_ = nullptr;
+  std::vector<int32_t> holders_;
+  std::map<int64_t, std::vector<int32_t>> byNode_;
+};
+
+} // namespace reshard
