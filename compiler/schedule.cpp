@@ -1,11 +1,12 @@
-// schedule: descriptors become what each rank does: zeros to fill, local copies, and rounds of messages, one for each pair and
-// round. Without a staging limit there is one round. With one, descriptors are cut and dealt out so that what a rank packs
-// and what it receives in a round stay within half the limit each; pairs are taken by distance (rank r sends to r+1, r+2, …)
-// so that a round spreads over senders and receivers. Messages to targets that joined later (--keep) are dealt out and
-// numbered after those before them, which so stay the same.
+// schedule: descriptors become what each rank does: zeros to fill, local copies, and rounds of messages (rounds.h), one for each
+// pair and round. What goes the same way is a stream of bytes; rounds are dealt out over bytes, and descriptors are cut where the
+// rounds say. Messages to targets that joined later (--keep) come in rounds after those before them, which so stay the same.
 
+#include "compiler/cutter.h"
 #include "compiler/interner.h"
 #include "compiler/pass.h"
+#include "compiler/round_limits.h"
+#include "compiler/rounds.h"
 #include "compiler/staging.h"
 
 #include <algorithm>
@@ -18,98 +19,31 @@ using namespace ir;
 
 namespace {
 
-int64_t bytesOf(const Shape &shape) {
-  int64_t bytes = shape.rowBytes;
-  for (const Loop &loop : shape.loops)
-    bytes *= loop.count;
-  return bytes;
-}
+/// Descriptors that go the same way.
+struct Way {
+  uint32_t generation = 0;
+  int32_t source = 0, target = 0; // world ranks
+  int32_t route = -1;
+  bool operator==(const Way &) const = default;
+  auto key() const { return std::tie(generation, source, target, route); }
+};
 
-/// Cuts descriptors into pieces of at most `limit` bytes: along the outermost loop, else within each of its steps, else in the row.
-class Cutter {
-public:
-  Cutter(Interner<Shape> &shapes, int64_t limit) : shapes_(shapes), limit_(limit) {}
-
-  void cut(const Descriptor &descriptor, std::vector<Descriptor> &pieces) {
-    cut(descriptor, shapes_[descriptor.shape], pieces);
-  }
-
-private:
-  void put(Descriptor piece, Shape shape, std::vector<Descriptor> &pieces) {
-    piece.shape = shapes_.intern(std::move(shape));
-    pieces.push_back(piece);
-  }
-
-  void cut(const Descriptor &descriptor, const Shape shape, std::vector<Descriptor> &pieces) {
-    const int64_t bytes = bytesOf(shape);
-    if (bytes <= limit_)
-      return put(descriptor, shape, pieces);
-    if (shape.loops.empty()) {
-      for (int64_t at = 0; at < bytes; at += limit_) {
-        Descriptor piece = descriptor;
-        piece.sourceOffset += at;
-        piece.targetOffset += at;
-        put(piece, {std::min(limit_, bytes - at), {}}, pieces);
-      }
-      return;
-    }
-    const Loop outer = shape.loops.front();
-    const int64_t inner = bytes / outer.count, run = std::max<int64_t>(1, limit_ / inner);
-    for (int64_t at = 0; at < outer.count; at += run) {
-      const int64_t count = std::min(run, outer.count - at);
-      Descriptor piece = descriptor;
-      piece.sourceOffset += at * outer.sourceStride;
-      piece.targetOffset += at * outer.targetStride;
-      piece.sourceInstance += static_cast<uint32_t>(at * outer.sourceStep);
-      piece.targetInstance += static_cast<uint32_t>(at * outer.targetStep);
-      Shape part = shape;
-      if (count == 1)
-        part.loops.erase(part.loops.begin());
-      else
-        part.loops.front().count = count;
-      if (inner > limit_)
-        cut(piece, part, pieces);
-      else
-        put(piece, std::move(part), pieces);
-    }
-  }
-
-  Interner<Shape> &shapes_;
-  int64_t limit_;
+/// Bytes [begin, end) of a stream, as cut by the rounds.
+struct Piece {
+  int64_t begin, end;
+  Descriptor descriptor;
 };
 
 struct Message {
-  uint32_t generation, round;
+  uint32_t round;
   int32_t source, target; // world ranks
-  size_t first, count;    // descriptors
-  int64_t bytes;
-};
-
-/// How many staging bytes each rank has left in each round, one direction.
-class Room {
-public:
-  Room(int64_t ranks, int64_t limit) : limit_(limit), used_(ranks), open_(ranks) {}
-  uint32_t firstOpen(int32_t rank) const { return open_[rank]; }
-  bool fits(int32_t rank, uint32_t round, int64_t bytes) {
-    if (used_[rank].size() <= round)
-      used_[rank].resize(round + 1);
-    return used_[rank][round] + bytes <= limit_;
-  }
-  void take(int32_t rank, uint32_t round, int64_t bytes) {
-    used_[rank][round] += bytes;
-    while (open_[rank] < used_[rank].size() && used_[rank][open_[rank]] + kStagingAlignment > limit_)
-      ++open_[rank];
-  }
-
-private:
-  int64_t limit_;
-  std::vector<std::vector<int64_t>> used_; // by rank and round
-  std::vector<uint32_t> open_;             // rounds before it are full
+  std::vector<Grant> grants;
+  int64_t bytes = 0;
 };
 
 class Scheduler {
 public:
-  explicit Scheduler(Module &module) : module_(module), layout_(module.layout) {
+  explicit Scheduler(Module &module) : module_(module), layout_(module.layout), cutter_(shapes_) {
     for (const Shape &shape : module.transfers.shapes)
       shapes_.intern(shape);
     module_.schedule.ranks.resize(layout_.world);
@@ -126,19 +60,15 @@ public:
   }
 
   std::string run() {
+    gather();
     if (std::string error = deal(); !error.empty())
       return error;
-    std::sort(messages_.begin(), messages_.end(), [](const Message &a, const Message &b) {
-      return std::tie(a.generation, a.round, a.source, a.target) < std::tie(b.generation, b.round, b.source, b.target);
-    });
     localSteps();
     messageSteps();
     for (size_t rank = 0; rank < operandShapes_.size(); ++rank)
       module_.schedule.ranks[rank].shapes = std::move(operandShapes_[rank]).take();
     module_.schedule.messages = static_cast<uint32_t>(messages_.size());
-    module_.schedule.rounds = 0;
-    for (const Message &message : messages_)
-      module_.schedule.rounds = std::max(module_.schedule.rounds, message.round + 1);
+    module_.schedule.rounds = rounds_;
     for (const RankSchedule &rank : module_.schedule.ranks)
       if (!rank.steps.empty())
         module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
@@ -152,106 +82,151 @@ private:
     return layout_.endpoints[endpoint].storage ? -1 : layout_.endpoints[endpoint].ranks[place];
   }
 
-  struct Ends {
-    int32_t source, target;
-  };
-  /// The ranks that read and write a descriptor's bytes. A storage endpoint's side, and zeros, are on the other side's rank; where
-  /// both sides are storage, files are dealt out over the ranks.
-  Ends ends(const Descriptor &d) const {
+  /// The way of a descriptor, from the rank that reads to the one that writes. A storage endpoint's side, and zeros, are on the other
+  /// side's rank; where both sides are storage, files are dealt out over the ranks.
+  Way way(const Descriptor &d) const {
     const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source), target = rankOf(d.endpoint, d.target);
     const int32_t both = static_cast<int32_t>(d.target % layout_.world);
-    if (source < 0 && target < 0)
-      return {both, both};
-    return {source < 0 ? target : source, target < 0 ? source : target};
+    Way result{layout_.endpoints[d.endpoint].generation(d.target), both, both, d.route};
+    if (source >= 0 || target >= 0) {
+      result.source = source < 0 ? target : source;
+      result.target = target < 0 ? source : target;
+    }
+    return result;
   }
 
-  uint32_t generationOf(const Descriptor &d) const { return layout_.endpoints[d.endpoint].generation(d.target); }
-
-  /// Splits descriptors into local ones and messages with their rounds.
-  std::string deal() {
-    struct Pair {
-      uint32_t generation;
-      int32_t source, target;
-      size_t first, count;
-    };
-    std::vector<Descriptor> remote;
+  /// Splits descriptors into local ones and streams.
+  void gather() {
+    std::vector<std::pair<Way, Descriptor>> remote;
     for (const Descriptor &d : module_.transfers.descriptors) {
-      const Ends at = ends(d);
-      (at.source == at.target ? local_ : remote).push_back(d);
+      const Way at = way(d);
+      if (at.source == at.target)
+        local_.push_back(d);
+      else
+        remote.emplace_back(at, d);
     }
-    auto key = [&](const Descriptor &d) {
-      const Ends at = ends(d);
-      const int64_t distance = (at.target - at.source + layout_.world) % layout_.world;
-      return std::make_tuple(generationOf(d), distance, at.source);
-    };
-    std::stable_sort(remote.begin(), remote.end(),
-                     [&](const Descriptor &a, const Descriptor &b) { return key(a) < key(b); });
-    std::vector<Pair> pairs;
-    for (size_t i = 0; i < remote.size(); ++i) {
-      const Ends at = ends(remote[i]);
-      if (pairs.empty() || pairs.back().generation != generationOf(remote[i]) || pairs.back().source != at.source ||
-          pairs.back().target != at.target)
-        pairs.push_back({generationOf(remote[i]), at.source, at.target, i, 0});
-      ++pairs.back().count;
-    }
-
-    const int64_t limit = layout_.stagingLimit;
-    if (limit == 0) {
-      for (const Pair &pair : pairs) {
-        Message message{pair.generation, 0, pair.source, pair.target, pair.first, pair.count, 0};
-        for (size_t i = 0; i < pair.count; ++i)
-          message.bytes += bytesOf(shapes_[remote[pair.first + i].shape]);
-        messages_.push_back(message);
+    std::stable_sort(remote.begin(), remote.end(), [](const auto &a, const auto &b) { return a.first.key() < b.first.key(); });
+    for (const auto &[at, d] : remote) {
+      if (ways_.empty() || ways_.back() != at) {
+        ways_.push_back(at);
+        descriptors_.emplace_back();
+        Stream &stream = streams_.emplace_back();
+        stream.hops.push_back({at.source, at.target, -1});
+        if (d.route >= 0)
+          addRoute(module_.transfers.routes[d.route], d.endpoint, stream);
       }
-      moved_ = std::move(remote);
-      return {};
+      streams_.back().bytes += bytesOf(shapes_[d.shape]);
+      descriptors_.back().push_back(d);
     }
+  }
 
-    const int64_t piece = limit / 4 / kStagingAlignment * kStagingAlignment;
-    int64_t total = 0;
-    for (const Descriptor &d : remote)
-      total += bytesOf(shapes_[d.shape]);
-    if (piece == 0 || total / piece > kMaxPieces)
-      return "a staging limit of " + std::to_string(limit) + " bytes is too small for " + std::to_string(total) +
-             " bytes of messages, expected at least " +
-             std::to_string(std::max<int64_t>(4 * kStagingAlignment, (total / kMaxPieces + kStagingAlignment) * 4)) + " bytes";
-    Cutter cutter(shapes_, piece);
-    Room sending(layout_.world, limit / 2), receiving(layout_.world, limit / 2);
-    std::vector<Descriptor> pieces;
-    for (const Pair &pair : pairs) {
-      uint32_t round = std::max(sending.firstOpen(pair.source), receiving.firstOpen(pair.target));
-      Message *open = nullptr;
-      for (size_t i = 0; i < pair.count; ++i) {
-        pieces.clear();
-        cutter.cut(remote[pair.first + i], pieces);
-        for (const Descriptor &d : pieces) {
+  void addRoute(const Route &route, unsigned endpoint, Stream &stream) {
+    for (const Hop &hop : route) {
+      const int32_t from = rankOf(endpoint, hop.from), to = rankOf(endpoint, hop.to);
+      int32_t after = 0;
+      while (stream.hops[after].to != from)
+        ++after;
+      stream.hops.push_back({from, to, after});
+    }
+  }
+
+  /// Rounds, generation after generation; then messages, and streams cut into pieces.
+  std::string deal() {
+    RoundLimits limits;
+    if (std::string error = roundLimits(streams_, layout_, limits); !error.empty())
+      return error;
+    std::vector<Grant> all;
+    for (size_t first = 0; first < streams_.size();) {
+      size_t last = first;
+      while (last < streams_.size() && ways_[last].generation == ways_[first].generation)
+        ++last;
+      const std::vector<Stream> some(streams_.begin() + static_cast<ptrdiff_t>(first), streams_.begin() + static_cast<ptrdiff_t>(last));
+      std::vector<std::vector<int64_t>> ends; // of descriptors, in bytes of the stream
+      for (size_t s = first; s < last; ++s) {
+        ends.emplace_back();
+        int64_t end = 0;
+        for (const Descriptor &d : descriptors_[s])
+          ends.back().push_back(end += bytesOf(shapes_[d.shape]));
+      }
+      const auto snap = [&](uint32_t s, int64_t from, int64_t to) {
+        const size_t at = std::lower_bound(ends[s].begin(), ends[s].end(), to) - ends[s].begin();
+        const int64_t begin = at == 0 ? 0 : ends[s][at - 1];
+        return snapped(shapes_[descriptors_[first + s][at].shape], begin, from, to);
+      };
+      std::vector<Grant> grants = dealRounds(some, layout_.topology, limits, snap);
+      uint32_t rounds = 0;
+      for (Grant &grant : grants) {
+        rounds = std::max(rounds, grant.round + 1);
+        grant.stream += static_cast<uint32_t>(first);
+        grant.round += rounds_;
+      }
+      all.insert(all.end(), grants.begin(), grants.end());
+      rounds_ += rounds;
+      first = last;
+    }
+    cut(all);
+    gatherMessages(std::move(all));
+    return {};
+  }
+
+  /// The last place in [from, to] where the descriptor that begins at `begin` and covers `to` can be cut well: between rows where these
+  /// are small, else at a multiple of the alignment, at least of an element.
+  static int64_t snapped(const Shape &shape, int64_t begin, int64_t from, int64_t to) {
+    const int64_t element = std::min<int64_t>(shape.rowBytes & -shape.rowBytes, 16); // rows are whole elements, of a power of two
+    for (int64_t step : {shape.rowBytes <= (to - from) / 8 ? shape.rowBytes : kStagingAlignment, element})
+      if (const int64_t place = begin + (to - begin) / step * step; place > from)
+        return place;
+    return from;
+  }
+
+  /// Streams into pieces that no grant parts.
+  void cut(const std::vector<Grant> &grants) {
+    std::vector<std::vector<int64_t>> ends(streams_.size());
+    for (const Grant &grant : grants)
+      ends[grant.stream].push_back(grant.end);
+    pieces_.resize(streams_.size());
+    for (size_t s = 0; s < streams_.size(); ++s) {
+      std::sort(ends[s].begin(), ends[s].end());
+      ends[s].erase(std::unique(ends[s].begin(), ends[s].end()), ends[s].end());
+      std::deque<Descriptor> queue(descriptors_[s].begin(), descriptors_[s].end());
+      descriptors_[s] = {};
+      int64_t at = 0;
+      std::vector<Descriptor> taken;
+      for (int64_t end : ends[s]) {
+        taken.clear();
+        cutter_.take(queue, end - at, taken);
+        for (const Descriptor &d : taken) {
           const int64_t bytes = bytesOf(shapes_[d.shape]);
-          int64_t more = open ? staged(open->bytes + bytes) - staged(open->bytes) : staged(bytes);
-          while (!sending.fits(pair.source, round, more) || !receiving.fits(pair.target, round, more)) {
-            ++round;
-            open = nullptr;
-            more = staged(bytes);
-          }
-          if (!open) {
-            messages_.push_back({pair.generation, round, pair.source, pair.target, moved_.size(), 0, 0});
-            open = &messages_.back();
-          }
-          sending.take(pair.source, round, more);
-          receiving.take(pair.target, round, more);
-          moved_.push_back(d);
-          ++open->count;
-          open->bytes += bytes;
+          pieces_[s].push_back({at, at + bytes, d});
+          at += bytes;
         }
       }
     }
-    return {};
+  }
+
+  void gatherMessages(std::vector<Grant> grants) {
+    auto hop = [&](const Grant &grant) -> const Stream::Hop & { return streams_[grant.stream].hops[grant.hop]; };
+    std::stable_sort(grants.begin(), grants.end(), [&](const Grant &a, const Grant &b) {
+      return std::tie(a.round, hop(a).from, hop(a).to) < std::tie(b.round, hop(b).from, hop(b).to);
+    });
+    brought_.resize(streams_.size());
+    for (size_t s = 0; s < streams_.size(); ++s)
+      brought_[s].resize(streams_[s].hops.size());
+    for (const Grant &grant : grants) {
+      const Stream::Hop &at = hop(grant);
+      if (messages_.empty() || messages_.back().round != grant.round || messages_.back().source != at.from || messages_.back().target != at.to)
+        messages_.push_back({grant.round, at.from, at.to, {}});
+      messages_.back().grants.push_back(grant);
+      messages_.back().bytes += grant.end - grant.begin;
+      brought_[grant.stream][grant.hop].emplace_back(grant.end, static_cast<uint32_t>(messages_.size() - 1));
+    }
   }
 
   /// One fill and one copy step a rank; both in the first round.
   void localSteps() {
     std::vector<Step> fills(layout_.world), copies(layout_.world);
     for (const Descriptor &d : local_) {
-      const int32_t rank = ends(d).target;
+      const int32_t rank = way(d).target;
       Step &step = d.source < 0 ? fills[rank] : copies[rank];
       if (d.source >= 0)
         step.inputs.push_back(input(rank, d));
@@ -267,7 +242,7 @@ private:
   }
 
   /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from the next
-  /// lower ones first.
+  /// lower ones first. A send of what a rank got itself waits for the receives that brought it.
   void messageSteps() {
     struct Side {
       uint32_t round;
@@ -282,7 +257,9 @@ private:
       sides[message.source].push_back({message.round, false, distance, m});
       sides[message.target].push_back({message.round, true, distance, m});
     }
+    std::vector<uint32_t> stepOf(messages_.size()); // of the receive
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
+      std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
       std::sort(sides[rank].begin(), sides[rank].end(), [](const Side &a, const Side &b) {
         return std::tie(a.round, a.receive, a.distance, a.message) < std::tie(b.round, b.receive, b.distance, b.message);
       });
@@ -294,14 +271,35 @@ private:
         step.peer = side.receive ? message.source : message.target;
         step.message = side.message;
         step.bytes = message.bytes;
-        for (size_t i = message.first; i < message.first + message.count; ++i) {
-          if (side.receive)
-            step.outputs.push_back(output(rank, moved_[i]));
-          else
-            step.inputs.push_back(input(rank, moved_[i]));
-        }
-        module_.schedule.ranks[rank].steps.push_back(std::move(step));
+        for (const Grant &grant : message.grants)
+          addOperands(rank, grant, side.receive, stepOf, step);
+        std::sort(step.after.begin(), step.after.end());
+        step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());
+        if (side.receive)
+          stepOf[side.message] = static_cast<uint32_t>(steps.size());
+        steps.push_back(std::move(step));
       }
+    }
+  }
+
+  void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf, Step &step) {
+    const std::vector<Piece> &pieces = pieces_[grant.stream];
+    const auto first = std::partition_point(pieces.begin(), pieces.end(), [&](const Piece &piece) { return piece.begin < grant.begin; });
+    const int32_t after = streams_[grant.stream].hops[grant.hop].after;
+    for (auto piece = first; piece != pieces.end() && piece->begin < grant.end; ++piece) {
+      if (receive)
+        step.outputs.push_back(grant.hop == 0 ? output(rank, piece->descriptor) : passed(rank, piece->descriptor, grant.hop, true));
+      else
+        step.inputs.push_back(after < 0 ? input(rank, piece->descriptor) : passed(rank, piece->descriptor, grant.hop, false));
+    }
+    if (receive || after < 0)
+      return;
+    const auto &list = brought_[grant.stream][after]; // ascending ends
+    auto bringing = std::upper_bound(list.begin(), list.end(), grant.begin, [](int64_t begin, const auto &each) { return begin < each.first; });
+    for (; bringing != list.end(); ++bringing) {
+      step.after.push_back(stepOf[bringing->second]);
+      if (bringing->first >= grant.end)
+        break;
     }
   }
 
@@ -310,6 +308,23 @@ private:
   }
   Operand output(int32_t rank, const Descriptor &d) {
     return {firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance, shape(rank, d.shape, true), d.targetOffset};
+  }
+  /// The target's operand on another place of the route: the same positions of the same param.
+  Operand passed(int32_t rank, const Descriptor &d, uint32_t hop, bool receive) {
+    const Hop &at = module_.transfers.routes[d.route][hop - 1];
+    const int32_t place = receive ? at.to : at.from;
+    if (place == d.target)
+      return output(rank, d);
+    const BufferRun &run = runOf(rankOf(d.endpoint, d.target), d);
+    const auto &runs = module_.schedule.ranks[rank].buffers;
+    const auto same = std::find_if(runs.begin(), runs.end(), [&](const BufferRun &r) { return r.endpoint == d.endpoint && r.place == place && r.param == run.param; });
+    const uint32_t instance = firstBuffer_[rankOf(d.endpoint, d.target)].at({d.endpoint, d.target}) + d.targetInstance - run.first;
+    return {same->first + instance, shape(rank, d.shape, true), d.targetOffset};
+  }
+  const BufferRun &runOf(int32_t rank, const Descriptor &d) const {
+    const uint32_t buffer = firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance;
+    const auto &runs = module_.schedule.ranks[rank].buffers;
+    return *std::prev(std::upper_bound(runs.begin(), runs.end(), buffer, [](uint32_t b, const BufferRun &r) { return b < r.first; }));
   }
 
   uint32_t shape(int32_t rank, uint32_t number, bool target) {
@@ -325,13 +340,18 @@ private:
     return at->second;
   }
 
-  static constexpr int64_t kMaxPieces = 1 << 24;
-
   Module &module_;
   const Layout &layout_;
   Interner<Shape> shapes_;
-  std::vector<Descriptor> local_, moved_;
-  std::vector<Message> messages_; // over moved_
+  Cutter cutter_;
+  std::vector<Descriptor> local_;
+  std::vector<Way> ways_;                             // by stream
+  std::vector<Stream> streams_;
+  std::vector<std::vector<Descriptor>> descriptors_;  // by stream
+  std::vector<std::vector<Piece>> pieces_;            // by stream
+  std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> brought_; // by stream and hop: end, message
+  std::vector<Message> messages_;
+  uint32_t rounds_ = 0;
   std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, place) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;
   std::vector<std::unordered_map<uint32_t, uint32_t>> operandNumbers_; // by rank: descriptor shape and side -> operand shape

@@ -1,5 +1,6 @@
 #include "executor/check_segment.h"
 
+#include "schema/arena.h"
 #include "schema/limits.h"
 
 #include <algorithm>
@@ -33,7 +34,7 @@ private:
   /// A run of buffers: numbers [first, first + count), `bytes` each.
   struct Buffers {
     int64_t first, count, bytes;
-    bool source;
+    bool source, storage;
   };
   /// What a shape covers, relative to its operand's start: rows begin at [low, high], in buffers [lowBuffer,
   /// highBuffer].
@@ -69,7 +70,7 @@ private:
   /// endpoint all places; of each place the params in order, where there are instances.
   bool buffers() {
     uint64_t next = 1;
-    buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false});
+    buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false, false});
     size_t at = 0;
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e) {
       const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
@@ -98,7 +99,7 @@ private:
               !is("bytes", run.bytes(), bytes) || !is("reserved", run.reserved(), 0))
             return false;
           buffers_.push_back(
-              {static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes), e == 0});
+              {static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes), e == 0, endpoint.storage()});
           next += count;
           if (next > UINT32_MAX)
             return fail("found " + text(next) + " buffers, expected fewer than 2^32");
@@ -213,7 +214,7 @@ private:
       return failStep("has no operands");
     int64_t in = 0, out = 0;
     for (uint32_t i = 0; i < step.input_count(); ++i)
-      if (!operand(step.first_input() + i, false, in))
+      if (!operand(step.first_input() + i, false, in) || !readable(step, step.first_input() + i))
         return false;
     for (uint32_t i = 0; i < step.output_count(); ++i)
       if (!operand(step.first_output() + i, true, out))
@@ -241,7 +242,30 @@ private:
         (step.staging() > segment_.arena_bytes() || step.bytes() > segment_.arena_bytes() - step.staging()))
       return failStep("stages " + text(step.bytes()) + " bytes at " + text(step.staging()) +
                       ", expected them in an arena of " + text(segment_.arena_bytes()) + " bytes");
+    if (step.staging() != kInPlace)
+      for (uint32_t before : arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + step.bytes()), step_))
+        if (!waits(step, before))
+          return failStep("takes over bytes of the arena from step " + text(before) + ", expected it to wait for that");
     return true;
+  }
+
+  bool waits(const Step &step, uint32_t before) const {
+    for (uint32_t i = 0; i < step.after_count(); ++i)
+      if (segment_.after()->Get(step.first_after() + i) == before)
+        return true;
+    return false;
+  }
+
+  /// A send may pass on what the rank got, when it waits for a receive; nothing else reads what a run writes.
+  bool readable(const Step &step, uint32_t number) {
+    if (last_->source)
+      return true;
+    bool received = false;
+    for (uint32_t i = 0; i < step.after_count(); ++i)
+      received = received || segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind() == StepKind::recv;
+    return (step.kind() == StepKind::send && last_->count > 0 && last_->first > 0 && !last_->storage && received) ||
+           failStep("operand " + text(number) + ": reads buffer " + text(segment_.operands()->Get(number)->buffer()) +
+                    ", expected one of the source, or of a target rank in a send that waits for a receive");
   }
 
   bool pairs(const Step &step) {
@@ -301,8 +325,9 @@ private:
   uint32_t step_ = 0;
   std::vector<Buffers> buffers_;
   std::vector<Extent> extents_;  // by shape
+  ArenaUse arena_;
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
-  static constexpr Buffers kNone{0, 0, 0, false};
+  static constexpr Buffers kNone{0, 0, 0, false, false};
   std::string error_;
 };
 

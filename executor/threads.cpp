@@ -1,5 +1,6 @@
 // Transport `threads`: all ranks in one process. prepare() pairs operand k of every send with operand k of its receive and cuts the
-// copies into chunks; run() lets all cores pull chunks. Nothing is staged.
+// copies into chunks; run() lets all cores pull chunks. Nothing is staged. A message that passes on what others brought comes in a
+// later wave than they; between waves all cores wait for each other.
 
 #include "executor/transport.h"
 
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 namespace reshard {
@@ -53,9 +55,6 @@ public:
     std::vector<End> sends(messages), receives(messages);
     for (const LocalRank &rank : ranks)
       for (const Step *step : *rank.segment->steps()) {
-        for (uint32_t i = 0; i < step->input_count(); ++i)
-          if (!readsSource(plan, rank, *rank.segment->operands()->Get(step->first_input() + i)))
-            return "rank " + std::to_string(rank.rank) + " reads what another step wrote, which transport 'threads' cannot order";
         if (step->kind() == StepKind::send || step->kind() == StepKind::recv) {
           End &end = (step->kind() == StepKind::send ? sends : receives)[step->message()];
           if (end.step)
@@ -82,12 +81,29 @@ public:
           send.step->input_count() != receive.step->output_count())
         return "message " + std::to_string(m) + " differs between rank " + std::to_string(send.rank->rank) + " and rank " +
                std::to_string(receive.rank->rank);
+    }
+    std::vector<uint32_t> waves(messages);
+    if (std::string error = findWaves(plan, ranks, waves); !error.empty())
+      return error;
+    std::vector<uint64_t> order(messages);
+    std::iota(order.begin(), order.end(), uint64_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](uint64_t a, uint64_t b) { return waves[a] < waves[b]; });
+    uint32_t wave = 0;
+    for (uint64_t m : order) {
+      const End &send = sends[m], &receive = receives[m];
+      if (!send.step)
+        continue;
+      if (waves[m] > wave) {
+        wave = waves[m];
+        waveEnds_.push_back(chunks_.size());
+      }
       for (uint32_t i = 0; i < send.step->input_count(); ++i)
         if (std::string error = add(*send.rank, send.rank->segment->operands()->Get(send.step->first_input() + i), *receive.rank,
                                     *receive.rank->segment->operands()->Get(receive.step->first_output() + i));
             !error.empty())
           return error;
     }
+    waveEnds_.push_back(chunks_.size());
     for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, chunks_.size())); ++t)
       workers_.emplace_back([this] { work(); });
     return {};
@@ -97,15 +113,19 @@ public:
     deadline_ = deadline;
     expired_ = false;
     next_ = 0;
-    {
-      std::lock_guard lock(mutex_);
-      busy_ = workers_.size();
-      ++generation_;
+    for (size_t end : waveEnds_) {
+      {
+        std::lock_guard lock(mutex_);
+        next_ = std::min<size_t>(next_, waveEnd_); // what cores took past the end of the wave before was nothing
+        waveEnd_ = end;
+        busy_ = workers_.size();
+        ++generation_;
+      }
+      wake_.notify_all();
+      pull();
+      std::unique_lock lock(mutex_);
+      done_.wait(lock, [this] { return busy_ == 0; });
     }
-    wake_.notify_all();
-    pull();
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
     timedOut = expired_;
     return timedOut ? "the deadline passed with copies left to do" : std::string();
   }
@@ -113,6 +133,36 @@ public:
   uint64_t bytes() const override { return bytes_; }
 
 private:
+  /// How many messages must come one after the other before each: a send that reads a target comes after the receives that it waits
+  /// for. A rank's steps are in the order of rounds and `after` names earlier ones, so one look at all steps by round is enough.
+  static std::string findWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<uint32_t> &waves) {
+    struct At {
+      uint32_t round;
+      const LocalRank *rank;
+      const Step *step;
+    };
+    std::vector<At> relays;
+    for (const LocalRank &rank : ranks)
+      for (const Step *step : *rank.segment->steps())
+        if (step->kind() == StepKind::send)
+          for (uint32_t i = 0; i < step->input_count(); ++i)
+            if (!readsSource(plan, rank, *rank.segment->operands()->Get(step->first_input() + i))) {
+              relays.push_back({step->round(), &rank, step});
+              break;
+            }
+    std::stable_sort(relays.begin(), relays.end(), [](const At &a, const At &b) { return a.round < b.round; });
+    for (const auto &[round, rank, step] : relays)
+      for (uint32_t i = 0; i < step->after_count(); ++i) {
+        const Step &before = *rank->segment->steps()->Get(rank->segment->after()->Get(step->first_after() + i));
+        if (before.kind() != StepKind::recv)
+          continue;
+        if (before.round() >= round)
+          return "rank " + std::to_string(rank->rank) + " passes on in round " + std::to_string(round) + " what it gets in that round";
+        waves[step->message()] = std::max(waves[step->message()], waves[before.message()] + 1);
+      }
+    return {};
+  }
+
   static bool readsSource(const Plan &plan, const LocalRank &rank, const Operand &operand) {
     const auto *runs = rank.segment->buffers();
     auto run = std::upper_bound(runs->begin(), runs->end(), operand.buffer(),
@@ -205,7 +255,7 @@ private:
   }
 
   void pull() {
-    for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < chunks_.size(); i = next_.fetch_add(1, std::memory_order_relaxed)) {
+    for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < waveEnd_; i = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
         expired_ = true;
         return;
@@ -237,6 +287,7 @@ private:
   const unsigned threads_;
   std::vector<kernels::Strided> shapes_;
   std::vector<Chunk> chunks_;
+  std::vector<size_t> waveEnds_; // into chunks_
   uint64_t bytes_ = 0;
 
   std::vector<std::thread> workers_;
@@ -246,6 +297,7 @@ private:
   uint64_t generation_ = 0;
   size_t busy_ = 0;
   std::atomic<size_t> next_{0};
+  size_t waveEnd_ = 0;
   std::atomic<bool> expired_{false};
   Deadline deadline_;
 };

@@ -2,6 +2,7 @@
 // from the right byte is proved on the emitted plan by tools/coverage.cpp, which shares no code with this.
 
 #include "ir/text.h"
+#include "schema/arena.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -190,12 +191,17 @@ private:
       require(transfer.source == Transfer::kOpen || std::binary_search(places.begin(), places.end(), transfer.source),
               where + " comes from place " + std::to_string(transfer.source) + ", which does not hold it");
       std::vector<int32_t> there = {transfer.target};
-      if (transfer.route >= 0)
+      if (transfer.route >= 0) {
+        const Endpoint &source = layout_.endpoints[0], &target = layout_.endpoints[tile.endpoint];
+        require(tile.family >= 0 && !source.storage && !target.storage &&
+                    (transfer.source < 0 || source.ranks[transfer.source] != target.ranks[transfer.target]),
+                where + " does not go from rank to rank, but goes on");
         for (const Hop &hop : t.routes[transfer.route]) {
           require(std::find(there.begin(), there.end(), hop.from) != there.end(), where + " goes on from " + std::to_string(hop.from) + " before it is there");
           require(std::find(there.begin(), there.end(), hop.to) == there.end(), where + " comes to " + std::to_string(hop.to) + " twice");
           there.push_back(hop.to);
         }
+      }
       for (int32_t place : there) {
         require(std::binary_search(tile.targets.begin(), tile.targets.end(), place), where + (place == transfer.target ? "" : " goes on to " + std::to_string(place) + ", which") + " is not wanted there");
         chosen[{tile.endpoint, place}] += bytes(t, transfer);
@@ -266,6 +272,7 @@ private:
       require(rank.buffers == buffers(layout_, rank.rank), who + " has other buffers than its layouts give it");
       require(layout_.stagingLimit == 0 || rank.arenaBytes <= layout_.stagingLimit, who + " has an arena past the staging limit");
       uint32_t round = 0;
+      schema::ArenaUse arena;
       for (size_t n = 0; n < rank.steps.size() && error_.empty(); ++n) {
         const Step &step = rank.steps[n];
         const std::string where = who + " step " + std::to_string(n);
@@ -276,9 +283,9 @@ private:
           require(before < n, where + " waits for a later step");
         int64_t in = 0, out = 0;
         for (const Operand &operand : step.inputs)
-          in += operandBytes(rank, operand, false, where);
+          in += operandBytes(rank, operand, false, step.kind, where);
         for (const Operand &operand : step.outputs)
-          out += operandBytes(rank, operand, true, where);
+          out += operandBytes(rank, operand, true, step.kind, where);
         if (!error_.empty())
           return;
         const bool message = step.kind == StepKind::send || step.kind == StepKind::recv;
@@ -286,6 +293,10 @@ private:
         require((step.kind == StepKind::fill || step.kind == StepKind::recv || in == step.bytes) && (step.kind == StepKind::send || out == step.bytes),
                 where + " says " + std::to_string(step.bytes) + " bytes, its operands have " + std::to_string(std::max(in, out)));
         require(step.staging < 0 || step.staging + step.bytes <= rank.arenaBytes, where + " is staged outside the arena");
+        if (step.staging >= 0)
+          for (uint32_t before : arena.take(step.staging, step.staging + step.bytes, static_cast<uint32_t>(n)))
+            require(std::find(step.after.begin(), step.after.end(), before) != step.after.end(),
+                    where + " takes over bytes of the arena from step " + std::to_string(before) + ", and does not wait for it");
         if (step.kind == StepKind::copy && require(step.inputs.size() == step.outputs.size(), where + " copies unlike lists"))
           for (size_t i = 0; i < step.inputs.size(); ++i)
             require(alike(rank, step.inputs[i], rank, step.outputs[i]), where + " copies between unlike shapes");
@@ -310,14 +321,15 @@ private:
   }
 
   /// Bytes of an operand; it must stay in one run of buffers and in each buffer's bytes.
-  int64_t operandBytes(const RankSchedule &rank, const Operand &operand, bool output, const std::string &where) {
+  int64_t operandBytes(const RankSchedule &rank, const Operand &operand, bool output, StepKind kind, const std::string &where) {
     if (!require(operand.shape < rank.shapes.size(), where + " has a shape that is not there"))
       return 0;
     const auto run = std::find_if(rank.buffers.begin(), rank.buffers.end(),
                                   [&](const BufferRun &r) { return operand.buffer >= r.first && operand.buffer - r.first < r.count; });
     if (!require(run != rank.buffers.end(), where + " has a buffer that is not there"))
       return 0;
-    require(output == (run->endpoint > 0), where + (output ? " writes to a source" : " reads a target"));
+    require(!output || run->endpoint > 0, where + " writes to a source");
+    require(output || kind == StepKind::send || run->endpoint == 0, where + " reads a target");
     const OperandShape &shape = rank.shapes[operand.shape];
     int64_t bytes = shape.rowBytes, low = operand.offset, high = operand.offset + shape.rowBytes, first = operand.buffer, last = operand.buffer;
     for (const OperandLoop &loop : shape.loops) {

@@ -194,6 +194,8 @@ public:
         fail(error);
       if (result_.error.empty())
         checkRank(rank, rows_, false);
+      if (result_.error.empty())
+        checkRelays(rank);
       progress(static_cast<double>(rank + 1) / plan_.world());
     }
     if (result_.error.empty())
@@ -255,18 +257,60 @@ private:
     }
   }
 
-  /// A row must come from the source, as it was before the run: what a target or the arena holds then depends on the
-  /// order of steps, which this proof does not follow. And bytes are only the same value in the same dtype.
+  /// A row comes from the source, as it was before the run, or from a target rank that passes it on, of which checkRelays sees that
+  /// it was there. And bytes are only the same value in the same dtype.
   bool checkSource(uint32_t rank, const Row &row, DType dtype) {
     if (row.zero)
       return true;
     const BufferRun *from = runOf(paired_.segment(row.sourceRank), row.sourceBuffer);
-    if (!from || from->endpoint() != 0)
-      return fail(where(rank, row.targetBuffer, row.targetOffset) + " comes from " + (from ? "a target" : "the arena") +
-                  " of rank " + std::to_string(row.sourceRank) + ", not from the source");
-    const DType found = plan_.manifest().endpoints()->Get(0)->params()->Get(from->param())->dtype();
+    if (!from || plan_.manifest().endpoints()->Get(from->endpoint())->storage() > (from->endpoint() == 0))
+      return fail(where(rank, row.targetBuffer, row.targetOffset) + " comes from " + (from ? "a written file" : "the arena") +
+                  " of rank " + std::to_string(row.sourceRank) + ", not from the source or a target rank");
+    const DType found = plan_.manifest().endpoints()->Get(from->endpoint())->params()->Get(from->param())->dtype();
     return found == dtype || fail(where(rank, row.targetBuffer, row.targetOffset) + " is " + dtypeName(dtype) +
                                   ", but comes from " + dtypeName(found));
+  }
+
+  /// What a rank passes on must have been written by receives that the send waits for; nothing is written twice, so it is still there.
+  void checkRelays(uint32_t rank) {
+    const Segment &segment = paired_.segment(rank);
+    auto target = [&](const Operand &operand) {
+      const BufferRun *run = runOf(segment, operand.buffer());
+      return run && run->endpoint() > 0;
+    };
+    for (const Step *step : all(segment.steps())) {
+      if (step->kind() != StepKind::send)
+        continue;
+      std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> read, written; // buffer, begin, end
+      const auto note = [](auto &list) {
+        return [&list](const Row &row) { list.emplace_back(row.targetBuffer, row.targetOffset, row.targetOffset + row.bytes); };
+      };
+      for (uint32_t i = 0; i < step->input_count(); ++i)
+        if (const Operand &operand = *segment.operands()->Get(step->first_input() + i); target(operand))
+          paired_.forEachRow(rank, operand, note(read));
+      if (read.empty())
+        continue;
+      for (uint32_t i = 0; i < step->after_count(); ++i) {
+        const Step &before = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
+        for (uint32_t o = 0; o < before.output_count() && before.kind() == StepKind::recv; ++o)
+          paired_.forEachRow(rank, *segment.operands()->Get(before.first_output() + o), note(written));
+      }
+      std::sort(read.begin(), read.end());
+      std::sort(written.begin(), written.end());
+      size_t at = 0;
+      for (const auto &[buffer, begin, end] : read) {
+        uint64_t next = begin;
+        while (at < written.size() && std::make_pair(std::get<0>(written[at]), std::get<2>(written[at])) <= std::make_pair(buffer, begin))
+          ++at;
+        for (size_t w = at; next < end && w < written.size() && std::get<0>(written[w]) == buffer && std::get<1>(written[w]) <= next; ++w)
+          next = std::max(next, std::get<2>(written[w]));
+        if (next < end) {
+          fail(where(rank, buffer, next) + " is passed on to rank " + std::to_string(step->peer()) + " in round " + std::to_string(step->round()) +
+               ", but no receive that this waits for writes it");
+          return;
+        }
+      }
+    }
   }
 
   bool checkContent(uint32_t rank, const Placed &placed, int64_t item) {

@@ -28,6 +28,10 @@ public:
   std::string load();
   /// Every row that ends on a rank, in no order.
   std::string forEachRow(uint32_t rank, const std::function<void(const Row &)> &visit) const;
+  /// Every row of one operand of a rank: `visit(row)` with its place as the target.
+  std::string forEachRow(uint32_t rank, const schema::Operand &operand, const std::function<void(const Row &)> &visit) const {
+    return rows(nullptr, rank, nullptr, *segments_[rank], operand, visit);
+  }
   const schema::Segment &segment(uint32_t rank) const { return *segments_[rank]; }
 
 private:

@@ -20,7 +20,7 @@ public:
     Layout &layout = module.layout;
     layout.variables = {{"layer", pick(1, 5)}, {"expert", pick(1, 4)}};
     layout.topology.ranksPerNode = pick(0, 3);
-    layout.stagingLimit = pick(0, 1) ? 0 : 1024 * pick(1, 4);
+    layout.stagingLimit = pick(0, 1) ? 0 : 2048 * pick(1, 3);
     const int families = pick(1, 3);
     for (int f = 0; f < families; ++f) {
       Family family;

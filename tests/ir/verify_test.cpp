@@ -51,8 +51,8 @@ TEST(Verify, Transfers) {
 }
 
 TEST(Verify, Schedule) {
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].peer = 3; }), "message 0 differs between its two ends");
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].bytes = 4; }), "rank 0 step 0 says 4 bytes, its operands have 64");
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].peer = 2; }), "message 0 differs between its two ends");
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].bytes = 4; }), "rank 0 step 0 says 4 bytes, its operands have 32");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].inputs[0].offset = 800; }),
             "rank 0 step 0 reaches outside its buffer");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].round = 5; }), "rank 0 step 0 is out of its round");
@@ -61,5 +61,7 @@ TEST(Verify, Schedule) {
             "there are 4 messages, but 3 sends and 4 receives");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].staging = 512; }), "rank 0 step 0 is staged outside the arena");
   EXPECT_EQ(broken("staging_rounds.yaml", [](Module &m) { m.layout.stagingLimit = 1000; }), "rank 0 has an arena past the staging limit");
+  EXPECT_EQ(broken("staging_rounds.yaml", [](Module &m) { m.schedule.ranks[2].steps[2].after.clear(); }),
+            "rank 2 step 2 takes over bytes of the arena from step 0, and does not wait for it");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[2].buffers[0].bytes = 1; }), "rank 2 has other buffers than its layouts give it");
 }

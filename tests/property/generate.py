@@ -390,7 +390,7 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
         features.add("pools")
     options: dict = {}
     if rng.random() < 0.25:
-        options["staging"] = rng.choice(["1KiB", "4KiB", 2048])
+        options["staging"] = rng.choice(["2KiB", "4KiB", 3000])
         features.add("staging")
     if rng.random() < 0.25:
         options["topology"] = {"ranks_per_node": rng.randint(1, 4)}

@@ -221,6 +221,9 @@ TEST(Load, SegmentRefusals) {
            "step 0 operand 0: found bytes [6, 40), expected them in [0, 32)"},
           {"a write to the source", [](Parts &p) { p.operand(1, 2).buffer = 1; },
            "step 1 operand 2: writes to buffer 1 of the source"},
+          {"a copy from the target", // of rows 0, 1 to rows 2, 3
+           [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; },
+           "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for a receive"},
           {"the same bytes written for ever",
            [](Parts &p) {
              p.loop(1, 1) = {uint64_t{1} << 40, 0, 0};
@@ -285,8 +288,6 @@ TEST(Load, Allowed) {
       {"a message in place", [](Parts &p) { p.step(1, 2).staging = UINT64_MAX; }},
       {"an unused shape",
        [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); }},
-      {"a copy from the target", // of rows 0, 1 to rows 2, 3
-       [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; }},
       {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }},
       {"a larger arena", [](Parts &p) { p.segments[1].arena_bytes = 64; }},
       {"an idle rank without tables", [](Parts &p) { EXPECT_TRUE(p.segments[3].steps.empty()); }},

@@ -1,0 +1,74 @@
+#include "compiler/cutter.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using namespace ir;
+
+int64_t bytesOf(const Shape &shape) {
+  int64_t bytes = shape.rowBytes;
+  for (const Loop &loop : shape.loops)
+    bytes *= loop.count;
+  return bytes;
+}
+
+void Cutter::take(std::deque<Descriptor> &queue, int64_t bytes, std::vector<Descriptor> &pieces) {
+  while (bytes > 0) {
+    const Descriptor next = queue.front();
+    const Shape shape = shapes_[next.shape];
+    const int64_t size = bytesOf(shape);
+    queue.pop_front();
+    if (size <= bytes) {
+      pieces.push_back(next);
+      bytes -= size;
+      continue;
+    }
+    std::vector<Descriptor> rest;
+    split(next, shape, bytes, pieces, rest);
+    queue.insert(queue.begin(), rest.begin(), rest.end());
+    return;
+  }
+}
+
+void Cutter::split(const Descriptor &descriptor, const Shape &shape, int64_t bytes, std::vector<Descriptor> &head,
+                   std::vector<Descriptor> &rest) {
+  auto put = [&](int64_t at, const Loop &step, Shape part, std::vector<Descriptor> &list) {
+    Descriptor piece = descriptor;
+    piece.sourceOffset += at * step.sourceStride;
+    piece.targetOffset += at * step.targetStride;
+    piece.sourceInstance += static_cast<uint32_t>(at * step.sourceStep);
+    piece.targetInstance += static_cast<uint32_t>(at * step.targetStep);
+    piece.shape = shapes_.intern(std::move(part));
+    list.push_back(piece);
+  };
+  if (shape.loops.empty()) {
+    const Loop byte{shape.rowBytes, 1, 1, 0, 0};
+    put(0, byte, {bytes, {}}, head);
+    put(bytes, byte, {shape.rowBytes - bytes, {}}, rest);
+    return;
+  }
+  const Loop outer = shape.loops.front();
+  const int64_t inner = bytesOf(shape) / outer.count, whole = bytes / inner;
+  auto steps = [&](int64_t count) {
+    Shape part = shape;
+    if (count == 1)
+      part.loops.erase(part.loops.begin());
+    else
+      part.loops.front().count = count;
+    return part;
+  };
+  if (whole > 0)
+    put(0, outer, steps(whole), head);
+  int64_t next = whole;
+  if (bytes > whole * inner) {
+    std::vector<Descriptor> one;
+    put(whole, outer, steps(1), one);
+    split(one[0], steps(1), bytes - whole * inner, head, rest);
+    ++next;
+  }
+  if (next < outer.count)
+    put(next, outer, steps(outer.count - next), rest);
+}
+
+} // namespace reshard

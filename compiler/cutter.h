@@ -1,0 +1,33 @@
+// Cutting descriptors at a number of bytes.
+#pragma once
+
+#include "compiler/interner.h"
+#include "ir/ir.h"
+
+#include <deque>
+#include <vector>
+
+namespace reshard {
+
+/// Bytes that a shape moves.
+int64_t bytesOf(const ir::Shape &shape);
+
+/// Takes descriptors from the front of a queue, in the order of their bytes.
+class Cutter {
+public:
+  /// New shapes are interned in `shapes`, which outlives this.
+  explicit Cutter(Interner<ir::Shape> &shapes) : shapes_(shapes) {}
+
+  /// Moves the first `bytes` bytes of `queue`, which has as many, to the end of `pieces`. A descriptor across the end is cut: between
+  /// steps of its outermost loop, then within a step, at last in a row.
+  void take(std::deque<ir::Descriptor> &queue, int64_t bytes, std::vector<ir::Descriptor> &pieces);
+
+private:
+  /// Head and rest of a descriptor of more than `bytes` bytes; each at most two pieces for every loop.
+  void split(const ir::Descriptor &descriptor, const ir::Shape &shape, int64_t bytes, std::vector<ir::Descriptor> &head,
+             std::vector<ir::Descriptor> &rest);
+
+  Interner<ir::Shape> &shapes_;
+};
+
+} // namespace reshard

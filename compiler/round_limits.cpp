@@ -1,0 +1,91 @@
+#include "compiler/round_limits.h"
+
+#include "compiler/staging.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace reshard {
+
+namespace {
+
+constexpr int64_t kLeastBytes = 1 << 20, kMostBytes = 64 << 20; // of a message, where no limit asks for less
+constexpr int kMostTurns = 8;
+constexpr int64_t kMostMessages = 1 << 22; // of a plan that a small limit cuts up
+
+/// The busiest port of a tier.
+struct Load {
+  int64_t total = 0, bytes = 0, partners = 0;
+};
+
+/// The largest integer whose square is at most n (Newton).
+int64_t squareRoot(__int128 n) {
+  __int128 root = n, next = (n + 1) / 2;
+  while (next < root) {
+    root = next;
+    next = (root + n / root) / 2;
+  }
+  return static_cast<int64_t>(root);
+}
+
+int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlignment; }
+
+int64_t best(const Load &load, int64_t rate, int64_t latency, int64_t depth) {
+  const __int128 perMessage = static_cast<__int128>(rate) * latency / 1'000'000'000; // bytes a port could send meanwhile
+  int64_t bytes = squareRoot(2 * load.bytes * perMessage / std::max<int64_t>(1, load.partners));
+  if (depth > 0)
+    bytes = std::min(bytes, squareRoot(load.bytes * perMessage / depth));
+  return aligned(std::clamp(bytes, kLeastBytes, kMostBytes));
+}
+
+} // namespace
+
+std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, RoundLimits &limits) {
+  const ir::Topology &topology = layout.topology;
+  Load loads[2]; // between nodes, inside them
+  std::map<std::pair<int64_t, bool>, Load> ports[2];
+  int64_t depth = 0;
+  for (const Stream &stream : streams) {
+    std::vector<int64_t> depths(stream.hops.size());
+    for (size_t h = 0; h < stream.hops.size(); ++h) {
+      const Stream::Hop &hop = stream.hops[h];
+      const bool local = topology.node(hop.from) == topology.node(hop.to);
+      if (hop.after >= 0)
+        depths[h] = depths[hop.after] + 1;
+      depth = std::max(depth, depths[h]);
+      loads[local].total += stream.bytes;
+      for (const bool sends : {true, false}) {
+        const int64_t rank = sends ? hop.from : hop.to;
+        Load &port = ports[local][{local ? rank : topology.nic(rank), sends}];
+        port.bytes += stream.bytes;
+        ++port.partners;
+        loads[local].bytes = std::max(loads[local].bytes, port.bytes);
+        loads[local].partners = std::max(loads[local].partners, port.partners);
+      }
+    }
+  }
+  const bool far = loads[0].total > 0, near = loads[1].total > 0;
+  limits.localTurns = far && near ? static_cast<int>(std::clamp<int64_t>((loads[1].bytes + loads[0].bytes - 1) / loads[0].bytes, 1, kMostTurns)) : 1;
+  limits.bytes = best(loads[0], topology.nicRate, topology.nicLatency, depth);
+  limits.localBytes = best(loads[1], topology.linkRate, topology.linkLatency, depth);
+  if (far && near) // so that neither tier waits for the other's round to end
+    limits.localBytes = std::min(limits.localBytes, limits.bytes);
+  const int64_t limit = layout.stagingLimit;
+  if (limit == 0)
+    return {};
+
+  const int64_t slot = limit / 4, share = far && near ? slot / 2 : slot;
+  limits.localTurns = static_cast<int>(std::clamp<int64_t>(share / kStagingAlignment, 1, limits.localTurns));
+  limits.bytes = aligned(std::min(limits.bytes, share));
+  limits.localBytes = aligned(std::min(limits.localBytes, share / limits.localTurns));
+  const int64_t total = loads[0].total + loads[1].total, least = std::min(limits.bytes, limits.localBytes);
+  if (least > 0 && total / least <= kMostMessages)
+    return {};
+  const int64_t parts = far && near ? 8 : 4;
+  return "a staging limit of " + std::to_string(limit) + " bytes is too small for " + std::to_string(total) +
+         " bytes of messages, expected at least " +
+         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostMessages + kStagingAlignment) * parts) + " bytes";
+}
+
+} // namespace reshard

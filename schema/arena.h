@@ -1,0 +1,41 @@
+// Which step had which bytes of a rank's arena last: who takes them over must wait for it. The rule of compiler and loader.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace reshard::schema {
+
+class ArenaUse {
+public:
+  /// The steps that have bytes of [begin, end), which `step` takes over.
+  std::vector<uint32_t> take(int64_t begin, int64_t end, uint32_t step) {
+    std::vector<uint32_t> before;
+    auto at = uses_.lower_bound(begin);
+    if (at != uses_.begin() && std::prev(at)->second.end > begin)
+      --at;
+    while (at != uses_.end() && at->first < end) {
+      const auto [from, use] = *at;
+      before.push_back(use.step);
+      at = uses_.erase(at);
+      if (from < begin)
+        uses_[from] = {begin, use.step};
+      if (use.end > end)
+        at = uses_.emplace(end, use).first;
+    }
+    if (end > begin)
+      uses_[begin] = {end, step};
+    return before;
+  }
+
+private:
+  struct Use {
+    int64_t end;
+    uint32_t step;
+  };
+  std::map<int64_t, Use> uses_; // by begin, disjoint
+};
+
+} // namespace reshard::schema
