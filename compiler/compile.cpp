@@ -191,7 +191,7 @@ Statistics statistics(const Module &module) {
   std::vector<int64_t> egress(layout.world), ingress(layout.world);
   auto moves = [&](int32_t from, int32_t to, int64_t bytes) {
     s.remoteBytes += bytes;
-    egress[from] += bytes;
+    s.betweenNodes += layout.topology.node(from) != layout.topology.node(to) ? bytes : 0;
     ingress[to] += bytes;
   };
   for (const Tile &tile : module.transfers.tiles)
@@ -203,6 +203,7 @@ Statistics statistics(const Module &module) {
     const Route none, &route = transfer.route < 0 ? none : module.transfers.routes[transfer.route];
     for (const Hop &hop : route)
       moves(target.ranks[hop.from], target.ranks[hop.to], bytes);
+    s.passedBytes += bytes * static_cast<int64_t>(route.size());
     s.targetBytes += bytes * static_cast<int64_t>(1 + route.size());
     if (tile.family < 0) {
       s.paddingBytes += bytes;
@@ -214,15 +215,19 @@ Statistics statistics(const Module &module) {
       continue;
     else if (source.ranks[transfer.source] == target.ranks[transfer.target])
       s.localBytes += bytes;
-    else
+    else {
       moves(source.ranks[transfer.source], target.ranks[transfer.target], bytes);
+      egress[source.ranks[transfer.source]] += bytes;
+    }
   }
   if (!egress.empty()) {
     s.egressMax = *std::max_element(egress.begin(), egress.end());
     s.ingressMax = *std::max_element(ingress.begin(), ingress.end());
   }
   s.egressFloor = egressFloor(layout, module.transfers);
+  s.egressFree = freeEgressFloor(layout, module.transfers);
   s.ingressFloor = ingressFloor(layout, module.transfers);
+  s.floors = floors(layout, module.transfers);
   for (const Transfer &transfer : module.transfers.transfers) {
     int64_t pieces = transfer.count;
     const Tile &tile = module.transfers.tiles[transfer.tile];

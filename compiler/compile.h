@@ -3,6 +3,7 @@
 
 #include "compiler/allowed.h"
 #include "compiler/diagnostics.h"
+#include "compiler/floors.h"
 #include "ir/ir.h"
 
 #include <functional>
@@ -46,7 +47,9 @@ struct PassTime {
 struct Statistics {
   int64_t tensors = 0, params = 0, transfers = 0, descriptorsBefore = 0, descriptors = 0, messages = 0, rounds = 0;
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
-  int64_t egressMax = 0, egressFloor = 0, ingressMax = 0, ingressFloor = 0, stagingMax = 0;
+  int64_t betweenNodes = 0, passedBytes = 0; // of the remote ones: between nodes; passed on by targets
+  int64_t egressMax = 0, egressFloor = 0, egressFree = 0, ingressMax = 0, ingressFloor = 0, stagingMax = 0;
+  Floors floors;
 };
 
 struct CompileResult {

@@ -1,21 +1,220 @@
-// distribute: every tile to every target that wants it, with a source still to be chosen.
+// distribute: every tile to every target that wants it, with a source still to be chosen, and on the way where targets pass on what
+// they got. What a node lacks enters it once: cut into stripes, one for each of its ranks that want it, which exchange them inside
+// the node ("one copy enters each fast domain", shared/FIELD.md; HiCCL, MSCCL's hierarchical broadcasts). Between nodes stripes
+// go in pipelined chains where the holders' NICs are the bottleneck: a chain of n nodes costs its holder one copy, not n, and n - 1
+// messages of time. One length of chains serves the whole job: of the powers of two, the one whose estimate is least.
 
+#include "compiler/candidates.h"
+#include "compiler/interner.h"
+#include "compiler/optimum.h"
 #include "compiler/pass.h"
+#include "compiler/split.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
 
 namespace reshard {
 
 using namespace ir;
 
-std::string distribute(Module &module) {
-  Transfers &transfers = module.transfers;
-  for (uint32_t t = 0; t < transfers.tiles.size(); ++t)
-    for (int32_t target : transfers.tiles[t].targets) {
-      Transfer transfer;
-      transfer.tile = t;
-      transfer.count = static_cast<uint32_t>(transfers.tiles[t].tensors);
-      transfer.target = target;
-      transfers.transfers.push_back(transfer);
+namespace {
+
+/// Stripes are not made thinner than this, messages of a chain are taken to be as large as that (bytes).
+constexpr int64_t kLeastStripe = 256 << 10, kChainMessage = 8 << 20;
+
+/// Tiles that the same source places can give, which the same targets lack on the same nodes.
+struct Class {
+  unsigned endpoint = 0;
+  std::vector<int32_t> holders;               // source places
+  std::vector<std::vector<int32_t>> nodes;    // the targets on each node without a holder
+  std::vector<uint32_t> tiles;
+  int64_t bytes = 0;
+};
+
+class Distributor {
+public:
+  explicit Distributor(Module &module) : module_(module), layout_(module.layout), candidates_(layout_), splitter_(module) {}
+
+  void run() {
+    for (uint32_t t = 0; t < module_.transfers.tiles.size(); ++t)
+      sort(t);
+    const size_t length = chainLength();
+    for (size_t c = 0; c < classes_.size(); ++c)
+      send(classes_[c], c, length);
+    module_.transfers.routes = std::move(routes_).take();
+    auto &all = module_.transfers.transfers;
+    std::stable_sort(all.begin(), all.end(), [](const Transfer &a, const Transfer &b) {
+      return std::tie(a.tile, a.target, a.first, a.begin) < std::tie(b.tile, b.target, b.first, b.begin);
+    });
+  }
+
+private:
+  /// Targets whose node has a holder, or that need none, get a transfer of their own; the others make a class for each generation.
+  void sort(uint32_t t) {
+    const Tile &tile = module_.transfers.tiles[t];
+    const Endpoint &target = layout_.endpoints[tile.endpoint];
+    candidates_.select(tile);
+    std::map<uint32_t, std::map<int64_t, std::vector<int32_t>>> lacking; // by generation and node
+    for (int32_t place : tile.targets) {
+      const bool enters = layout_.topology.ranksPerNode > 0 && candidates_.remote(place) && candidates_.onNode(candidates_.nodeOf(place)).empty();
+      if (enters)
+        lacking[target.generation(place)][candidates_.nodeOf(place)].push_back(place);
+      else
+        module_.transfers.transfers.push_back(whole(t, place));
     }
+    for (auto &[generation, nodes] : lacking) {
+      std::vector<std::vector<int32_t>> places;
+      for (auto &[node, list] : nodes)
+        places.push_back(std::move(list));
+      const auto [at, added] = numbers_.try_emplace(std::make_tuple(tile.endpoint, candidates_.all(), places), classes_.size());
+      if (added)
+        classes_.push_back({tile.endpoint, candidates_.all(), std::move(places), {}, 0});
+      classes_[at->second].tiles.push_back(t);
+      classes_[at->second].bytes += tile.bytes * tile.tensors;
+    }
+  }
+
+  Transfer whole(uint32_t tile, int32_t target) const {
+    Transfer transfer;
+    transfer.tile = tile;
+    transfer.count = static_cast<uint32_t>(module_.transfers.tiles[tile].tensors);
+    transfer.target = target;
+    return transfer;
+  }
+
+  /// Stripes of a class: as many as a node has ranks for them.
+  static int64_t stripes(const Class &each) {
+    size_t most = 1;
+    for (const auto &places : each.nodes)
+      most = std::max(most, places.size());
+    return std::clamp<int64_t>(each.bytes / kLeastStripe, 1, static_cast<int64_t>(most));
+  }
+
+  /// Of 1, 2, 4 … nodes: a chain's length with the least time, by the busiest NIC and the chain's own delay.
+  size_t chainLength() const {
+    const Endpoint &source = layout_.endpoints[0];
+    size_t longest = 1, best = 1;
+    for (const Class &each : classes_)
+      longest = std::max(longest, each.nodes.size());
+    std::map<int64_t, int64_t> into; // by NIC
+    for (const Class &each : classes_)
+      for (const auto &places : each.nodes)
+        for (int32_t place : places)
+          into[nic(each, place)] += each.bytes / static_cast<int64_t>(places.size());
+    int64_t ingress = 0, least = INT64_MAX;
+    for (const auto &[nic, bytes] : into)
+      ingress = std::max(ingress, bytes);
+    for (size_t length = 1; length < 2 * longest; length *= 2) {
+      std::map<std::vector<int32_t>, int64_t> heads;
+      std::map<int64_t, int64_t> passed; // by NIC
+      for (size_t c = 0; c < classes_.size(); ++c) {
+        const Class &each = classes_[c];
+        const size_t nodes = each.nodes.size();
+        heads[each.holders] += each.bytes * static_cast<int64_t>((nodes + length - 1) / length);
+        for (size_t n = 0; n < nodes; ++n)
+          if (n % length + 1 < length && n + 1 < nodes)
+            for (int32_t place : each.nodes[(n + c) % nodes])
+              passed[nic(each, place)] += each.bytes / static_cast<int64_t>(each.nodes[(n + c) % nodes].size());
+      }
+      std::vector<int64_t> base(source.places());
+      int64_t egress = 0;
+      for (const auto &[nic, bytes] : passed)
+        egress = std::max(egress, bytes);
+      for (int64_t place = 0; place < source.places(); ++place)
+        if (const auto at = passed.find(layout_.topology.nic(source.ranks[place])); at != passed.end())
+          base[place] = at->second;
+      std::vector<SendClass> classes;
+      for (const auto &[holders, bytes] : heads)
+        classes.push_back({holders, bytes});
+      egress = std::max(egress, optimum(classes, base).load);
+      const int64_t estimate = std::max(ingress, egress) + static_cast<int64_t>(length - 1) * 2 * kChainMessage;
+      if (estimate < least) {
+        least = estimate;
+        best = length;
+      }
+    }
+    return best;
+  }
+
+  int64_t nic(const Class &each, int32_t place) const { return layout_.topology.nic(layout_.endpoints[each.endpoint].ranks[place]); }
+
+  /// Cuts a class into stripes and sends each along its chains. Classes start at different nodes and ranks, so that what falls to
+  /// the first and the last is spread.
+  void send(const Class &each, size_t number, size_t length) {
+    std::vector<Transfer> left;
+    for (uint32_t tile : each.tiles)
+      left.push_back(whole(tile, 0));
+    const int64_t count = stripes(each);
+    int64_t done = 0;
+    for (int64_t stripe = 0; stripe < count; ++stripe) {
+      std::vector<Transfer> mine;
+      const int64_t end = static_cast<int64_t>(static_cast<__int128>(each.bytes) * (stripe + 1) / count);
+      take(left, end - done, stripe + 1 == count, mine);
+      for (const Transfer &part : mine)
+        done += bytes(module_.transfers, part);
+      if (!mine.empty())
+        chains(each, number, static_cast<size_t>(stripe), length, mine);
+    }
+  }
+
+  /// Moves about `wanted` bytes from the front of `left` to `mine`.
+  void take(std::vector<Transfer> &left, int64_t wanted, bool all, std::vector<Transfer> &mine) {
+    size_t i = 0;
+    std::vector<Transfer> rest;
+    for (; i < left.size(); ++i) {
+      const int64_t size = bytes(module_.transfers, left[i]);
+      if (!all && size > wanted) {
+        splitter_.split(left[i], wanted, kLeastStripe / 16, mine, rest);
+        ++i;
+        break;
+      }
+      mine.push_back(left[i]);
+      wanted -= size;
+    }
+    rest.insert(rest.end(), left.begin() + static_cast<ptrdiff_t>(i), left.end());
+    left = std::move(rest);
+  }
+
+  void chains(const Class &each, size_t number, size_t stripe, size_t length, const std::vector<Transfer> &parts) {
+    const size_t nodes = each.nodes.size();
+    for (size_t first = 0; first < nodes; first += length) {
+      Route route;
+      int32_t head = -1, before = -1;
+      for (size_t n = first; n < std::min(nodes, first + length); ++n) {
+        const std::vector<int32_t> &places = each.nodes[(n + number) % nodes];
+        const int32_t entry = places[(stripe + number) % places.size()];
+        if (before < 0)
+          head = entry;
+        else
+          route.push_back({before, entry});
+        for (int32_t place : places)
+          if (place != entry)
+            route.push_back({entry, place});
+        before = entry;
+      }
+      const int32_t known = route.empty() ? -1 : static_cast<int32_t>(routes_.intern(std::move(route)));
+      for (Transfer part : parts) {
+        part.target = head;
+        part.route = known;
+        module_.transfers.transfers.push_back(part);
+      }
+    }
+  }
+
+  Module &module_;
+  const Layout &layout_;
+  Candidates candidates_;
+  Splitter splitter_;
+  std::vector<Class> classes_;
+  std::map<std::tuple<unsigned, std::vector<int32_t>, std::vector<std::vector<int32_t>>>, size_t> numbers_;
+  Interner<Route> routes_;
+};
+
+} // namespace
+
+std::string distribute(Module &module) {
+  Distributor(module).run();
   return {};
 }
 

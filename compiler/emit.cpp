@@ -73,6 +73,7 @@ Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &e
 void manifest(FlatBufferBuilder &builder, const ir::Module &module) {
   const ir::Layout &layout = module.layout;
   const Statistics counts = statistics(module);
+  const Floors &least = counts.floors;
   std::vector<Offset<fbs::Variable>> variables;
   for (const ir::IndexVariable &variable : layout.variables)
     variables.push_back(fbs::CreateVariableDirect(builder, variable.name.c_str(), variable.size));
@@ -93,7 +94,11 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module) {
                                 static_cast<uint32_t>(layout.world), layout.stagingLimit,
                                 static_cast<uint32_t>(layout.topology.ranksPerNode), &variables, &families, &endpoints,
                                 module.schedule.rounds, module.schedule.messages, counts.transfers, counts.descriptors,
-                                counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes),
+                                counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes,
+                                fbs::CreateFloors(builder, static_cast<uint32_t>(layout.topology.ranksPerNode),
+                                                  static_cast<uint32_t>(least.nodes), least.rankLocal, least.rankIngress,
+                                                  least.rankEgress, least.rankShare, least.nodeIngress, least.nodeEgress,
+                                                  least.nodeShare)),
       fbs::kManifestIdentifier);
 }
 

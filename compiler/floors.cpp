@@ -5,28 +5,151 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <vector>
 
 namespace reshard {
 
 using namespace ir;
 
-int64_t egressFloor(const Layout &layout, const Transfers &transfers, bool local, uint32_t generation) {
-  Candidates candidates(layout);
-  std::map<std::vector<int32_t>, int64_t> bytes; // by candidates
-  for (const Tile &tile : transfers.tiles) {
-    candidates.select(tile);
-    std::map<const std::vector<int32_t> *, int64_t> ofTile;
-    for (int32_t target : tile.targets)
-      if (layout.endpoints[tile.endpoint].generation(target) <= generation && candidates.remote(target))
-        ofTile[local ? &candidates.near(target) : &candidates.all()] += tile.bytes * tile.tensors;
-    for (const auto &[places, sum] : ofTile)
-      bytes[*places] += sum;
-  }
+namespace {
+
+/// The optimum over source places of bytes by candidates.
+int64_t load(const Layout &layout, const std::map<std::vector<int32_t>, int64_t> &bytes) {
   std::vector<SendClass> classes;
   for (const auto &[places, sum] : bytes)
     classes.push_back({places, sum});
   return optimum(classes, std::vector<int64_t>(layout.endpoints[0].places())).load;
+}
+
+} // namespace
+
+int64_t egressFloor(const Layout &layout, const Transfers &transfers) {
+  Candidates candidates(layout);
+  std::map<std::vector<int32_t>, int64_t> bytes; // by candidates
+  std::map<const std::vector<int32_t> *, int64_t> ofTile;
+  const Tile *tile = nullptr;
+  auto finish = [&] {
+    for (const auto &[places, sum] : ofTile)
+      bytes[*places] += sum;
+    ofTile.clear();
+  };
+  for (const Transfer &transfer : transfers.transfers) {
+    if (tile != &transfers.tiles[transfer.tile]) {
+      finish();
+      tile = &transfers.tiles[transfer.tile];
+      candidates.select(*tile);
+    }
+    if (candidates.remote(transfer.target))
+      ofTile[&candidates.near(transfer.target)] += ir::bytes(transfers, transfer);
+  }
+  finish();
+  return load(layout, bytes);
+}
+
+int64_t freeEgressFloor(const Layout &layout, const Transfers &transfers) {
+  Candidates candidates(layout);
+  std::map<std::vector<int32_t>, int64_t> bytes; // by holders
+  for (const Tile &tile : transfers.tiles) {
+    candidates.select(tile);
+    int64_t sum = 0;
+    for (int32_t target : tile.targets)
+      sum += candidates.remote(target) ? tile.bytes * tile.tensors : 0;
+    if (sum > 0)
+      bytes[candidates.all()] += sum;
+  }
+  return load(layout, bytes);
+}
+
+namespace {
+
+int64_t largest(const std::map<int64_t, int64_t> &values) {
+  int64_t most = 0;
+  for (const auto &[key, value] : values)
+    most = std::max(most, value);
+  return most;
+}
+
+/// The optimum of bytes that must leave one of some ranks, or nodes, and the sum of what must arrive over all of them.
+class Leaving {
+public:
+  void add(std::vector<int32_t> holders, int64_t bytes) { classes_[std::move(holders)] += bytes; }
+  void arrive(int64_t bytes) { arriving_ += bytes; }
+  int64_t egress(int64_t count) const {
+    std::vector<SendClass> classes;
+    for (const auto &[holders, bytes] : classes_)
+      classes.push_back({holders, bytes});
+    return optimum(classes, std::vector<int64_t>(count)).load;
+  }
+  int64_t share(int64_t over) const { return over > 0 ? (arriving_ + over - 1) / over : 0; }
+
+private:
+  std::map<std::vector<int32_t>, int64_t> classes_;
+  int64_t arriving_ = 0;
+};
+
+} // namespace
+
+Floors floors(const Layout &layout, const Transfers &transfers) {
+  Floors result;
+  const Endpoint &source = layout.endpoints[0];
+  std::set<int64_t> ranks, nodes;
+  for (const Endpoint &endpoint : layout.endpoints)
+    for (size_t place = 0; place < endpoint.ranks.size() && !endpoint.storage; ++place) {
+      ranks.insert(endpoint.ranks[place]);
+      nodes.insert(layout.topology.node(endpoint.ranks[place]));
+    }
+  result.nodes = static_cast<int64_t>(nodes.size());
+  Candidates candidates(layout);
+  Leaving rankLeaving, nodeLeaving;
+  std::map<int64_t, int64_t> local, intoRank, intoNode;
+  for (const Tile &tile : transfers.tiles) {
+    const Endpoint &target = layout.endpoints[tile.endpoint];
+    if (tile.family < 0 || source.storage || target.storage)
+      continue;
+    candidates.select(tile);
+    const int64_t bytes = tile.bytes * tile.tensors;
+    std::vector<int32_t> holderRanks, holderNodes;
+    for (int32_t place : candidates.all()) {
+      holderRanks.push_back(source.ranks[place]);
+      holderNodes.push_back(static_cast<int32_t>(layout.topology.node(source.ranks[place])));
+    }
+    for (auto *list : {&holderRanks, &holderNodes}) {
+      std::sort(list->begin(), list->end());
+      list->erase(std::unique(list->begin(), list->end()), list->end());
+    }
+    std::set<int64_t> needing;
+    bool remote = false;
+    for (int32_t place : tile.targets) {
+      if (!candidates.remote(place)) {
+        local[target.ranks[place]] += bytes;
+        continue;
+      }
+      remote = true;
+      intoRank[target.ranks[place]] += bytes;
+      rankLeaving.arrive(bytes);
+      const int64_t node = candidates.nodeOf(place);
+      if (!std::binary_search(holderNodes.begin(), holderNodes.end(), static_cast<int32_t>(node)))
+        needing.insert(node);
+    }
+    for (int64_t node : needing) {
+      intoNode[node] += bytes;
+      result.betweenNodes += bytes;
+      nodeLeaving.arrive(bytes);
+    }
+    if (remote)
+      rankLeaving.add(std::move(holderRanks), bytes);
+    if (!needing.empty())
+      nodeLeaving.add(std::move(holderNodes), bytes);
+  }
+  result.rankLocal = largest(local);
+  result.rankIngress = largest(intoRank);
+  result.rankEgress = rankLeaving.egress(layout.world);
+  result.rankShare = rankLeaving.share(static_cast<int64_t>(ranks.size()));
+  result.nodeIngress = largest(intoNode);
+  result.nodeEgress = nodeLeaving.egress(layout.world);
+  result.nodeShare = nodeLeaving.share(result.nodes);
+  return result;
 }
 
 int64_t ingressFloor(const Layout &layout, const Transfers &transfers) {

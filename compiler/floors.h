@@ -5,11 +5,25 @@
 
 namespace reshard {
 
-/// The least that the busiest source rank must send where no target passes anything on, in bytes, given who holds what and that
-/// a rank which holds a piece itself takes its own (`local`: and one whose node holds it, its node's): the exact fractional
-/// optimum (optimum.h). Needs tiles, not yet choices. `generation`: only targets that joined up to then.
-int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers, bool local = true,
-                    uint32_t generation = UINT32_MAX);
+/// The least that the busiest source rank must send, in bytes, by the locality rule: a rank that holds a piece itself takes its own, one
+/// whose node holds it, its node's; and targets pass on what distribute says. The exact fractional optimum (optimum.h) for the
+/// transfers as they are, whose sources, and cuts, do not matter.
+int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
+
+/// The same without the rule and where no target passes anything on: any holder may serve any rank that does not hold the piece.
+int64_t freeEgressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
+
+/// What no plan can beat on nodes of the layout's topology, relays or not, in bytes. Each is the largest of a rank or a node (plan.fbs).
+struct Floors {
+  int64_t nodes = 1; // that have source or target ranks
+  int64_t rankLocal = 0, rankIngress = 0, rankEgress = 0, rankShare = 0;
+  int64_t nodeIngress = 0, nodeEgress = 0, nodeShare = 0;
+  int64_t betweenNodes = 0; // all bytes that must go between nodes: what a node lacks, once
+};
+
+/// A byte that somebody needs and has not must leave one of its holders at least once: the fractional optimum over holders. All such
+/// bytes, once for each that needs them, leave somebody: their sum over all that send or receive. Storage has no floor here.
+Floors floors(const ir::Layout &layout, const ir::Transfers &transfers);
 
 /// The most that a target rank must receive from others, in bytes; no choice of sources changes it.
 int64_t ingressFloor(const ir::Layout &layout, const ir::Transfers &transfers);

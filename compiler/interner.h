@@ -21,6 +21,12 @@ struct ValueHash {
         hash = combineHash(hash, field);
     return hash;
   }
+  size_t operator()(const ir::Route &route) const {
+    size_t hash = route.size();
+    for (const ir::Hop &hop : route)
+      hash = combineHash(combineHash(hash, hop.from), hop.to);
+    return hash;
+  }
   size_t operator()(const ir::Shape &shape) const {
     size_t hash = combineHash(shape.loops.size(), shape.rowBytes);
     for (const ir::Loop &loop : shape.loops)

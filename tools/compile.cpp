@@ -43,8 +43,8 @@ Json counts(const Statistics &s) {
           {"messages", s.messages},
           {"rounds", s.rounds},
           {"descriptors", {{"before", s.descriptorsBefore}, {"after", s.descriptors}}},
-          {"bytes", {{"target", s.targetBytes}, {"local", s.localBytes}, {"remote", s.remoteBytes}, {"storage", s.storageBytes}, {"padding", s.paddingBytes}}},
-          {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}}}};
+          {"bytes", {{"target", s.targetBytes}, {"local", s.localBytes}, {"remote", s.remoteBytes}, {"between_nodes", s.betweenNodes}, {"between_nodes_least", s.floors.betweenNodes}, {"passed_on", s.passedBytes}, {"storage", s.storageBytes}, {"padding", s.paddingBytes}}},
+          {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"egress_floor_anywhere", s.egressFree}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}}}};
 }
 
 /// The last good IR and the line that goes on from it, so that a failure can be taken home.

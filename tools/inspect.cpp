@@ -1,6 +1,9 @@
 // reshard-inspect: what a plan is, what one rank does, where a param comes from, and whether it is right.
 
+#include "compiler/topology.h"
 #include "tools/inspection.h"
+
+#include <cstdio>
 
 using namespace reshard::tools;
 
@@ -13,17 +16,31 @@ int main(int argc, char **argv) {
     options.rank = static_cast<int64_t>(number);
     return error;
   };
+  std::string topology;
   Command command{"reshard-inspect",
                   "PLAN",
                   "Prints what a plan holds; --verify proves it.",
                   {{"--rank", "N", "every step of one rank, with names", rank},
                    {"--param", "GLOB", "the target params whose names match: what they hold and where it comes from", setText(options.param)},
                    {"--format", "FORMAT", "text or json", setChoice(options.format, {"text", "json"})},
-                   {"--verify", "", "prove that every target byte is written once, from the right source byte", setSwitch(options.verify)}},
+                   {"--verify", "", "prove that every target byte is written once, from the right source byte", setSwitch(options.verify)},
+                   {"--simulate", "TOPOLOGY", "predict the time on a topology file, beside the least that any plan could take", setText(topology)},
+                   {"--trace", "FILE", "write what is simulated for Perfetto", setText(options.trace)}},
                   1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
+  if (!topology.empty()) {
+    reshard::Diagnostics diagnostics;
+    options.topology = reshard::readTopologyFile(topology, diagnostics);
+    if (!options.topology) {
+      std::fprintf(stderr, "%s", diagnostics.text().c_str());
+      return kUsage;
+    }
+  } else if (!options.trace.empty()) {
+    complain("reshard-inspect", "--trace writes what --simulate does, which is not asked for");
+    return kUsage;
+  }
   try {
     return inspect(options);
   } catch (const std::exception &exception) {

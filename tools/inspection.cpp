@@ -1,6 +1,7 @@
 #include "tools/inspection.h"
 
 #include "tools/coverage.h"
+#include "tools/simulation.h"
 #include "tools/vectors.h"
 
 #include <nlohmann/json.hpp>
@@ -259,6 +260,8 @@ int inspect(const InspectionOptions &options) {
     return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
   if (!options.param.empty())
     return inspectParam(*plan, options.param, json);
+  if (options.topology)
+    return inspectSimulation(*plan, options);
   if (options.verify)
     return verify(*plan, json);
   const Json s = summary(*plan);

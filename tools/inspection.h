@@ -1,8 +1,10 @@
 // The answers of reshard-inspect.
 #pragma once
 
+#include "ir/ir.h"
 #include "tools/common.h"
 
+#include <optional>
 #include <string>
 
 namespace reshard::tools {
@@ -11,6 +13,8 @@ struct InspectionOptions {
   std::string plan, param, format = "text";
   int64_t rank = -1; // -1: none asked for
   bool verify = false;
+  std::optional<ir::Topology> topology; // to simulate on
+  std::string trace;                    // where to write the simulation's activities
 };
 
 /// Prints to stdout, complains on stderr; returns the exit code.

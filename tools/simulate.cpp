@@ -1,0 +1,367 @@
+#include "tools/simulate.h"
+
+#include "tools/coverage.h"
+#include "tools/vectors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <queue>
+
+namespace reshard::tools {
+
+namespace {
+
+using namespace schema;
+
+/// Flows over resources that are shared by max-min fairness; time goes from one end of a flow to the next.
+class Flows {
+public:
+  uint32_t resource(double rate) {
+    resources_.push_back({rate, {}, 0, 0});
+    return static_cast<uint32_t>(resources_.size() - 1);
+  }
+
+  double now() const { return now_; }
+  /// Seconds that a resource was in use.
+  double busy(uint32_t resource) const { return resources_[resource].busy; }
+
+  /// Lets `bytes` flow through one or two resources; `id` comes back from next().
+  void start(uint32_t id, double bytes, uint32_t first, uint32_t second) {
+    if (flows_.size() <= id)
+      flows_.resize(id + 1);
+    Flow &flow = flows_[id];
+    flow.left = bytes;
+    flow.since = now_;
+    flow.resources = {first};
+    if (second != first)
+      flow.resources.push_back(second);
+    for (uint32_t r : flow.resources) {
+      if (resources_[r].flows.empty())
+        resources_[r].since = now_;
+      resources_[r].flows.push_back(id);
+    }
+    share(flow.resources);
+  }
+
+  /// Calls back at a time.
+  void at(double time, uint32_t id) { events_.push({time, id, 0, true}); }
+
+  /// Goes on to the next flow that ends, or the next callback; false: nothing is left.
+  bool next(uint32_t &id, bool &timer) {
+    while (!events_.empty()) {
+      const Event event = events_.top();
+      events_.pop();
+      if (!event.timer && flows_[event.id].version != event.version)
+        continue;
+      now_ = event.time;
+      id = event.id;
+      timer = event.timer;
+      if (!timer)
+        finish(id);
+      return true;
+    }
+    return false;
+  }
+
+private:
+  struct Resource {
+    double rate;
+    std::vector<uint32_t> flows;
+    double busy, since;
+  };
+  struct Flow {
+    double left = 0, rate = 0, since = 0;
+    uint64_t version = 0;
+    std::vector<uint32_t> resources;
+  };
+  struct Event {
+    double time;
+    uint32_t id;
+    uint64_t version;
+    bool timer;
+    bool operator<(const Event &other) const { return std::tie(time, id) > std::tie(other.time, other.id); }
+  };
+
+  void finish(uint32_t id) {
+    Flow &flow = flows_[id];
+    ++flow.version;
+    for (uint32_t r : flow.resources) {
+      std::erase(resources_[r].flows, id);
+      if (resources_[r].flows.empty())
+        resources_[r].busy += now_ - resources_[r].since;
+    }
+    share(flow.resources);
+  }
+
+  /// New rates for all flows that compete, directly or not, on these resources: the fullest resource first (progressive filling).
+  void share(const std::vector<uint32_t> &changed) {
+    std::vector<uint32_t> resources = changed, flows;
+    for (size_t i = 0; i < resources.size(); ++i)
+      for (uint32_t f : resources_[resources[i]].flows)
+        if (std::find(flows.begin(), flows.end(), f) == flows.end()) {
+          flows.push_back(f);
+          for (uint32_t r : flows_[f].resources)
+            if (std::find(resources.begin(), resources.end(), r) == resources.end())
+              resources.push_back(r);
+        }
+    for (uint32_t f : flows) {
+      Flow &flow = flows_[f];
+      flow.left = std::max(0.0, flow.left - flow.rate * (now_ - flow.since));
+      flow.since = now_;
+      flow.rate = -1;
+    }
+    for (size_t open = flows.size(); open > 0;) {
+      double least = INFINITY;
+      uint32_t tightest = 0;
+      for (uint32_t r : resources) {
+        double rest = resources_[r].rate;
+        int sharing = 0;
+        for (uint32_t f : resources_[r].flows)
+          flows_[f].rate < 0 ? ++sharing : rest -= flows_[f].rate;
+        if (sharing > 0 && rest / sharing < least) {
+          least = rest / sharing;
+          tightest = r;
+        }
+      }
+      for (uint32_t f : resources_[tightest].flows)
+        if (flows_[f].rate < 0) {
+          flows_[f].rate = least;
+          --open;
+        }
+    }
+    for (uint32_t f : flows)
+      events_.push({now_ + flows_[f].left / flows_[f].rate, f, ++flows_[f].version, false});
+  }
+
+  std::vector<Resource> resources_;
+  std::vector<Flow> flows_;
+  std::priority_queue<Event> events_;
+  double now_ = 0;
+};
+
+class Simulator {
+public:
+  Simulator(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result)
+      : plan_(plan), topology_(topology), keep_(keep), result_(result) {}
+
+  std::string run() {
+    const uint32_t world = plan_.world();
+    std::vector<const Segment *> segments(world);
+    for (uint32_t rank = 0; rank < world; ++rank)
+      if (std::string error = plan_.segment(rank, segments[rank]); !error.empty())
+        return error;
+    if (std::string error = checkMessages(plan_); !error.empty())
+      return error;
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      copies_.push_back(flows_.resource(static_cast<double>(topology_.copyRate)));
+      for (auto &side : links_)
+        side.push_back(flows_.resource(static_cast<double>(topology_.linkRate)));
+      while (nics_[0].size() <= static_cast<size_t>(topology_.nic(rank)))
+        for (auto &side : nics_)
+          side.push_back(flows_.resource(static_cast<double>(topology_.nicRate)));
+    }
+    build(segments);
+    for (uint32_t a = 0; a < activities_.size(); ++a)
+      if (activities_[a].waits == 0)
+        start(a);
+    uint32_t done = 0;
+    bool timer = false;
+    while (flows_.next(done, timer))
+      if (!timer && activities_[done].delay > 0) {
+        ended(done, false);
+        flows_.at(flows_.now() + activities_[done].delay, done);
+      } else if (timer) {
+        ended(done, true);
+      } else {
+        ended(done, false);
+        ended(done, true);
+      }
+    if (finished_ != activities_.size())
+      return "step " + std::to_string(finished_) + " of " + std::to_string(activities_.size()) + " is the last that can start: the steps wait for each other";
+    report();
+    return {};
+  }
+
+private:
+  /// Something that takes time. Its bytes are through (released), and then, a latency later, there (arrived).
+  struct Task {
+    Activity activity;
+    uint32_t first = 0, second = 0; // resources
+    double delay = 0;               // seconds from released to arrived
+    uint32_t waits = 0;
+    std::vector<uint32_t> released, arrived; // who waits for it
+  };
+
+  uint32_t add(Activity activity, uint32_t first, uint32_t second, double delay = 0) {
+    Task task;
+    task.activity = activity;
+    task.first = first;
+    task.second = second;
+    task.delay = delay;
+    activities_.push_back(std::move(task));
+    return static_cast<uint32_t>(activities_.size() - 1);
+  }
+
+  void after(uint32_t before, bool arrived, uint32_t task) {
+    (arrived ? activities_[before].arrived : activities_[before].released).push_back(task);
+    ++activities_[task].waits;
+  }
+
+  /// The tasks of a message or a local step.
+  struct Tasks {
+    uint32_t pack = kNone, wire = kNone, unpack = kNone;
+  };
+
+  void build(const std::vector<const Segment *> &segments) {
+    std::vector<Tasks> messages(plan_.manifest().messages());
+    for (uint32_t rank = 0; rank < segments.size(); ++rank)
+      for (const Step *step : all(segments[rank]->steps())) {
+        Activity activity{Activity::Kind::copy, static_cast<int32_t>(rank), -1, step->message(), step->round(), step->bytes()};
+        if (step->kind() == StepKind::send) {
+          Tasks &tasks = messages[step->message()];
+          const bool local = topology_.node(rank) == topology_.node(step->peer());
+          activity.peer = static_cast<int32_t>(step->peer());
+          activity.kind = Activity::Kind::wire;
+          tasks.wire = local ? add(activity, links_[0][rank], links_[1][step->peer()], static_cast<double>(topology_.linkLatency) * 1e-9)
+                             : add(activity, nics_[0][topology_.nic(rank)], nics_[1][topology_.nic(step->peer())], static_cast<double>(topology_.nicLatency) * 1e-9);
+          if (step->staging() != UINT64_MAX) {
+            activity.kind = Activity::Kind::pack;
+            tasks.pack = add(activity, copies_[rank], copies_[rank]);
+            after(tasks.pack, true, tasks.wire);
+          }
+        } else if (step->kind() != StepKind::recv) {
+          add(activity, copies_[rank], copies_[rank]);
+        }
+      }
+    for (uint32_t rank = 0; rank < segments.size(); ++rank)
+      for (const Step *step : all(segments[rank]->steps()))
+        if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX) {
+          Tasks &tasks = messages[step->message()];
+          tasks.unpack = add({Activity::Kind::unpack, static_cast<int32_t>(rank), static_cast<int32_t>(step->peer()), step->message(), step->round(), step->bytes()},
+                             copies_[rank], copies_[rank]);
+          after(tasks.wire, true, tasks.unpack);
+        }
+    for (uint32_t rank = 0; rank < segments.size(); ++rank)
+      order(rank, *segments[rank], messages);
+  }
+
+  /// What a rank's steps wait for: `after`, and the messages of earlier rounds, tier by tier and direction by direction.
+  void order(uint32_t rank, const Segment &segment, const std::vector<Tasks> &messages) {
+    struct Group {
+      uint32_t round = 0;
+      std::vector<uint32_t> now, before;
+    } groups[2][2];
+    for (const Step *step : all(segment.steps())) {
+      const bool send = step->kind() == StepKind::send;
+      if (!send && step->kind() != StepKind::recv)
+        continue;
+      const Tasks &tasks = messages[step->message()];
+      Group &group = groups[send][topology_.node(rank) == topology_.node(step->peer())];
+      if (group.round != step->round()) {
+        group.round = step->round();
+        group.before = std::move(group.now);
+        group.now.clear();
+      }
+      for (uint32_t wire : group.before)
+        after(wire, false, tasks.wire);
+      group.now.push_back(tasks.wire);
+      for (uint32_t i = 0; i < step->after_count(); ++i) {
+        const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
+        const Tasks &last = messages[earlier.message()];
+        const uint32_t waiting = send && tasks.pack != kNone ? tasks.pack : tasks.wire;
+        if (earlier.kind() == StepKind::send)
+          after(last.wire, false, waiting);
+        else if (earlier.kind() == StepKind::recv)
+          after(last.unpack != kNone ? last.unpack : last.wire, true, waiting);
+      }
+    }
+  }
+
+  void start(uint32_t number) {
+    Task &task = activities_[number];
+    task.activity.begin = flows_.now();
+    flows_.start(number, static_cast<double>(task.activity.bytes), task.first, task.second);
+  }
+
+  void ended(uint32_t number, bool arrived) {
+    Task &task = activities_[number];
+    if (!arrived) {
+      task.activity.end = flows_.now();
+    } else {
+      ++finished_;
+      result_.seconds = std::max(result_.seconds, flows_.now());
+    }
+    for (uint32_t next : arrived ? task.arrived : task.released)
+      if (--activities_[next].waits == 0)
+        start(next);
+  }
+
+  void report() {
+    auto most = [&](const std::vector<uint32_t> *sides, int64_t &which, double &seconds) {
+      for (size_t i = 0; i < sides[0].size(); ++i)
+        for (int side = 0; side < 2; ++side)
+          if (flows_.busy(sides[side][i]) > seconds) {
+            seconds = flows_.busy(sides[side][i]);
+            which = static_cast<int64_t>(i);
+          }
+    };
+    result_.busiestNic = -1;
+    most(links_, result_.busiestRank, result_.rankBusy);
+    most(nics_, result_.busiestNic, result_.nicBusy);
+    if (result_.nicBusy > result_.rankBusy && topology_.nic(result_.busiestNic) == result_.busiestNic) {
+      result_.busiestRank = result_.busiestNic; // a NIC of its own
+      result_.rankBusy = result_.nicBusy;
+    }
+    std::map<std::pair<int, int32_t>, double> spent;
+    for (const Task &task : activities_) {
+      const int kind = static_cast<int>(task.activity.kind);
+      double &sum = spent[{kind, task.activity.rank}];
+      sum += task.activity.end - task.activity.begin;
+      result_.stages[kind] = std::max(result_.stages[kind], sum);
+      if (keep_)
+        result_.activities.push_back(task.activity);
+    }
+    floor();
+  }
+
+  void floor() {
+    const Manifest &m = plan_.manifest();
+    const Floors *floors = m.floors();
+    if (!floors || floors->ranks_per_node() != static_cast<uint64_t>(topology_.ranksPerNode))
+      return;
+    const bool nodes = floors->nodes() > 1;
+    const double rank = static_cast<double>(topology_.linkRate + (nodes ? topology_.nicRate : 0));
+    const int64_t perNode = topology_.nicsPerNode ? topology_.nicsPerNode : topology_.ranksPerNode;
+    const double node = static_cast<double>(topology_.nicRate) * static_cast<double>(std::max<int64_t>(1, perNode));
+    auto term = [&](const char *name, uint64_t bytes, double rate) { result_.floor.push_back({name, static_cast<double>(bytes) / rate}); };
+    term("into a rank", floors->rank_ingress(), rank);
+    term("out of the holders' ranks", floors->rank_egress(), rank);
+    term("through all ranks", floors->rank_share(), rank);
+    term("into a node", floors->node_ingress(), node);
+    term("out of the holders' nodes", floors->node_egress(), node);
+    term("through all NICs", floors->node_share(), node);
+    term("copies on a rank", floors->rank_local(), static_cast<double>(topology_.copyRate));
+    for (const FloorTerm &each : result_.floor)
+      result_.floorSeconds = std::max(result_.floorSeconds, each.seconds);
+  }
+
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  const Plan &plan_;
+  const ir::Topology &topology_;
+  const bool keep_;
+  Simulation &result_;
+  Flows flows_;
+  std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; out, in
+  std::vector<Task> activities_;
+  size_t finished_ = 0;
+};
+
+} // namespace
+
+std::string simulate(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result) {
+  return Simulator(plan, topology, keep, result).run();
+}
+
+} // namespace reshard::tools
