@@ -96,9 +96,10 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module) {
                                 module.schedule.rounds, module.schedule.messages, counts.transfers, counts.descriptors,
                                 counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes,
                                 fbs::CreateFloors(builder, static_cast<uint32_t>(layout.topology.ranksPerNode),
+                                                  static_cast<uint32_t>(layout.topology.nicsPerNode),
                                                   static_cast<uint32_t>(least.nodes), least.rankLocal, least.rankIngress,
-                                                  least.rankEgress, least.rankShare, least.nodeIngress, least.nodeEgress,
-                                                  least.nodeShare)),
+                                                  least.rankEgress, least.rankShare, least.nicIngress, least.nicEgress,
+                                                  least.nicShare)),
       fbs::kManifestIdentifier);
 }
 

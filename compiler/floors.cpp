@@ -93,15 +93,21 @@ private:
 Floors floors(const Layout &layout, const Transfers &transfers) {
   Floors result;
   const Endpoint &source = layout.endpoints[0];
-  std::set<int64_t> ranks, nodes;
+  std::set<int64_t> ranks, nodes, nics;
+  std::map<int64_t, std::vector<int32_t>> nicsOf; // a node's, of all ranks of the world
+  for (int64_t rank = 0; rank < layout.world; ++rank)
+    if (const auto nic = static_cast<int32_t>(layout.topology.nic(rank)); nicsOf[layout.topology.node(rank)].empty() || nicsOf[layout.topology.node(rank)].back() != nic)
+      nicsOf[layout.topology.node(rank)].push_back(nic);
   for (const Endpoint &endpoint : layout.endpoints)
     for (size_t place = 0; place < endpoint.ranks.size() && !endpoint.storage; ++place) {
       ranks.insert(endpoint.ranks[place]);
       nodes.insert(layout.topology.node(endpoint.ranks[place]));
     }
+  for (int64_t node : nodes)
+    nics.insert(nicsOf[node].begin(), nicsOf[node].end());
   result.nodes = static_cast<int64_t>(nodes.size());
   Candidates candidates(layout);
-  Leaving rankLeaving, nodeLeaving;
+  Leaving rankLeaving, nicLeaving;
   std::map<int64_t, int64_t> local, intoRank, intoNode;
   for (const Tile &tile : transfers.tiles) {
     const Endpoint &target = layout.endpoints[tile.endpoint];
@@ -135,20 +141,26 @@ Floors floors(const Layout &layout, const Transfers &transfers) {
     for (int64_t node : needing) {
       intoNode[node] += bytes;
       result.betweenNodes += bytes;
-      nodeLeaving.arrive(bytes);
+      nicLeaving.arrive(bytes);
     }
     if (remote)
       rankLeaving.add(std::move(holderRanks), bytes);
-    if (!needing.empty())
-      nodeLeaving.add(std::move(holderNodes), bytes);
+    if (needing.empty())
+      continue;
+    std::vector<int32_t> holderNics;
+    for (int32_t node : holderNodes)
+      holderNics.insert(holderNics.end(), nicsOf[node].begin(), nicsOf[node].end());
+    nicLeaving.add(std::move(holderNics), bytes);
   }
   result.rankLocal = largest(local);
   result.rankIngress = largest(intoRank);
   result.rankEgress = rankLeaving.egress(layout.world);
   result.rankShare = rankLeaving.share(static_cast<int64_t>(ranks.size()));
-  result.nodeIngress = largest(intoNode);
-  result.nodeEgress = nodeLeaving.egress(layout.world);
-  result.nodeShare = nodeLeaving.share(result.nodes);
+  for (auto &[node, bytes] : intoNode)
+    bytes = (bytes + static_cast<int64_t>(nicsOf[node].size()) - 1) / static_cast<int64_t>(nicsOf[node].size());
+  result.nicIngress = largest(intoNode);
+  result.nicEgress = nicLeaving.egress(layout.world);
+  result.nicShare = nicLeaving.share(static_cast<int64_t>(nics.size()));
   return result;
 }
 

@@ -13,11 +13,11 @@ int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
 /// The same without the rule and where no target passes anything on: any holder may serve any rank that does not hold the piece.
 int64_t freeEgressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
 
-/// What no plan can beat on nodes of the layout's topology, relays or not, in bytes. Each is the largest of a rank or a node (plan.fbs).
+/// What no plan can beat on nodes of the layout's topology, relays or not, in bytes. Each is the largest of a rank or a NIC (plan.fbs).
 struct Floors {
   int64_t nodes = 1; // that have source or target ranks
   int64_t rankLocal = 0, rankIngress = 0, rankEgress = 0, rankShare = 0;
-  int64_t nodeIngress = 0, nodeEgress = 0, nodeShare = 0;
+  int64_t nicIngress = 0, nicEgress = 0, nicShare = 0;
   int64_t betweenNodes = 0; // all bytes that must go between nodes: what a node lacks, once
 };
 

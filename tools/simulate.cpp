@@ -328,19 +328,17 @@ private:
   void floor() {
     const Manifest &m = plan_.manifest();
     const Floors *floors = m.floors();
-    if (!floors || floors->ranks_per_node() != static_cast<uint64_t>(topology_.ranksPerNode))
+    if (!floors || floors->ranks_per_node() != static_cast<uint64_t>(topology_.ranksPerNode) ||
+        floors->nics_per_node() != static_cast<uint64_t>(topology_.nicsPerNode))
       return;
-    const bool nodes = floors->nodes() > 1;
-    const double rank = static_cast<double>(topology_.linkRate + (nodes ? topology_.nicRate : 0));
-    const int64_t perNode = topology_.nicsPerNode ? topology_.nicsPerNode : topology_.ranksPerNode;
-    const double node = static_cast<double>(topology_.nicRate) * static_cast<double>(std::max<int64_t>(1, perNode));
+    const auto rank = static_cast<double>(topology_.linkRate + (floors->nodes() > 1 ? topology_.nicRate : 0)), nic = static_cast<double>(topology_.nicRate);
     auto term = [&](const char *name, uint64_t bytes, double rate) { result_.floor.push_back({name, static_cast<double>(bytes) / rate}); };
     term("into a rank", floors->rank_ingress(), rank);
     term("out of the holders' ranks", floors->rank_egress(), rank);
     term("through all ranks", floors->rank_share(), rank);
-    term("into a node", floors->node_ingress(), node);
-    term("out of the holders' nodes", floors->node_egress(), node);
-    term("through all NICs", floors->node_share(), node);
+    term("into a node's NICs", floors->nic_ingress(), nic);
+    term("out of the holders' NICs", floors->nic_egress(), nic);
+    term("through all NICs", floors->nic_share(), nic);
     term("copies on a rank", floors->rank_local(), static_cast<double>(topology_.copyRate));
     for (const FloorTerm &each : result_.floor)
       result_.floorSeconds = std::max(result_.floorSeconds, each.seconds);
