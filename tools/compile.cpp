@@ -44,6 +44,14 @@ Json counts(const Statistics &s) {
           {"rounds", s.rounds},
           {"descriptors", {{"before", s.descriptorsBefore}, {"after", s.descriptors}}},
           {"bytes", {{"target", s.targetBytes}, {"local", s.localBytes}, {"remote", s.remoteBytes}, {"between_nodes", s.betweenNodes}, {"between_nodes_least", s.floors.betweenNodes}, {"passed_on", s.passedBytes}, {"storage", s.storageBytes}, {"padding", s.paddingBytes}}},
+          {"floors",
+           {{"rank_local", s.floors.rankLocal},
+            {"rank_ingress", s.floors.rankIngress},
+            {"rank_egress", s.floors.rankEgress},
+            {"rank_share", s.floors.rankShare},
+            {"nic_ingress", s.floors.nicIngress},
+            {"nic_egress", s.floors.nicEgress},
+            {"nic_share", s.floors.nicShare}}},
           {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"egress_floor_anywhere", s.egressFree}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}}}};
 }
 

@@ -1,0 +1,100 @@
+"""Plans beside their floors, on the shipped topologies: floors recomputed from the layouts alone (floors.py), simulated time within 1.10 of
+the floor, arenas within their limits, what relays gain. RESHARD_BIN: the folder of the commands."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import floors
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+TOPOLOGIES = ROOT / "examples" / "topologies"
+# A changed topology changes every figure: docs/performance.md then has to be measured again.
+HASHES = {
+    "h100x8": "94f0b18c4ecbc928",
+    "h200x8": "ae3a4dda2cb5720e",
+    "gb200-nvl72": "03e66b0c9eb1d508",
+    "ethernet-100g": "932c673b90993141",
+}
+JOBS = {
+    "kimi-k2-256-to-128": "h100x8",
+    "deepseek-v3-256-to-128": "h100x8",
+    "llama3-8b-16-to-8": "h100x8",
+    "llama3-70b-48-to-128": "h100x8",
+    "qwen3-30b-a3b-16-to-30": "h100x8",
+    "qwen3-235b-a22b-64-to-64": "gb200-nvl72",
+}
+if os.environ.get("RESHARD_SMALL"):
+    JOBS = {job: JOBS[job] for job in ("llama3-8b-16-to-8", "qwen3-30b-a3b-16-to-30")}
+
+
+def run(*command):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stderr}"
+    return done.stdout
+
+
+class Floors(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def plan(self, job, *options):
+        topology = TOPOLOGIES / f"{JOBS[job]}.yaml"
+        plan, report = self.folder / "plan.rplan", self.folder / "report.json"
+        run(BIN / "reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={topology}", "-o", plan, f"--report={report}", *options)
+        simulated = json.loads(run(BIN / "reshard-inspect", plan, f"--simulate={topology}", "--format=json"))
+        return json.loads(report.read_text()), simulated
+
+    def test_topologies_are_those_that_were_measured(self):
+        found = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in TOPOLOGIES.glob("*.yaml")}
+        self.assertEqual(found, HASHES)
+        for path in TOPOLOGIES.glob("*.yaml"):
+            self.assertIn("[1]", path.read_text(), "a topology states its sources")
+
+    def test_near_the_floor(self):
+        for job, topology in JOBS.items():
+            with self.subTest(job):
+                report, simulated = self.plan(job)
+                layout = run(BIN / "reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={TOPOLOGIES / topology}.yaml", "--emit=layout")
+                least = floors.floors(layout)
+                for name in ("rank_local", "rank_ingress", "rank_share", "nic_ingress", "nic_share"):
+                    self.assertEqual(report["floors"][name], least[name], name)
+                self.assertEqual(report["bytes"]["remote"], least["remote"])
+                self.assertEqual(report["bytes"]["between_nodes"], least["between_nodes"])
+                self.assertEqual(report["bytes"]["between_nodes_least"], least["between_nodes"])
+                balance = report["balance"]
+                self.assertLessEqual(balance["egress_max"], 1.01 * balance["egress_floor"])
+                self.assertGreaterEqual(simulated["ratio"], 1)
+                self.assertLessEqual(simulated["ratio"], 1.10)
+                self.assertAlmostEqual(max(simulated["floor_terms"].values()), simulated["floor"])
+
+    def test_relays(self):
+        job = "llama3-70b-48-to-128"
+        if job not in JOBS:
+            self.skipTest("RESHARD_SMALL")
+        report, simulated = self.plan(job)
+        without = report["balance"]["egress_floor_anywhere"] / 50e9  # the busiest NIC in the optimum without relays
+        self.assertGreaterEqual(without / simulated["seconds"], 2.2)
+
+    def test_staging(self):
+        for job in JOBS:
+            _, unlimited = self.plan(job)
+            for limit in (64 << 20, 256 << 20, 1 << 30):
+                with self.subTest(job, limit=limit):
+                    report, simulated = self.plan(job, f"--set=options.staging={limit}")
+                    self.assertLessEqual(report["staging"]["max"], limit)
+                    if limit >= 256 << 20:
+                        self.assertLessEqual(simulated["seconds"], 1.10 * unlimited["seconds"])
+
+
+if __name__ == "__main__":
+    unittest.main()

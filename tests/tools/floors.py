@@ -1,0 +1,169 @@
+"""What no plan can beat, from the layouts alone: floors(text of `reshard-compile --emit=layout`). Shares no code with the compiler and
+knows nothing of tiles: every dimension of every tensor is taken apart into positions that the same shares hold."""
+
+import itertools
+import re
+from collections import Counter
+
+ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "boolean": 1}
+
+
+def positions(text):
+    """A share's positions as sorted disjoint runs [(begin, end)]."""
+    runs = []
+    for begin, end, step, count in re.findall(r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? ->", text):
+        runs += [(int(begin) + i * int(step or 0), int(end) + i * int(step or 0)) for i in range(int(count or 1))]
+    return tuple(sorted(runs))
+
+
+def numbers(text):
+    """`[0:3, 7]` as [0, 1, 2, 7]."""
+    result = []
+    for first, last in re.findall(r"(\d+)(?::(\d+))?", text):
+        result += range(int(first), int(last) if last else int(first) + 1)
+    return result
+
+
+class Endpoint:
+    def __init__(self, line):
+        self.ranks = numbers(re.search(r" ranks \[(.*?)\]", line)[1])
+        self.axes, self.shares, self.params = {}, [], []
+
+    def coordinate(self, axes, place):
+        value = 0
+        for axis in axes:
+            size, stride = self.axes[axis]
+            value = value * size + place // stride % size
+        return value
+
+    def held(self, share, place):
+        axes, lists = self.shares[share]
+        return lists[self.coordinate(axes, place)]
+
+
+def read(text):
+    head = re.search(r"world (\d+) .*ranks-per-node (\d+)", text)
+    nics = re.search(r" nics (\d+) ", text)
+    families, endpoints = [], []
+    for line in text.splitlines():
+        line = line.split(" //")[0]
+        if line.startswith("tensor %"):
+            name, dtype, shape, rest = re.match(r'tensor %\d+ "(.*?)" (\w+) \[([\d, ]*)\](.*)', line).groups()
+            families.append((name, ITEM[dtype], len(re.findall(r" for ", rest)), [int(n) for n in shape.split(",") if n.strip()]))
+        elif line.startswith("endpoint"):
+            endpoints.append(Endpoint(line))
+        elif line.startswith("  axis"):
+            name, size, stride = re.match(r"  axis (\S+) (\d+) stride (\d+)", line).groups()
+            endpoints[-1].axes[name] = (int(size), int(stride))
+        elif line.startswith("  share"):
+            axes, rest = re.match(r"  share #\d+ over \((.*?)\)(?: unit \d+)? \| (.*)", line).groups()
+            endpoints[-1].shares.append(([a.strip() for a in axes.split(",") if a], [positions(each) for each in rest.split(" | ")]))
+        elif line.startswith("  param"):
+            at = [(axis, numbers(list)) for axis, list in re.findall(r" at (\S+) \[(.*?)\]", line)]
+            endpoints[-1].params.append((at, []))
+        elif line.startswith("    holds"):
+            family, rest = re.match(r"    holds %(\d+)(.*)", line).groups()
+            endpoints[-1].params[-1][1].append((int(family), [int(n) for n in re.findall(r"#(\d+) ->", rest)]))
+    return int(head[1]), int(head[2]), int(nics[1]) if nics else 0, families, endpoints
+
+
+def views(endpoint, family):
+    """{(positions of each dimension): ranks that hold them} as bit masks."""
+    result = Counter()
+    for at, parts in endpoint.params:
+        for held, shares in parts:
+            if held != family:
+                continue
+            for place, rank in enumerate(endpoint.ranks):
+                if all(endpoint.coordinate([axis], place) in list for axis, list in at):
+                    box = tuple(endpoint.held(share, place) for share in shares)
+                    if all(box):
+                        result[box] |= 1 << rank
+    return result
+
+
+def classes(sets):
+    """{which of the sets hold a position, as a bit mask: how many such positions}."""
+    events = Counter()
+    for number, runs in enumerate(sets):
+        for begin, end in runs:
+            events.setdefault(begin, 0)
+            events.setdefault(end, 0)
+    cuts = sorted(events)
+    index = {cut: i for i, cut in enumerate(cuts)}
+    members = [0] * len(cuts)
+    for number, runs in enumerate(sets):
+        for begin, end in runs:
+            for i in range(index[begin], index[end]):
+                members[i] |= 1 << number
+    result = Counter()
+    for i, mask in enumerate(members[:-1]):
+        if mask:
+            result[mask] += cuts[i + 1] - cuts[i]
+    return result
+
+
+def bits(mask):
+    while mask:
+        yield (mask & -mask).bit_length() - 1
+        mask &= mask - 1
+
+
+def floors(text):
+    world, per_node, nics, families, (source, *targets) = read(text)
+    node = (lambda rank: rank // per_node) if per_node else (lambda rank: 0)
+    nic = (lambda rank: node(rank) * nics + rank % per_node * nics // per_node) if nics else (lambda rank: rank)
+    nics_of = {}
+    for rank in range(world):
+        nics_of.setdefault(node(rank), set()).add(nic(rank))
+    taking_part = {rank for endpoint in (source, *targets) for rank in endpoint.ranks}
+    local, into, into_node = Counter(), Counter(), Counter()
+    for family, (name, item, variables, shape) in enumerate(families):
+        held = views(source, family)
+        for target in targets:
+            wanted = views(target, family)
+            boxes = list(held) + list(wanted)
+            masks = [0] * len(boxes)
+            dimensions = []
+            for d in range(variables + len(shape)):
+                distinct = sorted({box[d] for box in boxes})
+                of_set = [0] * len(distinct)
+                for b, box in enumerate(boxes):
+                    of_set[distinct.index(box[d])] |= 1 << b
+                here = Counter()
+                for mask, count in classes(distinct).items():
+                    here[sum(of_set[s] for s in bits(mask))] += count  # of_set are disjoint
+                dimensions.append(list(here.items()))
+            cells = Counter({(1 << len(boxes)) - 1: 1})
+            for dimension in dimensions:
+                following = Counter()
+                for (a, m), (b, n) in itertools.product(cells.items(), dimension):
+                    if a & b:
+                        following[a & b] += m * n
+                cells = following
+            sources = (1 << len(held)) - 1
+            for mask, count in cells.items():
+                holders = needers = 0
+                for b in bits(mask & sources):
+                    holders |= held[boxes[b]]
+                for b in bits(mask & ~sources):
+                    needers |= wanted[boxes[b]]
+                size = count * item
+                for rank in bits(needers & holders):
+                    local[rank] += size
+                lacking = list(bits(needers & ~holders))
+                for rank in lacking:
+                    into[rank] += size
+                for each in {node(rank) for rank in lacking} - {node(rank) for rank in bits(holders)}:
+                    into_node[each] += size
+    used = {each for rank in taking_part for each in nics_of[node(rank)]}
+    up = lambda a, b: -(-a // b)
+    return {
+        "rank_local": max(local.values(), default=0),
+        "rank_ingress": max(into.values(), default=0),
+        "rank_share": up(sum(into.values()), len(taking_part)),
+        "nic_ingress": max((up(size, len(nics_of[each])) for each, size in into_node.items()), default=0),
+        "nic_share": up(sum(into_node.values()), len(used)),
+        "between_nodes": sum(into_node.values()),
+        "remote": sum(into.values()),
+    }
