@@ -8,6 +8,7 @@
 #include "compiler/interner.h"
 #include "compiler/optimum.h"
 #include "compiler/pass.h"
+#include "compiler/round_limits.h"
 #include "compiler/split.h"
 
 #include <algorithm>
@@ -20,8 +21,8 @@ using namespace ir;
 
 namespace {
 
-/// Stripes are not made thinner than this, messages of a chain are taken to be as large as that (bytes).
-constexpr int64_t kLeastStripe = 256 << 10, kChainMessage = 8 << 20;
+/// Stripes are not made thinner than this, in bytes.
+constexpr int64_t kLeastStripe = 256 << 10;
 
 /// Tiles that the same source places can give, which the same targets lack on the same nodes.
 struct Class {
@@ -128,7 +129,10 @@ private:
       for (const auto &[holders, bytes] : heads)
         classes.push_back({holders, bytes});
       egress = std::max(egress, optimum(classes, base).load);
-      const int64_t estimate = std::max(ingress, egress) + static_cast<int64_t>(length - 1) * 2 * kChainMessage;
+      // Bytes that a NIC could move meanwhile: a message goes on two rounds after it came.
+      const auto hops = static_cast<int64_t>(std::min(length, longest)) - 1;
+      const int64_t message = bestMessage(ingress, 1, hops, layout_.topology.nicRate, layout_.topology.nicLatency);
+      const int64_t estimate = std::max(ingress, egress) + hops * 2 * message;
       if (estimate < least) {
         least = estimate;
         best = length;

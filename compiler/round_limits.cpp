@@ -31,15 +31,15 @@ int64_t squareRoot(__int128 n) {
 
 int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlignment; }
 
-int64_t best(const Load &load, int64_t rate, int64_t latency, int64_t depth) {
-  const __int128 perMessage = static_cast<__int128>(rate) * latency / 1'000'000'000; // bytes a port could send meanwhile
-  int64_t bytes = squareRoot(2 * load.bytes * perMessage / std::max<int64_t>(1, load.partners));
-  if (depth > 0)
-    bytes = std::min(bytes, squareRoot(load.bytes * perMessage / depth));
-  return aligned(std::clamp(bytes, kLeastBytes, kMostBytes));
-}
-
 } // namespace
+
+int64_t bestMessage(int64_t bytes, int64_t partners, int64_t hops, int64_t rate, int64_t latency) {
+  const __int128 perMessage = static_cast<__int128>(rate) * latency / 1'000'000'000; // bytes a port could send meanwhile
+  int64_t best = squareRoot(2 * bytes * perMessage / std::max<int64_t>(1, partners));
+  if (hops > 0)
+    best = std::min(best, squareRoot(bytes * perMessage / hops));
+  return aligned(std::clamp(best, kLeastBytes, kMostBytes));
+}
 
 std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, RoundLimits &limits) {
   const ir::Topology &topology = layout.topology;
@@ -67,8 +67,8 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
   }
   const bool far = loads[0].total > 0, near = loads[1].total > 0;
   limits.localTurns = far && near ? static_cast<int>(std::clamp<int64_t>((loads[1].bytes + loads[0].bytes - 1) / loads[0].bytes, 1, kMostTurns)) : 1;
-  limits.bytes = best(loads[0], topology.nicRate, topology.nicLatency, depth);
-  limits.localBytes = best(loads[1], topology.linkRate, topology.linkLatency, depth);
+  limits.bytes = bestMessage(loads[0].bytes, loads[0].partners, depth, topology.nicRate, topology.nicLatency);
+  limits.localBytes = bestMessage(loads[1].bytes, loads[1].partners, depth, topology.linkRate, topology.linkLatency);
   if (far && near) // so that neither tier waits for the other's round to end
     limits.localBytes = std::min(limits.localBytes, limits.bytes);
   const int64_t limit = layout.stagingLimit;

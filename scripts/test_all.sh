@@ -34,7 +34,7 @@ note "seeded bugs" "$(tail -1 build/bugs.log)"
 if cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" --target fuzzers >build/fuzz.log 2>&1; then
   for fuzzer in build/fuzz/fuzz-*; do
     mkdir -p "build/corpus/$(basename "$fuzzer")"
-    if "$fuzzer" -max_total_time=30 -rss_limit_mb=4096 "build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1; then
+    if "$fuzzer" -max_total_time=30 -rss_limit_mb=4096 "$PWD/build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1; then
       note "$(basename "$fuzzer")" "$(grep -E '^Done|DONE' "$fuzzer.log" | tail -1)"
     else
       note "$(basename "$fuzzer")" "failed, see $fuzzer.log"

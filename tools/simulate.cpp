@@ -246,12 +246,14 @@ private:
       order(rank, *segments[rank], messages);
   }
 
-  /// What a rank's steps wait for: `after`, and the messages of earlier rounds, tier by tier and direction by direction.
+  /// What a rank's steps wait for: `after`, the messages of earlier rounds, tier by tier and direction by direction, and the packing, or
+  /// unpacking, before theirs.
   void order(uint32_t rank, const Segment &segment, const std::vector<Tasks> &messages) {
     struct Group {
       uint32_t round = 0;
       std::vector<uint32_t> now, before;
     } groups[2][2];
+    uint32_t last[2] = {kNone, kNone}; // pack and unpack
     for (const Step *step : all(segment.steps())) {
       const bool send = step->kind() == StepKind::send;
       if (!send && step->kind() != StepKind::recv)
@@ -265,15 +267,20 @@ private:
       }
       for (uint32_t wire : group.before)
         after(wire, false, tasks.wire);
+      if (const uint32_t copying = send ? tasks.pack : tasks.unpack; copying != kNone) {
+        if (last[send] != kNone)
+          after(last[send], true, copying);
+        last[send] = copying;
+      }
       group.now.push_back(tasks.wire);
       for (uint32_t i = 0; i < step->after_count(); ++i) {
         const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
-        const Tasks &last = messages[earlier.message()];
+        const Tasks &done = messages[earlier.message()];
         const uint32_t waiting = send && tasks.pack != kNone ? tasks.pack : tasks.wire;
         if (earlier.kind() == StepKind::send)
-          after(last.wire, false, waiting);
+          after(done.wire, false, waiting);
         else if (earlier.kind() == StepKind::recv)
-          after(last.unpack != kNone ? last.unpack : last.wire, true, waiting);
+          after(done.unpack != kNone ? done.unpack : done.wire, true, waiting);
       }
     }
   }

@@ -38,7 +38,7 @@ struct Simulation {
 /// Plays all steps: packing and unpacking (messages that are not in place) and local copies share a rank's copying bandwidth; messages
 /// inside a node share the links of their two ranks, others their two NICs, by max-min fairness; what was sent arrives a
 /// latency later. A message starts when it is packed, when the receiver has room for it (`after`), and when its ranks are done
-/// with the messages of the same tier and direction of earlier rounds. Rates are full from the start and nothing is lost to
+/// with the messages of the same tier and direction of earlier rounds. A rank packs one message after the other, and unpacks so. Rates are full from the start and nothing is lost to
 /// protocols. `keep`: fill `activities`. An error text, empty on success.
 std::string simulate(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result);
 

@@ -80,6 +80,8 @@ class Library(unittest.TestCase):
                         continue
                     with self.subTest(model=model, source=source, target=target):
                         report = library.compile_pair(BIN, model, source, target, self.folder.name)
+                        balance = report["balance"]
+                        self.assertLessEqual(balance["egress_max"], 1.01 * balance["egress_floor"], "busiest source rank")
                         row = library.row(model, source, target, report)
                         self.assertTrue(row in table, f"docs/library.md is old, run tests/library/table.py: it lacks {row}")
 

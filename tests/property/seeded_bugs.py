@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", default=str(ROOT / "build" / "release"))
     parser.add_argument("--only", type=int)
-    parser.add_argument("--jobs", type=int, default=1500)
+    parser.add_argument("--jobs", type=int, default=3000)
     options = parser.parse_args()
     bugs = json.loads((Path(__file__).parent / "bugs.json").read_text())
     if options.only is not None:

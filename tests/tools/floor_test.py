@@ -25,14 +25,14 @@ HASHES = {
 }
 JOBS = {
     "kimi-k2-256-to-128": "h100x8",
-    "deepseek-v3-256-to-128": "h100x8",
     "llama3-8b-16-to-8": "h100x8",
-    "llama3-70b-48-to-128": "h100x8",
-    "qwen3-30b-a3b-16-to-30": "h100x8",
-    "qwen3-235b-a22b-64-to-64": "gb200-nvl72",
+    "clusters/deepseek-v3-256-to-128": "h100x8",
+    "clusters/llama3-70b-48-to-128": "h100x8",
+    "clusters/qwen3-30b-a3b-16-to-30": "h100x8",
+    "clusters/qwen3-235b-a22b-64-to-64": "gb200-nvl72",
 }
 if os.environ.get("RESHARD_SMALL"):
-    JOBS = {job: JOBS[job] for job in ("llama3-8b-16-to-8", "qwen3-30b-a3b-16-to-30")}
+    JOBS = {job: JOBS[job] for job in ("llama3-8b-16-to-8", "clusters/qwen3-30b-a3b-16-to-30")}
 
 
 def run(*command):
@@ -78,7 +78,7 @@ class Floors(unittest.TestCase):
                 self.assertAlmostEqual(max(simulated["floor_terms"].values()), simulated["floor"])
 
     def test_relays(self):
-        job = "llama3-70b-48-to-128"
+        job = "clusters/llama3-70b-48-to-128"
         if job not in JOBS:
             self.skipTest("RESHARD_SMALL")
         report, simulated = self.plan(job)
