@@ -44,7 +44,7 @@ std::vector<const PassInfo *> select(const CompileOptions &options, Diagnostics 
   std::vector<std::string> names;
   for (const PassInfo &pass : passes()) {
     names.push_back(pass.name);
-    if (options.passes.empty() && pass.level <= options.stopAfter)
+    if (options.passes.empty() && pass.level <= options.stopAfter && (pass.run != relabel || options.relabel))
       selected.push_back(&pass);
   }
   for (const std::string &name : options.passes) {
@@ -110,7 +110,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
 /// Whether IR text already has what a pass makes: a printed module goes on where it was printed.
 bool done(const PassInfo &pass, const Module &module) {
   const std::vector<Transfer> &transfers = module.transfers.transfers;
-  if (pass.run == distribute)
+  if (pass.run == distribute || pass.run == relabel)
     return !transfers.empty();
   if (pass.run == balance)
     return !transfers.empty() && std::none_of(transfers.begin(), transfers.end(), [](const Transfer &t) { return t.source == Transfer::kOpen; });

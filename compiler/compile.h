@@ -31,6 +31,7 @@ struct CompileOptions {
   Allowed allowed;                         // --allow
   std::vector<std::string> passes;         // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
+  bool relabel = false;                    // --relabel-target
   bool verifyEach = false;
   unsigned jobs = 0;                       // threads; 0: all cores. The result does not depend on it
   /// Called after each pass that ran, with its name (for --print-ir-after).

@@ -118,6 +118,7 @@ struct Endpoint {
   std::vector<Presence> authority;  // of the source: the places that may be read; empty: all
   std::vector<uint32_t> generations; // of a target, by place: when it joined (--keep); empty: all at once
   uint32_t generation(int64_t place) const { return generations.empty() ? 0 : generations[place]; }
+  int64_t relabelled = 0;           // bytes that are local since `relabel` chose the order of the ranks
   std::vector<std::string> leftOut; // params of the layout that the endpoint does not have: only, ignore, --allow=missing
   int64_t places() const { return static_cast<int64_t>(ranks.size()); }
   bool operator==(const Endpoint &) const = default;

@@ -166,6 +166,10 @@ protected:
       endpoint.authority.push_back(presence(endpoint));
     if (take("generations"))
       endpoint.generations = list<uint32_t>();
+    if (take("relabelled")) {
+      endpoint.relabelled = number();
+      expect("bytes");
+    }
     while (take("without"))
       endpoint.leftOut.push_back(string());
     while (take("param"))

@@ -138,6 +138,8 @@ private:
       out_ << "  authority " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates) << "\n";
     if (!endpoint.generations.empty())
       out_ << "  generations " << list(endpoint.generations) << "\n";
+    if (endpoint.relabelled > 0)
+      out_ << "  relabelled " << endpoint.relabelled << " bytes\n";
     for (const std::string &param : endpoint.leftOut)
       out_ << "  without " << quoted(param) << "\n";
     for (size_t p = 0; p < endpoint.params.size(); ++p) {

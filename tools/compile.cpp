@@ -183,6 +183,9 @@ int compile(const std::string &job, Options &options) {
       if (!endpoint.leftOut.empty())
         leftOut[endpoint.role] = endpoint.leftOut;
     json["left_out"] = leftOut;
+    for (const ir::Endpoint &endpoint : result.module.layout.endpoints)
+      if (options.compile.relabel && &endpoint != &result.module.layout.endpoints[0] && !endpoint.storage)
+        json["relabel"][endpoint.role] = {{"bytes_saved", endpoint.relabelled}, {"ranks", endpoint.ranks}};
     if (old)
       json["kept_segments"] = options.emit == "plan" ? sameSegments(*old, options.output) : 0;
     json["time_ms"] = {{"total", (now() - begin) * 1e3}, {"passes", passTimes}};
@@ -245,6 +248,7 @@ int main(int argc, char **argv) {
                    {"--emit", "KIND", "plan, ir (fully lowered), or layout (as resolved)", setChoice(options.emit, {"plan", "ir", "layout"})},
                    {"--report", "FILE", "write a JSON report", setText(options.report)},
                    {"--keep", "PLAN", "an earlier plan of the job with fewer target ranks: its choices stand, ranks whose transfers are the same keep their segments", setText(options.keep)},
+                   {"--relabel-target", "", "give each target's ranks to its places in the order that leaves most bytes local; the report says which", setSwitch(options.compile.relabel)},
                    {"--describe", "DIR", "print a model YAML to start from, made from the headers of the checkpoint in DIR; takes no job", setText(options.describe)},
                    {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},
                    {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},
@@ -262,6 +266,10 @@ int main(int argc, char **argv) {
   options.compile.jobs = static_cast<unsigned>(options.jobs);
   if (options.emit == "layout")
     options.compile.stopAfter = ir::Level::layout;
+  if (options.compile.relabel && !options.keep.empty()) {
+    complain(kName, "--relabel-target chooses the ranks anew, --keep leaves them, expected one of them");
+    return kUsage;
+  }
   if (options.emit == "plan" && options.output.empty() && options.describe.empty()) {
     complain(kName, "expected -o PLAN");
     return kUsage;

@@ -31,6 +31,35 @@ class Options(unittest.TestCase):
         return done
 
 
+class Relabel(Options):
+    JOB = """
+version: 1
+model: {dtype: bf16, tensors: {a: {shape: [64, 8], shard: {0: tp}}, b: {shape: [48, 8], shard: {1: tp}}}}
+source: {mesh: {tp: 4}}
+target: {mesh: {tp: 4}, ranks: [3, 1, 0, 2]}
+"""
+
+    def test_ranks_follow_the_bytes(self):
+        before = self.compile(self.JOB)
+        self.assertEqual(before["bytes"]["local"], before["bytes"]["target"] // 4)
+        self.assertNotIn("relabel", before)
+        after = self.compile(self.JOB, "--relabel-target", "--verify-each")
+        self.assertEqual(after["relabel"], {"target": {"bytes_saved": before["bytes"]["remote"], "ranks": [0, 1, 2, 3]}})
+        self.assertEqual(after["bytes"]["remote"], 0)
+        self.execute("--synthesize", "--check")
+        # The passes that follow take up printed IR where relabel left it.
+        text = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "--relabel-target", "--print-ir-after=relabel", "-o", self.folder / "x"],
+                              capture_output=True, text=True).stderr
+        (self.folder / "after.rir").write_text(text)
+        subprocess.run([BIN / "reshard-compile", self.folder / "after.rir", "-o", self.folder / "y"], check=True, capture_output=True)
+        self.assertEqual((self.folder / "x").read_bytes(), (self.folder / "y").read_bytes())
+
+    def test_not_with_keep(self):
+        self.compile(self.JOB)
+        self.compile(self.JOB, "--relabel-target", f"--keep={self.folder / 'plan'}", code=2)
+        self.assertIn("--relabel-target chooses the ranks anew, --keep leaves them", self.stderr)
+
+
 class Keep(Options):
     """Megatron's roster row: rank 0 -> ranks 1, 2, then also 3."""
 

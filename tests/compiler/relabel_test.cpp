@@ -1,0 +1,60 @@
+// relabel against all permutations: none has more local bytes; and what is the best already stays.
+
+#include "compiler/pass.h"
+#include "tests/compiler/random_module.h"
+
+#include <gtest/gtest.h>
+
+
+using namespace reshard;
+using namespace reshard::ir;
+
+namespace {
+
+/// Bytes that target places find on their own ranks, tile by tile.
+int64_t localBytes(const Module &module, const std::vector<int32_t> &ranks) {
+  int64_t bytes = 0;
+  for (const Tile &tile : module.transfers.tiles)
+    for (int32_t place : tile.targets)
+      for (const Holder &holder : tile.holders)
+        if (std::any_of(holder.places.begin(), holder.places.end(), [&](int32_t p) { return module.layout.endpoints[0].ranks[p] == ranks[place]; })) {
+          bytes += tile.family < 0 ? 0 : tile.bytes * tile.tensors;
+          break;
+        }
+  return bytes;
+}
+
+TEST(Relabel, IsTheBestPermutation) {
+  int moved = 0, stayed = 0;
+  for (int seed = 0; seed < 2500; ++seed) {
+    Module module = RandomModule(seed).module();
+    Endpoint &target = module.layout.endpoints[1];
+    if (target.places() > 6)
+      continue;
+    ASSERT_EQ(lcmTile(module), "");
+    const std::vector<int32_t> before = target.ranks;
+    std::vector<int32_t> ranks = before;
+    std::sort(ranks.begin(), ranks.end());
+    int64_t best = 0;
+    do
+      best = std::max(best, localBytes(module, ranks));
+    while (std::next_permutation(ranks.begin(), ranks.end()));
+    ASSERT_EQ(relabel(module), "");
+    EXPECT_EQ(localBytes(module, target.ranks), best) << "seed " << seed;
+    EXPECT_EQ(target.relabelled, best - localBytes(module, before));
+    std::vector<int32_t> same = target.ranks;
+    std::sort(same.begin(), same.end());
+    EXPECT_EQ(same, ranks); // sorted again after the last permutation
+    if (target.relabelled == 0) {
+      EXPECT_EQ(target.ranks, before) << "seed " << seed;
+    }
+    ++(target.relabelled > 0 ? moved : stayed);
+    const std::vector<int32_t> chosen = target.ranks;
+    ASSERT_EQ(relabel(module), "");
+    EXPECT_EQ(target.ranks, chosen);
+  }
+  EXPECT_GT(moved, 100);
+  EXPECT_GT(stayed, 100);
+}
+
+} // namespace
