@@ -31,6 +31,23 @@ build/venv/bin/python tests/property/seeded_bugs.py | tee build/bugs.log
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
 note "seeded bugs" "$(tail -1 build/bugs.log)"
 
+# The same input gives the same bytes whichever compiler built the compiler.
+if cmake --preset clang >/dev/null && cmake --build --preset clang -j "$(nproc)" --target reshard-compile >build/clang.log 2>&1; then
+  same=0 other=0
+  for job in examples/*.yaml examples/clusters/*.yaml; do
+    for build in release clang; do
+      "build/$build/reshard-compile" "$job" -o "build/$build.rplan" >/dev/null 2>&1 || rm -f "build/$build.rplan"
+    done
+    if cmp build/release.rplan build/clang.rplan; then same=$((same + 1)); else other=$((other + 1)); fi
+  done
+  rm -f build/release.rplan build/clang.rplan
+  note "plans of g++ and clang builds" "$same equal, $other unlike"
+  [ "$other" = 0 ] || status=1
+else
+  note "clang" "did not build"
+  status=1
+fi
+
 if cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" --target fuzzers >build/fuzz.log 2>&1; then
   for fuzzer in build/fuzz/fuzz-*; do
     mkdir -p "build/corpus/$(basename "$fuzzer")"

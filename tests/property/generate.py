@@ -395,6 +395,9 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
     if rng.random() < 0.25:
         options["topology"] = {"ranks_per_node": rng.randint(1, 4)}
         features.add("nodes")
+        if rng.random() < 0.5:
+            options["topology"]["nics"] = {"per_node": rng.randint(1, options["topology"]["ranks_per_node"]), "rate": "1MB/s", "latency": "1ns"}
+            features.add("few NICs")
     if options:
         job["options"] = options
     if rng.random() < 0.1 and relation != "storage":
