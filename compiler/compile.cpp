@@ -188,7 +188,7 @@ Statistics statistics(const Module &module) {
         s.params += instances(endpoint, param, place);
 
   const Endpoint &source = layout.endpoints.front();
-  std::vector<int64_t> egress(layout.world), ingress(layout.world);
+  std::vector<int64_t> egress(layout.world), ingress(layout.world), files(layout.world);
   auto moves = [&](int32_t from, int32_t to, int64_t bytes) {
     s.remoteBytes += bytes;
     s.betweenNodes += layout.topology.node(from) != layout.topology.node(to) ? bytes : 0;
@@ -209,8 +209,11 @@ Statistics statistics(const Module &module) {
       s.paddingBytes += bytes;
       continue;
     }
-    if (source.storage || target.storage)
+    if (source.storage || target.storage) {
       s.storageBytes += bytes;
+      if (source.storage != target.storage && transfer.source >= 0)
+        s.storageMax = std::max(s.storageMax, files[source.storage ? target.ranks[transfer.target] : source.ranks[transfer.source]] += bytes);
+    }
     else if (transfer.source < 0)
       continue;
     else if (source.ranks[transfer.source] == target.ranks[transfer.target])
@@ -227,6 +230,7 @@ Statistics statistics(const Module &module) {
   s.egressFloor = egressFloor(layout, module.transfers);
   s.egressFree = freeEgressFloor(layout, module.transfers);
   s.ingressFloor = ingressFloor(layout, module.transfers);
+  s.storageFloor = storageFloor(layout, module.transfers);
   s.floors = floors(layout, module.transfers);
   for (const Transfer &transfer : module.transfers.transfers) {
     int64_t pieces = transfer.count;

@@ -50,6 +50,7 @@ struct Statistics {
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
   int64_t betweenNodes = 0, passedBytes = 0; // of the remote ones: between nodes; passed on by targets
   int64_t egressMax = 0, egressFloor = 0, egressFree = 0, ingressMax = 0, ingressFloor = 0, stagingMax = 0;
+  int64_t storageMax = 0, storageFloor = 0; // of files, by the rank that reads or writes most
   Floors floors;
 };
 

@@ -3,6 +3,7 @@
 // the node ("one copy enters each fast domain", shared/FIELD.md; HiCCL, MSCCL's hierarchical broadcasts). Between nodes stripes
 // go in pipelined chains where the holders' NICs are the bottleneck: a chain of n nodes costs its holder one copy, not n, and n - 1
 // messages of time. One length of chains serves the whole job: of the powers of two, the one whose estimate is least.
+// What several ranks want of files is read once: each reads a stripe and passes it on, inside its node and from node to node.
 
 #include "compiler/candidates.h"
 #include "compiler/interner.h"
@@ -29,6 +30,7 @@ struct Class {
   unsigned endpoint = 0;
   std::vector<int32_t> holders;               // source places
   std::vector<std::vector<int32_t>> nodes;    // the targets on each node without a holder
+  bool files = false;                         // the holders are files: one target reads, and passes on
   std::vector<uint32_t> tiles;
   int64_t bytes = 0;
 };
@@ -42,7 +44,9 @@ public:
       sort(t);
     const size_t length = chainLength();
     for (size_t c = 0; c < classes_.size(); ++c)
-      send(classes_[c], c, length);
+      if (!classes_[c].files)
+        send(classes_[c], c, length);
+    readOnce();
     module_.transfers.routes = std::move(routes_).take();
     auto &all = module_.transfers.transfers;
     std::stable_sort(all.begin(), all.end(), [](const Transfer &a, const Transfer &b) {
@@ -55,14 +59,18 @@ private:
   void sort(uint32_t t) {
     const Tile &tile = module_.transfers.tiles[t];
     const Endpoint &target = layout_.endpoints[tile.endpoint];
+    const bool files = layout_.endpoints[0].storage && !target.storage && tile.family >= 0;
     candidates_.select(tile);
     std::map<uint32_t, std::map<int64_t, std::vector<int32_t>>> lacking; // by generation and node
     for (int32_t place : tile.targets) {
       const bool enters = layout_.topology.ranksPerNode > 0 && candidates_.remote(place) && candidates_.onNode(candidates_.nodeOf(place)).empty();
-      if (enters)
+      if (enters || (files && tile.targets.size() > 1)) {
         lacking[target.generation(place)][candidates_.nodeOf(place)].push_back(place);
-      else
-        module_.transfers.transfers.push_back(whole(t, place));
+        continue;
+      }
+      module_.transfers.transfers.push_back(whole(t, place));
+      if (files)
+        alone_[target.ranks[place]] += tile.bytes * tile.tensors;
     }
     for (auto &[generation, nodes] : lacking) {
       std::vector<std::vector<int32_t>> places;
@@ -70,7 +78,7 @@ private:
         places.push_back(std::move(list));
       const auto [at, added] = numbers_.try_emplace(std::make_tuple(tile.endpoint, candidates_.all(), places), classes_.size());
       if (added)
-        classes_.push_back({tile.endpoint, candidates_.all(), std::move(places), {}, 0});
+        classes_.push_back({tile.endpoint, candidates_.all(), std::move(places), files, {}, 0});
       classes_[at->second].tiles.push_back(t);
       classes_[at->second].bytes += tile.bytes * tile.tensors;
     }
@@ -97,11 +105,11 @@ private:
     const Endpoint &source = layout_.endpoints[0];
     size_t longest = 1, best = 1;
     for (const Class &each : classes_)
-      longest = std::max(longest, each.nodes.size());
+      longest = each.files ? longest : std::max(longest, each.nodes.size());
     std::map<int64_t, int64_t> into; // by NIC
     for (const Class &each : classes_)
       for (const auto &places : each.nodes)
-        for (int32_t place : places)
+        for (int32_t place : each.files ? std::vector<int32_t>() : places)
           into[nic(each, place)] += each.bytes / static_cast<int64_t>(places.size());
     int64_t ingress = 0, least = INT64_MAX;
     for (const auto &[nic, bytes] : into)
@@ -111,6 +119,8 @@ private:
       std::map<int64_t, int64_t> passed; // by NIC
       for (size_t c = 0; c < classes_.size(); ++c) {
         const Class &each = classes_[c];
+        if (each.files)
+          continue;
         const size_t nodes = each.nodes.size();
         heads[each.holders] += each.bytes * static_cast<int64_t>((nodes + length - 1) / length);
         for (size_t n = 0; n < nodes; ++n)
@@ -157,8 +167,9 @@ private:
       take(left, end - done, stripe + 1 == count, mine);
       for (const Transfer &part : mine)
         done += bytes(module_.transfers, part);
-      if (!mine.empty())
-        chains(each, number, static_cast<size_t>(stripe), length, mine);
+      const size_t nodes = each.nodes.size();
+      for (size_t first = 0; first < nodes && !mine.empty(); first += length)
+        chain(each, (first + number) % nodes, std::min(length, nodes - first), static_cast<size_t>(stripe) + number, mine);
     }
   }
 
@@ -169,7 +180,7 @@ private:
     for (; i < left.size(); ++i) {
       const int64_t size = bytes(module_.transfers, left[i]);
       if (!all && size > wanted) {
-        splitter_.split(left[i], wanted, kLeastStripe / 16, mine, rest);
+        splitter_.split(left[i], wanted, wanted / 64, mine, rest);
         ++i;
         break;
       }
@@ -180,29 +191,69 @@ private:
     left = std::move(rest);
   }
 
-  void chains(const Class &each, size_t number, size_t stripe, size_t length, const std::vector<Transfer> &parts) {
-    const size_t nodes = each.nodes.size();
-    for (size_t first = 0; first < nodes; first += length) {
-      Route route;
-      int32_t head = -1, before = -1;
-      for (size_t n = first; n < std::min(nodes, first + length); ++n) {
-        const std::vector<int32_t> &places = each.nodes[(n + number) % nodes];
-        const int32_t entry = places[(stripe + number) % places.size()];
-        if (before < 0)
-          head = entry;
-        else
-          route.push_back({before, entry});
+  /// Sends along a chain of `count` nodes from node `first` on. In each, rank number `stripe`, modulo their number, takes it in.
+  void chain(const Class &each, size_t first, size_t count, size_t stripe, const std::vector<Transfer> &parts) {
+    Route route;
+    int32_t head = -1, before = -1;
+    for (size_t n = 0; n < count; ++n) {
+      const std::vector<int32_t> &places = each.nodes[(first + n) % each.nodes.size()];
+      const int32_t entry = places[stripe % places.size()];
+      if (before < 0)
+        head = entry;
+      else
+        route.push_back({before, entry});
+      for (int32_t place : places)
+        if (place != entry)
+          route.push_back({entry, place});
+      before = entry;
+    }
+    const int32_t known = route.empty() ? -1 : static_cast<int32_t>(routes_.intern(std::move(route)));
+    for (Transfer part : parts) {
+      part.target = head;
+      part.route = known;
+      module_.transfers.transfers.push_back(part);
+    }
+  }
+
+  /// What several ranks want of files: each of them reads some, such that the busiest reads as little as can be, and passes it on
+  /// through all nodes.
+  void readOnce() {
+    std::vector<int64_t> base(layout_.world);
+    for (const auto &[rank, bytes] : alone_)
+      base[rank] = bytes;
+    std::vector<SendClass> readers;
+    std::vector<const Class *> classes;
+    for (const Class &each : classes_) {
+      if (!each.files)
+        continue;
+      classes.push_back(&each);
+      readers.push_back({{}, each.bytes});
+      for (const auto &places : each.nodes)
         for (int32_t place : places)
-          if (place != entry)
-            route.push_back({entry, place});
-        before = entry;
-      }
-      const int32_t known = route.empty() ? -1 : static_cast<int32_t>(routes_.intern(std::move(route)));
-      for (Transfer part : parts) {
-        part.target = head;
-        part.route = known;
-        module_.transfers.transfers.push_back(part);
-      }
+          readers.back().places.push_back(layout_.endpoints[each.endpoint].ranks[place]);
+      std::sort(readers.back().places.begin(), readers.back().places.end());
+    }
+    const Optimum best = optimum(readers, base);
+    for (size_t c = 0; c < classes.size(); ++c) {
+      const Class &each = *classes[c];
+      std::vector<Transfer> left;
+      for (uint32_t tile : each.tiles)
+        left.push_back(whole(tile, 0));
+      int64_t owed = 0, rest = each.bytes;
+      for (size_t n = 0; n < each.nodes.size(); ++n)
+        for (size_t i = 0; i < each.nodes[n].size() && rest > 0; ++i) {
+          const int32_t rank = layout_.endpoints[each.endpoint].ranks[each.nodes[n][i]];
+          const int64_t wanted = best.bytes[c][std::lower_bound(readers[c].places.begin(), readers[c].places.end(), rank) - readers[c].places.begin()];
+          rest -= wanted;
+          owed += wanted;
+          std::vector<Transfer> mine;
+          if (owed > 0 && wanted > 0)
+            take(left, owed, rest == 0, mine);
+          for (const Transfer &part : mine)
+            owed -= bytes(module_.transfers, part);
+          if (!mine.empty())
+            chain(each, n, each.nodes.size(), i, mine);
+        }
     }
   }
 
@@ -213,6 +264,7 @@ private:
   std::vector<Class> classes_;
   std::map<std::tuple<unsigned, std::vector<int32_t>, std::vector<std::vector<int32_t>>>, size_t> numbers_;
   Interner<Route> routes_;
+  std::map<int32_t, int64_t> alone_; // bytes of files that a rank alone wants, by rank
 };
 
 } // namespace

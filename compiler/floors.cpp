@@ -164,6 +164,25 @@ Floors floors(const Layout &layout, const Transfers &transfers) {
   return result;
 }
 
+int64_t storageFloor(const Layout &layout, const Transfers &transfers) {
+  const Endpoint &source = layout.endpoints[0];
+  Candidates candidates(layout);
+  Leaving files;
+  for (const Tile &tile : transfers.tiles) {
+    const Endpoint &target = layout.endpoints[tile.endpoint];
+    if (tile.family < 0 || source.storage == target.storage)
+      continue;
+    candidates.select(tile);
+    std::vector<int32_t> ranks;
+    for (int32_t place : source.storage ? tile.targets : candidates.all())
+      ranks.push_back(source.storage ? target.ranks[place] : source.ranks[place]);
+    std::sort(ranks.begin(), ranks.end());
+    // A file's param is wanted once; a rank's, once by all of them together.
+    files.add(std::move(ranks), tile.bytes * tile.tensors * (source.storage ? 1 : static_cast<int64_t>(tile.targets.size())));
+  }
+  return files.egress(layout.world);
+}
+
 int64_t ingressFloor(const Layout &layout, const Transfers &transfers) {
   Candidates candidates(layout);
   std::map<int32_t, int64_t> received; // by world rank

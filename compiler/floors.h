@@ -25,6 +25,10 @@ struct Floors {
 /// bytes, once for each that needs them, leave somebody: their sum over all that send or receive. Storage has no floor here.
 Floors floors(const ir::Layout &layout, const ir::Transfers &transfers);
 
+/// The least that the busiest rank must read of a source's files, or write of a target's, where each byte is read or written once, by one of
+/// the ranks that want it, or have it. Where both sides are files there is no choice: 0.
+int64_t storageFloor(const ir::Layout &layout, const ir::Transfers &transfers);
+
 /// The most that a target rank must receive from others, in bytes; no choice of sources changes it.
 int64_t ingressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
 

@@ -100,7 +100,7 @@ private:
     std::vector<std::pair<Way, Descriptor>> remote;
     for (const Descriptor &d : module_.transfers.descriptors) {
       const Way at = way(d);
-      if (at.source == at.target)
+      if (at.source == at.target && d.route < 0)
         local_.push_back(d);
       else
         remote.emplace_back(at, d);
@@ -111,7 +111,8 @@ private:
         ways_.push_back(at);
         descriptors_.emplace_back();
         Stream &stream = streams_.emplace_back();
-        stream.hops.push_back({at.source, at.target, -1});
+        if (at.source != at.target)
+          stream.hops.push_back({at.source, at.target, -1});
         if (d.route >= 0)
           addRoute(module_.transfers.routes[d.route], d.endpoint, stream);
       }
@@ -123,9 +124,9 @@ private:
   void addRoute(const Route &route, unsigned endpoint, Stream &stream) {
     for (const Hop &hop : route) {
       const int32_t from = rankOf(endpoint, hop.from), to = rankOf(endpoint, hop.to);
-      int32_t after = 0;
-      while (stream.hops[after].to != from)
-        ++after;
+      auto after = static_cast<int32_t>(stream.hops.size()) - 1; // stays -1 for what the first rank read from files
+      while (after >= 0 && stream.hops[after].to != from)
+        --after;
       stream.hops.push_back({from, to, after});
     }
   }
@@ -222,7 +223,7 @@ private:
     }
   }
 
-  /// One fill and one copy step a rank; both in the first round.
+  /// One fill and one copy step a rank, and one for each stream that it reads from files to pass it on; all in the first round.
   void localSteps() {
     std::vector<Step> fills(layout_.world), copies(layout_.world);
     for (const Descriptor &d : local_) {
@@ -239,7 +240,23 @@ private:
           step->kind = step == &fills[rank] ? StepKind::fill : StepKind::copy;
           module_.schedule.ranks[rank].steps.push_back(std::move(*step));
         }
+    readStep_.resize(streams_.size());
+    for (size_t s = 0; s < streams_.size(); ++s) {
+      if (!read(s))
+        continue;
+      std::vector<Step> &steps = module_.schedule.ranks[ways_[s].source].steps;
+      readStep_[s] = static_cast<uint32_t>(steps.size());
+      Step &step = steps.emplace_back();
+      step.bytes = streams_[s].bytes;
+      for (const Piece &piece : pieces_[s]) {
+        step.inputs.push_back(input(ways_[s].source, piece.descriptor));
+        step.outputs.push_back(output(ways_[s].source, piece.descriptor));
+      }
+    }
   }
+
+  /// Whether the first rank of a stream reads it from files, which is no message.
+  bool read(size_t stream) const { return ways_[stream].source == ways_[stream].target; }
 
   /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from the next
   /// lower ones first. A send of what a rank got itself waits for the receives that brought it.
@@ -286,14 +303,20 @@ private:
     const std::vector<Piece> &pieces = pieces_[grant.stream];
     const auto first = std::partition_point(pieces.begin(), pieces.end(), [&](const Piece &piece) { return piece.begin < grant.begin; });
     const int32_t after = streams_[grant.stream].hops[grant.hop].after;
+    const bool onRoute = grant.hop > 0 || read(grant.stream);
     for (auto piece = first; piece != pieces.end() && piece->begin < grant.end; ++piece) {
+      const Descriptor &d = piece->descriptor;
       if (receive)
-        step.outputs.push_back(grant.hop == 0 ? output(rank, piece->descriptor) : passed(rank, piece->descriptor, grant.hop, true));
+        step.outputs.push_back(onRoute ? passed(rank, d, routeHop(grant).to) : output(rank, d));
       else
-        step.inputs.push_back(after < 0 ? input(rank, piece->descriptor) : passed(rank, piece->descriptor, grant.hop, false));
+        step.inputs.push_back(onRoute ? passed(rank, d, routeHop(grant).from) : input(rank, d));
     }
-    if (receive || after < 0)
+    if (receive || !onRoute)
       return;
+    if (after < 0) {
+      step.after.push_back(readStep_[grant.stream]);
+      return;
+    }
     const auto &list = brought_[grant.stream][after]; // ascending ends
     auto bringing = std::upper_bound(list.begin(), list.end(), grant.begin, [](int64_t begin, const auto &each) { return begin < each.first; });
     for (; bringing != list.end(); ++bringing) {
@@ -309,10 +332,12 @@ private:
   Operand output(int32_t rank, const Descriptor &d) {
     return {firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance, shape(rank, d.shape, true), d.targetOffset};
   }
+  /// The hop of a grant that is on the stream's route.
+  const Hop &routeHop(const Grant &grant) const {
+    return module_.transfers.routes[ways_[grant.stream].route][grant.hop - (read(grant.stream) ? 0 : 1)];
+  }
   /// The target's operand on another place of the route: the same positions of the same param.
-  Operand passed(int32_t rank, const Descriptor &d, uint32_t hop, bool receive) {
-    const Hop &at = module_.transfers.routes[d.route][hop - 1];
-    const int32_t place = receive ? at.to : at.from;
+  Operand passed(int32_t rank, const Descriptor &d, int32_t place) {
     if (place == d.target)
       return output(rank, d);
     const BufferRun &run = runOf(rankOf(d.endpoint, d.target), d);
@@ -346,6 +371,7 @@ private:
   Cutter cutter_;
   std::vector<Descriptor> local_;
   std::vector<Way> ways_;                             // by stream
+  std::vector<uint32_t> readStep_;                    // by stream: the step that reads it from files
   std::vector<Stream> streams_;
   std::vector<std::vector<Descriptor>> descriptors_;  // by stream
   std::vector<std::vector<Piece>> pieces_;            // by stream

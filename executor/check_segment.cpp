@@ -256,16 +256,17 @@ private:
     return false;
   }
 
-  /// A send may pass on what the rank got, when it waits for a receive; nothing else reads what a run writes.
+  /// A send may pass on what the rank got, when it waits for a receive or a copy; nothing else reads what a run writes.
   bool readable(const Step &step, uint32_t number) {
     if (last_->source)
       return true;
     bool received = false;
     for (uint32_t i = 0; i < step.after_count(); ++i)
-      received = received || segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind() == StepKind::recv;
+      if (const StepKind before = segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind(); before == StepKind::recv || before == StepKind::copy)
+        received = true;
     return (step.kind() == StepKind::send && last_->count > 0 && last_->first > 0 && !last_->storage && received) ||
            failStep("operand " + text(number) + ": reads buffer " + text(segment_.operands()->Get(number)->buffer()) +
-                    ", expected one of the source, or of a target rank in a send that waits for a receive");
+                    ", expected one of the source, or of a target rank in a send that waits for a receive or a copy");
   }
 
   bool pairs(const Step &step) {

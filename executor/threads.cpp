@@ -1,6 +1,6 @@
 // Transport `threads`: all ranks in one process. prepare() pairs operand k of every send with operand k of its receive and cuts the
 // copies into chunks; run() lets all cores pull chunks. Nothing is staged. A message that passes on what others brought comes in a
-// later wave than they; between waves all cores wait for each other.
+// later wave than they, what a rank copied in a later one than all copies; between waves all cores wait for each other.
 
 #include "executor/transport.h"
 
@@ -154,6 +154,8 @@ private:
     for (const auto &[round, rank, step] : relays)
       for (uint32_t i = 0; i < step->after_count(); ++i) {
         const Step &before = *rank->segment->steps()->Get(rank->segment->after()->Get(step->first_after() + i));
+        if (before.kind() == StepKind::copy)
+          waves[step->message()] = std::max(waves[step->message()], 1u);
         if (before.kind() != StepKind::recv)
           continue;
         if (before.round() >= round)

@@ -193,9 +193,9 @@ private:
       std::vector<int32_t> there = {transfer.target};
       if (transfer.route >= 0) {
         const Endpoint &source = layout_.endpoints[0], &target = layout_.endpoints[tile.endpoint];
-        require(tile.family >= 0 && !source.storage && !target.storage &&
-                    (transfer.source < 0 || source.ranks[transfer.source] != target.ranks[transfer.target]),
-                where + " does not go from rank to rank, but goes on");
+        require(tile.family >= 0 && !target.storage &&
+                    (source.storage || transfer.source < 0 || source.ranks[transfer.source] != target.ranks[transfer.target]),
+                where + " is the target's own, or goes to files, but goes on");
         for (const Hop &hop : t.routes[transfer.route]) {
           require(std::find(there.begin(), there.end(), hop.from) != there.end(), where + " goes on from " + std::to_string(hop.from) + " before it is there");
           require(std::find(there.begin(), there.end(), hop.to) == there.end(), where + " comes to " + std::to_string(hop.to) + " twice");

@@ -52,7 +52,7 @@ Json counts(const Statistics &s) {
             {"nic_ingress", s.floors.nicIngress},
             {"nic_egress", s.floors.nicEgress},
             {"nic_share", s.floors.nicShare}}},
-          {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"egress_floor_anywhere", s.egressFree}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}}}};
+          {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"egress_floor_anywhere", s.egressFree}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}, {"storage_max", s.storageMax}, {"storage_floor", s.storageFloor}}}};
 }
 
 /// The last good IR and the line that goes on from it, so that a failure can be taken home.

@@ -271,7 +271,7 @@ private:
                                   ", but comes from " + dtypeName(found));
   }
 
-  /// What a rank passes on must have been written by receives that the send waits for; nothing is written twice, so it is still there.
+  /// What a rank passes on must have been written by receives and copies that the send waits for; nothing is written twice, so it is still there.
   void checkRelays(uint32_t rank) {
     const Segment &segment = paired_.segment(rank);
     auto target = [&](const Operand &operand) {
@@ -292,7 +292,7 @@ private:
         continue;
       for (uint32_t i = 0; i < step->after_count(); ++i) {
         const Step &before = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
-        for (uint32_t o = 0; o < before.output_count() && before.kind() == StepKind::recv; ++o)
+        for (uint32_t o = 0; o < before.output_count() && before.kind() != StepKind::send; ++o)
           paired_.forEachRow(rank, *segment.operands()->Get(before.first_output() + o), note(written));
       }
       std::sort(read.begin(), read.end());
@@ -306,7 +306,7 @@ private:
           next = std::max(next, std::get<2>(written[w]));
         if (next < end) {
           fail(where(rank, buffer, next) + " is passed on to rank " + std::to_string(step->peer()) + " in round " + std::to_string(step->round()) +
-               ", but no receive that this waits for writes it");
+               ", but no step that this waits for writes it");
           return;
         }
       }

@@ -231,7 +231,7 @@ private:
             after(tasks.pack, true, tasks.wire);
           }
         } else if (step->kind() != StepKind::recv) {
-          add(activity, copies_[rank], copies_[rank]);
+          local_[{rank, step}] = add(activity, copies_[rank], copies_[rank]);
         }
       }
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
@@ -275,11 +275,13 @@ private:
       group.now.push_back(tasks.wire);
       for (uint32_t i = 0; i < step->after_count(); ++i) {
         const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
-        const Tasks &done = messages[earlier.message()];
+        const Tasks &done = messages[earlier.message()]; // of a copy: of no meaning
         const uint32_t waiting = send && tasks.pack != kNone ? tasks.pack : tasks.wire;
         if (earlier.kind() == StepKind::send)
           after(done.wire, false, waiting);
-        else if (earlier.kind() == StepKind::recv)
+        else if (earlier.kind() != StepKind::recv)
+          after(local_.at({rank, &earlier}), true, waiting);
+        else
           after(done.unpack != kNone ? done.unpack : done.wire, true, waiting);
       }
     }
@@ -360,6 +362,7 @@ private:
   Flows flows_;
   std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; out, in
   std::vector<Task> activities_;
+  std::map<std::pair<uint32_t, const Step *>, uint32_t> local_; // copies and fills
   size_t finished_ = 0;
 };
 

@@ -223,7 +223,7 @@ TEST(Load, SegmentRefusals) {
            "step 1 operand 2: writes to buffer 1 of the source"},
           {"a copy from the target", // of rows 0, 1 to rows 2, 3
            [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; },
-           "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for a receive"},
+           "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for a receive or a copy"},
           {"the same bytes written for ever",
            [](Parts &p) {
              p.loop(1, 1) = {uint64_t{1} << 40, 0, 0};
