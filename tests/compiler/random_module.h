@@ -13,7 +13,8 @@ namespace reshard::ir {
 
 class RandomModule {
 public:
-  explicit RandomModule(uint64_t seed) : random_(seed) {}
+  /// Every seventh has files on its source side.
+  explicit RandomModule(uint64_t seed) : random_(seed), files_(seed % 7 == 0) {}
 
   Module module() {
     Module module;
@@ -38,8 +39,13 @@ public:
     }
     layout.endpoints.push_back(endpoint(layout, "source", true));
     layout.endpoints.push_back(endpoint(layout, "target", false));
+    if (files_) {
+      layout.endpoints[0].storage = true;
+      for (size_t place = 0; place < layout.endpoints[0].ranks.size(); ++place)
+        layout.endpoints[0].ranks[place] = static_cast<int32_t>(place);
+    }
     for (const Endpoint &endpoint : layout.endpoints)
-      for (int32_t rank : endpoint.ranks)
+      for (int32_t rank : endpoint.storage ? std::vector<int32_t>() : endpoint.ranks)
         layout.world = std::max<int64_t>(layout.world, rank + 1);
     return module;
   }
@@ -175,6 +181,7 @@ private:
   }
 
   std::mt19937_64 random_;
+  bool files_;
 };
 
 } // namespace reshard::ir
