@@ -189,8 +189,9 @@ Statistics statistics(const Module &module) {
 
   const Endpoint &source = layout.endpoints.front();
   std::vector<int64_t> egress(layout.world), ingress(layout.world), files(layout.world);
-  auto moves = [&](int32_t from, int32_t to, int64_t bytes) {
+  auto moves = [&](int32_t from, int32_t to, int64_t bytes, int64_t tensors) {
     s.remoteBytes += bytes;
+    s.messagesBefore += tensors;
     s.betweenNodes += layout.topology.node(from) != layout.topology.node(to) ? bytes : 0;
     ingress[to] += bytes;
   };
@@ -202,7 +203,7 @@ Statistics statistics(const Module &module) {
     const int64_t bytes = ir::bytes(module.transfers, transfer);
     const Route none, &route = transfer.route < 0 ? none : module.transfers.routes[transfer.route];
     for (const Hop &hop : route)
-      moves(target.ranks[hop.from], target.ranks[hop.to], bytes);
+      moves(target.ranks[hop.from], target.ranks[hop.to], bytes, transfer.count);
     s.passedBytes += bytes * static_cast<int64_t>(route.size());
     s.targetBytes += bytes * static_cast<int64_t>(1 + route.size());
     if (tile.family < 0) {
@@ -219,7 +220,7 @@ Statistics statistics(const Module &module) {
     else if (source.ranks[transfer.source] == target.ranks[transfer.target])
       s.localBytes += bytes;
     else {
-      moves(source.ranks[transfer.source], target.ranks[transfer.target], bytes);
+      moves(source.ranks[transfer.source], target.ranks[transfer.target], bytes, transfer.count);
       egress[source.ranks[transfer.source]] += bytes;
     }
   }
@@ -244,8 +245,12 @@ Statistics statistics(const Module &module) {
   s.descriptors = static_cast<int64_t>(module.transfers.descriptors.size());
   s.messages = module.schedule.messages;
   s.rounds = module.schedule.rounds;
-  for (const RankSchedule &rank : module.schedule.ranks)
+  for (const RankSchedule &rank : module.schedule.ranks) {
     s.stagingMax = std::max(s.stagingMax, rank.arenaBytes);
+    for (const Step &step : rank.steps)
+      if (step.staging < 0 && step.peer >= 0)
+        ++(step.kind == StepKind::send ? s.sendsInPlace : s.receivesInPlace);
+  }
   return s;
 }
 

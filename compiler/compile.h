@@ -47,6 +47,8 @@ struct PassTime {
 /// Counts that a report prints; bytes are of the whole plan.
 struct Statistics {
   int64_t tensors = 0, params = 0, transfers = 0, descriptorsBefore = 0, descriptors = 0, messages = 0, rounds = 0;
+  int64_t messagesBefore = 0; // one for each tensor that goes from rank to rank
+  int64_t sendsInPlace = 0, receivesInPlace = 0;
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
   int64_t betweenNodes = 0, passedBytes = 0; // of the remote ones: between nodes; passed on by targets
   int64_t egressMax = 0, egressFloor = 0, egressFree = 0, ingressMax = 0, ingressFloor = 0, stagingMax = 0;

@@ -42,6 +42,7 @@ Json counts(const Statistics &s) {
           {"transfers", s.transfers},
           {"messages", s.messages},
           {"rounds", s.rounds},
+          {"coalesce", {{"messages", {{"before", s.messagesBefore}, {"after", s.messages}}}, {"in_place", {{"sends", s.sendsInPlace}, {"receives", s.receivesInPlace}}}}},
           {"descriptors", {{"before", s.descriptorsBefore}, {"after", s.descriptors}}},
           {"bytes", {{"target", s.targetBytes}, {"local", s.localBytes}, {"remote", s.remoteBytes}, {"between_nodes", s.betweenNodes}, {"between_nodes_least", s.floors.betweenNodes}, {"passed_on", s.passedBytes}, {"storage", s.storageBytes}, {"padding", s.paddingBytes}}},
           {"floors",

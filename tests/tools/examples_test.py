@@ -58,6 +58,8 @@ class Examples(unittest.TestCase):
                 if report["bytes"]["storage"] == 0:
                     self.assertEqual(report["balance"]["ingress_max"], report["balance"]["ingress_floor"])
                 self.assertGreaterEqual(report["balance"]["egress_max"], report["balance"]["egress_floor"])
+                self.assertEqual(report["coalesce"]["messages"]["after"], report["messages"])
+                self.assertGreaterEqual(report["coalesce"]["messages"]["before"], 0 if moved["remote"] == 0 else 1)
                 self.assertEqual(report["transfers"], TRANSFERS.get(job, report["transfers"]))
                 if job.startswith("kimi"):
                     if not os.environ.get("RESHARD_SMALL"):  # sanitizers take a multiple
