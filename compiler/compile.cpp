@@ -3,6 +3,7 @@
 #include "compiler/floors.h"
 #include "compiler/frontend.h"
 #include "compiler/pass.h"
+#include "compiler/shard_distribution.h"
 #include "ir/text.h"
 
 #include "llvm/Support/MemoryBuffer.h"
@@ -92,6 +93,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   if (!layout || !diagnostics.ok())
     return false;
   result.module.layout = std::move(*layout);
+  result.module.layout.files.megatron = options.megatron;
   if (options.kept)
     for (Endpoint &endpoint : result.module.layout.endpoints) {
       if (&endpoint == &result.module.layout.endpoints[0] || endpoint.storage)
@@ -232,6 +234,7 @@ Statistics statistics(const Module &module) {
   s.egressFree = freeEgressFloor(layout, module.transfers);
   s.ingressFloor = ingressFloor(layout, module.transfers);
   s.storageFloor = storageFloor(layout, module.transfers);
+  s.storageMegatron = megatronLoad(layout, module.transfers);
   s.floors = floors(layout, module.transfers);
   for (const Transfer &transfer : module.transfers.transfers) {
     int64_t pieces = transfer.count;

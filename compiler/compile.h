@@ -32,6 +32,7 @@ struct CompileOptions {
   std::vector<std::string> passes;         // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
   bool relabel = false;                    // --relabel-target
+  bool megatron = false;                   // --algorithm=megatron
   bool verifyEach = false;
   unsigned jobs = 0;                       // threads; 0: all cores. The result does not depend on it
   /// Called after each pass that ran, with its name (for --print-ir-after).
@@ -52,7 +53,7 @@ struct Statistics {
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
   int64_t betweenNodes = 0, passedBytes = 0; // of the remote ones: between nodes; passed on by targets
   int64_t egressMax = 0, egressFloor = 0, egressFree = 0, ingressMax = 0, ingressFloor = 0, stagingMax = 0;
-  int64_t storageMax = 0, storageFloor = 0; // of files, by the rank that reads or writes most
+  int64_t storageMax = 0, storageFloor = 0, storageMegatron = 0; // of files, by the rank that reads or writes most; with --algorithm=megatron
   Floors floors;
 };
 

@@ -10,6 +10,7 @@
 #include "compiler/optimum.h"
 #include "compiler/pass.h"
 #include "compiler/round_limits.h"
+#include "compiler/shard_distribution.h"
 #include "compiler/split.h"
 
 #include <algorithm>
@@ -46,7 +47,10 @@ public:
     for (size_t c = 0; c < classes_.size(); ++c)
       if (!classes_[c].files)
         send(classes_[c], c, length);
-    readOnce();
+    if (layout_.files.megatron)
+      asMegatron();
+    else
+      readOnce();
     module_.transfers.routes = std::move(routes_).take();
     auto &all = module_.transfers.transfers;
     std::stable_sort(all.begin(), all.end(), [](const Transfer &a, const Transfer &b) {
@@ -61,18 +65,18 @@ private:
     const Endpoint &target = layout_.endpoints[tile.endpoint];
     const bool files = layout_.endpoints[0].storage && !target.storage && tile.family >= 0;
     candidates_.select(tile);
-    std::map<uint32_t, std::map<int64_t, std::vector<int32_t>>> lacking; // by generation and node
+    std::map<std::pair<uint32_t, int64_t>, std::map<int64_t, std::vector<int32_t>>> lacking; // by generation and group, then node
     for (int32_t place : tile.targets) {
       const bool enters = layout_.topology.ranksPerNode > 0 && candidates_.remote(place) && candidates_.onNode(candidates_.nodeOf(place)).empty();
       if (enters || (files && tile.targets.size() > 1)) {
-        lacking[target.generation(place)][candidates_.nodeOf(place)].push_back(place);
+        lacking[{target.generation(place), files ? groupOf(layout_, target, place) : 0}][candidates_.nodeOf(place)].push_back(place);
         continue;
       }
       module_.transfers.transfers.push_back(whole(t, place));
       if (files)
         alone_[target.ranks[place]] += tile.bytes * tile.tensors;
     }
-    for (auto &[generation, nodes] : lacking) {
+    for (auto &[key, nodes] : lacking) {
       std::vector<std::vector<int32_t>> places;
       for (auto &[node, list] : nodes)
         places.push_back(std::move(list));
@@ -255,6 +259,56 @@ private:
             chain(each, n, each.nodes.size(), i, mine);
         }
     }
+  }
+
+  /// The same by Megatron-Core's assignment; what is written, too.
+  void asMegatron() {
+    std::map<std::pair<uint32_t, int64_t>, const Class *> classOf; // by tile and group
+    for (const Class &each : classes_)
+      for (uint32_t tile : each.tiles)
+        if (each.files)
+          classOf[{tile, groupOf(layout_, layout_.endpoints[each.endpoint], each.nodes[0][0])}] = &each;
+    std::map<std::pair<uint32_t, uint32_t>, int32_t> writer; // by tile and tensor
+    for (const Shard &shard : megatronDistribution(layout_, module_.transfers)) {
+      if (!layout_.endpoints[0].storage) {
+        writer[{shard.tile, shard.tensor}] = shard.rank;
+        continue;
+      }
+      const auto found = classOf.find({shard.tile, shard.group});
+      if (found == classOf.end())
+        continue; // one rank alone wants it
+      const Class &each = *found->second;
+      Transfer part = whole(shard.tile, 0);
+      part.first = shard.tensor;
+      part.count = 1;
+      const std::vector<int32_t> &ranks = layout_.endpoints[each.endpoint].ranks;
+      for (size_t n = 0; n < each.nodes.size(); ++n)
+        for (size_t i = 0; i < each.nodes[n].size(); ++i)
+          if (ranks[each.nodes[n][i]] == shard.rank)
+            chain(each, n, each.nodes.size(), i, {part});
+    }
+    write(writer);
+  }
+
+  /// Gives the open transfers to files the writers that were found.
+  void write(const std::map<std::pair<uint32_t, uint32_t>, int32_t> &writer) {
+    const Endpoint &source = layout_.endpoints[0];
+    std::vector<Transfer> all;
+    for (const Transfer &transfer : module_.transfers.transfers)
+      for (uint32_t tensor = transfer.first; tensor < transfer.first + transfer.count; ++tensor) {
+        const auto found = writer.find({transfer.tile, tensor});
+        if (found == writer.end()) {
+          all.push_back(transfer);
+          break;
+        }
+        Transfer part = transfer;
+        part.first = tensor;
+        part.count = 1;
+        part.source = static_cast<int32_t>(std::find(source.ranks.begin(), source.ranks.end(), found->second) - source.ranks.begin());
+        part.holder = Candidates::holderOf(module_.transfers.tiles[transfer.tile], part.source);
+        all.push_back(part);
+      }
+    module_.transfers.transfers = std::move(all);
   }
 
   Module &module_;

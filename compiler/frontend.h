@@ -188,6 +188,7 @@ struct Job {
   int64_t world = 0;
   int64_t stagingLimit = 0;
   ir::Topology topology;
+  std::vector<std::string> group;                    // options.group
   std::string fingerprint;                           // hexadecimal XXH3-128 of all files read, in order, and of --set
 };
 

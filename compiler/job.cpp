@@ -141,6 +141,7 @@ private:
       return;
     readSwitches();
     readWorld(world);
+    checkGroup();
     checkNames(job_, allowed_, diagnostics_);
   }
 
@@ -164,7 +165,25 @@ private:
     Node *topology = const_cast<Node *>(fields.find("topology"));
     if (topology && (topology->kind != Node::Kind::scalar || include(*topology, "options.topology")))
       job_.topology = readTopology(*topology, diagnostics_).value_or(ir::Topology{});
+    if (const Node *group = fields.find("group")) {
+      groupAt_ = valueOrItems(*group);
+      for (const Node *axis : groupAt_)
+        if (const auto name = readText(*axis, "an axis of 'group'", diagnostics_))
+          job_.group.push_back(*name);
+    }
     fields.finish();
+  }
+
+  /// `group` names axes that a side with ranks has.
+  void checkGroup() {
+    std::vector<std::string> known;
+    for (const EndpointDeclaration &endpoint : job_.endpoints)
+      for (const ir::Axis &axis : endpoint.axes)
+        if (!endpoint.storage)
+          known.push_back(axis.name);
+    for (const Node *axis : groupAt_)
+      if (std::find(known.begin(), known.end(), axis->text) == known.end())
+        diagnostics_.error(axis->at, "unknown axis '" + axis->text + "' in 'group'" + suggestion(axis->text, known));
   }
 
   void readEndpoint(const Node &node, const std::string &role) {
@@ -335,6 +354,7 @@ private:
   Job job_;
   std::vector<const Node *> nodes_; // of the endpoints
   bool failed_ = false;             // to include a file
+  std::vector<const Node *> groupAt_; // the axes of options.group
   bool axesKnown_ = true;           // every mesh and every layout could be read
 };
 

@@ -145,6 +145,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   layout.world = job.world;
   layout.stagingLimit = job.stagingLimit;
   layout.topology = job.topology;
+  layout.files.group = job.group;
   layout.variables = job.model.variables;
 
   const Tensors tensors(job.model, diagnostics);

@@ -142,12 +142,20 @@ struct Topology {
   bool operator==(const Topology &) const = default;
 };
 
+/// How the work on files that every rank can reach is shared out.
+struct FileSharing {
+  bool megatron = false;          // --algorithm=megatron: whole shards in Megatron-Core's order; else the fractional optimum
+  std::vector<std::string> group; // axes: ranks that differ along these alone read for each other; empty: all do
+  bool operator==(const FileSharing &) const = default;
+};
+
 /// The layout level: what the YAML said, resolved. Endpoint 0 is the source.
 struct Layout {
   std::string model;
   int64_t world = 0;
   int64_t stagingLimit = 0;         // bytes per rank; 0: unlimited
   Topology topology;
+  FileSharing files;
   std::vector<IndexVariable> variables;
   std::vector<Family> families;
   std::vector<Endpoint> endpoints;

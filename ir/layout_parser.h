@@ -10,6 +10,15 @@ class LayoutParser : protected Lexer {
 protected:
   LayoutParser(std::string_view text, Layout &layout) : Lexer(text), layout_(layout) {}
 
+  void files() {
+    if (!take("files"))
+      return;
+    layout_.files.megatron = take("megatron");
+    expect("group");
+    while (is("\""))
+      layout_.files.group.push_back(string());
+  }
+
   void topology() {
     if (!take("topology"))
       return;

@@ -33,6 +33,7 @@ public:
     expect("fingerprint");
     module_.fingerprint = string();
     topology();
+    files();
     layout();
     if (module_.level >= Level::transfer)
       transfers();

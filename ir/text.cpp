@@ -34,6 +34,12 @@ private:
     if (t != usual)
       out_ << "topology link " << t.linkRate << " latency " << t.linkLatency << " nics " << t.nicsPerNode << " rate " << t.nicRate
            << " latency " << t.nicLatency << " copy " << t.copyRate << "\n";
+    if (layout_.files != FileSharing()) {
+      out_ << "files" << (layout_.files.megatron ? " megatron" : "") << " group";
+      for (const std::string &axis : layout_.files.group)
+        out_ << " " << quoted(axis);
+      out_ << "\n";
+    }
   }
 
   static std::string quoted(const std::string &text) {

@@ -53,7 +53,7 @@ Json counts(const Statistics &s) {
             {"nic_ingress", s.floors.nicIngress},
             {"nic_egress", s.floors.nicEgress},
             {"nic_share", s.floors.nicShare}}},
-          {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"egress_floor_anywhere", s.egressFree}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}, {"storage_max", s.storageMax}, {"storage_floor", s.storageFloor}}}};
+          {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"egress_floor_anywhere", s.egressFree}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}, {"storage_max", s.storageMax}, {"storage_floor", s.storageFloor}, {"storage_megatron", s.storageMegatron}}}};
 }
 
 /// The last good IR and the line that goes on from it, so that a failure can be taken home.
@@ -236,6 +236,7 @@ int main(int argc, char **argv) {
     options.compile.overrides.push_back(value);
     return value.find('=') == std::string::npos || value[0] == '=' ? "found '" + value + "', expected a.b=value" : std::string();
   };
+  std::string algorithm = "optimum";
   std::string passNames = "which passes, in this order (";
   for (const PassInfo &pass : passes())
     passNames += (passNames.back() == '(' ? "" : ", ") + std::string(pass.name);
@@ -250,6 +251,7 @@ int main(int argc, char **argv) {
                    {"--report", "FILE", "write a JSON report", setText(options.report)},
                    {"--keep", "PLAN", "an earlier plan of the job with fewer target ranks: its choices stand, ranks whose transfers are the same keep their segments", setText(options.keep)},
                    {"--relabel-target", "", "give each target's ranks to its places in the order that leaves most bytes local; the report says which", setSwitch(options.compile.relabel)},
+                   {"--algorithm", "NAME", "who reads or writes which part of a checkpoint: optimum (the busiest rank as little as can be), or megatron (whole shards, in Megatron-Core's order)", setChoice(algorithm, {"optimum", "megatron"})},
                    {"--describe", "DIR", "print a model YAML to start from, made from the headers of the checkpoint in DIR; takes no job", setText(options.describe)},
                    {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},
                    {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},
@@ -265,6 +267,7 @@ int main(int argc, char **argv) {
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.compile.jobs = static_cast<unsigned>(options.jobs);
+  options.compile.megatron = algorithm == "megatron";
   if (options.emit == "layout")
     options.compile.stopAfter = ir::Level::layout;
   if (options.compile.relabel && !options.keep.empty()) {

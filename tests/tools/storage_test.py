@@ -71,5 +71,83 @@ class Storage(unittest.TestCase):
                 self.run_command("reshard-exec", "--synthesize", "--check")
 
 
+class Megatron(unittest.TestCase):
+    """The distribution table of SEMANTICS.md: tp2 dp4, fp32; repl1, repl2 10 elements a TP shard, B 20 a rank, C 100, D 1000, E 100."""
+
+    MODEL = """
+version: 1
+model:
+  dtype: fp32
+  tensors:
+    repl1: {shape: [20], shard: {0: tp}}
+    repl2: {shape: [20], shard: {0: tp}}
+    B: {shape: [160], shard: {0: [dp, tp]}}
+    C: [100]
+    D: [1000]
+    E: [100]
+"""
+    RANKS, FILES = "{mesh: {tp: 2, dp: 4}}", "{storage: files}"
+
+    setUp = Storage.setUp
+    run_command = Storage.run_command
+
+    def assigned(self, read, group="", algorithm="megatron"):
+        """{tensor: [ranks that read or write it]} of the plan's transfers, group by group."""
+        source, target = (self.FILES, self.RANKS) if read else (self.RANKS, self.FILES)
+        (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {target}\n{group}\n")
+        for output, emit in (("plan", "plan"), ("ir", "ir")):
+            done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", f"--algorithm={algorithm}", "-o", self.folder / output, f"--emit={emit}",
+                                   "--verify-each", f"--report={self.folder / 'report'}"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.run_command("reshard-inspect", "--verify")
+        self.run_command("reshard-exec", "--synthesize", "--check")
+        tiles, found = [], {}
+        for line in (self.folder / "ir").read_text().splitlines():
+            if line.startswith("tile "):
+                tiles.append(line.split("// ")[1].split(" ->")[0])
+            elif line.startswith("transfer "):
+                words = line.split()
+                place = int(words[words.index("to") + 1] if read else words[words.index("from") + 1])
+                found.setdefault(tiles[int(words[1])], []).append(place)
+        return {name: sorted(places) for name, places in found.items()}
+
+    def test_world(self):
+        for read in (True, False):
+            with self.subTest(read=read):
+                self.assertEqual(self.assigned(read), {"B": list(range(8)), "repl1": [0, 1], "repl2": [2, 3], "D": [4], "C": [5], "E": [6]})
+
+    def test_groups(self):
+        # DP groups: ranks 0, 2, 4, 6 of tp 0 and 1, 3, 5, 7 of tp 1; "rank in group" n of the table is place 2n, 2n + 1.
+        group = "options: {group: dp}"
+        both = self.assigned(True, group)
+        tp0 = {"B": [0, 2, 4, 6], "D": [0], "C": [2], "E": [4], "repl1": [6], "repl2": [6]}
+        tp1 = {"B": [1, 3, 5, 7], "repl1": [1], "repl2": [3], "D": [5], "C": [7], "E": [1]}
+        self.assertEqual(both, {name: sorted(tp0[name] + tp1[name]) for name in tp0})
+        saved = self.assigned(False, group)
+        self.assertEqual(saved, {name: sorted(tp0[name] + (tp1[name] if name in ("B", "repl1", "repl2") else [])) for name in tp0})
+
+    def test_cross_reads(self):
+        # dp8 {a: [0], b: [1], c: all} -> a 0, b 1, c 2; tp8: c is read from rank 0 by all others.
+        self.MODEL = ("version: 1\nmodel: {dtype: fp32, tensors: {ab: [16], c: [8]}, layouts: {files: {params: same}, "
+                      "ranks: {params: same, shard: {ab: {0: {axis: dp, sizes: [8, 8, 0, 0, 0, 0, 0, 0]}}}}}}\n")
+        self.FILES, self.RANKS = "{layout: files, storage: files}", "{layout: ranks, mesh: {dp: 8}}"
+        self.assertEqual(self.assigned(True), {"ab": [0, 1], "c": [2]})
+
+    def test_the_optimum_is_no_worse(self):
+        report = {}
+        for algorithm in ("megatron", "optimum"):
+            self.assigned(True, algorithm=algorithm)
+            report[algorithm] = json.loads((self.folder / "report").read_text())["balance"]
+        self.assertEqual(report["megatron"]["storage_max"], 4 * 1020)  # B's 20 and D's 1000
+        self.assertEqual(report["optimum"]["storage_megatron"], report["megatron"]["storage_max"])
+        self.assertLessEqual(report["optimum"]["storage_max"], 1.01 * report["optimum"]["storage_floor"] + 64)
+
+    def test_refused(self):
+        (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {self.FILES}\ntarget: {self.RANKS}\noptions: {{group: [dq]}}\n")
+        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("job.yaml:14:19: error: unknown axis 'dq' in 'group'; known here: tp, dp", done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()
