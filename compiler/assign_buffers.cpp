@@ -1,7 +1,7 @@
-// assign-buffers: a fixed place in the rank's arena for every message. A message that is one contiguous piece of a param moves in
-// place. The others of a round are packed side by side; sends and receives have two slots each, which a rank's rounds take in
-// turn, so that one round is packed or unpacked while the next is under way. A step that takes over bytes of the arena waits
-// for the steps that had them last.
+// assign-buffers: a fixed place in the rank's arena for every message. A message that is one contiguous piece of a
+// param moves in place. The others of a round are packed side by side; sends and receives have two slots each, which a
+// rank's rounds take in turn, so that one round is packed or unpacked while the next is under way. A step that takes
+// over bytes of the arena waits for the steps that had them last.
 
 #include "compiler/pass.h"
 #include "compiler/staging.h"

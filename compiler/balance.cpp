@@ -1,8 +1,9 @@
-// balance: a source for every open transfer. A target that holds the piece already takes it from itself; else from its own node;
-// else from anywhere. Transfers with the same candidates form a class; the fractional optimum over the classes (optimum.h) says
-// how many bytes each place gives to each class, and the class's transfers, target by target, are dealt out in that
-// proportion: cut between tensors, or inside one where whole tensors would miss by more than kTolerance of the optimum.
-// Targets that joined later (--keep) are planned after those before them, which so keep what they had.
+// balance: a source for every open transfer. A target that holds the piece already takes it from itself; else from its
+// own node; else from anywhere. Transfers with the same candidates form a class; the fractional optimum over the
+// classes (optimum.h) says how many bytes each place gives to each class, and the class's transfers, target by target,
+// are dealt out in that proportion: cut between tensors, or inside one where whole tensors would miss by more than
+// kTolerance of the optimum. Targets that joined later (--keep) are planned after those before them, which so keep what
+// they had.
 
 #include "compiler/candidates.h"
 #include "compiler/optimum.h"
@@ -21,7 +22,8 @@ using namespace ir;
 
 namespace {
 
-/// A cut may miss its place by the optimum divided by this; misses do not add up, since each class makes up for those before it.
+/// A cut may miss its place by the optimum divided by this; misses do not add up, since each class makes up for those
+/// before it.
 constexpr int64_t kTolerance = 512;
 /// The most pieces that are moved afterwards.
 constexpr int kMoves = 64;
@@ -88,10 +90,11 @@ private:
       open[at->second].push_back(transfer);
     }
     const Optimum best = optimum(classes, load_);
-    std::vector<int64_t> owed(load_.size()); // what places gave less than they should have, so far
+    std::vector<int64_t> owed(load_.size());   // what places gave less than they should have, so far
     std::vector<size_t> order(classes.size()); // those with many candidates last: they make up best
     std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return classes[a].places.size() < classes[b].places.size(); });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return classes[a].places.size() < classes[b].places.size(); });
     const size_t first = module_.transfers.transfers.size();
     for (size_t c : order)
       deal(classes[c], std::move(open[c]), best.bytes[c], best.load / kTolerance, owed);
@@ -99,8 +102,8 @@ private:
       ;
   }
 
-  /// Where indivisible pieces are large beside the optimum, dealing may overshoot: moves something of the busiest place, of
-  /// transfers from `first` on, to where it makes less of a difference. Whether it could.
+  /// Where indivisible pieces are large beside the optimum, dealing may overshoot: moves something of the busiest
+  /// place, of transfers from `first` on, to where it makes less of a difference. Whether it could.
   bool relieve(size_t first, int64_t optimum) {
     const auto busiest = static_cast<int32_t>(std::max_element(load_.begin(), load_.end()) - load_.begin());
     if (load_.empty() || load_[busiest] <= optimum + optimum / 128)
@@ -111,7 +114,8 @@ private:
         continue;
       candidates_.select(module_.transfers.tiles[all[i].tile]);
       const std::vector<int32_t> &places = candidates_.near(all[i].target);
-      const int32_t idlest = *std::min_element(places.begin(), places.end(), [&](int32_t a, int32_t b) { return load_[a] < load_[b]; });
+      const int32_t idlest =
+          *std::min_element(places.begin(), places.end(), [&](int32_t a, int32_t b) { return load_[a] < load_[b]; });
       std::vector<Transfer> head, rest;
       splitter_.split(all[i], (load_[busiest] - load_[idlest]) / 2, 0, head, rest);
       int64_t moved = 0;
@@ -131,8 +135,8 @@ private:
   }
 
   /// Deals a class's transfers out to its places, each taking what follows the one before it.
-  void deal(const SendClass &each, std::vector<Transfer> transfers, const std::vector<int64_t> &wanted, int64_t tolerance,
-            std::vector<int64_t> &owed) {
+  void deal(const SendClass &each, std::vector<Transfer> transfers, const std::vector<int64_t> &wanted,
+            int64_t tolerance, std::vector<int64_t> &owed) {
     std::stable_sort(transfers.begin(), transfers.end(), [&](const Transfer &a, const Transfer &b) {
       return std::make_tuple(module_.transfers.tiles[a.tile].endpoint, a.target) <
              std::make_tuple(module_.transfers.tiles[b.tile].endpoint, b.target);
@@ -141,7 +145,8 @@ private:
     int64_t carried = 0; // what the places before took less than their quota
     for (size_t i = 0; i < each.places.size(); ++i) {
       const int32_t place = each.places[i];
-      const bool final = std::all_of(wanted.begin() + static_cast<ptrdiff_t>(i) + 1, wanted.end(), [](int64_t bytes) { return bytes == 0; });
+      const bool final = std::all_of(wanted.begin() + static_cast<ptrdiff_t>(i) + 1, wanted.end(),
+                                     [](int64_t bytes) { return bytes == 0; });
       if (wanted[i] == 0)
         continue;
       const int64_t quota = wanted[i] + owed[place] + carried;

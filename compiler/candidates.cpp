@@ -6,7 +6,8 @@ namespace reshard {
 
 using namespace ir;
 
-Candidates::Candidates(const Layout &layout) : layout_(layout), source_(layout.endpoints[0]), placeOfRank_(layout.world, -1) {
+Candidates::Candidates(const Layout &layout)
+    : layout_(layout), source_(layout.endpoints[0]), placeOfRank_(layout.world, -1) {
   if (!source_.storage)
     for (size_t place = 0; place < source_.ranks.size(); ++place)
       placeOfRank_[source_.ranks[place]] = static_cast<int32_t>(place);

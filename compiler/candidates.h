@@ -1,5 +1,5 @@
-// Who may give a tile to a target, by the locality rule: the target's own rank where it holds it, else ranks of its node, else
-// all holders.
+// Who may give a tile to a target, by the locality rule: the target's own rank where it holds it, else ranks of its
+// node, else all holders.
 #pragma once
 
 #include "ir/ir.h"
@@ -10,8 +10,8 @@
 
 namespace reshard {
 
-/// The places that hold a tile and may be read, for one target after another. Ranks, and the locality rule, mean something where
-/// neither side is storage.
+/// The places that hold a tile and may be read, for one target after another. Ranks, and the locality rule, mean
+/// something where neither side is storage.
 class Candidates {
 public:
   explicit Candidates(const ir::Layout &layout);
@@ -21,7 +21,8 @@ public:
 
   /// The source place on the target's own rank that holds the tile; padding: -1.
   std::optional<int32_t> own(int32_t target) const;
-  /// Whether bytes to this target come from another rank: neither side is storage, and it does not hold the tile itself.
+  /// Whether bytes to this target come from another rank: neither side is storage, and it does not hold the tile
+  /// itself.
   bool remote(int32_t target) const;
   /// All holders, ascending.
   const std::vector<int32_t> &all() const { return holders_; }

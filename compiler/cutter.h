@@ -18,8 +18,8 @@ public:
   /// New shapes are interned in `shapes`, which outlives this.
   explicit Cutter(Interner<ir::Shape> &shapes) : shapes_(shapes) {}
 
-  /// Moves the first `bytes` bytes of `queue`, which has as many, to the end of `pieces`. A descriptor across the end is cut: between
-  /// steps of its outermost loop, then within a step, at last in a row.
+  /// Moves the first `bytes` bytes of `queue`, which has as many, to the end of `pieces`. A descriptor across the end
+  /// is cut: between steps of its outermost loop, then within a step, at last in a row.
   void take(std::deque<ir::Descriptor> &queue, int64_t bytes, std::vector<ir::Descriptor> &pieces);
 
 private:

@@ -1,9 +1,10 @@
-// distribute: every tile to every target that wants it, with a source still to be chosen, and on the way where targets pass on what
-// they got. What a node lacks enters it once: cut into stripes, one for each of its ranks that want it, which exchange them inside
-// the node ("one copy enters each fast domain", shared/FIELD.md; HiCCL, MSCCL's hierarchical broadcasts). Between nodes stripes
-// go in pipelined chains where the holders' NICs are the bottleneck: a chain of n nodes costs its holder one copy, not n, and n - 1
-// messages of time. One length of chains serves the whole job: of the powers of two, the one whose estimate is least.
-// What several ranks want of files is read once: each reads a stripe and passes it on, inside its node and from node to node.
+// distribute: every tile to every target that wants it, with a source still to be chosen, and on the way where targets
+// pass on what they got. What a node lacks enters it once: cut into stripes, one for each of its ranks that want it,
+// which exchange them inside the node ("one copy enters each fast domain", shared/FIELD.md; HiCCL, MSCCL's hierarchical
+// broadcasts). Between nodes stripes go in pipelined chains where the holders' NICs are the bottleneck: a chain of n
+// nodes costs its holder one copy, not n, and n - 1 messages of time. One length of chains serves the whole job: of the
+// powers of two, the one whose estimate is least. What several ranks want of files is read once: each reads a stripe
+// and passes it on, inside its node and from node to node.
 
 #include "compiler/candidates.h"
 #include "compiler/interner.h"
@@ -29,16 +30,17 @@ constexpr int64_t kLeastStripe = 256 << 10;
 /// Tiles that the same source places can give, which the same targets lack on the same nodes.
 struct Class {
   unsigned endpoint = 0;
-  std::vector<int32_t> holders;               // source places
-  std::vector<std::vector<int32_t>> nodes;    // the targets on each node without a holder
-  bool files = false;                         // the holders are files: one target reads, and passes on
+  std::vector<int32_t> holders;            // source places
+  std::vector<std::vector<int32_t>> nodes; // the targets on each node without a holder
+  bool files = false;                      // the holders are files: one target reads, and passes on
   std::vector<uint32_t> tiles;
   int64_t bytes = 0;
 };
 
 class Distributor {
 public:
-  explicit Distributor(Module &module) : module_(module), layout_(module.layout), candidates_(layout_), splitter_(module) {}
+  explicit Distributor(Module &module)
+      : module_(module), layout_(module.layout), candidates_(layout_), splitter_(module) {}
 
   void run() {
     for (uint32_t t = 0; t < module_.transfers.tiles.size(); ++t)
@@ -59,17 +61,21 @@ public:
   }
 
 private:
-  /// Targets whose node has a holder, or that need none, get a transfer of their own; the others make a class for each generation.
+  /// Targets whose node has a holder, or that need none, get a transfer of their own; the others make a class for each
+  /// generation.
   void sort(uint32_t t) {
     const Tile &tile = module_.transfers.tiles[t];
     const Endpoint &target = layout_.endpoints[tile.endpoint];
     const bool files = layout_.endpoints[0].storage && !target.storage && tile.family >= 0;
     candidates_.select(tile);
-    std::map<std::pair<uint32_t, int64_t>, std::map<int64_t, std::vector<int32_t>>> lacking; // by generation and group, then node
+    std::map<std::pair<uint32_t, int64_t>, std::map<int64_t, std::vector<int32_t>>>
+        lacking; // by generation and group, then node
     for (int32_t place : tile.targets) {
-      const bool enters = layout_.topology.ranksPerNode > 0 && candidates_.remote(place) && candidates_.onNode(candidates_.nodeOf(place)).empty();
+      const bool enters = layout_.topology.ranksPerNode > 0 && candidates_.remote(place) &&
+                          candidates_.onNode(candidates_.nodeOf(place)).empty();
       if (enters || (files && tile.targets.size() > 1)) {
-        lacking[{target.generation(place), files ? groupOf(layout_, target, place) : 0}][candidates_.nodeOf(place)].push_back(place);
+        lacking[{target.generation(place), files ? groupOf(layout_, target, place) : 0}][candidates_.nodeOf(place)]
+            .push_back(place);
         continue;
       }
       module_.transfers.transfers.push_back(whole(t, place));
@@ -80,7 +86,8 @@ private:
       std::vector<std::vector<int32_t>> places;
       for (auto &[node, list] : nodes)
         places.push_back(std::move(list));
-      const auto [at, added] = numbers_.try_emplace(std::make_tuple(tile.endpoint, candidates_.all(), places), classes_.size());
+      const auto [at, added] =
+          numbers_.try_emplace(std::make_tuple(tile.endpoint, candidates_.all(), places), classes_.size());
       if (added)
         classes_.push_back({tile.endpoint, candidates_.all(), std::move(places), files, {}, 0});
       classes_[at->second].tiles.push_back(t);
@@ -155,10 +162,12 @@ private:
     return best;
   }
 
-  int64_t nic(const Class &each, int32_t place) const { return layout_.topology.nic(layout_.endpoints[each.endpoint].ranks[place]); }
+  int64_t nic(const Class &each, int32_t place) const {
+    return layout_.topology.nic(layout_.endpoints[each.endpoint].ranks[place]);
+  }
 
-  /// Cuts a class into stripes and sends each along its chains. Classes start at different nodes and ranks, so that what falls to
-  /// the first and the last is spread.
+  /// Cuts a class into stripes and sends each along its chains. Classes start at different nodes and ranks, so that
+  /// what falls to the first and the last is spread.
   void send(const Class &each, size_t number, size_t length) {
     std::vector<Transfer> left;
     for (uint32_t tile : each.tiles)
@@ -173,7 +182,8 @@ private:
         done += bytes(module_.transfers, part);
       const size_t nodes = each.nodes.size();
       for (size_t first = 0; first < nodes && !mine.empty(); first += length)
-        chain(each, (first + number) % nodes, std::min(length, nodes - first), static_cast<size_t>(stripe) + number, mine);
+        chain(each, (first + number) % nodes, std::min(length, nodes - first), static_cast<size_t>(stripe) + number,
+              mine);
     }
   }
 
@@ -195,8 +205,11 @@ private:
     left = std::move(rest);
   }
 
-  /// Sends along a chain of `count` nodes from node `first` on. In each, rank number `stripe`, modulo their number, takes it in.
+  /// Sends along a chain of `count` nodes from node `first` on. In each, rank number `stripe`, modulo their number,
+  /// takes it in.
   void chain(const Class &each, size_t first, size_t count, size_t stripe, const std::vector<Transfer> &parts) {
+    if (each.files && layout_.files.exchange != Exchange::nodes)
+      return exchange(each, each.nodes[first][stripe], parts);
     Route route;
     int32_t head = -1, before = -1;
     for (size_t n = 0; n < count; ++n) {
@@ -211,6 +224,31 @@ private:
           route.push_back({entry, place});
       before = entry;
     }
+    put(parts, head, std::move(route));
+  }
+
+  /// From the reader to all others as options.exchange says; places in a ring that starts there.
+  void exchange(const Class &each, int32_t reader, const std::vector<Transfer> &parts) {
+    std::vector<int32_t> ring;
+    for (const auto &places : each.nodes)
+      ring.insert(ring.end(), places.begin(), places.end());
+    std::sort(ring.begin(), ring.end());
+    std::rotate(ring.begin(), std::find(ring.begin(), ring.end(), reader), ring.end());
+    Route route;
+    for (size_t n = 1; n < ring.size(); ++n) {
+      size_t from = 0;
+      if (layout_.files.exchange == Exchange::gather_rounds)
+        from = n - 1;
+      else if (layout_.files.exchange == Exchange::broadcast) // without its highest bit
+        for (size_t bit = 1; bit <= n; bit *= 2)
+          from = n - bit;
+      route.push_back({ring[from], ring[n]});
+    }
+    put(parts, reader, std::move(route));
+  }
+
+  /// Transfers to `head`, and on from there.
+  void put(const std::vector<Transfer> &parts, int32_t head, Route route) {
     const int32_t known = route.empty() ? -1 : static_cast<int32_t>(routes_.intern(std::move(route)));
     for (Transfer part : parts) {
       part.target = head;
@@ -219,8 +257,8 @@ private:
     }
   }
 
-  /// What several ranks want of files: each of them reads some, such that the busiest reads as little as can be, and passes it on
-  /// through all nodes.
+  /// What several ranks want of files: each of them reads some, such that the busiest reads as little as can be, and
+  /// passes it on through all nodes.
   void readOnce() {
     std::vector<int64_t> base(layout_.world);
     for (const auto &[rank, bytes] : alone_)
@@ -247,7 +285,9 @@ private:
       for (size_t n = 0; n < each.nodes.size(); ++n)
         for (size_t i = 0; i < each.nodes[n].size() && rest > 0; ++i) {
           const int32_t rank = layout_.endpoints[each.endpoint].ranks[each.nodes[n][i]];
-          const int64_t wanted = best.bytes[c][std::lower_bound(readers[c].places.begin(), readers[c].places.end(), rank) - readers[c].places.begin()];
+          const int64_t wanted =
+              best.bytes[c][std::lower_bound(readers[c].places.begin(), readers[c].places.end(), rank) -
+                            readers[c].places.begin()];
           rest -= wanted;
           owed += wanted;
           std::vector<Transfer> mine;
@@ -304,7 +344,8 @@ private:
         Transfer part = transfer;
         part.first = tensor;
         part.count = 1;
-        part.source = static_cast<int32_t>(std::find(source.ranks.begin(), source.ranks.end(), found->second) - source.ranks.begin());
+        part.source = static_cast<int32_t>(std::find(source.ranks.begin(), source.ranks.end(), found->second) -
+                                           source.ranks.begin());
         part.holder = Candidates::holderOf(module_.transfers.tiles[transfer.tile], part.source);
         all.push_back(part);
       }

@@ -96,7 +96,8 @@ Floors floors(const Layout &layout, const Transfers &transfers) {
   std::set<int64_t> ranks, nodes, nics;
   std::map<int64_t, std::vector<int32_t>> nicsOf; // a node's, of all ranks of the world
   for (int64_t rank = 0; rank < layout.world; ++rank)
-    if (const auto nic = static_cast<int32_t>(layout.topology.nic(rank)); nicsOf[layout.topology.node(rank)].empty() || nicsOf[layout.topology.node(rank)].back() != nic)
+    if (const auto nic = static_cast<int32_t>(layout.topology.nic(rank));
+        nicsOf[layout.topology.node(rank)].empty() || nicsOf[layout.topology.node(rank)].back() != nic)
       nicsOf[layout.topology.node(rank)].push_back(nic);
   for (const Endpoint &endpoint : layout.endpoints)
     for (size_t place = 0; place < endpoint.ranks.size() && !endpoint.storage; ++place) {
@@ -178,7 +179,8 @@ int64_t storageFloor(const Layout &layout, const Transfers &transfers) {
       ranks.push_back(source.storage ? target.ranks[place] : source.ranks[place]);
     std::sort(ranks.begin(), ranks.end());
     // A file's param is wanted once; a rank's, once by all of them together.
-    files.add(std::move(ranks), tile.bytes * tile.tensors * (source.storage ? 1 : static_cast<int64_t>(tile.targets.size())));
+    files.add(std::move(ranks),
+              tile.bytes * tile.tensors * (source.storage ? 1 : static_cast<int64_t>(tile.targets.size())));
   }
   return files.egress(layout.world);
 }

@@ -5,15 +5,17 @@
 
 namespace reshard {
 
-/// The least that the busiest source rank must send, in bytes, by the locality rule: a rank that holds a piece itself takes its own, one
-/// whose node holds it, its node's; and targets pass on what distribute says. The exact fractional optimum (optimum.h) for the
-/// transfers as they are, whose sources, and cuts, do not matter.
+/// The least that the busiest source rank must send, in bytes, by the locality rule: a rank that holds a piece itself
+/// takes its own, one whose node holds it, its node's; and targets pass on what distribute says. The exact fractional
+/// optimum (optimum.h) for the transfers as they are, whose sources, and cuts, do not matter.
 int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
 
-/// The same without the rule and where no target passes anything on: any holder may serve any rank that does not hold the piece.
+/// The same without the rule and where no target passes anything on: any holder may serve any rank that does not hold
+/// the piece.
 int64_t freeEgressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
 
-/// What no plan can beat on nodes of the layout's topology, relays or not, in bytes. Each is the largest of a rank or a NIC (plan.fbs).
+/// What no plan can beat on nodes of the layout's topology, relays or not, in bytes. Each is the largest of a rank or a
+/// NIC (plan.fbs).
 struct Floors {
   int64_t nodes = 1; // that have source or target ranks
   int64_t rankLocal = 0, rankIngress = 0, rankEgress = 0, rankShare = 0;
@@ -21,12 +23,13 @@ struct Floors {
   int64_t betweenNodes = 0; // all bytes that must go between nodes: what a node lacks, once
 };
 
-/// A byte that somebody needs and has not must leave one of its holders at least once: the fractional optimum over holders. All such
-/// bytes, once for each that needs them, leave somebody: their sum over all that send or receive. Storage has no floor here.
+/// A byte that somebody needs and has not must leave one of its holders at least once: the fractional optimum over
+/// holders. All such bytes, once for each that needs them, leave somebody: their sum over all that send or receive.
+/// Storage has no floor here.
 Floors floors(const ir::Layout &layout, const ir::Transfers &transfers);
 
-/// The least that the busiest rank must read of a source's files, or write of a target's, where each byte is read or written once, by one of
-/// the ranks that want it, or have it. Where both sides are files there is no choice: 0.
+/// The least that the busiest rank must read of a source's files, or write of a target's, where each byte is read or
+/// written once, by one of the ranks that want it, or have it. Where both sides are files there is no choice: 0.
 int64_t storageFloor(const ir::Layout &layout, const ir::Transfers &transfers);
 
 /// The most that a target rank must receive from others, in bytes; no choice of sources changes it.

@@ -189,6 +189,7 @@ struct Job {
   int64_t stagingLimit = 0;
   ir::Topology topology;
   std::vector<std::string> group;                    // options.group
+  ir::Exchange exchange = ir::Exchange::nodes;       // options.exchange
   std::string fingerprint;                           // hexadecimal XXH3-128 of all files read, in order, and of --set
 };
 

@@ -165,6 +165,13 @@ private:
     Node *topology = const_cast<Node *>(fields.find("topology"));
     if (topology && (topology->kind != Node::Kind::scalar || include(*topology, "options.topology")))
       job_.topology = readTopology(*topology, diagnostics_).value_or(ir::Topology{});
+    if (const Node *exchange = fields.find("exchange")) {
+      const auto known = exchange->kind == Node::Kind::scalar ? ir::parseExchange(exchange->text) : std::nullopt;
+      if (known)
+        job_.exchange = *known;
+      else
+        refuse(*exchange, "auto, p2p, broadcast or gather-rounds", "'exchange'", diagnostics_);
+    }
     if (const Node *group = fields.find("group")) {
       groupAt_ = valueOrItems(*group);
       for (const Node *axis : groupAt_)

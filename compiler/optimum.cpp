@@ -39,8 +39,8 @@ public:
     return std::all_of(left_.begin(), left_.end(), [](int64_t bytes) { return bytes == 0; });
   }
 
-  /// After maximise(): the groups that classes with bytes left can still reach. They are full, and nobody else can take what
-  /// they carry.
+  /// After maximise(): the groups that classes with bytes left can still reach. They are full, and nobody else can take
+  /// what they carry.
   std::vector<uint32_t> stuck() const {
     std::vector<uint32_t> result;
     for (uint32_t g = 0; g < room_.size(); ++g)
@@ -111,13 +111,13 @@ private:
   struct Use {
     uint32_t number, index;
   };
-  std::vector<int64_t> left_;                    // by class
-  std::vector<std::vector<uint32_t>> groupsOf_;  // by class
-  std::vector<std::vector<int64_t>> flow_;       // likewise
-  std::vector<int64_t> room_;                    // by group
-  std::vector<std::vector<Use>> classesOf_;      // by group
+  std::vector<int64_t> left_;                   // by class
+  std::vector<std::vector<uint32_t>> groupsOf_; // by class
+  std::vector<std::vector<int64_t>> flow_;      // likewise
+  std::vector<int64_t> room_;                   // by group
+  std::vector<std::vector<Use>> classesOf_;     // by group
   std::vector<int> classLevel_, groupLevel_;
-  std::vector<uint32_t> next_, nextClass_;       // in the current phase, what is exhausted lies before
+  std::vector<uint32_t> next_, nextClass_; // in the current phase, what is exhausted lies before
 };
 
 /// Places that occur in the same classes.
@@ -201,7 +201,8 @@ Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t
         const int64_t taken = std::min(left, result.load - used[place]);
         used[place] += taken;
         left -= taken;
-        bytes[std::lower_bound(classes[c].places.begin(), classes[c].places.end(), place) - classes[c].places.begin()] += taken;
+        bytes[std::lower_bound(classes[c].places.begin(), classes[c].places.end(), place) -
+              classes[c].places.begin()] += taken;
         if (used[place] == result.load)
           ++filling[g];
       }

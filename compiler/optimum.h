@@ -17,11 +17,12 @@ struct Optimum {
   std::vector<std::vector<int64_t>> bytes; // by class, by index into its places: an assignment that reaches it
 };
 
-/// The fractional optimum of giving every class's bytes to its places where place p sends base[p] bytes already: the largest
-/// over sets H of places of (bytes that H alone can send + base of H) / |H|. A flow classes -> places of capacity `load` is
-/// maximised (Dinic); where it does not carry all, its minimum cut is a set H with a larger quotient, which is tried next
-/// (Newton's method on the quotient; Radzik, "Fractional combinatorial optimization", 1998). Places that occur in the same
-/// classes are one node of the flow, so that replicas cost nothing. Exact; at most one step for each node.
+/// The fractional optimum of giving every class's bytes to its places where place p sends base[p] bytes already: the
+/// largest over sets H of places of (bytes that H alone can send + base of H) / |H|. A flow classes -> places of
+/// capacity `load` is maximised (Dinic); where it does not carry all, its minimum cut is a set H with a larger
+/// quotient, which is tried next (Newton's method on the quotient; Radzik, "Fractional combinatorial optimization",
+/// 1998). Places that occur in the same classes are one node of the flow, so that replicas cost nothing. Exact; at most
+/// one step for each node.
 Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t> &base);
 
 } // namespace reshard

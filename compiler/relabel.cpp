@@ -1,7 +1,8 @@
-// relabel (--relabel-target): where it is free which rank is which of the target, the one with most local bytes. Ranks of an endpoint
-// are given to its places anew: a maximum-weight assignment of places to ranks by the bytes that a rank holds already of what a
-// place wants, exact (shortest augmenting paths: Jonker and Volgenant, "A shortest augmenting path algorithm for dense and sparse linear
-// assignment problems", 1987), O(n^3). Among equals, places keep their ranks.
+// relabel (--relabel-target): where it is free which rank is which of the target, the one with most local bytes. Ranks
+// of an endpoint are given to its places anew: a maximum-weight assignment of places to ranks by the bytes that a rank
+// holds already of what a place wants, exact (shortest augmenting paths: Jonker and Volgenant, "A shortest augmenting
+// path algorithm for dense and sparse linear assignment problems", 1987), O(n^3). Among equals, places keep their
+// ranks.
 
 #include "compiler/candidates.h"
 #include "compiler/pass.h"
@@ -67,7 +68,8 @@ std::vector<size_t> assign(const Weights &weights) {
   return columnOf;
 }
 
-/// Bytes that each of an endpoint's ranks (columns, as in Endpoint::ranks) holds of what each of its places (rows) wants.
+/// Bytes that each of an endpoint's ranks (columns, as in Endpoint::ranks) holds of what each of its places (rows)
+/// wants.
 Weights heldBytes(const Module &module, unsigned number) {
   const Endpoint &source = module.layout.endpoints[0], &target = module.layout.endpoints[number];
   std::map<int32_t, size_t> columnOf;
@@ -97,7 +99,8 @@ std::string relabel(Module &module) {
       continue;
     const size_t n = target.ranks.size();
     if (n > kMostRanks)
-      return target.role + " has " + std::to_string(n) + " ranks, expected at most " + std::to_string(kMostRanks) + " to choose their order";
+      return target.role + " has " + std::to_string(n) + " ranks, expected at most " + std::to_string(kMostRanks) +
+             " to choose their order";
     Weights weights = heldBytes(module, e);
     int64_t before = 0, largest = 0, after = 0;
     for (size_t place = 0; place < n; ++place) {

@@ -146,6 +146,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   layout.stagingLimit = job.stagingLimit;
   layout.topology = job.topology;
   layout.files.group = job.group;
+  layout.files.exchange = job.exchange;
   layout.variables = job.model.variables;
 
   const Tensors tensors(job.model, diagnostics);

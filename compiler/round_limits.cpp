@@ -34,7 +34,8 @@ int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlig
 } // namespace
 
 int64_t bestMessage(int64_t bytes, int64_t partners, int64_t hops, int64_t rate, int64_t latency) {
-  const __int128 perMessage = static_cast<__int128>(rate) * latency / 1'000'000'000; // bytes a port could send meanwhile
+  const __int128 perMessage =
+      static_cast<__int128>(rate) * latency / 1'000'000'000; // bytes a port could send meanwhile
   int64_t best = squareRoot(2 * bytes * perMessage / std::max<int64_t>(1, partners));
   if (hops > 0)
     best = std::min(best, squareRoot(bytes * perMessage / hops));
@@ -66,7 +67,10 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
     }
   }
   const bool far = loads[0].total > 0, near = loads[1].total > 0;
-  limits.localTurns = far && near ? static_cast<int>(std::clamp<int64_t>((loads[1].bytes + loads[0].bytes - 1) / loads[0].bytes, 1, kMostTurns)) : 1;
+  limits.localTurns =
+      far && near
+          ? static_cast<int>(std::clamp<int64_t>((loads[1].bytes + loads[0].bytes - 1) / loads[0].bytes, 1, kMostTurns))
+          : 1;
   limits.bytes = bestMessage(loads[0].bytes, loads[0].partners, depth, topology.nicRate, topology.nicLatency);
   limits.localBytes = bestMessage(loads[1].bytes, loads[1].partners, depth, topology.linkRate, topology.linkLatency);
   if (far && near) // so that neither tier waits for the other's round to end
@@ -85,7 +89,8 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
   const int64_t parts = far && near ? 8 : 4;
   return "a staging limit of " + std::to_string(limit) + " bytes is too small for " + std::to_string(total) +
          " bytes of messages, expected at least " +
-         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostMessages + kStagingAlignment) * parts) + " bytes";
+         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostMessages + kStagingAlignment) * parts) +
+         " bytes";
 }
 
 } // namespace reshard

@@ -19,21 +19,21 @@ struct Item {
 };
 
 struct Pair {
-  int32_t from, to;   // ranks
-  uint32_t out, in;   // ports of the tier
+  int32_t from, to; // ranks
+  uint32_t out, in; // ports of the tier
   std::vector<Item> items;
-  size_t first = 0;   // items before it are done
-  int64_t ready = 0;  // bytes that could go now
-  int64_t left = 0;   // bytes to go
+  size_t first = 0;           // items before it are done
+  int64_t ready = 0;          // bytes that could go now
+  int64_t left = 0;           // bytes to go
   uint32_t busy = UINT32_MAX; // the last round it had a message in
-  int64_t given = 0;  // bytes in that message
+  int64_t given = 0;          // bytes in that message
 };
 
 constexpr uint32_t kNone = UINT32_MAX;
 
 /// One end of a NIC or of a rank's link.
 struct Port {
-  int64_t messages = 0;        // still to go, where every pair's bytes are cut into as few as may be
+  int64_t messages = 0; // still to go, where every pair's bytes are cut into as few as may be
   bool sends = true;
   uint32_t mate = kNone;       // the pair that has it in this round
   std::vector<uint32_t> pairs; // open ones
@@ -107,8 +107,8 @@ private:
 
   uint32_t other(const Port &port, const Pair &pair) const { return port.sends ? pair.in : pair.out; }
 
-  /// Chooses pairs, at most one for each port: the ports with most messages to go choose first, the partner with most. A port
-  /// with as many as any that comes away empty takes a partner from one with fewer.
+  /// Chooses pairs, at most one for each port: the ports with most messages to go choose first, the partner with most.
+  /// A port with as many as any that comes away empty takes a partner from one with fewer.
   void match(uint32_t round) {
     order_.clear();
     for (uint32_t p = 0; p < ports_.size(); ++p) {
@@ -116,7 +116,8 @@ private:
       if (ports_[p].messages > 0)
         order_.push_back(p);
     }
-    std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) { return ports_[a].messages > ports_[b].messages; });
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](uint32_t a, uint32_t b) { return ports_[a].messages > ports_[b].messages; });
     for (uint32_t p : order_)
       if (ports_[p].mate == kNone)
         if (const uint32_t pair = choose(ports_[p], round); pair != kNone)
@@ -137,7 +138,9 @@ private:
   uint32_t choose(Port &mine, uint32_t round) {
     std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
     uint32_t best = kNone;
-    auto merit = [&](uint32_t pair) { return std::make_pair(ports_[other(mine, pairs_[pair])].messages, pairs_[pair].left); };
+    auto merit = [&](uint32_t pair) {
+      return std::make_pair(ports_[other(mine, pairs_[pair])].messages, pairs_[pair].left);
+    };
     for (uint32_t candidate : mine.pairs)
       if (open(pairs_[candidate], round) && ports_[other(mine, pairs_[candidate])].mate == kNone &&
           (best == kNone || merit(candidate) > merit(best)))
@@ -145,13 +148,13 @@ private:
     return best;
   }
 
-  /// Looks, breadth first, for a way on which partners change hands: from `start` to a free partner, or to a port that may go empty
-  /// instead since it has fewer messages to go (Berge; the ports with most can all be served, by König's theorem, where everything
-  /// is ready).
+  /// Looks, breadth first, for a way on which partners change hands: from `start` to a free partner, or to a port that
+  /// may go empty instead since it has fewer messages to go (Berge; the ports with most can all be served, by König's
+  /// theorem, where everything is ready).
   void augment(uint32_t start, uint32_t round) {
     struct Step {
-      uint32_t port;   // on the side of `start`
-      uint32_t pair;   // by which its predecessor would take this port's partner
+      uint32_t port; // on the side of `start`
+      uint32_t pair; // by which its predecessor would take this port's partner
       size_t before;
     };
     std::vector<Step> steps = {{start, kNone, 0}};
@@ -230,7 +233,8 @@ std::vector<std::vector<uint32_t>> depths(const std::vector<Stream> &streams) {
 
 } // namespace
 
-std::vector<Grant> dealRounds(const std::vector<Stream> &streams, const ir::Topology &topology, const RoundLimits &limits,
+std::vector<Grant> dealRounds(const std::vector<Stream> &streams, const ir::Topology &topology,
+                              const RoundLimits &limits,
                               const std::function<int64_t(uint32_t stream, int64_t from, int64_t to)> &snap) {
   std::array<Tier, 2> tiers = {Tier(limits.bytes, 1), Tier(limits.localBytes, limits.localTurns)};
   struct Place {
@@ -249,14 +253,16 @@ std::vector<Grant> dealRounds(const std::vector<Stream> &streams, const ir::Topo
     for (uint32_t h = 0; h < streams[s].hops.size(); ++h)
       if (streams[s].bytes > 0)
         all.emplace_back(s, h);
-  std::stable_sort(all.begin(), all.end(), [&](const auto &a, const auto &b) { return depth[a.first][a.second] > depth[b.first][b.second]; });
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const auto &a, const auto &b) { return depth[a.first][a.second] > depth[b.first][b.second]; });
   for (const auto &[s, h] : all) {
     const Stream::Hop &hop = streams[s].hops[h];
     const bool local = topology.node(hop.from) == topology.node(hop.to);
     Tier &tier = tiers[local];
     Place &place = placeOf[s][h];
     place.tier = local;
-    place.pair = local ? tier.pair(hop.from, hop.to, hop.from, hop.to) : tier.pair(hop.from, hop.to, topology.nic(hop.from), topology.nic(hop.to));
+    place.pair = local ? tier.pair(hop.from, hop.to, hop.from, hop.to)
+                       : tier.pair(hop.from, hop.to, topology.nic(hop.from), topology.nic(hop.to));
     place.item = tier.add(place.pair, s, h, streams[s].bytes);
     if (hop.after < 0)
       tier.makeReady(place.pair, place.item, streams[s].bytes);

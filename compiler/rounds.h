@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-/// Bytes that go from rank to rank: from the first hop's `from` to its `to`, and on from there. A hop's bytes are there once the
-/// hop `after` has brought them; -1: from the start.
+/// Bytes that go from rank to rank: from the first hop's `from` to its `to`, and on from there. A hop's bytes are there
+/// once the hop `after` has brought them; -1: from the start.
 struct Stream {
   struct Hop {
     int32_t from = 0, to = 0; // world ranks
@@ -33,14 +33,16 @@ struct RoundLimits {
   int localTurns = 1;     // messages inside a node that a rank sends, and receives, in a round
 };
 
-/// Gives every byte of every hop to a round such that in one round a NIC sends at most one message and receives at most one, and
-/// inside a node a rank sends and receives at most `localTurns`. A pair has at most one message a round; what a message brought
-/// in round r goes on in round r + 2 or later, so that it can be unpacked while round r + 1 is on its way.
-/// One round is a matching of senders and receivers that prefers the ports with most left to do, in either direction, and then
-/// the partner with most left: an edge colouring of the message graph in as many colours as the busiest port has messages,
-/// where one is to be had that way (König: there is one), and rarely more. `snap(stream, from, to)`: the best place, in
-/// [from, to], to cut a stream; `from` only where `to` is less than a whole message away. O(rounds * pairs).
-std::vector<Grant> dealRounds(const std::vector<Stream> &streams, const ir::Topology &topology, const RoundLimits &limits,
+/// Gives every byte of every hop to a round such that in one round a NIC sends at most one message and receives at most
+/// one, and inside a node a rank sends and receives at most `localTurns`. A pair has at most one message a round; what
+/// a message brought in round r goes on in round r + 2 or later, so that it can be unpacked while round r + 1 is on its
+/// way. One round is a matching of senders and receivers that prefers the ports with most left to do, in either
+/// direction, and then the partner with most left: an edge colouring of the message graph in as many colours as the
+/// busiest port has messages, where one is to be had that way (König: there is one), and rarely more. `snap(stream,
+/// from, to)`: the best place, in [from, to], to cut a stream; `from` only where `to` is less than a whole message
+/// away. O(rounds * pairs).
+std::vector<Grant> dealRounds(const std::vector<Stream> &streams, const ir::Topology &topology,
+                              const RoundLimits &limits,
                               const std::function<int64_t(uint32_t stream, int64_t from, int64_t to)> &snap);
 
 } // namespace reshard

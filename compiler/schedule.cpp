@@ -1,6 +1,7 @@
-// schedule: descriptors become what each rank does: zeros to fill, local copies, and rounds of messages (rounds.h), one for each
-// pair and round. What goes the same way is a stream of bytes; rounds are dealt out over bytes, and descriptors are cut where the
-// rounds say. Messages to targets that joined later (--keep) come in rounds after those before them, which so stay the same.
+// schedule: descriptors become what each rank does: zeros to fill, local copies, and rounds of messages (rounds.h), one
+// for each pair and round. What goes the same way is a stream of bytes; rounds are dealt out over bytes, and
+// descriptors are cut where the rounds say. Messages to targets that joined later (--keep) come in rounds after those
+// before them, which so stay the same.
 
 #include "compiler/cutter.h"
 #include "compiler/interner.h"
@@ -82,8 +83,8 @@ private:
     return layout_.endpoints[endpoint].storage ? -1 : layout_.endpoints[endpoint].ranks[place];
   }
 
-  /// The way of a descriptor, from the rank that reads to the one that writes. A storage endpoint's side, and zeros, are on the other
-  /// side's rank; where both sides are storage, files are dealt out over the ranks.
+  /// The way of a descriptor, from the rank that reads to the one that writes. A storage endpoint's side, and zeros,
+  /// are on the other side's rank; where both sides are storage, files are dealt out over the ranks.
   Way way(const Descriptor &d) const {
     const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source), target = rankOf(d.endpoint, d.target);
     const int32_t both = static_cast<int32_t>(d.target % layout_.world);
@@ -105,7 +106,8 @@ private:
       else
         remote.emplace_back(at, d);
     }
-    std::stable_sort(remote.begin(), remote.end(), [](const auto &a, const auto &b) { return a.first.key() < b.first.key(); });
+    std::stable_sort(remote.begin(), remote.end(),
+                     [](const auto &a, const auto &b) { return a.first.key() < b.first.key(); });
     for (const auto &[at, d] : remote) {
       if (ways_.empty() || ways_.back() != at) {
         ways_.push_back(at);
@@ -141,7 +143,8 @@ private:
       size_t last = first;
       while (last < streams_.size() && ways_[last].generation == ways_[first].generation)
         ++last;
-      const std::vector<Stream> some(streams_.begin() + static_cast<ptrdiff_t>(first), streams_.begin() + static_cast<ptrdiff_t>(last));
+      const std::vector<Stream> some(streams_.begin() + static_cast<ptrdiff_t>(first),
+                                     streams_.begin() + static_cast<ptrdiff_t>(last));
       std::vector<std::vector<int64_t>> ends; // of descriptors, in bytes of the stream
       for (size_t s = first; s < last; ++s) {
         ends.emplace_back();
@@ -170,10 +173,11 @@ private:
     return {};
   }
 
-  /// The last place in [from, to] where the descriptor that begins at `begin` and covers `to` can be cut well: between rows where these
-  /// are small, else at a multiple of the alignment, at least of an element.
+  /// The last place in [from, to] where the descriptor that begins at `begin` and covers `to` can be cut well: between
+  /// rows where these are small, else at a multiple of the alignment, at least of an element.
   static int64_t snapped(const Shape &shape, int64_t begin, int64_t from, int64_t to) {
-    const int64_t element = std::min<int64_t>(shape.rowBytes & -shape.rowBytes, 16); // rows are whole elements, of a power of two
+    const int64_t element =
+        std::min<int64_t>(shape.rowBytes & -shape.rowBytes, 16); // rows are whole elements, of a power of two
     for (int64_t step : {shape.rowBytes <= (to - from) / 8 ? shape.rowBytes : kStagingAlignment, element})
       if (const int64_t place = begin + (to - begin) / step * step; place > from)
         return place;
@@ -215,7 +219,8 @@ private:
       brought_[s].resize(streams_[s].hops.size());
     for (const Grant &grant : grants) {
       const Stream::Hop &at = hop(grant);
-      if (messages_.empty() || messages_.back().round != grant.round || messages_.back().source != at.from || messages_.back().target != at.to)
+      if (messages_.empty() || messages_.back().round != grant.round || messages_.back().source != at.from ||
+          messages_.back().target != at.to)
         messages_.push_back({grant.round, at.from, at.to, {}});
       messages_.back().grants.push_back(grant);
       messages_.back().bytes += grant.end - grant.begin;
@@ -223,7 +228,8 @@ private:
     }
   }
 
-  /// One fill and one copy step a rank, and one for each stream that it reads from files to pass it on; all in the first round.
+  /// One fill and one copy step a rank, and one for each stream that it reads from files to pass it on; all in the
+  /// first round.
   void localSteps() {
     std::vector<Step> fills(layout_.world), copies(layout_.world);
     for (const Descriptor &d : local_) {
@@ -258,8 +264,8 @@ private:
   /// Whether the first rank of a stream reads it from files, which is no message.
   bool read(size_t stream) const { return ways_[stream].source == ways_[stream].target; }
 
-  /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from the next
-  /// lower ones first. A send of what a rank got itself waits for the receives that brought it.
+  /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from
+  /// the next lower ones first. A send of what a rank got itself waits for the receives that brought it.
   void messageSteps() {
     struct Side {
       uint32_t round;
@@ -278,7 +284,8 @@ private:
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
       std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
       std::sort(sides[rank].begin(), sides[rank].end(), [](const Side &a, const Side &b) {
-        return std::tie(a.round, a.receive, a.distance, a.message) < std::tie(b.round, b.receive, b.distance, b.message);
+        return std::tie(a.round, a.receive, a.distance, a.message) <
+               std::tie(b.round, b.receive, b.distance, b.message);
       });
       for (const Side &side : sides[rank]) {
         const Message &message = messages_[side.message];
@@ -301,7 +308,8 @@ private:
 
   void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf, Step &step) {
     const std::vector<Piece> &pieces = pieces_[grant.stream];
-    const auto first = std::partition_point(pieces.begin(), pieces.end(), [&](const Piece &piece) { return piece.begin < grant.begin; });
+    const auto first = std::partition_point(pieces.begin(), pieces.end(),
+                                            [&](const Piece &piece) { return piece.begin < grant.begin; });
     const int32_t after = streams_[grant.stream].hops[grant.hop].after;
     const bool onRoute = grant.hop > 0 || read(grant.stream);
     for (auto piece = first; piece != pieces.end() && piece->begin < grant.end; ++piece) {
@@ -318,7 +326,8 @@ private:
       return;
     }
     const auto &list = brought_[grant.stream][after]; // ascending ends
-    auto bringing = std::upper_bound(list.begin(), list.end(), grant.begin, [](int64_t begin, const auto &each) { return begin < each.first; });
+    auto bringing = std::upper_bound(list.begin(), list.end(), grant.begin,
+                                     [](int64_t begin, const auto &each) { return begin < each.first; });
     for (; bringing != list.end(); ++bringing) {
       step.after.push_back(stepOf[bringing->second]);
       if (bringing->first >= grant.end)
@@ -330,7 +339,8 @@ private:
     return {firstBuffer_[rank].at({0, d.source}) + d.sourceInstance, shape(rank, d.shape, false), d.sourceOffset};
   }
   Operand output(int32_t rank, const Descriptor &d) {
-    return {firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance, shape(rank, d.shape, true), d.targetOffset};
+    return {firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance, shape(rank, d.shape, true),
+            d.targetOffset};
   }
   /// The hop of a grant that is on the stream's route.
   const Hop &routeHop(const Grant &grant) const {
@@ -342,14 +352,18 @@ private:
       return output(rank, d);
     const BufferRun &run = runOf(rankOf(d.endpoint, d.target), d);
     const auto &runs = module_.schedule.ranks[rank].buffers;
-    const auto same = std::find_if(runs.begin(), runs.end(), [&](const BufferRun &r) { return r.endpoint == d.endpoint && r.place == place && r.param == run.param; });
-    const uint32_t instance = firstBuffer_[rankOf(d.endpoint, d.target)].at({d.endpoint, d.target}) + d.targetInstance - run.first;
+    const auto same = std::find_if(runs.begin(), runs.end(), [&](const BufferRun &r) {
+      return r.endpoint == d.endpoint && r.place == place && r.param == run.param;
+    });
+    const uint32_t instance =
+        firstBuffer_[rankOf(d.endpoint, d.target)].at({d.endpoint, d.target}) + d.targetInstance - run.first;
     return {same->first + instance, shape(rank, d.shape, true), d.targetOffset};
   }
   const BufferRun &runOf(int32_t rank, const Descriptor &d) const {
     const uint32_t buffer = firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance;
     const auto &runs = module_.schedule.ranks[rank].buffers;
-    return *std::prev(std::upper_bound(runs.begin(), runs.end(), buffer, [](uint32_t b, const BufferRun &r) { return b < r.first; }));
+    return *std::prev(
+        std::upper_bound(runs.begin(), runs.end(), buffer, [](uint32_t b, const BufferRun &r) { return b < r.first; }));
   }
 
   uint32_t shape(int32_t rank, uint32_t number, bool target) {
@@ -370,17 +384,18 @@ private:
   Interner<Shape> shapes_;
   Cutter cutter_;
   std::vector<Descriptor> local_;
-  std::vector<Way> ways_;                             // by stream
-  std::vector<uint32_t> readStep_;                    // by stream: the step that reads it from files
+  std::vector<Way> ways_;          // by stream
+  std::vector<uint32_t> readStep_; // by stream: the step that reads it from files
   std::vector<Stream> streams_;
-  std::vector<std::vector<Descriptor>> descriptors_;  // by stream
-  std::vector<std::vector<Piece>> pieces_;            // by stream
+  std::vector<std::vector<Descriptor>> descriptors_;                            // by stream
+  std::vector<std::vector<Piece>> pieces_;                                      // by stream
   std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> brought_; // by stream and hop: end, message
   std::vector<Message> messages_;
   uint32_t rounds_ = 0;
   std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, place) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;
-  std::vector<std::unordered_map<uint32_t, uint32_t>> operandNumbers_; // by rank: descriptor shape and side -> operand shape
+  std::vector<std::unordered_map<uint32_t, uint32_t>>
+      operandNumbers_; // by rank: descriptor shape and side -> operand shape
 };
 
 } // namespace

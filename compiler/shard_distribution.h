@@ -16,15 +16,17 @@ struct Shard {
   bool cross = false;           // its main replica, on the lowest rank that holds it, is in another group
   std::vector<int32_t> holders; // world ranks of the group that hold it, ascending
   int64_t bytes = 0;
-  int32_t rank = -1;            // that reads or writes it
+  int32_t rank = -1; // that reads or writes it
 };
 
-/// The group of a place: places that differ along the axes of `Layout::files.group` alone are in one; all are where that is empty.
+/// The group of a place: places that differ along the axes of `Layout::files.group` alone are in one; all are where
+/// that is empty.
 int64_t groupOf(const ir::Layout &layout, const ir::Endpoint &endpoint, int64_t place);
 
-/// All shards between files and ranks, assigned as `distribute_shards_to_ranks` does (SEMANTICS.md, 1.10): sorted by (main replica
-/// elsewhere, fewest holders, largest, name), each to the holder with least so far, of these the lowest rank. Reading, every group
-/// reads all that it wants; writing, the group of the main replica writes. Names are those of tensors, in the order of their indices.
+/// All shards between files and ranks, assigned as `distribute_shards_to_ranks` does (SEMANTICS.md, 1.10): sorted by
+/// (main replica elsewhere, fewest holders, largest, name), each to the holder with least so far, of these the lowest
+/// rank. Reading, every group reads all that it wants; writing, the group of the main replica writes. Names are those
+/// of tensors, in the order of their indices.
 std::vector<Shard> megatronDistribution(const ir::Layout &layout, const ir::Transfers &transfers);
 
 /// Bytes of the rank that reads or writes most under that assignment.

@@ -103,7 +103,8 @@ void Splitter::splitTensor(Transfer tensor, int64_t bytes, std::vector<Transfer>
     const int64_t below = origin + (wanted - origin >= 0 ? (wanted - origin) / where.unit : -1) * where.unit;
     int64_t best = bytes * 2 < all ? begin : end;
     for (int64_t position : {begin, below, below + where.unit, end})
-      if (position >= begin && position <= end && std::abs((position - begin) * row - bytes) < std::abs((best - begin) * row - bytes))
+      if (position >= begin && position <= end &&
+          std::abs((position - begin) * row - bytes) < std::abs((best - begin) * row - bytes))
         best = position;
     if (best > begin && best < end) {
       tensor.dimension = static_cast<uint32_t>(where.dimension);

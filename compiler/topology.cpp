@@ -36,9 +36,10 @@ std::optional<int64_t> readQuantity(const Node &node, const std::string &what, c
 }
 
 int64_t readRate(const Node &node, const std::string &what, int64_t otherwise, Diagnostics &diagnostics) {
-  return readQuantity(node, what, "a rate per direction, a whole number with MB/s, GB/s (bytes) or Mb/s, Gb/s (bits),",
-                      {{"MB/s", 1'000'000, 1}, {"GB/s", 1'000'000'000, 1}, {"Mb/s", 1'000'000, 8}, {"Gb/s", 1'000'000'000, 8}},
-                      kMaxRate, diagnostics)
+  return readQuantity(
+             node, what, "a rate per direction, a whole number with MB/s, GB/s (bytes) or Mb/s, Gb/s (bits),",
+             {{"MB/s", 1'000'000, 1}, {"GB/s", 1'000'000'000, 1}, {"Mb/s", 1'000'000, 8}, {"Gb/s", 1'000'000'000, 8}},
+             kMaxRate, diagnostics)
       .value_or(otherwise);
 }
 
@@ -71,7 +72,8 @@ std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnost
     if (const Node *count = inner.require("per_node")) {
       topology.nicsPerNode = readInteger(*count, "'per_node'", 1, kMaxWorld, diagnostics).value_or(0);
       if (topology.nicsPerNode > topology.ranksPerNode && topology.ranksPerNode > 0)
-        diagnostics.error(count->at, "'per_node' is " + std::to_string(topology.nicsPerNode) + ", expected at most 'ranks_per_node', " +
+        diagnostics.error(count->at, "'per_node' is " + std::to_string(topology.nicsPerNode) +
+                                         ", expected at most 'ranks_per_node', " +
                                          std::to_string(topology.ranksPerNode) + ": a rank uses one NIC");
     }
     if (const Node *rate = inner.require("rate"))

@@ -112,6 +112,18 @@ std::string instanceName(const Layout &layout, const Endpoint &endpoint, const P
   return result;
 }
 
+const char *name(Exchange exchange) {
+  const char *names[] = {"auto", "p2p", "broadcast", "gather-rounds"};
+  return names[static_cast<int>(exchange)];
+}
+
+std::optional<Exchange> parseExchange(const std::string &text) {
+  for (const Exchange each : {Exchange::nodes, Exchange::p2p, Exchange::broadcast, Exchange::gather_rounds})
+    if (text == name(each))
+      return each;
+  return std::nullopt;
+}
+
 int64_t bytes(const Transfers &transfers, const Transfer &transfer) {
   const Tile &tile = transfers.tiles[transfer.tile];
   if (!transfer.cut())

@@ -14,6 +14,13 @@ protected:
     if (!take("files"))
       return;
     layout_.files.megatron = take("megatron");
+    expect("exchange");
+    const size_t at = place();
+    const std::string text = string();
+    const auto exchange = parseExchange(text);
+    if (!exchange)
+      fail(at, "expected auto, p2p, broadcast or gather-rounds, found '" + text + "'");
+    layout_.files.exchange = *exchange;
     expect("group");
     while (is("\""))
       layout_.files.group.push_back(string());

@@ -35,7 +35,7 @@ private:
       out_ << "topology link " << t.linkRate << " latency " << t.linkLatency << " nics " << t.nicsPerNode << " rate " << t.nicRate
            << " latency " << t.nicLatency << " copy " << t.copyRate << "\n";
     if (layout_.files != FileSharing()) {
-      out_ << "files" << (layout_.files.megatron ? " megatron" : "") << " group";
+      out_ << "files" << (layout_.files.megatron ? " megatron" : "") << " exchange " << quoted(name(layout_.files.exchange)) << " group";
       for (const std::string &axis : layout_.files.group)
         out_ << " " << quoted(axis);
       out_ << "\n";

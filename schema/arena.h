@@ -1,4 +1,5 @@
-// Which step had which bytes of a rank's arena last: who takes them over must wait for it. The rule of compiler and loader.
+// Which step had which bytes of a rank's arena last: who takes them over must wait for it. The rule of compiler and
+// loader.
 #pragma once
 
 #include <algorithm>

@@ -29,9 +29,9 @@ class Storage(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def compile(self, source, target, options=""):
+    def compile(self, source, target, options="", *flags):
         (self.folder / "job.yaml").write_text(f"{MODEL}source: {source}\ntarget: {target}\n{options}\n")
-        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each", f"--report={self.folder / 'report'}"],
+        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each", f"--report={self.folder / 'report'}", *flags],
                               capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.run_command("reshard-inspect", "--verify")
@@ -56,6 +56,21 @@ class Storage(unittest.TestCase):
                 self.run_command("reshard-exec", f"--source={source}", f"--target={target}", "--check")
                 for folder in (source, target):
                     subprocess.run(["rm", "-r", folder], check=True)
+
+    def test_exchanges(self):
+        hops = {"p2p": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4", "broadcast": "0 -> 1, 0 -> 2, 1 -> 3, 0 -> 4", "gather-rounds": "0 -> 1, 1 -> 2, 2 -> 3, 3 -> 4", "auto": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4"}
+        for algorithm in ("optimum", "megatron"):
+            for exchange, route in hops.items():
+                with self.subTest(exchange, algorithm=algorithm):
+                    report = self.compile("{storage: files}", "{mesh: {tp: 1, dp: 5}}", f"options: {{exchange: {exchange}}}", f"--algorithm={algorithm}")
+                    self.assertEqual(report["bytes"]["storage"], SIZE)
+                    self.assertEqual(report["bytes"]["remote"], 4 * SIZE)
+                    ir = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "--emit=ir", f"--algorithm={algorithm}"], capture_output=True, text=True).stdout
+                    self.assertIn(f"route 0 {route}\n", ir)
+                    self.run_command("reshard-exec", "--synthesize", "--check")
+        (self.folder / "job.yaml").write_text(f"{MODEL}source: {{storage: f}}\ntarget: {{mesh: {{tp: 1}}}}\noptions: {{exchange: ring}}\n")
+        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], capture_output=True, text=True)
+        self.assertIn("error: expected auto, p2p, broadcast or gather-rounds for 'exchange', found 'ring'", done.stderr)
 
     def test_read_once_into_each_node(self):
         report = self.compile("{storage: files}", "{mesh: {tp: 1, dp: 8}}", "options: {topology: {ranks_per_node: 4}}")
