@@ -20,6 +20,10 @@ const char *const kJoined = R"({version: 1, model: {dtype: fp32, tensors: {a: [2
 const char *const kSent = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4, 8], shard: {0: tp}}, n: [8]}},
     source: {mesh: {tp: 2}}, target: {mesh: {tp: 2}, ranks: 2..3}})";
 
+// One rank to three nodes of one rank, which pass on what they got, in several messages.
+const char *const kPassedOn = R"({version: 1, model: {dtype: bf16, tensors: {a: [4096, 4096]}},
+    source: {mesh: {}}, target: {mesh: {dp: 3}, ranks: 1..3}, options: {staging: 16MiB, topology: {ranks_per_node: 1}}})";
+
 class Coverage : public testing::Test {
 protected:
   Parts compiled(const char *yaml) const {
@@ -96,6 +100,31 @@ TEST_F(Coverage, ALostAndADoubledByteAreNamed) {
     if (fbs::Operand &out = parts.segments[0]->operands[copy.first_output() + i]; out.offset() != 0)
       out = fbs::Operand(0, out.buffer(), out.shape());
   EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is written twice");
+}
+
+TEST_F(Coverage, WhatIsPassedOnMustHaveCome) {
+  Parts parts = compiled(kPassedOn);
+  EXPECT_EQ(error(parts), "");
+  int altered = 0;
+  for (size_t rank = 1; rank < parts.segments.size(); ++rank) {
+    fbs::SegmentT &segment = *parts.segments[rank];
+    for (const fbs::Step &step : segment.steps) {
+      if (step.kind() != fbs::StepKind::send)
+        continue;
+      // It waits for the first receive, which brought something else, unless it passes that on.
+      for (uint32_t i = 0; i < step.after_count(); ++i) {
+        uint32_t &before = segment.after[step.first_after() + i];
+        const uint32_t right = before;
+        if (segment.steps[right].kind() != fbs::StepKind::recv || right == 0)
+          continue;
+        before = 0;
+        EXPECT_THAT(error(parts), testing::HasSubstr("but no step that this waits for writes it")) << "rank " << rank;
+        before = right;
+        ++altered;
+      }
+    }
+  }
+  EXPECT_GE(altered, 4);
 }
 
 TEST_F(Coverage, WhatIsReadMustBeTheSource) {
