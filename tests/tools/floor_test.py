@@ -84,6 +84,22 @@ class Floors(unittest.TestCase):
         report, simulated = self.plan(job)
         without = report["balance"]["egress_floor_anywhere"] / 50e9  # the busiest NIC in the optimum without relays
         self.assertGreaterEqual(without / simulated["seconds"], 2.2)
+        self.assertGreater(report["bytes"]["passed_on"], report["bytes"]["target"] / 2)
+        self.assertIn("right: all", run(BIN / "reshard-inspect", self.folder / "plan.rplan", "--verify"))
+
+    def test_chains_run(self):
+        """Chains through nodes of two ranks, stripes and all, are played by threads; with and without a limit."""
+        for staging in ("", "staging: 16MiB, "):
+            with self.subTest(staging):
+                job = self.folder / "job.yaml"
+                job.write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 2048], shard: {1: tp}}, v: [2048, 2048]}}\n"
+                               "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1, dp: 8}, ranks: 2..9}\n"
+                               f"options: {{{staging}topology: {{ranks_per_node: 2}}}}\n")
+                text = run(BIN / "reshard-compile", job, "--emit=ir", "--verify-each")
+                self.assertGreaterEqual(max(line.count("->") for line in text.splitlines() if line.startswith("route")), 4)
+                run(BIN / "reshard-compile", job, "-o", self.folder / "plan")
+                run(BIN / "reshard-inspect", self.folder / "plan", "--verify")
+                self.assertIn("bytes right", run(BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check"))
 
     def test_staging(self):
         for job in JOBS:
