@@ -113,7 +113,6 @@ private:
 
   /// Of 1, 2, 4 … nodes: a chain's length with the least time, by the busiest NIC and the chain's own delay.
   size_t chainLength() const {
-    const Endpoint &source = layout_.endpoints[0];
     size_t longest = 1, best = 1;
     for (const Class &each : classes_)
       longest = each.files ? longest : std::max(longest, each.nodes.size());
@@ -126,26 +125,25 @@ private:
     for (const auto &[nic, bytes] : into)
       ingress = std::max(ingress, bytes);
     for (size_t length = 1; length < 2 * longest; length *= 2) {
-      std::map<std::vector<int32_t>, int64_t> heads;
-      std::map<int64_t, int64_t> passed; // by NIC
+      std::map<std::vector<int32_t>, int64_t> heads; // by the holders' NICs
+      std::map<int64_t, int64_t> passed;             // by NIC
       for (size_t c = 0; c < classes_.size(); ++c) {
         const Class &each = classes_[c];
         if (each.files)
           continue;
         const size_t nodes = each.nodes.size();
-        heads[each.holders] += each.bytes * static_cast<int64_t>((nodes + length - 1) / length);
+        heads[holdersNics(each)] += each.bytes * static_cast<int64_t>((nodes + length - 1) / length);
         for (size_t n = 0; n < nodes; ++n)
           if (n % length + 1 < length && n + 1 < nodes)
             for (int32_t place : each.nodes[(n + c) % nodes])
               passed[nic(each, place)] += each.bytes / static_cast<int64_t>(each.nodes[(n + c) % nodes].size());
       }
-      std::vector<int64_t> base(source.places());
+      std::vector<int64_t> base(layout_.topology.nic(layout_.world - 1) + 1);
       int64_t egress = 0;
-      for (const auto &[nic, bytes] : passed)
+      for (const auto &[nic, bytes] : passed) {
         egress = std::max(egress, bytes);
-      for (int64_t place = 0; place < source.places(); ++place)
-        if (const auto at = passed.find(layout_.topology.nic(source.ranks[place])); at != passed.end())
-          base[place] = at->second;
+        base[nic] = bytes;
+      }
       std::vector<SendClass> classes;
       for (const auto &[holders, bytes] : heads)
         classes.push_back({holders, bytes});
@@ -160,6 +158,15 @@ private:
       }
     }
     return best;
+  }
+
+  std::vector<int32_t> holdersNics(const Class &each) const {
+    std::vector<int32_t> nics;
+    for (int32_t place : each.holders)
+      nics.push_back(static_cast<int32_t>(layout_.topology.nic(layout_.endpoints[0].ranks[place])));
+    std::sort(nics.begin(), nics.end());
+    nics.erase(std::unique(nics.begin(), nics.end()), nics.end());
+    return nics;
   }
 
   int64_t nic(const Class &each, int32_t place) const {

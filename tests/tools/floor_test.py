@@ -47,8 +47,8 @@ class Floors(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
 
-    def plan(self, job, *options):
-        topology = TOPOLOGIES / f"{JOBS[job]}.yaml"
+    def plan(self, job, *options, topology=None):
+        topology = TOPOLOGIES / f"{topology or JOBS[job]}.yaml"
         plan, report = self.folder / "plan.rplan", self.folder / "report.json"
         run(BIN / "reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={topology}", "-o", plan, f"--report={report}", *options)
         simulated = json.loads(run(BIN / "reshard-inspect", plan, f"--simulate={topology}", "--format=json"))
@@ -86,6 +86,10 @@ class Floors(unittest.TestCase):
         self.assertGreaterEqual(without / simulated["seconds"], 2.2)
         self.assertGreater(report["bytes"]["passed_on"], report["bytes"]["target"] / 2)
         self.assertIn("right: all", run(BIN / "reshard-inspect", self.folder / "plan.rplan", "--verify"))
+
+    def test_one_nic_for_eight_ranks(self):
+        _, simulated = self.plan("clusters/qwen3-30b-a3b-16-to-30", topology="ethernet-100g")
+        self.assertLessEqual(simulated["ratio"], 1.10)
 
     def test_chains_run(self):
         """Chains through nodes of two ranks, stripes and all, are played by threads; with and without a limit."""
