@@ -93,6 +93,14 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   if (!layout || !diagnostics.ok())
     return false;
   result.module.layout = std::move(*layout);
+  const std::vector<Endpoint> &endpoints = result.module.layout.endpoints;
+  const bool files = std::any_of(endpoints.begin(), endpoints.end(), [](const Endpoint &e) { return e.storage; });
+  if (options.megatron && !files)
+    diagnostics.error({}, "--algorithm=megatron shares out the work on files, but no endpoint has any, expected one with 'storage'");
+  if (!options.megatron && !job->group.empty() && !endpoints[0].storage)
+    diagnostics.error({}, "'group' shares out writing with --algorithm=megatron alone, expected that or a source with 'storage'");
+  if (!diagnostics.ok())
+    return false;
   result.module.layout.files.megatron = options.megatron;
   if (options.kept)
     for (Endpoint &endpoint : result.module.layout.endpoints) {
@@ -216,12 +224,11 @@ Statistics statistics(const Module &module) {
       s.storageBytes += bytes;
       if (source.storage != target.storage && transfer.source >= 0)
         s.storageMax = std::max(s.storageMax, files[source.storage ? target.ranks[transfer.target] : source.ranks[transfer.source]] += bytes);
-    }
-    else if (transfer.source < 0)
+    } else if (transfer.source == Transfer::kOpen) {
       continue;
-    else if (source.ranks[transfer.source] == target.ranks[transfer.target])
+    } else if (source.ranks[transfer.source] == target.ranks[transfer.target]) {
       s.localBytes += bytes;
-    else {
+    } else {
       moves(source.ranks[transfer.source], target.ranks[transfer.target], bytes, transfer.count);
       egress[source.ranks[transfer.source]] += bytes;
     }

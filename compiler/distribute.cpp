@@ -1,10 +1,10 @@
 // distribute: every tile to every target that wants it, with a source still to be chosen, and on the way where targets
 // pass on what they got. What a node lacks enters it once: cut into stripes, one for each of its ranks that want it,
-// which exchange them inside the node ("one copy enters each fast domain", shared/FIELD.md; HiCCL, MSCCL's hierarchical
-// broadcasts). Between nodes stripes go in pipelined chains where the holders' NICs are the bottleneck: a chain of n
-// nodes costs its holder one copy, not n, and n - 1 messages of time. One length of chains serves the whole job: of the
-// powers of two, the one whose estimate is least. What several ranks want of files is read once: each reads a stripe
-// and passes it on, inside its node and from node to node.
+// which exchange them inside the node (as hierarchical collectives do: HiCCL, MSCCL). Between nodes stripes go in
+// pipelined chains where the holders' NICs are the bottleneck: a chain of n nodes costs its holder one copy, not n, and
+// n - 1 messages of time. One length of chains serves the whole job: of the powers of two, the one whose estimate is
+// least. What several ranks want of files is read once: each reads a stripe and passes it on, inside its node and from
+// node to node.
 
 #include "compiler/candidates.h"
 #include "compiler/interner.h"
@@ -27,12 +27,12 @@ namespace {
 /// Stripes are not made thinner than this, in bytes.
 constexpr int64_t kLeastStripe = 256 << 10;
 
-/// Tiles that the same source places can give, which the same targets lack on the same nodes.
+/// Tiles that the same source places can give, which the same targets lack on the same nodes. Where the source is files
+/// nobody has them: one target reads, and passes on.
 struct Class {
   unsigned endpoint = 0;
   std::vector<int32_t> holders;            // source places
   std::vector<std::vector<int32_t>> nodes; // the targets on each node without a holder
-  bool files = false;                      // the holders are files: one target reads, and passes on
   std::vector<uint32_t> tiles;
   int64_t bytes = 0;
 };
@@ -45,14 +45,12 @@ public:
   void run() {
     for (uint32_t t = 0; t < module_.transfers.tiles.size(); ++t)
       sort(t);
-    const size_t length = chainLength();
-    for (size_t c = 0; c < classes_.size(); ++c)
-      if (!classes_[c].files)
-        send(classes_[c], c, length);
     if (layout_.files.megatron)
       asMegatron();
-    else
+    else if (layout_.endpoints[0].storage)
       readOnce();
+    else
+      enterOnce();
     module_.transfers.routes = std::move(routes_).take();
     auto &all = module_.transfers.transfers;
     std::stable_sort(all.begin(), all.end(), [](const Transfer &a, const Transfer &b) {
@@ -89,7 +87,7 @@ private:
       const auto [at, added] =
           numbers_.try_emplace(std::make_tuple(tile.endpoint, candidates_.all(), places), classes_.size());
       if (added)
-        classes_.push_back({tile.endpoint, candidates_.all(), std::move(places), files, {}, 0});
+        classes_.push_back({tile.endpoint, candidates_.all(), std::move(places), {}, 0});
       classes_[at->second].tiles.push_back(t);
       classes_[at->second].bytes += tile.bytes * tile.tensors;
     }
@@ -101,6 +99,14 @@ private:
     transfer.count = static_cast<uint32_t>(module_.transfers.tiles[tile].tensors);
     transfer.target = target;
     return transfer;
+  }
+
+  /// All tensors of a class, to no target yet.
+  std::vector<Transfer> everything(const Class &each) const {
+    std::vector<Transfer> all;
+    for (uint32_t tile : each.tiles)
+      all.push_back(whole(tile, 0));
+    return all;
   }
 
   /// Stripes of a class: as many as a node has ranks for them.
@@ -115,11 +121,11 @@ private:
   size_t chainLength() const {
     size_t longest = 1, best = 1;
     for (const Class &each : classes_)
-      longest = each.files ? longest : std::max(longest, each.nodes.size());
+      longest = std::max(longest, each.nodes.size());
     std::map<int64_t, int64_t> into; // by NIC
     for (const Class &each : classes_)
       for (const auto &places : each.nodes)
-        for (int32_t place : each.files ? std::vector<int32_t>() : places)
+        for (int32_t place : places)
           into[nic(each, place)] += each.bytes / static_cast<int64_t>(places.size());
     int64_t ingress = 0, least = INT64_MAX;
     for (const auto &[nic, bytes] : into)
@@ -129,8 +135,6 @@ private:
       std::map<int64_t, int64_t> passed;             // by NIC
       for (size_t c = 0; c < classes_.size(); ++c) {
         const Class &each = classes_[c];
-        if (each.files)
-          continue;
         const size_t nodes = each.nodes.size();
         heads[holdersNics(each)] += each.bytes * static_cast<int64_t>((nodes + length - 1) / length);
         for (size_t n = 0; n < nodes; ++n)
@@ -173,12 +177,16 @@ private:
     return layout_.topology.nic(layout_.endpoints[each.endpoint].ranks[place]);
   }
 
+  void enterOnce() {
+    const size_t length = chainLength();
+    for (size_t c = 0; c < classes_.size(); ++c)
+      send(classes_[c], c, length);
+  }
+
   /// Cuts a class into stripes and sends each along its chains. Classes start at different nodes and ranks, so that
   /// what falls to the first and the last is spread.
   void send(const Class &each, size_t number, size_t length) {
-    std::vector<Transfer> left;
-    for (uint32_t tile : each.tiles)
-      left.push_back(whole(tile, 0));
+    std::vector<Transfer> left = everything(each);
     const int64_t count = stripes(each);
     int64_t done = 0;
     for (int64_t stripe = 0; stripe < count; ++stripe) {
@@ -215,7 +223,7 @@ private:
   /// Sends along a chain of `count` nodes from node `first` on. In each, rank number `stripe`, modulo their number,
   /// takes it in.
   void chain(const Class &each, size_t first, size_t count, size_t stripe, const std::vector<Transfer> &parts) {
-    if (each.files && layout_.files.exchange != Exchange::nodes)
+    if (layout_.endpoints[0].storage && layout_.files.exchange != Exchange::nodes)
       return exchange(each, each.nodes[first][stripe], parts);
     Route route;
     int32_t head = -1, before = -1;
@@ -271,11 +279,7 @@ private:
     for (const auto &[rank, bytes] : alone_)
       base[rank] = bytes;
     std::vector<SendClass> readers;
-    std::vector<const Class *> classes;
     for (const Class &each : classes_) {
-      if (!each.files)
-        continue;
-      classes.push_back(&each);
       readers.push_back({{}, each.bytes});
       for (const auto &places : each.nodes)
         for (int32_t place : places)
@@ -283,11 +287,9 @@ private:
       std::sort(readers.back().places.begin(), readers.back().places.end());
     }
     const Optimum best = optimum(readers, base);
-    for (size_t c = 0; c < classes.size(); ++c) {
-      const Class &each = *classes[c];
-      std::vector<Transfer> left;
-      for (uint32_t tile : each.tiles)
-        left.push_back(whole(tile, 0));
+    for (size_t c = 0; c < classes_.size(); ++c) {
+      const Class &each = classes_[c];
+      std::vector<Transfer> left = everything(each);
       int64_t owed = 0, rest = each.bytes;
       for (size_t n = 0; n < each.nodes.size(); ++n)
         for (size_t i = 0; i < each.nodes[n].size() && rest > 0; ++i) {
@@ -308,13 +310,13 @@ private:
     }
   }
 
-  /// The same by Megatron-Core's assignment; what is written, too.
+  /// What is read, or written, by Megatron-Core's assignment. (All targets joined at once: --keep goes with the optimum
+  /// alone.)
   void asMegatron() {
     std::map<std::pair<uint32_t, int64_t>, const Class *> classOf; // by tile and group
     for (const Class &each : classes_)
       for (uint32_t tile : each.tiles)
-        if (each.files)
-          classOf[{tile, groupOf(layout_, layout_.endpoints[each.endpoint], each.nodes[0][0])}] = &each;
+        classOf[{tile, groupOf(layout_, layout_.endpoints[each.endpoint], each.nodes[0][0])}] = &each;
     std::map<std::pair<uint32_t, uint32_t>, int32_t> writer; // by tile and tensor
     for (const Shard &shard : megatronDistribution(layout_, module_.transfers)) {
       if (!layout_.endpoints[0].storage) {

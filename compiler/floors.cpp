@@ -14,12 +14,12 @@ using namespace ir;
 
 namespace {
 
-/// The optimum over source places of bytes by candidates.
-int64_t load(const Layout &layout, const std::map<std::vector<int32_t>, int64_t> &bytes) {
+/// The optimum over `count` places, ranks or NICs of bytes by candidates.
+int64_t load(const std::map<std::vector<int32_t>, int64_t> &bytes, int64_t count) {
   std::vector<SendClass> classes;
   for (const auto &[places, sum] : bytes)
     classes.push_back({places, sum});
-  return optimum(classes, std::vector<int64_t>(layout.endpoints[0].places())).load;
+  return optimum(classes, std::vector<int64_t>(count)).load;
 }
 
 } // namespace
@@ -44,7 +44,7 @@ int64_t egressFloor(const Layout &layout, const Transfers &transfers) {
       ofTile[&candidates.near(transfer.target)] += ir::bytes(transfers, transfer);
   }
   finish();
-  return load(layout, bytes);
+  return load(bytes, layout.endpoints[0].places());
 }
 
 int64_t freeEgressFloor(const Layout &layout, const Transfers &transfers) {
@@ -58,7 +58,7 @@ int64_t freeEgressFloor(const Layout &layout, const Transfers &transfers) {
     if (sum > 0)
       bytes[candidates.all()] += sum;
   }
-  return load(layout, bytes);
+  return load(bytes, layout.endpoints[0].places());
 }
 
 namespace {
@@ -70,17 +70,12 @@ int64_t largest(const std::map<int64_t, int64_t> &values) {
   return most;
 }
 
-/// The optimum of bytes that must leave one of some ranks, or nodes, and the sum of what must arrive over all of them.
+/// The optimum of bytes that must leave one of some ranks, or NICs, and the sum of what must arrive over all of them.
 class Leaving {
 public:
   void add(std::vector<int32_t> holders, int64_t bytes) { classes_[std::move(holders)] += bytes; }
   void arrive(int64_t bytes) { arriving_ += bytes; }
-  int64_t egress(int64_t count) const {
-    std::vector<SendClass> classes;
-    for (const auto &[holders, bytes] : classes_)
-      classes.push_back({holders, bytes});
-    return optimum(classes, std::vector<int64_t>(count)).load;
-  }
+  int64_t egress(int64_t count) const { return load(classes_, count); }
   int64_t share(int64_t over) const { return over > 0 ? (arriving_ + over - 1) / over : 0; }
 
 private:

@@ -141,7 +141,7 @@ private:
       return;
     readSwitches();
     readWorld(world);
-    checkGroup();
+    checkFiles();
     checkNames(job_, allowed_, diagnostics_);
   }
 
@@ -166,6 +166,7 @@ private:
     if (topology && (topology->kind != Node::Kind::scalar || include(*topology, "options.topology")))
       job_.topology = readTopology(*topology, diagnostics_).value_or(ir::Topology{});
     if (const Node *exchange = fields.find("exchange")) {
+      exchangeAt_ = exchange;
       const auto known = exchange->kind == Node::Kind::scalar ? ir::parseExchange(exchange->text) : std::nullopt;
       if (known)
         job_.exchange = *known;
@@ -181,8 +182,14 @@ private:
     fields.finish();
   }
 
-  /// `group` names axes that a side with ranks has.
-  void checkGroup() {
+  /// `exchange` and `group` are about files; `group` names axes that a side with ranks has.
+  void checkFiles() {
+    const bool read = job_.endpoints[0].storage;
+    const bool files = read || std::any_of(job_.endpoints.begin(), job_.endpoints.end(), [](const auto &e) { return e.storage; });
+    if (exchangeAt_ && !read)
+      diagnostics_.error(exchangeAt_->at, "'exchange' of what is read of files, but the source has ranks, expected a source with 'storage'");
+    if (!groupAt_.empty() && !files)
+      diagnostics_.error(groupAt_[0]->at, "'group' shares out the work on files, but no endpoint has any, expected one with 'storage'");
     std::vector<std::string> known;
     for (const EndpointDeclaration &endpoint : job_.endpoints)
       for (const ir::Axis &axis : endpoint.axes)
@@ -361,6 +368,7 @@ private:
   Job job_;
   std::vector<const Node *> nodes_; // of the endpoints
   bool failed_ = false;             // to include a file
+  const Node *exchangeAt_ = nullptr;  // options.exchange
   std::vector<const Node *> groupAt_; // the axes of options.group
   bool axesKnown_ = true;           // every mesh and every layout could be read
 };

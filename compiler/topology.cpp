@@ -49,6 +49,15 @@ int64_t readLatency(const Node &node, const std::string &what, int64_t otherwise
       .value_or(otherwise);
 }
 
+/// The keys that a link and a NIC have in common.
+void readPort(Fields &fields, int64_t &rate, int64_t &latency, Diagnostics &diagnostics) {
+  if (const Node *node = fields.require("rate"))
+    rate = readRate(*node, "'rate'", rate, diagnostics);
+  if (const Node *node = fields.find("latency"))
+    latency = readLatency(*node, "'latency'", latency, diagnostics);
+  fields.finish();
+}
+
 } // namespace
 
 std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnostics) {
@@ -61,11 +70,7 @@ std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnost
     topology.ranksPerNode = readInteger(*ranks, "'ranks_per_node'", 1, kMaxWorld, diagnostics).value_or(1);
   if (const Node *link = fields.find("link"); link && checkMap(*link, "'link'", diagnostics)) {
     Fields inner(*link, "'link'", diagnostics);
-    if (const Node *rate = inner.require("rate"))
-      topology.linkRate = readRate(*rate, "'rate'", topology.linkRate, diagnostics);
-    if (const Node *latency = inner.find("latency"))
-      topology.linkLatency = readLatency(*latency, "'latency'", topology.linkLatency, diagnostics);
-    inner.finish();
+    readPort(inner, topology.linkRate, topology.linkLatency, diagnostics);
   }
   if (const Node *nics = fields.find("nics"); nics && checkMap(*nics, "'nics'", diagnostics)) {
     Fields inner(*nics, "'nics'", diagnostics);
@@ -76,11 +81,7 @@ std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnost
                                          ", expected at most 'ranks_per_node', " +
                                          std::to_string(topology.ranksPerNode) + ": a rank uses one NIC");
     }
-    if (const Node *rate = inner.require("rate"))
-      topology.nicRate = readRate(*rate, "'rate'", topology.nicRate, diagnostics);
-    if (const Node *latency = inner.find("latency"))
-      topology.nicLatency = readLatency(*latency, "'latency'", topology.nicLatency, diagnostics);
-    inner.finish();
+    readPort(inner, topology.nicRate, topology.nicLatency, diagnostics);
   }
   if (const Node *copy = fields.find("copy"); copy && checkMap(*copy, "'copy'", diagnostics)) {
     Fields inner(*copy, "'copy'", diagnostics);

@@ -274,6 +274,10 @@ int main(int argc, char **argv) {
     complain(kName, "--relabel-target chooses the ranks anew, --keep leaves them, expected one of them");
     return kUsage;
   }
+  if (options.compile.megatron && !options.keep.empty()) {
+    complain(kName, "--algorithm=megatron assigns shards anew, --keep leaves them, expected one of them");
+    return kUsage;
+  }
   if (options.emit == "plan" && options.output.empty() && options.describe.empty()) {
     complain(kName, "expected -o PLAN");
     return kUsage;

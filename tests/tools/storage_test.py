@@ -157,6 +157,21 @@ model:
         self.assertEqual(report["optimum"]["storage_megatron"], report["megatron"]["storage_max"])
         self.assertLessEqual(report["optimum"]["storage_max"], 1.01 * report["optimum"]["storage_floor"] + 64)
 
+    def test_what_would_be_ignored_is_refused(self):
+        ranks = "{mesh: {tp: 2, dp: 4}}"
+        for source, target, options, flags, error in (
+                (ranks, ranks, "{group: dp}", [], "job.yaml:14:18: error: 'group' shares out the work on files, but no endpoint has any"),
+                (ranks, self.FILES, "{exchange: p2p}", [], "job.yaml:14:21: error: 'exchange' of what is read of files, but the source has ranks"),
+                (ranks, self.FILES, "{group: dp}", [], "error: 'group' shares out writing with --algorithm=megatron alone"),
+                (ranks, ranks, "{staging: 1MiB}", ["--algorithm=megatron"], "error: --algorithm=megatron shares out the work on files"),
+                (self.FILES, ranks, "{group: dp}", ["--algorithm=megatron", "--keep=plan"], "--keep leaves them, expected one of them")):
+            with self.subTest(error):
+                (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {target}\noptions: {options}\n")
+                done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "out", *flags], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 2)
+                self.assertIn(error, done.stderr)
+                self.assertFalse((self.folder / "out").exists())
+
     def test_refused(self):
         (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {self.FILES}\ntarget: {self.RANKS}\noptions: {{group: [dq]}}\n")
         done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], capture_output=True, text=True)
