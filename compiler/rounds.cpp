@@ -36,6 +36,7 @@ struct Port {
   int64_t messages = 0; // still to go, where every pair's bytes are cut into as few as may be
   bool sends = true;
   uint32_t mate = kNone;       // the pair that has it in this round
+  uint64_t search = 0;         // the last one that came by
   std::vector<uint32_t> pairs; // open ones
 };
 
@@ -121,7 +122,7 @@ private:
     for (uint32_t p : order_)
       if (ports_[p].mate == kNone)
         if (const uint32_t pair = choose(ports_[p], round); pair != kNone)
-          ports_[pairs_[pair].out].mate = ports_[pairs_[pair].in].mate = pair;
+          take(pair);
     for (uint32_t p : order_) {
       if (ports_[p].messages < ports_[order_[0]].messages)
         break;
@@ -158,7 +159,7 @@ private:
       size_t before;
     };
     std::vector<Step> steps = {{start, kNone, 0}};
-    std::vector<uint32_t> seen;
+    ++search_;
     for (size_t at = 0; at < steps.size(); ++at) {
       const Port &mine = ports_[steps[at].port];
       for (uint32_t candidate : mine.pairs) {
@@ -167,9 +168,9 @@ private:
           continue;
         const uint32_t partner = other(mine, pair);
         const uint32_t holding = ports_[partner].mate;
-        if (candidate == holding || std::find(seen.begin(), seen.end(), partner) != seen.end())
+        if (candidate == holding || ports_[partner].search == search_)
           continue;
-        seen.push_back(partner);
+        ports_[partner].search = search_;
         const uint32_t rival = holding == kNone ? kNone : other(ports_[partner], pairs_[holding]);
         if (rival != kNone && ports_[rival].messages == ports_[start].messages) {
           steps.push_back({rival, candidate, at});
@@ -216,6 +217,7 @@ private:
   std::map<std::pair<int32_t, int32_t>, uint32_t> pairOf_;
   std::map<std::pair<int64_t, bool>, uint32_t> portOf_;
   std::vector<uint32_t> order_;
+  uint64_t search_ = 0; // searches for another partner so far
   int64_t left_ = 0;
 };
 

@@ -162,23 +162,21 @@ public:
           side.push_back(flows_.resource(static_cast<double>(topology_.nicRate)));
     }
     build(segments);
-    for (uint32_t a = 0; a < activities_.size(); ++a)
-      if (activities_[a].waits == 0)
+    for (uint32_t a = 0; a < tasks_.size(); ++a)
+      if (tasks_[a].waits == 0)
         start(a);
     uint32_t done = 0;
     bool timer = false;
-    while (flows_.next(done, timer))
-      if (!timer && activities_[done].delay > 0) {
+    while (flows_.next(done, timer)) {
+      if (!timer)
         ended(done, false);
-        flows_.at(flows_.now() + activities_[done].delay, done);
-      } else if (timer) {
+      if (!timer && tasks_[done].delay > 0)
+        flows_.at(flows_.now() + tasks_[done].delay, done);
+      else
         ended(done, true);
-      } else {
-        ended(done, false);
-        ended(done, true);
-      }
-    if (finished_ != activities_.size())
-      return "step " + std::to_string(finished_) + " of " + std::to_string(activities_.size()) + " is the last that can start: the steps wait for each other";
+    }
+    if (finished_ != tasks_.size())
+      return "step " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) + " is the last that can start: the steps wait for each other";
     report();
     return {};
   }
@@ -199,13 +197,13 @@ private:
     task.first = first;
     task.second = second;
     task.delay = delay;
-    activities_.push_back(std::move(task));
-    return static_cast<uint32_t>(activities_.size() - 1);
+    tasks_.push_back(std::move(task));
+    return static_cast<uint32_t>(tasks_.size() - 1);
   }
 
   void after(uint32_t before, bool arrived, uint32_t task) {
-    (arrived ? activities_[before].arrived : activities_[before].released).push_back(task);
-    ++activities_[task].waits;
+    (arrived ? tasks_[before].arrived : tasks_[before].released).push_back(task);
+    ++tasks_[task].waits;
   }
 
   /// The tasks of a message or a local step.
@@ -288,13 +286,13 @@ private:
   }
 
   void start(uint32_t number) {
-    Task &task = activities_[number];
+    Task &task = tasks_[number];
     task.activity.begin = flows_.now();
     flows_.start(number, static_cast<double>(task.activity.bytes), task.first, task.second);
   }
 
   void ended(uint32_t number, bool arrived) {
-    Task &task = activities_[number];
+    Task &task = tasks_[number];
     if (!arrived) {
       task.activity.end = flows_.now();
     } else {
@@ -302,7 +300,7 @@ private:
       result_.seconds = std::max(result_.seconds, flows_.now());
     }
     for (uint32_t next : arrived ? task.arrived : task.released)
-      if (--activities_[next].waits == 0)
+      if (--tasks_[next].waits == 0)
         start(next);
   }
 
@@ -323,7 +321,7 @@ private:
       result_.rankBusy = result_.nicBusy;
     }
     std::map<std::pair<int, int32_t>, double> spent;
-    for (const Task &task : activities_) {
+    for (const Task &task : tasks_) {
       const int kind = static_cast<int>(task.activity.kind);
       double &sum = spent[{kind, task.activity.rank}];
       sum += task.activity.end - task.activity.begin;
@@ -361,7 +359,7 @@ private:
   Simulation &result_;
   Flows flows_;
   std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; out, in
-  std::vector<Task> activities_;
+  std::vector<Task> tasks_;
   std::map<std::pair<uint32_t, const Step *>, uint32_t> local_; // copies and fills
   size_t finished_ = 0;
 };
