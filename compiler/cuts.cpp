@@ -113,6 +113,13 @@ bool Params::cutDimension(Building &building, int64_t d) const {
     if (rest != 0)
       dimension.padded += *multiple - rest;
   }
+  if (!dimension.stack && tensors_.opaque(building.leaves[0]->tensor)) {
+    dimension.unit = dimension.padded;
+    if (ruled || padded)
+      return refuse(ruled ? shard->second.at : pad->second.at,
+                    std::string(ruled ? "'shard'" : "'pad'") + " of " + title + ", which holds opaque tensor '" +
+                        tensors_.name(building.leaves[0]->tensor) + "', expected it whole");
+  }
   const bool joined = declaration.joined || dimension.stack;
   if (!ruled) {
     dimension.shares.at = {ir::identity(dimension.padded)};

@@ -7,6 +7,7 @@
 // node to node.
 
 #include "compiler/candidates.h"
+#include "compiler/exchange.h"
 #include "compiler/interner.h"
 #include "compiler/optimum.h"
 #include "compiler/pass.h"
@@ -193,12 +194,11 @@ private:
       std::vector<Transfer> mine;
       const int64_t end = static_cast<int64_t>(static_cast<__int128>(each.bytes) * (stripe + 1) / count);
       take(left, end - done, stripe + 1 == count, mine);
-      for (const Transfer &part : mine)
-        done += bytes(module_.transfers, part);
+      done += sum(mine);
       const size_t nodes = each.nodes.size();
       for (size_t first = 0; first < nodes && !mine.empty(); first += length)
-        chain(each, (first + number) % nodes, std::min(length, nodes - first), static_cast<size_t>(stripe) + number,
-              mine);
+        put(mine, chain(each.nodes, (first + number) % nodes, std::min(length, nodes - first),
+                        static_cast<size_t>(stripe) + number));
     }
   }
 
@@ -220,60 +220,52 @@ private:
     left = std::move(rest);
   }
 
-  /// Sends along a chain of `count` nodes from node `first` on. In each, rank number `stripe`, modulo their number,
-  /// takes it in.
-  void chain(const Class &each, size_t first, size_t count, size_t stripe, const std::vector<Transfer> &parts) {
-    if (layout_.endpoints[0].storage && layout_.files.exchange != Exchange::nodes)
-      return exchange(each, each.nodes[first][stripe], parts);
-    Route route;
-    int32_t head = -1, before = -1;
-    for (size_t n = 0; n < count; ++n) {
-      const std::vector<int32_t> &places = each.nodes[(first + n) % each.nodes.size()];
-      const int32_t entry = places[stripe % places.size()];
-      if (before < 0)
-        head = entry;
-      else
-        route.push_back({before, entry});
-      for (int32_t place : places)
-        if (place != entry)
-          route.push_back({entry, place});
-      before = entry;
-    }
-    put(parts, head, std::move(route));
-  }
-
-  /// From the reader to all others as options.exchange says; places in a ring that starts there.
-  void exchange(const Class &each, int32_t reader, const std::vector<Transfer> &parts) {
-    std::vector<int32_t> ring;
-    for (const auto &places : each.nodes)
-      ring.insert(ring.end(), places.begin(), places.end());
-    std::sort(ring.begin(), ring.end());
-    std::rotate(ring.begin(), std::find(ring.begin(), ring.end(), reader), ring.end());
-    Route route;
-    for (size_t n = 1; n < ring.size(); ++n) {
-      size_t from = 0;
-      if (layout_.files.exchange == Exchange::gather_rounds)
-        from = n - 1;
-      else if (layout_.files.exchange == Exchange::broadcast) // without its highest bit
-        for (size_t bit = 1; bit <= n; bit *= 2)
-          from = n - bit;
-      route.push_back({ring[from], ring[n]});
-    }
-    put(parts, reader, std::move(route));
-  }
-
-  /// Transfers to `head`, and on from there.
-  void put(const std::vector<Transfer> &parts, int32_t head, Route route) {
-    const int32_t known = route.empty() ? -1 : static_cast<int32_t>(routes_.intern(std::move(route)));
+  /// Transfers to the head of the way, and on from there.
+  void put(const std::vector<Transfer> &parts, Way way) {
+    const int32_t known = way.route.empty() ? -1 : static_cast<int32_t>(routes_.intern(std::move(way.route)));
     for (Transfer part : parts) {
-      part.target = head;
+      part.target = way.head;
       part.route = known;
       module_.transfers.transfers.push_back(part);
     }
   }
 
-  /// What several ranks want of files: each of them reads some, such that the busiest reads as little as can be, and
-  /// passes it on through all nodes.
+  /// What rank `rank` of node `node` of a class reads.
+  struct Reading {
+    const Class *of;
+    size_t node, rank;
+    std::vector<Transfer> parts;
+  };
+
+  /// Passes on what was read, as options.exchange says; `auto`: by whichever is estimated to take the least time.
+  void passOn(const std::vector<Reading> &readings) {
+    Exchange exchange = layout_.files.exchange;
+    if (exchange == Exchange::automatic) {
+      int64_t least = INT64_MAX;
+      for (const Exchange each : {Exchange::nodes, Exchange::p2p, Exchange::broadcast, Exchange::gather_rounds}) {
+        ExchangeCost cost(layout_);
+        for (const Reading &reading : readings)
+          cost.add(layout_.endpoints[reading.of->endpoint], wayOf(each, reading.of->nodes, reading.node, reading.rank),
+                   sum(reading.parts));
+        if (cost.time() < least) {
+          least = cost.time();
+          exchange = each;
+        }
+      }
+      module_.layout.files.exchange = exchange;
+    }
+    for (const Reading &reading : readings)
+      put(reading.parts, wayOf(exchange, reading.of->nodes, reading.node, reading.rank));
+  }
+
+  int64_t sum(const std::vector<Transfer> &parts) const {
+    int64_t all = 0;
+    for (const Transfer &part : parts)
+      all += bytes(module_.transfers, part);
+    return all;
+  }
+
+  /// What several ranks want of files: each of them reads some, such that the busiest reads as little as can be.
   void readOnce() {
     std::vector<int64_t> base(layout_.world);
     for (const auto &[rank, bytes] : alone_)
@@ -287,6 +279,7 @@ private:
       std::sort(readers.back().places.begin(), readers.back().places.end());
     }
     const Optimum best = optimum(readers, base);
+    std::vector<Reading> readings;
     for (size_t c = 0; c < classes_.size(); ++c) {
       const Class &each = classes_[c];
       std::vector<Transfer> left = everything(each);
@@ -302,12 +295,12 @@ private:
           std::vector<Transfer> mine;
           if (owed > 0 && wanted > 0)
             take(left, owed, rest == 0, mine);
-          for (const Transfer &part : mine)
-            owed -= bytes(module_.transfers, part);
+          owed -= sum(mine);
           if (!mine.empty())
-            chain(each, n, each.nodes.size(), i, mine);
+            readings.push_back({&each, n, i, std::move(mine)});
         }
     }
+    passOn(readings);
   }
 
   /// What is read, or written, by Megatron-Core's assignment. (All targets joined at once: --keep goes with the optimum
@@ -318,6 +311,7 @@ private:
       for (uint32_t tile : each.tiles)
         classOf[{tile, groupOf(layout_, layout_.endpoints[each.endpoint], each.nodes[0][0])}] = &each;
     std::map<std::pair<uint32_t, uint32_t>, int32_t> writer; // by tile and tensor
+    std::vector<Reading> readings;
     for (const Shard &shard : megatronDistribution(layout_, module_.transfers)) {
       if (!layout_.endpoints[0].storage) {
         writer[{shard.tile, shard.tensor}] = shard.rank;
@@ -334,8 +328,9 @@ private:
       for (size_t n = 0; n < each.nodes.size(); ++n)
         for (size_t i = 0; i < each.nodes[n].size(); ++i)
           if (ranks[each.nodes[n][i]] == shard.rank)
-            chain(each, n, each.nodes.size(), i, {part});
+            readings.push_back({&each, n, i, {part}});
     }
+    passOn(readings);
     write(writer);
   }
 

@@ -31,6 +31,8 @@ public:
   const std::vector<ir::Family> &families() const { return families_; }
   const ir::Family &familyOf(unsigned tensor) const { return families_[tensors_[tensor].family]; }
   const std::string &name(unsigned tensor) const { return tensors_[tensor].declaration->name; }
+  /// Whether its bytes are one piece.
+  bool opaque(unsigned tensor) const { return tensors_[tensors_[tensor].canonical].declaration->opaque; }
   /// The declared tensor that a family comes from.
   unsigned canonical(unsigned family) const { return canonical_[family]; }
 

@@ -89,6 +89,7 @@ struct TensorDeclaration {
   ir::DType dtype = ir::DType::bf16;
   std::map<std::string, std::vector<Range>> where; // by variable; ranges sorted, disjoint, within the variable's size
   bool absent = false;                             // its `when` is 0
+  bool opaque = false;                             // bytes in one piece: no rank holds or serves a part of it
   std::optional<std::pair<std::string, Location>> tied; // the other tensor's name or suffix, as written
   std::map<int64_t, ShardRule> shard;                   // where the endpoint has no layout
 };
@@ -189,7 +190,7 @@ struct Job {
   int64_t stagingLimit = 0;
   ir::Topology topology;
   std::vector<std::string> group;                    // options.group
-  ir::Exchange exchange = ir::Exchange::nodes;       // options.exchange
+  ir::Exchange exchange = ir::Exchange::automatic;   // options.exchange
   std::string fingerprint;                           // hexadecimal XXH3-128 of all files read, in order, and of --set
 };
 

@@ -171,7 +171,7 @@ private:
       if (known)
         job_.exchange = *known;
       else
-        refuse(*exchange, "auto, p2p, broadcast or gather-rounds", "'exchange'", diagnostics_);
+        refuse(*exchange, "auto, nodes, p2p, broadcast or gather-rounds", "'exchange'", diagnostics_);
     }
     if (const Node *group = fields.find("group")) {
       groupAt_ = valueOrItems(*group);

@@ -97,7 +97,7 @@ private:
     if (value.kind != Node::Kind::map)
       return refuse(value, "a shape or a map", title, diagnostics_);
     Fields fields(value, title, diagnostics_);
-    const Node *tied = fields.find("tied"), *shape = fields.find("shape"), *dtype = fields.find("dtype"),
+    const Node *opaque = fields.find("opaque"), *tied = fields.find("tied"), *shape = fields.find("shape"), *dtype = fields.find("dtype"),
                *where = fields.find("where"), *when = fields.find("when");
     if (when)
       tensor.absent = readValue(*when, "'when'", model_.let, INT64_MIN + 1, INT64_MAX, diagnostics_) == 0;
@@ -107,8 +107,17 @@ private:
       if (const auto other = readText(withValues(*tied, model_), "'tied'", diagnostics_))
         tensor.tied.emplace(*other, tied->at);
       for (const auto &[key, each] : value.entries)
-        if (&each == shape || &each == dtype || &each == where)
+        if (&each == opaque || &each == shape || &each == dtype || &each == where)
           diagnostics_.error(key.at, "'" + key.text + "' beside 'tied': " + title + " has that of the other");
+      return fields.finish();
+    }
+    if (opaque) {
+      readOpaque(*opaque, tensor);
+      for (const auto &[key, each] : value.entries)
+        if (&each == shape || &each == dtype || key.text == "shard")
+          diagnostics_.error(key.at, "'" + key.text + "' beside 'opaque': " + title + " is so many bytes in one piece");
+      if (where)
+        tensor.where = readWhere(*where, tensor.variables, title, model_, diagnostics_);
       return fields.finish();
     }
     if (dtype)
@@ -128,6 +137,14 @@ private:
           diagnostics_.error(rule.at, "'shard' of dimension " + std::to_string(d) + ", but " + title + " has " +
                                           std::to_string(shape->items.size()) +
                                           (shape->items.size() == 1 ? " dimension" : " dimensions"));
+  }
+
+  /// An object of so many bytes (a pickled state): always whole.
+  void readOpaque(const Node &bytes, TensorDeclaration &tensor) {
+    tensor.opaque = true;
+    tensor.shapeAt = bytes.at;
+    tensor.dtype = ir::DType::u8;
+    tensor.shape = {readValue(bytes, "'opaque'", model_.let, 0, INT64_MAX, diagnostics_).value_or(0)};
   }
 
   void checkDType(bool known, const std::string &title, const TensorDeclaration &tensor) {

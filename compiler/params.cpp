@@ -188,6 +188,8 @@ bool Params::checkTensors(Building &building) const {
       diagnostics_.error(leaf->at, message);
       ok = false;
     };
+    if (building.leaves.size() > 1 && tensors_.opaque(leaf->tensor))
+      refuse(tensor + " is opaque, expected a param of its own");
     for (unsigned v : wanted)
       if (!has(family.variables, v))
         refuse(building.title() + " has the index variable '" + model_.variables[v].name + "', which its " + tensor +

@@ -19,6 +19,21 @@ int64_t groupOf(const Layout &layout, const Endpoint &endpoint, int64_t place) {
   return place;
 }
 
+void elect(const Layout &layout, const Transfers &transfers, std::vector<Shard> &shards) {
+  std::stable_sort(shards.begin(), shards.end(), [&](const Shard &a, const Shard &b) {
+    const std::string &x = layout.families[transfers.tiles[a.tile].family].name,
+                      &y = layout.families[transfers.tiles[b.tile].family].name;
+    return std::make_tuple(a.group, a.cross, a.holders.size(), -a.bytes, std::cref(x), a.tensor, a.tile) <
+           std::make_tuple(b.group, b.cross, b.holders.size(), -b.bytes, std::cref(y), b.tensor, b.tile);
+  });
+  std::vector<int64_t> load(layout.world);
+  for (Shard &shard : shards) {
+    shard.rank = *std::min_element(shard.holders.begin(), shard.holders.end(),
+                                   [&](int32_t a, int32_t b) { return std::tie(load[a], a) < std::tie(load[b], b); });
+    load[shard.rank] += shard.bytes;
+  }
+}
+
 std::vector<Shard> megatronDistribution(const Layout &layout, const Transfers &transfers) {
   const Endpoint &source = layout.endpoints[0];
   Candidates candidates(layout);
@@ -49,18 +64,7 @@ std::vector<Shard> megatronDistribution(const Layout &layout, const Transfers &t
         shards.push_back({t, tensor, group, group != mainGroup, holders, tile.bytes, -1});
     }
   }
-  std::stable_sort(shards.begin(), shards.end(), [&](const Shard &a, const Shard &b) {
-    const std::string &x = layout.families[transfers.tiles[a.tile].family].name,
-                      &y = layout.families[transfers.tiles[b.tile].family].name;
-    return std::make_tuple(a.group, a.cross, a.holders.size(), -a.bytes, std::cref(x), a.tensor, a.tile) <
-           std::make_tuple(b.group, b.cross, b.holders.size(), -b.bytes, std::cref(y), b.tensor, b.tile);
-  });
-  std::vector<int64_t> load(layout.world);
-  for (Shard &shard : shards) {
-    shard.rank = *std::min_element(shard.holders.begin(), shard.holders.end(),
-                                   [&](int32_t a, int32_t b) { return std::tie(load[a], a) < std::tie(load[b], b); });
-    load[shard.rank] += shard.bytes;
-  }
+  elect(layout, transfers, shards);
   return shards;
 }
 

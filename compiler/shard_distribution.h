@@ -23,10 +23,13 @@ struct Shard {
 /// that is empty.
 int64_t groupOf(const ir::Layout &layout, const ir::Endpoint &endpoint, int64_t place);
 
-/// All shards between files and ranks, assigned as `distribute_shards_to_ranks` does (SEMANTICS.md, 1.10): sorted by
+/// Sorts shards and gives each a rank, as `distribute_shards_to_ranks` does (SEMANTICS.md, 1.10): group by group, by
 /// (main replica elsewhere, fewest holders, largest, name), each to the holder with least so far, of these the lowest
-/// rank. Reading, every group reads all that it wants; writing, the group of the main replica writes. Names are those
-/// of tensors, in the order of their indices.
+/// rank. Names are those of tensors, in the order of their indices.
+void elect(const ir::Layout &layout, const ir::Transfers &transfers, std::vector<Shard> &shards);
+
+/// All shards between files and ranks, so assigned. Reading, every group reads all that it wants; writing, the group of
+/// the main replica writes.
 std::vector<Shard> megatronDistribution(const ir::Layout &layout, const ir::Transfers &transfers);
 
 /// Bytes of the rank that reads or writes most under that assignment.

@@ -113,12 +113,12 @@ std::string instanceName(const Layout &layout, const Endpoint &endpoint, const P
 }
 
 const char *name(Exchange exchange) {
-  const char *names[] = {"auto", "p2p", "broadcast", "gather-rounds"};
+  const char *names[] = {"auto", "nodes", "p2p", "broadcast", "gather-rounds"};
   return names[static_cast<int>(exchange)];
 }
 
 std::optional<Exchange> parseExchange(const std::string &text) {
-  for (const Exchange each : {Exchange::nodes, Exchange::p2p, Exchange::broadcast, Exchange::gather_rounds})
+  for (const Exchange each : {Exchange::automatic, Exchange::nodes, Exchange::p2p, Exchange::broadcast, Exchange::gather_rounds})
     if (text == name(each))
       return each;
   return std::nullopt;

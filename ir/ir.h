@@ -142,15 +142,16 @@ struct Topology {
   bool operator==(const Topology &) const = default;
 };
 
-/// How ranks exchange what they read of files for each other. nodes: into each node once, on from node to node, and from one rank
-/// to the others inside; p2p: from the reader to each; broadcast: along a binomial tree; gather_rounds: round a ring.
-enum class Exchange : uint8_t { nodes, p2p, broadcast, gather_rounds };
+/// How ranks exchange what they read of files for each other. automatic: distribute chooses one of the others; nodes: into each
+/// node once, on from node to node, and from one rank to the others inside; p2p: from the reader to each; broadcast: along a
+/// binomial tree; gather_rounds: round a ring.
+enum class Exchange : uint8_t { automatic, nodes, p2p, broadcast, gather_rounds };
 const char *name(Exchange exchange);
 std::optional<Exchange> parseExchange(const std::string &text);
 
 /// How the work on files that every rank can reach is shared out.
 struct FileSharing {
-  Exchange exchange = Exchange::nodes;
+  Exchange exchange = Exchange::automatic;
   bool megatron = false;          // --algorithm=megatron: whole shards in Megatron-Core's order; else the fractional optimum
   std::vector<std::string> group; // axes: ranks that differ along these alone read for each other; empty: all do
   bool operator==(const FileSharing &) const = default;

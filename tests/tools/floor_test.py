@@ -4,14 +4,16 @@ the floor, arenas within their limits, what relays gain. RESHARD_BIN: the folder
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "property")]
 import floors
+import generate
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
@@ -76,6 +78,30 @@ class Floors(unittest.TestCase):
                 self.assertGreaterEqual(simulated["ratio"], 1)
                 self.assertLessEqual(simulated["ratio"], 1.10)
                 self.assertAlmostEqual(max(simulated["floor_terms"].values()), simulated["floor"])
+
+    def test_linear_program(self):
+        """What the busiest rank must send, in random jobs and under two rules, by a linear program."""
+        compared = 0
+        for seed in range(80 if os.environ.get("RESHARD_SMALL") else 400):
+            node, _, _ = generate.generate(random.Random(seed), generate.CELLS[seed * 37 % len(generate.CELLS)])
+            targets = node["target"] if isinstance(node["target"], list) else [node["target"]]
+            if any({"storage", "authority"} & set(endpoint) for endpoint in (node["source"], *targets)):
+                continue
+            per_node = (0, 2, 64)[seed % 3]
+            node["options"] = {"topology": {"ranks_per_node": per_node}} if per_node else {}
+            job, report = self.folder / "job.yaml", self.folder / "report.json"
+            job.write_text(json.dumps(node))
+            compiled = subprocess.run([BIN / "reshard-compile", job, "-o", self.folder / "plan", f"--report={report}"], capture_output=True)
+            if compiled.returncode == 2:
+                continue  # an invalid job
+            near, anywhere = floors.busiest_sender(run(BIN / "reshard-compile", job, "--emit=layout"))
+            balance = json.loads(report.read_text())["balance"]
+            with self.subTest(seed=seed):
+                self.assertLessEqual(abs(balance["egress_floor_anywhere"] - anywhere), 1)
+                if near is not None:
+                    self.assertLessEqual(abs(balance["egress_floor"] - near), 1)
+                    compared += near > 0
+        self.assertGreater(compared, 10)
 
     def test_relays(self):
         job = "clusters/llama3-70b-48-to-128"

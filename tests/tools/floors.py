@@ -5,7 +5,7 @@ import itertools
 import re
 from collections import Counter
 
-ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "boolean": 1}
+ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "bool": 1}
 
 
 def positions(text):
@@ -68,17 +68,19 @@ def read(text):
 
 
 def views(endpoint, family):
-    """{(positions of each dimension): ranks that hold them} as bit masks."""
-    result = Counter()
+    """[(positions of each dimension, bit mask of the ranks that hold them)]; what stands in several params stands there several times."""
+    result = []
     for at, parts in endpoint.params:
         for held, shares in parts:
             if held != family:
                 continue
+            boxes = Counter()
             for place, rank in enumerate(endpoint.ranks):
                 if all(endpoint.coordinate([axis], place) in list for axis, list in at):
                     box = tuple(endpoint.held(share, place) for share in shares)
                     if all(box):
-                        result[box] |= 1 << rank
+                        boxes[box] |= 1 << rank
+            result += boxes.items()
     return result
 
 
@@ -109,21 +111,14 @@ def bits(mask):
         mask &= mask - 1
 
 
-def floors(text):
-    world, per_node, nics, families, (source, *targets) = read(text)
-    node = (lambda rank: rank // per_node) if per_node else (lambda rank: 0)
-    nic = (lambda rank: node(rank) * nics + rank % per_node * nics // per_node) if nics else (lambda rank: rank)
-    nics_of = {}
-    for rank in range(world):
-        nics_of.setdefault(node(rank), set()).add(nic(rank))
-    taking_part = {rank for endpoint in (source, *targets) for rank in endpoint.ranks}
-    local, into, into_node = Counter(), Counter(), Counter()
+def cells(families, source, targets):
+    """(size in bytes, bit mask of the source ranks that hold it, target ranks that want it) of each cell of positions that the same ranks hold,
+    target by target. A rank that wants it in two places (tied params, repeats of a map) stands there twice: it is sent twice."""
     for family, (name, item, variables, shape) in enumerate(families):
         held = views(source, family)
         for target in targets:
             wanted = views(target, family)
-            boxes = list(held) + list(wanted)
-            masks = [0] * len(boxes)
+            boxes, ranks = zip(*held, *wanted) if held + wanted else ((), ())
             dimensions = []
             for d in range(variables + len(shape)):
                 distinct = sorted({box[d] for box in boxes})
@@ -134,28 +129,37 @@ def floors(text):
                 for mask, count in classes(distinct).items():
                     here[sum(of_set[s] for s in bits(mask))] += count  # of_set are disjoint
                 dimensions.append(list(here.items()))
-            cells = Counter({(1 << len(boxes)) - 1: 1})
+            found = Counter({(1 << len(boxes)) - 1: 1})
             for dimension in dimensions:
                 following = Counter()
-                for (a, m), (b, n) in itertools.product(cells.items(), dimension):
+                for (a, m), (b, n) in itertools.product(found.items(), dimension):
                     if a & b:
                         following[a & b] += m * n
-                cells = following
+                found = following
             sources = (1 << len(held)) - 1
-            for mask, count in cells.items():
-                holders = needers = 0
+            for mask, count in found.items():
+                holders = 0
                 for b in bits(mask & sources):
-                    holders |= held[boxes[b]]
-                for b in bits(mask & ~sources):
-                    needers |= wanted[boxes[b]]
-                size = count * item
-                for rank in bits(needers & holders):
-                    local[rank] += size
-                lacking = list(bits(needers & ~holders))
-                for rank in lacking:
-                    into[rank] += size
-                for each in {node(rank) for rank in lacking} - {node(rank) for rank in bits(holders)}:
-                    into_node[each] += size
+                    holders |= ranks[b]
+                yield count * item, holders, [rank for b in bits(mask & ~sources) for rank in bits(ranks[b])]
+
+
+def floors(text):
+    world, per_node, nics, families, (source, *targets) = read(text)
+    node = (lambda rank: rank // per_node) if per_node else (lambda rank: 0)
+    nic = (lambda rank: node(rank) * nics + rank % per_node * nics // per_node) if nics else (lambda rank: rank)
+    nics_of = {}
+    for rank in range(world):
+        nics_of.setdefault(node(rank), set()).add(nic(rank))
+    taking_part = {rank for endpoint in (source, *targets) for rank in endpoint.ranks}
+    local, into, into_node = Counter(), Counter(), Counter()
+    for size, holders, needers in cells(families, source, targets):
+        lacking = [rank for rank in needers if not holders >> rank & 1]
+        local.update({rank: size * count for rank, count in Counter(needers).items() if holders >> rank & 1})
+        for rank in lacking:
+            into[rank] += size
+        for each in {node(rank) for rank in lacking} - {node(rank) for rank in bits(holders)}:
+            into_node[each] += size
     used = {each for rank in taking_part for each in nics_of[node(rank)]}
     up = lambda a, b: -(-a // b)
     return {
@@ -167,3 +171,30 @@ def floors(text):
         "between_nodes": sum(into_node.values()),
         "remote": sum(into.values()),
     }
+
+
+def busiest_sender(text):
+    """The least that the busiest rank sends where whoever lacks something gets it from a holder (no relays), as a linear program: (with own
+    node first, from anyone); the first is None where a node lacks something."""
+    from scipy.optimize import linprog
+
+    world, per_node, _, families, (source, *targets) = read(text)
+    node_of = lambda rank: sum(1 << r for r in range(world) if not per_node or r // per_node == rank // per_node)
+    near, anywhere, lacks = Counter(), Counter(), False
+    for size, holders, needers in cells(families, source, targets):
+        for rank in (rank for rank in needers if not holders >> rank & 1):
+            anywhere[holders] += size
+            near[holders & node_of(rank) or holders] += size
+            lacks |= not holders & node_of(rank)
+
+    def solve(sent):
+        variables = [(number, rank) for number, holders in enumerate(sent) for rank in bits(holders)]
+        if not variables:
+            return 0
+        shares = [[float(number == n) for n, _ in variables] + [0.0] for number in range(len(sent))]
+        loads = [[float(rank == r) for _, r in variables] + [-1.0] for rank in range(world)]
+        found = linprog([0.0] * len(variables) + [1.0], A_ub=loads, b_ub=[0.0] * world, A_eq=shares, b_eq=list(sent.values()), method="highs")
+        assert found.status == 0, found.message
+        return found.fun
+
+    return None if lacks else solve(near), solve(anywhere)

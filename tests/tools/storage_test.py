@@ -58,7 +58,7 @@ class Storage(unittest.TestCase):
                     subprocess.run(["rm", "-r", folder], check=True)
 
     def test_exchanges(self):
-        hops = {"p2p": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4", "broadcast": "0 -> 1, 0 -> 2, 1 -> 3, 0 -> 4", "gather-rounds": "0 -> 1, 1 -> 2, 2 -> 3, 3 -> 4", "auto": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4"}
+        hops = {"p2p": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4", "broadcast": "0 -> 1, 0 -> 2, 1 -> 3, 0 -> 4", "gather-rounds": "0 -> 1, 1 -> 2, 2 -> 3, 3 -> 4", "nodes": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4"}
         for algorithm in ("optimum", "megatron"):
             for exchange, route in hops.items():
                 with self.subTest(exchange, algorithm=algorithm):
@@ -70,10 +70,45 @@ class Storage(unittest.TestCase):
                     self.run_command("reshard-exec", "--synthesize", "--check")
         (self.folder / "job.yaml").write_text(f"{MODEL}source: {{storage: f}}\ntarget: {{mesh: {{tp: 1}}}}\noptions: {{exchange: ring}}\n")
         done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], capture_output=True, text=True)
-        self.assertIn("error: expected auto, p2p, broadcast or gather-rounds for 'exchange', found 'ring'", done.stderr)
+        self.assertIn("error: expected auto, nodes, p2p, broadcast or gather-rounds for 'exchange', found 'ring'", done.stderr)
+
+    def test_auto_is_the_exchange_of_least_time(self):
+        # One shard that all want: over one link its reader would send a copy to each, so a tree or a ring is better; with nodes it enters each once.
+        one, many = "model: {dtype: u8, tensors: {w: {opaque: %d}}}", MODEL.split("version: 1\n")[1]
+        for model, mesh, topology, expected in ((one % 64, "{dp: 16}", "{ranks_per_node: 16}", "nodes"), (one % (64 << 20), "{dp: 16}", "{ranks_per_node: 16}", "gather-rounds"),
+                                                (one % (64 << 20), "{dp: 16}", "{ranks_per_node: 4}", "nodes"), (many, "{tp: 1, dp: 4}", "{ranks_per_node: 4}", "nodes")):
+            with self.subTest(model, topology=topology):
+                times = {}
+                for exchange in ("auto", "nodes", "p2p", "broadcast", "gather-rounds"):
+                    (self.folder / "job.yaml").write_text(f"version: 1\n{model}\nsource: {{storage: files}}\ntarget: {{mesh: {mesh}}}\noptions: {{exchange: {exchange}, topology: {topology}}}\n")
+                    (self.folder / "topology.yaml").write_text(topology)
+                    for output, emit in (("plan", "plan"), ("ir", "ir")):
+                        subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}"], check=True)
+                    simulated = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", f"--simulate={self.folder / 'topology.yaml'}", "--format=json"], capture_output=True, text=True, check=True)
+                    times[exchange] = json.loads(simulated.stdout)["seconds"]
+                    if exchange == "auto":
+                        self.assertIn(f'exchange "{expected}"', (self.folder / "ir").read_text())
+                self.assertLessEqual(times["auto"], 1.1 * min(times.values()), times)
+
+    def test_opaque_objects(self):
+        # Megatron's ShardedObjects: each is read, or written, whole by one rank, and by one alone.
+        model = "version: 1\nmodel: {dtype: bf16, index: {layer: 8}, tensors: {\"layers.{layer}.extra_state\": {opaque: 1000003}, rng: {opaque: 5000}, w: [1000, 100]}}\n"
+        for source, target in (("{storage: files}", "{mesh: {dp: 8}}"), ("{mesh: {dp: 8}}", "{storage: files}")):
+            (self.folder / "job.yaml").write_text(f"{model}source: {source}\ntarget: {target}\n")
+            for output, emit in (("plan", "plan"), ("ir", "ir")):
+                subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}", "--verify-each", f"--report={self.folder / 'report'}"], check=True)
+            self.run_command("reshard-inspect", "--verify")
+            self.run_command("reshard-exec", "--synthesize", "--check")
+            self.assertEqual(json.loads((self.folder / "report").read_text())["bytes"]["storage"], 8 * 1000003 + 5000 + 200000)
+            tiles = [line for line in (self.folder / "ir").read_text().splitlines() if line.startswith("tile ")]
+            whole = [number for number, line in enumerate(tiles) if "extra_state" in line or "rng" in line]
+            transfers = [line for line in (self.folder / "ir").read_text().splitlines() if line.startswith("transfer ")]
+            self.assertEqual([line for line in transfers if int(line.split()[1]) in whole and " rows " in line], [])
+            layers = [line for line in transfers if "extra_state" in tiles[int(line.split()[1])]]
+            self.assertEqual(len(layers), 8)  # eight ranks, a layer's object each
 
     def test_read_once_into_each_node(self):
-        report = self.compile("{storage: files}", "{mesh: {tp: 1, dp: 8}}", "options: {topology: {ranks_per_node: 4}}")
+        report = self.compile("{storage: files}", "{mesh: {tp: 1, dp: 8}}", "options: {exchange: nodes, topology: {ranks_per_node: 4}}")
         self.assertEqual(report["bytes"]["between_nodes"], SIZE)  # each byte read on one of two nodes goes to the other once
 
     def test_written_once(self):
