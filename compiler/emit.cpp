@@ -2,6 +2,7 @@
 // both the IR and the plan format. The bytes depend on the module alone, not on the number of threads.
 
 #include "compiler/compile.h"
+#include "compiler/staging.h"
 #include "schema/container.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"
@@ -16,6 +17,7 @@ namespace reshard {
 namespace {
 
 namespace fbs = schema;
+static_assert(kStagingAlignment % schema::kChunkAlignment == 0);
 using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
 
@@ -211,8 +213,9 @@ private:
                    after,
                    waits,
                    static_cast<fbs::StepKind>(step.kind),
+                   step.slot,
                    0,
-                   0};
+                   static_cast<uint64_t>(step.chunk)};
         operand += in + out;
         after += waits;
       }

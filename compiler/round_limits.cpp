@@ -11,7 +11,7 @@ namespace reshard {
 namespace {
 
 constexpr int64_t kLeastBytes = 1 << 20, kMostBytes = 64 << 20; // of a message, where no limit asks for less
-constexpr int kMostTurns = 8;
+constexpr int64_t kMostRounds = 8;
 constexpr int64_t kMostMessages = 1 << 22; // of a plan that a small limit cuts up
 
 /// The busiest port of a tier.
@@ -58,7 +58,7 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
       loads[local].total += stream.bytes;
       for (const bool sends : {true, false}) {
         const int64_t rank = sends ? hop.from : hop.to;
-        Load &port = ports[local][{local ? rank : topology.nic(rank), sends}];
+        Load &port = ports[local][{rank, sends}];
         port.bytes += stream.bytes;
         ++port.partners;
         loads[local].bytes = std::max(loads[local].bytes, port.bytes);
@@ -67,11 +67,11 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
     }
   }
   const bool far = loads[0].total > 0, near = loads[1].total > 0;
-  limits.localTurns =
-      far && near
-          ? static_cast<int>(std::clamp<int64_t>((loads[1].bytes + loads[0].bytes - 1) / loads[0].bytes, 1, kMostTurns))
-          : 1;
-  limits.bytes = bestMessage(loads[0].bytes, loads[0].partners, depth, topology.nicRate, topology.nicLatency);
+  limits.rounds = far && near ? static_cast<uint32_t>(std::clamp<int64_t>(
+                                    (loads[1].bytes + loads[0].bytes - 1) / loads[0].bytes, 1, kMostRounds))
+                              : 1;
+  const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // of its NIC, which they share
+  limits.bytes = bestMessage(loads[0].bytes, loads[0].partners, depth, ofRank, topology.nicLatency);
   limits.localBytes = bestMessage(loads[1].bytes, loads[1].partners, depth, topology.linkRate, topology.linkLatency);
   if (far && near) // so that neither tier waits for the other's round to end
     limits.localBytes = std::min(limits.localBytes, limits.bytes);
@@ -80,9 +80,8 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
     return {};
 
   const int64_t slot = limit / 4, share = far && near ? slot / 2 : slot;
-  limits.localTurns = static_cast<int>(std::clamp<int64_t>(share / kStagingAlignment, 1, limits.localTurns));
   limits.bytes = aligned(std::min(limits.bytes, share));
-  limits.localBytes = aligned(std::min(limits.localBytes, share / limits.localTurns));
+  limits.localBytes = aligned(std::min(limits.localBytes, share));
   const int64_t total = loads[0].total + loads[1].total, least = std::min(limits.bytes, limits.localBytes);
   if (least > 0 && total / least <= kMostMessages)
     return {};

@@ -1,53 +1,81 @@
 #include "compiler/rounds.h"
 
+#include "compiler/staging.h"
+
 #include <algorithm>
-#include <array>
-#include <map>
+#include <tuple>
+#include <unordered_map>
 
 namespace reshard {
 
 namespace {
 
-/// Rounds between the receipt of bytes and the first that may send them on.
-constexpr uint32_t kTurnaround = 2;
+constexpr uint32_t kNone = UINT32_MAX;
+
+/// What leaves a node's entry for several ranks beside it, and goes no further, waits until there is an eighth of it:
+/// else the entry would change from one to the next with every chunk, and only the last part's delay counts.
+constexpr int64_t kBatches = 8;
+
+/// A turn that began in round r may last r / kTurns rounds where another pair waits.
+constexpr uint32_t kTurns = 2;
 
 /// One hop of one stream in the queue of its pair.
 struct Item {
   uint32_t stream, hop;
-  int64_t bytes = 0;           // of the stream
-  int64_t sent = 0, ready = 0; // of these, from the start
+  int64_t bytes = 0;                                 // of the stream
+  int64_t sent = 0, ready = 0;                       // of these, from the start
+  std::vector<std::pair<int64_t, uint32_t>> brought; // up to where, by messages that began in which round
+
+  /// What a message that began in `round` may take: what earlier ones bring, so that steps can wait for steps.
+  int64_t readyFor(uint32_t round) const {
+    if (brought.empty() || brought.back().second < round)
+      return ready;
+    const auto end =
+        std::partition_point(brought.begin(), brought.end(), [&](const auto &each) { return each.second < round; });
+    return end == brought.begin() ? 0 : std::prev(end)->first;
+  }
 };
 
 struct Pair {
   int32_t from, to; // ranks
   uint32_t out, in; // ports of the tier
   std::vector<Item> items;
-  size_t first = 0;           // items before it are done
-  int64_t ready = 0;          // bytes that could go now
-  int64_t left = 0;           // bytes to go
-  uint32_t busy = UINT32_MAX; // the last round it had a message in
-  int64_t given = 0;          // bytes in that message
+  size_t first = 0;         // items before it are done
+  size_t current = 0;       // the one that sent last
+  int64_t ready = 0;        // bytes that could go now
+  int64_t left = 0;         // bytes to go
+  int64_t given = 0;        // bytes of its last chunk
+  uint32_t message = kNone; // that it is sending
+  bool listed = false;      // in Tier::active_
 };
 
-constexpr uint32_t kNone = UINT32_MAX;
-
-/// One end of a NIC or of a rank's link.
+/// One end of a rank's link, or of its share of a NIC.
 struct Port {
-  int64_t messages = 0; // still to go, where every pair's bytes are cut into as few as may be
+  int64_t chunks = 0; // still to go, where every pair's bytes are cut into as few as may be
   bool sends = true;
-  uint32_t mate = kNone;       // the pair that has it in this round
+  uint32_t mate = kNone;       // the pair that has it
   uint64_t search = 0;         // the last one that came by
   std::vector<uint32_t> pairs; // open ones
 };
 
+/// Bytes up to `end` of a grant that go on from `round` on.
+struct Arrival {
+  uint32_t round, message;
+  size_t grant;
+  int64_t end;
+};
+
+/// All pairs inside nodes, or all between them.
 class Tier {
 public:
-  Tier(int64_t bytes, int turns) : bytes_(bytes), turns_(turns) {}
+  /// `relays`: whether anything goes on from rank to rank.
+  Tier(int64_t bytes, uint32_t rounds, bool relays, std::vector<Message> &messages, const Cuts &cuts)
+      : bytes_(bytes), rounds_(rounds), relays_(relays), messages_(messages), cuts_(cuts) {}
 
-  uint32_t pair(int32_t from, int32_t to, int64_t out, int64_t in) {
-    const auto [at, added] = pairOf_.try_emplace({from, to}, static_cast<uint32_t>(pairs_.size()));
+  uint32_t pair(int32_t from, int32_t to) {
+    const auto [at, added] = pairOf_.try_emplace(key(from, to), static_cast<uint32_t>(pairs_.size()));
     if (added) {
-      pairs_.push_back({from, to, port(out, true), port(in, false), {}});
+      pairs_.push_back({from, to, port(from, true), port(to, false), {}});
       ports_[pairs_.back().out].pairs.push_back(at->second);
       ports_[pairs_.back().in].pairs.push_back(at->second);
     }
@@ -57,37 +85,60 @@ public:
   /// Queues a hop; returns its place in the queue.
   size_t add(uint32_t pair, uint32_t stream, uint32_t hop, int64_t bytes) {
     Pair &p = pairs_[pair];
-    p.items.push_back({stream, hop, bytes});
+    p.items.push_back({stream, hop, bytes, 0, 0, {}});
     change(p, bytes);
     return p.items.size() - 1;
   }
 
-  void makeReady(uint32_t pair, size_t item, int64_t upTo) {
+  /// Lets an item go up to `upTo`, in parts of `least` bytes or more, cut where that is best. What is passed on came
+  /// with a message that began in round `brought`.
+  void makeReady(uint32_t pair, size_t item, int64_t upTo, int64_t least, uint32_t brought = kNone) {
     Pair &p = pairs_[pair];
-    p.ready += upTo - p.items[item].ready;
-    p.items[item].ready = upTo;
+    Item &i = p.items[item];
+    if (upTo - i.ready < std::min(least, i.bytes - i.ready))
+      return;
+    if (upTo < i.bytes && (least > 0 || !cuts_.possible(i.stream, upTo)))
+      upTo = cuts_.best(i.stream, i.ready, upTo);
+    if (upTo <= i.ready)
+      return;
+    if (p.ready == 0) {
+      free_.push_back(p.out);
+      free_.push_back(p.in);
+    }
+    p.ready += upTo - i.ready;
+    i.ready = upTo;
+    if (brought == kNone)
+      return;
+    if (i.brought.empty() || i.brought.back().second != brought)
+      i.brought.emplace_back(upTo, brought);
+    i.brought.back().first = upTo;
   }
 
   bool done() const { return left_ == 0; }
 
-  /// One round: `give(item, room)` for all that goes in it; it says how many bytes go.
-  template <class Give> void round(uint32_t number, Give give) {
-    for (int turn = 0; turn < turns_ && left_ > 0; ++turn) {
-      match(number);
-      bool any = false;
-      for (uint32_t p : order_)
-        if (ports_[p].sends && ports_[p].mate != kNone) {
-          send(pairs_[ports_[p].mate], number, give);
-          any = true;
-        }
-      if (!any)
-        break;
-    }
+  /// The chunks that begin in a round; what they bring is added to `arrivals`.
+  void begin(uint32_t round, std::vector<Arrival> &arrivals) {
+    if (round % rounds_ != 0 || left_ == 0)
+      return;
+    for (uint32_t number : active_)
+      if (const Pair &pair = pairs_[number];
+          ports_[pair.out].mate == number && (pair.ready == 0 || (relays_ && yields(pair, round))))
+        release(number);
+    std::erase_if(active_, [&](uint32_t pair) {
+      pairs_[pair].listed = ports_[pairs_[pair].out].mate == pair;
+      return !pairs_[pair].listed;
+    });
+    match();
+    for (uint32_t pair : active_)
+      if (ports_[pairs_[pair].out].mate == pair)
+        send(pairs_[pair], round, arrivals);
   }
 
 private:
-  uint32_t port(int64_t number, bool sends) {
-    const auto [at, added] = portOf_.try_emplace({number, sends}, static_cast<uint32_t>(ports_.size()));
+  static uint64_t key(int64_t a, int64_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint64_t>(b); }
+
+  uint32_t port(int32_t rank, bool sends) {
+    const auto [at, added] = portOf_.try_emplace(key(rank, sends), static_cast<uint32_t>(ports_.size()));
     if (added) {
       ports_.emplace_back();
       ports_.back().sends = sends;
@@ -95,64 +146,75 @@ private:
     return at->second;
   }
 
-  int64_t messages(int64_t bytes) const { return (bytes + bytes_ - 1) / bytes_; }
+  int64_t chunks(int64_t bytes) const { return (bytes + bytes_ - 1) / bytes_; }
 
   /// More or fewer bytes to go.
   void change(Pair &pair, int64_t by) {
-    const int64_t more = messages(pair.left + by) - messages(pair.left);
+    const int64_t more = chunks(pair.left + by) - chunks(pair.left);
     pair.left += by;
     left_ += by;
-    ports_[pair.out].messages += more;
-    ports_[pair.in].messages += more;
+    ports_[pair.out].chunks += more;
+    ports_[pair.in].chunks += more;
   }
 
   uint32_t other(const Port &port, const Pair &pair) const { return port.sends ? pair.in : pair.out; }
 
-  /// Chooses pairs, at most one for each port: the ports with most messages to go choose first, the partner with most.
-  /// A port with as many as any that comes away empty takes a partner from one with fewer.
-  void match(uint32_t round) {
-    order_.clear();
-    for (uint32_t p = 0; p < ports_.size(); ++p) {
-      ports_[p].mate = kNone;
-      if (ports_[p].messages > 0)
-        order_.push_back(p);
-    }
-    std::stable_sort(order_.begin(), order_.end(),
-                     [&](uint32_t a, uint32_t b) { return ports_[a].messages > ports_[b].messages; });
-    for (uint32_t p : order_)
-      if (ports_[p].mate == kNone)
-        if (const uint32_t pair = choose(ports_[p], round); pair != kNone)
-          take(pair);
-    for (uint32_t p : order_) {
-      if (ports_[p].messages < ports_[order_[0]].messages)
-        break;
-      if (ports_[p].mate == kNone)
-        augment(p, round);
-    }
+  /// Ports that came free choose, those with most left first; then a port with as much left as any that has nobody
+  /// takes a partner from one with less.
+  void match() {
+    fill();
+    int64_t most = 0;
+    for (const Port &port : ports_)
+      most = std::max(most, port.chunks);
+    for (uint32_t p = 0; p < ports_.size(); ++p)
+      if (ports_[p].chunks == most && ports_[p].mate == kNone)
+        augment(p);
+    fill();
   }
 
-  bool open(const Pair &pair, uint32_t round) const {
-    return pair.ready > 0 && (pair.busy != round || pair.given < bytes_ * turns_);
+  /// Whether a pair makes room for another one that has waited for more, so that what goes on from rank to rank is soon
+  /// everywhere: the longer all goes on, the longer each turn.
+  bool yields(const Pair &pair, uint32_t round) const {
+    if (pair.message == kNone ||
+        round - messages_[pair.message].round < std::max(rounds_, messages_[pair.message].round / kTurns))
+      return false;
+    const Port &mine = ports_[pair.out];
+    return std::any_of(mine.pairs.begin(), mine.pairs.end(), [&](uint32_t n) {
+      const Pair &rival = pairs_[n];
+      return rival.ready > 0 && ports_[rival.in].mate == kNone && ports_[rival.in].chunks > ports_[pair.in].chunks;
+    });
+  }
+
+  void fill() {
+    std::sort(free_.begin(), free_.end());
+    free_.erase(std::unique(free_.begin(), free_.end()), free_.end());
+    std::stable_sort(free_.begin(), free_.end(),
+                     [&](uint32_t a, uint32_t b) { return ports_[a].chunks > ports_[b].chunks; });
+    for (uint32_t p : free_)
+      if (ports_[p].mate == kNone)
+        if (const uint32_t pair = choose(ports_[p]); pair != kNone)
+          take(pair);
+    free_.clear();
   }
 
   /// The best pair with a free partner.
-  uint32_t choose(Port &mine, uint32_t round) {
+  uint32_t choose(Port &mine) {
     std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
     uint32_t best = kNone;
     auto merit = [&](uint32_t pair) {
-      return std::make_pair(ports_[other(mine, pairs_[pair])].messages, pairs_[pair].left);
+      return std::make_pair(ports_[other(mine, pairs_[pair])].chunks, pairs_[pair].left);
     };
     for (uint32_t candidate : mine.pairs)
-      if (open(pairs_[candidate], round) && ports_[other(mine, pairs_[candidate])].mate == kNone &&
+      if (pairs_[candidate].ready > 0 && ports_[other(mine, pairs_[candidate])].mate == kNone &&
           (best == kNone || merit(candidate) > merit(best)))
         best = candidate;
     return best;
   }
 
   /// Looks, breadth first, for a way on which partners change hands: from `start` to a free partner, or to a port that
-  /// may go empty instead since it has fewer messages to go (Berge; the ports with most can all be served, by König's
-  /// theorem, where everything is ready).
-  void augment(uint32_t start, uint32_t round) {
+  /// may go empty instead since it has less left, the least of those as near (Berge; the ports with most can all be
+  /// served, by König's theorem, where everything is ready).
+  void augment(uint32_t start) {
     struct Step {
       uint32_t port; // on the side of `start`
       uint32_t pair; // by which its predecessor would take this port's partner
@@ -162,137 +224,219 @@ private:
     ++search_;
     for (size_t at = 0; at < steps.size(); ++at) {
       const Port &mine = ports_[steps[at].port];
+      uint32_t best = kNone;
+      int64_t least = ports_[start].chunks;
       for (uint32_t candidate : mine.pairs) {
         const Pair &pair = pairs_[candidate];
-        if (!open(pair, round))
-          continue;
-        const uint32_t partner = other(mine, pair);
-        const uint32_t holding = ports_[partner].mate;
-        if (candidate == holding || ports_[partner].search == search_)
+        const uint32_t partner = other(mine, pair), holding = ports_[partner].mate;
+        if (pair.ready == 0 || candidate == holding || ports_[partner].search == search_)
           continue;
         ports_[partner].search = search_;
         const uint32_t rival = holding == kNone ? kNone : other(ports_[partner], pairs_[holding]);
-        if (rival != kNone && ports_[rival].messages == ports_[start].messages) {
+        const int64_t left = rival == kNone ? -1 : ports_[rival].chunks;
+        if (left < least) {
+          least = left;
+          best = candidate;
+        } else if (left == ports_[start].chunks) {
           steps.push_back({rival, candidate, at});
-          continue;
         }
-        if (rival != kNone)
-          ports_[rival].mate = kNone;
-        take(candidate);
-        for (size_t back = at; back > 0; back = steps[back].before)
-          take(steps[back].pair);
-        return;
       }
+      if (best == kNone)
+        continue;
+      take(best);
+      for (size_t back = at; back > 0; back = steps[back].before)
+        take(steps[back].pair);
+      return;
     }
   }
 
-  void take(uint32_t pair) { ports_[pairs_[pair].out].mate = ports_[pairs_[pair].in].mate = pair; }
-
-  template <class Give> void send(Pair &pair, uint32_t round, Give give) {
-    if (pair.busy != round)
-      pair.given = 0;
-    pair.busy = round;
-    int64_t room = bytes_;
-    for (size_t i = pair.first; i < pair.items.size() && room > 0; ++i) {
-      Item &item = pair.items[i];
-      if (item.ready == item.sent)
-        continue;
-      const int64_t bytes = give(static_cast<const Item &>(item), std::min(room, item.ready - item.sent));
-      item.sent += bytes;
-      room -= bytes;
-      pair.given += bytes;
-      pair.ready -= bytes;
-      change(pair, -bytes);
-      if (item.ready > item.sent)
-        break; // cut: the rest goes later
+  void take(uint32_t pair) {
+    for (uint32_t port : {pairs_[pair].out, pairs_[pair].in}) {
+      if (ports_[port].mate != kNone)
+        release(ports_[port].mate);
+      ports_[port].mate = pair;
     }
+    if (!pairs_[pair].listed)
+      active_.push_back(pair);
+    pairs_[pair].listed = true;
+  }
+
+  /// Ends a pair's message. Where more of its last item could have gone, the end is moved to a good place.
+  void release(uint32_t number) {
+    Pair &pair = pairs_[number];
+    for (uint32_t port : {pair.out, pair.in}) {
+      ports_[port].mate = kNone;
+      free_.push_back(port);
+    }
+    if (pair.message == kNone)
+      return;
+    Message &message = messages_[pair.message];
+    pair.message = kNone;
+    Grant &last = message.grants.back();
+    Item &item = pair.items[pair.current];
+    if (item.sent == item.ready)
+      return;
+    const int64_t end = cuts_.best(last.stream, std::max(last.begin, last.end - pair.given), last.end);
+    const int64_t back = last.end - end;
+    item.sent = last.end = end;
+    message.bytes -= back;
+    pair.ready += back;
+    change(pair, back);
+    if (last.begin == last.end)
+      message.grants.pop_back();
+  }
+
+  void send(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals) {
+    if (pair.message != kNone && !add(pair, round, arrivals))
+      pair.message = kNone;
+    if (pair.message == kNone) {
+      pair.message = static_cast<uint32_t>(messages_.size());
+      messages_.push_back({round, rounds_, pair.from, pair.to, 0, bytes_, {}});
+      add(pair, round, arrivals);
+    }
+    if (pair.given < bytes_) // the last chunk
+      pair.message = kNone;
     while (pair.first < pair.items.size() && pair.items[pair.first].sent == pair.items[pair.first].bytes)
       ++pair.first;
   }
 
+  /// Adds a chunk to the pair's message; false: there is nothing that it may take.
+  bool add(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals) {
+    Message &message = messages_[pair.message];
+    pair.given = 0;
+    // What is under way goes on, since the end of a chunk may part an element; then the others in order.
+    for (size_t next = pair.current, i = pair.first; next < pair.items.size() && pair.given < bytes_; next = i++) {
+      Item &item = pair.items[next];
+      const int64_t bytes = std::min(bytes_ - pair.given, item.readyFor(message.round) - item.sent);
+      if (bytes <= 0)
+        continue;
+      pair.current = next;
+      if (message.grants.empty() || message.grants.back().stream != item.stream ||
+          message.grants.back().hop != item.hop)
+        message.grants.push_back({item.stream, item.hop, item.sent, item.sent});
+      item.sent += bytes;
+      pair.given += bytes;
+      message.grants.back().end = item.sent;
+      arrivals.push_back({round + 2 * rounds_, pair.message, message.grants.size() - 1, item.sent});
+    }
+    message.bytes += pair.given;
+    pair.ready -= pair.given;
+    change(pair, -pair.given);
+    return pair.given > 0;
+  }
+
   const int64_t bytes_;
-  const int turns_;
+  const uint32_t rounds_; // that a chunk takes
+  const bool relays_;
+  std::vector<Message> &messages_;
+  const Cuts &cuts_;
   std::vector<Pair> pairs_;
   std::vector<Port> ports_;
-  std::map<std::pair<int32_t, int32_t>, uint32_t> pairOf_;
-  std::map<std::pair<int64_t, bool>, uint32_t> portOf_;
-  std::vector<uint32_t> order_;
-  uint64_t search_ = 0; // searches for another partner so far
+  std::unordered_map<uint64_t, uint32_t> pairOf_, portOf_;
+  std::vector<uint32_t> active_; // pairs, and some that were released
+  std::vector<uint32_t> free_;   // ports that may find a partner
+  uint64_t search_ = 0;          // searches for another partner so far
   int64_t left_ = 0;
 };
 
-/// For every hop, how many hops come after it on the longest way.
-std::vector<std::vector<uint32_t>> depths(const std::vector<Stream> &streams) {
-  std::vector<std::vector<uint32_t>> result;
+/// A hop in the queues, and the hops that go on from it.
+struct Place {
+  bool local = false;
+  uint32_t pair = 0;
+  size_t item = 0;
+  uint32_t depth = 0; // hops that come after it on the longest way
+  uint32_t child = kNone, sibling = kNone;
+};
+
+std::vector<std::vector<Place>> placesOf(const std::vector<Stream> &streams) {
+  std::vector<std::vector<Place>> result;
   for (const Stream &stream : streams) {
-    std::vector<uint32_t> &depth = result.emplace_back(stream.hops.size());
-    for (size_t h = stream.hops.size(); h-- > 0;)
-      if (const int32_t before = stream.hops[h].after; before >= 0)
-        depth[before] = std::max(depth[before], depth[h] + 1);
+    std::vector<Place> &places = result.emplace_back(stream.hops.size());
+    for (uint32_t h = static_cast<uint32_t>(stream.hops.size()); h-- > 0;)
+      if (const int32_t before = stream.hops[h].after; before >= 0) {
+        places[before].depth = std::max(places[before].depth, places[h].depth + 1);
+        places[h].sibling = places[before].child;
+        places[before].child = h;
+      }
   }
   return result;
 }
 
 } // namespace
 
-std::vector<Grant> dealRounds(const std::vector<Stream> &streams, const ir::Topology &topology,
-                              const RoundLimits &limits,
-                              const std::function<int64_t(uint32_t stream, int64_t from, int64_t to)> &snap) {
-  std::array<Tier, 2> tiers = {Tier(limits.bytes, 1), Tier(limits.localBytes, limits.localTurns)};
-  struct Place {
-    int tier = 0;
-    uint32_t pair = 0;
-    size_t item = 0;
-  };
-  std::vector<std::vector<Place>> placeOf;
-  for (const Stream &stream : streams)
-    placeOf.emplace_back(stream.hops.size());
+std::vector<Message> dealRounds(const std::vector<Stream> &streams, const ir::Topology &topology,
+                                const RoundLimits &limits, const Cuts &cuts) {
+  std::vector<Message> messages;
+  const bool relays =
+      std::any_of(streams.begin(), streams.end(), [](const Stream &stream) { return stream.hops.size() > 1; });
+  Tier far(limits.bytes, limits.rounds, relays, messages, cuts), near(limits.localBytes, 1, relays, messages, cuts);
+  std::vector<std::vector<Place>> places = placesOf(streams);
 
   // What has furthest to go stands first in its pair's queue.
-  const std::vector<std::vector<uint32_t>> depth = depths(streams);
   std::vector<std::pair<uint32_t, uint32_t>> all;
   for (uint32_t s = 0; s < streams.size(); ++s)
     for (uint32_t h = 0; h < streams[s].hops.size(); ++h)
       if (streams[s].bytes > 0)
         all.emplace_back(s, h);
-  std::stable_sort(all.begin(), all.end(),
-                   [&](const auto &a, const auto &b) { return depth[a.first][a.second] > depth[b.first][b.second]; });
+  std::stable_sort(all.begin(), all.end(), [&](const auto &a, const auto &b) {
+    return places[a.first][a.second].depth > places[b.first][b.second].depth;
+  });
   for (const auto &[s, h] : all) {
     const Stream::Hop &hop = streams[s].hops[h];
-    const bool local = topology.node(hop.from) == topology.node(hop.to);
-    Tier &tier = tiers[local];
-    Place &place = placeOf[s][h];
-    place.tier = local;
-    place.pair = local ? tier.pair(hop.from, hop.to, hop.from, hop.to)
-                       : tier.pair(hop.from, hop.to, topology.nic(hop.from), topology.nic(hop.to));
+    Place &place = places[s][h];
+    place.local = topology.node(hop.from) == topology.node(hop.to);
+    Tier &tier = place.local ? near : far;
+    place.pair = tier.pair(hop.from, hop.to);
     place.item = tier.add(place.pair, s, h, streams[s].bytes);
     if (hop.after < 0)
-      tier.makeReady(place.pair, place.item, streams[s].bytes);
+      tier.makeReady(place.pair, place.item, streams[s].bytes, 0);
   }
 
-  std::vector<Grant> grants;
-  std::array<std::vector<size_t>, kTurnaround> arrived; // grants, by round modulo kTurnaround
-  for (uint32_t round = 0; !tiers[0].done() || !tiers[1].done(); ++round) {
-    std::vector<size_t> &due = arrived[round % kTurnaround];
-    for (size_t g : due)
-      for (uint32_t h = grants[g].hop + 1; h < streams[grants[g].stream].hops.size(); ++h)
-        if (streams[grants[g].stream].hops[h].after == static_cast<int32_t>(grants[g].hop)) {
-          const Place &place = placeOf[grants[g].stream][h];
-          tiers[place.tier].makeReady(place.pair, place.item, grants[g].end);
-        }
-    due.clear();
-    for (Tier &tier : tiers)
-      tier.round(round, [&](const Item &item, int64_t room) {
-        const int64_t limit = item.sent + room;
-        const int64_t end = limit == item.ready ? limit : snap(item.stream, item.sent, limit);
-        if (end == item.sent)
-          return int64_t{0};
-        due.push_back(grants.size());
-        grants.push_back({round, item.stream, item.hop, item.sent, end});
-        return end - item.sent;
-      });
+  std::vector<Arrival> arrivals, later, mine;
+  for (uint32_t round = 0; !far.done() || !near.done(); ++round) {
+    later.clear();
+    for (const Arrival &arrival : arrivals) {
+      if (arrival.round > round) {
+        later.push_back(arrival);
+        continue;
+      }
+      if (arrival.grant >= messages[arrival.message].grants.size())
+        continue;
+      const Grant &grant = messages[arrival.message].grants[arrival.grant];
+      const uint32_t first = places[grant.stream][grant.hop].child;
+      const bool several = first != kNone && places[grant.stream][first].sibling != kNone;
+      for (uint32_t h = first; h != kNone; h = places[grant.stream][h].sibling) {
+        const Place &place = places[grant.stream][h];
+        const int64_t least = several && place.local && place.depth == 0 ? streams[grant.stream].bytes / kBatches : 0;
+        (place.local ? near : far)
+            .makeReady(place.pair, place.item, std::min(arrival.end, grant.end), least,
+                       messages[arrival.message].round);
+      }
+    }
+    arrivals.swap(later);
+    mine.clear();
+    far.begin(round, mine);
+    near.begin(round, mine);
+    for (const Arrival &arrival : mine) {
+      const Grant &grant = messages[arrival.message].grants[arrival.grant];
+      if (places[grant.stream][grant.hop].child != kNone)
+        arrivals.push_back(arrival);
+    }
   }
-  return grants;
+
+  std::erase_if(messages, [](const Message &message) { return message.bytes == 0; });
+  for (Message &message : messages) {
+    const int64_t chunks = (message.bytes + message.chunk - 1) / message.chunk;
+    message.rounds *= static_cast<uint32_t>(chunks);
+    if (chunks == 1)
+      message.chunk = 0;
+    else if (!relays) // equal ones, so that the last is not much shorter than what goes before and behind it
+      message.chunk = staged((message.bytes + chunks - 1) / chunks);
+  }
+  std::sort(messages.begin(), messages.end(), [](const Message &a, const Message &b) {
+    return std::tie(a.round, a.from, a.to) < std::tie(b.round, b.from, b.to);
+  });
+  return messages;
 }
 
 } // namespace reshard

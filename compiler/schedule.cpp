@@ -35,11 +35,49 @@ struct Piece {
   Descriptor descriptor;
 };
 
-struct Message {
-  uint32_t round;
-  int32_t source, target; // world ranks
-  std::vector<Grant> grants;
-  int64_t bytes = 0;
+/// Streams are cut between rows where these are small, else at a multiple of the alignment, at least of an element.
+class DescriptorCuts : public Cuts {
+public:
+  /// Of the streams from `first` on.
+  DescriptorCuts(const std::vector<std::vector<Descriptor>> &descriptors, size_t first, const Interner<Shape> &shapes)
+      : shapes_(shapes) {
+    for (size_t s = first; s < descriptors.size(); ++s) {
+      std::vector<Span> &spans = spans_.emplace_back();
+      int64_t end = 0;
+      for (const Descriptor &d : descriptors[s]) {
+        const int64_t begin = end;
+        spans.push_back({begin, end += bytesOf(shapes[d.shape]), shapes[d.shape].rowBytes});
+      }
+    }
+  }
+
+  bool possible(uint32_t stream, int64_t at) const override {
+    const Span &span = spanOf(stream, at);
+    return (at - span.begin) % element(span) == 0;
+  }
+
+  int64_t best(uint32_t stream, int64_t from, int64_t to) const override {
+    const Span &span = spanOf(stream, to);
+    for (int64_t step : {span.row <= (to - from) / 8 ? span.row : kStagingAlignment, element(span)})
+      if (const int64_t place = span.begin + (to - span.begin) / step * step; place > from)
+        return place;
+    return from;
+  }
+
+private:
+  /// Bytes [begin, end) of one descriptor.
+  struct Span {
+    int64_t begin, end, row;
+  };
+  const Span &spanOf(uint32_t stream, int64_t at) const {
+    return *std::lower_bound(spans_[stream].begin(), spans_[stream].end(), at,
+                             [](const Span &span, int64_t to) { return span.end < to; });
+  }
+  /// Rows are whole elements, of a power of two bytes.
+  static int64_t element(const Span &span) { return std::min<int64_t>(span.row & -span.row, 16); }
+
+  const Interner<Shape> &shapes_;
+  std::vector<std::vector<Span>> spans_;
 };
 
 class Scheduler {
@@ -138,57 +176,36 @@ private:
     RoundLimits limits;
     if (std::string error = roundLimits(streams_, layout_, limits); !error.empty())
       return error;
-    std::vector<Grant> all;
     for (size_t first = 0; first < streams_.size();) {
       size_t last = first;
       while (last < streams_.size() && ways_[last].generation == ways_[first].generation)
         ++last;
       const std::vector<Stream> some(streams_.begin() + static_cast<ptrdiff_t>(first),
                                      streams_.begin() + static_cast<ptrdiff_t>(last));
-      std::vector<std::vector<int64_t>> ends; // of descriptors, in bytes of the stream
-      for (size_t s = first; s < last; ++s) {
-        ends.emplace_back();
-        int64_t end = 0;
-        for (const Descriptor &d : descriptors_[s])
-          ends.back().push_back(end += bytesOf(shapes_[d.shape]));
-      }
-      const auto snap = [&](uint32_t s, int64_t from, int64_t to) {
-        const size_t at = std::lower_bound(ends[s].begin(), ends[s].end(), to) - ends[s].begin();
-        const int64_t begin = at == 0 ? 0 : ends[s][at - 1];
-        return snapped(shapes_[descriptors_[first + s][at].shape], begin, from, to);
-      };
-      std::vector<Grant> grants = dealRounds(some, layout_.topology, limits, snap);
+      std::vector<Message> messages =
+          dealRounds(some, layout_.topology, limits, DescriptorCuts(descriptors_, first, shapes_));
       uint32_t rounds = 0;
-      for (Grant &grant : grants) {
-        rounds = std::max(rounds, grant.round + 1);
-        grant.stream += static_cast<uint32_t>(first);
-        grant.round += rounds_;
+      for (Message &message : messages) {
+        rounds = std::max(rounds, message.round + message.rounds);
+        message.round += rounds_;
+        for (Grant &grant : message.grants)
+          grant.stream += static_cast<uint32_t>(first);
+        messages_.push_back(std::move(message));
       }
-      all.insert(all.end(), grants.begin(), grants.end());
       rounds_ += rounds;
       first = last;
     }
-    cut(all);
-    gatherMessages(std::move(all));
+    cut();
+    gatherMessages();
     return {};
   }
 
-  /// The last place in [from, to] where the descriptor that begins at `begin` and covers `to` can be cut well: between
-  /// rows where these are small, else at a multiple of the alignment, at least of an element.
-  static int64_t snapped(const Shape &shape, int64_t begin, int64_t from, int64_t to) {
-    const int64_t element =
-        std::min<int64_t>(shape.rowBytes & -shape.rowBytes, 16); // rows are whole elements, of a power of two
-    for (int64_t step : {shape.rowBytes <= (to - from) / 8 ? shape.rowBytes : kStagingAlignment, element})
-      if (const int64_t place = begin + (to - begin) / step * step; place > from)
-        return place;
-    return from;
-  }
-
   /// Streams into pieces that no grant parts.
-  void cut(const std::vector<Grant> &grants) {
+  void cut() {
     std::vector<std::vector<int64_t>> ends(streams_.size());
-    for (const Grant &grant : grants)
-      ends[grant.stream].push_back(grant.end);
+    for (const Message &message : messages_)
+      for (const Grant &grant : message.grants)
+        ends[grant.stream].push_back(grant.end);
     pieces_.resize(streams_.size());
     for (size_t s = 0; s < streams_.size(); ++s) {
       std::sort(ends[s].begin(), ends[s].end());
@@ -209,23 +226,14 @@ private:
     }
   }
 
-  void gatherMessages(std::vector<Grant> grants) {
-    auto hop = [&](const Grant &grant) -> const Stream::Hop & { return streams_[grant.stream].hops[grant.hop]; };
-    std::stable_sort(grants.begin(), grants.end(), [&](const Grant &a, const Grant &b) {
-      return std::tie(a.round, hop(a).from, hop(a).to) < std::tie(b.round, hop(b).from, hop(b).to);
-    });
+  /// Notes which message brought what.
+  void gatherMessages() {
     brought_.resize(streams_.size());
     for (size_t s = 0; s < streams_.size(); ++s)
       brought_[s].resize(streams_[s].hops.size());
-    for (const Grant &grant : grants) {
-      const Stream::Hop &at = hop(grant);
-      if (messages_.empty() || messages_.back().round != grant.round || messages_.back().source != at.from ||
-          messages_.back().target != at.to)
-        messages_.push_back({grant.round, at.from, at.to, {}});
-      messages_.back().grants.push_back(grant);
-      messages_.back().bytes += grant.end - grant.begin;
-      brought_[grant.stream][grant.hop].emplace_back(grant.end, static_cast<uint32_t>(messages_.size() - 1));
-    }
+    for (uint32_t m = 0; m < messages_.size(); ++m)
+      for (const Grant &grant : messages_[m].grants)
+        brought_[grant.stream][grant.hop].emplace_back(grant.end, m);
   }
 
   /// One fill and one copy step a rank, and one for each stream that it reads from files to pass it on; all in the
@@ -276,11 +284,11 @@ private:
     std::vector<std::vector<Side>> sides(layout_.world);
     for (uint32_t m = 0; m < messages_.size(); ++m) {
       const Message &message = messages_[m];
-      const int64_t distance = (message.target - message.source + layout_.world) % layout_.world;
-      sides[message.source].push_back({message.round, false, distance, m});
-      sides[message.target].push_back({message.round, true, distance, m});
+      const int64_t distance = (message.to - message.from + layout_.world) % layout_.world;
+      sides[message.from].push_back({message.round, false, distance, m});
+      sides[message.to].push_back({message.round, true, distance, m});
     }
-    std::vector<uint32_t> stepOf(messages_.size()); // of the receive
+    std::vector<uint32_t> stepOf(messages_.size(), UINT32_MAX); // of the receive
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
       std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
       std::sort(sides[rank].begin(), sides[rank].end(), [](const Side &a, const Side &b) {
@@ -292,9 +300,10 @@ private:
         Step step;
         step.kind = side.receive ? StepKind::recv : StepKind::send;
         step.round = message.round;
-        step.peer = side.receive ? message.source : message.target;
+        step.peer = side.receive ? message.from : message.to;
         step.message = side.message;
         step.bytes = message.bytes;
+        step.chunk = message.chunk;
         for (const Grant &grant : message.grants)
           addOperands(rank, grant, side.receive, stepOf, step);
         std::sort(step.after.begin(), step.after.end());

@@ -5,7 +5,7 @@
 
 namespace reshard {
 
-/// Every message starts on such a boundary of the arena (bytes): enough for any vector or network transfer.
+/// Every chunk starts on such a boundary of the arena (bytes): enough for any vector or network transfer.
 constexpr int64_t kStagingAlignment = 256;
 
 constexpr int64_t staged(int64_t bytes) { return (bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment; }

@@ -35,6 +35,8 @@ std::string compare(uint32_t message, const Ends &ends, const Segment &from, con
     return differ("round", send.round(), receive.round());
   if (send.bytes() != receive.bytes())
     return differ("bytes", send.bytes(), receive.bytes());
+  if (send.chunk() != receive.chunk())
+    return differ("chunks", send.chunk(), receive.chunk());
   if (send.input_count() != receive.output_count())
     return differ("operands", send.input_count(), receive.output_count());
   for (uint32_t i = 0; i < send.input_count(); ++i) {

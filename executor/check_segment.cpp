@@ -189,7 +189,7 @@ private:
   }
 
   bool step(const Step &step) {
-    if (step.reserved0() != 0 || step.reserved1() != 0)
+    if (step.reserved() != 0)
       return failStep("has reserved bytes that are not zero");
     const bool message = step.kind() == StepKind::send || step.kind() == StepKind::recv;
     switch (step.kind()) {
@@ -228,8 +228,8 @@ private:
   }
 
   bool local(const Step &step) {
-    return (step.peer() == kNoPeer && step.message() == 0 && step.staging() == kInPlace) ||
-           failStep("is local, and has a peer, a message or staging");
+    return (step.peer() == kNoPeer && step.message() == 0 && step.staging() == kInPlace && step.chunk() == 0 && step.slot() == 0) ||
+           failStep("is local, and has a peer, a message, staging or chunks");
   }
 
   bool message(const Step &step) {
@@ -238,14 +238,20 @@ private:
                       text(manifest_.world()));
     if (step.message() >= manifest_.messages())
       return failStep("has message " + text(step.message()) + ", expected one below " + text(manifest_.messages()));
-    if (step.staging() != kInPlace &&
-        (step.staging() > segment_.arena_bytes() || step.bytes() > segment_.arena_bytes() - step.staging()))
-      return failStep("stages " + text(step.bytes()) + " bytes at " + text(step.staging()) +
-                      ", expected them in an arena of " + text(segment_.arena_bytes()) + " bytes");
-    if (step.staging() != kInPlace)
-      for (uint32_t before : arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + step.bytes()), step_))
-        if (!waits(step, before))
-          return failStep("takes over bytes of the arena from step " + text(before) + ", expected it to wait for that");
+    if (step.chunk() % kChunkAlignment != 0 || (step.chunk() > 0 && step.chunk() >= step.bytes()))
+      return failStep("has chunks of " + text(step.chunk()) + " bytes, expected a multiple of " + text(kChunkAlignment) +
+                      " below its " + text(step.bytes()));
+    if (step.slot() > (step.chunk() > 0 && step.staging() != kInPlace ? 1 : 0))
+      return failStep("begins in slot " + text(step.slot()) + ", expected 0, or 1 of a staged message of several chunks");
+    if (step.staging() == kInPlace)
+      return true;
+    const uint64_t staged = step.chunk() > 0 ? 2 * step.chunk() : step.bytes();
+    if (step.staging() > segment_.arena_bytes() || staged > segment_.arena_bytes() - step.staging())
+      return failStep("stages " + text(staged) + " bytes at " + text(step.staging()) + ", expected them in an arena of " +
+                      text(segment_.arena_bytes()) + " bytes");
+    for (uint32_t before : arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_))
+      if (!waits(step, before))
+        return failStep("takes over bytes of the arena from step " + text(before) + ", expected it to wait for that");
     return true;
   }
 

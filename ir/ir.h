@@ -139,6 +139,8 @@ struct Topology {
     return nicsPerNode == 0 || ranksPerNode == 0 ? rank
                                                  : node(rank) * nicsPerNode + rank % ranksPerNode * nicsPerNode / ranksPerNode;
   }
+  /// The most ranks that share a NIC.
+  int64_t ranksOfNic() const { return nicsPerNode == 0 || ranksPerNode == 0 ? 1 : (ranksPerNode + nicsPerNode - 1) / nicsPerNode; }
   bool operator==(const Topology &) const = default;
 };
 
@@ -304,7 +306,8 @@ enum class StepKind : uint8_t { copy, send, recv, fill, convert, reduce, barrier
 const char *name(StepKind kind);
 
 /// One thing a rank does. copy: inputs[i] -> outputs[i]; send: inputs, packed in order, to the peer; recv: the same bytes
-/// to outputs; fill: zeros to outputs.
+/// to outputs; fill: zeros to outputs. A message of several chunks takes two slots of the arena, `chunk` bytes each, in turn; so
+/// that one chunk is packed, or unpacked, while another is on its way.
 struct Step {
   StepKind kind = StepKind::copy;
   uint32_t round = 0;
@@ -314,6 +317,10 @@ struct Step {
   std::vector<Operand> inputs, outputs;
   int64_t staging = -1;     // send, recv: offset in the arena where the packed bytes stand; -1: in place
   std::vector<uint32_t> after; // steps of this rank that must be done first
+  int64_t chunk = 0;        // send, recv: of a message that goes in several chunks, the bytes of each but the last; 0: it goes in one
+  uint8_t slot = 0;         // of its first chunk, where there are several: 0 at `staging`, 1 a chunk behind
+  /// Of the arena, from `staging` on.
+  int64_t staged() const { return chunk > 0 ? 2 * chunk : bytes; }
   bool operator==(const Step &) const = default;
 };
 

@@ -240,6 +240,10 @@ private:
     bounded(step.round);
     step.bytes = number();
     expect("bytes");
+    if (take("as")) {
+      expect("chunks");
+      step.chunk = after("of");
+    }
     if (take("message")) {
       bounded(step.message);
       expect("peer");
@@ -247,6 +251,8 @@ private:
     }
     if (take("staging"))
       step.staging = number();
+    if (take("slot"))
+      bounded(step.slot);
     if (take("after"))
       step.after = list<uint32_t>();
     operands(rank, "in", step.inputs);

@@ -269,10 +269,14 @@ private:
       }
       for (const Step &step : rank.steps) {
         out_ << "  " << name(step.kind) << " round " << step.round << " " << step.bytes << " bytes";
+        if (step.chunk > 0)
+          out_ << " as chunks of " << step.chunk;
         if (step.peer >= 0)
           out_ << " message " << step.message << " peer " << step.peer;
         if (step.staging >= 0)
           out_ << " staging " << step.staging;
+        if (step.slot > 0)
+          out_ << " slot " << static_cast<int>(step.slot);
         if (!step.after.empty())
           out_ << " after " << list(step.after);
         out_ << "\n";

@@ -292,9 +292,11 @@ private:
         require(message == (step.peer >= 0) && step.peer < layout_.world && step.peer != rank.rank, where + " has a wrong peer");
         require((step.kind == StepKind::fill || step.kind == StepKind::recv || in == step.bytes) && (step.kind == StepKind::send || out == step.bytes),
                 where + " says " + std::to_string(step.bytes) + " bytes, its operands have " + std::to_string(std::max(in, out)));
-        require(step.staging < 0 || step.staging + step.bytes <= rank.arenaBytes, where + " is staged outside the arena");
+        require(step.chunk >= 0 && step.chunk % 256 == 0 && (step.chunk == 0 || (message && step.chunk < step.bytes)) && step.slot <= (step.chunk > 0 && step.staging >= 0),
+                where + " has chunks that cannot be");
+        require(step.staging < 0 || step.staged() <= rank.arenaBytes - step.staging, where + " is staged outside the arena");
         if (step.staging >= 0)
-          for (uint32_t before : arena.take(step.staging, step.staging + step.bytes, static_cast<uint32_t>(n)))
+          for (uint32_t before : arena.take(step.staging, step.staging + step.staged(), static_cast<uint32_t>(n)))
             require(std::find(step.after.begin(), step.after.end(), before) != step.after.end(),
                     where + " takes over bytes of the arena from step " + std::to_string(before) + ", and does not wait for it");
         if (step.kind == StepKind::copy && require(step.inputs.size() == step.outputs.size(), where + " copies unlike lists"))
@@ -313,7 +315,7 @@ private:
         return;
       const End &receive = at->second;
       require(send.step->peer == receive.rank->rank && receive.step->peer == send.rank->rank && send.step->round == receive.step->round &&
-                  send.step->bytes == receive.step->bytes && send.step->inputs.size() == receive.step->outputs.size(),
+                  send.step->bytes == receive.step->bytes && send.step->chunk == receive.step->chunk && send.step->inputs.size() == receive.step->outputs.size(),
               where + " differs between its two ends");
       for (size_t i = 0; i < send.step->inputs.size() && error_.empty(); ++i)
         require(alike(*send.rank, send.step->inputs[i], *receive.rank, receive.step->outputs[i]), where + " has unlike operands");

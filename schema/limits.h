@@ -11,6 +11,8 @@ inline constexpr uint32_t kMaxSegments = 1 << 20;
 inline constexpr uint64_t kMaxSegmentBytes = uint64_t{1} << 30;
 /// Loops of one shape, so that an executor can keep them in an array (kernels::kMaxLoops).
 inline constexpr uint32_t kMaxLoops = 16;
+/// Chunks of messages are multiples of it (bytes).
+inline constexpr uint64_t kChunkAlignment = 256;
 /// Instances of one param on one place.
 inline constexpr int64_t kMaxInstances = int64_t{1} << 22;
 /// Positions, lengths and bytes, so that sums of a few of them do not overflow.

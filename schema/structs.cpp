@@ -53,7 +53,7 @@ FIELD(Operand, offset, 0, uint64_t);
 FIELD(Operand, buffer, 8, uint32_t);
 FIELD(Operand, shape, 12, uint32_t);
 
-STRUCT(Step, 56, 8);
+STRUCT(Step, 64, 8);
 FIELD(Step, bytes, 0, uint64_t);
 FIELD(Step, staging, 8, uint64_t);
 FIELD(Step, first_input, 16, uint32_t);
@@ -66,8 +66,9 @@ FIELD(Step, message, 40, uint32_t);
 FIELD(Step, first_after, 44, uint32_t);
 FIELD(Step, after_count, 48, uint32_t);
 FIELD(Step, kind, 52, uint8_t);
-FIELD(Step, reserved0, 53, uint8_t);
-FIELD(Step, reserved1, 54, uint16_t);
+FIELD(Step, slot, 53, uint8_t);
+FIELD(Step, reserved, 54, uint16_t);
+FIELD(Step, chunk, 56, uint64_t);
 
 // A renamed or renumbered enumerator passes --conform as well.
 static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(DType::fp32) == 2 &&

@@ -1,5 +1,6 @@
 #include "tools/simulate.h"
 
+#include "executor/chunks.h"
 #include "tools/coverage.h"
 #include "tools/vectors.h"
 
@@ -206,82 +207,100 @@ private:
     ++tasks_[task].waits;
   }
 
-  /// The tasks of a message or a local step.
+  /// The tasks of one chunk of a message.
   struct Tasks {
     uint32_t pack = kNone, wire = kNone, unpack = kNone;
+    /// That ends when the chunk is there.
+    uint32_t last() const { return unpack != kNone ? unpack : wire; }
   };
+  using Chunks = std::vector<Tasks>;
 
   void build(const std::vector<const Segment *> &segments) {
-    std::vector<Tasks> messages(plan_.manifest().messages());
+    std::vector<Chunks> messages(plan_.manifest().messages());
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
       for (const Step *step : all(segments[rank]->steps())) {
         Activity activity{Activity::Kind::copy, static_cast<int32_t>(rank), -1, step->message(), step->round(), step->bytes()};
-        if (step->kind() == StepKind::send) {
-          Tasks &tasks = messages[step->message()];
-          const bool local = topology_.node(rank) == topology_.node(step->peer());
-          activity.peer = static_cast<int32_t>(step->peer());
+        if (step->kind() != StepKind::send) {
+          if (step->kind() != StepKind::recv)
+            local_[{rank, step}] = add(activity, copies_[rank], copies_[rank]);
+          continue;
+        }
+        Chunks &chunks = messages[step->message()];
+        chunks.resize(chunkCount(*step));
+        const bool local = topology_.node(rank) == topology_.node(step->peer());
+        activity.peer = static_cast<int32_t>(step->peer());
+        for (uint64_t c = 0; c < chunks.size(); ++c) {
+          activity.bytes = chunkBytes(*step, c);
           activity.kind = Activity::Kind::wire;
-          tasks.wire = local ? add(activity, links_[0][rank], links_[1][step->peer()], static_cast<double>(topology_.linkLatency) * 1e-9)
-                             : add(activity, nics_[0][topology_.nic(rank)], nics_[1][topology_.nic(step->peer())], static_cast<double>(topology_.nicLatency) * 1e-9);
-          if (step->staging() != UINT64_MAX) {
-            activity.kind = Activity::Kind::pack;
-            tasks.pack = add(activity, copies_[rank], copies_[rank]);
-            after(tasks.pack, true, tasks.wire);
-          }
-        } else if (step->kind() != StepKind::recv) {
-          local_[{rank, step}] = add(activity, copies_[rank], copies_[rank]);
+          chunks[c].wire = local ? add(activity, links_[0][rank], links_[1][step->peer()], static_cast<double>(topology_.linkLatency) * 1e-9)
+                                 : add(activity, nics_[0][topology_.nic(rank)], nics_[1][topology_.nic(step->peer())],
+                                       static_cast<double>(topology_.nicLatency) * 1e-9);
+          if (step->staging() == UINT64_MAX)
+            continue;
+          activity.kind = Activity::Kind::pack;
+          chunks[c].pack = add(activity, copies_[rank], copies_[rank]);
+          after(chunks[c].pack, true, chunks[c].wire);
         }
       }
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
       for (const Step *step : all(segments[rank]->steps()))
-        if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX) {
-          Tasks &tasks = messages[step->message()];
-          tasks.unpack = add({Activity::Kind::unpack, static_cast<int32_t>(rank), static_cast<int32_t>(step->peer()), step->message(), step->round(), step->bytes()},
-                             copies_[rank], copies_[rank]);
-          after(tasks.wire, true, tasks.unpack);
-        }
+        if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX)
+          for (uint64_t c = 0; c < chunkCount(*step); ++c) {
+            Tasks &tasks = messages[step->message()][c];
+            tasks.unpack = add({Activity::Kind::unpack, static_cast<int32_t>(rank), static_cast<int32_t>(step->peer()), step->message(), step->round(),
+                                chunkBytes(*step, c)},
+                               copies_[rank], copies_[rank]);
+            after(tasks.wire, true, tasks.unpack);
+          }
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
       order(rank, *segments[rank], messages);
   }
 
-  /// What a rank's steps wait for: `after`, the messages of earlier rounds, tier by tier and direction by direction, and the packing, or
-  /// unpacking, before theirs.
-  void order(uint32_t rank, const Segment &segment, const std::vector<Tasks> &messages) {
-    struct Group {
-      uint32_t round = 0;
-      std::vector<uint32_t> now, before;
-    } groups[2][2];
-    uint32_t last[2] = {kNone, kNone}; // pack and unpack
+  /// What a rank's chunks wait for: the one before in their tier and direction, the packing, or unpacking, of the one before, the slot of
+  /// the arena that two chunks ago was taken, and where they pass on what came, that.
+  void order(uint32_t rank, const Segment &segment, const std::vector<Chunks> &messages) {
+    struct Sequence {
+      uint32_t last = kNone, copying = kNone; // on the wire, packed or unpacked
+      uint32_t slots[2] = {kNone, kNone}; // who has them
+      size_t staged = 0;
+    } sequences[2][2];
     for (const Step *step : all(segment.steps())) {
       const bool send = step->kind() == StepKind::send;
       if (!send && step->kind() != StepKind::recv)
         continue;
-      const Tasks &tasks = messages[step->message()];
-      Group &group = groups[send][topology_.node(rank) == topology_.node(step->peer())];
-      if (group.round != step->round()) {
-        group.round = step->round();
-        group.before = std::move(group.now);
-        group.now.clear();
+      const Chunks &chunks = messages[step->message()];
+      Sequence &sequence = sequences[send][topology_.node(rank) == topology_.node(step->peer())];
+      for (const Tasks &tasks : chunks) {
+        if (sequence.last != kNone)
+          after(sequence.last, false, tasks.wire);
+        sequence.last = tasks.wire;
+        const uint32_t copying = send ? tasks.pack : tasks.unpack;
+        if (copying == kNone)
+          continue;
+        if (sequence.copying != kNone)
+          after(sequence.copying, true, copying);
+        sequence.copying = copying;
+        uint32_t &slot = sequence.slots[sequence.staged++ % 2];
+        if (slot != kNone)
+          after(slot, !send, send ? copying : tasks.wire);
+        slot = send ? tasks.wire : copying;
       }
-      for (uint32_t wire : group.before)
-        after(wire, false, tasks.wire);
-      if (const uint32_t copying = send ? tasks.pack : tasks.unpack; copying != kNone) {
-        if (last[send] != kNone)
-          after(last[send], true, copying);
-        last[send] = copying;
-      }
-      group.now.push_back(tasks.wire);
-      for (uint32_t i = 0; i < step->after_count(); ++i) {
-        const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
-        const Tasks &done = messages[earlier.message()]; // of a copy: of no meaning
-        const uint32_t waiting = send && tasks.pack != kNone ? tasks.pack : tasks.wire;
-        if (earlier.kind() == StepKind::send)
-          after(done.wire, false, waiting);
-        else if (earlier.kind() != StepKind::recv)
-          after(local_.at({rank, &earlier}), true, waiting);
-        else
-          after(done.unpack != kNone ? done.unpack : done.wire, true, waiting);
-      }
+      for (uint32_t i = 0; send && i < step->after_count(); ++i)
+        follow(rank, segment, *step, *segment.steps()->Get(segment.after()->Get(step->first_after() + i)), messages);
+    }
+  }
+
+  /// What a send waits for besides its slots.
+  void follow(uint32_t rank, const Segment &segment, const Step &send, const Step &earlier, const std::vector<Chunks> &messages) {
+    const Chunks &chunks = messages[send.message()];
+    auto first = [](const Tasks &tasks) { return tasks.pack != kNone ? tasks.pack : tasks.wire; };
+    if (earlier.kind() == StepKind::recv) {
+      const std::vector<uint64_t> before = chunksBefore(segment, send, earlier);
+      for (size_t c = 0; c < chunks.size(); ++c)
+        if (before[c] > 0)
+          after(messages[earlier.message()][before[c] - 1].last(), true, first(chunks[c]));
+    } else if (earlier.kind() != StepKind::send) {
+      after(local_.at({rank, &earlier}), true, first(chunks[0]));
     }
   }
 

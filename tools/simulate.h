@@ -35,11 +35,12 @@ struct Simulation {
   std::vector<Activity> activities;        // where asked for
 };
 
-/// Plays all steps: packing and unpacking (messages that are not in place) and local copies share a rank's copying bandwidth; messages
-/// inside a node share the links of their two ranks, others their two NICs, by max-min fairness; what was sent arrives a
-/// latency later. A message starts when it is packed, when the receiver has room for it (`after`), and when its ranks are done
-/// with the messages of the same tier and direction of earlier rounds. A rank packs one message after the other, and unpacks so. Rates are full from the start and nothing is lost to
-/// protocols. `keep`: fill `activities`. An error text, empty on success.
+/// Plays all steps, messages chunk by chunk: packing and unpacking (of what is not in place) and local copies share a rank's copying
+/// bandwidth; chunks inside a node share the links of their two ranks, others their two NICs, by max-min fairness; what was sent
+/// arrives a latency later. A chunk starts when it is packed, when the receiver has room for it, when what it passes on is there, and
+/// when its ranks are done with the chunk before it in the same tier and direction, in which chunks are packed, and unpacked, one
+/// after the other as well. Rates are full from the start and nothing is lost to protocols. `keep`: fill `activities`. An error text, empty on
+/// success.
 std::string simulate(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result);
 
 } // namespace reshard::tools

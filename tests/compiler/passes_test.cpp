@@ -72,6 +72,7 @@ TEST(Passes, EveryElementArrives) {
   const int cases = std::getenv("RESHARD_FULL") ? 20000 : 1500;
   int withMessages = 0, withRounds = 0, withRelays = 0;
   for (int seed = 0; seed < cases; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
     Module module = RandomModule(seed).module();
     const Memory source = labels(module.layout, module.layout.endpoints[0]);
     const Memory expected = labels(module.layout, module.layout.endpoints[1]);

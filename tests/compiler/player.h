@@ -15,9 +15,9 @@ namespace reshard::ir {
 /// Memory of every instance of every place of an endpoint, one 64-bit label an element, by place and instance.
 using Memory = std::vector<std::vector<std::vector<int64_t>>>;
 
-/// Steps wait for `after` alone. A message is packed into the sender's arena (or read where it stands when it is sent), crosses when the
-/// sender has packed it and the receiver's step may start, and is unpacked from the receiver's arena some time later. So an early
-/// read, or a slot that is taken too soon, gives wrong labels, and a cycle gives an end with steps left.
+/// Steps wait for `after` alone. A chunk of a message is packed into the sender's slot (or read where it stands when it is sent)
+/// once the one before the last has left it, crosses when the receiver's slot is free and its step may start, and is unpacked some
+/// time later. So an early read, or a slot that is taken too soon, gives wrong labels, and a cycle gives an end with steps left.
 class Player {
 public:
   static constexpr int64_t kUnwritten = -1;
@@ -45,12 +45,16 @@ public:
       for (const At &at : open)
         any = advance(at) || any;
       ASSERT_TRUE(any) << "deadlock with " << open.size() << " steps left";
-      std::erase_if(open, [&](const At &at) { return states_[at.rank][at.step] == State::done; });
+      std::erase_if(open, [&](const At &at) { return states_[at.rank][at.step].done; });
     }
   }
 
 private:
-  enum class State : uint8_t { waiting, ready, arrived, done };
+  /// How far a step is: chunks packed, sent or received, unpacked.
+  struct State {
+    bool started = false, done = false;
+    int64_t packed = 0, crossed = 0, unpacked = 0;
+  };
   struct At {
     int32_t rank;
     uint32_t step;
@@ -60,52 +64,55 @@ private:
 
   bool free(At at) const {
     for (uint32_t before : stepAt(at).after)
-      if (states_[at.rank][before] != State::done)
+      if (!states_[at.rank][before].done)
         return false;
     return true;
   }
+
+  static int64_t chunks(const Step &step) { return step.chunk > 0 ? (step.bytes + step.chunk - 1) / step.chunk : 1; }
+  static int64_t slots(const Step &step) { return step.chunk > 0 ? 2 : 1; }
 
   /// Takes the next turn of a step, where it has one.
   bool advance(At at) {
     const Step &step = stepAt(at);
     State &state = states_[at.rank][at.step];
-    switch (state) {
-    case State::waiting:
-      if (!free(at))
-        return false;
-      state = State::ready;
-      if (step.kind == StepKind::copy) {
-        write(at, read(at));
-        state = State::done;
-      } else if (step.kind == StepKind::send && step.staging >= 0) {
-        put(at, read(at));
+    if (!state.started) {
+      state.started = free(at);
+      if (state.started && step.kind == StepKind::copy) {
+        write(at, 0, read(at, 0));
+        state.done = true;
       }
-      return true;
-    case State::ready: {
-      if (step.kind != StepKind::send)
+      return state.started;
+    }
+    if (step.kind == StepKind::recv) {
+      if (step.staging < 0 || state.unpacked == state.crossed)
         return false;
-      const At to = receives_.at(step.message);
-      if (states_[to.rank][to.step] != State::ready)
-        return false;
-      const std::vector<Element> elements = step.staging >= 0 ? get(at, step.inputs) : read(at);
-      if (stepAt(to).staging >= 0) {
-        put(to, elements);
-        states_[to.rank][to.step] = State::arrived;
-      } else {
-        write(to, elements);
-        states_[to.rank][to.step] = State::done;
-      }
-      state = State::done;
+      write(at, state.unpacked, get(at, step.outputs, state.unpacked));
+      state.done = ++state.unpacked == chunks(step);
       return true;
     }
-    case State::arrived:
-      write(at, get(at, step.outputs));
-      state = State::done;
+    const bool packs = step.staging >= 0 && state.packed < chunks(step) && state.packed - state.crossed < slots(step);
+    const At to = receives_.at(step.message);
+    const Step &receive = stepAt(to);
+    State &there = states_[to.rank][to.step];
+    const bool crosses = (step.staging < 0 || state.packed > state.crossed) && there.started &&
+                         (receive.staging < 0 || there.crossed - there.unpacked < slots(receive));
+    if (packs && (!crosses || random_() % 2)) {
+      put(at, state.packed, read(at, state.packed));
+      ++state.packed;
       return true;
-    case State::done:
+    }
+    if (!crosses)
       return false;
-    }
-    return false;
+    const std::vector<Element> elements = step.staging >= 0 ? get(at, step.inputs, state.crossed) : read(at, state.crossed);
+    if (receive.staging >= 0)
+      put(to, there.crossed, elements);
+    else
+      write(to, there.crossed, elements);
+    ++there.crossed;
+    state.done = ++state.crossed == chunks(step);
+    there.done = receive.staging < 0 && state.done;
+    return true;
   }
 
   struct Element {
@@ -145,35 +152,53 @@ private:
     return result;
   }
 
-  std::vector<Element> read(At at) {
+  /// Those of one chunk.
+  std::vector<Place> chunk(At at, const std::vector<Operand> &operands, int64_t number) {
+    std::vector<Place> all = places(at.rank, operands), result;
+    const int64_t each = stepAt(at).chunk;
+    int64_t begin = 0;
+    for (const Place &place : all) {
+      if (each == 0 || begin / each == number)
+        result.push_back(place);
+      begin += place.bytes;
+    }
+    return result;
+  }
+
+  std::vector<Element> read(At at, int64_t number) {
     std::vector<Element> elements;
-    for (const Place &place : places(at.rank, stepAt(at).inputs))
+    for (const Place &place : chunk(at, stepAt(at).inputs, number))
       elements.push_back({place.memory->at(place.element), place.bytes});
     return elements;
   }
 
-  void write(At at, const std::vector<Element> &elements) {
+  void write(At at, int64_t number, const std::vector<Element> &elements) {
     size_t next = 0;
-    for (const Place &place : places(at.rank, stepAt(at).outputs)) {
+    for (const Place &place : chunk(at, stepAt(at).outputs, number)) {
       ASSERT_LT(next, elements.size());
-      ASSERT_EQ(place.memory->at(place.element), kUnwritten) << "written twice";
+      ASSERT_EQ(place.memory->at(place.element), kUnwritten) << "rank " << at.rank << " step " << at.step << " writes twice";
       place.memory->at(place.element) = elements[next++].label;
     }
     ASSERT_EQ(next, elements.size());
   }
 
-  void put(At at, const std::vector<Element> &elements) {
-    int64_t next = stepAt(at).staging;
+  int64_t staging(At at, int64_t number) const {
+    const Step &step = stepAt(at);
+    return step.staging + (step.chunk > 0 ? (step.slot + number) % 2 * step.chunk : 0);
+  }
+
+  void put(At at, int64_t number, const std::vector<Element> &elements) {
+    int64_t next = staging(at, number);
     for (const Element &element : elements) {
       arenas_[at.rank].at(next) = element.label;
       next += element.bytes;
     }
   }
 
-  std::vector<Element> get(At at, const std::vector<Operand> &operands) {
+  std::vector<Element> get(At at, const std::vector<Operand> &operands, int64_t number) {
     std::vector<Element> elements;
-    int64_t next = stepAt(at).staging;
-    for (const Place &place : places(at.rank, operands)) {
+    int64_t next = staging(at, number);
+    for (const Place &place : chunk(at, operands, number)) {
       elements.push_back({arenas_[at.rank].at(next), place.bytes});
       next += place.bytes;
     }

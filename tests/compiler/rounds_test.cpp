@@ -1,5 +1,5 @@
 // Rounds: nothing collides, nothing is forwarded before it is there, and without relays there are as many rounds as the busiest
-// port has messages.
+// port has chunks.
 
 #include "compiler/rounds.h"
 
@@ -7,14 +7,28 @@
 
 #include <map>
 #include <random>
-#include <set>
+#include <tuple>
 
 using namespace reshard;
 
 namespace {
 
-struct Ports {
-  std::map<std::pair<uint32_t, int64_t>, std::set<std::pair<int32_t, int32_t>>> out, in; // (round, port) -> pairs
+/// Anywhere, or at random places.
+class AnyCuts : public Cuts {
+public:
+  bool possible(uint32_t, int64_t) const override { return true; }
+  int64_t best(uint32_t, int64_t, int64_t to) const override { return to; }
+};
+class RandomCuts : public Cuts {
+public:
+  explicit RandomCuts(uint64_t seed) : random_(seed) {}
+  bool possible(uint32_t, int64_t at) const override { return at % 3 != 0; }
+  int64_t best(uint32_t, int64_t from, int64_t to) const override {
+    return std::uniform_int_distribution<int64_t>(from, to)(random_);
+  }
+
+private:
+  mutable std::mt19937_64 random_;
 };
 
 class Rounds : public ::testing::Test {
@@ -22,61 +36,75 @@ protected:
   std::mt19937_64 random_{11};
   int64_t pick(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random_); }
 
-  /// Checks what the header promises; returns the number of rounds.
-  uint32_t check(const std::vector<Stream> &streams, const ir::Topology &topology, const RoundLimits &limits, const std::vector<Grant> &grants) {
+  /// Chunk by chunk what the header promises; returns the number of rounds.
+  uint32_t check(const std::vector<Stream> &streams, const ir::Topology &topology, const RoundLimits &limits, const std::vector<Message> &messages) {
+    std::map<std::pair<uint32_t, uint32_t>, std::map<int64_t, uint32_t>> there; // by stream and hop: end of a chunk's bytes -> the round in which they can go on
     std::vector<std::vector<int64_t>> sent;
     for (const Stream &stream : streams)
       sent.emplace_back(stream.hops.size());
-    Ports far, near;
-    std::map<std::tuple<uint32_t, int32_t, int32_t>, int64_t> messages;
+    std::map<std::tuple<uint32_t, bool, bool, int32_t>, int> busy; // (round, local, sends, rank) -> chunks
+    struct Part {
+      uint32_t round, stream, hop;
+      int64_t begin, end;
+    };
+    std::vector<Part> parts;
     uint32_t rounds = 0;
-    for (const Grant &grant : grants) {
-      const Stream &stream = streams[grant.stream];
-      const Stream::Hop &hop = stream.hops[grant.hop];
-      rounds = std::max(rounds, grant.round + 1);
-      EXPECT_EQ(grant.begin, sent[grant.stream][grant.hop]) << "a hop's bytes go in order";
-      sent[grant.stream][grant.hop] = grant.end;
-      messages[{grant.round, hop.from, hop.to}] += grant.end - grant.begin;
-      const bool local = topology.node(hop.from) == topology.node(hop.to);
-      Ports &ports = local ? near : far;
-      ports.out[{grant.round, local ? hop.from : topology.nic(hop.from)}].insert({hop.from, hop.to});
-      ports.in[{grant.round, local ? hop.to : topology.nic(hop.to)}].insert({hop.from, hop.to});
-      if (hop.after >= 0) {
-        int64_t there = 0;
-        for (const Grant &earlier : grants)
-          if (earlier.stream == grant.stream && earlier.hop == static_cast<uint32_t>(hop.after) && earlier.round + 2 <= grant.round)
-            there = std::max(there, earlier.end);
-        EXPECT_LE(grant.end, there) << "sent on before it was there";
+    for (const Message &message : messages) {
+      const bool local = topology.node(message.from) == topology.node(message.to);
+      const int64_t most = local ? limits.localBytes : limits.bytes;
+      const uint32_t each = local ? 1 : limits.rounds;
+      EXPECT_TRUE(message.bytes > 0 && (message.chunk == 0 ? message.bytes <= most : message.chunk <= most && message.bytes > most));
+      const int64_t chunk = message.chunk > 0 ? message.chunk : message.bytes;
+      EXPECT_EQ(message.chunk % 256, 0);
+      const auto chunks = static_cast<uint32_t>((message.bytes + chunk - 1) / chunk);
+      EXPECT_EQ(chunks, (message.bytes + most - 1) / most);
+      EXPECT_EQ(message.rounds, chunks * each);
+      EXPECT_EQ(message.round % each, 0u);
+      rounds = std::max(rounds, message.round + message.rounds);
+      for (uint32_t c = 0; c < chunks; ++c)
+        for (uint32_t r = message.round + c * each; r < message.round + (c + 1) * each; ++r) {
+          EXPECT_EQ((++busy[{r, local, true, message.from}]), 1);
+          EXPECT_EQ((++busy[{r, local, false, message.to}]), 1);
+        }
+      int64_t at = 0;
+      for (const Grant &grant : message.grants) {
+        const Stream::Hop &hop = streams[grant.stream].hops[grant.hop];
+        EXPECT_TRUE(hop.from == message.from && hop.to == message.to && grant.begin < grant.end);
+        EXPECT_EQ(grant.begin, sent[grant.stream][grant.hop]) << "a hop's bytes go in order";
+        sent[grant.stream][grant.hop] = grant.end;
+        for (int64_t begin = grant.begin; begin < grant.end;) {
+          const auto c = static_cast<uint32_t>(at / chunk);
+          const int64_t end = std::min(grant.end, begin + (c + 1) * chunk - at);
+          parts.push_back({message.round + c * each, grant.stream, grant.hop, begin, end});
+          there[{grant.stream, grant.hop}][end] = message.round + (c + 2) * each;
+          at += end - begin;
+          begin = end;
+        }
       }
+      EXPECT_EQ(at, message.bytes);
     }
+    for (const Part &part : parts)
+      if (const int32_t after = streams[part.stream].hops[part.hop].after; after >= 0) {
+        const auto &ends = there[{part.stream, static_cast<uint32_t>(after)}];
+        const auto brought = ends.lower_bound(part.end);
+        EXPECT_TRUE(brought != ends.end() && brought->second <= part.round) << "sent on before it was there";
+      }
     for (size_t s = 0; s < streams.size(); ++s)
       for (int64_t bytes : sent[s])
         EXPECT_EQ(bytes, streams[s].bytes);
-    for (const auto *side : {&far.out, &far.in})
-      for (const auto &[port, pairs] : *side)
-        EXPECT_EQ(pairs.size(), 1u);
-    for (const auto *side : {&near.out, &near.in})
-      for (const auto &[port, pairs] : *side)
-        EXPECT_LE(pairs.size(), static_cast<size_t>(limits.localTurns));
-    for (const auto &[key, bytes] : messages) {
-      const bool local = topology.node(std::get<1>(key)) == topology.node(std::get<2>(key));
-      EXPECT_LE(bytes, local ? limits.localBytes * limits.localTurns : limits.bytes);
-    }
     return rounds;
   }
 };
 
-int64_t wherever(uint32_t, int64_t, int64_t to) { return to; }
-
-TEST_F(Rounds, AreAsManyAsTheBusiestPortHasMessages) {
+TEST_F(Rounds, AreAsManyAsTheBusiestPortHasChunks) {
   for (int round = 0; round < 600; ++round) {
     const int64_t ranks = pick(2, 14);
-    RoundLimits limits{1000, pick(1, 1000), 1};
+    RoundLimits limits{1024, 256 * pick(1, 4), 1};
     std::map<std::pair<int32_t, int32_t>, int64_t> bytes;
     for (int64_t n = pick(1, ranks * ranks); n > 0; --n) {
       const auto from = static_cast<int32_t>(pick(0, ranks - 1)), to = static_cast<int32_t>(pick(0, ranks - 1));
       if (from != to)
-        bytes[{from, to}] += pick(1, 3000);
+        bytes[{from, to}] += pick(1, 4000);
     }
     std::vector<Stream> streams;
     std::map<std::pair<int32_t, bool>, int64_t> degree;
@@ -86,7 +114,7 @@ TEST_F(Rounds, AreAsManyAsTheBusiestPortHasMessages) {
       for (const auto &port : {std::make_pair(pair.first, true), std::make_pair(pair.second, false)})
         most = std::max(most, degree[port] += (sum + limits.localBytes - 1) / limits.localBytes);
     }
-    EXPECT_EQ(check(streams, {}, limits, dealRounds(streams, {}, limits, wherever)), most) << "round " << round;
+    EXPECT_EQ(check(streams, {}, limits, dealRounds(streams, {}, limits, AnyCuts())), most) << "round " << round;
   }
 }
 
@@ -95,10 +123,10 @@ TEST_F(Rounds, ForwardInOrder) {
     ir::Topology topology;
     topology.ranksPerNode = pick(1, 4);
     topology.nicsPerNode = pick(1, topology.ranksPerNode);
-    const RoundLimits limits{pick(1, 500), pick(1, 500), static_cast<int>(pick(1, 4))};
+    const RoundLimits limits{256 * pick(1, 3), 256 * pick(1, 3), static_cast<uint32_t>(pick(1, 4))};
     std::vector<Stream> streams(pick(1, 6));
     for (Stream &stream : streams) {
-      stream.bytes = pick(0, 2000);
+      stream.bytes = pick(0, 5000);
       std::vector<int32_t> ranks(12);
       for (int32_t r = 0; r < 12; ++r)
         ranks[r] = r;
@@ -108,14 +136,14 @@ TEST_F(Rounds, ForwardInOrder) {
         stream.hops.push_back(h == 0 ? Stream::Hop{ranks[0], ranks[1], -1} : Stream::Hop{ranks[std::max(after, 0) + 1], ranks[h + 1], std::max(after, 0)});
       }
     }
-    check(streams, topology, limits, dealRounds(streams, topology, limits, [&](uint32_t, int64_t from, int64_t to) { return pick(from + 1, to); }));
+    check(streams, topology, limits, dealRounds(streams, topology, limits, RandomCuts(round)));
   }
 }
 
 TEST_F(Rounds, AChainIsAPipeline) {
-  std::vector<Stream> streams = {{{{0, 1, -1}, {1, 2, 0}, {2, 3, 1}, {3, 4, 2}}, 10'000}};
-  const RoundLimits limits{100, 100, 1};
-  EXPECT_EQ(check(streams, {}, limits, dealRounds(streams, {}, limits, wherever)), 100u + 3 * 2);
+  std::vector<Stream> streams = {{{{0, 1, -1}, {1, 2, 0}, {2, 3, 1}, {3, 4, 2}}, 25'600}};
+  const RoundLimits limits{256, 256, 1};
+  EXPECT_EQ(check(streams, {}, limits, dealRounds(streams, {}, limits, AnyCuts())), 100u + 3 * 2);
 }
 
 } // namespace

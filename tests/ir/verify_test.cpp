@@ -61,7 +61,7 @@ TEST(Verify, Schedule) {
             "there are 4 messages, but 3 sends and 4 receives");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].staging = 512; }), "rank 0 step 0 is staged outside the arena");
   EXPECT_EQ(broken("staging_rounds.yaml", [](Module &m) { m.layout.stagingLimit = 1000; }), "rank 0 has an arena past the staging limit");
-  EXPECT_EQ(broken("staging_rounds.yaml", [](Module &m) { m.schedule.ranks[2].steps[2].after.clear(); }),
-            "rank 2 step 2 takes over bytes of the arena from step 0, and does not wait for it");
+  EXPECT_EQ(broken("staging_rounds.yaml", [](Module &m) { m.schedule.ranks[2].steps[1].after.clear(); }),
+            "rank 2 step 1 takes over bytes of the arena from step 0, and does not wait for it");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[2].buffers[0].bytes = 1; }), "rank 2 has other buffers than its layouts give it");
 }

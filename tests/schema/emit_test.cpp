@@ -182,7 +182,7 @@ TEST(Emit, ASegmentOfAGigabyte) {
   const std::vector<ir::Operand> operands(1 << 22);
   for (int i = 0; i < 16; ++i)
     module.schedule.ranks[3].steps.push_back({ir::StepKind::fill, 0, -1, 0, 0, {}, operands, -1, {}});
-  EXPECT_EQ(write(module, folder / "plan", 2), // 16 × 2^22 operands of 16 bytes, 16 steps of 56, 256 for what is around
-            "the segment of rank 3 would have 1073742976 bytes, expected fewer than 1073741824");
+  EXPECT_EQ(write(module, folder / "plan", 2), // 16 × 2^22 operands of 16 bytes, 16 steps of 64, 256 for what is around
+            "the segment of rank 3 would have 1073743104 bytes, expected fewer than 1073741824");
   EXPECT_EQ(folder.entries(), 0u);
 }

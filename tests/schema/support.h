@@ -183,8 +183,9 @@ struct RawOperand {
 struct RawStep {
   uint64_t bytes, staging;
   uint32_t firstInput, inputCount, firstOutput, outputCount, round, peer, message, firstAfter, afterCount;
-  uint8_t kind, reserved0;
-  uint16_t reserved1;
+  uint8_t kind, slot;
+  uint16_t reserved;
+  uint64_t chunk;
 };
 struct RawPartDimension {
   uint32_t share;

@@ -106,7 +106,7 @@ std::string alter(Parts &parts, std::mt19937_64 &random, int64_t item) {
         continue;
       step = fbs::Step(step.bytes(), step.staging(), step.first_input(), step.input_count(), step.first_output(), step.output_count(),
                        step.round(), static_cast<uint32_t>(random() % parts.segments.size()), step.message(), step.first_after(),
-                       step.after_count(), step.kind(), 0, 0);
+                       step.after_count(), step.kind(), 0, 0, 0);
       return "a peer" + at;
     }
     default: { // two neighbouring operands change places
