@@ -22,6 +22,7 @@ constexpr uint32_t kTurns = 2;
 /// One hop of one stream in the queue of its pair.
 struct Item {
   uint32_t stream, hop;
+  bool goesOn; // from where it comes to
   int64_t bytes = 0;                                 // of the stream
   int64_t sent = 0, ready = 0;                       // of these, from the start
   std::vector<std::pair<int64_t, uint32_t>> brought; // up to where, by messages that began in which round
@@ -51,9 +52,7 @@ struct Pair {
 
 /// One end of a rank's link, or of its share of a NIC.
 struct Port {
-  int64_t chunks = 0; // still to go, where every pair's bytes are cut into as few as may be
   bool sends = true;
-  uint32_t mate = kNone;       // the pair that has it
   uint64_t search = 0;         // the last one that came by
   std::vector<uint32_t> pairs; // open ones
 };
@@ -83,9 +82,9 @@ public:
   }
 
   /// Queues a hop; returns its place in the queue.
-  size_t add(uint32_t pair, uint32_t stream, uint32_t hop, int64_t bytes) {
+  size_t add(uint32_t pair, uint32_t stream, uint32_t hop, bool goesOn, int64_t bytes) {
     Pair &p = pairs_[pair];
-    p.items.push_back({stream, hop, bytes, 0, 0, {}});
+    p.items.push_back({stream, hop, goesOn, bytes, 0, 0, {}});
     change(p, bytes);
     return p.items.size() - 1;
   }
@@ -122,15 +121,15 @@ public:
       return;
     for (uint32_t number : active_)
       if (const Pair &pair = pairs_[number];
-          ports_[pair.out].mate == number && (pair.ready == 0 || (relays_ && yields(pair, round))))
+          mates_[pair.out] == number && (pair.ready == 0 || (relays_ && yields(pair, round))))
         release(number);
     std::erase_if(active_, [&](uint32_t pair) {
-      pairs_[pair].listed = ports_[pairs_[pair].out].mate == pair;
+      pairs_[pair].listed = mates_[pairs_[pair].out] == pair;
       return !pairs_[pair].listed;
     });
     match();
     for (uint32_t pair : active_)
-      if (ports_[pairs_[pair].out].mate == pair)
+      if (mates_[pairs_[pair].out] == pair)
         send(pairs_[pair], round, arrivals);
   }
 
@@ -142,6 +141,8 @@ private:
     if (added) {
       ports_.emplace_back();
       ports_.back().sends = sends;
+      chunks_.push_back(0);
+      mates_.push_back(kNone);
     }
     return at->second;
   }
@@ -150,11 +151,18 @@ private:
 
   /// More or fewer bytes to go.
   void change(Pair &pair, int64_t by) {
+    if (by == -bytes_) { // the rule, without a division
+      pair.left -= bytes_;
+      left_ -= bytes_;
+      --chunks_[pair.out];
+      --chunks_[pair.in];
+      return;
+    }
     const int64_t more = chunks(pair.left + by) - chunks(pair.left);
     pair.left += by;
     left_ += by;
-    ports_[pair.out].chunks += more;
-    ports_[pair.in].chunks += more;
+    chunks_[pair.out] += more;
+    chunks_[pair.in] += more;
   }
 
   uint32_t other(const Port &port, const Pair &pair) const { return port.sends ? pair.in : pair.out; }
@@ -163,11 +171,9 @@ private:
   /// takes a partner from one with less.
   void match() {
     fill();
-    int64_t most = 0;
-    for (const Port &port : ports_)
-      most = std::max(most, port.chunks);
+    const int64_t most = *std::max_element(chunks_.begin(), chunks_.end());
     for (uint32_t p = 0; p < ports_.size(); ++p)
-      if (ports_[p].chunks == most && ports_[p].mate == kNone)
+      if (chunks_[p] == most && mates_[p] == kNone)
         augment(p);
     fill();
   }
@@ -175,23 +181,24 @@ private:
   /// Whether a pair makes room for another one that has waited for more, so that what goes on from rank to rank is soon
   /// everywhere: the longer all goes on, the longer each turn.
   bool yields(const Pair &pair, uint32_t round) const {
-    if (pair.message == kNone ||
-        round - messages_[pair.message].round < std::max(rounds_, messages_[pair.message].round / kTurns))
+    if (pair.message == kNone)
+      return false;
+    const uint32_t first = messages_[pair.message].round, turn = std::max(1u, first / kTurns / rounds_) * rounds_;
+    if (round == first || (round - first) % turn != 0)
       return false;
     const Port &mine = ports_[pair.out];
     return std::any_of(mine.pairs.begin(), mine.pairs.end(), [&](uint32_t n) {
       const Pair &rival = pairs_[n];
-      return rival.ready > 0 && ports_[rival.in].mate == kNone && ports_[rival.in].chunks > ports_[pair.in].chunks;
+      return rival.ready > 0 && mates_[rival.in] == kNone && chunks_[rival.in] > chunks_[pair.in];
     });
   }
 
   void fill() {
     std::sort(free_.begin(), free_.end());
     free_.erase(std::unique(free_.begin(), free_.end()), free_.end());
-    std::stable_sort(free_.begin(), free_.end(),
-                     [&](uint32_t a, uint32_t b) { return ports_[a].chunks > ports_[b].chunks; });
+    std::stable_sort(free_.begin(), free_.end(), [&](uint32_t a, uint32_t b) { return chunks_[a] > chunks_[b]; });
     for (uint32_t p : free_)
-      if (ports_[p].mate == kNone)
+      if (mates_[p] == kNone)
         if (const uint32_t pair = choose(ports_[p]); pair != kNone)
           take(pair);
     free_.clear();
@@ -201,11 +208,9 @@ private:
   uint32_t choose(Port &mine) {
     std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
     uint32_t best = kNone;
-    auto merit = [&](uint32_t pair) {
-      return std::make_pair(ports_[other(mine, pairs_[pair])].chunks, pairs_[pair].left);
-    };
+    auto merit = [&](uint32_t pair) { return std::make_pair(chunks_[other(mine, pairs_[pair])], pairs_[pair].left); };
     for (uint32_t candidate : mine.pairs)
-      if (pairs_[candidate].ready > 0 && ports_[other(mine, pairs_[candidate])].mate == kNone &&
+      if (pairs_[candidate].ready > 0 && mates_[other(mine, pairs_[candidate])] == kNone &&
           (best == kNone || merit(candidate) > merit(best)))
         best = candidate;
     return best;
@@ -225,19 +230,19 @@ private:
     for (size_t at = 0; at < steps.size(); ++at) {
       const Port &mine = ports_[steps[at].port];
       uint32_t best = kNone;
-      int64_t least = ports_[start].chunks;
+      int64_t least = chunks_[start];
       for (uint32_t candidate : mine.pairs) {
         const Pair &pair = pairs_[candidate];
-        const uint32_t partner = other(mine, pair), holding = ports_[partner].mate;
+        const uint32_t partner = other(mine, pair), holding = mates_[partner];
         if (pair.ready == 0 || candidate == holding || ports_[partner].search == search_)
           continue;
         ports_[partner].search = search_;
         const uint32_t rival = holding == kNone ? kNone : other(ports_[partner], pairs_[holding]);
-        const int64_t left = rival == kNone ? -1 : ports_[rival].chunks;
+        const int64_t left = rival == kNone ? -1 : chunks_[rival];
         if (left < least) {
           least = left;
           best = candidate;
-        } else if (left == ports_[start].chunks) {
+        } else if (left == chunks_[start]) {
           steps.push_back({rival, candidate, at});
         }
       }
@@ -252,9 +257,9 @@ private:
 
   void take(uint32_t pair) {
     for (uint32_t port : {pairs_[pair].out, pairs_[pair].in}) {
-      if (ports_[port].mate != kNone)
-        release(ports_[port].mate);
-      ports_[port].mate = pair;
+      if (mates_[port] != kNone)
+        release(mates_[port]);
+      mates_[port] = pair;
     }
     if (!pairs_[pair].listed)
       active_.push_back(pair);
@@ -265,7 +270,7 @@ private:
   void release(uint32_t number) {
     Pair &pair = pairs_[number];
     for (uint32_t port : {pair.out, pair.in}) {
-      ports_[port].mate = kNone;
+      mates_[port] = kNone;
       free_.push_back(port);
     }
     if (pair.message == kNone)
@@ -317,7 +322,8 @@ private:
       item.sent += bytes;
       pair.given += bytes;
       message.grants.back().end = item.sent;
-      arrivals.push_back({round + 2 * rounds_, pair.message, message.grants.size() - 1, item.sent});
+      if (item.goesOn)
+        arrivals.push_back({round + 2 * rounds_, pair.message, message.grants.size() - 1, item.sent});
     }
     message.bytes += pair.given;
     pair.ready -= pair.given;
@@ -332,6 +338,8 @@ private:
   const Cuts &cuts_;
   std::vector<Pair> pairs_;
   std::vector<Port> ports_;
+  std::vector<int64_t> chunks_; // of each port still to go, where every pair's bytes are cut into as few as may be
+  std::vector<uint32_t> mates_; // the pair that has the port
   std::unordered_map<uint64_t, uint32_t> pairOf_, portOf_;
   std::vector<uint32_t> active_; // pairs, and some that were released
   std::vector<uint32_t> free_;   // ports that may find a partner
@@ -387,12 +395,12 @@ std::vector<Message> dealRounds(const std::vector<Stream> &streams, const ir::To
     place.local = topology.node(hop.from) == topology.node(hop.to);
     Tier &tier = place.local ? near : far;
     place.pair = tier.pair(hop.from, hop.to);
-    place.item = tier.add(place.pair, s, h, streams[s].bytes);
+    place.item = tier.add(place.pair, s, h, place.child != kNone, streams[s].bytes);
     if (hop.after < 0)
       tier.makeReady(place.pair, place.item, streams[s].bytes, 0);
   }
 
-  std::vector<Arrival> arrivals, later, mine;
+  std::vector<Arrival> arrivals, later;
   for (uint32_t round = 0; !far.done() || !near.done(); ++round) {
     later.clear();
     for (const Arrival &arrival : arrivals) {
@@ -404,7 +412,7 @@ std::vector<Message> dealRounds(const std::vector<Stream> &streams, const ir::To
         continue;
       const Grant &grant = messages[arrival.message].grants[arrival.grant];
       const uint32_t first = places[grant.stream][grant.hop].child;
-      const bool several = first != kNone && places[grant.stream][first].sibling != kNone;
+      const bool several = places[grant.stream][first].sibling != kNone;
       for (uint32_t h = first; h != kNone; h = places[grant.stream][h].sibling) {
         const Place &place = places[grant.stream][h];
         const int64_t least = several && place.local && place.depth == 0 ? streams[grant.stream].bytes / kBatches : 0;
@@ -414,14 +422,8 @@ std::vector<Message> dealRounds(const std::vector<Stream> &streams, const ir::To
       }
     }
     arrivals.swap(later);
-    mine.clear();
-    far.begin(round, mine);
-    near.begin(round, mine);
-    for (const Arrival &arrival : mine) {
-      const Grant &grant = messages[arrival.message].grants[arrival.grant];
-      if (places[grant.stream][grant.hop].child != kNone)
-        arrivals.push_back(arrival);
-    }
+    far.begin(round, arrivals);
+    near.begin(round, arrivals);
   }
 
   std::erase_if(messages, [](const Message &message) { return message.bytes == 0; });

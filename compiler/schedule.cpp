@@ -226,14 +226,15 @@ private:
     }
   }
 
-  /// Notes which message brought what.
+  /// Notes which message brought what goes on.
   void gatherMessages() {
     brought_.resize(streams_.size());
-    for (size_t s = 0; s < streams_.size(); ++s)
-      brought_[s].resize(streams_[s].hops.size());
     for (uint32_t m = 0; m < messages_.size(); ++m)
       for (const Grant &grant : messages_[m].grants)
-        brought_[grant.stream][grant.hop].emplace_back(grant.end, m);
+        if (const size_t hops = streams_[grant.stream].hops.size(); hops > 1) {
+          brought_[grant.stream].resize(hops);
+          brought_[grant.stream][grant.hop].emplace_back(grant.end, m);
+        }
   }
 
   /// One fill and one copy step a rank, and one for each stream that it reads from files to pass it on; all in the
