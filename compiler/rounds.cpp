@@ -22,7 +22,7 @@ constexpr uint32_t kTurns = 2;
 /// One hop of one stream in the queue of its pair.
 struct Item {
   uint32_t stream, hop;
-  bool goesOn; // from where it comes to
+  bool goesOn;                                       // from where it comes to
   int64_t bytes = 0;                                 // of the stream
   int64_t sent = 0, ready = 0;                       // of these, from the start
   std::vector<std::pair<int64_t, uint32_t>> brought; // up to where, by messages that began in which round
@@ -48,6 +48,7 @@ struct Pair {
   int64_t given = 0;        // bytes of its last chunk
   uint32_t message = kNone; // that it is sending
   bool listed = false;      // in Tier::active_
+  int64_t planned = 0;      // chunks that go on without a look at it; see Tier::begin
 };
 
 /// One end of a rank's link, or of its share of a NIC.
@@ -75,6 +76,7 @@ public:
     const auto [at, added] = pairOf_.try_emplace(key(from, to), static_cast<uint32_t>(pairs_.size()));
     if (added) {
       pairs_.push_back({from, to, port(from, true), port(to, false), {}});
+      coming_.push_back(0);
       ports_[pairs_.back().out].pairs.push_back(at->second);
       ports_[pairs_.back().in].pairs.push_back(at->second);
     }
@@ -115,22 +117,36 @@ public:
 
   bool done() const { return left_ == 0; }
 
-  /// The chunks that begin in a round; what they bring is added to `arrivals`.
+  /// The chunks that begin in a round; what they bring is added to `arrivals`. Most are one more of what goes on
+  /// anyway: such a pair says how many there will be, and until then nothing but the counters of its ports is touched,
+  /// which with millions of chunks is most of the compiler's time. sync() makes up for it.
   void begin(uint32_t round, std::vector<Arrival> &arrivals) {
     if (round % rounds_ != 0 || left_ == 0)
       return;
-    for (uint32_t number : active_)
-      if (const Pair &pair = pairs_[number];
-          mates_[pair.out] == number && (pair.ready == 0 || (relays_ && yields(pair, round))))
-        release(number);
-    std::erase_if(active_, [&](uint32_t pair) {
-      pairs_[pair].listed = mates_[pairs_[pair].out] == pair;
-      return !pairs_[pair].listed;
+    for (const Active &each : active_) {
+      if (mates_[each.out] != each.pair)
+        continue;
+      if (coming_[each.pair] == 0)
+        sync(each.pair);
+      if ((coming_[each.pair] == 0 && pairs_[each.pair].ready == 0) || (relays_ && yields(each.pair, round)))
+        release(each.pair);
+    }
+    std::erase_if(active_, [&](const Active &each) {
+      pairs_[each.pair].listed = mates_[each.out] == each.pair;
+      return !pairs_[each.pair].listed;
     });
     match();
-    for (uint32_t pair : active_)
-      if (mates_[pairs_[pair].out] == pair)
-        send(pairs_[pair], round, arrivals);
+    for (const Active &each : active_) {
+      if (mates_[each.out] != each.pair)
+        continue;
+      if (coming_[each.pair] == 0) {
+        send(each.pair, round, arrivals);
+        continue;
+      }
+      --coming_[each.pair];
+      --chunks_[each.out];
+      --chunks_[each.in];
+    }
   }
 
 private:
@@ -180,7 +196,8 @@ private:
 
   /// Whether a pair makes room for another one that has waited for more, so that what goes on from rank to rank is soon
   /// everywhere: the longer all goes on, the longer each turn.
-  bool yields(const Pair &pair, uint32_t round) const {
+  bool yields(uint32_t number, uint32_t round) const {
+    const Pair &pair = pairs_[number];
     if (pair.message == kNone)
       return false;
     const uint32_t first = messages_[pair.message].round, turn = std::max(1u, first / kTurns / rounds_) * rounds_;
@@ -262,12 +279,42 @@ private:
       mates_[port] = pair;
     }
     if (!pairs_[pair].listed)
-      active_.push_back(pair);
+      active_.push_back({pair, pairs_[pair].out, pairs_[pair].in});
     pairs_[pair].listed = true;
+  }
+
+  /// Plans the chunks that can follow without another look: of the item under way, that does not go on from where it
+  /// comes to, since what waits for it must hear of every chunk.
+  void plan(uint32_t number) {
+    Pair &pair = pairs_[number];
+    const Item &item = pair.items[pair.current];
+    if (pair.message == kNone || item.goesOn)
+      return;
+    pair.planned = coming_[number] =
+        std::max<int64_t>(0, item.readyFor(messages_[pair.message].round) - item.sent) / bytes_;
+  }
+
+  /// Enters the planned chunks that have gone since.
+  void sync(uint32_t number) {
+    Pair &pair = pairs_[number];
+    const int64_t bytes = (pair.planned - coming_[number]) * bytes_;
+    pair.planned = coming_[number] = 0;
+    if (bytes == 0)
+      return;
+    Item &item = pair.items[pair.current];
+    item.sent += bytes;
+    pair.ready -= bytes;
+    pair.left -= bytes;
+    left_ -= bytes;
+    pair.given = bytes_;
+    Message &message = messages_[pair.message];
+    message.bytes += bytes;
+    message.grants.back().end = item.sent;
   }
 
   /// Ends a pair's message. Where more of its last item could have gone, the end is moved to a good place.
   void release(uint32_t number) {
+    sync(number);
     Pair &pair = pairs_[number];
     for (uint32_t port : {pair.out, pair.in}) {
       mates_[port] = kNone;
@@ -291,7 +338,8 @@ private:
       message.grants.pop_back();
   }
 
-  void send(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals) {
+  void send(uint32_t number, uint32_t round, std::vector<Arrival> &arrivals) {
+    Pair &pair = pairs_[number];
     if (pair.message != kNone && !add(pair, round, arrivals))
       pair.message = kNone;
     if (pair.message == kNone) {
@@ -303,6 +351,7 @@ private:
       pair.message = kNone;
     while (pair.first < pair.items.size() && pair.items[pair.first].sent == pair.items[pair.first].bytes)
       ++pair.first;
+    plan(number);
   }
 
   /// Adds a chunk to the pair's message; false: there is nothing that it may take.
@@ -341,9 +390,13 @@ private:
   std::vector<int64_t> chunks_; // of each port still to go, where every pair's bytes are cut into as few as may be
   std::vector<uint32_t> mates_; // the pair that has the port
   std::unordered_map<uint64_t, uint32_t> pairOf_, portOf_;
-  std::vector<uint32_t> active_; // pairs, and some that were released
-  std::vector<uint32_t> free_;   // ports that may find a partner
-  uint64_t search_ = 0;          // searches for another partner so far
+  struct Active {
+    uint32_t pair, out, in;
+  };
+  std::vector<Active> active_;  // pairs that send, and some that were released
+  std::vector<int64_t> coming_; // by pair: of the chunks that it planned, those to come
+  std::vector<uint32_t> free_;  // ports that may find a partner
+  uint64_t search_ = 0;         // searches for another partner so far
   int64_t left_ = 0;
 };
 
