@@ -16,7 +16,7 @@ using namespace ir;
 namespace {
 
 bool inPlace(const RankSchedule &rank, const Step &step) {
-  const std::vector<Operand> &operands = step.kind == StepKind::send ? step.inputs : step.outputs;
+  const Operands &operands = step.kind == StepKind::send ? step.inputs : step.outputs;
   return operands.size() == 1 && rank.shapes[operands[0].shape].loops.empty();
 }
 

@@ -16,14 +16,33 @@ Candidates::Candidates(const Layout &layout)
 void Candidates::select(const Tile &tile) {
   tile_ = &tile;
   holders_.clear();
-  byNode_.clear();
+  used_ = 0;
   for (const Holder &holder : tile.holders)
     holders_.insert(holders_.end(), holder.places.begin(), holder.places.end());
   std::sort(holders_.begin(), holders_.end());
   holders_.erase(std::unique(holders_.begin(), holders_.end()), holders_.end());
   if (tile.family >= 0 && layout_.topology.ranksPerNode > 0 && !source_.storage)
     for (int32_t place : holders_)
-      byNode_[layout_.topology.node(source_.ranks[place])].push_back(place);
+      node(layout_.topology.node(source_.ranks[place])).holders.push_back(place);
+}
+
+Candidates::Node &Candidates::node(int64_t number) {
+  const auto end = nodes_.begin() + static_cast<ptrdiff_t>(used_);
+  if (used_ > 0 && std::prev(end)->number == number) // the rule: holders ascend
+    return *std::prev(end);
+  const auto at = std::lower_bound(nodes_.begin(), end, number,
+                                   [](const Node &node, int64_t wanted) { return node.number < wanted; });
+  if (at != end && at->number == number)
+    return *at;
+  const auto index = at - nodes_.begin();
+  if (used_ == nodes_.size())
+    nodes_.emplace_back();
+  nodes_[used_].number = number;
+  nodes_[used_].holders.clear();
+  std::rotate(nodes_.begin() + index, nodes_.begin() + static_cast<ptrdiff_t>(used_),
+              nodes_.begin() + static_cast<ptrdiff_t>(used_) + 1);
+  ++used_;
+  return nodes_[index];
 }
 
 int32_t Candidates::rankOf(int32_t target) const {
@@ -51,8 +70,10 @@ int64_t Candidates::nodeOf(int32_t target) const {
 
 const std::vector<int32_t> &Candidates::onNode(int64_t node) const {
   static const std::vector<int32_t> none;
-  const auto found = byNode_.find(node);
-  return found == byNode_.end() ? none : found->second;
+  const auto end = nodes_.begin() + static_cast<ptrdiff_t>(used_);
+  const auto found =
+      std::lower_bound(nodes_.begin(), end, node, [](const Node &n, int64_t wanted) { return n.number < wanted; });
+  return found == end || found->number != node ? none : found->holders;
 }
 
 const std::vector<int32_t> &Candidates::near(int32_t target) const {

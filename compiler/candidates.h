@@ -4,7 +4,6 @@
 
 #include "ir/ir.h"
 
-#include <map>
 #include <optional>
 #include <vector>
 
@@ -37,14 +36,21 @@ public:
   static uint32_t holderOf(const ir::Tile &tile, int32_t place);
 
 private:
+  struct Node;
   int32_t rankOf(int32_t target) const;
+  Node &node(int64_t number);
 
   const ir::Layout &layout_;
   const ir::Endpoint &source_;
   std::vector<int32_t> placeOfRank_;
   const ir::Tile *tile_ = nullptr;
   std::vector<int32_t> holders_;
-  std::map<int64_t, std::vector<int32_t>> byNode_;
+  struct Node {
+    int64_t number = 0;
+    std::vector<int32_t> holders;
+  };
+  std::vector<Node> nodes_; // the first used_ of them, ascending; the others keep their memory for the next tile
+  size_t used_ = 0;
 };
 
 } // namespace reshard

@@ -238,11 +238,11 @@ Statistics statistics(const Module &module) {
     s.ingressMax = *std::max_element(ingress.begin(), ingress.end());
   }
   s.egressFloor = egressFloor(layout, module.transfers);
-  s.egressFree = freeEgressFloor(layout, module.transfers);
-  s.ingressFloor = ingressFloor(layout, module.transfers);
   s.storageFloor = storageFloor(layout, module.transfers);
   s.storageMegatron = megatronLoad(layout, module.transfers);
   s.floors = floors(layout, module.transfers);
+  s.egressFree = s.floors.egressAnywhere;
+  s.ingressFloor = s.floors.rankIngress;
   for (const Transfer &transfer : module.transfers.transfers) {
     int64_t pieces = transfer.count;
     const Tile &tile = module.transfers.tiles[transfer.tile];

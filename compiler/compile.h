@@ -74,6 +74,6 @@ Statistics statistics(const ir::Module &module);
 
 /// The plan file's bytes of a schedule-level module, streamed to `path` (complete or absent). Returns an error text, empty on
 /// success; `digest` receives the plan's digest (32 hexadecimal digits), `bytes` its size.
-std::string writePlan(const ir::Module &module, const std::string &path, unsigned jobs, std::string &digest, int64_t &bytes);
+std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs, std::string &digest, int64_t &bytes);
 
 } // namespace reshard

@@ -13,20 +13,19 @@ int64_t bytesOf(const Shape &shape) {
   return bytes;
 }
 
-void Cutter::take(std::deque<Descriptor> &queue, int64_t bytes, std::vector<Descriptor> &pieces) {
+void Cutter::take(std::vector<Descriptor> &stack, int64_t bytes, std::vector<Descriptor> &pieces) {
   while (bytes > 0) {
-    const Descriptor next = queue.front();
-    const Shape shape = shapes_[next.shape];
-    const int64_t size = bytesOf(shape);
-    queue.pop_front();
+    const Descriptor next = stack.back();
+    const int64_t size = bytesOf(shapes_[next.shape]);
+    stack.pop_back();
     if (size <= bytes) {
       pieces.push_back(next);
       bytes -= size;
       continue;
     }
     std::vector<Descriptor> rest;
-    split(next, shape, bytes, pieces, rest);
-    queue.insert(queue.begin(), rest.begin(), rest.end());
+    split(next, Shape(shapes_[next.shape]), bytes, pieces, rest);
+    stack.insert(stack.end(), rest.rbegin(), rest.rend());
     return;
   }
 }

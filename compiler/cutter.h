@@ -4,7 +4,6 @@
 #include "compiler/interner.h"
 #include "ir/ir.h"
 
-#include <deque>
 #include <vector>
 
 namespace reshard {
@@ -12,15 +11,16 @@ namespace reshard {
 /// Bytes that a shape moves.
 int64_t bytesOf(const ir::Shape &shape);
 
-/// Takes descriptors from the front of a queue, in the order of their bytes.
+/// Takes descriptors one after the other, in the order of their bytes.
 class Cutter {
 public:
   /// New shapes are interned in `shapes`, which outlives this.
   explicit Cutter(Interner<ir::Shape> &shapes) : shapes_(shapes) {}
 
-  /// Moves the first `bytes` bytes of `queue`, which has as many, to the end of `pieces`. A descriptor across the end
-  /// is cut: between steps of its outermost loop, then within a step, at last in a row.
-  void take(std::deque<ir::Descriptor> &queue, int64_t bytes, std::vector<ir::Descriptor> &pieces);
+  /// Moves the first `bytes` bytes of `stack`, whose first descriptor is its last element and which has as many, to the
+  /// end of `pieces`. A descriptor across the end is cut: between steps of its outermost loop, then within a step, at
+  /// last in a row.
+  void take(std::vector<ir::Descriptor> &stack, int64_t bytes, std::vector<ir::Descriptor> &pieces);
 
 private:
   /// Head and rest of a descriptor of more than `bytes` bytes; each at most two pieces for every loop.

@@ -72,9 +72,8 @@ Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &e
                                    endpoint.generations.empty() ? nullptr : &endpoint.generations);
 }
 
-void manifest(FlatBufferBuilder &builder, const ir::Module &module) {
+void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statistics &counts) {
   const ir::Layout &layout = module.layout;
-  const Statistics counts = statistics(module);
   const Floors &least = counts.floors;
   std::vector<Offset<fbs::Variable>> variables;
   for (const ir::IndexVariable &variable : layout.variables)
@@ -191,7 +190,7 @@ private:
     });
     const auto operands = table<fbs::Operand>(builder, counts.operands, [&](fbs::Operand *next) {
       for (const ir::Step &step : rank.steps)
-        for (const std::vector<ir::Operand> *list : {&step.inputs, &step.outputs})
+        for (const ir::Operands *list : {&step.inputs, &step.outputs})
           for (const ir::Operand &operand : *list)
             *next++ = {static_cast<uint64_t>(operand.offset), operand.buffer, operand.shape};
     });
@@ -271,7 +270,7 @@ std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
 
 } // namespace
 
-std::string writePlan(const ir::Module &module, const std::string &path, unsigned jobs, std::string &digest,
+std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs, std::string &digest,
                       int64_t &bytes) {
   if (module.level != ir::Level::schedule)
     return "only scheduled IR can be emitted, found the " +
@@ -281,7 +280,7 @@ std::string writePlan(const ir::Module &module, const std::string &path, unsigne
   if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size())); !error.empty())
     return error;
   FlatBufferBuilder builder(1 << 16);
-  manifest(builder, module);
+  manifest(builder, module, counts);
   if (std::string error = writer.addManifest(bytesOf(builder)); !error.empty())
     return error;
 

@@ -47,27 +47,10 @@ int64_t egressFloor(const Layout &layout, const Transfers &transfers) {
   return load(bytes, layout.endpoints[0].places());
 }
 
-int64_t freeEgressFloor(const Layout &layout, const Transfers &transfers) {
-  Candidates candidates(layout);
-  std::map<std::vector<int32_t>, int64_t> bytes; // by holders
-  for (const Tile &tile : transfers.tiles) {
-    candidates.select(tile);
-    int64_t sum = 0;
-    for (int32_t target : tile.targets)
-      sum += candidates.remote(target) ? tile.bytes * tile.tensors : 0;
-    if (sum > 0)
-      bytes[candidates.all()] += sum;
-  }
-  return load(bytes, layout.endpoints[0].places());
-}
-
 namespace {
 
-int64_t largest(const std::map<int64_t, int64_t> &values) {
-  int64_t most = 0;
-  for (const auto &[key, value] : values)
-    most = std::max(most, value);
-  return most;
+int64_t largest(const std::vector<int64_t> &values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
 }
 
 /// The optimum of bytes that must leave one of some ranks, or NICs, and the sum of what must arrive over all of them.
@@ -89,7 +72,7 @@ Floors floors(const Layout &layout, const Transfers &transfers) {
   Floors result;
   const Endpoint &source = layout.endpoints[0];
   std::set<int64_t> ranks, nodes, nics;
-  std::map<int64_t, std::vector<int32_t>> nicsOf; // a node's, of all ranks of the world
+  std::vector<std::vector<int32_t>> nicsOf(layout.topology.node(layout.world - 1) + 1); // of all ranks of the world
   for (int64_t rank = 0; rank < layout.world; ++rank)
     if (const auto nic = static_cast<int32_t>(layout.topology.nic(rank));
         nicsOf[layout.topology.node(rank)].empty() || nicsOf[layout.topology.node(rank)].back() != nic)
@@ -103,15 +86,18 @@ Floors floors(const Layout &layout, const Transfers &transfers) {
     nics.insert(nicsOf[node].begin(), nicsOf[node].end());
   result.nodes = static_cast<int64_t>(nodes.size());
   Candidates candidates(layout);
-  Leaving rankLeaving, nicLeaving;
-  std::map<int64_t, int64_t> local, intoRank, intoNode;
+  Leaving rankLeaving, nicLeaving, anywhere;
+  std::vector<int64_t> local(layout.world), intoRank(layout.world), intoNode(nicsOf.size());
+  std::vector<int32_t> holderRanks, holderNodes, needing;
   for (const Tile &tile : transfers.tiles) {
     const Endpoint &target = layout.endpoints[tile.endpoint];
     if (tile.family < 0 || source.storage || target.storage)
       continue;
     candidates.select(tile);
     const int64_t bytes = tile.bytes * tile.tensors;
-    std::vector<int32_t> holderRanks, holderNodes;
+    holderRanks.clear();
+    holderNodes.clear();
+    needing.clear();
     for (int32_t place : candidates.all()) {
       holderRanks.push_back(source.ranks[place]);
       holderNodes.push_back(static_cast<int32_t>(layout.topology.node(source.ranks[place])));
@@ -120,27 +106,30 @@ Floors floors(const Layout &layout, const Transfers &transfers) {
       std::sort(list->begin(), list->end());
       list->erase(std::unique(list->begin(), list->end()), list->end());
     }
-    std::set<int64_t> needing;
-    bool remote = false;
+    int64_t remote = 0;
     for (int32_t place : tile.targets) {
       if (!candidates.remote(place)) {
         local[target.ranks[place]] += bytes;
         continue;
       }
-      remote = true;
+      ++remote;
       intoRank[target.ranks[place]] += bytes;
       rankLeaving.arrive(bytes);
       const int64_t node = candidates.nodeOf(place);
       if (!std::binary_search(holderNodes.begin(), holderNodes.end(), static_cast<int32_t>(node)))
-        needing.insert(node);
+        needing.push_back(static_cast<int32_t>(node));
     }
-    for (int64_t node : needing) {
+    std::sort(needing.begin(), needing.end());
+    needing.erase(std::unique(needing.begin(), needing.end()), needing.end());
+    for (int32_t node : needing) {
       intoNode[node] += bytes;
       result.betweenNodes += bytes;
       nicLeaving.arrive(bytes);
     }
-    if (remote)
-      rankLeaving.add(std::move(holderRanks), bytes);
+    if (remote > 0) {
+      rankLeaving.add(holderRanks, bytes);
+      anywhere.add(candidates.all(), remote * bytes);
+    }
     if (needing.empty())
       continue;
     std::vector<int32_t> holderNics;
@@ -152,11 +141,13 @@ Floors floors(const Layout &layout, const Transfers &transfers) {
   result.rankIngress = largest(intoRank);
   result.rankEgress = rankLeaving.egress(layout.world);
   result.rankShare = rankLeaving.share(static_cast<int64_t>(ranks.size()));
-  for (auto &[node, bytes] : intoNode)
-    bytes = (bytes + static_cast<int64_t>(nicsOf[node].size()) - 1) / static_cast<int64_t>(nicsOf[node].size());
+  for (size_t node = 0; node < nicsOf.size(); ++node)
+    intoNode[node] =
+        (intoNode[node] + static_cast<int64_t>(nicsOf[node].size()) - 1) / static_cast<int64_t>(nicsOf[node].size());
   result.nicIngress = largest(intoNode);
   result.nicEgress = nicLeaving.egress(layout.world);
   result.nicShare = nicLeaving.share(static_cast<int64_t>(nics.size()));
+  result.egressAnywhere = anywhere.egress(source.places());
   return result;
 }
 
@@ -178,21 +169,6 @@ int64_t storageFloor(const Layout &layout, const Transfers &transfers) {
               tile.bytes * tile.tensors * (source.storage ? 1 : static_cast<int64_t>(tile.targets.size())));
   }
   return files.egress(layout.world);
-}
-
-int64_t ingressFloor(const Layout &layout, const Transfers &transfers) {
-  Candidates candidates(layout);
-  std::map<int32_t, int64_t> received; // by world rank
-  for (const Tile &tile : transfers.tiles) {
-    candidates.select(tile);
-    for (int32_t target : tile.targets)
-      if (candidates.remote(target))
-        received[layout.endpoints[tile.endpoint].ranks[target]] += tile.bytes * tile.tensors;
-  }
-  int64_t most = 0;
-  for (const auto &[rank, bytes] : received)
-    most = std::max(most, bytes);
-  return most;
 }
 
 } // namespace reshard

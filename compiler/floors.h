@@ -10,10 +10,6 @@ namespace reshard {
 /// optimum (optimum.h) for the transfers as they are, whose sources, and cuts, do not matter.
 int64_t egressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
 
-/// The same without the rule and where no target passes anything on: any holder may serve any rank that does not hold
-/// the piece.
-int64_t freeEgressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
-
 /// What no plan can beat on nodes of the layout's topology, relays or not, in bytes. Each is the largest of a rank or a
 /// NIC (plan.fbs).
 struct Floors {
@@ -21,6 +17,9 @@ struct Floors {
   int64_t rankLocal = 0, rankIngress = 0, rankEgress = 0, rankShare = 0;
   int64_t nicIngress = 0, nicEgress = 0, nicShare = 0;
   int64_t betweenNodes = 0; // all bytes that must go between nodes: what a node lacks, once
+  /// Of the busiest source place, where no target passes anything on, but any holder may serve any rank that does not
+  /// hold a piece. (No bound for plans with relays.)
+  int64_t egressAnywhere = 0;
 };
 
 /// A byte that somebody needs and has not must leave one of its holders at least once: the fractional optimum over
@@ -31,8 +30,5 @@ Floors floors(const ir::Layout &layout, const ir::Transfers &transfers);
 /// The least that the busiest rank must read of a source's files, or write of a target's, where each byte is read or
 /// written once, by one of the ranks that want it, or have it. Where both sides are files there is no choice: 0.
 int64_t storageFloor(const ir::Layout &layout, const ir::Transfers &transfers);
-
-/// The most that a target rank must receive from others, in bytes; no choice of sources changes it.
-int64_t ingressFloor(const ir::Layout &layout, const ir::Transfers &transfers);
 
 } // namespace reshard

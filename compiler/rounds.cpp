@@ -22,10 +22,10 @@ constexpr uint32_t kTurns = 2;
 /// One hop of one stream in the queue of its pair.
 struct Item {
   uint32_t stream, hop;
-  bool goesOn;                                       // from where it comes to
-  int64_t bytes = 0;                                 // of the stream
-  int64_t sent = 0, ready = 0;                       // of these, from the start
-  std::vector<std::pair<int64_t, uint32_t>> brought; // up to where, by messages that began in which round
+  bool goesOn;                                                // from where it comes to
+  int64_t bytes = 0;                                          // of the stream
+  int64_t sent = 0, ready = 0;                                // of these, from the start
+  llvm::SmallVector<std::pair<int64_t, uint32_t>, 1> brought; // up to where, by messages that began in which round
 
   /// What a message that began in `round` may take: what earlier ones bring, so that steps can wait for steps.
   int64_t readyFor(uint32_t round) const {
@@ -409,29 +409,38 @@ struct Place {
   uint32_t child = kNone, sibling = kNone;
 };
 
-std::vector<std::vector<Place>> placesOf(const std::vector<Stream> &streams) {
-  std::vector<std::vector<Place>> result;
-  for (const Stream &stream : streams) {
-    std::vector<Place> &places = result.emplace_back(stream.hops.size());
-    for (uint32_t h = static_cast<uint32_t>(stream.hops.size()); h-- > 0;)
-      if (const int32_t before = stream.hops[h].after; before >= 0) {
-        places[before].depth = std::max(places[before].depth, places[h].depth + 1);
-        places[h].sibling = places[before].child;
-        places[before].child = h;
-      }
+/// Of all hops of all streams.
+class Places {
+public:
+  explicit Places(llvm::ArrayRef<Stream> streams) {
+    for (const Stream &stream : streams) {
+      first_.push_back(places_.size());
+      places_.resize(places_.size() + stream.hops.size());
+      Place *places = places_.data() + first_.back();
+      for (uint32_t h = static_cast<uint32_t>(stream.hops.size()); h-- > 0;)
+        if (const int32_t before = stream.hops[h].after; before >= 0) {
+          places[before].depth = std::max(places[before].depth, places[h].depth + 1);
+          places[h].sibling = places[before].child;
+          places[before].child = h;
+        }
+    }
   }
-  return result;
-}
+  Place &operator()(uint32_t stream, uint32_t hop) { return places_[first_[stream] + hop]; }
+
+private:
+  std::vector<Place> places_;
+  std::vector<size_t> first_; // by stream
+};
 
 } // namespace
 
-std::vector<Message> dealRounds(const std::vector<Stream> &streams, const ir::Topology &topology,
-                                const RoundLimits &limits, const Cuts &cuts) {
+std::vector<Message> dealRounds(llvm::ArrayRef<Stream> streams, const ir::Topology &topology, const RoundLimits &limits,
+                                const Cuts &cuts) {
   std::vector<Message> messages;
   const bool relays =
       std::any_of(streams.begin(), streams.end(), [](const Stream &stream) { return stream.hops.size() > 1; });
   Tier far(limits.bytes, limits.rounds, relays, messages, cuts), near(limits.localBytes, 1, relays, messages, cuts);
-  std::vector<std::vector<Place>> places = placesOf(streams);
+  Places places(streams);
 
   // What has furthest to go stands first in its pair's queue.
   std::vector<std::pair<uint32_t, uint32_t>> all;
@@ -440,11 +449,11 @@ std::vector<Message> dealRounds(const std::vector<Stream> &streams, const ir::To
       if (streams[s].bytes > 0)
         all.emplace_back(s, h);
   std::stable_sort(all.begin(), all.end(), [&](const auto &a, const auto &b) {
-    return places[a.first][a.second].depth > places[b.first][b.second].depth;
+    return places(a.first, a.second).depth > places(b.first, b.second).depth;
   });
   for (const auto &[s, h] : all) {
     const Stream::Hop &hop = streams[s].hops[h];
-    Place &place = places[s][h];
+    Place &place = places(s, h);
     place.local = topology.node(hop.from) == topology.node(hop.to);
     Tier &tier = place.local ? near : far;
     place.pair = tier.pair(hop.from, hop.to);
@@ -464,10 +473,10 @@ std::vector<Message> dealRounds(const std::vector<Stream> &streams, const ir::To
       if (arrival.grant >= messages[arrival.message].grants.size())
         continue;
       const Grant &grant = messages[arrival.message].grants[arrival.grant];
-      const uint32_t first = places[grant.stream][grant.hop].child;
-      const bool several = places[grant.stream][first].sibling != kNone;
-      for (uint32_t h = first; h != kNone; h = places[grant.stream][h].sibling) {
-        const Place &place = places[grant.stream][h];
+      const uint32_t first = places(grant.stream, grant.hop).child;
+      const bool several = places(grant.stream, first).sibling != kNone;
+      for (uint32_t h = first; h != kNone; h = places(grant.stream, h).sibling) {
+        const Place &place = places(grant.stream, h);
         const int64_t least = several && place.local && place.depth == 0 ? streams[grant.stream].bytes / kBatches : 0;
         (place.local ? near : far)
             .makeReady(place.pair, place.item, std::min(arrival.end, grant.end), least,

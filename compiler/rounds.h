@@ -3,6 +3,7 @@
 
 #include "ir/ir.h"
 
+#include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/SmallVector.h"
 
 #include <cstdint>
@@ -17,7 +18,7 @@ struct Stream {
     int32_t from = 0, to = 0; // world ranks
     int32_t after = -1;       // an earlier hop of the stream, whose `to` is this `from`
   };
-  std::vector<Hop> hops;
+  llvm::SmallVector<Hop, 1> hops;
   int64_t bytes = 0;
 };
 
@@ -53,14 +54,15 @@ public:
 };
 
 /// Gives every byte of every hop to rounds such that at any time a rank sends at most one chunk to other nodes and
-/// receives at most one, and so inside its node. (Ranks that share a NIC share its time as well.) What a chunk brought goes on when as much time has passed again as it took,
-/// so that it can be unpacked while the next one is on its way. Chunks are matchings of senders and receivers: an edge
-/// colouring of the graph of chunks in as many colours as the busiest port has chunks, where one is to be had (König:
-/// without relays there is one), and rarely more. A pair that is matched stays so, which makes one message of its
-/// chunks, until it has nothing more to send, or until a port that has as much left as any needs one of the two, or,
-/// with relays, a turn is over that grows with time. Ports that come free choose the partner with most left. Ordered by
-/// round, sender and receiver. O(rounds * ports + messages * pairs of a port).
-std::vector<Message> dealRounds(const std::vector<Stream> &streams, const ir::Topology &topology,
-                                const RoundLimits &limits, const Cuts &cuts);
+/// receives at most one, and so inside its node. (Ranks that share a NIC share its time as well.) What a chunk brought
+/// goes on when as much time has passed again as it took, so that it can be unpacked while the next one is on its way.
+/// Chunks are matchings of senders and receivers: an edge colouring of the graph of chunks in as many colours as the
+/// busiest port has chunks, where one is to be had (König: without relays there is one), and rarely more. A pair that
+/// is matched stays so, which makes one message of its chunks, until it has nothing more to send, or until a port that
+/// has as much left as any needs one of the two, or, with relays, a turn is over that grows with time. Ports that come
+/// free choose the partner with most left. Ordered by round, sender and receiver. O(rounds * ports + messages * pairs
+/// of a port).
+std::vector<Message> dealRounds(llvm::ArrayRef<Stream> streams, const ir::Topology &topology, const RoundLimits &limits,
+                                const Cuts &cuts);
 
 } // namespace reshard

@@ -38,18 +38,11 @@ struct Piece {
 /// Streams are cut between rows where these are small, else at a multiple of the alignment, at least of an element.
 class DescriptorCuts : public Cuts {
 public:
-  /// Of the streams from `first` on.
-  DescriptorCuts(const std::vector<std::vector<Descriptor>> &descriptors, size_t first, const Interner<Shape> &shapes)
-      : shapes_(shapes) {
-    for (size_t s = first; s < descriptors.size(); ++s) {
-      std::vector<Span> &spans = spans_.emplace_back();
-      int64_t end = 0;
-      for (const Descriptor &d : descriptors[s]) {
-        const int64_t begin = end;
-        spans.push_back({begin, end += bytesOf(shapes[d.shape]), shapes[d.shape].rowBytes});
-      }
-    }
+  void add(int64_t bytes, int64_t row) {
+    const int64_t begin = spans_.size() == firsts_.back() ? 0 : spans_.back().end;
+    spans_.push_back({begin, begin + bytes, row});
   }
+  void endStream() { firsts_.push_back(spans_.size()); }
 
   bool possible(uint32_t stream, int64_t at) const override {
     const Span &span = spanOf(stream, at);
@@ -70,14 +63,15 @@ private:
     int64_t begin, end, row;
   };
   const Span &spanOf(uint32_t stream, int64_t at) const {
-    return *std::lower_bound(spans_[stream].begin(), spans_[stream].end(), at,
+    return *std::lower_bound(spans_.begin() + static_cast<ptrdiff_t>(firsts_[stream]),
+                             spans_.begin() + static_cast<ptrdiff_t>(firsts_[stream + 1]), at,
                              [](const Span &span, int64_t to) { return span.end < to; });
   }
   /// Rows are whole elements, of a power of two bytes.
   static int64_t element(const Span &span) { return std::min<int64_t>(span.row & -span.row, 16); }
 
-  const Interner<Shape> &shapes_;
-  std::vector<std::vector<Span>> spans_;
+  std::vector<Span> spans_; // stream after stream
+  std::vector<size_t> firsts_ = {0};
 };
 
 class Scheduler {
@@ -149,7 +143,7 @@ private:
     for (const auto &[at, d] : remote) {
       if (ways_.empty() || ways_.back() != at) {
         ways_.push_back(at);
-        descriptors_.emplace_back();
+        firsts_.push_back(descriptors_.size());
         Stream &stream = streams_.emplace_back();
         if (at.source != at.target)
           stream.hops.push_back({at.source, at.target, -1});
@@ -157,8 +151,9 @@ private:
           addRoute(module_.transfers.routes[d.route], d.endpoint, stream);
       }
       streams_.back().bytes += bytesOf(shapes_[d.shape]);
-      descriptors_.back().push_back(d);
+      descriptors_.push_back(d);
     }
+    firsts_.push_back(descriptors_.size());
   }
 
   void addRoute(const Route &route, unsigned endpoint, Stream &stream) {
@@ -180,10 +175,12 @@ private:
       size_t last = first;
       while (last < streams_.size() && ways_[last].generation == ways_[first].generation)
         ++last;
-      const std::vector<Stream> some(streams_.begin() + static_cast<ptrdiff_t>(first),
-                                     streams_.begin() + static_cast<ptrdiff_t>(last));
+      DescriptorCuts cuts;
+      for (size_t s = first; s < last; ++s, cuts.endStream())
+        for (size_t d = firsts_[s]; d < firsts_[s + 1]; ++d)
+          cuts.add(bytesOf(shapes_[descriptors_[d].shape]), shapes_[descriptors_[d].shape].rowBytes);
       std::vector<Message> messages =
-          dealRounds(some, layout_.topology, limits, DescriptorCuts(descriptors_, first, shapes_));
+          dealRounds(llvm::ArrayRef(streams_).slice(first, last - first), layout_.topology, limits, cuts);
       uint32_t rounds = 0;
       for (Message &message : messages) {
         rounds = std::max(rounds, message.round + message.rounds);
@@ -202,28 +199,34 @@ private:
 
   /// Streams into pieces that no grant parts.
   void cut() {
-    std::vector<std::vector<int64_t>> ends(streams_.size());
+    std::vector<llvm::SmallVector<int64_t, 1>> ends(streams_.size());
     for (const Message &message : messages_)
       for (const Grant &grant : message.grants)
         ends[grant.stream].push_back(grant.end);
-    pieces_.resize(streams_.size());
+    std::vector<Descriptor> stack, taken;
     for (size_t s = 0; s < streams_.size(); ++s) {
+      firstPiece_.push_back(pieces_.size());
       std::sort(ends[s].begin(), ends[s].end());
       ends[s].erase(std::unique(ends[s].begin(), ends[s].end()), ends[s].end());
-      std::deque<Descriptor> queue(descriptors_[s].begin(), descriptors_[s].end());
-      descriptors_[s] = {};
+      stack.assign(descriptors_.rend() - static_cast<ptrdiff_t>(firsts_[s + 1]),
+                   descriptors_.rend() - static_cast<ptrdiff_t>(firsts_[s]));
       int64_t at = 0;
-      std::vector<Descriptor> taken;
       for (int64_t end : ends[s]) {
         taken.clear();
-        cutter_.take(queue, end - at, taken);
+        cutter_.take(stack, end - at, taken);
         for (const Descriptor &d : taken) {
           const int64_t bytes = bytesOf(shapes_[d.shape]);
-          pieces_[s].push_back({at, at + bytes, d});
+          pieces_.push_back({at, at + bytes, d});
           at += bytes;
         }
       }
     }
+    firstPiece_.push_back(pieces_.size());
+    descriptors_ = {};
+  }
+
+  llvm::ArrayRef<Piece> piecesOf(size_t stream) const {
+    return llvm::ArrayRef(pieces_).slice(firstPiece_[stream], firstPiece_[stream + 1] - firstPiece_[stream]);
   }
 
   /// Notes which message brought what goes on.
@@ -263,7 +266,7 @@ private:
       readStep_[s] = static_cast<uint32_t>(steps.size());
       Step &step = steps.emplace_back();
       step.bytes = streams_[s].bytes;
-      for (const Piece &piece : pieces_[s]) {
+      for (const Piece &piece : piecesOf(s)) {
         step.inputs.push_back(input(ways_[s].source, piece.descriptor));
         step.outputs.push_back(output(ways_[s].source, piece.descriptor));
       }
@@ -296,9 +299,10 @@ private:
         return std::tie(a.round, a.receive, a.distance, a.message) <
                std::tie(b.round, b.receive, b.distance, b.message);
       });
+      steps.reserve(steps.size() + sides[rank].size());
       for (const Side &side : sides[rank]) {
         const Message &message = messages_[side.message];
-        Step step;
+        Step &step = steps.emplace_back();
         step.kind = side.receive ? StepKind::recv : StepKind::send;
         step.round = message.round;
         step.peer = side.receive ? message.from : message.to;
@@ -310,14 +314,13 @@ private:
         std::sort(step.after.begin(), step.after.end());
         step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());
         if (side.receive)
-          stepOf[side.message] = static_cast<uint32_t>(steps.size());
-        steps.push_back(std::move(step));
+          stepOf[side.message] = static_cast<uint32_t>(steps.size() - 1);
       }
     }
   }
 
   void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf, Step &step) {
-    const std::vector<Piece> &pieces = pieces_[grant.stream];
+    const llvm::ArrayRef<Piece> pieces = piecesOf(grant.stream);
     const auto first = std::partition_point(pieces.begin(), pieces.end(),
                                             [&](const Piece &piece) { return piece.begin < grant.begin; });
     const int32_t after = streams_[grant.stream].hops[grant.hop].after;
@@ -397,8 +400,10 @@ private:
   std::vector<Way> ways_;          // by stream
   std::vector<uint32_t> readStep_; // by stream: the step that reads it from files
   std::vector<Stream> streams_;
-  std::vector<std::vector<Descriptor>> descriptors_;                            // by stream
-  std::vector<std::vector<Piece>> pieces_;                                      // by stream
+  std::vector<Descriptor> descriptors_;                                         // stream after stream
+  std::vector<size_t> firsts_;                                                  // of each stream
+  std::vector<Piece> pieces_;                                                   // stream after stream
+  std::vector<size_t> firstPiece_;                                              // of each stream
   std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> brought_; // by stream and hop: end, message
   std::vector<Message> messages_;
   uint32_t rounds_ = 0;

@@ -4,6 +4,8 @@
 
 #include "ir/segments.h"
 
+#include "llvm/ADT/SmallVector.h"
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -301,6 +303,9 @@ struct Operand {
   bool operator==(const Operand &) const = default;
 };
 
+/// Most steps have one or two.
+using Operands = llvm::SmallVector<Operand, 2>;
+
 /// convert, reduce, barrier and hook are reserved for later passes; the verifier refuses them until then.
 enum class StepKind : uint8_t { copy, send, recv, fill, convert, reduce, barrier, hook };
 const char *name(StepKind kind);
@@ -314,9 +319,9 @@ struct Step {
   int32_t peer = -1;        // send, recv: world rank
   uint32_t message = 0;     // send, recv: the same number on both sides, unique in the plan
   int64_t bytes = 0;
-  std::vector<Operand> inputs, outputs;
+  Operands inputs, outputs;
   int64_t staging = -1;     // send, recv: offset in the arena where the packed bytes stand; -1: in place
-  std::vector<uint32_t> after; // steps of this rank that must be done first
+  llvm::SmallVector<uint32_t, 2> after; // steps of this rank that must be done first
   int64_t chunk = 0;        // send, recv: of a message that goes in several chunks, the bytes of each but the last; 0: it goes in one
   uint8_t slot = 0;         // of its first chunk, where there are several: 0 at `staging`, 1 a chunk behind
   /// Of the arena, from `staging` on.

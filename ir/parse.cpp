@@ -254,14 +254,17 @@ private:
     if (take("slot"))
       bounded(step.slot);
     if (take("after"))
-      step.after = list<uint32_t>();
+      {
+      const auto after = list<uint32_t>();
+      step.after.assign(after.begin(), after.end());
+    }
     operands(rank, "in", step.inputs);
     operands(rank, "out", step.outputs);
     rank.steps.push_back(std::move(step));
     return true;
   }
 
-  void operands(const RankSchedule &rank, const char *what, std::vector<Operand> &list) {
+  void operands(const RankSchedule &rank, const char *what, Operands &list) {
     while (take(what)) {
       Operand operand;
       const size_t at = place();

@@ -240,7 +240,7 @@ private:
            << (d.route >= 0 ? " route " + std::to_string(d.route) : std::string()) << "\n";
   }
 
-  void operands(const RankSchedule &rank, const char *what, const std::vector<Operand> &list) {
+  void operands(const RankSchedule &rank, const char *what, const Operands &list) {
     for (const Operand &operand : list)
       out_ << "    " << what << " b" << operand.buffer << " + " << operand.offset << " ^" << operand.shape << meaning(rank, operand.buffer) << "\n";
   }

@@ -31,7 +31,7 @@ struct Bench {
     Diagnostics diagnostics;
     std::string digest;
     int64_t bytes = 0;
-    if (!compileJob(std::string(RESHARD_SOURCE_DIR "/") + job, options, result, diagnostics) || !writePlan(result.module, path, 0, digest, bytes).empty() ||
+    if (!compileJob(std::string(RESHARD_SOURCE_DIR "/") + job, options, result, diagnostics) || !writePlan(result.module, result.statistics, path, 0, digest, bytes).empty() ||
         !Plan::open(path, plan).empty())
       fail(diagnostics.text());
     memory = std::make_unique<Memory>(*plan);

@@ -124,7 +124,7 @@ private:
   };
 
   /// Every element that operands name, in order.
-  std::vector<Place> places(int32_t rankNumber, const std::vector<Operand> &operands) {
+  std::vector<Place> places(int32_t rankNumber, const Operands &operands) {
     const RankSchedule &rank = module_.schedule.ranks[rankNumber];
     std::vector<Place> result;
     for (const Operand &operand : operands) {
@@ -153,7 +153,7 @@ private:
   }
 
   /// Those of one chunk.
-  std::vector<Place> chunk(At at, const std::vector<Operand> &operands, int64_t number) {
+  std::vector<Place> chunk(At at, const Operands &operands, int64_t number) {
     std::vector<Place> all = places(at.rank, operands), result;
     const int64_t each = stepAt(at).chunk;
     int64_t begin = 0;
@@ -195,7 +195,7 @@ private:
     }
   }
 
-  std::vector<Element> get(At at, const std::vector<Operand> &operands, int64_t number) {
+  std::vector<Element> get(At at, const Operands &operands, int64_t number) {
     std::vector<Element> elements;
     int64_t next = staging(at, number);
     for (const Place &place : chunk(at, operands, number)) {

@@ -16,7 +16,7 @@ namespace {
 std::string write(const ir::Module &module, const std::string &path, unsigned jobs) {
   std::string digest;
   int64_t bytes = 0;
-  return writePlan(module, path, jobs, digest, bytes);
+  return writePlan(module, statistics(module), path, jobs, digest, bytes);
 }
 
 /// The tiny plan once for each of `copies` groups of four ranks, as far as segments go. Not a plan that holds together.
@@ -40,7 +40,7 @@ TEST(Emit, DigestAndSize) {
   const TemporaryFolder folder;
   std::string digest;
   int64_t bytes = 0;
-  ASSERT_EQ(writePlan(tinyModule(), folder / "plan", 1, digest, bytes), "");
+  ASSERT_EQ(writePlan(tinyModule(), statistics(tinyModule()), folder / "plan", 1, digest, bytes), "");
   std::unique_ptr<Plan> plan;
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
   EXPECT_EQ(plan->digest(), digest);
@@ -179,7 +179,7 @@ TEST(Emit, ASegmentOfAGigabyte) {
     GTEST_SKIP() << "only with RESHARD_FULL=1";
   const TemporaryFolder folder;
   ir::Module module = tinyModule();
-  const std::vector<ir::Operand> operands(1 << 22);
+  const ir::Operands operands(1 << 22);
   for (int i = 0; i < 16; ++i)
     module.schedule.ranks[3].steps.push_back({ir::StepKind::fill, 0, -1, 0, 0, {}, operands, -1, {}});
   EXPECT_EQ(write(module, folder / "plan", 2), // 16 × 2^22 operands of 16 bytes, 16 steps of 64, 256 for what is around

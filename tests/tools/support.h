@@ -42,7 +42,7 @@ inline void compile(const std::string &yaml, const std::string &path) {
   ASSERT_TRUE(compileJob(path + ".yaml", {}, result, diagnostics)) << diagnostics.text();
   std::string digest;
   int64_t bytes = 0;
-  ASSERT_EQ(writePlan(result.module, path, 1, digest, bytes), "");
+  ASSERT_EQ(writePlan(result.module, result.statistics, path, 1, digest, bytes), "");
 }
 
 inline Parts takeApart(const std::string &path) {
