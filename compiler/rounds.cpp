@@ -47,7 +47,7 @@ struct Pair {
   int64_t left = 0;         // bytes to go
   int64_t given = 0;        // bytes of its last chunk
   uint32_t message = kNone; // that it is sending
-  bool listed = false;      // in Tier::active_
+  uint32_t slot = kNone;    // in Tier::active_
   int64_t planned = 0;      // chunks that go on without a look at it; see Tier::begin
 };
 
@@ -56,6 +56,13 @@ struct Port {
   bool sends = true;
   uint64_t search = 0;         // the last one that came by
   std::vector<uint32_t> pairs; // open ones
+};
+
+/// A pair that has its ports.
+struct Active {
+  uint32_t pair, out, in;
+  uint32_t turn = kNone; // the round in which it may have to make room
+  int64_t coming = 0;    // of the chunks that it planned, those to come
 };
 
 /// Bytes up to `end` of a grant that go on from `round` on.
@@ -76,7 +83,6 @@ public:
     const auto [at, added] = pairOf_.try_emplace(key(from, to), static_cast<uint32_t>(pairs_.size()));
     if (added) {
       pairs_.push_back({from, to, port(from, true), port(to, false), {}});
-      coming_.push_back(0);
       ports_[pairs_.back().out].pairs.push_back(at->second);
       ports_[pairs_.back().in].pairs.push_back(at->second);
     }
@@ -123,27 +129,31 @@ public:
   void begin(uint32_t round, std::vector<Arrival> &arrivals) {
     if (round % rounds_ != 0 || left_ == 0)
       return;
-    for (const Active &each : active_) {
+    for (Active &each : active_) {
       if (mates_[each.out] != each.pair)
         continue;
-      if (coming_[each.pair] == 0)
+      if (each.coming == 0)
         sync(each.pair);
-      if ((coming_[each.pair] == 0 && pairs_[each.pair].ready == 0) || (relays_ && yields(each.pair, round)))
+      if ((each.coming == 0 && pairs_[each.pair].ready == 0) || (round >= each.turn && yields(each)))
         release(each.pair);
     }
-    std::erase_if(active_, [&](const Active &each) {
-      pairs_[each.pair].listed = mates_[each.out] == each.pair;
-      return !pairs_[each.pair].listed;
-    });
-    match();
+    uint32_t kept = 0;
     for (const Active &each : active_) {
+      const bool sends = mates_[each.out] == each.pair;
+      pairs_[each.pair].slot = sends ? kept : kNone;
+      if (sends)
+        active_[kept++] = each;
+    }
+    active_.resize(kept);
+    match();
+    for (Active &each : active_) {
       if (mates_[each.out] != each.pair)
         continue;
-      if (coming_[each.pair] == 0) {
-        send(each.pair, round, arrivals);
+      if (each.coming == 0) {
+        send(each, round, arrivals);
         continue;
       }
-      --coming_[each.pair];
+      --each.coming;
       --chunks_[each.out];
       --chunks_[each.in];
     }
@@ -194,14 +204,17 @@ private:
     fill();
   }
 
+  /// Rounds of a turn of the message that a pair sends.
+  uint32_t turn(const Pair &pair) const {
+    return pair.message == kNone ? rounds_ : std::max(1u, messages_[pair.message].round / kTurns / rounds_) * rounds_;
+  }
+
   /// Whether a pair makes room for another one that has waited for more, so that what goes on from rank to rank is soon
   /// everywhere: the longer all goes on, the longer each turn.
-  bool yields(uint32_t number, uint32_t round) const {
-    const Pair &pair = pairs_[number];
+  bool yields(Active &active) {
+    const Pair &pair = pairs_[active.pair];
+    active.turn += turn(pair);
     if (pair.message == kNone)
-      return false;
-    const uint32_t first = messages_[pair.message].round, turn = std::max(1u, first / kTurns / rounds_) * rounds_;
-    if (round == first || (round - first) % turn != 0)
       return false;
     const Port &mine = ports_[pair.out];
     return std::any_of(mine.pairs.begin(), mine.pairs.end(), [&](uint32_t n) {
@@ -278,27 +291,31 @@ private:
         release(mates_[port]);
       mates_[port] = pair;
     }
-    if (!pairs_[pair].listed)
+    if (pairs_[pair].slot == kNone) {
+      pairs_[pair].slot = static_cast<uint32_t>(active_.size());
       active_.push_back({pair, pairs_[pair].out, pairs_[pair].in});
-    pairs_[pair].listed = true;
+    }
   }
 
   /// Plans the chunks that can follow without another look: of the item under way, that does not go on from where it
   /// comes to, since what waits for it must hear of every chunk.
-  void plan(uint32_t number) {
-    Pair &pair = pairs_[number];
+  void plan(Active &active) {
+    Pair &pair = pairs_[active.pair];
     const Item &item = pair.items[pair.current];
     if (pair.message == kNone || item.goesOn)
       return;
-    pair.planned = coming_[number] =
+    pair.planned = active.coming =
         std::max<int64_t>(0, item.readyFor(messages_[pair.message].round) - item.sent) / bytes_;
   }
 
   /// Enters the planned chunks that have gone since.
   void sync(uint32_t number) {
     Pair &pair = pairs_[number];
-    const int64_t bytes = (pair.planned - coming_[number]) * bytes_;
-    pair.planned = coming_[number] = 0;
+    if (pair.planned == 0)
+      return;
+    Active &active = active_[pair.slot];
+    const int64_t bytes = (pair.planned - active.coming) * bytes_;
+    pair.planned = active.coming = 0;
     if (bytes == 0)
       return;
     Item &item = pair.items[pair.current];
@@ -338,20 +355,22 @@ private:
       message.grants.pop_back();
   }
 
-  void send(uint32_t number, uint32_t round, std::vector<Arrival> &arrivals) {
-    Pair &pair = pairs_[number];
+  void send(Active &active, uint32_t round, std::vector<Arrival> &arrivals) {
+    Pair &pair = pairs_[active.pair];
     if (pair.message != kNone && !add(pair, round, arrivals))
       pair.message = kNone;
     if (pair.message == kNone) {
       pair.message = static_cast<uint32_t>(messages_.size());
       messages_.push_back({round, rounds_, pair.from, pair.to, 0, bytes_, {}});
       add(pair, round, arrivals);
+      if (relays_)
+        active.turn = round + turn(pair);
     }
     if (pair.given < bytes_) // the last chunk
       pair.message = kNone;
     while (pair.first < pair.items.size() && pair.items[pair.first].sent == pair.items[pair.first].bytes)
       ++pair.first;
-    plan(number);
+    plan(active);
   }
 
   /// Adds a chunk to the pair's message; false: there is nothing that it may take.
@@ -390,11 +409,7 @@ private:
   std::vector<int64_t> chunks_; // of each port still to go, where every pair's bytes are cut into as few as may be
   std::vector<uint32_t> mates_; // the pair that has the port
   std::unordered_map<uint64_t, uint32_t> pairOf_, portOf_;
-  struct Active {
-    uint32_t pair, out, in;
-  };
   std::vector<Active> active_;  // pairs that send, and some that were released
-  std::vector<int64_t> coming_; // by pair: of the chunks that it planned, those to come
   std::vector<uint32_t> free_;  // ports that may find a partner
   uint64_t search_ = 0;         // searches for another partner so far
   int64_t left_ = 0;

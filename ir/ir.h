@@ -290,7 +290,7 @@ struct OperandLoop {
 };
 struct OperandShape {
   int64_t rowBytes = 0;
-  std::vector<OperandLoop> loops; // outermost first
+  llvm::SmallVector<OperandLoop, 3> loops; // outermost first
   bool operator==(const OperandShape &) const = default;
 };
 
