@@ -100,7 +100,8 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
                                                   static_cast<uint32_t>(layout.topology.nicsPerNode),
                                                   static_cast<uint32_t>(least.nodes), least.rankLocal, least.rankIngress,
                                                   least.rankEgress, least.rankShare, least.nicIngress, least.nicEgress,
-                                                  least.nicShare)),
+                                                  least.nicShare),
+                                static_cast<uint64_t>(counts.stagingMax)),
       fbs::kManifestIdentifier);
 }
 

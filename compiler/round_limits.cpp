@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLeastBytes = 1 << 20, kMostBytes = 64 << 20; // of a message, where no limit asks for less
 constexpr int64_t kMostRounds = 8;
-constexpr int64_t kMostMessages = 1 << 22; // of a plan that a small limit cuts up
+constexpr int64_t kMostChunks = 1 << 24; // of a plan that a small limit cuts up
 
 /// The busiest port of a tier.
 struct Load {
@@ -82,13 +82,14 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
   const int64_t slot = limit / 4, share = far && near ? slot / 2 : slot;
   limits.bytes = aligned(std::min(limits.bytes, share));
   limits.localBytes = aligned(std::min(limits.localBytes, share));
-  const int64_t total = loads[0].total + loads[1].total, least = std::min(limits.bytes, limits.localBytes);
-  if (least > 0 && total / least <= kMostMessages)
+  const int64_t total = loads[0].total + loads[1].total;
+  const int64_t least = std::min(far ? limits.bytes : INT64_MAX, near ? limits.localBytes : INT64_MAX);
+  if (least > 0 && total / least <= kMostChunks)
     return {};
   const int64_t parts = far && near ? 8 : 4;
   return "a staging limit of " + std::to_string(limit) + " bytes is too small for " + std::to_string(total) +
          " bytes of messages, expected at least " +
-         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostMessages + kStagingAlignment) * parts) +
+         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts) +
          " bytes";
 }
 

@@ -60,6 +60,9 @@ private:
       return fail("found rank " + text(segment_.rank()) + ", expected " + text(rank_));
     if (segment_.arena_bytes() > static_cast<uint64_t>(kMaxSize))
       return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected at most " + text(kMaxSize));
+    if (segment_.arena_bytes() > manifest_.arena_bytes())
+      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected at most the " +
+                  text(manifest_.arena_bytes()) + " of the manifest");
     if (manifest_.staging_limit() > 0 && segment_.arena_bytes() > manifest_.staging_limit())
       return fail("found an arena of " + text(segment_.arena_bytes()) +
                   " bytes, expected at most the staging limit of " + text(manifest_.staging_limit()));

@@ -21,17 +21,10 @@ using namespace schema;
 
 constexpr const char *kName = "reshard-diff";
 
-/// What the names of --fail-on stand for. Reads every segment, which is checked on the way.
-std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
+/// What the names of --fail-on stand for.
+std::map<std::string, double> numbers(const Plan &plan) {
   const Manifest &m = plan.manifest();
-  uint64_t arena = 0;
-  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    const Segment *segment = nullptr;
-    if (std::string error = plan.segment(rank, segment); !error.empty())
-      return error;
-    arena = std::max(arena, segment->arena_bytes());
-  }
-  result = {{"world", m.world()},
+  return {{"world", m.world()},
             {"rounds", m.rounds()},
             {"messages", static_cast<double>(m.messages())},
             {"transfers", static_cast<double>(m.transfers())},
@@ -41,9 +34,8 @@ std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
             {"remote_bytes", static_cast<double>(m.bytes_remote())},
             {"storage_bytes", static_cast<double>(m.bytes_storage())},
             {"staging_limit", static_cast<double>(m.staging_limit())},
-            {"arena_bytes", static_cast<double>(arena)}, // of the rank that needs most
+            {"arena_bytes", static_cast<double>(m.arena_bytes())}, // of the rank that needs most
             {"plan_bytes", static_cast<double>(plan.container().bytes())}};
-  return {};
 }
 
 std::string describe(const Endpoint &endpoint, const Share &share) {
@@ -194,16 +186,19 @@ int difference(const DifferenceOptions &options) {
     }
   const bool equal = before->digest() == after->digest();
 
-  std::map<std::string, double> a, b;
-  for (const auto &[plan, values] : {std::make_pair(before.get(), &a), std::make_pair(after.get(), &b)})
-    if (const std::string error = numbers(*plan, *values); !error.empty()) {
-      complain(kName, error);
-      return kUsage;
-    }
+  const std::map<std::string, double> a = numbers(*before), b = numbers(*after);
   std::map<std::string, double> names;
   std::vector<std::string> added, removed, changed;
   std::vector<uint32_t> ranks;
-  if (!equal) {
+  if (!equal) { // of equal ones the digests are enough
+    for (const Plan *plan : {before.get(), after.get()})
+      for (uint32_t rank = 0; rank < plan->world(); ++rank) {
+        const Segment *segment = nullptr;
+        if (const std::string error = plan->segment(rank, segment); !error.empty()) {
+          complain(kName, error);
+          return kUsage;
+        }
+      }
     const auto pa = params(*before), pb = params(*after);
     for (const auto &[name, facts] : pb) {
       const auto at = pa.find(name);
