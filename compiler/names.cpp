@@ -81,24 +81,19 @@ public:
       : layout_(layout), endpoint_(endpoint), declaredAt_(declaredAt), noun_(noun), diagnostics_(diagnostics) {}
 
   void run() {
-    std::unordered_map<std::string, std::vector<unsigned>> bySkeleton, byName;
+    // By skeleton, literal ones and others; literal ones differ where their texts do, and need not be compared.
+    std::unordered_map<std::string, std::vector<unsigned>> literals, others, byName;
     for (unsigned p = 0; p < endpoint_.params.size(); ++p)
       patterns_.push_back(readPattern(layout_, endpoint_.params[p]));
     for (unsigned p = 0; p < patterns_.size(); ++p) {
-      auto &others = bySkeleton[patterns_[p].skeleton];
       auto &namesakes = byName[endpoint_.params[p].name];
-      if (patterns_[p].literal) {
-        for (unsigned q : namesakes)
-          compare(q, p);
-        for (unsigned q : others)
-          if (!patterns_[q].literal)
-            compare(q, p);
-      } else {
-        for (unsigned q : others)
-          compare(q, p);
+      for (unsigned q : others[patterns_[p].skeleton])
+        compare(q, p);
+      for (unsigned q : patterns_[p].literal ? namesakes : literals[patterns_[p].skeleton])
+        compare(q, p);
+      if (!patterns_[p].literal)
         compareWithItself(p);
-      }
-      others.push_back(p);
+      (patterns_[p].literal ? literals : others)[patterns_[p].skeleton].push_back(p);
       namesakes.push_back(p);
     }
   }

@@ -1,0 +1,205 @@
+// The compiler as a user runs it: the whole process from start to the written file, one core, no cache between runs, no fsync; median of five.
+// Counters: peak memory, transfers, bytes of the plan, and nanoseconds for each transfer and rank. Then what readers of the largest plans wait
+// for: a rank that opens, verifies and binds its part, reshard-inspect, reshard-diff of two plans and of two equal ones.
+//   bench-scale [--benchmark_filter=…]        RESHARD_BIN: the folder of the commands
+
+#include "executor/reshard.h"
+#include "schema/manifest.h"
+
+#include "executor/load.h"
+
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+using namespace reshard;
+
+namespace {
+
+constexpr const char *kTopology = "--set=options.topology=" RESHARD_SOURCE_DIR "/examples/topologies/h100x8.yaml";
+
+std::string binaries() {
+  const char *folder = std::getenv("RESHARD_BIN");
+  return folder ? folder : RESHARD_SOURCE_DIR "/build/release";
+}
+
+std::string temporary(const std::string &name) {
+  return (std::filesystem::temp_directory_path() / ("reshard-scale-" + std::to_string(getpid()) + "-" + name)).string();
+}
+
+[[noreturn]] void fail(const std::string &why) {
+  std::fprintf(stderr, "bench-scale: %s\n", why.c_str());
+  std::exit(1);
+}
+
+struct Spent {
+  double seconds = 0, peakMiB = 0;
+};
+
+/// Runs a command, silent, and waits for it; `code`: the exit code that is right.
+Spent run(std::vector<std::string> command, int code = 0) {
+  std::vector<char *> arguments;
+  for (std::string &word : command)
+    arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const auto start = std::chrono::steady_clock::now();
+  const pid_t child = fork();
+  if (child == 0) {
+    std::freopen("/dev/null", "w", stdout);
+    std::freopen("/dev/null", "w", stderr);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  int status = 0;
+  rusage usage{};
+  if (wait4(child, &status, 0, &usage) != child || !WIFEXITED(status) || WEXITSTATUS(status) != code)
+    fail("'" + command[0] + " " + command[1] + "' failed");
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), static_cast<double>(usage.ru_maxrss) / 1024};
+}
+
+std::vector<std::string> compileCommand(const std::string &job, const std::string &plan, const std::vector<std::string> &options) {
+  std::vector<std::string> command = {binaries() + "/reshard-compile", job, "-o", plan, "--jobs=1", "--allow=missing"};
+  command.insert(command.end(), options.begin(), options.end());
+  return command;
+}
+
+void compile(benchmark::State &state, const std::string &job, const std::vector<std::string> &options) {
+  const std::string plan = temporary("plan");
+  double peak = 0;
+  for (auto _ : state) {
+    std::filesystem::remove(plan);
+    const Spent spent = run(compileCommand(job, plan, options));
+    state.SetIterationTime(spent.seconds);
+    peak = std::max(peak, spent.peakMiB);
+    std::unique_ptr<Plan> opened;
+    if (const std::string error = Plan::open(plan, opened); !error.empty())
+      fail(error);
+    const double transfers = static_cast<double>(opened->manifest().transfers());
+    state.counters["transfers"] = transfers;
+    state.counters["ranks"] = opened->world();
+    state.counters["messages"] = static_cast<double>(opened->manifest().messages());
+    state.counters["peak_MiB"] = peak;
+    state.counters["plan_MiB"] = static_cast<double>(opened->container().bytes()) / (1 << 20);
+    state.counters["plan_B_per_transfer"] = static_cast<double>(opened->container().bytes()) / transfers;
+    state.counters["ns_each"] = spent.seconds * 1e9 / (transfers + opened->world());
+  }
+  std::filesystem::remove(plan);
+}
+
+/// Two jobs of every family at 1024 ranks: Megatron's to the engine's layout, and sharded data parallel's to the same.
+std::string familyJob(const std::string &model, const std::string &source, const std::string &target) {
+  const std::string path = temporary(model + "-" + source + ".yaml");
+  const bool uneven = model == "deepseek-v3" || model == "kimi-k2"; // 61 layers
+  const std::string mesh = source == "megatron" ? "{megatron: {tp: 2, pp: 2, dp: 256, ep: 8}}" : "{fsdp: 1024}";
+  std::ofstream(path) << "version: 1\nmodel: " RESHARD_SOURCE_DIR "/examples/models/" << model << ".yaml\nsource: {layout: " << source << ", mesh: " << mesh
+                      << (source == "megatron" && uneven ? ", place: {layer: {axis: pp, sizes: [31, 30]}, expert: ep}" : "")
+                      << "}\ntarget: {layout: " << target << ", mesh: {tp: 4, dp: 256, views: [{ep: 8, copy: 128}]}, ranks: 1024..2047}\n";
+  return path;
+}
+
+// What a reader waits for.
+
+struct Plans {
+  std::string a = temporary("a"), b = temporary("b"), copy = temporary("copy");
+  Plans() {
+    const std::string job = RESHARD_SOURCE_DIR "/examples/kimi-k2-2048-to-1024.yaml";
+    run(compileCommand(job, a, {}));
+    run(compileCommand(job, b, {"--set=options.staging=64MiB"}));
+    std::filesystem::copy_file(a, copy);
+  }
+  ~Plans() {
+    for (const std::string &path : {a, b, copy})
+      std::filesystem::remove(path);
+  }
+};
+
+const Plans &plans() {
+  static const Plans all;
+  return all;
+}
+
+/// The first target rank of the plan.
+void openAndBind(benchmark::State &state) {
+  constexpr uint32_t kRank = 2048;
+  struct Instance {
+    uint32_t endpoint;
+    std::string name;
+    uint64_t bytes;
+  };
+  std::vector<Instance> instances;
+  uint64_t most = 0;
+  {
+    std::unique_ptr<Plan> plan;
+    if (const std::string error = Plan::open(plans().a, plan); !error.empty())
+      fail(error);
+    for (uint32_t e = 0; e < plan->manifest().endpoints()->size(); ++e) {
+      const schema::Endpoint &endpoint = *plan->manifest().endpoints()->Get(e);
+      for (uint32_t place = 0; place < endpoint.ranks()->size(); ++place)
+        if (endpoint.ranks()->Get(place) == kRank)
+          for (uint32_t p = 0; p < endpoint.params()->size(); ++p)
+            for (const schema::ParamInstance &each : schema::instances(plan->manifest(), endpoint, p, place)) {
+              instances.push_back({e, each.name, static_cast<uint64_t>(each.bytes)});
+              most = std::max(most, static_cast<uint64_t>(each.bytes));
+            }
+    }
+  }
+  // Address space that nobody touches: binding looks at no byte.
+  void *memory = mmap(nullptr, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const uint32_t ranks[] = {kRank};
+  for (auto _ : state) {
+    reshard_executor *executor = nullptr;
+    if (reshard_open(plans().a.c_str(), ranks, 1, nullptr, &executor) != RESHARD_OK)
+      fail(reshard_error(executor));
+    for (const Instance &each : instances)
+      if (reshard_bind(executor, each.endpoint, kRank, each.name.c_str(), memory, each.bytes) != RESHARD_OK)
+        fail(reshard_error(executor));
+    reshard_close(executor);
+  }
+  munmap(memory, most);
+  state.counters["params"] = static_cast<double>(instances.size());
+}
+
+void command(benchmark::State &state, const std::vector<std::string> &words, int code) {
+  for (auto _ : state)
+    state.SetIterationTime(run(words, code).seconds);
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  auto median = [](benchmark::internal::Benchmark *bench) {
+    bench->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(1)->Repetitions(5)->ReportAggregatesOnly();
+  };
+  for (const char *job : {"qwen3-30b-a3b-32-to-16", "kimi-k2-256-to-128", "kimi-k2-2048-to-1024", "kimi-k2-16384-to-8192"})
+    for (const bool nodes : {false, true})
+      median(benchmark::RegisterBenchmark((std::string("compile/") + job + (nodes ? "/h100x8" : "")).c_str(), compile,
+                                          std::string(RESHARD_SOURCE_DIR "/examples/") + job + ".yaml",
+                                          nodes ? std::vector<std::string>{kTopology} : std::vector<std::string>{}));
+  std::vector<std::string> written;
+  for (const char *model : {"llama3-70b", "llama3-405b", "qwen2.5-72b", "qwen3-32b", "qwen3-235b-a22b", "mixtral-8x7b", "deepseek-v3", "kimi-k2", "glm-4.5",
+                            "gpt-oss-120b", "nemotron-h-8b"})
+    for (const char *source : {"megatron", "fsdp2"}) {
+      written.push_back(familyJob(model, source, "vllm"));
+      median(benchmark::RegisterBenchmark((std::string("compile-1024/") + model + "/" + source).c_str(), compile, written.back(), std::vector<std::string>{}));
+    }
+  benchmark::RegisterBenchmark("read/open-verify-bind", openAndBind)->Unit(benchmark::kMillisecond);
+  median(benchmark::RegisterBenchmark("read/inspect", [](benchmark::State &state) { command(state, {binaries() + "/reshard-inspect", plans().a}, 0); }));
+  median(benchmark::RegisterBenchmark("read/diff", [](benchmark::State &state) { command(state, {binaries() + "/reshard-diff", plans().a, plans().b}, 1); }));
+  median(benchmark::RegisterBenchmark("read/diff-equal", [](benchmark::State &state) { command(state, {binaries() + "/reshard-diff", plans().a, plans().copy}, 0); }));
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+  for (const std::string &path : written)
+    std::filesystem::remove(path);
+  return 0;
+}
