@@ -9,6 +9,14 @@ namespace {
 /// A turn that began in round r may last r / kTurns rounds where another pair waits.
 constexpr uint32_t kTurns = 2;
 
+/// A port with more partners takes the first that has as much left as any, without a look at the others: with all of
+/// them alike, as between shards and shards, looking at all would be most of the time.
+constexpr size_t kFew = 64;
+/// Looking up a pair costs as much as passing so many.
+constexpr size_t kLookup = 8;
+/// Pairs that one search for another partner looks at.
+constexpr size_t kMostLooks = 1 << 14;
+
 uint64_t key(int64_t a, int64_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint64_t>(b); }
 
 } // namespace
@@ -89,11 +97,25 @@ uint32_t Tier::port(int32_t rank, bool sends) {
   const auto [at, added] = portOf_.try_emplace(key(rank, sends), static_cast<uint32_t>(ports_.size()));
   if (added) {
     ports_.emplace_back();
+    ports_.back().rank = rank;
     ports_.back().sends = sends;
+    setIdle(at->second, true);
     chunks_.push_back(0);
     mates_.push_back(kNone);
   }
   return at->second;
+}
+
+void Tier::setIdle(uint32_t port, bool idle) {
+  std::vector<uint32_t> &all = idle_[ports_[port].sends];
+  if (idle) {
+    ports_[port].idle = all.size();
+    all.push_back(port);
+    return;
+  }
+  ports_[all.back()].idle = ports_[port].idle;
+  all[ports_[port].idle] = all.back();
+  all.pop_back();
 }
 
 void Tier::change(Pair &pair, int64_t by) {
@@ -113,9 +135,9 @@ void Tier::change(Pair &pair, int64_t by) {
 
 void Tier::match() {
   fill();
-  const int64_t most = *std::max_element(chunks_.begin(), chunks_.end());
+  most_ = *std::max_element(chunks_.begin(), chunks_.end());
   for (uint32_t p = 0; p < ports_.size(); ++p)
-    if (chunks_[p] == most && mates_[p] == kNone)
+    if (chunks_[p] == most_ && mates_[p] == kNone)
       augment(p);
   fill();
 }
@@ -142,19 +164,44 @@ void Tier::fill() {
   std::stable_sort(free_.begin(), free_.end(), [&](uint32_t a, uint32_t b) { return chunks_[a] > chunks_[b]; });
   for (uint32_t p : free_)
     if (mates_[p] == kNone)
-      if (const uint32_t pair = choose(ports_[p]); pair != kNone)
+      if (const uint32_t pair = choose(p); pair != kNone)
         take(pair);
   free_.clear();
 }
 
-uint32_t Tier::choose(Port &mine) {
-  std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
+uint32_t Tier::choose(uint32_t port) {
+  Port &mine = ports_[port];
   uint32_t best = kNone;
   auto merit = [&](uint32_t pair) { return std::make_pair(chunks_[other(mine, pairs_[pair])], pairs_[pair].left); };
-  for (uint32_t candidate : mine.pairs)
-    if (pairs_[candidate].ready > 0 && mates_[other(mine, pairs_[candidate])] == kNone &&
-        (best == kNone || merit(candidate) > merit(best)))
+  auto consider = [&](uint32_t candidate) {
+    const Pair &pair = pairs_[candidate];
+    if (pair.ready > 0 && mates_[other(mine, pair)] == kNone && (best == kNone || merit(candidate) > merit(best)))
       best = candidate;
+  };
+  // Where few are idle, they are looked at; else its own pairs.
+  const std::vector<uint32_t> &idle = idle_[!mine.sends];
+  if (idle.size() * kLookup < mine.pairs.size()) {
+    for (uint32_t partner : idle) {
+      const int32_t rank = ports_[partner].rank;
+      if (const auto pair = pairOf_.find(mine.sends ? key(mine.rank, rank) : key(rank, mine.rank));
+          pair != pairOf_.end())
+        consider(pair->second);
+    }
+    return best;
+  }
+  const bool many = mine.pairs.size() > kFew;
+  size_t done = 0;
+  for (size_t i = 0; i < mine.pairs.size(); ++i) {
+    const size_t at = many ? (mine.next + i) % mine.pairs.size() : i;
+    done += pairs_[mine.pairs[at]].left == 0;
+    consider(mine.pairs[at]);
+    if (many && best == mine.pairs[at] && chunks_[other(mine, pairs_[best])] >= most_) {
+      mine.next = at + 1;
+      break;
+    }
+  }
+  if (!many || 2 * done > mine.pairs.size())
+    std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
   return best;
 }
 
@@ -166,8 +213,10 @@ void Tier::augment(uint32_t start) {
   };
   std::vector<Step> steps = {{start, kNone, 0}};
   ++search_;
-  for (size_t at = 0; at < steps.size(); ++at) {
+  size_t looks = 0;
+  for (size_t at = 0; at < steps.size() && looks < kMostLooks; ++at) {
     const Port &mine = ports_[steps[at].port];
+    looks += mine.pairs.size();
     uint32_t best = kNone;
     int64_t least = chunks_[start];
     for (uint32_t candidate : mine.pairs) {
@@ -199,6 +248,7 @@ void Tier::take(uint32_t pair) {
     if (mates_[port] != kNone)
       release(mates_[port]);
     mates_[port] = pair;
+    setIdle(port, false);
   }
   if (pairs_[pair].slot == kNone) {
     pairs_[pair].slot = static_cast<uint32_t>(active_.size());
@@ -241,6 +291,7 @@ void Tier::release(uint32_t number) {
   for (uint32_t port : {pair.out, pair.in}) {
     mates_[port] = kNone;
     free_.push_back(port);
+    setIdle(port, true);
   }
   if (pair.message == kNone)
     return;

@@ -45,9 +45,12 @@ struct Pair {
 
 /// One end of a rank's link, or of its share of a NIC.
 struct Port {
+  int32_t rank = 0;
   bool sends = true;
+  size_t idle = 0;             // its place in Tier::idle_, where nobody has it
   uint64_t search = 0;         // the last one that came by
-  std::vector<uint32_t> pairs; // open ones
+  std::vector<uint32_t> pairs; // open ones, and some that are done
+  size_t next = 0;             // where it looks first, if it has many
 };
 
 /// A pair that has its ports.
@@ -91,6 +94,9 @@ private:
   uint32_t port(int32_t rank, bool sends);
   int64_t chunks(int64_t bytes) const { return (bytes + bytes_ - 1) / bytes_; }
 
+  /// Enters a port among those that nobody has, or takes it out.
+  void setIdle(uint32_t port, bool idle);
+
   /// More or fewer bytes to go.
   void change(Pair &pair, int64_t by);
 
@@ -110,7 +116,7 @@ private:
   void fill();
 
   /// The best pair with a free partner.
-  uint32_t choose(Port &mine);
+  uint32_t choose(uint32_t port);
 
   /// Looks, breadth first, for a way on which partners change hands: from `start` to a free partner, or to a port that
   /// may go empty instead since it has less left, the least of those as near (Berge; the ports with most can all be
@@ -144,10 +150,12 @@ private:
   std::vector<int64_t> chunks_; // of each port still to go, where every pair's bytes are cut into as few as may be
   std::vector<uint32_t> mates_; // the pair that has the port
   std::unordered_map<uint64_t, uint32_t> pairOf_, portOf_;
-  std::vector<Active> active_; // pairs that send, and some that were released
-  std::vector<uint32_t> free_; // ports that may find a partner
-  uint64_t search_ = 0;        // searches for another partner so far
+  std::vector<uint32_t> idle_[2]; // ports that nobody has: receiving, sending
+  std::vector<Active> active_;    // pairs that send, and some that were released
+  std::vector<uint32_t> free_;    // ports that may find a partner
+  uint64_t search_ = 0;           // searches for another partner so far
   int64_t left_ = 0;
+  int64_t most_ = 0; // chunks to go of the port with most, in the last round
 };
 
 } // namespace reshard
