@@ -83,10 +83,11 @@ public:
     firstBuffer_.resize(layout_.world);
     operandShapes_.resize(layout_.world);
     operandNumbers_.resize(layout_.world);
+    std::vector<std::vector<BufferRun>> all = buffers(layout_);
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
       RankSchedule &schedule = module_.schedule.ranks[rank];
       schedule.rank = rank;
-      schedule.buffers = buffers(layout_, rank);
+      schedule.buffers = std::move(all[rank]);
       for (const BufferRun &run : schedule.buffers)
         firstBuffer_[rank].try_emplace({static_cast<int64_t>(run.endpoint), run.place}, run.first);
     }

@@ -20,34 +20,53 @@ uint64_t bytesOf(const Segment &segment, const Operand &operand) {
 
 } // namespace
 
-std::vector<uint64_t> chunksBefore(const Segment &segment, const Step &send, const Step &receive) {
-  std::map<std::array<uint64_t, 3>, uint64_t> begins; // of the receive's operands, in bytes of the message
-  uint64_t at = 0;
-  for (uint32_t i = 0; i < receive.output_count(); ++i) {
-    const Operand &operand = *segment.operands()->Get(receive.first_output() + i);
-    begins[{operand.buffer(), operand.shape(), operand.offset()}] = at;
-    at += bytesOf(segment, operand);
+std::vector<std::vector<uint64_t>> chunksBefore(const Segment &segment, const Step &send) {
+  struct Place {
+    uint32_t step;  // of `after`
+    uint64_t begin; // in bytes of its message
+  };
+  std::map<std::array<uint64_t, 3>, Place> brought; // by operand
+  const uint64_t chunks = chunkCount(send);
+  std::vector<std::vector<uint64_t>> result(send.after_count(), std::vector<uint64_t>(chunks));
+  auto earlier = [&](uint32_t i) -> const Step & { return *segment.steps()->Get(segment.after()->Get(send.first_after() + i)); };
+  for (uint32_t i = 0; i < send.after_count(); ++i) {
+    const Step &step = earlier(i);
+    if (step.kind() != StepKind::recv && step.kind() != StepKind::send)
+      std::fill(result[i].begin(), result[i].end(), 1);
+    uint64_t at = 0;
+    for (uint32_t o = 0; o < step.output_count(); ++o) {
+      const Operand &operand = *segment.operands()->Get(step.first_output() + o);
+      brought[{operand.buffer(), operand.shape(), operand.offset()}] = {i, at};
+      at += bytesOf(segment, operand);
+    }
   }
+  auto isSource = [&](uint32_t buffer) {
+    const auto *runs = segment.buffers();
+    for (uint32_t r = 0; runs && r < runs->size(); ++r)
+      if (buffer >= runs->Get(r)->first() && buffer - runs->Get(r)->first() < runs->Get(r)->count())
+        return runs->Get(r)->endpoint() == 0;
+    return false;
+  };
   auto chunkOf = [](const Step &step, uint64_t byte) { return step.chunk() > 0 ? byte / step.chunk() : 0; };
-  std::vector<uint64_t> before(chunkCount(send));
-  bool any = false;
-  at = 0;
-  for (uint32_t i = 0; i < send.input_count(); ++i) {
-    const Operand &operand = *segment.operands()->Get(send.first_input() + i);
+  uint64_t at = 0;
+  for (uint32_t n = 0; n < send.input_count(); ++n) {
+    const Operand &operand = *segment.operands()->Get(send.first_input() + n);
     const uint64_t end = at + bytesOf(segment, operand);
-    if (const auto known = begins.find({operand.buffer(), operand.shape(), operand.offset()}); known != begins.end()) {
-      any = true;
-      for (uint64_t c = chunkOf(send, at); c <= chunkOf(send, end - 1); ++c) {
-        const uint64_t last =
-            send.chunk() > 0 ? std::min(end, (c + 1) * send.chunk()) - 1 : end - 1; // of its bytes in this chunk
-        before[c] = std::max(before[c], chunkOf(receive, known->second + (last - at)) + 1);
+    const auto known = brought.find({operand.buffer(), operand.shape(), operand.offset()});
+    for (uint64_t c = chunkOf(send, at); c <= chunkOf(send, end - 1); ++c) {
+      if (known != brought.end()) {
+        const uint64_t last = send.chunk() > 0 ? std::min(end, (c + 1) * send.chunk()) - 1 : end - 1; // of its bytes in this chunk
+        uint64_t &count = result[known->second.step][c];
+        count = std::max(count, chunkOf(earlier(known->second.step), known->second.begin + (last - at)) + 1);
+      } else if (!isSource(operand.buffer())) {
+        for (uint32_t i = 0; i < send.after_count(); ++i)
+          if (earlier(i).kind() == StepKind::recv)
+            result[i][c] = chunkCount(earlier(i));
       }
     }
     at = end;
   }
-  if (!any)
-    std::fill(before.begin(), before.end(), chunkCount(receive));
-  return before;
+  return result;
 }
 
 } // namespace reshard

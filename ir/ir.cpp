@@ -131,25 +131,27 @@ int64_t bytes(const Transfers &transfers, const Transfer &transfer) {
   return tile.bytes / size(transfers.relations[tile.holders[0].relations[transfer.dimension]]) * (transfer.end - transfer.begin);
 }
 
-std::vector<BufferRun> buffers(const Layout &layout, int32_t rank) {
-  std::vector<BufferRun> runs;
-  uint32_t next = 1;
+std::vector<std::vector<BufferRun>> buffers(const Layout &layout) {
+  std::vector<std::vector<BufferRun>> result(layout.world);
+  std::vector<uint32_t> next(layout.world, 1);
   for (unsigned e = 0; e < layout.endpoints.size(); ++e) {
     const Endpoint &endpoint = layout.endpoints[e];
     for (int64_t place = 0; place < endpoint.places(); ++place) {
-      if (!endpoint.storage && endpoint.ranks[place] != rank)
-        continue;
-      for (unsigned p = 0; p < endpoint.params.size(); ++p) {
-        const int64_t count = instances(endpoint, endpoint.params[p], place);
-        if (count == 0)
-          continue;
-        runs.push_back({e, static_cast<int32_t>(place), p, next, static_cast<uint32_t>(count),
-                        localBytes(endpoint, endpoint.params[p], place)});
-        next += static_cast<uint32_t>(count);
-      }
+      std::vector<BufferRun> runs;
+      for (unsigned p = 0; p < endpoint.params.size(); ++p)
+        if (const int64_t count = instances(endpoint, endpoint.params[p], place); count > 0)
+          runs.push_back({e, static_cast<int32_t>(place), p, 0, static_cast<uint32_t>(count), localBytes(endpoint, endpoint.params[p], place)});
+      const int32_t first = endpoint.storage ? 0 : endpoint.ranks[place];
+      const int32_t end = endpoint.storage ? static_cast<int32_t>(layout.world) : first + 1;
+      for (int32_t rank = first; rank < end; ++rank)
+        for (BufferRun run : runs) {
+          run.first = next[rank];
+          next[rank] += run.count;
+          result[rank].push_back(run);
+        }
     }
   }
-  return runs;
+  return result;
 }
 
 } // namespace reshard::ir

@@ -369,8 +369,8 @@ struct Module {
   bool operator==(const Module &) const = default;
 };
 
-/// The buffers of a world rank: its places in every endpoint, then the storage endpoints' places that its steps may use.
+/// The buffers of every world rank: its places in every endpoint, then the storage endpoints' places that its steps may use.
 /// Buffer numbers start at 1 (0 is the arena). A run is listed only where it has instances.
-std::vector<BufferRun> buffers(const Layout &layout, int32_t rank);
+std::vector<std::vector<BufferRun>> buffers(const Layout &layout);
 
 } // namespace reshard::ir

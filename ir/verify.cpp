@@ -267,9 +267,10 @@ private:
     if (!require(static_cast<int64_t>(s.ranks.size()) == layout_.world, "the schedule has " + std::to_string(s.ranks.size()) + " ranks, the world " + std::to_string(layout_.world)))
       return;
     std::map<uint32_t, End> sends, receives;
+    const std::vector<std::vector<BufferRun>> all = buffers(layout_);
     for (const RankSchedule &rank : s.ranks) {
       const std::string who = "rank " + std::to_string(rank.rank);
-      require(rank.buffers == buffers(layout_, rank.rank), who + " has other buffers than its layouts give it");
+      require(rank.rank >= 0 && rank.rank < layout_.world && rank.buffers == all[rank.rank], who + " has other buffers than its layouts give it");
       require(layout_.stagingLimit == 0 || rank.arenaBytes <= layout_.stagingLimit, who + " has an arena past the staging limit");
       uint32_t round = 0;
       schema::ArenaUse arena;

@@ -285,22 +285,21 @@ private:
           after(slot, !send, send ? copying : tasks.wire);
         slot = send ? tasks.wire : copying;
       }
-      for (uint32_t i = 0; send && i < step->after_count(); ++i)
-        follow(rank, segment, *step, *segment.steps()->Get(segment.after()->Get(step->first_after() + i)), messages);
+      if (send && step->after_count() > 0)
+        follow(rank, segment, *step, messages);
     }
   }
 
   /// What a send waits for besides its slots.
-  void follow(uint32_t rank, const Segment &segment, const Step &send, const Step &earlier, const std::vector<Chunks> &messages) {
+  void follow(uint32_t rank, const Segment &segment, const Step &send, const std::vector<Chunks> &messages) {
     const Chunks &chunks = messages[send.message()];
-    auto first = [](const Tasks &tasks) { return tasks.pack != kNone ? tasks.pack : tasks.wire; };
-    if (earlier.kind() == StepKind::recv) {
-      const std::vector<uint64_t> before = chunksBefore(segment, send, earlier);
+    const std::vector<std::vector<uint64_t>> before = chunksBefore(segment, send);
+    for (uint32_t i = 0; i < send.after_count(); ++i) {
+      const Step &earlier = *segment.steps()->Get(segment.after()->Get(send.first_after() + i));
       for (size_t c = 0; c < chunks.size(); ++c)
-        if (before[c] > 0)
-          after(messages[earlier.message()][before[c] - 1].last(), true, first(chunks[c]));
-    } else if (earlier.kind() != StepKind::send) {
-      after(local_.at({rank, &earlier}), true, first(chunks[0]));
+        if (before[i][c] > 0)
+          after(earlier.kind() == StepKind::recv ? messages[earlier.message()][before[i][c] - 1].last() : local_.at({rank, &earlier}), true,
+                chunks[c].pack != kNone ? chunks[c].pack : chunks[c].wire);
     }
   }
 

@@ -109,6 +109,16 @@ std::string familyJob(const std::string &model, const std::string &source, const
   return path;
 }
 
+/// kimi-k2 on ever more ranks, whose instances and data parallel copies grow alike.
+std::string seriesJob(int copies) {
+  const std::string path = temporary("series-" + std::to_string(copies) + ".yaml"), half = std::to_string(copies / 2);
+  std::ofstream(path) << "version: 1\nmodel: " RESHARD_SOURCE_DIR "/examples/models/kimi-k2.yaml\nsource: {layout: megatron, mesh: {megatron: {tp: 8, pp: 16, dp: " << copies
+                      << ", ep: " << std::min(128, 8 * copies) << ", etp: 1}}, place: {layer: {axis: pp, sizes: [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3]}, expert: ep}}\n"
+                      << "target: {layout: vllm, mesh: {tp: 8, dp: 16, instance: " << half << ", views: [{ep: 128, instance: " << half << "}]}, ranks: " << 128 * copies << ".."
+                      << 192 * copies - 1 << "}\n";
+  return path;
+}
+
 // What a reader waits for.
 
 struct Plans {
@@ -189,6 +199,10 @@ int main(int argc, char **argv) {
                                           std::string(RESHARD_SOURCE_DIR "/examples/") + job + ".yaml",
                                           nodes ? std::vector<std::string>{kTopology} : std::vector<std::string>{}));
   std::vector<std::string> written;
+  for (const int copies : {2, 4, 8, 16}) {
+    written.push_back(seriesJob(copies));
+    median(benchmark::RegisterBenchmark(("series/" + std::to_string(128 * copies)).c_str(), compile, written.back(), std::vector<std::string>{}));
+  }
   for (const char *model : {"llama3-70b", "llama3-405b", "qwen2.5-72b", "qwen3-32b", "qwen3-235b-a22b", "mixtral-8x7b", "deepseek-v3", "kimi-k2", "glm-4.5",
                             "gpt-oss-120b", "nemotron-h-8b"})
     for (const char *source : {"megatron", "fsdp2"}) {

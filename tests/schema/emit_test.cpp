@@ -59,7 +59,7 @@ TEST(Emit, SegmentsSayWhatTheScheduleSays) {
     const ir::RankSchedule &expected = module.schedule.ranks[rank];
     EXPECT_EQ(found.rank, rank);
     EXPECT_EQ(static_cast<int64_t>(found.arena_bytes), expected.arenaBytes);
-    EXPECT_EQ(ir::buffers(module.layout, static_cast<int32_t>(rank)), expected.buffers) << "the module itself";
+    EXPECT_EQ(ir::buffers(module.layout)[rank], expected.buffers) << "the module itself";
     ASSERT_EQ(found.buffers.size(), expected.buffers.size());
     for (size_t b = 0; b < found.buffers.size(); ++b) {
       EXPECT_EQ(found.buffers[b].endpoint(), expected.buffers[b].endpoint);

@@ -74,7 +74,9 @@ TEST(Load, SegmentRefusals) {
   expectRefusal(
       {
           {"rank", [](Parts &p) { p.segments[1].rank = 2; }, "found rank 2, expected 1"},
-          {"arena over the limit", [](Parts &p) { p.segments[1].arena_bytes = 65; },
+          {"arena over the manifest's", [](Parts &p) { p.segments[1].arena_bytes = 49; },
+           "found an arena of 49 bytes, expected at most the 48 of the manifest"},
+          {"arena over the limit", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 65; },
            "found an arena of 65 bytes, expected at most the staging limit of 64"},
           {"arena over any limit",
            [](Parts &p) {
@@ -295,7 +297,7 @@ TEST(Load, Allowed) {
       {"an unused shape",
        [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); }},
       {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }},
-      {"a larger arena", [](Parts &p) { p.segments[1].arena_bytes = 64; }},
+      {"a larger arena", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 64; }},
       {"an idle rank without tables", [](Parts &p) { EXPECT_TRUE(p.segments[3].steps.empty()); }},
   };
   for (const auto &[what, change] : changes) {

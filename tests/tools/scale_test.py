@@ -1,0 +1,76 @@
+"""What does not depend on how busy a machine is, of the largest jobs: transfers, bytes of the plan, peak memory; that hostile sizes are refused at
+once; that a long model is read. Times are tests/bench/scale.cpp's. RESHARD_BIN: the folder of the commands."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+FULL = "RESHARD_FULL" in os.environ
+SMALL = "RESHARD_SMALL" in os.environ  # sanitizers use more memory
+# transfers, MiB of memory, MiB of the plan
+JOBS = {
+    "qwen3-30b-a3b-32-to-16": (25_400, 48, 1),
+    "kimi-k2-256-to-128": (178_560, 128, 8),
+    "kimi-k2-2048-to-1024": (1_428_480, 512, 64),
+    "clusters/kimi-k2-16384-to-8192": (11_427_840, 4096, 512),
+}
+
+
+class Scale(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def compile(self, job, *options):
+        return subprocess.run([BIN / "reshard-compile", job, "-o", self.folder / "plan", f"--report={self.folder / 'report'}", *options], capture_output=True, text=True)
+
+    def test_jobs(self):
+        for job, (transfers, memory, size) in JOBS.items():
+            if SMALL and transfers > 1_000_000:
+                continue
+            for nodes in ((), (f"--set=options.topology={ROOT / 'examples/topologies/h100x8.yaml'}",)):
+                with self.subTest(job, nodes=bool(nodes)):
+                    done = self.compile(ROOT / "examples" / f"{job}.yaml", *nodes)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    report = json.loads((self.folder / "report").read_text())
+                    self.assertEqual(report["transfers"], transfers)
+                    self.assertLessEqual(report["plan_bytes"], size << 20)
+                    if not SMALL:
+                        self.assertLessEqual(report["peak_rss_bytes"], memory << 20)
+                    if FULL and not SMALL:
+                        proof = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", "--verify"], capture_output=True, text=True)
+                        self.assertIn("right: all", proof.stdout, proof.stderr)
+
+    def test_a_long_model(self):
+        lines = [f"    model.layers.{i // 20}.block.{i % 20}.weight: {{shape: [128, 64], shard: {{0: tp}}}}" for i in range(20_000)]
+        job = self.folder / "job.yaml"
+        job.write_text("version: 1\nmodel:\n  dtype: bf16\n  tensors:\n" + "\n".join(lines) + "\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 8}}\n")
+        done = self.compile(job)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads((self.folder / "report").read_text())
+        self.assertEqual((report["tensors"], report["transfers"]), (20_000, 160_000))
+
+    def test_hostile_sizes(self):
+        tensors = "tensors: {'w.{layer}.{expert}': {shape: [4]}}"
+        for model, source, error in (
+                ("index: {layer: 1000000, expert: 1000000}, " + tensors, "{}", "has 1000000000000 instances on a rank, expected at most 4294967296"),
+                ("index: {layer: 10000000, expert: 1}, " + tensors, "{}", "'layer' is 10000000, expected 0 to 1048576"),
+                ("tensors: {w: [4]}", "{tp: 1000000000}", "the size of axis 'tp' is 1000000000, expected 1 to 1048576"),
+                ("tensors: {w: [4]}", "{a: 1000000, b: 1000000}", "1048576")):
+            with self.subTest(error):
+                job = self.folder / "job.yaml"
+                job.write_text(f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {source}}}, target: {{mesh: {{}}}}}}\n")
+                done = subprocess.run(["timeout", "10", BIN / "reshard-compile", job, "-o", self.folder / "plan"], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 2)
+                self.assertIn(error, done.stderr)
+                self.assertFalse((self.folder / "plan").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
