@@ -9,8 +9,8 @@ namespace {
 /// A turn that began in round r may last r / kTurns rounds where another pair waits.
 constexpr uint32_t kTurns = 2;
 
-/// A port with more partners takes the first that has as much left as any, without a look at the others: with all of
-/// them alike, as between shards and shards, looking at all would be most of the time.
+/// A port with more partners takes the first that has nearly as much left as any, without a look at the others: with
+/// all of them alike, as between shards and shards, looking at all would be most of the time.
 constexpr size_t kFew = 64;
 /// Looking up a pair costs as much as passing so many.
 constexpr size_t kLookup = 8;
@@ -178,10 +178,12 @@ uint32_t Tier::choose(uint32_t port) {
     if (pair.ready > 0 && mates_[other(mine, pair)] == kNone && (best == kNone || merit(candidate) > merit(best)))
       best = candidate;
   };
+  auto good = [&](uint32_t pair) { return chunks_[other(mine, pairs_[pair])] >= most_ - most_ / 8; };
   // Where few are idle, they are looked at; else its own pairs.
   const std::vector<uint32_t> &idle = idle_[!mine.sends];
   if (idle.size() * kLookup < mine.pairs.size()) {
-    for (uint32_t partner : idle) {
+    for (size_t i = 0; i < idle.size() && !(best != kNone && good(best)); ++i) {
+      const uint32_t partner = idle[i];
       const int32_t rank = ports_[partner].rank;
       if (const auto pair = pairOf_.find(mine.sends ? key(mine.rank, rank) : key(rank, mine.rank));
           pair != pairOf_.end())
@@ -195,7 +197,7 @@ uint32_t Tier::choose(uint32_t port) {
     const size_t at = many ? (mine.next + i) % mine.pairs.size() : i;
     done += pairs_[mine.pairs[at]].left == 0;
     consider(mine.pairs[at]);
-    if (many && best == mine.pairs[at] && chunks_[other(mine, pairs_[best])] >= most_) {
+    if (many && best == mine.pairs[at] && good(best)) {
       mine.next = at + 1;
       break;
     }
