@@ -3,6 +3,7 @@
 #include "executor/reshard.h"
 
 #include "executor/transport.h"
+#include "executor/wire.h"
 
 #include <algorithm>
 #include <cstring>
@@ -179,14 +180,20 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       return e.fail(RESHARD_INVALID, "no plan path is given");
     const std::string transport = options && options->transport ? options->transport : "threads";
     const std::string device = options && options->device ? options->device : "cpu";
-    if (transport != "threads")
-      return e.fail(RESHARD_INVALID, "transport '" + transport + "' is not in this build, expected 'threads'");
+    if (transport != "threads" && transport != "mpi")
+      return e.fail(RESHARD_INVALID, "unknown transport '" + transport + "', expected 'threads' or 'mpi'");
     if (device != "cpu")
       return e.fail(RESHARD_INVALID, "device '" + device + "' is not in this build, expected 'cpu'");
     if (std::string error = Plan::open(path, e.plan); !error.empty())
       return e.fail(RESHARD_BAD_PLAN, std::move(error));
+    std::unique_ptr<Wire> wire;
+    if (transport != "threads")
+      if (std::string error = openWire(transport, wire); !error.empty())
+        return e.fail(RESHARD_FAILED, std::move(error));
     if (ranks)
       e.ranks.assign(ranks, ranks + rank_count);
+    else if (wire)
+      e.ranks = {wire->rank()};
     else
       for (uint32_t rank = 0; rank < e.plan->world(); ++rank)
         e.ranks.push_back(rank);
@@ -200,7 +207,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
       return e.fail(RESHARD_INVALID, "a rank is given twice");
-    e.transport = makeThreadsTransport(options ? options->threads : 0);
+    e.transport = wire ? makeMessageTransport(std::move(wire)) : makeThreadsTransport(options ? options->threads : 0);
     return RESHARD_OK;
   });
 }
@@ -307,6 +314,12 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
     ++e.version;
     return RESHARD_OK;
   });
+}
+
+const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count) {
+  if (count)
+    *count = executor ? executor->ranks.size() : 0;
+  return executor ? executor->ranks.data() : nullptr;
 }
 
 reshard_state reshard_target_state(const reshard_executor *executor) { return executor ? executor->state : RESHARD_EMPTY; }

@@ -33,10 +33,14 @@ typedef struct {
   uint32_t threads;      /* workers of this process; 0: all cores */
 } reshard_options;
 
-/* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan). On failure *executor
+/* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan, or with transport
+   "mpi" this process's own). On failure *executor
    is still set where memory allows, so that reshard_error can tell why; close it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);
+
+/* The world ranks of this process, *count of them; valid until close. */
+const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count);
 
 /* Binds a param's memory. endpoint: as in the job, 0 is the source. place: the world rank, or for a storage endpoint the file
    number (0 for a checkpoint). The memory stays the caller's and must live, unmoved, until close. bytes must be exact. */

@@ -42,4 +42,8 @@ public:
 /// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` workers (0: all cores).
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
 
+class Wire;
+/// One rank of the plan in each process: messages over a wire, as compiled.
+std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Wire> wire);
+
 } // namespace reshard

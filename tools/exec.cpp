@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
                    {"--check-replicas", "", "before anything moves, compare all that the source holds more than once; differences are named", setSwitch(options.checkReplicas)},
                    {"--memory", "SIZE", "keep what is resident of files below SIZE (bytes, or KiB, MiB, GiB)", setBytes(options.memory)},
                    {"--seed", "N", "the first seed (0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
-                   {"--transport", "NAME", "threads", setChoice(options.transport, {"threads", "mpi", "nccl"})},
+                   {"--transport", "NAME", "threads (default), or mpi under mpirun, a process for each rank", setChoice(options.transport, {"threads", "mpi", "nccl"})},
                    {"--device", "NAME", "cpu", setChoice(options.device, {"cpu", "cuda"})},
                    {"--threads", "N", "workers (all cores)", setNumber(threads, 1, 4096)},
                    {"--repeat", "N", "runs (1)", setNumber(options.repeat, 1, 1'000'000)},

@@ -106,9 +106,10 @@ public:
       writeSource();
       return kDone;
     }
-    Memory source(*plan_), target(*plan_);
-    std::unique_ptr<NewFolder> folder;
     double begin = now();
+    open();
+    Memory source(*plan_, ranks_), target(*plan_, ranks_);
+    std::unique_ptr<NewFolder> folder;
     if (options_.synthesize) {
       need(source.allocate(0), kFailure);
       for (uint32_t e = 1; e < endpoints; ++e)
@@ -128,7 +129,6 @@ public:
     trace_.add("bind memory", begin);
 
     begin = now();
-    open();
     bind(source);
     bind(target);
     if (reshard_prepare(executor_.get()) != RESHARD_OK)
@@ -168,8 +168,13 @@ private:
                                                 : "expected --source=DIR and --target=DIR, or --synthesize"};
     if (!options_.synthesize && options_.target.empty())
       throw Failure{kUsage, "expected --target=DIR beside --source, or --synthesize"};
-    if (options_.transport != "threads")
-      throw Failure{kFailure, "transport '" + options_.transport + "' is not in this build, expected 'threads'"};
+    if (options_.transport == "nccl")
+      throw Failure{kFailure, "transport 'nccl' is not in this build, expected 'threads' or 'mpi'"};
+    bool files = !options_.synthesize;
+    for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints())
+      files = files || (endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0));
+    if (options_.transport == "mpi" && files)
+      throw Failure{kFailure, "transport 'mpi' writes no files yet, expected --synthesize and targets with ranks"};
     if (options_.device != "cpu")
       throw Failure{kFailure, "device '" + options_.device + "' is not in this build, expected 'cpu'"};
   }
@@ -220,7 +225,12 @@ private:
     const reshard_status status = reshard_open(options_.plan.c_str(), nullptr, 0, &options, &executor);
     executor_.reset(executor);
     if (status != RESHARD_OK)
-      throw Failure{kUsage, reshard_error(executor)};
+      throw Failure{status == RESHARD_FAILED ? kFailure : kUsage, reshard_error(executor)};
+    if (options_.transport == "mpi") {
+      size_t count = 0;
+      const uint32_t *ranks = reshard_ranks(executor, &count);
+      ranks_.assign(ranks, ranks + count);
+    }
     for (const std::string &name : refreshNames(*plan_)) // there is no engine here that could do anything
       reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr);
   }
@@ -272,8 +282,12 @@ private:
   }
 
   void report() {
-    const schema::Manifest &manifest = *&plan_->manifest();
-    const uint64_t bytes = reshard_bytes(executor_.get());
+    if (!ranks_.empty()) // of several processes each has its own
+      printCheck("rank " + std::to_string(ranks_[0]) + ": ");
+    if (!ranks_.empty() && ranks_[0] != 0)
+      return; // the first one speaks of all
+    const schema::Manifest &manifest = plan_->manifest();
+    const uint64_t bytes = ranks_.empty() ? reshard_bytes(executor_.get()) : manifest.bytes_target();
     Json runs = Json::array();
     double fastest = 0;
     for (const Run &run : runs_) {
@@ -295,10 +309,15 @@ private:
       std::printf("  %-10s %12s\n", "storage", humanBytes(static_cast<double>(manifest.bytes_storage())).c_str());
     const auto best = std::min_element(runs_.begin(), runs_.end(), [](const Run &a, const Run &b) { return a.seconds < b.seconds; });
     std::printf("  %-10s %10.4f s, %.2f GB/s%s\n", "time", best->seconds, fastest, runs_.size() > 1 ? " (fastest run)" : "");
+    if (ranks_.empty())
+      printCheck("all ");
+  }
+
+  void printCheck(const std::string &whose) const {
     if (options_.check && result_.mismatches == 0)
-      std::printf("  all %llu bytes right\n", static_cast<unsigned long long>(result_.checkedBytes));
+      std::printf("  %s%llu bytes right\n", whose.c_str(), static_cast<unsigned long long>(result_.checkedBytes));
     else if (options_.check)
-      std::printf("  %llu elements WRONG; %s\n", static_cast<unsigned long long>(result_.mismatches), result_.first.c_str());
+      std::printf("  %s%llu elements WRONG; %s\n", ranks_.empty() ? "" : whose.c_str(), static_cast<unsigned long long>(result_.mismatches), result_.first.c_str());
   }
 
   struct Close {
@@ -308,6 +327,7 @@ private:
   const ExecutionOptions &options_;
   const unsigned threads_;
   std::unique_ptr<Plan> plan_;
+  std::vector<uint32_t> ranks_; // of this process; none: all
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<Run> runs_;
   CheckResult result_;

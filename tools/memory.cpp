@@ -71,10 +71,16 @@ std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_
   return result;
 }
 
+bool Memory::mine(const schema::Endpoint &endpoint, uint32_t place) const {
+  return ranks_.empty() || endpoint.storage() || std::binary_search(ranks_.begin(), ranks_.end(), endpoint.ranks()->Get(place));
+}
+
 std::string Memory::allocate(uint32_t endpointNumber) {
   constexpr int64_t kAlignment = 64;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+    if (!mine(endpoint, p))
+      continue;
     PlaceMemory &memory = place(endpointNumber, p);
     int64_t total = 0;
     auto forEach = [&](auto visit) {

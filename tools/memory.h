@@ -14,6 +14,8 @@ namespace reshard::tools {
 class Memory {
 public:
   explicit Memory(const Plan &plan) : plan_(plan) {}
+  /// Of these world ranks alone, ascending; files belong to all.
+  Memory(const Plan &plan, std::vector<uint32_t> ranks) : plan_(plan), ranks_(std::move(ranks)) {}
   ~Memory();
   Memory(const Memory &) = delete;
   Memory &operator=(const Memory &) = delete;
@@ -34,7 +36,10 @@ private:
   PlaceMemory &place(uint32_t endpoint, uint32_t place);
   std::string useFile(uint32_t endpoint, uint32_t place, const std::string &what, Checkpoint &checkpoint);
 
+  bool mine(const schema::Endpoint &endpoint, uint32_t place) const;
+
   const Plan &plan_;
+  std::vector<uint32_t> ranks_; // none: all
   std::vector<PlaceMemory> places_;
   std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
   std::vector<std::pair<void *, size_t>> mappings_;

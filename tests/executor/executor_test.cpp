@@ -213,9 +213,9 @@ TEST_F(ExecutorTest, ADeadlineTearsTheTargetsUntilALaterRun) {
 }
 
 TEST_F(ExecutorTest, RefusesWrongOptionsAndPlans) {
-  const reshard_options mpi{"mpi", nullptr, 0}, cuda{nullptr, "cuda", 0};
-  EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &mpi, &executor_), RESHARD_INVALID);
-  EXPECT_EQ(error(), "transport 'mpi' is not in this build, expected 'threads'");
+  const reshard_options smoke{"smoke", nullptr, 0}, cuda{nullptr, "cuda", 0};
+  EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &smoke, &executor_), RESHARD_INVALID);
+  EXPECT_EQ(error(), "unknown transport 'smoke', expected 'threads' or 'mpi'");
   reshard_close(executor_);
   EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &cuda, &executor_), RESHARD_INVALID);
   EXPECT_EQ(error(), "device 'cuda' is not in this build, expected 'cpu'");

@@ -1,0 +1,34 @@
+#include "executor/wire.h"
+
+#include <dlfcn.h>
+#include <filesystem>
+#include <vector>
+
+namespace reshard {
+
+std::string openWire(const std::string &name, std::unique_ptr<Wire> &wire) {
+  const std::string file = "libreshard_" + name + ".so";
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  std::string why;
+  for (const std::string &path : std::vector<std::string>{program.parent_path() / file, program.parent_path().parent_path() / "lib" / file, file}) {
+    if (path != file && !std::filesystem::exists(path, ignored))
+      continue;
+    // Its symbols are global: MPI loads parts of its own that need them.
+    void *module = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+    if (!module) {
+      const char *error = dlerror();
+      why = why.empty() ? error : why; // of the file that is there
+      continue;
+    }
+    const auto open = reinterpret_cast<OpenWire>(dlsym(module, "reshard_open_wire"));
+    if (!open)
+      return "'" + path + "' is no backend: it lacks reshard_open_wire";
+    char error[512] = "";
+    wire.reset(open(error, sizeof error)); // the module stays loaded
+    return wire ? std::string() : "backend '" + name + "': " + error;
+  }
+  return "backend '" + name + "' cannot be loaded: " + why;
+}
+
+} // namespace reshard

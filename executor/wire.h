@@ -1,0 +1,43 @@
+// What a backend gives to the message transport: nonblocking bytes from process to process. A backend is a module,
+// libreshard_NAME.so, found beside the program or on the library path and loaded when it is asked for: so that one executor runs
+// on machines with and without it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace reshard {
+
+/// One process's end. Requests are numbered by the caller, [0, requests); one that was waited for may be used again.
+class Wire {
+public:
+  virtual ~Wire() = default;
+
+  /// This process, and how many there are: the ranks of the plan.
+  virtual uint32_t rank() const = 0;
+  virtual uint32_t size() const = 0;
+  /// Room for so many requests; once, before any.
+  virtual void reserve(size_t requests) = 0;
+
+  /// Begins to send, or to receive, bytes under a tag. Those of one pair and tag arrive in order. At most kMaxWireBytes.
+  virtual std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) = 0;
+  virtual std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) = 0;
+  /// Whether a request is done; makes progress.
+  virtual std::string test(size_t request, bool &done) = 0;
+  /// Gathers `bytes` bytes of every process, by rank; waits for all.
+  virtual std::string gather(const std::byte *mine, size_t bytes, std::byte *all) = 0;
+  /// The run failed: peers may be gone. Nothing will be waited for any more, not even at the end.
+  virtual void abandon() = 0;
+};
+
+constexpr uint64_t kMaxWireBytes = uint64_t{1} << 30;
+
+/// What a module exports as `reshard_open_wire`: a wire, or null and an error text of at most `room` bytes.
+using OpenWire = Wire *(*)(char *error, size_t room);
+
+/// Loads the module of a backend and opens its wire. An error text says what is missing; empty on success.
+std::string openWire(const std::string &name, std::unique_ptr<Wire> &wire);
+
+} // namespace reshard

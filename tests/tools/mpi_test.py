@@ -1,0 +1,114 @@
+"""Plans over MPI, a process for each rank: exact for every kind of schedule; refused where processes and plan do not fit; a machine without the
+backend says so. RESHARD_BIN: the folder of the commands."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "property"))
+import generate
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+JOBS = 60 if "RESHARD_FULL" in os.environ else 12
+# As root, on fewer cores than processes, over shared memory alone.
+ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
+
+WEIGHTS = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], "l.{layer}.rows": {shape: [512, 256], shard: {0: tp}},
+  "l.{layer}.columns": {shape: [512, 256], shard: {1: tp}}, norm: {shape: [777], dtype: fp32}}}"""
+
+
+@unittest.skipIf("RESHARD_SMALL" in os.environ, "MPI is not built for sanitizers")
+class Mpi(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def compile(self, text, plan="plan"):
+        (self.folder / "job.yaml").write_text(text)
+        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan, f"--report={self.folder / 'report'}"], capture_output=True, text=True)
+        if done.returncode != 0:
+            return None
+        return json.loads((self.folder / "report").read_text())
+
+    def run_plan(self, ranks, *options, plan="plan", program=None):
+        return subprocess.run(["timeout", "100", "mpirun", "-n", str(ranks), program or BIN / "reshard-exec", self.folder / plan, "--transport=mpi", "--synthesize", *options],
+                              capture_output=True, text=True, env=ENVIRONMENT)
+
+    def exact(self, report):
+        done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
+        self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # under two seeds
+
+    def test_kinds_of_schedules(self):
+        for source, target, options in (
+                ("{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{}"),  # local, in place and packed
+                ("{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{staging: 16KiB}"),  # many chunks
+                ("{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 6}, ranks: 2..7}", "{topology: {ranks_per_node: 1}}"),  # chains
+                ("{mesh: {tp: 2}}", "{mesh: {tp: 2, dp: 3}, ranks: 2..7}", "{staging: 32KiB, topology: {ranks_per_node: 2}}"),  # stripes, chunk by chunk
+                ("{storage: files}", "{mesh: {tp: 1, dp: 6}}", "{exchange: broadcast}"),
+                ("{storage: files}", "{mesh: {tp: 2, dp: 3}}", "{exchange: gather-rounds, staging: 64KiB}")):
+            with self.subTest(source, target=target, options=options):
+                report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {source}\ntarget: {target}\noptions: {options}\n")
+                self.assertGreater(report["messages"], 0)
+                self.exact(report)
+
+    def test_random_jobs(self):
+        done = seed = 0
+        while done < JOBS:
+            seed += 1
+            node, _, _ = generate.generate(random.Random(seed), generate.CELLS[seed * 37 % len(generate.CELLS)])
+            targets = node["target"] if isinstance(node["target"], list) else [node["target"]]
+            if any("storage" in each for each in (node["source"], *targets)):
+                continue
+            node["options"] = ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]
+            report = self.compile(json.dumps(node))
+            if not report or report["messages"] == 0 or report["world"] > 8:
+                continue
+            done += 1
+            with self.subTest(seed=seed):
+                self.exact(report)
+
+    def test_processes_and_plans_that_do_not_fit(self):
+        report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
+        done = self.run_plan(3)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("the plan has 2 ranks, the wire 3 processes, expected as many", done.stderr)
+        self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 2}}, ranks: [1, 0]}}\n", plan="other")
+        command = [BIN / "reshard-exec", "", "--transport=mpi", "--synthesize"]
+        one, two = ([*command[:1], self.folder / plan, *command[2:]] for plan in ("plan", "other"))
+        done = subprocess.run(["timeout", "60", "mpirun", "-n", "1", *one, ":", "-n", "1", *two], capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(f"plan {report['digest']}, expected the same", done.stderr)
+
+    def test_a_late_peer_is_named(self):
+        self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
+        done = self.run_plan(2, "--timeout=0.000001")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"the deadline passed: message \d+ of round \d+ (to|from) rank [01], chunk 0 of \d+")
+
+    def test_files_are_refused(self):
+        self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
+        done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("transport 'mpi' writes no files yet", done.stderr)
+
+    def test_without_the_backend(self):
+        self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
+        alone = self.folder / "reshard-exec"
+        shutil.copy(BIN / "reshard-exec", alone)
+        done = subprocess.run([alone, self.folder / "plan", "--transport=mpi", "--synthesize"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("backend 'mpi' cannot be loaded: libreshard_mpi.so", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
