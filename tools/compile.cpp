@@ -132,7 +132,7 @@ int compile(const std::string &job, Options &options) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 1 << 20);
-  CompileResult &result = *new CompileResult;
+  static CompileResult &result = *new CompileResult;
   Diagnostics diagnostics;
   for (const std::string &name : options.printAfter) {
     bool known = name == "resolve" || name == "parse";
