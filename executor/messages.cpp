@@ -19,8 +19,11 @@ namespace {
 
 using namespace schema;
 
-/// Chunks on their way in one direction, and steps that may be under way beside the first unfinished one.
-constexpr size_t kInFlight = 16, kAhead = 8, kReserved = 4;
+/// Chunks on their way in one direction, and of one message; steps that may be under way beside the first unfinished one.
+constexpr size_t kInFlight = 16, kOfOne = 4, kAhead = 8;
+/// A rank begins at most two messages in a round and direction, one between nodes and one inside. Flights for the first two unfinished ones
+/// are never given to others: so of the messages that began first of all that are left, each gets on at both ends.
+constexpr size_t kReserved = 2 * kOfOne;
 /// Bytes copied locally between two looks at the wire.
 constexpr uint64_t kCopyBytes = 1 << 20;
 
@@ -173,7 +176,7 @@ private:
 
   /// The next chunk of a message, where it may begin.
   bool ready(bool send, const Message &message) const {
-    if (message.begun == message.chunks)
+    if (message.begun == message.chunks || message.begun - message.done == kOfOne)
       return false;
     for (uint32_t earlier : message.sharing)
       if (messages_[send][earlier].begun < messages_[send][earlier].chunks)
@@ -222,7 +225,6 @@ private:
       for (size_t m = first_[send]; m < std::min(all.size(), first_[send] + kAhead); ++m)
         while (ready(send, all[m])) {
           bool begun = false;
-          // A rank has at most two messages in a round and direction: room for the first two is never given to others.
           if (std::string error = begin(send, all[m], m - first_[send] < 2 ? 0 : kReserved, begun); !error.empty())
             return error;
           if (!begun)
