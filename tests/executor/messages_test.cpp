@@ -192,7 +192,8 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
         ranks.emplace_back([&, rank] {
           const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), seed));
           errors[rank] = messages->prepare(*plan, {sent[rank]->local});
-          for (int run = 0; run < 2 && errors[rank].empty(); ++run) {
+          // One run, since what a second one passes on too early would be right from the first; or two, which need each other in step.
+          for (uint64_t run = 0; run < 1 + seed % 2 && errors[rank].empty(); ++run) {
             bool late = false;
             errors[rank] = messages->run(std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
           }
