@@ -4,6 +4,7 @@
 // message that is first of all that are left can always go on, on both sides: no process waits for ever on another that is alive.
 
 #include "executor/chunks.h"
+#include "executor/copies.h"
 #include "executor/packing.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
@@ -24,8 +25,6 @@ constexpr size_t kInFlight = 16, kOfOne = 4, kAhead = 8;
 /// A rank begins at most two messages in a round and direction, one between nodes and one inside. Flights for the first two unfinished ones
 /// are never given to others: so of the messages that began first of all that are left, each gets on at both ends.
 constexpr size_t kReserved = 2 * kOfOne;
-/// Bytes copied locally between two looks at the wire.
-constexpr uint64_t kCopyBytes = 1 << 20;
 
 struct Message {
   const Step *step = nullptr;
@@ -72,8 +71,6 @@ public:
       for (size_t m = 0; m < messages_[send].size(); ++m)
         link(*rank.segment, send, messages_[send][m]);
     wire_->reserve(2 * kInFlight);
-    if (!local_.empty())
-      scratch_.resize(kCopyBytes);
     return {};
   }
 
@@ -82,15 +79,18 @@ public:
       for (Message &message : direction)
         message.begun = message.done = 0;
     first_ = {};
-    localAt_ = copied_ = 0;
+    copied_ = 0;
     for (uint64_t looks = 0;; ++looks) {
       bool any = false;
       if (std::string error = progress(any); !error.empty()) {
         wire_->abandon();
         return error;
       }
-      any = copySome() || any;
-      if (first_[0] == messages_[0].size() && first_[1] == messages_[1].size() && localAt_ == local_.size())
+      if (copied_ < copies_.size()) { // a part of the local copies and fills
+        copies_.run(copied_++, false);
+        any = true;
+      }
+      if (first_[0] == messages_[0].size() && first_[1] == messages_[1].size() && copied_ == copies_.size())
         return {};
       if (!any)
         sched_yield(); // there may be more processes than cores
@@ -126,15 +126,14 @@ private:
       return {};
     };
     if (step.kind() != StepKind::send && step.kind() != StepKind::recv) {
-      Local local;
-      local.number = number;
       bytes_ += step.bytes();
-      if (std::string error = add(step.first_input(), step.input_count(), local.from); !error.empty())
-        return error;
-      std::string error = add(step.first_output(), step.output_count(), local.to);
-      where_[number] = {2, local_.size()};
-      local_.push_back(std::move(local));
-      return error;
+      for (uint32_t i = 0; i < step.output_count(); ++i) {
+        const Operand *input = step.kind() == StepKind::copy ? rank.segment->operands()->Get(step.first_input() + i) : nullptr;
+        if (std::string error = copies_.add(rank, input, rank, *rank.segment->operands()->Get(step.first_output() + i)); !error.empty())
+          return error;
+      }
+      where_[number] = {2, copies_.size()}; // where its copies end
+      return {};
     }
     const bool send = step.kind() == StepKind::send;
     Message message;
@@ -171,7 +170,7 @@ private:
   /// Of a step, the chunks that are done.
   uint64_t done(uint32_t step) const {
     const auto [kind, at] = where_[step];
-    return kind == 2 ? at < localAt_ : messages_[kind][at].done;
+    return kind == 2 ? copied_ >= at : messages_[kind][at].done;
   }
 
   /// The next chunk of a message, where it may begin.
@@ -258,26 +257,6 @@ private:
     return error.empty() ? error : error + named(send, message, chunk);
   }
 
-  /// A part of the local copies and fills; whether there was one.
-  bool copySome() {
-    if (localAt_ == local_.size())
-      return false;
-    Local &local = local_[localAt_];
-    if (local.from.bytes() == 0) {
-      local.to.clear();
-    } else if (copied_ < local.to.bytes()) {
-      const uint64_t end = std::min(copied_ + kCopyBytes, local.to.bytes());
-      local.from.pack(copied_, end, scratch_.data());
-      local.to.unpack(copied_, end, scratch_.data());
-      copied_ = end;
-      if (copied_ < local.to.bytes())
-        return true;
-    }
-    copied_ = 0;
-    ++localAt_;
-    return true;
-  }
-
   static std::string named(bool send, const Message &message, uint64_t chunk) {
     return std::string(": message ") + std::to_string(message.step->message()) + " of round " + std::to_string(message.step->round()) + (send ? " to rank " : " from rank ") +
            std::to_string(message.step->peer()) + ", chunk " + std::to_string(chunk) + " of " + std::to_string(message.chunks);
@@ -292,21 +271,14 @@ private:
     return "the deadline passed with steps that could not begin";
   }
 
-  struct Local {
-    uint32_t number = 0;
-    Packing from, to; // `from` is empty in a fill
-  };
-
   std::unique_ptr<Wire> wire_;
   std::byte *arena_ = nullptr;
   std::array<std::vector<Message>, 2> messages_; // receives, sends; in the order of the plan
-  std::vector<Local> local_;
-  std::vector<std::pair<int, size_t>> where_;    // by step: 0, 1 into messages_, 2 into local_
+  Copies copies_;                                // of local steps, step after step
+  std::vector<std::pair<int, size_t>> where_;    // by step: 0, 1 into messages_, 2 into copies_
   std::array<size_t, 2> first_{};                // unfinished
   std::array<std::array<Flight, kInFlight>, 2> flights_;
-  size_t localAt_ = 0;
-  uint64_t copied_ = 0; // of the local step under way
-  std::vector<std::byte> scratch_;
+  size_t copied_ = 0;
   uint64_t bytes_ = 0;
 };
 

@@ -117,9 +117,4 @@ void Packing::unpack(uint64_t begin, uint64_t end, const std::byte *from) const 
       });
 }
 
-void Packing::clear() const {
-  for (const Piece &piece : pieces_)
-    kernels::fillRows(piece.memory, in_[piece.shape], 0, in_[piece.shape].rows());
-}
-
 } // namespace reshard

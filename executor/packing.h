@@ -24,8 +24,6 @@ public:
   /// Copies bytes [begin, end) to `to`, or from `from`. Allocates nothing.
   void pack(uint64_t begin, uint64_t end, std::byte *to) const;
   void unpack(uint64_t begin, uint64_t end, const std::byte *from) const;
-  /// Zeros to all bytes.
-  void clear() const;
 
 private:
   /// A strided piece of one buffer, from byte `begin` of the message on.

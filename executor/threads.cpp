@@ -2,10 +2,8 @@
 // copies into chunks; run() lets all cores pull chunks. Nothing is staged. A message that passes on what others brought comes in a
 // later wave than they, what a rank copied in a later one than all copies; between waves all cores wait for each other.
 
+#include "executor/copies.h"
 #include "executor/transport.h"
-
-#include "kernels/kernels.h"
-#include "schema/limits.h"
 
 #include <algorithm>
 #include <atomic>
@@ -19,18 +17,8 @@ namespace {
 
 using namespace schema;
 
-constexpr uint64_t kChunkBytes = 1 << 20;
 /// A run that moves more than this finds nothing of it in the caches the next time.
 constexpr uint64_t kStreamBytes = 64 << 20;
-static_assert(kernels::kMaxLoops > kMaxLoops, "a huge row adds a loop to those of the plan");
-
-/// Rows [first, first + count) of a shape; source null: zeros.
-struct Chunk {
-  std::byte *target;
-  const std::byte *source;
-  uint32_t shape;
-  uint64_t first, count;
-};
 
 class ThreadsTransport : public Transport {
 public:
@@ -63,7 +51,7 @@ public:
         } else {
           for (uint32_t i = 0; i < step->output_count(); ++i) {
             const Operand *input = step->kind() == StepKind::copy ? rank.segment->operands()->Get(step->first_input() + i) : nullptr;
-            if (std::string error = add(rank, input, rank, *rank.segment->operands()->Get(step->first_output() + i)); !error.empty())
+            if (std::string error = copies_.add(rank, input, rank, *rank.segment->operands()->Get(step->first_output() + i)); !error.empty())
               return error;
           }
         }
@@ -95,16 +83,16 @@ public:
         continue;
       if (waves[m] > wave) {
         wave = waves[m];
-        waveEnds_.push_back(chunks_.size());
+        waveEnds_.push_back(copies_.size());
       }
       for (uint32_t i = 0; i < send.step->input_count(); ++i)
-        if (std::string error = add(*send.rank, send.rank->segment->operands()->Get(send.step->first_input() + i), *receive.rank,
+        if (std::string error = copies_.add(*send.rank, send.rank->segment->operands()->Get(send.step->first_input() + i), *receive.rank,
                                     *receive.rank->segment->operands()->Get(receive.step->first_output() + i));
             !error.empty())
           return error;
     }
-    waveEnds_.push_back(chunks_.size());
-    for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, chunks_.size())); ++t)
+    waveEnds_.push_back(copies_.size());
+    for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, copies_.size())); ++t)
       workers_.emplace_back([this] { work(); });
     return {};
   }
@@ -130,7 +118,7 @@ public:
     return timedOut ? "the deadline passed with copies left to do" : std::string();
   }
 
-  uint64_t bytes() const override { return bytes_; }
+  uint64_t bytes() const override { return copies_.bytes(); }
 
 private:
   /// How many messages must come one after the other before each: a send that reads a target comes after the receives that it waits
@@ -172,101 +160,13 @@ private:
     return run != runs->begin() && (*--run)->endpoint() == 0 && plan.manifest().endpoints()->size() > 0;
   }
 
-  /// One operand pair: loops over buffers are run here, loops over bytes stay loops.
-  std::string add(const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
-    const Shape &target = *to.segment->shapes()->Get(output.shape());
-    const Shape &source = input ? *from.segment->shapes()->Get(input->shape()) : target;
-    if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
-      return "an operand of rank " + std::to_string(from.rank) + " is unlike its partner on rank " + std::to_string(to.rank);
-    kernels::Strided strided;
-    strided.rowBytes = target.row_bytes();
-    struct BufferLoop {
-      uint64_t count;
-      int64_t sourceStride, targetStride, sourceStep, targetStep;
-    };
-    BufferLoop outer[kernels::kMaxLoops];
-    size_t outerCount = 0;
-    uint64_t repeats = 1;
-    for (uint32_t l = 0; l < target.loop_count(); ++l) {
-      const Loop &t = *to.segment->loops()->Get(target.first_loop() + l);
-      const Loop &s = input ? *from.segment->loops()->Get(source.first_loop() + l) : t;
-      if (s.count() != t.count())
-        return "an operand of rank " + std::to_string(from.rank) + " is unlike its partner on rank " + std::to_string(to.rank);
-      const int64_t sourceStride = input ? s.stride() : 0, sourceStep = input ? s.buffer_step() : 0;
-      if (sourceStep == 0 && t.buffer_step() == 0) {
-        strided.loops[strided.loopCount++] = {t.count(), sourceStride, t.stride()};
-      } else {
-        outer[outerCount++] = {t.count(), sourceStride, t.stride(), sourceStep, t.buffer_step()};
-        repeats *= t.count();
-      }
-    }
-    if (!input)
-      for (size_t l = 0; l < strided.loopCount; ++l)
-        strided.loops[l].sourceStride = strided.loops[l].targetStride; // so that simplify() looks at the target alone
-    kernels::simplify(strided);
-    for (uint64_t n = 0; n < repeats; ++n) {
-      uint64_t rest = n;
-      int64_t sourceBuffer = input ? input->buffer() : 0, targetBuffer = output.buffer();
-      int64_t sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0, targetOffset = static_cast<int64_t>(output.offset());
-      for (size_t l = outerCount; l-- > 0;) {
-        const auto i = static_cast<int64_t>(rest % outer[l].count);
-        rest /= outer[l].count;
-        sourceBuffer += i * outer[l].sourceStep;
-        targetBuffer += i * outer[l].targetStep;
-        sourceOffset += i * outer[l].sourceStride;
-        targetOffset += i * outer[l].targetStride;
-      }
-      std::byte *targetAt = to.pointer(static_cast<uint32_t>(targetBuffer));
-      const std::byte *sourceAt = input ? from.pointer(static_cast<uint32_t>(sourceBuffer)) : nullptr;
-      if (!targetAt || (input && !sourceAt))
-        return "a buffer of rank " + std::to_string(targetAt ? from.rank : to.rank) + " is used but not bound";
-      cut(strided, sourceAt ? sourceAt + sourceOffset : nullptr, targetAt + targetOffset);
-    }
-    return {};
-  }
-
-  uint32_t shapeNumber(const kernels::Strided &shape) {
-    auto same = [&](const kernels::Strided &other) {
-      return other.rowBytes == shape.rowBytes && other.loopCount == shape.loopCount &&
-             std::equal(shape.loops, shape.loops + shape.loopCount, other.loops, [](const kernels::Loop &a, const kernels::Loop &b) {
-               return a.count == b.count && a.sourceStride == b.sourceStride && a.targetStride == b.targetStride;
-             });
-    };
-    if (shapes_.empty() || !same(shapes_.back()))
-      shapes_.push_back(shape);
-    return static_cast<uint32_t>(shapes_.size() - 1);
-  }
-
-  void cut(kernels::Strided shape, const std::byte *source, std::byte *target) {
-    bytes_ += shape.bytes();
-    if (shape.rowBytes >= 2 * kChunkBytes) { // a huge row is a loop of chunks and a rest
-      kernels::Strided rest = shape;
-      const uint64_t whole = shape.rowBytes / kChunkBytes;
-      if (rest.rowBytes -= whole * kChunkBytes; rest.rowBytes > 0) {
-        const uint32_t number = shapeNumber(rest);
-        const uint64_t at = whole * kChunkBytes;
-        chunks_.push_back({target + at, source ? source + at : nullptr, number, 0, rest.rows()});
-      }
-      shape.loops[shape.loopCount++] = {whole, static_cast<int64_t>(kChunkBytes), static_cast<int64_t>(kChunkBytes)};
-      shape.rowBytes = kChunkBytes;
-    }
-    const uint32_t number = shapeNumber(shape);
-    const uint64_t rows = shape.rows(), each = std::max<uint64_t>(1, kChunkBytes / shape.rowBytes);
-    for (uint64_t first = 0; first < rows; first += each)
-      chunks_.push_back({target, source, number, first, std::min(each, rows - first)});
-  }
-
   void pull() {
     for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < waveEnd_; i = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
         expired_ = true;
         return;
       }
-      const Chunk &chunk = chunks_[i];
-      if (chunk.source)
-        kernels::copyRows(chunk.target, chunk.source, shapes_[chunk.shape], chunk.first, chunk.count, bytes_ >= kStreamBytes);
-      else
-        kernels::fillRows(chunk.target, shapes_[chunk.shape], chunk.first, chunk.count);
+      copies_.run(i, copies_.bytes() >= kStreamBytes);
     }
   }
 
@@ -287,10 +187,8 @@ private:
   }
 
   const unsigned threads_;
-  std::vector<kernels::Strided> shapes_;
-  std::vector<Chunk> chunks_;
-  std::vector<size_t> waveEnds_; // into chunks_
-  uint64_t bytes_ = 0;
+  Copies copies_;
+  std::vector<size_t> waveEnds_; // into copies_
 
   std::vector<std::thread> workers_;
   std::mutex mutex_;

@@ -1,0 +1,49 @@
+// Copies from memory to memory of this process: operand to operand, cut into chunks of about a mebibyte.
+#pragma once
+
+#include "executor/transport.h"
+#include "kernels/kernels.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+class Copies {
+public:
+  /// Appends the chunks of one operand, of `input` on rank `from` or, where that is null, of zeros. An error text, empty on
+  /// success: the sides are unlike, or a buffer is not bound.
+  std::string add(const LocalRank &from, const schema::Operand *input, const LocalRank &to, const schema::Operand &output);
+
+  /// Chunks; bytes of all.
+  size_t size() const { return chunks_.size(); }
+  uint64_t bytes() const { return bytes_; }
+
+  /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
+  void run(size_t chunk, bool stream) const {
+    const Chunk &each = chunks_[chunk];
+    if (each.source)
+      kernels::copyRows(each.target, each.source, shapes_[each.shape], each.first, each.count, stream);
+    else
+      kernels::fillRows(each.target, shapes_[each.shape], each.first, each.count);
+  }
+
+private:
+  /// Rows [first, first + count) of a shape; source null: zeros.
+  struct Chunk {
+    std::byte *target;
+    const std::byte *source;
+    uint32_t shape;
+    uint64_t first, count;
+  };
+  uint32_t shapeNumber(const kernels::Strided &shape);
+  void cut(kernels::Strided shape, const std::byte *source, std::byte *target);
+
+  std::vector<kernels::Strided> shapes_;
+  std::vector<Chunk> chunks_;
+  uint64_t bytes_ = 0;
+};
+
+} // namespace reshard
