@@ -28,7 +28,6 @@ constexpr size_t kReserved = 2 * kOfOne;
 
 struct Message {
   const Step *step = nullptr;
-  uint32_t number = 0; // of the step
   Packing packing;
   uint64_t chunks = 1;
   uint64_t begun = 0, done = 0;                    // in a run
@@ -75,6 +74,8 @@ public:
   }
 
   std::string run(Deadline deadline, bool &timedOut) override {
+    if (abandoned_)
+      return "an earlier run failed with messages on their way, expected a new launch";
     for (auto &direction : messages_)
       for (Message &message : direction)
         message.begun = message.done = 0;
@@ -82,10 +83,8 @@ public:
     copied_ = 0;
     for (uint64_t looks = 0;; ++looks) {
       bool any = false;
-      if (std::string error = progress(any); !error.empty()) {
-        wire_->abandon();
-        return error;
-      }
+      if (std::string error = progress(any); !error.empty())
+        return abandon(error);
       if (copied_ < copies_.size()) { // a part of the local copies and fills
         copies_.run(copied_++, false);
         any = true;
@@ -96,8 +95,7 @@ public:
         sched_yield(); // there may be more processes than cores
       if (deadline && looks % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
         timedOut = true;
-        wire_->abandon();
-        return late();
+        return abandon(late());
       }
     }
   }
@@ -105,6 +103,13 @@ public:
   uint64_t bytes() const override { return bytes_; }
 
 private:
+  /// What is on its way cannot be told from what a later run would send.
+  std::string abandon(std::string error) {
+    abandoned_ = true;
+    wire_->abandon();
+    return error;
+  }
+
   /// All processes run the same plan.
   std::string agree(const std::string &digest) {
     std::vector<std::byte> all(digest.size() * wire_->size());
@@ -138,7 +143,6 @@ private:
     const bool send = step.kind() == StepKind::send;
     Message message;
     message.step = &step;
-    message.number = number;
     message.chunks = chunkCount(step);
     if (chunkBytes(step, 0) > kMaxWireBytes)
       return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxWireBytes) + " bytes at once";
@@ -279,6 +283,7 @@ private:
   std::array<size_t, 2> first_{};                // unfinished
   std::array<std::array<Flight, kInFlight>, 2> flights_;
   size_t copied_ = 0;
+  bool abandoned_ = false;
   uint64_t bytes_ = 0;
 };
 

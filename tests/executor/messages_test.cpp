@@ -210,4 +210,22 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(Messages, APeerThatIsGoneIsNamed) {
+  const std::string folder = std::filesystem::temp_directory_path() / ("reshard-messages-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  std::unique_ptr<Plan> plan;
+  compilePlan("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n", folder + "/plan", plan);
+  Air air; // rank 1 prepares, and is never heard of again
+  const std::string digest = plan->digest();
+  air.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()), reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
+  RankMemory memory(*plan, 0);
+  const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, 0, 2, 1));
+  ASSERT_EQ(messages->prepare(*plan, {memory.local}), "");
+  bool late = false;
+  EXPECT_EQ(messages->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(20), late), "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
+  EXPECT_TRUE(late);
+  EXPECT_EQ(messages->run({}, late), "an earlier run failed with messages on their way, expected a new launch");
+  std::filesystem::remove_all(folder);
+}
+
 } // namespace
