@@ -1,0 +1,296 @@
+// A whole run over MPI beside what people would write without us, on the same memory, touched beforehand, in turns within one run: one
+// MPI_Alltoallw with derived datatypes, and one MPI_Isend and MPI_Irecv for each transfer. All processes run the same benchmarks with the same
+// number of iterations; the first one reports, after a barrier before and behind each.
+//   mpirun -n 4 bench-mpi
+
+#include "compiler/compile.h"
+#include "executor/reshard.h"
+#include "tools/memory.h"
+#include "tools/vectors.h"
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <mpi.h>
+
+using namespace reshard;
+using namespace reshard::tools;
+using namespace reshard::schema;
+
+namespace {
+
+int rank = 0, size = 1;
+
+[[noreturn]] void fail(const std::string &why) {
+  std::fprintf(stderr, "bench-mpi: rank %d: %s\n", rank, why.c_str());
+  MPI_Abort(MPI_COMM_WORLD, 1);
+  std::abort();
+}
+
+/// One job: the plan, this rank's memory, and the same moves as datatypes.
+struct Case {
+  std::unique_ptr<Plan> plan;
+  std::unique_ptr<Memory> memory;
+  reshard_executor *executor = nullptr;
+  const Segment *segment = nullptr;
+  std::vector<MPI_Datatype> sends, receives; // by peer, for MPI_Alltoallw; local copies as well
+  struct One {
+    int peer, tag;
+    bool send;
+    MPI_Datatype type;
+  };
+  std::vector<One> ones; // a transfer's side each
+  uint64_t bytes = 0;
+
+  explicit Case(const std::string &yaml) {
+    const std::string path = (std::filesystem::temp_directory_path() / "reshard-bench-mpi").string();
+    if (rank == 0) {
+      std::FILE *file = std::fopen((path + ".yaml").c_str(), "w");
+      std::fputs(yaml.c_str(), file);
+      std::fclose(file);
+      CompileResult result;
+      Diagnostics diagnostics;
+      std::string digest;
+      int64_t planBytes = 0;
+      if (!compileJob(path + ".yaml", {}, result, diagnostics) || !writePlan(result.module, result.statistics, path, 1, digest, planBytes).empty())
+        fail(diagnostics.text());
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (std::string error = Plan::open(path, plan); !error.empty())
+      fail(error);
+    if (static_cast<int>(plan->world()) != size)
+      fail("expected mpirun -n " + std::to_string(plan->world()));
+    if (std::string error = plan->segment(static_cast<uint32_t>(rank), segment); !error.empty())
+      fail(error);
+    memory = std::make_unique<Memory>(*plan, std::vector<uint32_t>{static_cast<uint32_t>(rank)});
+    for (uint32_t e : {0u, 1u})
+      if (std::string error = memory->allocate(e); !error.empty())
+        fail(error);
+    const reshard_options options{"mpi", nullptr, 1};
+    if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) != RESHARD_OK)
+      fail(reshard_error(executor));
+    for (const PlaceMemory &place : memory->places()) {
+      const Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
+      for (uint32_t p = 0; p < place.params.size(); ++p)
+        for (const ParamInstance &instance : instances(plan->manifest(), endpoint, p, place.place))
+          if (reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(), place.params[p][instance.instance],
+                           static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
+            fail(reshard_error(executor));
+    }
+    if (reshard_prepare(executor) != RESHARD_OK)
+      fail(reshard_error(executor));
+    bytes = plan->manifest().bytes_target();
+    describe();
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+
+  std::byte *pointer(int64_t buffer) const {
+    for (const BufferRun *run : all(segment->buffers()))
+      if (buffer >= run->first() && buffer < run->first() + run->count())
+        for (const PlaceMemory &place : memory->places())
+          if (place.endpoint == run->endpoint() && place.place == run->place())
+            return place.params[run->param()][static_cast<size_t>(buffer - run->first())];
+    fail("no such buffer");
+  }
+
+  /// An operand as a datatype of absolute addresses: vectors of vectors; loops over buffers are written out.
+  MPI_Datatype type(const Operand &operand) const {
+    const schema::Shape &shape = *segment->shapes()->Get(operand.shape());
+    std::vector<MPI_Datatype> parts;
+    std::vector<MPI_Aint> at;
+    uint32_t inner = shape.loop_count();
+    while (inner > 0 && segment->loops()->Get(shape.first_loop() + inner - 1)->buffer_step() == 0)
+      --inner;
+    MPI_Datatype row;
+    MPI_Type_contiguous(static_cast<int>(shape.row_bytes()), MPI_BYTE, &row);
+    for (uint32_t l = shape.loop_count(); l-- > inner;) {
+      const schema::Loop &loop = *segment->loops()->Get(shape.first_loop() + l);
+      MPI_Datatype next;
+      MPI_Type_create_hvector(static_cast<int>(loop.count()), 1, loop.stride(), row, &next);
+      row = next;
+    }
+    std::vector<uint64_t> index(inner);
+    while (true) {
+      int64_t buffer = operand.buffer(), offset = static_cast<int64_t>(operand.offset());
+      for (uint32_t l = 0; l < inner; ++l) {
+        const schema::Loop &loop = *segment->loops()->Get(shape.first_loop() + l);
+        buffer += static_cast<int64_t>(index[l]) * loop.buffer_step();
+        offset += static_cast<int64_t>(index[l]) * loop.stride();
+      }
+      MPI_Aint address;
+      MPI_Get_address(pointer(buffer) + offset, &address);
+      at.push_back(address);
+      parts.push_back(row);
+      uint32_t l = inner;
+      while (l > 0 && ++index[l - 1] == segment->loops()->Get(shape.first_loop() + l - 1)->count())
+        index[--l] = 0;
+      if (l == 0)
+        break;
+    }
+    return join(at, parts);
+  }
+  static MPI_Datatype join(const std::vector<MPI_Aint> &at, const std::vector<MPI_Datatype> &parts) {
+    MPI_Datatype type;
+    MPI_Type_create_struct(static_cast<int>(parts.size()), std::vector<int>(parts.size(), 1).data(), at.data(), parts.data(), &type);
+    MPI_Type_commit(&type);
+    return type;
+  }
+
+  void describe() {
+    std::map<std::pair<bool, int>, std::map<std::pair<uint32_t, uint32_t>, MPI_Datatype>> byPeer; // (message, operand) -> type, in the same order on both sides
+    for (const Step *step : all(segment->steps())) {
+      if (step->kind() == StepKind::fill)
+        continue;
+      const bool local = step->kind() == StepKind::copy;
+      for (uint32_t i = 0; i < step->input_count(); ++i) {
+        const MPI_Datatype one = type(*segment->operands()->Get(step->first_input() + i));
+        byPeer[{true, local ? rank : static_cast<int>(step->peer())}][{local ? 0 : step->message(), i}] = one;
+        ones.push_back({local ? rank : static_cast<int>(step->peer()), local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), true, one});
+      }
+      for (uint32_t i = 0; i < step->output_count(); ++i) {
+        const MPI_Datatype one = type(*segment->operands()->Get(step->first_output() + i));
+        byPeer[{false, local ? rank : static_cast<int>(step->peer())}][{local ? 0 : step->message(), i}] = one;
+        ones.push_back({local ? rank : static_cast<int>(step->peer()), local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), false, one});
+      }
+    }
+    for (const bool send : {true, false})
+      for (int peer = 0; peer < size; ++peer) {
+        std::vector<MPI_Datatype> parts;
+        for (const auto &[key, one] : byPeer[{send, peer}])
+          parts.push_back(one);
+        (send ? sends : receives).push_back(parts.empty() ? MPI_BYTE : join(std::vector<MPI_Aint>(parts.size()), parts));
+        (send ? sendCounts : receiveCounts).push_back(parts.empty() ? 0 : 1);
+      }
+    zeros.assign(static_cast<size_t>(size), 0);
+    requests.resize(ones.size());
+  }
+  std::vector<int> sendCounts, receiveCounts, zeros;
+  std::vector<MPI_Request> requests;
+
+  void ours() {
+    if (reshard_run(executor, 0) != RESHARD_OK)
+      fail(reshard_error(executor));
+  }
+  void alltoallw() {
+    MPI_Alltoallw(MPI_BOTTOM, sendCounts.data(), zeros.data(), sends.data(), MPI_BOTTOM, receiveCounts.data(), zeros.data(), receives.data(), MPI_COMM_WORLD);
+  }
+  void oneByOne() {
+    for (size_t i = 0; i < ones.size(); ++i)
+      if (ones[i].send)
+        MPI_Isend(MPI_BOTTOM, 1, ones[i].type, ones[i].peer, ones[i].tag, MPI_COMM_WORLD, &requests[i]);
+      else
+        MPI_Irecv(MPI_BOTTOM, 1, ones[i].type, ones[i].peer, ones[i].tag, MPI_COMM_WORLD, &requests[i]);
+    MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+  }
+};
+
+/// All three must leave the same in the targets.
+void compare(Case &job) {
+  auto each = [&](bool target, auto visit) {
+    for (const PlaceMemory &place : job.memory->places())
+      if ((place.endpoint > 0) == target)
+        for (uint32_t p = 0; p < place.params.size(); ++p)
+          for (const ParamInstance &instance : instances(job.plan->manifest(), *job.plan->manifest().endpoints()->Get(place.endpoint), p, place.place))
+            visit(reinterpret_cast<uint16_t *>(place.params[p][instance.instance]), static_cast<size_t>(instance.bytes) / 2);
+  };
+  uint32_t value = static_cast<uint32_t>(rank) + 1;
+  each(false, [&](uint16_t *at, size_t count) {
+    for (size_t i = 0; i < count; ++i)
+      at[i] = static_cast<uint16_t>((value = value * 1664525 + 1013904223) >> 16);
+  });
+  uint64_t expected = 0;
+  for (int way = 0; way < 3; ++way) {
+    each(true, [](uint16_t *at, size_t count) { std::fill(at, at + count, uint16_t{0}); });
+    MPI_Barrier(MPI_COMM_WORLD);
+    way == 0 ? job.ours() : way == 1 ? job.alltoallw() : job.oneByOne();
+    uint64_t sum = 0;
+    each(true, [&](const uint16_t *at, size_t count) {
+      for (size_t i = 0; i < count; ++i)
+        sum = (sum ^ at[i]) * 0x100000001b3u;
+    });
+    if (way > 0 && sum != expected)
+      fail("way " + std::to_string(way) + " moves something else");
+    expected = sum;
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+}
+
+/// The slowest process's time.
+template <class Move> double timed(Move move) {
+  MPI_Barrier(MPI_COMM_WORLD);
+  const double begin = MPI_Wtime();
+  move();
+  double mine = MPI_Wtime() - begin, all = 0;
+  MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return all;
+}
+
+/// Ours and the peers in turns; medians, and ours against the best peer.
+void paired(benchmark::State &state, Case &job) {
+  std::vector<double> times[3];
+  for (int warm = 0; warm < 2; ++warm) {
+    job.ours();
+    job.alltoallw();
+    job.oneByOne();
+  }
+  for (auto _ : state) {
+    times[0].push_back(timed([&] { job.ours(); }));
+    times[1].push_back(timed([&] { job.alltoallw(); }));
+    times[2].push_back(timed([&] { job.oneByOne(); }));
+    state.SetIterationTime(times[0].back());
+  }
+  double medians[3];
+  for (int i = 0; i < 3; ++i) {
+    std::sort(times[i].begin(), times[i].end());
+    medians[i] = times[i][times[i].size() / 2];
+  }
+  const double bytes = static_cast<double>(job.bytes);
+  state.counters["GB/s"] = bytes / medians[0] / 1e9;
+  state.counters["alltoallw_GB/s"] = bytes / medians[1] / 1e9;
+  state.counters["one_by_one_GB/s"] = bytes / medians[2] / 1e9;
+  state.counters["ratio_to_best"] = std::min(medians[1], medians[2]) / medians[0];
+}
+
+/// Speaks on the first process alone.
+class Silent : public benchmark::BenchmarkReporter {
+public:
+  bool ReportContext(const Context &) override { return true; }
+  void ReportRuns(const std::vector<Run> &) override {}
+};
+
+} // namespace
+
+int main(int argc, char **argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  const std::string models = "version: 1\nmodel: {extend: " RESHARD_SOURCE_DIR "/examples/models/";
+  const std::pair<const char *, std::string> jobs[] = {
+      {"rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [16384, 8192], shard: {0: tp}}}}\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 4}, ranks: [1, 2, 3, 0]}\n"},
+      {"columns-to-rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: [8192, 8192]}, layouts: {c: {params: same, shard: {w: {1: tp}}}, r: {params: same, shard: {w: {0: tp}}}}}\n"
+                          "source: {layout: c, mesh: {tp: 4}}\ntarget: {layout: r, mesh: {tp: 4}}\n"},
+      {"block-cyclic", "version: 1\nmodel: {dtype: fp64, tensors: {w: [4096, 4096]}, layouts: {a: {params: same, shard: {w: {0: {axis: x, cyclic: 64}, 1: {axis: y, cyclic: 64}}}}, "
+                       "b: {params: same, shard: {w: {0: {axis: x, cyclic: 48}, 1: {axis: y, cyclic: 80}}}}}}\nsource: {layout: a, mesh: {x: 2, y: 2}}\ntarget: {layout: b, mesh: {x: 4, y: 1}}\n"},
+      {"qwen3-0.6b", models + "qwen3-0.6b.yaml, let: {layers: 8}}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, pp: 2}}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
+      {"llama3-8b-2-layers", models + "llama3-8b.yaml, let: {layers: 2}}\nsource: {layout: megatron, mesh: {megatron: {tp: 4}}}\ntarget: {layout: vllm, mesh: {tp: 2, dp: 2}}\n"},
+  };
+  for (const auto &[name, yaml] : jobs)
+    benchmark::RegisterBenchmark(name, [text = yaml](benchmark::State &state) {
+      const auto job = std::make_unique<Case>(text);
+      compare(*job);
+      paired(state, *job);
+      reshard_close(job->executor);
+    })->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(11);
+  benchmark::Initialize(&argc, argv);
+  Silent silent;
+  if (rank == 0)
+    benchmark::RunSpecifiedBenchmarks();
+  else
+    benchmark::RunSpecifiedBenchmarks(&silent);
+  MPI_Finalize();
+  return 0;
+}
