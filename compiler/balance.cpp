@@ -96,10 +96,33 @@ private:
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return classes[a].places.size() < classes[b].places.size(); });
     const size_t first = module_.transfers.transfers.size();
+    const std::vector<int64_t> before = load_;
     for (size_t c : order)
-      deal(classes[c], std::move(open[c]), best.bytes[c], best.load / kTolerance, owed);
+      deal(classes[c], open[c], best.bytes[c], best.load / kTolerance, owed);
     for (int moves = 0; moves < kMoves && relieve(first, best.load); ++moves)
       ;
+    neverWorse(classes, open, first, before);
+  }
+
+  /// Where a round-robin by target rank, which cuts nothing, happens to be better than what cuts at units allow, takes
+  /// that. `before`: the load without these transfers, which stand from `first` on.
+  void neverWorse(const std::vector<SendClass> &classes, const std::vector<std::vector<Transfer>> &open, size_t first,
+                  const std::vector<int64_t> &before) {
+    std::vector<int64_t> load = before;
+    auto place = [&](size_t c, const Transfer &transfer) {
+      const Endpoint &target = layout_.endpoints[module_.transfers.tiles[transfer.tile].endpoint];
+      return classes[c].places[static_cast<size_t>(target.ranks[transfer.target]) % classes[c].places.size()];
+    };
+    for (size_t c = 0; c < classes.size(); ++c)
+      for (const Transfer &transfer : open[c])
+        load[place(c, transfer)] += bytes(module_.transfers, transfer);
+    if (load.empty() || *std::max_element(load.begin(), load.end()) >= *std::max_element(load_.begin(), load_.end()))
+      return;
+    load_ = std::move(load);
+    module_.transfers.transfers.resize(first);
+    for (size_t c = 0; c < classes.size(); ++c)
+      for (const Transfer &transfer : open[c])
+        assign(transfer, place(c, transfer));
   }
 
   /// Where indivisible pieces are large beside the optimum, dealing may overshoot: moves something of the busiest

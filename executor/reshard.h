@@ -28,14 +28,14 @@ typedef enum {
 } reshard_state;
 
 typedef struct {
-  const char *transport; /* "threads"; NULL: "threads" */
+  const char *transport; /* "threads": all ranks in this process; "mpi": one in each; NULL: "threads" */
   const char *device;    /* "cpu"; NULL: "cpu" */
   uint32_t threads;      /* workers of this process; 0: all cores */
 } reshard_options;
 
 /* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan, or with transport
-   "mpi" this process's own). On failure *executor
-   is still set where memory allows, so that reshard_error can tell why; close it. */
+   "mpi" this process's own). On failure *executor is still set where memory allows, so that reshard_error can tell why; close
+   it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);
 

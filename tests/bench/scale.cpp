@@ -109,6 +109,17 @@ std::string familyJob(const std::string &model, const std::string &source, const
   return path;
 }
 
+/// A model of 20,000 tensors, each written out.
+std::string longJob() {
+  const std::string path = temporary("long.yaml");
+  std::ofstream file(path);
+  file << "version: 1\nmodel:\n  dtype: bf16\n  tensors:\n";
+  for (int i = 0; i < 20'000; ++i)
+    file << "    model.layers." << i / 20 << ".block." << i % 20 << ".weight: {shape: [128, 64], shard: {0: tp}}\n";
+  file << "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 8}}\n";
+  return path;
+}
+
 /// kimi-k2 on ever more ranks, whose instances and data parallel copies grow alike.
 std::string seriesJob(int copies) {
   const std::string path = temporary("series-" + std::to_string(copies) + ".yaml"), half = std::to_string(copies / 2);
@@ -209,6 +220,11 @@ int main(int argc, char **argv) {
       written.push_back(familyJob(model, source, "vllm"));
       once(benchmark::RegisterBenchmark((std::string("compile-1024/") + model + "/" + source).c_str(), compile, written.back(), std::vector<std::string>{}));
     }
+  written.push_back(longJob());
+  median(benchmark::RegisterBenchmark("yaml/20000-tensors/layout", [job = written.back()](benchmark::State &state) {
+    command(state, {binaries() + "/reshard-compile", job, "--emit=layout", "-o", "/dev/null"}, 0);
+  }));
+  median(benchmark::RegisterBenchmark("yaml/20000-tensors/plan", compile, written.back(), std::vector<std::string>{}));
   benchmark::RegisterBenchmark("read/open-verify-bind", openAndBind)->Unit(benchmark::kMillisecond);
   median(benchmark::RegisterBenchmark("read/inspect", [](benchmark::State &state) { command(state, {binaries() + "/reshard-inspect", plans().a}, 0); }));
   median(benchmark::RegisterBenchmark("read/diff", [](benchmark::State &state) { command(state, {binaries() + "/reshard-diff", plans().a, plans().b}, 1); }));

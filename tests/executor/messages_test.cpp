@@ -1,16 +1,14 @@
 // The message transport over a wire that does its worst: what was sent arrives late, requests are seen done in any order, ranks get on at
 // different speeds. Every plan must end, with the same targets as by direct copies.
 
-#include "compiler/compile.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
+#include "tests/tools/support.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <deque>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <random>
@@ -129,20 +127,8 @@ private:
   std::deque<std::vector<std::byte *>> tables_;
 };
 
-void compilePlan(const std::string &yaml, const std::string &path, std::unique_ptr<Plan> &plan) {
-  std::ofstream(path + ".yaml") << yaml;
-  CompileResult result;
-  Diagnostics diagnostics;
-  ASSERT_TRUE(compileJob(path + ".yaml", {}, result, diagnostics)) << diagnostics.text();
-  std::string digest;
-  int64_t bytes = 0;
-  ASSERT_EQ(writePlan(result.module, result.statistics, path, 1, digest, bytes), "");
-  ASSERT_EQ(Plan::open(path, plan), "");
-}
-
 TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
-  const std::string folder = std::filesystem::temp_directory_path() / ("reshard-messages-" + std::to_string(getpid()));
-  std::filesystem::create_directories(folder);
+  const tests::Folder folder;
   const std::string head = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
                            "\"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";
   const char *jobs[] = {
@@ -157,7 +143,8 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
     for (uint64_t seed = 0; seed < 6; ++seed) {
       SCOPED_TRACE(job + std::string("seed ") + std::to_string(seed));
       std::unique_ptr<Plan> plan;
-      compilePlan(head + job, folder + "/plan", plan);
+      tests::compile(head + job, folder / "plan");
+      ASSERT_EQ(Plan::open(folder / "plan", plan), "");
       // The same sources twice: for direct copies, and for messages. Replicas differ, so that it counts from whom bytes come.
       std::vector<std::unique_ptr<RankMemory>> direct, sent;
       for (auto *all : {&direct, &sent})
@@ -207,14 +194,13 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
     }
   EXPECT_GT(chunked, 100);
   EXPECT_GT(passedOn, 50);
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Messages, APeerThatIsGoneIsNamed) {
-  const std::string folder = std::filesystem::temp_directory_path() / ("reshard-messages-" + std::to_string(getpid()));
-  std::filesystem::create_directories(folder);
+  const tests::Folder folder;
   std::unique_ptr<Plan> plan;
-  compilePlan("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n", folder + "/plan", plan);
+  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n", folder / "plan");
+  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
   Air air; // rank 1 prepares, and is never heard of again
   const std::string digest = plan->digest();
   air.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()), reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
@@ -225,7 +211,6 @@ TEST(Messages, APeerThatIsGoneIsNamed) {
   EXPECT_EQ(messages->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(20), late), "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
   EXPECT_TRUE(late);
   EXPECT_EQ(messages->run({}, late), "an earlier run failed with messages on their way, expected a new launch");
-  std::filesystem::remove_all(folder);
 }
 
 } // namespace
