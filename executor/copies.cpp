@@ -1,5 +1,6 @@
 #include "executor/copies.h"
 
+#include "executor/operands.h"
 #include "schema/limits.h"
 
 #include <algorithm>
@@ -15,55 +16,14 @@ static_assert(kernels::kMaxLoops > kMaxLoops, "a huge row adds a loop to those o
 
 } // namespace
 
-/// Loops over buffers are run here, loops over bytes stay loops.
 std::string Copies::add(const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
-  const Shape &target = *to.segment->shapes()->Get(output.shape());
-  const Shape &source = input ? *from.segment->shapes()->Get(input->shape()) : target;
-  if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
-    return "an operand of rank " + std::to_string(from.rank) + " is unlike its partner on rank " + std::to_string(to.rank);
-  kernels::Strided strided;
-  strided.rowBytes = target.row_bytes();
-  struct BufferLoop {
-    uint64_t count;
-    int64_t sourceStride, targetStride, sourceStep, targetStep;
-  };
-  BufferLoop outer[kernels::kMaxLoops];
-  size_t outerCount = 0;
-  uint64_t repeats = 1;
-  for (uint32_t l = 0; l < target.loop_count(); ++l) {
-    const Loop &t = *to.segment->loops()->Get(target.first_loop() + l);
-    const Loop &s = input ? *from.segment->loops()->Get(source.first_loop() + l) : t;
-    if (s.count() != t.count())
-      return "an operand of rank " + std::to_string(from.rank) + " is unlike its partner on rank " + std::to_string(to.rank);
-    const int64_t sourceStride = input ? s.stride() : 0, sourceStep = input ? s.buffer_step() : 0;
-    if (sourceStep == 0 && t.buffer_step() == 0) {
-      strided.loops[strided.loopCount++] = {t.count(), sourceStride, t.stride()};
-    } else {
-      outer[outerCount++] = {t.count(), sourceStride, t.stride(), sourceStep, t.buffer_step()};
-      repeats *= t.count();
-    }
-  }
-  if (!input)
-    for (size_t l = 0; l < strided.loopCount; ++l)
-      strided.loops[l].sourceStride = strided.loops[l].targetStride; // so that simplify() looks at the target alone
-  kernels::simplify(strided);
-  for (uint64_t n = 0; n < repeats; ++n) {
-    uint64_t rest = n;
-    int64_t sourceBuffer = input ? input->buffer() : 0, targetBuffer = output.buffer();
-    int64_t sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0, targetOffset = static_cast<int64_t>(output.offset());
-    for (size_t l = outerCount; l-- > 0;) {
-      const auto i = static_cast<int64_t>(rest % outer[l].count);
-      rest /= outer[l].count;
-      sourceBuffer += i * outer[l].sourceStep;
-      targetBuffer += i * outer[l].targetStep;
-      sourceOffset += i * outer[l].sourceStride;
-      targetOffset += i * outer[l].targetStride;
-    }
-    std::byte *targetAt = to.pointer(static_cast<uint32_t>(targetBuffer));
-    const std::byte *sourceAt = input ? from.pointer(static_cast<uint32_t>(sourceBuffer)) : nullptr;
-    if (!targetAt || (input && !sourceAt))
-      return "a buffer of rank " + std::to_string(targetAt ? from.rank : to.rank) + " is used but not bound";
-    cut(strided, sourceAt ? sourceAt + sourceOffset : nullptr, targetAt + targetOffset);
+  Expansion expansion;
+  if (std::string error = expand({&from, input}, {&to, &output}, expansion); !error.empty())
+    return error;
+  for (const auto &[source, target] : expansion.at) {
+    if (!target || (input && !source))
+      return "a buffer of rank " + std::to_string(target ? from.rank : to.rank) + " is used but not bound";
+    cut(expansion.shape, input ? source : nullptr, target);
   }
   return {};
 }

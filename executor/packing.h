@@ -1,41 +1,40 @@
-// The bytes of a message, as its operands name them, to and from one contiguous piece of memory.
+// The bytes of a message in order, as its operands name them, by ranges: to and from one contiguous piece of memory, or straight from the
+// sender's memory to the receiver's where both are at hand.
 #pragma once
 
-#include "executor/transport.h"
-#include "kernels/kernels.h"
-
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
+#include "executor/operands.h"
 
 namespace reshard {
 
 /// The operands of one step, or one side of it, in order: bytes [0, bytes()).
 class Packing {
 public:
-  /// Appends an operand; its buffers must be bound. An error text, empty on success.
+  /// Appends an operand, to be packed from or unpacked to. Its buffers must be bound. An error text, empty on success.
   std::string add(const LocalRank &rank, const schema::Operand &operand);
+  /// Appends a pair of operands, to be copied from one to the other. `reached` tells whether all buffers of both are bound.
+  std::string add(const Side &source, const Side &target, bool &reached);
 
   uint64_t bytes() const { return bytes_; }
-  /// Where the bytes stand side by side, one after the other; null where they do not.
+  /// Where the bytes of one side stand side by side, one after the other; null where they do not.
   std::byte *contiguous() const;
 
-  /// Copies bytes [begin, end) to `to`, or from `from`. Allocates nothing.
-  void pack(uint64_t begin, uint64_t end, std::byte *to) const;
-  void unpack(uint64_t begin, uint64_t end, const std::byte *from) const;
+  /// Copies bytes [begin, end) to `to`, or from `from`, or from one side to the other. Allocates nothing. `stream`: as for kernels::copyRows.
+  void pack(uint64_t begin, uint64_t end, std::byte *to) const { move(begin, end, nullptr, to, false); }
+  void unpack(uint64_t begin, uint64_t end, const std::byte *from) const { move(begin, end, from, nullptr, false); }
+  void copy(uint64_t begin, uint64_t end, bool stream) const { move(begin, end, nullptr, nullptr, stream); }
 
 private:
-  /// A strided piece of one buffer, from byte `begin` of the message on.
+  /// A strided piece of each side's buffer, from byte `begin` of the message on.
   struct Piece {
-    std::byte *memory;
+    std::byte *source, *target;
     uint64_t begin;
-    size_t shape; // into out_ and in_
+    size_t shape;
   };
-  template <class Row, class Rows> void walk(uint64_t begin, uint64_t end, Row row, Rows rows) const;
+  void append(const Expansion &expansion);
+  void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
 
   std::vector<Piece> pieces_;
-  std::vector<kernels::Strided> out_, in_; // memory -> packed, packed -> memory
+  std::vector<kernels::Strided> out_, in_; // memory -> packed, packed -> memory; of pairs the same
   uint64_t bytes_ = 0;
 };
 

@@ -1,0 +1,78 @@
+#include "executor/operands.h"
+
+#include "schema/limits.h"
+
+namespace reshard {
+
+using namespace schema;
+
+std::string expand(const Side &source, const Side &target, Expansion &expansion) {
+  const Side sides[2] = {source, target};
+  const Shape *shapes[2] = {};
+  for (int s = 0; s < 2; ++s)
+    if (sides[s].operand)
+      shapes[s] = sides[s].rank->segment->shapes()->Get(sides[s].operand->shape());
+  const Shape &known = *(shapes[1] ? shapes[1] : shapes[0]);
+  auto unlike = [&] { return "an operand of rank " + std::to_string(source.rank->rank) + " is unlike its partner on rank " + std::to_string(target.rank->rank); };
+  if (shapes[0] && shapes[1] && (shapes[0]->row_bytes() != shapes[1]->row_bytes() || shapes[0]->loop_count() != shapes[1]->loop_count()))
+    return unlike();
+
+  // From the innermost loop out, as long as no side changes its buffer; from there on loops are run here, so that the order stays.
+  struct Both {
+    uint64_t count;
+    int64_t stride[2], bufferStep[2];
+  };
+  Both loops[schema::kMaxLoops];
+  auto packed = static_cast<int64_t>(known.row_bytes());
+  size_t outer = 0;
+  for (uint32_t l = known.loop_count(); l-- > 0;) {
+    Both &both = loops[l];
+    for (int s = 0; s < 2; ++s) {
+      const Loop *loop = shapes[s] ? sides[s].rank->segment->loops()->Get(shapes[s]->first_loop() + l) : nullptr;
+      if (loop && s == 1 && shapes[0] && loop->count() != both.count)
+        return unlike();
+      if (loop)
+        both.count = loop->count();
+      both.stride[s] = loop ? loop->stride() : 0;
+      both.bufferStep[s] = loop ? loop->buffer_step() : 0;
+    }
+    for (int s = 0; s < 2; ++s)
+      if (!shapes[s])
+        both.stride[s] = packed;
+    packed *= static_cast<int64_t>(both.count);
+    if (outer == 0 && (both.bufferStep[0] != 0 || both.bufferStep[1] != 0))
+      outer = l + 1;
+  }
+  kernels::Strided &shape = expansion.shape;
+  shape.rowBytes = known.row_bytes();
+  shape.loopCount = 0;
+  uint64_t pieces = 1;
+  for (uint32_t l = 0; l < known.loop_count(); ++l)
+    if (l < outer)
+      pieces *= loops[l].count;
+    else
+      shape.loops[shape.loopCount++] = {loops[l].count, loops[l].stride[0], loops[l].stride[1]};
+  kernels::simplify(shape);
+
+  expansion.at.clear();
+  expansion.at.reserve(pieces);
+  for (uint64_t n = 0; n < pieces; ++n) {
+    std::byte *at[2];
+    for (int s = 0; s < 2; ++s) {
+      int64_t buffer = sides[s].operand ? sides[s].operand->buffer() : 0;
+      int64_t offset = sides[s].operand ? static_cast<int64_t>(sides[s].operand->offset()) : 0;
+      uint64_t rest = n;
+      for (size_t l = outer; l-- > 0; rest /= loops[l].count) {
+        const auto i = static_cast<int64_t>(rest % loops[l].count);
+        buffer += i * loops[l].bufferStep[s];
+        offset += i * loops[l].stride[s];
+      }
+      std::byte *memory = sides[s].operand ? sides[s].rank->pointer(static_cast<uint32_t>(buffer)) : nullptr;
+      at[s] = memory ? memory + offset : nullptr;
+    }
+    expansion.at.push_back({at[0], at[1]});
+  }
+  return {};
+}
+
+} // namespace reshard

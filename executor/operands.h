@@ -1,0 +1,32 @@
+// What two operands of a plan mean in memory: strided pieces, once loops over buffers are run.
+#pragma once
+
+#include "executor/transport.h"
+#include "kernels/kernels.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+/// The memory of an operand of a rank; without one, bytes side by side in the order of the other side's loops.
+struct Side {
+  const LocalRank *rank = nullptr;
+  const schema::Operand *operand = nullptr;
+};
+
+/// Pieces of one shape, in the order of the operand's loops: piece after piece, row after row, they are its bytes in packed order.
+struct Expansion {
+  struct At {
+    std::byte *source, *target; // null where there is no operand, or its buffer is not bound
+  };
+  kernels::Strided shape;
+  std::vector<At> at;
+};
+
+/// Expands a pair of operands, one of which may be absent. An error text, empty on success: the sides are unlike.
+std::string expand(const Side &source, const Side &target, Expansion &expansion);
+
+} // namespace reshard
