@@ -54,6 +54,7 @@ struct reshard_executor {
   std::map<std::string, Hook> hooks;
   std::vector<Refresh> refreshes; // in the order of ranks, then of params
   std::unique_ptr<Transport> transport;
+  double joinSeconds = 0;
   bool prepared = false;
   reshard_state state = RESHARD_EMPTY;
   uint64_t version = 0;
@@ -95,6 +96,13 @@ template <class Body> reshard_status guarded(reshard_executor *executor, Body bo
   } catch (const std::exception &exception) {
     return executor->fail(RESHARD_FAILED, exception.what());
   }
+}
+
+/// So many seconds from now; none where they are not positive.
+Transport::Deadline deadlineIn(double seconds) {
+  if (!(seconds > 0))
+    return {};
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
 }
 
 /// A known name at most a few edits away, for the message.
@@ -186,10 +194,12 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       return e.fail(RESHARD_INVALID, "device '" + device + "' is not in this build, expected 'cpu'");
     if (std::string error = Plan::open(path, e.plan); !error.empty())
       return e.fail(RESHARD_BAD_PLAN, std::move(error));
+    e.joinSeconds = options ? options->join_seconds : 0;
     std::unique_ptr<Wire> wire;
+    bool late = false;
     if (transport != "threads")
-      if (std::string error = openWire(transport, wire); !error.empty())
-        return e.fail(RESHARD_FAILED, std::move(error));
+      if (std::string error = openWire(transport, e.joinSeconds, wire, late); !error.empty())
+        return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     if (ranks)
       e.ranks.assign(ranks, ranks + rank_count);
     else if (wire)
@@ -207,7 +217,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
       return e.fail(RESHARD_INVALID, "a rank is given twice");
-    e.transport = wire ? makeMessageTransport(std::move(wire)) : makeThreadsTransport(options ? options->threads : 0);
+    e.transport = wire ? makeMessageTransport(std::move(wire), !options->no_local_shortcut) : makeThreadsTransport(options ? options->threads : 0);
     return RESHARD_OK;
   });
 }
@@ -285,8 +295,9 @@ reshard_status reshard_prepare(reshard_executor *executor) {
     e.refreshes.clear();
     if (std::string error = findRefreshes(e); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
-    if (std::string error = e.transport->prepare(*e.plan, e.locals); !error.empty())
-      return e.fail(RESHARD_BAD_BINDING, std::move(error));
+    bool timedOut = false;
+    if (std::string error = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds), timedOut); !error.empty())
+      return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_BAD_BINDING, std::move(error));
     e.prepared = true;
     return RESHARD_OK;
   });
@@ -299,13 +310,9 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
   return guarded(&e, [&] {
     if (!e.prepared)
       return e.fail(RESHARD_INVALID, "run before prepare");
-    Transport::Deadline deadline;
-    if (timeout_seconds > 0)
-      deadline = std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                        std::chrono::duration<double>(std::min(timeout_seconds, 1e9)));
     e.state = RESHARD_TORN; // until proven otherwise
     bool timedOut = false;
-    if (std::string error = e.transport->run(deadline, timedOut); !error.empty())
+    if (std::string error = e.transport->run(deadlineIn(timeout_seconds), timedOut); !error.empty())
       return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     for (const Refresh &refresh : e.refreshes)
       if (const Hook &hook = e.hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)

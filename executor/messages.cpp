@@ -1,10 +1,15 @@
-// Transport over a wire: the messages of one rank, as compiled. Chunks of staged messages are packed into the arena, sent, received and unpacked
-// while others are on their way; messages in place go from memory to memory. A step begins its chunks in the order of the plan, after those
-// before it in its direction that share a slot have begun theirs; a chunk begins when its slot is free and what it passes on is there. So the
-// message that is first of all that are left can always go on, on both sides: no process waits for ever on another that is alive.
+// Transport of one rank a process: the messages of the rank, as compiled. What a receiver of the same host can reach it copies itself, straight out of
+// the sender's memory, once the sender says that it is there. The rest goes over a wire: chunks of staged messages are packed into the arena,
+// sent, received and unpacked while others are on their way; messages in place go from memory to memory.
+//
+// A step begins its chunks in the order of the plan, after those before it in its direction that share a slot have begun theirs; a chunk begins when
+// its slot is free and what it passes on is there. So the message that is first of all that are left can always go on, on both sides: no process
+// waits for ever on another that is alive.
 
+#include "executor/agreement.h"
 #include "executor/chunks.h"
 #include "executor/copies.h"
+#include "executor/neighbours.h"
 #include "executor/packing.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
@@ -14,6 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <sched.h>
+#include <thread>
 
 namespace reshard {
 namespace {
@@ -25,14 +31,23 @@ constexpr size_t kInFlight = 16, kOfOne = 4, kAhead = 8;
 /// A rank begins at most two messages in a round and direction, one between nodes and one inside. Flights for the first two unfinished ones
 /// are never given to others: so of the messages that began first of all that are left, each gets on at both ends.
 constexpr size_t kReserved = 2 * kOfOne;
+/// What a rank copies out of another's memory before it looks after its other messages.
+constexpr uint64_t kPullBytes = 1 << 20;
+/// A run that copies more than this finds nothing of it in the caches the next time.
+constexpr uint64_t kStreamBytes = 64 << 20;
+
+/// How a step moves its bytes: over the wire; out of a peer's memory, or into a peer's hands; within the rank.
+enum Way { kReceive, kSend, kPull, kPost, kLocal };
 
 struct Message {
   const Step *step = nullptr;
   Packing packing;
   uint64_t chunks = 1;
-  uint64_t begun = 0, done = 0;                    // in a run
-  std::vector<uint32_t> sharing;                   // earlier steps of its direction that had its slots
+  uint64_t begun = 0, done = 0;                                    // in a run
+  std::vector<uint32_t> sharing;                                   // of the wire: earlier steps of its direction that had its slots
   std::vector<std::pair<uint32_t, std::vector<uint64_t>>> brought; // of a send: step -> chunks of it that must be done before each chunk
+  Progress *progress = nullptr;                                    // of what goes without the wire, in the sender's block
+  uint64_t copied = 0;                                             // bytes pulled, in a run
 };
 
 /// A chunk on its way.
@@ -44,65 +59,97 @@ struct Flight {
 
 class MessageTransport : public Transport {
 public:
-  explicit MessageTransport(std::unique_ptr<Wire> wire) : wire_(std::move(wire)) {}
-  ~MessageTransport() override { std::free(arena_); }
+  MessageTransport(std::unique_ptr<Wire> wire, bool shortcut) : wire_(std::move(wire)), shortcut_(shortcut) {}
+  ~MessageTransport() override {
+    wire_.reset(); // nothing is on its way to the arena any more
+    std::free(arena_);
+  }
 
-  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks) override {
+  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) override {
     if (ranks.size() != 1 || ranks[0].rank != wire_->rank())
       return "this process is rank " + std::to_string(wire_->rank()) + " of its wire and runs that rank alone";
     if (wire_->size() != plan.world())
       return "the plan has " + std::to_string(plan.world()) + " ranks, the wire " + std::to_string(wire_->size()) + " processes, expected as many";
-    if (std::string error = agree(plan.digest()); !error.empty())
-      return error;
+    if (plan.manifest().messages() > kMaxWireTag - Agreement::kTags)
+      return "the plan has more messages than the wire has tags";
     const LocalRank &rank = ranks[0];
-    if (const uint64_t bytes = rank.segment->arena_bytes(); bytes > 0) {
+    wire_->reserve(2 * kInFlight + Agreement::kRequests);
+    agreement_.emplace(*wire_, 2 * kInFlight);
+    if (shortcut_)
+      if (std::string error = neighbours_.show(rank); !error.empty())
+        return error;
+    std::map<uint32_t, Invitation> near;
+    if (std::string error = agreement_->meet(plan.digest(), neighbours_.invitation(), deadline, timedOut, near); !error.empty())
+      return abandon(error);
+    // Receivers decide which messages they copy themselves; when all have, the senders follow.
+    where_.resize(rank.segment->steps() ? rank.segment->steps()->size() : 0);
+    std::string error;
+    for (uint32_t s = 0; s < where_.size() && error.empty(); ++s)
+      error = addStep(plan, rank, s, near, false);
+    if (!error.empty())
+      return error;
+    if (error = agreement_->barrier(deadline, timedOut); !error.empty())
+      return abandon(error);
+    neighbours_.settle();
+    for (uint32_t s = 0; s < where_.size(); ++s)
+      if (error = addStep(plan, rank, s, near, true); !error.empty())
+        return error;
+    if (const uint64_t bytes = rank.segment->arena_bytes(); bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
       if (!arena_)
         return "no memory for an arena of " + std::to_string(bytes) + " bytes";
       std::memset(arena_, 0, bytes); // touched now, not in the first run
     }
-    const auto *steps = rank.segment->steps();
-    where_.resize(steps ? steps->size() : 0);
-    for (uint32_t s = 0; s < where_.size(); ++s)
-      if (std::string error = addStep(rank, s); !error.empty())
-        return error;
-    for (const bool send : {false, true})
-      for (size_t m = 0; m < messages_[send].size(); ++m)
-        link(*rank.segment, send, messages_[send][m]);
-    wire_->reserve(2 * kInFlight);
+    for (const Way way : {kReceive, kSend, kPost})
+      for (Message &message : messages_[way])
+        link(*rank.segment, way, message);
     return {};
   }
 
   std::string run(Deadline deadline, bool &timedOut) override {
     if (abandoned_)
       return "an earlier run failed with messages on their way, expected a new launch";
-    for (auto &direction : messages_)
-      for (Message &message : direction)
-        message.begun = message.done = 0;
+    for (auto &way : messages_)
+      for (Message &message : way)
+        message.begun = message.done = message.copied = 0;
     first_ = {};
     copied_ = 0;
     for (uint64_t looks = 0;; ++looks) {
       bool any = false;
-      if (std::string error = progress(any); !error.empty())
+      if (std::string error = exchange(any); !error.empty())
         return abandon(error);
+      post(any);
+      pull(any);
       if (copied_ < copies_.size()) { // a part of the local copies and fills
-        copies_.run(copied_++, false);
+        copies_.run(copied_++, stream_);
         any = true;
       }
-      if (first_[0] == messages_[0].size() && first_[1] == messages_[1].size() && copied_ == copies_.size())
-        return {};
+      if (finished())
+        break;
       if (!any)
-        sched_yield(); // there may be more processes than cores
+        idle(looks);
       if (deadline && looks % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
         timedOut = true;
         return abandon(late());
       }
     }
+    ++runs_;
+    // A refit is complete on all ranks or on none.
+    std::string error = agreement_->barrier(deadline, timedOut);
+    return error.empty() ? error : abandon(error);
   }
 
   uint64_t bytes() const override { return bytes_; }
 
 private:
+  /// There may be more processes than cores. Who waits for a neighbour alone, and not for the wire, which needs to be looked after, sleeps a little.
+  void idle(uint64_t looks) const {
+    if (first_[kSend] == messages_[kSend].size() && first_[kReceive] == messages_[kReceive].size() && looks % 16 == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    else
+      sched_yield();
+  }
+
   /// What is on its way cannot be told from what a later run would send.
   std::string abandon(std::string error) {
     abandoned_ = true;
@@ -110,60 +157,85 @@ private:
     return error;
   }
 
-  /// All processes run the same plan.
-  std::string agree(const std::string &digest) {
-    std::vector<std::byte> all(digest.size() * wire_->size());
-    if (std::string error = wire_->gather(reinterpret_cast<const std::byte *>(digest.data()), digest.size(), all.data()); !error.empty())
-      return error;
-    for (uint32_t rank = 0; rank < wire_->size(); ++rank)
-      if (std::memcmp(all.data() + rank * digest.size(), digest.data(), digest.size()) != 0)
-        return "rank " + std::to_string(rank) + " runs plan " + std::string(reinterpret_cast<const char *>(all.data()) + rank * digest.size(), digest.size()) +
-               ", rank " + std::to_string(wire_->rank()) + " plan " + digest + ", expected the same";
-    return {};
-  }
-
-  std::string addStep(const LocalRank &rank, uint32_t number) {
+  std::string addStep(const Plan &plan, const LocalRank &rank, uint32_t number, const std::map<uint32_t, Invitation> &near, bool sends) {
     const Step &step = *rank.segment->steps()->Get(number);
-    auto add = [&](uint32_t first, uint32_t count, Packing &packing) -> std::string {
-      for (uint32_t i = 0; i < count; ++i)
-        if (std::string error = packing.add(rank, *rank.segment->operands()->Get(first + i)); !error.empty())
-          return error;
+    if ((step.kind() == StepKind::send) != sends)
       return {};
-    };
+    auto operand = [&](uint32_t at) { return rank.segment->operands()->Get(at); };
     if (step.kind() != StepKind::send && step.kind() != StepKind::recv) {
       bytes_ += step.bytes();
-      for (uint32_t i = 0; i < step.output_count(); ++i) {
-        const Operand *input = step.kind() == StepKind::copy ? rank.segment->operands()->Get(step.first_input() + i) : nullptr;
-        if (std::string error = copies_.add(rank, input, rank, *rank.segment->operands()->Get(step.first_output() + i)); !error.empty())
+      for (uint32_t i = 0; i < step.output_count(); ++i)
+        if (std::string error = copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr, rank, *operand(step.first_output() + i));
+            !error.empty())
           return error;
-      }
-      where_[number] = {2, copies_.size()}; // where its copies end
+      stream_ = stream_ || bytes_ >= kStreamBytes;
+      where_[number] = {kLocal, copies_.size()}; // where its copies end
       return {};
     }
-    const bool send = step.kind() == StepKind::send;
     Message message;
     message.step = &step;
     message.chunks = chunkCount(step);
-    if (chunkBytes(step, 0) > kMaxWireBytes)
-      return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxWireBytes) + " bytes at once";
-    if (!send)
+    Way way = sends ? kSend : kReceive;
+    if (sends) {
+      if (shortcut_ && neighbours_.progress(number).pulled) {
+        way = kPost;
+        message.progress = &neighbours_.progress(number);
+      }
+    } else {
       bytes_ += step.bytes();
-    if (std::string error = send ? add(step.first_input(), step.input_count(), message.packing) : add(step.first_output(), step.output_count(), message.packing);
-        !error.empty())
-      return error;
-    if (step.staging() == UINT64_MAX && !message.packing.contiguous())
-      return "step " + std::to_string(number) + " is in place, but its bytes do not stand side by side";
-    where_[number] = {send, messages_[send].size()};
-    messages_[send].push_back(std::move(message));
+      stream_ = stream_ || bytes_ >= kStreamBytes;
+      if (const auto peer = near.find(step.peer()); peer != near.end())
+        if (const LocalRank *other = neighbours_.meet(plan, step.peer(), peer->second)) {
+          bool reached = false;
+          if (std::string error = addPull(rank, *other, message, reached); !error.empty())
+            return error;
+          way = reached ? kPull : kReceive;
+        }
+    }
+    if (way == kSend || way == kReceive) {
+      const uint32_t first = sends ? step.first_input() : step.first_output(), count = sends ? step.input_count() : step.output_count();
+      for (uint32_t i = 0; i < count; ++i)
+        if (std::string error = message.packing.add(rank, *operand(first + i)); !error.empty())
+          return error;
+      if (chunkBytes(step, 0) > kMaxWireBytes)
+        return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxWireBytes) + " bytes at once";
+      if (step.staging() == UINT64_MAX && !message.packing.contiguous())
+        return "step " + std::to_string(number) + " is in place, but its bytes do not stand side by side";
+    }
+    where_[number] = {way, messages_[way].size()};
+    messages_[way].push_back(std::move(message));
     return {};
   }
 
-  void link(const Segment &segment, bool send, Message &message) {
+  /// A receive whose sender's memory is at hand, if all of what it sends is.
+  std::string addPull(const LocalRank &rank, const LocalRank &other, Message &message, bool &reached) {
+    const Step &step = *message.step;
+    const auto *steps = other.segment->steps();
+    const auto send = std::find_if(steps->begin(), steps->end(), [&](const Step *s) { return s->kind() == StepKind::send && s->message() == step.message(); });
+    if (send == steps->end() || send->peer() != rank.rank || send->input_count() != step.output_count() || send->bytes() != step.bytes() || send->chunk() != step.chunk())
+      return "message " + std::to_string(step.message()) + " differs between rank " + std::to_string(other.rank) + " and rank " + std::to_string(rank.rank);
+    reached = true;
+    for (uint32_t i = 0; i < step.output_count() && reached; ++i)
+      if (std::string error = message.packing.add({&other, other.segment->operands()->Get(send->first_input() + i)}, {&rank, rank.segment->operands()->Get(step.first_output() + i)}, reached);
+          !error.empty())
+        return error;
+    if (reached) {
+      message.progress = &neighbours_.progress(other.rank, static_cast<uint32_t>(send - steps->begin()));
+      message.progress->pulled = 1;
+    } else {
+      message.packing = {};
+    }
+    return {};
+  }
+
+  void link(const Segment &segment, Way way, Message &message) {
+    const bool send = way != kReceive;
     const std::vector<std::vector<uint64_t>> before = send ? chunksBefore(segment, *message.step) : std::vector<std::vector<uint64_t>>();
     for (uint32_t i = 0; i < message.step->after_count(); ++i) {
       const uint32_t earlier = segment.after()->Get(message.step->first_after() + i);
-      if (where_[earlier].first == static_cast<int>(send))
-        message.sharing.push_back(static_cast<uint32_t>(where_[earlier].second));
+      const StepKind kind = segment.steps()->Get(earlier)->kind();
+      if (kind == message.step->kind())
+        share(segment, way, earlier, message);
       else if (send)
         message.brought.emplace_back(earlier, before[i]);
       else
@@ -171,23 +243,77 @@ private:
     }
   }
 
-  /// Of a step, the chunks that are done.
-  uint64_t done(uint32_t step) const {
-    const auto [kind, at] = where_[step];
-    return kind == 2 ? copied_ >= at : messages_[kind][at].done;
+  /// Slots pass from step to step of a direction, also by way of those that do not use theirs.
+  void share(const Segment &segment, Way way, uint32_t earlier, Message &message) {
+    if (way == kPost)
+      return;
+    if (where_[earlier].first == way) {
+      message.sharing.push_back(static_cast<uint32_t>(where_[earlier].second));
+      return;
+    }
+    const Step &step = *segment.steps()->Get(earlier);
+    for (uint32_t i = 0; i < step.after_count(); ++i)
+      if (const uint32_t before = segment.after()->Get(step.first_after() + i); segment.steps()->Get(before)->kind() == step.kind())
+        share(segment, way, before, message);
   }
 
-  /// The next chunk of a message, where it may begin.
-  bool ready(bool send, const Message &message) const {
-    if (message.begun == message.chunks || message.begun - message.done == kOfOne)
-      return false;
-    for (uint32_t earlier : message.sharing)
-      if (messages_[send][earlier].begun < messages_[send][earlier].chunks)
+  bool finished() const {
+    for (const Way way : {kReceive, kSend, kPull, kPost})
+      if (first_[way] < messages_[way].size())
         return false;
+    return copied_ == copies_.size();
+  }
+
+  /// Of a step, the chunks that are done.
+  uint64_t done(uint32_t step) const {
+    const auto [way, at] = where_[step];
+    return way == kLocal ? copied_ >= at : messages_[way][at].done;
+  }
+
+  /// Whether what the next chunk of a message passes on is there.
+  bool brought(const Message &message) const {
     for (const auto &[step, chunks] : message.brought)
       if (done(step) < chunks[message.begun])
         return false;
     return true;
+  }
+
+  /// The next chunk of a message of the wire, where it may begin.
+  bool ready(Way way, const Message &message) const {
+    if (message.begun == message.chunks || message.begun - message.done == kOfOne)
+      return false;
+    for (uint32_t earlier : message.sharing)
+      if (messages_[way][earlier].begun < messages_[way][earlier].chunks)
+        return false;
+    return brought(message);
+  }
+
+  /// Tells receivers of this host what they may copy. That they have is known at the end, when all ranks are done.
+  void post(bool &any) {
+    auto &all = messages_[kPost];
+    for (size_t m = first_[kPost]; m < std::min(all.size(), first_[kPost] + kAhead); ++m)
+      for (Message &message = all[m]; message.begun < message.chunks && brought(message); any = true)
+        message.progress->posted.store(runs_ * message.chunks + (message.done = ++message.begun), std::memory_order_release);
+    while (first_[kPost] < all.size() && all[first_[kPost]].done == all[first_[kPost]].chunks)
+      ++first_[kPost];
+  }
+
+  /// Copies a part of the first message whose next chunk a sender of this host has posted.
+  void pull(bool &any) {
+    auto &all = messages_[kPull];
+    for (size_t m = first_[kPull]; m < std::min(all.size(), first_[kPull] + kAhead); ++m) {
+      Message &message = all[m];
+      if (message.done == message.chunks || message.progress->posted.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
+        continue;
+      const uint64_t end = message.done * message.step->chunk() + chunkBytes(*message.step, message.done), last = std::min(end, message.copied + kPullBytes);
+      message.packing.copy(message.copied, last, stream_);
+      message.copied = last;
+      any = true;
+      message.done += last == end;
+      break;
+    }
+    while (first_[kPull] < all.size() && all[first_[kPull]].done == all[first_[kPull]].chunks)
+      ++first_[kPull];
   }
 
   /// Where the next chunk is packed, or received: its slot of the arena, or its memory.
@@ -202,8 +328,9 @@ private:
     return begin;
   }
 
-  std::string progress(bool &any) {
-    for (const bool send : {false, true})
+  /// The messages of the wire.
+  std::string exchange(bool &any) {
+    for (const Way send : {kReceive, kSend})
       for (size_t f = 0; f < kInFlight; ++f) {
         Flight &flight = flights_[send][f];
         // Chunks of one message are done in their order: who passes them on counts them.
@@ -221,7 +348,7 @@ private:
         flight.message = nullptr;
         ++message.done;
       }
-    for (const bool send : {false, true}) {
+    for (const Way send : {kReceive, kSend}) {
       auto &all = messages_[send];
       while (first_[send] < all.size() && all[first_[send]].done == all[first_[send]].chunks)
         ++first_[send];
@@ -239,7 +366,7 @@ private:
   }
 
   /// Begins the next chunk, unless its slot is taken, or no more than `reserved` flights are left.
-  std::string begin(bool send, Message &message, size_t reserved, bool &begun) {
+  std::string begin(Way send, Message &message, size_t reserved, bool &begun) {
     std::byte *end = nullptr, *data = place(message, end);
     for (const auto &direction : flights_)
       for (const Flight &flight : direction)
@@ -257,7 +384,8 @@ private:
     begun = true;
     const size_t request = send * kInFlight + free;
     const uint64_t chunk = message.begun++;
-    std::string error = send ? wire_->send(request, step.peer(), step.message(), data, bytes) : wire_->receive(request, step.peer(), step.message(), data, bytes);
+    const uint32_t tag = Agreement::kTags + step.message();
+    std::string error = send ? wire_->send(request, step.peer(), tag, data, bytes) : wire_->receive(request, step.peer(), tag, data, bytes);
     return error.empty() ? error : error + named(send, message, chunk);
   }
 
@@ -268,19 +396,24 @@ private:
 
   /// Who is waited for.
   std::string late() const {
-    for (const bool send : {false, true})
-      for (size_t m = first_[send]; m < messages_[send].size(); ++m)
-        if (const Message &message = messages_[send][m]; message.begun > message.done)
-          return "the deadline passed" + named(send, message, message.done);
+    for (const Way way : {kReceive, kPull, kSend})
+      for (size_t m = first_[way]; m < messages_[way].size(); ++m)
+        if (const Message &message = messages_[way][m]; way == kPull ? message.done < message.chunks : message.begun > message.done)
+          return "the deadline passed" + named(way == kSend, message, message.done);
     return "the deadline passed with steps that could not begin";
   }
 
   std::unique_ptr<Wire> wire_;
+  const bool shortcut_;
+  std::optional<Agreement> agreement_;
+  Neighbours neighbours_;
   std::byte *arena_ = nullptr;
-  std::array<std::vector<Message>, 2> messages_; // receives, sends; in the order of the plan
+  std::array<std::vector<Message>, 4> messages_; // by way, in the order of the plan
   Copies copies_;                                // of local steps, step after step
-  std::vector<std::pair<int, size_t>> where_;    // by step: 0, 1 into messages_, 2 into copies_
-  std::array<size_t, 2> first_{};                // unfinished
+  std::vector<std::pair<Way, size_t>> where_;    // by step: into messages_ or copies_
+  std::array<size_t, 4> first_{};                // unfinished, by way
+  uint64_t runs_ = 0;                            // before this one
+  bool stream_ = false;
   std::array<std::array<Flight, kInFlight>, 2> flights_;
   size_t copied_ = 0;
   bool abandoned_ = false;
@@ -289,6 +422,8 @@ private:
 
 } // namespace
 
-std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Wire> wire) { return std::make_unique<MessageTransport>(std::move(wire)); }
+std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Wire> wire, bool shortcut) {
+  return std::make_unique<MessageTransport>(std::move(wire), shortcut);
+}
 
 } // namespace reshard

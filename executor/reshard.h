@@ -31,6 +31,8 @@ typedef struct {
   const char *transport; /* "threads": all ranks in this process; "mpi": one in each; NULL: "threads" */
   const char *device;    /* "cpu"; NULL: "cpu" */
   uint32_t threads;      /* workers of this process; 0: all cores */
+  double join_seconds;   /* the deadline of open and of prepare, which wait for the other processes, and of close; 0: none */
+  int no_local_shortcut; /* not 0: messages even where memory of a peer could be reached directly */
 } reshard_options;
 
 /* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan, or with transport
@@ -55,7 +57,8 @@ typedef int (*reshard_hook)(void *user, const char *name, uint32_t rank);
 /* Sets the hook of a name; before prepare, which asks for one of each name of its ranks. */
 reshard_status reshard_set_hook(reshard_executor *executor, const char *name, reshard_hook hook, void *user);
 
-/* Checks that everything is bound and nothing overlaps, allocates what the run needs. After it, bindings are fixed. */
+/* Checks that everything is bound and nothing overlaps, agrees with the other processes, allocates what the run needs. After it, bindings are
+   fixed. */
 reshard_status reshard_prepare(reshard_executor *executor);
 
 /* Moves every byte. Allocates nothing. timeout_seconds <= 0: no deadline. */

@@ -34,7 +34,7 @@ public:
       worker.join();
   }
 
-  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks) override {
+  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline, bool &) override {
     const uint64_t messages = plan.manifest().messages();
     struct End {
       const LocalRank *rank = nullptr;

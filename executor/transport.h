@@ -31,8 +31,8 @@ public:
   using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 
   virtual ~Transport() = default;
-  /// Called once, with everything bound; allocates all that run() needs. An error text, empty on success.
-  virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks) = 0;
+  /// Called once, with everything bound; allocates all that run() needs. An error text, empty on success; `timedOut` says that the deadline passed.
+  virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) = 0;
   /// Moves every byte; allocates nothing. `timedOut` says that the deadline passed.
   virtual std::string run(Deadline deadline, bool &timedOut) = 0;
   /// Bytes that a run moves, padding included.
@@ -43,7 +43,8 @@ public:
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
 
 class Wire;
-/// One rank of the plan in each process: messages over a wire, as compiled.
-std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Wire> wire);
+/// One rank of the plan in each process: messages over a wire, as compiled. `shortcut`: inside a host, where memory can be shared, the receiver
+/// copies a message out of the sender's memory instead.
+std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Wire> wire, bool shortcut = true);
 
 } // namespace reshard

@@ -6,7 +6,7 @@
 
 namespace reshard {
 
-std::string openWire(const std::string &name, std::unique_ptr<Wire> &wire) {
+std::string openWire(const std::string &name, double seconds, std::unique_ptr<Wire> &wire, bool &timedOut) {
   const std::string file = "libreshard_" + name + ".so";
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
@@ -25,7 +25,9 @@ std::string openWire(const std::string &name, std::unique_ptr<Wire> &wire) {
     if (!open)
       return "'" + path + "' is no backend: it lacks reshard_open_wire";
     char error[512] = "";
-    wire.reset(open(error, sizeof error)); // the module stays loaded
+    int late = 0;
+    wire.reset(open(seconds, error, sizeof error, &late)); // the module stays loaded
+    timedOut = late != 0;
     return wire ? std::string() : "backend '" + name + "': " + error;
   }
   return "backend '" + name + "' cannot be loaded: " + why;

@@ -21,23 +21,24 @@ public:
   /// Room for so many requests; once, before any.
   virtual void reserve(size_t requests) = 0;
 
-  /// Begins to send, or to receive, bytes under a tag. Those of one pair and tag arrive in order. At most kMaxWireBytes.
+  /// Begins to send, or to receive, bytes under a tag of at most kMaxWireTag. Those of one pair and tag arrive in order. At most kMaxWireBytes.
   virtual std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) = 0;
   virtual std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) = 0;
   /// Whether a request is done; makes progress.
   virtual std::string test(size_t request, bool &done) = 0;
-  /// Gathers `bytes` bytes of every process, by rank; waits for all.
-  virtual std::string gather(const std::byte *mine, size_t bytes, std::byte *all) = 0;
-  /// The run failed: peers may be gone. Nothing will be waited for any more, not even at the end.
+  /// The run failed: peers may be gone. Nothing will be waited for any more, not even at the end, and nothing that was to be received is
+  /// written.
   virtual void abandon() = 0;
 };
 
 constexpr uint64_t kMaxWireBytes = uint64_t{1} << 30;
+constexpr uint32_t kMaxWireTag = (uint32_t{1} << 31) - 1;
 
-/// What a module exports as `reshard_open_wire`: a wire, or null and an error text of at most `room` bytes.
-using OpenWire = Wire *(*)(char *error, size_t room);
+/// What a module exports as `reshard_open_wire`: a wire, or null and an error text of at most `room` bytes; `*timed_out` is not 0 where it says
+/// that so many seconds (0: no limit) have passed without all processes having come. The same limit holds when the wire is closed.
+using OpenWire = Wire *(*)(double seconds, char *error, size_t room, int *timed_out);
 
-/// Loads the module of a backend and opens its wire. An error text says what is missing; empty on success.
-std::string openWire(const std::string &name, std::unique_ptr<Wire> &wire);
+/// Loads the module of a backend and opens its wire. An error text says what is missing, or who; empty on success.
+std::string openWire(const std::string &name, double seconds, std::unique_ptr<Wire> &wire, bool &timedOut);
 
 } // namespace reshard

@@ -24,7 +24,8 @@ int main(int argc, char **argv) {
                    {"--device", "NAME", "cpu", setChoice(options.device, {"cpu", "cuda"})},
                    {"--threads", "N", "workers (all cores)", setNumber(threads, 1, 4096)},
                    {"--repeat", "N", "runs (1)", setNumber(options.repeat, 1, 1'000'000)},
-                   {"--timeout", "S", "deadline of a run in seconds (none)", setSeconds(options.timeout)},
+                   {"--timeout", "S", "deadline in seconds of joining the other processes, and of a run (none)", setSeconds(options.timeout)},
+                   {"--no-local-shortcut", "", "messages even where a peer's memory could be reached directly", setSwitch(options.noLocalShortcut)},
                    {"--report", "FILE", "write a JSON report", setText(options.report)},
                    {"--trace", "FILE", "write the phases for Perfetto", setText(options.trace)}},
                   1};

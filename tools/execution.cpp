@@ -111,9 +111,9 @@ public:
     Memory source(*plan_, ranks_), target(*plan_, ranks_);
     std::unique_ptr<NewFolder> folder;
     if (options_.synthesize) {
-      need(source.allocate(0), kFailure);
+      need(source.allocate(0, !ranks_.empty()), kFailure);
       for (uint32_t e = 1; e < endpoints; ++e)
-        need(target.allocate(e), kFailure);
+        need(target.allocate(e, !ranks_.empty()), kFailure);
     } else {
       need(source.openFiles(0, sourceFolder()), kUsage);
       folder = std::make_unique<NewFolder>(options_.target);
@@ -131,8 +131,8 @@ public:
     begin = now();
     bind(source);
     bind(target);
-    if (reshard_prepare(executor_.get()) != RESHARD_OK)
-      throw Failure{kUsage, reshard_error(executor_.get())};
+    if (const reshard_status status = reshard_prepare(executor_.get()); status != RESHARD_OK)
+      throw Failure{status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor_.get())};
     trace_.add("prepare", begin);
     const ResidentLimit limit(options_.synthesize ? std::vector<const Memory *>() : std::vector<const Memory *>{&source, &target},
                               options_.memory);
@@ -220,12 +220,17 @@ private:
   }
 
   void open() {
-    const reshard_options options{options_.transport.c_str(), options_.device.c_str(), threads_};
+    reshard_options options{};
+    options.transport = options_.transport.c_str();
+    options.device = options_.device.c_str();
+    options.threads = threads_;
+    options.join_seconds = options_.timeout;
+    options.no_local_shortcut = options_.noLocalShortcut;
     reshard_executor *executor = nullptr;
     const reshard_status status = reshard_open(options_.plan.c_str(), nullptr, 0, &options, &executor);
     executor_.reset(executor);
     if (status != RESHARD_OK)
-      throw Failure{status == RESHARD_FAILED ? kFailure : kUsage, reshard_error(executor)};
+      throw Failure{status == RESHARD_FAILED || status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor)};
     if (options_.transport == "mpi") {
       size_t count = 0;
       const uint32_t *ranks = reshard_ranks(executor, &count);

@@ -14,6 +14,7 @@ struct ExecutionOptions {
   uint64_t seed = 0, repeat = 1;
   unsigned threads = 0; // 0: all cores
   double timeout = 0;   // 0: none
+  bool noLocalShortcut = false;
   uint64_t memory = 0;  // bytes that may be resident; 0: no limit
 };
 

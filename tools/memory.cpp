@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <set>
 #include <sys/mman.h>
+#include <unistd.h>
 
 namespace reshard::tools {
 
@@ -44,6 +45,8 @@ std::string placeName(const schema::Endpoint &endpoint, uint32_t place) {
 Memory::~Memory() {
   for (const auto &[data, bytes] : mappings_)
     ::munmap(data, bytes);
+  for (const int file : shared_)
+    ::close(file);
 }
 
 void Memory::release() const {
@@ -75,7 +78,7 @@ bool Memory::mine(const schema::Endpoint &endpoint, uint32_t place) const {
   return ranks_.empty() || endpoint.storage() || std::binary_search(ranks_.begin(), ranks_.end(), endpoint.ranks()->Get(place));
 }
 
-std::string Memory::allocate(uint32_t endpointNumber) {
+std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
   constexpr int64_t kAlignment = 64;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
@@ -96,7 +99,12 @@ std::string Memory::allocate(uint32_t endpointNumber) {
     forEach([&](std::byte *&, int64_t bytes) { total += bytes; });
     if (total == 0)
       total = kAlignment;
-    void *map = ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    int file = -1;
+    if (shared && (file = ::memfd_create("reshard-params", MFD_CLOEXEC)) >= 0)
+      shared_.push_back(file);
+    const bool sized = !shared || (file >= 0 && ::ftruncate(file, static_cast<off_t>(total)) == 0);
+    const int kind = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void *map = sized ? ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, kind | MAP_POPULATE, file, 0) : MAP_FAILED;
     if (map == MAP_FAILED)
       return "cannot allocate " + humanBytes(static_cast<double>(total)) + " for " + endpoint.role()->str() + " " +
              placeName(endpoint, p) + ": " + std::strerror(errno);

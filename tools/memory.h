@@ -20,8 +20,8 @@ public:
   Memory(const Memory &) = delete;
   Memory &operator=(const Memory &) = delete;
 
-  /// Anonymous memory for an endpoint, every page touched.
-  std::string allocate(uint32_t endpoint);
+  /// Anonymous memory for an endpoint, every page touched; `shared`: such that other processes can map it.
+  std::string allocate(uint32_t endpoint, bool shared = false);
   /// The files of a folder, checked against the manifest before anything is used: missing and extra files, names, shapes, dtypes.
   std::string openFiles(uint32_t endpoint, const std::string &folder);
   /// New files in an empty folder, of their final size.
@@ -43,6 +43,7 @@ private:
   std::vector<PlaceMemory> places_;
   std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
   std::vector<std::pair<void *, size_t>> mappings_;
+  std::vector<int> shared_; // files of mappings
 };
 
 /// All params of a place as they stand in its file.

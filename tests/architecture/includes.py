@@ -10,7 +10,7 @@ root = Path(__file__).resolve().parents[2]
 build = Path(sys.argv[1])
 
 # folder -> what its quoted and angled includes may start with (our own folders and the libraries that have a prefix)
-OURS = ("schema/", "ir/", "compiler/", "executor/", "kernels/", "tools/")
+OURS = ("backends/", "schema/", "ir/", "compiler/", "executor/", "kernels/", "tools/")
 LIBRARIES = ("llvm/", "yaml-cpp/", "flatbuffers/", "nlohmann/", "xxhash.h", "mpi.h", "nccl.h", "cuda")
 ALLOWED = {
     "schema": ("schema/", "flatbuffers/", "xxhash.h"),
@@ -18,7 +18,7 @@ ALLOWED = {
     "compiler": ("compiler/", "ir/", "llvm/"),
     "kernels": ("kernels/", "schema/formats.h"),
     "executor": ("executor/", "schema/", "kernels/", "flatbuffers/"),
-    "backends": ("executor/wire.h", "mpi.h"),
+    "backends": ("backends/", "executor/wire.h", "mpi.h"),
     "tools": ("tools/", "executor/", "schema/", "nlohmann/"),
 }
 # single files that may include more, and those that may include less

@@ -68,9 +68,10 @@ struct Case {
       fail(error);
     memory = std::make_unique<Memory>(*plan, std::vector<uint32_t>{static_cast<uint32_t>(rank)});
     for (uint32_t e : {0u, 1u})
-      if (std::string error = memory->allocate(e); !error.empty())
+      if (std::string error = memory->allocate(e, true); !error.empty())
         fail(error);
-    const reshard_options options{"mpi", nullptr, 1};
+    reshard_options options{};
+    options.transport = "mpi";
     if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) != RESHARD_OK)
       fail(reshard_error(executor));
     for (const PlaceMemory &place : memory->places()) {

@@ -77,7 +77,8 @@ public:
   }
 
   void open(uint32_t threads = 2) {
-    const reshard_options options{"threads", "cpu", threads};
+    reshard_options options{};
+    options.threads = threads;
     ASSERT_EQ(reshard_open(path_.c_str(), nullptr, 0, &options, &executor_), RESHARD_OK) << reshard_error(executor_);
   }
   void bindAll() {
@@ -213,7 +214,9 @@ TEST_F(ExecutorTest, ADeadlineTearsTheTargetsUntilALaterRun) {
 }
 
 TEST_F(ExecutorTest, RefusesWrongOptionsAndPlans) {
-  const reshard_options smoke{"smoke", nullptr, 0}, cuda{nullptr, "cuda", 0};
+  reshard_options smoke{}, cuda{};
+  smoke.transport = "smoke";
+  cuda.device = "cuda";
   EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &smoke, &executor_), RESHARD_INVALID);
   EXPECT_EQ(error(), "unknown transport 'smoke', expected 'threads' or 'mpi'");
   reshard_close(executor_);

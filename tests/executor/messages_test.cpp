@@ -1,6 +1,7 @@
 // The message transport over a wire that does its worst: what was sent arrives late, requests are seen done in any order, ranks get on at
 // different speeds. Every plan must end, with the same targets as by direct copies.
 
+#include "executor/agreement.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
 #include "tests/tools/support.h"
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <sys/mman.h>
 #include <unistd.h>
 
 using namespace reshard;
@@ -22,8 +24,8 @@ namespace {
 /// What is on its way between all ranks of a process.
 struct Air {
   std::mutex mutex;
+  uint64_t sent = 0; // chunks of the plan's messages
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::deque<std::vector<std::byte>>> messages; // from, to, tag
-  std::map<uint32_t, std::vector<std::byte>> gathered;
 };
 
 class SlowWire : public Wire {
@@ -50,6 +52,7 @@ public:
     } else if (request.open && request.sends) {
       // Only now is the memory read: whoever changes it before is found out.
       std::lock_guard lock(air_.mutex);
+      air_.sent += request.tag >= Agreement::kTags;
       air_.messages[{rank_, request.peer, request.tag}].emplace_back(request.data, request.data + request.bytes);
       request.open = false;
     } else if (request.open) {
@@ -67,20 +70,6 @@ public:
     }
     done = !request.open;
     return {};
-  }
-  std::string gather(const std::byte *mine, size_t bytes, std::byte *all) override {
-    {
-      std::lock_guard lock(air_.mutex);
-      air_.gathered[rank_].assign(mine, mine + bytes);
-    }
-    while (true) {
-      std::lock_guard lock(air_.mutex);
-      if (air_.gathered.size() < size_)
-        continue;
-      for (uint32_t rank = 0; rank < size_; ++rank)
-        std::memcpy(all + rank * bytes, air_.gathered[rank].data(), bytes);
-      return {};
-    }
   }
   void abandon() override {}
 
@@ -101,29 +90,54 @@ private:
   std::map<std::pair<uint32_t, uint32_t>, std::deque<size_t>> order_; // receives, by peer and tag
 };
 
-/// The memory of one rank's buffers.
+/// The memory of one rank's buffers, side by side; whether others can map it.
+enum class Shown { nothing, all, some };
 class RankMemory {
 public:
-  RankMemory(const Plan &plan, uint32_t rank) {
+  RankMemory(const Plan &plan, uint32_t rank, Shown shown) {
     local.rank = rank;
     if (const std::string error = plan.segment(rank, local.segment); !error.empty())
       throw std::runtime_error(error);
+    bytes_ = 1;
+    for (const schema::BufferRun *run : *local.segment->buffers())
+      bytes_ += run->count() * (run->bytes() + 1);
+    const bool shared = shown == Shown::all || (shown == Shown::some && rank % 2 == 0);
+    if (shared && ((file_ = memfd_create("params", 0)) < 0 || ftruncate(file_, static_cast<off_t>(bytes_)) != 0))
+      throw std::runtime_error("no memory");
+    memory_ = static_cast<std::byte *>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file_, 0));
+    std::memset(memory_, 0xEE, bytes_);
+    std::byte *next = memory_;
     for (const schema::BufferRun *run : *local.segment->buffers()) {
       std::vector<std::byte *> &table = tables_.emplace_back();
-      for (uint32_t i = 0; i < run->count(); ++i) {
-        buffers_.emplace_back(run->bytes() + 1, std::byte{0xEE});
-        table.push_back(buffers_.back().data());
-      }
+      for (uint32_t i = 0; i < run->count(); ++i, next += run->bytes() + 1)
+        table.push_back(next);
     }
     for (const auto &table : tables_)
       local.runs.push_back(table.data());
   }
+  ~RankMemory() {
+    munmap(memory_, bytes_);
+    if (file_ >= 0)
+      close(file_);
+  }
+
+  /// New source values. Replicas differ, so that it counts from whom bytes come.
+  void fill(uint64_t seed) {
+    for (uint32_t r = 0; r < local.segment->buffers()->size(); ++r)
+      if (const schema::BufferRun &run = *local.segment->buffers()->Get(r); run.endpoint() == 0)
+        for (uint32_t i = 0; i < run.count(); ++i) {
+          std::mt19937_64 random(seed * 100 + run.param() * 10 + i + 1000 * run.place());
+          std::generate_n(local.runs[r][i], run.bytes(), [&] { return static_cast<std::byte>(random()); });
+        }
+  }
 
   LocalRank local;
-  std::deque<std::vector<std::byte>> &buffers() { return buffers_; }
+  std::vector<std::byte> bytes() const { return {memory_, memory_ + bytes_}; }
 
 private:
-  std::deque<std::vector<std::byte>> buffers_; // in the order of the segment's buffers
+  int file_ = -1;
+  std::byte *memory_ = nullptr;
+  size_t bytes_ = 0;
   std::deque<std::vector<std::byte *>> tables_;
 };
 
@@ -140,25 +154,20 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
   };
   int chunked = 0, passedOn = 0;
   for (const char *job : jobs)
-    for (uint64_t seed = 0; seed < 6; ++seed) {
+    for (uint64_t seed = 0; seed < 9; ++seed) {
       SCOPED_TRACE(job + std::string("seed ") + std::to_string(seed));
       std::unique_ptr<Plan> plan;
       tests::compile(head + job, folder / "plan");
       ASSERT_EQ(Plan::open(folder / "plan", plan), "");
-      // The same sources twice: for direct copies, and for messages. Replicas differ, so that it counts from whom bytes come.
+      // The same sources twice: for direct copies, and for messages.
       std::vector<std::unique_ptr<RankMemory>> direct, sent;
+      const Shown shown = seed % 3 == 0 ? Shown::nothing : seed % 3 == 1 ? Shown::all : Shown::some;
       for (auto *all : {&direct, &sent})
-        for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-          all->push_back(std::make_unique<RankMemory>(*plan, rank));
-          size_t buffer = 0;
-          for (const schema::BufferRun *run : *all->back()->local.segment->buffers())
-            for (uint32_t i = 0; i < run->count(); ++i, ++buffer)
-              if (run->endpoint() == 0) {
-                std::mt19937_64 random(seed * 100 + run->param() * 10 + i + 1000 * run->place());
-                for (std::byte &each : all->back()->buffers()[buffer])
-                  each = static_cast<std::byte>(random());
-              }
-        }
+        for (uint32_t rank = 0; rank < plan->world(); ++rank)
+          all->push_back(std::make_unique<RankMemory>(*plan, rank, all == &sent ? shown : Shown::nothing));
+      const uint64_t runs = 1 + seed / 3;
+      for (auto &memory : direct)
+        memory->fill(seed * 10 + runs - 1);
       std::vector<LocalRank> locals;
       for (const auto &memory : direct) {
         locals.push_back(memory->local);
@@ -169,7 +178,7 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
       }
       const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
       bool timedOut = false;
-      ASSERT_EQ(copies->prepare(*plan, locals), "");
+      ASSERT_EQ(copies->prepare(*plan, locals, {}, timedOut), "");
       ASSERT_EQ(copies->run({}, timedOut), "");
 
       Air air;
@@ -178,18 +187,27 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
       for (uint32_t rank = 0; rank < plan->world(); ++rank)
         ranks.emplace_back([&, rank] {
           const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), seed));
-          errors[rank] = messages->prepare(*plan, {sent[rank]->local});
-          // One run, since what a second one passes on too early would be right from the first; or two, which need each other in step.
-          for (uint64_t run = 0; run < 1 + seed % 2 && errors[rank].empty(); ++run) {
-            bool late = false;
+          bool late = false;
+          errors[rank] = messages->prepare(*plan, {sent[rank]->local}, std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
+          // Every run moves other values, and ranks are late by turns: who takes something before it is there, or after it has changed, is found out.
+          std::mt19937_64 random(seed * 1000 + rank);
+          for (uint64_t run = 0; run < runs && errors[rank].empty(); ++run) {
+            if (random() % 3 == 0)
+              std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+            sent[rank]->fill(seed * 10 + run);
             errors[rank] = messages->run(std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
           }
+          sent[rank]->fill(0); // the run is over: the source is the caller's again
         });
       for (std::thread &rank : ranks)
         rank.join();
       for (uint32_t rank = 0; rank < plan->world(); ++rank) {
+        sent[rank]->fill(seed * 10 + runs - 1);
         EXPECT_EQ(errors[rank], "") << "rank " << rank;
-        EXPECT_TRUE(direct[rank]->buffers() == sent[rank]->buffers()) << "rank " << rank;
+        EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
+      }
+      if (shown != Shown::some) { // then it depends on the ranks
+        EXPECT_EQ(air.sent == 0, shown == Shown::all);
       }
     }
   EXPECT_GT(chunked, 100);
@@ -201,14 +219,24 @@ TEST(Messages, APeerThatIsGoneIsNamed) {
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n", folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
-  Air air; // rank 1 prepares, and is never heard of again
-  const std::string digest = plan->digest();
-  air.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()), reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
-  RankMemory memory(*plan, 0);
-  const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, 0, 2, 1));
-  ASSERT_EQ(messages->prepare(*plan, {memory.local}), "");
+  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
   bool late = false;
-  EXPECT_EQ(messages->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(20), late), "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
+  RankMemory memory(*plan, 0, Shown::nothing), other(*plan, 1, Shown::nothing);
+  {
+    Air air; // rank 1 never comes
+    const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, 0, 2, 1));
+    EXPECT_EQ(messages->prepare(*plan, {memory.local}, soon(), late), "the deadline passed: rank 1 is waited for, in prepare");
+    EXPECT_TRUE(late);
+  }
+  late = false;
+  Air air; // rank 1 prepares, and is never heard of again
+  const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, 0, 2, 1));
+  const std::unique_ptr<Transport> others = makeMessageTransport(std::make_unique<SlowWire>(air, 1, 2, 1));
+  bool lateToo = false;
+  std::thread gone([&] { EXPECT_EQ(others->prepare(*plan, {other.local}, {}, lateToo), ""); });
+  ASSERT_EQ(messages->prepare(*plan, {memory.local}, {}, late), "");
+  gone.join();
+  EXPECT_EQ(messages->run(soon(), late), "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
   EXPECT_TRUE(late);
   EXPECT_EQ(messages->run({}, late), "an earlier run failed with messages on their way, expected a new launch");
 }

@@ -42,11 +42,13 @@ class Mpi(unittest.TestCase):
         return subprocess.run(["timeout", "100", "mpirun", "-n", str(ranks), program or BIN / "reshard-exec", self.folder / plan, "--transport=mpi", "--synthesize", *options],
                               capture_output=True, text=True, env=ENVIRONMENT)
 
-    def exact(self, report):
-        done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
-        self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # under two seeds
+    def exact(self, report, *ways):
+        """Pulled out of the peers' memory, and as messages."""
+        for way in ways or ((), ("--no-local-shortcut",)):
+            done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", *way)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
+            self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # under two seeds
 
     def test_kinds_of_schedules(self):
         for source, target, options in (
@@ -75,7 +77,7 @@ class Mpi(unittest.TestCase):
                 continue
             done += 1
             with self.subTest(seed=seed):
-                self.exact(report)
+                self.exact(report, ("--no-local-shortcut",) if seed % 2 else ())
 
     def test_processes_and_plans_that_do_not_fit(self):
         report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
@@ -94,7 +96,7 @@ class Mpi(unittest.TestCase):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
         done = self.run_plan(2, "--timeout=0.000001")
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stderr, r"the deadline passed: message \d+ of round \d+ (to|from) rank [01], chunk 0 of \d+")
+        self.assertRegex(done.stderr, r"the deadline passed in MPI_Init")
 
     def test_files_are_refused(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")

@@ -134,7 +134,8 @@ std::string play(const std::string &path, uint64_t seed, std::vector<std::vector
     return "refused";
   Memories memory(*plan);
   reshard_executor *executor = nullptr;
-  const reshard_options options{nullptr, nullptr, 1};
+  reshard_options options{};
+  options.threads = 1;
   std::string outcome = "refused";
   if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) == RESHARD_OK) {
     bool good = true;

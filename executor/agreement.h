@@ -1,0 +1,37 @@
+// What the processes of a run agree on over their wire: that they run one plan, who is on one host, that all are done.
+#pragma once
+
+#include "executor/neighbours.h"
+#include "executor/transport.h"
+#include "executor/wire.h"
+
+#include <map>
+
+namespace reshard {
+
+class Agreement {
+public:
+  static constexpr size_t kRequests = 2;
+  static constexpr uint32_t kTags = 64;
+  /// Uses requests [request, request + kRequests) and tags [0, kTags) of the wire, whatever the plan.
+  Agreement(Wire &wire, size_t request) : wire_(wire), request_(request) {}
+
+  /// Every process has a plan of this digest (32 characters), or an error text that names one that has another. `near`: the invitations of the others on
+  /// this host, by rank. All go through rank 0: N messages of a few bytes there and back.
+  std::string meet(const std::string &digest, const Invitation &mine, const Transport::Deadline &deadline, bool &timedOut, std::map<uint32_t, Invitation> &near);
+
+  /// Returns when every process has called it. In step k each tells the one 2^k further on (Hensgen, Finkel, Manber, "Two algorithms for barrier
+  /// synchronization", 1988): log2(N) steps. Allocates nothing.
+  std::string barrier(const Transport::Deadline &deadline, bool &timedOut);
+
+private:
+  std::string wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline, bool &timedOut);
+  std::string send(uint32_t peer, uint32_t tag, const void *data, size_t bytes, const char *what, const Transport::Deadline &deadline, bool &timedOut);
+  std::string receive(uint32_t peer, uint32_t tag, void *data, size_t bytes, const char *what, const Transport::Deadline &deadline, bool &timedOut);
+
+  Wire &wire_;
+  const size_t request_;
+  std::byte out_{}, in_{}; // of the barrier: no frame's, since one that failed leaves them on their way
+};
+
+} // namespace reshard

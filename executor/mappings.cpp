@@ -1,0 +1,72 @@
+#include "executor/mappings.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+namespace reshard {
+
+SharedMappings::SharedMappings() {
+  if (std::FILE *maps = std::fopen("/proc/self/maps", "re")) {
+    char line[5000];
+    while (std::fgets(line, sizeof line, maps)) {
+      Area area;
+      char permissions[5];
+      unsigned major = 0, minor = 0;
+      int name = 0;
+      if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %n", &area.begin, &area.end, permissions, &area.offset, &major, &minor, &area.inode,
+                      &name) < 7 ||
+          permissions[3] != 's' || area.inode == 0)
+        continue;
+      area.device = makedev(major, minor);
+      area.name = line + name;
+      if (!area.name.empty() && area.name.back() == '\n')
+        area.name.pop_back();
+      areas_.push_back(std::move(area));
+    }
+    std::fclose(maps);
+  }
+  if (areas_.empty())
+    return;
+  if (DIR *folder = opendir("/proc/self/fd")) {
+    while (const dirent *entry = readdir(folder)) {
+      struct stat status;
+      const int number = std::atoi(entry->d_name);
+      if (entry->d_name[0] != '.' && number != dirfd(folder) && fstat(number, &status) == 0 && S_ISREG(status.st_mode))
+        descriptors_.try_emplace({status.st_dev, status.st_ino}, number);
+    }
+    closedir(folder);
+  }
+}
+
+int SharedMappings::file(const std::byte *begin, uint64_t bytes, uint64_t &offset, std::vector<int> &opened) {
+  const auto at = reinterpret_cast<uint64_t>(begin);
+  auto area = std::upper_bound(areas_.begin(), areas_.end(), at, [](uint64_t a, const Area &other) { return a < other.begin; });
+  if (area == areas_.begin() || (--area)->end < at + bytes)
+    return -1;
+  offset = area->offset + (at - area->begin);
+  return descriptor(*area, opened);
+}
+
+int SharedMappings::descriptor(const Area &area, std::vector<int> &opened) {
+  if (const auto known = descriptors_.find({area.device, area.inode}); known != descriptors_.end())
+    return known->second;
+  int number = open(area.name.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat status;
+  if (number >= 0 && (fstat(number, &status) != 0 || status.st_dev != area.device || status.st_ino != area.inode)) {
+    close(number); // the name belongs to another file by now
+    number = -1;
+  }
+  if (number >= 0)
+    opened.push_back(number);
+  descriptors_[{area.device, area.inode}] = number;
+  return number;
+}
+
+} // namespace reshard

@@ -1,0 +1,171 @@
+#include "executor/neighbours.h"
+
+#include "executor/mappings.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <fstream>
+#include <functional>
+#include <linux/magic.h>
+#include <random>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+namespace reshard {
+
+using namespace schema;
+
+namespace {
+
+/// Of the machine's boot, its name (containers and tests share a kernel), and the space of process numbers.
+uint64_t hostNumber() {
+  std::string text(256, '\0');
+  gethostname(text.data(), text.size() - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  char space[64] = "";
+  [[maybe_unused]] const auto length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+  text += boot + space;
+  return std::hash<std::string>()(text);
+}
+
+uint32_t bufferCount(const Segment &segment) {
+  const auto *runs = segment.buffers();
+  return runs && runs->size() > 0 ? runs->Get(runs->size() - 1)->first() + runs->Get(runs->size() - 1)->count() : 0;
+}
+uint32_t stepCount(const Segment &segment) { return segment.steps() ? segment.steps()->size() : 0; }
+
+} // namespace
+
+size_t Neighbours::Block::size(uint32_t buffers, uint32_t steps) {
+  const size_t before = sizeof(Header) + buffers * sizeof(Buffer);
+  return (before + alignof(Progress) - 1) / alignof(Progress) * alignof(Progress) + steps * sizeof(Progress);
+}
+
+void Neighbours::Block::place(void *memory, uint32_t bufferCount, uint32_t stepCount) {
+  bytes = size(bufferCount, stepCount);
+  header = static_cast<Header *>(memory);
+  buffers = reinterpret_cast<Buffer *>(header + 1);
+  steps = reinterpret_cast<Progress *>(static_cast<std::byte *>(memory) + bytes - stepCount * sizeof(Progress));
+}
+
+Neighbours::~Neighbours() {
+  settle();
+  if (mine_.header)
+    munmap(mine_.header, mine_.bytes);
+  for (auto &[number, peer] : peers_)
+    if (peer.block.header)
+      munmap(peer.block.header, peer.block.bytes);
+  for (auto &[key, mapping] : mappings_)
+    if (mapping.memory)
+      munmap(mapping.memory, mapping.bytes);
+}
+
+std::string Neighbours::show(const LocalRank &rank) {
+  const uint32_t buffers = bufferCount(*rank.segment), steps = stepCount(*rank.segment);
+  const size_t bytes = Block::size(buffers, steps);
+  auto failed = [](const char *what) { return std::string("cannot share memory: ") + what + ": " + std::strerror(errno); };
+  blockFile_ = memfd_create("reshard", MFD_CLOEXEC);
+  if (blockFile_ < 0)
+    return failed("memfd_create");
+  if (ftruncate(blockFile_, static_cast<off_t>(bytes)) != 0)
+    return failed("ftruncate");
+  void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, blockFile_, 0);
+  if (memory == MAP_FAILED)
+    return failed("mmap");
+  mine_.place(memory, buffers, steps); // all of it is zero
+  std::random_device random;
+  invitation_.token = uint64_t{random()} << 32 | random();
+  *mine_.header = {invitation_.token, buffers, steps};
+  SharedMappings mappings;
+  const auto *runs = rank.segment->buffers();
+  for (uint32_t r = 0; runs && r < runs->size(); ++r)
+    for (uint32_t i = 0; i < runs->Get(r)->count(); ++i) {
+      Buffer &buffer = mine_.buffers[runs->Get(r)->first() + i - 1];
+      const std::byte *bound = rank.runs[r][i];
+      buffer.file = bound ? mappings.file(bound, runs->Get(r)->bytes(), buffer.offset, opened_) : -1;
+    }
+  invitation_.host = hostNumber();
+  invitation_.process = getpid();
+  invitation_.file = blockFile_;
+  return {};
+}
+
+void Neighbours::settle() {
+  if (blockFile_ >= 0)
+    close(blockFile_);
+  blockFile_ = -1;
+  for (const int file : opened_)
+    close(file);
+  opened_.clear();
+}
+
+const LocalRank *Neighbours::meet(const Plan &plan, uint32_t rank, const Invitation &invitation) {
+  if (invitation.host != invitation_.host || invitation.file < 0 || invitation_.file < 0)
+    return nullptr;
+  auto [at, added] = peers_.try_emplace(rank);
+  Peer &peer = at->second;
+  if (added)
+    peer.reached = mapPeer(plan, rank, invitation, peer);
+  return peer.reached ? &peer.rank : nullptr;
+}
+
+bool Neighbours::mapPeer(const Plan &plan, uint32_t rank, const Invitation &invitation, Peer &peer) {
+  peer.rank.rank = rank;
+  if (!plan.segment(rank, peer.rank.segment).empty())
+    return false;
+  const uint32_t buffers = bufferCount(*peer.rank.segment), steps = stepCount(*peer.rank.segment);
+  const std::string path = "/proc/" + std::to_string(invitation.process) + "/fd/";
+  const int file = open((path + std::to_string(invitation.file)).c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0)
+    return false;
+  struct stat status;
+  const size_t bytes = Block::size(buffers, steps);
+  void *memory = MAP_FAILED;
+  if (fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) == bytes)
+    memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+  close(file);
+  if (memory == MAP_FAILED)
+    return false;
+  peer.block.place(memory, buffers, steps);
+  const Header &header = *peer.block.header;
+  if (header.token != invitation.token || header.buffers != buffers || header.steps != steps)
+    return false;
+  for (const BufferRun *run : *peer.rank.segment->buffers()) {
+    std::vector<std::byte *> &table = peer.tables.emplace_back();
+    for (uint32_t i = 0; i < run->count(); ++i) {
+      const Buffer &buffer = peer.block.buffers[run->first() + i - 1];
+      const Mapping mapping = buffer.file >= 0 ? mapFile(invitation.process, buffer.file) : Mapping{};
+      table.push_back(mapping.memory && buffer.offset + run->bytes() <= mapping.bytes ? mapping.memory + buffer.offset : nullptr);
+    }
+  }
+  for (const auto &table : peer.tables)
+    peer.rank.runs.push_back(table.data());
+  return true;
+}
+
+const Neighbours::Mapping &Neighbours::mapFile(int32_t process, int32_t number) {
+  auto [at, added] = mappings_.try_emplace({process, number});
+  Mapping &mapping = at->second;
+  if (!added)
+    return mapping;
+  const int file = open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(number)).c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat status;
+  if (file >= 0 && fstat(file, &status) == 0 && status.st_size > 0) {
+    // The pages of what is all memory are mapped now, not in the first run.
+    struct statfs system;
+    const bool memoryAlone = fstatfs(file, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == HUGETLBFS_MAGIC);
+    void *memory = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED | (memoryAlone ? MAP_POPULATE : 0), file, 0);
+    if (memory != MAP_FAILED)
+      mapping = {static_cast<std::byte *>(memory), static_cast<size_t>(status.st_size)};
+  }
+  if (file >= 0)
+    close(file);
+  return mapping;
+}
+
+} // namespace reshard
