@@ -3,6 +3,7 @@
 #include "tools/execution.h"
 
 #include <cstdio>
+#include <unistd.h>
 
 using namespace reshard::tools;
 
@@ -33,10 +34,15 @@ int main(int argc, char **argv) {
     return code;
   options.plan = arguments[0];
   options.threads = static_cast<unsigned>(threads);
+  int code = kFailure;
   try {
-    return execute(options);
+    code = execute(options);
   } catch (const std::exception &exception) { // out of memory, mostly
     complain("reshard-exec", exception.what());
-    return kFailure;
   }
+  if (options.transport == "threads")
+    return code;
+  // A backend whose peers are gone may have left a thread waiting for them.
+  std::fflush(nullptr);
+  _exit(code);
 }

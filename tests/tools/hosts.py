@@ -1,0 +1,89 @@
+"""Several hosts on one machine: network namespaces on a bridge of their own, each with a host name of its own. MPI between them goes over TCP. Needs root
+and `ip`; Hosts.missing() says what is not there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+NUMBERS = itertools.count()
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+class Hosts:
+    def __init__(self, count: int, folder: Path) -> None:
+        self.prefix = f"rs{os.getpid()}-{next(NUMBERS)}"
+        self.network = f"10.77.{os.getpid() % 250}"
+        self.count = count
+        self.agent = folder / f"{self.prefix}.agent"
+        self.made: list[str] = []
+
+    @staticmethod
+    def missing() -> str:
+        """Why there can be no hosts; '' where there can."""
+        for tool in ("ip", "unshare", "mpirun"):
+            if not shutil.which(tool):
+                return f"there is no '{tool}'"
+        name = f"rs{os.getpid()}-try"
+        done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+        if done.returncode == 0:
+            subprocess.run(["ip", "netns", "del", name])
+        return done.stderr.strip()
+
+    def namespace(self, host: int) -> str:
+        return f"{self.prefix}-{host}"
+
+    def address(self, host: int) -> str:
+        return f"{self.network}.{host + 1}"
+
+    def inside(self, host: int) -> list[str]:
+        """What runs a command on a host."""
+        return ["ip", "netns", "exec", self.namespace(host), "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.namespace(host)]
+
+    def link(self, host: int, state: str) -> None:
+        run("ip", "-n", self.namespace(host), "link", "set", "net0", state)
+
+    def __enter__(self) -> "Hosts":
+        try:
+            switch = f"{self.prefix}-s"
+            for name in (switch, *map(self.namespace, range(self.count))):
+                run("ip", "netns", "add", name)
+                self.made.append(name)
+                run("ip", "-n", name, "link", "set", "lo", "up")
+            run("ip", "-n", switch, "link", "add", "name", "bridge", "type", "bridge")
+            run("ip", "-n", switch, "link", "set", "bridge", "up")
+            for host in range(self.count):
+                run("ip", "link", "add", "name", "net0", "netns", self.namespace(host), "type", "veth", "peer", "name", f"port{host}", "netns", switch)
+                run("ip", "-n", switch, "link", "set", f"port{host}", "master", "bridge", "up")
+                run("ip", "-n", self.namespace(host), "addr", "add", f"{self.address(host)}/24", "dev", "net0")
+                self.link(host, "up")
+            # In place of ssh: mpirun starts its daemon on an address through it.
+            cases = "\n".join(f"{self.address(host)}) name={self.namespace(host)} ;;" for host in range(self.count))
+            self.agent.write_text(f"#!/bin/sh\ncase $1 in\n{cases}\nesac\nshift\nexec ip netns exec $name unshare --uts sh -c 'hostname \"$0\"; exec sh -c \"$1\"' $name \"$*\"\n")
+            self.agent.chmod(0o755)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.made: # with whatever still runs there
+            for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
+                os.kill(int(process), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        self.agent.unlink(missing_ok=True)
+
+    def mpirun(self, ranks: int) -> list[str]:
+        """mpirun for so many ranks, dealt out in equal blocks, host by host; `-n` and the program are to follow."""
+        each = -(-ranks // self.count)
+        hosts = ",".join(f"{self.address(host)}:{each}" for host in range(self.count))
+        subnet = f"{self.network}.0/24"
+        return [*self.inside(0), "mpirun", "--mca", "plm_rsh_agent", str(self.agent), "--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", subnet, "--mca", "oob_tcp_if_include",
+                subnet, "--host", hosts]

@@ -1,0 +1,65 @@
+"""Programs under mpirun whose processes are looked at one by one."""
+
+import os
+import signal
+import subprocess
+import time
+
+# As root, on fewer cores than processes.
+ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+# mpirun tells neither whose exit status was what, nor when.
+WRAPPER = """"$@" >out.$OMPI_COMM_WORLD_RANK 2>&1 &
+echo $! >pid.$OMPI_COMM_WORLD_RANK.new; mv pid.$OMPI_COMM_WORLD_RANK.new pid.$OMPI_COMM_WORLD_RANK
+wait $!; echo $? >exit.$OMPI_COMM_WORLD_RANK.new; mv exit.$OMPI_COMM_WORLD_RANK.new exit.$OMPI_COMM_WORLD_RANK
+exit 0
+"""
+
+
+class Launch:
+    """A program under mpirun, in a new folder with out.RANK, pid.RANK and exit.RANK of each process: it goes on when processes end badly."""
+
+    def __init__(self, folder, mpirun, ranks, program, environment=None):
+        """mpirun: the command, up to the number of ranks."""
+        self.folder = folder
+        self.ranks = range(ranks)
+        folder.mkdir()
+        self.mpirun = subprocess.Popen([*mpirun, "--enable-recovery", "-n", str(ranks), "sh", "-c", WRAPPER, "sh", *program], cwd=folder, env=os.environ | ENVIRONMENT | (environment or {}),
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def read(self, name):
+        path = self.folder / name
+        return path.read_text() if path.exists() else ""
+
+    def texts(self):
+        """What all of them said."""
+        return "".join(self.read(f"out.{rank}") for rank in self.ranks)
+
+    def process(self, rank):
+        """The process of a rank, as soon as it is there."""
+        for _ in range(2000):
+            if text := self.read(f"pid.{rank}"):
+                return int(text)
+            time.sleep(0.005)
+        raise AssertionError("a process did not start")
+
+    def wait(self, seconds, ranks=()):
+        """Exit status by rank; None where it has not ended in so many seconds."""
+        ranks = ranks or self.ranks
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not all(self.read(f"exit.{rank}") for rank in ranks):
+            time.sleep(0.02)
+        return {rank: int(text) if (text := self.read(f"exit.{rank}")) else None for rank in ranks}
+
+    def end(self):
+        for rank in self.ranks:
+            if text := self.read(f"pid.{rank}"):
+                if not self.read(f"exit.{rank}"):
+                    try:
+                        os.kill(int(text), signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
+        try:
+            self.mpirun.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.mpirun.pid, signal.SIGKILL)
+            self.mpirun.wait()
