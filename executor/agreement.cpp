@@ -103,18 +103,21 @@ std::string Agreement::meet(const std::string &digest, const Invitation &mine, c
   return {};
 }
 
-std::string Agreement::barrier(const Transport::Deadline &deadline, bool &timedOut) {
+std::string Agreement::least(int64_t mine, int64_t &least, const Transport::Deadline &deadline, bool &timedOut) {
   constexpr const char *kWhat = "at the end";
   const uint32_t rank = wire_.rank(), size = wire_.size();
+  out_ = mine;
   for (uint32_t step = 0, far = 1; far < size; ++step, far *= 2) {
     const uint32_t before = (rank + size - far) % size;
-    if (std::string error = wire_.receive(request_ + 1, before, 1 + step, &in_, 1); !error.empty())
+    if (std::string error = wire_.receive(request_ + 1, before, 1 + step, reinterpret_cast<std::byte *>(&in_), sizeof in_); !error.empty())
       return error;
-    if (std::string error = send((rank + far) % size, 1 + step, &out_, 1, kWhat, deadline, timedOut); !error.empty())
+    if (std::string error = send((rank + far) % size, 1 + step, &out_, sizeof out_, kWhat, deadline, timedOut); !error.empty())
       return error;
     if (std::string error = wait(request_ + 1, before, kWhat, deadline, timedOut); !error.empty())
       return error;
+    out_ = std::min(out_, in_);
   }
+  least = out_;
   return {};
 }
 

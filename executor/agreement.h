@@ -20,9 +20,13 @@ public:
   /// this host, by rank. All go through rank 0: N messages of a few bytes there and back.
   std::string meet(const std::string &digest, const Invitation &mine, const Transport::Deadline &deadline, bool &timedOut, std::map<uint32_t, Invitation> &near);
 
-  /// Returns when every process has called it. In step k each tells the one 2^k further on (Hensgen, Finkel, Manber, "Two algorithms for barrier
-  /// synchronization", 1988): log2(N) steps. Allocates nothing.
-  std::string barrier(const Transport::Deadline &deadline, bool &timedOut);
+  /// Returns when every process has called it, with the least of what they say. In step k each tells the one 2^k further on (Hensgen, Finkel, Manber,
+  /// "Two algorithms for barrier synchronization", 1988): log2(N) steps. Allocates nothing.
+  std::string least(int64_t mine, int64_t &least, const Transport::Deadline &deadline, bool &timedOut);
+  std::string barrier(const Transport::Deadline &deadline, bool &timedOut) {
+    int64_t ignored;
+    return least(0, ignored, deadline, timedOut);
+  }
 
 private:
   std::string wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline, bool &timedOut);
@@ -31,7 +35,7 @@ private:
 
   Wire &wire_;
   const size_t request_;
-  std::byte out_{}, in_{}; // of the barrier: no frame's, since one that failed leaves them on their way
+  int64_t out_ = 0, in_ = 0; // of the barrier: no frame's, since one that failed leaves them on their way
 };
 
 } // namespace reshard

@@ -323,6 +323,20 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
   });
 }
 
+reshard_status reshard_agree(reshard_executor *executor, int64_t mine, int64_t *least) {
+  if (!executor)
+    return RESHARD_INVALID;
+  reshard_executor &e = *executor;
+  return guarded(&e, [&] {
+    if (!e.transport || !least)
+      return e.fail(RESHARD_INVALID, e.transport ? "no place for the least is given" : "the plan is not open");
+    bool timedOut = false;
+    if (std::string error = e.transport->least(mine, *least, deadlineIn(e.joinSeconds), timedOut); !error.empty())
+      return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+    return RESHARD_OK;
+  });
+}
+
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count) {
   if (count)
     *count = executor ? executor->ranks.size() : 0;

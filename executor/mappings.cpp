@@ -6,11 +6,25 @@
 #include <cstring>
 #include <dirent.h>
 #include <fcntl.h>
+#include <fstream>
+#include <functional>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
 namespace reshard {
+
+uint64_t hostNumber() {
+  // The machine's name, since containers and tests share a kernel; its boot; the space of process numbers.
+  std::string text(256, '\0');
+  gethostname(text.data(), text.size() - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  char space[64] = "";
+  [[maybe_unused]] const auto length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
+  text += boot + space;
+  return std::hash<std::string>()(text);
+}
 
 SharedMappings::SharedMappings() {
   if (std::FILE *maps = std::fopen("/proc/self/maps", "re")) {

@@ -9,6 +9,9 @@
 
 namespace reshard {
 
+/// Equal for processes that see the same memory and the same process numbers.
+uint64_t hostNumber();
+
 class SharedMappings {
 public:
   /// Reads what is mapped now.

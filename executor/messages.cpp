@@ -59,7 +59,9 @@ struct Flight {
 
 class MessageTransport : public Transport {
 public:
-  MessageTransport(std::unique_ptr<Wire> wire, bool shortcut) : wire_(std::move(wire)), shortcut_(shortcut) {}
+  MessageTransport(std::unique_ptr<Wire> wire, bool shortcut) : wire_(std::move(wire)), shortcut_(shortcut), agreement_(*wire_, 2 * kInFlight) {
+    wire_->reserve(2 * kInFlight + Agreement::kRequests);
+  }
   ~MessageTransport() override {
     wire_.reset(); // nothing is on its way to the arena any more
     std::free(arena_);
@@ -73,13 +75,11 @@ public:
     if (plan.manifest().messages() > kMaxWireTag - Agreement::kTags)
       return "the plan has more messages than the wire has tags";
     const LocalRank &rank = ranks[0];
-    wire_->reserve(2 * kInFlight + Agreement::kRequests);
-    agreement_.emplace(*wire_, 2 * kInFlight);
     if (shortcut_)
       if (std::string error = neighbours_.show(rank); !error.empty())
         return error;
     std::map<uint32_t, Invitation> near;
-    if (std::string error = agreement_->meet(plan.digest(), neighbours_.invitation(), deadline, timedOut, near); !error.empty())
+    if (std::string error = agreement_.meet(plan.digest(), neighbours_.invitation(), deadline, timedOut, near); !error.empty())
       return abandon(error);
     // Receivers decide which messages they copy themselves; when all have, the senders follow.
     where_.resize(rank.segment->steps() ? rank.segment->steps()->size() : 0);
@@ -88,7 +88,7 @@ public:
       error = addStep(plan, rank, s, near, false);
     if (!error.empty())
       return error;
-    if (error = agreement_->barrier(deadline, timedOut); !error.empty())
+    if (error = agreement_.barrier(deadline, timedOut); !error.empty())
       return abandon(error);
     neighbours_.settle();
     for (uint32_t s = 0; s < where_.size(); ++s)
@@ -135,7 +135,14 @@ public:
     }
     ++runs_;
     // A refit is complete on all ranks or on none.
-    std::string error = agreement_->barrier(deadline, timedOut);
+    std::string error = agreement_.barrier(deadline, timedOut);
+    return error.empty() ? error : abandon(error);
+  }
+
+  std::string least(int64_t mine, int64_t &least, Deadline deadline, bool &timedOut) override {
+    if (abandoned_)
+      return "an earlier run failed";
+    std::string error = agreement_.least(mine, least, deadline, timedOut);
     return error.empty() ? error : abandon(error);
   }
 
@@ -405,7 +412,7 @@ private:
 
   std::unique_ptr<Wire> wire_;
   const bool shortcut_;
-  std::optional<Agreement> agreement_;
+  Agreement agreement_;
   Neighbours neighbours_;
   std::byte *arena_ = nullptr;
   std::array<std::vector<Message>, 4> messages_; // by way, in the order of the plan

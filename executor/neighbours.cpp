@@ -6,8 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
-#include <fstream>
-#include <functional>
 #include <linux/magic.h>
 #include <random>
 #include <sys/mman.h>
@@ -20,18 +18,6 @@ namespace reshard {
 using namespace schema;
 
 namespace {
-
-/// Of the machine's boot, its name (containers and tests share a kernel), and the space of process numbers.
-uint64_t hostNumber() {
-  std::string text(256, '\0');
-  gethostname(text.data(), text.size() - 1);
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  char space[64] = "";
-  [[maybe_unused]] const auto length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
-  text += boot + space;
-  return std::hash<std::string>()(text);
-}
 
 uint32_t bufferCount(const Segment &segment) {
   const auto *runs = segment.buffers();

@@ -64,6 +64,10 @@ reshard_status reshard_prepare(reshard_executor *executor);
 /* Moves every byte. Allocates nothing. timeout_seconds <= 0: no deadline. */
 reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
 
+/* *least: the least of what all processes of the run say here, each of which must call it: whether all have done what a refit is a part of, say.
+   Any time from open on; the deadline is join_seconds. */
+reshard_status reshard_agree(reshard_executor *executor, int64_t mine, int64_t *least);
+
 reshard_state reshard_target_state(const reshard_executor *executor);
 /* How many runs have completed. */
 uint64_t reshard_version(const reshard_executor *executor);

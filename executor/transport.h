@@ -35,6 +35,11 @@ public:
   virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) = 0;
   /// Moves every byte; allocates nothing. `timedOut` says that the deadline passed.
   virtual std::string run(Deadline deadline, bool &timedOut) = 0;
+  /// The least of what all processes of the run say; each calls it as often as the others.
+  virtual std::string least(int64_t mine, int64_t &least, Deadline, bool &) {
+    least = mine;
+    return {};
+  }
   /// Bytes that a run moves, padding included.
   virtual uint64_t bytes() const = 0;
 };

@@ -1,5 +1,6 @@
 #include "tools/execution.h"
 
+#include "executor/mappings.h"
 #include "executor/reshard.h"
 #include "tools/memory.h"
 #include "tools/resident.h"
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <thread>
 #include <unistd.h>
@@ -21,7 +23,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Ends the command with a message and an exit code.
+/// Ends the command with a message, unless it has been given, and an exit code.
 struct Failure {
   int code;
   std::string message;
@@ -32,28 +34,33 @@ void need(const std::string &error, int code) {
     throw Failure{code, error};
 }
 
-/// A folder that is filled under another name and appears complete by rename, or not at all.
+/// A folder that is filled under another name and appears complete by rename, or not at all. One process makes it; the others fill it too.
 class NewFolder {
 public:
-  explicit NewFolder(const std::string &path) : path_(fs::path(path).lexically_normal()) {
+  /// The name under which it is filled ends with `number`.
+  NewFolder(const std::string &path, int64_t number, bool make) : path_(fs::path(path).lexically_normal()), mine_(make) {
     if (!path_.has_filename())
       path_ = path_.parent_path();
     std::error_code error;
+    temporary_ = path_;
+    temporary_ += ".partial-" + std::to_string(number);
+    if (!make)
+      return;
     if (fs::exists(fs::symlink_status(path_, error)))
       throw Failure{kUsage, "'" + path + "' exists already; a target folder is made, not changed"};
-    temporary_ = path_;
-    temporary_ += ".partial-" + std::to_string(getpid());
     if (!fs::create_directory(temporary_, error))
       throw Failure{kUsage, "cannot create '" + temporary_.string() + "': " + error.message()};
   }
   ~NewFolder() {
     std::error_code ignored;
-    if (!done_)
+    if (mine_ && !done_)
       fs::remove_all(temporary_, ignored);
   }
   std::string temporary() const { return temporary_; }
   void commit() {
     std::error_code error;
+    if (!mine_)
+      return;
     if (!fs::exists(path_, error))
       fs::rename(temporary_, path_, error);
     else
@@ -65,6 +72,7 @@ public:
 
 private:
   fs::path path_, temporary_;
+  const bool mine_;
   bool done_ = false;
 };
 
@@ -115,16 +123,7 @@ public:
       for (uint32_t e = 1; e < endpoints; ++e)
         need(target.allocate(e, !ranks_.empty()), kFailure);
     } else {
-      need(source.openFiles(0, sourceFolder()), kUsage);
-      folder = std::make_unique<NewFolder>(options_.target);
-      for (uint32_t e = 1; e < endpoints; ++e) {
-        std::string path = folder->temporary();
-        if (endpoints > 2) {
-          path += "/" + plan_->manifest().endpoints()->Get(e)->role()->str();
-          fs::create_directory(path);
-        }
-        need(target.createFiles(e, path), kFailure);
-      }
+      folder = openFolders(source, target);
     }
     trace_.add("bind memory", begin);
 
@@ -136,7 +135,10 @@ public:
     trace_.add("prepare", begin);
     const ResidentLimit limit(options_.synthesize ? std::vector<const Memory *>() : std::vector<const Memory *>{&source, &target},
                               options_.memory);
-    if (options_.checkReplicas && !replicasAgree(source))
+    std::optional<Memory> whole; // the source of all processes
+    if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
+      need(whole.emplace(*plan_).openFiles(0, sourceFolder()), kUsage);
+    if (options_.checkReplicas && agree(!first() || replicasAgree(whole ? *whole : source)) == 0)
       return kNegative;
 
     // Under --check synthesised values come twice, from two seeds: a target that a run does not write cannot be right both times.
@@ -152,13 +154,21 @@ public:
     if (!options_.synthesize && options_.check) {
       begin = now();
       Progress progress("check");
-      result_ = compare(*plan_, source, target, threads_, [&](double fraction) { progress.at(fraction); });
+      // Of the targets this process's; the first one's the files that all write.
+      for (uint32_t e = 1; e < endpoints; ++e)
+        if (plan_->manifest().endpoints()->Get(e)->storage() && !first())
+          target.leave(e);
+      result_ = compare(*plan_, whole ? *whole : source, target, threads_, [&](double fraction) { progress.at(fraction); });
       trace_.add("check", begin);
     }
-    if (folder && result_.mismatches == 0)
+    const bool right = agree(result_.mismatches == 0) != 0;
+    if (folder && right)
       folder->commit();
+    folder.reset();
+    if (!right)
+      agree(0); // the folder is gone
     report();
-    return result_.mismatches == 0 ? kDone : kNegative;
+    return right ? kDone : kNegative;
   }
 
 private:
@@ -170,13 +180,73 @@ private:
       throw Failure{kUsage, "expected --target=DIR beside --source, or --synthesize"};
     if (options_.transport == "nccl")
       throw Failure{kFailure, "transport 'nccl' is not in this build, expected 'threads' or 'mpi'"};
-    bool files = !options_.synthesize;
     for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints())
-      files = files || (endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0));
-    if (options_.transport == "mpi" && files)
-      throw Failure{kFailure, "transport 'mpi' writes no files yet, expected --synthesize and targets with ranks"};
+      if (options_.transport != "threads" && options_.synthesize && endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0))
+        throw Failure{kUsage, "the files of " + endpoint->role()->str() + " belong to no process, expected --source=DIR and --target=DIR in place of --synthesize"};
     if (options_.device != "cpu")
       throw Failure{kFailure, "device '" + options_.device + "' is not in this build, expected 'cpu'"};
+  }
+
+  /// Whether this process speaks for all.
+  bool first() const { return ranks_.empty() || ranks_[0] == 0; }
+
+  /// The least of what all processes say.
+  int64_t agree(int64_t mine) {
+    int64_t least = 0;
+    if (reshard_agree(executor_.get(), mine, &least) != RESHARD_OK)
+      throw Failure{kFailure, reshard_error(executor_.get())};
+    return least;
+  }
+
+  /// Does what may fail, and fails where it fails in any process: when the folder is gone, since the launcher ends all after the first that fails.
+  template <class Action> void together(std::unique_ptr<NewFolder> &folder, Action action) {
+    std::optional<Failure> failure;
+    try {
+      action();
+    } catch (const Failure &own) {
+      failure = own;
+      complain("reshard-exec", own.message);
+      failure->message.clear();
+    }
+    const bool all = agree(!failure) != 0;
+    if (!all) {
+      folder.reset();
+      agree(0);
+    }
+    if (failure)
+      throw *failure;
+    if (!all)
+      throw Failure{kFailure, "another process could not open or make its files"};
+  }
+
+  /// The source's files, and a folder with the targets'. The first process makes the folder, and the files that several write.
+  std::unique_ptr<NewFolder> openFolders(Memory &source, Memory &target) {
+    std::unique_ptr<NewFolder> folder;
+    const int64_t number = agree(first() ? getpid() : INT64_MAX);
+    const auto &endpoints = *plan_->manifest().endpoints();
+    const auto host = static_cast<int64_t>(hostNumber() >> 1);
+    const bool oneHost = agree(host) == -agree(-host);
+    for (uint32_t e = 1; e < endpoints.size(); ++e)
+      if (endpoints.Get(e)->storage() && !oneHost) // pages of mapped files are not shared by hosts
+        throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() + " are written by processes of several hosts, expected one host"};
+    auto path = [&](uint32_t e) { return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : ""); };
+    together(folder, [&] {
+      need(source.openFiles(0, sourceFolder()), kUsage);
+      folder = std::make_unique<NewFolder>(options_.target, number, first());
+      for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
+        fs::create_directory(path(e));
+        if (endpoints.Get(e)->storage())
+          need(target.createFiles(e, path(e)), kFailure);
+      }
+    });
+    together(folder, [&] {
+      for (uint32_t e = 1; e < endpoints.size(); ++e)
+        if (!endpoints.Get(e)->storage())
+          need(target.createFiles(e, path(e)), kFailure);
+        else if (!first())
+          need(target.openFiles(e, path(e), true), kFailure);
+    });
+    return folder;
   }
 
   std::string sourceFolder() const {
@@ -188,7 +258,9 @@ private:
 
   /// --synthesize --source=DIR: the files that a run from files would read.
   void writeSource() {
-    NewFolder folder(options_.source);
+    if (options_.transport != "threads")
+      throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected transport 'threads'"};
+    NewFolder folder(options_.source, getpid(), true);
     Memory memory(*plan_);
     need(memory.createFiles(0, folder.temporary()), kFailure);
     const ResidentLimit limit({&memory}, options_.memory);
@@ -345,7 +417,8 @@ int execute(const ExecutionOptions &options) {
   try {
     return Execution(options).run();
   } catch (const Failure &failure) {
-    complain("reshard-exec", failure.message);
+    if (!failure.message.empty())
+      complain("reshard-exec", failure.message);
     return failure.code;
   }
 }

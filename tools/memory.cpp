@@ -149,14 +149,18 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
   return {};
 }
 
-std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder) {
+void Memory::leave(uint32_t endpoint) {
+  std::erase_if(places_, [&](const PlaceMemory &place) { return place.endpoint == endpoint; });
+}
+
+std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
     return "'" + folder + "' is no folder";
   if (endpoint.checkpoint()) {
     checkpoints_.push_back(std::make_unique<Checkpoint>());
-    if (std::string problem = readCheckpoint(folder, *checkpoints_.back()); !problem.empty())
+    if (std::string problem = readCheckpoint(folder, *checkpoints_.back(), writable); !problem.empty())
       return problem;
     return useFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back());
   }
@@ -171,8 +175,10 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
     const std::string name = rankFile(endpoint.ranks()->Get(p)), path = folder + "/" + name;
     if (files.erase(name) == 0)
       return "'" + folder + "' lacks '" + name + "', the params of " + endpoint.role()->str() + " " + placeName(endpoint, p);
+    if (!mine(endpoint, p))
+      continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
-    if (std::string problem = readSafetensors(path, *checkpoints_.back()); !problem.empty())
+    if (std::string problem = readSafetensors(path, *checkpoints_.back(), writable); !problem.empty())
       return problem;
     if (std::string problem = useFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back()); !problem.empty())
       return problem;
@@ -186,6 +192,8 @@ std::string Memory::createFiles(uint32_t endpointNumber, const std::string &fold
   constexpr int64_t kCheckpointFileBytes = 5'000'000'000; // as Hugging Face cuts them
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+    if (!mine(endpoint, p))
+      continue;
     const std::vector<TensorSpec> tensors = specs(plan_, endpointNumber, p);
     if (tensors.empty())
       continue;

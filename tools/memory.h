@@ -22,10 +22,13 @@ public:
 
   /// Anonymous memory for an endpoint, every page touched; `shared`: such that other processes can map it.
   std::string allocate(uint32_t endpoint, bool shared = false);
-  /// The files of a folder, checked against the manifest before anything is used: missing and extra files, names, shapes, dtypes.
-  std::string openFiles(uint32_t endpoint, const std::string &folder);
+  /// The files of a folder, checked against the manifest before anything is used: missing and extra files, names, shapes, dtypes. `writable`: to be
+  /// written as well.
+  std::string openFiles(uint32_t endpoint, const std::string &folder, bool writable = false);
   /// New files in an empty folder, of their final size.
   std::string createFiles(uint32_t endpoint, const std::string &folder);
+  /// Leaves the places of an endpoint to others; its memory stays.
+  void leave(uint32_t endpoint);
 
   /// Gives the pages of all files back (MappedFile::release).
   void release() const;

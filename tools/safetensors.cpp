@@ -26,8 +26,8 @@ std::string systemError(const char *what, const std::string &path) {
 }
 
 /// Maps a whole file for reading. Empty files map to nothing.
-std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, bool writable = false) {
+  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
   if (file < 0)
     return systemError("open", path);
   struct stat status {};
@@ -40,7 +40,7 @@ std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes) 
     bytes = static_cast<uint64_t>(status.st_size);
     data = nullptr;
     if (bytes > 0) {
-      void *map = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
+      void *map = ::mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, file, 0);
       if (map == MAP_FAILED)
         error = systemError("map", path);
       else
@@ -134,10 +134,10 @@ std::string rankFile(uint32_t rank) {
   return name;
 }
 
-std::string readSafetensors(const std::string &path, Checkpoint &checkpoint) {
+std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable) {
   std::byte *data = nullptr;
   uint64_t bytes = 0;
-  if (std::string error = mapFile(path, data, bytes); !error.empty())
+  if (std::string error = mapFile(path, data, bytes, writable); !error.empty())
     return error;
   checkpoint.files.push_back(std::make_unique<MappedFile>(data, bytes));
   if (bytes < 8)
@@ -174,10 +174,10 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint) {
   return {};
 }
 
-std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint) {
+std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable) {
   const std::string index = folder + "/model.safetensors.index.json";
   if (::access(index.c_str(), F_OK) != 0)
-    return readSafetensors(folder + "/model.safetensors", checkpoint);
+    return readSafetensors(folder + "/model.safetensors", checkpoint, writable);
   std::byte *data = nullptr;
   uint64_t bytes = 0;
   if (std::string error = mapFile(index, data, bytes); !error.empty())
@@ -198,7 +198,7 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint) {
   }
   for (const auto &[file, count] : files) {
     const size_t before = checkpoint.tensors.size();
-    if (std::string error = readSafetensors(folder + "/" + file, checkpoint); !error.empty())
+    if (std::string error = readSafetensors(folder + "/" + file, checkpoint, writable); !error.empty())
       return error;
     if (checkpoint.tensors.size() - before != count)
       return "'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) + " tensors, the index says " + std::to_string(count);

@@ -53,12 +53,12 @@ struct Checkpoint {
 };
 
 /// Adds a file's tensors. Refuses what the format forbids: lengths, JSON, dtypes, offsets with gaps or overlaps, a shape that does
-/// not fit its bytes, a name twice. An error text that names file and tensor; empty on success.
-std::string readSafetensors(const std::string &path, Checkpoint &checkpoint);
+/// not fit its bytes, a name twice. `writable`: to be written as well. An error text that names file and tensor; empty on success.
+std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable = false);
 
 /// A Hugging Face checkpoint folder: model.safetensors.index.json and its files, or model.safetensors. Every file must hold just the
 /// tensors that the index puts there.
-std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint);
+std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable = false);
 
 /// Creates a file of the final size with its header, mapped for writing; the data is zero. Tensors of large elements
 /// come first, so that each is aligned to its elements.

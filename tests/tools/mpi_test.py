@@ -98,11 +98,45 @@ class Mpi(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"the deadline passed in MPI_Init")
 
-    def test_files_are_refused(self):
+    def test_files(self):
+        """The same folders as from one process, whoever of them writes a file; and nothing where something is wrong."""
+        def run(*options, **keywords):
+            return subprocess.run(options, capture_output=True, text=True, **keywords)
+
+        def over_mpi(ranks, *options):
+            return run("timeout", "100", "mpirun", "-n", str(ranks), BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--timeout=30", *options, env=ENVIRONMENT)
+
+        for number, (source, target) in enumerate((
+                ("{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 2}, ranks: 1..2}"),
+                ("{storage: weights}", "{mesh: {tp: 2, dp: 2}}"),
+                ("{mesh: {tp: 2, dp: 2}}", "{storage: weights}"),
+                ("{mesh: {tp: 2}}", "[{storage: files, mesh: {tp: 4}}, {mesh: {tp: 1, dp: 2}}]"))):
+            with self.subTest(source, target=target):
+                report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {source}\ntarget: {target}\n")
+                names = [self.folder / f"{name}{number}" for name in ("source", "one", "many", "wrong")]
+                self.assertEqual(run(BIN / "reshard-exec", self.folder / "plan", "--synthesize", f"--source={names[0]}").returncode, 0)
+                done = run(BIN / "reshard-exec", self.folder / "plan", f"--source={names[0]}", f"--target={names[1]}")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}", "--check", "--check-replicas")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
+                self.assertEqual(checked, report["bytes"]["target"], done.stdout)
+                self.assertEqual(run("diff", "-r", names[1], names[2]).returncode, 0)
+                done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}")
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn("exists already", done.stderr)
+                broken = sorted(names[0].iterdir())[-1]
+                broken.write_bytes(broken.read_bytes()[:-8])
+                done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[3]}")
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn(f"'{broken}': tensor ", done.stderr)
+                self.assertEqual([path.name for path in self.folder.iterdir() if "wrong" in path.name or "partial" in path.name], [])
+
+    def test_files_of_no_process(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
         done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 3)
-        self.assertIn("transport 'mpi' writes no files yet", done.stderr)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("the files of target belong to no process, expected --source=DIR and --target=DIR in place of --synthesize", done.stderr)
 
     def test_without_the_backend(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
