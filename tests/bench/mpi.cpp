@@ -1,7 +1,12 @@
 // A whole run over MPI beside what people would write without us, on the same memory, touched beforehand, in turns within one run: one
-// MPI_Alltoallw with derived datatypes, and one MPI_Isend and MPI_Irecv for each transfer. All processes run the same benchmarks with the same
+// MPI_Alltoallw with derived datatypes, one MPI_Isend and MPI_Irecv for each transfer, and for block-cyclic matrices ScaLAPACK's pdgemr2d. Ours also
+// without memory shared inside the host, all as messages. All processes run the same benchmarks with the same
 // number of iterations; the first one reports, after a barrier before and behind each.
 //   mpirun -n 4 bench-mpi
+
+#ifdef RESHARD_SCALAPACK
+#include "tests/bench/scalapack.h"
+#endif
 
 #include "compiler/compile.h"
 #include "executor/reshard.h"
@@ -11,9 +16,12 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <limits>
 #include <map>
 #include <mpi.h>
 
@@ -35,7 +43,7 @@ int rank = 0, size = 1;
 struct Case {
   std::unique_ptr<Plan> plan;
   std::unique_ptr<Memory> memory;
-  reshard_executor *executor = nullptr;
+  std::array<reshard_executor *, 2> executors{}; // with memory shared inside the host, and without
   const Segment *segment = nullptr;
   std::vector<MPI_Datatype> sends, receives; // by peer, for MPI_Alltoallw; local copies as well
   struct One {
@@ -70,8 +78,18 @@ struct Case {
     for (uint32_t e : {0u, 1u})
       if (std::string error = memory->allocate(e, true); !error.empty())
         fail(error);
+    for (const bool messages : {false, true})
+      open(path, messages);
+    bytes = plan->manifest().bytes_target();
+    describe();
+    MPI_Barrier(MPI_COMM_WORLD);
+  }
+
+  void open(const std::string &path, bool messages) {
+    reshard_executor *&executor = executors[messages];
     reshard_options options{};
     options.transport = "mpi";
+    options.no_local_shortcut = messages;
     if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) != RESHARD_OK)
       fail(reshard_error(executor));
     for (const PlaceMemory &place : memory->places()) {
@@ -84,9 +102,6 @@ struct Case {
     }
     if (reshard_prepare(executor) != RESHARD_OK)
       fail(reshard_error(executor));
-    bytes = plan->manifest().bytes_target();
-    describe();
-    MPI_Barrier(MPI_COMM_WORLD);
   }
 
   std::byte *pointer(int64_t buffer) const {
@@ -172,9 +187,9 @@ struct Case {
   std::vector<int> sendCounts, receiveCounts, zeros;
   std::vector<MPI_Request> requests;
 
-  void ours() {
-    if (reshard_run(executor, 0) != RESHARD_OK)
-      fail(reshard_error(executor));
+  void ours(bool messages) {
+    if (reshard_run(executors[messages], 0) != RESHARD_OK)
+      fail(reshard_error(executors[messages]));
   }
   void alltoallw() {
     MPI_Alltoallw(MPI_BOTTOM, sendCounts.data(), zeros.data(), sends.data(), MPI_BOTTOM, receiveCounts.data(), zeros.data(), receives.data(), MPI_COMM_WORLD);
@@ -189,8 +204,14 @@ struct Case {
   }
 };
 
-/// All three must leave the same in the targets.
-void compare(Case &job) {
+/// A way to move everything.
+struct Way {
+  std::string name;
+  std::function<void()> move;
+};
+
+/// All must leave the same in the targets.
+void compare(Case &job, const std::vector<Way> &ways) {
   auto each = [&](bool target, auto visit) {
     for (const PlaceMemory &place : job.memory->places())
       if ((place.endpoint > 0) == target)
@@ -204,17 +225,17 @@ void compare(Case &job) {
       at[i] = static_cast<uint16_t>((value = value * 1664525 + 1013904223) >> 16);
   });
   uint64_t expected = 0;
-  for (int way = 0; way < 3; ++way) {
+  for (const Way &way : ways) {
     each(true, [](uint16_t *at, size_t count) { std::fill(at, at + count, uint16_t{0}); });
     MPI_Barrier(MPI_COMM_WORLD);
-    way == 0 ? job.ours() : way == 1 ? job.alltoallw() : job.oneByOne();
+    way.move();
     uint64_t sum = 0;
     each(true, [&](const uint16_t *at, size_t count) {
       for (size_t i = 0; i < count; ++i)
         sum = (sum ^ at[i]) * 0x100000001b3u;
     });
-    if (way > 0 && sum != expected)
-      fail("way " + std::to_string(way) + " moves something else");
+    if (&way != &ways[0] && sum != expected)
+      fail(way.name + " moves something else");
     expected = sum;
     MPI_Barrier(MPI_COMM_WORLD);
   }
@@ -230,31 +251,54 @@ template <class Move> double timed(Move move) {
   return all;
 }
 
-/// Ours and the peers in turns; medians, and ours against the best peer.
-void paired(benchmark::State &state, Case &job) {
-  std::vector<double> times[3];
-  for (int warm = 0; warm < 2; ++warm) {
-    job.ours();
-    job.alltoallw();
-    job.oneByOne();
-  }
+/// Ours, first, and the peers in turns; medians, and ours against the best peer.
+void paired(benchmark::State &state, const Case &job, const std::vector<Way> &ways) {
+  std::vector<std::vector<double>> times(ways.size());
+  for (int warm = 0; warm < 2; ++warm)
+    for (const Way &way : ways)
+      way.move();
   for (auto _ : state) {
-    times[0].push_back(timed([&] { job.ours(); }));
-    times[1].push_back(timed([&] { job.alltoallw(); }));
-    times[2].push_back(timed([&] { job.oneByOne(); }));
+    for (size_t w = 0; w < ways.size(); ++w)
+      times[w].push_back(timed(ways[w].move));
     state.SetIterationTime(times[0].back());
   }
-  double medians[3];
-  for (int i = 0; i < 3; ++i) {
-    std::sort(times[i].begin(), times[i].end());
-    medians[i] = times[i][times[i].size() / 2];
+  double best = std::numeric_limits<double>::infinity(), own = 0;
+  for (size_t w = 0; w < ways.size(); ++w) {
+    std::sort(times[w].begin(), times[w].end());
+    const double median = times[w][times[w].size() / 2];
+    state.counters[ways[w].name + "_GB/s"] = static_cast<double>(job.bytes) / median / 1e9;
+    if (w == 0)
+      own = median;
+    else if (ways[w].name != "messages")
+      best = std::min(best, median);
   }
-  const double bytes = static_cast<double>(job.bytes);
-  state.counters["GB/s"] = bytes / medians[0] / 1e9;
-  state.counters["alltoallw_GB/s"] = bytes / medians[1] / 1e9;
-  state.counters["one_by_one_GB/s"] = bytes / medians[2] / 1e9;
-  state.counters["ratio_to_best"] = std::min(medians[1], medians[2]) / medians[0];
+  state.counters["ratio_to_best"] = best / own;
 }
+
+constexpr int kMatrix = 4096;
+std::map<std::string, std::array<int, 4>> cyclicBlocks; // of such a job
+
+/// A matrix of fp64 from blocks of one size over x and y to blocks of another.
+std::string cyclic(int rows, int columns, const std::string &mesh, int newRows, int newColumns, const std::string &newMesh) {
+  auto layout = [](int r, int c) { return "{params: same, shard: {w: {0: {axis: x, cyclic: " + std::to_string(r) + "}, 1: {axis: y, cyclic: " + std::to_string(c) + "}}}}"; };
+  const std::string size = std::to_string(kMatrix);
+  std::string text = "version: 1\nmodel: {dtype: fp64, tensors: {w: [" + size + ", " + size + "]}, layouts: {a: " + layout(rows, columns) + ", b: " + layout(newRows, newColumns) +
+                     "}}\nsource: {layout: a, mesh: " + mesh + "}\ntarget: {layout: b, mesh: " + newMesh + "}\n";
+  cyclicBlocks[text] = {rows, columns, newRows, newColumns};
+  return text;
+}
+
+#ifdef RESHARD_SCALAPACK
+std::function<void()> scalapack(const Case &job, const std::array<int, 4> &blocks) {
+  auto local = [&](uint32_t endpoint) {
+    for (const PlaceMemory &place : job.memory->places())
+      if (place.endpoint == endpoint)
+        return reinterpret_cast<double *>(place.params[0][0]);
+    fail("no matrix");
+  };
+  return ScalapackMove(*job.plan, {kMatrix, kMatrix}, {{blocks[0], blocks[1]}, {"x", "y"}, local(0)}, {{blocks[2], blocks[3]}, {"x", "y"}, local(1)}, static_cast<uint32_t>(rank));
+}
+#endif
 
 /// Speaks on the first process alone.
 class Silent : public benchmark::BenchmarkReporter {
@@ -274,17 +318,23 @@ int main(int argc, char **argv) {
       {"rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [16384, 8192], shard: {0: tp}}}}\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 4}, ranks: [1, 2, 3, 0]}\n"},
       {"columns-to-rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: [8192, 8192]}, layouts: {c: {params: same, shard: {w: {1: tp}}}, r: {params: same, shard: {w: {0: tp}}}}}\n"
                           "source: {layout: c, mesh: {tp: 4}}\ntarget: {layout: r, mesh: {tp: 4}}\n"},
-      {"block-cyclic", "version: 1\nmodel: {dtype: fp64, tensors: {w: [4096, 4096]}, layouts: {a: {params: same, shard: {w: {0: {axis: x, cyclic: 64}, 1: {axis: y, cyclic: 64}}}}, "
-                       "b: {params: same, shard: {w: {0: {axis: x, cyclic: 48}, 1: {axis: y, cyclic: 80}}}}}}\nsource: {layout: a, mesh: {x: 2, y: 2}}\ntarget: {layout: b, mesh: {x: 4, y: 1}}\n"},
+      {"block-cyclic-2x2-to-4x1", cyclic(64, 64, "{x: 2, y: 2}", 48, 80, "{x: 4, y: 1}")},
+      {"block-cyclic-4x1-to-1x4", cyclic(32, 128, "{x: 4, y: 1}", 128, 32, "{x: 1, y: 4}")},
       {"qwen3-0.6b", models + "qwen3-0.6b.yaml, let: {layers: 8}}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, pp: 2}}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
       {"llama3-8b-2-layers", models + "llama3-8b.yaml, let: {layers: 2}}\nsource: {layout: megatron, mesh: {megatron: {tp: 4}}}\ntarget: {layout: vllm, mesh: {tp: 2, dp: 2}}\n"},
   };
   for (const auto &[name, yaml] : jobs)
     benchmark::RegisterBenchmark(name, [text = yaml](benchmark::State &state) {
       const auto job = std::make_unique<Case>(text);
-      compare(*job);
-      paired(state, *job);
-      reshard_close(job->executor);
+      std::vector<Way> ways = {{"ours", [&] { job->ours(false); }}, {"messages", [&] { job->ours(true); }}, {"alltoallw", [&] { job->alltoallw(); }}, {"one_by_one", [&] { job->oneByOne(); }}};
+#ifdef RESHARD_SCALAPACK
+      if (const auto blocks = cyclicBlocks.find(text); blocks != cyclicBlocks.end())
+        ways.push_back({"pdgemr2d", scalapack(*job, blocks->second)});
+#endif
+      compare(*job, ways);
+      paired(state, *job, ways);
+      for (reshard_executor *executor : job->executors)
+        reshard_close(executor);
     })->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(11);
   benchmark::Initialize(&argc, argv);
   Silent silent;
