@@ -64,11 +64,10 @@ public:
   ~MpiWire() override {
     if (abandoned_) // peers may be gone, and would be waited for
       return;
-    callFor(seconds_, [all = all_, finalise = initialised_]() mutable {
-      MPI_Comm_free(&all);
-      if (finalise)
-        MPI_Finalize();
-    });
+    if (initialised_)
+      callFor(seconds_, [] { MPI_Finalize(); });
+    else
+      MPI_Comm_free(&all_);
   }
 
   uint32_t rank() const override { return rank_; }
