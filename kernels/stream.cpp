@@ -54,23 +54,15 @@ __attribute__((target("avx2"))) void streamAvx2(const LineRows &rows) {
   }
 }
 
-__attribute__((target("avx512f"))) void streamAvx512(const LineRows &rows) {
-  for (LineWalk at(rows); !at.done(); at.next()) {
-    at.prefetch();
-    _mm512_stream_si512(reinterpret_cast<__m512i *>(at.target), _mm512_loadu_si512(at.source));
-  }
-}
-
 } // namespace
 
 Level cpuLevel() {
-  static const Level level = __builtin_cpu_supports("avx512f") ? Level::Avx512 : __builtin_cpu_supports("avx2") ? Level::Avx2 : Level::Sse2;
+  static const Level level = __builtin_cpu_supports("avx2") ? Level::Avx2 : Level::Sse2;
   return level;
 }
 
 StreamLines lineStreamer(Level level) {
   switch (level) {
-  case Level::Avx512: return streamAvx512;
   case Level::Avx2: return streamAvx2;
   case Level::Sse2: return streamSse2;
   case Level::Portable: break;

@@ -6,8 +6,8 @@
 
 namespace reshard::kernels {
 
-/// What the CPU can do; each level has those below it. Portable: no streaming stores, any CPU.
-enum class Level { Portable, Sse2, Avx2, Avx512 };
+/// What the CPU can do; each level has those below it. Portable: no streaming stores, any CPU. (AVX-512 was measured to be no faster than AVX2.)
+enum class Level { Portable, Sse2, Avx2 };
 
 /// The highest level of this CPU, found once.
 Level cpuLevel();

@@ -28,8 +28,8 @@ bool walks(uint64_t elementBytes, const Loop &along, const Loop &across) {
 template <size_t Bytes> void copyElements(std::byte *target, const std::byte *source, const Loop &along, const Loop &across) {
   for (uint64_t a = 0; a < across.count; ++a)
     for (uint64_t i = 0; i < along.count; ++i)
-      std::memcpy(target + a * Bytes + static_cast<int64_t>(i) * along.targetStride, source + static_cast<int64_t>(a) * across.sourceStride + i * Bytes,
-                  Bytes);
+      std::memcpy(target + a * Bytes + static_cast<int64_t>(i) * along.targetStride,
+                  source + static_cast<int64_t>(a) * across.sourceStride + i * Bytes, Bytes);
 }
 
 #if defined(__x86_64__)

@@ -1,9 +1,9 @@
 // copyRows beside a loop of memcpy over the same rows, one thread, 256 MiB of payload in memory touched beforehand, in turns within one run:
 // quote the ratio, not the rates. A stride is four rows, as in the columns of four ranks; the transposed shapes are near squares whose
-// sides are powers of two, as weights have them.
+// sides are powers of two, as weights have them. `pack-…` is the same at each level of the CPU.
 //   bench-kernels [--benchmark_filter=…]
 
-#include "kernels/kernels.h"
+#include "kernels/copy_cpu.h"
 
 #include <benchmark/benchmark.h>
 
@@ -67,14 +67,14 @@ double median(std::vector<double> values) {
 }
 
 /// Ours and memcpy in turns; one iteration is a pair.
-void paired(benchmark::State &state, const Strided &shape) {
+void paired(benchmark::State &state, const Strided &shape, Level level) {
   static std::byte *const source = touched(1), *const target = touched(2);
   Strided simple = shape;
   simplify(simple);
   std::vector<double> ours, theirs;
   for (auto _ : state) {
     const double begin = now();
-    copyRows(target, source, simple, 0, simple.rows(), /*stream=*/true);
+    copyRowsAt(level, target, source, simple, 0, simple.rows(), /*stream=*/true);
     benchmark::ClobberMemory();
     const double middle = now();
     memcpyRows(target, source, shape);
@@ -88,8 +88,10 @@ void paired(benchmark::State &state, const Strided &shape) {
   state.counters["ratio"] = median(theirs) / median(ours);
 }
 
-void add(const std::string &name, const Strided &shape) {
-  benchmark::RegisterBenchmark((name + "/" + std::to_string(shape.rowBytes)).c_str(), paired, shape)->Iterations(7)->Unit(benchmark::kMillisecond);
+void add(const std::string &name, const Strided &shape, Level level = cpuLevel()) {
+  benchmark::RegisterBenchmark((name + "/" + std::to_string(shape.rowBytes)).c_str(), paired, shape, level)
+      ->Iterations(11)
+      ->Unit(benchmark::kMillisecond);
 }
 
 } // namespace
@@ -106,6 +108,10 @@ int main(int argc, char **argv) {
     add("strided", apart(row, kGap, kGap));
   for (const uint64_t row : {2, 4, 8, 16, 64, 256})
     add("transposed", transposed(row));
+  const char *levels[] = {"portable", "sse2", "avx2"};
+  for (int level = 0; level <= static_cast<int>(cpuLevel()); ++level)
+    for (const uint64_t row : {64, 256, 4 << 10})
+      add(std::string("pack-") + levels[level], apart(row, kGap, 1), static_cast<Level>(level));
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv))
     return 1;
