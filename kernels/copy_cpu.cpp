@@ -10,7 +10,8 @@ namespace reshard::kernels {
 
 namespace {
 
-/// Rows shorter than this that do not lie on lines are not worth streaming one by one: their first and last lines are written the usual way.
+/// Rows shorter than this that do not lie on lines are not worth streaming one by one: too much of them are first and last lines, which are
+/// written the usual way.
 constexpr uint64_t kStreamRowBytes = 256;
 
 /// Rows longer than this the CPU's own prefetchers follow well enough for usual stores.
@@ -123,7 +124,7 @@ void streamJoined(StreamLines stream, Rows rows) {
 
 void streamRow(StreamLines stream, std::byte *target, const std::byte *source, uint64_t bytes, int64_t sourceStride) {
   const uint64_t head = toNextLine(target), lines = (bytes - head) / kLine, tail = head + lines * kLine;
-  __builtin_prefetch(source + prefetchDistance(bytes, sourceStride)); // of the lines streamLines prefetches the ends
+  __builtin_prefetch(source + prefetchDistance(bytes, sourceStride)); // `stream` prefetches the ends of lines
   std::memcpy(target, source, head);
   stream({target + head, source + head, 1, lines, 0, sourceStride});
   std::memcpy(target + tail, source + tail, bytes - tail);

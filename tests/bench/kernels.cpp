@@ -1,6 +1,7 @@
 // copyRows beside a loop of memcpy over the same rows, one thread, 256 MiB of payload in memory touched beforehand, in turns within one run:
 // quote the ratio, not the rates. A stride is four rows, as in the columns of four ranks; the transposed shapes are near squares whose
-// sides are powers of two, as weights have them. `pack-…` is the same at each level of the CPU.
+// sides are powers of two, as weights have them. `…-shifted` begins 16 bytes after a line's boundary, `pack-LEVEL` is pack at each level
+// of the CPU.
 //   bench-kernels [--benchmark_filter=…]
 
 #include "kernels/copy_cpu.h"
@@ -17,7 +18,7 @@ using namespace reshard::kernels;
 
 namespace {
 
-constexpr uint64_t kPayload = 256 << 20, kGap = 4;
+constexpr uint64_t kPayload = 256 << 20, kGap = 4, kShift = 16;
 
 /// Rows apart by `sourceGap` and `targetGap` rows; a gap of one: contiguous.
 Strided apart(uint64_t rowBytes, uint64_t sourceGap, uint64_t targetGap) {
@@ -54,8 +55,9 @@ void memcpyRows(std::byte *target, const std::byte *source, const Strided &shape
 
 /// Memory for the widest shape, on a page's boundary, as large tensors are.
 std::byte *touched(int value) {
-  auto *memory = static_cast<std::byte *>(std::aligned_alloc(4096, kPayload * kGap));
-  std::memset(memory, value, kPayload * kGap);
+  constexpr uint64_t kPage = 4096;
+  auto *memory = static_cast<std::byte *>(std::aligned_alloc(kPage, kPayload * kGap + kPage));
+  std::memset(memory, value, kPayload * kGap + kPage);
   return memory;
 }
 
@@ -67,8 +69,9 @@ double median(std::vector<double> values) {
 }
 
 /// Ours and memcpy in turns; one iteration is a pair.
-void paired(benchmark::State &state, const Strided &shape, Level level) {
-  static std::byte *const source = touched(1), *const target = touched(2);
+void paired(benchmark::State &state, const Strided &shape, Level level, uint64_t shift) {
+  static std::byte *const sourceMemory = touched(1), *const targetMemory = touched(2);
+  std::byte *source = sourceMemory + shift, *target = targetMemory + shift;
   Strided simple = shape;
   simplify(simple);
   std::vector<double> ours, theirs;
@@ -88,8 +91,8 @@ void paired(benchmark::State &state, const Strided &shape, Level level) {
   state.counters["ratio"] = median(theirs) / median(ours);
 }
 
-void add(const std::string &name, const Strided &shape, Level level = cpuLevel()) {
-  benchmark::RegisterBenchmark((name + "/" + std::to_string(shape.rowBytes)).c_str(), paired, shape, level)
+void add(const std::string &name, const Strided &shape, Level level = cpuLevel(), uint64_t shift = 0) {
+  benchmark::RegisterBenchmark((name + "/" + std::to_string(shape.rowBytes)).c_str(), paired, shape, level, shift)
       ->Iterations(11)
       ->Unit(benchmark::kMillisecond);
 }
@@ -108,6 +111,10 @@ int main(int argc, char **argv) {
     add("strided", apart(row, kGap, kGap));
   for (const uint64_t row : {2, 4, 8, 16, 64, 256})
     add("transposed", transposed(row));
+  for (const uint64_t row : {64, 256, 1 << 10, 4 << 10}) {
+    add("pack-shifted", apart(row, kGap, 1), cpuLevel(), kShift);
+    add("strided-shifted", apart(row, kGap, kGap), cpuLevel(), kShift);
+  }
   const char *levels[] = {"portable", "sse2", "avx2"};
   for (int level = 0; level <= static_cast<int>(cpuLevel()); ++level)
     for (const uint64_t row : {64, 256, 4 << 10})
