@@ -54,7 +54,7 @@ void Copies::cut(kernels::Strided shape, const std::byte *source, std::byte *tar
     shape.rowBytes = kChunkBytes;
   }
   const uint32_t number = shapeNumber(shape);
-  const uint64_t rows = shape.rows(), each = std::max<uint64_t>(1, kChunkBytes / shape.rowBytes);
+  const uint64_t rows = shape.rows(), each = kernels::chunkRows(shape, kChunkBytes);
   for (uint64_t first = 0; first < rows; first += each)
     chunks_.push_back({target, source, number, first, std::min(each, rows - first)});
 }

@@ -1,155 +1,181 @@
-#include "kernels/kernels.h"
+#include "kernels/copy_cpu.h"
+
+#include "kernels/strided.h"
+#include "kernels/transpose.h"
 
 #include <algorithm>
 #include <cstring>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
 
 namespace reshard::kernels {
 
-uint64_t Strided::rows() const {
-  uint64_t rows = 1;
-  for (size_t l = 0; l < loopCount; ++l)
-    rows *= loops[l].count;
-  return rows;
-}
-
-void simplify(Strided &shape) {
-  size_t kept = 0;
-  for (size_t l = 0; l < shape.loopCount; ++l) {
-    const Loop loop = shape.loops[l];
-    if (loop.count == 1)
-      continue;
-    if (kept > 0) {
-      Loop &outer = shape.loops[kept - 1];
-      const auto count = static_cast<int64_t>(loop.count);
-      if (outer.sourceStride == count * loop.sourceStride && outer.targetStride == count * loop.targetStride) {
-        outer = {outer.count * loop.count, loop.sourceStride, loop.targetStride};
-        continue;
-      }
-    }
-    shape.loops[kept++] = loop;
-  }
-  while (kept > 0 && shape.loops[kept - 1].sourceStride == static_cast<int64_t>(shape.rowBytes) &&
-         shape.loops[kept - 1].targetStride == static_cast<int64_t>(shape.rowBytes))
-    shape.rowBytes *= shape.loops[--kept].count;
-  shape.loopCount = kept;
-}
-
 namespace {
 
-/// Rows shorter than this are not worth a streaming store: their first and last lines are written the usual way.
+/// Rows shorter than this that do not lie on lines are not worth streaming one by one: too much of them are first and last lines, which are
+/// written the usual way.
 constexpr uint64_t kStreamRowBytes = 256;
 
-#if defined(__x86_64__)
+/// Rows longer than this the CPU's own prefetchers follow well enough for usual stores.
+constexpr uint64_t kPrefetchRowBytes = 512;
 
-/// Whole lines of 64 bytes by streaming stores, which spare the read of the target that a usual store begins with; what is not on a
-/// line's boundary by memcpy. Some lines ahead are prefetched from the source. SSE2 is in every x86-64 and fills a line as well.
-void streamRow(std::byte *target, const std::byte *source, uint64_t bytes) {
-  constexpr uint64_t kLine = 64, kAhead = 512;
-  const uint64_t head = (kLine - reinterpret_cast<uintptr_t>(target) % kLine) % kLine;
-  std::memcpy(target, source, head);
-  target += head;
-  source += head;
-  bytes -= head;
-  for (; bytes >= kLine; bytes -= kLine, target += kLine, source += kLine) {
-    __builtin_prefetch(source + kAhead);
-    for (int i = 0; i < 4; ++i)
-      _mm_stream_si128(reinterpret_cast<__m128i *>(target) + i, _mm_loadu_si128(reinterpret_cast<const __m128i *>(source) + i));
-  }
-  std::memcpy(target, source, bytes);
+/// Bytes of short rows that are gathered before they are streamed; well inside the first cache.
+constexpr uint64_t kGatherBytes = 2048;
+
+/// A stretch of the innermost loop; strides in bytes.
+struct Rows {
+  std::byte *target;
+  const std::byte *source;
+  uint64_t rowBytes, count;
+  int64_t targetStride, sourceStride;
+};
+
+/// All lines of a row, wherever it begins.
+void prefetchRow(const std::byte *row, uint64_t bytes) {
+  for (uint64_t at = 0; at < bytes; at += kLine)
+    __builtin_prefetch(row + at);
+  __builtin_prefetch(row + bytes - 1);
 }
-
-void finishStreaming() { _mm_sfence(); }
-
-#else
-
-void streamRow(std::byte *target, const std::byte *source, uint64_t bytes) { std::memcpy(target, source, bytes); }
-void finishStreaming() {}
-
-#endif
 
 /// Rows whose size the compiler knows are a load and a store; the call of memcpy would cost more than the row.
-template <size_t Bytes>
-void copyFixed(std::byte *target, const std::byte *source, uint64_t count, int64_t targetStride, int64_t sourceStride) {
-  for (uint64_t i = 0; i < count; ++i, target += targetStride, source += sourceStride)
-    std::memcpy(target, source, Bytes);
-}
-
-void copyInner(std::byte *target, const std::byte *source, uint64_t rowBytes, uint64_t count, int64_t targetStride,
-               int64_t sourceStride) {
-  switch (rowBytes) {
-  case 1: return copyFixed<1>(target, source, count, targetStride, sourceStride);
-  case 2: return copyFixed<2>(target, source, count, targetStride, sourceStride);
-  case 4: return copyFixed<4>(target, source, count, targetStride, sourceStride);
-  case 8: return copyFixed<8>(target, source, count, targetStride, sourceStride);
-  case 16: return copyFixed<16>(target, source, count, targetStride, sourceStride);
-  case 32: return copyFixed<32>(target, source, count, targetStride, sourceStride);
-  case 64: return copyFixed<64>(target, source, count, targetStride, sourceStride);
-  case 128: return copyFixed<128>(target, source, count, targetStride, sourceStride);
-  default:
-    for (uint64_t i = 0; i < count; ++i, target += targetStride, source += sourceStride)
-      std::memcpy(target, source, rowBytes);
+template <size_t Bytes> void copyFixed(Rows rows) {
+  const int64_t ahead = prefetchDistance(Bytes, rows.sourceStride);
+  for (uint64_t i = 0; i < rows.count; ++i, rows.target += rows.targetStride, rows.source += rows.sourceStride) {
+    if constexpr (Bytes >= kLine)
+      prefetchRow(rows.source + ahead, Bytes);
+    std::memcpy(rows.target, rows.source, Bytes);
   }
 }
 
-void fillInner(std::byte *target, uint64_t rowBytes, uint64_t count, int64_t targetStride) {
-  for (uint64_t i = 0; i < count; ++i, target += targetStride)
-    std::memset(target, 0, rowBytes);
+/// Rows of Half to 2 * Half bytes: their first and last Half bytes, which overlap.
+template <size_t Half> void copyHalves(Rows rows) {
+  const uint64_t last = rows.rowBytes - Half;
+  for (uint64_t i = 0; i < rows.count; ++i, rows.target += rows.targetStride, rows.source += rows.sourceStride) {
+    std::memcpy(rows.target, rows.source, Half);
+    std::memcpy(rows.target + last, rows.source + last, Half);
+  }
 }
 
-/// Walks rows [first, first + count) and calls visit(target offset, source offset, rows) for each stretch of the innermost loop.
-template <class Visit> void forStretches(const Strided &shape, uint64_t first, uint64_t count, Visit visit) {
-  if (shape.loopCount == 0) {
-    visit(0, 0, count);
-    return;
+void copyLong(Rows rows) {
+  const int64_t ahead = prefetchDistance(rows.rowBytes, rows.sourceStride);
+  for (uint64_t i = 0; i < rows.count; ++i, rows.target += rows.targetStride, rows.source += rows.sourceStride) {
+    if (rows.rowBytes <= kPrefetchRowBytes)
+      prefetchRow(rows.source + ahead, rows.rowBytes);
+    std::memcpy(rows.target, rows.source, rows.rowBytes);
   }
-  const size_t inner = shape.loopCount - 1;
-  uint64_t at[kMaxLoops];
-  int64_t target = 0, source = 0;
-  for (size_t l = shape.loopCount; l-- > 0;) {
-    at[l] = first % shape.loops[l].count;
-    first /= shape.loops[l].count;
-    target += static_cast<int64_t>(at[l]) * shape.loops[l].targetStride;
-    source += static_cast<int64_t>(at[l]) * shape.loops[l].sourceStride;
+}
+
+void copyPlain(const Rows &rows) {
+  switch (rows.rowBytes) {
+  case 1: return copyFixed<1>(rows);
+  case 2: return copyFixed<2>(rows);
+  case 4: return copyFixed<4>(rows);
+  case 8: return copyFixed<8>(rows);
+  case 16: return copyFixed<16>(rows);
+  case 32: return copyFixed<32>(rows);
+  case 64: return copyFixed<64>(rows);
+  case 128: return copyFixed<128>(rows);
   }
-  while (count > 0) {
-    const uint64_t stretch = std::min(count, shape.loops[inner].count - at[inner]);
-    visit(target, source, stretch);
-    count -= stretch;
-    at[inner] += stretch;
-    target += static_cast<int64_t>(stretch) * shape.loops[inner].targetStride;
-    source += static_cast<int64_t>(stretch) * shape.loops[inner].sourceStride;
-    for (size_t l = inner; l > 0 && at[l] == shape.loops[l].count; --l) {
-      target += shape.loops[l - 1].targetStride - static_cast<int64_t>(shape.loops[l].count) * shape.loops[l].targetStride;
-      source += shape.loops[l - 1].sourceStride - static_cast<int64_t>(shape.loops[l].count) * shape.loops[l].sourceStride;
-      at[l] = 0;
-      ++at[l - 1];
+  if (rows.rowBytes < 4)
+    return copyHalves<2>(rows);
+  if (rows.rowBytes < 8)
+    return copyHalves<4>(rows);
+  if (rows.rowBytes < 16)
+    return copyHalves<8>(rows);
+  if (rows.rowBytes < 32)
+    return copyHalves<16>(rows);
+  if (rows.rowBytes < 64)
+    return copyHalves<32>(rows);
+  copyLong(rows);
+}
+
+uint64_t toNextLine(const std::byte *target) { return (kLine - reinterpret_cast<uintptr_t>(target) % kLine) % kLine; }
+
+bool onLines(const Rows &rows) {
+  return rows.rowBytes % kLine == 0 && toNextLine(rows.target) == 0 && rows.targetStride % static_cast<int64_t>(kLine) == 0;
+}
+
+/// Short rows that join on the target side: gathered in the cache, streamed as whole lines.
+void streamJoined(StreamLines stream, Rows rows) {
+  alignas(kLine) std::byte gathered[kGatherBytes + kLine];
+  // gathered[skip, held) is the target from line + skip on, so lines begin at the same places in both.
+  uint64_t skip = reinterpret_cast<uintptr_t>(rows.target) % kLine, held = skip;
+  std::byte *line = rows.target - skip;
+  while (rows.count > 0) {
+    const uint64_t count = std::min(rows.count, kGatherBytes / rows.rowBytes);
+    copyPlain({gathered + held, rows.source, rows.rowBytes, count, rows.targetStride, rows.sourceStride});
+    rows.source += static_cast<int64_t>(count) * rows.sourceStride;
+    rows.count -= count;
+    held += count * rows.rowBytes;
+    uint64_t lines = held / kLine, done = 0;
+    if (skip > 0 && lines > 0) { // the first line is not all ours
+      std::memcpy(line + skip, gathered + skip, kLine - skip);
+      skip = 0;
+      done = kLine;
+      --lines;
     }
+    if (lines > 0)
+      stream({line + done, gathered + done, 1, lines, 0, 0});
+    done += lines * kLine;
+    std::memcpy(gathered, gathered + done, held - done);
+    line += done;
+    held -= done;
   }
+  std::memcpy(line + skip, gathered + skip, held - skip);
+}
+
+void streamRow(StreamLines stream, std::byte *target, const std::byte *source, uint64_t bytes, int64_t sourceStride) {
+  const uint64_t head = toNextLine(target), lines = (bytes - head) / kLine, tail = head + lines * kLine;
+  __builtin_prefetch(source + prefetchDistance(bytes, sourceStride)); // `stream` prefetches the ends of lines
+  std::memcpy(target, source, head);
+  stream({target + head, source + head, 1, lines, 0, sourceStride});
+  std::memcpy(target + tail, source + tail, bytes - tail);
+}
+
+void streamStretch(StreamLines stream, const Rows &rows) {
+  if (onLines(rows))
+    return stream({rows.target, rows.source, rows.count, rows.rowBytes / kLine, rows.targetStride, rows.sourceStride});
+  if (rows.rowBytes < kStreamRowBytes) {
+    const bool joined = rows.targetStride == static_cast<int64_t>(rows.rowBytes) && rows.count * rows.rowBytes >= kGatherBytes;
+    return joined ? streamJoined(stream, rows) : copyPlain(rows);
+  }
+  for (uint64_t i = 0; i < rows.count; ++i)
+    streamRow(stream, rows.target + static_cast<int64_t>(i) * rows.targetStride, rows.source + static_cast<int64_t>(i) * rows.sourceStride,
+              rows.rowBytes, rows.sourceStride);
 }
 
 } // namespace
 
-void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, bool stream) {
-  const int64_t targetStride = shape.loopCount ? shape.loops[shape.loopCount - 1].targetStride : 0;
-  const int64_t sourceStride = shape.loopCount ? shape.loops[shape.loopCount - 1].sourceStride : 0;
-  stream = stream && shape.rowBytes >= kStreamRowBytes;
-  forStretches(shape, first, count, [&](int64_t to, int64_t from, uint64_t rows) {
-    if (!stream)
-      return copyInner(target + to, source + from, shape.rowBytes, rows, targetStride, sourceStride);
-    for (uint64_t i = 0; i < rows; ++i)
-      streamRow(target + to + static_cast<int64_t>(i) * targetStride, source + from + static_cast<int64_t>(i) * sourceStride, shape.rowBytes);
+void copyRowsAt(Level level, std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, bool stream) {
+  const StreamLines streamLines = stream ? lineStreamer(level) : nullptr;
+  const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
+  const bool transposed = transposes(shape);
+  forBlocks(shape, first, count, [&](int64_t to, int64_t from, uint64_t steps, uint64_t rows) {
+    if (transposed)
+      return transposeBlock(level, streamLines, target + to, source + from, shape.rowBytes, {steps, outer.sourceStride, outer.targetStride},
+                            {rows, inner.sourceStride, inner.targetStride});
+    for (uint64_t i = 0; i < steps; ++i) {
+      const Rows stretch = {target + to + static_cast<int64_t>(i) * outer.targetStride, source + from + static_cast<int64_t>(i) * outer.sourceStride,
+                            shape.rowBytes, rows, inner.targetStride, inner.sourceStride};
+      if (streamLines)
+        streamStretch(streamLines, stretch);
+      else
+        copyPlain(stretch);
+    }
   });
-  if (stream)
+  if (streamLines)
     finishStreaming();
 }
 
+void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, bool stream) {
+  copyRowsAt(cpuLevel(), target, source, shape, first, count, stream);
+}
+
 void fillRows(std::byte *target, const Strided &shape, uint64_t first, uint64_t count) {
-  const int64_t targetStride = shape.loopCount ? shape.loops[shape.loopCount - 1].targetStride : 0;
-  forStretches(shape, first, count,
-               [&](int64_t to, int64_t, uint64_t rows) { fillInner(target + to, shape.rowBytes, rows, targetStride); });
+  const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
+  forBlocks(shape, first, count, [&](int64_t to, int64_t, uint64_t steps, uint64_t rows) {
+    for (uint64_t i = 0; i < steps; ++i)
+      for (uint64_t k = 0; k < rows; ++k)
+        std::memset(target + to + static_cast<int64_t>(i) * outer.targetStride + static_cast<int64_t>(k) * inner.targetStride, 0, shape.rowBytes);
+  });
 }
 
 } // namespace reshard::kernels

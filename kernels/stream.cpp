@@ -1,0 +1,83 @@
+#include "kernels/stream.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace reshard::kernels {
+
+#if defined(__x86_64__)
+
+namespace {
+
+/// The place within rows of lines.
+class LineWalk {
+public:
+  explicit LineWalk(const LineRows &rows) : target(rows.target), source(rows.source), rows_(rows) {}
+  bool done() const { return row_ == rows_.rows; }
+  /// The end of the line, so that of a row that begins within a line its last line comes too.
+  void prefetch() const { __builtin_prefetch(source + ahead_ + (kLine - 1)); }
+  void next() {
+    target += kLine;
+    source += kLine;
+    if (++line_ < rows_.linesPerRow)
+      return;
+    line_ = 0;
+    ++row_;
+    target += rows_.targetStride - rowBytes_;
+    source += rows_.sourceStride - rowBytes_;
+  }
+
+  std::byte *target;
+  const std::byte *source;
+
+private:
+  const LineRows rows_;
+  const int64_t rowBytes_ = static_cast<int64_t>(rows_.linesPerRow * kLine);
+  const int64_t ahead_ = prefetchDistance(rows_.linesPerRow * kLine, rows_.sourceStride);
+  uint64_t row_ = 0, line_ = 0;
+};
+
+void streamSse2(const LineRows &rows) {
+  for (LineWalk at(rows); !at.done(); at.next()) {
+    at.prefetch();
+    for (int k = 0; k < 4; ++k)
+      _mm_stream_si128(reinterpret_cast<__m128i *>(at.target) + k, _mm_loadu_si128(reinterpret_cast<const __m128i *>(at.source) + k));
+  }
+}
+
+__attribute__((target("avx2"))) void streamAvx2(const LineRows &rows) {
+  for (LineWalk at(rows); !at.done(); at.next()) {
+    at.prefetch();
+    for (int k = 0; k < 2; ++k)
+      _mm256_stream_si256(reinterpret_cast<__m256i *>(at.target) + k, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at.source) + k));
+  }
+}
+
+} // namespace
+
+Level cpuLevel() {
+  static const Level level = __builtin_cpu_supports("avx2") ? Level::Avx2 : Level::Sse2;
+  return level;
+}
+
+StreamLines lineStreamer(Level level) {
+  switch (level) {
+  case Level::Avx2: return streamAvx2;
+  case Level::Sse2: return streamSse2;
+  case Level::Portable: break;
+  }
+  return nullptr;
+}
+
+void finishStreaming() { _mm_sfence(); }
+
+#else
+
+Level cpuLevel() { return Level::Portable; }
+StreamLines lineStreamer(Level) { return nullptr; }
+void finishStreaming() {}
+
+#endif
+
+} // namespace reshard::kernels

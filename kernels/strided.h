@@ -1,0 +1,54 @@
+// The walk over a shape's rows.
+#pragma once
+
+#include "kernels/kernels.h"
+
+#include <algorithm>
+
+namespace reshard::kernels {
+
+/// The loop `depth` loops outside the innermost (0: itself); one of a single step where the shape has none.
+inline Loop innerLoop(const Strided &shape, size_t depth) {
+  return depth < shape.loopCount ? shape.loops[shape.loopCount - 1 - depth] : Loop{1, 0, 0};
+}
+
+/// Walks rows [first, first + count) in blocks of the two innermost loops: visit(target offset, source offset, steps of the outer, rows of the
+/// inner). What begins or ends within the inner loop is a block of one step.
+template <class Visit> void forBlocks(const Strided &shape, uint64_t first, uint64_t count, Visit visit) {
+  const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
+  const size_t outside = std::max<size_t>(shape.loopCount, 2) - 2; // loops around the two
+  uint64_t innerAt = first % inner.count, outerAt = first / inner.count % outer.count, at[kMaxLoops];
+  int64_t target = 0, source = 0;
+  uint64_t rest = first / inner.count / outer.count;
+  for (size_t l = outside; l-- > 0; rest /= shape.loops[l].count) {
+    at[l] = rest % shape.loops[l].count;
+    target += static_cast<int64_t>(at[l]) * shape.loops[l].targetStride;
+    source += static_cast<int64_t>(at[l]) * shape.loops[l].sourceStride;
+  }
+  while (count > 0) {
+    const uint64_t steps = innerAt > 0 || count < inner.count ? 1 : std::min(count / inner.count, outer.count - outerAt);
+    const uint64_t rows = steps > 1 ? inner.count : std::min(count, inner.count - innerAt);
+    visit(target + static_cast<int64_t>(outerAt) * outer.targetStride + static_cast<int64_t>(innerAt) * inner.targetStride,
+          source + static_cast<int64_t>(outerAt) * outer.sourceStride + static_cast<int64_t>(innerAt) * inner.sourceStride, steps, rows);
+    count -= steps * rows;
+    innerAt += rows;
+    if (innerAt < inner.count)
+      continue;
+    innerAt = 0;
+    outerAt += steps;
+    if (outerAt < outer.count)
+      continue;
+    outerAt = 0;
+    for (size_t l = outside; l-- > 0;) {
+      target += shape.loops[l].targetStride;
+      source += shape.loops[l].sourceStride;
+      if (++at[l] < shape.loops[l].count)
+        break;
+      target -= static_cast<int64_t>(at[l]) * shape.loops[l].targetStride;
+      source -= static_cast<int64_t>(at[l]) * shape.loops[l].sourceStride;
+      at[l] = 0;
+    }
+  }
+}
+
+} // namespace reshard::kernels
