@@ -174,20 +174,20 @@ private:
     return agreed(subject, !error.empty() || found.ours == 0 ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
   }
 
-  /// Many runs: neither memory nor time may grow. The fastest run of the first and of the last hundred are compared: with more processes than
-  /// cores, medians of the same run differ by a factor of ten from minute to minute.
+  /// Many runs: neither memory nor time may grow. A run takes as long as its slowest process; the fastest of the first and of the last hundred
+  /// are compared: with more processes than cores, medians differ by a factor of ten from minute to minute.
   template <class Move> bool repeats(const Subject &subject, Move move) {
     constexpr size_t kWindow = 100;
     constexpr uint64_t kMayGrow = 1 << 20, kMaySlow = 3;
-    std::vector<double> seconds(options_.repeat);
+    std::vector<uint64_t> nanoseconds(options_.repeat);
     uint64_t before = 0, after = 0;
     const bool right = exact(subject, 3, [&] {
       std::string error;
-      for (size_t n = 0; n < seconds.size(); ++n) {
+      for (size_t n = 0; n < nanoseconds.size(); ++n) {
         const double begin = now();
         error = move();
-        seconds[n] = now() - begin;
-        // Small messages are sent before anybody receives them: without this, sources would be runs ahead and MPI would keep what they sent.
+        // Small messages are sent before anybody receives them: if they did not meet, sources would be runs ahead and MPI would keep what they sent.
+        nanoseconds[n] = processes_.largest(static_cast<uint64_t>((now() - begin) * 1e9));
         if (processes_.largest(error.empty() ? 0 : 1) > 0)
           break;
         if (n + 1 == kWindow)
@@ -198,13 +198,12 @@ private:
     });
     if (!right)
       return false;
-    const double first = *std::min_element(seconds.begin(), seconds.begin() + kWindow), last = *std::min_element(seconds.end() - kWindow, seconds.end());
     const uint64_t growth = after > before ? after - before : 0, most = processes_.largest(growth);
+    const uint64_t first = *std::min_element(nanoseconds.begin(), nanoseconds.begin() + kWindow), last = *std::min_element(nanoseconds.end() - kWindow, nanoseconds.end());
     if (processes_.first())
-      std::printf("%s: %zu runs, memory grew by %llu KiB, fastest %.0f us at first, %.0f us at last\n", subject.name.c_str(), seconds.size(),
-                  static_cast<unsigned long long>(most >> 10), first * 1e6, last * 1e6);
-    return agreed(subject, growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes"
-                           : last > kMaySlow * first ? "the fastest run took " + std::to_string(first * 1e6) + " us at first, " + std::to_string(last * 1e6) + " us at last" : "");
+      std::printf("%s: %zu runs, memory grew by %llu KiB, fastest %llu ns at first, %llu ns at last\n", subject.name.c_str(), nanoseconds.size(),
+                  static_cast<unsigned long long>(most >> 10), static_cast<unsigned long long>(first), static_cast<unsigned long long>(last));
+    return agreed(subject, growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : last > kMaySlow * first ? "runs became slower" : "");
   }
 
   const Options &options_;
