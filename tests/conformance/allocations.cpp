@@ -44,8 +44,8 @@ const char *fileOf(void *address, Dl_info &info) {
       break;
   }
   Dl_info program{};
-  // A caller that cannot be told counts as ours.
-  if (f >= depth || !*file || std::strcmp(file, fileOf(reinterpret_cast<void *>(&beginCounting), program)) == 0 || startsWith(file, "libreshard_")) {
+  const char *own = fileOf(reinterpret_cast<void *>(&beginCounting), program);
+  if (f >= depth || !*file || std::strcmp(file, own) == 0 || startsWith(file, "libreshard_")) { // or a caller that cannot be told
     if (ours++ == 0)
       first = f < depth ? frames[f] : caller;
   } else {
@@ -69,7 +69,8 @@ Allocations endCounting() {
   Allocations result{ours, libraries, {}};
   if (Dl_info info{}; first && dladdr(first, &info)) {
     char text[512];
-    std::snprintf(text, sizeof text, "%s+0x%zx", info.dli_fname, static_cast<size_t>(static_cast<char *>(first) - static_cast<char *>(info.dli_fbase)));
+    const auto offset = static_cast<size_t>(static_cast<char *>(first) - static_cast<char *>(info.dli_fbase));
+    std::snprintf(text, sizeof text, "%s+0x%zx", info.dli_fname, offset);
     result.first = text;
   }
   return result;

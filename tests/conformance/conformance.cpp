@@ -78,8 +78,8 @@ private:
   /// Opens a plan, gives it memory and prepares it; false where a process refuses it. The steps in which the processes wait for each other
   /// come after all have done the step before.
   bool prepare(const std::string &path, Subject &subject) const {
-    return agreed(subject, Plan::open(path, subject.plan)) && agreed(subject, open(path, subject)) && agreed(subject, allocate(subject)) && agreed(subject, bind(subject)) &&
-           agreed(subject, said(subject, reshard_prepare(subject.executor.get())));
+    return agreed(subject, Plan::open(path, subject.plan)) && agreed(subject, open(path, subject)) && agreed(subject, allocate(subject)) &&
+           agreed(subject, bind(subject)) && agreed(subject, said(subject, reshard_prepare(subject.executor.get())));
   }
 
   static std::string said(const Subject &subject, reshard_status status) { return status == RESHARD_OK ? "" : reshard_error(subject.executor.get()); }
@@ -115,7 +115,8 @@ private:
           const auto bytes = static_cast<uint64_t>(instance.bytes);
           if (place.endpoint > 0)
             std::memset(memory, kOld, bytes);
-          if (std::string error = said(subject, reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(), memory, bytes)); !error.empty())
+          const uint32_t rank = endpoint.ranks()->Get(place.place);
+          if (std::string error = said(subject, reshard_bind(executor, place.endpoint, rank, instance.name.c_str(), memory, bytes)); !error.empty())
             return error;
         }
         // Nobody is there who could refresh anything.
@@ -171,7 +172,8 @@ private:
     const uint64_t libraries = processes_.sum(found.libraries);
     if (processes_.first())
       std::printf("%s: %llu allocations by libraries in a run\n", subject.name.c_str(), static_cast<unsigned long long>(libraries));
-    return agreed(subject, !error.empty() || found.ours == 0 ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
+    const bool none = !error.empty() || found.ours == 0;
+    return agreed(subject, none ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
   }
 
   /// Many runs: neither memory nor time may grow. A run takes as long as its slowest process; of each hundred the fastest counts. Where the last
@@ -185,7 +187,8 @@ private:
         for (int n = 0; n < 100; ++n, ++runs) {
           const double begin = now();
           std::string error = move();
-          // Small messages are sent before anybody receives them: if they did not meet, sources would be runs ahead and MPI would keep what they sent.
+          // Small messages are sent before anybody receives them: if processes did not meet, sources would be runs ahead, and MPI would keep
+          // what they sent.
           const uint64_t nanoseconds = processes_.largest(static_cast<uint64_t>((now() - begin) * 1e9));
           if (processes_.largest(error.empty() ? 0 : 1) > 0)
             return error;
@@ -207,7 +210,9 @@ private:
       std::printf("%s: %llu runs, memory grew by %llu KiB, fastest of a hundred %llu ns at first, %llu ns at last\n", subject.name.c_str(),
                   static_cast<unsigned long long>(runs), static_cast<unsigned long long>(most >> 10), static_cast<unsigned long long>(first),
                   static_cast<unsigned long long>(last));
-    return agreed(subject, growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : last > kMaySlow * first ? "runs became slower" : "");
+    if (!agreed(subject, growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : ""))
+      return false;
+    return agreed(subject, last > kMaySlow * first ? "runs became slower" : "");
   }
 
   const Options &options_;

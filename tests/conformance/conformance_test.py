@@ -30,14 +30,14 @@ SMALL = "RESHARD_SMALL" in os.environ
 WORLDS = range(2, 9)
 JOBS = 504 if "RESHARD_FULL" in os.environ else 63  # the same of every world
 EXCHANGES = ["auto", "nodes", "p2p", "broadcast", "gather-rounds"]
-TARGETS = {"threads": ["--transport=threads", "--device=cpu"], "mpi": ["--transport=mpi", "--device=cpu"]}
+TARGETS = [("threads", "cpu"), ("mpi", "cpu")]  # transport, device
 # Source, target and options of plans that are run often, on few ranks.
 OFTEN = [
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {}),  # local, in place and packed
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {"staging": "16KiB"}),  # many chunks
     ({"mesh": {"tp": 1}}, {"mesh": {"tp": 1, "dp": 3}, "ranks": "1..3"}, {"topology": {"ranks_per_node": 1}}),  # chains
     ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 2}}, {"exchange": "gather-rounds", "staging": "64KiB"})]  # round a ring, chunk by chunk
-# Leaks are looked for by the program itself, before MPI_Finalize; sanitizers otherwise as outside.
+# The program looks for leaks itself, before MPI_Finalize.
 ENVIRONMENT = mpi_test.ENVIRONMENT | {"LSAN_OPTIONS": f"suppressions={ROOT}/tests/conformance/lsan.supp:print_suppressions=0"}
 
 
@@ -91,8 +91,8 @@ class Plans:
         """The report of a job, its plan waits in the root; None where it turns out to be none and may."""
         name, job = named
         (self.root / f"{name}.yaml").write_text(json.dumps(job))
-        done = subprocess.run([BIN / "reshard-compile", self.root / f"{name}.yaml", "-o", self.root / f"{name}.rplan", f"--report={self.root / name}.json", "--jobs=1"],
-                              capture_output=True, text=True)
+        command = [BIN / "reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", f"--report={name}.json", "--jobs=1"]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
         assert done.returncode == 0 or may_be_none, f"{name}: {done.stderr}"
         return json.loads((self.root / f"{name}.json").read_text()) if done.returncode == 0 else None
 
@@ -110,8 +110,8 @@ class Plans:
         named = rows()
         for (name, job), report in zip(named, pool.map(self.compile, named)):
             reason = "writes files" if writes_files(job) else "more than 8 ranks" if report["world"] > 8 else ""
-            self.left_out[f"rows by mpi: {reason}"] += bool(reason)
-            self.add("threads" if reason else "all", name, report)
+            self.left_out[f"rows with a process for each rank: {reason}"] += bool(reason)
+            self.add("one-process" if reason else "all", name, report)
 
     def add_random_jobs(self, pool):
         wanted = Counter({world: JOBS // len(WORLDS) for world in WORLDS})
@@ -139,8 +139,9 @@ class Conformance(unittest.TestCase):
             plans.add_rows(pool)
             plans.add_random_jobs(pool)
             for kind, jobs in (("all", mpi_test.KINDS), ("often", OFTEN)):
-                plans.add_all(pool, kind, [(f"{kind}-{n}", {"version": 1, "model": mpi_test.WEIGHTS, "source": source, "target": target, "options": options})
-                                           for n, (source, target, options) in enumerate(jobs)])
+                named = [(f"{kind}-{n}", {"version": 1, "model": mpi_test.WEIGHTS, "source": source, "target": target, "options": options})
+                         for n, (source, target, options) in enumerate(jobs)]
+                plans.add_all(pool, kind, named)
         counts = Counter()
         for path, sizes in plans.bytes.items():
             counts[path.parent.name] += len(sizes)
@@ -149,8 +150,9 @@ class Conformance(unittest.TestCase):
             print(f"{count:6} {reason}")
 
     def launch(self, target, folder, *options, processes=None):
-        command = [BIN / "conformance", folder, *TARGETS[target], *options]
-        if target != "threads":
+        transport, device = target
+        command = [BIN / "conformance", folder, f"--transport={transport}", f"--device={device}", *options]
+        if transport != "threads":
             command = ["mpirun", "-n", str(processes or folder.name), *command]
         return subprocess.run(["timeout", "600", *command], capture_output=True, text=True, env=ENVIRONMENT)
 
@@ -158,7 +160,7 @@ class Conformance(unittest.TestCase):
         """Runs the plans of a kind, a launch for each world; all must be right. Returns how many there were."""
         count = 0
         for folder in sorted(self.plans.root.glob(f"{kind}/*")):
-            with self.subTest(target, world=folder.name):
+            with self.subTest(" ".join(target), kind=kind, world=folder.name):
                 done = self.launch(target, folder, *options)
                 sizes = self.plans.bytes[folder]
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -166,11 +168,10 @@ class Conformance(unittest.TestCase):
                 count += len(sizes)
         return count
 
-    def test_threads(self):
-        self.assertGreater(self.exact("threads", "all") + self.exact("threads", "threads"), JOBS + 49)
-
-    def test_mpi(self):
-        self.assertGreater(self.exact("mpi", "all"), JOBS + 49)
+    def test_exact(self):
+        for target in TARGETS:
+            count = sum(self.exact(target, kind) for kind in (["all", "one-process"] if target[0] == "threads" else ["all"]))
+            self.assertGreater(count, JOBS + 49, target)
 
     def test_runs_allocate_nothing_and_do_not_grow(self):
         options = ["--repeat=1000"] + ([] if SMALL else ["--count-allocations"])  # sanitizers bring their own allocator
@@ -179,14 +180,14 @@ class Conformance(unittest.TestCase):
 
     def test_a_run_that_fails_is_told_and_the_next_plan_run(self):
         folder = self.plans.root / "often" / "4"
-        done = self.launch("mpi", folder, "--timeout=0.000001")
+        done = self.launch(("mpi", "cpu"), folder, "--timeout=0.000001")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         count = len(self.plans.bytes[folder])
         self.assertEqual(len(set(re.findall(r"(?m)^(\S+): rank \d+: the deadline passed", done.stdout))), count, done.stdout)
         self.assertRegex(done.stdout, rf"(?m)^{count} plans, 0 bytes right, {count} wrong$")
 
     def test_another_number_of_processes_is_refused(self):
-        done = self.launch("mpi", self.plans.root / "often" / "4", processes=2)
+        done = self.launch(("mpi", "cpu"), self.plans.root / "often" / "4", processes=2)
         self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
         self.assertIn("the plan has 4 ranks, the wire 2 processes, expected as many", done.stdout)
 

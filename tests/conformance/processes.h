@@ -29,7 +29,7 @@ public:
   }
   ~Processes() {
 #ifdef __SANITIZE_ADDRESS__
-    if (several_ && !abandoned_)
+    if (several_)
       __lsan_do_leak_check(); // ours, now: what MPI_Finalize leaves behind has no owner any more, and no module
 #endif
 #ifdef RESHARD_MPI
