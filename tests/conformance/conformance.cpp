@@ -52,10 +52,9 @@ public:
     std::sort(paths.begin(), paths.end());
     for (const std::string &path : paths) {
       auto subject = std::make_unique<Subject>();
-      subject->name = std::filesystem::path(path).filename();
       if (!prepare(path, *subject))
         return kFailure;
-      if (!examine(*subject))
+      if (!examine(path, *subject))
         wrong_.push_back(std::move(subject));
     }
     const uint64_t right = processes_.sum(right_);
@@ -78,6 +77,7 @@ private:
   /// Opens a plan, gives it memory and prepares it; false where a process refuses it. The steps in which the processes wait for each other
   /// come after all have done the step before.
   bool prepare(const std::string &path, Subject &subject) const {
+    subject.name = std::filesystem::path(path).filename();
     return agreed(subject, Plan::open(path, subject.plan)) && agreed(subject, open(path, subject)) && agreed(subject, allocate(subject)) &&
            agreed(subject, bind(subject)) && agreed(subject, said(subject, reshard_prepare(subject.executor.get())));
   }
@@ -127,16 +127,17 @@ private:
     return {};
   }
 
+  std::string once(const Subject &subject) const { return said(subject, reshard_run(subject.executor.get(), options_.timeout)); }
+
   /// Runs a prepared plan; whether all is right.
-  bool examine(const Subject &subject) {
-    const auto once = [&] { return said(subject, reshard_run(subject.executor.get(), options_.timeout)); };
+  bool examine(const std::string &path, const Subject &subject) {
     // A target that a run does not write holds old values, which cannot be right under both seeds.
     for (const uint64_t seed : {1, 2})
-      if (!exact(subject, seed, once))
+      if (!exact(subject, seed, [&] { return once(subject); }))
         return false;
-    if (options_.countAllocations && !allocatesNothing(subject, once))
+    if (options_.countAllocations && !allocatesNothing(subject))
       return false;
-    return options_.repeat == 0 || repeats(subject, once);
+    return options_.repeat == 0 || repeats(path, subject);
   }
 
   /// Whether `move` brings the values of a seed to where they belong, in all processes.
@@ -161,13 +162,13 @@ private:
     return agreed(subject, mismatches == 0 ? "" : std::to_string(mismatches) + " elements WRONG under seed " + std::to_string(seed) + "; " + first);
   }
 
-  template <class Move> bool allocatesNothing(const Subject &subject, Move move) const {
+  bool allocatesNothing(const Subject &subject) const {
     beginCounting();
     std::free(::strdup("seen")); // or the count would prove nothing
     if (!agreed(subject, endCounting().ours == 1 ? "" : "allocations are not seen"))
       return false;
     beginCounting();
-    const std::string error = move();
+    const std::string error = once(subject);
     const Allocations found = endCounting();
     const uint64_t libraries = processes_.sum(found.libraries);
     if (processes_.first())
@@ -176,45 +177,50 @@ private:
     return agreed(subject, none ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
   }
 
-  /// Many runs: neither memory nor time may grow. A run takes as long as its slowest process; of each hundred the fastest counts. Where the last
-  /// hundred is slow it may be others who use the cores: they stop some time, growth does not, so runs go on for a while.
-  template <class Move> bool repeats(const Subject &subject, Move move) {
-    constexpr uint64_t kMayGrow = 1 << 20, kMaySlow = 3, kPatience = 20'000'000'000; // bytes, times, ns
-    uint64_t runs = 0, spent = 0, first = 0, last = 0, before = 0, after = 0;
+  /// Many runs: neither memory nor time may grow. At the end they take turns with those of a newly opened executor, and the fastest of each are
+  /// compared: what else the machine does changes times tenfold from minute to minute, but for both alike.
+  bool repeats(const std::string &path, const Subject &subject) {
+    constexpr uint64_t kWindow = 100, kMayGrow = 1 << 20, kMaySlow = 3;
+    constexpr uint64_t kWake = 100'000; // ns: a worker on a core that is shared takes so long to wake, and stays there
+    uint64_t nanoseconds = 0, before = 0;
     const bool right = exact(subject, 3, [&] {
-      do {
-        last = UINT64_MAX;
-        for (int n = 0; n < 100; ++n, ++runs) {
-          const double begin = now();
-          std::string error = move();
-          // Small messages are sent before anybody receives them: if processes did not meet, sources would be runs ahead, and MPI would keep
-          // what they sent.
-          const uint64_t nanoseconds = processes_.largest(static_cast<uint64_t>((now() - begin) * 1e9));
-          if (processes_.largest(error.empty() ? 0 : 1) > 0)
-            return error;
-          last = std::min(last, nanoseconds);
-          spent += nanoseconds;
-        }
-        if (runs == 100) {
-          first = last;
+      std::string error;
+      for (uint64_t n = 0; n < options_.repeat && error.empty(); ++n) {
+        if (n == kWindow)
           before = residentBytes();
-        }
-      } while (runs < options_.repeat || (last > kMaySlow * first && spent < kPatience));
-      after = residentBytes();
-      return std::string();
+        error = together(subject, nanoseconds);
+      }
+      return error;
     });
     if (!right)
       return false;
-    const uint64_t growth = after > before ? after - before : 0, most = processes_.largest(growth);
-    if (processes_.first())
-      std::printf("%s: %llu runs, memory grew by %llu KiB, fastest of a hundred %llu ns at first, %llu ns at last\n", subject.name.c_str(),
-                  static_cast<unsigned long long>(runs), static_cast<unsigned long long>(most >> 10), static_cast<unsigned long long>(first),
-                  static_cast<unsigned long long>(last));
-    if (!agreed(subject, growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : ""))
+    const uint64_t after = residentBytes(), growth = after > before ? after - before : 0, most = processes_.largest(growth);
+    Subject newer;
+    if (!prepare(path, newer))
       return false;
-    return agreed(subject, last > kMaySlow * first ? "runs became slower" : "");
+    uint64_t first = UINT64_MAX, last = UINT64_MAX;
+    for (uint64_t n = 0; n < 2 * kWindow; ++n) {
+      const bool old = n % 2 == 0;
+      if (!agreed(subject, together(old ? subject : newer, nanoseconds)))
+        return false;
+      (old ? last : first) = std::min(old ? last : first, nanoseconds);
+    }
+    if (processes_.first())
+      std::printf("%s: memory grew by %llu KiB in %llu runs, which took %.1f us when new, %.1f us at last\n", subject.name.c_str(),
+                  static_cast<unsigned long long>(most >> 10), static_cast<unsigned long long>(options_.repeat),
+                  static_cast<double>(first) / 1e3, static_cast<double>(last) / 1e3);
+    const bool slower = last > kMaySlow * std::max(first, kWake);
+    return agreed(subject, growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : slower ? "runs became slower" : "");
   }
 
+  /// A run and the time of its slowest process. Small messages are sent before anybody receives them: if the processes did not meet, sources would
+  /// be runs ahead, and MPI would keep what they sent. An error text where any process failed.
+  std::string together(const Subject &subject, uint64_t &nanoseconds) const {
+    const double begin = now();
+    std::string error = once(subject);
+    nanoseconds = processes_.largest(static_cast<uint64_t>((now() - begin) * 1e9));
+    return processes_.largest(error.empty() ? 0 : 1) > 0 && error.empty() ? "another process failed" : error;
+  }
   const Options &options_;
   Processes processes_;
   uint64_t right_ = 0;                          // bytes, in this process
@@ -232,7 +238,7 @@ int main(int argc, char **argv) {
                   {{"--transport", "NAME", "threads (default), or under mpirun mpi, nccl", setChoice(options.transport, {"threads", "mpi", "nccl"})},
                    {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
                    {"--count-allocations", "", "a further run must not allocate", setSwitch(options.countAllocations)},
-                   {"--repeat", "N", "N further runs, by hundreds, must not grow", setNumber(options.repeat, 200, 1'000'000)},
+                   {"--repeat", "N", "N further runs must not grow", setNumber(options.repeat, 200, 1'000'000)},
                    {"--timeout", "S", "deadline of a run in seconds (60)", setSeconds(options.timeout)}},
                   1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)

@@ -34,9 +34,12 @@ TARGETS = [("threads", "cpu"), ("mpi", "cpu")]  # transport, device
 # Source, target and options of plans that are run often, on few ranks.
 OFTEN = [
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {}),  # local, in place and packed
-    ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {"staging": "16KiB"}),  # many chunks
+    ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {"staging": 1024}),  # many chunks
     ({"mesh": {"tp": 1}}, {"mesh": {"tp": 1, "dp": 3}, "ranks": "1..3"}, {"topology": {"ranks_per_node": 1}}),  # chains
-    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 2}}, {"exchange": "gather-rounds", "staging": "64KiB"})]  # round a ring, chunk by chunk
+    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 2}}, {"exchange": "gather-rounds", "staging": 4096})]  # round a ring, chunk by chunk
+OFTEN_WEIGHTS = {"dtype": "bf16", "tensors": {
+    "rows": {"shape": [128, 64], "shard": {"0": "tp"}}, "columns": {"shape": [128, 64], "shard": {"1": "tp"}},
+    "norm": {"shape": [777], "dtype": "fp32"}}}
 # The program looks for leaks itself, before MPI_Finalize.
 ENVIRONMENT = mpi_test.ENVIRONMENT | {"LSAN_OPTIONS": f"suppressions={ROOT}/tests/conformance/lsan.supp:print_suppressions=0"}
 
@@ -138,8 +141,8 @@ class Conformance(unittest.TestCase):
         with ThreadPoolExecutor(2) as pool:
             plans.add_rows(pool)
             plans.add_random_jobs(pool)
-            for kind, jobs in (("all", mpi_test.KINDS), ("often", OFTEN)):
-                named = [(f"{kind}-{n}", {"version": 1, "model": mpi_test.WEIGHTS, "source": source, "target": target, "options": options})
+            for kind, model, jobs in (("all", mpi_test.WEIGHTS, mpi_test.KINDS), ("often", OFTEN_WEIGHTS, OFTEN)):
+                named = [(f"{kind}-{n}", {"version": 1, "model": model, "source": source, "target": target, "options": options})
                          for n, (source, target, options) in enumerate(jobs)]
                 plans.add_all(pool, kind, named)
         counts = Counter()
