@@ -85,7 +85,9 @@ private:
   static std::string said(const Subject &subject, reshard_status status) { return status == RESHARD_OK ? "" : reshard_error(subject.executor.get()); }
 
   std::string open(const std::string &path, Subject &subject) const {
-    const reshard_options options{options_.transport.c_str(), options_.device.c_str(), 0};
+    reshard_options options{};
+    options.transport = options_.transport.c_str();
+    options.device = options_.device.c_str();
     reshard_executor *executor = nullptr;
     const reshard_status status = reshard_open(path.c_str(), nullptr, 0, &options, &executor);
     subject.executor.reset(executor);
