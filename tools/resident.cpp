@@ -6,9 +6,6 @@
 
 namespace reshard::tools {
 
-namespace {
-
-/// Of this process, now.
 uint64_t residentBytes() {
   unsigned long long total = 0, resident = 0;
   if (std::FILE *file = std::fopen("/proc/self/statm", "re")) {
@@ -18,8 +15,6 @@ uint64_t residentBytes() {
   }
   return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
-
-} // namespace
 
 ResidentLimit::ResidentLimit(std::vector<const Memory *> files, uint64_t bytes) : files_(std::move(files)) {
   if (bytes > 0)

@@ -9,6 +9,9 @@
 
 namespace reshard::tools {
 
+/// The bytes of this process that are resident now.
+uint64_t residentBytes();
+
 /// While it lives, a thread looks at this process's resident memory a few hundred times a second and unmaps the pages
 /// of the files once they make it larger than `bytes` (0: no limit). Their contents stay in the files: reading or
 /// writing a page again brings it back.

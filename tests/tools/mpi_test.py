@@ -3,28 +3,31 @@ backend says so. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
-import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "property"))
-import generate
-
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
-JOBS = 60 if "RESHARD_FULL" in os.environ else 12
 # As root, on fewer cores than processes, over shared memory alone.
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
+MPIRUN = ENVIRONMENT | {"ASAN_OPTIONS": "detect_leaks=0"}  # MPI keeps some of what it has; ours are looked for by tests/conformance
 
-WEIGHTS = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], "l.{layer}.rows": {shape: [512, 256], shard: {0: tp}},
-  "l.{layer}.columns": {shape: [512, 256], shard: {1: tp}}, norm: {shape: [777], dtype: fp32}}}"""
+WEIGHTS = {"dtype": "bf16", "index": {"layer": 3}, "tensors": {
+    "embed": [3000, 64], "l.{layer}.rows": {"shape": [512, 256], "shard": {"0": "tp"}}, "l.{layer}.columns": {"shape": [512, 256], "shard": {"1": "tp"}},
+    "norm": {"shape": [777], "dtype": "fp32"}}}
+# Source, target and options that together need every kind of schedule.
+KINDS = [
+    ({"mesh": {"tp": 2, "dp": 2}}, {"mesh": {"tp": 4}, "ranks": "2..5"}, {}),  # local, in place and packed
+    ({"mesh": {"tp": 2, "dp": 2}}, {"mesh": {"tp": 4}, "ranks": "2..5"}, {"staging": "16KiB"}),  # many chunks
+    ({"mesh": {"tp": 2}}, {"mesh": {"tp": 1, "dp": 6}, "ranks": "2..7"}, {"topology": {"ranks_per_node": 1}}),  # chains
+    ({"mesh": {"tp": 2}}, {"mesh": {"tp": 2, "dp": 3}, "ranks": "2..7"}, {"staging": "32KiB", "topology": {"ranks_per_node": 2}}),  # stripes, chunk by chunk
+    ({"storage": "files"}, {"mesh": {"tp": 1, "dp": 6}}, {"exchange": "broadcast"}),
+    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 3}}, {"exchange": "gather-rounds", "staging": "64KiB"})]
 
 
-@unittest.skipIf("RESHARD_SMALL" in os.environ, "MPI is not built for sanitizers")
 class Mpi(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -40,7 +43,7 @@ class Mpi(unittest.TestCase):
 
     def run_plan(self, ranks, *options, plan="plan", program=None):
         return subprocess.run(["timeout", "100", "mpirun", "-n", str(ranks), program or BIN / "reshard-exec", self.folder / plan, "--transport=mpi", "--synthesize", *options],
-                              capture_output=True, text=True, env=ENVIRONMENT)
+                              capture_output=True, text=True, env=MPIRUN)
 
     def exact(self, report, *ways):
         """Pulled out of the peers' memory, and as messages."""
@@ -51,33 +54,11 @@ class Mpi(unittest.TestCase):
             self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # under two seeds
 
     def test_kinds_of_schedules(self):
-        for source, target, options in (
-                ("{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{}"),  # local, in place and packed
-                ("{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{staging: 16KiB}"),  # many chunks
-                ("{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 6}, ranks: 2..7}", "{topology: {ranks_per_node: 1}}"),  # chains
-                ("{mesh: {tp: 2}}", "{mesh: {tp: 2, dp: 3}, ranks: 2..7}", "{staging: 32KiB, topology: {ranks_per_node: 2}}"),  # stripes, chunk by chunk
-                ("{storage: files}", "{mesh: {tp: 1, dp: 6}}", "{exchange: broadcast}"),
-                ("{storage: files}", "{mesh: {tp: 2, dp: 3}}", "{exchange: gather-rounds, staging: 64KiB}")):
+        for source, target, options in KINDS:
             with self.subTest(source, target=target, options=options):
-                report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {source}\ntarget: {target}\noptions: {options}\n")
+                report = self.compile(json.dumps({"version": 1, "model": WEIGHTS, "source": source, "target": target, "options": options}))
                 self.assertGreater(report["messages"], 0)
                 self.exact(report)
-
-    def test_random_jobs(self):
-        done = seed = 0
-        while done < JOBS:
-            seed += 1
-            node, _, _ = generate.generate(random.Random(seed), generate.CELLS[seed * 37 % len(generate.CELLS)])
-            targets = node["target"] if isinstance(node["target"], list) else [node["target"]]
-            if any("storage" in each for each in (node["source"], *targets)):
-                continue
-            node["options"] = ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]
-            report = self.compile(json.dumps(node))
-            if not report or report["messages"] == 0 or report["world"] > 8:
-                continue
-            done += 1
-            with self.subTest(seed=seed):
-                self.exact(report, ("--no-local-shortcut",) if seed % 2 else ())
 
     def test_processes_and_plans_that_do_not_fit(self):
         report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
@@ -87,7 +68,7 @@ class Mpi(unittest.TestCase):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 2}}, ranks: [1, 0]}}\n", plan="other")
         command = [BIN / "reshard-exec", "", "--transport=mpi", "--synthesize"]
         one, two = ([*command[:1], self.folder / plan, *command[2:]] for plan in ("plan", "other"))
-        done = subprocess.run(["timeout", "60", "mpirun", "-n", "1", *one, ":", "-n", "1", *two], capture_output=True, text=True, env=ENVIRONMENT)
+        done = subprocess.run(["timeout", "60", "mpirun", "-n", "1", *one, ":", "-n", "1", *two], capture_output=True, text=True, env=MPIRUN)
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"rank [01] runs plan [0-9a-f]{32}, rank [01] plan [0-9a-f]{32}, expected the same")  # whoever is first says so
         self.assertIn(report["digest"], done.stderr)

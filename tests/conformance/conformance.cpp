@@ -1,0 +1,259 @@
+// One suite for every transport and device: runs all plans of a folder, each under two seeds, and checks every target byte. Under mpirun all
+// processes go from plan to plan together, also where one of them failed.
+
+#include "executor/reshard.h"
+#include "tests/conformance/allocations.h"
+#include "tests/conformance/processes.h"
+#include "tools/common.h"
+#include "tools/memory.h"
+#include "tools/resident.h"
+#include "tools/vectors.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+using namespace reshard;
+using namespace reshard::tools;
+using namespace reshard::conformance;
+
+namespace {
+
+struct Options {
+  std::string folder, transport = "threads", device = "cpu";
+  bool countAllocations = false;
+  uint64_t repeat = 0;
+  double timeout = 60;
+};
+
+/// A plan in this process. What stands first goes last: memory outlives the executor.
+struct Subject {
+  struct Close {
+    void operator()(reshard_executor *executor) const { reshard_close(executor); }
+  };
+
+  std::string name;
+  std::unique_ptr<Plan> plan;
+  std::unique_ptr<Memory> memory;
+  std::unique_ptr<reshard_executor, Close> executor;
+};
+
+class Conformance {
+public:
+  explicit Conformance(const Options &options) : options_(options), processes_(options.transport != "threads") {}
+
+  int run() {
+    std::vector<std::string> paths;
+    for (const auto &entry : std::filesystem::directory_iterator(options_.folder))
+      if (entry.path().extension() == ".rplan")
+        paths.push_back(entry.path());
+    std::sort(paths.begin(), paths.end());
+    for (const std::string &path : paths) {
+      auto subject = std::make_unique<Subject>();
+      if (!prepare(path, *subject))
+        return kFailure;
+      if (!examine(path, *subject))
+        wrong_.push_back(std::move(subject));
+    }
+    const uint64_t right = processes_.sum(right_);
+    if (processes_.first())
+      std::printf("%zu plans, %llu bytes right, %zu wrong\n", paths.size(), static_cast<unsigned long long>(right), wrong_.size());
+    std::fflush(stdout);
+    return wrong_.empty() ? kDone : kNegative;
+  }
+
+private:
+  /// Whether no process has an error; each says its own.
+  bool agreed(const Subject &subject, const std::string &error) const {
+    if (!error.empty()) {
+      std::printf("%s: rank %d: %s\n", subject.name.c_str(), processes_.rank(), error.c_str());
+      std::fflush(stdout);
+    }
+    return processes_.largest(error.empty() ? 0 : 1) == 0;
+  }
+
+  /// Opens a plan, gives it memory and prepares it; false where a process refuses it. The steps in which the processes wait for each other
+  /// come after all have done the step before.
+  bool prepare(const std::string &path, Subject &subject) const {
+    subject.name = std::filesystem::path(path).filename();
+    return agreed(subject, Plan::open(path, subject.plan)) && agreed(subject, open(path, subject)) && agreed(subject, allocate(subject)) &&
+           agreed(subject, bind(subject)) && agreed(subject, said(subject, reshard_prepare(subject.executor.get())));
+  }
+
+  static std::string said(const Subject &subject, reshard_status status) { return status == RESHARD_OK ? "" : reshard_error(subject.executor.get()); }
+
+  std::string open(const std::string &path, Subject &subject) const {
+    reshard_options options{};
+    options.transport = options_.transport.c_str();
+    options.device = options_.device.c_str();
+    reshard_executor *executor = nullptr;
+    const reshard_status status = reshard_open(path.c_str(), nullptr, 0, &options, &executor);
+    subject.executor.reset(executor);
+    return said(subject, status);
+  }
+
+  /// The memory of this process's ranks, all endpoints.
+  std::string allocate(Subject &subject) const {
+    size_t count = 0;
+    const uint32_t *ranks = reshard_ranks(subject.executor.get(), &count);
+    subject.memory = std::make_unique<Memory>(*subject.plan, std::vector<uint32_t>(ranks, ranks + count));
+    for (uint32_t e = 0; e < subject.plan->manifest().endpoints()->size(); ++e)
+      if (std::string error = subject.memory->allocate(e); !error.empty())
+        return error;
+    return {};
+  }
+
+  std::string bind(const Subject &subject) const {
+    constexpr int kOld = 0xAB; // in targets before the first run: their padding must become zero
+    reshard_executor *executor = subject.executor.get();
+    const schema::Manifest &manifest = subject.plan->manifest();
+    for (const PlaceMemory &place : subject.memory->places()) {
+      const schema::Endpoint &endpoint = *manifest.endpoints()->Get(place.endpoint);
+      for (uint32_t p = 0; p < place.params.size(); ++p) {
+        for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, p, place.place)) {
+          std::byte *memory = place.params[p][instance.instance];
+          const auto bytes = static_cast<uint64_t>(instance.bytes);
+          if (place.endpoint > 0)
+            std::memset(memory, kOld, bytes);
+          const uint32_t rank = endpoint.ranks()->Get(place.place);
+          if (std::string error = said(subject, reshard_bind(executor, place.endpoint, rank, instance.name.c_str(), memory, bytes)); !error.empty())
+            return error;
+        }
+        // Nobody is there who could refresh anything.
+        if (const auto *refresh = endpoint.params()->Get(p)->refresh(); refresh && refresh->size() > 0)
+          reshard_set_hook(executor, refresh->c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr);
+      }
+    }
+    return {};
+  }
+
+  std::string once(const Subject &subject) const { return said(subject, reshard_run(subject.executor.get(), options_.timeout)); }
+
+  /// Runs a prepared plan; whether all is right.
+  bool examine(const std::string &path, const Subject &subject) {
+    // A target that a run does not write holds old values, which cannot be right under both seeds.
+    for (const uint64_t seed : {1, 2})
+      if (!exact(subject, seed, [&] { return once(subject); }))
+        return false;
+    if (options_.countAllocations && !allocatesNothing(subject))
+      return false;
+    return options_.repeat == 0 || repeats(path, subject);
+  }
+
+  /// Whether `move` brings the values of a seed to where they belong, in all processes.
+  template <class Move> bool exact(const Subject &subject, uint64_t seed, Move move) {
+    for (const PlaceMemory &place : subject.memory->places())
+      if (place.endpoint == 0)
+        synthesize(*subject.plan, place, seed, 1);
+    if (!agreed(subject, move())) {
+      processes_.abandon();
+      return false;
+    }
+    uint64_t mismatches = 0, bytes = 0;
+    std::string first;
+    for (const PlaceMemory &place : subject.memory->places())
+      if (place.endpoint > 0) {
+        const CheckResult result = check(*subject.plan, place, seed, 1);
+        mismatches += result.mismatches;
+        bytes += result.checkedBytes;
+        first = first.empty() ? result.first : first;
+      }
+    right_ += mismatches == 0 ? bytes : 0;
+    return agreed(subject, mismatches == 0 ? "" : std::to_string(mismatches) + " elements WRONG under seed " + std::to_string(seed) + "; " + first);
+  }
+
+  bool allocatesNothing(const Subject &subject) const {
+    beginCounting();
+    std::free(::strdup("seen")); // or the count would prove nothing
+    if (!agreed(subject, endCounting().ours == 1 ? "" : "allocations are not seen"))
+      return false;
+    beginCounting();
+    const std::string error = once(subject);
+    const Allocations found = endCounting();
+    const uint64_t libraries = processes_.sum(found.libraries);
+    if (processes_.first())
+      std::printf("%s: %llu allocations by libraries in a run\n", subject.name.c_str(), static_cast<unsigned long long>(libraries));
+    const bool none = !error.empty() || found.ours == 0;
+    return agreed(subject, none ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
+  }
+
+  /// Many runs: neither memory nor time may grow. At the end they take turns with those of a newly opened executor, and the fastest of each are
+  /// compared: what else the machine does changes times tenfold from minute to minute, but for both alike.
+  bool repeats(const std::string &path, const Subject &subject) {
+    constexpr uint64_t kWindow = 100, kMayGrow = 1 << 20, kMaySlow = 3;
+    constexpr uint64_t kWake = 100'000; // ns: a worker on a core that is shared takes so long to wake, and stays there
+    uint64_t nanoseconds = 0, before = 0;
+    const bool right = exact(subject, 3, [&] {
+      std::string error;
+      for (uint64_t n = 0; n < options_.repeat && error.empty(); ++n) {
+        if (n == kWindow)
+          before = residentBytes();
+        error = together(subject, nanoseconds);
+      }
+      return error;
+    });
+    if (!right)
+      return false;
+    const uint64_t after = residentBytes(), growth = after > before ? after - before : 0, most = processes_.largest(growth);
+    Subject newer;
+    if (!prepare(path, newer))
+      return false;
+    uint64_t first = UINT64_MAX, last = UINT64_MAX;
+    for (uint64_t n = 0; n < 2 * kWindow; ++n) {
+      const bool old = n % 2 == 0;
+      if (!agreed(subject, together(old ? subject : newer, nanoseconds)))
+        return false;
+      (old ? last : first) = std::min(old ? last : first, nanoseconds);
+    }
+    if (processes_.first())
+      std::printf("%s: memory grew by %llu KiB in %llu runs, which took %.1f us when new, %.1f us at last\n", subject.name.c_str(),
+                  static_cast<unsigned long long>(most >> 10), static_cast<unsigned long long>(options_.repeat),
+                  static_cast<double>(first) / 1e3, static_cast<double>(last) / 1e3);
+    const bool slower = last > kMaySlow * std::max(first, kWake);
+    return agreed(subject, growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : slower ? "runs became slower" : "");
+  }
+
+  /// A run and the time of its slowest process. Small messages are sent before anybody receives them: if the processes did not meet, sources would
+  /// be runs ahead, and MPI would keep what they sent. An error text where any process failed.
+  std::string together(const Subject &subject, uint64_t &nanoseconds) const {
+    const double begin = now();
+    std::string error = once(subject);
+    nanoseconds = processes_.largest(static_cast<uint64_t>((now() - begin) * 1e9));
+    return processes_.largest(error.empty() ? 0 : 1) > 0 && error.empty() ? "another process failed" : error;
+  }
+  const Options &options_;
+  Processes processes_;
+  uint64_t right_ = 0;                          // bytes, in this process
+  std::vector<std::unique_ptr<Subject>> wrong_; // after a failed run messages may still be on their way into its memory
+};
+
+} // namespace
+
+int main(int argc, char **argv) {
+  Options options;
+  std::vector<std::string> arguments;
+  Command command{"conformance",
+                  "FOLDER",
+                  "Runs every plan of a folder and checks every target byte.",
+                  {{"--transport", "NAME", "threads (default), or under mpirun mpi, nccl", setChoice(options.transport, {"threads", "mpi", "nccl"})},
+                   {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
+                   {"--count-allocations", "", "a further run must not allocate", setSwitch(options.countAllocations)},
+                   {"--repeat", "N", "N further runs must not grow", setNumber(options.repeat, 200, 1'000'000)},
+                   {"--timeout", "S", "deadline of a run in seconds (60)", setSeconds(options.timeout)}},
+                  1};
+  if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
+    return code;
+  options.folder = arguments[0];
+  if (options.countAllocations && !kAllocationsAreCounted) {
+    complain("conformance", "a build with sanitizers counts no allocations");
+    return kUsage;
+  }
+  try {
+    return Conformance(options).run();
+  } catch (const std::exception &exception) {
+    complain("conformance", exception.what());
+    return kFailure;
+  }
+}

@@ -1,0 +1,199 @@
+"""One suite for every transport and device: all rows of the semantics table and random jobs of every world from 2 to 8, many plans in a launch,
+every target byte checked under two seeds; then runs that neither allocate nor grow. RESHARD_BIN: the folder of the commands.
+
+A transport or device that is new is one more line of TARGETS."""
+
+import copy
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "semantics", "tools")]
+
+import generate  # noqa: E402
+import harness  # noqa: E402
+import mpi_test  # noqa: E402
+import rows_test  # noqa: E402
+
+SMALL = "RESHARD_SMALL" in os.environ
+WORLDS = range(2, 9)
+JOBS = 504 if "RESHARD_FULL" in os.environ else 63  # the same of every world
+EXCHANGES = ["auto", "nodes", "p2p", "broadcast", "gather-rounds"]
+TARGETS = [("threads", "cpu"), ("mpi", "cpu")]  # transport, device
+# Source, target and options of plans that are run often, on few ranks.
+OFTEN = [
+    ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {}),  # local, in place and packed
+    ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {"staging": 1024}),  # many chunks
+    ({"mesh": {"tp": 1}}, {"mesh": {"tp": 1, "dp": 3}, "ranks": "1..3"}, {"topology": {"ranks_per_node": 1}}),  # chains
+    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 2}}, {"exchange": "gather-rounds", "staging": 4096})]  # round a ring, chunk by chunk
+OFTEN_WEIGHTS = {"dtype": "bf16", "tensors": {
+    "rows": {"shape": [128, 64], "shard": {"0": "tp"}}, "columns": {"shape": [128, 64], "shard": {"1": "tp"}},
+    "norm": {"shape": [777], "dtype": "fp32"}}}
+# The program looks for leaks itself, before MPI_Finalize.
+ENVIRONMENT = mpi_test.ENVIRONMENT | {"LSAN_OPTIONS": f"suppressions={ROOT}/tests/conformance/lsan.supp:print_suppressions=0"}
+
+
+class Agreeing:
+    """A report that has everything a row asserts: the rows' own test checks that."""
+
+    def __getitem__(self, key):
+        return self
+
+    def __eq__(self, other):
+        return True
+
+
+def rows():
+    """(name, job) of all that the rows of the semantics table move."""
+    jobs = []
+
+    def record(case, job, seed=1):
+        jobs.append((f"{case.id().split('.')[-1]}-{len(jobs)}", copy.deepcopy(job)))
+        return Agreeing()
+
+    with mock.patch.object(harness.Case, "moved", record), mock.patch.object(harness.Case, "refused", lambda *_: None):
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromModule(rows_test).run(result)
+    assert result.wasSuccessful() and result.testsRun >= 49, result
+    return jobs
+
+
+def random_job(seed):
+    node, _, _ = generate.generate(random.Random(seed), generate.CELLS[seed * 37 % len(generate.CELLS)])
+    varied = ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]
+    if "storage" in node["source"]:
+        varied = varied | {"exchange": EXCHANGES[seed % len(EXCHANGES)]}
+    node["options"] = node.get("options", {}) | varied
+    return f"seed-{seed}", node
+
+
+def writes_files(job):
+    return any("storage" in each for each in (job["target"] if isinstance(job["target"], list) else [job["target"]]))
+
+
+class Plans:
+    """Folders of compiled plans, by what can run them and by world."""
+
+    def __init__(self, root):
+        self.root = Path(root)
+        self.bytes = defaultdict(list)  # folder -> bytes of the target of each plan
+        self.left_out = Counter()
+
+    def compile(self, named, may_be_none=False):
+        """The report of a job, its plan waits in the root; None where it turns out to be none and may."""
+        name, job = named
+        (self.root / f"{name}.yaml").write_text(json.dumps(job))
+        command = [BIN / "reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", f"--report={name}.json", "--jobs=1"]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
+        assert done.returncode == 0 or may_be_none, f"{name}: {done.stderr}"
+        return json.loads((self.root / f"{name}.json").read_text()) if done.returncode == 0 else None
+
+    def add(self, kind, name, report):
+        folder = self.root / kind / str(report["world"])
+        folder.mkdir(parents=True, exist_ok=True)
+        (self.root / f"{name}.rplan").rename(folder / f"{name}.rplan")
+        self.bytes[folder].append(report["bytes"]["target"])
+
+    def add_all(self, pool, kind, named):
+        for (name, _), report in zip(named, pool.map(self.compile, named)):
+            self.add(kind, name, report)
+
+    def add_rows(self, pool):
+        named = rows()
+        for (name, job), report in zip(named, pool.map(self.compile, named)):
+            reason = "writes files" if writes_files(job) else "more than 8 ranks" if report["world"] > 8 else ""
+            self.left_out[f"rows with a process for each rank: {reason}"] += bool(reason)
+            self.add("one-process" if reason else "all", name, report)
+
+    def add_random_jobs(self, pool):
+        wanted = Counter({world: JOBS // len(WORLDS) for world in WORLDS})
+        for first in range(1, 100 * JOBS, 32):
+            named = [random_job(seed) for seed in range(first, first + 32)]
+            for (name, job), report in zip(named, pool.map(lambda each: self.compile(each, may_be_none=True), named)):
+                reason = ("is none" if not report else "writes files" if writes_files(job) else "no messages" if report["messages"] == 0 else
+                          "more than 8 ranks" if report["world"] > 8 else "enough of its world" if wanted[report["world"]] == 0 else "")
+                self.left_out[f"random jobs: {reason}"] += bool(reason)
+                if not reason:
+                    wanted[report["world"]] -= 1
+                    self.add("all", name, report)
+            if not +wanted:
+                return
+        raise AssertionError(f"too few random jobs: {+wanted} are missing")
+
+
+class Conformance(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        cls.addClassCleanup(folder.cleanup)
+        cls.plans = plans = Plans(folder.name)
+        with ThreadPoolExecutor(2) as pool:
+            plans.add_rows(pool)
+            plans.add_random_jobs(pool)
+            for kind, model, jobs in (("all", mpi_test.WEIGHTS, mpi_test.KINDS), ("often", OFTEN_WEIGHTS, OFTEN)):
+                named = [(f"{kind}-{n}", {"version": 1, "model": model, "source": source, "target": target, "options": options})
+                         for n, (source, target, options) in enumerate(jobs)]
+                plans.add_all(pool, kind, named)
+        counts = Counter()
+        for path, sizes in plans.bytes.items():
+            counts[path.parent.name] += len(sizes)
+        print(f"plans: {dict(counts)}; left out:", flush=True)
+        for reason, count in sorted((+plans.left_out).items()):
+            print(f"{count:6} {reason}")
+
+    def launch(self, target, folder, *options, processes=None):
+        transport, device = target
+        command = [BIN / "conformance", folder, f"--transport={transport}", f"--device={device}", *options]
+        if transport != "threads":
+            command = ["mpirun", "-n", str(processes or folder.name), *command]
+        return subprocess.run(["timeout", "600", *command], capture_output=True, text=True, env=ENVIRONMENT)
+
+    def exact(self, target, kind, *options, seeds=2):
+        """Runs the plans of a kind, a launch for each world; all must be right. Returns how many there were."""
+        count = 0
+        for folder in sorted(self.plans.root.glob(f"{kind}/*")):
+            with self.subTest(" ".join(target), kind=kind, world=folder.name):
+                done = self.launch(target, folder, *options)
+                sizes = self.plans.bytes[folder]
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertRegex(done.stdout, rf"(?m)^{len(sizes)} plans, {seeds * sum(sizes)} bytes right, 0 wrong$", done.stdout + done.stderr)
+                count += len(sizes)
+        return count
+
+    def test_exact(self):
+        for target in TARGETS:
+            count = sum(self.exact(target, kind) for kind in (["all", "one-process"] if target[0] == "threads" else ["all"]))
+            self.assertGreater(count, JOBS + 49, target)
+
+    def test_runs_allocate_nothing_and_do_not_grow(self):
+        options = ["--repeat=1000"] + ([] if SMALL else ["--count-allocations"])  # sanitizers bring their own allocator
+        for target in TARGETS:
+            self.assertEqual(self.exact(target, "often", *options, seeds=3), len(OFTEN))
+
+    def test_a_run_that_fails_is_told_and_the_next_plan_run(self):
+        folder = self.plans.root / "often" / "4"
+        done = self.launch(("mpi", "cpu"), folder, "--timeout=0.000001")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        count = len(self.plans.bytes[folder])
+        self.assertEqual(len(set(re.findall(r"(?m)^(\S+): rank \d+: the deadline passed", done.stdout))), count, done.stdout)
+        self.assertRegex(done.stdout, rf"(?m)^{count} plans, 0 bytes right, {count} wrong$")
+
+    def test_another_number_of_processes_is_refused(self):
+        done = self.launch(("mpi", "cpu"), self.plans.root / "often" / "4", processes=2)
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+        self.assertIn("the plan has 4 ranks, the wire 2 processes, expected as many", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
