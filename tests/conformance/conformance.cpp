@@ -23,7 +23,7 @@ namespace {
 
 struct Options {
   std::string folder, transport = "threads", device = "cpu";
-  bool countAllocations = false;
+  bool countAllocations = false, noLocalShortcut = false;
   uint64_t repeat = 0;
   double timeout = 60;
 };
@@ -88,6 +88,8 @@ private:
     reshard_options options{};
     options.transport = options_.transport.c_str();
     options.device = options_.device.c_str();
+    options.join_seconds = 60; // whatever the deadline of a run
+    options.no_local_shortcut = options_.noLocalShortcut;
     reshard_executor *executor = nullptr;
     const reshard_status status = reshard_open(path.c_str(), nullptr, 0, &options, &executor);
     subject.executor.reset(executor);
@@ -100,7 +102,7 @@ private:
     const uint32_t *ranks = reshard_ranks(subject.executor.get(), &count);
     subject.memory = std::make_unique<Memory>(*subject.plan, std::vector<uint32_t>(ranks, ranks + count));
     for (uint32_t e = 0; e < subject.plan->manifest().endpoints()->size(); ++e)
-      if (std::string error = subject.memory->allocate(e); !error.empty())
+      if (std::string error = subject.memory->allocate(e, options_.transport != "threads"); !error.empty())
         return error;
     return {};
   }
@@ -241,6 +243,7 @@ int main(int argc, char **argv) {
                    {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
                    {"--count-allocations", "", "a further run must not allocate", setSwitch(options.countAllocations)},
                    {"--repeat", "N", "N further runs must not grow", setNumber(options.repeat, 200, 1'000'000)},
+                   {"--no-local-shortcut", "", "messages even where a peer's memory could be reached", setSwitch(options.noLocalShortcut)},
                    {"--timeout", "S", "deadline of a run in seconds (60)", setSeconds(options.timeout)}},
                   1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)

@@ -15,6 +15,7 @@ import unittest
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,7 @@ sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "semanti
 
 import generate  # noqa: E402
 import harness  # noqa: E402
+import hosts  # noqa: E402
 import mpi_test  # noqa: E402
 import rows_test  # noqa: E402
 
@@ -30,7 +32,21 @@ SMALL = "RESHARD_SMALL" in os.environ
 WORLDS = range(2, 9)
 JOBS = 504 if "RESHARD_FULL" in os.environ else 63  # the same of every world
 EXCHANGES = ["auto", "nodes", "p2p", "broadcast", "gather-rounds"]
-TARGETS = [("threads", "cpu"), ("mpi", "cpu")]  # transport, device
+
+
+class Target(NamedTuple):
+    """What a plan runs on."""
+
+    transport: str
+    device: str
+    options: tuple = ()
+    hosts: int = 1
+
+    def __str__(self):
+        return " ".join([self.transport, self.device, *self.options, *(["on two hosts"] if self.hosts > 1 else [])])
+
+
+TARGETS = [Target("threads", "cpu"), Target("mpi", "cpu"), Target("mpi", "cpu", ("--no-local-shortcut",)), Target("mpi", "cpu", hosts=2)]
 # Source, target and options of plans that are run often, on few ranks.
 OFTEN = [
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {}),  # local, in place and packed
@@ -145,6 +161,12 @@ class Conformance(unittest.TestCase):
                 named = [(f"{kind}-{n}", {"version": 1, "model": model, "source": source, "target": target, "options": options})
                          for n, (source, target, options) in enumerate(jobs)]
                 plans.add_all(pool, kind, named)
+        cls.targets = [target for target in TARGETS if target.hosts == 1]
+        if missing := hosts.Hosts.missing():
+            print(f"SKIPPED: several hosts cannot be made: {missing}")
+        else:
+            cls.hosts = cls.enterClassContext(hosts.Hosts(2, plans.root))
+            cls.targets = TARGETS
         counts = Counter()
         for path, sizes in plans.bytes.items():
             counts[path.parent.name] += len(sizes)
@@ -153,17 +175,17 @@ class Conformance(unittest.TestCase):
             print(f"{count:6} {reason}")
 
     def launch(self, target, folder, *options, processes=None):
-        transport, device = target
-        command = [BIN / "conformance", folder, f"--transport={transport}", f"--device={device}", *options]
-        if transport != "threads":
-            command = ["mpirun", "-n", str(processes or folder.name), *command]
+        command = [BIN / "conformance", folder, f"--transport={target.transport}", f"--device={target.device}", *target.options, *options]
+        if target.transport != "threads":
+            processes = processes or int(folder.name)
+            command = [*(self.hosts.mpirun(processes) if target.hosts > 1 else ["mpirun"]), "-n", str(processes), *command]
         return subprocess.run(["timeout", "600", *command], capture_output=True, text=True, env=ENVIRONMENT)
 
     def exact(self, target, kind, *options, seeds=2):
         """Runs the plans of a kind, a launch for each world; all must be right. Returns how many there were."""
         count = 0
         for folder in sorted(self.plans.root.glob(f"{kind}/*")):
-            with self.subTest(" ".join(target), kind=kind, world=folder.name):
+            with self.subTest(str(target), kind=kind, world=folder.name):
                 done = self.launch(target, folder, *options)
                 sizes = self.plans.bytes[folder]
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -172,25 +194,26 @@ class Conformance(unittest.TestCase):
         return count
 
     def test_exact(self):
-        for target in TARGETS:
-            count = sum(self.exact(target, kind) for kind in (["all", "one-process"] if target[0] == "threads" else ["all"]))
-            self.assertGreater(count, JOBS + 49, target)
+        for target in self.targets:
+            count = sum(self.exact(target, kind) for kind in (["all", "one-process"] if target.transport == "threads" else ["all"]))
+            self.assertGreater(count, JOBS + 49, str(target))
+            print(f"{target}: {count} plans", flush=True)
 
     def test_runs_allocate_nothing_and_do_not_grow(self):
         options = ["--repeat=1000"] + ([] if SMALL else ["--count-allocations"])  # sanitizers bring their own allocator
-        for target in TARGETS:
+        for target in TARGETS[:3]:  # what is between hosts is MPI's
             self.assertEqual(self.exact(target, "often", *options, seeds=3), len(OFTEN))
 
     def test_a_run_that_fails_is_told_and_the_next_plan_run(self):
         folder = self.plans.root / "often" / "4"
-        done = self.launch(("mpi", "cpu"), folder, "--timeout=0.000001")
+        done = self.launch(Target("mpi", "cpu"), folder, "--timeout=0.000001")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         count = len(self.plans.bytes[folder])
         self.assertEqual(len(set(re.findall(r"(?m)^(\S+): rank \d+: the deadline passed", done.stdout))), count, done.stdout)
         self.assertRegex(done.stdout, rf"(?m)^{count} plans, 0 bytes right, {count} wrong$")
 
     def test_another_number_of_processes_is_refused(self):
-        done = self.launch(("mpi", "cpu"), self.plans.root / "often" / "4", processes=2)
+        done = self.launch(Target("mpi", "cpu"), self.plans.root / "often" / "4", processes=2)
         self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
         self.assertIn("the plan has 4 ranks, the wire 2 processes, expected as many", done.stdout)
 
