@@ -1,8 +1,9 @@
 #include "executor/agreement.h"
 
+#include "executor/patience.h"
+
 #include <algorithm>
 #include <cstring>
-#include <sched.h>
 
 namespace reshard {
 
@@ -29,6 +30,7 @@ struct Neighbour {
 } // namespace
 
 std::string Agreement::wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline, bool &timedOut) {
+  Patience patience;
   for (uint64_t looks = 0;; ++looks) {
     bool done = false;
     if (std::string error = wire_.test(request, done); !error.empty() || done)
@@ -37,7 +39,7 @@ std::string Agreement::wait(size_t request, uint32_t peer, const char *what, con
       timedOut = true;
       return "the deadline passed: rank " + std::to_string(peer) + " is waited for, " + what;
     }
-    sched_yield();
+    patience.wait();
   }
 }
 

@@ -11,6 +11,7 @@
 #include "executor/copies.h"
 #include "executor/neighbours.h"
 #include "executor/packing.h"
+#include "executor/patience.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
 
@@ -18,8 +19,6 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <sched.h>
-#include <thread>
 
 namespace reshard {
 namespace {
@@ -114,6 +113,7 @@ public:
         message.begun = message.done = message.copied = 0;
     first_ = {};
     copied_ = 0;
+    Patience patience;
     for (uint64_t looks = 0;; ++looks) {
       bool any = false;
       if (std::string error = exchange(any); !error.empty())
@@ -126,8 +126,10 @@ public:
       }
       if (finished())
         break;
-      if (!any)
-        idle(looks);
+      if (any)
+        patience.found();
+      else
+        patience.wait();
       if (deadline && looks % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
         timedOut = true;
         return abandon(late());
@@ -149,14 +151,6 @@ public:
   uint64_t bytes() const override { return bytes_; }
 
 private:
-  /// There may be more processes than cores. Who waits for a neighbour alone, and not for the wire, which needs to be looked after, sleeps a little.
-  void idle(uint64_t looks) const {
-    if (first_[kSend] == messages_[kSend].size() && first_[kReceive] == messages_[kReceive].size() && looks % 16 == 0)
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    else
-      sched_yield();
-  }
-
   /// What is on its way cannot be told from what a later run would send.
   std::string abandon(std::string error) {
     abandoned_ = true;

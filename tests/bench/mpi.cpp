@@ -320,7 +320,10 @@ int main(int argc, char **argv) {
                           "source: {layout: c, mesh: {tp: 4}}\ntarget: {layout: r, mesh: {tp: 4}}\n"},
       {"block-cyclic-2x2-to-4x1", cyclic(64, 64, "{x: 2, y: 2}", 48, 80, "{x: 4, y: 1}")},
       {"block-cyclic-4x1-to-1x4", cyclic(32, 128, "{x: 4, y: 1}", 128, 32, "{x: 1, y: 4}")},
-      {"qwen3-0.6b", models + "qwen3-0.6b.yaml, let: {layers: 8}}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, pp: 2}}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
+      {"qwen3-0.6b", models + "qwen3-0.6b.yaml}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, pp: 2}}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
+      {"qwen3-0.6b-tp4-tp2", models + "qwen3-0.6b.yaml}\nsource: {layout: megatron, mesh: {megatron: {tp: 4}}}\ntarget: {layout: vllm, mesh: {tp: 2}}\n"},
+      {"qwen3-0.6b-fsdp", models + "qwen3-0.6b.yaml}\nsource: {layout: fsdp2, mesh: {fsdp: 4}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
+      {"qwen3-30b-a3b-2-layers", models + "qwen3-30b-a3b.yaml, let: {layers: 2}}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, ep: 4, dp: 2}}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
       {"llama3-8b-2-layers", models + "llama3-8b.yaml, let: {layers: 2}}\nsource: {layout: megatron, mesh: {megatron: {tp: 4}}}\ntarget: {layout: vllm, mesh: {tp: 2, dp: 2}}\n"},
   };
   for (const auto &[name, yaml] : jobs)
