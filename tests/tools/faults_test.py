@@ -65,7 +65,8 @@ def trial(seed, work, plan):
     count = rng.randint(0, highest)
     pause = rng.uniform(0, 1.5)
     where = f"{function} {count}" if inside else f"{pause:.2f} s"
-    launch = start(work / str(seed), plan, *options, trap=f"{where} {int(number)} {victim}" if inside else None)
+    # A delayed run has time to end, however busy the machine is.
+    launch = start(work / str(seed), plan, *options, trap=f"{where} {int(number)} {victim}" if inside else None, deadline=30 if action == "delay" else DEADLINE)
     try:
         process = launch.process(victim)
         if inside:
