@@ -20,7 +20,7 @@ public:
 
   /// Copies bytes [begin, end) to `to`, or from `from`, or from one side to the other. Allocates nothing. `stream`: as for kernels::copyRows.
   void pack(uint64_t begin, uint64_t end, std::byte *to) const { move(begin, end, nullptr, to, false); }
-  void unpack(uint64_t begin, uint64_t end, const std::byte *from) const { move(begin, end, from, nullptr, false); }
+  void unpack(uint64_t begin, uint64_t end, const std::byte *from, bool stream = false) const { move(begin, end, from, nullptr, stream); }
   void copy(uint64_t begin, uint64_t end, bool stream) const { move(begin, end, nullptr, nullptr, stream); }
 
 private:
