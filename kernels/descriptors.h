@@ -9,9 +9,11 @@
 #if defined(__CUDACC__)
 #define RESHARD_BOTH __host__ __device__
 #define RESHARD_UNROLL _Pragma("unroll")
+#define RESHARD_ROLLED _Pragma("unroll 1")
 #else
 #define RESHARD_BOTH
 #define RESHARD_UNROLL
+#define RESHARD_ROLLED
 #endif
 
 namespace reshard::kernels {
@@ -85,6 +87,7 @@ template <class T> RESHARD_BOTH inline void store(uint64_t address, const T &val
 
 /// The piece of [low, high) that has a slot.
 RESHARD_BOTH inline uint32_t findPiece(const TablePiece *pieces, uint32_t low, uint32_t high, uint64_t slot) {
+  RESHARD_ROLLED
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
     if (pieces[middle].slot <= slot)
@@ -101,6 +104,7 @@ RESHARD_BOTH inline void copyUnits(const TableView &table, const TablePiece &pie
   const TableShape shape = table.shapes[piece.shape];
   uint32_t within = shape.rowUnits; // of its row; rowUnits: the place is not known
   uint64_t source = 0, target = 0;  // of the row
+  RESHARD_ROLLED
   for (uint32_t unit = begin; unit < end; unit += kBatch * step) {
     T values[kBatch];
     uint64_t places[kBatch];
@@ -113,6 +117,7 @@ RESHARD_BOTH inline void copyUnits(const TableView &table, const TablePiece &pie
           within = piece.first + at - row * shape.rowUnits;
           source = piece.source;
           target = piece.target;
+          RESHARD_ROLLED
           for (uint32_t l = shape.loopCount; l-- > 0;) {
             const TableLoop &loop = table.loops[shape.firstLoop + l];
             const uint32_t next = l > 0 ? row / loop.count : 0, i = row - next * loop.count;
@@ -166,18 +171,16 @@ RESHARD_BOTH inline void copyThread(const TableView &table, uint32_t block, uint
   const uint32_t lane = thread % kWarpThreads, warp = thread / kWarpThreads;
   const uint32_t after = detail::findPiece(table.pieces, 0, table.pieceCount, end - 1) + 1;
   uint32_t piece = 0;
+  RESHARD_ROLLED
   for (uint64_t tile = begin + uint64_t{warp} * kTileSlots; tile < end; tile += kBlockThreads / kWarpThreads * kTileSlots) {
     const uint64_t tileEnd = tile + kTileSlots < end ? tile + kTileSlots : end;
     if (table.pieces[piece + 1].slot <= tile)
       piece = detail::findPiece(table.pieces, piece + 1, after, tile);
-    const TablePiece &first = table.pieces[piece];
-    if (table.pieces[piece + 1].slot >= tileEnd) {
-      detail::copySlots(table, first, tile - first.slot, tileEnd - first.slot, lane, kWarpThreads);
-      continue;
-    }
-    for (uint64_t slot = tile + lane; slot < tileEnd; slot += kWarpThreads) {
-      const TablePiece &own = table.pieces[detail::findPiece(table.pieces, piece, after, slot)];
-      detail::copySlots(table, own, slot - own.slot, slot - own.slot + 1, 0, 1);
+    const bool together = table.pieces[piece + 1].slot >= tileEnd;
+    RESHARD_ROLLED
+    for (uint64_t slot = together ? tile : tile + lane; slot < tileEnd; slot += together ? kTileSlots : kWarpThreads) {
+      const TablePiece &own = table.pieces[together ? piece : detail::findPiece(table.pieces, piece, after, slot)];
+      detail::copySlots(table, own, slot - own.slot, (together ? tileEnd : slot + 1) - own.slot, together ? lane : 0, together ? kWarpThreads : 1);
     }
   }
 }
