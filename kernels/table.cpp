@@ -96,8 +96,4 @@ uint32_t Table::shapeNumber(const Strided &shape, uint32_t width) {
   return static_cast<uint32_t>(shapes_.size() - 1);
 }
 
-TableView Table::view() const {
-  return {pieces_.data(), shapes_.data(), loops_.data(), pieces_.back().slot, static_cast<uint32_t>(pieces_.size() - 1)};
-}
-
 } // namespace reshard::kernels

@@ -22,8 +22,11 @@ public:
   bool empty() const { return bytes_ == 0; }
   uint64_t bytes() const { return bytes_; }
 
-  /// The table in host memory, as long as nothing is added.
-  TableView view() const;
+  /// The table in host memory, as long as nothing is added. One piece stands behind the others.
+  TableView view() const { return {pieces_.data(), shapes_.data(), loops_.data(), pieces_.back().slot, static_cast<uint32_t>(pieces_.size() - 1)}; }
+  const std::vector<TablePiece> &pieces() const { return pieces_; }
+  const std::vector<TableShape> &shapes() const { return shapes_; }
+  const std::vector<TableLoop> &loops() const { return loops_; }
 
 private:
   void addAligned(uint64_t target, uint64_t source, const Strided &shape, uint64_t first, uint64_t bytes);

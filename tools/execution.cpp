@@ -178,13 +178,13 @@ private:
                                                 : "expected --source=DIR and --target=DIR, or --synthesize"};
     if (!options_.synthesize && options_.target.empty())
       throw Failure{kUsage, "expected --target=DIR beside --source, or --synthesize"};
-    if (options_.transport == "nccl")
-      throw Failure{kFailure, "transport 'nccl' is not in this build, expected 'threads' or 'mpi'"};
-    for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints())
-      if (options_.transport != "threads" && options_.synthesize && endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0))
+    for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints()) {
+      const bool shared = options_.transport != "threads" && endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0);
+      if (shared && options_.synthesize)
         throw Failure{kUsage, "the files of " + endpoint->role()->str() + " belong to no process, expected --source=DIR and --target=DIR in place of --synthesize"};
-    if (options_.device != "cpu")
-      throw Failure{kFailure, "device '" + options_.device + "' is not in this build, expected 'cpu'"};
+      if (shared && options_.device != "cpu")
+        throw Failure{kUsage, "the files of " + endpoint->role()->str() + " are written by several processes, which needs device 'cpu'"};
+    }
   }
 
   /// Whether this process speaks for all.
@@ -303,7 +303,7 @@ private:
     executor_.reset(executor);
     if (status != RESHARD_OK)
       throw Failure{status == RESHARD_FAILED || status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor)};
-    if (options_.transport == "mpi") {
+    if (options_.transport != "threads") {
       size_t count = 0;
       const uint32_t *ranks = reshard_ranks(executor, &count);
       ranks_.assign(ranks, ranks + count);

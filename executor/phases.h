@@ -1,0 +1,30 @@
+// What one rank of a plan does on a device, one thing after the other: packs, groups of sends and receives, unpacks.
+#pragma once
+
+#include "executor/device.h"
+#include "executor/transport.h"
+
+namespace reshard {
+
+/// Where a rank stages: the plan's arena, and what messages to itself need.
+struct Staging {
+  std::byte *arena = nullptr;
+  std::byte *self = nullptr; // of 2 * selfBytes; null: local copies are copies
+  uint64_t selfBytes = 0;
+};
+
+/// Bytes of a chunk of what a rank sends to itself: at most `most`, and not more than it copies. 0 where it copies nothing.
+uint64_t selfChunk(const LocalRank &rank, uint64_t most);
+
+/// Appends the operations of a rank; adds the bytes that they bring to its targets to `bytes`. An error text, empty on success.
+///
+/// Chunk c of a message of round r goes at time r + c. For each time at which the rank has messages there are up to three operations: one
+/// launch packs all chunks that leave, one group carries all that come and go, one launch unpacks. What the rank copies and fills itself comes
+/// before; or, where it shall send it to itself, in groups of its own.
+///
+/// Why this ends: both ends of a chunk are in the groups of one time, and groups are in the order of times on every rank, so the earliest time
+/// that is left has both ends of each of its chunks. Why it is right: what a chunk needs, by `after`, is done at an earlier time. This is
+/// checked: a slot's earlier chunks, a relay's received ones (executor/chunks.h). Where it does not hold there is an error, on this rank.
+std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations, uint64_t &bytes);
+
+} // namespace reshard
