@@ -187,8 +187,14 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
       if (launch.size && *launch.size != how.size)
         return "the plan has " + std::to_string(how.size) + " ranks, the launch " + std::to_string(*launch.size) + " processes, expected as many";
       const char *named = options->unique_id_file ? options->unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
+      if (!named && !std::getenv("NCCL_COMM_ID") && !launch.mpi)
+        return "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun";
       if (!named && !std::getenv("NCCL_COMM_ID"))
-        return "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or NCCL_COMM_ID";
+        how.share = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
+          std::unique_ptr<Wire> wire;
+          std::string error = openWire("mpi", seconds, wire, late);
+          return error.empty() ? shareByWire(*wire, id, bytes, deadline, late) : error;
+        };
       if (named)
         how.share = [path = std::string(named), rank = how.rank](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
           return shareByFile(path, rank, id, bytes, deadline, late);

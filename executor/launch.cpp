@@ -1,5 +1,7 @@
 #include "executor/launch.h"
 
+#include "executor/wire.h"
+
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -27,14 +29,15 @@ Launch findLaunch() {
   // Of one launcher all, since one that launched the launcher may have left its own.
   struct Names {
     const char *rank, *size, *localRank;
+    bool mpi;
   };
-  constexpr Names kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-                                  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
-                                  {"RANK", "WORLD_SIZE", "LOCAL_RANK"},
-                                  {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
+  constexpr Names kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", true},
+                                  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", true},
+                                  {"RANK", "WORLD_SIZE", "LOCAL_RANK", false},
+                                  {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", false}};
   for (const Names &names : kLaunchers)
     if (const std::optional<uint32_t> rank = number(names.rank))
-      return {rank, number(names.size), number(names.localRank)};
+      return {rank, number(names.size), number(names.localRank), names.mpi};
   return {};
 }
 
@@ -63,6 +66,28 @@ std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data,
   file.read(reinterpret_cast<char *>(data), static_cast<std::streamsize>(bytes));
   if (!file || file.peek() != std::ifstream::traits_type::eof())
     return "'" + path + "' is not of " + std::to_string(bytes) + " bytes, expected what rank 0 of this launch writes";
+  return {};
+}
+
+std::string shareByWire(Wire &wire, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut) {
+  wire.reserve(1);
+  // Rank 0 tells one after the other: all are about to wait for it anyway.
+  for (uint32_t peer = wire.rank() == 0 ? 1 : 0; peer < (wire.rank() == 0 ? wire.size() : 1); ++peer) {
+    std::string error = wire.rank() == 0 ? wire.send(0, peer, 0, data, bytes) : wire.receive(0, peer, 0, data, bytes);
+    for (bool done = false; error.empty() && !done;) {
+      error = wire.test(0, done);
+      if (error.empty() && !done && passed(deadline)) {
+        timedOut = true;
+        error = "the deadline passed: rank " + std::to_string(peer) + " is waited for, to join";
+      }
+      if (!done)
+        std::this_thread::yield();
+    }
+    if (!error.empty()) {
+      wire.abandon();
+      return error;
+    }
+  }
   return {};
 }
 

@@ -14,11 +14,16 @@ namespace reshard {
 struct Launch {
   std::optional<uint32_t> rank, size;
   std::optional<uint32_t> localRank; // on its host
+  bool mpi = false;                  // an MPI launcher's
 };
 Launch findLaunch();
 
 /// Makes bytes of rank 0 known to all ranks by a file that all see, which must not be there before: rank 0 writes it, under its name at once
 /// or not at all, the others wait for it. An error text, empty on success.
 std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut);
+
+class Wire;
+/// The same over a wire, request and tag 0 of which it uses.
+std::string shareByWire(Wire &wire, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut);
 
 } // namespace reshard

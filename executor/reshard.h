@@ -35,7 +35,7 @@ typedef struct {
   int no_local_shortcut; /* not 0: messages even where memory of a peer could be reached directly; with "nccl" a rank's to itself as well */
   void *communicator;    /* of "nccl": the caller's ncclComm_t, of as many ranks as the plan; stays the caller's, but a run that fails aborts it */
   const char *unique_id_file; /* of "nccl" without a communicator: a file that all processes see and that is not there before the launch, by which
-                            they find each other; NULL: as RESHARD_NCCL_ID_FILE says, else by NCCL_COMM_ID (host:port of rank 0) */
+                            they find each other; NULL: as RESHARD_NCCL_ID_FILE says, else by NCCL_COMM_ID (host:port of rank 0), else under mpirun by MPI */
 } reshard_options;
 
 /* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan, or with transport

@@ -2,6 +2,7 @@
 // different speeds. Every plan must end, with the same targets as by direct copies.
 
 #include "executor/agreement.h"
+#include "executor/launch.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
 #include "tests/executor/ranks.h"
@@ -152,6 +153,27 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
     }
   EXPECT_GT(chunked, 100);
   EXPECT_GT(passedOn, 50);
+}
+
+TEST(Messages, RankZeroTellsTheOthersWhereItIs) {
+  Air air;
+  std::byte ids[4][128] = {};
+  std::fill_n(ids[0], 128, std::byte{7});
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    ranks.emplace_back([&, rank] {
+      SlowWire wire(air, rank, 4, 1);
+      bool late = false;
+      EXPECT_EQ(shareByWire(wire, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60), late), "");
+    });
+  for (std::thread &rank : ranks)
+    rank.join();
+  for (const auto &id : ids)
+    EXPECT_EQ(std::memcmp(id, ids[0], 128), 0);
+  SlowWire alone(air, 1, 2, 1);
+  bool late = false;
+  EXPECT_EQ(shareByWire(alone, ids[1], 128, std::chrono::steady_clock::now(), late), "the deadline passed: rank 0 is waited for, to join");
+  EXPECT_TRUE(late);
 }
 
 TEST(Messages, APeerThatIsGoneIsNamed) {

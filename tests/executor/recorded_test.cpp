@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <thread>
 
 using namespace reshard;
@@ -118,6 +119,44 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
     }
   EXPECT_GT(groups, 200u);
   EXPECT_GT(passedOn, 50u);
+}
+
+TEST_F(RecordedTest, LargePlansHaveWhatTheyNeedInEarlierRounds) {
+  for (const char *overrides : {"options.topology=" RESHARD_SOURCE_DIR "/examples/topologies/h100x8.yaml", "options.staging=64MiB"}) {
+    CompileOptions options;
+    options.overrides = {overrides};
+    CompileResult result;
+    Diagnostics diagnostics;
+    std::string digest;
+    int64_t written = 0;
+    ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/qwen3-30b-a3b-32-to-16.yaml", options, result, diagnostics)) << diagnostics.text();
+    ASSERT_EQ(writePlan(result.module, result.statistics, folder_ / "plan", 1, digest, written), "");
+    ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
+    uint64_t moved = 0;
+    size_t groups = 0;
+    for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
+      LocalRank local;
+      local.rank = rank;
+      ASSERT_EQ(plan_->segment(rank, local.segment), "");
+      std::deque<std::vector<std::byte *>> tables; // of addresses where nothing is
+      uint64_t next = uint64_t{1} << 40;
+      for (const schema::BufferRun *run : *local.segment->buffers()) {
+        auto &table = tables.emplace_back();
+        for (uint32_t i = 0; i < run->count(); ++i, next += (run->bytes() + 255) / 256 * 256)
+          table.push_back(reinterpret_cast<std::byte *>(next));
+        local.runs.push_back(table.data());
+      }
+      std::vector<Operation> operations;
+      ASSERT_EQ(addPhases(local, {reinterpret_cast<std::byte *>(next), nullptr, 0}, operations, moved), "");
+      for (const Operation &operation : operations)
+        if (const auto *transfers = std::get_if<std::vector<Transfer>>(&operation)) {
+          ++groups;
+          EXPECT_LE(transfers->size(), 4u) << "one each way between nodes and inside";
+        }
+    }
+    EXPECT_EQ(moved, plan_->manifest().bytes_target());
+    EXPECT_GT(groups, 500u);
+  }
 }
 
 TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
