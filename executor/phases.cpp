@@ -2,6 +2,7 @@
 
 #include "executor/chunks.h"
 #include "executor/packing.h"
+#include "executor/waves.h"
 
 #include <algorithm>
 #include <map>
@@ -88,6 +89,19 @@ std::string checkOrder(const LocalRank &rank, uint32_t number) {
 }
 
 } // namespace
+
+std::string addWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations, uint64_t &bytes) {
+  std::vector<kernels::Table> waves;
+  std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
+    waves.resize(std::max<size_t>(waves.size(), wave + 1));
+    return addCopy({&from, input}, {&to, &output}, waves[wave]);
+  });
+  for (kernels::Table &wave : waves) {
+    bytes += wave.bytes();
+    append(operations, std::move(wave));
+  }
+  return error;
+}
 
 uint64_t selfChunk(const LocalRank &rank, uint64_t most) {
   uint64_t bytes = 0;

@@ -1,10 +1,15 @@
-// What one rank of a plan does on a device, one thing after the other: packs, groups of sends and receives, unpacks.
+// What ranks of a plan do on a device, one thing after the other: copies of all ranks that share it; or packs, groups of sends and receives, and
+// unpacks of one rank.
 #pragma once
 
 #include "executor/device.h"
 #include "executor/transport.h"
 
 namespace reshard {
+
+/// Appends a launch for each wave of the copies of all ranks (executor/waves.h); adds the bytes that they bring to `bytes`. An error text, empty on
+/// success.
+std::string addWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations, uint64_t &bytes);
 
 /// Where a rank stages: the plan's arena, and what messages to itself need.
 struct Staging {

@@ -1,10 +1,7 @@
 #include "executor/recorded.h"
 
-#include "executor/operands.h"
 #include "executor/phases.h"
-#include "executor/waves.h"
 
-#include <algorithm>
 #include <cstring>
 #include <sched.h>
 
@@ -24,7 +21,7 @@ public:
       if (std::string error = reach(plan, rank); !error.empty())
         return error;
     std::vector<Operation> operations;
-    if (std::string error = group_ ? addMessages(plan, ranks, deadline, timedOut, operations) : addCopies(plan, ranks, operations); !error.empty())
+    if (std::string error = group_ ? addMessages(plan, ranks, deadline, timedOut, operations) : addWaves(plan, ranks, operations, bytes_); !error.empty())
       return error;
     if (options_.refresh)
       operations.push_back(options_.refresh);
@@ -72,21 +69,6 @@ private:
             return endpoint.role()->str() + " rank " + std::to_string(rank.rank) + " param '" + endpoint.params()->Get(run.param())->name()->str() + "': " + error;
     }
     return {};
-  }
-
-  /// All ranks on one device: a launch for each wave.
-  std::string addCopies(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations) {
-    std::vector<kernels::Table> waves;
-    std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const schema::Operand *input, const LocalRank &to, const schema::Operand &output) {
-      waves.resize(std::max<size_t>(waves.size(), wave + 1));
-      return addCopy({&from, input}, {&to, &output}, waves[wave]);
-    });
-    for (kernels::Table &wave : waves) {
-      bytes_ += wave.bytes();
-      if (!wave.empty())
-        operations.push_back(std::move(wave));
-    }
-    return error;
   }
 
   /// One rank, with messages.

@@ -29,8 +29,10 @@ class Gpu(unittest.TestCase):
                                               f"\"down.{{l}}\": {{shape: [64, 96], shard: {{1: tp}}}}, norm: [77]}}}}\nsource: {{mesh: {source}}}\ntarget: {{mesh: {target}}}\n")
         subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], check=True, capture_output=True)
 
-    def execute(self, *options, program=None):
-        return subprocess.run([program or BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--repeat=2", "--timeout=60", *options], capture_output=True, text=True)
+    def execute(self, *options, program=None, environment=None):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI_", "SLURM_", "NCCL_", "RESHARD_NCCL", "RANK", "WORLD_SIZE", "LOCAL_RANK"))}
+        return subprocess.run([program or BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--repeat=2", "--timeout=60", *options],
+                              capture_output=True, text=True, env=clean | (environment or {}))
 
     def test_exact_on_a_gpu_and_refused_without(self):
         for world, options in (("{tp: 8}", ("--device=cuda",)), ("{tp: 1}", ("--device=cuda", "--transport=nccl", "--no-local-shortcut"))):
@@ -63,6 +65,31 @@ class Gpu(unittest.TestCase):
             subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", module], input=source, text=True, check=True)
             done = self.execute("--device=cuda", program=program)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
+
+    def test_exact_on_what_stands_in(self):
+        alone = self.folder / "alone"
+        alone.mkdir()
+        program = shutil.copy(BIN / "reshard-exec", alone)
+        for module in ("cuda", "nccl"):
+            shutil.copy(BIN / "tests/stand_in.so", alone / f"libreshard_{module}.so")
+        for source, target, options in (("{tp: 4, dp: 2}", "{tp: 8}", ()), ("{tp: 1}", "{tp: 1}", ("--transport=nccl",)), ("{tp: 1}", "{tp: 1}", ("--transport=nccl", "--no-local-shortcut"))):
+            with self.subTest(options=options):
+                self.compile(source, target)
+                done = self.execute("--device=cuda", *options, program=program)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
+        self.compile("{tp: 2}", "{tp: 1}")
+        for environment, text in (({}, "this process does not know its rank: neither the caller says it, nor the launcher's environment"),
+                                  ({"RANK": "0", "WORLD_SIZE": "3"}, "the plan has 2 ranks, the launch 3 processes, expected as many"),
+                                  ({"RANK": "0"}, "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun"),
+                                  ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': a world of 2, expected 1")):
+            done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
+            self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
+        self.compile("{tp: 2, dp: 2}", "{tp: 4}")  # from files, to files
+        subprocess.run([program, self.folder / "plan", "--synthesize", f"--source={self.folder / 'source'}"], check=True, capture_output=True)
+        done = subprocess.run([program, self.folder / "plan", "--device=cuda", f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}", "--check"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
 
     @unittest.skipIf(NVCC is None, "no nvcc: the kernel was not compiled")
     def test_the_kernel_spills_nothing(self):
