@@ -22,10 +22,12 @@ public:
       cudaStreamSynchronize(stream_); // what is late still writes
     if (graph_)
       cudaGraphExecDestroy(graph_);
-    if (done_)
-      cudaEventDestroy(done_);
-    if (stream_)
-      cudaStreamDestroy(stream_);
+    for (const cudaEvent_t event : {done_, turn_})
+      if (event)
+        cudaEventDestroy(event);
+    for (const cudaStream_t stream : {stream_, beside_})
+      if (stream)
+        cudaStreamDestroy(stream);
     if (begun_)
       cudaFreeHost(const_cast<uint32_t *>(begun_));
     for (void *memory : memory_)
@@ -36,7 +38,9 @@ public:
     const CurrentDevice current(number_);
     void *begun = nullptr;
     cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    error = error ? error : cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking);
     error = error ? error : cudaEventCreateWithFlags(&done_, cudaEventDisableTiming);
+    error = error ? error : cudaEventCreateWithFlags(&turn_, cudaEventDisableTiming);
     error = error ? error : cudaHostAlloc(&begun, sizeof *begun_, cudaHostAllocMapped | cudaHostAllocPortable);
     if (error)
       return checked(error);
@@ -77,21 +81,26 @@ public:
   std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline, bool &timedOut) override {
     const CurrentDevice current(number_);
     std::vector<Launch> launches;
-    for (const Operation &operation : operations)
-      if (std::string error = upload(std::get_if<kernels::Table>(&operation), launches.emplace_back()); !error.empty())
+    for (const Operation &operation : operations) {
+      const auto *exchange = std::get_if<Exchange>(&operation);
+      if (std::string error = upload(exchange ? &exchange->beside : std::get_if<kernels::Table>(&operation), launches.emplace_back()); !error.empty())
         return error;
+    }
     // Relaxed: what NCCL and the caller's hooks allocate on the way is theirs.
     if (const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed); error != cudaSuccess)
       return checked(error);
     std::string problem;
     for (size_t o = 0; o < operations.size() && problem.empty(); ++o) {
       const auto number = static_cast<uint32_t>(o);
-      if (const auto *transfers = std::get_if<std::vector<Transfer>>(&operations[o])) {
-        // A group says nothing when it begins: behind another, an empty launch does.
-        if (o > 0 && std::holds_alternative<std::vector<Transfer>>(operations[o - 1]))
-          problem = checked(kernels::launchCopies({}, 1, begunThere_, number, stream_));
+      if (const auto *exchange = std::get_if<Exchange>(&operations[o])) {
+        // The launch beside a group stands on a branch of its own. An empty one as well: it says that the group has begun.
+        problem = follow(stream_, beside_);
         if (problem.empty())
-          problem = group->exchange(*transfers, stream_, deadline, timedOut);
+          problem = checked(kernels::launchCopies(launches[o].table, launches[o].blocks, begunThere_, number, beside_));
+        if (problem.empty())
+          problem = group->exchange(exchange->transfers, stream_, deadline, timedOut);
+        if (problem.empty())
+          problem = follow(beside_, stream_);
       } else if (const Call *call = std::get_if<Call>(&operations[o])) {
         problem = (*call)();
       } else {
@@ -134,9 +143,16 @@ private:
     uint32_t blocks = 0;
   };
 
+  /// What is enqueued on a stream from now on begins when all that is on another is done.
+  std::string follow(cudaStream_t first, cudaStream_t then) {
+    const cudaError_t error = cudaEventRecord(turn_, first);
+    return checked(error ? error : cudaStreamWaitEvent(then, turn_, 0));
+  }
+
   /// Copies a table into memory of the device.
   std::string upload(const kernels::Table *table, Launch &launch) {
-    if (!table)
+    launch.blocks = 1;
+    if (!table || table->empty())
       return {};
     auto rounded = [](uint64_t bytes) { return (bytes + 15) / 16 * 16; };
     const auto &pieces = table->pieces();
@@ -161,8 +177,8 @@ private:
   }
 
   const int number_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t done_ = nullptr;
+  cudaStream_t stream_ = nullptr, beside_ = nullptr;
+  cudaEvent_t done_ = nullptr, turn_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
   volatile uint32_t *begun_ = nullptr; // of the host, which the device writes
   uint32_t *begunThere_ = nullptr;

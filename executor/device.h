@@ -30,8 +30,14 @@ struct Transfer {
 /// Enqueues on the device's stream what is to be done there; an error text, empty on success.
 using Call = std::function<std::string()>;
 
-/// A part of a refit: one launch, or one group of sends and receives, or what the caller enqueues.
-using Operation = std::variant<kernels::Table, std::vector<Transfer>, Call>;
+/// One group of sends and receives, and a launch that has nothing to do with them, at the same time.
+struct Exchange {
+  std::vector<Transfer> transfers;
+  kernels::Table beside; // may be empty
+};
+
+/// A part of a refit: one launch, or one group, or what the caller enqueues.
+using Operation = std::variant<kernels::Table, Exchange, Call>;
 
 /// All error texts are empty on success.
 class Device {
@@ -46,7 +52,7 @@ public:
   /// Whether the device can read and write this memory.
   virtual std::string reach(const std::byte *memory) = 0;
 
-  /// Records operations, which are done one after the other; once. Makes each call then, and never again. `group` carries the transfers and
+  /// Records operations, none of which begins before the one before it is done; once. Makes each call then, and never again. `group` carries the transfers and
   /// must live as long as the device; null where there are none. `timedOut` says that the deadline passed while ranks met.
   virtual std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline, bool &timedOut) = 0;
   /// Begins to do what was recorded. Allocates nothing.

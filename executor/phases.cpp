@@ -13,10 +13,71 @@ using namespace schema;
 
 namespace {
 
-struct Message {
-  const Step *step;
-  Packing packing;
+/// A message's chunk in a phase.
+struct Chunk {
+  const Packing *packing;
+  uint64_t at; // in bytes of its message
+  bool staged;
+  Transfer transfer;
 };
+
+struct Phase {
+  std::vector<Chunk> chunks;
+  int64_t needs = -1; // the latest phase whose receives its sends pass on
+};
+
+void append(std::vector<Operation> &operations, kernels::Table copies) {
+  if (!copies.empty())
+    operations.emplace_back(std::in_place_type<kernels::Table>, std::move(copies));
+}
+
+/// What a phase packs or unpacks.
+void launch(const Phase &phase, bool packs, kernels::Table &table) {
+  for (const auto &[packing, at, staged, transfer] : phase.chunks)
+    if (staged && transfer.send && packs)
+      packing->pack(at, at + transfer.bytes, transfer.memory, table);
+    else if (staged && !transfer.send && !packs)
+      packing->unpack(at, at + transfer.bytes, transfer.memory, table);
+}
+
+void launch(const Phase &phase, bool packs, std::vector<Operation> &operations) {
+  kernels::Table table;
+  launch(phase, packs, table);
+  append(operations, std::move(table));
+}
+
+/// Whether what a phase packs, or unpacks, stands where another sends or receives.
+bool clash(const Phase &phase, bool packs, const Phase &other, bool sends, bool receives) {
+  for (const Chunk &mine : phase.chunks)
+    for (const Chunk &theirs : other.chunks)
+      if (mine.staged && mine.transfer.send == packs && (theirs.transfer.send ? sends : receives) &&
+          mine.transfer.memory < theirs.transfer.memory + theirs.transfer.bytes && theirs.transfer.memory < mine.transfer.memory + mine.transfer.bytes)
+        return true;
+  return false;
+}
+
+void addExchanges(const std::vector<Phase> &phases, std::vector<Operation> &operations) {
+  bool packed = false; // beside the phase before
+  for (size_t k = 0; k < phases.size(); ++k) {
+    const Phase &phase = phases[k], *before = k > 0 ? &phases[k - 1] : nullptr, *next = k + 1 < phases.size() ? &phases[k + 1] : nullptr;
+    const auto number = static_cast<int64_t>(k);
+    const bool unpackFirst = before && (phase.needs >= number - 1 || (next && next->needs >= number - 1) || clash(*before, false, phase, true, true));
+    if (unpackFirst)
+      launch(*before, false, operations);
+    if (!packed)
+      launch(phase, true, operations);
+    auto &exchange = std::get<Exchange>(operations.emplace_back(std::in_place_type<Exchange>));
+    if (before && !unpackFirst)
+      launch(*before, false, exchange.beside);
+    packed = next && next->needs < number && !clash(*next, true, phase, true, true) && !(before && clash(*next, true, *before, false, true));
+    if (packed)
+      launch(*next, true, exchange.beside);
+    for (const Chunk &chunk : phase.chunks)
+      exchange.transfers.push_back(chunk.transfer);
+  }
+  if (!phases.empty())
+    launch(phases.back(), false, operations);
+}
 
 /// Of a step's operands, those that are packed or unpacked.
 std::string addOperands(const LocalRank &rank, uint32_t first, uint32_t count, Packing &packing) {
@@ -26,20 +87,19 @@ std::string addOperands(const LocalRank &rank, uint32_t first, uint32_t count, P
   return {};
 }
 
-void append(std::vector<Operation> &operations, kernels::Table copies) {
-  if (!copies.empty())
-    operations.push_back(std::move(copies));
-}
+/// What a rank sends to itself.
+struct Self {
+  Packing out, in;
+};
 
 /// The copies and fills of a rank; copies as messages to itself where there is staging for them.
-std::string addLocal(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations) {
+std::string addLocal(const LocalRank &rank, const Staging &staging, Self &self, std::vector<Operation> &operations, std::vector<Phase> &phases) {
   kernels::Table table;
-  Packing out, in;
   for (const Step *step : *rank.segment->steps())
     if (step->kind() == StepKind::copy && staging.self) {
-      if (std::string error = addOperands(rank, step->first_input(), step->input_count(), out); !error.empty())
+      if (std::string error = addOperands(rank, step->first_input(), step->input_count(), self.out); !error.empty())
         return error;
-      if (std::string error = addOperands(rank, step->first_output(), step->output_count(), in); !error.empty())
+      if (std::string error = addOperands(rank, step->first_output(), step->output_count(), self.in); !error.empty())
         return error;
     } else if (step->kind() == StepKind::copy || step->kind() == StepKind::fill) {
       for (uint32_t i = 0; i < step->output_count(); ++i) {
@@ -49,15 +109,10 @@ std::string addLocal(const LocalRank &rank, const Staging &staging, std::vector<
       }
     }
   append(operations, std::move(table));
-  std::byte *const sent = staging.self, *const received = staging.self + staging.selfBytes;
-  for (uint64_t at = 0, chunk = 0; at < out.bytes(); at += staging.selfBytes, ++chunk) {
-    const uint64_t end = std::min(out.bytes(), at + staging.selfBytes), chunks = (out.bytes() + staging.selfBytes - 1) / staging.selfBytes;
-    kernels::Table pack, unpack;
-    out.pack(at, end, sent, pack);
-    in.unpack(at, end, received, unpack);
-    append(operations, std::move(pack));
-    operations.push_back(std::vector<Transfer>{{true, rank.rank, sent, end - at, 0, 0, chunk, chunks}, {false, rank.rank, received, end - at, 0, 0, chunk, chunks}});
-    append(operations, std::move(unpack));
+  for (uint64_t at = 0, chunk = 0; at < self.out.bytes(); at += staging.selfBytes, ++chunk) {
+    const uint64_t bytes = std::min(self.out.bytes() - at, staging.selfBytes), chunks = (self.out.bytes() + staging.selfBytes - 1) / staging.selfBytes;
+    std::byte *const sent = staging.self + chunk % 2 * staging.selfBytes, *const received = sent + 2 * staging.selfBytes;
+    phases.push_back({{{&self.out, at, true, {true, rank.rank, sent, bytes, 0, 0, chunk, chunks}}, {&self.in, at, true, {false, rank.rank, received, bytes, 0, 0, chunk, chunks}}}, -1});
   }
   return {};
 }
@@ -67,11 +122,20 @@ bool shareArena(const Step &a, const Step &b) {
   return a.staging() != UINT64_MAX && b.staging() != UINT64_MAX && a.staging() < end(b) && b.staging() < end(a);
 }
 
-/// Whether what each chunk of a step needs is done at earlier times.
-std::string checkOrder(const LocalRank &rank, uint32_t number) {
-  const Step &step = *rank.segment->steps()->Get(number);
+/// A send or a receive.
+struct Message {
+  const Step *step;
+  Packing packing;
+  /// By chunk: one more than the latest time whose receives it needs; 0: none.
+  std::vector<uint64_t> needs;
+};
+
+/// Finds what the chunks of a step need; an error text where that does not come at earlier times.
+std::string findNeeds(const LocalRank &rank, uint32_t number, Message &message) {
+  const Step &step = *message.step;
   const bool send = step.kind() == StepKind::send;
   const std::vector<std::vector<uint64_t>> before = send ? chunksBefore(*rank.segment, step) : std::vector<std::vector<uint64_t>>();
+  message.needs.resize(chunkCount(step));
   for (uint32_t i = 0; i < step.after_count(); ++i) {
     const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
     const Step &earlier = *rank.segment->steps()->Get(other);
@@ -83,6 +147,8 @@ std::string checkOrder(const LocalRank &rank, uint32_t number) {
       if (needed > 0 && earlier.round() + needed - 1 >= step.round() + c)
         return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs chunk " + std::to_string(needed - 1) + " of step " + std::to_string(other) +
                " before its chunk " + std::to_string(c) + ", expected it to come in an earlier round";
+      if (needed > 0 && earlier.kind() == StepKind::recv)
+        message.needs[c] = std::max(message.needs[c], earlier.round() + needed);
     }
   }
   return {};
@@ -111,8 +177,11 @@ uint64_t selfChunk(const LocalRank &rank, uint64_t most) {
 }
 
 std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations, uint64_t &bytes) {
-  if (std::string error = addLocal(rank, staging, operations); !error.empty())
+  Self self;
+  std::vector<Phase> phases;
+  if (std::string error = addLocal(rank, staging, self, operations, phases); !error.empty())
     return error;
+  const auto local = static_cast<int64_t>(phases.size());
   std::vector<Message> messages;
   for (uint32_t s = 0; s < rank.segment->steps()->size(); ++s) {
     const Step &step = *rank.segment->steps()->Get(s);
@@ -120,48 +189,38 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
     bytes += send ? 0 : step.bytes();
     if (!send && step.kind() != StepKind::recv)
       continue;
-    Message &message = messages.emplace_back(Message{&step, {}});
+    Message &message = messages.emplace_back(Message{&step, {}, {}});
     if (std::string error = send ? addOperands(rank, step.first_input(), step.input_count(), message.packing)
                                  : addOperands(rank, step.first_output(), step.output_count(), message.packing);
         !error.empty())
       return error;
     if (step.staging() == UINT64_MAX && !message.packing.contiguous())
       return "step " + std::to_string(s) + " is in place, but its bytes do not stand side by side";
-    if (std::string error = checkOrder(rank, s); !error.empty())
+    if (std::string error = findNeeds(rank, s, message); !error.empty())
       return error;
   }
   // Two ranks that exchange several messages at one time take them in the order of their numbers, both.
   std::stable_sort(messages.begin(), messages.end(), [](const Message &a, const Message &b) { return a.step->message() < b.step->message(); });
-  std::map<uint64_t, std::vector<const Message *>> begins; // by time
+  std::map<uint64_t, std::vector<std::pair<const Message *, uint64_t>>> times; // chunks
   for (const Message &message : messages)
-    begins[message.step->round()].push_back(&message);
-  std::vector<const Message *> going;
-  for (uint64_t time = begins.empty() ? 0 : begins.begin()->first; !begins.empty() || !going.empty(); ++time) {
-    if (going.empty())
-      time = begins.begin()->first; // nothing between
-    if (!begins.empty() && begins.begin()->first == time) {
-      going.insert(going.end(), begins.begin()->second.begin(), begins.begin()->second.end());
-      std::sort(going.begin(), going.end(), [](const Message *a, const Message *b) { return a->step->message() < b->step->message(); });
-      begins.erase(begins.begin());
-    }
-    kernels::Table pack, unpack;
-    std::vector<Transfer> transfers;
-    for (const Message *message : going) {
+    for (uint64_t chunk = 0; chunk < chunkCount(*message.step); ++chunk)
+      times[message.step->round() + chunk].emplace_back(&message, chunk);
+  std::map<uint64_t, int64_t> numbers; // of phases, by time
+  for (const auto &[time, chunks] : times) {
+    numbers[time] = static_cast<int64_t>(phases.size());
+    Phase &phase = phases.emplace_back();
+    phase.needs = local - 1; // what it copied itself
+    for (const auto &[message, chunk] : chunks) {
       const Step &step = *message->step;
-      const bool send = step.kind() == StepKind::send, inPlace = step.staging() == UINT64_MAX;
-      const uint64_t chunk = time - step.round(), at = chunk * step.chunk(), length = chunkBytes(step, chunk);
-      std::byte *place = inPlace ? message->packing.contiguous() + at : staging.arena + step.staging() + (step.slot() + chunk) % 2 * step.chunk();
-      if (!inPlace && send)
-        message->packing.pack(at, at + length, place, pack);
-      if (!inPlace && !send)
-        message->packing.unpack(at, at + length, place, unpack);
-      transfers.push_back({send, step.peer(), place, length, step.message(), step.round(), chunk, chunkCount(step)});
+      const bool send = step.kind() == StepKind::send, staged = step.staging() != UINT64_MAX;
+      const uint64_t at = chunk * step.chunk();
+      std::byte *memory = staged ? staging.arena + step.staging() + (step.slot() + chunk) % 2 * step.chunk() : message->packing.contiguous() + at;
+      phase.chunks.push_back({&message->packing, at, staged, {send, step.peer(), memory, chunkBytes(step, chunk), step.message(), step.round(), chunk, chunkCount(step)}});
+      if (message->needs[chunk] > 0)
+        phase.needs = std::max(phase.needs, numbers.at(message->needs[chunk] - 1));
     }
-    append(operations, std::move(pack));
-    operations.push_back(std::move(transfers));
-    append(operations, std::move(unpack));
-    std::erase_if(going, [&](const Message *message) { return time - message->step->round() + 1 == chunkCount(*message->step); });
   }
+  addExchanges(phases, operations);
   return {};
 }
 

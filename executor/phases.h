@@ -14,7 +14,7 @@ std::string addWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std:
 /// Where a rank stages: the plan's arena, and what messages to itself need.
 struct Staging {
   std::byte *arena = nullptr;
-  std::byte *self = nullptr; // of 2 * selfBytes; null: local copies are copies
+  std::byte *self = nullptr; // of 4 * selfBytes: two slots each way; null: local copies are copies
   uint64_t selfBytes = 0;
 };
 
@@ -23,9 +23,9 @@ uint64_t selfChunk(const LocalRank &rank, uint64_t most);
 
 /// Appends the operations of a rank; adds the bytes that they bring to its targets to `bytes`. An error text, empty on success.
 ///
-/// Chunk c of a message of round r goes at time r + c. For each time at which the rank has messages there are up to three operations: one
-/// launch packs all chunks that leave, one group carries all that come and go, one launch unpacks. What the rank copies and fills itself comes
-/// before; or, where it shall send it to itself, in groups of its own.
+/// Chunk c of a message of round r goes at time r + c. The chunks of a time are a phase: they are packed, go in one group, and are unpacked. The launch
+/// beside a phase's group unpacks the phase before and packs the one after. Where they pass on or share bytes, they are launched between the groups
+/// instead. What the rank copies and fills itself comes before; or, where it shall send it to itself, in phases of its own.
 ///
 /// Why this ends: both ends of a chunk are in the groups of one time, and groups are in the order of times on every rank, so the earliest time
 /// that is left has both ends of each of its chunks. Why it is right: what a chunk needs, by `after`, is done at an earlier time. This is

@@ -26,8 +26,8 @@ public:
     if (options_.refresh)
       operations.push_back(options_.refresh);
     for (const Operation &operation : operations) {
-      const auto *transfers = std::get_if<std::vector<Transfer>>(&operation);
-      transfers_.push_back(transfers ? *transfers : std::vector<Transfer>());
+      const auto *exchange = std::get_if<Exchange>(&operation);
+      transfers_.push_back(exchange ? exchange->transfers : std::vector<Transfer>());
     }
     return device_->record(operations, group_.get(), deadline, timedOut);
   }
@@ -85,8 +85,8 @@ private:
         return "an arena of " + std::to_string(bytes) + " bytes: " + error;
     staging.selfBytes = options_.selfMessages ? selfChunk(ranks[0], kSelfBytes) : 0;
     if (staging.selfBytes > 0)
-      if (std::string error = device_->allocate(2 * staging.selfBytes, staging.self); !error.empty())
-        return "staging of " + std::to_string(2 * staging.selfBytes) + " bytes for messages to itself: " + error;
+      if (std::string error = device_->allocate(4 * staging.selfBytes, staging.self); !error.empty())
+        return "staging of " + std::to_string(4 * staging.selfBytes) + " bytes for messages to itself: " + error;
     return addPhases(ranks[0], staging, operations, bytes_);
   }
 

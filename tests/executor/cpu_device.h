@@ -1,5 +1,5 @@
 // A device and a group of this process: what a GPU and NCCL do, as strictly as they may. A thread of the device's own does what was recorded,
-// launches in any order of blocks and threads; a send is not done before its receive takes the bytes, out of the sender's memory; ends of one pair
+// launches in any order of blocks and threads, one beside a group before it or after it; a send is not done before its receive takes the bytes, out of the sender's memory; ends of one pair
 // of ranks meet in their order.
 #pragma once
 
@@ -58,8 +58,14 @@ public:
         if (const auto *table = std::get_if<kernels::Table>(&operations_[o]))
           launch(table->view());
         bool late = false;
-        if (const auto *transfers = std::get_if<std::vector<Transfer>>(&operations_[o]))
-          error_ = group_->exchange(*transfers, nullptr, {}, late);
+        if (const auto *exchange = std::get_if<Exchange>(&operations_[o])) {
+          const bool first = random_() % 2 == 0; // the two have nothing to do with each other
+          if (first && !exchange->beside.empty())
+            launch(exchange->beside.view());
+          error_ = group_->exchange(exchange->transfers, nullptr, {}, late);
+          if (!first && !exchange->beside.empty())
+            launch(exchange->beside.view());
+        }
       }
       done_ = true;
     });

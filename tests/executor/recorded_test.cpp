@@ -78,7 +78,7 @@ TEST_F(RecordedTest, AllRanksOnOneDevice) {
 }
 
 TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
-  size_t groups = 0, passedOn = 0;
+  size_t groups = 0, overlapped = 0, passedOn = 0;
   for (const std::string &job : kRelayJobs)
     for (uint64_t seed = 0; seed < 4; ++seed) {
       SCOPED_TRACE(job + "seed " + std::to_string(seed));
@@ -87,7 +87,7 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
       Lobby lobby;
       std::vector<std::string> errors(plan_->world());
       std::vector<std::thread> threads;
-      std::atomic<size_t> exchanges{0};
+      std::atomic<size_t> exchanges{0}, beside{0};
       for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
         for (const schema::Step *step : *ranks[rank]->local.segment->steps())
           passedOn += step->kind() == schema::StepKind::send && step->after_count() > 0;
@@ -103,7 +103,9 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
           for (uint64_t run = 0; run < 1 + seed / 2 && errors[rank].empty(); ++run)
             errors[rank] = transport->run(in(60), late);
           for (const Operation &operation : recorded.operations()) {
-            exchanges += std::holds_alternative<std::vector<Transfer>>(operation);
+            const auto *exchange = std::get_if<Exchange>(&operation);
+            exchanges += exchange != nullptr;
+            beside += exchange && !exchange->beside.empty();
             const auto *table = std::get_if<kernels::Table>(&operation);
             EXPECT_FALSE(table && table->empty()) << "a launch of nothing";
           }
@@ -112,12 +114,14 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
       for (std::thread &thread : threads)
         thread.join();
       groups += exchanges;
+      overlapped += beside;
       for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
         EXPECT_EQ(errors[rank], "") << "rank " << rank;
         EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
       }
     }
   EXPECT_GT(groups, 200u);
+  EXPECT_GT(overlapped, groups / 3);
   EXPECT_GT(passedOn, 50u);
 }
 
@@ -149,9 +153,9 @@ TEST_F(RecordedTest, LargePlansHaveWhatTheyNeedInEarlierRounds) {
       std::vector<Operation> operations;
       ASSERT_EQ(addPhases(local, {reinterpret_cast<std::byte *>(next), nullptr, 0}, operations, moved), "");
       for (const Operation &operation : operations)
-        if (const auto *transfers = std::get_if<std::vector<Transfer>>(&operation)) {
+        if (const auto *exchange = std::get_if<Exchange>(&operation)) {
           ++groups;
-          EXPECT_LE(transfers->size(), 4u) << "one each way between nodes and inside";
+          EXPECT_LE(exchange->transfers.size(), 4u) << "one each way between nodes and inside";
         }
     }
     EXPECT_EQ(moved, plan_->manifest().bytes_target());
@@ -176,7 +180,7 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
     EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
     ASSERT_EQ(recorded.operations().size(), self ? 3u : 1u);
     if (self) {
-      EXPECT_EQ(std::get<std::vector<Transfer>>(recorded.operations()[1]).size(), 2u);
+      EXPECT_EQ(std::get<Exchange>(recorded.operations()[1]).transfers.size(), 2u);
     }
   }
 }
@@ -189,12 +193,12 @@ TEST_F(RecordedTest, SelfMessagesGoInChunks) {
   staging.selfBytes = selfChunk(rank, 1000);
   ASSERT_EQ(staging.selfBytes, 1024u);
   CpuDevice device(1);
-  ASSERT_EQ(device.allocate(2 * staging.selfBytes, staging.self), "");
+  ASSERT_EQ(device.allocate(4 * staging.selfBytes, staging.self), "");
   std::vector<Operation> operations;
   uint64_t bytes = 0;
   ASSERT_EQ(addPhases(rank, staging, operations, bytes), "");
   EXPECT_EQ(bytes, 6000u + 666);
-  EXPECT_EQ(operations.size(), 3u * 7); // 6,666 bytes in chunks of 1,024
+  EXPECT_EQ(operations.size(), 1u + 7 + 1); // 6,666 bytes in chunks of 1,024: the first is packed before all groups, the last unpacked after
   Lobby lobby;
   CpuGroup group(lobby, 0, 1);
   bool late = false;
