@@ -83,7 +83,10 @@ inline Ranks fillRanks(const Plan &plan, uint64_t seed) {
 namespace detail {
 inline const std::string kRelayModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
                                        "\"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";
-}
+/// Of sizes that make chunks of many sizes.
+inline const std::string kUnevenModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], b: {shape: [5, 36], shard: {1: tp}}, d: {shape: [24, 240], shard: {1: tp}}, "
+                                        "\"r.{l}\": {shape: [96, 48], shard: {0: tp}}, \"c.{l}\": {shape: [60, 144], shard: {1: tp}}}}\n";
+} // namespace detail
 
 inline const std::string kRelayJobs[] = {
     detail::kRelayModel + "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2}, ranks: 1..2}\noptions: {staging: 4KiB}\n",
@@ -92,6 +95,10 @@ inline const std::string kRelayJobs[] = {
     detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2, dp: 3}, ranks: 2..7}\noptions: {staging: 4KiB, topology: {ranks_per_node: 2}}\n",
     detail::kRelayModel +
         "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4, nics: {per_node: 1, rate: 100Gb/s}}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13}\noptions: {staging: 100KiB, topology: {ranks_per_node: 4}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}, ranks: 6..11}\noptions: {staging: 100KiB, topology: {ranks_per_node: 2}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}}\noptions: {staging: 20KiB, topology: {ranks_per_node: 1}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 1, dp: 3}, ranks: 6..8}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4}}\n",
 };
 
 } // namespace reshard::tests
