@@ -20,6 +20,7 @@ public:
     const CurrentDevice current(device_);
     if (stream_)
       cudaStreamDestroy(stream_);
+    cudaFree(word_);
     if (!communicator_ || !own_ || abandoned_)
       return;
     // Peers may be gone: not for ever.
@@ -32,7 +33,10 @@ public:
   }
 
   std::string open(const GroupOptions &options, bool &timedOut) {
-    if (const cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); error != cudaSuccess)
+    cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    error = error ? error : cudaMalloc(&word_, sizeof(int));
+    error = error ? error : cudaMemset(word_, 0, sizeof(int));
+    if (error)
       return checked(error);
     if (options.communicator) {
       communicator_ = static_cast<ncclComm_t>(options.communicator);
@@ -106,6 +110,11 @@ public:
     return settled(result == ncclSuccess ? ended : result, deadline, timedOut);
   }
 
+  std::string barrier(void *stream, const Deadline &deadline, bool &timedOut) override {
+    const CurrentDevice current(device_);
+    return settled(ncclAllReduce(word_, word_, 1, ncclInt, ncclMax, communicator_, static_cast<cudaStream_t>(stream)), deadline, timedOut);
+  }
+
   std::string check() override {
     ncclResult_t state = ncclSuccess;
     const ncclResult_t result = ncclCommGetAsyncError(communicator_, &state);
@@ -147,6 +156,7 @@ private:
   const int device_;
   ncclComm_t communicator_ = nullptr;
   cudaStream_t stream_ = nullptr; // of gather
+  void *word_ = nullptr;          // of barrier; what is in it counts for nothing
   uint32_t rank_ = 0, size_ = 1;
   bool own_ = true, abandoned_ = false;
 };

@@ -18,6 +18,8 @@ public:
   /// Enqueues transfers on a stream of the device (Device::stream), as one: none waits for another. Ranks that meet for the first time may wait
   /// for each other here.
   virtual std::string exchange(const std::vector<Transfer> &transfers, void *stream, const Deadline &deadline, bool &timedOut) = 0;
+  /// Enqueues what is done when all ranks have come to it.
+  virtual std::string barrier(void *stream, const Deadline &deadline, bool &timedOut) = 0;
   /// Whether what was enqueued has failed.
   virtual std::string check() = 0;
   /// Ends what is on its way. Nothing can be enqueued any more.

@@ -2,6 +2,7 @@
 
 #include "executor/phases.h"
 
+#include <algorithm>
 #include <cstring>
 #include <sched.h>
 
@@ -23,6 +24,8 @@ public:
     std::vector<Operation> operations;
     if (std::string error = group_ ? addMessages(plan, ranks, deadline, timedOut, operations) : addWaves(plan, ranks, operations, bytes_); !error.empty())
       return error;
+    if (group_) // a refit is complete on all ranks or on none
+      operations.push_back(Call([&] { return group_->barrier(device_->stream(), deadline, timedOut); }));
     if (options_.refresh)
       operations.push_back(options_.refresh);
     for (const Operation &operation : operations) {
@@ -52,6 +55,13 @@ public:
       sched_yield();
     }
     return {};
+  }
+
+  std::string least(int64_t mine, int64_t &least, Deadline deadline, bool &timedOut) override {
+    std::vector<int64_t> all(group_ ? group_->size() : 1, mine);
+    std::string error = group_ ? group_->gather(reinterpret_cast<const std::byte *>(&mine), sizeof mine, reinterpret_cast<std::byte *>(all.data()), deadline, timedOut) : "";
+    least = *std::min_element(all.begin(), all.end());
+    return error;
   }
 
   uint64_t bytes() const override { return bytes_; }
@@ -120,6 +130,8 @@ private:
         text += (text.empty() ? ": message " : "; message ") + std::to_string(transfer.message) + " of round " + std::to_string(transfer.round) +
                 (transfer.send ? " to rank " : " from rank ") + std::to_string(transfer.peer) + ", chunk " + std::to_string(transfer.chunk) + " of " +
                 std::to_string(transfer.chunks);
+    if (text.empty() && group_)
+      return ": ranks that are not done are waited for";
     return text.empty() ? " in operation " + std::to_string(begun) + " of " + std::to_string(transfers_.size()) : text;
   }
 

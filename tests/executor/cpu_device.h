@@ -161,8 +161,14 @@ public:
     }
     return "abandoned";
   }
+  std::string barrier(void *, const Deadline &, bool &) override {
+    ++barriers;
+    return {};
+  }
   std::string check() override { return {}; }
   void abandon() override { abandoned_ = true; }
+
+  int barriers = 0;
 
 private:
   Lobby &lobby_;

@@ -239,13 +239,16 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
     const CpuDevice &recorded = *device;
     RecordedOptions options;
     options.selfMessages = self;
-    const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), std::make_unique<CpuGroup>(lobby, 0, 1), options);
+    auto group = std::make_unique<CpuGroup>(lobby, 0, 1);
+    const int &barriers = group->barriers;
+    const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), std::move(group), options);
     bool late = false;
     ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
     EXPECT_EQ(transport->bytes(), 256u * 64 * 2 + 33 * 2);
     ASSERT_EQ(transport->run(in(60), late), "");
     EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
-    ASSERT_EQ(recorded.operations().size(), self ? 3u : 1u);
+    ASSERT_EQ(recorded.operations().size(), self ? 4u : 2u); // and the barrier
+    EXPECT_EQ(barriers, 1);
     if (self) {
       EXPECT_EQ(std::get<Exchange>(recorded.operations()[1]).transfers.size(), 2u);
     }
