@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fills build/gpu with what tests/gpu/run.sh needs beside the working tree, so that it can run on a machine that has nothing but CUDA, NCCL and g++:
-# pack.sh [BUILD]. BUILD (build/release) has the compiler and the generated header.
+# pack.sh [BUILD]. BUILD (build/release) has the compiler and the generated header;
+# PYTHON (build/venv/bin/python) what the tests need.
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build/release}
@@ -24,25 +25,24 @@ compile check/qwen3-0.6b examples/qwen3-0.6b-8-to-4.yaml
 compile check/qwen3-30b-a3b examples/qwen3-30b-a3b-32-to-16.yaml --set model.let.layers=2
 compile self/qwen3-0.6b tests/gpu/jobs/self.yaml
 compile llama3-8b-8-to-4 tests/gpu/jobs/llama3-8b-8-to-4.yaml
-# Random jobs, as the property tests make them: each scheme, pack, relation and side once or more.
-python3 - "$out" "$build" <<'PYTHON'
-import json, random, subprocess, sys
+# The plans of the conformance suite: the rows of the semantics table and random jobs of every world.
+python=${PYTHON:-build/venv/bin/python}
+RESHARD_BIN=$build "$python" - "$out/plans/check" <<'PYTHON'
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-out, build = Path(sys.argv[1]), Path(sys.argv[2])
-sys.path.append("tests/property")
-import generate
+sys.path.append("tests/conformance")
+import conformance_test
 
-done = seed = 0
-while done < 100:
-    seed += 1
-    node, _, _ = generate.generate(random.Random(seed), generate.CELLS[seed * 37 % len(generate.CELLS)])
-    node["options"] = ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]
-    job = out / "job.yaml"
-    job.write_text(json.dumps(node))
-    plan = out / f"plans/check/random-{seed}.rplan"
-    done += subprocess.run([build / "reshard-compile", job, "-o", plan], capture_output=True).returncode == 0
-job.unlink()
+with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+    plans = conformance_test.Plans(folder)
+    plans.add_rows(pool)
+    plans.add_random_jobs(pool)
+    for path in sorted(Path(folder).glob("*/*/*.rplan")):
+        shutil.move(path, Path(sys.argv[1]) / path.name)
 PYTHON
 du -sh "$out" | sed 's/^/packed: /'
 ls "$out"/plans/* | grep -c rplan | sed 's/$/ plans/'
