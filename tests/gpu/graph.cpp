@@ -50,7 +50,7 @@ int answer(void *, const char *, uint32_t) { return 0; }
 /// A consumer's graph reads the targets by their addresses. It is captured once, and sees each refit's values.
 void testConsumer(const std::string &path) {
   PlanOnGpu plan(path, "threads");
-  plan.setHook("derive", answer, nullptr);
+  plan.setHook(answer, nullptr);
   const Copies copies(plan);
   cudaStream_t stream = nullptr;
   cudaGraph_t captured = nullptr;
@@ -84,7 +84,6 @@ void testRefresh(const std::string &path) {
     int calls = 0;
   } hook{plan, Copies(plan), 0};
   plan.setHook(
-      "derive",
       [](void *user, const char *, uint32_t) {
         Hook &self = *static_cast<Hook *>(user);
         cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

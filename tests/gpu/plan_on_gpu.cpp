@@ -48,9 +48,11 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport) {
   }
 }
 
-void PlanOnGpu::setHook(const char *name, reshard_hook hook, void *user) {
-  if (reshard_set_hook(executor_, name, hook, user) != RESHARD_OK)
-    throw std::runtime_error(reshard_error(executor_));
+void PlanOnGpu::setHook(reshard_hook hook, void *user) {
+  for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints())
+    for (uint32_t p = 0; p < (endpoint->params() ? endpoint->params()->size() : 0); ++p)
+      if (const auto *name = endpoint->params()->Get(p)->refresh(); name && name->size() > 0 && reshard_set_hook(executor_, name->c_str(), hook, user) != RESHARD_OK)
+        throw std::runtime_error(reshard_error(executor_));
 }
 
 void PlanOnGpu::prepare() {

@@ -18,7 +18,8 @@ public:
   PlanOnGpu(const std::string &path, const char *transport);
   ~PlanOnGpu() { reshard_close(executor_); }
 
-  void setHook(const char *name, reshard_hook hook, void *user);
+  /// One hook for all names of the plan.
+  void setHook(reshard_hook hook, void *user);
   void prepare();
   /// New sources; targets that no value stands in.
   void fill(uint64_t seed);
