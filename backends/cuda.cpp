@@ -18,6 +18,8 @@ public:
   explicit CudaDevice(int number) : number_(number) {}
   ~CudaDevice() override {
     const CurrentDevice current(number_);
+    if (abandoned_ && cudaStreamQuery(stream_) == cudaErrorNotReady)
+      return; // what still runs keeps all that it uses
     if (stream_)
       cudaStreamSynchronize(stream_); // what is late still writes
     if (graph_)
@@ -136,6 +138,14 @@ public:
     return error == cudaErrorNotReady ? std::string() : checked(error);
   }
 
+  void abandon() override {
+    const CurrentDevice current(number_);
+    abandoned_ = true;
+    if (graph_)
+      cudaGraphExecDestroy(graph_); // of a graph under way: when it ends
+    graph_ = nullptr;
+  }
+
   size_t begun() const override { return *begun_; }
   void *stream() const override { return stream_; }
 
@@ -185,6 +195,7 @@ private:
   volatile uint32_t *begun_ = nullptr; // of the host, which the device writes
   uint32_t *begunThere_ = nullptr;
   std::vector<void *> memory_;
+  bool abandoned_ = false;
 };
 
 } // namespace

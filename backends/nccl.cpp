@@ -4,14 +4,19 @@
 #include "executor/group.h"
 
 #include <cstdio>
-#include <cstring>
+#include <future>
+#include <memory>
 #include <nccl.h>
 #include <sched.h>
+#include <thread>
 
 namespace reshard {
 namespace {
 
 std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
+
+/// For peers that may be gone.
+constexpr std::chrono::seconds kPatience(10);
 
 class NcclGroup : public Group {
 public:
@@ -23,13 +28,11 @@ public:
     cudaFree(word_);
     if (!communicator_ || !own_ || abandoned_)
       return;
-    // Peers may be gone: not for ever.
     bool late = false;
-    const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    if (settled(ncclCommFinalize(communicator_), deadline, late).empty())
+    if (settled(ncclCommFinalize(communicator_), std::chrono::steady_clock::now() + kPatience, late).empty())
       ncclCommDestroy(communicator_);
     else
-      ncclCommAbort(communicator_);
+      abandon();
   }
 
   std::string open(const GroupOptions &options, bool &timedOut) {
@@ -70,6 +73,8 @@ public:
   uint32_t size() const override { return size_; }
 
   std::string gather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline, bool &timedOut) override {
+    if (std::string error = check(); !error.empty())
+      return error;
     const CurrentDevice current(device_);
     void *memory = nullptr;
     if (const cudaError_t error = cudaMalloc(&memory, bytes * (uint64_t{size_} + 1)); error != cudaSuccess)
@@ -116,18 +121,26 @@ public:
   }
 
   std::string check() override {
+    if (abandoned_)
+      return "the communicator was aborted";
     ncclResult_t state = ncclSuccess;
     const ncclResult_t result = ncclCommGetAsyncError(communicator_, &state);
     state = result == ncclSuccess ? state : result;
     return state == ncclSuccess || state == ncclInProgress ? std::string() : text(state);
   }
 
+  /// NCCL may wait for peers here as well; after a while it is left to do so by itself.
   void abandon() override {
     if (abandoned_)
       return;
-    const CurrentDevice current(device_);
     abandoned_ = true;
-    ncclCommAbort(communicator_);
+    auto aborted = std::make_shared<std::promise<void>>();
+    std::thread([communicator = communicator_, device = device_, aborted] {
+      const CurrentDevice current(device);
+      ncclCommAbort(communicator);
+      aborted->set_value();
+    }).detach();
+    aborted->get_future().wait_for(kPatience);
   }
 
 private:

@@ -61,6 +61,9 @@ public:
   virtual std::string done(bool &done) = 0;
   /// The last operation that is known to have begun.
   virtual size_t begun() const = 0;
+  /// A run failed: nothing will be replayed any more, and what is on its way is not waited for, not even at the end. Before Group::abandon, which
+  /// ends it, and which waits until nothing that was recorded is left.
+  virtual void abandon() = 0;
   /// What a call enqueues on: a cudaStream_t.
   virtual void *stream() const = 0;
 };

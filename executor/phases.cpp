@@ -147,7 +147,7 @@ std::string findNeeds(const LocalRank &rank, uint32_t number, Message &message) 
       if (needed > 0 && earlier.round() + needed - 1 >= step.round() + c)
         return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs chunk " + std::to_string(needed - 1) + " of step " + std::to_string(other) +
                " before its chunk " + std::to_string(c) + ", expected it to come in an earlier round";
-      if (needed > 0 && earlier.kind() == StepKind::recv)
+      if (needed > 0 && send && earlier.kind() == StepKind::recv)
         message.needs[c] = std::max(message.needs[c], earlier.round() + needed);
     }
   }

@@ -12,6 +12,8 @@ namespace {
 /// Of a chunk that a rank sends to itself.
 constexpr uint64_t kSelfBytes = 64 << 20;
 
+constexpr const char *kAbandoned = "an earlier run failed with messages on their way, expected a new launch";
+
 class RecordedTransport : public Transport {
 public:
   RecordedTransport(std::unique_ptr<Device> device, std::unique_ptr<Group> group, RecordedOptions options)
@@ -37,7 +39,7 @@ public:
 
   std::string run(Deadline deadline, bool &timedOut) override {
     if (abandoned_)
-      return "an earlier run failed with messages on their way, expected a new launch";
+      return kAbandoned;
     if (std::string error = device_->replay(); !error.empty())
       return abandon(error);
     for (bool done = false; !done;) {
@@ -58,6 +60,8 @@ public:
   }
 
   std::string least(int64_t mine, int64_t &least, Deadline deadline, bool &timedOut) override {
+    if (abandoned_)
+      return kAbandoned;
     std::vector<int64_t> all(group_ ? group_->size() : 1, mine);
     std::string error = group_ ? group_->gather(reinterpret_cast<const std::byte *>(&mine), sizeof mine, reinterpret_cast<std::byte *>(all.data()), deadline, timedOut) : "";
     least = *std::min_element(all.begin(), all.end());
@@ -116,6 +120,7 @@ private:
   std::string abandon(std::string error) {
     if (group_) {
       abandoned_ = true;
+      device_->abandon();
       group_->abandon();
     }
     return error;

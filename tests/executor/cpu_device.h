@@ -78,6 +78,7 @@ public:
     return done ? error_ : std::string();
   }
   size_t begun() const override { return begun_; }
+  void abandon() override {} // the group ends what the thread waits for
   void *stream() const override { return const_cast<CpuDevice *>(this); }
 
   std::byte *unreachable = nullptr;
