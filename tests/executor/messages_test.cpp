@@ -82,7 +82,7 @@ private:
     uint64_t bytes = 0;
     uint64_t delay = 0;
   };
-  uint64_t delay() { return random_() % 4 == 0 ? random_() % 400 : random_() % 4; }
+  uint64_t delay() { return random_() % 4 == 0 ? random_() % 60 : random_() % 4; }
 
   Air &air_;
   const uint32_t rank_, size_;
