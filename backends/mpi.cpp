@@ -118,8 +118,7 @@ extern "C" reshard::Wire *reshard_open_wire(double seconds, char *error, size_t 
   static const Presence presence; // for as long as the process lives
   const auto begin = std::chrono::steady_clock::now();
   auto late = [&](const char *where) -> Wire * {
-    const std::string missing = presence.missing();
-    std::snprintf(error, room, "the deadline passed in %s: %s", where, missing.empty() ? "a rank of another host is waited for" : missing.c_str());
+    std::snprintf(error, room, "the deadline passed in %s: %s", where, presence.missing().c_str());
     *timed_out = 1;
     return nullptr;
   };

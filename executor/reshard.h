@@ -30,7 +30,7 @@ typedef enum {
 typedef struct {
   const char *transport; /* "threads": all ranks in this process; "mpi", and "nccl" with device "cuda": one in each; NULL: "threads" */
   const char *device;    /* "cpu"; "cuda", with transport "threads" or "nccl": all bound memory is a GPU's; NULL: "cpu" */
-  uint32_t threads;      /* workers of this process; 0: all cores */
+  uint32_t threads;      /* workers of transport "threads"; 0: all cores */
   double join_seconds;   /* the deadline of open and of prepare, which wait for the other processes, and of close; 0: none */
   int no_local_shortcut; /* not 0: messages even where memory of a peer could be reached directly; with "nccl" a rank's to itself as well */
   void *communicator;    /* of "nccl": the caller's ncclComm_t, of as many ranks as the plan; stays the caller's, but a run that fails aborts it */

@@ -13,7 +13,7 @@ int main(int argc, char **argv) {
   std::vector<std::string> arguments;
   Command command{"reshard-exec",
                   "PLAN (--source=DIR --target=DIR | --synthesize) [--check]",
-                  "Runs a plan: all of its ranks in this process.",
+                  "Runs a plan: all of its ranks in this process, or one in each of several.",
                   {{"--source", "DIR", "folder of the source: rank-%05d.safetensors, or the checkpoint of a storage endpoint", setText(options.source)},
                    {"--target", "DIR", "folder to make: it appears complete or not at all; several pools: one folder each in it", setText(options.target)},
                    {"--synthesize", "", "values made from (seed, tensor, element) in place of files; with --source alone: write them there", setSwitch(options.synthesize)},

@@ -5,6 +5,7 @@
 #include "executor/reshard.h"
 #include "tools/device_memory.h"
 #include "tools/memory.h"
+#include "tools/new_folder.h"
 #include "tools/resident.h"
 #include "tools/vectors.h"
 
@@ -24,59 +25,6 @@ using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 namespace {
-
-/// Ends the command with a message, unless it has been given, and an exit code.
-struct Failure {
-  int code;
-  std::string message;
-};
-
-void need(const std::string &error, int code) {
-  if (!error.empty())
-    throw Failure{code, error};
-}
-
-/// A folder that is filled under another name and appears complete by rename, or not at all. One process makes it; the others fill it too.
-class NewFolder {
-public:
-  /// The name under which it is filled ends with `number`.
-  NewFolder(const std::string &path, int64_t number, bool make) : path_(fs::path(path).lexically_normal()), mine_(make) {
-    if (!path_.has_filename())
-      path_ = path_.parent_path();
-    std::error_code error;
-    temporary_ = path_;
-    temporary_ += ".partial-" + std::to_string(number);
-    if (!make)
-      return;
-    if (fs::exists(fs::symlink_status(path_, error)))
-      throw Failure{kUsage, "'" + path + "' exists already; a target folder is made, not changed"};
-    if (!fs::create_directory(temporary_, error))
-      throw Failure{kUsage, "cannot create '" + temporary_.string() + "': " + error.message()};
-  }
-  ~NewFolder() {
-    std::error_code ignored;
-    if (mine_ && !done_)
-      fs::remove_all(temporary_, ignored);
-  }
-  std::string temporary() const { return temporary_; }
-  void commit() {
-    std::error_code error;
-    if (!mine_)
-      return;
-    if (!fs::exists(path_, error))
-      fs::rename(temporary_, path_, error);
-    else
-      error = std::make_error_code(std::errc::file_exists);
-    if (error)
-      throw Failure{kFailure, "cannot finish '" + path_.string() + "': " + error.message()};
-    done_ = true;
-  }
-
-private:
-  fs::path path_, temporary_;
-  const bool mine_;
-  bool done_ = false;
-};
 
 /// Phases with their times, for --trace.
 class Trace {
