@@ -95,6 +95,10 @@ inline const std::string kRelayJobs[] = {
     detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2, dp: 3}, ranks: 2..7}\noptions: {staging: 4KiB, topology: {ranks_per_node: 2}}\n",
     detail::kRelayModel +
         "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4, nics: {per_node: 1, rate: 100Gb/s}}}\n",
+};
+
+/// Jobs whose chunks follow one another closely, and are packed anew on their way.
+inline const std::string kUnevenJobs[] = {
     detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13}\noptions: {staging: 100KiB, topology: {ranks_per_node: 4}}\n",
     detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}, ranks: 6..11}\noptions: {staging: 100KiB, topology: {ranks_per_node: 2}}\n",
     detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}}\noptions: {staging: 20KiB, topology: {ranks_per_node: 1}}\n",

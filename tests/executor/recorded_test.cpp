@@ -116,7 +116,9 @@ TEST_F(RecordedTest, AllRanksOnOneDevice) {
 
 TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
   size_t groups = 0, overlapped = 0, passedOn = 0;
-  for (const std::string &job : kRelayJobs)
+  std::vector<std::string> jobs(std::begin(kRelayJobs), std::end(kRelayJobs));
+  jobs.insert(jobs.end(), std::begin(kUnevenJobs), std::end(kUnevenJobs));
+  for (const std::string &job : jobs)
     for (uint64_t seed = 0; seed < 4; ++seed) {
       SCOPED_TRACE(job + "seed " + std::to_string(seed));
       compile(job);
