@@ -19,6 +19,7 @@ for folder in "$cuda" /usr "$python"; do
   nccl_library=$(ls "$folder"/lib64/libnccl.so* "$folder"/lib/libnccl.so* "$folder"/lib/*/libnccl.so* 2>/dev/null | head -1)
   [ -n "$nccl_library" ] && break
 done
+rm -rf "$bin" # no object of a source that is gone
 mkdir -p "$bin/objects"
 exec > >(tee "$results") 2>&1
 
