@@ -111,8 +111,7 @@ private:
       return error;
     for (uint32_t rank = 0; rank < group_->size(); ++rank)
       if (std::memcmp(all.data() + rank * digest.size(), digest.data(), digest.size()) != 0)
-        return "rank " + std::to_string(rank) + " runs plan " + std::string(reinterpret_cast<const char *>(all.data()) + rank * digest.size(), digest.size()) +
-               ", rank " + std::to_string(group_->rank()) + " plan " + digest + ", expected the same";
+        return unlikePlans(rank, std::string(reinterpret_cast<const char *>(all.data()) + rank * digest.size(), digest.size()), group_->rank(), digest);
     return {};
   }
 

@@ -45,6 +45,9 @@ public:
   virtual void *stream() const { return nullptr; }
 };
 
+/// Why ranks that should run one plan cannot go on; digests as Plan::digest().
+std::string unlikePlans(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest);
+
 /// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` workers (0: all cores).
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
 
