@@ -113,7 +113,11 @@ private:
 } // namespace
 } // namespace reshard
 
-extern "C" reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *timed_out) {
+extern "C" {
+
+extern const uint32_t reshard_open_wire_version = reshard::kWireVersion;
+
+reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *timed_out) {
   using namespace reshard;
   static const Presence presence; // for as long as the process lives
   const auto begin = std::chrono::steady_clock::now();
@@ -156,4 +160,5 @@ extern "C" reshard::Wire *reshard_open_wire(double seconds, char *error, size_t 
     return failed("MPI_Comm_idup", code);
   MPI_Comm_set_errhandler(all, MPI_ERRORS_RETURN);
   return new MpiWire(all, !before, seconds);
+}
 }

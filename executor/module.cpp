@@ -23,8 +23,6 @@ std::string loadModule(const std::string &name, const std::string &entry, uint32
     function = dlsym(module, entry.c_str());
     if (!function)
       return "'" + path + "' is no backend: it lacks " + entry;
-    if (version == 0)
-      return {};
     const auto found = static_cast<const uint32_t *>(dlsym(module, (entry + "_version").c_str()));
     if (!found || *found != version)
       return "'" + path + "' is of version " + (found ? std::to_string(*found) : "none") + ", expected " + std::to_string(version) + " of " + entry;
