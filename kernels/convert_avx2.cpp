@@ -1,0 +1,56 @@
+// Compiled with AVX2 and F16C.
+#include "kernels/convert_lanes.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+namespace reshard::kernels {
+
+namespace {
+
+struct Avx2 {
+  static constexpr uint64_t kLanes = 8;
+  typedef float Floats __attribute__((vector_size(32)));
+  typedef uint32_t Bits __attribute__((vector_size(32)));
+  typedef int32_t Integers __attribute__((vector_size(32)));
+  typedef uint16_t Words __attribute__((vector_size(16)));
+  typedef uint8_t Bytes __attribute__((vector_size(8)));
+  using Register = __m256i;
+  using HalfRegister = __m128i;
+
+  static uint32_t largest(Register a) {
+    __m128i most = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4E));
+    return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(most, _mm_shuffle_epi32(most, 0xB1))));
+  }
+  static __m256 fromHalves(HalfRegister halves) { return _mm256_cvtph_ps(halves); }
+  static HalfRegister toHalves(Register floats) { return _mm256_cvtps_ph(_mm256_castsi256_ps(floats), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static HalfRegister words(Register a) {
+    return _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  }
+  static uint64_t bytes(Register a) {
+    const HalfRegister packed = words(a);
+    return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(packed, packed)));
+  }
+  static void store(std::byte *at, Register a, bool stream) {
+    stream ? _mm256_stream_si256(reinterpret_cast<__m256i *>(at), a) : _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), a);
+  }
+  static void store(std::byte *at, HalfRegister a, bool stream) {
+    stream ? _mm_stream_si128(reinterpret_cast<__m128i *>(at), a) : _mm_storeu_si128(reinterpret_cast<__m128i *>(at), a);
+  }
+  static void store(std::byte *at, uint64_t a, bool stream) {
+    if (stream)
+      _mm_stream_si64(reinterpret_cast<long long *>(at), static_cast<long long>(a));
+    else
+      std::memcpy(at, &a, sizeof(a));
+  }
+};
+
+} // namespace
+
+constinit const ConvertKernels kConvertAvx2 = Rows<Lanes<Avx2>>::table();
+
+} // namespace reshard::kernels
+
+#endif

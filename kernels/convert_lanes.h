@@ -1,0 +1,94 @@
+// Vectors of fp32 values that come from and go to stored formats, for levels that have a `Machine`: the instructions that no operator of the
+// compiler's vectors gives. To be included as convert_rows.h is.
+#pragma once
+
+#include "kernels/convert_rows.h"
+
+namespace reshard::kernels {
+
+namespace {
+
+template <class Machine> struct Lanes {
+  static constexpr uint64_t kLanes = Machine::kLanes;
+  using Floats = typename Machine::Floats;
+  using Bits = typename Machine::Bits;
+  using Integers = typename Machine::Integers; // compared with fewer instructions
+  using Words = typename Machine::Words;
+  using Bytes = typename Machine::Bytes;
+
+  static Bits bits(Floats value) { return (Bits)value; }
+  static Floats floats(Bits bits) { return (Floats)bits; }
+  static Floats broadcast(float value) { return value - Floats{}; }
+  static uint32_t largest(Bits bits) { return Machine::largest(as<typename Machine::Register>(bits)); }
+
+  template <class Vector> static Vector read(const std::byte *at) {
+    Vector vector;
+    std::memcpy(&vector, at, sizeof(vector));
+    return vector;
+  }
+
+  static Floats fromHalves(Words halves) { return as<Floats>(Machine::fromHalves(as<typename Machine::HalfRegister>(halves))); }
+
+  /// 8- and 4-bit codes, one in each byte, are moved to where fp16 has its sign, exponent and mantissa; what its bias makes too small is made up for.
+  template <Format From> static Floats load(const std::byte *at) {
+    if constexpr (From == Format::fp32) {
+      return read<Floats>(at);
+    } else if constexpr (From == Format::bf16) {
+      return floats(__builtin_convertvector(read<Words>(at), Bits) << 16);
+    } else if constexpr (From == Format::fp16) {
+      return fromHalves(read<Words>(at));
+    } else {
+      const Words codes = __builtin_convertvector(read<Bytes>(at), Words);
+      if constexpr (From == Format::fp8_e5m2)
+        return fromHalves(codes << 8);
+      if constexpr (From == Format::fp4_e2m1)
+        return fromHalves((codes & 8) << 12 | (codes & 7) << 9) * 0x1p14f;
+      const Floats value = fromHalves((codes & 0x80) << 8 | (codes & 0x7F) << 7) * 0x1p8f;
+      const Bits magnitude = bits(value) & kMagnitude; // the NaN came out as 480
+      return floats((Integers)magnitude == (Integers)(Bits{} + as<uint32_t>(480.0f)) ? bits(value) | kQuietNan : bits(value));
+    }
+  }
+
+  /// Codes in the lowest bits of each lane (what is above them is noise) of magnitudes below 2^17. Adding 2^23 units of a code's last place to a value
+  /// rounds it to whole ones, which are then the sum's lowest bits; values below the format's normal ones have the unit of these.
+  template <Format To> static Bits smallCode(Bits magnitude) {
+    constexpr Encoding e = encoding(To);
+    constexpr int kLowest = encoding(Format::fp32).bias - e.bias + 1, kDropped = 23 - e.mantissaBits;
+    Integers exponent = (Integers)(magnitude & kInfinity);
+    exponent = exponent > (kLowest << 23) ? exponent : Integers{} + (kLowest << 23);
+    const Floats sum = floats(magnitude) + (Floats)(exponent + (kDropped << 23));
+    return bits(sum) + (Bits)(exponent >> kDropped) - (static_cast<uint32_t>(kLowest) << e.mantissaBits);
+  }
+
+  static Bits smaller(Bits a, uint32_t b) { return (Bits)((Integers)a < (int32_t)b ? (Integers)a : (Integers)(Bits{} + b)); }
+
+  static Bits select(Integers condition, uint32_t yes, Bits no) { return (Bits)(condition ? (Integers)(Bits{} + yes) : (Integers)no); }
+
+  template <Format To> static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool stream) {
+    constexpr Encoding e = encoding(To);
+    const Bits magnitude = bits(scaled) & kMagnitude, sign = value & ~kMagnitude;
+    const Integers nan = (Integers)magnitude > static_cast<int32_t>(kInfinity);
+    if constexpr (To == Format::fp32) {
+      Machine::store(at, as<typename Machine::Register>(select(nan, kQuietNan, magnitude) | sign), stream);
+    } else if constexpr (To == Format::fp16) {
+      Machine::store(at, Machine::toHalves(as<typename Machine::Register>(select(nan, kQuietNan, magnitude) | sign)), stream);
+    } else if constexpr (To == Format::bf16) {
+      const Bits rounded = (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16;
+      Machine::store(at, Machine::words(as<typename Machine::Register>(select(nan, e.nan, rounded) | sign >> 16)), stream);
+    } else {
+      // The largest value, or the one after it, where the code of infinity or NaN is; so 480 is E4M3's NaN, and NaN is above it.
+      constexpr float kLargest = To == Format::fp8_e4m3 ? 448 : To == Format::fp8_e5m2 ? 57344 : 6;
+      constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp8_e5m2 ? 65536 : 6;
+      Bits code = smallCode<To>(smaller(magnitude, as<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond)));
+      if constexpr (e.nan > e.largest)
+        code = select(nan, e.nan, code);
+      Machine::store(at, Machine::bytes(as<typename Machine::Register>((code & (e.sign() - 1)) | sign >> (32 - e.bits))), stream);
+    }
+  }
+
+  static void store8(std::byte *at, uint64_t bytes, bool stream) { Machine::store(at, bytes, stream); }
+};
+
+} // namespace
+
+} // namespace reshard::kernels

@@ -1,0 +1,35 @@
+#include "kernels/convert_rows.h"
+
+namespace reshard::kernels {
+
+namespace {
+
+/// One value after the other, as formats.h defines them.
+struct Single {
+  static constexpr uint64_t kLanes = 1;
+  using Floats = float;
+  using Bits = uint32_t;
+  static Bits bits(Floats value) { return as<Bits>(value); }
+  static Floats floats(Bits bits) { return as<Floats>(bits); }
+  static Floats broadcast(float value) { return value; }
+  static uint32_t largest(Bits bits) { return bits; }
+
+  template <Format From> static Floats load(const std::byte *at) {
+    uint32_t code = 0;
+    std::memcpy(&code, at, itemBytes(From)); // little-endian, as all stored elements
+    return decode(From, code);
+  }
+
+  template <Format To> static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool) {
+    const uint32_t code = encode(To, floats((bits(scaled) & kMagnitude) | (value & ~kMagnitude)), overflow);
+    std::memcpy(at, &code, itemBytes(To));
+  }
+
+  static void store8(std::byte *at, uint64_t bytes, bool) { std::memcpy(at, &bytes, sizeof(bytes)); }
+};
+
+} // namespace
+
+constinit const ConvertKernels kConvertPortable = Rows<Single>::table();
+
+} // namespace reshard::kernels

@@ -1,0 +1,229 @@
+// Row kernels, written once for all levels. `Lanes` is a level's vector of kLanes fp32 values (Floats; Bits as integers): load<Format>(at) decodes,
+// store<Format>(at, scaled, value, overflow, stream) encodes the magnitude of `scaled` with the sign of `value`, which a NaN's arithmetic may lose.
+//
+// Included by one file for each level, which is compiled for that level: nothing here may be used by two of them, so all is in an
+// unnamed namespace and functions of the standard library are avoided.
+#pragma once
+
+#include "kernels/convert.h"
+#include "kernels/convert_kernels.h"
+
+#include <cstring>
+
+namespace reshard::kernels {
+
+namespace {
+
+constexpr uint32_t kMagnitude = 0x7FFFFFFF, kInfinity = 0x7F800000, kQuietNan = 0x7FC00000;
+
+template <class To, class From> inline To as(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To result;
+  std::memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+/// Elements of a cast that are walked at a time: whole lines of every format.
+constexpr uint64_t kCastChunk = 64;
+
+template <class Lanes> struct Rows {
+  using Floats = typename Lanes::Floats;
+  using Bits = typename Lanes::Bits;
+  static constexpr uint64_t kLanes = Lanes::kLanes;
+
+  /// Calls step(chunk, target, source, stream) for each `Chunk` elements, of so many bytes on each side. The last ones come in a buffer with
+  /// zeros behind them, and what they become behind the `count`th is dropped.
+  template <uint64_t Chunk, uint64_t TargetBytes, uint64_t SourceBytes, class Step>
+  static void walk(std::byte *target, const std::byte *source, uint64_t count, bool stream, Step step) {
+    uint64_t chunk = 0;
+    for (; (chunk + 1) * Chunk <= count; ++chunk) {
+      const std::byte *from = source + chunk * SourceBytes;
+      for (uint64_t at = 0; at < SourceBytes; at += kLine)
+        __builtin_prefetch(from + at + kAhead);
+      step(chunk, target + chunk * TargetBytes, from, stream);
+    }
+    if (const uint64_t rest = count - chunk * Chunk; rest > 0) {
+      alignas(kLine) std::byte from[SourceBytes] = {}, to[TargetBytes];
+      std::memcpy(from, source + chunk * SourceBytes, (rest * SourceBytes + Chunk - 1) / Chunk);
+      step(chunk, to, from, false);
+      std::memcpy(target + chunk * TargetBytes, to, (rest * TargetBytes + Chunk - 1) / Chunk);
+    }
+  }
+
+  static Bits larger(Bits a, Bits b) { return a > b ? a : b; }
+
+  /// The larger of `most` and the magnitudes of `Count` elements, lane by lane.
+  template <Format From, uint64_t Count> static Bits largestOf(Bits most, const std::byte *source) {
+    for (uint64_t i = 0; i < Count; i += kLanes)
+      most = larger(most, Lanes::bits(Lanes::template load<From>(source + i * itemBytes(From))) & kMagnitude);
+    return most;
+  }
+
+  /// Stores `Count` elements after scale(their values).
+  template <Format From, Format To, uint64_t Count, class Scale>
+  static void convert(std::byte *target, const std::byte *source, Overflow overflow, bool stream, Scale scale) {
+    for (uint64_t i = 0; i < Count; i += kLanes) {
+      const Floats value = Lanes::template load<From>(source + i * itemBytes(From));
+      Lanes::template store<To>(target + i * itemBytes(To), scale(value), Lanes::bits(value), overflow, stream);
+    }
+  }
+
+  template <Format From, Format To>
+  static void multiply(std::byte *target, const std::byte *source, uint64_t count, float factor, Overflow overflow, bool stream) {
+    walk<kCastChunk, kCastChunk * itemBytes(To), kCastChunk * itemBytes(From)>(
+        target, source, count, stream, [&](uint64_t, std::byte *to, const std::byte *from, bool past) {
+          convert<From, To, kCastChunk>(to, from, overflow, past, [&](Floats value) { return value * Lanes::broadcast(factor); });
+        });
+  }
+
+  template <Format From> static void divide(std::byte *target, const std::byte *source, uint64_t count, float divisor, bool stream) {
+    walk<kCastChunk, kCastChunk, kCastChunk * itemBytes(From)>(
+        target, source, count, stream, [&](uint64_t, std::byte *to, const std::byte *from, bool past) {
+          convert<From, Format::fp8_e4m3, kCastChunk>(to, from, Overflow::saturate, past,
+                                                      [&](Floats value) { return value / Lanes::broadcast(divisor); });
+        });
+  }
+
+  template <Format From> static uint32_t largest(const std::byte *source, uint64_t count) {
+    Bits most = {};
+    uint64_t i = 0;
+    for (; i + kCastChunk <= count; i += kCastChunk)
+      most = largestOf<From, kCastChunk>(most, source + i * itemBytes(From));
+    if (i < count) {
+      alignas(kLine) std::byte rest[kCastChunk * itemBytes(From)] = {};
+      std::memcpy(rest, source + i * itemBytes(From), (count - i) * itemBytes(From));
+      most = largestOf<From, kCastChunk>(most, rest);
+    }
+    return Lanes::largest(most);
+  }
+
+  /// Code of the smallest E8M0 scale that brings a magnitude to 448 = 1.75 * 2^8 or below; that of what is not finite is NaN.
+  static uint32_t mxScale(uint32_t magnitude) {
+    if (magnitude >= kInfinity)
+      return 255;
+    const uint32_t exponent = (magnitude + 0x1FFFFF) >> 23; // one more where the mantissa is above 1.75
+    return exponent > 8 ? exponent - 8 : 0;
+  }
+
+  template <Format From>
+  static void quantizeMxfp8(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
+    walk<kMxBlock, kMxBlock, kMxBlock * itemBytes(From)>(
+        target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
+          const uint32_t scale = mxScale(Lanes::largest(largestOf<From, kMxBlock>(Bits{}, from)));
+          scales[block] = static_cast<std::byte>(scale);
+          const Floats inverse = Lanes::broadcast(as<float>(scale == 255 ? kQuietNan : (254 - scale) << 23));
+          convert<From, Format::fp8_e4m3, kMxBlock>(to, from, Overflow::infinity, past, [&](Floats value) { return value * inverse; });
+        });
+  }
+
+  template <Format To>
+  static void dequantizeMxfp8(std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, bool stream) {
+    walk<kMxBlock, kMxBlock * itemBytes(To), kMxBlock>(
+        target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
+          const auto code = static_cast<uint32_t>(scales[block]);
+          const Floats scale = Lanes::broadcast(as<float>(code == 255 ? kQuietNan : code == 0 ? 1u << 22 : code << 23));
+          convert<Format::fp8_e4m3, To, kMxBlock>(to, from, Overflow::infinity, past, [&](Floats value) { return value * scale; });
+        });
+  }
+
+  /// NVFP4 is walked in as many blocks as there are lanes, so that their scales are one vector.
+  static constexpr uint64_t kGroup = kNvfp4Block * kLanes;
+
+  /// Scales of a group that begins at block `first`; a last group may have fewer.
+  static uint64_t groupScales(uint64_t count, uint64_t first) {
+    const uint64_t left = (count + kNvfp4Block - 1) / kNvfp4Block - first;
+    return left < kLanes ? left : kLanes;
+  }
+
+  /// What the elements of a group's blocks are multiplied by.
+  static Floats factors(const std::byte *scales, float tensorScale) {
+    return Lanes::template load<Format::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
+  }
+
+  /// Eight codes, one in each byte, to four bytes.
+  static uint64_t packCodes(uint64_t codes) {
+    codes = (codes | codes >> 4) & 0x00FF00FF00FF00FF;
+    codes = (codes | codes >> 8) & 0x0000FFFF0000FFFF;
+    return (codes | codes >> 16) & 0xFFFFFFFF;
+  }
+
+  /// And back.
+  static uint64_t unpackCodes(uint64_t packed) {
+    packed = (packed | packed << 16) & 0x0000FFFF0000FFFF;
+    packed = (packed | packed << 8) & 0x00FF00FF00FF00FF;
+    return (packed | packed << 4) & 0x0F0F0F0F0F0F0F0F;
+  }
+
+  template <Format From>
+  static void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source, uint64_t count, bool stream) {
+    walk<kGroup, kGroup / 2, kGroup * itemBytes(From)>(
+        target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
+          alignas(kLine) uint32_t most[kLanes];
+          for (uint64_t block = 0; block < kLanes; ++block)
+            most[block] = Lanes::largest(largestOf<From, kNvfp4Block>(Bits{}, from + block * kNvfp4Block * itemBytes(From)));
+          Bits magnitude;
+          std::memcpy(&magnitude, most, sizeof(magnitude));
+          magnitude = magnitude >= kInfinity ? Bits{} + kQuietNan : magnitude;
+          Floats scale = Lanes::floats(magnitude) / Lanes::broadcast(6 * tensorScale);
+          scale = scale == 0.0f ? Floats{} + 1.0f : scale;
+          alignas(kLine) std::byte codes[kLanes];
+          Lanes::template store<Format::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
+          std::memcpy(scales + group * kLanes, codes, groupScales(count, group * kLanes));
+          Floats factor = factors(codes, tensorScale);
+          factor = factor == 0.0f ? Floats{} + as<float>(kInfinity) : factor;
+          alignas(kLine) float divisors[kLanes];
+          std::memcpy(divisors, &factor, sizeof(factor));
+          for (uint64_t block = 0; block < kLanes; ++block) {
+            alignas(kLine) std::byte elements[kNvfp4Block];
+            const Floats divisor = Lanes::broadcast(divisors[block]);
+            convert<From, Format::fp4_e2m1, kNvfp4Block>(elements, from + block * kNvfp4Block * itemBytes(From), Overflow::saturate, false,
+                                                         [&](Floats value) { return value / divisor; });
+            uint64_t halves[2];
+            std::memcpy(halves, elements, sizeof(halves));
+            Lanes::store8(to + block * sizeof(uint64_t), packCodes(halves[0]) | packCodes(halves[1]) << 32, past);
+          }
+        });
+  }
+
+  template <Format To>
+  static void dequantizeNvfp4(std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count, bool stream) {
+    walk<kGroup, kGroup * itemBytes(To), kGroup / 2>(
+        target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
+          alignas(kLine) std::byte codes[kLanes] = {};
+          std::memcpy(codes, scales + group * kLanes, groupScales(count, group * kLanes));
+          const Floats factor = factors(codes, tensorScale);
+          alignas(kLine) float each[kLanes];
+          std::memcpy(each, &factor, sizeof(factor));
+          for (uint64_t block = 0; block < kLanes; ++block) {
+            uint64_t packed;
+            std::memcpy(&packed, from + block * sizeof(packed), sizeof(packed));
+            const uint64_t halves[2] = {unpackCodes(packed & 0xFFFFFFFF), unpackCodes(packed >> 32)};
+            alignas(kLine) std::byte elements[kNvfp4Block];
+            std::memcpy(elements, halves, sizeof(halves));
+            convert<Format::fp4_e2m1, To, kNvfp4Block>(to + block * kNvfp4Block * itemBytes(To), elements, Overflow::infinity, past,
+                                                       [&](Floats value) { return value * Lanes::broadcast(each[block]); });
+          }
+        });
+  }
+
+  static constexpr ConvertKernels table() {
+    using enum Format;
+    return {
+        {{nullptr, multiply<fp32, bf16>, multiply<fp32, fp16>, multiply<fp32, fp8_e4m3>, multiply<fp32, fp8_e5m2>},
+         {multiply<bf16, fp32>, nullptr, multiply<bf16, fp16>, multiply<bf16, fp8_e4m3>, multiply<bf16, fp8_e5m2>},
+         {multiply<fp16, fp32>, multiply<fp16, bf16>, nullptr, multiply<fp16, fp8_e4m3>, multiply<fp16, fp8_e5m2>},
+         {multiply<fp8_e4m3, fp32>, multiply<fp8_e4m3, bf16>, multiply<fp8_e4m3, fp16>, nullptr, multiply<fp8_e4m3, fp8_e5m2>},
+         {multiply<fp8_e5m2, fp32>, multiply<fp8_e5m2, bf16>, multiply<fp8_e5m2, fp16>, multiply<fp8_e5m2, fp8_e4m3>, nullptr}},
+        {divide<fp32>, divide<bf16>, divide<fp16>},
+        {largest<fp32>, largest<bf16>, largest<fp16>},
+        {quantizeMxfp8<fp32>, quantizeMxfp8<bf16>, quantizeMxfp8<fp16>},
+        {dequantizeMxfp8<fp32>, dequantizeMxfp8<bf16>, dequantizeMxfp8<fp16>},
+        {quantizeNvfp4<fp32>, quantizeNvfp4<bf16>, quantizeNvfp4<fp16>},
+        {dequantizeNvfp4<fp32>, dequantizeNvfp4<bf16>, dequantizeNvfp4<fp16>},
+    };
+  }
+};
+
+} // namespace
+
+} // namespace reshard::kernels
