@@ -90,10 +90,7 @@ void dequantizeMxfp8(Format wide, std::byte *target, const std::byte *source, co
 }
 
 float amax(Format wide, const std::byte *source, const Matrix &matrix, Conversion how) {
-  const auto largest = kernels(how.level).largest[wideIndex(wide)];
-  uint32_t most = 0;
-  forRows(matrix, [&](int64_t, int64_t from) { most = std::max(most, largest(source + from, matrix.columns)); });
-  return fromMagnitude(most);
+  return fromMagnitude(kernels(how.level).largest[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride));
 }
 
 float fp8Scale(float amax) {

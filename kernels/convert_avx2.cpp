@@ -19,11 +19,6 @@ struct Avx2 {
   using Register = __m256i;
   using HalfRegister = __m128i;
 
-  static uint32_t largest(Register a) {
-    __m128i most = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4E));
-    return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(most, _mm_shuffle_epi32(most, 0xB1))));
-  }
   static __m256 fromHalves(HalfRegister halves) { return _mm256_cvtph_ps(halves); }
   static HalfRegister toHalves(Register floats) { return _mm256_cvtps_ph(_mm256_castsi256_ps(floats), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static HalfRegister words(Register a) {

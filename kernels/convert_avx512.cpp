@@ -19,7 +19,6 @@ struct Avx512 {
   using Register = __m512i;
   using HalfRegister = __m256i;
 
-  static uint32_t largest(Register a) { return _mm512_reduce_max_epu32(a); }
   static __m512 fromHalves(HalfRegister halves) { return _mm512_cvtph_ps(halves); }
   static HalfRegister toHalves(Register floats) { return _mm512_cvtps_ph(_mm512_castsi512_ps(floats), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static HalfRegister words(Register a) { return _mm512_cvtepi32_epi16(a); }

@@ -14,8 +14,8 @@ struct ConvertKernels {
   void (*multiply[kFormats][kFormats])(std::byte *target, const std::byte *source, uint64_t count, float factor, Overflow overflow, bool stream);
   /// E4M3 target = source / divisor
   void (*divide[kWideFormats])(std::byte *target, const std::byte *source, uint64_t count, float divisor, bool stream);
-  /// Bits of the largest magnitude as fp32, infinities and NaNs above all.
-  uint32_t (*largest[kWideFormats])(const std::byte *source, uint64_t count);
+  /// Bits of the largest magnitude of a matrix as fp32, infinities and NaNs above all; `stride` in bytes.
+  uint32_t (*largest[kWideFormats])(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride);
   void (*quantizeMxfp8[kWideFormats])(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count, bool stream);
   void (*dequantizeMxfp8[kWideFormats])(std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, bool stream);
   void (*quantizeNvfp4[kWideFormats])(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source, uint64_t count, bool stream);

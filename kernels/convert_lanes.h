@@ -4,6 +4,8 @@
 
 #include "kernels/convert_rows.h"
 
+#include <utility>
+
 namespace reshard::kernels {
 
 namespace {
@@ -19,7 +21,24 @@ template <class Machine> struct Lanes {
   static Bits bits(Floats value) { return (Bits)value; }
   static Floats floats(Bits bits) { return (Floats)bits; }
   static Floats broadcast(float value) { return value - Floats{}; }
-  static uint32_t largest(Bits bits) { return Machine::largest(as<typename Machine::Register>(bits)); }
+
+  /// The larger of neighbours that are `Step` lanes apart: those of `a` where Step is not in the lane's number, of `b` where it is.
+  template <uint64_t Step, size_t... Lane> static Bits merge(Bits a, Bits b, std::index_sequence<Lane...>) {
+    const Bits low = __builtin_shufflevector(a, b, (Lane & Step ? kLanes + (Lane ^ Step) : Lane)...);
+    const Bits high = __builtin_shufflevector(a, b, (Lane & Step ? kLanes + Lane : Lane | Step)...);
+    return low > high ? low : high;
+  }
+
+  /// Lanes of a number that is k modulo Step (a power of two) are about each[k], ...
+  template <uint64_t Step> static Bits mergeAll(const Bits *each) {
+    if constexpr (Step == kLanes)
+      return *each;
+    else
+      return merge<Step>(mergeAll<2 * Step>(each), mergeAll<2 * Step>(each + Step), std::make_index_sequence<kLanes>());
+  }
+
+  /// Lane i is the largest lane of each[i].
+  static Bits largestOfEach(const Bits (&each)[kLanes]) { return mergeAll<1>(each); }
 
   template <class Vector> static Vector read(const std::byte *at) {
     Vector vector;

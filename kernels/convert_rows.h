@@ -84,36 +84,65 @@ template <class Lanes> struct Rows {
         });
   }
 
-  template <Format From> static uint32_t largest(const std::byte *source, uint64_t count) {
+  template <Format From> static uint32_t largest(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride) {
     Bits most = {};
-    uint64_t i = 0;
-    for (; i + kCastChunk <= count; i += kCastChunk)
-      most = largestOf<From, kCastChunk>(most, source + i * itemBytes(From));
-    if (i < count) {
-      alignas(kLine) std::byte rest[kCastChunk * itemBytes(From)] = {};
-      std::memcpy(rest, source + i * itemBytes(From), (count - i) * itemBytes(From));
-      most = largestOf<From, kCastChunk>(most, rest);
+    for (uint64_t row = 0; row < rows; ++row, source += stride) {
+      uint64_t at = 0;
+      for (; at + kCastChunk <= columns; at += kCastChunk) {
+        __builtin_prefetch(source + at * itemBytes(From) + kAhead);
+        most = largestOf<From, kCastChunk>(most, source + at * itemBytes(From));
+      }
+      if (at < columns) {
+        alignas(kLine) std::byte rest[kCastChunk * itemBytes(From)] = {};
+        std::memcpy(rest, source + at * itemBytes(From), (columns - at) * itemBytes(From));
+        most = largestOf<From, kCastChunk>(most, rest);
+      }
     }
-    return Lanes::largest(most);
+    uint32_t each[kLanes], all = 0;
+    std::memcpy(each, &most, sizeof(most));
+    for (const uint32_t one : each)
+      all = one > all ? one : all;
+    return all;
   }
 
-  /// Code of the smallest E8M0 scale that brings a magnitude to 448 = 1.75 * 2^8 or below; that of what is not finite is NaN.
-  static uint32_t mxScale(uint32_t magnitude) {
-    if (magnitude >= kInfinity)
-      return 255;
-    const uint32_t exponent = (magnitude + 0x1FFFFF) >> 23; // one more where the mantissa is above 1.75
-    return exponent > 8 ? exponent - 8 : 0;
+  /// Quantised rows are walked in as many blocks as there are lanes, a group, so that their scales are one vector.
+  static uint64_t blocksOfGroup(uint64_t block, uint64_t count, uint64_t group) {
+    const uint64_t left = (count + block - 1) / block - group * kLanes;
+    return left < kLanes ? left : kLanes;
+  }
+
+  /// Largest magnitudes of the blocks of a group.
+  template <Format From, uint64_t Block> static Bits largestOfGroup(const std::byte *source) {
+    Bits each[kLanes];
+    for (uint64_t block = 0; block < kLanes; ++block)
+      each[block] = largestOf<From, Block>(Bits{}, source + block * Block * itemBytes(From));
+    return Lanes::largestOfEach(each);
+  }
+
+  /// Codes of the smallest E8M0 scales that bring magnitudes to 448 = 1.75 * 2^8 or below; those of what is not finite are NaN.
+  static Bits mxScales(Bits magnitudes) {
+    const Bits exponents = (magnitudes + 0x1FFFFF) >> 23; // one more where the mantissa is above 1.75
+    return magnitudes >= kInfinity ? Bits{} + 255 : exponents > 8 ? exponents - 8 : Bits{};
   }
 
   template <Format From>
   static void quantizeMxfp8(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
-    walk<kMxBlock, kMxBlock, kMxBlock * itemBytes(From)>(
-        target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
-          const uint32_t scale = mxScale(Lanes::largest(largestOf<From, kMxBlock>(Bits{}, from)));
-          scales[block] = static_cast<std::byte>(scale);
-          const Floats inverse = Lanes::broadcast(as<float>(scale == 255 ? kQuietNan : (254 - scale) << 23));
-          convert<From, Format::fp8_e4m3, kMxBlock>(to, from, Overflow::infinity, past, [&](Floats value) { return value * inverse; });
-        });
+    constexpr uint64_t kGroup = kMxBlock * kLanes;
+    walk<kGroup, kGroup, kGroup * itemBytes(From)>(target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
+      const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
+      const Bits inverses = codes == 255 ? Bits{} + kQuietNan : (254 - codes) << 23;
+      uint32_t code[kLanes];
+      float inverse[kLanes];
+      std::memcpy(code, &codes, sizeof(codes));
+      std::memcpy(inverse, &inverses, sizeof(inverses));
+      const uint64_t blocks = blocksOfGroup(kMxBlock, count, group);
+      for (uint64_t block = 0; block < blocks; ++block) {
+        scales[group * kLanes + block] = static_cast<std::byte>(code[block]);
+        const Floats factor = Lanes::broadcast(inverse[block]);
+        convert<From, Format::fp8_e4m3, kMxBlock>(to + block * kMxBlock, from + block * kMxBlock * itemBytes(From), Overflow::infinity, past,
+                                                  [&](Floats value) { return value * factor; });
+      }
+    });
   }
 
   template <Format To>
@@ -126,14 +155,7 @@ template <class Lanes> struct Rows {
         });
   }
 
-  /// NVFP4 is walked in as many blocks as there are lanes, so that their scales are one vector.
-  static constexpr uint64_t kGroup = kNvfp4Block * kLanes;
-
-  /// Scales of a group that begins at block `first`; a last group may have fewer.
-  static uint64_t groupScales(uint64_t count, uint64_t first) {
-    const uint64_t left = (count + kNvfp4Block - 1) / kNvfp4Block - first;
-    return left < kLanes ? left : kLanes;
-  }
+  static constexpr uint64_t kNvfp4Group = kNvfp4Block * kLanes;
 
   /// What the elements of a group's blocks are multiplied by.
   static Floats factors(const std::byte *scales, float tensorScale) {
@@ -156,24 +178,21 @@ template <class Lanes> struct Rows {
 
   template <Format From>
   static void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source, uint64_t count, bool stream) {
-    walk<kGroup, kGroup / 2, kGroup * itemBytes(From)>(
+    walk<kNvfp4Group, kNvfp4Group / 2, kNvfp4Group * itemBytes(From)>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
-          alignas(kLine) uint32_t most[kLanes];
-          for (uint64_t block = 0; block < kLanes; ++block)
-            most[block] = Lanes::largest(largestOf<From, kNvfp4Block>(Bits{}, from + block * kNvfp4Block * itemBytes(From)));
-          Bits magnitude;
-          std::memcpy(&magnitude, most, sizeof(magnitude));
+          const uint64_t blocks = blocksOfGroup(kNvfp4Block, count, group);
+          Bits magnitude = largestOfGroup<From, kNvfp4Block>(from);
           magnitude = magnitude >= kInfinity ? Bits{} + kQuietNan : magnitude;
           Floats scale = Lanes::floats(magnitude) / Lanes::broadcast(6 * tensorScale);
           scale = scale == 0.0f ? Floats{} + 1.0f : scale;
           alignas(kLine) std::byte codes[kLanes];
           Lanes::template store<Format::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
-          std::memcpy(scales + group * kLanes, codes, groupScales(count, group * kLanes));
+          std::memcpy(scales + group * kLanes, codes, blocks);
           Floats factor = factors(codes, tensorScale);
           factor = factor == 0.0f ? Floats{} + as<float>(kInfinity) : factor;
           alignas(kLine) float divisors[kLanes];
           std::memcpy(divisors, &factor, sizeof(factor));
-          for (uint64_t block = 0; block < kLanes; ++block) {
+          for (uint64_t block = 0; block < blocks; ++block) {
             alignas(kLine) std::byte elements[kNvfp4Block];
             const Floats divisor = Lanes::broadcast(divisors[block]);
             convert<From, Format::fp4_e2m1, kNvfp4Block>(elements, from + block * kNvfp4Block * itemBytes(From), Overflow::saturate, false,
@@ -187,14 +206,15 @@ template <class Lanes> struct Rows {
 
   template <Format To>
   static void dequantizeNvfp4(std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count, bool stream) {
-    walk<kGroup, kGroup * itemBytes(To), kGroup / 2>(
+    walk<kNvfp4Group, kNvfp4Group * itemBytes(To), kNvfp4Group / 2>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
           alignas(kLine) std::byte codes[kLanes] = {};
-          std::memcpy(codes, scales + group * kLanes, groupScales(count, group * kLanes));
+          const uint64_t blocks = blocksOfGroup(kNvfp4Block, count, group);
+          std::memcpy(codes, scales + group * kLanes, blocks);
           const Floats factor = factors(codes, tensorScale);
           alignas(kLine) float each[kLanes];
           std::memcpy(each, &factor, sizeof(factor));
-          for (uint64_t block = 0; block < kLanes; ++block) {
+          for (uint64_t block = 0; block < blocks; ++block) {
             uint64_t packed;
             std::memcpy(&packed, from + block * sizeof(packed), sizeof(packed));
             const uint64_t halves[2] = {unpackCodes(packed & 0xFFFFFFFF), unpackCodes(packed >> 32)};
