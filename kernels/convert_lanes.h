@@ -16,7 +16,7 @@ template <class Machine> struct Lanes {
   using Bits = typename Machine::Bits;
   using Integers = typename Machine::Integers; // compared with fewer instructions
   using Words = typename Machine::Words;
-  using Bytes = typename Machine::Bytes;
+  using Shorts = typename Machine::Shorts;
 
   static Bits bits(Floats value) { return (Bits)value; }
   static Floats floats(Bits bits) { return (Floats)bits; }
@@ -53,16 +53,16 @@ template <class Machine> struct Lanes {
     if constexpr (From == Format::fp32) {
       return read<Floats>(at);
     } else if constexpr (From == Format::bf16) {
-      return floats(__builtin_convertvector(read<Words>(at), Bits) << 16);
+      return floats((Bits)Machine::widen(as<typename Machine::HalfRegister>(read<Words>(at))) << 16);
     } else if constexpr (From == Format::fp16) {
       return fromHalves(read<Words>(at));
     } else {
-      const Words codes = __builtin_convertvector(read<Bytes>(at), Words);
+      const Words codes = (Words)Machine::widenBytes(at);
       if constexpr (From == Format::fp8_e5m2)
         return fromHalves(codes << 8);
       if constexpr (From == Format::fp4_e2m1)
         return fromHalves((codes & 8) << 12 | (codes & 7) << 9) * 0x1p14f;
-      const Floats value = fromHalves((codes & 0x80) << 8 | (codes & 0x7F) << 7) * 0x1p8f;
+      const Floats value = fromHalves((Words)((Shorts)(codes << 8) >> 1) & 0xBF80) * 0x1p8f; // the sign twice, and the one in between taken out
       const Bits magnitude = bits(value) & kMagnitude; // the NaN came out as 480
       return floats((Integers)magnitude == (Integers)(Bits{} + as<uint32_t>(480.0f)) ? bits(value) | kQuietNan : bits(value));
     }
@@ -79,7 +79,10 @@ template <class Machine> struct Lanes {
     return bits(sum) + (Bits)(exponent >> kDropped) - (static_cast<uint32_t>(kLowest) << e.mantissaBits);
   }
 
-  static Bits smaller(Bits a, uint32_t b) { return (Bits)((Integers)a < (int32_t)b ? (Integers)a : (Integers)(Bits{} + b)); }
+  static Bits smaller(Bits a, uint32_t b) { 
+    const Integers limit = (Integers)(Bits{} + b);
+    return (Bits)(limit < (Integers)a ? limit : (Integers)a);
+  }
 
   static Bits select(Integers condition, uint32_t yes, Bits no) { return (Bits)(condition ? (Integers)(Bits{} + yes) : (Integers)no); }
 
@@ -99,12 +102,14 @@ template <class Machine> struct Lanes {
       constexpr float kLargest = To == Format::fp8_e4m3 ? 448 : To == Format::fp8_e5m2 ? 57344 : 6;
       constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp8_e5m2 ? 65536 : 6;
       Bits code = smallCode<To>(smaller(magnitude, as<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond)));
-      if constexpr (e.nan > e.largest)
+      if (To == Format::fp8_e5m2 || (To == Format::fp8_e4m3 && overflow == Overflow::saturate))
         code = select(nan, e.nan, code);
       Machine::store(at, Machine::bytes(as<typename Machine::Register>((code & (e.sign() - 1)) | sign >> (32 - e.bits))), stream);
     }
   }
 
+  static uint64_t pack(const std::byte *codes) { return Machine::pack(codes); }
+  static void unpack(std::byte *codes, uint64_t packed) { Machine::unpack(codes, packed); }
   static void store8(std::byte *at, uint64_t bytes, bool stream) { Machine::store(at, bytes, stream); }
 };
 

@@ -25,6 +25,18 @@ struct Single {
     std::memcpy(at, &code, itemBytes(To));
   }
 
+  static uint64_t pack(const std::byte *codes) {
+    uint64_t packed = 0;
+    for (uint64_t i = 0; i < kNvfp4Block; ++i)
+      packed |= static_cast<uint64_t>(codes[i]) << 4 * i;
+    return packed;
+  }
+
+  static void unpack(std::byte *codes, uint64_t packed) {
+    for (uint64_t i = 0; i < kNvfp4Block; ++i)
+      codes[i] = static_cast<std::byte>(packed >> 4 * i & 0xF);
+  }
+
   static void store8(std::byte *at, uint64_t bytes, bool) { std::memcpy(at, &bytes, sizeof(bytes)); }
 };
 

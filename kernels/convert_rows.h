@@ -162,20 +162,6 @@ template <class Lanes> struct Rows {
     return Lanes::template load<Format::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
   }
 
-  /// Eight codes, one in each byte, to four bytes.
-  static uint64_t packCodes(uint64_t codes) {
-    codes = (codes | codes >> 4) & 0x00FF00FF00FF00FF;
-    codes = (codes | codes >> 8) & 0x0000FFFF0000FFFF;
-    return (codes | codes >> 16) & 0xFFFFFFFF;
-  }
-
-  /// And back.
-  static uint64_t unpackCodes(uint64_t packed) {
-    packed = (packed | packed << 16) & 0x0000FFFF0000FFFF;
-    packed = (packed | packed << 8) & 0x00FF00FF00FF00FF;
-    return (packed | packed << 4) & 0x0F0F0F0F0F0F0F0F;
-  }
-
   template <Format From>
   static void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source, uint64_t count, bool stream) {
     walk<kNvfp4Group, kNvfp4Group / 2, kNvfp4Group * itemBytes(From)>(
@@ -197,9 +183,7 @@ template <class Lanes> struct Rows {
             const Floats divisor = Lanes::broadcast(divisors[block]);
             convert<From, Format::fp4_e2m1, kNvfp4Block>(elements, from + block * kNvfp4Block * itemBytes(From), Overflow::saturate, false,
                                                          [&](Floats value) { return value / divisor; });
-            uint64_t halves[2];
-            std::memcpy(halves, elements, sizeof(halves));
-            Lanes::store8(to + block * sizeof(uint64_t), packCodes(halves[0]) | packCodes(halves[1]) << 32, past);
+            Lanes::store8(to + block * sizeof(uint64_t), Lanes::pack(elements), past);
           }
         });
   }
@@ -217,9 +201,8 @@ template <class Lanes> struct Rows {
           for (uint64_t block = 0; block < blocks; ++block) {
             uint64_t packed;
             std::memcpy(&packed, from + block * sizeof(packed), sizeof(packed));
-            const uint64_t halves[2] = {unpackCodes(packed & 0xFFFFFFFF), unpackCodes(packed >> 32)};
             alignas(kLine) std::byte elements[kNvfp4Block];
-            std::memcpy(elements, halves, sizeof(halves));
+            Lanes::unpack(elements, packed);
             convert<Format::fp4_e2m1, To, kNvfp4Block>(to + block * kNvfp4Block * itemBytes(To), elements, Overflow::infinity, past,
                                                        [&](Floats value) { return value * Lanes::broadcast(each[block]); });
           }
