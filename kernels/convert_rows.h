@@ -186,6 +186,8 @@ template <class Lanes> struct Rows {
             Lanes::store8(to + block * sizeof(uint64_t), Lanes::pack(elements), past);
           }
         });
+    if (count % 2 == 1)
+      target[count / 2] &= std::byte{0x0F}; // in a block that is NaN, so is the zero behind its end
   }
 
   template <Format To>
