@@ -99,12 +99,13 @@ template <class Machine> struct Lanes {
       Machine::store(at, Machine::words(as<typename Machine::Register>(select(nan, e.nan, rounded) | sign >> 16)), stream);
     } else {
       // The largest value, or the one after it, where the code of infinity or NaN is; so 480 is E4M3's NaN, and NaN is above it.
+      constexpr uint32_t kSign = e.sign();
       constexpr float kLargest = To == Format::fp8_e4m3 ? 448 : To == Format::fp8_e5m2 ? 57344 : 6;
       constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp8_e5m2 ? 65536 : 6;
       Bits code = smallCode<To>(smaller(magnitude, as<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond)));
       if (To == Format::fp8_e5m2 || (To == Format::fp8_e4m3 && overflow == Overflow::saturate))
         code = select(nan, e.nan, code);
-      Machine::store(at, Machine::bytes(as<typename Machine::Register>((code & (e.sign() - 1)) | sign >> (32 - e.bits))), stream);
+      Machine::store(at, Machine::bytes(as<typename Machine::Register>((code & (kSign - 1)) | sign >> (32 - e.bits))), stream);
     }
   }
 

@@ -16,13 +16,13 @@ struct Single {
 
   template <Format From> static Floats load(const std::byte *at) {
     uint32_t code = 0;
-    std::memcpy(&code, at, itemBytes(From)); // little-endian, as all stored elements
+    std::memcpy(&code, at, kItemBytes<From>); // little-endian, as all stored elements
     return decode(From, code);
   }
 
   template <Format To> static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool) {
     const uint32_t code = encode(To, floats((bits(scaled) & kMagnitude) | (value & ~kMagnitude)), overflow);
-    std::memcpy(at, &code, itemBytes(To));
+    std::memcpy(at, &code, kItemBytes<To>);
   }
 
   static uint64_t pack(const std::byte *codes) {

@@ -23,6 +23,9 @@ template <class To, class From> inline To as(From value) {
   return result;
 }
 
+/// As itemBytes(), which would be a function that two levels share.
+template <Format Of> constexpr uint64_t kItemBytes = itemBytes(Of);
+
 /// Elements of a cast that are walked at a time: whole lines of every format.
 constexpr uint64_t kCastChunk = 64;
 
@@ -55,7 +58,7 @@ template <class Lanes> struct Rows {
   /// The larger of `most` and the magnitudes of `Count` elements, lane by lane.
   template <Format From, uint64_t Count> static Bits largestOf(Bits most, const std::byte *source) {
     for (uint64_t i = 0; i < Count; i += kLanes)
-      most = larger(most, Lanes::bits(Lanes::template load<From>(source + i * itemBytes(From))) & kMagnitude);
+      most = larger(most, Lanes::bits(Lanes::template load<From>(source + i * kItemBytes<From>)) & kMagnitude);
     return most;
   }
 
@@ -63,21 +66,21 @@ template <class Lanes> struct Rows {
   template <Format From, Format To, uint64_t Count, class Scale>
   static void convert(std::byte *target, const std::byte *source, Overflow overflow, bool stream, Scale scale) {
     for (uint64_t i = 0; i < Count; i += kLanes) {
-      const Floats value = Lanes::template load<From>(source + i * itemBytes(From));
-      Lanes::template store<To>(target + i * itemBytes(To), scale(value), Lanes::bits(value), overflow, stream);
+      const Floats value = Lanes::template load<From>(source + i * kItemBytes<From>);
+      Lanes::template store<To>(target + i * kItemBytes<To>, scale(value), Lanes::bits(value), overflow, stream);
     }
   }
 
   template <Format From, Format To>
   static void multiply(std::byte *target, const std::byte *source, uint64_t count, float factor, Overflow overflow, bool stream) {
-    walk<kCastChunk, kCastChunk * itemBytes(To), kCastChunk * itemBytes(From)>(
+    walk<kCastChunk, kCastChunk * kItemBytes<To>, kCastChunk * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t, std::byte *to, const std::byte *from, bool past) {
           convert<From, To, kCastChunk>(to, from, overflow, past, [&](Floats value) { return value * Lanes::broadcast(factor); });
         });
   }
 
   template <Format From> static void divide(std::byte *target, const std::byte *source, uint64_t count, float divisor, bool stream) {
-    walk<kCastChunk, kCastChunk, kCastChunk * itemBytes(From)>(
+    walk<kCastChunk, kCastChunk, kCastChunk * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t, std::byte *to, const std::byte *from, bool past) {
           convert<From, Format::fp8_e4m3, kCastChunk>(to, from, Overflow::saturate, past,
                                                       [&](Floats value) { return value / Lanes::broadcast(divisor); });
@@ -89,12 +92,12 @@ template <class Lanes> struct Rows {
     for (uint64_t row = 0; row < rows; ++row, source += stride) {
       uint64_t at = 0;
       for (; at + kCastChunk <= columns; at += kCastChunk) {
-        __builtin_prefetch(source + at * itemBytes(From) + kAhead);
-        most = largestOf<From, kCastChunk>(most, source + at * itemBytes(From));
+        __builtin_prefetch(source + at * kItemBytes<From> + kAhead);
+        most = largestOf<From, kCastChunk>(most, source + at * kItemBytes<From>);
       }
       if (at < columns) {
-        alignas(kLine) std::byte rest[kCastChunk * itemBytes(From)] = {};
-        std::memcpy(rest, source + at * itemBytes(From), (columns - at) * itemBytes(From));
+        alignas(kLine) std::byte rest[kCastChunk * kItemBytes<From>] = {};
+        std::memcpy(rest, source + at * kItemBytes<From>, (columns - at) * kItemBytes<From>);
         most = largestOf<From, kCastChunk>(most, rest);
       }
     }
@@ -115,7 +118,7 @@ template <class Lanes> struct Rows {
   template <Format From, uint64_t Block> static Bits largestOfGroup(const std::byte *source) {
     Bits each[kLanes];
     for (uint64_t block = 0; block < kLanes; ++block)
-      each[block] = largestOf<From, Block>(Bits{}, source + block * Block * itemBytes(From));
+      each[block] = largestOf<From, Block>(Bits{}, source + block * Block * kItemBytes<From>);
     return Lanes::largestOfEach(each);
   }
 
@@ -128,7 +131,7 @@ template <class Lanes> struct Rows {
   template <Format From>
   static void quantizeMxfp8(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
     constexpr uint64_t kGroup = kMxBlock * kLanes;
-    walk<kGroup, kGroup, kGroup * itemBytes(From)>(target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
+    walk<kGroup, kGroup, kGroup * kItemBytes<From>>(target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
       const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
       const Bits inverses = codes == 255 ? Bits{} + kQuietNan : (254 - codes) << 23;
       uint32_t code[kLanes];
@@ -139,7 +142,7 @@ template <class Lanes> struct Rows {
       for (uint64_t block = 0; block < blocks; ++block) {
         scales[group * kLanes + block] = static_cast<std::byte>(code[block]);
         const Floats factor = Lanes::broadcast(inverse[block]);
-        convert<From, Format::fp8_e4m3, kMxBlock>(to + block * kMxBlock, from + block * kMxBlock * itemBytes(From), Overflow::infinity, past,
+        convert<From, Format::fp8_e4m3, kMxBlock>(to + block * kMxBlock, from + block * kMxBlock * kItemBytes<From>, Overflow::infinity, past,
                                                   [&](Floats value) { return value * factor; });
       }
     });
@@ -147,7 +150,7 @@ template <class Lanes> struct Rows {
 
   template <Format To>
   static void dequantizeMxfp8(std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, bool stream) {
-    walk<kMxBlock, kMxBlock * itemBytes(To), kMxBlock>(
+    walk<kMxBlock, kMxBlock * kItemBytes<To>, kMxBlock>(
         target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
           const auto code = static_cast<uint32_t>(scales[block]);
           const Floats scale = Lanes::broadcast(as<float>(code == 255 ? kQuietNan : code == 0 ? 1u << 22 : code << 23));
@@ -164,7 +167,7 @@ template <class Lanes> struct Rows {
 
   template <Format From>
   static void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source, uint64_t count, bool stream) {
-    walk<kNvfp4Group, kNvfp4Group / 2, kNvfp4Group * itemBytes(From)>(
+    walk<kNvfp4Group, kNvfp4Group / 2, kNvfp4Group * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
           const uint64_t blocks = blocksOfGroup(kNvfp4Block, count, group);
           Bits magnitude = largestOfGroup<From, kNvfp4Block>(from);
@@ -181,18 +184,18 @@ template <class Lanes> struct Rows {
           for (uint64_t block = 0; block < blocks; ++block) {
             alignas(kLine) std::byte elements[kNvfp4Block];
             const Floats divisor = Lanes::broadcast(divisors[block]);
-            convert<From, Format::fp4_e2m1, kNvfp4Block>(elements, from + block * kNvfp4Block * itemBytes(From), Overflow::saturate, false,
+            convert<From, Format::fp4_e2m1, kNvfp4Block>(elements, from + block * kNvfp4Block * kItemBytes<From>, Overflow::saturate, false,
                                                          [&](Floats value) { return value / divisor; });
             Lanes::store8(to + block * sizeof(uint64_t), Lanes::pack(elements), past);
           }
         });
     if (count % 2 == 1)
-      target[count / 2] &= std::byte{0x0F}; // in a block that is NaN, so is the zero behind its end
+      target[count / 2] = static_cast<std::byte>(static_cast<uint8_t>(target[count / 2]) & 0x0F); // in a block that is NaN, so is the zero behind its end
   }
 
   template <Format To>
   static void dequantizeNvfp4(std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count, bool stream) {
-    walk<kNvfp4Group, kNvfp4Group * itemBytes(To), kNvfp4Group / 2>(
+    walk<kNvfp4Group, kNvfp4Group * kItemBytes<To>, kNvfp4Group / 2>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
           alignas(kLine) std::byte codes[kLanes] = {};
           const uint64_t blocks = blocksOfGroup(kNvfp4Block, count, group);
@@ -205,7 +208,7 @@ template <class Lanes> struct Rows {
             std::memcpy(&packed, from + block * sizeof(packed), sizeof(packed));
             alignas(kLine) std::byte elements[kNvfp4Block];
             Lanes::unpack(elements, packed);
-            convert<Format::fp4_e2m1, To, kNvfp4Block>(to + block * kNvfp4Block * itemBytes(To), elements, Overflow::infinity, past,
+            convert<Format::fp4_e2m1, To, kNvfp4Block>(to + block * kNvfp4Block * kItemBytes<To>, elements, Overflow::infinity, past,
                                                        [&](Floats value) { return value * Lanes::broadcast(each[block]); });
           }
         });
