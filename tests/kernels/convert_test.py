@@ -201,6 +201,8 @@ def test_block_fp8():
     for format in WIDE:
         for rows, columns in ((128, 128), (256, 384), (100, 70), (129, 300), (1, 1)):
             values = weights((rows, columns + 5), format)[:, :columns]  # rows that are apart
+            if rows > 128:
+                values[:128, :128] = 0
             codes, scales = numpy_block_fp8(values)
             back = decode(codes.view(ml_dtypes.float8_e4m3fn), np.repeat(scales, 128, 0)[:rows], 128, columns, format)
             for level in LEVELS:
