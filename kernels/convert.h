@@ -56,7 +56,8 @@ float nvfp4TensorScale(float amax);
 /// NVFP4 as ModelOpt writes it: E2M1 elements, two in a byte, the first in the low bits (an odd last one has 0 beside it), and
 /// ceil(count / 16) scales in E4M3: amax / (6 * tensorScale), saturating, 1 where that is 0. An element is x / (scale * tensorScale), or 0 where
 /// that scale was rounded to 0; in a block that is NaN it is some code of its sign.
-void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count, Conversion how = {});
+void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count,
+                   Conversion how = {});
 void dequantizeNvfp4(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count,
                      Conversion how = {});
 

@@ -22,7 +22,9 @@ struct Avx2 {
   static Register widen(HalfRegister words) { return _mm256_cvtepu16_epi32(words); }
   static HalfRegister widenBytes(const std::byte *at) { return _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(at))); }
   static __m256 fromHalves(HalfRegister halves) { return _mm256_cvtph_ps(halves); }
-  static HalfRegister toHalves(Register floats) { return _mm256_cvtps_ph(_mm256_castsi256_ps(floats), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static HalfRegister toHalves(Register floats) {
+    return _mm256_cvtps_ph(_mm256_castsi256_ps(floats), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   static HalfRegister words(Register a) {
     return _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
   }

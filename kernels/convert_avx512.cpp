@@ -22,7 +22,9 @@ struct Avx512 {
   static Register widen(HalfRegister words) { return _mm512_cvtepu16_epi32(words); }
   static HalfRegister widenBytes(const std::byte *at) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at))); }
   static __m512 fromHalves(HalfRegister halves) { return _mm512_cvtph_ps(halves); }
-  static HalfRegister toHalves(Register floats) { return _mm512_cvtps_ph(_mm512_castsi512_ps(floats), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static HalfRegister toHalves(Register floats) {
+    return _mm512_cvtps_ph(_mm512_castsi512_ps(floats), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   static HalfRegister words(Register a) { return _mm512_cvtepi32_epi16(a); }
   static __m128i bytes(Register a) { return _mm512_cvtepi32_epi8(a); }
   static uint64_t pack(const std::byte *codes) {

@@ -29,7 +29,7 @@ template <class Machine> struct Lanes {
     return low > high ? low : high;
   }
 
-  /// Lanes of a number that is k modulo Step (a power of two) are about each[k], ...
+  /// Of vectors each[0], each[Step], each[2 * Step], ...: lane i is the largest of each[i / Step * Step] over its lanes that are i modulo Step.
   template <uint64_t Step> static Bits mergeAll(const Bits *each) {
     if constexpr (Step == kLanes)
       return *each;
@@ -48,7 +48,7 @@ template <class Machine> struct Lanes {
 
   static Floats fromHalves(Words halves) { return as<Floats>(Machine::fromHalves(as<typename Machine::HalfRegister>(halves))); }
 
-  /// 8- and 4-bit codes, one in each byte, are moved to where fp16 has its sign, exponent and mantissa; what its bias makes too small is made up for.
+  /// 8- and 4-bit codes, one in each byte, are moved to where fp16 has its sign, exponent and mantissa; its larger bias is made up for.
   template <Format From> static Floats load(const std::byte *at) {
     if constexpr (From == Format::fp32) {
       return read<Floats>(at);
@@ -68,8 +68,8 @@ template <class Machine> struct Lanes {
     }
   }
 
-  /// Codes in the lowest bits of each lane (what is above them is noise) of magnitudes below 2^17. Adding 2^23 units of a code's last place to a value
-  /// rounds it to whole ones, which are then the sum's lowest bits; values below the format's normal ones have the unit of these.
+  /// Codes of magnitudes below 2^17, in the lowest bits of each lane (what is above them is noise). Adding 2^23 units of a code's last place
+  /// to a value rounds it to whole ones, which are then the sum's lowest bits; values below the format's normal ones have the unit of these.
   template <Format To> static Bits smallCode(Bits magnitude) {
     constexpr Encoding e = encoding(To);
     constexpr int kLowest = encoding(Format::fp32).bias - e.bias + 1, kDropped = 23 - e.mantissaBits;
@@ -79,7 +79,7 @@ template <class Machine> struct Lanes {
     return bits(sum) + (Bits)(exponent >> kDropped) - (static_cast<uint32_t>(kLowest) << e.mantissaBits);
   }
 
-  static Bits smaller(Bits a, uint32_t b) { 
+  static Bits smaller(Bits a, uint32_t b) {
     const Integers limit = (Integers)(Bits{} + b);
     return (Bits)(limit < (Integers)a ? limit : (Integers)a);
   }

@@ -131,21 +131,23 @@ template <class Lanes> struct Rows {
   template <Format From>
   static void quantizeMxfp8(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
     constexpr uint64_t kGroup = kMxBlock * kLanes;
-    walk<kGroup, kGroup, kGroup * kItemBytes<From>>(target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
-      const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
-      const Bits inverses = codes == 255 ? Bits{} + kQuietNan : (254 - codes) << 23;
-      uint32_t code[kLanes];
-      float inverse[kLanes];
-      std::memcpy(code, &codes, sizeof(codes));
-      std::memcpy(inverse, &inverses, sizeof(inverses));
-      const uint64_t blocks = blocksOfGroup(kMxBlock, count, group);
-      for (uint64_t block = 0; block < blocks; ++block) {
-        scales[group * kLanes + block] = static_cast<std::byte>(code[block]);
-        const Floats factor = Lanes::broadcast(inverse[block]);
-        convert<From, Format::fp8_e4m3, kMxBlock>(to + block * kMxBlock, from + block * kMxBlock * kItemBytes<From>, Overflow::infinity, past,
-                                                  [&](Floats value) { return value * factor; });
-      }
-    });
+    walk<kGroup, kGroup, kGroup * kItemBytes<From>>(
+        target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
+          const uint64_t blocks = blocksOfGroup(kMxBlock, count, group);
+          const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
+          const Bits inverses = codes == 255 ? Bits{} + kQuietNan : (254 - codes) << 23;
+          uint32_t code[kLanes];
+          float inverse[kLanes];
+          std::memcpy(code, &codes, sizeof(codes));
+          std::memcpy(inverse, &inverses, sizeof(inverses));
+          for (uint64_t block = 0; block < blocks; ++block) {
+            scales[group * kLanes + block] = static_cast<std::byte>(code[block]);
+            const Floats factor = Lanes::broadcast(inverse[block]);
+            // Nothing overflows: what is beyond 448 is NaN, and that mode makes NaN of it in the same step.
+            convert<From, Format::fp8_e4m3, kMxBlock>(to + block * kMxBlock, from + block * kMxBlock * kItemBytes<From>, Overflow::infinity, past,
+                                                      [&](Floats value) { return value * factor; });
+          }
+        });
   }
 
   template <Format To>
@@ -189,8 +191,8 @@ template <class Lanes> struct Rows {
             Lanes::store8(to + block * sizeof(uint64_t), Lanes::pack(elements), past);
           }
         });
-    if (count % 2 == 1)
-      target[count / 2] = static_cast<std::byte>(static_cast<uint8_t>(target[count / 2]) & 0x0F); // in a block that is NaN, so is the zero behind its end
+    if (count % 2 == 1) // in a block that is NaN, so is the zero behind its end
+      target[count / 2] = static_cast<std::byte>(static_cast<uint8_t>(target[count / 2]) & 0x0F);
   }
 
   template <Format To>

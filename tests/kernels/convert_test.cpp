@@ -365,7 +365,8 @@ TEST(Convert, BlockFp8InParts) {
   for (uint64_t i = 0; i < kFp8Block * kFp8Block; ++i)
     putCode(source.data(), Format::bf16, i, encode(Format::bf16, normal(random), Overflow::saturate));
   const int64_t stride = kFp8Block * 2;
-  const Matrix whole = {kFp8Block, kFp8Block, kFp8Block, stride}, part = {kFp8Block, 48, kFp8Block, stride}, rest = {kFp8Block, 80, kFp8Block, stride};
+  const Matrix whole = {kFp8Block, kFp8Block, kFp8Block, stride};
+  const Matrix part = {kFp8Block, 48, kFp8Block, stride}, rest = {kFp8Block, 80, kFp8Block, stride};
   Bytes expected(kFp8Block * kFp8Block), ours(expected.size());
   float scale;
   quantizeBlockFp8(expected.data(), &scale, Format::bf16, source.data(), whole);
@@ -392,7 +393,8 @@ TEST(Convert, Nvfp4) {
           const float scale = decode(Format::fp8_e4m3, code) * tensorScale;
           for (uint64_t i = first; i < end; ++i) {
             const float scaled = scale == 0 ? 0 : magnitudeAt(source.data(), wide, i) / scale;
-            const uint32_t element = (encode(Format::fp4_e2m1, scaled, Overflow::saturate) & 7) | signAt(source.data(), wide, i, Format::fp4_e2m1);
+            const uint32_t sign = signAt(source.data(), wide, i, Format::fp4_e2m1);
+            const uint32_t element = (encode(Format::fp4_e2m1, scaled, Overflow::saturate) & 7) | sign;
             expected[i / 2] |= static_cast<std::byte>(element << i % 2 * 4);
             const uint32_t value = encode(wide, decode(Format::fp4_e2m1, element & 7) * scale, Overflow::infinity);
             putCode(back.data(), wide, i, (value & ~encoding(wide).sign()) | signAt(source.data(), wide, i, wide));

@@ -10,7 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)]
+DTYPES = list(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
 FP32, BF16, FP16, E4M3, E5M2 = range(5)
 WIDE = (FP32, BF16, FP16)
 CANONICAL_NAN = [0x7FC00000, 0x7FC0, 0x7E00, 0x7F, 0x7E]
@@ -65,7 +65,8 @@ def canonical(values, of, format):
     sign = bits(of) >> (of.itemsize * 8 - 1) != 0
     width = values.itemsize * 8
     nan = CANONICAL_NAN[format] | sign.astype(np.uint64) << np.uint64(width - 1)
-    return np.where(np.isnan(of.astype(np.float32)) | np.isnan(values.astype(np.float32)), nan.astype(f"u{width // 8}"), bits(values)).view(values.dtype)
+    is_nan = np.isnan(of.astype(np.float32)) | np.isnan(values.astype(np.float32))
+    return np.where(is_nan, nan.astype(f"u{width // 8}"), bits(values)).view(values.dtype)
 
 
 def cast(values, to, overflow):
