@@ -62,9 +62,9 @@ template <class Machine> struct Lanes {
         return fromHalves(codes << 8);
       if constexpr (From == Format::fp4_e2m1)
         return fromHalves((codes & 8) << 12 | (codes & 7) << 9) * 0x1p14f;
-      const Floats value = fromHalves((Words)((Shorts)(codes << 8) >> 1) & 0xBF80) * 0x1p8f; // the sign twice, and the one in between taken out
-      const Bits magnitude = bits(value) & kMagnitude; // the NaN came out as 480
-      return floats((Integers)magnitude == (Integers)(Bits{} + as<uint32_t>(480.0f)) ? bits(value) | kQuietNan : bits(value));
+      const Words half = (Words)((Shorts)(codes << 8) >> 1) & 0xBF80; // the sign twice, and the one in between taken out
+      const Words nan = (Words)((half & 0x3F80) == 0x3F80);
+      return fromHalves(half | (nan & 0x7C00)) * 0x1p8f;
     }
   }
 
