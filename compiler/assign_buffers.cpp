@@ -15,9 +15,13 @@ using namespace ir;
 
 namespace {
 
-bool inPlace(const RankSchedule &rank, const Step &step) {
+/// Not what is cast on its way into memory.
+bool inPlace(const Layout &layout, const RankSchedule &rank, const Step &step) {
   const Operands &operands = step.kind == StepKind::send ? step.inputs : step.outputs;
-  return operands.size() == 1 && rank.shapes[operands[0].shape].loops.empty();
+  if (operands.size() != 1 || !rank.shapes[operands[0].shape].loops.empty())
+    return false;
+  const auto run = std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer, [](uint32_t buffer, const BufferRun &r) { return buffer < r.first; }));
+  return !layout.endpoints[run->endpoint].params[run->param].stored;
 }
 
 int64_t chunks(const Step &step) { return step.chunk > 0 ? (step.bytes + step.chunk - 1) / step.chunk : 1; }
@@ -29,13 +33,14 @@ struct Slots {
   int64_t chunks = 0; // so far
 };
 
-void assign(RankSchedule &rank, const Topology &topology) {
+void assign(RankSchedule &rank, const Layout &layout) {
+  const Topology &topology = layout.topology;
   Slots all[4];
   auto slotsOf = [&](const Step &step) -> Slots & {
     return all[2 * (step.kind == StepKind::recv) + (topology.node(rank.rank) == topology.node(step.peer))];
   };
   auto staged = [&](const Step &step) {
-    return (step.kind == StepKind::send || step.kind == StepKind::recv) && !inPlace(rank, step);
+    return (step.kind == StepKind::send || step.kind == StepKind::recv) && !inPlace(layout, rank, step);
   };
   for (const Step &step : rank.steps)
     if (staged(step)) {
@@ -70,7 +75,7 @@ void assign(RankSchedule &rank, const Topology &topology) {
 std::string assignBuffers(Module &module) {
   for (RankSchedule &rank : module.schedule.ranks) {
     rank.arenaBytes = 0;
-    assign(rank, module.layout.topology);
+    assign(rank, module.layout);
     if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
       return "rank " + std::to_string(rank.rank) + " needs " + std::to_string(rank.arenaBytes) +
              " bytes of staging, more than the limit of " + std::to_string(module.layout.stagingLimit);

@@ -66,13 +66,15 @@ private:
     const Tile &tile = module_.transfers.tiles[t];
     const Endpoint &target = layout_.endpoints[tile.endpoint];
     const bool files = layout_.endpoints[0].storage && !target.storage && tile.family >= 0;
+    const bool stored = target.params[tile.param].stored.has_value();
     candidates_.select(tile);
     std::map<std::pair<uint32_t, int64_t>, std::map<int64_t, std::vector<int32_t>>>
         lacking; // by generation and group, then node
     for (int32_t place : tile.targets) {
-      const bool enters = layout_.topology.ranksPerNode > 0 && candidates_.remote(place) &&
+      // What is cast where it comes cannot be passed on.
+      const bool enters = !stored && layout_.topology.ranksPerNode > 0 && candidates_.remote(place) &&
                           candidates_.onNode(candidates_.nodeOf(place)).empty();
-      if (enters || (files && tile.targets.size() > 1)) {
+      if (enters || (files && !stored && tile.targets.size() > 1)) {
         lacking[{target.generation(place), files ? groupOf(layout_, target, place) : 0}][candidates_.nodeOf(place)]
             .push_back(place);
         continue;

@@ -52,7 +52,14 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
     parts.push_back(fbs::CreatePartDirect(builder, part.family, &dimensions));
   }
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
-                                dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str());
+                                dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
+                                param.stored ? flatbuffers::Optional<fbs::DType>(dtype(*param.stored)) : flatbuffers::nullopt);
+}
+
+bool casts(const ir::Layout &layout) {
+  return std::any_of(layout.endpoints.begin(), layout.endpoints.end(), [](const ir::Endpoint &endpoint) {
+    return std::any_of(endpoint.params.begin(), endpoint.params.end(), [](const ir::Param &param) { return param.stored.has_value(); });
+  });
 }
 
 Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &endpoint) {
@@ -278,7 +285,7 @@ std::string writePlan(const ir::Module &module, const Statistics &counts, const 
            std::string(module.level == ir::Level::layout ? "layout" : "transfer") + " level";
   const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
   schema::ContainerWriter writer;
-  if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size())); !error.empty())
+  if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size()), casts(module.layout) ? schema::kFeatureCasts : 0); !error.empty())
     return error;
   FlatBufferBuilder builder(1 << 16);
   manifest(builder, module, counts);

@@ -116,6 +116,12 @@ struct AxisCoordinates {
 };
 using AxisRules = std::vector<std::pair<std::string, AxisCoordinates>>;
 
+/// How values stand in memory, of a param or of all of an endpoint's: `dtype`, and `convert: rne` where rounding is meant.
+struct StoredForm {
+  std::optional<std::pair<ir::DType, Location>> dtype;
+  bool rounds = false;
+};
+
 struct ParamDeclaration {
   std::string name; // with {x}, {x.local}, {x.chunk} placeholders
   Location at;
@@ -129,7 +135,7 @@ struct ParamDeclaration {
   std::optional<Expression> when;
   std::map<std::string, std::vector<Range>> where;   // by variable, as of a tensor
   std::string refresh;                               // the engine's hook after a run; empty: none
-  std::optional<std::pair<ir::DType, Location>> dtype;
+  StoredForm form;
 };
 
 /// A name in which `*` and `?` stand for others.
@@ -179,6 +185,7 @@ struct EndpointDeclaration {
   std::map<std::string, int64_t> switches;           // defaults of the layout, overridden
   std::vector<Glob> only, ignore;
   AxisRules authority;                               // of the source
+  StoredForm form;
 };
 
 struct Job {

@@ -210,7 +210,7 @@ private:
       axesKnown_ = false;
       return;
     }
-    fields.lacking({"dtype"});
+    endpoint.form = readStoredForm(fields, diagnostics_);
     if (const Node *layout = fields.find("layout"))
       readLayoutName(*layout, endpoint);
     const Node *storage = fields.find("storage");

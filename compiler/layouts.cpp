@@ -59,9 +59,7 @@ public:
       param.refresh = readIdentifier(*refresh, "'refresh'", diagnostics_).value_or("");
     if (const Node *when = fields.find("when"))
       param.when = readExpression(*when, "'when'", diagnostics_);
-    if (const Node *dtype = fields.find("dtype"))
-      if (const auto type = readDType(*dtype, "'dtype'", diagnostics_))
-        param.dtype.emplace(*type, dtype->at);
+    param.form = readStoredForm(fields, diagnostics_);
     fields.finish();
     return param;
   }

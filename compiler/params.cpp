@@ -2,6 +2,8 @@
 
 #include "compiler/params.h"
 
+#include "compiler/forms.h"
+
 #include <algorithm>
 
 namespace reshard {
@@ -87,6 +89,8 @@ void Params::build(const ParamDeclaration &declaration) {
   }
   endpoint_.params.push_back(std::move(building.param));
   locations_.push_back(declaration.at);
+  forms_.push_back(declaration.form.dtype ? declaration.form : form_);
+  forms_.back().rounds = declaration.form.rounds || form_.rounds;
 }
 
 /// Whether none of the tensors exists (their `when` is 0). Some but not all is an error, and the param is left out too.
@@ -170,7 +174,7 @@ bool Params::readName(Building &building) const {
   return ok;
 }
 
-/// All tensors have the param's index variables, the same values of them, and one dtype.
+/// All tensors have the param's index variables, the same values of them, and one dtype where none is stated.
 bool Params::checkTensors(Building &building) const {
   std::vector<unsigned> wanted = building.param.variables;
   if (building.stack >= 0)
@@ -213,12 +217,7 @@ bool Params::checkTensors(Building &building) const {
                (less.empty() ? tensor + " but not " + other : other + " but not " + tensor));
       }
     }
-    if (const auto &dtype = building.declaration.dtype; dtype && dtype->first != family.dtype) {
-      diagnostics_.error(dtype->second, building.title() + " has dtype " + ir::name(dtype->first) + " but its " +
-                                            tensor + " is " + ir::name(family.dtype) +
-                                            "; conversion is not supported in this version");
-      ok = false;
-    } else if (!dtype && first && family.dtype != tensors_.familyOf(first->tensor).dtype) {
+    if (!building.declaration.form.dtype && first && family.dtype != tensors_.familyOf(first->tensor).dtype) {
       refuse(tensor + " is " + ir::name(family.dtype) + ", expected " +
              ir::name(tensors_.familyOf(first->tensor).dtype) + " as tensor '" + tensors_.name(first->tensor) +
              "' of the same param");
@@ -227,6 +226,10 @@ bool Params::checkTensors(Building &building) const {
       first = leaf;
   }
   building.param.dtype = tensors_.familyOf(first->tensor).dtype;
+  if (const auto &stated = building.declaration.form.dtype)
+    building.param.dtype = stated->first;
+  else if (form_.dtype && castable(building.param.dtype))
+    building.param.dtype = form_.dtype->first;
   return ok;
 }
 

@@ -24,8 +24,9 @@ struct FlatBox {
 /// Adds params to one endpoint, in order.
 class Params {
 public:
-  Params(const Model &model, const Tensors &tensors, Placing &placing, ir::Endpoint &endpoint, Diagnostics &diagnostics)
-      : model_(model), tensors_(tensors), placing_(placing), endpoint_(endpoint), diagnostics_(diagnostics) {}
+  /// `form`: of the endpoint, for params that have none of their own.
+  Params(const Model &model, const Tensors &tensors, Placing &placing, const StoredForm &form, ir::Endpoint &endpoint, Diagnostics &diagnostics)
+      : model_(model), tensors_(tensors), placing_(placing), form_(form), endpoint_(endpoint), diagnostics_(diagnostics) {}
 
   /// Adds a param, or nothing where its `when` does not hold or after errors.
   void add(const ParamDeclaration &declaration);
@@ -34,6 +35,8 @@ public:
 
   /// Where each param of the endpoint is declared.
   const std::vector<Location> &locations() const { return locations_; }
+  /// How each is stored.
+  const std::vector<StoredForm> &forms() const { return forms_; }
 
 private:
   /// One dimension of the finished param.
@@ -83,9 +86,11 @@ private:
   const Model &model_;
   const Tensors &tensors_;
   Placing &placing_;
+  const StoredForm &form_;
   ir::Endpoint &endpoint_;
   Diagnostics &diagnostics_;
   std::vector<Location> locations_;
+  std::vector<StoredForm> forms_;
 };
 
 } // namespace reshard

@@ -4,6 +4,7 @@
 #include "compiler/choice.h"
 #include "compiler/coverage.h"
 #include "compiler/families.h"
+#include "compiler/forms.h"
 #include "compiler/names.h"
 #include "compiler/params.h"
 #include "compiler/placing.h"
@@ -155,6 +156,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   checkModelRules(job, diagnostics);
 
   std::vector<std::vector<Location>> paramsAt;
+  std::vector<std::vector<StoredForm>> forms;
   for (const EndpointDeclaration &declaration : job.endpoints) {
     ir::Endpoint endpoint;
     endpoint.role = declaration.role;
@@ -163,17 +165,19 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
     endpoint.directory = declaration.directory;
     endpoint.checkpoint = declaration.checkpoint;
     Placing placing(job, declaration, allowed, endpoint, diagnostics);
-    Params params(job.model, tensors, placing, endpoint, diagnostics);
+    Params params(job.model, tensors, placing, declaration.form, endpoint, diagnostics);
     std::vector<ParamDeclaration> declared = declaredParams(job, declaration, tensors, diagnostics);
     for (const ParamDeclaration &param : chosenParams(declaration, declared, endpoint.leftOut, diagnostics))
       params.add(param);
     layout.endpoints.push_back(std::move(endpoint));
     paramsAt.push_back(params.locations());
+    forms.push_back(params.forms());
     checkParamNames(layout, layout.endpoints.back(), paramsAt.back(), diagnostics);
   }
   // From here sides are compared: after errors they would look different where they are not.
   if (diagnostics.errors() > errorsBefore)
     return std::nullopt;
+  settleForms(paramsAt, forms, layout, diagnostics);
   checkInstances(job, layout, diagnostics);
   const std::vector<bool> held = checkSource(layout, paramsAt[0], allowed.gap, diagnostics);
   matchSides(job, held, paramsAt, allowed, layout, diagnostics);

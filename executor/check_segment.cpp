@@ -4,6 +4,7 @@
 #include "schema/limits.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace reshard {
 namespace {
@@ -35,11 +36,13 @@ private:
   struct Buffers {
     int64_t first, count, bytes;
     bool source, storage;
+    int64_t cast = 0; // bytes of an element as it comes, where it is cast; else 0
   };
   /// What a shape covers, relative to its operand's start: rows begin at [low, high], in buffers [lowBuffer,
   /// highBuffer].
   struct Extent {
     int64_t bytes, row, low, high, lowBuffer, highBuffer;
+    int64_t unit; // of which row and strides are multiples
   };
 
   bool fail(std::string text) {
@@ -73,7 +76,7 @@ private:
   /// endpoint all places; of each place the params in order, where there are instances.
   bool buffers() {
     uint64_t next = 1;
-    buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false, false});
+    buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false, false, 0});
     size_t at = 0;
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e) {
       const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
@@ -102,7 +105,7 @@ private:
               !is("bytes", run.bytes(), bytes) || !is("reserved", run.reserved(), 0))
             return false;
           buffers_.push_back(
-              {static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes), e == 0, endpoint.storage()});
+              {static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes), e == 0, endpoint.storage(), param.stored() ? itemBytes(param.dtype()) : 0});
           next += count;
           if (next > UINT32_MAX)
             return fail("found " + text(next) + " buffers, expected fewer than 2^32");
@@ -138,7 +141,7 @@ private:
   bool shape(const Shape &shape) {
     if (shape.row_bytes() < 1 || shape.row_bytes() > static_cast<uint64_t>(kMaxSize))
       return false;
-    Extent extent{static_cast<int64_t>(shape.row_bytes()), static_cast<int64_t>(shape.row_bytes()), 0, 0, 0, 0};
+    Extent extent{static_cast<int64_t>(shape.row_bytes()), static_cast<int64_t>(shape.row_bytes()), 0, 0, 0, 0, static_cast<int64_t>(shape.row_bytes())};
     auto reach = [](int64_t steps, int64_t step, int64_t &low, int64_t &high) {
       int64_t span = 0;
       int64_t &end = step < 0 ? low : high;
@@ -150,6 +153,7 @@ private:
       if (loop.count() < 1 || loop.count() > static_cast<uint64_t>(kMaxSize))
         return false;
       const int64_t count = static_cast<int64_t>(loop.count());
+      extent.unit = std::gcd(extent.unit, loop.stride());
       if (__builtin_mul_overflow(extent.bytes, count, &extent.bytes) || extent.bytes > kMaxSize ||
           !reach(count - 1, loop.stride(), extent.low, extent.high) ||
           !reach(count - 1, loop.buffer_step(), extent.lowBuffer, extent.highBuffer))
@@ -267,6 +271,8 @@ private:
 
   /// A send may pass on what the rank got, when it waits for a receive or a copy; nothing else reads what a run writes.
   bool readable(const Step &step, uint32_t number) {
+    if (last_->cast > 0)
+      return failStep("operand " + text(number) + ": reads what is cast where it comes, expected one that stands as it came");
     if (last_->source)
       return true;
     bool received = false;
@@ -319,6 +325,8 @@ private:
       return failStep("operand " + text(number) + ": found bytes " +
                       range(offset + extent.low, offset + extent.high + extent.row) + ", expected them in " +
                       range(0, run->bytes));
+    if (run->cast > 0 && (extent.unit % run->cast != 0 || offset % run->cast != 0))
+      return failStep("operand " + text(number) + ": begins or goes on within an element that is cast, of " + text(run->cast) + " bytes");
     // More bytes than there are to write would be written twice, and might take for ever.
     const __int128 room =
         static_cast<__int128>(extent.high - extent.low + extent.row) * (extent.highBuffer - extent.lowBuffer + 1);
@@ -337,7 +345,7 @@ private:
   std::vector<Extent> extents_;  // by shape
   ArenaUse arena_;
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
-  static constexpr Buffers kNone{0, 0, 0, false, false};
+  static constexpr Buffers kNone{0, 0, 0, false, false, 0};
   std::string error_;
 };
 

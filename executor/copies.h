@@ -24,10 +24,13 @@ public:
   /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
   void run(size_t chunk, bool stream) const {
     const Chunk &each = chunks_[chunk];
-    if (each.source)
-      kernels::copyRows(each.target, each.source, shapes_[each.shape], each.first, each.count, stream);
+    const auto &[shape, cast] = shapes_[each.shape];
+    if (!each.source)
+      kernels::fillRows(each.target, shape, each.first, each.count);
+    else if (cast)
+      kernels::castRows(each.target, each.source, shape, each.first, each.count, cast, stream);
     else
-      kernels::fillRows(each.target, shapes_[each.shape], each.first, each.count);
+      kernels::copyRows(each.target, each.source, shape, each.first, each.count, stream);
   }
 
 private:
@@ -38,10 +41,10 @@ private:
     uint32_t shape;
     uint64_t first, count;
   };
-  uint32_t shapeNumber(const kernels::Strided &shape);
-  void cut(kernels::Strided shape, const std::byte *source, std::byte *target);
+  uint32_t shapeNumber(const kernels::Strided &shape, const kernels::Cast &cast);
+  void cut(kernels::Strided shape, const kernels::Cast &cast, const std::byte *source, std::byte *target);
 
-  std::vector<kernels::Strided> shapes_;
+  std::vector<std::pair<kernels::Strided, kernels::Cast>> shapes_;
   std::vector<Chunk> chunks_;
   uint64_t bytes_ = 0;
 };

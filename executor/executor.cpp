@@ -272,6 +272,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       local.rank = rank;
       if (std::string error = e.plan->segment(rank, local.segment); !error.empty())
         return e.fail(rank < e.plan->world() ? RESHARD_BAD_PLAN : RESHARD_INVALID, std::move(error));
+      local.casts = castsOf(*e.plan, *local.segment);
     }
     std::vector<uint32_t> sorted = e.ranks;
     std::sort(sorted.begin(), sorted.end());

@@ -198,6 +198,8 @@ private:
       for (uint32_t i = 0; i < count; ++i)
         if (std::string error = message.packing.add(rank, *operand(first + i)); !error.empty())
           return error;
+      if (sends && message.packing.casts())
+        return "step " + std::to_string(number) + " passes on what it has cast";
       if (chunkBytes(step, 0) > kMaxWireBytes)
         return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxWireBytes) + " bytes at once";
       if (step.staging() == UINT64_MAX && !message.packing.contiguous())

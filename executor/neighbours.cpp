@@ -131,6 +131,7 @@ bool Neighbours::mapPeer(const Plan &plan, uint32_t rank, const Invitation &invi
   }
   for (const auto &table : peer.tables)
     peer.rank.runs.push_back(table.data());
+  peer.rank.casts = castsOf(plan, *peer.rank.segment);
   return true;
 }
 

@@ -17,12 +17,13 @@ struct Side {
   const schema::Operand *operand = nullptr;
 };
 
-/// Pieces of one shape, in the order of the operand's loops: piece after piece, row after row, they are its bytes in packed order.
+/// Pieces of one shape and one cast, in the order of the operand's loops: piece after piece, row after row, they are its bytes in packed order.
 struct Expansion {
   struct At {
     std::byte *source, *target; // null where there is no operand, or its buffer is not bound
   };
-  kernels::Strided shape;
+  kernels::Strided shape; // rowBytes of what comes; strides of a side with a cast, of what stands there
+  kernels::Cast cast;     // into the memory of the target, or of the one side that there is
   std::vector<At> at;
 };
 

@@ -56,10 +56,12 @@ void Packing::append(const Expansion &expansion) {
   }
   out_.push_back(expansion.shape);
   in_.push_back(expansion.shape);
+  cast_.push_back(expansion.cast);
+  casts_ = casts_ || expansion.cast;
 }
 
 std::byte *Packing::contiguous() const {
-  return pieces_.size() == 1 && out_[pieces_[0].shape].loopCount == 0 ? pieces_[0].source : nullptr;
+  return pieces_.size() == 1 && !casts_ && out_[pieces_[0].shape].loopCount == 0 ? pieces_[0].source : nullptr;
 }
 
 void Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, kernels::Table &table) const {
@@ -72,29 +74,51 @@ void Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *pa
   }
 }
 
-/// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between.
+/// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between. An element that is cast and that two ranges
+/// share belongs to the one that it ends in; of packed bytes its beginning is kept until then.
 void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
   auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](uint64_t at, const Piece &p) { return at < p.begin; }));
   for (; piece != pieces_.end() && piece->begin < end; ++piece) {
     const kernels::Strided &shape = packed ? in_[piece->shape] : out_[piece->shape];
+    const kernels::Cast &cast = cast_[piece->shape];
     // Both pointers are to the piece's first byte, which may lie before the range.
     const auto before = static_cast<int64_t>(piece->begin - begin);
     const std::byte *source = packed ? packed + before : piece->source;
     std::byte *target = packing ? packing + before : packed ? piece->source : piece->target;
-    auto part = [&](uint64_t at, uint64_t bytes) {
-      const Offsets row = rowOffsets(shape, at / shape.rowBytes);
-      const auto within = static_cast<int64_t>(at % shape.rowBytes);
-      std::memcpy(target + row.target + within, source + row.source + within, bytes);
-    };
     uint64_t at = std::max(begin, piece->begin) - piece->begin;
-    const uint64_t last = std::min(end - piece->begin, shape.bytes());
-    if (const uint64_t within = at % shape.rowBytes; within > 0) {
+    uint64_t last = std::min(end - piece->begin, shape.bytes());
+    auto part = [&](uint64_t from, uint64_t bytes, const std::byte *elsewhere = nullptr) {
+      const Offsets row = rowOffsets(shape, from / shape.rowBytes);
+      const auto within = static_cast<int64_t>(from % shape.rowBytes);
+      const std::byte *bytesAt = elsewhere ? elsewhere : source + row.source + within;
+      if (cast)
+        kernels::castRow(target + row.target + cast.scale(within), bytesAt, bytes, cast, stream);
+      else
+        std::memcpy(target + row.target + within, bytesAt, bytes);
+    };
+    if (cast) {
+      const uint64_t item = kernels::itemBytes(cast.from), begun = at % item, left = last % item;
+      if (packed && begun > 0) {
+        std::memcpy(kept_.data() + begun, source + at, item - begun);
+        part(at - begun, item, kept_.data());
+        at += item - begun;
+      } else {
+        at -= begun;
+      }
+      last -= left;
+      if (packed && left > 0)
+        std::memcpy(kept_.data(), source + last, left);
+    }
+    if (const uint64_t within = at % shape.rowBytes; within > 0 && at < last) {
       const uint64_t bytes = std::min(shape.rowBytes - within, last - at);
       part(at, bytes);
       at += bytes;
     }
-    if (const uint64_t whole = (last - at) / shape.rowBytes; whole > 0) {
-      kernels::copyRows(target, source, shape, at / shape.rowBytes, whole, stream);
+    if (const uint64_t whole = at < last ? (last - at) / shape.rowBytes : 0; whole > 0) {
+      if (cast)
+        kernels::castRows(target, source, shape, at / shape.rowBytes, whole, cast, stream);
+      else
+        kernels::copyRows(target, source, shape, at / shape.rowBytes, whole, stream);
       at += whole * shape.rowBytes;
     }
     if (at < last)

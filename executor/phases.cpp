@@ -194,6 +194,8 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
                                  : addOperands(rank, step.first_output(), step.output_count(), message.packing);
         !error.empty())
       return error;
+    if (message.packing.casts())
+      return "rank " + std::to_string(rank.rank) + " casts what it gets, which no device does yet, expected device 'cpu'";
     if (step.staging() == UINT64_MAX && !message.packing.contiguous())
       return "step " + std::to_string(s) + " is in place, but its bytes do not stand side by side";
     if (std::string error = findNeeds(rank, s, message); !error.empty())

@@ -117,16 +117,6 @@ private:
 
 } // namespace
 
-std::byte *LocalRank::pointer(uint32_t buffer) const {
-  const auto *list = segment->buffers();
-  auto run = std::upper_bound(list->begin(), list->end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); });
-  if (run == list->begin())
-    return nullptr;
-  --run;
-  const uint32_t within = buffer - (*run)->first();
-  return within < (*run)->count() ? runs[run - list->begin()][within] : nullptr;
-}
-
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads) { return std::make_unique<ThreadsTransport>(threads); }
 
 } // namespace reshard

@@ -3,6 +3,7 @@
 
 #include "executor/deadline.h"
 #include "executor/load.h"
+#include "kernels/cast_rows.h"
 
 #include <cstddef>
 #include <memory>
@@ -20,10 +21,16 @@ struct LocalRank {
   const schema::Segment *segment = nullptr;
   /// Per BufferRun of the segment: the bound memory of its first instance, further ones follow in the table.
   std::vector<std::byte *const *> runs;
+  /// Per BufferRun: what becomes of elements on their way into it. Empty: nothing, anywhere.
+  std::vector<kernels::Cast> casts;
 
   /// The memory of a buffer (from 1), or null where it is not bound.
   std::byte *pointer(uint32_t buffer) const;
+  kernels::Cast cast(uint32_t buffer) const;
 };
+
+/// The casts of a segment's buffers, as its plan says.
+std::vector<kernels::Cast> castsOf(const Plan &plan, const schema::Segment &segment);
 
 class Transport {
 public:

@@ -94,10 +94,11 @@ struct Param {
   std::vector<unsigned> instances;  // per name variable, the Share: logical value -> instance (dense)
   std::vector<Presence> presence;
   std::vector<Extent> shape;        // elements per dimension on a place
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;        // in which its bytes come; of the source, in which they stand
   std::vector<Part> parts;
   std::string origin;               // "file:line" of its YAML, for explanations
   std::string refresh;              // the engine's hook after each run; empty: none
+  std::optional<DType> stored;      // of a target, in which its bytes stand where that is another: each element is cast when it comes
   bool operator==(const Param &) const = default;
 };
 

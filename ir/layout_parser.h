@@ -206,6 +206,8 @@ protected:
     Param param;
     param.name = string();
     param.dtype = dtype();
+    if (take("stored"))
+      param.stored = dtype();
     expect("[");
     while (!take("]")) {
       if (!param.shape.empty())

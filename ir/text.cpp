@@ -150,7 +150,7 @@ private:
       out_ << "  without " << quoted(param) << "\n";
     for (size_t p = 0; p < endpoint.params.size(); ++p) {
       const Param &param = endpoint.params[p];
-      out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype) << " [";
+      out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype) << (param.stored ? std::string(" stored ") + name(*param.stored) : "") << " [";
       for (size_t d = 0; d < param.shape.size(); ++d) {
         out_ << (d ? ", " : "");
         if (param.shape[d].axes.empty() && param.shape[d].at.size() == 1)

@@ -1,10 +1,21 @@
 #include "kernels/formats.h"
 
+#include <utility>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
 
 namespace reshard::kernels {
+
+std::optional<Format> formatNamed(std::string_view name) {
+  constexpr std::pair<std::string_view, Format> kNames[] = {
+      {"fp32", Format::fp32}, {"bf16", Format::bf16}, {"fp16", Format::fp16}, {"fp8_e4m3", Format::fp8_e4m3}, {"fp8_e5m2", Format::fp8_e5m2}};
+  for (const auto &[known, format] : kNames)
+    if (known == name)
+      return format;
+  return std::nullopt;
+}
 
 namespace {
 

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 namespace reshard::kernels {
 
@@ -13,6 +15,9 @@ enum class Format : uint8_t { fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, fp4_e2m1 };
 /// CUDA's __NV_SATFINITE); `infinity`, an infinity, or the NaN of E4M3 (OCP's non-saturating mode; PyTorch, ml_dtypes). fp32, bf16 and fp16
 /// always overflow to infinity, fp4_e2m1 always saturates.
 enum class Overflow : uint8_t { saturate, infinity };
+
+/// The format of a dtype's name ("bf16"), for those that can be cast.
+std::optional<Format> formatNamed(std::string_view name);
 
 /// Codes of a format without their sign bit. Every conversion makes a NaN the one `nan` of its target, with its sign.
 struct Encoding {

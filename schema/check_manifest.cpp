@@ -341,7 +341,12 @@ private:
   bool extents(const Param &param, const std::string &name) {
     if (param.dtype() > DType::MAX)
       return fail(name + " has an unknown dtype");
-    int64_t bytes = itemBytes(param.dtype());
+    auto castable = [](DType type) {
+      return type == DType::fp32 || type == DType::bf16 || type == DType::fp16 || type == DType::fp8_e4m3 || type == DType::fp8_e5m2;
+    };
+    if (param.stored() && (!castable(*param.stored()) || !castable(param.dtype()) || *param.stored() == param.dtype()))
+      return fail(name + " is stored in a dtype that its elements cannot be cast to");
+    int64_t bytes = std::max(itemBytes(param.dtype()), itemBytes(storedType(param)));
     for (size_t d = 0; d < sizeOf(param.shape()); ++d) {
       const Extent &extent = *param.shape()->Get(d);
       const int64_t wanted = coordinates(extent.axes(), name);

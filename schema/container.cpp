@@ -24,7 +24,7 @@ static_assert(std::endian::native == std::endian::little, "the header is written
 
 constexpr char kMagic[8] = {'R', 'E', 'S', 'H', 'A', 'R', 'D', '\n'};
 constexpr uint32_t kVersion = 1;
-constexpr uint64_t kKnownFeatures = 0; // a set bit that is not here belongs to a newer compiler
+constexpr uint64_t kKnownFeatures = kFeatureCasts; // a set bit that is not here belongs to a newer compiler
 constexpr uint64_t kAlignment = 64;
 
 /// The first 32 bytes mean the same in every version, so that any reader can tell absent, foreign, newer and truncated
@@ -130,7 +130,7 @@ struct ContainerWriter::State {
 ContainerWriter::ContainerWriter() : state_(std::make_unique<State>()) {}
 ContainerWriter::~ContainerWriter() { state_->abandon(); }
 
-std::string ContainerWriter::create(const std::string &path, uint32_t segments) {
+std::string ContainerWriter::create(const std::string &path, uint32_t segments, uint64_t features) {
   State &s = *state_;
   s.path = path;
   if (segments == 0 || segments > kMaxSegments)
@@ -150,6 +150,7 @@ std::string ContainerWriter::create(const std::string &path, uint32_t segments) 
   s.header.version = kVersion;
   s.header.headerBytes = sizeof(Header);
   s.header.segments = segments;
+  s.header.features = features;
   s.index.resize(segments);
   s.at = sizeof(Header);
   return {};

@@ -14,6 +14,9 @@ namespace reshard::schema {
 
 using Bytes = std::span<const std::byte>;
 
+/// Features of a plan, which a reader that does not know them must refuse. Casts: elements that are cast on their way into memory (Param.stored).
+constexpr uint64_t kFeatureCasts = 1;
+
 /// Writes a plan; the file appears complete (by rename) on finish() or not at all. Every call returns an error text,
 /// empty on success.
 class ContainerWriter {
@@ -21,7 +24,7 @@ public:
   ContainerWriter();
   ~ContainerWriter();
   /// `segments`: how many will be added, one per rank from 0.
-  std::string create(const std::string &path, uint32_t segments);
+  std::string create(const std::string &path, uint32_t segments, uint64_t features = 0);
   std::string addManifest(Bytes manifest);
   std::string addSegment(Bytes segment);
   std::string finish();

@@ -110,7 +110,7 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
   if (count == 0)
     return result;
   const std::vector<int64_t> shape = localShape(endpoint, param, place);
-  int64_t bytes = itemBytes(param.dtype());
+  int64_t bytes = itemBytes(storedType(param));
   for (int64_t length : shape)
     bytes *= length;
 

@@ -19,6 +19,8 @@ inline constexpr const char *kManifestIdentifier = "RSMF";
 inline constexpr int64_t kChunk = int64_t{1} << 20;
 
 int64_t itemBytes(DType type);
+/// Of a param's elements in memory; as they come they are of its dtype().
+inline DType storedType(const Param &param) { return param.stored() ? *param.stored() : param.dtype(); }
 /// The name in YAML and reports ("bf16"), and in safetensors headers ("BF16").
 const char *dtypeName(DType type);
 const char *safetensorsName(DType type);
@@ -42,7 +44,7 @@ struct ParamInstance {
   std::vector<int64_t> values; // logical value of each name variable
   std::string name;
   std::vector<int64_t> shape; // elements
-  int64_t bytes = 0;
+  int64_t bytes = 0;          // in memory
 };
 
 bool present(const Endpoint &endpoint, const Param &param, int64_t place);

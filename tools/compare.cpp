@@ -89,12 +89,18 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
               tensor.know(element);
             });
         const std::byte zeros[8] = {};
-        for (const auto &occurrence : targets)
+        for (const auto &occurrence : targets) {
+          const Param &param = *plan.manifest().endpoints()->Get(occurrence->place->endpoint)->params()->Get(occurrence->instance.param);
           forEachElement(plan, *occurrence, name, [&](const std::byte *at, int64_t element, int64_t item) {
             one.checkedBytes += static_cast<uint64_t>(item);
             const bool padding = name.empty();
+            uint64_t cast = 0;
+            if (param.stored() && !padding && tensor.known(element)) {
+              std::memcpy(&cast, tensor.at(element, itemBytes(param.dtype())), static_cast<size_t>(itemBytes(param.dtype())));
+              cast = castCode(param, cast);
+            }
             if ((padding || tensor.known(element)) &&
-                std::memcmp(at, padding ? zeros : tensor.at(element, item), static_cast<size_t>(item)) == 0)
+                std::memcmp(at, padding ? zeros : param.stored() ? reinterpret_cast<const std::byte *>(&cast) : tensor.at(element, item), static_cast<size_t>(item)) == 0)
               return;
             ++one.mismatches;
             if (one.first.empty())
@@ -103,6 +109,7 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
                   (padding ? "padding is not zero"
                            : "tensor '" + name + "' element " + std::to_string(element) + " differs from the source");
           });
+        }
         std::lock_guard lock(mutex);
         result.checkedBytes += one.checkedBytes;
         result.mismatches += one.mismatches;

@@ -58,6 +58,8 @@ std::map<std::string, std::string> params(const Plan &plan) {
   for (const Endpoint *endpoint : *m.endpoints())
     for (const Param *param : all(endpoint->params())) {
       std::string text = dtypeName(param->dtype());
+      if (param->stored())
+        text += std::string(" stored ") + dtypeName(*param->stored());
       for (const Extent *extent : all(param->shape()))
         for (int64_t length : *extent->at())
           text += " " + std::to_string(length);

@@ -189,7 +189,7 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
         Json holds = Json::array();
         for (const Part *part : all(param.parts()))
           holds.push_back(part->family() < 0 ? "zero padding" : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
-        wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())}, {"rank", endpoint.ranks()->Get(run->place())}, {"name", instance.name}, {"dtype", dtypeName(param.dtype())},
+        wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())}, {"rank", endpoint.ranks()->Get(run->place())}, {"name", instance.name}, {"dtype", dtypeName(storedType(param))},
                                                     {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"refresh", textOf(param.refresh())}, {"holds", holds}, {"from", Json::object()}};
       }
     }

@@ -70,7 +70,7 @@ std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_
   std::vector<TensorSpec> result;
   for (uint32_t p = 0; p < all(endpoint.params()).size(); ++p)
     for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place))
-      result.push_back({std::move(instance.name), endpoint.params()->Get(p)->dtype(), std::move(instance.shape), instance.bytes});
+      result.push_back({std::move(instance.name), schema::storedType(*endpoint.params()->Get(p)), std::move(instance.shape), instance.bytes});
   return result;
 }
 
@@ -89,7 +89,7 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
     auto forEach = [&](auto visit) {
       for (uint32_t i = 0; i < memory.params.size(); ++i) {
         const schema::Param &param = *endpoint.params()->Get(i);
-        int64_t bytes = schema::itemBytes(param.dtype());
+        int64_t bytes = schema::itemBytes(schema::storedType(param));
         for (int64_t length : schema::localShape(endpoint, param, p))
           bytes *= length;
         for (std::byte *&pointer : memory.params[i])
@@ -135,8 +135,8 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
         return what + " lacks tensor '" + instance.name + "'" + nearest(instance.name, {left.begin(), left.end()});
       }
       const TensorView &view = found->second;
-      if (view.dtype != param.dtype())
-        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " + schema::dtypeName(param.dtype());
+      if (view.dtype != schema::storedType(param))
+        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " + schema::dtypeName(schema::storedType(param));
       if (view.shape != instance.shape)
         return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " + shapeText(instance.shape);
       left.erase(instance.name);

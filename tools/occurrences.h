@@ -28,7 +28,7 @@ std::string nameOf(const Plan &plan, const Occurrence &occurrence);
 template <class Visit>
 void forEachElement(const Plan &plan, const Occurrence &occurrence, const std::string &tensor, Visit visit) {
   const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(occurrence.place->endpoint);
-  const int64_t item = schema::itemBytes(endpoint.params()->Get(occurrence.instance.param)->dtype());
+  const int64_t item = schema::itemBytes(schema::storedType(*endpoint.params()->Get(occurrence.instance.param)));
   std::byte *memory = occurrence.place->params[occurrence.instance.param][occurrence.instance.instance];
   forEachRun(plan.manifest(), endpoint, occurrence.instance.param, occurrence.place->place, occurrence.instance,
              [&](const ElementRun &r) {

@@ -1,5 +1,6 @@
 #include "tools/synthesize.h"
 
+#include "kernels/formats.h"
 #include "tools/vectors.h"
 
 #include <algorithm>
@@ -117,8 +118,41 @@ template <class Element> int64_t differences(const Element *in, int64_t step, ui
   return wrong;
 }
 
-void fill(std::byte *memory, const ElementRun &run, uint64_t key, DType type) {
+/// What stands in an element, by its tensor's key and its number.
+struct Values {
+  const Param *param;
+  DType comes, stored;
+  uint64_t mask = ~uint64_t{0}; // of what comes
+
+  /// Of a param. In plans that cast, all floats are finite: the highest bit of the exponent is 0.
+  Values(const Manifest &manifest, const Param &of) : param(&of), comes(of.dtype()), stored(storedType(of)) {
+    bool cast = false;
+    for (const Endpoint *endpoint : *manifest.endpoints())
+      for (const Param *each : all(endpoint->params()))
+        cast = cast || each->stored();
+    if (const auto format = kernels::formatNamed(dtypeName(comes)); cast && format)
+      mask = ~(uint64_t{1} << (kernels::encoding(*format).bits - 2));
+  }
+  bool plain() const { return comes == stored && mask == ~uint64_t{0}; }
+  uint64_t operator()(uint64_t key, uint64_t element) const {
+    const auto bits = static_cast<unsigned>(8 * itemBytes(comes));
+    const uint64_t code = elementHash(key, element) & mask & (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1);
+    if (comes == stored)
+      return comes == DType::boolean ? code & 1 : code;
+    return castCode(*param, code);
+  }
+};
+
+void fill(std::byte *memory, const ElementRun &run, uint64_t key, const Values &values) {
+  const DType type = values.stored;
   const int64_t item = itemBytes(type);
+  if (!values.plain()) {
+    for (int64_t k = 0; k < run.count; ++k) {
+      const uint64_t code = values(key, static_cast<uint64_t>(run.logical + k * run.logicalStep));
+      std::memcpy(memory + (run.local + k * run.localStep) * item, &code, static_cast<size_t>(item)); // little-endian, as files are
+    }
+    return;
+  }
   std::byte *at = memory + run.local * item;
   if (type == DType::boolean) {
     for (int64_t k = 0; k < run.count; ++k)
@@ -133,8 +167,17 @@ void fill(std::byte *memory, const ElementRun &run, uint64_t key, DType type) {
   }
 }
 
-int64_t wrong(const std::byte *memory, const ElementRun &run, uint64_t key, DType type) {
+int64_t wrong(const std::byte *memory, const ElementRun &run, uint64_t key, const Values &values) {
+  const DType type = values.stored;
   const int64_t item = itemBytes(type);
+  if (run.tensor && !values.plain()) {
+    int64_t count = 0;
+    for (int64_t k = 0; k < run.count; ++k) {
+      const uint64_t code = values(key, static_cast<uint64_t>(run.logical + k * run.logicalStep));
+      count += std::memcmp(memory + (run.local + k * run.localStep) * item, &code, static_cast<size_t>(item)) != 0;
+    }
+    return count;
+  }
   const std::byte *at = memory + run.local * item;
   if (!run.tensor || type == DType::boolean) {
     int64_t count = 0;
@@ -186,32 +229,34 @@ template <class Work> void forEachInstance(const Plan &plan, const PlaceMemory &
 
 std::string describe(const Plan &plan, const Endpoint &endpoint, const PlaceMemory &memory, const Item &item, const ElementRun &run,
                      uint64_t key) {
-  const Param &param = *endpoint.params()->Get(item.param);
-  const int64_t bytes = itemBytes(param.dtype());
+  const Values values(plan.manifest(), *endpoint.params()->Get(item.param));
+  const int64_t bytes = itemBytes(values.stored);
   for (int64_t k = 0; k < run.count; ++k) {
     ElementRun one = run;
     one.logical += k * run.logicalStep;
     one.local += k * run.localStep;
     one.count = 1;
-    if (wrong(item.memory, one, key, param.dtype()) == 0)
+    if (wrong(item.memory, one, key, values) == 0)
       continue;
     uint64_t found = 0;
     std::memcpy(&found, item.memory + one.local * bytes, static_cast<size_t>(bytes));
     char text[120];
     std::snprintf(text, sizeof text, "found 0x%0*llx, expected 0x%0*llx", static_cast<int>(2 * bytes), static_cast<unsigned long long>(found),
                   static_cast<int>(2 * bytes),
-                  static_cast<unsigned long long>(run.tensor ? elementHash(key, static_cast<uint64_t>(one.logical)) &
-                                                                   (bytes == 8 ? ~0ull : (1ull << (8 * bytes)) - 1)
-                                                             : 0));
+                  static_cast<unsigned long long>(run.tensor ? values(key, static_cast<uint64_t>(one.logical)) : 0));
     return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(endpoint.ranks()->Get(memory.place)) +
            " param '" + item.instance.name + "' element " + std::to_string(one.local) + " (" +
            (run.tensor ? "'" + *run.tensor + "' element " + std::to_string(one.logical) : std::string("padding")) + "): " + text;
   }
-  (void)plan;
   return {};
 }
 
 } // namespace
+
+uint64_t castCode(const Param &param, uint64_t code) {
+  const auto from = kernels::formatNamed(dtypeName(param.dtype())), to = kernels::formatNamed(dtypeName(storedType(param)));
+  return kernels::encode(to.value(), kernels::decode(from.value(), static_cast<uint32_t>(code)), kernels::Overflow::saturate);
+}
 
 uint64_t tensorKey(std::string_view tensor, uint64_t seed) {
   uint64_t hash = 0xcbf29ce484222325u;
@@ -290,7 +335,7 @@ void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t par
 
 int64_t uncovered(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t place,
                   const ParamInstance &instance) {
-  Cover cover(instance.bytes / itemBytes(endpoint.params()->Get(param)->dtype()));
+  Cover cover(instance.bytes / itemBytes(storedType(*endpoint.params()->Get(param))));
   forEachRun(manifest, endpoint, param, place, instance,
              [&](const ElementRun &run) { cover.add(run.local, run.localStep, run.count); });
   return cover.missing();
@@ -298,7 +343,8 @@ int64_t uncovered(const Manifest &manifest, const Endpoint &endpoint, uint32_t p
 
 void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads) {
   forEachInstance(plan, memory, threads, [&](const Endpoint &endpoint, const Item &item) {
-    const DType type = endpoint.params()->Get(item.param)->dtype();
+    const Values values(plan.manifest(), *endpoint.params()->Get(item.param));
+    const DType type = values.stored;
     const std::string *last = nullptr;
     std::string name;
     uint64_t key = 0;
@@ -313,7 +359,7 @@ void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsi
         name = *run.tensor;
         key = tensorKey(name, seed);
       }
-      fill(item.memory, run, key, type);
+      fill(item.memory, run, key, values);
     });
   });
 }
@@ -322,8 +368,8 @@ CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, un
   CheckResult result;
   std::mutex mutex;
   forEachInstance(plan, memory, threads, [&](const Endpoint &endpoint, const Item &item) {
-    const DType type = endpoint.params()->Get(item.param)->dtype();
-    const int64_t elements = item.instance.bytes / itemBytes(type);
+    const Values values(plan.manifest(), *endpoint.params()->Get(item.param));
+    const int64_t elements = item.instance.bytes / itemBytes(values.stored);
     Cover cover(elements);
     int64_t mismatches = 0;
     std::string first, name;
@@ -336,7 +382,7 @@ CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, un
         key = tensorKey(name, seed);
       }
       cover.add(run.local, run.localStep, run.count);
-      const int64_t bad = wrong(item.memory, run, key, type);
+      const int64_t bad = wrong(item.memory, run, key, values);
       if (bad > 0 && first.empty())
         first = describe(plan, endpoint, memory, item, run, key);
       mismatches += bad;

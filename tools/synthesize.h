@@ -11,6 +11,9 @@
 
 namespace reshard::tools {
 
+/// How a param that casts stores an element that comes as `code`.
+uint64_t castCode(const schema::Param &param, uint64_t code);
+
 /// Element i (row-major in the whole logical tensor) of the tensor named t: the low bytes of
 ///   mix(seed, t, i) = finish(finish(fnv1a64(t) + 0x9e3779b97f4a7c15 * (seed + 1)) + 0xd1b54a32d192ed03 * i)
 /// finish being the finaliser of splitmix64 (Steele, Lea, Flood 2014; Stafford's variant 13). A bool is its lowest bit.

@@ -160,7 +160,7 @@ layouts:
   EXPECT_EQ(param.places[0].second.coordinates.size(), 1u);
   EXPECT_TRUE(param.places[1].second.first);
   EXPECT_EQ(param.when->text, "fused");
-  EXPECT_EQ(param.dtype->first, ir::DType::bf16);
+  EXPECT_EQ(param.form.dtype->first, ir::DType::bf16);
   EXPECT_EQ(layout.params.at(1).pack.permute, std::vector<int64_t>{0});
 }
 

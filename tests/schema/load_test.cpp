@@ -232,6 +232,18 @@ TEST(Load, SegmentRefusals) {
           {"a copy from the target", // of rows 0, 1 to rows 2, 3
            [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; },
            "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for a receive or a copy"},
+          {"a copy from what is cast",
+           [](Parts &p) {
+             p.manifest.endpoints[1]->params[0]->stored = DType::fp32;
+             p.operand(1, 1) = {0, 3, 2};
+           },
+           "step 1 operand 1: reads what is cast where it comes, expected one that stands as it came"},
+          {"half an element that is cast",
+           [](Parts &p) {
+             p.manifest.endpoints[1]->params[0]->stored = DType::fp32;
+             p.shape(1, 2).rowBytes = 5;
+           },
+           "step 1 operand 2: begins or goes on within an element that is cast, of 2 bytes"},
           {"the same bytes written for ever",
            [](Parts &p) {
              p.loop(1, 1) = {uint64_t{1} << 40, 0, 0};

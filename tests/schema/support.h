@@ -94,6 +94,7 @@ inline ir::Module tinyModule() {
                     DType::bf16,
                     {{0, {{0, -1}, {1, 0}, {2, 1}}}},
                     "tiny.yaml:7",
+                    {},
                     {}}};
 
   Endpoint target = source;
@@ -112,6 +113,7 @@ inline ir::Module tinyModule() {
                     DType::bf16,
                     {{0, {{0, -1}, {1, 0}, {2, 1}}}, {-1, {{0, -1}, {1, 0}, {3, 1}}}},
                     "tiny.yaml:9",
+                    {},
                     {}}};
   layout.endpoints = {source, target};
 
