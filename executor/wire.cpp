@@ -10,8 +10,12 @@ std::string openWire(const std::string &name, double seconds, std::unique_ptr<Wi
   const std::string file = "libreshard_" + name + ".so";
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  Dl_info own{};
+  dladdr(reinterpret_cast<const void *>(&openWire), &own);
+  const std::filesystem::path library = own.dli_fname ? own.dli_fname : ""; // that this is part of
+  const auto beside = (library.has_parent_path() ? library : program).parent_path();
   std::string why;
-  for (const std::string &path : std::vector<std::string>{program.parent_path() / file, program.parent_path().parent_path() / "lib" / file, file}) {
+  for (const std::string &path : std::vector<std::string>{beside / file, program.parent_path() / file, program.parent_path().parent_path() / "lib" / file, file}) {
     if (path != file && !std::filesystem::exists(path, ignored))
       continue;
     // Its symbols are global: MPI loads parts of its own that need them.

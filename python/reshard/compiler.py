@@ -1,0 +1,50 @@
+"""The compiler, as a function."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._library import PREFIX, Error
+from .plan import Plan
+
+
+class CompileError(Error):
+    """The compiler refused the job: its whole message, with every error and the place of each."""
+
+
+def run_compiler(arguments: Sequence[str | os.PathLike[str]]) -> str:
+    """Runs reshard-compile. Returns what it prints; raises CompileError."""
+    done = subprocess.run([PREFIX / "bin" / "reshard-compile", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise CompileError(done.stderr.rstrip() or f"reshard-compile ended with {done.returncode}")
+    return done.stdout
+
+
+def _assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _assignments(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def compile(job: str | os.PathLike[str], *, output: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), **overrides: Any) -> Plan:
+    """Compiles a job into a plan. The same job gives the same plan in every process.
+
+    job: the path of a job file.
+    output: where the plan is written; None: a temporary file that goes with the Plan.
+    flags: further ones of ``reshard-compile``, as ``--allow=missing``.
+    overrides: values of the job, as ``--set``: ``source={"mesh": {"tp": 4}}``, or ``**{"source.mesh.tp": 4}``.
+
+    Raises CompileError.
+    """
+    folder = None if output else tempfile.TemporaryDirectory(prefix="reshard-")
+    path = Path(output) if output else Path(folder.name) / (Path(job).stem + ".rplan")
+    run_compiler([job, "-o", path, *flags, *(f"--set={assignment}" for assignment in _assignments(overrides))])
+    return Plan(path, folder)
