@@ -26,9 +26,8 @@ install(TARGETS ${PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS reshard EXPORT reshard LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS ${BACKENDS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES executor/reshard.h executor/reshard_plan.h executor/reshard.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
-install(DIRECTORY examples/models examples/topologies DESTINATION ${CMAKE_INSTALL_DATADIR}/reshard)
+install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/reshard) # as it stands: its files name each other
 install(FILES README.md docs/yaml.md docs/library.md docs/worked-examples.md docs/api.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} PATTERN models EXCLUDE PATTERN topologies EXCLUDE)
 
 set(CONFIG ${CMAKE_INSTALL_LIBDIR}/cmake/reshard)
 install(EXPORT reshard NAMESPACE reshard:: DESTINATION ${CONFIG} FILE reshard-config.cmake)
@@ -37,7 +36,8 @@ install(FILES ${PROJECT_BINARY_DIR}/reshard-config-version.cmake DESTINATION ${C
 
 # ${pcfiledir} is pkg-config's own: the folder of the file, from which the prefix follows.
 set(PKGCONFIG ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-file(RELATIVE_PATH UP /${PKGCONFIG} /.)
+file(RELATIVE_PATH UP /${PKGCONFIG} /)
+string(REGEX REPLACE "/$" "" UP ${UP})
 configure_file(cmake/reshard.pc.in ${PROJECT_BINARY_DIR}/reshard.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/reshard.pc DESTINATION ${PKGCONFIG})
 

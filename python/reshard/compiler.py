@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,15 @@ def compile(job: str | os.PathLike[str], *, output: str | os.PathLike[str] | Non
 
     Raises CompileError.
     """
-    folder = None if output else tempfile.TemporaryDirectory(prefix="reshard-")
-    path = Path(output) if output else Path(folder.name) / (Path(job).stem + ".rplan")
-    run_compiler([job, "-o", path, *flags, *(f"--set={assignment}" for assignment in _assignments(overrides))])
-    return Plan(path, folder)
+    folder = None if output else tempfile.mkdtemp(prefix="reshard-")
+    path = Path(output) if output else Path(folder) / (Path(job).stem + ".rplan")
+    try:
+        run_compiler([job, "-o", path, *flags, *(f"--set={assignment}" for assignment in _assignments(overrides))])
+        plan = Plan.open(path)
+    except Error:
+        if folder:
+            shutil.rmtree(folder)
+        raise
+    if folder:
+        weakref.finalize(plan, shutil.rmtree, folder)
+    return plan

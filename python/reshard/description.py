@@ -14,7 +14,7 @@ from typing import Any
 
 from ._library import Error
 from .compiler import run_compiler
-from .dtypes import dtype_by_name, safetensors_name
+from .dtypes import DTYPES, dtype_by_name, safetensors_name
 
 #: A dimension's rule, as in the YAML: axes outermost first, then what is not the default.
 Rule = str
@@ -71,7 +71,10 @@ def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
         stride = getattr(tensor, "partition_stride", 1)
         shape[tensor.partition_dim] *= axes[axis]
         rules[tensor.partition_dim] = _rule([axis], stride=stride) if stride > 1 else _rule([axis])
-    return _Described(tuple(shape), dtype_by_name(tensor.dtype), rules)
+    dtype = dtype_by_name(tensor.dtype)
+    if dtype not in DTYPES:
+        raise Error(f"param {name!r}: found dtype {dtype}, expected one of {', '.join(DTYPES)}")
+    return _Described(tuple(shape), dtype, rules)
 
 
 def _model(tensors: Mapping[str, _Described]) -> str:
@@ -143,6 +146,6 @@ def describe(module: Any, *, layout: str = "live", axes: Mapping[str, int] | Non
         model + "layouts:",
         f"  {layout}:",
         "    params: same",
-        *(["    shard:", *shard, '      "*": {}'] if shard and len(shard) < len(list(_patterns(model))) else ["    shard:", *shard] if shard else []),
+        *(["    shard:", *shard] if shard else []),
     ]
     return "\n".join(lines) + "\n"

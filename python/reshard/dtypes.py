@@ -25,6 +25,8 @@ _ROWS = {
     "u64": ("uint64", (1, 64), "L"),
     "bool": ("bool", (6, 8), "?"),
 }
+#: The names in plans.
+DTYPES = tuple(_ROWS)
 _BY_NAME = {row[0]: name for name, row in _ROWS.items()}
 _BY_DLPACK = {row[1]: name for name, row in _ROWS.items()}
 _BY_FORMAT = {row[2]: name for name, row in _ROWS.items() if row[2]} | {"q": "i64", "Q": "u64"}
@@ -58,7 +60,7 @@ def numpy_dtype(name: str) -> numpy.dtype:
 
 
 def safetensors_name(name: str) -> tuple[str, int]:
-    """The dtype in a safetensors header, and the bytes of an element. Raises KeyError for one that a plan does not have."""
+    """The dtype in a safetensors header, and the bytes of an element."""
     bits = _ROWS[name][1][1]
     special = {"bf16": "BF16", "bool": "BOOL", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"}
     return special.get(name) or {"f": "F", "i": "I", "u": "U"}[name[0]] + str(bits), bits // 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,9 +68,8 @@ class Plan:
     ``Plan.open(path)`` reads one that ``reshard-compile`` wrote; ``reshard.compile`` makes one.
     """
 
-    def __init__(self, path: str | os.PathLike[str], folder: tempfile.TemporaryDirectory[str] | None = None):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
-        self._folder = folder  # goes with the plan
         self._handle = ctypes.c_void_p()
         status = library.reshard_plan_open(os.fsencode(path), ctypes.byref(self._handle))
         if status:
