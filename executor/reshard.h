@@ -9,7 +9,9 @@
 extern "C" {
 #endif
 
-/* Opaque. Owned by the caller from reshard_open to reshard_close; one thread at a time. */
+/* Opaque. Owned by the caller from reshard_open to reshard_close. One thread at a time may call with it, any thread; several executors may be used by
+   several threads at once. What a function returns a pointer to is the executor's and lives until close, reshard_error's text until the next call. What
+   the caller passes is read during the call alone, but for memory that is bound, and hooks with their `user`: these are kept until close. */
 typedef struct reshard_executor reshard_executor;
 
 typedef enum {

@@ -46,7 +46,7 @@ def compile(job: str | os.PathLike[str], *, output: str | os.PathLike[str] | Non
 
     Raises CompileError.
     """
-    folder = None if output else tempfile.mkdtemp(prefix="reshard-")
+    folder = "" if output else tempfile.mkdtemp(prefix="reshard-")
     path = Path(output) if output else Path(folder) / (Path(job).stem + ".rplan")
     try:
         run_compiler([job, "-o", path, *flags, *(f"--set={assignment}" for assignment in _assignments(overrides))])

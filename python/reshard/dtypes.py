@@ -56,7 +56,8 @@ def numpy_dtype(name: str) -> numpy.dtype:
         return numpy.dtype(_ROWS[name][0])
     import ml_dtypes
 
-    return numpy.dtype(getattr(ml_dtypes, _ROWS[name][0]))
+    extension: type = getattr(ml_dtypes, _ROWS[name][0])
+    return numpy.dtype(extension)
 
 
 def safetensors_name(name: str) -> tuple[str, int]:

@@ -76,7 +76,7 @@ class Executor:
         """Binds tensors by the names of the plan. They are kept alive until ``close``, and must not be moved or resized.
 
         tensors: of PyTorch, NumPy, CuPy, JAX (sources only), or with the buffer protocol. dtype, shape and device must be the
-            plan's, elements row-major without gaps. Those of a target may be bound bit by bit; prepare misses what is not.
+            plan's, elements row-major without gaps. Several calls may bind some each; prepare says what is missing.
         endpoint: "source", "target" … or a number; may be left out where the rank is part of one endpoint only.
         rank: the world rank, or of a storage endpoint the number of a file; may be left out where this process has one rank.
 
@@ -155,7 +155,7 @@ class Executor:
     @property
     def version(self) -> int:
         """How many runs have completed."""
-        return library.reshard_version(self._open())
+        return int(library.reshard_version(self._open()))
 
     @property
     def state(self) -> str:
@@ -165,7 +165,7 @@ class Executor:
     @property
     def nbytes(self) -> int:
         """Bytes that a run moves, padding included."""
-        return library.reshard_bytes(self._open())
+        return int(library.reshard_bytes(self._open()))
 
     def close(self) -> None:
         """Lets go of everything that is bound. May be called twice."""

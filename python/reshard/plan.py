@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import _library
 from ._library import Error, error_of, library
@@ -92,8 +92,9 @@ class Plan:
         """Its sizes."""
         found = _library.Summary()
         library.reshard_plan_summary(self._handle, ctypes.byref(found))
-        values = (getattr(found, name) for name, *_ in found._fields_)
-        return Summary(*(value.decode() if isinstance(value, bytes) else value for value in values))
+        values: dict[str, Any] = {name: getattr(found, name) for name, *_ in found._fields_}
+        texts = {name: value.decode() for name, value in values.items() if isinstance(value, bytes)}
+        return Summary(**values | texts)
 
     @property
     def world(self) -> int:
