@@ -113,13 +113,16 @@ private:
 } // namespace
 } // namespace reshard
 
-extern "C" reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *timed_out) {
+extern "C" {
+
+extern const uint32_t reshard_open_wire_version = reshard::kWireVersion;
+
+reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *timed_out) {
   using namespace reshard;
   static const Presence presence; // for as long as the process lives
   const auto begin = std::chrono::steady_clock::now();
   auto late = [&](const char *where) -> Wire * {
-    const std::string missing = presence.missing();
-    std::snprintf(error, room, "the deadline passed in %s: %s", where, missing.empty() ? "a rank of another host is waited for" : missing.c_str());
+    std::snprintf(error, room, "the deadline passed in %s: %s", where, presence.missing().c_str());
     *timed_out = 1;
     return nullptr;
   };
@@ -157,4 +160,5 @@ extern "C" reshard::Wire *reshard_open_wire(double seconds, char *error, size_t 
     return failed("MPI_Comm_idup", code);
   MPI_Comm_set_errhandler(all, MPI_ERRORS_RETURN);
   return new MpiWire(all, !before, seconds);
+}
 }

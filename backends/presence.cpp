@@ -25,8 +25,10 @@ Presence::Presence() {
 std::string Presence::file(long rank) const { return folder_ + "/reshard." + std::to_string(rank); }
 
 std::string Presence::missing() const {
+  if (folder_.empty())
+    return "not all ranks have come";
   std::string text;
-  for (long each = 0; each < size_ && !folder_.empty(); ++each) {
+  for (long each = 0; each < size_; ++each) {
     if (each == rank_)
       continue;
     long process = 0, rank = -1;
@@ -43,7 +45,7 @@ std::string Presence::missing() const {
     if (!why.empty())
       text += (text.empty() ? "" : ", ") + (rank < 0 ? "local rank " + std::to_string(each) : "rank " + std::to_string(rank)) + " " + why;
   }
-  return text;
+  return text.empty() ? "all ranks of this host are there, and not all are ready" : text;
 }
 
 } // namespace reshard

@@ -9,7 +9,7 @@ namespace reshard {
 class Presence {
 public:
   Presence();
-  /// The ranks of this host that have ended, have not come, or are stopped, as words for an error; "" where all are there, or nothing is known.
+  /// The ranks of this host that have ended, have not come, or are stopped, as words for an error; or what else is known.
   std::string missing() const;
 
 private:

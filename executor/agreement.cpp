@@ -29,6 +29,10 @@ struct Neighbour {
 
 } // namespace
 
+std::string unlikePlans(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest) {
+  return "rank " + std::to_string(rank) + " runs plan " + digest + ", rank " + std::to_string(own) + " plan " + ownDigest + ", expected the same";
+}
+
 std::string Agreement::wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline, bool &timedOut) {
   Patience patience;
   for (uint64_t looks = 0;; ++looks) {
@@ -97,8 +101,7 @@ std::string Agreement::meet(const std::string &digest, const Invitation &mine, c
       return error;
   }
   if (!verdict.same)
-    return "rank " + std::to_string(verdict.rank) + " runs plan " + std::string(verdict.digest, kDigest) + ", rank " + std::to_string(wire_.rank()) + " plan " + digest +
-           ", expected the same";
+    return unlikePlans(verdict.rank, std::string(verdict.digest, kDigest), wire_.rank(), digest);
   for (const Neighbour &each : list)
     if (each.rank != wire_.rank())
       near.emplace(static_cast<uint32_t>(each.rank), each.invitation);

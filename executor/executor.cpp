@@ -2,10 +2,13 @@
 
 #include "executor/reshard.h"
 
+#include "executor/launch.h"
+#include "executor/recorded.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <new>
@@ -55,6 +58,7 @@ struct reshard_executor {
   std::vector<Refresh> refreshes; // in the order of ranks, then of params
   std::unique_ptr<Transport> transport;
   double joinSeconds = 0;
+  bool recorded = false; // the transport has recorded the hooks
   bool prepared = false;
   reshard_state state = RESHARD_EMPTY;
   uint64_t version = 0;
@@ -63,6 +67,14 @@ struct reshard_executor {
   reshard_status fail(reshard_status status, std::string text) {
     error = std::move(text);
     return status;
+  }
+
+  /// Calls the hooks.
+  std::string refresh() {
+    for (const Refresh &refresh : refreshes)
+      if (const Hook &hook = hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
+        return "the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank);
+    return {};
   }
 
   Bindable &bindable(uint32_t endpointNumber, uint32_t place, uint32_t key) {
@@ -157,6 +169,46 @@ std::string findRefreshes(reshard_executor &e) {
   return {};
 }
 
+/// The transport of a GPU. `given`: the rank that the caller says this process is; `own`: what it is, unless it is all.
+std::string openRecorded(reshard_executor &e, const std::string &transport, std::optional<uint32_t> given, const reshard_options *options, std::optional<uint32_t> &own,
+                         bool &timedOut) {
+  Launch launch;
+  if (transport == "nccl" && !options->communicator)
+    launch = findLaunch();
+  std::unique_ptr<Device> device;
+  if (std::string error = openDevice("cuda", launch.localRank ? static_cast<int>(*launch.localRank) : -1, device); !error.empty())
+    return error;
+  std::unique_ptr<Group> group;
+  if (transport == "nccl") {
+    GroupOptions how{given.value_or(launch.rank.value_or(0)), e.plan->world(), device->number(), options->communicator, {}, deadlineIn(e.joinSeconds)};
+    if (!how.communicator && how.size > 1) {
+      if (!given && !launch.rank)
+        return "this process does not know its rank: neither the caller says it, nor the launcher's environment";
+      if (launch.size && *launch.size != how.size)
+        return "the plan has " + std::to_string(how.size) + " ranks, the launch " + std::to_string(*launch.size) + " processes, expected as many";
+      const char *named = options->unique_id_file ? options->unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
+      if (!named && !std::getenv("NCCL_COMM_ID") && !launch.mpi)
+        return "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun";
+      if (!named && !std::getenv("NCCL_COMM_ID"))
+        how.share = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
+          std::unique_ptr<Wire> wire;
+          std::string error = openWire("mpi", seconds, wire, late);
+          return error.empty() ? shareByWire(*wire, id, bytes, deadline, late) : error;
+        };
+      if (named)
+        how.share = [path = std::string(named), rank = how.rank](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
+          return shareByFile(path, rank, id, bytes, deadline, late);
+        };
+    }
+    if (std::string error = openGroup("nccl", how, group, timedOut); !error.empty())
+      return error;
+    own = group->rank();
+  }
+  e.recorded = true;
+  e.transport = makeRecordedTransport(std::move(device), std::move(group), {options->no_local_shortcut != 0, [&e] { return e.refresh(); }});
+  return {};
+}
+
 /// No target may share memory with anything else that is bound.
 std::string overlap(std::vector<Range> &ranges) {
   std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
@@ -188,22 +240,30 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       return e.fail(RESHARD_INVALID, "no plan path is given");
     const std::string transport = options && options->transport ? options->transport : "threads";
     const std::string device = options && options->device ? options->device : "cpu";
-    if (transport != "threads" && transport != "mpi")
-      return e.fail(RESHARD_INVALID, "unknown transport '" + transport + "', expected 'threads' or 'mpi'");
-    if (device != "cpu")
-      return e.fail(RESHARD_INVALID, "device '" + device + "' is not in this build, expected 'cpu'");
+    if (transport != "threads" && transport != "mpi" && transport != "nccl")
+      return e.fail(RESHARD_INVALID, "unknown transport '" + transport + "', expected 'threads', 'mpi' or 'nccl'");
+    if (device != "cpu" && device != "cuda")
+      return e.fail(RESHARD_INVALID, "unknown device '" + device + "', expected 'cpu' or 'cuda'");
+    if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
+      return e.fail(RESHARD_INVALID, "transport '" + transport + "' does not run on device '" + device + "', expected '" + (device == "cpu" ? "cuda" : "cpu") + "'");
     if (std::string error = Plan::open(path, e.plan); !error.empty())
       return e.fail(RESHARD_BAD_PLAN, std::move(error));
     e.joinSeconds = options ? options->join_seconds : 0;
     std::unique_ptr<Wire> wire;
     bool late = false;
-    if (transport != "threads")
+    std::optional<uint32_t> own; // rank of this process, where it has one
+    if (device == "cuda") {
+      if (std::string error = openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, options, own, late); !error.empty())
+        return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+    } else if (transport != "threads") {
       if (std::string error = openWire(transport, e.joinSeconds, wire, late); !error.empty())
         return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+      own = wire->rank();
+    }
     if (ranks)
       e.ranks.assign(ranks, ranks + rank_count);
-    else if (wire)
-      e.ranks = {wire->rank()};
+    else if (own)
+      e.ranks = {*own};
     else
       for (uint32_t rank = 0; rank < e.plan->world(); ++rank)
         e.ranks.push_back(rank);
@@ -217,7 +277,8 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
       return e.fail(RESHARD_INVALID, "a rank is given twice");
-    e.transport = wire ? makeMessageTransport(std::move(wire), !options->no_local_shortcut) : makeThreadsTransport(options ? options->threads : 0);
+    if (!e.transport)
+      e.transport = wire ? makeMessageTransport(std::move(wire), !options->no_local_shortcut) : makeThreadsTransport(options ? options->threads : 0);
     return RESHARD_OK;
   });
 }
@@ -314,9 +375,9 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
     bool timedOut = false;
     if (std::string error = e.transport->run(deadlineIn(timeout_seconds), timedOut); !error.empty())
       return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
-    for (const Refresh &refresh : e.refreshes)
-      if (const Hook &hook = e.hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
-        return e.fail(RESHARD_FAILED, "the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank));
+    if (!e.recorded)
+      if (std::string error = e.refresh(); !error.empty())
+        return e.fail(RESHARD_FAILED, std::move(error));
     e.state = RESHARD_COMPLETE;
     ++e.version;
     return RESHARD_OK;
@@ -345,6 +406,7 @@ const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count) {
 
 reshard_state reshard_target_state(const reshard_executor *executor) { return executor ? executor->state : RESHARD_EMPTY; }
 uint64_t reshard_version(const reshard_executor *executor) { return executor ? executor->version : 0; }
+void *reshard_stream(const reshard_executor *executor) { return executor && executor->transport ? executor->transport->stream() : nullptr; }
 const char *reshard_error(const reshard_executor *executor) { return executor ? executor->error.c_str() : "no executor"; }
 uint64_t reshard_bytes(const reshard_executor *executor) { return executor && executor->transport ? executor->transport->bytes() : 0; }
 void reshard_close(reshard_executor *executor) { delete executor; }

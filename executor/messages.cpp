@@ -345,7 +345,7 @@ private:
         any = true;
         Message &message = *flight.message;
         if (!send && flight.begin)
-          message.packing.unpack(flight.chunk * message.step->chunk(), flight.chunk * message.step->chunk() + chunkBytes(*message.step, flight.chunk), flight.begin);
+          message.packing.unpack(flight.chunk * message.step->chunk(), flight.chunk * message.step->chunk() + chunkBytes(*message.step, flight.chunk), flight.begin, stream_);
         flight.message = nullptr;
         ++message.done;
       }

@@ -75,4 +75,16 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
   return {};
 }
 
+std::string addCopy(const Side &source, const Side &target, kernels::Table &table) {
+  Expansion expansion;
+  if (std::string error = expand(source, target, expansion); !error.empty())
+    return error;
+  for (const auto &at : expansion.at) {
+    if (!at.target || (source.operand && !at.source))
+      return "a buffer of rank " + std::to_string(at.target ? source.rank->rank : target.rank->rank) + " is used but not bound";
+    table.add(reinterpret_cast<uint64_t>(at.target), source.operand ? reinterpret_cast<uint64_t>(at.source) : 0, expansion.shape);
+  }
+  return {};
+}
+
 } // namespace reshard

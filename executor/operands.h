@@ -2,7 +2,7 @@
 #pragma once
 
 #include "executor/transport.h"
-#include "kernels/kernels.h"
+#include "kernels/table.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -28,5 +28,9 @@ struct Expansion {
 
 /// Expands a pair of operands, one of which may be absent. An error text, empty on success: the sides are unlike.
 std::string expand(const Side &source, const Side &target, Expansion &expansion);
+
+/// Appends the copies from one operand to another to a table; without a source operand zeros. An error text, empty on success: the sides are
+/// unlike, or a buffer is not bound.
+std::string addCopy(const Side &source, const Side &target, kernels::Table &table);
 
 } // namespace reshard

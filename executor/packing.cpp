@@ -62,6 +62,16 @@ std::byte *Packing::contiguous() const {
   return pieces_.size() == 1 && out_[pieces_[0].shape].loopCount == 0 ? pieces_[0].source : nullptr;
 }
 
+void Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, kernels::Table &table) const {
+  auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](uint64_t at, const Piece &p) { return at < p.begin; }));
+  for (; piece != pieces_.end() && piece->begin < end; ++piece) {
+    const kernels::Strided &shape = (unpacks ? in_ : out_)[piece->shape];
+    const uint64_t first = std::max(begin, piece->begin) - piece->begin, last = std::min(end - piece->begin, shape.bytes());
+    const uint64_t memory = reinterpret_cast<uint64_t>(piece->source), side = reinterpret_cast<uint64_t>(packed) + piece->begin - begin;
+    table.add(unpacks ? memory : side, unpacks ? side : memory, shape, first, last - first);
+  }
+}
+
 /// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between.
 void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
   auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](uint64_t at, const Piece &p) { return at < p.begin; }));

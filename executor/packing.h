@@ -3,6 +3,7 @@
 #pragma once
 
 #include "executor/operands.h"
+#include "kernels/table.h"
 
 namespace reshard {
 
@@ -20,8 +21,12 @@ public:
 
   /// Copies bytes [begin, end) to `to`, or from `from`, or from one side to the other. Allocates nothing. `stream`: as for kernels::copyRows.
   void pack(uint64_t begin, uint64_t end, std::byte *to) const { move(begin, end, nullptr, to, false); }
-  void unpack(uint64_t begin, uint64_t end, const std::byte *from) const { move(begin, end, from, nullptr, false); }
+  void unpack(uint64_t begin, uint64_t end, const std::byte *from, bool stream = false) const { move(begin, end, from, nullptr, stream); }
   void copy(uint64_t begin, uint64_t end, bool stream) const { move(begin, end, nullptr, nullptr, stream); }
+
+  /// Appends to a table what pack and unpack copy.
+  void pack(uint64_t begin, uint64_t end, std::byte *to, kernels::Table &table) const { tabulate(begin, end, false, to, table); }
+  void unpack(uint64_t begin, uint64_t end, std::byte *from, kernels::Table &table) const { tabulate(begin, end, true, from, table); }
 
 private:
   /// A strided piece of each side's buffer, from byte `begin` of the message on.
@@ -31,6 +36,7 @@ private:
     size_t shape;
   };
   void append(const Expansion &expansion);
+  void tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, kernels::Table &table) const;
   void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
 
   std::vector<Piece> pieces_;

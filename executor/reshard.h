@@ -30,15 +30,18 @@ typedef enum {
 } reshard_state;
 
 typedef struct {
-  const char *transport; /* "threads": all ranks in this process; "mpi": one in each; NULL: "threads" */
-  const char *device;    /* "cpu"; NULL: "cpu" */
-  uint32_t threads;      /* workers of this process; 0: all cores */
+  const char *transport; /* "threads": all ranks in this process; "mpi", and "nccl" with device "cuda": one in each; NULL: "threads" */
+  const char *device;    /* "cpu"; "cuda", with transport "threads" or "nccl": all bound memory is a GPU's; NULL: "cpu" */
+  uint32_t threads;      /* workers of transport "threads"; 0: all cores */
   double join_seconds;   /* the deadline of open and of prepare, which wait for the other processes, and of close; 0: none */
-  int no_local_shortcut; /* not 0: messages even where memory of a peer could be reached directly */
+  int no_local_shortcut; /* not 0: messages even where memory of a peer could be reached directly; with "nccl" a rank's to itself as well */
+  void *communicator;    /* of "nccl": the caller's ncclComm_t, of as many ranks as the plan; stays the caller's, but a run that fails aborts it */
+  const char *unique_id_file; /* of "nccl" without a communicator: a file that all processes see and that is not there before the launch, by which
+                            they find each other; NULL: as RESHARD_NCCL_ID_FILE says, else by NCCL_COMM_ID (host:port of rank 0), else under mpirun by MPI */
 } reshard_options;
 
 /* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan, or with transport
-   "mpi" this process's own). On failure *executor is still set where memory allows, so that reshard_error can tell why; close
+   "mpi" or "nccl" this process's own, which "nccl" takes from the communicator or the launcher's environment). On failure *executor is still set where memory allows, so that reshard_error can tell why; close
    it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);
@@ -53,8 +56,13 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
 
 /* What the engine does after each run to params that the plan marks `refresh: NAME` (derived weights, caches). Called by
    reshard_run once for each name and each rank that has such params, when all bytes of all ranks of this process are in
-   place. Not 0: the run fails. */
+   place. Not 0: the run fails.
+   With device "cuda" it is called by reshard_prepare instead, once, while the refit is captured: what it enqueues on reshard_stream becomes part
+   of every run, after the last byte. It may allocate; it must not wait for the stream. Not 0: prepare fails. */
 typedef int (*reshard_hook)(void *user, const char *name, uint32_t rank);
+
+/* The cudaStream_t that a run's work is on; NULL with device "cpu". */
+void *reshard_stream(const reshard_executor *executor);
 
 /* Sets the hook of a name; before prepare, which asks for one of each name of its ranks. */
 reshard_status reshard_set_hook(reshard_executor *executor, const char *name, reshard_hook hook, void *user);
@@ -63,7 +71,8 @@ reshard_status reshard_set_hook(reshard_executor *executor, const char *name, re
    fixed. */
 reshard_status reshard_prepare(reshard_executor *executor);
 
-/* Moves every byte. Allocates nothing. timeout_seconds <= 0: no deadline. */
+/* Moves every byte, and returns when it is there. Allocates nothing. timeout_seconds <= 0: no deadline. With device "cuda" what writes the sources and
+   reads the targets on other streams must be done before. */
 reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
 
 /* *least: the least of what all processes of the run say here, each of which must call it: whether all have done what a refit is a part of, say.

@@ -1,12 +1,11 @@
 // How the bytes of one process's ranks get from source to target memory. One implementation per file; executor.cpp chooses by name.
 #pragma once
 
+#include "executor/deadline.h"
 #include "executor/load.h"
 
-#include <chrono>
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +27,7 @@ struct LocalRank {
 
 class Transport {
 public:
-  using Deadline = std::optional<std::chrono::steady_clock::time_point>;
+  using Deadline = reshard::Deadline;
 
   virtual ~Transport() = default;
   /// Called once, with everything bound; allocates all that run() needs. An error text, empty on success; `timedOut` says that the deadline passed.
@@ -42,7 +41,12 @@ public:
   }
   /// Bytes that a run moves, padding included.
   virtual uint64_t bytes() const = 0;
+  /// Of a device's, the stream that hooks enqueue on (Device::stream).
+  virtual void *stream() const { return nullptr; }
 };
+
+/// Why ranks that should run one plan cannot go on; digests as Plan::digest().
+std::string unlikePlans(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest);
 
 /// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` workers (0: all cores).
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);

@@ -34,7 +34,8 @@ public:
 constexpr uint64_t kMaxWireBytes = uint64_t{1} << 30;
 constexpr uint32_t kMaxWireTag = (uint32_t{1} << 31) - 1;
 
-/// What a module exports as `reshard_open_wire`: a wire, or null and an error text of at most `room` bytes; `*timed_out` is not 0 where it says
+constexpr uint32_t kWireVersion = 1;
+/// What a module exports as `reshard_open_wire`, beside `reshard_open_wire_version`: a wire, or null and an error text of at most `room` bytes; `*timed_out` is not 0 where it says
 /// that so many seconds (0: no limit) have passed without all processes having come. The same limit holds when the wire is closed.
 using OpenWire = Wire *(*)(double seconds, char *error, size_t room, int *timed_out);
 

@@ -6,7 +6,7 @@ import lit.formats
 config.name = "reshard"
 config.test_format = lit.formats.ShTest(execute_external=False)
 config.suffixes = [".rir", ".yaml", ".test"]
-config.excludes = ["Inputs", "errors", "property", "bench", "fuzz"]
+config.excludes = ["Inputs", "errors", "property", "bench", "fuzz", "gpu"]
 config.test_source_root = os.path.dirname(__file__)
 config.test_exec_root = os.path.join(config.build, "tests", "lit")
 for command in ("compile", "exec", "inspect", "diff"):

@@ -1,8 +1,11 @@
 #include "tools/execution.h"
 
+#include "executor/launch.h"
 #include "executor/mappings.h"
 #include "executor/reshard.h"
+#include "tools/device_memory.h"
 #include "tools/memory.h"
+#include "tools/new_folder.h"
 #include "tools/resident.h"
 #include "tools/vectors.h"
 
@@ -22,59 +25,6 @@ using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 namespace {
-
-/// Ends the command with a message, unless it has been given, and an exit code.
-struct Failure {
-  int code;
-  std::string message;
-};
-
-void need(const std::string &error, int code) {
-  if (!error.empty())
-    throw Failure{code, error};
-}
-
-/// A folder that is filled under another name and appears complete by rename, or not at all. One process makes it; the others fill it too.
-class NewFolder {
-public:
-  /// The name under which it is filled ends with `number`.
-  NewFolder(const std::string &path, int64_t number, bool make) : path_(fs::path(path).lexically_normal()), mine_(make) {
-    if (!path_.has_filename())
-      path_ = path_.parent_path();
-    std::error_code error;
-    temporary_ = path_;
-    temporary_ += ".partial-" + std::to_string(number);
-    if (!make)
-      return;
-    if (fs::exists(fs::symlink_status(path_, error)))
-      throw Failure{kUsage, "'" + path + "' exists already; a target folder is made, not changed"};
-    if (!fs::create_directory(temporary_, error))
-      throw Failure{kUsage, "cannot create '" + temporary_.string() + "': " + error.message()};
-  }
-  ~NewFolder() {
-    std::error_code ignored;
-    if (mine_ && !done_)
-      fs::remove_all(temporary_, ignored);
-  }
-  std::string temporary() const { return temporary_; }
-  void commit() {
-    std::error_code error;
-    if (!mine_)
-      return;
-    if (!fs::exists(path_, error))
-      fs::rename(temporary_, path_, error);
-    else
-      error = std::make_error_code(std::errc::file_exists);
-    if (error)
-      throw Failure{kFailure, "cannot finish '" + path_.string() + "': " + error.message()};
-    done_ = true;
-  }
-
-private:
-  fs::path path_, temporary_;
-  const bool mine_;
-  bool done_ = false;
-};
 
 /// Phases with their times, for --trace.
 class Trace {
@@ -128,8 +78,14 @@ public:
     trace_.add("bind memory", begin);
 
     begin = now();
-    bind(source);
-    bind(target);
+    std::optional<DeviceMemory> sourceThere, targetThere;
+    if (options_.device == "cuda") {
+      openDevice();
+      need(sourceThere.emplace().mirror(*plan_, source, *device_), kFailure);
+      need(targetThere.emplace().mirror(*plan_, target, *device_), kFailure);
+    }
+    bind(sourceThere ? sourceThere->places() : source.places());
+    bind(targetThere ? targetThere->places() : target.places());
     if (const reshard_status status = reshard_prepare(executor_.get()); status != RESHARD_OK)
       throw Failure{status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor_.get())};
     trace_.add("prepare", begin);
@@ -146,8 +102,12 @@ public:
     for (int s = 0; s < seeds; ++s) {
       if (options_.synthesize)
         fill(source, target, options_.seed + static_cast<uint64_t>(s), s == 0);
+      if (sourceThere)
+        need(sourceThere->toDevice(), kFailure);
       for (uint64_t n = 0; n < (s == 0 ? options_.repeat : 1); ++n)
         runOnce();
+      if (targetThere)
+        need(targetThere->toHost(), kFailure);
       if (options_.synthesize && options_.check)
         checkSynthesised(target, options_.seed + static_cast<uint64_t>(s));
     }
@@ -178,13 +138,13 @@ private:
                                                 : "expected --source=DIR and --target=DIR, or --synthesize"};
     if (!options_.synthesize && options_.target.empty())
       throw Failure{kUsage, "expected --target=DIR beside --source, or --synthesize"};
-    if (options_.transport == "nccl")
-      throw Failure{kFailure, "transport 'nccl' is not in this build, expected 'threads' or 'mpi'"};
-    for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints())
-      if (options_.transport != "threads" && options_.synthesize && endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0))
+    for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints()) {
+      const bool shared = options_.transport != "threads" && endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0);
+      if (shared && options_.synthesize)
         throw Failure{kUsage, "the files of " + endpoint->role()->str() + " belong to no process, expected --source=DIR and --target=DIR in place of --synthesize"};
-    if (options_.device != "cpu")
-      throw Failure{kFailure, "device '" + options_.device + "' is not in this build, expected 'cpu'"};
+      if (shared && options_.device != "cpu")
+        throw Failure{kUsage, "the files of " + endpoint->role()->str() + " are written by several processes, which needs device 'cpu'"};
+    }
   }
 
   /// Whether this process speaks for all.
@@ -303,7 +263,7 @@ private:
     executor_.reset(executor);
     if (status != RESHARD_OK)
       throw Failure{status == RESHARD_FAILED || status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor)};
-    if (options_.transport == "mpi") {
+    if (options_.transport != "threads") {
       size_t count = 0;
       const uint32_t *ranks = reshard_ranks(executor, &count);
       ranks_.assign(ranks, ranks + count);
@@ -312,8 +272,16 @@ private:
       reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr);
   }
 
-  void bind(const Memory &memory) {
-    for (const PlaceMemory &place : memory.places()) {
+  /// The device that this process's rank runs on, as reshard_open chooses it.
+  void openDevice() {
+    Launch launch;
+    if (options_.transport == "nccl")
+      launch = findLaunch();
+    need(reshard::openDevice(options_.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1, device_), kFailure);
+  }
+
+  void bind(const std::vector<PlaceMemory> &places) {
+    for (const PlaceMemory &place : places) {
       const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
       for (uint32_t p = 0; p < place.params.size(); ++p)
         for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
@@ -405,6 +373,7 @@ private:
   const unsigned threads_;
   std::unique_ptr<Plan> plan_;
   std::vector<uint32_t> ranks_; // of this process; none: all
+  std::unique_ptr<Device> device_; // of the params
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<Run> runs_;
   CheckResult result_;

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,8 @@ class Target(NamedTuple):
         return " ".join([self.transport, self.device, *self.options, *(["on two hosts"] if self.hosts > 1 else [])])
 
 
-TARGETS = [Target("threads", "cpu"), Target("mpi", "cpu"), Target("mpi", "cpu", ("--no-local-shortcut",)), Target("mpi", "cpu", hosts=2)]
+TARGETS = [Target("threads", "cpu"), Target("mpi", "cpu"), Target("mpi", "cpu", ("--no-local-shortcut",)), Target("mpi", "cpu", hosts=2),
+           Target("threads", "cuda")]  # on what stands in for a GPU (tests/executor/stand_in.cpp); on one: tests/gpu/run.sh
 # Source, target and options of plans that are run often, on few ranks.
 OFTEN = [
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {}),  # local, in place and packed
@@ -154,6 +156,9 @@ class Conformance(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         cls.addClassCleanup(folder.cleanup)
         cls.plans = plans = Plans(folder.name)
+        cls.programs = {"cpu": BIN / "conformance", "cuda": plans.root / "conformance"}  # its module stands beside it
+        shutil.copy(BIN / "conformance", plans.root)
+        shutil.copy(BIN / "tests/stand_in.so", plans.root / "libreshard_cuda.so")
         with ThreadPoolExecutor(2) as pool:
             plans.add_rows(pool)
             plans.add_random_jobs(pool)
@@ -175,7 +180,7 @@ class Conformance(unittest.TestCase):
             print(f"{count:6} {reason}")
 
     def launch(self, target, folder, *options, processes=None):
-        command = [BIN / "conformance", folder, f"--transport={target.transport}", f"--device={target.device}", *target.options, *options]
+        command = [self.programs[target.device], folder, f"--transport={target.transport}", f"--device={target.device}", *target.options, *options]
         if target.transport != "threads":
             processes = processes or int(folder.name)
             command = [*(self.hosts.mpirun(processes) if target.hosts > 1 else ["mpirun"]), "-n", str(processes), *command]

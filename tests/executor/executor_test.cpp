@@ -214,15 +214,20 @@ TEST_F(ExecutorTest, ADeadlineTearsTheTargetsUntilALaterRun) {
 }
 
 TEST_F(ExecutorTest, RefusesWrongOptionsAndPlans) {
-  reshard_options smoke{}, cuda{};
-  smoke.transport = "smoke";
-  cuda.device = "cuda";
-  EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &smoke, &executor_), RESHARD_INVALID);
-  EXPECT_EQ(error(), "unknown transport 'smoke', expected 'threads' or 'mpi'");
-  reshard_close(executor_);
-  EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &cuda, &executor_), RESHARD_INVALID);
-  EXPECT_EQ(error(), "device 'cuda' is not in this build, expected 'cpu'");
-  reshard_close(executor_);
+  const struct {
+    const char *transport, *device, *error;
+  } wrong[] = {{"smoke", nullptr, "unknown transport 'smoke', expected 'threads', 'mpi' or 'nccl'"},
+               {nullptr, "tpu", "unknown device 'tpu', expected 'cpu' or 'cuda'"},
+               {"mpi", "cuda", "transport 'mpi' does not run on device 'cuda', expected 'cpu'"},
+               {"nccl", nullptr, "transport 'nccl' does not run on device 'cpu', expected 'cuda'"}};
+  for (const auto &[transport, device, text] : wrong) {
+    reshard_options options{};
+    options.transport = transport;
+    options.device = device;
+    EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &options, &executor_), RESHARD_INVALID);
+    EXPECT_EQ(error(), text);
+    reshard_close(executor_);
+  }
   EXPECT_EQ(reshard_open("/nowhere.rplan", nullptr, 0, nullptr, &executor_), RESHARD_BAD_PLAN);
   EXPECT_NE(error().find("/nowhere.rplan"), std::string::npos);
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_INVALID);

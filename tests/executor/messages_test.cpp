@@ -2,9 +2,10 @@
 // different speeds. Every plan must end, with the same targets as by direct copies.
 
 #include "executor/agreement.h"
+#include "executor/launch.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
-#include "tests/tools/support.h"
+#include "tests/executor/ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -14,10 +15,10 @@
 #include <mutex>
 #include <random>
 #include <thread>
-#include <sys/mman.h>
-#include <unistd.h>
 
 using namespace reshard;
+using tests::RankMemory;
+using tests::Shown;
 
 namespace {
 
@@ -81,7 +82,7 @@ private:
     uint64_t bytes = 0;
     uint64_t delay = 0;
   };
-  uint64_t delay() { return random_() % 4 == 0 ? random_() % 400 : random_() % 4; }
+  uint64_t delay() { return random_() % 4 == 0 ? random_() % 60 : random_() % 4; }
 
   Air &air_;
   const uint32_t rank_, size_;
@@ -90,74 +91,14 @@ private:
   std::map<std::pair<uint32_t, uint32_t>, std::deque<size_t>> order_; // receives, by peer and tag
 };
 
-/// The memory of one rank's buffers, side by side; whether others can map it.
-enum class Shown { nothing, all, some };
-class RankMemory {
-public:
-  RankMemory(const Plan &plan, uint32_t rank, Shown shown) {
-    local.rank = rank;
-    if (const std::string error = plan.segment(rank, local.segment); !error.empty())
-      throw std::runtime_error(error);
-    bytes_ = 1;
-    for (const schema::BufferRun *run : *local.segment->buffers())
-      bytes_ += run->count() * (run->bytes() + 1);
-    const bool shared = shown == Shown::all || (shown == Shown::some && rank % 2 == 0);
-    if (shared && ((file_ = memfd_create("params", 0)) < 0 || ftruncate(file_, static_cast<off_t>(bytes_)) != 0))
-      throw std::runtime_error("no memory");
-    memory_ = static_cast<std::byte *>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file_, 0));
-    std::memset(memory_, 0xEE, bytes_);
-    std::byte *next = memory_;
-    for (const schema::BufferRun *run : *local.segment->buffers()) {
-      std::vector<std::byte *> &table = tables_.emplace_back();
-      for (uint32_t i = 0; i < run->count(); ++i, next += run->bytes() + 1)
-        table.push_back(next);
-    }
-    for (const auto &table : tables_)
-      local.runs.push_back(table.data());
-  }
-  ~RankMemory() {
-    munmap(memory_, bytes_);
-    if (file_ >= 0)
-      close(file_);
-  }
-
-  /// New source values. Replicas differ, so that it counts from whom bytes come.
-  void fill(uint64_t seed) {
-    for (uint32_t r = 0; r < local.segment->buffers()->size(); ++r)
-      if (const schema::BufferRun &run = *local.segment->buffers()->Get(r); run.endpoint() == 0)
-        for (uint32_t i = 0; i < run.count(); ++i) {
-          std::mt19937_64 random(seed * 100 + run.param() * 10 + i + 1000 * run.place());
-          std::generate_n(local.runs[r][i], run.bytes(), [&] { return static_cast<std::byte>(random()); });
-        }
-  }
-
-  LocalRank local;
-  std::vector<std::byte> bytes() const { return {memory_, memory_ + bytes_}; }
-
-private:
-  int file_ = -1;
-  std::byte *memory_ = nullptr;
-  size_t bytes_ = 0;
-  std::deque<std::vector<std::byte *>> tables_;
-};
-
 TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
   const tests::Folder folder;
-  const std::string head = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
-                           "\"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";
-  const char *jobs[] = {
-      "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2}, ranks: 1..2}\noptions: {staging: 4KiB}\n",
-      "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4, dp: 2}}\noptions: {staging: 2KiB}\n",
-      "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1, dp: 5}, ranks: 1..5}\noptions: {staging: 4KiB, topology: {ranks_per_node: 1}}\n",
-      "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2, dp: 3}, ranks: 2..7}\noptions: {staging: 4KiB, topology: {ranks_per_node: 2}}\n",
-      "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4, nics: {per_node: 1, rate: 100Gb/s}}}\n",
-  };
   int chunked = 0, passedOn = 0;
-  for (const char *job : jobs)
+  for (const std::string &job : tests::kRelayJobs)
     for (uint64_t seed = 0; seed < 9; ++seed) {
-      SCOPED_TRACE(job + std::string("seed ") + std::to_string(seed));
+      SCOPED_TRACE(job + "seed " + std::to_string(seed));
       std::unique_ptr<Plan> plan;
-      tests::compile(head + job, folder / "plan");
+      tests::compile(job, folder / "plan");
       ASSERT_EQ(Plan::open(folder / "plan", plan), "");
       // The same sources twice: for direct copies, and for messages.
       std::vector<std::unique_ptr<RankMemory>> direct, sent;
@@ -212,6 +153,27 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
     }
   EXPECT_GT(chunked, 100);
   EXPECT_GT(passedOn, 50);
+}
+
+TEST(Messages, RankZeroTellsTheOthersWhereItIs) {
+  Air air;
+  std::byte ids[4][128] = {};
+  std::fill_n(ids[0], 128, std::byte{7});
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    ranks.emplace_back([&, rank] {
+      SlowWire wire(air, rank, 4, 1);
+      bool late = false;
+      EXPECT_EQ(shareByWire(wire, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60), late), "");
+    });
+  for (std::thread &rank : ranks)
+    rank.join();
+  for (const auto &id : ids)
+    EXPECT_EQ(std::memcmp(id, ids[0], 128), 0);
+  SlowWire alone(air, 1, 2, 1);
+  bool late = false;
+  EXPECT_EQ(shareByWire(alone, ids[1], 128, std::chrono::steady_clock::now(), late), "the deadline passed: rank 0 is waited for, to join");
+  EXPECT_TRUE(late);
 }
 
 TEST(Messages, APeerThatIsGoneIsNamed) {

@@ -130,7 +130,7 @@ class Wheel(unittest.TestCase):
     def install(cls, folder, *settings):
         """A new environment with a new wheel, and NumPy and the like of this one; its Python."""
         wheels = folder / "wheels"
-        settings = [part for setting in (*settings, f"build-dir={folder / 'build'}") for part in ("-C", setting)]
+        settings = [part for setting in (*settings, f"build-dir={folder / 'build'}") for part in ("--config-settings", setting)]
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
         run(*pip, "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index", "-w", wheels, *settings, env=ENVIRONMENT | {"CCACHE_BASEDIR": str(ROOT)})
         (wheel,) = wheels.glob("*.whl")

@@ -3,11 +3,14 @@ report, refresh. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 
 
@@ -204,6 +207,21 @@ class Refresh(Options):
                      "s: {params: {a: {holds: a, refresh: absorb}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n")
         self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["refresh"], ["absorb"])
+
+    def test_nothing_is_left_by_a_run_that_is_ended(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                subprocess.run([BIN / "reshard-compile", ROOT / "examples/quickstart.yaml", "--set", "model.index.layer=1", "-o", folder / "plan"], check=True, capture_output=True)
+                subprocess.run([BIN / "reshard-exec", folder / "plan", "--synthesize", f"--source={folder / 'source'}"], check=True, capture_output=True)
+                process = subprocess.Popen([BIN / "reshard-exec", folder / "plan", f"--source={folder / 'source'}", f"--target={folder / 'target'}", "--repeat=1000000"],
+                                           stdout=subprocess.DEVNULL)
+                begun = f"target.partial-{process.pid}"
+                while process.poll() is None and not (folder / begun).exists():
+                    time.sleep(0.005)
+                process.send_signal(number)
+                self.assertEqual(process.wait(20), -number)
+                self.assertEqual(sorted(path.name for path in folder.iterdir()), ["plan", "source"])
 
 
 if __name__ == "__main__":

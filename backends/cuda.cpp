@@ -1,0 +1,226 @@
+// libreshard_cuda.so: a GPU. What is recorded becomes one graph, captured from a stream; a replay is one launch of it.
+
+#include "backends/current_device.h"
+#include "executor/device.h"
+#include "executor/group.h"
+#include "kernels/copy_cuda.h"
+
+#include <cstdio>
+#include <cstring>
+
+namespace reshard {
+namespace {
+
+std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
+
+class CudaDevice : public Device {
+public:
+  explicit CudaDevice(int number) : number_(number) {}
+  ~CudaDevice() override {
+    const CurrentDevice current(number_);
+    if (abandoned_ && cudaStreamQuery(stream_) == cudaErrorNotReady)
+      return; // what still runs keeps all that it uses
+    if (stream_)
+      cudaStreamSynchronize(stream_); // what is late still writes
+    if (graph_)
+      cudaGraphExecDestroy(graph_);
+    for (const cudaEvent_t event : {done_, turn_})
+      if (event)
+        cudaEventDestroy(event);
+    for (const cudaStream_t stream : {stream_, beside_})
+      if (stream)
+        cudaStreamDestroy(stream);
+    if (begun_)
+      cudaFreeHost(const_cast<uint32_t *>(begun_));
+    for (void *memory : memory_)
+      cudaFree(memory);
+  }
+
+  std::string open() {
+    const CurrentDevice current(number_);
+    void *begun = nullptr;
+    cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    error = error ? error : cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking);
+    error = error ? error : cudaEventCreateWithFlags(&done_, cudaEventDisableTiming);
+    error = error ? error : cudaEventCreateWithFlags(&turn_, cudaEventDisableTiming);
+    error = error ? error : cudaHostAlloc(&begun, sizeof *begun_, cudaHostAllocMapped | cudaHostAllocPortable);
+    if (error)
+      return checked(error);
+    begun_ = static_cast<uint32_t *>(begun);
+    *begun_ = 0;
+    void *seen = nullptr;
+    error = cudaHostGetDevicePointer(&seen, begun, 0);
+    begunThere_ = static_cast<uint32_t *>(seen);
+    return checked(error);
+  }
+
+  int number() const override { return number_; }
+
+  std::string allocate(uint64_t bytes, std::byte *&memory) override {
+    const CurrentDevice current(number_);
+    void *allocated = nullptr;
+    if (const cudaError_t error = cudaMalloc(&allocated, bytes); error != cudaSuccess)
+      return checked(error);
+    memory_.push_back(allocated);
+    memory = static_cast<std::byte *>(allocated);
+    const cudaError_t error = cudaMemset(allocated, 0, bytes);
+    return checked(error ? error : cudaDeviceSynchronize());
+  }
+
+  std::string copy(std::byte *target, const std::byte *source, uint64_t bytes) override {
+    const CurrentDevice current(number_);
+    return checked(cudaMemcpy(target, source, bytes, cudaMemcpyDefault));
+  }
+
+  std::string reach(const std::byte *memory) override {
+    const CurrentDevice current(number_);
+    cudaPointerAttributes attributes{};
+    if (const cudaError_t error = cudaPointerGetAttributes(&attributes, memory); error != cudaSuccess)
+      return checked(error);
+    return attributes.type == cudaMemoryTypeUnregistered || !attributes.devicePointer ? "memory of the host, expected of device " + std::to_string(number_) : "";
+  }
+
+  std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline, bool &timedOut) override {
+    const CurrentDevice current(number_);
+    std::vector<Launch> launches;
+    for (const Operation &operation : operations) {
+      const auto *exchange = std::get_if<Exchange>(&operation);
+      if (std::string error = upload(exchange ? &exchange->beside : std::get_if<kernels::Table>(&operation), launches.emplace_back()); !error.empty())
+        return error;
+    }
+    // Relaxed: what NCCL and the caller's hooks allocate on the way is theirs.
+    if (const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed); error != cudaSuccess)
+      return checked(error);
+    std::string problem;
+    for (size_t o = 0; o < operations.size() && problem.empty(); ++o) {
+      const auto number = static_cast<uint32_t>(o);
+      if (const auto *exchange = std::get_if<Exchange>(&operations[o])) {
+        // The launch beside a group stands on a branch of its own. An empty one as well: it says that the group has begun.
+        problem = follow(stream_, beside_);
+        if (problem.empty())
+          problem = checked(kernels::launchCopies(launches[o].table, launches[o].blocks, begunThere_, number, beside_));
+        if (problem.empty())
+          problem = group->exchange(exchange->transfers, stream_, deadline, timedOut);
+        if (problem.empty())
+          problem = follow(beside_, stream_);
+      } else if (const Call *call = std::get_if<Call>(&operations[o])) {
+        problem = checked(kernels::launchCopies({}, 1, begunThere_, number, stream_)); // says that it has begun
+        if (problem.empty())
+          problem = (*call)();
+      } else {
+        problem = checked(kernels::launchCopies(launches[o].table, launches[o].blocks, begunThere_, number, stream_));
+      }
+    }
+    cudaGraph_t captured = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &captured);
+    if (problem.empty())
+      problem = checked(ended);
+    if (problem.empty())
+      problem = checked(cudaGraphInstantiate(&graph_, captured, 0));
+    if (captured)
+      cudaGraphDestroy(captured);
+    if (problem.empty())
+      problem = checked(cudaGraphUpload(graph_, stream_));
+    return problem.empty() ? checked(cudaStreamSynchronize(stream_)) : problem;
+  }
+
+  std::string replay() override {
+    const CurrentDevice current(number_);
+    *begun_ = 0;
+    const cudaError_t error = cudaGraphLaunch(graph_, stream_);
+    return checked(error ? error : cudaEventRecord(done_, stream_));
+  }
+
+  std::string done(bool &done) override {
+    const CurrentDevice current(number_);
+    const cudaError_t error = cudaEventQuery(done_);
+    done = error == cudaSuccess;
+    return error == cudaErrorNotReady ? std::string() : checked(error);
+  }
+
+  void abandon() override {
+    const CurrentDevice current(number_);
+    abandoned_ = true;
+    if (graph_)
+      cudaGraphExecDestroy(graph_); // of a graph under way: when it ends
+    graph_ = nullptr;
+  }
+
+  size_t begun() const override { return *begun_; }
+  void *stream() const override { return stream_; }
+
+private:
+  struct Launch {
+    kernels::TableView table{};
+    uint32_t blocks = 0;
+  };
+
+  /// What is enqueued on a stream from now on begins when all that is on another is done.
+  std::string follow(cudaStream_t first, cudaStream_t then) {
+    const cudaError_t error = cudaEventRecord(turn_, first);
+    return checked(error ? error : cudaStreamWaitEvent(then, turn_, 0));
+  }
+
+  /// Copies a table into memory of the device.
+  std::string upload(const kernels::Table *table, Launch &launch) {
+    launch.blocks = 1;
+    if (!table || table->empty())
+      return {};
+    auto rounded = [](uint64_t bytes) { return (bytes + 15) / 16 * 16; };
+    const auto &pieces = table->pieces();
+    const auto &shapes = table->shapes();
+    const auto &loops = table->loops();
+    const uint64_t shapesAt = rounded(pieces.size() * sizeof pieces[0]), loopsAt = shapesAt + rounded(shapes.size() * sizeof shapes[0]);
+    std::vector<std::byte> bytes(loopsAt + rounded(loops.size() * sizeof loops[0]));
+    std::memcpy(bytes.data(), pieces.data(), pieces.size() * sizeof pieces[0]);
+    std::memcpy(bytes.data() + shapesAt, shapes.data(), shapes.size() * sizeof shapes[0]);
+    if (!loops.empty())
+      std::memcpy(bytes.data() + loopsAt, loops.data(), loops.size() * sizeof loops[0]);
+    std::byte *there = nullptr;
+    if (std::string error = allocate(bytes.size(), there); !error.empty())
+      return "a table of " + std::to_string(bytes.size()) + " bytes: " + error;
+    if (std::string error = copy(there, bytes.data(), bytes.size()); !error.empty())
+      return error;
+    launch.table = table->view();
+    launch.table.pieces = reinterpret_cast<const kernels::TablePiece *>(there);
+    launch.table.shapes = reinterpret_cast<const kernels::TableShape *>(there + shapesAt);
+    launch.table.loops = reinterpret_cast<const kernels::TableLoop *>(there + loopsAt);
+    return checked(kernels::launchBlocks(launch.table.slots, launch.blocks));
+  }
+
+  const int number_;
+  cudaStream_t stream_ = nullptr, beside_ = nullptr;
+  cudaEvent_t done_ = nullptr, turn_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+  volatile uint32_t *begun_ = nullptr; // of the host, which the device writes
+  uint32_t *begunThere_ = nullptr;
+  std::vector<void *> memory_;
+  bool abandoned_ = false;
+};
+
+} // namespace
+} // namespace reshard
+
+extern "C" {
+
+extern const uint32_t reshard_open_device_version = reshard::kDeviceVersion;
+
+reshard::Device *reshard_open_device(int number, char *error, size_t room) {
+  int count = 0;
+  cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaSuccess && number < 0)
+    code = cudaGetDevice(&number);
+  if (code == cudaSuccess && count == 0)
+    code = cudaErrorNoDevice;
+  if (code != cudaSuccess) {
+    std::snprintf(error, room, "%s", cudaGetErrorString(code));
+    return nullptr;
+  }
+  auto device = std::make_unique<reshard::CudaDevice>(number % count);
+  if (const std::string problem = device->open(); !problem.empty()) {
+    std::snprintf(error, room, "%s", problem.c_str());
+    return nullptr;
+  }
+  return device.release();
+}
+}

@@ -1,0 +1,23 @@
+// Makes a device current for a scope, and gives the caller's back.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace reshard {
+
+class CurrentDevice {
+public:
+  explicit CurrentDevice(int device) {
+    cudaGetDevice(&before_);
+    if (before_ != device)
+      cudaSetDevice(device);
+  }
+  ~CurrentDevice() { cudaSetDevice(before_); }
+  CurrentDevice(const CurrentDevice &) = delete;
+  CurrentDevice &operator=(const CurrentDevice &) = delete;
+
+private:
+  int before_ = 0;
+};
+
+} // namespace reshard

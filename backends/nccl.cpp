@@ -1,0 +1,195 @@
+// libreshard_nccl.so: a group over NCCL. The communicator does not block: whoever waits for another rank looks at the clock.
+
+#include "backends/current_device.h"
+#include "executor/group.h"
+
+#include <cstdio>
+#include <future>
+#include <memory>
+#include <nccl.h>
+#include <sched.h>
+#include <thread>
+
+namespace reshard {
+namespace {
+
+std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
+
+/// For peers that may be gone.
+constexpr std::chrono::seconds kPatience(10);
+
+class NcclGroup : public Group {
+public:
+  explicit NcclGroup(int device) : device_(device) {}
+  ~NcclGroup() override {
+    const CurrentDevice current(device_);
+    if (stream_)
+      cudaStreamDestroy(stream_);
+    cudaFree(word_);
+    if (!communicator_ || !own_ || abandoned_)
+      return;
+    bool late = false;
+    if (settled(ncclCommFinalize(communicator_), std::chrono::steady_clock::now() + kPatience, late).empty())
+      ncclCommDestroy(communicator_);
+    else
+      abandon();
+  }
+
+  std::string open(const GroupOptions &options, bool &timedOut) {
+    cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    error = error ? error : cudaMalloc(&word_, sizeof(int));
+    error = error ? error : cudaMemset(word_, 0, sizeof(int));
+    if (error)
+      return checked(error);
+    if (options.communicator) {
+      communicator_ = static_cast<ncclComm_t>(options.communicator);
+      own_ = false;
+    } else {
+      ncclUniqueId id;
+      if (options.rank == 0 || !options.share)
+        if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
+          return text(result);
+      if (options.share)
+        if (std::string error = options.share(reinterpret_cast<std::byte *>(&id), sizeof id, options.deadline, timedOut); !error.empty())
+          return error;
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 0;
+      const ncclResult_t result = ncclCommInitRankConfig(&communicator_, static_cast<int>(options.size), id, static_cast<int>(options.rank), &config);
+      if (std::string error = settled(result, options.deadline, timedOut); !error.empty()) {
+        if (communicator_)
+          abandon();
+        return timedOut ? error + ": not all ranks have come" : error;
+      }
+    }
+    int rank = 0, size = 0;
+    ncclResult_t result = ncclCommUserRank(communicator_, &rank);
+    result = result == ncclSuccess ? ncclCommCount(communicator_, &size) : result;
+    rank_ = static_cast<uint32_t>(rank);
+    size_ = static_cast<uint32_t>(size);
+    return result == ncclSuccess ? std::string() : text(result);
+  }
+
+  uint32_t rank() const override { return rank_; }
+  uint32_t size() const override { return size_; }
+
+  std::string gather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline, bool &timedOut) override {
+    if (std::string error = check(); !error.empty())
+      return error;
+    const CurrentDevice current(device_);
+    void *memory = nullptr;
+    if (const cudaError_t error = cudaMalloc(&memory, bytes * (uint64_t{size_} + 1)); error != cudaSuccess)
+      return checked(error);
+    auto *gathered = static_cast<std::byte *>(memory) + bytes;
+    std::string problem = checked(cudaMemcpyAsync(memory, mine, bytes, cudaMemcpyHostToDevice, stream_));
+    if (problem.empty())
+      problem = settled(ncclAllGather(memory, gathered, bytes, ncclChar, communicator_, stream_), deadline, timedOut);
+    for (cudaError_t state = cudaErrorNotReady; problem.empty() && state == cudaErrorNotReady;) {
+      state = cudaStreamQuery(stream_);
+      if (state != cudaErrorNotReady)
+        problem = checked(state);
+      else if (passed(deadline))
+        problem = late(timedOut);
+      else if (problem = check(); problem.empty())
+        sched_yield();
+    }
+    if (problem.empty())
+      problem = checked(cudaMemcpy(all, gathered, bytes * size_, cudaMemcpyDeviceToHost));
+    else
+      abandon(); // else the memory were in use for ever
+    cudaFree(memory);
+    return problem;
+  }
+
+  std::string exchange(const std::vector<Transfer> &transfers, void *stream, const Deadline &deadline, bool &timedOut) override {
+    const CurrentDevice current(device_);
+    ncclResult_t result = ncclGroupStart();
+    for (const Transfer &transfer : transfers) {
+      const auto peer = static_cast<int>(transfer.peer);
+      const auto queue = static_cast<cudaStream_t>(stream);
+      const ncclResult_t added = transfer.send ? ncclSend(transfer.memory, transfer.bytes, ncclChar, peer, communicator_, queue)
+                                               : ncclRecv(transfer.memory, transfer.bytes, ncclChar, peer, communicator_, queue);
+      if (result == ncclSuccess && added != ncclInProgress)
+        result = added;
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    return settled(result == ncclSuccess ? ended : result, deadline, timedOut);
+  }
+
+  std::string barrier(void *stream, const Deadline &deadline, bool &timedOut) override {
+    const CurrentDevice current(device_);
+    return settled(ncclAllReduce(word_, word_, 1, ncclInt, ncclMax, communicator_, static_cast<cudaStream_t>(stream)), deadline, timedOut);
+  }
+
+  std::string check() override {
+    if (abandoned_)
+      return "the communicator was aborted";
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t result = ncclCommGetAsyncError(communicator_, &state);
+    state = result == ncclSuccess ? state : result;
+    return state == ncclSuccess || state == ncclInProgress ? std::string() : text(state);
+  }
+
+  /// NCCL may wait for peers here as well; after a while it is left to do so by itself.
+  void abandon() override {
+    if (abandoned_)
+      return;
+    abandoned_ = true;
+    auto aborted = std::make_shared<std::promise<void>>();
+    std::thread([communicator = communicator_, device = device_, aborted] {
+      const CurrentDevice current(device);
+      ncclCommAbort(communicator);
+      aborted->set_value();
+    }).detach();
+    aborted->get_future().wait_for(kPatience);
+  }
+
+private:
+  static std::string late(bool &timedOut) {
+    timedOut = true;
+    return "the deadline passed";
+  }
+
+  std::string text(ncclResult_t result) const {
+    const char *last = ncclGetLastError(communicator_);
+    return std::string("NCCL: ") + ncclGetErrorString(result) + (last && *last ? std::string(": ") + last : std::string());
+  }
+
+  /// What a call came to, when it is done.
+  std::string settled(ncclResult_t result, const Deadline &deadline, bool &timedOut) {
+    while (result == ncclInProgress) {
+      if (passed(deadline))
+        return late(timedOut);
+      sched_yield();
+      if (const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &result); asked != ncclSuccess)
+        result = asked;
+    }
+    return result == ncclSuccess ? std::string() : text(result);
+  }
+
+  const int device_;
+  ncclComm_t communicator_ = nullptr;
+  cudaStream_t stream_ = nullptr; // of gather
+  void *word_ = nullptr;          // of barrier; what is in it counts for nothing
+  uint32_t rank_ = 0, size_ = 1;
+  bool own_ = true, abandoned_ = false;
+};
+
+} // namespace
+} // namespace reshard
+
+extern "C" {
+
+extern const uint32_t reshard_open_group_version = reshard::kGroupVersion;
+
+reshard::Group *reshard_open_group(const reshard::GroupOptions &options, char *error, size_t room, int *timed_out) {
+  const reshard::CurrentDevice current(options.device);
+  auto group = std::make_unique<reshard::NcclGroup>(options.device);
+  bool late = false;
+  const std::string problem = group->open(options, late);
+  *timed_out = late;
+  if (problem.empty())
+    return group.release();
+  std::snprintf(error, room, "%s", problem.c_str());
+  return nullptr;
+}
+}

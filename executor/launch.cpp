@@ -1,0 +1,94 @@
+#include "executor/launch.h"
+
+#include "executor/wire.h"
+
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <unistd.h>
+
+namespace reshard {
+
+namespace {
+
+std::optional<uint32_t> number(const char *name) {
+  const char *text = name ? std::getenv(name) : nullptr;
+  uint32_t value = 0;
+  if (!text || std::from_chars(text, text + std::strlen(text), value).ptr != text + std::strlen(text) || !*text)
+    return {};
+  return value;
+}
+
+} // namespace
+
+Launch findLaunch() {
+  // Of one launcher all, since one that launched the launcher may have left its own.
+  struct Names {
+    const char *rank, *size, *localRank;
+    bool mpi;
+  };
+  constexpr Names kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", true},
+                                  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", true},
+                                  {"RANK", "WORLD_SIZE", "LOCAL_RANK", false},
+                                  {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", false}};
+  for (const Names &names : kLaunchers)
+    if (const std::optional<uint32_t> rank = number(names.rank))
+      return {rank, number(names.size), number(names.localRank), names.mpi};
+  return {};
+}
+
+std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut) {
+  std::error_code error;
+  if (rank == 0) {
+    if (std::filesystem::exists(path, error))
+      return "'" + path + "' is there already, expected a new file for each launch";
+    const std::string temporary = path + ".partial-" + std::to_string(getpid());
+    std::ofstream file(temporary, std::ios::binary);
+    file.write(reinterpret_cast<const char *>(data), static_cast<std::streamsize>(bytes));
+    file.close();
+    if (!file)
+      return "cannot write '" + temporary + "': " + std::strerror(errno);
+    std::filesystem::rename(temporary, path, error);
+    return error ? "cannot write '" + path + "': " + error.message() : std::string();
+  }
+  while (!std::filesystem::exists(path, error)) {
+    if (passed(deadline)) {
+      timedOut = true;
+      return "the deadline passed without '" + path + "', which rank 0 writes";
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char *>(data), static_cast<std::streamsize>(bytes));
+  if (!file || file.peek() != std::ifstream::traits_type::eof())
+    return "'" + path + "' is not of " + std::to_string(bytes) + " bytes, expected what rank 0 of this launch writes";
+  return {};
+}
+
+std::string shareByWire(Wire &wire, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut) {
+  wire.reserve(1);
+  // Rank 0 tells one after the other: all are about to wait for it anyway.
+  for (uint32_t peer = wire.rank() == 0 ? 1 : 0; peer < (wire.rank() == 0 ? wire.size() : 1); ++peer) {
+    std::string error = wire.rank() == 0 ? wire.send(0, peer, 0, data, bytes) : wire.receive(0, peer, 0, data, bytes);
+    for (bool done = false; error.empty() && !done;) {
+      error = wire.test(0, done);
+      if (error.empty() && !done && passed(deadline)) {
+        timedOut = true;
+        error = "the deadline passed: rank " + std::to_string(peer) + " is waited for, to join";
+      }
+      if (!done)
+        std::this_thread::yield();
+    }
+    if (!error.empty()) {
+      wire.abandon();
+      return error;
+    }
+  }
+  return {};
+}
+
+} // namespace reshard

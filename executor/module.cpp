@@ -1,0 +1,38 @@
+#include "executor/module.h"
+
+#include <dlfcn.h>
+#include <filesystem>
+#include <vector>
+
+namespace reshard {
+
+std::string loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols, void *&function) {
+  const std::string file = "libreshard_" + name + ".so";
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  Dl_info own{};
+  dladdr(reinterpret_cast<const void *>(&loadModule), &own);
+  const std::filesystem::path library = own.dli_fname ? own.dli_fname : ""; // that this is part of
+  const auto beside = (library.has_parent_path() ? library : program).parent_path();
+  std::string why;
+  for (const std::string &path : std::vector<std::string>{beside / file, program.parent_path() / file, program.parent_path().parent_path() / "lib" / file, file}) {
+    if (path != file && !std::filesystem::exists(path, ignored))
+      continue;
+    void *module = dlopen(path.c_str(), RTLD_NOW | (symbols == Symbols::global ? RTLD_GLOBAL : RTLD_LOCAL));
+    if (!module) {
+      const char *error = dlerror();
+      why = why.empty() ? error : why; // of the file that is there
+      continue;
+    }
+    function = dlsym(module, entry.c_str());
+    if (!function)
+      return "'" + path + "' is no backend: it lacks " + entry;
+    const auto found = static_cast<const uint32_t *>(dlsym(module, (entry + "_version").c_str()));
+    if (!found || *found != version)
+      return "'" + path + "' is of version " + (found ? std::to_string(*found) : "none") + ", expected " + std::to_string(version) + " of " + entry;
+    return {};
+  }
+  return "backend '" + name + "' cannot be loaded: " + why;
+}
+
+} // namespace reshard

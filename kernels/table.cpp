@@ -1,0 +1,99 @@
+#include "kernels/table.h"
+
+#include <algorithm>
+
+namespace reshard::kernels {
+
+namespace {
+
+/// Rows shorter than this are not worth three pieces.
+constexpr uint64_t kCutRowBytes = 256;
+
+/// What all of them are multiples of: at most kSlotBytes.
+uint64_t alignment(uint64_t bits) { return std::min<uint64_t>(kSlotBytes, bits == 0 ? kSlotBytes : bits & -bits); }
+
+uint64_t strideBits(const Strided &shape, bool fill) {
+  uint64_t bits = 0;
+  for (size_t l = 0; l < shape.loopCount; ++l)
+    bits |= static_cast<uint64_t>(shape.loops[l].targetStride) | (fill ? 0 : static_cast<uint64_t>(shape.loops[l].sourceStride));
+  return bits;
+}
+
+} // namespace
+
+/// Long rows whose two sides are misaligned alike are cut into what comes before the first boundary, what lies between boundaries, and
+/// what comes after the last.
+void Table::add(uint64_t target, uint64_t source, const Strided &given, uint64_t first, uint64_t bytes) {
+  Strided shape = given;
+  simplify(shape);
+  if (shape.loopCount == 0) {
+    target += first;
+    source += source ? first : 0;
+    shape.rowBytes = bytes;
+    first = 0;
+  }
+  const uint64_t between = alignment(strideBits(shape, source == 0) | (source ? source - target : 0));
+  const bool whole = first == 0 && bytes == shape.bytes();
+  if (!whole || between < kSlotBytes || shape.rowBytes < kCutRowBytes || (target % kSlotBytes == 0 && shape.rowBytes % kSlotBytes == 0))
+    return addAligned(target, source, shape, first, bytes);
+  const uint64_t head = (kSlotBytes - target % kSlotBytes) % kSlotBytes, tail = (target + shape.rowBytes) % kSlotBytes;
+  const uint64_t cuts[] = {0, head, shape.rowBytes - tail, shape.rowBytes};
+  for (int c = 0; c < 3; ++c)
+    if (Strided part = shape; cuts[c] < cuts[c + 1]) {
+      part.rowBytes = cuts[c + 1] - cuts[c];
+      addAligned(target + cuts[c], source ? source + cuts[c] : 0, part, 0, part.bytes());
+    }
+}
+
+void Table::addAligned(uint64_t target, uint64_t source, const Strided &shape, uint64_t first, uint64_t bytes) {
+  if (bytes == 0)
+    return;
+  const uint64_t width = alignment(target | source | shape.rowBytes | first | bytes | strideBits(shape, source == 0));
+  if (shape.bytes() / width >= maxUnits_) { // in two halves, of the outermost loop or of the row
+    Strided half = shape;
+    const bool row = shape.loopCount == 0;
+    const uint64_t count = row ? shape.rowBytes / width : shape.loops[0].count, lower = count / 2;
+    const uint64_t cut = row ? lower * width : shape.bytes() / count * lower; // in bytes of the shape
+    const int64_t sourceStep = row ? static_cast<int64_t>(width) : shape.loops[0].sourceStride;
+    const int64_t targetStep = row ? static_cast<int64_t>(width) : shape.loops[0].targetStride;
+    for (const bool upper : {false, true}) {
+      const uint64_t begin = upper ? std::max(first, cut) : first, end = upper ? first + bytes : std::min(first + bytes, cut);
+      (row ? half.rowBytes : half.loops[0].count) = (upper ? count - lower : lower) * (row ? width : 1);
+      if (!row)
+        simplify(half); // a loop of one step is none
+      const int64_t steps = upper ? static_cast<int64_t>(lower) : 0;
+      if (begin < end)
+        addAligned(target + static_cast<uint64_t>(steps * targetStep), source ? source + static_cast<uint64_t>(steps * sourceStep) : 0, half,
+                   begin - (upper ? cut : 0), end - begin);
+      half = shape;
+    }
+    return;
+  }
+  const uint32_t number = shapeNumber(shape, static_cast<uint32_t>(width));
+  TablePiece &piece = pieces_.back();
+  piece = {source, target, piece.slot, static_cast<uint32_t>(first / width), static_cast<uint32_t>(bytes / width), number, static_cast<uint32_t>(width)};
+  const uint64_t next = piece.slot + (bytes + kSlotBytes - 1) / kSlotBytes;
+  pieces_.push_back({0, 0, next, 0, 0, 0, 0});
+  bytes_ += bytes;
+}
+
+uint32_t Table::shapeNumber(const Strided &shape, uint32_t width) {
+  const auto rowUnits = static_cast<uint32_t>(shape.rowBytes / width);
+  auto same = [&](const TableShape &other) {
+    if (other.rowUnits != rowUnits || other.loopCount != shape.loopCount)
+      return false;
+    for (uint32_t l = 0; l < other.loopCount; ++l)
+      if (const TableLoop &loop = loops_[other.firstLoop + l]; loop.count != shape.loops[l].count || loop.sourceStride != shape.loops[l].sourceStride ||
+                                                               loop.targetStride != shape.loops[l].targetStride)
+        return false;
+    return true;
+  };
+  if (shapes_.empty() || !same(shapes_.back())) {
+    shapes_.push_back({rowUnits, static_cast<uint32_t>(loops_.size()), static_cast<uint32_t>(shape.loopCount)});
+    for (size_t l = 0; l < shape.loopCount; ++l)
+      loops_.push_back({shape.loops[l].sourceStride, shape.loops[l].targetStride, static_cast<uint32_t>(shape.loops[l].count), 0});
+  }
+  return static_cast<uint32_t>(shapes_.size() - 1);
+}
+
+} // namespace reshard::kernels

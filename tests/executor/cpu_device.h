@@ -1,0 +1,180 @@
+// A device and a group of this process: what a GPU and NCCL do, as strictly as they may. A thread of the device's own does what was recorded,
+// launches in any order of blocks and threads, one beside a group before it or after it; a send is not done before its receive takes the bytes, out of the sender's memory; ends of one pair
+// of ranks meet in their order.
+#pragma once
+
+#include "executor/group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+namespace reshard::tests {
+
+class CpuDevice : public Device {
+public:
+  explicit CpuDevice(uint64_t seed) : random_(seed) {}
+  ~CpuDevice() override {
+    if (worker_.joinable())
+      worker_.join();
+    for (void *memory : memory_)
+      std::free(memory);
+  }
+
+  int number() const override { return 0; }
+  std::string allocate(uint64_t bytes, std::byte *&memory) override {
+    memory_.push_back(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
+    memory = static_cast<std::byte *>(memory_.back());
+    std::memset(memory, 0, bytes);
+    return {};
+  }
+  std::string copy(std::byte *target, const std::byte *source, uint64_t bytes) override {
+    std::memcpy(target, source, bytes);
+    return {};
+  }
+  std::string reach(const std::byte *memory) override { return memory == unreachable ? "no memory of the device" : ""; }
+
+  std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &, bool &) override {
+    operations_ = operations;
+    group_ = group;
+    for (const Operation &operation : operations)
+      if (const Call *call = std::get_if<Call>(&operation))
+        if (std::string error = (*call)(); !error.empty())
+          return error;
+    return {};
+  }
+  std::string replay() override {
+    done_ = false;
+    worker_ = std::thread([this] {
+      for (size_t o = 0; o < operations_.size() && error_.empty(); ++o) {
+        begun_ = o;
+        if (const auto *table = std::get_if<kernels::Table>(&operations_[o]))
+          launch(table->view());
+        bool late = false;
+        if (const auto *exchange = std::get_if<Exchange>(&operations_[o])) {
+          const bool first = random_() % 2 == 0; // the two have nothing to do with each other
+          if (first && !exchange->beside.empty())
+            launch(exchange->beside.view());
+          error_ = group_->exchange(exchange->transfers, nullptr, {}, late);
+          if (!first && !exchange->beside.empty())
+            launch(exchange->beside.view());
+        }
+      }
+      done_ = true;
+    });
+    return {};
+  }
+  std::string done(bool &done) override {
+    done = done_;
+    if (done)
+      worker_.join();
+    return done ? error_ : std::string();
+  }
+  size_t begun() const override { return begun_; }
+  void abandon() override {} // the group ends what the thread waits for
+  void *stream() const override { return const_cast<CpuDevice *>(this); }
+
+  std::byte *unreachable = nullptr;
+  const std::vector<Operation> &operations() const { return operations_; }
+
+private:
+  void launch(const kernels::TableView &table) {
+    const auto blocks = static_cast<uint32_t>(1 + random_() % 4);
+    std::vector<uint32_t> order(blocks * kernels::kBlockThreads);
+    for (uint32_t i = 0; i < order.size(); ++i)
+      order[i] = i;
+    std::shuffle(order.begin(), order.end(), random_);
+    for (const uint32_t i : order)
+      kernels::copyThread(table, i % blocks, blocks, i / blocks);
+  }
+
+  std::mt19937_64 random_;
+  std::vector<void *> memory_;
+  std::vector<Operation> operations_;
+  Group *group_ = nullptr;
+  std::thread worker_;
+  std::atomic<bool> done_{true};
+  std::atomic<size_t> begun_{0};
+  std::string error_;
+};
+
+/// Where the ranks of a process meet.
+struct Lobby {
+  struct Offer {
+    const std::byte *memory;
+    uint64_t bytes;
+    bool taken = false;
+  };
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::pair<uint32_t, uint32_t>, std::deque<Offer *>> offers; // from, to
+  std::map<uint32_t, std::vector<std::byte>> gathered;
+};
+
+class CpuGroup : public Group {
+public:
+  CpuGroup(Lobby &lobby, uint32_t rank, uint32_t size) : lobby_(lobby), rank_(rank), size_(size) {}
+
+  uint32_t rank() const override { return rank_; }
+  uint32_t size() const override { return size_; }
+  std::string gather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &, bool &) override {
+    std::unique_lock lock(lobby_.mutex);
+    lobby_.gathered[rank_].assign(mine, mine + bytes);
+    lobby_.changed.notify_all();
+    lobby_.changed.wait(lock, [this] { return lobby_.gathered.size() == size_; });
+    for (uint32_t rank = 0; rank < size_; ++rank)
+      std::memcpy(all + rank * bytes, lobby_.gathered[rank].data(), bytes);
+    return {};
+  }
+  std::string exchange(const std::vector<Transfer> &transfers, void *, const Deadline &, bool &) override {
+    std::unique_lock lock(lobby_.mutex);
+    std::deque<Lobby::Offer> mine;
+    std::map<uint32_t, std::deque<const Transfer *>> wanted; // by peer
+    for (const Transfer &transfer : transfers)
+      if (transfer.send) {
+        mine.push_back({transfer.memory, transfer.bytes});
+        lobby_.offers[{rank_, transfer.peer}].push_back(&mine.back());
+      } else {
+        wanted[transfer.peer].push_back(&transfer);
+      }
+    lobby_.changed.notify_all();
+    while (!abandoned_) {
+      for (auto &[peer, receives] : wanted)
+        for (auto &offers = lobby_.offers[{peer, rank_}]; !receives.empty() && !offers.empty(); lobby_.changed.notify_all()) {
+          if (offers.front()->bytes != receives.front()->bytes)
+            return "a message of " + std::to_string(offers.front()->bytes) + " bytes for one of " + std::to_string(receives.front()->bytes);
+          std::memcpy(receives.front()->memory, offers.front()->memory, offers.front()->bytes);
+          offers.front()->taken = true;
+          offers.pop_front();
+          receives.pop_front();
+        }
+      if (std::all_of(wanted.begin(), wanted.end(), [](const auto &each) { return each.second.empty(); }) &&
+          std::all_of(mine.begin(), mine.end(), [](const Lobby::Offer &offer) { return offer.taken; }))
+        return {};
+      lobby_.changed.wait_for(lock, std::chrono::milliseconds(5));
+    }
+    return "abandoned";
+  }
+  std::string barrier(void *, const Deadline &, bool &) override {
+    ++barriers;
+    return {};
+  }
+  std::string check() override { return {}; }
+  void abandon() override { abandoned_ = true; }
+
+  int barriers = 0;
+
+private:
+  Lobby &lobby_;
+  const uint32_t rank_, size_;
+  std::atomic<bool> abandoned_{false};
+};
+
+} // namespace reshard::tests

@@ -1,0 +1,70 @@
+// How processes find each other: the environment of launchers, a file with rank 0's id.
+
+#include "executor/launch.h"
+#include "tests/tools/support.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <thread>
+
+using namespace reshard;
+
+namespace {
+
+class LaunchTest : public testing::Test {
+public:
+  LaunchTest() {
+    for (const char *name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "RANK", "WORLD_SIZE",
+                             "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"})
+      unsetenv(name);
+  }
+  tests::Folder folder;
+};
+
+Deadline in(int milliseconds) { return std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds); }
+
+} // namespace
+
+TEST_F(LaunchTest, TheInnermostLauncherSpeaksForItself) {
+  EXPECT_FALSE(findLaunch().rank);
+  setenv("SLURM_PROCID", "0", 1);
+  setenv("SLURM_NTASKS", "1", 1);
+  EXPECT_EQ(findLaunch().rank, 0u);
+  setenv("RANK", "5", 1); // torchrun under Slurm: nothing of Slurm's is mixed in
+  EXPECT_EQ(findLaunch().rank, 5u);
+  EXPECT_FALSE(findLaunch().size);
+  setenv("WORLD_SIZE", "8", 1);
+  setenv("LOCAL_RANK", "1", 1);
+  EXPECT_EQ(findLaunch().size, 8u);
+  EXPECT_EQ(findLaunch().localRank, 1u);
+  setenv("OMPI_COMM_WORLD_RANK", "twelve", 1);
+  EXPECT_EQ(findLaunch().rank, 5u);
+  setenv("OMPI_COMM_WORLD_RANK", "12", 1);
+  EXPECT_EQ(findLaunch().rank, 12u);
+}
+
+TEST_F(LaunchTest, RankZeroWritesAndTheOthersRead) {
+  const std::string path = folder / "id";
+  std::byte ids[3][100] = {};
+  for (std::byte &each : ids[0])
+    each = std::byte{7};
+  std::string errors[3];
+  bool late[3] = {};
+  std::vector<std::thread> readers;
+  for (const uint32_t rank : {1u, 2u})
+    readers.emplace_back([&, rank] { errors[rank] = shareByFile(path, rank, ids[rank], 100, in(60'000), late[rank]); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  errors[0] = shareByFile(path, 0, ids[0], 100, {}, late[0]);
+  for (std::thread &reader : readers)
+    reader.join();
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(errors[rank], "");
+    EXPECT_EQ(ids[rank][99], std::byte{7});
+  }
+  EXPECT_EQ(shareByFile(path, 0, ids[0], 100, {}, late[0]), "'" + path + "' is there already, expected a new file for each launch");
+  EXPECT_EQ(shareByFile(path, 1, ids[1], 99, {}, late[1]), "'" + path + "' is not of 99 bytes, expected what rank 0 of this launch writes");
+  EXPECT_FALSE(late[1]);
+  EXPECT_EQ(shareByFile(folder / "other", 1, ids[1], 100, in(15), late[1]), "the deadline passed without '" + (folder / "other") + "', which rank 0 writes");
+  EXPECT_TRUE(late[1]);
+}

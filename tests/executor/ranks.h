@@ -1,0 +1,108 @@
+// Ranks of a plan with memory of their own, and jobs whose messages go in chunks and are passed on.
+#pragma once
+
+#include "executor/transport.h"
+#include "tests/tools/support.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vector>
+
+namespace reshard::tests {
+
+/// The memory of one rank's buffers, side by side; whether others can map it.
+enum class Shown { nothing, all, some };
+class RankMemory {
+public:
+  RankMemory(const Plan &plan, uint32_t rank, Shown shown = Shown::nothing) {
+    local.rank = rank;
+    if (const std::string error = plan.segment(rank, local.segment); !error.empty())
+      throw std::runtime_error(error);
+    bytes_ = 1;
+    for (const schema::BufferRun *run : *local.segment->buffers())
+      bytes_ += run->count() * (run->bytes() + 1);
+    const bool shared = shown == Shown::all || (shown == Shown::some && rank % 2 == 0);
+    if (shared && ((file_ = memfd_create("params", 0)) < 0 || ftruncate(file_, static_cast<off_t>(bytes_)) != 0))
+      throw std::runtime_error("no memory");
+    memory_ = static_cast<std::byte *>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file_, 0));
+    std::memset(memory_, 0xEE, bytes_);
+    std::byte *next = memory_;
+    for (const schema::BufferRun *run : *local.segment->buffers()) {
+      std::vector<std::byte *> &table = tables_.emplace_back();
+      for (uint32_t i = 0; i < run->count(); ++i, next += run->bytes() + 1)
+        table.push_back(next);
+    }
+    for (const auto &table : tables_)
+      local.runs.push_back(table.data());
+  }
+  ~RankMemory() {
+    munmap(memory_, bytes_);
+    if (file_ >= 0)
+      close(file_);
+  }
+
+  /// New source values. Replicas differ, so that it counts from whom bytes come.
+  void fill(uint64_t seed) {
+    for (uint32_t r = 0; r < local.segment->buffers()->size(); ++r)
+      if (const schema::BufferRun &run = *local.segment->buffers()->Get(r); run.endpoint() == 0)
+        for (uint32_t i = 0; i < run.count(); ++i) {
+          std::mt19937_64 random(seed * 100 + run.param() * 10 + i + 1000 * run.place());
+          std::generate_n(local.runs[r][i], run.bytes(), [&] { return static_cast<std::byte>(random()); });
+        }
+  }
+
+  LocalRank local;
+  std::vector<std::byte> bytes() const { return {memory_, memory_ + bytes_}; }
+
+private:
+  int file_ = -1;
+  std::byte *memory_ = nullptr;
+  size_t bytes_ = 0;
+  std::deque<std::vector<std::byte *>> tables_;
+};
+
+using Ranks = std::vector<std::unique_ptr<RankMemory>>;
+
+/// All ranks of a plan, with random sources.
+inline Ranks fillRanks(const Plan &plan, uint64_t seed) {
+  Ranks all;
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    all.push_back(std::make_unique<RankMemory>(plan, rank));
+    all.back()->fill(seed);
+  }
+  return all;
+}
+
+namespace detail {
+inline const std::string kRelayModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
+                                       "\"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";
+/// Of sizes that make chunks of many sizes.
+inline const std::string kUnevenModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], b: {shape: [5, 36], shard: {1: tp}}, d: {shape: [24, 240], shard: {1: tp}}, "
+                                        "\"r.{l}\": {shape: [96, 48], shard: {0: tp}}, \"c.{l}\": {shape: [60, 144], shard: {1: tp}}}}\n";
+} // namespace detail
+
+inline const std::string kRelayJobs[] = {
+    detail::kRelayModel + "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2}, ranks: 1..2}\noptions: {staging: 4KiB}\n",
+    detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4, dp: 2}}\noptions: {staging: 2KiB}\n",
+    detail::kRelayModel + "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1, dp: 5}, ranks: 1..5}\noptions: {staging: 4KiB, topology: {ranks_per_node: 1}}\n",
+    detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2, dp: 3}, ranks: 2..7}\noptions: {staging: 4KiB, topology: {ranks_per_node: 2}}\n",
+    detail::kRelayModel +
+        "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4, nics: {per_node: 1, rate: 100Gb/s}}}\n",
+};
+
+/// Jobs whose chunks follow one another closely, and are packed anew on their way.
+inline const std::string kUnevenJobs[] = {
+    detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13}\noptions: {staging: 100KiB, topology: {ranks_per_node: 4}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}, ranks: 6..11}\noptions: {staging: 100KiB, topology: {ranks_per_node: 2}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}}\noptions: {staging: 20KiB, topology: {ranks_per_node: 1}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 1, dp: 3}, ranks: 6..8}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4}}\n",
+};
+
+} // namespace reshard::tests

@@ -1,0 +1,366 @@
+// The recorded transport on a device and a group of this process: what a GPU would be told, run on the CPU.
+
+#include "executor/phases.h"
+#include "executor/recorded.h"
+#include "tests/executor/cpu_device.h"
+#include "tests/executor/ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <set>
+#include <thread>
+
+using namespace reshard;
+using namespace reshard::tests;
+
+namespace {
+
+std::vector<LocalRank> locals(const Ranks &ranks) {
+  std::vector<LocalRank> result;
+  for (const auto &rank : ranks)
+    result.push_back(rank->local);
+  return result;
+}
+
+void spoilTargets(const Ranks &ranks) {
+  for (const auto &rank : ranks)
+    for (uint32_t r = 0; r < rank->local.runs.size(); ++r)
+      if (const schema::BufferRun &run = *rank->local.segment->buffers()->Get(r); run.endpoint() > 0)
+        for (uint32_t i = 0; i < run.count(); ++i)
+          std::fill_n(rank->local.runs[r][i], run.bytes(), std::byte{0xDD});
+}
+
+/// What direct copies by threads make of the sources of a seed.
+Ranks copied(const Plan &plan, uint64_t seed, uint64_t *bytes = nullptr) {
+  Ranks ranks = fillRanks(plan, seed);
+  const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
+  bool late = false;
+  EXPECT_EQ(copies->prepare(plan, locals(ranks), {}, late), "");
+  EXPECT_EQ(copies->run({}, late), "");
+  if (bytes)
+    *bytes = copies->bytes();
+  return ranks;
+}
+
+schema::Step altered(const schema::Step &step, uint64_t staging, uint32_t round) {
+  return {step.bytes(), staging, step.first_input(), step.input_count(), step.first_output(), step.output_count(), round, step.peer(), step.message(),
+          step.first_after(), step.after_count(), step.kind(), step.slot(), step.reserved(), step.chunk()};
+}
+
+/// Addresses that a table reads or writes.
+std::set<uint64_t> addresses(const kernels::Table &table, bool written) {
+  std::set<uint64_t> result;
+  for (uint32_t p = 0; p < table.view().pieceCount; ++p) {
+    const kernels::TablePiece &piece = table.pieces()[p];
+    const kernels::TableShape &shape = table.shapes()[piece.shape];
+    for (uint64_t unit = piece.first; unit < uint64_t{piece.first} + piece.units; ++unit) {
+      uint64_t row = unit / shape.rowUnits, at = (written ? piece.target : piece.source) + unit % shape.rowUnits * piece.width;
+      for (uint32_t l = shape.loopCount; l-- > 0; row /= table.loops()[shape.firstLoop + l].count) {
+        const kernels::TableLoop &loop = table.loops()[shape.firstLoop + l];
+        at += row % loop.count * static_cast<uint64_t>(written ? loop.targetStride : loop.sourceStride);
+      }
+      for (uint32_t byte = 0; byte < piece.width; ++byte)
+        result.insert(at + byte);
+    }
+  }
+  return result;
+}
+
+/// Bytes that a launch beside a group has in common with the group, or reads and writes: at least one of each such pair of accesses writes.
+size_t shared(const Exchange &exchange) {
+  const std::set<uint64_t> reads = addresses(exchange.beside, false), writes = addresses(exchange.beside, true);
+  auto common = [&](uint64_t at, bool alsoReads) { return writes.contains(at) || (alsoReads && reads.contains(at)); };
+  auto count = static_cast<size_t>(std::count_if(reads.begin(), reads.end(), [&](uint64_t at) { return common(at, false); }));
+  for (const Transfer &transfer : exchange.transfers)
+    for (uint64_t byte = 0; byte < transfer.bytes; ++byte)
+      count += common(reinterpret_cast<uint64_t>(transfer.memory) + byte, !transfer.send);
+  return count;
+}
+
+Deadline in(int seconds) { return std::chrono::steady_clock::now() + std::chrono::seconds(seconds); }
+
+class RecordedTest : public testing::Test {
+public:
+  void compile(const std::string &job) {
+    ASSERT_NO_FATAL_FAILURE(tests::compile(job, folder_ / "plan"));
+    ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
+  }
+  Folder folder_;
+  std::unique_ptr<Plan> plan_;
+};
+
+const std::string kTwoRanks = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n";
+
+} // namespace
+
+TEST_F(RecordedTest, AllRanksOnOneDevice) {
+  for (const std::string &job : kRelayJobs) {
+    SCOPED_TRACE(job);
+    compile(job);
+    uint64_t bytes = 0;
+    const Ranks expected = copied(*plan_, 1, &bytes), ranks = fillRanks(*plan_, 1);
+    const std::unique_ptr<Transport> recorded = makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, {});
+    bool late = false;
+    ASSERT_EQ(recorded->prepare(*plan_, locals(ranks), {}, late), "");
+    EXPECT_EQ(recorded->bytes(), bytes);
+    for (int run = 0; run < 2; ++run) {
+      spoilTargets(ranks);
+      ASSERT_EQ(recorded->run(in(60), late), "");
+      for (uint32_t rank = 0; rank < plan_->world(); ++rank)
+        EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
+    }
+  }
+}
+
+TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
+  size_t groups = 0, overlapped = 0, passedOn = 0;
+  std::vector<std::string> jobs(std::begin(kRelayJobs), std::end(kRelayJobs));
+  jobs.insert(jobs.end(), std::begin(kUnevenJobs), std::end(kUnevenJobs));
+  for (const std::string &job : jobs)
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      SCOPED_TRACE(job + "seed " + std::to_string(seed));
+      compile(job);
+      const Ranks expected = copied(*plan_, seed), ranks = fillRanks(*plan_, seed);
+      Lobby lobby;
+      std::vector<std::string> errors(plan_->world());
+      std::vector<std::thread> threads;
+      std::atomic<size_t> exchanges{0}, beside{0};
+      for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
+        for (const schema::Step *step : *ranks[rank]->local.segment->steps())
+          passedOn += step->kind() == schema::StepKind::send && step->after_count() > 0;
+        threads.emplace_back([&, rank] {
+          auto device = std::make_unique<CpuDevice>(seed * 100 + rank);
+          const CpuDevice &recorded = *device;
+          RecordedOptions options;
+          options.selfMessages = seed % 2 == 1;
+          const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), std::make_unique<CpuGroup>(lobby, rank, plan_->world()), options);
+          bool late = false;
+          errors[rank] = transport->prepare(*plan_, {ranks[rank]->local}, in(60), late);
+          // One run, since what a second one passes on too early would be right from the first; or two, which need each other in step.
+          for (uint64_t run = 0; run < 1 + seed / 2 && errors[rank].empty(); ++run)
+            errors[rank] = transport->run(in(60), late);
+          for (const Operation &operation : recorded.operations()) {
+            const auto *exchange = std::get_if<Exchange>(&operation);
+            exchanges += exchange != nullptr;
+            beside += exchange && !exchange->beside.empty();
+            EXPECT_EQ(exchange ? shared(*exchange) : 0, 0u) << "rank " << rank;
+            const auto *table = std::get_if<kernels::Table>(&operation);
+            EXPECT_FALSE(table && table->empty()) << "a launch of nothing";
+          }
+        });
+      }
+      for (std::thread &thread : threads)
+        thread.join();
+      groups += exchanges;
+      overlapped += beside;
+      for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
+        EXPECT_EQ(errors[rank], "") << "rank " << rank;
+        EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
+      }
+    }
+  EXPECT_GT(groups, 200u);
+  EXPECT_GT(overlapped, groups / 3);
+  EXPECT_GT(passedOn, 50u);
+}
+
+TEST_F(RecordedTest, WhatSharesAnArenaIsNotLaunchedBesideAGroup) {
+  compile(detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 2}}\noptions: {topology: {ranks_per_node: 4}}\n");
+  const uint64_t slot = 1 << 20;
+  for (const uint64_t slots : {1, 2}) { // every round in one slot; or neighbours in two, both directions in the same
+    size_t groups = 0, beside = 0;
+    for (auto &segment : takeApart(folder_ / "plan").segments) {
+      for (schema::Step &step : segment->steps)
+        if (step.staging() != UINT64_MAX)
+          step = altered(step, step.round() % slots * slot, step.round());
+      flatbuffers::FlatBufferBuilder builder;
+      builder.Finish(schema::Segment::Pack(builder, segment.get()));
+      RankMemory memory(*plan_, segment->rank);
+      memory.local.segment = flatbuffers::GetRoot<schema::Segment>(builder.GetBufferPointer());
+      std::vector<std::byte> arena(2 * slot);
+      std::vector<Operation> operations;
+      uint64_t bytes = 0;
+      ASSERT_EQ(addPhases(memory.local, {arena.data(), nullptr, 0}, operations, bytes), "");
+      for (const Operation &operation : operations)
+        if (const auto *exchange = std::get_if<Exchange>(&operation)) {
+          EXPECT_EQ(shared(*exchange), 0u);
+          ++groups;
+          beside += !exchange->beside.empty();
+        }
+    }
+    EXPECT_GT(groups, 10u);
+    EXPECT_GT(beside, 0u);
+  }
+}
+
+TEST_F(RecordedTest, LargePlansHaveWhatTheyNeedInEarlierRounds) {
+  for (const char *overrides : {"options.topology=" RESHARD_SOURCE_DIR "/examples/topologies/h100x8.yaml", "options.staging=64MiB"}) {
+    CompileOptions options;
+    options.overrides = {overrides};
+    CompileResult result;
+    Diagnostics diagnostics;
+    std::string digest;
+    int64_t written = 0;
+    ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/qwen3-30b-a3b-32-to-16.yaml", options, result, diagnostics)) << diagnostics.text();
+    ASSERT_EQ(writePlan(result.module, result.statistics, folder_ / "plan", 1, digest, written), "");
+    ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
+    uint64_t moved = 0;
+    size_t groups = 0;
+    for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
+      LocalRank local;
+      local.rank = rank;
+      ASSERT_EQ(plan_->segment(rank, local.segment), "");
+      std::deque<std::vector<std::byte *>> tables; // of addresses where nothing is
+      uint64_t next = uint64_t{1} << 40;
+      for (const schema::BufferRun *run : *local.segment->buffers()) {
+        auto &table = tables.emplace_back();
+        for (uint32_t i = 0; i < run->count(); ++i, next += (run->bytes() + 255) / 256 * 256)
+          table.push_back(reinterpret_cast<std::byte *>(next));
+        local.runs.push_back(table.data());
+      }
+      std::vector<Operation> operations;
+      ASSERT_EQ(addPhases(local, {reinterpret_cast<std::byte *>(next), nullptr, 0}, operations, moved), "");
+      for (const Operation &operation : operations)
+        if (const auto *exchange = std::get_if<Exchange>(&operation)) {
+          ++groups;
+          EXPECT_LE(exchange->transfers.size(), 4u) << "one each way between nodes and inside";
+        }
+    }
+    EXPECT_EQ(moved, plan_->manifest().bytes_target());
+    EXPECT_GT(groups, 500u);
+  }
+}
+
+TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
+  compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [256, 64], shard: {1: tp}}, b: [33]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
+  const Ranks expected = copied(*plan_, 3), ranks = fillRanks(*plan_, 3);
+  for (const bool self : {false, true}) {
+    Lobby lobby;
+    auto device = std::make_unique<CpuDevice>(1);
+    const CpuDevice &recorded = *device;
+    RecordedOptions options;
+    options.selfMessages = self;
+    auto group = std::make_unique<CpuGroup>(lobby, 0, 1);
+    const int &barriers = group->barriers;
+    const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), std::move(group), options);
+    bool late = false;
+    ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
+    EXPECT_EQ(transport->bytes(), 256u * 64 * 2 + 33 * 2);
+    ASSERT_EQ(transport->run(in(60), late), "");
+    EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
+    ASSERT_EQ(recorded.operations().size(), self ? 4u : 2u); // and the barrier
+    EXPECT_EQ(barriers, 1);
+    if (self) {
+      EXPECT_EQ(std::get<Exchange>(recorded.operations()[1]).transfers.size(), 2u);
+    }
+  }
+}
+
+TEST_F(RecordedTest, SelfMessagesGoInChunks) {
+  compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [100, 30], shard: {1: tp}}, b: [333]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
+  const Ranks expected = copied(*plan_, 3), ranks = fillRanks(*plan_, 3);
+  const LocalRank &rank = ranks[0]->local;
+  Staging staging;
+  staging.selfBytes = selfChunk(rank, 1000);
+  ASSERT_EQ(staging.selfBytes, 1024u);
+  CpuDevice device(1);
+  ASSERT_EQ(device.allocate(4 * staging.selfBytes, staging.self), "");
+  std::vector<Operation> operations;
+  uint64_t bytes = 0;
+  ASSERT_EQ(addPhases(rank, staging, operations, bytes), "");
+  EXPECT_EQ(bytes, 6000u + 666);
+  EXPECT_EQ(operations.size(), 1u + 7 + 1); // 6,666 bytes in chunks of 1,024: the first is packed before all groups, the last unpacked after
+  Lobby lobby;
+  CpuGroup group(lobby, 0, 1);
+  bool late = false;
+  ASSERT_EQ(device.record(operations, &group, {}, late), "");
+  ASSERT_EQ(device.replay(), "");
+  for (bool done = false; !done;)
+    ASSERT_EQ(device.done(done), "");
+  EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
+}
+
+TEST_F(RecordedTest, HooksAreRecordedOnceAndComeLast) {
+  compile(kTwoRanks);
+  const Ranks ranks = fillRanks(*plan_, 1);
+  int calls = 0;
+  RecordedOptions options;
+  options.refresh = [&] { return ++calls == 1 ? "" : "called again"; };
+  auto device = std::make_unique<CpuDevice>(1);
+  const CpuDevice &recorded = *device;
+  const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), nullptr, options);
+  bool late = false;
+  ASSERT_EQ(transport->prepare(*plan_, locals(ranks), {}, late), "");
+  for (int run = 0; run < 3; ++run)
+    ASSERT_EQ(transport->run({}, late), "");
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE(std::holds_alternative<Call>(recorded.operations().back()));
+  EXPECT_EQ(transport->stream(), &recorded);
+  options.refresh = [] { return "no memory left"; };
+  EXPECT_EQ(makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, options)->prepare(*plan_, locals(ranks), {}, late), "no memory left");
+}
+
+TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
+  compile(kTwoRanks);
+  Lobby lobby; // rank 1 prepares, and is never heard of again
+  const std::string digest = plan_->digest();
+  lobby.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()), reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
+  const Ranks ranks = fillRanks(*plan_, 1);
+  const std::unique_ptr<Transport> transport = makeRecordedTransport(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 2), {});
+  bool late = false;
+  ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
+  EXPECT_EQ(transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30), late), "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
+  EXPECT_TRUE(late);
+  EXPECT_EQ(transport->run({}, late), "an earlier run failed with messages on their way, expected a new launch");
+}
+
+TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {
+  compile(kTwoRanks);
+  const Ranks ranks = fillRanks(*plan_, 1);
+  auto prepare = [&](std::unique_ptr<CpuDevice> device, std::unique_ptr<Group> group, const std::vector<LocalRank> &which) {
+    bool late = false;
+    return makeRecordedTransport(std::move(device), std::move(group), {})->prepare(*plan_, which, {}, late);
+  };
+  Lobby lobby;
+  lobby.gathered[1].assign(32, std::byte{'x'});
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 2), {ranks[0]->local}),
+            "rank 1 runs plan " + std::string(32, 'x') + ", rank 0 plan " + plan_->digest() + ", expected the same");
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 3), {ranks[0]->local}), "the plan has 2 ranks, the group 3, expected as many");
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 1, 2), {ranks[0]->local}), "this process is rank 1 of its group and runs that rank alone");
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), nullptr, {ranks[0]->local}),
+            "message 0 of rank 0 needs rank 1, which is not in this process; transport 'threads' needs all ranks of the plan");
+  auto device = std::make_unique<CpuDevice>(1);
+  device->unreachable = ranks[1]->local.runs[0][0];
+  EXPECT_EQ(prepare(std::move(device), nullptr, locals(ranks)), "source rank 1 param 'a': no memory of the device");
+}
+
+TEST_F(RecordedTest, RefusesPlansWhoseRoundsDoNotOrderWhatTheyNeed) {
+  compile(kRelayJobs[2]);
+  // A step that waits for an earlier one, moved into its round on both ends: valid, since `after` still says what to wait for.
+  Parts parts = takeApart(folder_ / "plan");
+  uint32_t moved = 0, of = 0;
+  for (uint32_t rank = 0; rank < parts.segments.size() && moved == 0; ++rank)
+    for (const schema::Step &step : parts.segments[rank]->steps)
+      if (step.kind() == schema::StepKind::send && step.after_count() > 0 && parts.segments[rank]->steps[parts.segments[rank]->after[step.first_after()]].round() < step.round()) {
+        moved = step.message();
+        of = parts.segments[rank]->steps[parts.segments[rank]->after[step.first_after()]].round();
+        break;
+      }
+  ASSERT_GT(moved, 0u);
+  for (auto &segment : parts.segments)
+    for (schema::Step &step : segment->steps)
+      if ((step.kind() == schema::StepKind::send || step.kind() == schema::StepKind::recv) && (step.round() > of))
+        step = altered(step, step.staging(), of);
+  putTogether(parts, folder_ / "other");
+  ASSERT_EQ(Plan::open(folder_ / "other", plan_), "");
+  std::string errors;
+  for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
+    RankMemory memory(*plan_, rank);
+    std::vector<std::byte> arena(memory.local.segment->arena_bytes() + 1);
+    std::vector<Operation> operations;
+    uint64_t bytes = 0;
+    errors += addPhases(memory.local, {arena.data(), nullptr, 0}, operations, bytes);
+  }
+  EXPECT_NE(errors.find("expected it to come in an earlier round"), std::string::npos) << errors;
+}

@@ -1,0 +1,21 @@
+// In place of libreshard_cuda.so and libreshard_nccl.so: the device and the group of the tests, a world of one.
+
+#include "tests/executor/cpu_device.h"
+
+#include <cstdio>
+
+extern "C" {
+
+extern const uint32_t reshard_open_device_version = reshard::kDeviceVersion;
+extern const uint32_t reshard_open_group_version = reshard::kGroupVersion;
+
+reshard::Device *reshard_open_device(int, char *, size_t) { return new reshard::tests::CpuDevice(1); }
+
+reshard::Group *reshard_open_group(const reshard::GroupOptions &options, char *error, size_t room, int *) {
+  static reshard::tests::Lobby lobby;
+  if (options.size == 1)
+    return new reshard::tests::CpuGroup(lobby, 0, 1);
+  std::snprintf(error, room, "a world of %u, expected 1", options.size);
+  return nullptr;
+}
+}

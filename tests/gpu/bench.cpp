@@ -1,0 +1,174 @@
+// Pack and unpack, and a whole refit, beside a copy from device to device of as many bytes. Both are recorded and replayed the same way, in turns.
+
+#include "executor/phases.h"
+#include "tests/gpu/plan_on_gpu.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <random>
+
+namespace reshard::gpu {
+
+namespace {
+
+/// Of rows of 4 KiB and more; of a refit; of the host's part of a replay.
+constexpr double kPackTarget = 0.85, kRefitTarget = 1.10, kHostSeconds = 20e-6;
+constexpr int kRepeats = 8, kReplays = 15;
+constexpr uint64_t kPayload = uint64_t{1} << 30;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+/// Something recorded on a device of its own.
+class Recording {
+public:
+  template <class Record> Recording(Record record, int repeats) : repeats_(repeats) {
+    need(openDevice("cuda", -1, device_));
+    std::vector<Operation> operations;
+    for (int r = 0; r < repeats; ++r)
+      record(*device_, operations);
+    bool late = false;
+    need(device_->record(operations, nullptr, {}, late));
+    replay();
+  }
+  void replay() {
+    const double begin = now();
+    need(device_->replay());
+    host.push_back(now() - begin);
+    for (bool done = false; !done;)
+      need(device_->done(done));
+    seconds.push_back((now() - begin) / repeats_);
+  }
+  std::vector<double> host, seconds;
+
+private:
+  std::unique_ptr<Device> device_;
+  const int repeats_;
+};
+
+/// How many times as long the second takes as the first, and the seconds of the first.
+std::pair<double, double> compare(Recording &ours, Recording &theirs) {
+  for (int i = 0; i < kReplays; ++i) {
+    ours.replay();
+    theirs.replay();
+  }
+  return {median(theirs.seconds) / median(ours.seconds), median(ours.seconds)};
+}
+
+auto copyOf(std::byte *target, const std::byte *source, uint64_t bytes) {
+  return [=](Device &device, std::vector<Operation> &operations) {
+    operations.push_back(Call([=, &device]() -> std::string {
+      const cudaError_t error = cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(device.stream()));
+      return error == cudaSuccess ? std::string() : cudaGetErrorString(error);
+    }));
+  };
+}
+
+auto tableOf(const kernels::Table &table) {
+  return [&table](Device &, std::vector<Operation> &operations) { operations.push_back(table); };
+}
+
+/// Memory of a device that holds no zeros.
+std::byte *randomMemory(Device &device, uint64_t bytes) {
+  std::byte *memory = nullptr;
+  need(device.allocate(bytes, memory));
+  static const std::vector<uint64_t> block = [] {
+    std::vector<uint64_t> values(8 << 20);
+    std::mt19937_64 random(1);
+    std::generate(values.begin(), values.end(), std::ref(random));
+    return values;
+  }();
+  for (uint64_t at = 0; at < bytes; at += block.size() * 8)
+    need(device.copy(memory + at, reinterpret_cast<const std::byte *>(block.data()), std::min<uint64_t>(block.size() * 8, bytes - at)));
+  return memory;
+}
+
+bool benchRows(Device &memory) {
+  bool met = true;
+  std::byte *strided = randomMemory(memory, 2 * kPayload), *packed = randomMemory(memory, kPayload), *other = randomMemory(memory, kPayload);
+  Recording copy(copyOf(other, packed, kPayload), kRepeats);
+  std::printf("  %-28s %12s %12s\n", "1 GiB in rows of", "pack / copy", "unpack / copy");
+  for (uint64_t row = 16; row <= (4 << 20); row *= row < 16384 ? 2 : 16) {
+    kernels::Strided shape;
+    shape.rowBytes = row;
+    shape.loopCount = 1;
+    shape.loops[0] = {kPayload / row, static_cast<int64_t>(2 * row), static_cast<int64_t>(row)};
+    kernels::Table pack, unpack;
+    pack.add(reinterpret_cast<uint64_t>(packed), reinterpret_cast<uint64_t>(strided), shape);
+    std::swap(shape.loops[0].sourceStride, shape.loops[0].targetStride);
+    unpack.add(reinterpret_cast<uint64_t>(strided), reinterpret_cast<uint64_t>(packed), shape);
+    Recording packing(tableOf(pack), kRepeats), unpacking(tableOf(unpack), kRepeats);
+    const double out = compare(packing, copy).first, in = compare(unpacking, copy).first;
+    const bool below = row >= 4096 && std::min(out, in) < kPackTarget;
+    met = met && !below;
+    std::printf("  %-28llu %12.3f %12.3f%s\n", static_cast<unsigned long long>(row), out, in, below ? "   BELOW 0.85" : "");
+  }
+  // One huge piece beside a hundred thousand small ones, which no row or piece may hold up.
+  kernels::Table mixed;
+  kernels::Strided huge, small;
+  huge.rowBytes = kPayload / 2;
+  small.rowBytes = 5232;
+  mixed.add(reinterpret_cast<uint64_t>(packed), reinterpret_cast<uint64_t>(strided), huge);
+  for (uint64_t i = 0; i < 100'000; ++i)
+    mixed.add(reinterpret_cast<uint64_t>(packed + kPayload / 2 + i * small.rowBytes), reinterpret_cast<uint64_t>(strided + kPayload / 2 + i * 10'000), small);
+  Recording mixing(tableOf(mixed), kRepeats), same(copyOf(other, packed, mixed.bytes()), kRepeats);
+  const double ratio = compare(mixing, same).first;
+  std::printf("  %-28s %12.3f%s\n", "1 huge piece, 100,000 small", ratio, ratio < kPackTarget ? "   BELOW 0.85" : "");
+  std::printf("  the copy: %.0f GB/s\n", static_cast<double>(kPayload) / median(copy.seconds) / 1e9);
+  return met && ratio >= kPackTarget;
+}
+
+bool benchRefit(Device &memory, const std::string &path) {
+  std::unique_ptr<Plan> plan;
+  need(Plan::open(path, plan));
+  std::vector<LocalRank> ranks;
+  std::vector<std::vector<std::vector<std::byte *>>> tables(plan->world());
+  uint64_t bytes = 0;
+  for (uint32_t r = 0; r < plan->world(); ++r) {
+    LocalRank &rank = ranks.emplace_back();
+    rank.rank = r;
+    need(plan->segment(r, rank.segment));
+    for (const schema::BufferRun *run : *rank.segment->buffers()) {
+      auto &table = tables[r].emplace_back();
+      for (uint32_t i = 0; i < run->count(); ++i)
+        table.push_back(randomMemory(memory, run->bytes()));
+    }
+    for (const auto &table : tables[r])
+      rank.runs.push_back(table.data());
+  }
+  std::vector<Operation> operations;
+  need(addWaves(*plan, ranks, operations, bytes));
+  std::byte *source = randomMemory(memory, bytes), *target = randomMemory(memory, bytes);
+  Recording refit([&](Device &, std::vector<Operation> &all) { all.insert(all.end(), operations.begin(), operations.end()); }, 1);
+  Recording copy(copyOf(target, source, bytes), 1);
+  const auto [ratio, seconds] = compare(refit, copy);
+  const double host = median(refit.host);
+  std::printf("  refit of %.2f GB in %zu launches: %.3f ms, %.3f times the copy's%s\n", static_cast<double>(bytes) / 1e9, operations.size(), seconds * 1e3, 1 / ratio,
+              1 / ratio > kRefitTarget ? "   ABOVE 1.10" : "");
+  std::printf("  host time of a replay: %.1f us%s\n", host * 1e6, host > kHostSeconds ? "   ABOVE 20" : "");
+  return 1 / ratio <= kRefitTarget && host <= kHostSeconds;
+}
+
+} // namespace
+
+bool bench(const std::string &path) {
+  bool met = true;
+  {
+    std::unique_ptr<Device> memory;
+    need(openDevice("cuda", -1, memory));
+    met = benchRows(*memory);
+  }
+  std::unique_ptr<Device> memory;
+  need(openDevice("cuda", -1, memory));
+  return benchRefit(*memory, path) && met;
+}
+
+} // namespace reshard::gpu

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Fills build/gpu with what tests/gpu/run.sh needs beside the working tree, so that it can run on a machine that has nothing but CUDA, NCCL and g++:
+# pack.sh [BUILD]. BUILD (build/release) has the compiler and the generated header;
+# PYTHON (build/venv/bin/python) what the tests need.
+set -eu
+cd "$(dirname "$0")/../.."
+build=${1:-build/release}
+out=build/gpu
+rm -rf "$out"
+mkdir -p "$out/include/schema" "$out/plans/check" "$out/plans/self" "$out/plans/small"
+headers=$(dirname "$(echo '#include <flatbuffers/flatbuffers.h>' | g++ -E -x c++ - | sed -n 's|^# 1 "\(.*\)/flatbuffers/flatbuffers.h".*|\1|p' | head -1)/x")
+cp -r "$headers/flatbuffers" "$headers/xxhash.h" "$out/include/"
+cp "$build/schema/plan_generated.h" "$out/include/schema/"
+compile() { # PLAN JOB [OPTION...]
+  local plan=$1
+  shift
+  "$build/reshard-compile" "$@" -o "$out/plans/$plan.rplan" >/dev/null
+}
+compile small/quickstart examples/quickstart.yaml --set model.let.hidden=64 --set model.let.ffn=96
+compile small/odd tests/gpu/jobs/odd.yaml
+compile small/relay tests/gpu/jobs/relay.yaml
+compile small/refresh tests/gpu/jobs/refresh.yaml
+compile check/quickstart examples/quickstart.yaml
+compile check/qwen3-0.6b examples/qwen3-0.6b-8-to-4.yaml
+compile check/qwen3-30b-a3b examples/qwen3-30b-a3b-32-to-16.yaml --set model.let.layers=2 --set model.let.vocab=4096
+compile self/qwen3-0.6b tests/gpu/jobs/self.yaml
+compile llama3-8b-8-to-4 tests/gpu/jobs/llama3-8b-8-to-4.yaml
+# The plans of the conformance suite: the rows of the semantics table and random jobs of every world.
+python=${PYTHON:-build/venv/bin/python}
+RESHARD_BIN=$build "$python" - "$out/plans/check" <<'PYTHON'
+import shutil
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.append("tests/conformance")
+import conformance_test
+
+with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+    plans = conformance_test.Plans(folder)
+    plans.add_rows(pool)
+    plans.add_random_jobs(pool)
+    for path in sorted(Path(folder).glob("*/*/*.rplan")):
+        shutil.move(path, Path(sys.argv[1]) / path.name)
+PYTHON
+du -sh "$out" | sed 's/^/packed: /'
+ls "$out"/plans/* | grep -c rplan | sed 's/$/ plans/'

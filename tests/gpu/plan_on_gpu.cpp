@@ -1,0 +1,98 @@
+#include "tests/gpu/plan_on_gpu.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+namespace reshard::gpu {
+
+void need(const std::string &error) {
+  if (!error.empty())
+    throw std::runtime_error(error);
+}
+
+PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport) {
+  need(Plan::open(path, plan_));
+  need(openDevice("cuda", -1, device_));
+  reshard_options options{};
+  options.transport = transport;
+  options.device = "cuda";
+  options.join_seconds = 60;
+  options.no_local_shortcut = 1;
+  if (reshard_open(path.c_str(), nullptr, 0, &options, &executor_) != RESHARD_OK)
+    throw std::runtime_error(reshard_error(executor_));
+  const schema::Manifest &manifest = plan_->manifest();
+  for (uint32_t e = 0; e < manifest.endpoints()->size(); ++e) {
+    const schema::Endpoint &endpoint = *manifest.endpoints()->Get(e);
+    for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+      tools::PlaceMemory &place = places_.emplace_back();
+      place.endpoint = e;
+      place.place = p;
+      for (uint32_t number = 0; number < (endpoint.params() ? endpoint.params()->size() : 0); ++number) {
+        auto &instances = place.params.emplace_back(schema::instanceCount(endpoint, *endpoint.params()->Get(number), p), nullptr);
+        for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, number, p)) {
+          const auto bytes = static_cast<uint64_t>(instance.bytes);
+          memory_.push_back(std::make_unique<std::byte[]>(bytes + 1));
+          instances[instance.instance] = memory_.back().get();
+          // A param may begin anywhere that its elements allow: here on an odd multiple of 16 bytes.
+          std::byte *there = nullptr;
+          need(device_->allocate(bytes + 16, there));
+          there += 16;
+          pieces_.push_back({e, instance.name, memory_.back().get(), there, bytes});
+          if (reshard_bind(executor_, e, endpoint.ranks()->Get(p), instance.name.c_str(), there, bytes) != RESHARD_OK)
+            throw std::runtime_error(reshard_error(executor_));
+        }
+      }
+    }
+  }
+}
+
+void PlanOnGpu::setHook(reshard_hook hook, void *user) {
+  for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints())
+    for (uint32_t p = 0; p < (endpoint->params() ? endpoint->params()->size() : 0); ++p)
+      if (const auto *name = endpoint->params()->Get(p)->refresh(); name && name->size() > 0 && reshard_set_hook(executor_, name->c_str(), hook, user) != RESHARD_OK)
+        throw std::runtime_error(reshard_error(executor_));
+}
+
+void PlanOnGpu::prepare() {
+  if (reshard_prepare(executor_) != RESHARD_OK)
+    throw std::runtime_error(reshard_error(executor_));
+}
+
+void PlanOnGpu::fill(uint64_t seed) {
+  for (const tools::PlaceMemory &place : places_)
+    if (place.endpoint == 0)
+      tools::synthesize(*plan_, place, seed, std::thread::hardware_concurrency());
+  for (const Piece &piece : pieces_) {
+    if (piece.endpoint > 0)
+      std::memset(piece.host, 0xE7, piece.bytes);
+    if (piece.bytes > 0)
+      need(device_->copy(piece.there, piece.host, piece.bytes));
+  }
+}
+
+void PlanOnGpu::run() {
+  if (reshard_run(executor_, 60) != RESHARD_OK)
+    throw std::runtime_error(reshard_error(executor_));
+}
+
+uint64_t PlanOnGpu::mismatches(uint64_t seed, uint64_t &checked) {
+  for (const Piece &piece : pieces_)
+    if (piece.endpoint > 0 && piece.bytes > 0)
+      need(device_->copy(piece.host, piece.there, piece.bytes));
+  return mismatchesOnHost(seed, checked);
+}
+
+uint64_t PlanOnGpu::mismatchesOnHost(uint64_t seed, uint64_t &checked) const {
+  uint64_t wrong = 0;
+  for (const tools::PlaceMemory &place : places_)
+    if (place.endpoint > 0) {
+      const tools::CheckResult result = tools::check(*plan_, place, seed, std::thread::hardware_concurrency());
+      wrong += result.mismatches;
+      checked += result.checkedBytes;
+    }
+  return wrong;
+}
+
+} // namespace reshard::gpu

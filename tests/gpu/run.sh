@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# All checks and benchmarks that need a GPU, on one, in less than eight minutes: run.sh. Builds the executor with nvcc and g++ alone; FlatBuffers'
+# headers and the plans come from build/gpu, which tests/gpu/pack.sh fills where the compiler is built. Ends with 0 where everything is right and
+# every target is met, 3 where there is no GPU. What it prints also goes to build/gpu/results.txt, or to $OUT where that is set.
+set -u
+cd "$(dirname "$0")/../.."
+packed=build/gpu
+bin=$packed/bin
+results=${OUT:-$packed}/results.txt
+[ -d "$packed/include" ] || { echo "run.sh: build/gpu is empty: run tests/gpu/pack.sh first" >&2; exit 2; }
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+[ -x "$nvcc" ] || { echo "run.sh: no nvcc" >&2; exit 2; }
+cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+# NCCL stands beside the toolkit, on the system's paths, or in a Python package.
+python=$(python3 -c 'import importlib.util as u; s = u.find_spec("nvidia.nccl"); print(list(s.submodule_search_locations)[0])' 2>/dev/null)
+for folder in "$cuda" /usr "$python"; do
+  [ -f "$folder/include/nccl.h" ] || continue
+  nccl_include=$folder/include
+  nccl_library=$(ls "$folder"/lib64/libnccl.so* "$folder"/lib/libnccl.so* "$folder"/lib/*/libnccl.so* 2>/dev/null | head -1)
+  [ -n "$nccl_library" ] && break
+done
+rm -rf "$bin" # no object of a source that is gone
+mkdir -p "$bin/objects"
+exec > >(tee "$results") 2>&1
+
+flags="-O3 -std=c++20 -fPIC -I. -I$packed/include -isystem $cuda/include"
+build() {
+  local sources="executor/*.cpp schema/*.cpp kernels/*.cpp tools/synthesize.cpp tests/gpu/*.cpp backends/cuda.cpp"
+  [ -n "${nccl_library:-}" ] && sources="$sources backends/nccl.cpp" && flags="$flags -isystem $nccl_include"
+  ls $sources | xargs -P "$(nproc)" -I{} bash -c 'object=$1/objects/$(echo {} | tr / _).o; g++ $2 -c {} -o "$object"' _ "$bin" "$flags" || return 1
+  "$nvcc" -O3 -std=c++17 -Xcompiler -fPIC -I. -gencode arch=compute_90,code=[sm_90,compute_90] -Xptxas -v -c kernels/copy_cuda.cu -o "$bin/objects/copy_cuda.o" || return 1
+  local runtime="-L$cuda/lib64 -lcudart_static -ldl -lrt -lpthread"
+  g++ -shared "$bin"/objects/backends_cuda.cpp.o "$bin/objects/copy_cuda.o" $runtime -o "$bin/libreshard_cuda.so" || return 1
+  if [ -n "${nccl_library:-}" ]; then
+    g++ -shared "$bin"/objects/backends_nccl.cpp.o "$nccl_library" -Wl,-rpath,"$(dirname "$nccl_library")" $runtime -o "$bin/libreshard_nccl.so" || return 1
+  fi
+  g++ $(ls "$bin"/objects/*.cpp.o | grep -v '/backends_') $runtime -o "$bin/gpu-test"
+}
+
+status=0
+summary=""
+# section NAME COMMAND...: runs it, keeps how it ended.
+section() {
+  local name=$1 begin=$SECONDS ended=0
+  shift
+  echo "== $name"
+  "$@" || ended=$?
+  local word=right
+  [ $ended -ne 0 ] && word="FAILED ($ended)" && status=1
+  summary="$summary$(printf '  %-44s %-12s %4d s' "$name" "$word" $((SECONDS - begin)))"$'\n'
+  return $ended
+}
+
+echo "commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), $(date -u +%Y-%m-%d), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
+section build build || exit 1
+plans=$packed/plans
+"$bin/gpu-test" graph "$plans/small/refresh.rplan" >/dev/null 2>"$bin/first.txt"
+[ $? -eq 3 ] && { cat "$bin/first.txt"; exit 3; }
+
+section "exactness of all plans" "$bin/gpu-test" check "$plans"/small/*.rplan "$plans"/check/*.rplan
+section "graphs: capture, a consumer's, hooks" "$bin/gpu-test" graph "$plans/small/refresh.rplan"
+if [ -n "${nccl_library:-}" ]; then
+  section "NCCL: messages to itself, captured" "$bin/gpu-test" self "$plans"/self/*.rplan
+else
+  section "NCCL: not found" false
+fi
+sanitizer=$(command -v compute-sanitizer || echo "$cuda/bin/compute-sanitizer")
+if [ -x "$sanitizer" ]; then
+  section "compute-sanitizer: plans" "$sanitizer" --tool memcheck --error-exitcode 9 "$bin/gpu-test" check "$plans"/small/*.rplan
+  section "compute-sanitizer: graphs" "$sanitizer" --tool memcheck --error-exitcode 9 "$bin/gpu-test" graph "$plans/small/refresh.rplan"
+else
+  section "compute-sanitizer: not found" false
+fi
+section "benchmarks" "$bin/gpu-test" bench "$plans/llama3-8b-8-to-4.rplan"
+echo "== summary, $SECONDS s"
+printf '%s' "$summary"
+exit $status

@@ -1,0 +1,35 @@
+// A mirror on a device of this process: everything goes there and back, each instance in memory of its own.
+
+#include "tools/device_memory.h"
+#include "tests/executor/cpu_device.h"
+#include "tests/tools/support.h"
+
+#include <gtest/gtest.h>
+
+using namespace reshard;
+using namespace reshard::tools;
+
+TEST(DeviceMemory, GoesThereAndBack) {
+  const tests::Folder folder;
+  std::unique_ptr<Plan> plan;
+  tests::compile("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"a.{l}\": {shape: [64, 7], shard: {0: tp}}, b: [33]}}\n"
+                 "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
+                 folder / "plan");
+  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  Memory host(*plan);
+  ASSERT_EQ(host.allocate(0), "");
+  tests::CpuDevice device(1);
+  DeviceMemory there;
+  ASSERT_EQ(there.mirror(*plan, host, device), "");
+  ASSERT_EQ(there.places().size(), 2u);
+  for (const PlaceMemory &place : host.places())
+    synthesize(*plan, place, 5, 1);
+  ASSERT_EQ(there.toDevice(), "");
+  for (const PlaceMemory &place : there.places()) // what is there is what the layouts say, all of it
+    EXPECT_EQ(check(*plan, place, 5, 1).mismatches, 0u);
+  for (const PlaceMemory &place : there.places())
+    synthesize(*plan, place, 6, 1);
+  ASSERT_EQ(there.toHost(), "");
+  for (const PlaceMemory &place : host.places())
+    EXPECT_EQ(check(*plan, place, 6, 1).mismatches, 0u);
+}

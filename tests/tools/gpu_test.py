@@ -1,0 +1,112 @@
+"""What can be known of the GPU's side without one: a machine that lacks module, driver or device says so; the kernel keeps to its registers.
+With a GPU the commands run on it (tests/gpu/run.sh does more). RESHARD_BIN: the folder of the commands."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+GPU = Path("/dev/nvidiactl").exists()
+NVCC = shutil.which("nvcc")
+# Registers of a thread, by which three blocks of 256 threads stand on a multiprocessor (kernels/copy_cuda.cu).
+REGISTERS = 80
+
+
+class Gpu(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.compile("{tp: 4, dp: 2}", "{tp: 8}")
+
+    def compile(self, source, target):
+        (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"up.{l}\": {shape: [96, 64], shard: {0: tp}}, "
+                                              f"\"down.{{l}}\": {{shape: [64, 96], shard: {{1: tp}}}}, norm: [77]}}}}\nsource: {{mesh: {source}}}\ntarget: {{mesh: {target}}}\n")
+        subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], check=True, capture_output=True)
+
+    def execute(self, *options, program=None, environment=None):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI_", "SLURM_", "NCCL_", "RESHARD_NCCL", "RANK", "WORLD_SIZE", "LOCAL_RANK"))}
+        return subprocess.run([program or BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--repeat=2", "--timeout=60", *options],
+                              capture_output=True, text=True, env=clean | (environment or {}))
+
+    def test_exact_on_a_gpu_and_refused_without(self):
+        for world, options in (("{tp: 8}", ("--device=cuda",)), ("{tp: 1}", ("--device=cuda", "--transport=nccl", "--no-local-shortcut"))):
+            self.compile(world, world.replace("8", "4"))
+            done = self.execute(*options)
+            if GPU:
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
+            else:
+                self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+                self.assertRegex(done.stderr, r"^reshard-exec: error: no GPU: .+")
+
+    def test_devices_and_transports_that_do_not_go_together(self):
+        for options, text in ((("--device=cuda", "--transport=mpi"), "transport 'mpi' does not run on device 'cuda', expected 'cpu'"),
+                              (("--transport=nccl",), "transport 'nccl' does not run on device 'cpu', expected 'cuda'")):
+            done = self.execute(*options)
+            self.assertEqual((done.returncode, done.stderr.strip()), (2, f"reshard-exec: error: {text}"))
+
+    def test_modules_that_are_missing_or_of_another_version(self):
+        alone = self.folder / "alone"
+        alone.mkdir()
+        program = shutil.copy(BIN / "reshard-exec", alone)
+        done = self.execute("--device=cuda", program=program)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("no GPU: backend 'cuda' cannot be loaded: libreshard_cuda.so", done.stderr)
+        module = alone / "libreshard_cuda.so"
+        for source, text in (("", f"no GPU: '{module}' is no backend: it lacks reshard_open_device"),
+                             ("void reshard_open_device(void) {}", f"no GPU: '{module}' is of version none, expected 1 of reshard_open_device"),
+                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{module}' is of version 99, expected 1 of reshard_open_device")):
+            subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", module], input=source, text=True, check=True)
+            done = self.execute("--device=cuda", program=program)
+            self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
+
+    def test_exact_on_what_stands_in(self):
+        alone = self.folder / "alone"
+        alone.mkdir()
+        program = shutil.copy(BIN / "reshard-exec", alone)
+        for module in ("cuda", "nccl"):
+            shutil.copy(BIN / "tests/stand_in.so", alone / f"libreshard_{module}.so")
+        for source, target, options in (("{tp: 4, dp: 2}", "{tp: 8}", ()), ("{tp: 1}", "{tp: 1}", ("--transport=nccl",)), ("{tp: 1}", "{tp: 1}", ("--transport=nccl", "--no-local-shortcut"))):
+            with self.subTest(options=options):
+                self.compile(source, target)
+                done = self.execute("--device=cuda", *options, program=program)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
+        self.compile("{tp: 2}", "{tp: 1}")
+        for environment, text in (({}, "this process does not know its rank: neither the caller says it, nor the launcher's environment"),
+                                  ({"RANK": "0", "WORLD_SIZE": "3"}, "the plan has 2 ranks, the launch 3 processes, expected as many"),
+                                  ({"RANK": "0"}, "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun"),
+                                  ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': a world of 2, expected 1")):
+            done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
+            self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
+        self.compile("{tp: 2, dp: 2}", "{tp: 4}")  # from files, to files
+        subprocess.run([program, self.folder / "plan", "--synthesize", f"--source={self.folder / 'source'}"], check=True, capture_output=True)
+        done = subprocess.run([program, self.folder / "plan", "--device=cuda", f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}", "--check"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
+
+    @unittest.skipIf(NVCC is None, "no nvcc: the kernel was not compiled")
+    def test_the_kernel_spills_nothing(self):
+        for architecture in ("sm_80", "sm_90"):
+            done = subprocess.run([NVCC, "-std=c++17", f"-arch={architecture}", f"-I{ROOT}", "-cubin", "-Xptxas", "-v", "-o", self.folder / "cubin", ROOT / "kernels/copy_cuda.cu"],
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            counts = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+            registers = [int(count) for count in re.findall(r"Used (\d+) registers", done.stderr)]
+            self.assertEqual(counts, [("0", "0", "0")], done.stderr)
+            self.assertEqual(len(registers), 1, done.stderr)
+            self.assertLessEqual(registers[0], REGISTERS, done.stderr)
+
+    @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "no nvcc, or a build for sanitizers")
+    def test_modules_are_built_where_nvcc_is(self):
+        self.assertTrue((BIN / "libreshard_cuda.so").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
