@@ -75,6 +75,12 @@ reshard_status reshard_prepare(reshard_executor *executor);
    reads the targets on other streams must be done before. */
 reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
 
+/* With device "cuda": enqueues a refit on a cudaStream_t of the caller's and returns. It begins when what is on the stream is done; what is put there later sees
+   the new weights. Where the stream is being captured, the refit becomes part of the caller's graph, and moves weights whenever that is launched. Every rank
+   must do so as often as the others; refits of one executor must not overlap. Nobody waits: there is no deadline, state and version stay as they are,
+   and the executor must live until the last of it is done. */
+reshard_status reshard_enqueue(reshard_executor *executor, void *stream);
+
 /* *least: the least of what all processes of the run say here, each of which must call it: whether all have done what a refit is a part of, say.
    Any time from open on; the deadline is join_seconds. */
 reshard_status reshard_agree(reshard_executor *executor, int64_t mine, int64_t *least);

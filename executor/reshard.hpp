@@ -107,6 +107,9 @@ public:
   /// Moves every byte. 0 seconds: no deadline.
   void run(double timeoutSeconds = 0) { check(reshard_run(executor_.get(), timeoutSeconds)); }
 
+  /// Has a refit done on a cudaStream_t, or makes it part of the graph that is being captured there, and returns.
+  void enqueue(void *stream) { check(reshard_enqueue(executor_.get(), stream)); }
+
   /// The least of what all processes say here; each must call it.
   int64_t agree(int64_t mine) {
     int64_t least = 0;

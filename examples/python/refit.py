@@ -23,8 +23,13 @@ def torch_weights(params):
     torch.cuda.set_device(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK", "0"))))
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     weights = {name: torch.zeros(param.shape, dtype=dtypes[param.dtype], device="cuda") for name, param in params.items()}
-    torch.cuda.synchronize()
     return weights
+
+
+def torch_synchronize():
+    import torch
+
+    torch.cuda.synchronize()
 
 
 parser = argparse.ArgumentParser()
@@ -41,17 +46,14 @@ with reshard.Executor(plan, join_timeout=120, **how) as executor:
     weights = (torch_weights if options.nccl else numpy_weights)(plan.params(rank))
     executor.bind(weights)
     executor.prepare()
-    stream = None
-    if options.nccl:
-        import torch
-
-        stream = torch.cuda.current_stream()
     for step in range(1, options.steps + 1):
         if side.role == "source":
             for weight in weights.values():
                 weight += 1  # an optimizer would
+        if options.nccl:
+            torch_synchronize()  # sources are written before they are read
         began = time.perf_counter()
-        executor.run(stream=stream, timeout=60)
+        executor.run(timeout=60)
         seconds = time.perf_counter() - began
         if side.role == "target":
             assert all((weight == step).all() for weight in weights.values()), f"step {step}: rank {rank} serves other weights"

@@ -101,6 +101,7 @@ _FUNCTIONS = {
     "reshard_set_hook": (c_int, c_void_p, c_char_p, HOOK, c_void_p),
     "reshard_prepare": (c_int, c_void_p),
     "reshard_run": (c_int, c_void_p, c_double),
+    "reshard_enqueue": (c_int, c_void_p, c_void_p),
     "reshard_agree": (c_int, c_void_p, c_int64, POINTER(c_int64)),
     "reshard_target_state": (c_int, c_void_p),
     "reshard_version": (c_uint64, c_void_p),

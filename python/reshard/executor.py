@@ -13,6 +13,18 @@ from .memory import Memory, memory_of
 from .plan import Endpoint, Param, Plan
 
 
+def _address(stream: Any) -> int:
+    """The cudaStream_t of a stream."""
+    if isinstance(stream, int):
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for name in ("cuda_stream", "ptr"):  # PyTorch's, CuPy's
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    raise Error(f"found {type(stream).__name__}, expected a stream of PyTorch or CuPy, or an address")
+
+
 class Executor:
     """The ranks of this process: ``bind`` their tensors, ``prepare`` once, then ``run`` as often as weights move.
 
@@ -133,18 +145,21 @@ class Executor:
         self._check(library.reshard_prepare(self._open()))
 
     def run(self, stream: Any = None, timeout: float | None = None) -> None:
-        """Moves every byte, and returns when all are there.
+        """Moves every byte.
 
-        stream: with device "cuda", a stream of PyTorch or CuPy (anything with ``synchronize``): what is on it is done before the run begins.
+        Without a stream it returns when all are there; with device "cuda" what writes the sources must be done before.
         timeout: seconds; None: no deadline.
+        stream: with device "cuda", a stream of PyTorch, CuPy or another library, or a cudaStream_t's address. Then the refit is enqueued there, or made part of
+            the graph that is being captured there, and the call returns: nobody waits, so there is no ``timeout``, and ``state`` and ``version`` stay as they are.
 
         Raises TimeoutError or RunError: then ``state`` is "torn", until a later run completes.
         """
-        if stream is not None:
-            if self.device == "cpu":
-                raise Error("device 'cpu' has no streams, expected stream=None")
-            stream.synchronize()
-        self._check(library.reshard_run(self._open(), timeout or 0))
+        if stream is None:
+            self._check(library.reshard_run(self._open(), timeout or 0))
+        elif timeout is None:
+            self._check(library.reshard_enqueue(self._open(), _address(stream)))
+        else:
+            raise Error("found a stream and a timeout, expected one of them: nobody waits for what is on a stream")
 
     def agree(self, mine: int) -> int:
         """The least of what all processes say here; each must call it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import reshard
+from device_tensor import DeviceTensor
 from reshard import _library
 
 JOB = """version: 1
@@ -121,6 +122,8 @@ class Running(unittest.TestCase):
             self.assertEqual(arrays[2]["scale"], arrays[0]["scale"])
         self.assertEqual((executor.version, executor.state, executor.ranks), (2, "complete", (0, 1, 2)))
         self.assertGreaterEqual(executor.nbytes, plan.summary.target_bytes)
+        with self.assertRaisesRegex(reshard.Error, "the host's, which has no streams"):
+            executor.run(stream=7)
         executor.close()
         with self.assertRaisesRegex(reshard.Error, "closed"):
             executor.run()
@@ -205,29 +208,6 @@ target: {layout: served, mesh: {}, ranks: [1]}
         self.assertEqual((executor.state, executor.version), ("complete", 2))
 
 
-class OnAnotherDevice:
-    """A tensor that says it is on a GPU, by DLPack."""
-
-    def __init__(self, array):
-        self.tensor = _Managed.of(array)
-
-    def __dlpack__(self):
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        return new(ctypes.addressof(self.tensor), b"dltensor", None)
-
-
-class _Managed(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
-                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64)]
-
-    @classmethod
-    def of(cls, array):
-        result = cls(array.ctypes.data, 2, 1, array.ndim, 2, 32, 1, (ctypes.c_int64 * array.ndim)(*array.shape), None, 0)
-        result.array = array
-        return result
-
-
 class Refusals(unittest.TestCase):
     """bind says what was found and what was expected."""
 
@@ -250,7 +230,7 @@ class Refusals(unittest.TestCase):
         self.refused(good.T.copy().T, r"found strides \[1, 8\] of shape \[8, 6\], expected row-major without gaps")
         self.refused(np.zeros((8, 12), np.float32)[:, ::2], "found strides")
         self.refused(np.zeros(48 * 4 + 4, np.int8)[4:].view(np.float32).reshape(8, 6)[::-1], "found strides")
-        self.refused(OnAnotherDevice(good), "found device cuda:1, expected cpu")
+        self.refused(DeviceTensor(good), "found device cuda:1, expected cpu")
         self.refused([1.0] * 48, "found list, expected a tensor")
         self.refused(array.array("f", [0] * 48), r"found shape \[48\], expected \[8, 6\]")
         self.refused(memoryview(bytes(192)), "read-only")
@@ -281,8 +261,9 @@ class Refusals(unittest.TestCase):
     def test_order_and_options(self):
         with self.assertRaisesRegex(reshard.Error, "run before prepare"):
             self.executor.run()
-        with self.assertRaisesRegex(reshard.Error, "no streams"):
-            self.executor.run(stream=object())
+        for stream, timeout, message in ((7, None, "enqueue before prepare"), (7, 1, "found a stream and a timeout"), ("7", None, "found str, expected a stream")):
+            with self.assertRaisesRegex(reshard.Error, message):
+                self.executor.run(stream, timeout)
         with self.assertRaisesRegex(reshard.Error, "unknown transport 'pigeon'"):
             reshard.Executor(self.plan, transport="pigeon")
         with self.assertRaisesRegex(reshard.Error, "rank 9|9"):

@@ -150,6 +150,16 @@ class Wheel(unittest.TestCase):
         self.assertEqual(output.returncode, 0, output.stderr)
         self.assertGreater(int(re.search(r"^Ran (\d+) tests", output.stderr, re.MULTILINE)[1]), 10)
 
+    def test_device(self):
+        """Tensors of a device that the tests' stand-in is, and a refit on a stream of the caller's."""
+        module = Path(run(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
+        shutil.copytree(module, self.empty / "reshard")
+        (self.empty / "reshard" / "lib" / "libreshard_cuda.so").unlink(missing_ok=True)
+        shutil.copy(BUILD / "tests" / "stand_in.so", self.empty / "reshard" / "lib" / "libreshard_cuda.so")
+        for name in ("on_device.py", "device_tensor.py"):
+            shutil.copy(HERE / name, self.empty)
+        self.assertEqual(run(self.python, "on_device.py", cwd=self.empty), "right\n")
+
     @unittest.skipUnless(MPI, "no MPI")
     def test_loop_of_readme(self):
         """As it stands there, with the job that stands there."""
