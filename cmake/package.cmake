@@ -5,26 +5,30 @@ set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "folder of libraries") # one tree on all
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set_property(SOURCE ${PROJECT_SOURCE_DIR}/executor/libreshard.map PROPERTY HEADER_FILE_ONLY TRUE)
-add_library(reshard SHARED executor/libreshard.map $<TARGET_OBJECTS:reshard_executor> $<TARGET_OBJECTS:reshard_schema> $<TARGET_OBJECTS:reshard_kernels>)
+add_library(reshard SHARED $<TARGET_OBJECTS:reshard_executor> $<TARGET_OBJECTS:reshard_schema> $<TARGET_OBJECTS:reshard_kernels>)
 set_target_properties(reshard PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
                       LINK_DEPENDS ${PROJECT_SOURCE_DIR}/executor/libreshard.map)
 target_link_options(reshard PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/libreshard.map)
 target_link_libraries(reshard PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 target_include_directories(reshard INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 
+set(BACKENDS)
 foreach(backend mpi cuda nccl)
   if(TARGET reshard_${backend})
     list(APPEND BACKENDS reshard_${backend})
   endif()
 endforeach()
+# What they were linked with may be where no loader looks, as NCCL beside a toolkit.
+if(BACKENDS)
+  set_target_properties(${BACKENDS} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS ${BACKENDS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 foreach(command ${COMMANDS})
   list(APPEND PROGRAMS reshard-${command})
 endforeach()
 
 install(TARGETS ${PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS reshard EXPORT reshard LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(TARGETS ${BACKENDS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES executor/reshard.h executor/reshard_plan.h executor/reshard.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
 install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/reshard) # as it stands: its files name each other
 install(FILES README.md docs/yaml.md docs/library.md docs/worked-examples.md docs/api.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
