@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import _library
@@ -23,6 +23,13 @@ def _address(stream: Any) -> int:
         if hasattr(stream, name):
             return int(getattr(stream, name))
     raise Error(f"found {type(stream).__name__}, expected a stream of PyTorch or CuPy, or an address")
+
+
+def _seconds(timeout: float | None) -> float:
+    """For the library, where 0 is no deadline."""
+    if timeout is not None and not timeout > 0:
+        raise Error(f"found a deadline of {timeout} seconds, expected more than 0, or None")
+    return timeout or 0
 
 
 class Executor:
@@ -44,7 +51,7 @@ class Executor:
     def __init__(
         self,
         plan: Plan | str | os.PathLike[str],
-        rank: int | Sequence[int] | None = None,
+        rank: int | Iterable[int] | None = None,
         *,
         transport: str = "threads",
         device: str = "cpu",
@@ -60,12 +67,12 @@ class Executor:
         self._hooks: list[Any] = []
         self._raised: BaseException | None = None  # by a hook
         self._handle = ctypes.c_void_p()
-        ranks = [] if rank is None else [rank] if isinstance(rank, int) else list(rank)
+        ranks = list(rank) if isinstance(rank, Iterable) else [] if rank is None else [rank]
         options = _library.Options(
             transport.encode(),
             device.encode(),
             threads,
-            join_timeout or 0,
+            _seconds(join_timeout),
             no_local_shortcut,
             communicator,
             os.fsencode(unique_id_file) if unique_id_file else None,
@@ -155,7 +162,7 @@ class Executor:
         Raises TimeoutError or RunError: then ``state`` is "torn", until a later run completes.
         """
         if stream is None:
-            self._check(library.reshard_run(self._open(), timeout or 0))
+            self._check(library.reshard_run(self._open(), _seconds(timeout)))
         elif timeout is None:
             self._check(library.reshard_enqueue(self._open(), _address(stream)))
         else:

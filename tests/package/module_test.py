@@ -266,8 +266,12 @@ class Refusals(unittest.TestCase):
                 self.executor.run(stream, timeout)
         with self.assertRaisesRegex(reshard.Error, "unknown transport 'pigeon'"):
             reshard.Executor(self.plan, transport="pigeon")
-        with self.assertRaisesRegex(reshard.Error, "rank 9|9"):
+        with self.assertRaisesRegex(reshard.Error, "rank 9"):
             reshard.Executor(self.plan, 9)
+        self.assertEqual(reshard.Executor(self.plan, [np.int64(2), 0]).ranks, (2, 0))
+        self.assertEqual(reshard.Executor(self.plan, np.int64(1)).ranks, (1,))
+        with self.assertRaisesRegex(reshard.Error, "found a deadline of 0 seconds"):
+            self.executor.run(timeout=0)
 
 
 class Structs(unittest.TestCase):
