@@ -7,9 +7,10 @@
     executor.run(timeout=60)                                 # as often as weights move
 """
 
-from ._library import PREFIX, BindError, Error, PlanError, RunError, TimeoutError
-from .compiler import CompileError, compile
+from ._library import PREFIX
+from .compiler import compile
 from .description import describe
+from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
 from .executor import Executor
 from .plan import Endpoint, Param, Plan, Summary
 

@@ -1,34 +1,15 @@
-"""libreshard by ctypes: the structs and functions of reshard.h and reshard_plan.h, and what a failure raises."""
+"""libreshard by ctypes: the structs and functions of reshard.h and reshard_plan.h."""
 
 from __future__ import annotations
 
-import builtins
 import ctypes
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
+from .errors import BindError, Error, PlanError, RunError, TimeoutError
+
 #: The installation beside this file: ``bin``, ``lib``, ``include``, ``share/reshard`` with the library of models.
 PREFIX = Path(__file__).resolve().parent
-
-
-class Error(RuntimeError):
-    """A call that failed, with the whole text of why."""
-
-
-class PlanError(Error):
-    """The plan file is absent, damaged, newer, or does not mean anything."""
-
-
-class BindError(Error, ValueError):
-    """Memory is missing, unknown, overlaps other memory, or is not what the plan says: dtype, shape, strides, device."""
-
-
-class RunError(Error):
-    """A failure at run time: the targets are torn until a later run completes."""
-
-
-class TimeoutError(Error, builtins.TimeoutError):
-    """The deadline passed: the targets are torn until a later run completes."""
 
 
 class Options(ctypes.Structure):

@@ -7,8 +7,9 @@ import importlib
 import os
 import sys
 
-from ._library import PREFIX, Error
+from ._library import PREFIX
 from .description import describe as describe_module
+from .errors import Error
 
 
 def _run(command: str) -> None:

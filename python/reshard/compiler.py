@@ -12,12 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._library import PREFIX, Error
+from ._library import PREFIX
+from .errors import CompileError, Error
 from .plan import Plan
-
-
-class CompileError(Error):
-    """The compiler refused the job: its whole message, with every error and the place of each."""
 
 
 def run_compiler(arguments: Sequence[str | os.PathLike[str]]) -> str:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._library import Error
 from .compiler import run_compiler
 from .dtypes import DTYPES, dtype_by_name, safetensors_name
+from .errors import Error
 
 #: A dimension's rule, as in the YAML: axes outermost first, then what is not the default.
 Rule = str

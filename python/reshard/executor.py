@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import itertools
 import os
+import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import _library
-from ._library import BindError, Error, error_of, library
+from ._library import error_of, library
+from .errors import BindError, Error
 from .memory import Memory, memory_of
 from .plan import Endpoint, Param, Plan
 
@@ -79,8 +84,12 @@ class Executor:
         )
         numbers = None if rank is None else (ctypes.c_uint32 * len(ranks))(*ranks)
         path = os.fsencode(self.plan.path)
+        status = library.reshard_open(path, numbers, len(ranks), ctypes.byref(options), ctypes.byref(self._handle))
+        self._collected = weakref.finalize(self, library.reshard_close, self._handle)
+        self._collected.atexit = False  # there _close_all
+        _executors[next(_numbers)] = self
         try:
-            self._check(library.reshard_open(path, numbers, len(ranks), ctypes.byref(options), ctypes.byref(self._handle)))
+            self._check(status)
         except Error:
             self.close()
             raise
@@ -192,6 +201,7 @@ class Executor:
     def close(self) -> None:
         """Lets go of everything that is bound. May be called twice."""
         if self._handle:
+            self._collected.detach()
             library.reshard_close(self._handle)
             self._handle = ctypes.c_void_p()
         self._bound.clear()
@@ -200,11 +210,8 @@ class Executor:
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
+    def __exit__(self, raised: object, *_: object) -> None:
+        if raised is None:  # else peers may be in a run, and would be waited for
             self.close()
 
     def _open(self) -> ctypes.c_void_p:
@@ -216,3 +223,16 @@ class Executor:
         raised, self._raised = self._raised, None
         if status:
             raise error_of(status, library.reshard_error(self._handle)) from raised
+
+
+#: In the order in which they were opened.
+_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Closes what is still open, but not after an exception that ends the process: peers may be in a run, and would be waited for. Their launcher ends them."""
+    if not hasattr(sys, "last_value"):
+        for executor in list(_executors.values()):
+            executor.close()

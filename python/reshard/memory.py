@@ -7,8 +7,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._library import BindError
 from .dtypes import dtype_by_dlpack, dtype_by_format, dtype_by_name
+from .errors import BindError
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _library
-from ._library import Error, error_of, library
+from ._library import error_of, library
 from .dtypes import numpy_dtype
+from .errors import Error
 
 if TYPE_CHECKING:
     import numpy
@@ -72,6 +74,7 @@ class Plan:
         self.path = os.fspath(path)
         self._handle = ctypes.c_void_p()
         status = library.reshard_plan_open(os.fsencode(path), ctypes.byref(self._handle))
+        weakref.finalize(self, library.reshard_plan_close, self._handle)
         if status:
             raise error_of(status, library.reshard_plan_error(self._handle))
 
@@ -79,10 +82,6 @@ class Plan:
     def open(cls, path: str | os.PathLike[str]) -> Plan:
         """Opens a plan file. Raises PlanError where it is none."""
         return cls(path)
-
-    def __del__(self) -> None:
-        if handle := getattr(self, "_handle", None):
-            library.reshard_plan_close(handle)
 
     def __repr__(self) -> str:
         return f"<Plan {self.path!r}, digest {self.summary.digest}>"

@@ -176,6 +176,24 @@ class Wheel(unittest.TestCase):
             for step in range(1, 4):
                 self.assertRegex(lines, rf"{who}: step {step}, [\d.]+ s, version {step}(?!\d)")
 
+    @unittest.skipUnless(MPI, "no MPI")
+    def test_a_process_that_raises_ends_all(self):
+        """It does not wait for peers that wait for it, without any deadline."""
+        (self.empty / "raises.py").write_text("""
+import numpy, reshard
+with reshard.Executor(reshard.compile(reshard.LIBRARY / "refit.yaml"), transport="mpi") as executor:
+    rank = executor.ranks[0]
+    executor.bind({name: numpy.zeros(param.shape, param.numpy_dtype) for name, param in executor.plan.params(rank).items()})
+    executor.prepare()
+    executor.run()
+    if rank == 2:
+        raise KeyError("mine")
+    executor.run()
+""")
+        done = subprocess.run(["mpirun", "-n", "4", self.python, "raises.py"], cwd=self.empty, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+        self.assertIn("KeyError: 'mine'", done.stderr)
+        self.assertNotEqual(done.returncode, 0)
+
     def test_commands(self):
         bin = self.python.parent
         shutil.copy(ROOT / "examples" / "quickstart.yaml", self.empty)
