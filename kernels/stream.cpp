@@ -57,12 +57,19 @@ __attribute__((target("avx2"))) void streamAvx2(const LineRows &rows) {
 } // namespace
 
 Level cpuLevel() {
-  static const Level level = __builtin_cpu_supports("avx2") ? Level::Avx2 : Level::Sse2;
+  static const Level level = [] {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c"))
+      return Level::Sse2;
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl");
+    return avx512 ? Level::Avx512 : Level::Avx2;
+  }();
   return level;
 }
 
 StreamLines lineStreamer(Level level) {
   switch (level) {
+  case Level::Avx512:
   case Level::Avx2: return streamAvx2;
   case Level::Sse2: return streamSse2;
   case Level::Portable: break;

@@ -6,8 +6,8 @@
 
 namespace reshard::kernels {
 
-/// What the CPU can do; each level has those below it. Portable: no streaming stores, any CPU. (AVX-512 was measured to be no faster than AVX2.)
-enum class Level { Portable, Sse2, Avx2 };
+/// What the CPU can do; each level has those below it. Portable: no streaming stores, any CPU. Avx2 has F16C too, Avx512 is F, BW, DQ and VL.
+enum class Level { Portable, Sse2, Avx2, Avx512 };
 
 /// The highest level of this CPU, found once.
 Level cpuLevel();
@@ -31,7 +31,7 @@ struct LineRows {
 /// Copies rows of lines past the cache, prefetching the source.
 using StreamLines = void (*)(const LineRows &rows);
 
-/// That of a level; null for Portable.
+/// That of a level; null for Portable. (AVX-512 was measured to copy no faster than AVX2.)
 StreamLines lineStreamer(Level level);
 
 /// Puts what was streamed before later stores, so that another thread may read it.

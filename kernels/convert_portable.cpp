@@ -1,0 +1,47 @@
+#include "kernels/convert_rows.h"
+
+namespace reshard::kernels {
+
+namespace {
+
+/// One value after the other, as formats.h defines them.
+struct Single {
+  static constexpr uint64_t kLanes = 1;
+  using Floats = float;
+  using Bits = uint32_t;
+  static Bits bits(Floats value) { return as<Bits>(value); }
+  static Floats floats(Bits bits) { return as<Floats>(bits); }
+  static Floats broadcast(float value) { return value; }
+  static Bits largestOfEach(const Bits (&each)[kLanes]) { return each[0]; }
+
+  template <Format From> static Floats load(const std::byte *at) {
+    uint32_t code = 0;
+    std::memcpy(&code, at, kItemBytes<From>); // little-endian, as all stored elements
+    return decode(From, code);
+  }
+
+  template <Format To> static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool) {
+    const uint32_t code = encode(To, floats((bits(scaled) & kMagnitude) | (value & ~kMagnitude)), overflow);
+    std::memcpy(at, &code, kItemBytes<To>);
+  }
+
+  static uint64_t pack(const std::byte *codes) {
+    uint64_t packed = 0;
+    for (uint64_t i = 0; i < kNvfp4Block; ++i)
+      packed |= static_cast<uint64_t>(codes[i]) << 4 * i;
+    return packed;
+  }
+
+  static void unpack(std::byte *codes, uint64_t packed) {
+    for (uint64_t i = 0; i < kNvfp4Block; ++i)
+      codes[i] = static_cast<std::byte>(packed >> 4 * i & 0xF);
+  }
+
+  static void store8(std::byte *at, uint64_t bytes, bool) { std::memcpy(at, &bytes, sizeof(bytes)); }
+};
+
+} // namespace
+
+constinit const ConvertKernels kConvertPortable = Rows<Single>::table();
+
+} // namespace reshard::kernels

@@ -1,0 +1,56 @@
+#include "kernels/formats.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace reshard::kernels {
+
+namespace {
+
+constexpr Encoding kFloat = encoding(Format::fp32);
+
+} // namespace
+
+float decode(Format format, uint32_t code) {
+  const Encoding e = encoding(format);
+  const uint32_t magnitude = code & (e.sign() - 1);
+  const float sign = code & e.sign() ? -1.0f : 1.0f;
+  if (magnitude > e.largest)
+    return std::copysign(std::bit_cast<float>(magnitude == e.infinity && e.infinity != e.nan ? kFloat.infinity : kFloat.nan), sign);
+  const uint32_t exponent = magnitude >> e.mantissaBits, mantissa = magnitude & ((1u << e.mantissaBits) - 1);
+  const uint32_t significand = exponent > 0 ? mantissa | 1u << e.mantissaBits : mantissa;
+  return sign * std::ldexp(static_cast<float>(significand), std::max(static_cast<int>(exponent), 1) - e.bias - e.mantissaBits);
+}
+
+uint32_t encode(Format format, float value, Overflow overflow) {
+  const Encoding e = encoding(format);
+  const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & (kFloat.sign() - 1);
+  const uint32_t sign = bits & kFloat.sign() ? e.sign() : 0;
+  if (magnitude > kFloat.infinity)
+    return sign | e.nan;
+  if (format == Format::fp32)
+    return bits;
+  // The value is significand * 2^(exponent - 127 - 23); subnormal fp32 values have the exponent of the smallest normal one.
+  int exponent = static_cast<int>(magnitude >> kFloat.mantissaBits);
+  const uint32_t mantissa = magnitude & ((1u << kFloat.mantissaBits) - 1);
+  const uint32_t significand = exponent > 0 ? mantissa | 1u << kFloat.mantissaBits : mantissa;
+  exponent = std::max(exponent, 1);
+  const int lowest = kFloat.bias - e.bias + 1; // exponent of the format's smallest normal value, and of its subnormal ones
+  const int drop = kFloat.mantissaBits - e.mantissaBits + std::max(lowest - exponent, 0);
+  if (drop > kFloat.mantissaBits + 1) // below half of the smallest value
+    return sign;
+  const uint32_t rest = significand & ((1u << drop) - 1), half = 1u << (drop - 1);
+  uint32_t kept = significand >> drop;
+  if (rest > half || (rest == half && kept % 2 == 1))
+    ++kept;
+  // `kept` holds the leading one of normal values, which adds the missing one to the exponent; so does a carry.
+  const uint32_t code = (static_cast<uint32_t>(std::max(exponent - lowest, 0)) << e.mantissaBits) + kept;
+  if (code <= e.largest)
+    return sign | code;
+  return sign | (overflow == Overflow::saturate && e.bits <= 8 ? e.largest : e.infinity);
+}
+
+float decodeE8m0(uint8_t code) { return code == 255 ? std::bit_cast<float>(kFloat.nan) : std::ldexp(1.0f, code - 127); }
+
+} // namespace reshard::kernels

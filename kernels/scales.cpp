@@ -1,0 +1,58 @@
+#include "kernels/scales.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace reshard::kernels {
+
+namespace {
+
+constexpr uint64_t kTileRows = 128, kTileColumns = 4, kTileBytes = kTileRows * kTileColumns;
+
+uint64_t tiles(uint64_t count, uint64_t each) { return (count + each - 1) / each; }
+
+/// Calls visit(offset in the swizzled layout, row, column, columns) for each run of scales of a slice that touch in it: up to four of a row.
+template <class Visit> void forRuns(ScaleShape shape, const ScaleSlice &slice, Visit visit) {
+  for (uint64_t row = slice.row; row < slice.row + slice.rows; ++row)
+    for (uint64_t column = slice.column, end = slice.column + slice.columns; column < end;) {
+      const uint64_t columns = std::min(kTileColumns - column % kTileColumns, end - column);
+      visit(swizzledOffset(shape, row, column), row, column, columns);
+      column += columns;
+    }
+}
+
+int64_t plainOffset(const ScaleSlice &slice, int64_t stride, uint64_t row, uint64_t column) {
+  return static_cast<int64_t>(row - slice.row) * stride + static_cast<int64_t>(column - slice.column);
+}
+
+} // namespace
+
+uint64_t swizzledBytes(ScaleShape shape) { return tiles(shape.rows, kTileRows) * tiles(shape.columns, kTileColumns) * kTileBytes; }
+
+uint64_t swizzledOffset(ScaleShape shape, uint64_t row, uint64_t column) {
+  const uint64_t tile = row / kTileRows * tiles(shape.columns, kTileColumns) + column / kTileColumns;
+  return tile * kTileBytes + row % 32 * 16 + row % kTileRows / 32 * kTileColumns + column % kTileColumns;
+}
+
+void swizzleScales(std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice, const std::byte *plain, int64_t stride) {
+  forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
+    std::memcpy(swizzled + offset, plain + plainOffset(slice, stride, row, column), columns);
+  });
+}
+
+void unswizzleScales(std::byte *plain, int64_t stride, const std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice) {
+  forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
+    std::memcpy(plain + plainOffset(slice, stride, row, column), swizzled + offset, columns);
+  });
+}
+
+void clearScalePadding(std::byte *swizzled, ScaleShape shape) {
+  const uint64_t rows = tiles(shape.rows, kTileRows) * kTileRows, columns = tiles(shape.columns, kTileColumns) * kTileColumns;
+  auto clear = [&](const ScaleSlice &slice) {
+    forRuns(shape, slice, [&](uint64_t offset, uint64_t, uint64_t, uint64_t count) { std::memset(swizzled + offset, 0, count); });
+  };
+  clear({0, shape.columns, shape.rows, columns - shape.columns});
+  clear({shape.rows, 0, rows - shape.rows, columns});
+}
+
+} // namespace reshard::kernels

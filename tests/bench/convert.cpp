@@ -1,0 +1,134 @@
+// Conversions beside memcpy of their source bytes, one thread, 256 MiB of source in memory touched beforehand, in turns within one run: quote the
+// ratio, not the rates, which are of source bytes. `NAME/LEVEL` is at a level of the CPU; values are those of weights, normal around 0.
+//   bench-convert [--benchmark_filter=…]
+
+#include "kernels/convert.h"
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace reshard::kernels;
+
+namespace {
+
+constexpr uint64_t kSource = 256 << 20, kColumns = 8192; // columns of the matrices of block FP8
+
+/// What a conversion reads and writes. Targets are no larger than twice the source.
+struct Memory {
+  std::byte *source, *target, *scales;
+};
+
+std::byte *touched(uint64_t bytes) {
+  constexpr uint64_t kPage = 4096;
+  auto *memory = static_cast<std::byte *>(std::aligned_alloc(kPage, bytes));
+  std::memset(memory, 1, bytes);
+  return memory;
+}
+
+/// Weights: a normal distribution of a usual width, in fp32 or bf16.
+void fillWeights(std::byte *source, Format format) {
+  constexpr uint64_t kPeriod = 1 << 20; // drawing all would take longer than the benchmark
+  std::mt19937_64 random(1);
+  std::normal_distribution<float> weight(0, 0.02f);
+  const uint64_t bytes = kPeriod * itemBytes(format);
+  for (uint64_t i = 0; i < kPeriod; ++i) {
+    const uint32_t code = encode(format, weight(random), Overflow::saturate);
+    std::memcpy(source + i * itemBytes(format), &code, itemBytes(format));
+  }
+  for (uint64_t at = bytes; at < kSource; at += bytes)
+    std::memcpy(source + at, source, bytes);
+}
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+struct Case {
+  const char *name;
+  Format source;
+  std::function<void(const Memory &, uint64_t count, Conversion)> convert;
+};
+
+/// Ours and memcpy in turns; one iteration is a pair.
+void paired(benchmark::State &state, const Case &each, Level level) {
+  static const Memory memory = {touched(kSource), touched(2 * kSource), touched(kSource / 16)};
+  if (itemBytes(each.source) > 1)
+    fillWeights(memory.source, each.source);
+  else
+    std::memset(memory.source, 0x31, kSource);
+  std::memset(memory.scales, 0x70, kSource / 16); // 2^-15 in E8M0
+  const uint64_t count = kSource / itemBytes(each.source);
+  std::vector<double> ours, theirs;
+  for (auto _ : state) {
+    const double begin = now();
+    each.convert(memory, count, {.stream = true, .level = level});
+    benchmark::ClobberMemory();
+    const double middle = now();
+    std::memcpy(memory.target, memory.source, kSource);
+    benchmark::ClobberMemory();
+    ours.push_back(middle - begin);
+    theirs.push_back(now() - middle);
+  }
+  const auto bytes = static_cast<double>(kSource);
+  state.counters["GB/s"] = bytes / median(ours) / 1e9;
+  state.counters["memcpy_GB/s"] = bytes / median(theirs) / 1e9;
+  state.counters["ratio"] = median(theirs) / median(ours);
+}
+
+Matrix square(uint64_t count, uint64_t targetBytes, uint64_t sourceBytes) {
+  return {count / kColumns, kColumns, static_cast<int64_t>(kColumns * targetBytes), static_cast<int64_t>(kColumns * sourceBytes)};
+}
+
+const std::vector<Case> &cases() {
+  static const std::vector<Case> all = {
+      {"bf16-to-mxfp8", Format::bf16,
+       [](const Memory &m, uint64_t count, Conversion how) { quantizeMxfp8(m.target, m.scales, Format::bf16, m.source, count, how); }},
+      {"bf16-to-fp8_e4m3", Format::bf16,
+       [](const Memory &m, uint64_t count, Conversion how) {
+         cast(Format::fp8_e4m3, m.target, Format::bf16, m.source, count, Overflow::saturate, how);
+       }},
+      {"fp32-to-bf16", Format::fp32,
+       [](const Memory &m, uint64_t count, Conversion how) {
+         cast(Format::bf16, m.target, Format::fp32, m.source, count, Overflow::saturate, how);
+       }},
+      {"mxfp8-to-bf16", Format::fp8_e4m3,
+       [](const Memory &m, uint64_t count, Conversion how) { dequantizeMxfp8(Format::bf16, m.target, m.source, m.scales, count, how); }},
+      {"bf16-to-block-fp8", Format::bf16,
+       [](const Memory &m, uint64_t count, Conversion how) {
+         quantizeBlockFp8(m.target, reinterpret_cast<float *>(m.scales), Format::bf16, m.source, square(count, 1, 2), how);
+       }},
+      {"bf16-to-nvfp4", Format::bf16, // both phases
+       [](const Memory &m, uint64_t count, Conversion how) {
+         const float scale = nvfp4TensorScale(amax(Format::bf16, m.source, {1, count, 0, 0}, how));
+         quantizeNvfp4(m.target, m.scales, scale, Format::bf16, m.source, count, how);
+       }},
+  };
+  return all;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  const std::pair<const char *, Level> levels[] = {{"portable", Level::Portable}, {"avx2", Level::Avx2}, {"avx512", Level::Avx512}};
+  for (const Case &each : cases())
+    for (const auto &[name, level] : levels)
+      if (level <= cpuLevel())
+        benchmark::RegisterBenchmark((std::string(each.name) + "/" + name).c_str(), paired, each, level)
+            ->Iterations(level == Level::Portable ? 1 : 11)
+            ->Unit(benchmark::kMillisecond);
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv))
+    return 1;
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -1,0 +1,303 @@
+"""The conversions of kernels/ at every level of this CPU against ml_dtypes and NumPy, bit for bit: casts of all 8- and 16-bit codes and of a dense
+sample of fp32, and blocks against the formats' definitions, written here in NumPy with the arithmetic in whole arrays.
+convert_test.py; RESHARD_BIN is the build folder."""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = list(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
+FP32, BF16, FP16, E4M3, E5M2 = range(5)
+WIDE = (FP32, BF16, FP16)
+CANONICAL_NAN = [0x7FC00000, 0x7FC0, 0x7E00, 0x7F, 0x7E]
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+SATURATE, INFINITY = 0, 1
+
+library = ctypes.CDLL(str(Path(os.environ.get("RESHARD_BIN", "build/release")) / "convert_library.so"))
+library.convert_amax.restype = ctypes.c_float
+library.convert_nvfp4_tensor_scale.restype = ctypes.c_float
+library.convert_swizzled_bytes.restype = ctypes.c_uint64
+LEVELS = range(library.convert_levels())
+random = np.random.default_rng(1)
+np.seterr(all="ignore")  # overflow and NaN are what is tested
+checks = 0
+
+
+def call(name, *arguments):
+    """Arrays as pointers, floats as floats, the rest as 64-bit integers (which pass as narrower ones too)."""
+
+    def argument(value):
+        if isinstance(value, np.ndarray):
+            return ctypes.c_void_p(value.ctypes.data)
+        return ctypes.c_float(value) if isinstance(value, (float, np.float32)) else ctypes.c_int64(int(value))
+
+    return getattr(library, "convert_" + name)(*map(argument, arguments))
+
+
+def bits(values):
+    return values.view(f"u{values.itemsize}")
+
+
+def aligned(count, dtype, offset=0):
+    """Uninitialised elements that begin `offset` bytes after a line of the cache; the bytes are 0xA5."""
+    dtype = np.dtype(dtype)
+    memory = np.full(count * dtype.itemsize + 128, 0xA5, np.uint8)
+    first = -memory.ctypes.data % 64 + offset
+    return memory[first : first + count * dtype.itemsize].view(dtype)
+
+
+def equal(what, ours, expected):
+    global checks
+    checks += 1
+    ours, expected = bits(ours).ravel(), bits(expected).ravel()
+    wrong = np.nonzero(ours != expected)[0]
+    if len(wrong):
+        first = wrong[0]
+        sys.exit(f"{what}: {len(wrong)} of {len(ours)} differ, the first at {first}: {int(ours[first]):#x}, expected {int(expected[first]):#x}")
+
+
+def canonical(values, of, format):
+    """NaNs as the format's one NaN, with the sign that `of` has."""
+    sign = bits(of) >> (of.itemsize * 8 - 1) != 0
+    width = values.itemsize * 8
+    nan = CANONICAL_NAN[format] | sign.astype(np.uint64) << np.uint64(width - 1)
+    is_nan = np.isnan(of.astype(np.float32)) | np.isnan(values.astype(np.float32))
+    return np.where(is_nan, nan.astype(f"u{width // 8}"), bits(values)).view(values.dtype)
+
+
+def cast(values, to, overflow):
+    """By ml_dtypes and NumPy. Saturation is clipping: what rounds to the largest value or below is not changed by it."""
+    wide = values.astype(np.float32)
+    if overflow == SATURATE and to in LARGEST:
+        wide = np.where(np.isnan(wide), wide, np.clip(wide, -LARGEST[to], LARGEST[to]))
+    return canonical(wide.astype(DTYPES[to]), values, to)
+
+
+def every(format):
+    """All codes of 8 and 16 bits; of fp32 all exponents with both signs and mantissas around every tie that a narrower format has."""
+    if format != FP32:
+        return np.arange(1 << (8 * DTYPES[format].itemsize), dtype=np.uint32).astype(f"u{DTYPES[format].itemsize}").view(DTYPES[format])
+    near = [m + d for drop in range(12, 24) for m in range(0, 1 << 23, 1 << drop) for d in (-1, 0, 1)][:: 7]
+    near += [(k << drop) + d for drop in range(12, 24) for k in range(1 << min(23 - drop, 4)) for d in (-1, 0, 1)]
+    mantissas = np.unique(np.concatenate([np.array(near) % (1 << 23), random.integers(0, 1 << 23, 200)])).astype(np.uint32)
+    exponents = np.arange(512, dtype=np.uint32) << 23
+    sample = (exponents[:, None] | mantissas[random.integers(0, len(mantissas), 3000)][None, :]).ravel()
+    return np.concatenate([sample, random.integers(0, 1 << 32, 1 << 19).astype(np.uint32)]).view(np.float32)
+
+
+def test_casts():
+    for source in range(5):
+        values = aligned(len(every(source)), DTYPES[source])
+        values[:] = every(source)
+        for target in range(5):
+            if source == target:
+                continue
+            for overflow in (SATURATE, INFINITY):
+                expected = cast(values, target, overflow)
+                for level in LEVELS:
+                    ours = aligned(len(values), DTYPES[target])
+                    call("cast", level, target, ours, source, values, len(values), overflow)
+                    equal(f"cast {source} to {target}, overflow {overflow}, level {level}", ours, expected)
+
+
+def weights(shape, format):
+    """Rows of very different size, zeros, values at the formats' limits, subnormal ones, and some that are not finite."""
+    values = random.normal(0, 1, shape) * np.exp2(random.integers(-12, 12, shape[:-1] + (1,)))
+    values[random.random(shape) < 0.05] = 0
+    values[random.random(shape[:-1]) < 0.1] *= 2.0**-120
+    values[random.random(shape[:-1]) < 0.1] *= 2.0**110
+    for level in (448.0, 6.0, 1.0):
+        where = random.random(shape[:-1]) < 0.05
+        values[where] = np.clip(values[where], -level, level)
+    values = values.astype(np.float32)
+    values[random.random(shape) < 0.0004] = np.nan
+    values[random.random(shape) < 0.0004] = -np.inf
+    values[..., :128][random.random(shape[:-1]) < 0.1] = -0.0
+    values[random.random(shape[:-1]) < 0.05] = random.integers(0, 1 << 32, shape[-1]).astype(np.uint32).view(np.float32)
+    return np.ascontiguousarray(values.astype(DTYPES[format]))
+
+
+def amax(blocks):
+    """Along the last axis; NaN where something is not finite."""
+    magnitudes = np.abs(blocks.astype(np.float32))
+    return np.where(np.isfinite(magnitudes).all(-1), magnitudes.max(-1), np.float32(np.nan))
+
+
+def blocks_of(values, block):
+    """[rows, columns] to [rows, blocks, block], zeros behind the last."""
+    padded = np.zeros((values.shape[0], -(-values.shape[1] // block) * block), values.dtype)
+    padded[:, : values.shape[1]] = values
+    return padded.reshape(len(values), -1, block)
+
+
+def to_e4m3(scaled, values):
+    """Saturating; the sign is that of `values`."""
+    magnitude = np.where(np.isnan(scaled), np.float32(np.nan), np.minimum(np.abs(scaled), np.float32(448)))
+    code = np.where(np.isnan(magnitude), 0x7F, bits(magnitude.astype(ml_dtypes.float8_e4m3fn)))
+    return (code | np.signbit(values.astype(np.float32)) * np.uint8(0x80)).astype(np.uint8)
+
+
+def numpy_mxfp8(values):
+    blocks = blocks_of(values, 32)
+    largest = amax(blocks).astype(np.float64)
+    exponent = np.ceil(np.log2(largest / 448))  # log2 of doubles is exact at powers of two, and 1 + 2^-23 is far from one
+    code = np.where(np.isnan(largest), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(np.uint8)
+    scale = np.where(code == 255, np.nan, np.exp2(code.astype(np.float64) - 127))
+    scaled = (blocks.astype(np.float64) / scale[..., None]).astype(np.float32)
+    return to_e4m3(scaled, blocks).reshape(len(values), -1)[:, : values.shape[1]], code
+
+
+def decode(codes, scales, block, columns, format):
+    """Element values times scales, which broadcast along blocks, to a wide format."""
+    values = codes.astype(np.float32) * np.repeat(scales, block, axis=-1)[:, :columns]
+    return canonical(values.astype(DTYPES[format]), codes.astype(np.float32), format)
+
+
+def test_mxfp8():
+    for format in WIDE:
+        for columns in (32, 64, 512, 1000, 1, 31, 33, 4096 + 17):
+            values = weights((64, columns), format)
+            codes, scales = numpy_mxfp8(values)
+            e8m0 = scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+            back = decode(codes.view(ml_dtypes.float8_e4m3fn), e8m0, 32, columns, format)
+            for level in LEVELS:
+                for row in range(len(values)):
+                    ours, our_scales = aligned(columns, np.uint8, row % 2 * row), aligned(scales.shape[1], np.uint8)
+                    call("quantize_mxfp8", level, ours, our_scales, format, values[row], columns)
+                    equal(f"MXFP8 scales of {columns} of format {format}, row {row}, level {level}", our_scales, scales[row])
+                    equal(f"MXFP8 of {columns} of format {format}, row {row}, level {level}", ours, codes[row])
+                    wide = aligned(columns, DTYPES[format])
+                    call("dequantize_mxfp8", level, format, wide, ours, our_scales, columns)
+                    equal(f"MXFP8 back of {columns} to format {format}, row {row}, level {level}", wide, back[row])
+
+
+def test_mxfp8_codes():
+    """Every scale with every element, those included that no quantisation gives."""
+    codes = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, axis=1)
+    for format in WIDE:
+        expected = decode(codes.view(ml_dtypes.float8_e4m3fn), scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float32), 32, 256, format)
+        for level in LEVELS:
+            wide = aligned(codes.size, DTYPES[format])
+            call("dequantize_mxfp8", level, format, wide, codes, scales, codes.size)
+            equal(f"MXFP8 codes to format {format}, level {level}", wide, expected)
+
+
+def numpy_block_fp8(values):
+    rows, columns = values.shape
+    padded = np.zeros((-(-rows // 128) * 128, -(-columns // 128) * 128), np.float32)
+    padded[:rows, :columns] = values
+    blocks = padded.reshape(len(padded) // 128, 128, -1, 128).transpose(0, 2, 1, 3)
+    scales = amax(blocks.reshape(*blocks.shape[:2], -1)) / np.float32(448)
+    scales[scales == 0] = 1
+    codes = to_e4m3(blocks / scales[..., None, None], blocks)
+    return codes.transpose(0, 2, 1, 3).reshape(padded.shape)[:rows, :columns], scales
+
+
+def test_block_fp8():
+    for format in WIDE:
+        for rows, columns in ((128, 128), (256, 384), (100, 70), (129, 300), (1, 1)):
+            values = weights((rows, columns + 5), format)[:, :columns]  # rows that are apart
+            if rows > 128:
+                values[:128, :128] = 0
+            codes, scales = numpy_block_fp8(values)
+            back = decode(codes.view(ml_dtypes.float8_e4m3fn), np.repeat(scales, 128, 0)[:rows], 128, columns, format)
+            for level in LEVELS:
+                ours = aligned(rows * (columns + 64), np.uint8).reshape(rows, -1)
+                our_scales = aligned(scales.size, np.float32).reshape(scales.shape)
+                call("quantize_block_fp8", level, ours, our_scales, format, values, rows, columns, ours.strides[0], values.strides[0])
+                what = f"of {rows} x {columns} of format {format}, level {level}"
+                equal("scales " + what, np.where(np.isnan(our_scales), np.float32(np.nan), our_scales), scales)
+                equal("block FP8 " + what, np.ascontiguousarray(ours[:, :columns]), codes)
+                equal("behind block FP8 " + what, np.ascontiguousarray(ours[:, columns:]), np.full((rows, 64), 0xA5, np.uint8))
+                wide = aligned(rows * columns, DTYPES[format]).reshape(rows, columns)
+                call("dequantize_block_fp8", level, format, wide, ours, our_scales, rows, columns, wide.strides[0], ours.strides[0])
+                equal("back from block FP8 " + what, wide, back)
+
+
+def numpy_nvfp4(values, tensor_scale):
+    blocks = blocks_of(values, 16)
+    quotient = amax(blocks) / (np.float32(6) * tensor_scale)
+    quotient[quotient == 0] = 1
+    scales = to_e4m3(quotient, np.ones_like(quotient))
+    factor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * tensor_scale
+    scaled = np.abs(blocks.astype(np.float32)) / np.where(factor == 0, np.float32(np.inf), factor)[..., None]
+    # Nearest of the eight values, of two the even code; beyond, and where the block is NaN, the largest.
+    middles = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    code = np.where(np.isnan(scaled), 7, (scaled[..., None] > middles).sum(-1) + np.isin(scaled, middles[1::2]))
+    code = (code | np.signbit(blocks.astype(np.float32)) * 8).astype(np.uint8).reshape(len(values), -1)
+    code[:, values.shape[1] :] = 0
+    return code, scales
+
+
+def test_nvfp4():
+    e2m1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    for format in WIDE:
+        for columns in (16, 256, 1024, 1, 15, 17, 1000, 4096 + 7):
+            values = weights((48, columns), format)
+            finite = np.where(np.isfinite(values.astype(np.float32)), values, np.zeros_like(values)).reshape(1, -1)
+            tensor_scale = np.float32(call("nvfp4_tensor_scale", call("amax", 0, format, finite, finite.size)))
+            equal("tensor scale", tensor_scale[None], amax(finite) / np.float32(2688))
+            for scale in (tensor_scale, np.float32(tensor_scale / 64), np.float32(0.01)):  # a stale one saturates
+                codes, scales = numpy_nvfp4(values, scale)
+                packed = codes[:, ::2] | codes[:, 1::2] << 4
+                packed = packed[:, : -(-columns // 2)]
+                factors = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+                back = decode(e2m1[codes[:, :columns]], factors, 16, columns, format)
+                for level in LEVELS:
+                    for row in range(len(values)):
+                        ours, our_scales = aligned(packed.shape[1], np.uint8, row % 2 * row), aligned(scales.shape[1], np.uint8)
+                        call("quantize_nvfp4", level, ours, our_scales, scale, format, values[row], columns)
+                        what = f"of {columns} of format {format}, row {row}, level {level}"
+                        equal("NVFP4 scales " + what, our_scales, scales[row])
+                        equal("NVFP4 " + what, ours, packed[row])
+                        wide = aligned(columns, DTYPES[format])
+                        call("dequantize_nvfp4", level, format, wide, ours, our_scales, scale, columns)
+                        equal("back from NVFP4 " + what, wide, back[row])
+
+
+def test_amax():
+    for format in WIDE:
+        for count in (0, 1, 63, 64, 1000):
+            for level in LEVELS:
+                values = random.normal(0, 1, count).astype(DTYPES[format])
+                expected = np.float32(np.abs(values.astype(np.float32)).max(initial=0))
+                equal(f"amax of {count} of format {format}, level {level}", np.float32([call("amax", level, format, values, count)]), expected[None])
+                for poison in (np.nan, np.inf):
+                    if count:
+                        values[random.integers(0, count)] = poison
+                        assert np.isnan(call("amax", level, format, values, count))
+
+
+def test_swizzle():
+    for rows, columns in ((128, 4), (1, 1), (256, 8), (130, 5), (300, 13), (127, 12)):
+        size = call("swizzled_bytes", rows, columns)
+        padded = np.zeros((-(-rows // 128) * 128, -(-columns // 4) * 4), np.uint8)
+        plain = padded[:rows, :columns] = random.integers(1, 256, (rows, columns), np.uint8)
+        # Axes: tile row, group of 32 rows, row, tile column, column -> tile row, tile column, row, group, column.
+        expected = np.ascontiguousarray(padded.reshape(len(padded) // 128, 4, 32, -1, 4).transpose(0, 3, 2, 1, 4)).ravel()
+        assert size == expected.size
+        swizzled, back = aligned(size, np.uint8), aligned(rows * columns, np.uint8).reshape(rows, columns)
+        call("clear_padding", swizzled, rows, columns)
+        row_cuts = np.unique(np.concatenate([[0, rows], random.integers(0, rows + 1, 3)]))
+        column_cuts = np.unique(np.concatenate([[0, columns], random.integers(0, columns + 1, 3)]))
+        for r, next_r in zip(row_cuts, row_cuts[1:]):
+            for c, next_c in zip(column_cuts, column_cuts[1:]):
+                part = np.array([r, c, next_r - r, next_c - c], np.uint64)
+                call("swizzle", swizzled, rows, columns, part, plain[r:, c:], plain.strides[0])
+                call("unswizzle", back[r:, c:], back.strides[0], expected, rows, columns, part)
+        equal(f"swizzled scales of {rows} x {columns}", swizzled, expected)
+        equal(f"plain scales of {rows} x {columns}", back, plain)
+
+
+for name, test in list(globals().items()):
+    if name.startswith("test_"):
+        before = checks
+        test()
+        assert checks > before, f"{name} checked nothing"
+        print(f"{name}: {checks - before} arrays equal")
+print(f"{checks} arrays, levels {list(LEVELS)}")
