@@ -13,7 +13,7 @@ PREFIX = Path(__file__).resolve().parent
 
 
 class Options(ctypes.Structure):
-    """reshard_options. An earlier library reads the first of these alone, and refuses the transport that the last ones are for."""
+    """reshard_options."""
 
     _fields_ = [
         ("transport", c_char_p),
