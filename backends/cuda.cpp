@@ -24,6 +24,8 @@ public:
       cudaStreamSynchronize(stream_); // what is late still writes
     if (graph_)
       cudaGraphExecDestroy(graph_);
+    if (captured_)
+      cudaGraphDestroy(captured_);
     for (const cudaEvent_t event : {done_, turn_})
       if (event)
         cudaEventDestroy(event);
@@ -111,14 +113,11 @@ public:
         problem = checked(kernels::launchCopies(launches[o].table, launches[o].blocks, begunThere_, number, stream_));
       }
     }
-    cudaGraph_t captured = nullptr;
-    const cudaError_t ended = cudaStreamEndCapture(stream_, &captured);
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &captured_);
     if (problem.empty())
       problem = checked(ended);
     if (problem.empty())
-      problem = checked(cudaGraphInstantiate(&graph_, captured, 0));
-    if (captured)
-      cudaGraphDestroy(captured);
+      problem = checked(cudaGraphInstantiate(&graph_, captured_, 0));
     if (problem.empty())
       problem = checked(cudaGraphUpload(graph_, stream_));
     return problem.empty() ? checked(cudaStreamSynchronize(stream_)) : problem;
@@ -129,6 +128,21 @@ public:
     *begun_ = 0;
     const cudaError_t error = cudaGraphLaunch(graph_, stream_);
     return checked(error ? error : cudaEventRecord(done_, stream_));
+  }
+
+  std::string enqueue(void *stream) override {
+    const CurrentDevice current(number_);
+    const auto on = static_cast<cudaStream_t>(stream);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cudaGraph_t caller = nullptr;
+    const cudaGraphNode_t *before = nullptr;
+    size_t count = 0;
+    cudaError_t error = cudaStreamGetCaptureInfo(on, &status, nullptr, &caller, &before, nullptr, &count);
+    if (error || status == cudaStreamCaptureStatusNone)
+      return checked(error ? error : cudaGraphLaunch(graph_, on));
+    cudaGraphNode_t refit = nullptr;
+    error = cudaGraphAddChildGraphNode(&refit, caller, before, count, captured_); // a copy
+    return checked(error ? error : cudaStreamUpdateCaptureDependencies(on, &refit, nullptr, 1, cudaStreamSetCaptureDependencies));
   }
 
   std::string done(bool &done) override {
@@ -191,7 +205,8 @@ private:
   const int number_;
   cudaStream_t stream_ = nullptr, beside_ = nullptr;
   cudaEvent_t done_ = nullptr, turn_ = nullptr;
-  cudaGraphExec_t graph_ = nullptr;
+  cudaGraph_t captured_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr; // of it
   volatile uint32_t *begun_ = nullptr; // of the host, which the device writes
   uint32_t *begunThere_ = nullptr;
   std::vector<void *> memory_;

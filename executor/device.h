@@ -55,8 +55,10 @@ public:
   /// Records operations, none of which begins before the one before it is done; once. Makes each call then, and never again. `group` carries the transfers and
   /// must live as long as the device; null where there are none. `timedOut` says that the deadline passed while ranks met.
   virtual std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline, bool &timedOut) = 0;
-  /// Begins to do what was recorded. Allocates nothing.
+  /// Begins to do what was recorded, on the device's stream. Allocates nothing.
   virtual std::string replay() = 0;
+  /// Enqueues what was recorded on a stream of the caller's, or adds it to the graph that is being captured there. Nobody asks done() of it.
+  virtual std::string enqueue(void *stream) = 0;
   /// Whether all of it is done.
   virtual std::string done(bool &done) = 0;
   /// The last operation that is known to have begun.
@@ -68,7 +70,7 @@ public:
   virtual void *stream() const = 0;
 };
 
-constexpr uint32_t kDeviceVersion = 1;
+constexpr uint32_t kDeviceVersion = 2;
 /// What a module exports as `reshard_open_device`: a device by its number, modulo how many there are (-1: the caller's current one), or null and an
 /// error text of at most `room` bytes.
 using OpenDevice = Device *(*)(int number, char *error, size_t room);

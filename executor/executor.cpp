@@ -385,6 +385,19 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
   });
 }
 
+reshard_status reshard_enqueue(reshard_executor *executor, void *stream) {
+  if (!executor)
+    return RESHARD_INVALID;
+  reshard_executor &e = *executor;
+  return guarded(&e, [&] {
+    if (!e.prepared)
+      return e.fail(RESHARD_INVALID, "enqueue before prepare");
+    if (std::string error = e.transport->enqueue(stream); !error.empty())
+      return e.fail(e.recorded ? RESHARD_FAILED : RESHARD_INVALID, std::move(error));
+    return RESHARD_OK;
+  });
+}
+
 reshard_status reshard_agree(reshard_executor *executor, int64_t mine, int64_t *least) {
   if (!executor)
     return RESHARD_INVALID;

@@ -10,8 +10,12 @@ std::string loadModule(const std::string &name, const std::string &entry, uint32
   const std::string file = "libreshard_" + name + ".so";
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  Dl_info own{};
+  dladdr(reinterpret_cast<const void *>(&loadModule), &own);
+  const std::filesystem::path library = own.dli_fname ? own.dli_fname : ""; // that this is part of
+  const auto beside = (library.has_parent_path() ? library : program).parent_path();
   std::string why;
-  for (const std::string &path : std::vector<std::string>{program.parent_path() / file, program.parent_path().parent_path() / "lib" / file, file}) {
+  for (const std::string &path : std::vector<std::string>{beside / file, program.parent_path() / file, program.parent_path().parent_path() / "lib" / file, file}) {
     if (path != file && !std::filesystem::exists(path, ignored))
       continue;
     void *module = dlopen(path.c_str(), RTLD_NOW | (symbols == Symbols::global ? RTLD_GLOBAL : RTLD_LOCAL));

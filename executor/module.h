@@ -1,4 +1,4 @@
-// Backends are modules, libreshard_NAME.so, found beside the program or on the library path and loaded when they are asked for: so that one
+// Backends are modules, libreshard_NAME.so, found beside this library, the program, or on the library path and loaded when they are asked for: so that one
 // executor runs on machines with and without what they need.
 #pragma once
 

@@ -59,6 +59,8 @@ public:
     return {};
   }
 
+  std::string enqueue(void *stream) override { return abandoned_ ? kAbandoned : device_->enqueue(stream); }
+
   std::string least(int64_t mine, int64_t &least, Deadline deadline, bool &timedOut) override {
     if (abandoned_)
       return kAbandoned;

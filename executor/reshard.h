@@ -9,7 +9,9 @@
 extern "C" {
 #endif
 
-/* Opaque. Owned by the caller from reshard_open to reshard_close; one thread at a time. */
+/* Opaque. Owned by the caller from reshard_open to reshard_close. One thread at a time may call with it, any thread; several executors may be used by
+   several threads at once. What a function returns a pointer to is the executor's and lives until close, reshard_error's text until the next call. What
+   the caller passes is read during the call alone, but for memory that is bound, and hooks with their `user`: these are kept until close. */
 typedef struct reshard_executor reshard_executor;
 
 typedef enum {
@@ -72,6 +74,12 @@ reshard_status reshard_prepare(reshard_executor *executor);
 /* Moves every byte, and returns when it is there. Allocates nothing. timeout_seconds <= 0: no deadline. With device "cuda" what writes the sources and
    reads the targets on other streams must be done before. */
 reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
+
+/* With device "cuda": enqueues a refit on a cudaStream_t of the caller's and returns. It begins when what is on the stream is done; what is put there later sees
+   the new weights. Where the stream is being captured, the refit becomes part of the caller's graph, and moves weights whenever that is launched. Every rank
+   must do so as often as the others; refits of one executor must not overlap. Nobody waits: there is no deadline, state and version stay as they are,
+   and the executor must live until the last of it is done. */
+reshard_status reshard_enqueue(reshard_executor *executor, void *stream);
 
 /* *least: the least of what all processes of the run say here, each of which must call it: whether all have done what a refit is a part of, say.
    Any time from open on; the deadline is join_seconds. */

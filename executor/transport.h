@@ -46,6 +46,8 @@ public:
     least = mine;
     return {};
   }
+  /// Of a device's: has a run done on a stream of the caller's, and returns.
+  virtual std::string enqueue(void *) { return "its memory is the host's, which has no streams"; }
   /// Bytes that a run moves, padding included.
   virtual uint64_t bytes() const = 0;
   /// Of a device's, the stream that hooks enqueue on (Device::stream).

@@ -71,6 +71,13 @@ public:
     });
     return {};
   }
+  /// A stream of the caller's is done with it at once.
+  std::string enqueue(void *stream) override {
+    enqueuedOn = stream;
+    std::string error = replay();
+    worker_.join();
+    return error.empty() ? error_ : error;
+  }
   std::string done(bool &done) override {
     done = done_;
     if (done)
@@ -82,6 +89,7 @@ public:
   void *stream() const override { return const_cast<CpuDevice *>(this); }
 
   std::byte *unreachable = nullptr;
+  void *enqueuedOn = nullptr;
   const std::vector<Operation> &operations() const { return operations_; }
 
 private:

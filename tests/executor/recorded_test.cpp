@@ -301,6 +301,23 @@ TEST_F(RecordedTest, HooksAreRecordedOnceAndComeLast) {
   EXPECT_EQ(makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, options)->prepare(*plan_, locals(ranks), {}, late), "no memory left");
 }
 
+TEST_F(RecordedTest, ARefitOnAStreamOfTheCallers) {
+  compile(kTwoRanks);
+  const Ranks expected = copied(*plan_, 1), ranks = fillRanks(*plan_, 1);
+  auto device = std::make_unique<CpuDevice>(1);
+  const CpuDevice &used = *device;
+  const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), nullptr, {});
+  bool late = false;
+  ASSERT_EQ(transport->prepare(*plan_, locals(ranks), {}, late), "");
+  spoilTargets(ranks);
+  int stream = 0;
+  ASSERT_EQ(transport->enqueue(&stream), "");
+  EXPECT_EQ(used.enqueuedOn, &stream);
+  for (uint32_t rank = 0; rank < plan_->world(); ++rank)
+    EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
+  EXPECT_EQ(makeThreadsTransport(1)->enqueue(&stream), "its memory is the host's, which has no streams");
+}
+
 TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
   compile(kTwoRanks);
   Lobby lobby; // rank 1 prepares, and is never heard of again
@@ -313,6 +330,7 @@ TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
   EXPECT_EQ(transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30), late), "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
   EXPECT_TRUE(late);
   EXPECT_EQ(transport->run({}, late), "an earlier run failed with messages on their way, expected a new launch");
+  EXPECT_EQ(transport->enqueue(nullptr), "an earlier run failed with messages on their way, expected a new launch");
 }
 
 TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {

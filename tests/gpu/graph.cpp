@@ -109,6 +109,41 @@ void testRefresh(const std::string &path) {
   std::printf("  what a hook enqueues is part of three refits\n");
 }
 
+/// A refit on a stream of the caller's, and as a part of the caller's graph: what comes after it sees its values.
+void testEnqueue(const std::string &path) {
+  PlanOnGpu plan(path, "threads");
+  plan.setHook(answer, nullptr);
+  plan.prepare();
+  const Copies copies(plan);
+  cudaStream_t stream = nullptr;
+  cudaGraph_t captured = nullptr;
+  cudaGraphExec_t graph = nullptr;
+  auto enqueue = [&] {
+    if (reshard_enqueue(plan.executor(), stream) != RESHARD_OK)
+      throw std::runtime_error(reshard_error(plan.executor()));
+    copies.enqueue(plan, stream);
+  };
+  need(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  need(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  enqueue();
+  need(cudaStreamEndCapture(stream, &captured));
+  need(cudaGraphInstantiate(&graph, captured, 0));
+  for (const uint64_t seed : {1, 2, 3, 4}) {
+    plan.fill(seed);
+    if (seed % 2 == 0)
+      enqueue();
+    else
+      need(cudaGraphLaunch(graph, stream));
+    need(cudaStreamSynchronize(stream));
+    if (const uint64_t wrong = copies.mismatches(plan, seed); wrong > 0)
+      throw std::runtime_error("what followed refit " + std::to_string(seed) + " saw " + std::to_string(wrong) + " wrong elements");
+  }
+  need(cudaGraphExecDestroy(graph));
+  need(cudaGraphDestroy(captured));
+  need(cudaStreamDestroy(stream));
+  std::printf("  refits on a caller's stream and in a caller's graph are seen by what follows\n");
+}
+
 /// Memory that is no device's is refused before anything moves.
 void testRefusals(const std::string &path) {
   reshard_options options{};

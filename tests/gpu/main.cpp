@@ -50,6 +50,7 @@ int main(int argc, char **argv) {
       else {
         testConsumer(argv[i]);
         testRefresh(argv[i]);
+        testEnqueue(argv[i]);
         testRefusals(argv[i]);
       }
     } catch (const std::exception &exception) {

@@ -56,6 +56,7 @@ void need(const std::string &error);
 /// The parts of the test, each a command of main.cpp.
 void testConsumer(const std::string &path);
 void testRefresh(const std::string &path);
+void testEnqueue(const std::string &path);
 void testRefusals(const std::string &path);
 /// Prints what it measures; false where a target is missed.
 bool bench(const std::string &path);

@@ -60,8 +60,8 @@ class Gpu(unittest.TestCase):
         self.assertIn("no GPU: backend 'cuda' cannot be loaded: libreshard_cuda.so", done.stderr)
         module = alone / "libreshard_cuda.so"
         for source, text in (("", f"no GPU: '{module}' is no backend: it lacks reshard_open_device"),
-                             ("void reshard_open_device(void) {}", f"no GPU: '{module}' is of version none, expected 1 of reshard_open_device"),
-                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{module}' is of version 99, expected 1 of reshard_open_device")):
+                             ("void reshard_open_device(void) {}", f"no GPU: '{module}' is of version none, expected 2 of reshard_open_device"),
+                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{module}' is of version 99, expected 2 of reshard_open_device")):
             subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", module], input=source, text=True, check=True)
             done = self.execute("--device=cuda", program=program)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))

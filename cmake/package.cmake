@@ -1,0 +1,56 @@
+# What a build installs: the commands, libreshard with its headers and backends, the library of models, and how CMake and pkg-config
+# find them. Everything finds everything else by where it stands itself, so the tree may be moved: a prefix, a .deb and the folder of
+# the Python module are one tree.
+set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "folder of libraries") # one tree on all systems
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+add_library(reshard SHARED $<TARGET_OBJECTS:reshard_executor> $<TARGET_OBJECTS:reshard_schema> $<TARGET_OBJECTS:reshard_kernels>)
+set_target_properties(reshard PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+                      LINK_DEPENDS ${PROJECT_SOURCE_DIR}/executor/libreshard.map)
+target_link_options(reshard PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/executor/libreshard.map)
+target_link_libraries(reshard PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+target_include_directories(reshard INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+
+set(BACKENDS)
+foreach(backend mpi cuda nccl)
+  if(TARGET reshard_${backend})
+    list(APPEND BACKENDS reshard_${backend})
+  endif()
+endforeach()
+# What they were linked with may be where no loader looks, as NCCL beside a toolkit.
+if(BACKENDS)
+  set_target_properties(${BACKENDS} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS ${BACKENDS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+foreach(command ${COMMANDS})
+  list(APPEND PROGRAMS reshard-${command})
+endforeach()
+
+install(TARGETS ${PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS reshard EXPORT reshard LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES executor/reshard.h executor/reshard_plan.h executor/reshard.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
+install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/reshard) # as it stands: its files name each other
+install(FILES README.md docs/yaml.md docs/library.md docs/worked-examples.md docs/api.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+set(CONFIG ${CMAKE_INSTALL_LIBDIR}/cmake/reshard)
+install(EXPORT reshard NAMESPACE reshard:: DESTINATION ${CONFIG} FILE reshard-config.cmake)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/reshard-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/reshard-config-version.cmake DESTINATION ${CONFIG})
+
+# ${pcfiledir} is pkg-config's own: the folder of the file, from which the prefix follows.
+set(PKGCONFIG ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH UP /${PKGCONFIG} /)
+string(REGEX REPLACE "/$" "" UP ${UP})
+configure_file(cmake/reshard.pc.in ${PROJECT_BINARY_DIR}/reshard.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/reshard.pc DESTINATION ${PKGCONFIG})
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_CONTACT "the reshard developers <reshard@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "compiler for weight movement, and the executor of its plans")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_STRIP_FILES ON)
+include(CPack)

@@ -1,0 +1,140 @@
+// The C API for C++: what is opened is closed, and a failure is an exception with its whole text. Header only; everything else, units and order
+// of calls among it, is as reshard.h and reshard_plan.h say.
+#pragma once
+
+#include "reshard.h"
+#include "reshard_plan.h"
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+/// A call that failed.
+class Error : public std::runtime_error {
+public:
+  Error(reshard_status status, const std::string &text) : std::runtime_error(text), status_(status) {}
+  reshard_status status() const { return status_; }
+
+private:
+  reshard_status status_;
+};
+
+/// An opened plan file, to be asked what it says. Any number of threads may; what it returns lives as long as it does.
+class PlanFile {
+public:
+  explicit PlanFile(const std::string &path) {
+    reshard_plan *plan = nullptr;
+    const reshard_status status = reshard_plan_open(path.c_str(), &plan);
+    plan_.reset(plan);
+    if (status != RESHARD_OK)
+      throw Error(status, reshard_plan_error(plan));
+  }
+
+  reshard_summary summary() const {
+    reshard_summary summary{};
+    reshard_plan_summary(plan_.get(), &summary);
+    return summary;
+  }
+
+  /// 0 is the source.
+  reshard_endpoint endpoint(uint32_t number) const {
+    reshard_endpoint endpoint{};
+    if (reshard_plan_endpoint(plan_.get(), number, &endpoint) != RESHARD_OK)
+      throw Error(RESHARD_INVALID, "there is no endpoint " + std::to_string(number) + ", the plan has " + std::to_string(summary().endpoints));
+    return endpoint;
+  }
+
+  /// What `place` of an endpoint (a world rank, or the number of a file) holds.
+  std::span<const reshard_param> params(uint32_t endpointNumber, uint32_t place) const {
+    const reshard_param *params = nullptr;
+    size_t count = 0;
+    if (const reshard_status status = reshard_plan_params(plan_.get(), endpointNumber, place, &params, &count); status != RESHARD_OK)
+      throw Error(status, status == RESHARD_FAILED ? "out of memory" : std::string(endpoint(endpointNumber).role) + " has no place " + std::to_string(place));
+    return {params, count};
+  }
+
+private:
+  struct Close {
+    void operator()(reshard_plan *plan) const { reshard_plan_close(plan); }
+  };
+  std::unique_ptr<reshard_plan, Close> plan_;
+};
+
+/// An executor of the ranks of this process. One thread at a time.
+class Executor {
+public:
+  /// `ranks`: world ranks; none: every rank of the plan, or with a transport between processes this process's own.
+  explicit Executor(const std::string &path, const reshard_options &options = {}, const std::vector<uint32_t> &ranks = {}) {
+    reshard_executor *executor = nullptr;
+    const reshard_status status = reshard_open(path.c_str(), ranks.empty() ? nullptr : ranks.data(), ranks.size(), &options, &executor);
+    executor_.reset(executor);
+    check(status);
+  }
+
+  std::span<const uint32_t> ranks() const {
+    size_t count = 0;
+    const uint32_t *ranks = reshard_ranks(executor_.get(), &count);
+    return {ranks, count};
+  }
+
+  /// Binds memory that must live, unmoved, until this executor is gone.
+  void bind(uint32_t endpoint, uint32_t place, const std::string &param, void *pointer, uint64_t bytes) {
+    check(reshard_bind(executor_.get(), endpoint, place, param.c_str(), pointer, bytes));
+  }
+
+  /// Called after each run with the rank; what it throws fails the run.
+  void setHook(const std::string &name, std::function<void(uint32_t rank)> hook) {
+    auto call = [](void *user, const char *, uint32_t rank) noexcept -> int {
+      try {
+        (*static_cast<std::function<void(uint32_t)> *>(user))(rank);
+        return 0;
+      } catch (...) {
+        return 1; // no exception crosses the C API
+      }
+    };
+    check(reshard_set_hook(executor_.get(), name.c_str(), call, &hooks_.emplace_back(std::move(hook))));
+  }
+
+  void prepare() { check(reshard_prepare(executor_.get())); }
+
+  /// Moves every byte. 0 seconds: no deadline.
+  void run(double timeoutSeconds = 0) { check(reshard_run(executor_.get(), timeoutSeconds)); }
+
+  /// Has a refit done on a cudaStream_t, or makes it part of the graph that is being captured there, and returns.
+  void enqueue(void *stream) { check(reshard_enqueue(executor_.get(), stream)); }
+
+  /// The least of what all processes say here; each must call it.
+  int64_t agree(int64_t mine) {
+    int64_t least = 0;
+    check(reshard_agree(executor_.get(), mine, &least));
+    return least;
+  }
+
+  reshard_state state() const { return reshard_target_state(executor_.get()); }
+  uint64_t version() const { return reshard_version(executor_.get()); }
+  uint64_t bytes() const { return reshard_bytes(executor_.get()); }
+  /// For what this wrapper has not.
+  reshard_executor *handle() const { return executor_.get(); }
+
+private:
+  struct Close {
+    void operator()(reshard_executor *executor) const { reshard_close(executor); }
+  };
+
+  void check(reshard_status status) const {
+    if (status != RESHARD_OK)
+      throw Error(status, reshard_error(executor_.get()));
+  }
+
+  std::list<std::function<void(uint32_t)>> hooks_; // unmoved, and outliving the executor
+  std::unique_ptr<reshard_executor, Close> executor_;
+};
+
+} // namespace reshard

@@ -1,0 +1,118 @@
+// Answers about a plan, from its manifest alone.
+
+#include "executor/reshard_plan.h"
+
+#include "executor/load.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <new>
+
+using namespace reshard;
+namespace fbs = reshard::schema;
+
+namespace {
+
+/// The params of one place, as the caller sees them, and what they point to.
+struct Params {
+  std::vector<fbs::ParamInstance> instances;
+  std::vector<reshard_param> views;
+};
+
+const char *text(const flatbuffers::String *string) { return string ? string->c_str() : ""; }
+
+Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t place) {
+  const fbs::Endpoint &endpoint = *manifest.endpoints()->Get(number);
+  Params result;
+  for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
+    for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, place))
+      result.instances.push_back(std::move(instance));
+  for (const fbs::ParamInstance &instance : result.instances) {
+    const fbs::Param &param = *endpoint.params()->Get(instance.param);
+    const bool hook = number > 0 && !endpoint.storage(); // nobody else is called back
+    result.views.push_back({instance.name.c_str(), fbs::dtypeName(param.dtype()), hook ? text(param.refresh()) : "", instance.shape.data(),
+                            instance.shape.size(), static_cast<uint64_t>(instance.bytes)});
+  }
+  return result;
+}
+
+} // namespace
+
+struct reshard_plan {
+  std::unique_ptr<Plan> plan;
+  std::string error;
+  mutable std::mutex mutex;
+  mutable std::map<std::pair<uint32_t, uint32_t>, Params> params; // by endpoint and place; guarded by the mutex
+
+  const fbs::Endpoint *endpoint(uint32_t number) const {
+    return plan && number < plan->manifest().endpoints()->size() ? plan->manifest().endpoints()->Get(number) : nullptr;
+  }
+};
+
+reshard_status reshard_plan_open(const char *path, reshard_plan **plan) {
+  if (!plan)
+    return RESHARD_INVALID;
+  *plan = new (std::nothrow) reshard_plan;
+  if (!*plan)
+    return RESHARD_FAILED;
+  try {
+    (*plan)->error = path ? Plan::open(path, (*plan)->plan) : "no plan path is given";
+    return !path ? RESHARD_INVALID : (*plan)->error.empty() ? RESHARD_OK : RESHARD_BAD_PLAN;
+  } catch (const std::exception &) {
+    return RESHARD_FAILED; // memory is short
+  }
+}
+
+const char *reshard_plan_error(const reshard_plan *plan) { return plan ? plan->error.c_str() : "no plan"; }
+
+reshard_status reshard_plan_summary(const reshard_plan *plan, reshard_summary *summary) {
+  if (!plan || !plan->plan || !summary)
+    return RESHARD_INVALID;
+  const fbs::Manifest &manifest = plan->plan->manifest();
+  *summary = {plan->plan->digest().c_str(),
+              text(manifest.compiler()),
+              text(manifest.model()),
+              static_cast<uint64_t>(plan->plan->container().bytes()),
+              manifest.world(),
+              manifest.endpoints()->size(),
+              manifest.rounds(),
+              manifest.messages(),
+              manifest.transfers(),
+              manifest.bytes_target(),
+              manifest.bytes_local(),
+              manifest.bytes_remote(),
+              manifest.bytes_storage(),
+              manifest.arena_bytes()};
+  return RESHARD_OK;
+}
+
+reshard_status reshard_plan_endpoint(const reshard_plan *plan, uint32_t endpoint, reshard_endpoint *description) {
+  const fbs::Endpoint *found = plan ? plan->endpoint(endpoint) : nullptr;
+  if (!found || !description)
+    return RESHARD_INVALID;
+  *description = {text(found->role()), text(found->layout()), found->storage(), found->ranks()->data(), found->ranks()->size()};
+  return RESHARD_OK;
+}
+
+reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t place, const reshard_param **params, size_t *count) {
+  const fbs::Endpoint *found = plan ? plan->endpoint(endpoint) : nullptr;
+  if (!found || !params || !count)
+    return RESHARD_INVALID;
+  const auto number = std::find(found->ranks()->begin(), found->ranks()->end(), place);
+  if (number == found->ranks()->end())
+    return RESHARD_INVALID;
+  try {
+    const std::lock_guard lock(plan->mutex);
+    auto at = plan->params.find({endpoint, place});
+    if (at == plan->params.end())
+      at = plan->params.emplace(std::make_pair(endpoint, place), listParams(plan->plan->manifest(), endpoint, number - found->ranks()->begin())).first;
+    *params = at->second.views.data();
+    *count = at->second.views.size();
+    return RESHARD_OK;
+  } catch (const std::exception &) {
+    return RESHARD_FAILED;
+  }
+}
+
+void reshard_plan_close(reshard_plan *plan) { delete plan; }

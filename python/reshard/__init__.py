@@ -1,0 +1,35 @@
+"""reshard: moves a model's weights from one distribution over ranks to another, by a plan that was compiled before.
+
+    plan = reshard.compile("refit.yaml")
+    executor = reshard.Executor(plan, transport="mpi")
+    executor.bind({name: tensor, ...})
+    executor.prepare()
+    executor.run(timeout=60)                                 # as often as weights move
+"""
+
+from ._library import PREFIX
+from .compiler import compile
+from .description import describe
+from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
+from .executor import Executor
+from .plan import Endpoint, Param, Plan, Summary
+
+#: The folder of the models and topologies that come with reshard, for ``model:`` and ``extend:`` of a job.
+LIBRARY = PREFIX / "share" / "reshard"
+
+__all__ = [
+    "LIBRARY",
+    "BindError",
+    "CompileError",
+    "Endpoint",
+    "Error",
+    "Executor",
+    "Param",
+    "Plan",
+    "PlanError",
+    "RunError",
+    "Summary",
+    "TimeoutError",
+    "compile",
+    "describe",
+]

@@ -1,0 +1,115 @@
+"""libreshard by ctypes: the structs and functions of reshard.h and reshard_plan.h."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+from .errors import BindError, Error, PlanError, RunError, TimeoutError
+
+#: The installation beside this file: ``bin``, ``lib``, ``include``, ``share/reshard`` with the library of models.
+PREFIX = Path(__file__).resolve().parent
+
+
+class Options(ctypes.Structure):
+    """reshard_options."""
+
+    _fields_ = [
+        ("transport", c_char_p),
+        ("device", c_char_p),
+        ("threads", c_uint32),
+        ("join_seconds", c_double),
+        ("no_local_shortcut", c_int),
+        ("communicator", c_void_p),
+        ("unique_id_file", c_char_p),
+    ]
+
+
+class Summary(ctypes.Structure):
+    """reshard_summary."""
+
+    _fields_ = [
+        ("digest", c_char_p),
+        ("compiler", c_char_p),
+        ("model", c_char_p),
+        ("plan_bytes", c_uint64),
+        ("world", c_uint32),
+        ("endpoints", c_uint32),
+        ("rounds", c_uint32),
+        ("messages", c_uint64),
+        ("transfers", c_uint64),
+        ("target_bytes", c_uint64),
+        ("local_bytes", c_uint64),
+        ("remote_bytes", c_uint64),
+        ("storage_bytes", c_uint64),
+        ("arena_bytes", c_uint64),
+    ]
+
+
+class Endpoint(ctypes.Structure):
+    """reshard_endpoint."""
+
+    _fields_ = [("role", c_char_p), ("layout", c_char_p), ("storage", c_int), ("places", POINTER(c_uint32)), ("place_count", c_size_t)]
+
+
+class Param(ctypes.Structure):
+    """reshard_param."""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("dtype", c_char_p),
+        ("refresh", c_char_p),
+        ("shape", POINTER(c_int64)),
+        ("dimensions", c_size_t),
+        ("bytes", c_uint64),
+    ]
+
+
+#: int hook(void *user, const char *name, uint32_t rank)
+HOOK = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint32)
+
+#: reshard_state
+STATES = ("empty", "complete", "torn")
+
+#: What the statuses of reshard_status raise, from RESHARD_INVALID on.
+_ERRORS = (Error, PlanError, BindError, RunError, TimeoutError)
+
+_FUNCTIONS = {
+    "reshard_open": (c_int, c_char_p, POINTER(c_uint32), c_size_t, POINTER(Options), POINTER(c_void_p)),
+    "reshard_ranks": (POINTER(c_uint32), c_void_p, POINTER(c_size_t)),
+    "reshard_bind": (c_int, c_void_p, c_uint32, c_uint32, c_char_p, c_void_p, c_uint64),
+    "reshard_set_hook": (c_int, c_void_p, c_char_p, HOOK, c_void_p),
+    "reshard_prepare": (c_int, c_void_p),
+    "reshard_run": (c_int, c_void_p, c_double),
+    "reshard_enqueue": (c_int, c_void_p, c_void_p),
+    "reshard_agree": (c_int, c_void_p, c_int64, POINTER(c_int64)),
+    "reshard_target_state": (c_int, c_void_p),
+    "reshard_version": (c_uint64, c_void_p),
+    "reshard_error": (c_char_p, c_void_p),
+    "reshard_bytes": (c_uint64, c_void_p),
+    "reshard_close": (None, c_void_p),
+    "reshard_plan_open": (c_int, c_char_p, POINTER(c_void_p)),
+    "reshard_plan_error": (c_char_p, c_void_p),
+    "reshard_plan_summary": (c_int, c_void_p, POINTER(Summary)),
+    "reshard_plan_endpoint": (c_int, c_void_p, c_uint32, POINTER(Endpoint)),
+    "reshard_plan_params": (c_int, c_void_p, c_uint32, c_uint32, POINTER(POINTER(Param)), POINTER(c_size_t)),
+    "reshard_plan_close": (None, c_void_p),
+}
+
+
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(PREFIX / "lib" / "libreshard.so"))
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+#: Calls release the interpreter's lock.
+library = _load()
+
+
+def error_of(status: int, text: bytes) -> Error:
+    """The exception of a status that is not RESHARD_OK."""
+    return _ERRORS[status - 1](text.decode())

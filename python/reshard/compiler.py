@@ -1,0 +1,57 @@
+"""The compiler, as a function."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._library import PREFIX
+from .errors import CompileError, Error
+from .plan import Plan
+
+
+def run_compiler(arguments: Sequence[str | os.PathLike[str]]) -> str:
+    """Runs reshard-compile. Returns what it prints; raises CompileError."""
+    done = subprocess.run([PREFIX / "bin" / "reshard-compile", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise CompileError(done.stderr.rstrip() or f"reshard-compile ended with {done.returncode}")
+    return done.stdout
+
+
+def _assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _assignments(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def compile(job: str | os.PathLike[str], *, output: str | os.PathLike[str] | None = None, flags: Sequence[str] = (), **overrides: Any) -> Plan:
+    """Compiles a job into a plan. The same job gives the same plan in every process.
+
+    job: the path of a job file.
+    output: where the plan is written; None: a temporary file that goes with the Plan.
+    flags: further ones of ``reshard-compile``, as ``--allow=missing``.
+    overrides: values of the job, as ``--set``: ``source={"mesh": {"tp": 4}}``, or ``**{"source.mesh.tp": 4}``.
+
+    Raises CompileError.
+    """
+    folder = "" if output else tempfile.mkdtemp(prefix="reshard-")
+    path = Path(output) if output else Path(folder) / (Path(job).stem + ".rplan")
+    try:
+        run_compiler([job, "-o", path, *flags, *(f"--set={assignment}" for assignment in _assignments(overrides))])
+        plan = Plan.open(path)
+    except Error:
+        if folder:
+            shutil.rmtree(folder)
+        raise
+    if folder:
+        weakref.finalize(plan, shutil.rmtree, folder)
+    return plan

@@ -1,0 +1,67 @@
+"""The dtypes of plans, in the words of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
+
+#: name in a plan: (name in NumPy, ml_dtypes, PyTorch and JAX; DLPack's code and bits; the buffer protocol's format)
+_ROWS = {
+    "bf16": ("bfloat16", (4, 16), None),
+    "fp16": ("float16", (2, 16), "e"),
+    "fp32": ("float32", (2, 32), "f"),
+    "fp64": ("float64", (2, 64), "d"),
+    "fp8_e4m3": ("float8_e4m3fn", (10, 8), None),
+    "fp8_e5m2": ("float8_e5m2", (12, 8), None),
+    "i8": ("int8", (0, 8), "b"),
+    "i16": ("int16", (0, 16), "h"),
+    "i32": ("int32", (0, 32), "i"),
+    "i64": ("int64", (0, 64), "l"),
+    "u8": ("uint8", (1, 8), "B"),
+    "u16": ("uint16", (1, 16), "H"),
+    "u32": ("uint32", (1, 32), "I"),
+    "u64": ("uint64", (1, 64), "L"),
+    "bool": ("bool", (6, 8), "?"),
+}
+#: The names in plans.
+DTYPES = tuple(_ROWS)
+_BY_NAME = {row[0]: name for name, row in _ROWS.items()}
+_BY_DLPACK = {row[1]: name for name, row in _ROWS.items()}
+_BY_FORMAT = {row[2]: name for name, row in _ROWS.items() if row[2]} | {"q": "i64", "Q": "u64"}
+
+
+def dtype_by_name(dtype: object) -> str:
+    """The plan's name of a dtype of NumPy, ml_dtypes, PyTorch or JAX; its own where the plan has no such dtype."""
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    return _BY_NAME.get(name, name)
+
+
+def dtype_by_dlpack(code: int, bits: int, lanes: int) -> str:
+    """The plan's name of DLPack's dtype; its numbers where the plan has no such dtype."""
+    return _BY_DLPACK.get((code, bits), f"DLPack's code {code} of {bits} bits") if lanes == 1 else f"{lanes} lanes"
+
+
+def dtype_by_format(text: str) -> str:
+    """The plan's name of a format of the buffer protocol; the format where the plan has no such dtype."""
+    return _BY_FORMAT.get(text.lstrip("@="), f"format {text!r}")
+
+
+def numpy_dtype(name: str) -> numpy.dtype:
+    """NumPy's dtype of a plan's; those that NumPy itself lacks are of ``ml_dtypes``."""
+    import numpy
+
+    if _ROWS[name][2]:
+        return numpy.dtype(_ROWS[name][0])
+    import ml_dtypes
+
+    extension: type = getattr(ml_dtypes, _ROWS[name][0])
+    return numpy.dtype(extension)
+
+
+def safetensors_name(name: str) -> tuple[str, int]:
+    """The dtype in a safetensors header, and the bytes of an element."""
+    bits = _ROWS[name][1][1]
+    special = {"bf16": "BF16", "bool": "BOOL", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"}
+    return special.get(name) or {"f": "F", "i": "I", "u": "U"}[name[0]] + str(bits), bits // 8

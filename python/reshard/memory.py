@@ -1,0 +1,110 @@
+"""The memory behind a tensor, whoever made it: DLPack (PyTorch, NumPy, CuPy, JAX), NumPy's array interface (for the dtypes of ml_dtypes and for
+read-only arrays, which DLPack refuses), the buffer protocol."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .dtypes import dtype_by_dlpack, dtype_by_format, dtype_by_name
+from .errors import BindError
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where a tensor's elements are."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  #: in elements; None: row-major without gaps
+    dtype: str  #: the plan's name, or what was found
+    device: str  #: "cpu", "cuda:0" …
+    readonly: bool
+    owner: object  #: keeps the memory alive
+
+    @property
+    def contiguous(self) -> bool:
+        """Row-major without gaps."""
+        expected = 1
+        for length, stride in zip(reversed(self.shape), reversed(self.strides or ())):
+            if length != 1 and stride != expected and 0 not in self.shape:
+                return False
+            expected *= length
+        return True
+
+
+class _Tensor(ctypes.Structure):  # DLTensor
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+#: DLDeviceType; pinned memory is the host's, managed memory the GPU's.
+_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
+
+
+def _by_dlpack(tensor: object) -> Memory:
+    capsule = tensor.__dlpack__()  # type: ignore[attr-defined]  # never consumed: it lets go of the tensor when it goes itself
+    found = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    device = _DEVICES.get(found.device_type, f"DLPack's {found.device_type}")
+    return Memory(
+        address=(found.data or 0) + found.byte_offset,
+        shape=tuple(found.shape[: found.ndim]),
+        strides=tuple(found.strides[: found.ndim]) if found.strides else None,
+        dtype=dtype_by_dlpack(found.code, found.bits, found.lanes),
+        device=f"{device}:{found.device_id}" if device == "cuda" else device,
+        readonly=False,
+        owner=capsule,
+    )
+
+
+def _strides(of_bytes: Sequence[int] | None, itemsize: int) -> tuple[int, ...] | None:
+    return None if of_bytes is None else tuple(stride // itemsize if stride % itemsize == 0 else -1 for stride in of_bytes)
+
+
+def _by_array_interface(array: object) -> Memory:
+    interface = array.__array_interface__  # type: ignore[attr-defined]
+    address, readonly = interface["data"]
+    dtype = array.dtype  # type: ignore[attr-defined]
+    name = dtype_by_name(dtype) if dtype.isnative else f"{dtype} of the other byte order"
+    return Memory(address, tuple(interface["shape"]), _strides(interface["strides"], dtype.itemsize), name, "cpu", readonly, array)
+
+
+def _by_buffer(buffer: object) -> Memory:
+    view = memoryview(buffer)  # type: ignore[arg-type]
+    # A byte of it, where it is writable, is the way to its address.
+    if view.readonly:
+        raise BindError("found a read-only buffer, expected one that may be written, or a NumPy array over it")
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes and view.contiguous else 0
+    return Memory(address, view.shape or (), _strides(view.strides, view.itemsize), dtype_by_format(view.format), "cpu", False, view)
+
+
+def memory_of(tensor: object) -> Memory:
+    """What is behind a tensor. Raises BindError for an object that is none."""
+    if getattr(tensor, "requires_grad", False):
+        tensor = tensor.detach()  # type: ignore[attr-defined]  # the same memory; DLPack exports no history
+    if hasattr(tensor, "__dlpack__"):
+        try:
+            return _by_dlpack(tensor)
+        except (BufferError, TypeError, ValueError, RuntimeError) as refused:
+            if not hasattr(tensor, "__array_interface__"):
+                raise BindError(f"DLPack: {refused}") from refused
+    if hasattr(tensor, "__array_interface__"):
+        return _by_array_interface(tensor)
+    try:
+        return _by_buffer(tensor)
+    except TypeError:
+        raise BindError(f"found {type(tensor).__name__}, expected a tensor: DLPack, a NumPy array, or the buffer protocol") from None

@@ -1,0 +1,160 @@
+// reshard_plan.h and reshard.hpp: what a plan says, exceptions for failures, hooks that throw.
+
+#include "executor/reshard.hpp"
+
+#include "compiler/compile.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <unistd.h>
+
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// The status and the text of what is thrown.
+template <class Body> std::pair<int, std::string> thrown(Body body) {
+  try {
+    body();
+  } catch (const reshard::Error &error) {
+    return {error.status(), error.what()};
+  }
+  return {RESHARD_OK, ""};
+}
+
+class WrapperTest : public testing::Test {
+public:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("reshard-wrapper-" + std::to_string(getpid()));
+    std::filesystem::create_directories(folder_);
+    path_ = folder_ + "/plan.rplan";
+    const std::string job = folder_ + "/job.yaml";
+    std::ofstream(job) << "version: 1\n"
+                          "model:\n"
+                          "  name: small\n"
+                          "  dtype: fp32\n"
+                          "  index: {layer: 2}\n"
+                          "  tensors: {\"l.{layer}.w\": [4, 6], scale: []}\n"
+                          "  layouts:\n"
+                          "    train: {params: same, shard: {\"*.w\": {0: tp}}}\n"
+                          "    serve: {params: {\"w{layer}\": {holds: w, refresh: fold}, scale: {holds: scale}}}\n"
+                          "source: {layout: train, mesh: {tp: 2}}\n"
+                          "target: {layout: serve, mesh: {}, ranks: [2]}\n";
+    reshard::CompileResult result;
+    reshard::Diagnostics diagnostics;
+    ASSERT_TRUE(compileJob(job, {}, result, diagnostics)) << diagnostics.text();
+    std::string digest;
+    int64_t bytes = 0;
+    ASSERT_EQ(writePlan(result.module, result.statistics, path_, 1, digest, bytes), "");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string folder_, path_;
+};
+
+TEST_F(WrapperTest, WhatAPlanSays) {
+  const reshard::PlanFile plan(path_);
+  const reshard_summary summary = plan.summary();
+  EXPECT_EQ(summary.world, 3u);
+  EXPECT_EQ(summary.endpoints, 2u);
+  EXPECT_STREQ(summary.model, "small");
+  EXPECT_EQ(std::string(summary.digest).size(), 32u);
+  EXPECT_EQ(summary.plan_bytes, std::filesystem::file_size(path_));
+  EXPECT_EQ(summary.target_bytes, (2 * 4 * 6 + 1) * 4u);
+  EXPECT_EQ(summary.local_bytes + summary.remote_bytes, summary.target_bytes);
+  const reshard_endpoint source = plan.endpoint(0), target = plan.endpoint(1);
+  EXPECT_STREQ(source.role, "source");
+  EXPECT_STREQ(target.layout, "serve");
+  EXPECT_THAT(std::vector(source.places, source.places + source.place_count), ElementsAre(0u, 1u));
+  EXPECT_THAT(std::vector(target.places, target.places + target.place_count), ElementsAre(2u));
+  const auto held = plan.params(0, 1), served = plan.params(1, 2);
+  ASSERT_EQ(held.size(), 3u);
+  EXPECT_STREQ(held[1].name, "l.1.w");
+  EXPECT_STREQ(held[1].dtype, "fp32");
+  EXPECT_STREQ(held[1].refresh, "");
+  EXPECT_THAT(std::vector(held[1].shape, held[1].shape + held[1].dimensions), ElementsAre(2, 6));
+  EXPECT_EQ(held[1].bytes, 48u);
+  EXPECT_EQ(held[2].dimensions, 0u);
+  EXPECT_EQ(held[2].bytes, 4u);
+  EXPECT_STREQ(served[0].name, "w0");
+  EXPECT_STREQ(served[0].refresh, "fold");
+  EXPECT_EQ(plan.params(0, 1).data(), held.data()); // the list is made once
+}
+
+TEST_F(WrapperTest, ManyThreadsAsk) {
+  const reshard::PlanFile plan(path_);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&plan] {
+      for (uint32_t rank = 0; rank < 2; ++rank)
+        EXPECT_STREQ(plan.params(0, rank)[0].name, "l.0.w");
+    });
+  for (std::thread &thread : threads)
+    thread.join();
+}
+
+TEST_F(WrapperTest, WhatAPlanDoesNotHave) {
+  const reshard::PlanFile plan(path_);
+  EXPECT_EQ(thrown([&] { plan.endpoint(2); }), std::make_pair(int{RESHARD_INVALID}, std::string("there is no endpoint 2, the plan has 2")));
+  EXPECT_EQ(thrown([&] { plan.params(1, 0); }), std::make_pair(int{RESHARD_INVALID}, std::string("target has no place 0")));
+  const auto [status, text] = thrown([&] { reshard::PlanFile(folder_ + "/absent"); });
+  EXPECT_EQ(status, RESHARD_BAD_PLAN);
+  EXPECT_THAT(text, HasSubstr("/absent'"));
+}
+
+TEST_F(WrapperTest, NothingIsAskedOfNothing) {
+  reshard_plan *plan = nullptr;
+  reshard_summary summary;
+  reshard_endpoint endpoint;
+  const reshard_param *params = nullptr;
+  size_t count = 0;
+  EXPECT_EQ(reshard_plan_open(path_.c_str(), nullptr), RESHARD_INVALID);
+  EXPECT_EQ(reshard_plan_open(nullptr, &plan), RESHARD_INVALID);
+  for (const reshard_plan *each : {static_cast<const reshard_plan *>(plan), static_cast<const reshard_plan *>(nullptr)}) {
+    EXPECT_STRNE(reshard_plan_error(each), "");
+    EXPECT_EQ(reshard_plan_summary(each, &summary), RESHARD_INVALID);
+    EXPECT_EQ(reshard_plan_endpoint(each, 0, &endpoint), RESHARD_INVALID);
+    EXPECT_EQ(reshard_plan_params(each, 0, 0, &params, &count), RESHARD_INVALID);
+  }
+  reshard_plan_close(plan);
+  reshard_plan_close(nullptr);
+}
+
+TEST_F(WrapperTest, RunsAndHooks) {
+  const reshard::PlanFile plan(path_);
+  reshard::Executor executor(path_);
+  std::vector<std::vector<float>> memory;
+  for (uint32_t endpoint = 0; endpoint < 2; ++endpoint)
+    for (uint32_t rank : executor.ranks())
+      if ((rank == 2) == (endpoint == 1))
+        for (const reshard_param &param : plan.params(endpoint, rank)) {
+          memory.emplace_back(param.bytes / sizeof(float), endpoint == 0 ? 7 : 0);
+          executor.bind(endpoint, rank, param.name, memory.back().data(), param.bytes);
+        }
+  EXPECT_EQ(thrown([&] { executor.run(); }), std::make_pair(int{RESHARD_INVALID}, std::string("run before prepare")));
+  EXPECT_EQ(thrown([&] { executor.prepare(); }).first, RESHARD_BAD_BINDING); // the hook is not set
+  int calls = 0;
+  executor.setHook("fold", [&](uint32_t rank) {
+    EXPECT_EQ(rank, 2u);
+    EXPECT_EQ(memory.back()[0], 7);
+    if (++calls == 2)
+      throw std::runtime_error("no room");
+  });
+  executor.prepare();
+  executor.run(60);
+  EXPECT_EQ(executor.version(), 1u);
+  EXPECT_EQ(executor.state(), RESHARD_COMPLETE);
+  EXPECT_EQ(executor.agree(5), 5);
+  EXPECT_EQ(thrown([&] { executor.run(); }), std::make_pair(int{RESHARD_FAILED}, std::string("the hook 'fold' failed on rank 2")));
+  EXPECT_EQ(executor.state(), RESHARD_TORN);
+  executor.run();
+  EXPECT_EQ(executor.version(), 2u);
+  EXPECT_EQ(thrown([&] { executor.enqueue(nullptr); }), std::make_pair(int{RESHARD_INVALID}, std::string("its memory is the host's, which has no streams")));
+}
+
+} // namespace

@@ -1,0 +1,421 @@
+"""The Python module, as installed: run by package_test.py with the Python of an environment that has it and NumPy. PyTorch and JAX where they are there."""
+
+import array
+import ctypes
+import importlib.util
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import reshard
+from device_tensor import DeviceTensor
+from reshard import _library
+
+JOB = """version: 1
+model:
+  dtype: {dtype}
+  index: {{layer: 2}}
+  tensors:
+    l.{{layer}}.up: {{shape: [8, 6], shard: {{0: tp}}}}
+    scale: {{shape: []}}
+source: {{mesh: {{tp: 2}}}}
+target: {{mesh: {{tp: 1}}, ranks: [2]}}
+"""
+
+
+def job(dtype="fp32"):
+    Path("job.yaml").write_text(JOB.format(dtype=dtype))
+    return "job.yaml"
+
+
+def has(module):
+    return importlib.util.find_spec(module) is not None
+
+
+class Compile(unittest.TestCase):
+    def test_overrides(self):
+        plan = reshard.compile(job(), source={"mesh": {"tp": 4}}, **{"target.ranks": [7]})
+        self.assertEqual([endpoint.places for endpoint in plan.endpoints], [(0, 1, 2, 3), (7,)])
+        self.assertEqual(plan.world, 8)
+
+    def test_output_and_flags(self):
+        plan = reshard.compile(Path(job()), output="kept.rplan", flags=["--report=report.json"])
+        self.assertEqual(reshard.Plan.open("kept.rplan").summary, plan.summary)
+        self.assertIn(plan.summary.digest, Path("report.json").read_text())
+
+    def test_temporary_plan_goes_with_its_object(self):
+        plan = reshard.compile(job())
+        path = Path(plan.path)
+        self.assertTrue(path.exists())
+        del plan
+        self.assertFalse(path.exists())
+
+    def test_whole_message(self):
+        Path("wrong.yaml").write_text(JOB.format(dtype="fp33").replace("shape: []", "shape: [fnn]"))
+        with self.assertRaises(reshard.CompileError) as raised:
+            reshard.compile("wrong.yaml")
+        message = str(raised.exception)
+        self.assertIn("wrong.yaml:3:", message)
+        self.assertIn("'fnn'", message)
+        self.assertRegex(message, r"(?m)^ +\^")  # the caret below the place
+
+
+class Plans(unittest.TestCase):
+    def test_summary(self):
+        summary = reshard.compile(job()).summary
+        held = (2 * 8 * 6 + 1) * 4
+        self.assertEqual((summary.world, summary.endpoints, summary.target_bytes), (3, 2, held))
+        self.assertEqual(summary.local_bytes + summary.remote_bytes, held)
+        self.assertRegex(summary.digest, "^[0-9a-f]{32}$")
+
+    def test_params_of_ranks(self):
+        plan = reshard.compile(job("bf16"))
+        self.assertEqual(list(plan.params(1)), ["l.0.up", "l.1.up", "scale"])
+        self.assertEqual(plan.params(1)["l.1.up"], reshard.Param("l.1.up", "bf16", (4, 6), 48, ""))
+        self.assertEqual(plan.params(2, "target")["l.1.up"].shape, (8, 6))
+        self.assertEqual(plan.params(2)["scale"].shape, ())
+        self.assertEqual(plan.params(0, 0)["scale"].numpy_dtype, np.dtype(ml_dtypes.bfloat16))
+
+    def test_no_such_place(self):
+        plan = reshard.compile(job())
+        for rank, endpoint, message in ((3, None, "rank 3 is in no endpoint"), (2, "source", "source has no rank 2"), (0, "goal", "no endpoint 'goal'.* source, target")):
+            with self.assertRaisesRegex(reshard.Error, message):
+                plan.params(rank, endpoint)
+        both = reshard.compile(job(), target={"ranks": [0]})
+        with self.assertRaisesRegex(reshard.Error, "rank 0 is in source and target"):
+            both.params(0)
+
+    def test_not_a_plan(self):
+        Path("junk.rplan").write_bytes(b"junk" * 100)
+        with self.assertRaisesRegex(reshard.PlanError, "junk.rplan': not a plan"):
+            reshard.Plan.open("junk.rplan")
+        with self.assertRaisesRegex(reshard.PlanError, "absent.rplan"):
+            reshard.Executor("absent.rplan")
+
+
+class Running(unittest.TestCase):
+    def refit(self, dtype, make):
+        """All ranks in this process; `make` turns a NumPy array into a tensor of the same memory."""
+        plan = reshard.compile(job(dtype))
+        executor = reshard.Executor(plan)
+        arrays = {}
+        for endpoint in plan.endpoints:
+            for rank in endpoint.places:
+                held = {name: np.zeros(param.shape, param.numpy_dtype) for name, param in plan.params(rank).items()}
+                executor.bind({name: make(value) for name, value in held.items()}, endpoint.role, rank)
+                arrays[rank] = held
+        executor.prepare()
+        self.assertEqual((executor.version, executor.state), (0, "empty"))
+        for step in range(1, 3):
+            for rank in (0, 1):
+                for value in arrays[rank].values():
+                    value[...] = (np.arange(value.size).reshape(value.shape) % 7 + 10 * rank * (value.ndim > 0) + step).astype(value.dtype)
+            executor.run(timeout=60)
+            for name in ("l.0.up", "l.1.up"):
+                expected = np.concatenate([arrays[0][name], arrays[1][name]])
+                self.assertEqual(arrays[2][name].tobytes(), expected.tobytes())
+                self.assertNotEqual(expected.tobytes(), bytes(expected.nbytes))
+            self.assertEqual(arrays[2]["scale"], arrays[0]["scale"])
+        self.assertEqual((executor.version, executor.state, executor.ranks), (2, "complete", (0, 1, 2)))
+        self.assertGreaterEqual(executor.nbytes, plan.summary.target_bytes)
+        with self.assertRaisesRegex(reshard.Error, "the host's, which has no streams"):
+            executor.run(stream=7)
+        executor.close()
+        with self.assertRaisesRegex(reshard.Error, "closed"):
+            executor.run()
+
+    def test_dlpack(self):
+        for dtype in ("fp32", "fp64", "fp16", "i8", "i64", "u16", "bool"):
+            with self.subTest(dtype):
+                self.refit(dtype, lambda value: value)
+
+    def test_dtypes_of_ml_dtypes(self):
+        for dtype in ("bf16", "fp8_e4m3", "fp8_e5m2"):
+            with self.subTest(dtype):
+                self.refit(dtype, lambda value: value)
+
+    def test_buffer_protocol(self):
+        for dtype in ("fp32", "i64", "u8"):
+            with self.subTest(dtype):
+                self.refit(dtype, memoryview)
+
+    @unittest.skipUnless(has("torch"), "no PyTorch")
+    def test_torch(self):
+        import torch
+
+        self.refit("fp32", lambda value: torch.from_numpy(value).requires_grad_())
+        self.refit("bf16", lambda value: torch.from_numpy(value.view(np.int16)).view(torch.bfloat16))
+
+    @unittest.skipUnless(has("jax"), "no JAX")
+    def test_jax_source(self):
+        import jax.numpy as jnp
+
+        plan = reshard.compile(job("bf16"))
+        executor = reshard.Executor(plan)
+        for rank in (0, 1):
+            executor.bind({name: jnp.full(param.shape, rank + 1, jnp.bfloat16) for name, param in plan.params(rank).items()}, rank=rank)
+        target = {name: np.zeros(param.shape, param.numpy_dtype) for name, param in plan.params(2).items()}
+        executor.bind(target, rank=2)
+        executor.prepare()
+        executor.run()
+        self.assertEqual(target["l.0.up"][:, 0].astype(int).tolist(), [1] * 4 + [2] * 4)
+
+    def test_tensors_are_kept_alive(self):
+        plan = reshard.compile(job())
+        executor = reshard.Executor(plan)
+        value = np.ones((4, 6), np.float32)
+        references = sys.getrefcount(value)
+        executor.bind({"l.0.up": value}, rank=0)
+        self.assertGreater(sys.getrefcount(value), references)
+        executor.close()
+        self.assertEqual(sys.getrefcount(value), references)
+
+    def test_hooks(self):
+        Path("hook.yaml").write_text("""version: 1
+model:
+  dtype: fp32
+  tensors: {w: [4]}
+  layouts: {plain: {params: same}, served: {params: {w: {holds: w, refresh: fold}}}}
+source: {layout: plain, mesh: {}}
+target: {layout: served, mesh: {}, ranks: [1]}
+""")
+        plan = reshard.compile("hook.yaml")
+        self.assertEqual(plan.params(1)["w"].refresh, "fold")
+        executor, target, calls = reshard.Executor(plan), np.zeros(4, np.float32), []
+
+        def fold(rank):
+            calls.append((rank, target.tolist()))
+            if len(calls) == 2:
+                raise KeyError("no room")
+
+        executor.bind({"w": np.arange(4, dtype=np.float32)}, rank=0)
+        executor.bind({"w": target}, rank=1)
+        with self.assertRaisesRegex(reshard.BindError, "needs the hook 'fold'"):
+            executor.prepare()
+        executor.set_hook("fold", fold)
+        executor.prepare()
+        executor.run()
+        self.assertEqual(calls, [(1, [0, 1, 2, 3])])
+        with self.assertRaisesRegex(reshard.RunError, "the hook 'fold' failed on rank 1") as raised:
+            executor.run()
+        self.assertEqual(str(raised.exception.__cause__), "'no room'")
+        self.assertEqual((executor.state, executor.version), ("torn", 1))
+        executor.run()
+        self.assertEqual((executor.state, executor.version), ("complete", 2))
+
+
+class Refusals(unittest.TestCase):
+    """bind says what was found and what was expected."""
+
+    def setUp(self):
+        self.plan = reshard.compile(job())
+        self.executor = reshard.Executor(self.plan)
+
+    def refused(self, tensor, message, rank=2, name="l.0.up"):
+        with self.assertRaisesRegex(reshard.BindError, message) as raised:
+            self.executor.bind({name: tensor}, rank=rank)
+        self.assertIn(f"rank {rank}", str(raised.exception))
+
+    def test_tensors(self):
+        good = np.zeros((8, 6), np.float32)
+        self.refused(good.astype(np.float16), "target rank 2 param 'l.0.up': found dtype fp16, expected fp32")
+        self.refused(good.astype(ml_dtypes.bfloat16), "found dtype bf16, expected fp32")
+        self.refused(good.astype(">f4"), "found dtype >f4 of the other byte order, expected fp32")
+        self.refused(good.astype(np.complex64), "expected fp32")
+        self.refused(good.reshape(6, 8), r"found shape \[6, 8\], expected \[8, 6\]")
+        self.refused(good.T.copy().T, r"found strides \[1, 8\] of shape \[8, 6\], expected row-major without gaps")
+        self.refused(np.zeros((8, 12), np.float32)[:, ::2], "found strides")
+        self.refused(np.zeros(48 * 4 + 4, np.int8)[4:].view(np.float32).reshape(8, 6)[::-1], "found strides")
+        self.refused(DeviceTensor(good), "found device cuda:1, expected cpu")
+        self.refused([1.0] * 48, "found list, expected a tensor")
+        self.refused(array.array("f", [0] * 48), r"found shape \[48\], expected \[8, 6\]")
+        self.refused(memoryview(bytes(192)), "read-only")
+        self.refused(good, "did you mean 'l.0.up'", name="l.0.upp")
+        frozen = good.copy()
+        frozen.flags.writeable = False
+        self.refused(frozen, "found read-only memory, expected a target that may be written")
+        self.executor.bind({"l.0.up": good}, rank=2)
+        self.refused(good, "bound already")
+
+    def test_sources_may_be_read_only(self):
+        frozen = np.zeros((4, 6), np.float32)
+        frozen.flags.writeable = False
+        self.executor.bind({"l.0.up": frozen}, rank=0)
+
+    def test_missing_and_overlapping(self):
+        with self.assertRaisesRegex(reshard.BindError, "is not bound"):
+            self.executor.prepare()
+        same = np.zeros((8, 6), np.float32)
+        self.executor.bind({"l.0.up": same, "l.1.up": same}, rank=2)
+        with self.assertRaisesRegex(reshard.BindError, "overlap in memory"):
+            self.executor.prepare()
+
+    def test_which_rank(self):
+        with self.assertRaisesRegex(reshard.BindError, "this process has 3 ranks"):
+            self.executor.bind({})
+
+    def test_order_and_options(self):
+        with self.assertRaisesRegex(reshard.Error, "run before prepare"):
+            self.executor.run()
+        for stream, timeout, message in ((7, None, "enqueue before prepare"), (7, 1, "found a stream and a timeout"), ("7", None, "found str, expected a stream")):
+            with self.assertRaisesRegex(reshard.Error, message):
+                self.executor.run(stream, timeout)
+        with self.assertRaisesRegex(reshard.Error, "unknown transport 'pigeon'"):
+            reshard.Executor(self.plan, transport="pigeon")
+        with self.assertRaisesRegex(reshard.Error, "rank 9"):
+            reshard.Executor(self.plan, 9)
+        self.assertEqual(reshard.Executor(self.plan, [np.int64(2), 0]).ranks, (2, 0))
+        self.assertEqual(reshard.Executor(self.plan, np.int64(1)).ranks, (1,))
+        with self.assertRaisesRegex(reshard.Error, "found a deadline of 0 seconds"):
+            self.executor.run(timeout=0)
+
+
+class Structs(unittest.TestCase):
+    """Those of ctypes are those of the headers, field by field."""
+
+    def fields(self, header, name):
+        text = re.sub(r"/\*.*?\*/", "", (reshard.PREFIX / "include" / "reshard" / header).read_text(), flags=re.DOTALL)
+        (body,) = re.findall(r"typedef struct \{([^}]*)\} " + name + ";", text)
+        return re.findall(r"(\w+);", body)
+
+    def test_fields(self):
+        for header, name, struct in (
+            ("reshard.h", "reshard_options", _library.Options),
+            ("reshard_plan.h", "reshard_summary", _library.Summary),
+            ("reshard_plan.h", "reshard_endpoint", _library.Endpoint),
+            ("reshard_plan.h", "reshard_param", _library.Param),
+        ):
+            with self.subTest(name):
+                expected = self.fields(header, name)
+                ours = [field for field, _ in struct._fields_]
+                self.assertGreater(len(expected), 4)
+                self.assertEqual(ours, expected)
+
+    def test_sizes(self):
+        program = '#include <reshard/reshard_plan.h>\n#include <stdio.h>\nint main(void) { printf("%zu %zu %zu %zu\\n", sizeof(reshard_options), sizeof(reshard_summary), sizeof(reshard_endpoint), sizeof(reshard_param)); }\n'
+        Path("sizes.c").write_text(program)
+        subprocess.run(["cc", f"-I{reshard.PREFIX}/include", "sizes.c", "-o", "sizes"], check=True)
+        sizes = subprocess.run(["./sizes"], capture_output=True, text=True, check=True).stdout.split()
+        structs = (_library.Options, _library.Summary, _library.Endpoint, _library.Param)
+        self.assertEqual(sizes, [str(ctypes.sizeof(struct)) for struct in structs])
+
+
+class Mesh:
+    mesh_dim_names = ("fsdp", "tp")
+    shape = (2, 4)
+
+
+class Placement:
+    def __init__(self, dim=None):
+        self.dim = dim
+
+
+class Shard(Placement):
+    pass
+
+
+class _StridedShard(Placement):
+    pass
+
+
+class Replicate(Placement):
+    pass
+
+
+class Partial(Placement):
+    pass
+
+
+class Parameter:
+    """What describe looks at of PyTorch's, DTensor's and Megatron's."""
+
+    def __init__(self, shape, placements=(), dtype="torch.bfloat16", **attributes):
+        self.shape, self.dtype = shape, dtype
+        if placements:
+            self.placements, self.device_mesh = placements, Mesh
+        vars(self).update(attributes)
+
+
+class Module:
+    def __init__(self, parameters):
+        self.parameters = parameters
+
+    def named_parameters(self):
+        yield from self.parameters.items()
+
+
+class Describe(unittest.TestCase):
+    def compiles(self, text, endpoint):
+        """A plan from the described layout to a single rank; the shapes of its rank 1."""
+        Path("model.yaml").write_text(text)
+        Path("described.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {endpoint}\ntarget: {{layout: whole, mesh: {{}}, ranks: [8]}}\n")
+        with open("model.yaml", "a") as file:
+            file.write("  whole:\n    params: same\n")
+        plan = reshard.compile("described.yaml")
+        return {name: param.shape for name, param in plan.params(1, "source").items()}
+
+    def test_dtensor(self):
+        parameters = {"embed.weight": Parameter((101, 16), (Shard(0), Replicate()), dtype="torch.float32")}
+        for layer in range(3):
+            parameters[f"layers.{layer}.up.weight"] = Parameter((64, 16), (_StridedShard(0), Shard(0)))
+            parameters[f"layers.{layer}.down.weight"] = Parameter((16, 64), (Shard(0), Shard(1)))
+            parameters[f"layers.{layer}.norm.weight"] = Parameter((16,), (Replicate(), Replicate()))
+        text = reshard.describe(Module(parameters))
+        self.assertIn("{layout: live, mesh: {tp: 4, fsdp: 2}}", text)
+        self.assertIn("""index: {layer: 3}
+tensors:
+  embed.weight: {shape: [101, 16], dtype: fp32}
+  layers.{layer}.down.weight: [16, 64]
+  layers.{layer}.norm.weight: [16]
+  layers.{layer}.up.weight: [64, 16]
+layouts:
+  live:
+    params: same
+    shard:
+      "embed.weight": {0: {axis: fsdp, scheme: chunk}}
+      "layers.{layer}.down.weight": {0: {axis: fsdp, scheme: chunk}, 1: {axis: tp, scheme: chunk}}
+      "layers.{layer}.up.weight": {0: [tp, fsdp]}
+""", text)
+        shapes = self.compiles(text, "{layout: live, mesh: {tp: 4, fsdp: 2}}")
+        self.assertEqual((shapes["embed.weight"], shapes["layers.2.up.weight"], shapes["layers.0.down.weight"]), ((51, 16), (8, 16), (8, 16)))
+
+    def test_megatron(self):
+        parameters = {}
+        for layer in range(2):
+            parameters[f"layers.{layer}.fc1.weight"] = Parameter((16, 16), tensor_model_parallel=True, partition_dim=0, partition_stride=2)
+            parameters[f"layers.{layer}.experts.fc2.weight"] = Parameter((16, 8), tensor_model_parallel=True, partition_dim=1, partition_stride=1, allreduce=False)
+            parameters[f"layers.{layer}.norm.weight"] = Parameter((16,), tensor_model_parallel=False)
+        text = reshard.describe(parameters, layout="trainer", axes={"tp": 4, "etp": 4})
+        self.assertIn('"layers.{layer}.fc1.weight": {0: {axis: tp, stride: 2}}', text)
+        self.assertIn('"layers.{layer}.experts.fc2.weight": {1: etp}', text)
+        shapes = self.compiles(text, "{layout: trainer, mesh: {tp: 4, views: [{etp: 4}]}}")
+        self.assertEqual(shapes, {name: parameter.shape for name, parameter in parameters.items()})
+        with self.assertRaisesRegex(reshard.Error, "'layers.0.fc1.weight' is tensor parallel, expected the size of axis 'tp'"):
+            reshard.describe(parameters)
+
+    def test_refusals(self):
+        for parameters, message in (
+            ({}, "no params"),
+            ({"w": Parameter((8, 8), (Partial(), Replicate()))}, "placement .* on axis 'fsdp', expected Shard or Replicate"),
+            ({"w": Parameter((9, 8), (Shard(0), Shard(0)))}, "expected a multiple of 8"),
+            ({"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))}, "cut in different ways"),
+            ({"w": Parameter((8,), dtype="torch.complex64")}, "dtype complex64"),
+        ):
+            with self.subTest(message), self.assertRaisesRegex(reshard.Error, message):
+                reshard.describe(parameters)
+
+    def test_command(self):
+        Path("mine.py").write_text("import numpy\ndef model(): return {'a.0.w': numpy.zeros((2, 3)), 'a.1.w': numpy.zeros((2, 3))}\n")
+        done = subprocess.run([Path(sys.executable).parent / "reshard-describe", "mine:model", "--layout=mine", "-o", "mine.yaml"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("a.{a}.w: [2, 3]\nlayouts:\n  mine:\n", Path("mine.yaml").read_text())
+        refused = subprocess.run([Path(sys.executable).parent / "reshard-describe", "mine:model", "--axis=tp"], capture_output=True, text=True)
+        self.assertEqual(refused.returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,214 @@
+"""What is installed works where it is: a prefix, a .deb and a wheel, each used as by someone who has nothing else. Nothing is taken from the network.
+RESHARD_BIN: the finished build. RESHARD_FULL: the wheel is built from the sources too."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+BUILD = Path(os.environ["RESHARD_BIN"]).resolve()
+FULL = "RESHARD_FULL" in os.environ
+MPI = (BUILD / "libreshard_mpi.so").exists()
+ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
+ENVIRONMENT.pop("RESHARD_SOURCE", None)
+SMALL = ("--set", "model.let.hidden=64", "--set", "model.let.ffn=128")
+TARGET_BYTES = 2 * 8 * 2 * 64 * 128 + 8 * 8 * 2 * 64  # up and down of 8 layers once, the norm on each of 8 ranks, bf16
+
+
+def run(*command, **options):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **{"env": ENVIRONMENT, "timeout": 600} | options)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def folder_of(case):
+    folder = tempfile.TemporaryDirectory(prefix="reshard-package-")
+    case.addClassCleanup(folder.cleanup)
+    return Path(folder.name)
+
+
+class Library(unittest.TestCase):
+    """Programs against a prefix, found in two ways, and against the unpacked .deb."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.work = folder_of(cls)
+        cls.prefix = cls.work / "elsewhere" / "prefix"
+        run("cmake", "--install", BUILD, "--prefix", cls.prefix)
+        cls.plan = cls.work / "plan.rplan"
+        run(cls.prefix / "bin" / "reshard-compile", cls.prefix / "share" / "reshard" / "quickstart.yaml", *SMALL, "-o", cls.plan)
+
+    def consume(self, program):
+        self.assertEqual(run(program, self.plan), f"{TARGET_BYTES} bytes, version 1\n")
+
+    def by_cmake(self, prefix, source=HERE / "consumer"):
+        build = Path(tempfile.mkdtemp(dir=self.work))
+        run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+        run("cmake", "--build", build)
+        return build
+
+    def by_pkg_config(self, prefix):
+        environment = ENVIRONMENT | {"PKG_CONFIG_LIBDIR": str(prefix / "lib" / "pkgconfig")}
+        flags = run("pkg-config", "--cflags", "--libs", "reshard", env=environment).split()
+        program = Path(tempfile.mkdtemp(dir=self.work)) / "consumer"
+        run("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", HERE / "consumer" / "consumer.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib")
+        return program
+
+    def test_find_package(self):
+        self.consume(self.by_cmake(self.prefix) / "consumer")
+
+    def test_pkg_config(self):
+        self.consume(self.by_pkg_config(self.prefix))
+
+    def test_deb(self):
+        run("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", self.work / "deb", cwd=self.work)
+        (deb,) = (self.work / "deb").glob("*.deb")
+        root = self.work / "root"
+        run("dpkg-deb", "-x", deb, root)
+        self.consume(self.by_cmake(root / "usr") / "consumer")
+        self.consume(self.by_pkg_config(root / "usr"))
+        depends = run("dpkg-deb", "-f", deb, "Depends")
+        for library in ("libc6", "libstdc++6", "libyaml-cpp"):
+            self.assertIn(library, depends)
+        self.assertNotIn("llvm", depends.lower())
+
+    def test_exports(self):
+        exported = re.findall(r" [TWVBDRu] (\S+?)(?:@|$)", run("nm", "-D", "--defined-only", self.prefix / "lib" / "libreshard.so"), re.MULTILINE)
+        declared = set()
+        for header in ("reshard.h", "reshard_plan.h"):
+            declared |= set(re.findall(r"(reshard_\w+)\((?:const )?\w", (self.prefix / "include" / "reshard" / header).read_text()))
+        self.assertGreater(len(declared), 15)
+        self.assertEqual(sorted(exported), sorted(declared))
+        needed = run("readelf", "-d", self.prefix / "lib" / "libreshard.so")
+        self.assertRegex(needed, r"SONAME.*\[libreshard\.so\.\d+\]")
+        self.assertNotRegex(needed, "yaml|LLVM|mpi")
+
+    @unittest.skipUnless(MPI, "no MPI")
+    def test_cpp_example(self):
+        build = self.by_cmake(self.prefix, self.prefix / "share" / "reshard" / "cpp")
+        run(self.prefix / "bin" / "reshard-compile", self.prefix / "share" / "reshard" / "refit.yaml", "-o", build / "refit.rplan")
+        lines = run("mpirun", "-n", 4, build / "refit", build / "refit.rplan", cwd=build)
+        for who in ("source rank 0", "target rank 2"):
+            for step in range(1, 6):
+                self.assertRegex(lines, rf"{who}: step {step}, [\d.]+ s, version {step}(?!\d)")
+
+    def test_commands(self):
+        """Those of the prefix, from another folder; a model of the library by its path."""
+        empty = Path(tempfile.mkdtemp(dir=self.work))
+        (empty / "job.yaml").write_text(f"""version: 1
+model: {{extend: {self.prefix}/share/reshard/models/qwen3-0.6b.yaml}}
+source: {{layout: megatron, mesh: {{megatron: {{tp: 2}}}}}}
+target: {{layout: vllm, mesh: {{tp: 2}}}}
+""")
+        run(self.prefix / "bin" / "reshard-compile", "job.yaml", "-o", "refit.rplan", cwd=empty)
+        self.assertIn("world", run(self.prefix / "bin" / "reshard-inspect", "refit.rplan", "--format=json", cwd=empty))
+        run(self.prefix / "bin" / "reshard-exec", self.plan, "--synthesize", "--check", cwd=empty)
+        if MPI:
+            run("mpirun", "-n", 8, self.prefix / "bin" / "reshard-exec", self.plan, "--transport=mpi", "--synthesize", "--check", cwd=empty)
+
+
+class Wheel(unittest.TestCase):
+    """The wheel, in a new environment and an empty folder."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.work = folder_of(cls)
+        cls.python = cls.install(cls.work / "wheel", f"cmake.define.RESHARD_BUILT={BUILD}", f"build-dir={cls.work / 'wheel' / 'build'}")
+
+    @classmethod
+    def install(cls, folder, *settings):
+        """A new environment with a new wheel, and NumPy and the like of this one; its Python."""
+        wheels = folder / "wheels"
+        settings = [part for setting in settings for part in ("--config-settings", setting)]
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        run(*pip, "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index", "-w", wheels, *settings, env=ENVIRONMENT | {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"})
+        (wheel,) = wheels.glob("*.whl")
+        assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl"), wheel.name
+        run(sys.executable, "-m", "venv", folder / "env")
+        python = folder / "env" / "bin" / "python"
+        run(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
+        site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        (Path(site) / "numpy.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        return python
+
+    def setUp(self):
+        self.empty = Path(tempfile.mkdtemp(dir=self.work))
+
+    def test_module(self):
+        output = subprocess.run([self.python, HERE / "module_test.py"], cwd=self.empty, env=ENVIRONMENT, capture_output=True, text=True)
+        self.assertEqual(output.returncode, 0, output.stderr)
+        self.assertGreater(int(re.search(r"^Ran (\d+) tests", output.stderr, re.MULTILINE)[1]), 10)
+
+    def test_device(self):
+        """Tensors of a device that the tests' stand-in is, and a refit on a stream of the caller's."""
+        module = Path(run(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
+        shutil.copytree(module, self.empty / "reshard")
+        (self.empty / "reshard" / "lib" / "libreshard_cuda.so").unlink(missing_ok=True)
+        shutil.copy(BUILD / "tests" / "stand_in.so", self.empty / "reshard" / "lib" / "libreshard_cuda.so")
+        for name in ("on_device.py", "device_tensor.py"):
+            shutil.copy(HERE / name, self.empty)
+        self.assertEqual(run(self.python, "on_device.py", cwd=self.empty), "right\n")
+
+    @unittest.skipUnless(MPI, "no MPI")
+    def test_loop_of_readme(self):
+        """As it stands there, with the job that stands there."""
+        text = (ROOT / "README.md").read_text()
+        (loop,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        self.assertLessEqual(len([line for line in loop.splitlines() if line]), 15)
+        (self.empty / "loop.py").write_text(loop)
+        (job,) = (block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("version: 1"))
+        (self.empty / "quickstart.yaml").write_text(job)
+        self.assertEqual(run("mpirun", "-n", 8, self.python, "loop.py", cwd=self.empty), "0 1 complete\n1 2 complete\n2 3 complete\n")
+
+    @unittest.skipUnless(MPI, "no MPI")
+    def test_refit_example(self):
+        library = Path(run(self.python, "-c", "import reshard; print(reshard.LIBRARY)").strip())
+        lines = run("mpirun", "-n", 4, self.python, library / "python" / "refit.py", library / "refit.yaml", "--steps=3", cwd=self.empty)
+        for who in ("source rank 0", "target rank 2"):
+            for step in range(1, 4):
+                self.assertRegex(lines, rf"{who}: step {step}, [\d.]+ s, version {step}(?!\d)")
+
+    @unittest.skipUnless(MPI, "no MPI")
+    def test_a_process_that_raises_ends_all(self):
+        """It does not wait for peers that wait for it, without any deadline."""
+        (self.empty / "raises.py").write_text("""
+import numpy, reshard
+with reshard.Executor(reshard.compile(reshard.LIBRARY / "refit.yaml"), transport="mpi") as executor:
+    rank = executor.ranks[0]
+    executor.bind({name: numpy.zeros(param.shape, param.numpy_dtype) for name, param in executor.plan.params(rank).items()})
+    executor.prepare()
+    executor.run()
+    if rank == 2:
+        raise KeyError("mine")
+    executor.run()
+""")
+        done = subprocess.run(["mpirun", "-n", "4", self.python, "raises.py"], cwd=self.empty, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+        self.assertIn("KeyError: 'mine'", done.stderr)
+        self.assertNotEqual(done.returncode, 0)
+
+    def test_commands(self):
+        bin = self.python.parent
+        shutil.copy(ROOT / "examples" / "quickstart.yaml", self.empty)
+        run(bin / "reshard-compile", "quickstart.yaml", *SMALL, "-o", "plan.rplan", cwd=self.empty)
+        self.assertIn("right", run(bin / "reshard-exec", "plan.rplan", "--synthesize", "--check", cwd=self.empty))
+        self.assertIn("world", run(bin / "reshard-inspect", "plan.rplan", "--format=json", cwd=self.empty))
+        run(bin / "reshard-diff", "plan.rplan", "plan.rplan", cwd=self.empty)
+        refused = subprocess.run([bin / "reshard-compile", "absent.yaml", "-o", "x"], cwd=self.empty, capture_output=True, text=True)
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+
+    @unittest.skipUnless(FULL, "builds everything again")
+    def test_from_sources(self):
+        python = self.install(self.work / "sources", f"build-dir={ROOT / 'build' / 'wheel'}")  # a neighbour of the other build: ccache knows it
+        run(python, HERE / "module_test.py", cwd=self.empty)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
