@@ -31,7 +31,7 @@ Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t place)
   for (const fbs::ParamInstance &instance : result.instances) {
     const fbs::Param &param = *endpoint.params()->Get(instance.param);
     const bool hook = number > 0 && !endpoint.storage(); // nobody else is called back
-    result.views.push_back({instance.name.c_str(), fbs::dtypeName(param.dtype()), hook ? text(param.refresh()) : "", instance.shape.data(),
+    result.views.push_back({instance.name.c_str(), fbs::dtypeName(storedType(param)), hook ? text(param.refresh()) : "", instance.shape.data(),
                             instance.shape.size(), static_cast<uint64_t>(instance.bytes)});
   }
   return result;
