@@ -126,9 +126,10 @@ public:
       }
       if (finished())
         break;
-      if (any)
+      // The wire needs to be looked after.
+      if (any || first_[kSend] < messages_[kSend].size() || first_[kReceive] < messages_[kReceive].size())
         patience.found();
-      else
+      if (!any)
         patience.wait();
       if (deadline && looks % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
         timedOut = true;
