@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 packages="g++ cmake ninja-build ccache llvm-19-dev llvm-19-tools zlib1g-dev libzstd-dev libflatbuffers-dev flatbuffers-compiler
-  libyaml-cpp-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev openmpi-bin libopenmpi-dev iproute2
+  libyaml-cpp-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev openmpi-bin libopenmpi-dev iproute2 file
   python3 python3-venv ca-certificates"
 [ "${1:-}" = --all ] && packages="$packages clang-19 libclang-rt-19-dev libfuzzer-19-dev"
 

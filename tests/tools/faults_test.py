@@ -52,8 +52,9 @@ def stopped_since(process):
     return None
 
 
-def trial(seed, work, plan):
+def trial(seed, work, plan, again=2):
     """Hits one rank. The words for what was done and what came of it, and a complaint or ''."""
+    work.mkdir(exist_ok=True)
     rng = random.Random(seed)
     victim = rng.randrange(RANKS)
     action = rng.choice(("kill", "kill", "stop", "delay"))
@@ -89,6 +90,9 @@ def trial(seed, work, plan):
         # Looked for a little longer: the machine has more to do.
         ended = launch.wait(60) if action == "delay" else launch.wait(DEADLINE + 4 - (time.monotonic() - hit), survivors)
         texts = {rank: launch.read(f"out.{rank}") for rank in ended}
+        if 126 in ended.values() and again:  # the shell could not start the program
+            print(f"once more: {texts}", flush=True)
+            return trial(seed, work / "again", plan, again - 1)
         what = f"{action} rank {victim} at {where}: {ended}"
         for rank, code in ended.items():
             said = f"{what}\n{rank}: {texts[rank]}"

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 NUMBERS = itertools.count()
@@ -31,11 +32,13 @@ class Hosts:
         for tool in ("ip", "unshare", "mpirun"):
             if not shutil.which(tool):
                 return f"there is no '{tool}'"
-        name = f"rs{os.getpid()}-try"
-        done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-        if done.returncode == 0:
-            subprocess.run(["ip", "netns", "del", name])
-        return done.stderr.strip()
+        try:
+            with tempfile.TemporaryDirectory() as folder, Hosts(2, Path(folder)) as made:
+                for host in range(2):
+                    run(*made.inside(host), "true")
+        except subprocess.CalledProcessError as error:
+            return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+        return ""
 
     def namespace(self, host: int) -> str:
         return f"{self.prefix}-{host}"
