@@ -19,6 +19,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 namespace reshard {
 namespace {
@@ -86,13 +87,13 @@ public:
     for (uint32_t s = 0; s < where_.size() && error.empty(); ++s)
       error = addStep(plan, rank, s, near, false);
     if (!error.empty())
-      return error;
+      return abandon(error);
     if (error = agreement_.barrier(deadline, timedOut); !error.empty())
       return abandon(error);
     neighbours_.settle();
     for (uint32_t s = 0; s < where_.size(); ++s)
       if (error = addStep(plan, rank, s, near, true); !error.empty())
-        return error;
+        return abandon(error);
     if (const uint64_t bytes = rank.segment->arena_bytes(); bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
       if (!arena_)
@@ -247,18 +248,27 @@ private:
     }
   }
 
-  /// Slots pass from step to step of a direction, also by way of those that do not use theirs.
-  void share(const Segment &segment, Way way, uint32_t earlier, Message &message) {
+  /// Slots pass from step to step of a direction, also by way of those that do not use theirs: each of these is looked at once, since ways
+  /// through them part and meet again.
+  void share(const Segment &segment, Way way, uint32_t earlier, Message &message) const {
     if (way == kPost)
       return;
-    if (where_[earlier].first == way) {
-      message.sharing.push_back(static_cast<uint32_t>(where_[earlier].second));
-      return;
+    std::set<uint32_t> seen = {earlier};
+    std::vector<uint32_t> left = {earlier};
+    while (!left.empty()) {
+      const uint32_t number = left.back();
+      left.pop_back();
+      if (where_[number].first == way) {
+        message.sharing.push_back(static_cast<uint32_t>(where_[number].second));
+        continue;
+      }
+      const Step &step = *segment.steps()->Get(number);
+      for (uint32_t i = 0; i < step.after_count(); ++i) {
+        const uint32_t before = segment.after()->Get(step.first_after() + i);
+        if (segment.steps()->Get(before)->kind() == step.kind() && seen.insert(before).second)
+          left.push_back(before);
+      }
     }
-    const Step &step = *segment.steps()->Get(earlier);
-    for (uint32_t i = 0; i < step.after_count(); ++i)
-      if (const uint32_t before = segment.after()->Get(step.first_after() + i); segment.steps()->Get(before)->kind() == step.kind())
-        share(segment, way, before, message);
   }
 
   bool finished() const {
