@@ -1,7 +1,9 @@
 // The message transport over a wire that does its worst: what was sent arrives late, requests are seen done in any order, ranks get on at
 // different speeds. Every plan must end, with the same targets as by direct copies.
 
+#include "compiler/pass.h"
 #include "executor/agreement.h"
+#include "executor/chunks.h"
 #include "executor/launch.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
@@ -153,6 +155,99 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
     }
   EXPECT_GT(chunked, 100);
   EXPECT_GT(passedOn, 50);
+}
+
+/// Cuts the messages of a plan of ranks 0 to 4 into messages of one operand each, in a round of their own: at first one from each sender to each
+/// receiver, then all others from rank 0 to rank 3, then the rest. Their chunks fill by turns a half and the whole of two slots: a step
+/// that fills the whole takes it over from two others.
+void cutMessages(ir::Module &module, uint32_t count) {
+  const std::pair<int32_t, int32_t> ends[] = {{0, 2}, {1, 3}, {1, 4}, {0, 3}}; // sender and receiver
+  ir::Schedule &schedule = module.schedule;
+  schedule.rounds = schedule.messages = 4 * count;
+  for (ir::RankSchedule &rank : schedule.ranks) {
+    std::vector<ir::Step> steps;
+    for (const ir::Step &whole : rank.steps) {
+      const bool send = whole.kind == ir::StepKind::send;
+      const auto pair = send ? std::pair(rank.rank, whole.peer) : std::pair(whole.peer, rank.rank);
+      const auto at = static_cast<uint32_t>(std::find(std::begin(ends), std::end(ends), pair) - std::begin(ends));
+      const ir::Operands &operands = send ? whole.inputs : whole.outputs;
+      ASSERT_LT(at, 4u);
+      ASSERT_EQ(operands.size(), count);
+      for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t number = i == 0 ? at : at == 3 ? 3 + i : 3 * i + count + at;
+        ir::Step &step = steps.emplace_back();
+        step.kind = whole.kind;
+        step.peer = whole.peer;
+        step.round = step.message = number;
+        (send ? step.inputs : step.outputs) = {operands[i]};
+        const ir::OperandShape &shape = rank.shapes[operands[i].shape];
+        step.bytes = shape.rowBytes;
+        for (const ir::OperandLoop &loop : shape.loops)
+          step.bytes *= loop.count;
+        step.chunk = i % 2 ? 512 : 256;
+      }
+    }
+    std::sort(steps.begin(), steps.end(), [](const ir::Step &a, const ir::Step &b) { return a.round < b.round; });
+    rank.steps = std::move(steps);
+  }
+  ASSERT_EQ(assignBuffers(module), "");
+}
+
+// Of 64 messages one after another that are pulled, each second one takes its slots over from two: 2^32 ways lead through them, from a message
+// of the wire behind them to one before.
+TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
+  constexpr uint32_t kCount = 64;
+  const tests::Folder folder;
+  std::string job = "version: 1\nmodel:\n  dtype: bf16\n  tensors:\n";
+  for (uint32_t i = 0; i < kCount; ++i) // columns 0 to 3, 4 to 5 and 0 to 1, 2 to 5 of the source ranks' six
+    job += "    t" + std::to_string(i) + ": {shape: [256, 12], shard: {1: tp}}\n";
+  std::ofstream(folder / "job.yaml") << job << "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3}, ranks: 2..4}\n";
+  CompileResult result;
+  Diagnostics diagnostics;
+  ASSERT_TRUE(compileJob(folder / "job.yaml", {}, result, diagnostics)) << diagnostics.text();
+  ASSERT_NO_FATAL_FAILURE(cutMessages(result.module, kCount));
+  std::string digest;
+  int64_t size = 0;
+  ASSERT_EQ(writePlan(result.module, statistics(result.module), folder / "plan", 1, digest, size), "");
+  std::unique_ptr<Plan> plan;
+  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+
+  // Ranks 1 and 2 reach nobody and show nobody anything: all goes over the wire but what rank 3 has from rank 0.
+  const auto shortcut = [](uint32_t rank) { return rank != 1 && rank != 2; };
+  std::vector<std::unique_ptr<RankMemory>> sent;
+  uint64_t wireChunks = 0;
+  int afterTwo = 0;
+  for (uint32_t rank = 0; rank < plan->world(); ++rank) {
+    sent.push_back(std::make_unique<RankMemory>(*plan, rank, Shown::all));
+    sent[rank]->fill(1);
+    for (const schema::Step *step : *sent[rank]->local.segment->steps()) {
+      wireChunks += step->kind() == schema::StepKind::send && !(rank == 0 && step->peer() == 3) ? chunkCount(*step) : 0;
+      afterTwo += step->after_count() == 2;
+    }
+  }
+  EXPECT_GE(afterTwo, static_cast<int>(kCount)); // of the sends of rank 0 and of the receives of rank 3 a half
+  Air air;
+  std::vector<std::string> errors(plan->world());
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < plan->world(); ++rank)
+    ranks.emplace_back([&, rank] {
+      const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), 1), shortcut(rank));
+      const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(20); };
+      const auto end = soon();
+      bool late = false;
+      errors[rank] = messages->prepare(*plan, {sent[rank]->local}, end, late);
+      EXPECT_LT(std::chrono::steady_clock::now(), end) << "rank " << rank << " took long to prepare";
+      if (errors[rank].empty())
+        errors[rank] = messages->run(soon(), late);
+    });
+  for (std::thread &rank : ranks)
+    rank.join();
+  const tests::Ranks direct = tests::copied(*plan, 1);
+  for (uint32_t rank = 0; rank < plan->world(); ++rank) {
+    EXPECT_EQ(errors[rank], "") << "rank " << rank;
+    EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
+  }
+  EXPECT_EQ(air.sent, wireChunks);
 }
 
 TEST(Messages, RankZeroTellsTheOthersWhereItIs) {

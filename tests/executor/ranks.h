@@ -80,6 +80,26 @@ inline Ranks fillRanks(const Plan &plan, uint64_t seed) {
   return all;
 }
 
+/// As a transport sees them.
+inline std::vector<LocalRank> locals(const Ranks &ranks) {
+  std::vector<LocalRank> result;
+  for (const auto &rank : ranks)
+    result.push_back(rank->local);
+  return result;
+}
+
+/// What direct copies by threads make of the sources of a seed.
+inline Ranks copied(const Plan &plan, uint64_t seed, uint64_t *bytes = nullptr) {
+  Ranks ranks = fillRanks(plan, seed);
+  const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
+  bool late = false;
+  EXPECT_EQ(copies->prepare(plan, locals(ranks), {}, late), "");
+  EXPECT_EQ(copies->run({}, late), "");
+  if (bytes)
+    *bytes = copies->bytes();
+  return ranks;
+}
+
 namespace detail {
 inline const std::string kRelayModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
                                        "\"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";

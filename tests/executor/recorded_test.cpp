@@ -17,31 +17,12 @@ using namespace reshard::tests;
 
 namespace {
 
-std::vector<LocalRank> locals(const Ranks &ranks) {
-  std::vector<LocalRank> result;
-  for (const auto &rank : ranks)
-    result.push_back(rank->local);
-  return result;
-}
-
 void spoilTargets(const Ranks &ranks) {
   for (const auto &rank : ranks)
     for (uint32_t r = 0; r < rank->local.runs.size(); ++r)
       if (const schema::BufferRun &run = *rank->local.segment->buffers()->Get(r); run.endpoint() > 0)
         for (uint32_t i = 0; i < run.count(); ++i)
           std::fill_n(rank->local.runs[r][i], run.bytes(), std::byte{0xDD});
-}
-
-/// What direct copies by threads make of the sources of a seed.
-Ranks copied(const Plan &plan, uint64_t seed, uint64_t *bytes = nullptr) {
-  Ranks ranks = fillRanks(plan, seed);
-  const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
-  bool late = false;
-  EXPECT_EQ(copies->prepare(plan, locals(ranks), {}, late), "");
-  EXPECT_EQ(copies->run({}, late), "");
-  if (bytes)
-    *bytes = copies->bytes();
-  return ranks;
 }
 
 schema::Step altered(const schema::Step &step, uint64_t staging, uint32_t round) {
