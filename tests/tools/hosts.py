@@ -3,6 +3,7 @@ and `ip`; Hosts.missing() says what is not there."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -79,7 +80,8 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         for name in self.made: # with whatever still runs there
             for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
-                os.kill(int(process), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                    os.kill(int(process), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
         self.agent.unlink(missing_ok=True)
 
