@@ -423,4 +423,18 @@ uint64_t reshard_version(const reshard_executor *executor) { return executor ? e
 void *reshard_stream(const reshard_executor *executor) { return executor && executor->transport ? executor->transport->stream() : nullptr; }
 const char *reshard_error(const reshard_executor *executor) { return executor ? executor->error.c_str() : "no executor"; }
 uint64_t reshard_bytes(const reshard_executor *executor) { return executor && executor->transport ? executor->transport->bytes() : 0; }
+uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_way way) {
+  const reshard::BytesBy by = executor && executor->transport ? executor->transport->bytesBy() : reshard::BytesBy();
+  switch (way) {
+  case RESHARD_LOCAL:
+    return by.local;
+  case RESHARD_SHARED_MEMORY:
+    return by.sharedMemory;
+  case RESHARD_WIRE:
+    return by.wire;
+  case RESHARD_WIRE_INSIDE_HOST:
+    return by.wireInsideHost;
+  }
+  return 0;
+}
 void reshard_close(reshard_executor *executor) { delete executor; }

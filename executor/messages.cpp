@@ -150,7 +150,8 @@ public:
     return error.empty() ? error : abandon(error);
   }
 
-  uint64_t bytes() const override { return bytes_; }
+  uint64_t bytes() const override { return by_.local + by_.sharedMemory + by_.wire; }
+  BytesBy bytesBy() const override { return by_; }
 
 private:
   /// What is on its way cannot be told from what a later run would send.
@@ -166,12 +167,12 @@ private:
       return {};
     auto operand = [&](uint32_t at) { return rank.segment->operands()->Get(at); };
     if (step.kind() != StepKind::send && step.kind() != StepKind::recv) {
-      bytes_ += step.bytes();
+      by_.local += step.bytes();
       for (uint32_t i = 0; i < step.output_count(); ++i)
         if (std::string error = copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr, rank, *operand(step.first_output() + i));
             !error.empty())
           return error;
-      stream_ = stream_ || bytes_ >= kStreamBytes;
+      stream_ = stream_ || bytes() >= kStreamBytes;
       where_[number] = {kLocal, copies_.size()}; // where its copies end
       return {};
     }
@@ -185,15 +186,18 @@ private:
         message.progress = &neighbours_.progress(number);
       }
     } else {
-      bytes_ += step.bytes();
-      stream_ = stream_ || bytes_ >= kStreamBytes;
-      if (const auto peer = near.find(step.peer()); peer != near.end())
+      const auto peer = near.find(step.peer());
+      if (peer != near.end())
         if (const LocalRank *other = neighbours_.meet(plan, step.peer(), peer->second)) {
           bool reached = false;
           if (std::string error = addPull(rank, *other, message, reached); !error.empty())
             return error;
           way = reached ? kPull : kReceive;
         }
+      (way == kPull ? by_.sharedMemory : by_.wire) += step.bytes();
+      if (way == kReceive && shortcut_ && peer != near.end())
+        by_.wireInsideHost += step.bytes();
+      stream_ = stream_ || bytes() >= kStreamBytes;
     }
     if (way == kSend || way == kReceive) {
       const uint32_t first = sends ? step.first_input() : step.first_output(), count = sends ? step.input_count() : step.output_count();
@@ -431,7 +435,7 @@ private:
   std::array<std::array<Flight, kInFlight>, 2> flights_;
   size_t copied_ = 0;
   bool abandoned_ = false;
-  uint64_t bytes_ = 0;
+  BytesBy by_;
 };
 
 } // namespace

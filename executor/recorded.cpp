@@ -71,6 +71,13 @@ public:
   }
 
   uint64_t bytes() const override { return bytes_; }
+  BytesBy bytesBy() const override {
+    uint64_t received = 0;
+    for (const auto &transfers : transfers_)
+      for (const Transfer &transfer : transfers)
+        received += transfer.send || transfer.peer == group_->rank() ? 0 : transfer.bytes;
+    return {bytes_ - received, 0, received, 0};
+  }
   void *stream() const override { return device_->stream(); }
 
 private:

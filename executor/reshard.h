@@ -29,6 +29,14 @@ typedef enum {
   RESHARD_TORN = 2      /* a run failed part way: do not use the targets until a later run completes */
 } reshard_state;
 
+/* How bytes come to a process. */
+typedef enum {
+  RESHARD_LOCAL = 0,           /* copied within it */
+  RESHARD_SHARED_MEMORY = 1,   /* copied out of the memory of another process of its host */
+  RESHARD_WIRE = 2,            /* received as messages, by MPI or NCCL */
+  RESHARD_WIRE_INSIDE_HOST = 3 /* of RESHARD_WIRE: from processes of its host whose memory it cannot reach, though no_local_shortcut is 0 */
+} reshard_way;
+
 typedef struct {
   const char *transport; /* "threads": all ranks in this process; "mpi", and "nccl" with device "cuda": one in each; NULL: "threads" */
   const char *device;    /* "cpu"; "cuda", with transport "threads" or "nccl": all bound memory is a GPU's; NULL: "cpu" */
@@ -92,6 +100,8 @@ uint64_t reshard_version(const reshard_executor *executor);
 const char *reshard_error(const reshard_executor *executor);
 /* Bytes that a run moves, padding included. */
 uint64_t reshard_bytes(const reshard_executor *executor);
+/* Of them, those that come one way to this process's ranks; known after prepare. */
+uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_way way);
 void reshard_close(reshard_executor *executor);
 
 #ifdef __cplusplus

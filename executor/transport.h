@@ -32,6 +32,12 @@ struct LocalRank {
 /// The casts of a segment's buffers, as its plan says.
 std::vector<kernels::Cast> castsOf(const Plan &plan, const schema::Segment &segment);
 
+/// Bytes that a run moves into the memory of this process's ranks, by the way that they come.
+struct BytesBy {
+  uint64_t local = 0, sharedMemory = 0, wire = 0; // copied within the process; out of a peer's memory; received as messages
+  uint64_t wireInsideHost = 0;                    // of `wire`: from ranks of this host whose memory should be reached, and cannot be
+};
+
 class Transport {
 public:
   using Deadline = reshard::Deadline;
@@ -50,6 +56,7 @@ public:
   virtual std::string enqueue(void *) { return "its memory is the host's, which has no streams"; }
   /// Bytes that a run moves, padding included.
   virtual uint64_t bytes() const = 0;
+  virtual BytesBy bytesBy() const { return {bytes(), 0, 0, 0}; }
   /// Of a device's, the stream that hooks enqueue on (Device::stream).
   virtual void *stream() const { return nullptr; }
 };

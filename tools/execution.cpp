@@ -326,9 +326,29 @@ private:
     trace_.add("check", begin);
   }
 
+  /// Of all processes, the bytes that come each way.
+  Json bytesBy() {
+    constexpr std::pair<const char *, reshard_way> kWays[] = {
+        {"local", RESHARD_LOCAL}, {"shared_memory", RESHARD_SHARED_MEMORY}, {"wire", RESHARD_WIRE}, {"wire_inside_host", RESHARD_WIRE_INSIDE_HOST}};
+    Json json;
+    for (const auto &[name, way] : kWays) {
+      const auto mine = static_cast<int64_t>(reshard_bytes_by(executor_.get(), way));
+      int64_t sum = ranks_.empty() ? mine : 0;
+      for (uint32_t rank = 0; rank < plan_->world() && !ranks_.empty(); ++rank) // each says its own in turn
+        sum += agree(rank == ranks_[0] ? mine : INT64_MAX);
+      json[name] = sum;
+    }
+    return json;
+  }
+
   void report() {
     if (!ranks_.empty()) // of several processes each has its own
       printCheck("rank " + std::to_string(ranks_[0]) + ": ");
+    if (const uint64_t fallen = reshard_bytes_by(executor_.get(), RESHARD_WIRE_INSIDE_HOST); fallen > 0)
+      std::printf("  rank %u: %s from ranks of this host come as messages, since their memory cannot be reached\n", ranks_[0],
+                  humanBytes(static_cast<double>(fallen)).c_str());
+    const bool wanted = agree(options_.report.empty()) == 0; // by any process
+    const Json by = wanted ? bytesBy() : Json();
     if (!ranks_.empty() && ranks_[0] != 0)
       return; // the first one speaks of all
     const schema::Manifest &manifest = plan_->manifest();
@@ -341,7 +361,7 @@ private:
       fastest = std::max(fastest, rate);
     }
     const Json json = {{"digest", plan_->digest()}, {"transport", options_.transport}, {"device", options_.device}, {"ranks", plan_->world()},
-                       {"threads", threads_}, {"runs", runs}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches},
+                       {"threads", threads_}, {"runs", runs}, {"bytes_by", by}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches},
                        {"refresh", refreshNames(*plan_)}, {"peak_rss_bytes", peakResidentBytes()}};
     if (!options_.report.empty())
       need(writeFile(options_.report, json.dump(2) + "\n"), kFailure);

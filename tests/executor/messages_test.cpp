@@ -228,6 +228,7 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
   EXPECT_GE(afterTwo, static_cast<int>(kCount)); // of the sends of rank 0 and of the receives of rank 3 a half
   Air air;
   std::vector<std::string> errors(plan->world());
+  std::vector<BytesBy> by(plan->world());
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < plan->world(); ++rank)
     ranks.emplace_back([&, rank] {
@@ -239,6 +240,7 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
       EXPECT_LT(std::chrono::steady_clock::now(), end) << "rank " << rank << " took long to prepare";
       if (errors[rank].empty())
         errors[rank] = messages->run(soon(), late);
+      by[rank] = messages->bytesBy();
     });
   for (std::thread &rank : ranks)
     rank.join();
@@ -248,6 +250,12 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
     EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
   }
   EXPECT_EQ(air.sent, wireChunks);
+  for (uint32_t rank = 0; rank < plan->world(); ++rank) { // a column is 512 bytes; rank 3 has two from rank 0 and two from rank 1
+    const uint64_t columns = kCount * 512, shared = rank == 3 ? 2 * columns : 0;
+    EXPECT_EQ(by[rank].sharedMemory, shared);
+    EXPECT_EQ(by[rank].wire, rank < 2 ? 0 : 4 * columns - shared);
+    EXPECT_EQ(by[rank].local + by[rank].wireInsideHost, 0u); // rank 1 says of no host that it is there
+  }
 }
 
 TEST(Messages, RankZeroTellsTheOthersWhereItIs) {

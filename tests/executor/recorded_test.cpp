@@ -107,7 +107,7 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
       Lobby lobby;
       std::vector<std::string> errors(plan_->world());
       std::vector<std::thread> threads;
-      std::atomic<size_t> exchanges{0}, beside{0};
+      std::atomic<size_t> exchanges{0}, beside{0}, wire{0};
       for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
         for (const schema::Step *step : *ranks[rank]->local.segment->steps())
           passedOn += step->kind() == schema::StepKind::send && step->after_count() > 0;
@@ -122,6 +122,9 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
           // One run, since what a second one passes on too early would be right from the first; or two, which need each other in step.
           for (uint64_t run = 0; run < 1 + seed / 2 && errors[rank].empty(); ++run)
             errors[rank] = transport->run(in(60), late);
+          const BytesBy by = transport->bytesBy();
+          wire += by.wire;
+          EXPECT_EQ(by.local + by.wire, transport->bytes());
           for (const Operation &operation : recorded.operations()) {
             const auto *exchange = std::get_if<Exchange>(&operation);
             exchanges += exchange != nullptr;
@@ -140,6 +143,7 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
         EXPECT_EQ(errors[rank], "") << "rank " << rank;
         EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
       }
+      EXPECT_EQ(wire, plan_->manifest().bytes_remote());
     }
   EXPECT_GT(groups, 200u);
   EXPECT_GT(overlapped, groups / 3);

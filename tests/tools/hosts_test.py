@@ -1,6 +1,7 @@
 """Plans over several hosts: messages between them, memory shared inside them. Exact for every kind of schedule; a host that is cut off is noticed in time.
 RESHARD_BIN: the folder of the commands."""
 
+import json
 import os
 import subprocess
 import sys
@@ -45,9 +46,11 @@ class SeveralHosts(unittest.TestCase):
                 (4, 8, "{mesh: {tp: 2}}", "{mesh: {tp: 2, dp: 3}, ranks: 2..7}", "{staging: 32KiB, topology: {ranks_per_node: 2}}")):
             with self.subTest(count, source=source, target=target), hosts.Hosts(count, self.folder) as made:
                 self.compile(source, target, options)
-                launch = self.start(made, ranks, "--repeat=3", "--timeout=60")
+                launch = self.start(made, ranks, "--repeat=3", "--timeout=60", f"--report={self.folder / 'report'}")
                 self.assertEqual(set(launch.wait(100).values()), {0}, launch.texts())
                 self.assertEqual(launch.texts().count(" bytes right"), ranks)
+                by = json.loads((self.folder / "report").read_text())["bytes_by"]
+                self.assertTrue(by["shared_memory"] > 0 and by["wire"] > 0 and by["wire_inside_host"] == 0, by)
 
     def test_a_host_that_is_cut_off_is_noticed(self):
         with hosts.Hosts(2, self.folder) as made:

@@ -48,10 +48,14 @@ class Mpi(unittest.TestCase):
     def exact(self, report, *ways):
         """Pulled out of the peers' memory, and as messages."""
         for way in ways or ((), ("--no-local-shortcut",)):
-            done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", *way)
+            done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *way)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
             self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # under two seeds
+            by = json.loads((self.folder / "run").read_text())["bytes_by"]
+            received = report["bytes"]["remote"]
+            self.assertEqual([by["shared_memory"], by["wire"], by["wire_inside_host"]], [0, received, 0] if way else [received, 0, 0])
+            self.assertEqual(by["local"], report["bytes"]["local"] + report["bytes"]["storage"] + report["bytes"]["padding"])
 
     def test_kinds_of_schedules(self):
         for source, target, options in KINDS:
@@ -59,6 +63,22 @@ class Mpi(unittest.TestCase):
                 report = self.compile(json.dumps({"version": 1, "model": WEIGHTS, "source": source, "target": target, "options": options}))
                 self.assertGreater(report["messages"], 0)
                 self.exact(report)
+
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "only root can give up what it may do")
+    def test_memory_that_cannot_be_reached_is_reported(self):
+        """Ranks 2 and 3 may do less than 0 and 1, so the system does not show them the memory of those: what they get comes as messages."""
+        self.compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {tp: 4}}}")
+        command = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60"]
+        less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+        done = subprocess.run(["timeout", "100", "mpirun", "-n", "2", *command, f"--report={self.folder / 'run'}", ":", "-n", "2", *less, *command],
+                              capture_output=True, text=True, env=MPIRUN)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        quarter = 512 * 256 * 2 // 4  # rank 0 has its own, rank 1 the second one from rank 0, ranks 2 and 3 theirs from rank 1
+        by = json.loads((self.folder / "run").read_text())["bytes_by"]
+        self.assertEqual(by, {"local": quarter, "shared_memory": quarter, "wire": 2 * quarter, "wire_inside_host": 2 * quarter})
+        for rank in range(4):
+            said = f"  rank {rank}: 64.0 KiB from ranks of this host come as messages, since their memory cannot be reached\n"
+            self.assertEqual(said in done.stdout, rank > 1, done.stdout)
 
     def test_processes_and_plans_that_do_not_fit(self):
         report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
