@@ -84,6 +84,15 @@ void quantizeMxfp8(std::byte *target, std::byte *scales, Format wide, const std:
   finish(how);
 }
 
+void scaleMxfp8(std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how) {
+  kernels(how.level).scaleMxfp8[wideIndex(wide)](scales, source, count);
+}
+
+void encodeMxfp8(std::byte *target, const std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how) {
+  kernels(how.level).encodeMxfp8[wideIndex(wide)](target, scales, source, count, streams(how, target));
+  finish(how);
+}
+
 void dequantizeMxfp8(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, Conversion how) {
   kernels(how.level).dequantizeMxfp8[wideIndex(wide)](target, source, scales, count, streams(how, target));
   finish(how);
@@ -116,6 +125,13 @@ void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::
   finish(how);
 }
 
+void encodeBlockFp8(std::byte *target, const float *scales, Format wide, const std::byte *source, const Matrix &matrix, Conversion how) {
+  forBlocks(matrix, 1, itemBytes(wide), [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
+    divideRows(target + to, scales[index], wide, source + from, block, how);
+  });
+  finish(how);
+}
+
 void dequantizeBlockFp8(Format wide, std::byte *target, const std::byte *source, const float *scales, const Matrix &matrix, Conversion how) {
   forBlocks(matrix, itemBytes(wide), 1, [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
     multiplyRows(wide, target + to, source + from, scales[index], block, how);
@@ -131,6 +147,10 @@ float nvfp4TensorScale(float amax) {
 void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count, Conversion how) {
   kernels(how.level).quantizeNvfp4[wideIndex(wide)](target, scales, tensorScale, source, count, streams(how, target));
   finish(how);
+}
+
+void scaleNvfp4(std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count, Conversion how) {
+  kernels(how.level).scaleNvfp4[wideIndex(wide)](scales, tensorScale, source, count);
 }
 
 void dequantizeNvfp4(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count,

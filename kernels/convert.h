@@ -29,6 +29,10 @@ void cast(Format to, std::byte *target, Format from, const std::byte *source, ui
 void quantizeMxfp8(std::byte *target, std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how = {});
 void dequantizeMxfp8(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, Conversion how = {});
 
+/// The scales alone, and the elements alone with scales that are there: what quantizeMxfp8 gives with these, NaN where such a scale is too small.
+void scaleMxfp8(std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how = {});
+void encodeMxfp8(std::byte *target, const std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how = {});
+
 /// A matrix on both sides; strides between rows in bytes.
 struct Matrix {
   uint64_t rows, columns;
@@ -48,6 +52,8 @@ void dequantizeFp8(Format wide, std::byte *target, const std::byte *source, floa
 /// Block FP8 as DeepSeek's checkpoints have it: blocks of 128 x 128 from the matrix' first element on, with their fp8Scale. `scales` is
 /// row-major, a row of ceil(columns / 128) for each 128 rows.
 void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::byte *source, const Matrix &matrix, Conversion how = {});
+/// The elements alone, with scales that are there.
+void encodeBlockFp8(std::byte *target, const float *scales, Format wide, const std::byte *source, const Matrix &matrix, Conversion how = {});
 void dequantizeBlockFp8(Format wide, std::byte *target, const std::byte *source, const float *scales, const Matrix &matrix, Conversion how = {});
 
 /// The scale of an NVFP4 tensor with this amax, that of all its parts: amax / (448 * 6), or 1 where that is 0 (`weight_scale_2` of ModelOpt).
@@ -58,6 +64,8 @@ float nvfp4TensorScale(float amax);
 /// that scale was rounded to 0; in a block that is NaN it is some code of its sign.
 void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count,
                    Conversion how = {});
+/// The scales alone.
+void scaleNvfp4(std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count, Conversion how = {});
 void dequantizeNvfp4(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count,
                      Conversion how = {});
 

@@ -17,8 +17,11 @@ struct ConvertKernels {
   /// Bits of the largest magnitude of a matrix as fp32, infinities and NaNs above all; `stride` in bytes.
   uint32_t (*largest[kWideFormats])(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride);
   void (*quantizeMxfp8[kWideFormats])(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count, bool stream);
+  void (*scaleMxfp8[kWideFormats])(std::byte *scales, const std::byte *source, uint64_t count);
+  void (*encodeMxfp8[kWideFormats])(std::byte *target, const std::byte *scales, const std::byte *source, uint64_t count, bool stream);
   void (*dequantizeMxfp8[kWideFormats])(std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, bool stream);
   void (*quantizeNvfp4[kWideFormats])(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source, uint64_t count, bool stream);
+  void (*scaleNvfp4[kWideFormats])(std::byte *scales, float tensorScale, const std::byte *source, uint64_t count);
   void (*dequantizeNvfp4[kWideFormats])(std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count,
                                         bool stream);
 };

@@ -150,6 +150,28 @@ template <class Lanes> struct Rows {
         });
   }
 
+  template <Format From> static void scaleMxfp8(std::byte *scales, const std::byte *source, uint64_t count) {
+    constexpr uint64_t kGroup = kMxBlock * kLanes;
+    walk<kGroup, kLanes, kGroup * kItemBytes<From>>(scales, source, count, false, [&](uint64_t, std::byte *to, const std::byte *from, bool) {
+      const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
+      uint32_t code[kLanes];
+      std::memcpy(code, &codes, sizeof(codes));
+      for (uint64_t block = 0; block < kLanes; ++block)
+        to[block] = static_cast<std::byte>(code[block]);
+    });
+  }
+
+  /// As quantizeMxfp8 does once it knows the scales, of which it makes none whose inverse is subnormal: 254.
+  template <Format From>
+  static void encodeMxfp8(std::byte *target, const std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
+    walk<kMxBlock, kMxBlock, kMxBlock * kItemBytes<From>>(
+        target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
+          const auto code = static_cast<uint32_t>(scales[block]);
+          const Floats inverse = Lanes::broadcast(as<float>(code == 255 ? kQuietNan : code == 254 ? 1u << 22 : (254 - code) << 23));
+          convert<From, Format::fp8_e4m3, kMxBlock>(to, from, Overflow::infinity, past, [&](Floats value) { return value * inverse; });
+        });
+  }
+
   template <Format To>
   static void dequantizeMxfp8(std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, bool stream) {
     walk<kMxBlock, kMxBlock * kItemBytes<To>, kMxBlock>(
@@ -167,17 +189,28 @@ template <class Lanes> struct Rows {
     return Lanes::template load<Format::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
   }
 
+  /// Codes of the scales of a group.
+  template <Format From> static void nvfp4Scales(std::byte *codes, float tensorScale, const std::byte *source) {
+    Bits magnitude = largestOfGroup<From, kNvfp4Block>(source);
+    magnitude = magnitude >= kInfinity ? Bits{} + kQuietNan : magnitude;
+    Floats scale = Lanes::floats(magnitude) / Lanes::broadcast(6 * tensorScale);
+    scale = scale == 0.0f ? Floats{} + 1.0f : scale;
+    Lanes::template store<Format::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
+  }
+
+  template <Format From> static void scaleNvfp4(std::byte *scales, float tensorScale, const std::byte *source, uint64_t count) {
+    walk<kNvfp4Group, kLanes, kNvfp4Group * kItemBytes<From>>(
+        scales, source, count, false,
+        [&](uint64_t, std::byte *to, const std::byte *from, bool) { nvfp4Scales<From>(to, tensorScale, from); });
+  }
+
   template <Format From>
   static void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source, uint64_t count, bool stream) {
     walk<kNvfp4Group, kNvfp4Group / 2, kNvfp4Group * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
           const uint64_t blocks = blocksOfGroup(kNvfp4Block, count, group);
-          Bits magnitude = largestOfGroup<From, kNvfp4Block>(from);
-          magnitude = magnitude >= kInfinity ? Bits{} + kQuietNan : magnitude;
-          Floats scale = Lanes::floats(magnitude) / Lanes::broadcast(6 * tensorScale);
-          scale = scale == 0.0f ? Floats{} + 1.0f : scale;
           alignas(kLine) std::byte codes[kLanes];
-          Lanes::template store<Format::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
+          nvfp4Scales<From>(codes, tensorScale, from);
           std::memcpy(scales + group * kLanes, codes, blocks);
           Floats factor = factors(codes, tensorScale);
           factor = factor == 0.0f ? Floats{} + as<float>(kInfinity) : factor;
@@ -227,8 +260,11 @@ template <class Lanes> struct Rows {
         {divide<fp32>, divide<bf16>, divide<fp16>},
         {largest<fp32>, largest<bf16>, largest<fp16>},
         {quantizeMxfp8<fp32>, quantizeMxfp8<bf16>, quantizeMxfp8<fp16>},
+        {scaleMxfp8<fp32>, scaleMxfp8<bf16>, scaleMxfp8<fp16>},
+        {encodeMxfp8<fp32>, encodeMxfp8<bf16>, encodeMxfp8<fp16>},
         {dequantizeMxfp8<fp32>, dequantizeMxfp8<bf16>, dequantizeMxfp8<fp16>},
         {quantizeNvfp4<fp32>, quantizeNvfp4<bf16>, quantizeNvfp4<fp16>},
+        {scaleNvfp4<fp32>, scaleNvfp4<bf16>, scaleNvfp4<fp16>},
         {dequantizeNvfp4<fp32>, dequantizeNvfp4<bf16>, dequantizeNvfp4<fp16>},
     };
   }
