@@ -3,6 +3,7 @@
 
 #include "kernels/convert.h"
 #include "kernels/scales.h"
+#include "tests/kernels/support.h"
 
 #include <gtest/gtest.h>
 
@@ -19,24 +20,11 @@
 #include <cuda_fp8.h>
 #endif
 
-using namespace reshard::kernels;
+using namespace reshard::test;
 
 namespace {
 
-using Bytes = std::vector<std::byte>;
-
 constexpr Format kStored[] = {Format::fp32, Format::bf16, Format::fp16, Format::fp8_e4m3, Format::fp8_e5m2};
-constexpr Format kWide[] = {Format::fp32, Format::bf16, Format::fp16};
-
-uint32_t codeAt(const std::byte *elements, Format format, uint64_t i) {
-  uint32_t code = 0;
-  std::memcpy(&code, elements + i * itemBytes(format), itemBytes(format));
-  return code;
-}
-
-void putCode(std::byte *elements, Format format, uint64_t i, uint32_t code) {
-  std::memcpy(elements + i * itemBytes(format), &code, itemBytes(format));
-}
 
 /// fp32 of every exponent and sign: around the ties of each narrower format, and random ones.
 std::vector<float> floatSample() {
@@ -88,38 +76,6 @@ Bytes randomElements(std::mt19937_64 &random, Format format, uint64_t count) {
   }
   return bytes;
 }
-
-/// Calls test(conversion) for each level, streaming and not.
-template <class Test> void atEveryLevel(Test test) {
-  for (int level = 0; level <= static_cast<int>(cpuLevel()); ++level)
-    for (const bool stream : {false, true}) {
-      SCOPED_TRACE("level " + std::to_string(level) + (stream ? ", streaming" : ""));
-      test(Conversion{stream, static_cast<Level>(level)});
-    }
-}
-
-/// A target with guards on both sides that begins `offset` bytes after a line's boundary.
-class Guarded {
-public:
-  Guarded(uint64_t bytes, uint64_t offset) : bytes_(bytes), memory_(bytes + 4 * kLine, kGuard) {
-    first_ = kLine + offset + (kLine - reinterpret_cast<uintptr_t>(memory_.data()) % kLine);
-  }
-  std::byte *data() { return memory_.data() + first_; }
-  /// The bytes between the guards.
-  Bytes contents() {
-    for (uint64_t i = 0; i < memory_.size(); ++i)
-      if ((i < first_ || i >= first_ + bytes_) && memory_[i] != kGuard) {
-        ADD_FAILURE() << "a byte outside was written: " << static_cast<int64_t>(i) - static_cast<int64_t>(first_) << " of " << bytes_;
-        break;
-      }
-    return Bytes(data(), data() + bytes_);
-  }
-
-private:
-  static constexpr std::byte kGuard{0x5A};
-  uint64_t bytes_, first_;
-  Bytes memory_;
-};
 
 float magnitudeAt(const std::byte *elements, Format format, uint64_t i) { return std::fabs(decode(format, codeAt(elements, format, i))); }
 

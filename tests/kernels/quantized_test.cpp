@@ -1,0 +1,286 @@
+// Ranges of quantised matrices against the conversions of whole ones (kernels/convert.h), at every level of this CPU: in parts, in any order, from anywhere.
+
+#include "kernels/quantized.h"
+#include "kernels/scales.h"
+#include "tests/kernels/support.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <random>
+
+using namespace reshard::test;
+
+namespace {
+
+constexpr std::byte kUntouched{0x5A}; // what Guarded begins with
+
+/// Matrices with what they become as wholes.
+struct Sample {
+  Quantized shape; ///< of none of its bytes
+  Bytes wide, codes, scales, plainScales, tensorScales, back;
+};
+
+/// Elements whose size is their block's; blocks of zeros, of subnormal values, and with an element that is not finite, an infinity or a NaN.
+Bytes blocks(std::mt19937_64 &random, const Quantized &of) {
+  const BlockShape block = blockShape(of.format);
+  const uint64_t across = (of.columns + block.columns - 1) / block.columns;
+  std::vector<float> widths(of.blockRows() * across);
+  std::vector<bool> infinite(widths.size());
+  const int least = of.wide == Format::fp16 ? -24 : -140, most = of.wide == Format::fp16 ? 6 : 116;
+  for (uint64_t i = 0; i < widths.size(); ++i) {
+    widths[i] = random() % 8 ? std::ldexp(1.0f, least + static_cast<int>(random() % static_cast<uint64_t>(most - least))) : 0;
+    infinite[i] = random() % 8 == 0;
+  }
+  std::normal_distribution<float> normal;
+  Bytes bytes(of.elements() * itemBytes(of.wide));
+  for (uint64_t i = 0; i < of.elements(); ++i) {
+    const uint64_t row = i / of.columns, blockRow = row / of.rows * (of.blockRows() / of.matrices) + row % of.rows / block.rows;
+    const uint64_t index = blockRow * across + i % of.columns / block.columns;
+    float value = (random() % 16 ? normal(random) : 448) * widths[index];
+    if (random() % 16 == 0)
+      value = -0.0f;
+    if (infinite[index] && random() % (block.rows * block.columns) < 2)
+      value = random() % 2 ? -INFINITY : NAN;
+    putCode(bytes.data(), of.wide, i, encode(of.wide, value, Overflow::saturate));
+  }
+  return bytes;
+}
+
+Sample sample(std::mt19937_64 &random, Quantized shape) {
+  Sample of;
+  of.wide = blocks(random, shape);
+  of.codes.resize(shape.codeBytes());
+  of.back.resize(of.wide.size());
+  const uint64_t item = itemBytes(shape.wide), elements = shape.rows * shape.columns, codeBytes = shape.codeBytes() / shape.matrices;
+  Quantized plain = shape;
+  plain.swizzled = false;
+  of.plainScales.resize(shape.matrices * plain.scaleBytes());
+  of.scales.assign(shape.matrices * shape.scaleBytes(), kUntouched);
+  of.tensorScales.resize(shape.matrices * sizeof(float));
+  for (uint64_t matrix = 0; matrix < shape.matrices; ++matrix) {
+    const std::byte *wide = of.wide.data() + matrix * elements * item;
+    std::byte *codes = of.codes.data() + matrix * codeBytes, *scales = of.plainScales.data() + matrix * plain.scaleBytes();
+    std::byte *back = of.back.data() + matrix * elements * item;
+    const float tensorScale = matrix % 4 == 3 ? NAN : std::ldexp(1.5f, static_cast<int>(random() % 60) - 40);
+    std::memcpy(of.tensorScales.data() + matrix * sizeof(float), &tensorScale, sizeof(float));
+    if (shape.format == Quantization::mxfp8) {
+      quantizeMxfp8(codes, scales, shape.wide, wide, elements);
+      dequantizeMxfp8(shape.wide, back, codes, scales, elements);
+    } else if (shape.format == Quantization::nvfp4) {
+      quantizeNvfp4(codes, scales, tensorScale, shape.wide, wide, elements);
+      dequantizeNvfp4(shape.wide, back, codes, scales, tensorScale, elements);
+    } else {
+      std::vector<float> floats(plain.scaleBytes() / sizeof(float));
+      const auto codeStride = static_cast<int64_t>(shape.columns), wideStride = static_cast<int64_t>(shape.columns * item);
+      quantizeBlockFp8(codes, floats.data(), shape.wide, wide, {shape.rows, shape.columns, codeStride, wideStride});
+      dequantizeBlockFp8(shape.wide, back, codes, floats.data(), {shape.rows, shape.columns, wideStride, codeStride});
+      std::memcpy(scales, floats.data(), plain.scaleBytes());
+    }
+    const ScaleShape scaleShape = {shape.rows, shape.columns / blockShape(shape.format).columns};
+    std::byte *ours = of.scales.data() + matrix * shape.scaleBytes();
+    for (uint64_t i = 0; i < plain.scaleBytes(); ++i)
+      ours[shape.swizzled ? swizzledOffset(scaleShape, i / scaleShape.columns, i % scaleShape.columns) : i] = scales[i];
+  }
+  of.shape = shape;
+  return of;
+}
+
+/// Calls test(sample, conversion, random) for matrices of each format in all their ways. Of the long rows the scales do not fit a scratch.
+template <class Test> void forSamples(std::initializer_list<Quantization> formats, Test test) {
+  std::mt19937_64 random(11);
+  for (const Quantization format : formats)
+    for (const Format wide : kWide)
+      for (const bool swizzled : {false, true}) {
+        if (swizzled && format == Quantization::block_fp8)
+          continue;
+        // In units of a block's columns where these must be whole.
+        const uint64_t unit = format == Quantization::block_fp8 ? 1 : blockShape(format).columns;
+        std::vector<std::array<uint64_t, 3>> shapes = {{1, 1, 1}, {5, 130, 3}, {2, 7, 13}, {3, 1, 1030}, {0, 3, 1}, {2, 0, 4}};
+        if (format == Quantization::block_fp8)
+          shapes = {{1, 1, 1}, {1, 128, 128}, {3, 130, 301}, {2, 5, 7}, {2, 3, 257 * kFp8Block + 5}, {2, 257, 3}, {0, 3, 1}, {2, 0, 4}};
+        for (const auto &[matrices, rows, columns] : shapes) {
+          SCOPED_TRACE(testing::Message() << "format " << static_cast<int>(format) << " from " << static_cast<int>(wide) << (swizzled ? ", swizzled, " : ", ")
+                                          << matrices << " of " << rows << " x " << columns * unit);
+          Quantized shape;
+          shape.format = format;
+          shape.wide = wide;
+          shape.swizzled = swizzled;
+          shape.matrices = matrices;
+          shape.rows = rows;
+          shape.columns = columns * unit;
+          const Sample of = sample(random, shape);
+          atEveryLevel([&](Conversion how) { test(of, how, random); });
+          if (testing::Test::HasFatalFailure())
+            return;
+        }
+      }
+}
+
+/// Parts of [0, count) in some order, cut at multiples of `unit`.
+std::vector<std::pair<uint64_t, uint64_t>> parts(std::mt19937_64 &random, uint64_t count, uint64_t unit) {
+  std::vector<uint64_t> cuts = {0, count};
+  for (uint64_t i = random() % 6; count > 0 && i > 0; --i) {
+    cuts.push_back(random() % (count / unit) * unit);
+    cuts.push_back(std::min(cuts.back() + random() % 40 * unit, count)); // short ones as well
+  }
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<std::pair<uint64_t, uint64_t>> parts;
+  for (uint64_t i = 0; i + 1 < cuts.size(); ++i)
+    parts.emplace_back(cuts[i], cuts[i + 1] - cuts[i]);
+  std::shuffle(parts.begin(), parts.end(), random);
+  return parts;
+}
+
+/// Codes and scales to be written, the latter where no scale is aligned.
+struct Target {
+  Guarded codes, scales;
+  Quantized matrices;
+  explicit Target(const Sample &of) : codes(of.codes.size(), 0), scales(of.scales.size(), 3), matrices(of.shape) {
+    matrices.codes = codes.data();
+    matrices.scales = scales.data();
+    matrices.tensorScales = const_cast<std::byte *>(of.tensorScales.data());
+  }
+};
+
+Quantized source(const Sample &of) {
+  Quantized matrices = of.shape;
+  matrices.codes = const_cast<std::byte *>(of.codes.data());
+  matrices.scales = const_cast<std::byte *>(of.scales.data());
+  matrices.tensorScales = const_cast<std::byte *>(of.tensorScales.data());
+  return matrices;
+}
+
+constexpr auto kAll = {Quantization::mxfp8, Quantization::block_fp8, Quantization::nvfp4};
+
+} // namespace
+
+TEST(Quantized, CountsItsBytes) {
+  Quantized of;
+  of.matrices = 2, of.rows = 130, of.columns = 160;
+  EXPECT_EQ(of.codeBytes(), 2u * 130 * 160);
+  EXPECT_EQ(of.scaleBytes(), 130u * 5);
+  EXPECT_EQ(of.blockRows(), 260u);
+  of.swizzled = true;
+  EXPECT_EQ(of.scaleBytes(), 2u * 2 * 512); // 256 x 8
+  of.format = Quantization::nvfp4;
+  EXPECT_EQ(of.codeBytes(), 130u * 160);
+  EXPECT_EQ(of.scaleBytes(), 2u * 3 * 512); // 256 x 12
+  of.format = Quantization::block_fp8, of.swizzled = false;
+  EXPECT_EQ(of.scaleBytes(), 2u * 2 * 4);
+  EXPECT_EQ(of.blockRows(), 4u);
+}
+
+TEST(Quantized, RowsOfBlocksAsTheWhole) {
+  forSamples(kAll, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
+    Target both(of), scales(of);
+    for (const auto &[first, count] : parts(random, of.shape.blockRows(), 1)) {
+      quantizeRows(both.matrices, of.wide.data(), first, count, how);
+      scaleRows(scales.matrices, of.wide.data(), first, count, how);
+    }
+    ASSERT_TRUE(both.scales.contents() == of.scales);
+    ASSERT_TRUE(both.codes.contents() == of.codes);
+    ASSERT_TRUE(scales.scales.contents() == of.scales);
+    ASSERT_TRUE(scales.codes.contents() == Bytes(of.codes.size(), kUntouched));
+  });
+}
+
+TEST(Quantized, BlocksAsTheWhole) {
+  forSamples({Quantization::mxfp8, Quantization::nvfp4}, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
+    Target target(of);
+    for (const auto &[first, count] : parts(random, of.shape.elements(), blockShape(of.shape.format).columns)) {
+      const auto part = of.wide.begin() + static_cast<long>(first * itemBytes(of.shape.wide));
+      const Bytes wide(part, part + static_cast<long>(count * itemBytes(of.shape.wide)));
+      if (count > 0)
+        quantizeBlocks(target.matrices, first, wide.data(), count, how);
+    }
+    ASSERT_TRUE(target.scales.contents() == of.scales);
+    ASSERT_TRUE(target.codes.contents() == of.codes);
+  });
+}
+
+TEST(Quantized, BlocksOfZeros) {
+  forSamples({Quantization::mxfp8, Quantization::nvfp4}, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
+    Target target(of), expected(of);
+    const Bytes zeros(of.wide.size());
+    const auto all = parts(random, of.shape.elements(), blockShape(of.shape.format).columns);
+    for (uint64_t i = 0; i < all.size(); ++i) {
+      const auto [first, count] = all[i];
+      const std::byte *wide = i % 2 ? of.wide.data() + first * itemBytes(of.shape.wide) : nullptr;
+      quantizeBlocks(target.matrices, first, wide, count, how);
+      quantizeBlocks(expected.matrices, first, wide ? wide : zeros.data(), count, how);
+    }
+    ASSERT_TRUE(target.scales.contents() == expected.scales.contents());
+    ASSERT_TRUE(target.codes.contents() == expected.codes.contents());
+  });
+}
+
+TEST(Quantized, ElementsWithScalesThatAreThere) {
+  forSamples({Quantization::mxfp8, Quantization::block_fp8}, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
+    for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
+      const uint64_t item = itemBytes(of.shape.wide);
+      Guarded codes(count, random() % 2 * 5);
+      const Bytes wide(of.wide.begin() + static_cast<long>(first * item), of.wide.begin() + static_cast<long>((first + count) * item));
+      encodeElements(source(of), first, codes.data(), wide.data(), count, how);
+      const auto part = of.codes.begin() + static_cast<long>(first);
+      ASSERT_TRUE(codes.contents() == Bytes(part, part + static_cast<long>(count))) << first << " + " << count;
+    }
+  });
+}
+
+TEST(Quantized, ElementsBack) {
+  forSamples(kAll, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
+    for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
+      const uint64_t item = itemBytes(of.shape.wide);
+      Guarded wide(count * item, random() % 2 * 6);
+      decodeElements(source(of), first, wide.data(), count, how);
+      const auto part = of.back.begin() + static_cast<long>(first * item);
+      ASSERT_TRUE(wide.contents() == Bytes(part, part + static_cast<long>(count * item))) << first << " + " << count;
+    }
+  });
+}
+
+// Scales that the quantiser would not have chosen: too small, too large, the largest that there are.
+TEST(Quantized, ElementsWithAnyScale) {
+  std::mt19937_64 random(12);
+  for (const Format wide : kWide) {
+    Quantized shape;
+    shape.wide = wide, shape.rows = 256, shape.columns = kMxBlock;
+    const Bytes elements = blocks(random, shape);
+    Bytes scales(shape.rows), expected(shape.elements());
+    for (uint64_t row = 0; row < shape.rows; ++row)
+      scales[row] = static_cast<std::byte>(row);
+    for (uint64_t i = 0; i < expected.size(); ++i) {
+      const float value = decode(wide, codeAt(elements.data(), wide, i));
+      const double scaled = std::fabs(static_cast<double>(value)) / decodeE8m0(static_cast<uint8_t>(i / kMxBlock));
+      const uint32_t code = encode(Format::fp8_e4m3, static_cast<float>(scaled), Overflow::infinity) & 0x7F;
+      expected[i] = static_cast<std::byte>(code | (std::signbit(value) ? 0x80 : 0));
+    }
+    shape.scales = scales.data();
+    atEveryLevel([&](Conversion how) {
+      Guarded codes(expected.size(), 0);
+      encodeElements(shape, 0, codes.data(), elements.data(), expected.size(), how);
+      ASSERT_TRUE(codes.contents() == expected);
+    });
+  }
+}
+
+TEST(Quantized, ScalesThereAndBack) {
+  std::mt19937_64 random(13);
+  for (const Quantization format : {Quantization::mxfp8, Quantization::nvfp4}) {
+    Quantized shape;
+    shape.format = format, shape.swizzled = true;
+    shape.matrices = 3, shape.rows = 131, shape.columns = 9 * blockShape(format).columns;
+    Sample of = sample(random, shape);
+    Guarded plain(of.plainScales.size(), 0), swizzled(of.scales.size(), 0);
+    unswizzle(source(of), plain.data());
+    EXPECT_TRUE(plain.contents() == of.plainScales);
+    shape.scales = swizzled.data();
+    swizzle(shape, of.plainScales.data());
+    for (uint64_t matrix = 0; matrix < shape.matrices; ++matrix)
+      clearScalePadding(of.scales.data() + matrix * shape.scaleBytes(), {shape.rows, 9});
+    EXPECT_TRUE(swizzled.contents() == of.scales);
+  }
+}
