@@ -25,6 +25,14 @@ int64_t plainOffset(const ScaleSlice &slice, int64_t stride, uint64_t row, uint6
   return static_cast<int64_t>(row - slice.row) * stride + static_cast<int64_t>(column - slice.column);
 }
 
+/// A run, most of which are whole: a load and a store.
+void copyRun(std::byte *target, const std::byte *source, uint64_t columns) {
+  if (columns == kTileColumns)
+    std::memcpy(target, source, kTileColumns);
+  else
+    std::memcpy(target, source, columns);
+}
+
 } // namespace
 
 uint64_t swizzledBytes(ScaleShape shape) { return tiles(shape.rows, kTileRows) * tiles(shape.columns, kTileColumns) * kTileBytes; }
@@ -36,13 +44,13 @@ uint64_t swizzledOffset(ScaleShape shape, uint64_t row, uint64_t column) {
 
 void swizzleScales(std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice, const std::byte *plain, int64_t stride) {
   forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
-    std::memcpy(swizzled + offset, plain + plainOffset(slice, stride, row, column), columns);
+    copyRun(swizzled + offset, plain + plainOffset(slice, stride, row, column), columns);
   });
 }
 
 void unswizzleScales(std::byte *plain, int64_t stride, const std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice) {
   forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
-    std::memcpy(plain + plainOffset(slice, stride, row, column), swizzled + offset, columns);
+    copyRun(plain + plainOffset(slice, stride, row, column), swizzled + offset, columns);
   });
 }
 

@@ -54,7 +54,8 @@ Sample sample(std::mt19937_64 &random, Quantized shape) {
   of.wide = blocks(random, shape);
   of.codes.resize(shape.codeBytes());
   of.back.resize(of.wide.size());
-  const uint64_t item = itemBytes(shape.wide), elements = shape.rows * shape.columns, codeBytes = shape.codeBytes() / shape.matrices;
+  const uint64_t item = itemBytes(shape.wide), elements = shape.rows * shape.columns;
+  const uint64_t codeBytes = shape.codeBytes() / std::max<uint64_t>(shape.matrices, 1);
   Quantized plain = shape;
   plain.swizzled = false;
   of.plainScales.resize(shape.matrices * plain.scaleBytes());
@@ -77,7 +78,7 @@ Sample sample(std::mt19937_64 &random, Quantized shape) {
       const auto codeStride = static_cast<int64_t>(shape.columns), wideStride = static_cast<int64_t>(shape.columns * item);
       quantizeBlockFp8(codes, floats.data(), shape.wide, wide, {shape.rows, shape.columns, codeStride, wideStride});
       dequantizeBlockFp8(shape.wide, back, codes, floats.data(), {shape.rows, shape.columns, wideStride, codeStride});
-      std::memcpy(scales, floats.data(), plain.scaleBytes());
+      std::copy_n(reinterpret_cast<const std::byte *>(floats.data()), plain.scaleBytes(), scales);
     }
     const ScaleShape scaleShape = {shape.rows, shape.columns / blockShape(shape.format).columns};
     std::byte *ours = of.scales.data() + matrix * shape.scaleBytes();
@@ -248,10 +249,13 @@ TEST(Quantized, ElementsWithAnyScale) {
   for (const Format wide : kWide) {
     Quantized shape;
     shape.wide = wide, shape.rows = 256, shape.columns = kMxBlock;
-    const Bytes elements = blocks(random, shape);
-    Bytes scales(shape.rows), expected(shape.elements());
-    for (uint64_t row = 0; row < shape.rows; ++row)
+    Bytes elements(shape.elements() * itemBytes(wide)), scales(shape.rows), expected(shape.elements());
+    std::normal_distribution<float> normal;
+    for (uint64_t row = 0; row < shape.rows; ++row) {
       scales[row] = static_cast<std::byte>(row);
+      for (uint64_t i = row * kMxBlock; i < (row + 1) * kMxBlock; ++i)
+        putCode(elements.data(), wide, i, encode(wide, std::ldexp(normal(random), static_cast<int>(row + random() % 24) - 139), Overflow::saturate));
+    }
     for (uint64_t i = 0; i < expected.size(); ++i) {
       const float value = decode(wide, codeAt(elements.data(), wide, i));
       const double scaled = std::fabs(static_cast<double>(value)) / decodeE8m0(static_cast<uint8_t>(i / kMxBlock));
