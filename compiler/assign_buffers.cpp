@@ -15,13 +15,15 @@ using namespace ir;
 
 namespace {
 
-/// Not what is cast on its way into memory.
+/// Not what is converted on its way into memory or out of it.
 bool inPlace(const Layout &layout, const RankSchedule &rank, const Step &step) {
   const Operands &operands = step.kind == StepKind::send ? step.inputs : step.outputs;
   if (operands.size() != 1 || !rank.shapes[operands[0].shape].loops.empty())
     return false;
+  if (operands[0].buffer == 0) // what is gathered there
+    return true;
   const auto run = std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer, [](uint32_t buffer, const BufferRun &r) { return buffer < r.first; }));
-  return !layout.endpoints[run->endpoint].params[run->param].stored;
+  return !layout.endpoints[run->endpoint].params[run->param].converts();
 }
 
 int64_t chunks(const Step &step) { return step.chunk > 0 ? (step.bytes + step.chunk - 1) / step.chunk : 1; }
@@ -48,6 +50,10 @@ void assign(RankSchedule &rank, const Layout &layout) {
       slots.bytes = std::max(slots.bytes, reshard::staged(step.chunk > 0 ? step.chunk : step.bytes));
       slots.chunks += chunks(step);
     }
+  for (const Step &step : rank.steps) // behind what is gathered
+    for (size_t i = 0; i < step.inputs.size(); ++i)
+      if (step.inputs[i].buffer == 0)
+        rank.arenaBytes = std::max(rank.arenaBytes, reshard::staged(step.inputs[i].offset + rank.shapes[step.inputs[i].shape].rowBytes));
   for (Slots &slots : all) {
     slots.base = rank.arenaBytes;
     rank.arenaBytes += std::min<int64_t>(slots.chunks, 2) * slots.bytes;
@@ -76,6 +82,7 @@ std::string assignBuffers(Module &module) {
   for (RankSchedule &rank : module.schedule.ranks) {
     rank.arenaBytes = 0;
     assign(rank, module.layout);
+    rank.arenaBytes += gatheredBytes(module.layout, rank.buffers);
     if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
       return "rank " + std::to_string(rank.rank) + " needs " + std::to_string(rank.arenaBytes) +
              " bytes of staging, more than the limit of " + std::to_string(module.layout.stagingLimit);

@@ -65,10 +65,12 @@ std::vector<ParamDeclaration> chosenParams(const EndpointDeclaration &endpoint, 
   auto any = [](const std::vector<Glob> &globs, const std::string &name) {
     return std::any_of(globs.begin(), globs.end(), [&](const Glob &glob) { return fits(glob.text, name); });
   };
-  for (const auto &[key, globs] : {std::pair("only", &endpoint.only), std::pair("ignore", &endpoint.ignore)})
+  const QuantizeRule quantize = endpoint.form.quantize.value_or(QuantizeRule());
+  for (const auto &[key, globs] : {std::pair("'only'", &endpoint.only), std::pair("'ignore'", &endpoint.ignore), std::pair("'only' of 'quantize'", &quantize.only),
+                                   std::pair("'ignore' of 'quantize'", &quantize.ignore)})
     for (const Glob &glob : *globs)
       if (std::none_of(params.begin(), params.end(), [&](const auto &param) { return fits(glob.text, param.name); }))
-        diagnostics.error(glob.at, "'" + glob.text + "' in '" + key + "' fits no param of the " + endpoint.role);
+        diagnostics.error(glob.at, "'" + glob.text + "' in " + key + " fits no param of the " + endpoint.role);
   std::erase_if(params, [&](const ParamDeclaration &param) {
     const bool out = (!endpoint.only.empty() && !any(endpoint.only, param.name)) || any(endpoint.ignore, param.name);
     if (out)

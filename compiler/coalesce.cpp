@@ -124,7 +124,10 @@ public:
       const int64_t variable = d >= variables_ ? -1 : padding ? d : layout.families[tile.family].variables[d];
       place(targetGeometry, padding ? variable : nameVariable(targetParam, variable),
             targetPart.dimensions[d].param, move.targetStride, move.targetStep);
-      if (!padding) {
+      if (padding) { // from itself, as it were, so that rows join
+        move.sourceStride = move.targetStride;
+        move.sourceStep = move.targetStep;
+      } else {
         const Param &sourceParam = source.params[holder.param];
         place(sourceGeometry, nameVariable(sourceParam, variable),
               sourceParam.parts[holder.part].dimensions[d].param, move.sourceStride, move.sourceStep);

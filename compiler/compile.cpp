@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 namespace reshard {
 
@@ -120,7 +121,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
 /// Whether IR text already has what a pass makes: a printed module goes on where it was printed.
 bool done(const PassInfo &pass, const Module &module) {
   const std::vector<Transfer> &transfers = module.transfers.transfers;
-  if (pass.run == distribute || pass.run == relabel)
+  if (pass.run == distribute || pass.run == relabel || pass.run == convert)
     return !transfers.empty();
   if (pass.run == balance)
     return !transfers.empty() && std::none_of(transfers.begin(), transfers.end(), [](const Transfer &t) { return t.source == Transfer::kOpen; });
@@ -135,6 +136,27 @@ void discard(Module &module, const PassInfo &failed) {
     module.transfers = {};
   if (failed.level == Level::schedule && module.level == Level::transfer)
     module.schedule = {};
+}
+
+/// Tensors of codes, scales and largest magnitudes: those that faces of the source show, or params that its faces show as elements.
+std::set<int> derivedFamilies(const Layout &layout) {
+  std::set<int> result;
+  const std::vector<Param> &params = layout.endpoints.front().params;
+  auto add = [&](const Param &param) {
+    for (const Part &part : param.parts)
+      if (part.family >= 0)
+        result.insert(part.family);
+  };
+  for (const Param &param : params)
+    if (param.face && param.face->kind != FaceKind::elements) {
+      add(param);
+    } else if (param.face) {
+      add(params[param.face->codes]);
+      add(params[param.face->scales]);
+      if (param.face->format == Quantization::nvfp4)
+        add(params[param.face->tensorScale]);
+    }
+  return result;
 }
 
 } // namespace
@@ -186,15 +208,16 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
 Statistics statistics(const Module &module) {
   Statistics s;
   const Layout &layout = module.layout;
-  for (const Family &family : layout.families) {
-    int64_t count = 1;
-    for (const Segments &values : family.exists)
+  const std::set<int> derived = derivedFamilies(layout);
+  for (size_t f = 0; f < layout.families.size(); ++f) {
+    int64_t count = derived.count(static_cast<int>(f)) ? 0 : 1;
+    for (const Segments &values : layout.families[f].exists)
       count *= size(values);
     s.tensors += count;
   }
   for (const Endpoint &endpoint : layout.endpoints)
     for (const Param &param : endpoint.params)
-      for (int64_t place = 0; place < endpoint.places(); ++place)
+      for (int64_t place = 0; place < endpoint.places() && !param.face; ++place)
         s.params += instances(endpoint, param, place);
 
   const Endpoint &source = layout.endpoints.front();

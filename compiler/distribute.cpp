@@ -66,12 +66,12 @@ private:
     const Tile &tile = module_.transfers.tiles[t];
     const Endpoint &target = layout_.endpoints[tile.endpoint];
     const bool files = layout_.endpoints[0].storage && !target.storage && tile.family >= 0;
-    const bool stored = target.params[tile.param].stored.has_value();
+    const bool stored = target.params[tile.param].converts();
     candidates_.select(tile);
     std::map<std::pair<uint32_t, int64_t>, std::map<int64_t, std::vector<int32_t>>>
         lacking; // by generation and group, then node
     for (int32_t place : tile.targets) {
-      // What is cast where it comes cannot be passed on.
+      // What is converted where it comes cannot be passed on.
       const bool enters = !stored && layout_.topology.ranksPerNode > 0 && candidates_.remote(place) &&
                           candidates_.onNode(candidates_.nodeOf(place)).empty();
       if (enters || (files && !stored && tile.targets.size() > 1)) {

@@ -51,15 +51,25 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
       dimensions.emplace_back(dimension.share, dimension.param);
     parts.push_back(fbs::CreatePartDirect(builder, part.family, &dimensions));
   }
+  Offset<fbs::Face> face;
+  if (const auto &shows = param.face)
+    face = fbs::CreateFace(builder, static_cast<fbs::FaceKind>(shows->kind), static_cast<fbs::Quantization>(shows->format), shows->gathered, shows->swizzled, shows->codes,
+                           shows->scales, shows->tensorScale, shows->part);
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
                                 dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
-                                param.stored ? flatbuffers::Optional<fbs::DType>(dtype(*param.stored)) : flatbuffers::nullopt);
+                                param.stored ? flatbuffers::Optional<fbs::DType>(dtype(*param.stored)) : flatbuffers::nullopt,
+                                face, param.made);
 }
 
-bool casts(const ir::Layout &layout) {
-  return std::any_of(layout.endpoints.begin(), layout.endpoints.end(), [](const ir::Endpoint &endpoint) {
-    return std::any_of(endpoint.params.begin(), endpoint.params.end(), [](const ir::Param &param) { return param.stored.has_value(); });
-  });
+/// Whether a param of any endpoint is such.
+template <class Is> bool any(const ir::Layout &layout, Is is) {
+  return std::any_of(layout.endpoints.begin(), layout.endpoints.end(), [&](const ir::Endpoint &endpoint) { return std::any_of(endpoint.params.begin(), endpoint.params.end(), is); });
+}
+
+/// The bits of what an older reader must not overlook.
+uint64_t features(const ir::Layout &layout) {
+  return (any(layout, [](const ir::Param &param) { return param.stored.has_value(); }) ? schema::kFeatureCasts : 0) |
+         (any(layout, [](const ir::Param &param) { return param.face.has_value(); }) ? schema::kFeatureFaces : 0);
 }
 
 Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &endpoint) {
@@ -285,7 +295,7 @@ std::string writePlan(const ir::Module &module, const Statistics &counts, const 
            std::string(module.level == ir::Level::layout ? "layout" : "transfer") + " level";
   const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
   schema::ContainerWriter writer;
-  if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size()), casts(module.layout) ? schema::kFeatureCasts : 0); !error.empty())
+  if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size()), features(module.layout)); !error.empty())
     return error;
   FlatBufferBuilder builder(1 << 16);
   manifest(builder, module, counts);

@@ -75,6 +75,10 @@ void settleForms(const std::vector<std::vector<Location>> &paramsAt, const std::
       }
       if (!comes || *comes == stored)
         continue;
+      if (form.quantize && form.quantize->format) { // from what comes
+        param.dtype = *comes;
+        continue;
+      }
       const std::string change = title + " is " + ir::name(stored) + " but its tensors come as " + ir::name(*comes);
       if (!castable(stored) || !castable(*comes))
         diagnostics.error(at, change + "; there is no cast between them, expected " + ir::name(*comes));

@@ -116,10 +116,27 @@ struct AxisCoordinates {
 };
 using AxisRules = std::vector<std::pair<std::string, AxisCoordinates>>;
 
-/// How values stand in memory, of a param or of all of an endpoint's: `dtype`, and `convert: rne` where rounding is meant.
+/// A name in which `*` and `?` stand for others.
+struct Glob {
+  std::string text;
+  Location at;
+};
+
+/// `quantize`.
+struct QuantizeRule {
+  Location at;
+  std::optional<ir::Quantization> format; // none: not quantised
+  std::string scale, tensorScale;         // names, with {name} for the param's
+  bool swizzled = false;
+  enum class By { either, receiver, sender } by = By::either;
+  std::vector<Glob> only, ignore;         // of an endpoint
+};
+
+/// How values stand in memory, of a param or of all of an endpoint's: `dtype`, and `convert: rne` where rounding is meant; or `quantize`.
 struct StoredForm {
   std::optional<std::pair<ir::DType, Location>> dtype;
   bool rounds = false;
+  std::optional<QuantizeRule> quantize;
 };
 
 struct ParamDeclaration {
@@ -136,12 +153,6 @@ struct ParamDeclaration {
   std::map<std::string, std::vector<Range>> where;   // by variable, as of a tensor
   std::string refresh;                               // the engine's hook after a run; empty: none
   StoredForm form;
-};
-
-/// A name in which `*` and `?` stand for others.
-struct Glob {
-  std::string text;
-  Location at;
 };
 
 struct LayoutDeclaration {

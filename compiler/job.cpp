@@ -210,7 +210,7 @@ private:
       axesKnown_ = false;
       return;
     }
-    endpoint.form = readStoredForm(fields, diagnostics_);
+    endpoint.form = readStoredForm(fields, true, diagnostics_);
     if (const Node *layout = fields.find("layout"))
       readLayoutName(*layout, endpoint);
     const Node *storage = fields.find("storage");

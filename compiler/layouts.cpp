@@ -59,7 +59,7 @@ public:
       param.refresh = readIdentifier(*refresh, "'refresh'", diagnostics_).value_or("");
     if (const Node *when = fields.find("when"))
       param.when = readExpression(*when, "'when'", diagnostics_);
-    param.form = readStoredForm(fields, diagnostics_);
+    param.form = readStoredForm(fields, false, diagnostics_);
     fields.finish();
     return param;
   }
@@ -272,7 +272,7 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
   Fields fields(node, "layout '" + name.text + "'", diagnostics);
   if (!fields.isMap())
     return layout;
-  fields.lacking({"dtype"});
+  fields.lacking({"dtype", "quantize"});
   const Node *extend = fields.find("extend");
   if (extend)
     inherit(*extend, model, layout, diagnostics);

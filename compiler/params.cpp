@@ -3,6 +3,7 @@
 #include "compiler/params.h"
 
 #include "compiler/forms.h"
+#include "compiler/reading.h"
 
 #include <algorithm>
 
@@ -57,7 +58,7 @@ bool Params::absent(const Pack &tensor) const {
 }
 
 void Params::build(const ParamDeclaration &declaration) {
-  Building building{declaration, {}, {}, {}, -1, {}, {}};
+  Building building{declaration, {}, {}, {}, {}, -1, {}, {}};
   building.param.name = declaration.name;
   building.param.refresh = declaration.refresh;
   const std::string &path =
@@ -89,8 +90,7 @@ void Params::build(const ParamDeclaration &declaration) {
   }
   endpoint_.params.push_back(std::move(building.param));
   locations_.push_back(declaration.at);
-  forms_.push_back(declaration.form.dtype ? declaration.form : form_);
-  forms_.back().rounds = declaration.form.rounds || form_.rounds;
+  forms_.push_back(building.form);
 }
 
 /// Whether none of the tensors exists (their `when` is 0). Some but not all is an error, and the param is left out too.
@@ -174,6 +174,23 @@ bool Params::readName(Building &building) const {
   return ok;
 }
 
+/// How a param is stored: as it says itself; or as the endpoint says of its floats, and of those that are matrices and that globs fit.
+StoredForm Params::formOf(const Building &building) const {
+  StoredForm form = building.declaration.form;
+  form.rounds = form.rounds || form_.rounds;
+  const ir::DType type = building.param.dtype;
+  const bool matrix = building.pack.shape.size() + (building.stack >= 0) >= 2, wide = type == ir::DType::fp32 || type == ir::DType::bf16 || type == ir::DType::fp16;
+  auto any = [&](const std::vector<Glob> &globs) {
+    return std::any_of(globs.begin(), globs.end(), [&](const Glob &glob) { return fits(glob.text, building.declaration.name); });
+  };
+  if (!form.dtype && !form.quantize && form_.quantize && form_.quantize->format && matrix && wide && (form_.quantize->only.empty() || any(form_.quantize->only)) &&
+      !any(form_.quantize->ignore))
+    form.quantize = form_.quantize;
+  if (!form.dtype && !(form.quantize && form.quantize->format) && castable(type))
+    form.dtype = form_.dtype;
+  return form;
+}
+
 /// All tensors have the param's index variables, the same values of them, and one dtype where none is stated.
 bool Params::checkTensors(Building &building) const {
   std::vector<unsigned> wanted = building.param.variables;
@@ -226,10 +243,9 @@ bool Params::checkTensors(Building &building) const {
       first = leaf;
   }
   building.param.dtype = tensors_.familyOf(first->tensor).dtype;
-  if (const auto &stated = building.declaration.form.dtype)
-    building.param.dtype = stated->first;
-  else if (form_.dtype && castable(building.param.dtype))
-    building.param.dtype = form_.dtype->first;
+  building.form = formOf(building);
+  if (building.form.dtype)
+    building.param.dtype = building.form.dtype->first;
   return ok;
 }
 

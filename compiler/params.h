@@ -52,6 +52,7 @@ private:
   struct Building {
     const ParamDeclaration &declaration;
     ir::Param param;
+    StoredForm form; // its own, or the endpoint's where that is for it
     PackTree pack;
     std::vector<const PackTree *> leaves;
     int stack = -1;                    // index variable
@@ -64,6 +65,7 @@ private:
   bool readName(Building &building) const;
   void checkAbsent(const ParamDeclaration &declaration) const;
   bool checkTensors(Building &building) const;
+  StoredForm formOf(const Building &building) const;
   void build(const ParamDeclaration &declaration);
   bool absent(const Pack &tensor) const;
   bool allAbsent(const ParamDeclaration &declaration) const;

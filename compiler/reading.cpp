@@ -11,7 +11,7 @@ namespace reshard {
 namespace {
 
 /// Of later versions, wherever they stand.
-constexpr std::string_view kLacking[] = {"quantize"};
+
 
 bool isControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 bool isDigit(char c) { return c >= '0' && c <= '9'; }
@@ -72,7 +72,7 @@ void refuseLacking(Location at, std::string_view what, Diagnostics &diagnostics)
 // ------------------------------------------------------------------------------------------------- maps, lists
 
 Fields::Fields(const Node &map, std::string what, Diagnostics &diagnostics)
-    : map_(map), what_(std::move(what)), diagnostics_(diagnostics), lacking_(std::begin(kLacking), std::end(kLacking)) {
+    : map_(map), what_(std::move(what)), diagnostics_(diagnostics) {
   checkMap(map, what_, diagnostics);
 }
 
@@ -185,19 +185,6 @@ std::optional<bool> readBoolean(const Node &node, const std::string &what, Diagn
     return node.text == "true";
   refuse(node, "true or false", what, diagnostics);
   return std::nullopt;
-}
-
-StoredForm readStoredForm(Fields &fields, Diagnostics &diagnostics) {
-  StoredForm form;
-  if (const Node *dtype = fields.find("dtype"))
-    if (const auto type = readDType(*dtype, "'dtype'", diagnostics))
-      form.dtype.emplace(*type, dtype->at);
-  if (const Node *convert = fields.find("convert")) {
-    if (convert->kind != Node::Kind::scalar || convert->text != "rne")
-      refuse(*convert, "'rne'", "'convert'", diagnostics);
-    form.rounds = true;
-  }
-  return form;
 }
 
 std::optional<ir::DType> readDType(const Node &node, const std::string &what, Diagnostics &diagnostics) {

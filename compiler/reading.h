@@ -55,8 +55,8 @@ std::optional<int64_t> readInteger(const Node &node, const std::string &what, in
                                    Diagnostics &diagnostics);
 std::optional<bool> readBoolean(const Node &node, const std::string &what, Diagnostics &diagnostics);
 std::optional<ir::DType> readDType(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// `dtype` and `convert` of a param or an endpoint.
-StoredForm readStoredForm(Fields &fields, Diagnostics &diagnostics);
+/// `dtype`, `convert` and `quantize` of a param or an endpoint.
+StoredForm readStoredForm(Fields &fields, bool endpoint, Diagnostics &diagnostics);
 /// An expression, quoted or not, of valid syntax.
 std::optional<Expression> readExpression(const Node &node, const std::string &what, Diagnostics &diagnostics);
 /// An expression's value, of [least, most].

@@ -8,6 +8,7 @@
 #include "compiler/names.h"
 #include "compiler/params.h"
 #include "compiler/placing.h"
+#include "compiler/quantize.h"
 
 #include <algorithm>
 
@@ -88,7 +89,7 @@ void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagn
 
 /// Every tensor of the target is one of the source; source tensors that no target takes are listed. With
 /// --allow=missing, target params with other tensors are left out.
-void matchSides(const Job &job, const std::vector<bool> &held, const std::vector<std::vector<Location>> &paramsAt,
+void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms,
                 const Allowed &allowed, ir::Layout &layout, Diagnostics &diagnostics) {
   std::vector<bool> taken(layout.families.size());
   for (size_t e = 1; e < layout.endpoints.size(); ++e) {
@@ -120,14 +121,19 @@ void matchSides(const Job &job, const std::vector<bool> &held, const std::vector
                          source.layout ? "the source has the layout '" + source.layout->first + "'"
                                        : "the source is here");
       }
-    std::vector<ir::Param> kept;
+    size_t kept = 0;
     for (size_t p = 0; p < target.params.size(); ++p) {
-      if (out[p])
+      if (out[p]) {
         target.leftOut.push_back(target.params[p].name);
-      else
-        kept.push_back(std::move(target.params[p]));
+      } else if (kept++ < p) {
+        target.params[kept - 1] = std::move(target.params[p]);
+        paramsAt[e][kept - 1] = paramsAt[e][p];
+        forms[e][kept - 1] = forms[e][p];
+      }
     }
-    target.params = std::move(kept);
+    target.params.resize(kept);
+    paramsAt[e].resize(kept);
+    forms[e].resize(kept);
   }
   for (size_t f = 0; f < layout.families.size(); ++f)
     if (held[f] && !taken[f])
@@ -178,9 +184,12 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   if (diagnostics.errors() > errorsBefore)
     return std::nullopt;
   settleForms(paramsAt, forms, layout, diagnostics);
-  checkInstances(job, layout, diagnostics);
   const std::vector<bool> held = checkSource(layout, paramsAt[0], allowed.gap, diagnostics);
-  matchSides(job, held, paramsAt, allowed, layout, diagnostics);
+  matchSides(job, held, paramsAt, forms, allowed, layout, diagnostics);
+  quantizeParams(paramsAt, forms, layout, diagnostics);
+  for (size_t e = 0; e < layout.endpoints.size() && diagnostics.errors() == errorsBefore; ++e)
+    checkParamNames(layout, layout.endpoints[e], paramsAt[e], diagnostics); // scales have got names
+  checkInstances(job, layout, diagnostics);
   if (diagnostics.errors() > errorsBefore)
     return std::nullopt;
   return layout;

@@ -42,7 +42,7 @@ int64_t bestMessage(int64_t bytes, int64_t partners, int64_t hops, int64_t rate,
   return aligned(std::clamp(best, kLeastBytes, kMostBytes));
 }
 
-std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, RoundLimits &limits) {
+std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, int64_t gathered, RoundLimits &limits) {
   const ir::Topology &topology = layout.topology;
   Load loads[2]; // between nodes, inside them
   std::map<std::pair<int64_t, bool>, Load> ports[2];
@@ -75,9 +75,9 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
   limits.localBytes = bestMessage(loads[1].bytes, loads[1].partners, depth, topology.linkRate, topology.linkLatency);
   if (far && near) // so that neither tier waits for the other's round to end
     limits.localBytes = std::min(limits.localBytes, limits.bytes);
-  const int64_t limit = layout.stagingLimit;
-  if (limit == 0)
+  if (layout.stagingLimit == 0)
     return {};
+  const int64_t limit = std::max<int64_t>(0, layout.stagingLimit - gathered);
 
   const int64_t slot = limit / 4, share = far && near ? slot / 2 : slot;
   limits.bytes = aligned(std::min(limits.bytes, share));
@@ -87,10 +87,9 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
   if (least > 0 && total / least <= kMostChunks)
     return {};
   const int64_t parts = far && near ? 8 : 4;
-  return "a staging limit of " + std::to_string(limit) + " bytes is too small for " + std::to_string(total) +
-         " bytes of messages, expected at least " +
-         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts) +
-         " bytes";
+  return "a staging limit of " + std::to_string(layout.stagingLimit) + " bytes is too small for " + std::to_string(total) + " bytes of messages" +
+         (gathered > 0 ? " beside " + std::to_string(gathered) + " bytes that are gathered to be quantised" : "") + ", expected at least " +
+         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts + gathered) + " bytes";
 }
 
 } // namespace reshard

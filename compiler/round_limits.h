@@ -19,6 +19,6 @@ int64_t bestMessage(int64_t bytes, int64_t partners, int64_t hops, int64_t rate,
 /// Messages of the best size of each tier, as far as the staging limit allows. The arena holds two rounds in each
 /// direction, so that one is packed while the other is sent, or unpacked while the other is received. An error text
 /// where the staging limit would make too many messages.
-std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, RoundLimits &limits);
+std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, int64_t gathered, RoundLimits &limits);
 
 } // namespace reshard

@@ -3,12 +3,14 @@
 // descriptors are cut where the rounds say. Messages to targets that joined later (--keep) come in rounds after those
 // before them, which so stay the same.
 
+#include "compiler/blocks.h"
 #include "compiler/cutter.h"
+#include "compiler/descriptor_cuts.h"
 #include "compiler/interner.h"
 #include "compiler/pass.h"
 #include "compiler/round_limits.h"
 #include "compiler/rounds.h"
-#include "compiler/staging.h"
+#include "compiler/stage_steps.h"
 
 #include <algorithm>
 #include <map>
@@ -22,11 +24,11 @@ namespace {
 
 /// Descriptors that go the same way.
 struct Way {
-  uint32_t generation = 0;
+  Stage stage;
   int32_t source = 0, target = 0; // world ranks
   int32_t route = -1;
   bool operator==(const Way &) const = default;
-  auto key() const { return std::tie(generation, source, target, route); }
+  auto key() const { return std::tie(stage, source, target, route); }
 };
 
 /// Bytes [begin, end) of a stream, as cut by the rounds.
@@ -35,48 +37,9 @@ struct Piece {
   Descriptor descriptor;
 };
 
-/// Streams are cut between rows where these are small, else at a multiple of the alignment, at least of an element.
-class DescriptorCuts : public Cuts {
-public:
-  void add(int64_t bytes, int64_t row) {
-    const int64_t begin = spans_.size() == firsts_.back() ? 0 : spans_.back().end;
-    spans_.push_back({begin, begin + bytes, row});
-  }
-  void endStream() { firsts_.push_back(spans_.size()); }
-
-  bool possible(uint32_t stream, int64_t at) const override {
-    const Span &span = spanOf(stream, at);
-    return (at - span.begin) % element(span) == 0;
-  }
-
-  int64_t best(uint32_t stream, int64_t from, int64_t to) const override {
-    const Span &span = spanOf(stream, to);
-    for (int64_t step : {span.row <= (to - from) / 8 ? span.row : kStagingAlignment, element(span)})
-      if (const int64_t place = span.begin + (to - span.begin) / step * step; place > from)
-        return place;
-    return from;
-  }
-
-private:
-  /// Bytes [begin, end) of one descriptor.
-  struct Span {
-    int64_t begin, end, row;
-  };
-  const Span &spanOf(uint32_t stream, int64_t at) const {
-    return *std::lower_bound(spans_.begin() + static_cast<ptrdiff_t>(firsts_[stream]),
-                             spans_.begin() + static_cast<ptrdiff_t>(firsts_[stream + 1]), at,
-                             [](const Span &span, int64_t to) { return span.end < to; });
-  }
-  /// Rows are whole elements, of a power of two bytes.
-  static int64_t element(const Span &span) { return std::min<int64_t>(span.row & -span.row, 16); }
-
-  std::vector<Span> spans_; // stream after stream
-  std::vector<size_t> firsts_ = {0};
-};
-
 class Scheduler {
 public:
-  explicit Scheduler(Module &module) : module_(module), layout_(module.layout), cutter_(shapes_) {
+  explicit Scheduler(Module &module) : module_(module), layout_(module.layout), cutter_(shapes_), bands_(module.layout), stages_(module, bands_, operandShapes_) {
     for (const Shape &shape : module.transfers.shapes)
       shapes_.intern(shape);
     module_.schedule.ranks.resize(layout_.world);
@@ -91,9 +54,22 @@ public:
       for (const BufferRun &run : schedule.buffers)
         firstBuffer_[rank].try_emplace({static_cast<int64_t>(run.endpoint), run.place}, run.first);
     }
+    for (const Endpoint &endpoint : layout_.endpoints)
+      faces_.push_back(std::any_of(endpoint.params.begin(), endpoint.params.end(), [](const Param &param) { return param.face.has_value(); }));
+    faces_[0] = false; // those of the source are only read
+    later_.resize(layout_.world);
+    for (const RankSchedule &rank : module_.schedule.ranks)
+      for (const BufferRun &run : rank.buffers)
+        if (const auto &face = layout_.endpoints[run.endpoint].params[run.param].face; run.endpoint > 0 && face) {
+          stages_.watch(rank.rank);
+          if (face->kind == FaceKind::amax)
+            later_[rank.rank][{layout_.endpoints[run.endpoint].generation(run.place), 0}];
+        }
   }
 
   std::string run() {
+    if (std::string error = bands_.plan(remoteBytes()); !error.empty())
+      return error;
     gather();
     if (std::string error = deal(); !error.empty())
       return error;
@@ -101,6 +77,8 @@ public:
     messageSteps();
     for (size_t rank = 0; rank < operandShapes_.size(); ++rank)
       module_.schedule.ranks[rank].shapes = std::move(operandShapes_[rank]).take();
+    for (RankSchedule &rank : module_.schedule.ranks)
+      rank.arenaBytes = bands_.bytes(rank.rank);
     module_.schedule.messages = static_cast<uint32_t>(messages_.size());
     module_.schedule.rounds = rounds_;
     for (const RankSchedule &rank : module_.schedule.ranks)
@@ -117,11 +95,12 @@ private:
   }
 
   /// The way of a descriptor, from the rank that reads to the one that writes. A storage endpoint's side, and zeros,
-  /// are on the other side's rank; where both sides are storage, files are dealt out over the ranks.
+  /// are on the other side's rank, unless one rank must write them; where both sides are storage, files are dealt out over the ranks.
   Way way(const Descriptor &d) const {
-    const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source), target = rankOf(d.endpoint, d.target);
+    const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source), target = bands_.writer(d.endpoint, d.target, d.targetInstance);
     const int32_t both = static_cast<int32_t>(d.target % layout_.world);
-    Way result{layout_.endpoints[d.endpoint].generation(d.target), both, both, d.route};
+    const Band *band = bands_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset);
+    Way result{{layout_.endpoints[d.endpoint].generation(d.target), band ? band->phase : faces_[d.endpoint] ? bands_.phaseOf(paramOf(d)) : 0}, both, both, d.route};
     if (source >= 0 || target >= 0) {
       result.source = source < 0 ? target : source;
       result.target = target < 0 ? source : target;
@@ -129,10 +108,26 @@ private:
     return result;
   }
 
+  const Param &paramOf(const Descriptor &d) const { return layout_.endpoints[d.endpoint].params[bands_.paramOf(d.endpoint, d.target, d.targetInstance)]; }
+
+  int64_t remoteBytes() const {
+    int64_t bytes = 0;
+    for (const Descriptor &d : module_.transfers.descriptors)
+      if (const Way at = way(d); at.source != at.target || d.route >= 0)
+        bytes += bytesOf(shapes_[d.shape]);
+    return bytes;
+  }
+
   /// Splits descriptors into local ones and streams.
   void gather() {
     std::vector<std::pair<Way, Descriptor>> remote;
-    for (const Descriptor &d : module_.transfers.descriptors) {
+    std::vector<Descriptor> all;
+    for (const Descriptor &d : module_.transfers.descriptors)
+      if (bands_.gathers(d.endpoint, d.target, d.targetInstance))
+        cutByBands(d, bands_, shapes_, all);
+      else
+        all.push_back(d);
+    for (const Descriptor &d : all) {
       const Way at = way(d);
       if (at.source == at.target && d.route < 0)
         local_.push_back(d);
@@ -170,16 +165,19 @@ private:
   /// Rounds, generation after generation; then messages, and streams cut into pieces.
   std::string deal() {
     RoundLimits limits;
-    if (std::string error = roundLimits(streams_, layout_, limits); !error.empty())
+    int64_t gathered = 0;
+    for (const RankSchedule &rank : module_.schedule.ranks)
+      gathered = std::max(gathered, gatheredBytes(layout_, rank.buffers) + bands_.bytes(rank.rank));
+    if (std::string error = roundLimits(streams_, layout_, gathered, limits); !error.empty())
       return error;
     for (size_t first = 0; first < streams_.size();) {
       size_t last = first;
-      while (last < streams_.size() && ways_[last].generation == ways_[first].generation)
+      while (last < streams_.size() && ways_[last].stage == ways_[first].stage)
         ++last;
       DescriptorCuts cuts;
       for (size_t s = first; s < last; ++s, cuts.endStream())
         for (size_t d = firsts_[s]; d < firsts_[s + 1]; ++d)
-          cuts.add(bytesOf(shapes_[descriptors_[d].shape]), shapes_[descriptors_[d].shape].rowBytes);
+          cuts.add(bytesOf(shapes_[descriptors_[d].shape]), shapes_[descriptors_[d].shape].rowBytes, blockBytes(descriptors_[d]));
       std::vector<Message> messages =
           dealRounds(llvm::ArrayRef(streams_).slice(first, last - first), layout_.topology, limits, cuts);
       uint32_t rounds = 0;
@@ -191,11 +189,19 @@ private:
         messages_.push_back(std::move(message));
       }
       rounds_ += rounds;
+      lastRound_[ways_[first].stage] = rounds_ - 1;
       first = last;
     }
     cut();
     gatherMessages();
     return {};
+  }
+
+  /// Of what is quantised where it comes, the bytes of a block; else 0.
+  int64_t blockBytes(const Descriptor &d) const {
+    const int32_t rank = rankOf(d.endpoint, d.target);
+    const Param &param = layout_.endpoints[d.endpoint].params[runOf(rank < 0 ? way(d).target : rank, d).param];
+    return param.face && param.face->kind == FaceKind::elements && !param.face->gathered ? blockOf(param.face->format).columns * itemBytes(param.dtype) : 0;
   }
 
   /// Streams into pieces that no grant parts.
@@ -241,36 +247,42 @@ private:
         }
   }
 
-  /// One fill and one copy step a rank, and one for each stream that it reads from files to pass it on; all in the
-  /// first round.
+  /// One fill and one copy step a rank (and phase), and one for each stream that it reads from files to pass it on; all in the first round (of theirs).
   void localSteps() {
-    std::vector<Step> fills(layout_.world), copies(layout_.world);
+    std::vector<std::map<Stage, Step>> fills(layout_.world), copies(layout_.world);
     for (const Descriptor &d : local_) {
-      const int32_t rank = way(d).target;
-      Step &step = d.source < 0 ? fills[rank] : copies[rank];
+      const Way at = way(d);
+      const int32_t rank = at.target;
+      const Stage stage = at.stage.second > 0 || faces_[d.endpoint] ? at.stage : Stage{0, 0};
+      Step &step = (d.source < 0 ? fills : copies)[rank][stage];
+      step.kind = d.source < 0 ? StepKind::fill : StepKind::copy;
       if (d.source >= 0)
         step.inputs.push_back(input(rank, d));
       step.outputs.push_back(output(rank, d));
       step.bytes += bytesOf(shapes_[d.shape]);
     }
-    for (int32_t rank = 0; rank < layout_.world; ++rank)
-      for (Step *step : {&fills[rank], &copies[rank]})
-        if (!step->outputs.empty()) {
-          step->kind = step == &fills[rank] ? StepKind::fill : StepKind::copy;
-          module_.schedule.ranks[rank].steps.push_back(std::move(*step));
-        }
+    for (int32_t rank = 0; rank < layout_.world; ++rank) {
+      for (const Band &band : bands_.of(rank)) // also where all comes by messages
+        later_[rank][{layout_.endpoints[band.endpoint].generation(band.place), band.phase}];
+      for (auto *kind : {&fills, &copies})
+        for (auto &[stage, step] : (*kind)[rank])
+          if (stage == Stage{0, 0})
+            stages_.append(rank, std::move(step), {});
+          else
+            later_[rank][stage].push_back(std::move(step));
+    }
     readStep_.resize(streams_.size());
     for (size_t s = 0; s < streams_.size(); ++s) {
       if (!read(s))
         continue;
-      std::vector<Step> &steps = module_.schedule.ranks[ways_[s].source].steps;
-      readStep_[s] = static_cast<uint32_t>(steps.size());
-      Step &step = steps.emplace_back();
+      readStep_[s] = static_cast<uint32_t>(module_.schedule.ranks[ways_[s].source].steps.size());
+      Step step;
       step.bytes = streams_[s].bytes;
       for (const Piece &piece : piecesOf(s)) {
         step.inputs.push_back(input(ways_[s].source, piece.descriptor));
         step.outputs.push_back(output(ways_[s].source, piece.descriptor));
       }
+      stages_.append(ways_[s].source, std::move(step), {});
     }
   }
 
@@ -278,7 +290,7 @@ private:
   bool read(size_t stream) const { return ways_[stream].source == ways_[stream].target; }
 
   /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from
-  /// the next lower ones first. A send of what a rank got itself waits for the receives that brought it.
+  /// the next lower ones first. A send of what a rank got itself waits for the receives that brought it. Steps of later stages stand behind them.
   void messageSteps() {
     struct Side {
       uint32_t round;
@@ -301,22 +313,40 @@ private:
                std::tie(b.round, b.receive, b.distance, b.message);
       });
       steps.reserve(steps.size() + sides[rank].size());
-      for (const Side &side : sides[rank]) {
-        const Message &message = messages_[side.message];
-        Step &step = steps.emplace_back();
-        step.kind = side.receive ? StepKind::recv : StepKind::send;
-        step.round = message.round;
-        step.peer = side.receive ? message.from : message.to;
-        step.message = side.message;
-        step.bytes = message.bytes;
-        step.chunk = message.chunk;
-        for (const Grant &grant : message.grants)
-          addOperands(rank, grant, side.receive, stepOf, step);
-        std::sort(step.after.begin(), step.after.end());
-        step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());
-        if (side.receive)
-          stepOf[side.message] = static_cast<uint32_t>(steps.size() - 1);
+      auto side = sides[rank].begin();
+      auto until = [&](int64_t round) { // messages of rounds up to this one
+        for (; side != sides[rank].end() && side->round <= round; ++side) {
+          const Message &message = messages_[side->message];
+          Step step;
+          step.kind = side->receive ? StepKind::recv : StepKind::send;
+          step.round = message.round;
+          step.peer = side->receive ? message.from : message.to;
+          step.message = side->message;
+          step.bytes = message.bytes;
+          step.chunk = message.chunk;
+          for (const Grant &grant : message.grants)
+            addOperands(rank, grant, side->receive, stepOf, step);
+          stages_.append(rank, std::move(step), ways_[message.grants[0].stream].stage);
+          if (side->receive)
+            stepOf[side->message] = static_cast<uint32_t>(steps.size() - 1);
+        }
+      };
+      int64_t before = -1;
+      auto known = lastRound_.begin();
+      for (auto &[stage, locals] : later_[rank]) {
+        for (; known != lastRound_.end() && known->first < stage; ++known)
+          before = std::max<int64_t>(before, known->second);
+        const bool rounds = known != lastRound_.end() && known->first == stage;
+        until(before);
+        for (Step &step : locals) {
+          step.round = static_cast<uint32_t>(std::max<int64_t>(rounds ? before + 1 : before, 0));
+          stages_.append(rank, std::move(step), stage);
+        }
+        if (rounds)
+          until(known->second);
+        stages_.finish(rank, stage, static_cast<uint32_t>(std::max<int64_t>(rounds ? known->second : before, 0)));
       }
+      until(INT64_MAX);
     }
   }
 
@@ -353,6 +383,8 @@ private:
     return {firstBuffer_[rank].at({0, d.source}) + d.sourceInstance, shape(rank, d.shape, false), d.sourceOffset};
   }
   Operand output(int32_t rank, const Descriptor &d) {
+    if (const Band *band = bands_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset))
+      return {0, shape(rank, d.shape, true), band->offset + d.targetOffset - band->begin};
     return {firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance, shape(rank, d.shape, true),
             d.targetOffset};
   }
@@ -397,6 +429,11 @@ private:
   const Layout &layout_;
   Interner<Shape> shapes_;
   Cutter cutter_;
+  Bands bands_;
+  StageSteps stages_;
+  std::vector<bool> faces_; // by endpoint: whether it has any
+  std::vector<std::map<Stage, std::vector<Step>>> later_; // by rank: stages behind the first, and local steps
+  std::map<Stage, uint32_t> lastRound_;
   std::vector<Descriptor> local_;
   std::vector<Way> ways_;          // by stream
   std::vector<uint32_t> readStep_; // by stream: the step that reads it from files

@@ -27,7 +27,7 @@ public:
       : manifest_(manifest), segment_(segment), rank_(rank) {}
 
   std::string run() {
-    const bool good = general() && buffers() && shapes() && steps();
+    const bool good = general() && buffers() && shapes() && steps() && arena();
     return good ? std::string() : error_;
   }
 
@@ -36,7 +36,10 @@ private:
   struct Buffers {
     int64_t first, count, bytes;
     bool source, storage;
-    int64_t cast = 0; // bytes of an element as it comes, where it is cast; else 0
+    bool made = false;
+    int64_t block = 0;  // of what is converted where it comes, the bytes that are written at once: of an element, or of a block; else 0
+    int64_t matrix = 0, rows = 0; // of what is gathered before: bytes of a matrix, and of a row of its blocks
+    bool largest = false; // of a target's face `amax`
   };
   /// What a shape covers, relative to its operand's start: rows begin at [low, high], in buffers [lowBuffer,
   /// highBuffer].
@@ -72,11 +75,22 @@ private:
     return true;
   }
 
+  /// What is gathered at the arena's beginning and the slots of messages do not meet.
+  bool arena() {
+    const uint64_t begin = arenaBegin(segment_);
+    if (begin > segment_.arena_bytes() - gathered_)
+      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(begin + gathered_) + " or more");
+    for (uint32_t s = 0; s < sizeOf(segment_.steps()); ++s)
+      if (const Step *step = segment_.steps()->Get(s); (step->kind() == StepKind::send || step->kind() == StepKind::recv) && step->staging() != kInPlace && step->staging() < begin)
+        return fail("found message " + text(step->message()) + " staged at " + text(step->staging()) + ", expected it from " + text(begin) + " on, behind what is gathered");
+    return true;
+  }
+
   /// The buffers must be those that the manifest gives this rank: endpoint by endpoint its own place, of a storage
   /// endpoint all places; of each place the params in order, where there are instances.
   bool buffers() {
     uint64_t next = 1;
-    buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false, false, 0});
+    buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false, false, false, 0, 0, 0, false});
     size_t at = 0;
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e) {
       const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
@@ -104,14 +118,27 @@ private:
               !is("first buffer", run.first(), next) || !is("count", run.count(), count) ||
               !is("bytes", run.bytes(), bytes) || !is("reserved", run.reserved(), 0))
             return false;
-          buffers_.push_back(
-              {static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes), e == 0, endpoint.storage(), param.stored() ? itemBytes(param.dtype()) : 0});
+          const Face *face = param.face();
+          const bool elements = face && face->kind() == FaceKind::elements && e > 0, arrives = elements && !face->gathered();
+          const int64_t block = elements && !arrives ? itemBytes(param.dtype()) : arrives ? itemBytes(param.dtype()) * (face->format() == Quantization::mxfp8 ? 32 : 16) : param.stored() ? itemBytes(param.dtype()) : 0;
+          buffers_.push_back({static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes), e == 0, endpoint.storage(), param.made(), block, 0, 0, false});
+          if (elements && !arrives && bytes > 0) { // by whole rows of blocks
+            const std::vector<int64_t> shape = localShape(endpoint, param, place);
+            const int64_t rows = shape[shape.size() - 2], row = shape.back() * itemBytes(param.dtype());
+            buffers_.back().matrix = rows * row;
+            buffers_.back().rows = (face->format() == Quantization::block_fp8 ? 128 : 1) * row;
+          }
+          buffers_.back().largest = e > 0 && face && face->kind() == FaceKind::amax;
+          if (face && face->gathered() && !elements)
+            gathered_ += count * gatheredBytes(run);
           next += count;
           if (next > UINT32_MAX)
             return fail("found " + text(next) + " buffers, expected fewer than 2^32");
         }
       }
     }
+    if (gathered_ > segment_.arena_bytes())
+      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(gathered_) + " or more to gather");
     return at == sizeOf(segment_.buffers()) || fail("found " + text(sizeOf(segment_.buffers())) +
                                                     " runs of buffers, expected " + text(at) + " by the manifest");
   }
@@ -153,6 +180,8 @@ private:
       if (loop.count() < 1 || loop.count() > static_cast<uint64_t>(kMaxSize))
         return false;
       const int64_t count = static_cast<int64_t>(loop.count());
+      if (loop.stride() < -kMaxSize || loop.stride() > kMaxSize)
+        return false;
       extent.unit = std::gcd(extent.unit, loop.stride());
       if (__builtin_mul_overflow(extent.bytes, count, &extent.bytes) || extent.bytes > kMaxSize ||
           !reach(count - 1, loop.stride(), extent.low, extent.high) ||
@@ -214,6 +243,10 @@ private:
       if (step.input_count() != 0)
         return failStep(step.kind() == StepKind::fill ? "fills, and has inputs" : "receives, and has inputs");
       break;
+    case StepKind::reduce:
+      if (step.output_count() != 0)
+        return failStep("reduces, and has outputs");
+      break;
     default:
       return failStep("is of kind " + text(static_cast<uint8_t>(step.kind())) + ", which this version does not run");
     }
@@ -226,10 +259,12 @@ private:
     for (uint32_t i = 0; i < step.output_count(); ++i)
       if (!operand(step.first_output() + i, true, out))
         return false;
-    const uint64_t found = static_cast<uint64_t>(step.kind() == StepKind::send ? in : out);
+    const uint64_t found = static_cast<uint64_t>(step.kind() == StepKind::send || step.kind() == StepKind::reduce ? in : out);
     if (found != step.bytes())
       return failStep("has operands of " + text(found) + " bytes, expected " + text(step.bytes()));
-    if (step.kind() == StepKind::copy && !pairs(step))
+    if (step.kind() == StepKind::copy && !(pairs(step) && gathers(step)))
+      return false;
+    if (step.kind() != StepKind::copy && !gathers(step))
       return false;
     return message ? this->message(step) : local(step);
   }
@@ -253,9 +288,9 @@ private:
     if (step.staging() == kInPlace)
       return true;
     const uint64_t staged = step.chunk() > 0 ? 2 * step.chunk() : step.bytes();
-    if (step.staging() > segment_.arena_bytes() || staged > segment_.arena_bytes() - step.staging())
+    if (step.staging() > segment_.arena_bytes() - gathered_ || staged > segment_.arena_bytes() - gathered_ - step.staging())
       return failStep("stages " + text(staged) + " bytes at " + text(step.staging()) + ", expected them in an arena of " +
-                      text(segment_.arena_bytes()) + " bytes");
+                      text(segment_.arena_bytes() - gathered_) + " bytes");
     for (uint32_t before : arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_))
       if (!waits(step, before))
         return failStep("takes over bytes of the arena from step " + text(before) + ", expected it to wait for that");
@@ -271,10 +306,14 @@ private:
 
   /// A send may pass on what the rank got, when it waits for a receive or a copy; nothing else reads what a run writes.
   bool readable(const Step &step, uint32_t number) {
-    if (last_->cast > 0)
-      return failStep("operand " + text(number) + ": reads what is cast where it comes, expected one that stands as it came");
+    if (last_->block > 0)
+      return failStep("operand " + text(number) + ": reads what is converted where it comes, expected one that stands as it came");
     if (last_->source)
       return true;
+    if (step.kind() == StepKind::reduce)
+      return last_->largest || failStep("operand " + text(number) + ": reduces what has no largest magnitudes");
+    if (step.kind() == StepKind::copy && last_->first == 0) // what was gathered
+      return step.after_count() > 0 || failStep("operand " + text(number) + ": reads the arena, and waits for nothing");
     bool received = false;
     for (uint32_t i = 0; i < step.after_count(); ++i)
       if (const StepKind before = segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind(); before == StepKind::recv || before == StepKind::copy)
@@ -282,6 +321,29 @@ private:
     return (step.kind() == StepKind::send && last_->count > 0 && last_->first > 0 && !last_->storage && received) ||
            failStep("operand " + text(number) + ": reads buffer " + text(segment_.operands()->Get(number)->buffer()) +
                     ", expected one of the source, or of a target rank in a send that waits for a receive or a copy");
+  }
+
+  /// What is gathered before it is quantised is written by copies from the arena's beginning, by whole rows of blocks, and by nothing else.
+  bool gathers(const Step &step) {
+    for (uint32_t i = 0; i < step.output_count(); ++i) {
+      const Operand &output = *segment_.operands()->Get(step.first_output() + i);
+      const Buffers &run = runOf(output.buffer());
+      const bool fromArena = step.kind() == StepKind::copy && segment_.operands()->Get(step.first_input() + i)->buffer() == 0;
+      if (fromArena != (run.rows > 0))
+        return failStep("operand " + text(step.first_output() + i) + (fromArena ? ": gets what was gathered, and is not made of that" : ": is to get what was gathered"));
+      if (!fromArena)
+        continue;
+      const Shape &shape = *segment_.shapes()->Get(output.shape());
+      auto between = [&](int64_t at) { return at % run.matrix % run.rows == 0; };
+      const auto begin = static_cast<int64_t>(output.offset()), end = begin + static_cast<int64_t>(shape.row_bytes());
+      if (shape.loop_count() > 0 || !between(begin) || !between(end))
+        return failStep("operand " + text(step.first_output() + i) + ": found bytes " + range(begin, end) + ", expected whole rows of blocks of " + text(run.rows) + " bytes");
+    }
+    return true;
+  }
+
+  const Buffers &runOf(uint32_t buffer) const {
+    return *std::prev(std::upper_bound(buffers_.begin(), buffers_.end(), int64_t{buffer}, [](int64_t b, const Buffers &r) { return b < r.first; }));
   }
 
   bool pairs(const Step &step) {
@@ -325,8 +387,10 @@ private:
       return failStep("operand " + text(number) + ": found bytes " +
                       range(offset + extent.low, offset + extent.high + extent.row) + ", expected them in " +
                       range(0, run->bytes));
-    if (run->cast > 0 && (extent.unit % run->cast != 0 || offset % run->cast != 0))
-      return failStep("operand " + text(number) + ": begins or goes on within an element that is cast, of " + text(run->cast) + " bytes");
+    if (run->block > 0 && (extent.unit % run->block != 0 || offset % run->block != 0))
+      return failStep("operand " + text(number) + ": begins or goes on within what is converted at once, " + text(run->block) + " bytes");
+    if (output && run->made)
+      return failStep("operand " + text(number) + ": writes buffer " + text(operand.buffer()) + ", which is made of others");
     // More bytes than there are to write would be written twice, and might take for ever.
     const __int128 room =
         static_cast<__int128>(extent.high - extent.low + extent.row) * (extent.highBuffer - extent.lowBuffer + 1);
@@ -342,14 +406,28 @@ private:
   const uint32_t rank_;
   uint32_t step_ = 0;
   std::vector<Buffers> buffers_;
+  uint64_t gathered_ = 0; // bytes of the arena's end
   std::vector<Extent> extents_;  // by shape
   ArenaUse arena_;
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
-  static constexpr Buffers kNone{0, 0, 0, false, false, 0};
+  static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};
   std::string error_;
 };
 
 } // namespace
+
+uint64_t arenaBegin(const Segment &segment) {
+  uint64_t end = 0;
+  for (uint32_t i = 0; segment.operands() && i < segment.operands()->size(); ++i)
+    if (const Operand *operand = segment.operands()->Get(i); operand->buffer() == 0) {
+      const Shape &shape = *segment.shapes()->Get(operand->shape());
+      int64_t last = static_cast<int64_t>(operand->offset() + shape.row_bytes());
+      for (uint32_t l = 0; l < shape.loop_count(); ++l)
+        last += std::max<int64_t>(0, segment.loops()->Get(shape.first_loop() + l)->stride() * static_cast<int64_t>(segment.loops()->Get(shape.first_loop() + l)->count() - 1));
+      end = std::max(end, static_cast<uint64_t>(last));
+    }
+  return (end + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
+}
 
 bool alike(const Segment &a, const Shape &x, const Segment &b, const Shape &y) {
   if (x.row_bytes() != y.row_bytes() || x.loop_count() != y.loop_count())

@@ -17,4 +17,8 @@ std::string checkSegment(const schema::Manifest &manifest, const schema::Segment
 /// Whether two shapes of the same or of different segments can be walked together: equal rows, equal loop counts.
 bool alike(const schema::Segment &a, const schema::Shape &x, const schema::Segment &b, const schema::Shape &y);
 
+/// Bytes of a rank's arena, from its beginning, where steps gather what is quantised in rows of blocks; slots of messages lie behind. Of a segment whose operands
+/// have been checked.
+uint64_t arenaBegin(const schema::Segment &segment);
+
 } // namespace reshard

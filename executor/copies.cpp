@@ -20,45 +20,68 @@ std::string Copies::add(const LocalRank &from, const Operand *input, const Local
   Expansion expansion;
   if (std::string error = expand({&from, input}, {&to, &output}, expansion); !error.empty())
     return error;
-  if (!input && expansion.cast) { // zeros are zeros in every format
-    expansion.shape.rowBytes = static_cast<uint64_t>(expansion.cast.scale(static_cast<int64_t>(expansion.shape.rowBytes)));
-    expansion.cast = {};
+  using Kind = kernels::Form::Kind;
+  if (!input && expansion.target.kind == Kind::cast) { // zeros are zeros in every format
+    expansion.shape.rowBytes = static_cast<uint64_t>(expansion.target.scale(static_cast<int64_t>(expansion.shape.rowBytes)));
+    expansion.target = {};
   }
-  for (const auto &[source, target] : expansion.at) {
+  for (const auto &[source, target, shownFrom, shownTo] : expansion.at) {
     if (!target || (input && !source))
       return "a buffer of rank " + std::to_string(target ? from.rank : to.rank) + " is used but not bound";
-    cut(expansion.shape, expansion.cast, input ? source : nullptr, target);
+    cut(expansion.shape, {expansion.source, expansion.target, shownFrom, shownTo}, input ? source : nullptr, target);
   }
   return {};
 }
 
-uint32_t Copies::shapeNumber(const kernels::Strided &shape, const kernels::Cast &cast) {
-  auto same = [&](const std::pair<kernels::Strided, kernels::Cast> &last) {
+void Copies::addReduce(const LocalRank &rank, uint32_t buffer) {
+  chunks_.push_back({nullptr, nullptr, static_cast<uint32_t>(reduces_.size()), 0, 0});
+  reduces_.emplace_back(rank.work, buffer);
+}
+
+/// Rows of blocks that are gathered side by side, about a mebibyte at a time.
+void Copies::cutBlocks(const kernels::Strided &shape, const kernels::Change &change, const std::byte *source, std::byte *target) {
+  const kernels::Quantized &matrices = change.to->matrices;
+  const uint64_t item = kernels::itemBytes(matrices.wide), row = kernels::blockShape(matrices.format).rows * matrices.columns * item, matrix = matrices.rows * matrices.columns * item;
+  const uint64_t first = static_cast<uint64_t>(target - change.to->begin) * item;
+  for (uint64_t at = 0; at < shape.rowBytes;) {
+    const uint64_t ends = matrix - (first + at) % matrix; // of the matrix
+    const uint64_t bytes = std::min({std::max(row, kChunkBytes / row * row), ends, shape.rowBytes - at});
+    kernels::Strided part;
+    part.rowBytes = bytes;
+    chunks_.push_back({target + change.write.scale(static_cast<int64_t>(at)), source + at, shapeNumber(part, change), 0, 1});
+    at += bytes;
+  }
+}
+
+uint32_t Copies::shapeNumber(const kernels::Strided &shape, const kernels::Change &change) {
+  auto same = [&](const std::pair<kernels::Strided, kernels::Change> &last) {
     const kernels::Strided &other = last.first;
-    return last.second == cast && other.rowBytes == shape.rowBytes && other.loopCount == shape.loopCount &&
+    return last.second == change && other.rowBytes == shape.rowBytes && other.loopCount == shape.loopCount &&
            std::equal(shape.loops, shape.loops + shape.loopCount, other.loops, [](const kernels::Loop &a, const kernels::Loop &b) {
              return a.count == b.count && a.sourceStride == b.sourceStride && a.targetStride == b.targetStride;
            });
   };
   if (shapes_.empty() || !same(shapes_.back()))
-    shapes_.emplace_back(shape, cast);
+    shapes_.emplace_back(shape, change);
   return static_cast<uint32_t>(shapes_.size() - 1);
 }
 
-void Copies::cut(kernels::Strided shape, const kernels::Cast &cast, const std::byte *source, std::byte *target) {
+void Copies::cut(kernels::Strided shape, const kernels::Change &change, const std::byte *source, std::byte *target) {
   bytes_ += shape.bytes();
+  if (change.write.kind == kernels::Form::Kind::elements && kernels::blockShape(change.to->matrices.format).rows > 1)
+    return cutBlocks(shape, change, source, target);
   if (shape.rowBytes >= 2 * kChunkBytes) { // a huge row is a loop of chunks and a rest
     kernels::Strided rest = shape;
     const uint64_t whole = shape.rowBytes / kChunkBytes;
     if (rest.rowBytes -= whole * kChunkBytes; rest.rowBytes > 0) {
-      const uint32_t number = shapeNumber(rest, cast);
-      const uint64_t at = whole * kChunkBytes;
-      chunks_.push_back({target + (cast ? static_cast<uint64_t>(cast.scale(static_cast<int64_t>(at))) : at), source ? source + at : nullptr, number, 0, rest.rows()});
+      const uint32_t number = shapeNumber(rest, change);
+      const auto at = static_cast<int64_t>(whole * kChunkBytes);
+      chunks_.push_back({target + change.write.scale(at), source ? source + change.read.scale(at) : nullptr, number, 0, rest.rows()});
     }
-    shape.loops[shape.loopCount++] = {whole, static_cast<int64_t>(kChunkBytes), cast ? cast.scale(kChunkBytes) : static_cast<int64_t>(kChunkBytes)};
+    shape.loops[shape.loopCount++] = {whole, change.read.scale(kChunkBytes), change.write.scale(kChunkBytes)};
     shape.rowBytes = kChunkBytes;
   }
-  const uint32_t number = shapeNumber(shape, cast);
+  const uint32_t number = shapeNumber(shape, change);
   const uint64_t rows = shape.rows(), each = kernels::chunkRows(shape, kChunkBytes);
   for (uint64_t first = 0; first < rows; first += each)
     chunks_.push_back({target, source, number, first, std::min(each, rows - first)});

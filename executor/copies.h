@@ -1,7 +1,7 @@
 // Copies from memory to memory of this process: operand to operand, cut into chunks of about a mebibyte.
 #pragma once
 
-#include "executor/transport.h"
+#include "executor/faces.h"
 #include "kernels/kernels.h"
 
 #include <cstddef>
@@ -17,6 +17,9 @@ public:
   /// success: the sides are unlike, or a buffer is not bound.
   std::string add(const LocalRank &from, const schema::Operand *input, const LocalRank &to, const schema::Operand &output);
 
+  /// Appends the work of a step `reduce` on a face of a rank.
+  void addReduce(const LocalRank &rank, uint32_t buffer);
+
   /// Chunks; bytes of all.
   size_t size() const { return chunks_.size(); }
   uint64_t bytes() const { return bytes_; }
@@ -24,28 +27,34 @@ public:
   /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
   void run(size_t chunk, bool stream) const {
     const Chunk &each = chunks_[chunk];
-    const auto &[shape, cast] = shapes_[each.shape];
-    if (!each.source)
+    if (!each.target) {
+      reduces_[each.shape].first->reduce(reduces_[each.shape].second);
+      return;
+    }
+    const auto &[shape, change] = shapes_[each.shape];
+    if (change)
+      kernels::changeRows(each.target, each.source, shape, each.first, each.count, change, stream);
+    else if (!each.source)
       kernels::fillRows(each.target, shape, each.first, each.count);
-    else if (cast)
-      kernels::castRows(each.target, each.source, shape, each.first, each.count, cast, stream);
     else
       kernels::copyRows(each.target, each.source, shape, each.first, each.count, stream);
   }
 
 private:
-  /// Rows [first, first + count) of a shape; source null: zeros.
+  /// Rows [first, first + count) of a shape; source null: zeros; target null: `shape` is the number of a `reduce`.
   struct Chunk {
     std::byte *target;
     const std::byte *source;
     uint32_t shape;
     uint64_t first, count;
   };
-  uint32_t shapeNumber(const kernels::Strided &shape, const kernels::Cast &cast);
-  void cut(kernels::Strided shape, const kernels::Cast &cast, const std::byte *source, std::byte *target);
+  uint32_t shapeNumber(const kernels::Strided &shape, const kernels::Change &change);
+  void cutBlocks(const kernels::Strided &shape, const kernels::Change &change, const std::byte *source, std::byte *target);
+  void cut(kernels::Strided shape, const kernels::Change &change, const std::byte *source, std::byte *target);
 
-  std::vector<std::pair<kernels::Strided, kernels::Cast>> shapes_;
+  std::vector<std::pair<kernels::Strided, kernels::Change>> shapes_;
   std::vector<Chunk> chunks_;
+  std::vector<std::pair<const FaceWork *, uint32_t>> reduces_;
   uint64_t bytes_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include "executor/reshard.h"
 
+#include "executor/faces.h"
 #include "executor/launch.h"
 #include "executor/recorded.h"
 #include "executor/transport.h"
@@ -53,6 +54,7 @@ struct reshard_executor {
   std::vector<uint32_t> ranks;
   std::map<std::pair<uint32_t, uint32_t>, Bindable> places; // (endpoint, world rank or file number)
   std::vector<LocalRank> locals;
+  std::vector<FaceWork> faces; // by local rank
   std::vector<Range> ranges;
   std::map<std::string, Hook> hooks;
   std::vector<Refresh> refreshes; // in the order of ranks, then of params
@@ -87,8 +89,11 @@ struct reshard_executor {
       uint32_t next = 0;
       for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p) {
         result.firstInstance.push_back(next);
-        for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place))
-          result.names.emplace(instance.name, std::make_pair(next++, static_cast<uint64_t>(instance.bytes)));
+        for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place)) {
+          if (!endpoint.params()->Get(p)->face())
+            result.names.emplace(instance.name, std::make_pair(next, static_cast<uint64_t>(instance.bytes)));
+          ++next;
+        }
       }
       result.pointers.assign(next, nullptr);
     }
@@ -272,7 +277,6 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       local.rank = rank;
       if (std::string error = e.plan->segment(rank, local.segment); !error.empty())
         return e.fail(rank < e.plan->world() ? RESHARD_BAD_PLAN : RESHARD_INVALID, std::move(error));
-      local.casts = castsOf(*e.plan, *local.segment);
     }
     std::vector<uint32_t> sorted = e.ranks;
     std::sort(sorted.begin(), sorted.end());
@@ -349,11 +353,18 @@ reshard_status reshard_prepare(reshard_executor *executor) {
         const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(run->endpoint());
         Bindable &place = e.bindable(run->endpoint(), run->place(), endpoint.ranks()->Get(run->place()));
         local.runs.push_back(place.pointers.data() + place.firstInstance[run->param()]);
-        if (run->endpoint() > 0 && run->bytes() > 0 && std::find(local.runs.back(), local.runs.back() + run->count(), nullptr) != local.runs.back() + run->count())
+        if (run->endpoint() > 0 && !endpoint.params()->Get(run->param())->face() && run->bytes() > 0 && std::find(local.runs.back(), local.runs.back() + run->count(), nullptr) != local.runs.back() + run->count())
           return e.fail(RESHARD_BAD_BINDING, place.role + (endpoint.storage() ? " file " : " rank ") +
                                                  std::to_string(endpoint.ranks()->Get(run->place())) + " param '" +
                                                  endpoint.params()->Get(run->param())->name()->str() + "' is not bound on every instance");
       }
+    e.faces.resize(e.locals.size());
+    for (size_t l = 0; l < e.locals.size(); ++l) {
+      if (std::string error = e.faces[l].bind(*e.plan, e.locals[l]); !error.empty())
+        return e.fail(RESHARD_FAILED, std::move(error));
+      if (e.recorded && e.locals[l].work)
+        return e.fail(RESHARD_BAD_BINDING, "rank " + std::to_string(e.locals[l].rank) + " has quantised params, which no device converts yet, expected device 'cpu'");
+    }
     e.refreshes.clear();
     if (std::string error = findRefreshes(e); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));

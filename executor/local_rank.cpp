@@ -8,9 +8,6 @@ namespace reshard {
 
 using namespace schema;
 
-namespace {
-
-/// The run that has a buffer, or as many as there are.
 size_t runOf(const Segment &segment, uint32_t buffer) {
   const auto *list = segment.buffers();
   const auto after = std::upper_bound(list->begin(), list->end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); });
@@ -20,32 +17,54 @@ size_t runOf(const Segment &segment, uint32_t buffer) {
   return buffer - list->Get(static_cast<uint32_t>(run))->first() < list->Get(static_cast<uint32_t>(run))->count() ? run : list->size();
 }
 
+namespace {
+
 /// Of a dtype that check_manifest lets be cast.
 kernels::Format formatOf(DType type) { return kernels::formatNamed(dtypeName(type)).value(); }
 
 } // namespace
 
 std::byte *LocalRank::pointer(uint32_t buffer) const {
+  if (buffer == 0)
+    return arena;
   const size_t run = runOf(*segment, buffer);
   return run < runs.size() ? runs[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()] : nullptr;
 }
 
-kernels::Cast LocalRank::cast(uint32_t buffer) const {
-  if (casts.empty())
+kernels::Form LocalRank::form(uint32_t buffer) const {
+  if (forms.empty())
     return {};
   const size_t run = runOf(*segment, buffer);
-  return run < casts.size() ? casts[run] : kernels::Cast{};
+  return run < forms.size() ? forms[run] : kernels::Form{};
 }
 
-std::vector<kernels::Cast> castsOf(const Plan &plan, const Segment &segment) {
-  std::vector<kernels::Cast> casts;
+const kernels::Shown *LocalRank::matrices(uint32_t buffer) const {
+  if (shown.empty())
+    return nullptr;
+  const size_t run = runOf(*segment, buffer);
+  return run < shown.size() && !shown[run].empty() ? &shown[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()] : nullptr;
+}
+
+std::vector<kernels::Form> formsOf(const Plan &plan, const Segment &segment) {
+  using kernels::Form;
+  std::vector<Form> forms;
   bool any = false;
   for (const BufferRun *run : *segment.buffers()) {
-    const Param &param = *plan.manifest().endpoints()->Get(run->endpoint())->params()->Get(run->param());
-    casts.push_back(param.stored() ? kernels::Cast{formatOf(param.dtype()), formatOf(*param.stored())} : kernels::Cast{});
-    any = any || casts.back();
+    const auto &params = *plan.manifest().endpoints()->Get(run->endpoint())->params();
+    const Param &param = *params.Get(run->param());
+    const Face *face = param.face();
+    Form &form = forms.emplace_back();
+    if (param.stored()) {
+      form = kernels::castForm(formatOf(param.dtype()), formatOf(*param.stored()));
+    } else if (face && face->kind() <= FaceKind::codes) {
+      const bool elements = face->kind() == FaceKind::elements;
+      const kernels::Format code = kernels::Format::fp8_e4m3, wide = formatOf((elements ? param : *params.Get(face->codes())).dtype());
+      form = {elements ? Form::Kind::elements : Form::Kind::codes, elements ? wide : code, elements ? code : wide, 1};
+      form.block = form.item() * (elements && run->endpoint() > 0 && !face->gathered() ? kernels::blockShape(static_cast<kernels::Quantization>(face->format())).columns : 1);
+    }
+    any = any || form;
   }
-  return any ? casts : std::vector<kernels::Cast>();
+  return any ? forms : std::vector<Form>();
 }
 
 } // namespace reshard

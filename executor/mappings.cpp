@@ -52,7 +52,8 @@ SharedMappings::SharedMappings() {
     while (const dirent *entry = readdir(folder)) {
       struct stat status;
       const int number = std::atoi(entry->d_name);
-      if (entry->d_name[0] != '.' && number != dirfd(folder) && fstat(number, &status) == 0 && S_ISREG(status.st_mode))
+      // By name: others of the process may close the descriptor meanwhile, and open another.
+      if (entry->d_name[0] != '.' && number != dirfd(folder) && fstatat(dirfd(folder), entry->d_name, &status, 0) == 0 && S_ISREG(status.st_mode))
         descriptors_.try_emplace({status.st_dev, status.st_ino}, number);
     }
     closedir(folder);

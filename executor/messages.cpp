@@ -9,6 +9,7 @@
 #include "executor/agreement.h"
 #include "executor/chunks.h"
 #include "executor/copies.h"
+#include "executor/faces.h"
 #include "executor/neighbours.h"
 #include "executor/packing.h"
 #include "executor/patience.h"
@@ -75,6 +76,7 @@ public:
     if (plan.manifest().messages() > kMaxWireTag - Agreement::kTags)
       return "the plan has more messages than the wire has tags";
     const LocalRank &rank = ranks[0];
+    work_ = rank.work;
     if (shortcut_)
       if (std::string error = neighbours_.show(rank); !error.empty())
         return error;
@@ -94,15 +96,17 @@ public:
     for (uint32_t s = 0; s < where_.size(); ++s)
       if (error = addStep(plan, rank, s, near, true); !error.empty())
         return abandon(error);
-    if (const uint64_t bytes = rank.segment->arena_bytes(); bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
+    if (const uint64_t bytes = rank.segment->arena_bytes() - (work_ ? work_->begin() + work_->end() : 0); bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
       if (!arena_)
         return "no memory for an arena of " + std::to_string(bytes) + " bytes";
       std::memset(arena_, 0, bytes); // touched now, not in the first run
     }
-    for (const Way way : {kReceive, kSend, kPost})
+    for (const Way way : {kReceive, kSend, kPull, kPost})
       for (Message &message : messages_[way])
         link(*rank.segment, way, message);
+    for (Message &local : locals_)
+      link(*rank.segment, kLocal, local);
     return {};
   }
 
@@ -113,7 +117,11 @@ public:
       for (Message &message : way)
         message.begun = message.done = message.copied = 0;
     first_ = {};
-    copied_ = 0;
+    copied_ = local_ = 0;
+    if (!work(FaceWork::kBefore, deadline)) {
+      timedOut = true;
+      return abandon("the deadline passed before anything was sent");
+    }
     Patience patience;
     for (uint64_t looks = 0;; ++looks) {
       bool any = false;
@@ -121,10 +129,7 @@ public:
         return abandon(error);
       post(any);
       pull(any);
-      if (copied_ < copies_.size()) { // a part of the local copies and fills
-        copies_.run(copied_++, stream_);
-        any = true;
-      }
+      copy(any);
       if (finished())
         break;
       // The wire needs to be looked after.
@@ -138,6 +143,10 @@ public:
       }
     }
     ++runs_;
+    if (!work(FaceWork::kAfter, deadline)) {
+      timedOut = true;
+      return abandon("the deadline passed before all was quantised");
+    }
     // A refit is complete on all ranks or on none.
     std::string error = agreement_.barrier(deadline, timedOut);
     return error.empty() ? error : abandon(error);
@@ -161,6 +170,16 @@ private:
     return error;
   }
 
+  /// Jobs of the rank's faces; false where the deadline passed.
+  bool work(FaceWork::Stage stage, const Deadline &deadline) const {
+    for (size_t job = 0; work_ && job < work_->size(stage); ++job) {
+      if (passed(deadline))
+        return false;
+      work_->run(stage, job);
+    }
+    return true;
+  }
+
   std::string addStep(const Plan &plan, const LocalRank &rank, uint32_t number, const std::map<uint32_t, Invitation> &near, bool sends) {
     const Step &step = *rank.segment->steps()->Get(number);
     if ((step.kind() == StepKind::send) != sends)
@@ -168,12 +187,16 @@ private:
     auto operand = [&](uint32_t at) { return rank.segment->operands()->Get(at); };
     if (step.kind() != StepKind::send && step.kind() != StepKind::recv) {
       by_.local += step.bytes();
+      for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
+        copies_.addReduce(rank, operand(step.first_input() + i)->buffer());
       for (uint32_t i = 0; i < step.output_count(); ++i)
         if (std::string error = copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr, rank, *operand(step.first_output() + i));
             !error.empty())
           return error;
       stream_ = stream_ || bytes() >= kStreamBytes;
       where_[number] = {kLocal, copies_.size()}; // where its copies end
+      locals_.emplace_back().step = &step;
+      localEnds_.push_back(copies_.size());
       return {};
     }
     Message message;
@@ -204,8 +227,6 @@ private:
       for (uint32_t i = 0; i < count; ++i)
         if (std::string error = message.packing.add(rank, *operand(first + i)); !error.empty())
           return error;
-      if (sends && message.packing.casts())
-        return "step " + std::to_string(number) + " passes on what it has cast";
       if (chunkBytes(step, 0) > kMaxWireBytes)
         return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxWireBytes) + " bytes at once";
       if (step.staging() == UINT64_MAX && !message.packing.contiguous())
@@ -238,7 +259,7 @@ private:
   }
 
   void link(const Segment &segment, Way way, Message &message) {
-    const bool send = way != kReceive;
+    const bool send = way == kSend || way == kPost;
     const std::vector<std::vector<uint64_t>> before = send ? chunksBefore(segment, *message.step) : std::vector<std::vector<uint64_t>>();
     for (uint32_t i = 0; i < message.step->after_count(); ++i) {
       const uint32_t earlier = segment.after()->Get(message.step->first_after() + i);
@@ -255,7 +276,7 @@ private:
   /// Slots pass from step to step of a direction, also by way of those that do not use theirs: each of these is looked at once, since ways
   /// through them part and meet again.
   void share(const Segment &segment, Way way, uint32_t earlier, Message &message) const {
-    if (way == kPost)
+    if (way != kSend && way != kReceive)
       return;
     std::set<uint32_t> seen = {earlier};
     std::vector<uint32_t> left = {earlier};
@@ -306,6 +327,16 @@ private:
     return brought(message);
   }
 
+  /// Does a part of the local steps, which go one after the other.
+  void copy(bool &any) {
+    while (local_ < locals_.size() && copied_ == localEnds_[local_])
+      ++local_;
+    if (local_ == locals_.size() || !brought(locals_[local_]))
+      return;
+    copies_.run(copied_++, stream_);
+    any = true;
+  }
+
   /// Tells receivers of this host what they may copy. That they have is known at the end, when all ranks are done.
   void post(bool &any) {
     auto &all = messages_[kPost];
@@ -321,7 +352,7 @@ private:
     auto &all = messages_[kPull];
     for (size_t m = first_[kPull]; m < std::min(all.size(), first_[kPull] + kAhead); ++m) {
       Message &message = all[m];
-      if (message.done == message.chunks || message.progress->posted.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
+      if (message.done == message.chunks || !brought(message) || message.progress->posted.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
         continue;
       const uint64_t end = message.done * message.step->chunk() + chunkBytes(*message.step, message.done), last = std::min(end, message.copied + kPullBytes);
       message.packing.copy(message.copied, last, stream_);
@@ -341,7 +372,7 @@ private:
       end = nullptr;
       return message.packing.contiguous() + message.begun * step.chunk();
     }
-    std::byte *begin = arena_ + step.staging() + (step.slot() + message.begun) % 2 * step.chunk();
+    std::byte *begin = arena_ + step.staging() - (work_ ? work_->begin() : 0) + (step.slot() + message.begun) % 2 * step.chunk();
     end = begin + chunkBytes(step, message.begun);
     return begin;
   }
@@ -427,6 +458,7 @@ private:
   Neighbours neighbours_;
   std::byte *arena_ = nullptr;
   std::array<std::vector<Message>, 4> messages_; // by way, in the order of the plan
+  const FaceWork *work_ = nullptr;
   Copies copies_;                                // of local steps, step after step
   std::vector<std::pair<Way, size_t>> where_;    // by step: into messages_ or copies_
   std::array<size_t, 4> first_{};                // unfinished, by way
@@ -434,6 +466,9 @@ private:
   bool stream_ = false;
   std::array<std::array<Flight, kInFlight>, 2> flights_;
   size_t copied_ = 0;
+  std::vector<Message> locals_;     // local steps: what they wait for
+  std::vector<size_t> localEnds_;   // where the copies of each end
+  size_t local_ = 0;                // unfinished
   bool abandoned_ = false;
   BytesBy by_;
 };

@@ -72,7 +72,7 @@ std::string Neighbours::show(const LocalRank &rank) {
   for (uint32_t r = 0; runs && r < runs->size(); ++r)
     for (uint32_t i = 0; i < runs->Get(r)->count(); ++i) {
       Buffer &buffer = mine_.buffers[runs->Get(r)->first() + i - 1];
-      const std::byte *bound = rank.runs[r][i];
+      const std::byte *bound = rank.forms.empty() || !rank.forms[r] ? rank.runs[r][i] : nullptr; // what is converted is not shown
       buffer.file = bound ? mappings.file(bound, runs->Get(r)->bytes(), buffer.offset, opened_) : -1;
     }
   invitation_.host = hostNumber();
@@ -131,7 +131,7 @@ bool Neighbours::mapPeer(const Plan &plan, uint32_t rank, const Invitation &invi
   }
   for (const auto &table : peer.tables)
     peer.rank.runs.push_back(table.data());
-  peer.rank.casts = castsOf(plan, *peer.rank.segment);
+  peer.rank.forms = formsOf(plan, *peer.rank.segment);
   return true;
 }
 

@@ -54,23 +54,25 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
       shape.loops[shape.loopCount++] = {loops[l].count, loops[l].stride[0], loops[l].stride[1]};
   kernels::simplify(shape);
 
-  // Offsets and strides of a plan are those of what comes; those of memory that has another form follow.
-  kernels::Cast casts[2];
+  // Offsets and strides of a plan are those of what goes; those of memory that has another form follow.
+  kernels::Form forms[2];
   for (int s = 0; s < 2; ++s)
     if (sides[s].operand)
-      casts[s] = sides[s].rank->cast(sides[s].operand->buffer());
-  if (casts[0] && shapes[1])
+      forms[s] = sides[s].rank->form(sides[s].operand->buffer());
+  if (forms[0].kind == kernels::Form::Kind::cast && shapes[1])
     return "rank " + std::to_string(source.rank->rank) + " passes on what it has cast";
-  const int cast = casts[0] ? 0 : 1;
-  expansion.cast = casts[cast];
-  auto scaled = [&](int s, int64_t bytes) { return casts[s] ? casts[s].scale(bytes) : bytes; };
-  for (size_t l = 0; l < shape.loopCount; ++l)
-    (cast == 0 ? shape.loops[l].sourceStride : shape.loops[l].targetStride) = scaled(cast, cast == 0 ? shape.loops[l].sourceStride : shape.loops[l].targetStride);
+  expansion.source = forms[0];
+  expansion.target = forms[1];
+  for (size_t l = 0; l < shape.loopCount; ++l) {
+    shape.loops[l].sourceStride = forms[0].scale(shape.loops[l].sourceStride);
+    shape.loops[l].targetStride = forms[1].scale(shape.loops[l].targetStride);
+  }
 
   expansion.at.clear();
   expansion.at.reserve(pieces);
   for (uint64_t n = 0; n < pieces; ++n) {
     std::byte *at[2];
+    const kernels::Shown *shown[2] = {};
     for (int s = 0; s < 2; ++s) {
       int64_t buffer = sides[s].operand ? sides[s].operand->buffer() : 0;
       int64_t offset = sides[s].operand ? static_cast<int64_t>(sides[s].operand->offset()) : 0;
@@ -81,9 +83,11 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
         offset += i * loops[l].stride[s];
       }
       std::byte *memory = sides[s].operand ? sides[s].rank->pointer(static_cast<uint32_t>(buffer)) : nullptr;
-      at[s] = memory ? memory + scaled(s, offset) : nullptr;
+      at[s] = memory ? memory + forms[s].scale(offset) : nullptr;
+      if (forms[s] && sides[s].operand)
+        shown[s] = sides[s].rank->matrices(static_cast<uint32_t>(buffer));
     }
-    expansion.at.push_back({at[0], at[1]});
+    expansion.at.push_back({at[0], at[1], shown[0], shown[1]});
   }
   return {};
 }
@@ -92,8 +96,8 @@ std::string addCopy(const Side &source, const Side &target, kernels::Table &tabl
   Expansion expansion;
   if (std::string error = expand(source, target, expansion); !error.empty())
     return error;
-  if (expansion.cast)
-    return "rank " + std::to_string(target.rank->rank) + " casts what it gets, which no device does yet, expected device 'cpu'";
+  if (expansion.source || expansion.target)
+    return "rank " + std::to_string(target.rank->rank) + " converts what it gets, which no device does yet, expected device 'cpu'";
   for (const auto &at : expansion.at) {
     if (!at.target || (source.operand && !at.source))
       return "a buffer of rank " + std::to_string(at.target ? source.rank->rank : target.rank->rank) + " is used but not bound";

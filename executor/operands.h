@@ -17,13 +17,14 @@ struct Side {
   const schema::Operand *operand = nullptr;
 };
 
-/// Pieces of one shape and one cast, in the order of the operand's loops: piece after piece, row after row, they are its bytes in packed order.
+/// Pieces of one shape and one pair of forms, in the order of the operand's loops: piece after piece, row after row, they are its bytes in packed order.
 struct Expansion {
   struct At {
     std::byte *source, *target; // null where there is no operand, or its buffer is not bound
+    const kernels::Shown *from, *to; // behind faces
   };
-  kernels::Strided shape; // rowBytes of what comes; strides of a side with a cast, of what stands there
-  kernels::Cast cast;     // into the memory of the target, or of the one side that there is
+  kernels::Strided shape;       // rowBytes of what goes; strides of each side's memory
+  kernels::Form source, target; // of the memory of each side that there is
   std::vector<At> at;
 };
 

@@ -33,10 +33,14 @@ std::string Packing::add(const LocalRank &rank, const Operand &operand) {
   for (const auto &at : expansion.at)
     if (!at.source)
       return "a buffer of rank " + std::to_string(rank.rank) + " is used but not bound";
+  expansion.target = expansion.source; // whichever it is
+  for (auto &at : expansion.at)
+    at.to = at.from;
+  const size_t first = in_.size();
   append(expansion);
-  kernels::Strided &in = in_.back();
-  for (size_t l = 0; l < in.loopCount; ++l)
-    std::swap(in.loops[l].sourceStride, in.loops[l].targetStride);
+  for (size_t s = first; s < in_.size(); ++s)
+    for (size_t l = 0; l < in_[s].loopCount; ++l)
+      std::swap(in_[s].loops[l].sourceStride, in_[s].loops[l].targetStride);
   return {};
 }
 
@@ -50,18 +54,23 @@ std::string Packing::add(const Side &source, const Side &target, bool &reached) 
 }
 
 void Packing::append(const Expansion &expansion) {
-  for (const auto &[source, target] : expansion.at) {
-    pieces_.push_back({source, target, bytes_, out_.size()});
+  bool any = false;
+  for (const auto &[source, target, from, to] : expansion.at) {
+    const kernels::Change change{expansion.source, expansion.target, from, to};
+    if (!any || !(changes_.back() == change)) {
+      out_.push_back(expansion.shape);
+      in_.push_back(expansion.shape);
+      changes_.push_back(change);
+      any = true;
+    }
+    pieces_.push_back({source, target, bytes_, out_.size() - 1});
     bytes_ += expansion.shape.bytes();
   }
-  out_.push_back(expansion.shape);
-  in_.push_back(expansion.shape);
-  cast_.push_back(expansion.cast);
-  casts_ = casts_ || expansion.cast;
+  converts_ = converts_ || expansion.source || expansion.target;
 }
 
 std::byte *Packing::contiguous() const {
-  return pieces_.size() == 1 && !casts_ && out_[pieces_[0].shape].loopCount == 0 ? pieces_[0].source : nullptr;
+  return pieces_.size() == 1 && !converts_ && out_[pieces_[0].shape].loopCount == 0 ? pieces_[0].source : nullptr;
 }
 
 void Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, kernels::Table &table) const {
@@ -74,38 +83,61 @@ void Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *pa
   }
 }
 
-/// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between. An element that is cast and that two ranges
-/// share belongs to the one that it ends in; of packed bytes its beginning is kept until then.
+/// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between. What is written at once (an element, a block) and
+/// parted by two ranges belongs to the one that it ends in; of packed bytes its beginning is kept until then. An element that is packed in two parts is made twice.
 void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
   auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](uint64_t at, const Piece &p) { return at < p.begin; }));
   for (; piece != pieces_.end() && piece->begin < end; ++piece) {
     const kernels::Strided &shape = packed ? in_[piece->shape] : out_[piece->shape];
-    const kernels::Cast &cast = cast_[piece->shape];
+    kernels::Change change = changes_[piece->shape];
+    if (packed)
+      change.read = {};
+    if (packing)
+      change.write = {};
     // Both pointers are to the piece's first byte, which may lie before the range.
     const auto before = static_cast<int64_t>(piece->begin - begin);
     const std::byte *source = packed ? packed + before : piece->source;
     std::byte *target = packing ? packing + before : packed ? piece->source : piece->target;
     uint64_t at = std::max(begin, piece->begin) - piece->begin;
     uint64_t last = std::min(end - piece->begin, shape.bytes());
-    auto part = [&](uint64_t from, uint64_t bytes, const std::byte *elsewhere = nullptr) {
+    // A part of one row; one side may be elsewhere.
+    auto part = [&](uint64_t from, uint64_t bytes, const std::byte *otherSource = nullptr, std::byte *otherTarget = nullptr) {
       const Offsets row = rowOffsets(shape, from / shape.rowBytes);
       const auto within = static_cast<int64_t>(from % shape.rowBytes);
-      const std::byte *bytesAt = elsewhere ? elsewhere : source + row.source + within;
-      if (cast)
-        kernels::castRow(target + row.target + cast.scale(within), bytesAt, bytes, cast, stream);
+      const std::byte *bytesAt = otherSource ? otherSource : source + row.source + change.read.scale(within);
+      std::byte *to = otherTarget ? otherTarget : target + row.target + change.write.scale(within);
+      if (change)
+        kernels::changeRow(to, bytesAt, bytes, change, stream);
       else
-        std::memcpy(target + row.target + within, bytesAt, bytes);
+        std::memcpy(to, bytesAt, bytes);
     };
-    if (cast) {
-      const uint64_t item = kernels::itemBytes(cast.from), begun = at % item, left = last % item;
-      if (packed && begun > 0) {
-        std::memcpy(kept_.data() + begun, source + at, item - begun);
-        part(at - begun, item, kept_.data());
-        at += item - begun;
+    uint64_t left = 0;
+    if (const uint64_t unit = change ? std::max(change.read.item(), change.write.block) : 1; unit > 1) {
+      const uint64_t begun = at % unit;
+      left = last % unit;
+      last -= left;
+      std::byte element[8];
+      if (packing) {
+        if (begun > 0) {
+          const uint64_t some = std::min(unit - begun, last + left - at);
+          part(at - begun, unit, nullptr, element);
+          std::memcpy(target + at, element + begun, some);
+          at += unit - begun;
+        }
+        if (left > 0 && at <= last) {
+          part(last, unit, nullptr, element);
+          std::memcpy(target + last, element, left);
+        }
+      } else if (packed && begun > 0) {
+        const uint64_t some = std::min(unit - begun, last + left - at);
+        std::memcpy(kept_.data() + begun, source + at, some);
+        if (begun + some < unit)
+          return; // the block goes on in a later range
+        part(at - begun, unit, kept_.data());
+        at += some;
       } else {
         at -= begun;
       }
-      last -= left;
       if (packed && left > 0)
         std::memcpy(kept_.data(), source + last, left);
     }
@@ -115,8 +147,8 @@ void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::b
       at += bytes;
     }
     if (const uint64_t whole = at < last ? (last - at) / shape.rowBytes : 0; whole > 0) {
-      if (cast)
-        kernels::castRows(target, source, shape, at / shape.rowBytes, whole, cast, stream);
+      if (change)
+        kernels::changeRows(target, source, shape, at / shape.rowBytes, whole, change, stream);
       else
         kernels::copyRows(target, source, shape, at / shape.rowBytes, whole, stream);
       at += whole * shape.rowBytes;

@@ -18,20 +18,20 @@ public:
   std::string add(const Side &source, const Side &target, bool &reached);
 
   uint64_t bytes() const { return bytes_; }
-  /// Whether elements are cast when they are unpacked; then they cannot be packed.
-  bool casts() const { return casts_; }
+  /// Whether elements change on their way.
+  bool converts() const { return converts_; }
   /// Where the bytes of one side stand side by side, one after the other; null where they do not.
   std::byte *contiguous() const;
 
   /// Copies bytes [begin, end) to `to`, or from `from`, or from one side to the other. Allocates nothing. `stream`: as for kernels::copyRows.
   void pack(uint64_t begin, uint64_t end, std::byte *to) const { move(begin, end, nullptr, to, false); }
-  /// Ranges in their order, where elements are cast.
+  /// Ranges in their order, where elements change.
   void unpack(uint64_t begin, uint64_t end, const std::byte *from, bool stream = false) const { move(begin, end, from, nullptr, stream); }
   void copy(uint64_t begin, uint64_t end, bool stream) const { move(begin, end, nullptr, nullptr, stream); }
 
   /// Appends to a table what pack and unpack copy.
   void pack(uint64_t begin, uint64_t end, std::byte *to, kernels::Table &table) const { tabulate(begin, end, false, to, table); }
-  /// Ranges in their order, where elements are cast.
+  /// Ranges in their order, where elements change.
   void unpack(uint64_t begin, uint64_t end, std::byte *from, kernels::Table &table) const { tabulate(begin, end, true, from, table); }
 
 private:
@@ -47,9 +47,9 @@ private:
 
   std::vector<Piece> pieces_;
   std::vector<kernels::Strided> out_, in_; // memory -> packed, packed -> memory; of pairs the same
-  std::vector<kernels::Cast> cast_;        // by shape
-  bool casts_ = false;
-  mutable std::array<std::byte, 8> kept_{}; // of an element that a later range ends
+  std::vector<kernels::Change> changes_;   // by shape; of what is only packed or unpacked, both sides the same
+  bool converts_ = false;
+  mutable std::array<std::byte, kernels::kMxBlock * 4> kept_{}; // of a block that a later range ends
   uint64_t bytes_ = 0;
 };
 

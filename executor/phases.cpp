@@ -158,9 +158,11 @@ std::string findNeeds(const LocalRank &rank, uint32_t number, Message &message) 
 
 std::string addWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations, uint64_t &bytes) {
   std::vector<kernels::Table> waves;
-  std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
+  std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand *output) {
+    if (!output)
+      return "rank " + std::to_string(to.rank) + " converts what it gets, which no device does yet, expected device 'cpu'";
     waves.resize(std::max<size_t>(waves.size(), wave + 1));
-    return addCopy({&from, input}, {&to, &output}, waves[wave]);
+    return addCopy({&from, input}, {&to, output}, waves[wave]);
   });
   for (kernels::Table &wave : waves) {
     bytes += wave.bytes();
@@ -194,8 +196,8 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
                                  : addOperands(rank, step.first_output(), step.output_count(), message.packing);
         !error.empty())
       return error;
-    if (message.packing.casts())
-      return "rank " + std::to_string(rank.rank) + " casts what it gets, which no device does yet, expected device 'cpu'";
+    if (message.packing.converts())
+      return "rank " + std::to_string(rank.rank) + " converts what it gets or sends, which no device does yet, expected device 'cpu'";
     if (step.staging() == UINT64_MAX && !message.packing.contiguous())
       return "step " + std::to_string(s) + " is in place, but its bytes do not stand side by side";
     if (std::string error = findNeeds(rank, s, message); !error.empty())

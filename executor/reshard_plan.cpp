@@ -26,8 +26,9 @@ Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t place)
   const fbs::Endpoint &endpoint = *manifest.endpoints()->Get(number);
   Params result;
   for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
-    for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, place))
-      result.instances.push_back(std::move(instance));
+    if (!endpoint.params()->Get(p)->face()) // which nobody binds
+      for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, place))
+        result.instances.push_back(std::move(instance));
   for (const fbs::ParamInstance &instance : result.instances) {
     const fbs::Param &param = *endpoint.params()->Get(instance.param);
     const bool hook = number > 0 && !endpoint.storage(); // nobody else is called back

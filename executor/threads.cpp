@@ -2,6 +2,7 @@
 // Nothing is staged. Between waves all cores wait for each other.
 
 #include "executor/copies.h"
+#include "executor/faces.h"
 #include "executor/transport.h"
 #include "executor/waves.h"
 
@@ -35,16 +36,20 @@ public:
 
   std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline, bool &) override {
     uint32_t last = 0;
-    if (std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
+    if (std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand *output) {
           if (wave > last)
             waveEnds_.push_back(copies_.size());
           last = wave;
-          return copies_.add(from, input, to, output);
+          if (output)
+            return copies_.add(from, input, to, *output);
+          copies_.addReduce(to, input->buffer());
+          return std::string();
         });
         !error.empty())
       return error;
     waveEnds_.push_back(copies_.size());
-    for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, copies_.size())); ++t)
+    addWork(ranks);
+    for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, waveEnds_.back())); ++t)
       workers_.emplace_back([this] { work(); });
     return {};
   }
@@ -73,13 +78,44 @@ public:
   uint64_t bytes() const override { return copies_.bytes(); }
 
 private:
+  /// A job of a rank's faces.
+  struct Work {
+    const FaceWork *faces;
+    FaceWork::Stage stage;
+    size_t job;
+  };
+
+  /// Jobs of faces are waves of their own, before and behind those of copies.
+  void addWork(const std::vector<LocalRank> &ranks) {
+    auto add = [&](FaceWork::Stage stage) {
+      const size_t known = work_.size();
+      for (const LocalRank &rank : ranks)
+        for (size_t job = 0; rank.work && job < rank.work->size(stage); ++job)
+          work_.push_back({rank.work, stage, job});
+      return work_.size() > known;
+    };
+    if (add(FaceWork::kBefore)) {
+      before_ = work_.size();
+      for (size_t &end : waveEnds_)
+        end += before_;
+      waveEnds_.insert(waveEnds_.begin(), before_);
+    }
+    if (add(FaceWork::kAfter))
+      waveEnds_.push_back(work_.size() + copies_.size());
+  }
+
   void pull() {
     for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < waveEnd_; i = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
         expired_ = true;
         return;
       }
-      copies_.run(i, copies_.bytes() >= kStreamBytes);
+      if (i < before_)
+        work_[i].faces->run(FaceWork::kBefore, work_[i].job);
+      else if (i - before_ < copies_.size())
+        copies_.run(i - before_, copies_.bytes() >= kStreamBytes);
+      else if (const Work &work = work_[i - copies_.size()]; true)
+        work.faces->run(work.stage, work.job);
     }
   }
 
@@ -101,7 +137,9 @@ private:
 
   const unsigned threads_;
   Copies copies_;
-  std::vector<size_t> waveEnds_; // into copies_
+  std::vector<Work> work_;       // before copies, of which there are before_, and behind them
+  size_t before_ = 0;
+  std::vector<size_t> waveEnds_; // by number: work before, copies, work behind
 
   std::vector<std::thread> workers_;
   std::mutex mutex_;

@@ -3,7 +3,7 @@
 
 #include "executor/deadline.h"
 #include "executor/load.h"
-#include "kernels/cast_rows.h"
+#include "kernels/change_rows.h"
 
 #include <cstddef>
 #include <memory>
@@ -15,22 +15,35 @@ namespace reshard {
 /// The memory of all buffers of one (endpoint, place), instance by instance; null where nothing is bound.
 using PointerTable = std::vector<std::byte *>;
 
+class FaceWork;
+
 /// One rank of this process, as a transport sees it.
 struct LocalRank {
   uint32_t rank = 0;
   const schema::Segment *segment = nullptr;
   /// Per BufferRun of the segment: the bound memory of its first instance, further ones follow in the table.
   std::vector<std::byte *const *> runs;
-  /// Per BufferRun: what becomes of elements on their way into it. Empty: nothing, anywhere.
-  std::vector<kernels::Cast> casts;
+  /// Per BufferRun: how its memory differs from what goes. Empty: not at all, anywhere.
+  std::vector<kernels::Form> forms;
+  /// Per BufferRun, where it is a face: the matrices behind each instance.
+  std::vector<std::vector<kernels::Shown>> shown;
+  /// What is to be converted before and after all else.
+  const FaceWork *work = nullptr;
+  /// The arena's beginning, where what comes in parts is gathered; null where the rank gathers nothing.
+  std::byte *arena = nullptr;
 
-  /// The memory of a buffer (from 1), or null where it is not bound.
+  /// The memory of a buffer, or null where it is not bound.
   std::byte *pointer(uint32_t buffer) const;
-  kernels::Cast cast(uint32_t buffer) const;
+  kernels::Form form(uint32_t buffer) const;
+  /// Null where the buffer is no face.
+  const kernels::Shown *matrices(uint32_t buffer) const;
 };
 
-/// The casts of a segment's buffers, as its plan says.
-std::vector<kernels::Cast> castsOf(const Plan &plan, const schema::Segment &segment);
+/// The run that has a buffer, or as many as there are.
+size_t runOf(const schema::Segment &segment, uint32_t buffer);
+
+/// The forms of a segment's buffers, as its plan says.
+std::vector<kernels::Form> formsOf(const Plan &plan, const schema::Segment &segment);
 
 /// Bytes that a run moves into the memory of this process's ranks, by the way that they come.
 struct BytesBy {

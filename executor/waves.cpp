@@ -1,7 +1,7 @@
 #include "executor/waves.h"
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 namespace reshard {
 
@@ -14,18 +14,19 @@ struct Pair {
   struct End {
     const LocalRank *rank = nullptr;
     const Step *step = nullptr;
+    uint32_t number = 0; // of the step
   } send, receive;
 };
 
 std::string pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messages) {
   for (const LocalRank &rank : ranks)
-    for (const Step *step : *rank.segment->steps())
-      if (step->kind() == StepKind::send || step->kind() == StepKind::recv) {
+    for (uint32_t s = 0; s < rank.segment->steps()->size(); ++s)
+      if (const Step *step = rank.segment->steps()->Get(s); step->kind() == StepKind::send || step->kind() == StepKind::recv) {
         Pair &pair = messages[step->message()];
         Pair::End &end = step->kind() == StepKind::send ? pair.send : pair.receive;
         if (end.step)
           return "message " + std::to_string(step->message()) + " has two ends of one kind";
-        end = {&rank, step};
+        end = {&rank, step, s};
       }
   for (uint64_t m = 0; m < messages.size(); ++m) {
     const auto &[send, receive] = messages[m];
@@ -44,73 +45,101 @@ std::string pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messa
   return {};
 }
 
-bool readsSource(const Plan &plan, const LocalRank &rank, const Operand &operand) {
-  const auto *runs = rank.segment->buffers();
-  auto run = std::upper_bound(runs->begin(), runs->end(), operand.buffer(),
-                              [](uint32_t buffer, const BufferRun *r) { return buffer < r->first(); });
-  return run != runs->begin() && (*--run)->endpoint() == 0 && plan.manifest().endpoints()->size() > 0;
-}
-
-/// How many messages must come one after the other before each: a send that reads a target comes after the receives that it waits
-/// for. A rank's steps are in the order of rounds and `after` names earlier ones, so one look at all steps by round is enough.
-std::string findWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<uint32_t> &waves) {
-  struct At {
-    uint32_t round;
-    const LocalRank *rank;
-    const Step *step;
-  };
-  std::vector<At> relays;
-  for (const LocalRank &rank : ranks)
-    for (const Step *step : *rank.segment->steps())
-      if (step->kind() == StepKind::send)
-        for (uint32_t i = 0; i < step->input_count(); ++i)
-          if (!readsSource(plan, rank, *rank.segment->operands()->Get(step->first_input() + i))) {
-            relays.push_back({step->round(), &rank, step});
-            break;
-          }
-  std::stable_sort(relays.begin(), relays.end(), [](const At &a, const At &b) { return a.round < b.round; });
-  for (const auto &[round, rank, step] : relays)
-    for (uint32_t i = 0; i < step->after_count(); ++i) {
-      const Step &before = *rank->segment->steps()->Get(rank->segment->after()->Get(step->first_after() + i));
-      if (before.kind() == StepKind::copy)
-        waves[step->message()] = std::max(waves[step->message()], 1u);
-      if (before.kind() != StepKind::recv)
-        continue;
-      if (before.round() >= round)
-        return "rank " + std::to_string(rank->rank) + " passes on in round " + std::to_string(round) + " what it gets in that round";
-      waves[step->message()] = std::max(waves[step->message()], waves[before.message()] + 1);
+/// Messages, and the other steps of all ranks, in waves: each after what it waits for. `after` between two sends, or two receives, is about slots of
+/// the arena, which nothing uses here. Topological order (A. B. Kahn, 1962), in time linear in the plan's `after`.
+class Waves {
+public:
+  Waves(const std::vector<LocalRank> &ranks, size_t messages) : ranks_(ranks) {
+    size_t next = messages;
+    for (const LocalRank &rank : ranks) {
+      firsts_.push_back(next);
+      next += rank.segment->steps()->size();
     }
-  return {};
-}
+    waves_.resize(next);
+  }
+
+  std::string find() {
+    std::vector<std::pair<size_t, size_t>> edges; // from what must be done before
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      for (uint32_t s = 0; s < ranks_[r].segment->steps()->size(); ++s)
+        addEdges(r, s, edges);
+    std::sort(edges.begin(), edges.end());
+    std::vector<uint32_t> left(waves_.size());
+    for (const auto &[from, to] : edges)
+      ++left[to];
+    std::vector<size_t> ready;
+    for (size_t node = 0; node < left.size(); ++node)
+      if (left[node] == 0)
+        ready.push_back(node);
+    for (size_t i = 0; i < ready.size(); ++i)
+      for (auto edge = std::lower_bound(edges.begin(), edges.end(), std::pair(ready[i], size_t{0})); edge != edges.end() && edge->first == ready[i]; ++edge) {
+        waves_[edge->second] = std::max(waves_[edge->second], waves_[edge->first] + 1);
+        if (--left[edge->second] == 0)
+          ready.push_back(edge->second);
+      }
+    return ready.size() == left.size() ? std::string() : "steps of the ranks wait for each other in a circle";
+  }
+
+  uint32_t of(size_t rank, uint32_t number) const { return waves_[node(rank, number)]; }
+
+private:
+  size_t node(size_t rank, uint32_t number) const {
+    const Step &step = *ranks_[rank].segment->steps()->Get(number);
+    return step.kind() == StepKind::send || step.kind() == StepKind::recv ? step.message() : firsts_[rank] + number;
+  }
+
+  void addEdges(size_t rank, uint32_t number, std::vector<std::pair<size_t, size_t>> &edges) const {
+    const Segment &segment = *ranks_[rank].segment;
+    const Step &step = *segment.steps()->Get(number);
+    for (uint32_t i = 0; i < step.after_count(); ++i) {
+      const uint32_t earlier = segment.after()->Get(step.first_after() + i);
+      const StepKind kind = segment.steps()->Get(earlier)->kind();
+      if (kind != StepKind::send && !(kind == StepKind::recv && step.kind() == StepKind::recv))
+        edges.emplace_back(node(rank, earlier), node(rank, number));
+    }
+  }
+
+  const std::vector<LocalRank> &ranks_;
+  std::vector<size_t> firsts_; // by rank, behind the messages
+  std::vector<uint32_t> waves_;
+};
 
 } // namespace
 
 std::string forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks,
-                        const std::function<std::string(uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output)> &visit) {
+                        const CopyVisitor &visit) {
   std::vector<Pair> messages(plan.manifest().messages());
   if (std::string error = pairUp(ranks, messages); !error.empty())
     return error;
-  std::vector<uint32_t> waves(messages.size());
-  if (std::string error = findWaves(plan, ranks, waves); !error.empty())
+  Waves waves(ranks, messages.size());
+  if (std::string error = waves.find(); !error.empty())
     return error;
-  for (const LocalRank &rank : ranks)
-    for (const Step *step : *rank.segment->steps())
-      if (step->kind() == StepKind::copy || step->kind() == StepKind::fill)
-        for (uint32_t i = 0; i < step->output_count(); ++i)
-          if (std::string error = visit(0, rank, step->kind() == StepKind::copy ? rank.segment->operands()->Get(step->first_input() + i) : nullptr, rank,
-                                        *rank.segment->operands()->Get(step->first_output() + i));
-              !error.empty())
-            return error;
-  std::vector<uint64_t> order(messages.size());
-  std::iota(order.begin(), order.end(), uint64_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](uint64_t a, uint64_t b) { return waves[a] < waves[b]; });
-  for (uint64_t m : order)
-    if (const auto &[send, receive] = messages[m]; send.step)
-      for (uint32_t i = 0; i < send.step->input_count(); ++i)
-        if (std::string error = visit(waves[m], *send.rank, send.rank->segment->operands()->Get(send.step->first_input() + i), *receive.rank,
-                                      *receive.rank->segment->operands()->Get(receive.step->first_output() + i));
-            !error.empty())
-          return error;
+  struct Item {
+    uint32_t wave;
+    const LocalRank *from, *to;
+    const Step *input, *output;
+  };
+  std::vector<Item> items;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    for (uint32_t s = 0; s < ranks[r].segment->steps()->size(); ++s) {
+      const Step &step = *ranks[r].segment->steps()->Get(s);
+      if (step.kind() != StepKind::send && step.kind() != StepKind::recv)
+        items.push_back({waves.of(r, s), &ranks[r], &ranks[r], &step, &step});
+    }
+  for (const Pair &pair : messages)
+    if (pair.send.step)
+      items.push_back({waves.of(static_cast<size_t>(pair.send.rank - ranks.data()), pair.send.number), pair.send.rank, pair.receive.rank, pair.send.step, pair.receive.step});
+  std::stable_sort(items.begin(), items.end(), [](const Item &a, const Item &b) { return a.wave < b.wave; });
+  for (const auto &[wave, from, to, input, output] : items) {
+    auto operand = [](const LocalRank *rank, uint32_t number) { return rank->segment->operands()->Get(number); };
+    for (uint32_t i = 0; input->kind() == StepKind::reduce && i < input->input_count(); ++i)
+      if (std::string error = visit(wave, *from, operand(from, input->first_input() + i), *to, nullptr); !error.empty())
+        return error;
+    for (uint32_t i = 0; i < output->output_count(); ++i)
+      if (std::string error = visit(wave, *from, output->kind() == StepKind::fill ? nullptr : operand(from, input->first_input() + i), *to, operand(to, output->first_output() + i));
+          !error.empty())
+        return error;
+  }
   return {};
 }
 

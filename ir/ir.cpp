@@ -58,6 +58,39 @@ bool passes(const Endpoint &endpoint, const std::vector<Presence> &rules, int64_
 
 } // namespace
 
+namespace {
+
+template <class Value> std::optional<Value> parseNamed(const std::string &text, int count) {
+  for (int i = 0; i < count; ++i)
+    if (text == name(static_cast<Value>(i)))
+      return static_cast<Value>(i);
+  return std::nullopt;
+}
+
+} // namespace
+
+const char *name(Quantization format) {
+  const char *names[] = {"mxfp8", "block_fp8", "nvfp4"};
+  return names[static_cast<int>(format)];
+}
+
+std::optional<Quantization> parseQuantization(const std::string &text) { return parseNamed<Quantization>(text, 3); }
+
+const char *name(FaceKind kind) {
+  const char *names[] = {"elements", "codes", "scales", "plain_scales", "amax"};
+  return names[static_cast<int>(kind)];
+}
+
+std::optional<FaceKind> parseFaceKind(const std::string &text) { return parseNamed<FaceKind>(text, 5); }
+
+int64_t gatheredBytes(const Layout &layout, const std::vector<BufferRun> &buffers) {
+  int64_t bytes = 0;
+  for (const BufferRun &run : buffers)
+    if (const auto &face = layout.endpoints[run.endpoint].params[run.param].face; face && face->gathered && face->kind != FaceKind::elements)
+      bytes += run.count * ((run.bytes + 63) / 64 * 64);
+  return bytes;
+}
+
 bool present(const Endpoint &endpoint, const Param &param, int64_t place) {
   return passes(endpoint, param.presence, place);
 }

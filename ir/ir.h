@@ -86,6 +86,27 @@ struct Presence {
   bool operator==(const Presence &) const = default;
 };
 
+/// Formats of quantised matrices (kernels/convert.h), and what a face shows (schema/plan.fbs has both).
+enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4 };
+const char *name(Quantization format);
+std::optional<Quantization> parseQuantization(const std::string &text);
+enum class FaceKind : uint8_t { elements, codes, scales, plain_scales, amax };
+const char *name(FaceKind kind);
+std::optional<FaceKind> parseFaceKind(const std::string &text);
+
+/// Of a param that is not bound itself but shows others of its endpoint in another form: see schema/plan.fbs. Params are numbers into Endpoint::params.
+struct Face {
+  FaceKind kind = FaceKind::elements;
+  Quantization format = Quantization::mxfp8;
+  bool gathered = false;  // it has memory in the arena; of `elements`, what comes goes there first, rows of blocks at a time
+  bool swizzled = false;  // the scales
+  unsigned codes = 0;     // of `elements` the codes, of others the param that is shown
+  unsigned scales = 0;    // of `elements` and `codes`
+  unsigned tensorScale = 0; // of `elements` of nvfp4
+  unsigned part = 0;      // of `amax` of a source: of the param that is shown
+  bool operator==(const Face &) const = default;
+};
+
 /// All params of one name pattern at one endpoint. A place has one instance for each combination of the name
 /// variables' values there (none where a presence rule excludes it), numbered with the last variable fastest.
 struct Param {
@@ -99,6 +120,10 @@ struct Param {
   std::string origin;               // "file:line" of its YAML, for explanations
   std::string refresh;              // the engine's hook after each run; empty: none
   std::optional<DType> stored;      // of a target, in which its bytes stand where that is another: each element is cast when it comes
+  std::optional<Face> face;
+  bool made = false;                // of a target: without parts, written by way of a face
+  /// Whether bytes change on their way into its memory, or out of it.
+  bool converts() const { return stored || (face && face->kind <= FaceKind::codes); }
   bool operator==(const Param &) const = default;
 };
 
@@ -307,12 +332,13 @@ struct Operand {
 /// Most steps have one or two.
 using Operands = llvm::SmallVector<Operand, 2>;
 
-/// convert, reduce, barrier and hook are reserved for later passes; the verifier refuses them until then.
+/// convert, barrier and hook are reserved for later passes; the verifier refuses them until then.
 enum class StepKind : uint8_t { copy, send, recv, fill, convert, reduce, barrier, hook };
 const char *name(StepKind kind);
 
 /// One thing a rank does. copy: inputs[i] -> outputs[i]; send: inputs, packed in order, to the peer; recv: the same bytes
-/// to outputs; fill: zeros to outputs. A message of several chunks takes two slots of the arena, `chunk` bytes each, in turn; so
+/// to outputs; fill: zeros to outputs; reduce: inputs, largest magnitudes of parts (a face `amax`), to the tensor scales that they are for. A copy from
+/// the arena (buffer 0) quantises what was gathered there. A message of several chunks takes two slots of the arena, `chunk` bytes each, in turn; so
 /// that one chunk is packed, or unpacked, while another is on its way.
 struct Step {
   StepKind kind = StepKind::copy;
@@ -369,6 +395,9 @@ struct Module {
   std::string fingerprint; // of the input, hexadecimal
   bool operator==(const Module &) const = default;
 };
+
+/// Bytes that gathered faces but those of elements, among a rank's buffers, take of its arena, at its end, each from a multiple of 64 on.
+int64_t gatheredBytes(const Layout &layout, const std::vector<BufferRun> &buffers);
 
 /// The buffers of every world rank: its places in every endpoint, then the storage endpoints' places that its steps may use.
 /// Buffer numbers start at 1 (0 is the arena). A run is listed only where it has instances.

@@ -208,6 +208,12 @@ protected:
     param.dtype = dtype();
     if (take("stored"))
       param.stored = dtype();
+    param.made = take("made");
+    const bool gathered = take("gathered");
+    if (take("face"))
+      face(param, gathered);
+    else if (gathered)
+      fail(place(), "expected 'face', found '" + std::string(peek()) + "'");
     expect("[");
     while (!take("]")) {
       if (!param.shape.empty())
@@ -251,6 +257,30 @@ protected:
       param.parts.push_back(std::move(part));
     }
     endpoint.params.push_back(std::move(param));
+  }
+
+  void face(Param &param, bool gathered) {
+    Face face;
+    face.gathered = gathered;
+    size_t at = place();
+    if (const auto kind = parseFaceKind(std::string(word())))
+      face.kind = *kind;
+    else
+      fail(at, "expected what a face shows");
+    at = place();
+    if (const auto format = parseQuantization(std::string(word())))
+      face.format = *format;
+    else
+      fail(at, "expected a format of quantised params");
+    face.swizzled = take("swizzled");
+    expect("of");
+    for (unsigned *number : {&face.codes, &face.scales, &face.tensorScale}) {
+      expect("$");
+      *number = static_cast<unsigned>(this->number());
+    }
+    if (take("part"))
+      face.part = static_cast<unsigned>(number());
+    param.face = face;
   }
 
   Layout &layout_;

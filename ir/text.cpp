@@ -150,7 +150,7 @@ private:
       out_ << "  without " << quoted(param) << "\n";
     for (size_t p = 0; p < endpoint.params.size(); ++p) {
       const Param &param = endpoint.params[p];
-      out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype) << (param.stored ? std::string(" stored ") + name(*param.stored) : "") << " [";
+      out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype) << (param.stored ? std::string(" stored ") + name(*param.stored) : "") << face(param) << " [";
       for (size_t d = 0; d < param.shape.size(); ++d) {
         out_ << (d ? ", " : "");
         if (param.shape[d].axes.empty() && param.shape[d].at.size() == 1)
@@ -185,6 +185,14 @@ private:
         out_ << "\n";
       }
     }
+  }
+
+  static std::string face(const Param &param) {
+    if (!param.face)
+      return param.made ? " made" : "";
+    const Face &face = *param.face;
+    return std::string(face.gathered ? " gathered" : "") + " face " + name(face.kind) + " " + name(face.format) + (face.swizzled ? " swizzled" : "") + " of $" +
+           std::to_string(face.codes) + " $" + std::to_string(face.scales) + " $" + std::to_string(face.tensorScale) + (face.part > 0 ? " part " + std::to_string(face.part) : "");
   }
 
   void transfers() {

@@ -107,6 +107,12 @@ private:
       require(rule.axis < endpoint.axes.size(), where + " refers to an axis that is not there");
     for (const Extent &extent : param.shape)
       require(coordinates(endpoint, extent.axes) == static_cast<int64_t>(extent.at.size()), where + " has an extent too many or missing");
+    if (param.face) {
+      require(param.face->gathered || param.face->kind <= FaceKind::codes, where + " needs memory of its own");
+      for (unsigned number : {param.face->codes, param.face->scales, param.face->tensorScale})
+        require(number < endpoint.params.size(), where + " shows a param that is not there");
+    }
+    require(!param.made || param.parts.empty(), where + " is made by way of a face, but has parts");
     for (const Part &part : param.parts) {
       if (!require(part.family < static_cast<int>(layout_.families.size()), where + " holds a tensor that is not there"))
         return;
@@ -143,12 +149,26 @@ private:
 
   // ---------------------------------------------------------------------------------------------------------- transfer
 
+  /// A matrix has no largest magnitudes of tensors that are not in it.
+  static int64_t bytesOfParts(const Endpoint &endpoint, const Param &param, int64_t place) {
+    int64_t bytes = 0;
+    for (const Part &part : param.parts) {
+      int64_t positions = itemBytes(param.dtype);
+      for (const PartDimension &dimension : part.dimensions) {
+        const Share &share = endpoint.shares[dimension.share];
+        positions *= size(share.at[coordinate(endpoint, share.axes, place)]);
+      }
+      bytes += positions;
+    }
+    return bytes;
+  }
+
   int64_t bytesOfPlace(unsigned e, int64_t place) {
     const Endpoint &endpoint = layout_.endpoints[e];
     int64_t bytes = 0;
     for (const Param &param : endpoint.params)
-      if (const int64_t count = instances(endpoint, param, place))
-        bytes += count * localBytes(endpoint, param, place);
+      if (const int64_t count = param.made ? 0 : instances(endpoint, param, place))
+        bytes += param.face && param.face->kind == FaceKind::amax ? bytesOfParts(endpoint, param, place) : count * localBytes(endpoint, param, place);
     return bytes;
   }
 
@@ -279,7 +299,7 @@ private:
         const std::string where = who + " step " + std::to_string(n);
         require(step.round >= round && step.round < s.rounds, where + " is out of its round");
         round = step.round;
-        require(step.kind <= StepKind::fill, where + " is of a reserved kind");
+        require(step.kind <= StepKind::fill || step.kind == StepKind::reduce, where + " is of a reserved kind");
         for (uint32_t before : step.after)
           require(before < n, where + " waits for a later step");
         int64_t in = 0, out = 0;
@@ -291,7 +311,7 @@ private:
           return;
         const bool message = step.kind == StepKind::send || step.kind == StepKind::recv;
         require(message == (step.peer >= 0) && step.peer < layout_.world && step.peer != rank.rank, where + " has a wrong peer");
-        require((step.kind == StepKind::fill || step.kind == StepKind::recv || in == step.bytes) && (step.kind == StepKind::send || out == step.bytes),
+        require((step.kind == StepKind::fill || step.kind == StepKind::recv || in == step.bytes) && (step.kind == StepKind::send || step.kind == StepKind::reduce || out == step.bytes),
                 where + " says " + std::to_string(step.bytes) + " bytes, its operands have " + std::to_string(std::max(in, out)));
         require(step.chunk >= 0 && step.chunk % 256 == 0 && (step.chunk == 0 || (message && step.chunk < step.bytes)) && step.slot <= (step.chunk > 0 && step.staging >= 0),
                 where + " has chunks that cannot be");
@@ -327,12 +347,17 @@ private:
   int64_t operandBytes(const RankSchedule &rank, const Operand &operand, bool output, StepKind kind, const std::string &where) {
     if (!require(operand.shape < rank.shapes.size(), where + " has a shape that is not there"))
       return 0;
-    const auto run = std::find_if(rank.buffers.begin(), rank.buffers.end(),
-                                  [&](const BufferRun &r) { return operand.buffer >= r.first && operand.buffer - r.first < r.count; });
-    if (!require(run != rank.buffers.end(), where + " has a buffer that is not there"))
-      return 0;
-    require(!output || run->endpoint > 0, where + " writes to a source");
-    require(output || kind == StepKind::send || run->endpoint == 0, where + " reads a target");
+    const BufferRun arena{0, 0, 0, 0, 1, rank.arenaBytes};
+    const BufferRun *run = &arena;
+    if (operand.buffer > 0) {
+      const auto found = std::find_if(rank.buffers.begin(), rank.buffers.end(),
+                                      [&](const BufferRun &r) { return operand.buffer >= r.first && operand.buffer - r.first < r.count; });
+      if (!require(found != rank.buffers.end(), where + " has a buffer that is not there"))
+        return 0;
+      run = &*found;
+    }
+    require(!output || run->endpoint > 0 || operand.buffer == 0, where + " writes to a source");
+    require(output || kind == StepKind::send || kind == StepKind::reduce || run->endpoint == 0, where + " reads a target");
     const OperandShape &shape = rank.shapes[operand.shape];
     int64_t bytes = shape.rowBytes, low = operand.offset, high = operand.offset + shape.rowBytes, first = operand.buffer, last = operand.buffer;
     for (const OperandLoop &loop : shape.loops) {

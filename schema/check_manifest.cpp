@@ -1,6 +1,7 @@
 // Whether a manifest's numbers refer to something and stay within bounds. It trusts nothing but the FlatBuffers
 // verifier: after it, the functions of manifest.h cannot read outside the manifest, overflow, or run for ever.
 
+#include "schema/check_faces.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"
 
@@ -305,7 +306,8 @@ private:
         if (!part(each, *each.parts()->Get(i), name))
           return false;
     }
-    return true;
+    error_ = checkFaces(*endpoint_, endpoint_ != manifest_.endpoints()->Get(0), role_, work_);
+    return error_.empty() && spend(0);
   }
 
   /// Presence and the numbering of instances.
@@ -344,7 +346,7 @@ private:
     auto castable = [](DType type) {
       return type == DType::fp32 || type == DType::bf16 || type == DType::fp16 || type == DType::fp8_e4m3 || type == DType::fp8_e5m2;
     };
-    if (param.stored() && (!castable(*param.stored()) || !castable(param.dtype()) || *param.stored() == param.dtype()))
+    if (param.stored() && (!castable(*param.stored()) || !castable(param.dtype()) || *param.stored() == param.dtype() || param.face() || param.made()))
       return fail(name + " is stored in a dtype that its elements cannot be cast to");
     int64_t bytes = std::max(itemBytes(param.dtype()), itemBytes(storedType(param)));
     for (size_t d = 0; d < sizeOf(param.shape()); ++d) {

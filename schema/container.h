@@ -16,6 +16,8 @@ using Bytes = std::span<const std::byte>;
 
 /// Features of a plan, which a reader that does not know them must refuse. Casts: elements that are cast on their way into memory (Param.stored).
 constexpr uint64_t kFeatureCasts = 1;
+/// … that shows or makes params in another form (Param.face).
+constexpr uint64_t kFeatureFaces = 2;
 
 /// Writes a plan; the file appears complete (by rename) on finish() or not at all. Every call returns an error text,
 /// empty on success.

@@ -37,6 +37,9 @@ struct Runs {
 };
 Runs runs(const Endpoint &endpoint, const Share &share, int64_t place);
 
+/// Bytes that an instance of a gathered face takes of the arena.
+inline uint64_t gatheredBytes(const BufferRun &run) { return (run.bytes() + 63) / 64 * 64; }
+
 /// One param instance on a place.
 struct ParamInstance {
   uint32_t param = 0;          // into Endpoint::params

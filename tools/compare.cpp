@@ -1,8 +1,9 @@
 // Target memory against source memory, and source replicas against each other, through the layouts of the manifest:
 // every tensor is put together from what the source holds of it.
 
-#include "tools/occurrences.h"
 #include "tools/parallel.h"
+#include "tools/reference.h"
+#include "tools/vectors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -13,30 +14,6 @@ namespace reshard::tools {
 namespace {
 
 using namespace schema;
-
-/// A tensor as some instances hold it.
-class Gathered {
-public:
-  /// Where an element stands; bytes of an element that nobody put are nothing.
-  std::byte *at(int64_t element, int64_t item) {
-    const size_t end = static_cast<size_t>((element + 1) * item);
-    if (bytes_.size() < end)
-      bytes_.resize(end * 3 / 2);
-    return bytes_.data() + element * item;
-  }
-  bool known(int64_t element) const {
-    return static_cast<size_t>(element) < known_.size() && known_[static_cast<size_t>(element)];
-  }
-  void know(int64_t element) {
-    if (static_cast<size_t>(element) >= known_.size())
-      known_.resize(static_cast<size_t>(element + 1) * 3 / 2);
-    known_[static_cast<size_t>(element)] = true;
-  }
-
-private:
-  std::vector<std::byte> bytes_;
-  std::vector<bool> known_;
-};
 
 /// The first instance that holds an element.
 const Occurrence &firstHolder(const Plan &plan, const std::vector<std::shared_ptr<const Occurrence>> &holders,
@@ -55,9 +32,10 @@ const Occurrence &firstHolder(const Plan &plan, const std::vector<std::shared_pt
 void checkCover(const Plan &plan, const Memory &target, CheckResult &result) {
   for (const PlaceMemory &place : target.places()) {
     const Endpoint &endpoint = *plan.manifest().endpoints()->Get(place.endpoint);
+    const std::vector<bool> made = madeByFaces(endpoint);
     for (uint32_t p = 0; p < place.params.size(); ++p)
       for (const ParamInstance &instance : instances(plan.manifest(), endpoint, p, place.place)) {
-        if (!place.params[p][instance.instance])
+        if (!place.params[p][instance.instance] || made[p])
           continue;
         const int64_t missing = uncovered(plan.manifest(), endpoint, p, place.place, instance);
         result.mismatches += static_cast<uint64_t>(missing);
@@ -68,12 +46,73 @@ void checkCover(const Plan &plan, const Memory &target, CheckResult &result) {
   }
 }
 
+/// All that an instance of a param holds, in order.
+std::string contents(const Plan &plan, const PlaceMemory &place, const ParamInstance &instance) {
+  std::string text = std::to_string(instance.param) + ":" + std::to_string(instance.bytes);
+  forEachRun(plan.manifest(), *plan.manifest().endpoints()->Get(place.endpoint), instance.param, place.place, instance, [&](const ElementRun &run) {
+    text += run.tensor ? " '" + *run.tensor + "'" : " padding";
+    for (const int64_t number : {run.logical, run.logicalStep, run.local, run.localStep, run.count})
+      text += " " + std::to_string(number);
+  });
+  return text;
+}
+
+const std::byte *memoryOf(const Occurrence &occurrence) { return occurrence.place->params[occurrence.instance.param][occurrence.instance.instance]; }
+
+/// Codes and scales of params that stand quantised and are no tensors of their own: those of one param that hold the same elements, and so the same blocks.
+/// Padding is part of its block. Values of different params may differ by their blocks.
+void compareQuantised(const Plan &plan, const Memory &source, ReplicaResult &result) {
+  const Endpoint &endpoint = *plan.manifest().endpoints()->Get(0);
+  std::map<uint32_t, std::set<uint32_t>> holders; // of a tensor pattern
+  for (uint32_t p = 0; p < all(endpoint.params()).size(); ++p)
+    for (const Part *part : all(endpoint.params()->Get(p)->parts()))
+      if (part->family() >= 0)
+        holders[static_cast<uint32_t>(part->family())].insert(p);
+  for (const auto &[family, params] : holders) {
+    const bool blocks = std::any_of(params.begin(), params.end(), [&](uint32_t p) {
+      const Face *face = endpoint.params()->Get(p)->face();
+      return face && face->kind() == FaceKind::elements;
+    });
+    if (blocks && params.size() > 1)
+      result.left.push_back(plan.manifest().families()->Get(family)->name()->str());
+  }
+  // By what is held, the first place that holds it: the occurrences of what its face shows.
+  std::map<std::string, std::vector<Occurrence>> first;
+  for (const PlaceMemory &place : source.places())
+    for (uint32_t p = 0; p < place.params.size(); ++p) {
+      const Face *face = endpoint.params()->Get(p)->face();
+      if (!face || face->kind() != FaceKind::elements)
+        continue;
+      std::vector<std::vector<ParamInstance>> shown;
+      for (const uint32_t each : shownParams(*face))
+        shown.push_back(instances(plan.manifest(), endpoint, each, place.place));
+      for (const ParamInstance &elements : instances(plan.manifest(), endpoint, p, place.place)) {
+        const auto [at, added] = first.try_emplace(contents(plan, place, elements));
+        for (size_t s = 0; s < shown.size(); ++s) {
+          const Occurrence mine{&place, shown[s][elements.instance]};
+          if (added) {
+            at->second.push_back(mine);
+            continue;
+          }
+          const Occurrence &other = at->second[s];
+          const std::byte *here = memoryOf(mine), *there = memoryOf(other);
+          if (!here || !there || all(endpoint.params()->Get(mine.instance.param)->parts()).size() > 0)
+            continue;
+          result.comparedBytes += static_cast<uint64_t>(mine.instance.bytes);
+          if (const auto same = std::mismatch(here, here + mine.instance.bytes, there).first - here; same < mine.instance.bytes)
+            result.differences.push_back(nameOf(plan, mine) + " differs from " + nameOf(plan, other) + " from byte " + std::to_string(same) + " on");
+        }
+      }
+    }
+}
+
 } // namespace
 
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
                     const std::function<void(double)> &progress) {
-  const Occurrences held = occurrences(plan, source), wanted = occurrences(plan, target);
+  const Occurrences wanted = occurrences(plan, target);
   const std::vector<Occurrences::value_type> work(wanted.begin(), wanted.end());
+  Reference reference(plan, source);
   CheckResult result;
   std::mutex mutex;
   parallelFor(
@@ -81,13 +120,9 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
       [&](size_t i) {
         const auto &[name, targets] = work[i];
         CheckResult one;
-        Gathered tensor;
-        if (const auto sources = held.find(name); !name.empty() && sources != held.end())
-          for (const auto &occurrence : sources->second)
-            forEachElement(plan, *occurrence, name, [&](const std::byte *at, int64_t element, int64_t item) {
-              std::memcpy(tensor.at(element, item), at, static_cast<size_t>(item));
-              tensor.know(element);
-            });
+        const TensorValues tensor = reference.gather(name);
+        if (tensor.conflict() >= 0)
+          one.unclear = "params of the source that hold tensor '" + name + "' show two values of element " + std::to_string(tensor.conflict());
         const std::byte zeros[8] = {};
         for (const auto &occurrence : targets) {
           const Param &param = *plan.manifest().endpoints()->Get(occurrence->place->endpoint)->params()->Get(occurrence->instance.param);
@@ -111,12 +146,11 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
           });
         }
         std::lock_guard lock(mutex);
-        result.checkedBytes += one.checkedBytes;
-        result.mismatches += one.mismatches;
-        if (result.first.empty())
-          result.first = std::move(one.first);
+        result.add(std::move(one));
       },
       progress);
+  for (const PlaceMemory &place : target.places())
+    result.add(checkFaces(plan, place, reference, threads));
   checkCover(plan, target, result);
   return result;
 }
@@ -134,16 +168,13 @@ ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned t
         const auto &[name, holders] = work[i];
         if (name.empty() || holders.size() < 2) // padding is never read
           return;
-        Gathered tensor;
+        TensorValues tensor;
         uint64_t compared = 0;
         for (size_t h = 0; h < holders.size(); ++h) {
           int64_t differs = -1; // the first such element
           forEachElement(plan, *holders[h], name, [&](const std::byte *at, int64_t element, int64_t item) {
-            if (!tensor.known(element)) {
-              std::memcpy(tensor.at(element, item), at, static_cast<size_t>(item));
-              tensor.know(element);
-              return;
-            }
+            if (!tensor.known(element))
+              return tensor.put(element, at, item);
             compared += static_cast<uint64_t>(item);
             if (std::memcmp(at, tensor.at(element, item), static_cast<size_t>(item)) != 0 &&
                 (differs < 0 || element < differs))
@@ -160,6 +191,7 @@ ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned t
       progress);
   for (auto &list : found)
     std::move(list.begin(), list.end(), std::back_inserter(result.differences));
+  compareQuantised(plan, source, result);
   return result;
 }
 

@@ -1,5 +1,7 @@
 #include "tools/coverage.h"
 
+#include "tools/gathered.h"
+#include "tools/quantize.h"
 #include "tools/synthesize.h"
 #include "tools/vectors.h"
 
@@ -78,19 +80,8 @@ private:
     const auto [at, added] = likePlace_.try_emplace({run.endpoint(), run.place(), run.param(), 0}, run.place());
     if (!added)
       return at->second;
-    const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
-    const Param &param = *endpoint.params()->Get(run.param());
-    std::vector<int64_t> coordinates = {run.endpoint(), run.param()};
-    auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) {
-      coordinates.push_back(coordinate(endpoint, axes, run.place()));
-    };
-    for (const uint32_t share : all(param.instances()))
-      depend(endpoint.shares()->Get(share)->axes());
-    for (const Extent *extent : all(param.shape()))
-      depend(extent->axes());
-    for (const Part *part : all(param.parts()))
-      for (const PartDimension *dimension : all(part->dimensions()))
-        depend(endpoint.shares()->Get(dimension->share())->axes());
+    std::vector<int64_t> coordinates = likeness(*manifest_.endpoints()->Get(run.endpoint()), run.param(), run.place());
+    coordinates.push_back(run.endpoint());
     return at->second = firstLike_.try_emplace(std::move(coordinates), run.place()).first->second;
   }
 
@@ -174,19 +165,15 @@ const Stretch *find(const std::vector<Stretch> &list, int64_t local, const Stret
 
 class Prover {
 public:
-  explicit Prover(const Plan &plan) : plan_(plan), paired_(plan), contents_(plan.manifest()) {}
+  explicit Prover(const Plan &plan) : plan_(plan), paired_(plan), gathered_(plan, paired_), contents_(plan.manifest()) {}
 
   CoverageResult run(const std::function<void(double)> &progress) {
     result_.error = paired_.load();
     // A storage target is written by several ranks, so its rows are gathered first.
     for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
       rows_.clear();
-      const std::string error = paired_.forEachRow(rank, [&](const Row &row) {
+      const std::string error = gathered_.forEachRow(rank, [&](const Row &row) {
         const BufferRun *run = runOf(paired_.segment(rank), row.targetBuffer);
-        if (!run) {
-          fail("rank " + std::to_string(rank) + " writes to its arena, which this proof does not follow");
-          return;
-        }
         const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
         (endpoint.storage() ? storage_ : rows_).push_back({rank, row});
       });
@@ -233,11 +220,20 @@ private:
       const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
       if (run->endpoint() == 0 || endpoint.storage() != storage)
         continue;
+      const Param &param = *endpoint.params()->Get(run->param());
+      if (param.made() ? !madeOnce(endpoint, *run, rank) : param.face() && !makes(endpoint, *param.face(), *run, rank))
+        return;
       for (uint32_t i = 0; i < run->count(); ++i) {
         uint64_t at = 0;
         const uint32_t buffer = run->first() + i;
         for (; next < rows.size() && rows[next].row.targetBuffer == buffer; ++next) {
           const Row &row = rows[next].row;
+          if (param.made()) {
+            fail(where(rank, buffer, row.targetOffset) + " is written, but is made of what is written to a face");
+            return;
+          }
+          if (row.targetOffset > at && nothingIn(param, rank, buffer, at, row.targetOffset))
+            at = row.targetOffset;
           if (row.targetOffset != at) {
             fail(where(rank, buffer, std::min(at, row.targetOffset)) + (row.targetOffset > at ? " is never written" : " is written twice"));
             return;
@@ -245,16 +241,46 @@ private:
           at += row.bytes;
           ++result_.rows;
           result_.bytes += row.bytes;
-          if (!checkSource(rank, row, endpoint.params()->Get(run->param())->dtype()) ||
-              !checkContent(rank, rows[next], itemBytes(endpoint.params()->Get(run->param())->dtype())))
+          if (!checkSource(rank, row, param.dtype()) || !checkContent(rank, rows[next], itemBytes(param.dtype())))
             return;
         }
-        if (at != run->bytes()) {
+        if (at != run->bytes() && !param.made() && !nothingIn(param, rank, buffer, at, run->bytes())) {
           fail(where(rank, buffer, at) + " is never written");
           return;
         }
       }
     }
+  }
+
+  /// Whether no part of a face of largest magnitudes covers a range: those of tensors that a matrix has not, which are zero.
+  bool nothingIn(const Param &param, uint32_t rank, uint32_t buffer, uint64_t begin, uint64_t end) {
+    if (!param.face() || param.face()->kind() != FaceKind::amax)
+      return false;
+    const auto item = static_cast<uint64_t>(itemBytes(param.dtype()));
+    const std::vector<Stretch> &stretches = contents_.of(paired_.segment(rank), buffer);
+    return std::none_of(stretches.begin(), stretches.end(), [&](const Stretch &stretch) {
+      const auto from = static_cast<uint64_t>(stretch.local) * item;
+      return from < end && from + static_cast<uint64_t>(stretch.count) * item > begin;
+    });
+  }
+
+  /// What is made of others has one face that makes it, which is proven like a param: each of its bytes is written, and becomes part of what it shows.
+  bool madeOnce(const Endpoint &endpoint, const BufferRun &run, uint32_t rank) {
+    int faces = 0;
+    for (const Param *param : all(endpoint.params()))
+      if (const Face *face = param->face()) {
+        const std::vector<uint32_t> made = madeParams(*face);
+        faces += static_cast<int>(std::count(made.begin(), made.end(), run.param()));
+      }
+    return faces == 1 || fail(where(rank, run.first(), 0) + " is made by way of " + std::to_string(faces) + " faces, expected one");
+  }
+
+  /// What a face makes is not written in another way.
+  bool makes(const Endpoint &endpoint, const Face &face, const BufferRun &run, uint32_t rank) {
+    for (const uint32_t made : madeParams(face))
+      if (!endpoint.params()->Get(made)->made())
+        return fail(where(rank, run.first(), 0) + " makes param '" + endpoint.params()->Get(made)->name()->str() + "', which has bytes of its own");
+    return true;
   }
 
   /// A row comes from the source, as it was before the run, or from a target rank that passes it on, of which checkRelays sees that
@@ -266,7 +292,11 @@ private:
     if (!from || plan_.manifest().endpoints()->Get(from->endpoint())->storage() > (from->endpoint() == 0))
       return fail(where(rank, row.targetBuffer, row.targetOffset) + " comes from " + (from ? "a written file" : "the arena") +
                   " of rank " + std::to_string(row.sourceRank) + ", not from the source or a target rank");
-    const DType found = plan_.manifest().endpoints()->Get(from->endpoint())->params()->Get(from->param())->dtype();
+    const Param &param = *plan_.manifest().endpoints()->Get(from->endpoint())->params()->Get(from->param());
+    // What is quantised, or made, does not stand as it came.
+    if (from->endpoint() > 0 && (param.face() ? param.face()->kind() == FaceKind::elements : param.made()))
+      return fail(where(rank, row.targetBuffer, row.targetOffset) + " is passed on by rank " + std::to_string(row.sourceRank) + ", where it is quantised");
+    const DType found = param.dtype();
     return found == dtype || fail(where(rank, row.targetBuffer, row.targetOffset) + " is " + dtypeName(dtype) +
                                   ", but comes from " + dtypeName(found));
   }
@@ -377,6 +407,7 @@ private:
 
   const Plan &plan_;
   PairedPlan paired_;
+  Gathered gathered_;
   Contents contents_;
   CoverageResult result_;
   std::vector<Placed> rows_, storage_;
@@ -439,20 +470,19 @@ std::string PairedPlan::rows(const Segment *from, uint32_t fromRank, const Opera
   }
 }
 
-std::string PairedPlan::forEachRow(uint32_t rank, const std::function<void(const Row &)> &visit) const {
+std::string PairedPlan::forEachRow(uint32_t rank, uint32_t number, const std::function<void(const Row &)> &visit) const {
   const Segment &to = *segments_[rank];
-  for (const Step *step : all(to.steps())) {
-    if (step->kind() == StepKind::send)
-      continue;
-    const bool receive = step->kind() == StepKind::recv;
-    const uint32_t fromRank = receive ? step->peer() : rank;
-    const Segment *from = segments_[fromRank];
-    const uint32_t firstInput = receive ? sends_[step->message()].step->first_input() : step->first_input();
-    for (uint32_t i = 0; i < step->output_count(); ++i) {
-      const Operand *input = step->kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
-      if (std::string error = rows(from, fromRank, input, to, *to.operands()->Get(step->first_output() + i), visit); !error.empty())
-        return "rank " + std::to_string(rank) + ": " + error;
-    }
+  const Step &step = *to.steps()->Get(number);
+  if (step.kind() == StepKind::send)
+    return {};
+  const bool receive = step.kind() == StepKind::recv;
+  const uint32_t fromRank = receive ? step.peer() : rank;
+  const Segment *from = segments_[fromRank];
+  const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
+  for (uint32_t i = 0; i < step.output_count(); ++i) {
+    const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
+    if (std::string error = rows(from, fromRank, input, to, *to.operands()->Get(step.first_output() + i), visit); !error.empty())
+      return "rank " + std::to_string(rank) + ": " + error;
   }
   return {};
 }

@@ -26,8 +26,8 @@ public:
   explicit PairedPlan(const Plan &plan) : plan_(plan) {}
   /// Loads and checks every segment; every send must have one receive of the same number, round, bytes and operands.
   std::string load();
-  /// Every row that ends on a rank, in no order.
-  std::string forEachRow(uint32_t rank, const std::function<void(const Row &)> &visit) const;
+  /// Every row that ends on a rank by a step; also in its arena (buffer 0), and from there.
+  std::string forEachRow(uint32_t rank, uint32_t step, const std::function<void(const Row &)> &visit) const;
   /// Every row of one operand of a rank: `visit(row)` with its place as the target.
   std::string forEachRow(uint32_t rank, const schema::Operand &operand, const std::function<void(const Row &)> &visit) const {
     return rows(nullptr, rank, nullptr, *segments_[rank], operand, visit);

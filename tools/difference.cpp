@@ -1,6 +1,7 @@
 #include "tools/difference.h"
 
 #include "executor/load.h"
+#include "tools/standing.h"
 #include "tools/vectors.h"
 
 #include <nlohmann/json.hpp>
@@ -24,6 +25,15 @@ constexpr const char *kName = "reshard-diff";
 /// What the names of --fail-on stand for.
 std::map<std::string, double> numbers(const Plan &plan) {
   const Manifest &m = plan.manifest();
+  std::map<Quantizer, double> quantized; // instances of target params, all endpoints
+  for (uint32_t e = 0; e < m.endpoints()->size(); ++e) {
+    const QuantizedCounts counts = countQuantized(m, e);
+    for (const auto &[by, formats] : counts.params)
+      for (const auto &[format, count] : formats)
+        quantized[by] += static_cast<double>(count);
+  }
+  uint64_t gathered = 0;
+  mostGathered(plan, gathered); // a segment that cannot be read is reported with the others
   return {{"world", m.world()},
             {"rounds", m.rounds()},
             {"messages", static_cast<double>(m.messages())},
@@ -35,6 +45,11 @@ std::map<std::string, double> numbers(const Plan &plan) {
             {"storage_bytes", static_cast<double>(m.bytes_storage())},
             {"staging_limit", static_cast<double>(m.staging_limit())},
             {"arena_bytes", static_cast<double>(m.arena_bytes())}, // of the rank that needs most
+            {"quantized_on_arrival", quantized[Quantizer::arrival]},
+            {"quantized_gathered", quantized[Quantizer::gathered]},
+            {"quantized_by_sender", quantized[Quantizer::sender]},
+            {"quantized_passed_on", quantized[Quantizer::passed]},
+            {"gathered_bytes", static_cast<double>(gathered)},
             {"plan_bytes", static_cast<double>(plan.container().bytes())}};
 }
 
@@ -51,13 +66,19 @@ std::string describe(const Endpoint &endpoint, const Share &share) {
   return text;
 }
 
-/// Params of all endpoints by "role name", each with a text of all that decides what it holds.
+/// Params of all endpoints by "role name", each with a text of all that decides what it holds. What shows a param in another form is of that param.
 std::map<std::string, std::string> params(const Plan &plan) {
   std::map<std::string, std::string> result;
   const Manifest &m = plan.manifest();
   for (const Endpoint *endpoint : *m.endpoints())
     for (const Param *param : all(endpoint->params())) {
       std::string text = dtypeName(param->dtype());
+      const Param *named = param;
+      for (const Face *face = param->face(); face; face = named->face()) {
+        named = endpoint->params()->Get(face->codes());
+        text += std::string(" ") + EnumNameFaceKind(face->kind()) + " " + EnumNameQuantization(face->format()) + (face->gathered() ? " gathered" : "") +
+                (face->swizzled() ? " swizzled" : "");
+      }
       if (param->stored())
         text += std::string(" stored ") + dtypeName(*param->stored());
       for (const Extent *extent : all(param->shape()))
@@ -77,7 +98,7 @@ std::map<std::string, std::string> params(const Plan &plan) {
         for (const PartDimension *dimension : all(part->dimensions()))
           text += " " + std::to_string(dimension->param()) + describe(*endpoint, *endpoint->shares()->Get(dimension->share()));
       }
-      result[endpoint->role()->str() + " " + param->name()->str()] += text;
+      result[endpoint->role()->str() + " " + named->name()->str()] += text;
     }
   return result;
 }

@@ -1,7 +1,8 @@
 #include "tools/inspection.h"
 
-#include "tools/coverage.h"
+#include "tools/gathered.h"
 #include "tools/simulation.h"
+#include "tools/standing.h"
 #include "tools/vectors.h"
 
 #include <nlohmann/json.hpp>
@@ -24,17 +25,32 @@ constexpr const char *kKinds[] = {"copy", "send", "recv", "fill"};
 
 std::string textOf(const flatbuffers::String *text) { return text ? text->str() : std::string(); }
 
-Json summary(const Plan &plan) {
+/// Counts of the params that stand quantised; empty where there is none.
+Json quantizedJson(const Manifest &m, uint32_t endpoint) {
+  const QuantizedCounts counts = countQuantized(m, endpoint);
+  Json json = Json::object();
+  for (const auto &[by, formats] : counts.params)
+    for (const auto &[format, count] : formats)
+      json[kQuantizers[static_cast<size_t>(by)].key][EnumNameQuantization(format)] = count;
+  if (counts.sends > 0)
+    json["to_send"] = counts.sends;
+  return json;
+}
+
+Json summary(const Plan &plan, uint64_t gathered) {
   const Manifest &m = plan.manifest();
   Json endpoints = Json::array();
-  for (const Endpoint *endpoint : *m.endpoints()) {
+  for (uint32_t e = 0; e < m.endpoints()->size(); ++e) {
+    const Endpoint *endpoint = m.endpoints()->Get(e);
     Json axes = Json::object();
     for (const Axis *axis : all(endpoint->axes()))
       axes[axis->name()->str()] = axis->size();
-    int64_t params = 0;
-    for (uint32_t place = 0; place < endpoint->ranks()->size(); ++place)
-      for (const Param *param : all(endpoint->params()))
+    int64_t params = 0, patterns = 0;
+    for (const Param *param : all(endpoint->params())) {
+      patterns += !param->face();
+      for (uint32_t place = 0; place < endpoint->ranks()->size() && !param->face(); ++place)
         params += instanceCount(*endpoint, *param, place);
+    }
     endpoints.push_back({{"role", textOf(endpoint->role())},
                          {"layout", textOf(endpoint->layout())},
                          {"storage", endpoint->storage()},
@@ -42,8 +58,9 @@ Json summary(const Plan &plan) {
                          {"places", endpoint->ranks()->size()},
                          {"first_rank", endpoint->ranks()->Get(0)},
                          {"last_rank", *std::max_element(endpoint->ranks()->begin(), endpoint->ranks()->end())},
-                         {"param_patterns", all(endpoint->params()).size()},
-                         {"params", params}});
+                         {"param_patterns", patterns},
+                         {"params", params},
+                         {"quantized", quantizedJson(m, e)}});
   }
   uint32_t largest = 0;
   for (uint32_t rank = 1; rank < plan.world(); ++rank)
@@ -57,7 +74,7 @@ Json summary(const Plan &plan) {
           {"manifest_bytes", plan.container().manifest().size()},
           {"world", m.world()},
           {"endpoints", endpoints},
-          {"tensor_patterns", all(m.families()).size()},
+          {"tensor_patterns", all(m.families()).size() - derivedFamilies(m)},
           {"transfers", m.transfers()},
           {"descriptors", m.descriptors()},
           {"messages", m.messages()},
@@ -68,6 +85,7 @@ Json summary(const Plan &plan) {
             {"remote", m.bytes_remote()},
             {"storage", m.bytes_storage()}}},
           {"staging_limit", m.staging_limit()},
+          {"gathered_bytes", gathered},
           {"largest_segment", {{"rank", largest}, {"bytes", plan.container().segmentBytes(largest)}}}};
 }
 
@@ -76,10 +94,23 @@ void printSummary(const Json &s) {
   auto size = [](const Json &bytes) { return humanBytes(bytes.get<double>()); };
   std::printf("model      %s\ndigest     %s\nplan       %s, manifest %s, largest segment %s (rank %s)\nworld      %s ranks\n", text(s["model"]).c_str(), text(s["digest"]).c_str(),
               size(s["plan_bytes"]).c_str(), size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(), text(s["largest_segment"]["rank"]).c_str(), text(s["world"]).c_str());
-  for (const Json &endpoint : s["endpoints"])
+  for (const Json &endpoint : s["endpoints"]) {
     std::printf("%-10s %s %s: %s %s, %s params (%s patterns), axes %s\n", text(endpoint["role"]).c_str(), endpoint["storage"] ? "files" : "ranks",
                 (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(), text(endpoint["places"]).c_str(), endpoint["storage"] ? "file(s)" : "places",
                 text(endpoint["params"]).c_str(), text(endpoint["param_patterns"]).c_str(), endpoint["axes"].dump().c_str());
+    std::string quantized;
+    const Json &counts = endpoint["quantized"];
+    for (const QuantizerName &name : kQuantizers)
+      if (counts.contains(name.key))
+        for (const auto &[format, count] : counts[name.key].items())
+          quantized += ", " + text(count) + " " + format + " " + name.words;
+    if (counts.contains("to_send"))
+      quantized += ", " + text(counts["to_send"]) + " where they are sent";
+    if (!quantized.empty())
+      std::printf("%-10s quantised:%s\n", "", quantized.c_str() + 1);
+  }
+  if (s["gathered_bytes"] > 0)
+    std::printf("gathers    %s at most in the arena of a rank, to be quantised\n", size(s["gathered_bytes"]).c_str());
   std::printf("moves      %s: local %s, remote %s, storage %s\n", size(s["bytes"]["target"]).c_str(), size(s["bytes"]["local"]).c_str(), size(s["bytes"]["remote"]).c_str(),
               size(s["bytes"]["storage"]).c_str());
   std::printf("by         %s transfers, %s descriptors, %s messages in %s round(s)\n", text(s["transfers"]).c_str(), text(s["descriptors"]).c_str(), text(s["messages"]).c_str(),
@@ -174,32 +205,50 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
     complain(kName, error);
     return kUsage;
   }
+  std::vector<std::vector<std::optional<Standing>>> known;
+  for (uint32_t e = 0; e < m.endpoints()->size(); ++e)
+    known.push_back(standings(m, e));
   Json found = Json::array();
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     const Segment &segment = paired.segment(rank);
-    std::map<uint32_t, Json> wanted; // by buffer
+    std::map<uint32_t, Json> wanted;                      // by buffer
+    std::map<uint32_t, std::vector<uint32_t>> writtenBy; // of a buffer that rows are written to, those that they are for: of a face, what it shows
     for (const BufferRun *run : all(segment.buffers())) {
       const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
-      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0))
+      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->face())
         continue;
+      const std::optional<Standing> &standing = known[run->endpoint()][run->param()];
+      const BufferRun *written = run;
+      for (const BufferRun *other : all(segment.buffers()))
+        if (standing && other->endpoint() == run->endpoint() && other->place() == run->place() && static_cast<int32_t>(other->param()) == standing->face)
+          written = other;
       for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->place())) {
         if (fnmatch(glob.c_str(), instance.name.c_str(), 0) != 0)
           continue;
         const Param &param = *endpoint.params()->Get(run->param());
         Json holds = Json::array();
-        for (const Part *part : all(param.parts()))
+        for (const Part *part : all(endpoint.params()->Get(written->param())->parts()))
           holds.push_back(part->family() < 0 ? "zero padding" : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
         wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())}, {"rank", endpoint.ranks()->Get(run->place())}, {"name", instance.name}, {"dtype", dtypeName(storedType(param))},
-                                                    {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"refresh", textOf(param.refresh())}, {"holds", holds}, {"from", Json::object()}};
+                                                    {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"refresh", textOf(param.refresh())}, {"holds", holds}};
+        Json &one = wanted[run->first() + instance.instance];
+        if (standing)
+          one["quantized"] = {{"format", EnumNameQuantization(standing->format)},
+                              {"is", standing->codes ? "codes" : "scales"},
+                              {"swizzled", standing->swizzled},
+                              {"how", kQuantizers[static_cast<size_t>(standing->by)].key}};
+        one["from"] = Json::object();
+        writtenBy[written->first() + instance.instance].push_back(run->first() + instance.instance);
       }
     }
     if (wanted.empty())
       continue;
     Names names(plan, segment);
     std::map<uint32_t, std::map<std::string, uint64_t>> from;
-    const std::string error = paired.forEachRow(rank, [&](const Row &row) {
-      if (wanted.count(row.targetBuffer))
-        from[row.targetBuffer][row.zero ? "zeros" : "rank " + std::to_string(row.sourceRank)] += row.bytes;
+    const std::string error = Gathered(plan, paired).forEachRow(rank, [&](const Row &row) {
+      if (const auto at = writtenBy.find(row.targetBuffer); at != writtenBy.end())
+        for (const uint32_t buffer : at->second)
+          from[buffer][row.zero ? "zeros" : "rank " + std::to_string(row.sourceRank)] += row.bytes;
     });
     if (!error.empty()) {
       complain(kName, error);
@@ -224,6 +273,14 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
                 one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(), humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
     for (const Json &tensor : one["holds"])
       std::printf(" %s", tensor.get<std::string>().c_str());
+    if (one.contains("quantized")) {
+      const Json &quantized = one["quantized"];
+      const bool swizzled = quantized["is"] == "scales" && quantized["swizzled"].get<bool>();
+      for (const QuantizerName &name : kQuantizers)
+        if (quantized["how"] == name.key)
+          std::printf("\n  quantised as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(), swizzled ? "swizzled " : "",
+                      quantized["is"].get<std::string>().c_str(), name.words);
+    }
     if (const std::string refresh = one["refresh"]; !refresh.empty())
       std::printf("\n  then the engine's hook '%s'", refresh.c_str());
     std::printf("\n  from ");
@@ -264,7 +321,12 @@ int inspect(const InspectionOptions &options) {
     return inspectSimulation(*plan, options);
   if (options.verify)
     return verify(*plan, json);
-  const Json s = summary(*plan);
+  uint64_t gathered = 0;
+  if (const std::string error = mostGathered(*plan, gathered); !error.empty()) {
+    complain(kName, error);
+    return kUsage;
+  }
+  const Json s = summary(*plan, gathered);
   if (json)
     std::printf("%s\n", s.dump(2).c_str());
   else

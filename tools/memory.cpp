@@ -1,6 +1,7 @@
 #include "tools/memory.h"
 
 #include "tools/common.h"
+#include "tools/quantize.h"
 #include "tools/vectors.h"
 
 #include <algorithm>
@@ -23,8 +24,10 @@ std::string shapeText(const std::vector<int64_t> &shape) {
 }
 
 /// Whether every tensor of a param is held by another param of the endpoint as well: then a checkpoint may leave it out (tied
-/// weights are usually stored once).
+/// weights are usually stored once). Of one that stands quantised, its elements count.
 bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
+  if (const auto by = shownAsElements(endpoint)[number])
+    number = by->face;
   for (const schema::Part *part : all(endpoint.params()->Get(number)->parts())) {
     bool found = false;
     for (uint32_t p = 0; p < number && !found; ++p)
@@ -69,8 +72,9 @@ std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_
   const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
   std::vector<TensorSpec> result;
   for (uint32_t p = 0; p < all(endpoint.params()).size(); ++p)
-    for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place))
-      result.push_back({std::move(instance.name), schema::storedType(*endpoint.params()->Get(p)), std::move(instance.shape), instance.bytes});
+    if (!endpoint.params()->Get(p)->face())
+      for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place))
+        result.push_back({std::move(instance.name), schema::storedType(*endpoint.params()->Get(p)), std::move(instance.shape), instance.bytes});
   return result;
 }
 
@@ -89,6 +93,8 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
     auto forEach = [&](auto visit) {
       for (uint32_t i = 0; i < memory.params.size(); ++i) {
         const schema::Param &param = *endpoint.params()->Get(i);
+        if (param.face())
+          continue;
         int64_t bytes = schema::itemBytes(schema::storedType(param));
         for (int64_t length : schema::localShape(endpoint, param, p))
           bytes *= length;
@@ -127,6 +133,8 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
     left.insert(name);
   for (uint32_t p = 0; p < memory.params.size(); ++p) {
     const schema::Param &param = *endpoint.params()->Get(p);
+    if (param.face())
+      continue;
     for (const schema::ParamInstance &instance : schema::instances(plan_.manifest(), endpoint, p, placeNumber)) {
       const auto found = checkpoint.tensors.find(instance.name);
       if (found == checkpoint.tensors.end()) {

@@ -57,10 +57,12 @@ std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t plac
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
                     const std::function<void(double)> &progress = {});
 
-/// Source replicas that do not hold the same, each with the instance it was compared with.
+/// Source replicas that do not hold the same, each with the instance it was compared with. Of params that stand quantised codes and scales are compared, where
+/// the blocks are the same.
 struct ReplicaResult {
   uint64_t comparedBytes = 0;
-  std::vector<std::string> differences; // by tensor, then by place
+  std::vector<std::string> differences; // by tensor, then by place; then those of quantised params
+  std::vector<std::string> left;        // tensor patterns that several params hold, one of them quantised: not compared with each other
 };
 ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
                               const std::function<void(double)> &progress = {});

@@ -3,6 +3,7 @@
 
 #include "tools/memory.h"
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,6 +20,8 @@ struct Occurrence {
 /// The instances that hold something of each tensor, by its full name; "": of padding.
 using Occurrences = std::map<std::string, std::vector<std::shared_ptr<const Occurrence>>>;
 Occurrences occurrences(const Plan &plan, const Memory &memory);
+/// Of those instances for which accept(place, param, instance).
+Occurrences occurrences(const Plan &plan, const std::vector<PlaceMemory> &places, const std::function<bool(const PlaceMemory &, uint32_t, uint32_t)> &accept);
 
 /// "rank 3 param 'x'".
 std::string nameOf(const Plan &plan, const Occurrence &occurrence);

@@ -1,21 +1,18 @@
 #include "tools/synthesize.h"
 
 #include "kernels/formats.h"
+#include "tools/values.h"
 #include "tools/vectors.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <cstdio>
 #include <cstring>
-#include <mutex>
-#include <thread>
 
 namespace reshard::tools {
 
-namespace {
-
 using namespace schema;
+
+namespace {
 
 uint64_t finish(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -47,34 +44,6 @@ void collapse(std::vector<Dimension> &dimensions) {
     dimensions.pop_back();
   }
 }
-
-/// Which elements of an instance the parts have covered.
-class Cover {
-public:
-  explicit Cover(int64_t elements) : elements_(elements), words_(static_cast<size_t>((elements + 63) / 64)) {}
-  void add(int64_t first, int64_t step, int64_t count) {
-    if (step != 1) {
-      for (int64_t k = 0; k < count; ++k)
-        words_[static_cast<size_t>((first + k * step) / 64)] |= uint64_t{1} << ((first + k * step) % 64);
-      return;
-    }
-    for (int64_t at = first; at < first + count;) {
-      const int64_t bit = at % 64, take = std::min(64 - bit, first + count - at);
-      words_[static_cast<size_t>(at / 64)] |= (take == 64 ? ~uint64_t{0} : (uint64_t{1} << take) - 1) << bit;
-      at += take;
-    }
-  }
-  int64_t missing() const {
-    int64_t left = elements_;
-    for (const uint64_t word : words_)
-      left -= std::popcount(word);
-    return left;
-  }
-
-private:
-  int64_t elements_;
-  std::vector<uint64_t> words_;
-};
 
 /// All elements of an instance that a part covers, innermost runs as long as they are regular.
 void walk(const std::vector<Dimension> &dimensions, size_t d, int64_t logical, int64_t local, ElementRun &run,
@@ -111,37 +80,31 @@ template <class Element> void fillRun(Element *out, int64_t step, uint64_t key, 
     out[k * step] = static_cast<Element>(elementHash(key, static_cast<uint64_t>(logical + k * logicalStep)));
 }
 
-template <class Element> int64_t differences(const Element *in, int64_t step, uint64_t key, int64_t logical, int64_t logicalStep, int64_t count) {
-  int64_t wrong = 0;
-  for (int64_t k = 0; k < count; ++k)
-    wrong += in[k * step] != static_cast<Element>(elementHash(key, static_cast<uint64_t>(logical + k * logicalStep)));
-  return wrong;
+} // namespace
+
+Values::Values(const Manifest &manifest, const Param &of) : param(&of), comes(of.dtype()), stored(storedType(of)) {
+  bool cast = false, quantised = false;
+  for (const Endpoint *endpoint : *manifest.endpoints())
+    for (const Param *each : all(endpoint->params())) {
+      cast = cast || each->stored();
+      quantised = quantised || each->face();
+    }
+  const auto format = kernels::formatNamed(dtypeName(comes));
+  if (!(cast || quantised) || !format)
+    return;
+  const kernels::Encoding encoding = kernels::encoding(*format);
+  mask = ~(uint64_t{1} << (encoding.bits - 2));
+  if (const int exponent = encoding.bits - 1 - encoding.mantissaBits; quantised && exponent > 5)
+    ones = ((uint64_t{1} << (exponent - 1)) - (1 << 4)) << encoding.mantissaBits;
 }
 
-/// What stands in an element, by its tensor's key and its number.
-struct Values {
-  const Param *param;
-  DType comes, stored;
-  uint64_t mask = ~uint64_t{0}; // of what comes
-
-  /// Of a param. In plans that cast, all floats are finite: the highest bit of the exponent is 0.
-  Values(const Manifest &manifest, const Param &of) : param(&of), comes(of.dtype()), stored(storedType(of)) {
-    bool cast = false;
-    for (const Endpoint *endpoint : *manifest.endpoints())
-      for (const Param *each : all(endpoint->params()))
-        cast = cast || each->stored();
-    if (const auto format = kernels::formatNamed(dtypeName(comes)); cast && format)
-      mask = ~(uint64_t{1} << (kernels::encoding(*format).bits - 2));
-  }
-  bool plain() const { return comes == stored && mask == ~uint64_t{0}; }
-  uint64_t operator()(uint64_t key, uint64_t element) const {
-    const auto bits = static_cast<unsigned>(8 * itemBytes(comes));
-    const uint64_t code = elementHash(key, element) & mask & (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1);
-    if (comes == stored)
-      return comes == DType::boolean ? code & 1 : code;
-    return castCode(*param, code);
-  }
-};
+uint64_t Values::operator()(uint64_t key, uint64_t element) const {
+  const auto bits = static_cast<unsigned>(8 * itemBytes(comes));
+  const uint64_t code = ((elementHash(key, element) & mask) | ones) & (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1);
+  if (comes == stored)
+    return comes == DType::boolean ? code & 1 : code;
+  return castCode(*param, code);
+}
 
 void fill(std::byte *memory, const ElementRun &run, uint64_t key, const Values &values) {
   const DType type = values.stored;
@@ -167,91 +130,25 @@ void fill(std::byte *memory, const ElementRun &run, uint64_t key, const Values &
   }
 }
 
-int64_t wrong(const std::byte *memory, const ElementRun &run, uint64_t key, const Values &values) {
-  const DType type = values.stored;
-  const int64_t item = itemBytes(type);
-  if (run.tensor && !values.plain()) {
-    int64_t count = 0;
-    for (int64_t k = 0; k < run.count; ++k) {
-      const uint64_t code = values(key, static_cast<uint64_t>(run.logical + k * run.logicalStep));
-      count += std::memcmp(memory + (run.local + k * run.localStep) * item, &code, static_cast<size_t>(item)) != 0;
-    }
-    return count;
+void Cover::add(int64_t first, int64_t step, int64_t count) {
+  if (step != 1) {
+    for (int64_t k = 0; k < count; ++k)
+      words_[static_cast<size_t>((first + k * step) / 64)] |= uint64_t{1} << ((first + k * step) % 64);
+    return;
   }
-  const std::byte *at = memory + run.local * item;
-  if (!run.tensor || type == DType::boolean) {
-    int64_t count = 0;
-    for (int64_t k = 0; k < run.count; ++k) {
-      const auto expected = run.tensor ? static_cast<std::byte>(elementHash(key, static_cast<uint64_t>(run.logical + k * run.logicalStep)) & 1) : std::byte{0};
-      bool right = at[k * run.localStep * item] == expected;
-      for (int64_t b = 1; b < item; ++b)
-        right = right && at[k * run.localStep * item + b] == std::byte{0};
-      count += !right;
-    }
-    return count;
-  }
-  switch (item) {
-  case 1: return differences(reinterpret_cast<const uint8_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
-  case 2: return differences(reinterpret_cast<const uint16_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
-  case 4: return differences(reinterpret_cast<const uint32_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
-  default: return differences(reinterpret_cast<const uint64_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
+  for (int64_t at = first; at < first + count;) {
+    const int64_t bit = at % 64, take = std::min(64 - bit, first + count - at);
+    words_[static_cast<size_t>(at / 64)] |= (take == 64 ? ~uint64_t{0} : (uint64_t{1} << take) - 1) << bit;
+    at += take;
   }
 }
 
-struct Item {
-  uint32_t param;
-  ParamInstance instance;
-  std::byte *memory;
-};
-
-/// Every instance with memory, for several threads to work through.
-template <class Work> void forEachInstance(const Plan &plan, const PlaceMemory &memory, unsigned threads, Work work) {
-  const Endpoint &endpoint = *plan.manifest().endpoints()->Get(memory.endpoint);
-  std::vector<Item> items;
-  for (uint32_t p = 0; p < memory.params.size(); ++p) {
-    std::vector<ParamInstance> list = instances(plan.manifest(), endpoint, p, memory.place);
-    for (size_t i = 0; i < list.size(); ++i)
-      if (memory.params[p][i])
-        items.push_back({p, std::move(list[i]), memory.params[p][i]});
-  }
-  std::atomic<size_t> next{0};
-  auto run = [&] {
-    for (size_t i = next++; i < items.size(); i = next++)
-      work(endpoint, items[i]);
-  };
-  std::vector<std::thread> helpers;
-  for (unsigned t = 1; t < std::min<size_t>(threads, items.size()); ++t)
-    helpers.emplace_back(run);
-  run();
-  for (std::thread &helper : helpers)
-    helper.join();
+int64_t Cover::missing() const {
+  int64_t left = elements_;
+  for (const uint64_t word : words_)
+    left -= std::popcount(word);
+  return left;
 }
-
-std::string describe(const Plan &plan, const Endpoint &endpoint, const PlaceMemory &memory, const Item &item, const ElementRun &run,
-                     uint64_t key) {
-  const Values values(plan.manifest(), *endpoint.params()->Get(item.param));
-  const int64_t bytes = itemBytes(values.stored);
-  for (int64_t k = 0; k < run.count; ++k) {
-    ElementRun one = run;
-    one.logical += k * run.logicalStep;
-    one.local += k * run.localStep;
-    one.count = 1;
-    if (wrong(item.memory, one, key, values) == 0)
-      continue;
-    uint64_t found = 0;
-    std::memcpy(&found, item.memory + one.local * bytes, static_cast<size_t>(bytes));
-    char text[120];
-    std::snprintf(text, sizeof text, "found 0x%0*llx, expected 0x%0*llx", static_cast<int>(2 * bytes), static_cast<unsigned long long>(found),
-                  static_cast<int>(2 * bytes),
-                  static_cast<unsigned long long>(run.tensor ? values(key, static_cast<uint64_t>(one.logical)) : 0));
-    return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(endpoint.ranks()->Get(memory.place)) +
-           " param '" + item.instance.name + "' element " + std::to_string(one.local) + " (" +
-           (run.tensor ? "'" + *run.tensor + "' element " + std::to_string(one.logical) : std::string("padding")) + "): " + text;
-  }
-  return {};
-}
-
-} // namespace
 
 uint64_t castCode(const Param &param, uint64_t code) {
   const auto from = kernels::formatNamed(dtypeName(param.dtype())), to = kernels::formatNamed(dtypeName(storedType(param)));
@@ -318,6 +215,7 @@ void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t par
       const std::string name = family ? tensorName(manifest, *family, values) : std::string();
       ElementRun run;
       run.tensor = family ? &name : nullptr;
+      run.family = part->family();
       walk(dimensions, 0, 0, 0, run, visit);
       continue;
     }
@@ -328,6 +226,7 @@ void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t par
           const std::string name = tensorName(manifest, *family, values);
           ElementRun run;
           run.tensor = &name;
+          run.family = part->family();
           walk(dimensions, 0, 0, (r.to() + block * r.to_step() + k) * slots.localStride, run, visit);
         }
   }
@@ -341,65 +240,54 @@ int64_t uncovered(const Manifest &manifest, const Endpoint &endpoint, uint32_t p
   return cover.missing();
 }
 
-void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads) {
-  forEachInstance(plan, memory, threads, [&](const Endpoint &endpoint, const Item &item) {
-    const Values values(plan.manifest(), *endpoint.params()->Get(item.param));
-    const DType type = values.stored;
-    const std::string *last = nullptr;
-    std::string name;
-    uint64_t key = 0;
-    forEachRun(plan.manifest(), endpoint, item.param, memory.place, item.instance, [&](const ElementRun &run) {
-      if (!run.tensor) {
-        for (int64_t k = 0; k < run.count; ++k)
-          std::memset(item.memory + (run.local + k * run.localStep) * itemBytes(type), 0xAB, static_cast<size_t>(itemBytes(type)));
-        return;
-      }
-      if (run.tensor != last || name != *run.tensor) {
-        last = run.tensor;
-        name = *run.tensor;
-        key = tensorKey(name, seed);
-      }
-      fill(item.memory, run, key, values);
-    });
+std::vector<int64_t> likeness(const Endpoint &endpoint, uint32_t number, int64_t place) {
+  const Param &param = *endpoint.params()->Get(number);
+  std::vector<int64_t> coordinates = {number};
+  auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) { coordinates.push_back(coordinate(endpoint, axes, place)); };
+  for (const uint32_t share : all(param.instances()))
+    depend(endpoint.shares()->Get(share)->axes());
+  for (const Extent *extent : all(param.shape()))
+    depend(extent->axes());
+  for (const Part *part : all(param.parts()))
+    for (const PartDimension *dimension : all(part->dimensions()))
+      depend(endpoint.shares()->Get(dimension->share())->axes());
+  return coordinates;
+}
+
+void synthesizeInstance(const Manifest &manifest, const Endpoint &endpoint, uint32_t place, const ParamInstance &instance, uint64_t seed, std::byte *memory) {
+  const Values values(manifest, *endpoint.params()->Get(instance.param));
+  const int64_t item = itemBytes(values.stored);
+  std::string name;
+  uint64_t key = 0;
+  forEachRun(manifest, endpoint, instance.param, place, instance, [&](const ElementRun &run) {
+    if (!run.tensor) {
+      for (int64_t k = 0; k < run.count; ++k)
+        std::memset(memory + (run.local + k * run.localStep) * item, 0xAB, static_cast<size_t>(item));
+      return;
+    }
+    if (name.empty() || name != *run.tensor) {
+      name = *run.tensor;
+      key = tensorKey(name, seed);
+    }
+    fill(memory, run, key, values);
   });
 }
 
-CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads) {
-  CheckResult result;
-  std::mutex mutex;
-  forEachInstance(plan, memory, threads, [&](const Endpoint &endpoint, const Item &item) {
-    const Values values(plan.manifest(), *endpoint.params()->Get(item.param));
-    const int64_t elements = item.instance.bytes / itemBytes(values.stored);
-    Cover cover(elements);
-    int64_t mismatches = 0;
-    std::string first, name;
-    uint64_t key = 0;
-    const std::string *last = nullptr;
-    forEachRun(plan.manifest(), endpoint, item.param, memory.place, item.instance, [&](const ElementRun &run) {
-      if (run.tensor && (run.tensor != last || name != *run.tensor)) {
-        last = run.tensor;
-        name = *run.tensor;
-        key = tensorKey(name, seed);
-      }
-      cover.add(run.local, run.localStep, run.count);
-      const int64_t bad = wrong(item.memory, run, key, values);
-      if (bad > 0 && first.empty())
-        first = describe(plan, endpoint, memory, item, run, key);
-      mismatches += bad;
-    });
-    if (const int64_t missing = cover.missing(); missing > 0) {
-      mismatches += missing;
-      if (first.empty())
-        first = "param '" + item.instance.name + "': no part of its layout covers " + std::to_string(missing) + " of " +
-                std::to_string(elements) + " elements";
-    }
-    std::lock_guard lock(mutex);
-    result.checkedBytes += static_cast<uint64_t>(item.instance.bytes);
-    result.mismatches += static_cast<uint64_t>(mismatches);
-    if (result.first.empty())
-      result.first = std::move(first);
+void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads) {
+  const auto shownBy = shownAsElements(*plan.manifest().endpoints()->Get(memory.endpoint));
+  forEachInstance(plan, memory, threads, [&](const Endpoint &endpoint, const ParamInstance &instance) {
+    const Face *face = endpoint.params()->Get(instance.param)->face();
+    if (!face && !shownBy[instance.param])
+      return synthesizeInstance(plan.manifest(), endpoint, memory.place, instance, seed, memory.params[instance.param][instance.instance]);
+    if (!face || face->kind() != FaceKind::elements)
+      return;
+    Bytes wide(static_cast<size_t>(instance.bytes));
+    synthesizeInstance(plan.manifest(), endpoint, memory.place, instance, seed, wide.data());
+    const std::vector<Bytes> made = make(endpoint, instance.param, memory.place, wide.data(), synthesisedTensorScales(endpoint, instance, memory.place));
+    const std::vector<uint32_t> params = shownParams(*face);
+    for (size_t i = 0; i < made.size(); ++i)
+      std::memcpy(memory.params[params[i]][instance.instance], made[i].data(), made[i].size());
   });
-  return result;
 }
 
 } // namespace reshard::tools

@@ -20,7 +20,7 @@ uint64_t castCode(const schema::Param &param, uint64_t code);
 uint64_t tensorKey(std::string_view tensor, uint64_t seed);
 uint64_t elementHash(uint64_t key, uint64_t index);
 
-/// The memory of all instances of one place of one endpoint: by param, instance by instance.
+/// The memory of all instances of one place of one endpoint: by param, instance by instance. Faces have none.
 struct PlaceMemory {
   uint32_t endpoint = 0, place = 0;
   std::vector<std::vector<std::byte *>> params;
@@ -29,6 +29,7 @@ struct PlaceMemory {
 /// A run of consecutive logical elements of one tensor inside a param instance, or of zeros.
 struct ElementRun {
   const std::string *tensor = nullptr; // full name; null: padding
+  int family = -1;                     // its pattern
   int64_t logical = 0;                 // first row-major index in the logical tensor
   int64_t logicalStep = 1;             // between neighbours
   int64_t local = 0;                   // first element in the instance
@@ -40,19 +41,48 @@ struct ElementRun {
 void forEachRun(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
                 const schema::ParamInstance &instance, const std::function<void(const ElementRun &)> &visit);
 
+/// What a param's layout on a place depends on: places where it is the same hold the same.
+std::vector<int64_t> likeness(const schema::Endpoint &endpoint, uint32_t param, int64_t place);
+
 /// How many elements of an instance no part of its layout covers.
 int64_t uncovered(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
                   const schema::ParamInstance &instance);
 
-/// Fills the memory of a place with synthesised values; padding gets 0xAB, which no target may take over.
+/// Which elements of an instance its parts have covered.
+class Cover {
+public:
+  explicit Cover(int64_t elements) : elements_(elements), words_(static_cast<size_t>((elements + 63) / 64)) {}
+  void add(int64_t first, int64_t step, int64_t count);
+  int64_t missing() const;
+  int64_t elements() const { return elements_; }
+
+private:
+  int64_t elements_;
+  std::vector<uint64_t> words_;
+};
+
+/// Fills the memory of a place with synthesised values; padding gets 0xAB, which no target may take over. What stands quantised becomes what its elements are
+/// quantised to.
 void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
 
 struct CheckResult {
   uint64_t checkedBytes = 0, mismatches = 0; // bytes; elements
   std::string first;                         // the first mismatch in words
+  std::string unclear;                       // why there is no saying what is right, where the source shows two values of one element
+
+  /// Takes in what a part of the work found.
+  void add(CheckResult &&part);
 };
 
-/// Compares every element of a target place with what its layout says it must be. An element that no part covers counts as a mismatch.
+/// Compares every element of a target place with what its layout says it must be. An element that no part covers counts as a mismatch. Codes and scales are
+/// compared with what the values that come are quantised to.
 CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
+
+/// The same where the source's values are known (tools/reference.h): all places may share them.
+class Reference;
+CheckResult check(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads);
+
+/// The faces alone, of values from a source in memory too: params that stand quantised.
+CheckResult checkFaces(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads);
 
 } // namespace reshard::tools

@@ -35,6 +35,7 @@ MORE = {
     "tools/compile.cpp": ("compiler/", "ir/"),
     "tools/inspect.cpp": ("compiler/", "ir/"),
     "tools/inspection.h": ("ir/ir.h",),
+    "tools/quantize.cpp": ("kernels/quantized.h", "kernels/scales.h"),
     "tools/synthesize.cpp": ("kernels/formats.h",),
     "tools/simulate.h": ("ir/ir.h",),
 }

@@ -56,7 +56,7 @@ TEST(Verify, Schedule) {
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].inputs[0].offset = 800; }),
             "rank 0 step 0 reaches outside its buffer");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].round = 5; }), "rank 0 step 0 is out of its round");
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].kind = StepKind::reduce; }), "rank 0 step 0 is of a reserved kind");
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].kind = StepKind::convert; }), "rank 0 step 0 is of a reserved kind");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps.pop_back(); }),
             "there are 4 messages, but 3 sends and 4 receives");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].staging = 512; }), "rank 0 step 0 is staged outside the arena");

@@ -10,20 +10,18 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-DTYPES = list(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
-FP32, BF16, FP16, E4M3, E5M2 = range(5)
-WIDE = (FP32, BF16, FP16)
-CANONICAL_NAN = [0x7FC00000, 0x7FC0, 0x7E00, 0x7F, 0x7E]
-LARGEST = {E4M3: 448.0, E5M2: 57344.0}
-SATURATE, INFINITY = 0, 1
+sys.path.insert(0, str(Path(__file__).parent))
+from formats_reference import (  # noqa: E402
+    BF16, DTYPES, FP16, FP32, INFINITY, SATURATE, amax, bits, canonical, cast, decode, nvfp4_tensor_scale, numpy_block_fp8, numpy_mxfp8, numpy_nvfp4,
+    pack_nvfp4, swizzle)
 
+WIDE = (FP32, BF16, FP16)
 library = ctypes.CDLL(str(Path(os.environ.get("RESHARD_BIN", "build/release")) / "convert_library.so"))
 library.convert_amax.restype = ctypes.c_float
 library.convert_nvfp4_tensor_scale.restype = ctypes.c_float
 library.convert_swizzled_bytes.restype = ctypes.c_uint64
 LEVELS = range(library.convert_levels())
 random = np.random.default_rng(1)
-np.seterr(all="ignore")  # overflow and NaN are what is tested
 checks = 0
 
 
@@ -36,10 +34,6 @@ def call(name, *arguments):
         return ctypes.c_float(value) if isinstance(value, (float, np.float32)) else ctypes.c_int64(int(value))
 
     return getattr(library, "convert_" + name)(*map(argument, arguments))
-
-
-def bits(values):
-    return values.view(f"u{values.itemsize}")
 
 
 def aligned(count, dtype, offset=0):
@@ -58,23 +52,6 @@ def equal(what, ours, expected):
     if len(wrong):
         first = wrong[0]
         sys.exit(f"{what}: {len(wrong)} of {len(ours)} differ, the first at {first}: {int(ours[first]):#x}, expected {int(expected[first]):#x}")
-
-
-def canonical(values, of, format):
-    """NaNs as the format's one NaN, with the sign that `of` has."""
-    sign = bits(of) >> (of.itemsize * 8 - 1) != 0
-    width = values.itemsize * 8
-    nan = CANONICAL_NAN[format] | sign.astype(np.uint64) << np.uint64(width - 1)
-    is_nan = np.isnan(of.astype(np.float32)) | np.isnan(values.astype(np.float32))
-    return np.where(is_nan, nan.astype(f"u{width // 8}"), bits(values)).view(values.dtype)
-
-
-def cast(values, to, overflow):
-    """By ml_dtypes and NumPy. Saturation is clipping: what rounds to the largest value or below is not changed by it."""
-    wide = values.astype(np.float32)
-    if overflow == SATURATE and to in LARGEST:
-        wide = np.where(np.isnan(wide), wide, np.clip(wide, -LARGEST[to], LARGEST[to]))
-    return canonical(wide.astype(DTYPES[to]), values, to)
 
 
 def every(format):
@@ -121,42 +98,6 @@ def weights(shape, format):
     return np.ascontiguousarray(values.astype(DTYPES[format]))
 
 
-def amax(blocks):
-    """Along the last axis; NaN where something is not finite."""
-    magnitudes = np.abs(blocks.astype(np.float32))
-    return np.where(np.isfinite(magnitudes).all(-1), magnitudes.max(-1), np.float32(np.nan))
-
-
-def blocks_of(values, block):
-    """[rows, columns] to [rows, blocks, block], zeros behind the last."""
-    padded = np.zeros((values.shape[0], -(-values.shape[1] // block) * block), values.dtype)
-    padded[:, : values.shape[1]] = values
-    return padded.reshape(len(values), -1, block)
-
-
-def to_e4m3(scaled, values):
-    """Saturating; the sign is that of `values`."""
-    magnitude = np.where(np.isnan(scaled), np.float32(np.nan), np.minimum(np.abs(scaled), np.float32(448)))
-    code = np.where(np.isnan(magnitude), 0x7F, bits(magnitude.astype(ml_dtypes.float8_e4m3fn)))
-    return (code | np.signbit(values.astype(np.float32)) * np.uint8(0x80)).astype(np.uint8)
-
-
-def numpy_mxfp8(values):
-    blocks = blocks_of(values, 32)
-    largest = amax(blocks).astype(np.float64)
-    exponent = np.ceil(np.log2(largest / 448))  # log2 of doubles is exact at powers of two, and 1 + 2^-23 is far from one
-    code = np.where(np.isnan(largest), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(np.uint8)
-    scale = np.where(code == 255, np.nan, np.exp2(code.astype(np.float64) - 127))
-    scaled = (blocks.astype(np.float64) / scale[..., None]).astype(np.float32)
-    return to_e4m3(scaled, blocks).reshape(len(values), -1)[:, : values.shape[1]], code
-
-
-def decode(codes, scales, block, columns, format):
-    """Element values times scales, which broadcast along blocks, to a wide format."""
-    values = codes.astype(np.float32) * np.repeat(scales, block, axis=-1)[:, :columns]
-    return canonical(values.astype(DTYPES[format]), codes.astype(np.float32), format)
-
-
 def test_mxfp8():
     for format in WIDE:
         for columns in (32, 64, 512, 1000, 1, 31, 33, 4096 + 17):
@@ -187,17 +128,6 @@ def test_mxfp8_codes():
             equal(f"MXFP8 codes to format {format}, level {level}", wide, expected)
 
 
-def numpy_block_fp8(values):
-    rows, columns = values.shape
-    padded = np.zeros((-(-rows // 128) * 128, -(-columns // 128) * 128), np.float32)
-    padded[:rows, :columns] = values
-    blocks = padded.reshape(len(padded) // 128, 128, -1, 128).transpose(0, 2, 1, 3)
-    scales = amax(blocks.reshape(*blocks.shape[:2], -1)) / np.float32(448)
-    scales[scales == 0] = 1
-    codes = to_e4m3(blocks / scales[..., None, None], blocks)
-    return codes.transpose(0, 2, 1, 3).reshape(padded.shape)[:rows, :columns], scales
-
-
 def test_block_fp8():
     for format in WIDE:
         for rows, columns in ((128, 128), (256, 384), (100, 70), (129, 300), (1, 1)):
@@ -219,21 +149,6 @@ def test_block_fp8():
                 equal("back from block FP8 " + what, wide, back)
 
 
-def numpy_nvfp4(values, tensor_scale):
-    blocks = blocks_of(values, 16)
-    quotient = amax(blocks) / (np.float32(6) * tensor_scale)
-    quotient[quotient == 0] = 1
-    scales = to_e4m3(quotient, np.ones_like(quotient))
-    factor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * tensor_scale
-    scaled = np.abs(blocks.astype(np.float32)) / np.where(factor == 0, np.float32(np.inf), factor)[..., None]
-    # Nearest of the eight values, of two the even code; beyond, and where the block is NaN, the largest.
-    middles = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
-    code = np.where(np.isnan(scaled), 7, (scaled[..., None] > middles).sum(-1) + np.isin(scaled, middles[1::2]))
-    code = (code | np.signbit(blocks.astype(np.float32)) * 8).astype(np.uint8).reshape(len(values), -1)
-    code[:, values.shape[1] :] = 0
-    return code, scales
-
-
 def test_nvfp4():
     e2m1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     for format in WIDE:
@@ -241,11 +156,10 @@ def test_nvfp4():
             values = weights((48, columns), format)
             finite = np.where(np.isfinite(values.astype(np.float32)), values, np.zeros_like(values)).reshape(1, -1)
             tensor_scale = np.float32(call("nvfp4_tensor_scale", call("amax", 0, format, finite, finite.size)))
-            equal("tensor scale", tensor_scale[None], amax(finite) / np.float32(2688))
+            equal("tensor scale", tensor_scale[None], nvfp4_tensor_scale(finite)[None])
             for scale in (tensor_scale, np.float32(tensor_scale / 64), np.float32(0.01)):  # a stale one saturates
                 codes, scales = numpy_nvfp4(values, scale)
-                packed = codes[:, ::2] | codes[:, 1::2] << 4
-                packed = packed[:, : -(-columns // 2)]
+                packed = pack_nvfp4(codes)[:, : -(-columns // 2)]
                 factors = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
                 back = decode(e2m1[codes[:, :columns]], factors, 16, columns, format)
                 for level in LEVELS:
@@ -276,10 +190,8 @@ def test_amax():
 def test_swizzle():
     for rows, columns in ((128, 4), (1, 1), (256, 8), (130, 5), (300, 13), (127, 12)):
         size = call("swizzled_bytes", rows, columns)
-        padded = np.zeros((-(-rows // 128) * 128, -(-columns // 4) * 4), np.uint8)
-        plain = padded[:rows, :columns] = random.integers(1, 256, (rows, columns), np.uint8)
-        # Axes: tile row, group of 32 rows, row, tile column, column -> tile row, tile column, row, group, column.
-        expected = np.ascontiguousarray(padded.reshape(len(padded) // 128, 4, 32, -1, 4).transpose(0, 3, 2, 1, 4)).ravel()
+        plain = random.integers(1, 256, (rows, columns), np.uint8)
+        expected = swizzle(plain)
         assert size == expected.size
         swizzled, back = aligned(size, np.uint8), aligned(rows * columns, np.uint8).reshape(rows, columns)
         call("clear_padding", swizzled, rows, columns)

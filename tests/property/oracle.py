@@ -114,6 +114,7 @@ class Model:
 class Held:
     """A param of one place: labels in its local shape, and the tensors' dtype."""
     labels: np.ndarray
+    whole: np.ndarray  # the same matrices (last two dimensions), uncut
     dtype: str
 
 
@@ -399,7 +400,7 @@ class Param:
             fixed = dict(zip(self.variables, values))
             full = PLACEHOLDER.sub(lambda m: str(self.number(m[1], m[2], fixed[m[1]], place)), self.name)
             need(full not in result, "one name twice")
-            result[full] = Held(self.local(place, fixed, exists, held), tensors[0].dtype)
+            result[full] = Held(*self.local(place, fixed, exists, held), tensors[0].dtype)
         return result
 
     def check(self, place: int, exists: dict[str, list[int]]) -> None:
@@ -426,7 +427,7 @@ class Param:
         chunk = next(c for c, values in enumerate(chunks) if value in values)
         return {None: value, ".local": sorted(chunks[chunk]).index(value), ".chunk": chunk}[suffix]
 
-    def local(self, place: int, fixed: dict[str, int], exists: dict[str, list[int]], held: dict[str, list[int]]) -> np.ndarray:
+    def local(self, place: int, fixed: dict[str, int], exists: dict[str, list[int]], held: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
         if self.stack:
             slots = [self.build(self.pack, {**fixed, self.stack: value}) for value in exists[self.stack]]
             shape = self.shape(self.pack)
@@ -456,9 +457,11 @@ class Param:
                     positions.append(rows_of(rule, padded.shape[d], k, r, 1))
                 else:
                     positions.append(self.cut(self.pack, inner, padded.shape[d], rule, r, k, self.node.get("cut") == "joined", str(d) in self.node.get("pad", {})))
+        whole = padded
         for d, rows in enumerate(positions):
             padded = np.take(padded, np.array(rows, dtype=np.int64), axis=d)
-        return padded
+            whole = padded if d == len(positions) - 3 else whole
+        return padded, whole
 
 
 class Job:

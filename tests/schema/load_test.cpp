@@ -160,7 +160,7 @@ TEST(Load, SegmentRefusals) {
            "found 5 operands and 3 of 'after', expected the 5 and 2 of the steps"},
 
           {"convert", [](Parts &p) { p.step(1, 1).kind = 4; }, "step 1 is of kind 4, which this version does not run"},
-          {"reduce", [](Parts &p) { p.step(1, 1).kind = 5; }, "step 1 is of kind 5, which this version does not run"},
+          {"reduce", [](Parts &p) { p.step(1, 1).kind = 5; }, "step 1 reduces, and has outputs"},
           {"barrier", [](Parts &p) { p.step(1, 1).kind = 6; }, "step 1 is of kind 6, which this version does not run"},
           {"hook", [](Parts &p) { p.step(1, 1).kind = 7; }, "step 1 is of kind 7, which this version does not run"},
           {"no kind", [](Parts &p) { p.step(1, 1).kind = 200; },
@@ -237,13 +237,13 @@ TEST(Load, SegmentRefusals) {
              p.manifest.endpoints[1]->params[0]->stored = DType::fp32;
              p.operand(1, 1) = {0, 3, 2};
            },
-           "step 1 operand 1: reads what is cast where it comes, expected one that stands as it came"},
+           "step 1 operand 1: reads what is converted where it comes, expected one that stands as it came"},
           {"half an element that is cast",
            [](Parts &p) {
              p.manifest.endpoints[1]->params[0]->stored = DType::fp32;
              p.shape(1, 2).rowBytes = 5;
            },
-           "step 1 operand 2: begins or goes on within an element that is cast, of 2 bytes"},
+           "step 1 operand 2: begins or goes on within what is converted at once, 2 bytes"},
           {"the same bytes written for ever",
            [](Parts &p) {
              p.loop(1, 1) = {uint64_t{1} << 40, 0, 0};

@@ -95,7 +95,9 @@ inline ir::Module tinyModule() {
                     {{0, {{0, -1}, {1, 0}, {2, 1}}}},
                     "tiny.yaml:7",
                     {},
-                    {}}};
+                    {},
+                    {},
+                    false}};
 
   Endpoint target = source;
   target.role = "target";
@@ -114,7 +116,9 @@ inline ir::Module tinyModule() {
                     {{0, {{0, -1}, {1, 0}, {2, 1}}}, {-1, {{0, -1}, {1, 0}, {3, 1}}}},
                     "tiny.yaml:9",
                     {},
-                    {}}};
+                    {},
+                    {},
+                    false}};
   layout.endpoints = {source, target};
 
   const OperandShape sourceRows{6, {{2, 0, 1}, {2, 12, 0}}}, targetRows{6, {{2, 0, 1}, {2, 8, 0}}};

@@ -1,0 +1,485 @@
+#include "compiler/quantize.h"
+
+#include "compiler/blocks.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+/// A param of the source that holds a tensor.
+struct Holding {
+  unsigned param, part;
+};
+
+class Quantizer {
+public:
+  Quantizer(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms, Layout &layout, Diagnostics &diagnostics)
+      : paramsAt_(paramsAt), forms_(forms), layout_(layout), diagnostics_(diagnostics), blocks_(layout) {}
+
+  void run() {
+    bool any = false;
+    for (unsigned e = 0; e < layout_.endpoints.size(); ++e)
+      for (unsigned p = 0; p < layout_.endpoints[e].params.size(); ++p)
+        if (rule(e, p)) {
+          any = true;
+          check(e, p);
+        }
+    if (!any || !diagnostics_.ok())
+      return;
+    std::vector<unsigned> counts; // of params as declared
+    for (const Endpoint &endpoint : layout_.endpoints)
+      counts.push_back(static_cast<unsigned>(endpoint.params.size()));
+    for (unsigned p = 0; p < counts[0]; ++p)
+      if (rule(0, p))
+        showElements(0, p, false);
+    findHoldings();
+    for (unsigned e = 1; e < counts.size(); ++e)
+      for (unsigned p = 0; p < counts[e]; ++p)
+        if (rule(e, p))
+          target(e, p);
+  }
+
+private:
+  const QuantizeRule *rule(unsigned e, unsigned p) const {
+    const auto &quantize = forms_[e][p].quantize;
+    return quantize && quantize->format ? &*quantize : nullptr;
+  }
+  Endpoint &endpoint(unsigned e) { return layout_.endpoints[e]; }
+  Param &param(unsigned e, unsigned p) { return layout_.endpoints[e].params[p]; }
+  std::string title(unsigned e, unsigned p) { return endpoint(e).role + " param '" + param(e, p).name + "'"; }
+
+  void check(unsigned e, unsigned p) {
+    const Param &param = this->param(e, p);
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    const std::string what = title(e, p) + " is quantised as " + name(*rule.format);
+    if (param.shape.size() < 2)
+      diagnostics_.error(rule.at, what + " but has one dimension, expected a matrix");
+    else if (param.dtype != DType::fp32 && param.dtype != DType::bf16 && param.dtype != DType::fp16)
+      diagnostics_.error(rule.at, what + " but is " + name(param.dtype) + ", expected fp32, bf16 or fp16");
+    else if (const int64_t columns = blockOf(*rule.format).columns; *rule.format != Quantization::block_fp8)
+      for (int64_t local : param.shape.back().at)
+        if (local % columns != 0) {
+          diagnostics_.error(rule.at, what + " but has " + std::to_string(local) + " columns on a rank, expected a multiple of " + std::to_string(columns));
+          break;
+        }
+  }
+
+  /// Appends a param like another one.
+  unsigned append(unsigned e, unsigned like, Param param) {
+    param.refresh.clear();
+    endpoint(e).params.push_back(std::move(param));
+    paramsAt_[e].push_back(paramsAt_[e][like]);
+    forms_[e].push_back({});
+    return static_cast<unsigned>(endpoint(e).params.size() - 1);
+  }
+
+  std::string named(const std::string &pattern, const std::string &name) const {
+    std::string result = pattern;
+    if (const size_t at = result.find("{name}"); at != std::string::npos)
+      result.replace(at, 6, name);
+    return result;
+  }
+
+  struct Scales {
+    unsigned scales = 0, tensorScale = 0;
+  };
+
+  /// Makes a param that of the codes, and appends those of its scales; none has parts yet.
+  Scales storeQuantized(unsigned e, unsigned p) {
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    const Quantization format = *rule.format;
+    Param scales = param(e, p), tensorScale = param(e, p);
+    for (Param *each : {&scales, &tensorScale, &param(e, p)})
+      each->parts.clear();
+    scales.name = named(rule.scale, scales.name);
+    scales.dtype = scaleType(format);
+    scales.shape = rule.swizzled ? swizzledShape(endpoint(e), scales.shape, format) : scaleShape(scales.shape, format);
+    param(e, p).dtype = codeType(format);
+    if (format == Quantization::nvfp4)
+      param(e, p).shape.back() = mapped(param(e, p).shape.back(), [](int64_t n) { return n / 2; });
+    Scales result;
+    result.scales = append(e, p, std::move(scales));
+    result.tensorScale = result.scales;
+    if (format == Quantization::nvfp4) {
+      tensorScale.name = named(rule.tensorScale, tensorScale.name);
+      tensorScale.dtype = DType::fp32;
+      tensorScale.shape.resize(tensorScale.shape.size() - 2);
+      result.tensorScale = append(e, p, std::move(tensorScale));
+    }
+    return result;
+  }
+
+  /// Elements of a quantised param: what is read of it, or written to it.
+  unsigned showElements(unsigned e, unsigned p, bool gathered) {
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    Param elements = param(e, p);
+    const Scales scales = storeQuantized(e, p);
+    elements.name += " (elements)";
+    elements.face = Face{FaceKind::elements, *rule.format, gathered, rule.swizzled, p, scales.scales, scales.tensorScale};
+    if (e > 0) {
+      for (unsigned made : {p, scales.scales, scales.tensorScale})
+        param(e, made).made = true;
+      for (Part &part : elements.parts) // no later pass cuts a row: blocks stay together
+        for (PartDimension &dimension : part.dimensions)
+          if (dimension.param + 1 == static_cast<int>(elements.shape.size()))
+            dimension.share = wholeShare(e, dimension.share);
+    }
+    const unsigned number = append(e, p, std::move(elements));
+    elements_[{e, p}] = number;
+    return number;
+  }
+
+  /// A share whose positions all stay together.
+  unsigned wholeShare(unsigned e, unsigned share) {
+    const auto [at, added] = whole_.try_emplace({e, share}, static_cast<unsigned>(endpoint(e).shares.size()));
+    if (added) {
+      endpoint(e).shares.push_back(endpoint(e).shares[share]);
+      endpoint(e).shares.back().unit = int64_t{1} << 60;
+    }
+    return at->second;
+  }
+
+  void findHoldings() {
+    for (unsigned p = 0; p < endpoint(0).params.size(); ++p)
+      for (unsigned q = 0; q < param(0, p).parts.size(); ++q)
+        if (const int family = param(0, p).parts[q].family; family >= 0)
+          holdings_[family].push_back({p, q});
+  }
+
+  // ------------------------------------------------------------------------------------- codes and scales that go
+
+  void target(unsigned e, unsigned p) {
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    std::string why;
+    const bool alike = passes(e, p), sends = rule.by == QuantizeRule::By::sender || (rule.by == QuantizeRule::By::either && *rule.format == Quantization::block_fp8);
+    if ((alike || (sends && *rule.format != Quantization::nvfp4)) && takeCodes(e, p, alike, why))
+      return;
+    if (*rule.format == Quantization::nvfp4)
+      why = "a sender does not know the whole matrix";
+    if (rule.by == QuantizeRule::By::sender)
+      diagnostics_.warning(rule.at, title(e, p) + " is quantised by the receiver: " + why);
+    if (*rule.format == Quantization::nvfp4 && !findLargest(e, p))
+      return;
+    const unsigned elements = showElements(e, p, *rule.format == Quantization::block_fp8);
+    if (const auto largest = largest_.find({e, p}); largest != largest_.end()) {
+      param(e, largest->second).face->codes = elements;
+      param(e, largest->second).face->scales = param(e, elements).face->tensorScale;
+    }
+  }
+
+  /// Whether the source has all that a target param holds quantised in the same format.
+  bool passes(unsigned e, unsigned p) {
+    for (const Part &part : param(e, p).parts)
+      if (part.family >= 0)
+        for (const Holding &holding : holdings_[part.family])
+          if (const auto &face = param(0, holding.param).face; !face || face->kind != FaceKind::elements || face->format != *rule(e, p)->format)
+            return false;
+    return *rule(e, p)->format != Quantization::nvfp4 || sameMatrices(param(e, p));
+  }
+
+  /// Whether a param holds the same tensors as one param of the source, and as matrices: then it has the same tensor scales.
+  bool sameMatrices(const Param &target) {
+    std::set<int> families;
+    for (const Part &part : target.parts)
+      families.insert(part.family);
+    const Holding *first = nullptr;
+    for (int family : families) {
+      if (family < 0 || holdings_[family].size() != 1 || (first && holdings_[family][0].param != first->param))
+        return false;
+      first = &holdings_[family][0];
+    }
+    const Param &source = param(0, first->param);
+    std::set<int> others;
+    for (const Param *each : std::initializer_list<const Param *>{&target, &source})
+      for (const Part &part : each->parts) {
+        others.insert(part.family);
+        if (!areMatrices(*each, part))
+          return false;
+      }
+    others.erase(-1);
+    return others == families;
+  }
+
+  /// Whether the last two dimensions of a tensor, and no others, are the last two of a param.
+  bool areMatrices(const Param &param, const Part &part) const {
+    const int leading = static_cast<int>(param.shape.size()) - 2;
+    const size_t outer = std::max<size_t>(part.dimensions.size(), 2) - 2;
+    bool fits = part.family < 0 || layout_.families[part.family].shape.size() >= 2;
+    for (size_t d = 0; d < part.dimensions.size() && part.family >= 0; ++d)
+      fits = fits && (d < outer ? part.dimensions[d].param < leading : part.dimensions[d].param >= leading);
+    return fits;
+  }
+
+  /// Whether the source has scales of a target param that are swizzled.
+  bool anySwizzled(unsigned e, unsigned p) {
+    for (const Part &part : param(e, p).parts)
+      for (const Holding &holding : part.family >= 0 ? holdings_[part.family] : std::vector<Holding>())
+        if (const auto &face = param(0, holding.param).face; face && face->swizzled)
+          return true;
+    return false;
+  }
+
+  /// Codes and scales come: they are of tensors of their own, and the source shows these.
+  bool takeCodes(unsigned e, unsigned p, bool alike, std::string &why) {
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    const Quantization format = *rule.format;
+    if (endpoint(0).storage && (!alike || anySwizzled(e, p))) {
+      why = "the source is in files, which nobody reads to quantise them or to put their scales in order";
+      return false;
+    }
+    if (endpoint(e).storage && rule.swizzled) {
+      why = "swizzled scales in files are put in order by who writes them";
+      return false;
+    }
+    std::vector<Part> codes, scales;
+    for (unsigned q = 0; q < param(e, p).parts.size(); ++q) {
+      const Part &part = param(e, p).parts[q];
+      if (why = blocks_.parts(e, p, q, format, codes, scales); !why.empty())
+        return false;
+      if (part.family < 0)
+        continue;
+      std::vector<Part> sent, ignored;
+      for (const Holding &holding : holdings_[part.family]) {
+        const auto &face = param(0, holding.param).face;
+        if (!alike && face) {
+          why = "the source has '" + layout_.families[part.family].name + "' quantised as " + name(face->format);
+          return false;
+        }
+        if (why = blocks_.parts(0, holding.param, holding.part, format, sent, ignored); !why.empty())
+          return false;
+        if (sent.back().family != codes.back().family) {
+          why = "the source has '" + layout_.families[part.family].name + "' in another order of dimensions";
+          return false;
+        }
+      }
+    }
+    for (const Part &part : std::vector<Part>(param(e, p).parts))
+      if (part.family >= 0)
+        for (const Holding &holding : holdings_[part.family])
+          sendCodes(holding, format);
+    const std::vector<Part> tensorScales = format == Quantization::nvfp4 ? std::vector<Part>{blocks_.tensorScales(e, p, 0)} : std::vector<Part>();
+    if (format == Quantization::nvfp4) {
+      const Holding holding = holdings_[param(e, p).parts[0].family][0];
+      Param &sent = param(0, param(0, holding.param).face->tensorScale);
+      sent.parts = {blocks_.tensorScales(0, holding.param, holding.part)};
+    }
+    const std::vector<Extent> wide = param(e, p).shape;
+    const Scales stored = storeQuantized(e, p);
+    param(e, stored.tensorScale).parts = tensorScales;
+    param(e, p).parts = std::move(codes);
+    if (rule.swizzled)
+      append(e, p, plainScales(e, stored.scales, wide, format, std::move(scales)));
+    else
+      param(e, stored.scales).parts = std::move(scales);
+    param(e, stored.scales).made = rule.swizzled;
+    return true;
+  }
+
+  /// Swizzled scales, row by row.
+  Param plainScales(unsigned e, unsigned swizzled, const std::vector<Extent> &wide, Quantization format, std::vector<Part> parts) {
+    Param plain = param(e, swizzled);
+    plain.made = false;
+    plain.name += " (plain)";
+    plain.shape = scaleShape(wide, format);
+    plain.face = Face{FaceKind::plain_scales, format, true, true, swizzled, swizzled, swizzled};
+    plain.parts = std::move(parts);
+    return plain;
+  }
+
+  /// Lets a part of a source param go as codes and scales: as they are, or as if it were quantised.
+  void sendCodes(const Holding &holding, Quantization format) {
+    if (!sent_.insert({{holding.param, holding.part}, format}).second)
+      return;
+    auto [at, added] = senders_.try_emplace({holding.param, format});
+    auto &[codes, scales] = at->second;
+    if (added) {
+      if (const auto face = param(0, holding.param).face) { // quantised as it stands
+        codes = face->codes;
+        scales = face->swizzled ? append(0, holding.param, plainScales(0, face->scales, param(0, holding.param).shape, format, {})) : face->scales;
+      } else {
+        Param shown = param(0, holding.param), scale = shown;
+        shown.parts.clear();
+        scale.parts.clear();
+        shown.name += std::string(" (codes of ") + name(format) + ")";
+        shown.dtype = codeType(format);
+        scale.name += std::string(" (scales of ") + name(format) + ")";
+        scale.dtype = scaleType(format);
+        scale.shape = scaleShape(scale.shape, format);
+        scale.face = Face{FaceKind::scales, format, true, false, holding.param, holding.param, holding.param};
+        scales = append(0, holding.param, std::move(scale));
+        shown.face = Face{FaceKind::codes, format, false, false, holding.param, scales, scales};
+        codes = append(0, holding.param, std::move(shown));
+      }
+    }
+    blocks_.parts(0, holding.param, holding.part, format, param(0, codes).parts, param(0, scales).parts);
+  }
+
+  // ------------------------------------------------------------- the largest magnitude of a matrix over all ranks
+
+  /// A target param of nvfp4 needs it: each source rank that holds a shard of a tensor sends that of the shard, from which the receiver takes the largest.
+  bool findLargest(unsigned e, unsigned p) {
+    Param largest = param(e, p);
+    const size_t leading = largest.shape.size() - 2;
+    std::vector<Part> parts;
+    int64_t slots = 0;
+    for (const Part &part : std::vector<Part>(std::move(largest.parts))) {
+      if (part.family < 0 || holdings_[part.family].empty()) // nobody holds what has no elements
+        continue;
+      const int family = areMatrices(param(e, p), part) ? largestOf(part.family) : -1;
+      if (family < 0) {
+        diagnostics_.error(rule(e, p)->at, title(e, p) + " cannot be quantised as nvfp4: expected the last two dimensions of each tensor as its last two, and each tensor in one param of the source");
+        return false;
+      }
+      Part &slot = parts.emplace_back();
+      slot.family = family;
+      slot.dimensions.assign(part.dimensions.begin(), part.dimensions.end() - 2);
+      const int64_t shards = layout_.families[family].shape.back();
+      slot.dimensions.push_back({static_cast<unsigned>(endpoint(e).shares.size()), static_cast<int>(leading)});
+      endpoint(e).shares.push_back({{}, {{{0, slots, shards, 1, 0, 0}}}, 1});
+      slots += shards;
+    }
+    largest.name += " (largest)";
+    largest.dtype = DType::fp32;
+    largest.shape.resize(leading);
+    largest.shape.push_back({{}, {slots}});
+    largest.parts = std::move(parts);
+    largest.face = Face{FaceKind::amax, Quantization::nvfp4, true, false, p, p, p, 0}; // of the elements, which are to come
+    largest_[{e, p}] = append(e, p, std::move(largest));
+    return true;
+  }
+
+  /// The tensor of a tensor's largest magnitudes: for each of its index values as many as the param that holds it has shards of it. -1 where that cannot be.
+  int largestOf(int number) {
+    const auto [at, added] = largestFamilies_.try_emplace(number, -1);
+    const std::vector<Holding> holdings = holdings_[number];
+    if (!added || !heldOnce(number, holdings))
+      return at->second;
+    std::vector<std::pair<unsigned, Param>> faces; // and what they are like
+    std::map<unsigned, int64_t> shards;            // by param
+    for (const Holding &holding : holdings)
+      if (!showLargest(holding, shards[holding.param], faces))
+        return -1;
+    int64_t most = 0;
+    for (const auto &[param, count] : shards)
+      most = std::max(most, count);
+    // Where others have more, the first shards count again.
+    std::set<unsigned> filled;
+    for (auto &[like, face] : faces)
+      if (filled.insert(like).second) {
+        Share &share = endpoint(0).shares[face.parts[0].dimensions.back().share];
+        const auto own = static_cast<int64_t>(share.at.size());
+        int64_t longest = 1;
+        for (int64_t slot = shards[like]; slot < most; ++slot) {
+          Segments &segments = share.at[static_cast<size_t>((slot - shards[like]) % own)];
+          segments.push_back({slot, size(segments), 1, 1, 0, 0});
+          longest = std::max(longest, size(segments));
+        }
+        face.shape.back() = {share.axes, {}};
+        for (const Segments &segments : share.at)
+          face.shape.back().at.push_back(size(segments));
+      }
+    Family largest = layout_.families[number];
+    largest.name += " (largest)";
+    largest.shape.pop_back();
+    largest.shape.back() = most;
+    largest.dtype = DType::fp32;
+    at->second = static_cast<int>(layout_.families.size());
+    layout_.families.push_back(std::move(largest));
+    for (auto &[like, face] : faces) {
+      face.parts[0].family = at->second;
+      append(0, like, std::move(face));
+    }
+    return at->second;
+  }
+
+  /// Whether no index value of a tensor is held by two params.
+  bool heldOnce(int family, const std::vector<Holding> &holdings) {
+    const size_t variables = layout_.families[family].variables.size();
+    auto values = [&](const Holding &holding, size_t d) { return endpoint(0).shares[param(0, holding.param).parts[holding.part].dimensions[d].share].at; };
+    auto apart = [&](const Holding &a, const Holding &b) {
+      for (size_t d = 0; d < variables; ++d) {
+        bool meet = false;
+        for (const Segments &x : values(a, d))
+          for (const Segments &y : values(b, d))
+            meet = meet || !disjointFrom(x, y);
+        if (!meet)
+          return true;
+      }
+      return false;
+    };
+    for (const Holding &a : holdings)
+      for (const Holding &b : holdings)
+        if (a.param < b.param && !apart(a, b))
+          return false;
+    return !holdings.empty();
+  }
+
+  /// The face of the largest magnitudes of a part, which are numbered from `slots` on. False where it lies in the param like no matrix.
+  bool showLargest(const Holding &holding, int64_t &slots, std::vector<std::pair<unsigned, Param>> &faces) {
+    const Param &whole = param(0, holding.param);
+    const Part &part = whole.parts[holding.part];
+    const size_t outer = part.dimensions.size() - 2;
+    Param largest = whole;
+    largest.shape.clear();
+    Part slot;
+    std::set<int> used;
+    for (size_t d = 0; d < part.dimensions.size(); ++d) {
+      PartDimension dimension = part.dimensions[d];
+      const bool flat = d > outer && dimension.param == part.dimensions[outer].param; // both of the matrix in one dimension
+      if (dimension.param >= 0 && !used.insert(dimension.param).second && !flat)
+        return false;
+      if (d >= outer)
+        continue;
+      if (dimension.param >= 0) {
+        largest.shape.push_back(whole.shape[static_cast<size_t>(dimension.param)]);
+        dimension.param = static_cast<int>(largest.shape.size()) - 1;
+      }
+      slot.dimensions.push_back(dimension);
+    }
+    Share shards; // of a coordinate, its number
+    for (size_t d = outer; d < part.dimensions.size(); ++d)
+      for (unsigned axis : endpoint(0).shares[part.dimensions[d].share].axes)
+        if (std::find(shards.axes.begin(), shards.axes.end(), axis) == shards.axes.end())
+          shards.axes.push_back(axis);
+    int64_t count = 1;
+    for (unsigned axis : shards.axes)
+      count *= endpoint(0).axes[axis].size;
+    for (int64_t c = 0; c < count; ++c)
+      shards.at.push_back({{slots + c, 0, 1, 1, 0, 0}});
+    slots += count;
+    slot.dimensions.push_back({static_cast<unsigned>(endpoint(0).shares.size()), static_cast<int>(largest.shape.size())});
+    endpoint(0).shares.push_back(std::move(shards));
+    largest.shape.push_back({{}, {1}});
+    largest.dtype = DType::fp32;
+    largest.name += " (largest of '" + layout_.families[part.family].name + "'" + (holding.part > 0 ? ", part " + std::to_string(holding.part) : "") + ")";
+    largest.parts = {slot};
+    largest.face = Face{FaceKind::amax, Quantization::nvfp4, true, false, holding.param, holding.param, holding.param, holding.part};
+    faces.emplace_back(holding.param, std::move(largest));
+    return true;
+  }
+
+  std::vector<std::vector<Location>> &paramsAt_;
+  std::vector<std::vector<StoredForm>> &forms_;
+  Layout &layout_;
+  Diagnostics &diagnostics_;
+  Blocks blocks_;
+  std::map<int, std::vector<Holding>> holdings_;                                      // by tensor
+  std::map<std::pair<unsigned, unsigned>, unsigned> elements_, whole_, largest_;      // by endpoint, and param or share
+  std::map<int, int> largestFamilies_;
+  std::map<std::pair<unsigned, Quantization>, std::pair<unsigned, unsigned>> senders_; // source param -> codes, scales
+  std::set<std::pair<std::pair<unsigned, unsigned>, Quantization>> sent_;             // parts of source params
+};
+
+} // namespace
+
+void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms, Layout &layout, Diagnostics &diagnostics) {
+  Quantizer(paramsAt, forms, layout, diagnostics).run();
+}
+
+} // namespace reshard

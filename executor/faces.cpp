@@ -1,0 +1,209 @@
+#include "executor/faces.h"
+
+#include "executor/check_segment.h"
+#include "kernels/scales.h"
+#include "schema/manifest.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_set>
+
+namespace reshard {
+
+using namespace schema;
+
+namespace {
+
+constexpr uint64_t kJobBytes = 1 << 20;
+
+/// Whether a face has memory in the arena's end.
+bool hasMemory(const Face *face) { return face && face->gathered() && face->kind() != FaceKind::elements; }
+
+/// The buffers that steps of a segment read.
+std::unordered_set<int64_t> readBuffers(const Segment &segment) {
+  std::unordered_set<int64_t> buffers;
+  std::vector<int64_t> of;
+  for (const Step *step : *segment.steps())
+    for (uint32_t i = 0; i < step->input_count(); ++i) {
+      const Operand &operand = *segment.operands()->Get(step->first_input() + i);
+      const Shape &shape = *segment.shapes()->Get(operand.shape());
+      of.assign(1, operand.buffer());
+      for (uint32_t l = 0; l < shape.loop_count(); ++l)
+        if (const Loop &loop = *segment.loops()->Get(shape.first_loop() + l); loop.buffer_step() != 0)
+          for (size_t n = of.size(), k = 1; k < loop.count(); ++k)
+            for (size_t b = 0; b < n; ++b)
+              of.push_back(of[b] + static_cast<int64_t>(k) * loop.buffer_step());
+      buffers.insert(of.begin(), of.end());
+    }
+  return buffers;
+}
+
+} // namespace
+
+void FaceWork::Free::operator()(std::byte *memory) const { std::free(memory); }
+
+void FaceWork::Job::run(const std::vector<Largest> &all) const {
+  switch (kind) {
+  case largest: {
+    const float value = matrices.codes ? all[first].of(matrices) : all[first].of(matrices.wide, memory);
+    std::memcpy(number, &value, sizeof value);
+    return;
+  }
+  case tensorScales:
+    for (uint64_t m = 0; m < matrices.matrices; ++m) {
+      const float value = tensorScale(reinterpret_cast<const float *>(memory) + m * count, count);
+      std::memcpy(matrices.scales + m * sizeof value, &value, sizeof value);
+    }
+    return;
+  case scales: return kernels::scaleRows(matrices, memory, first, count);
+  case unswizzle: return kernels::unswizzle(matrices, memory);
+  case swizzle: return kernels::swizzle(matrices, memory);
+  case clearPadding:
+    const kernels::ScaleShape shape{matrices.rows, matrices.columns / kernels::blockShape(matrices.format).columns};
+    for (uint64_t m = 0; m < matrices.matrices; ++m)
+      kernels::clearScalePadding(matrices.scales + m * matrices.scaleBytes(), shape);
+  }
+}
+
+std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
+  rank.forms = formsOf(plan, *rank.segment);
+  const auto &runs = *rank.segment->buffers();
+  auto paramOf = [&](const BufferRun &run) -> const Param & { return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param()); };
+  bool any = false;
+  for (const BufferRun *run : runs) {
+    const Face *face = paramOf(*run).face();
+    any = any || face;
+    end_ += hasMemory(face) ? run->count() * gatheredBytes(*run) : 0;
+  }
+  if (!any)
+    return {};
+  begin_ = arenaBegin(*rank.segment);
+  if (const uint64_t bytes = begin_ + end_; bytes > 0) {
+    memory_.reset(static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
+    if (!memory_)
+      return "no memory to gather " + std::to_string(bytes) + " bytes that are to be quantised";
+    std::memset(memory_.get(), 0, bytes); // touched now, not in the first run
+  }
+  rank.arena = begin_ > 0 ? memory_.get() : nullptr;
+  const std::unordered_set<int64_t> reads = readBuffers(*rank.segment);
+  /// The memory of instance i of another param of the same place, of which there are as many instances.
+  auto sibling = [&](const BufferRun &run, uint32_t param, uint32_t i) -> std::byte * {
+    const auto found = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *r) { return r->endpoint() == run.endpoint() && r->place() == run.place() && r->param() == param; });
+    return found == runs.end() ? nullptr : rank.runs[static_cast<size_t>(found - runs.begin())][i];
+  };
+  // Scales are read by those who read the codes.
+  auto isRead = [&](const BufferRun &run, uint32_t i) {
+    return std::any_of(runs.begin(), runs.end(), [&](const BufferRun *r) {
+      const Face *face = paramOf(*r).face();
+      const bool self = r->param() == run.param(), uses = face && face->kind() == FaceKind::codes && face->scales() == run.param();
+      return (self || uses) && r->endpoint() == run.endpoint() && r->place() == run.place() && reads.contains(int64_t{r->first()} + i);
+    });
+  };
+  rank.shown.resize(runs.size());
+  tables_.resize(runs.size());
+  std::byte *next = memory_.get() + begin_;
+  // What has memory first: others show it.
+  for (const bool gathered : {true, false})
+    for (uint32_t r = 0; r < runs.size(); ++r) {
+      const BufferRun &run = *runs.Get(r);
+      const Face *face = paramOf(run).face();
+      if (!face || hasMemory(face) != gathered)
+        continue;
+      for (uint32_t i = 0; i < run.count(); ++i) {
+        std::byte *memory = gathered ? next : sibling(run, face->codes(), i);
+        tables_[r].push_back(memory);
+        next += gathered ? gatheredBytes(run) : 0;
+      }
+      rank.runs[r] = tables_[r].data();
+    }
+  /// The matrices behind instance i of a run; `bound` tells whether all of what it shows is there.
+  auto matricesAt = [&](const BufferRun &run, std::byte *memory, uint32_t i, bool &bound) {
+    const Face &face = *paramOf(run).face();
+    kernels::Quantized matrices = matricesOf(*plan.manifest().endpoints()->Get(run.endpoint()), run.param(), run.place());
+    std::byte *codes = sibling(run, face.codes(), i), *scales = sibling(run, face.scales(), i);
+    matrices.codes = face.kind() == FaceKind::elements ? codes : nullptr;
+    matrices.scales = face.kind() == FaceKind::scales ? memory : scales;
+    if (face.kind() == FaceKind::elements && face.format() == Quantization::nvfp4)
+      matrices.tensorScales = sibling(run, face.tensor_scale(), i);
+    bound = codes && scales && (matrices.tensorScales || face.kind() != FaceKind::elements || face.format() != Quantization::nvfp4);
+    return matrices;
+  };
+  for (uint32_t r = 0; r < runs.size(); ++r) {
+    const BufferRun &run = *runs.Get(r);
+    const Face *face = paramOf(run).face();
+    for (uint32_t i = 0; face && i < run.count(); ++i) {
+      bool bound = false;
+      const kernels::Quantized matrices = matricesAt(run, tables_[r][i], i, bound);
+      if (!bound)
+        tables_[r][i] = nullptr;
+      rank.shown[r].push_back({matrices, tables_[r][i]});
+      const bool source = run.endpoint() == 0;
+      if (!bound || run.bytes() == 0 || (source && !isRead(run, i)))
+        continue;
+      std::byte *shows = sibling(run, face->codes(), i);
+      if (face->kind() != FaceKind::amax || !source) {
+        addJobs(*face, source, matrices, face->kind() == FaceKind::scales ? shows : tables_[r][i], run.bytes(), run.first() + i);
+        continue;
+      }
+      const auto of = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *o) { return o->endpoint() == 0 && o->place() == run.place() && o->param() == face->codes(); });
+      const kernels::Quantized values = paramOf(**of).face() ? matricesAt(**of, nullptr, i, bound) : matrices;
+      const auto shards = static_cast<uint64_t>(localShape(*plan.manifest().endpoints()->Get(0), paramOf(run), run.place()).back());
+      for (uint64_t k = 0; k < run.bytes() / sizeof(float); ++k) {
+        if (k % shards == 0)
+          largest_.emplace_back(*plan.manifest().endpoints()->Get(0), paramOf(run), run.place(), static_cast<int64_t>(k / shards));
+        jobs_[kBefore].push_back({Job::largest, values, shows, largest_.size() - 1, 0, tables_[r][i] + k * sizeof(float)});
+      }
+    }
+  }
+  rank.work = this;
+  return {};
+}
+
+kernels::Quantized FaceWork::matricesOf(const Endpoint &endpoint, uint32_t number, uint32_t place) {
+  const Param &param = *endpoint.params()->Get(number);
+  const Face &face = *param.face();
+  // Scales that are plain show swizzled ones, whose matrices have as many columns of blocks.
+  const bool itself = face.kind() == FaceKind::elements || face.kind() == FaceKind::plain_scales;
+  const Param &wide = itself ? param : *endpoint.params()->Get(face.codes());
+  const std::vector<int64_t> shape = localShape(endpoint, wide, place);
+  kernels::Quantized matrices;
+  matrices.format = static_cast<kernels::Quantization>(face.format());
+  matrices.swizzled = face.swizzled();
+  if (const auto format = kernels::formatNamed(dtypeName(wide.dtype())); format && face.kind() != FaceKind::plain_scales)
+    matrices.wide = *format;
+  matrices.columns = static_cast<uint64_t>(shape.back()) * (face.kind() == FaceKind::plain_scales ? kernels::blockShape(matrices.format).columns : 1);
+  matrices.rows = static_cast<uint64_t>(shape[shape.size() - 2]);
+  for (size_t d = 0; d + 2 < shape.size(); ++d)
+    matrices.matrices *= static_cast<uint64_t>(shape[d]);
+  return matrices;
+}
+
+void FaceWork::addJobs(const Face &face, bool source, const kernels::Quantized &matrices, std::byte *memory, uint64_t bytes, uint32_t buffer) {
+  if (face.kind() == FaceKind::scales)
+    addRows(kBefore, {Job::scales, matrices, memory});
+  else if (face.kind() == FaceKind::plain_scales)
+    jobs_[source ? kBefore : kAfter].push_back({source ? Job::unswizzle : Job::swizzle, matrices, memory});
+  else if (face.kind() == FaceKind::amax)
+    reduces_[buffer] = {Job::tensorScales, matrices, memory, 0, bytes / sizeof(float) / matrices.matrices};
+  else if (face.kind() == FaceKind::elements && !source && face.swizzled())
+    jobs_[kAfter].push_back({Job::clearPadding, matrices, memory});
+}
+
+void FaceWork::reduce(uint32_t buffer) const {
+  if (const auto at = reduces_.find(buffer); at != reduces_.end())
+    at->second.run(largest_);
+}
+
+/// A job on all matrices, cut by rows of blocks.
+void FaceWork::addRows(Stage stage, Job job) {
+  const uint64_t rows = job.matrices.blockRows();
+  const uint64_t bytes = std::max<uint64_t>(1, kernels::blockShape(job.matrices.format).rows * job.matrices.columns * kernels::itemBytes(job.matrices.wide));
+  const uint64_t each = std::max<uint64_t>(1, kJobBytes / bytes);
+  for (job.first = 0; job.first < rows; job.first += each) {
+    job.count = std::min(each, rows - job.first);
+    jobs_[stage].push_back(job);
+  }
+}
+
+} // namespace reshard

@@ -1,0 +1,60 @@
+// Faces (schema/plan.fbs): params of a plan that show quantised ones as they were, or others as if they were quantised. Those that are read and written as
+// bytes go become forms and matrices of a LocalRank, which packing.cpp and copies.cpp follow; those that are gathered get memory here, and what is to
+// be computed from it, or into it, is a list of jobs.
+#pragma once
+
+#include "executor/largest.h"
+
+#include <memory>
+#include <unordered_map>
+
+namespace reshard {
+
+/// Of one rank.
+class FaceWork {
+public:
+  /// kBefore: ahead of all copies and messages, from the rank's source; kAfter: when all is there.
+  enum Stage { kBefore, kAfter };
+  static constexpr size_t kStages = 2;
+
+  /// Completes `rank`, all other buffers of which are bound: runs, forms, matrices, work. What a face shows that is not bound leaves it unbound. An error
+  /// text, empty on success.
+  std::string bind(const Plan &plan, LocalRank &rank);
+
+  /// Bytes of the rank's arena that are here: of its beginning, where rows of blocks are gathered, and of its end, the memory of faces.
+  uint64_t begin() const { return begin_; }
+  uint64_t end() const { return end_; }
+  /// Jobs of a stage, each of about a mebibyte; those of one stage do not depend on each other.
+  size_t size(Stage stage) const { return jobs_[stage].size(); }
+  /// Does one; allocates nothing.
+  void run(Stage stage, size_t job) const { jobs_[stage][job].run(largest_); }
+  /// The step `reduce` for the instances of a target's face `amax` from `buffer` on: tensor scales from the largest magnitudes.
+  void reduce(uint32_t buffer) const;
+
+  /// The matrices behind a face, an instance's, without their memory.
+  static kernels::Quantized matricesOf(const schema::Endpoint &endpoint, uint32_t param, uint32_t place);
+
+private:
+  struct Job {
+    enum Kind { scales, unswizzle, swizzle, clearPadding, largest, tensorScales } kind;
+    kernels::Quantized matrices;
+    std::byte *memory;             // of the face; of `scales` and `largest`, of what it shows
+    uint64_t first = 0, count = 0; // rows of blocks; of `largest` the matrix; of `tensorScales` how many numbers there are for each
+    std::byte *number = nullptr;   // of `largest`, where it goes
+    void run(const std::vector<Largest> &largest) const;
+  };
+  struct Free {
+    void operator()(std::byte *memory) const;
+  };
+  void addJobs(const schema::Face &face, bool source, const kernels::Quantized &matrices, std::byte *memory, uint64_t bytes, uint32_t buffer);
+  void addRows(Stage stage, Job job);
+
+  std::vector<std::vector<std::byte *>> tables_; // of runs that are faces
+  std::unique_ptr<std::byte, Free> memory_;
+  uint64_t begin_ = 0, end_ = 0;
+  std::unordered_map<uint32_t, Job> reduces_; // by buffer
+  std::vector<Largest> largest_;
+  std::vector<Job> jobs_[kStages];
+};
+
+} // namespace reshard

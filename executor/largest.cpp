@@ -1,0 +1,94 @@
+#include "executor/largest.h"
+
+#include "schema/manifest.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace reshard {
+
+using namespace schema;
+
+namespace {
+
+/// The larger one; NaN where one is.
+float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
+
+} // namespace
+
+Largest::Largest(const Endpoint &endpoint, const Param &face, uint32_t place, int64_t matrix) {
+  const Param &param = *endpoint.params()->Get(face.face()->codes());
+  const Part &part = *param.parts()->Get(face.face()->part());
+  const std::vector<int64_t> shape = localShape(endpoint, param, place);
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t d = strides.size(); d-- > 1;)
+    strides[d - 1] = strides[d] * shape[d];
+  // Runs of positions of the tensor's last two dimensions, that which is contiguous last; positions along the others are given.
+  struct Dimension {
+    Runs runs;
+    int64_t stride;
+  };
+  std::vector<Dimension> dimensions;
+  int64_t origin = 0;
+  for (uint32_t d = part.dimensions()->size(); d-- > 0;) {
+    const PartDimension &at = *part.dimensions()->Get(d);
+    if (at.param() < 0)
+      continue;
+    const Runs list = runs(endpoint, *endpoint.shares()->Get(at.share()), place);
+    const auto dimension = static_cast<size_t>(at.param());
+    if (dimensions.size() < 2) {
+      dimensions.push_back({list, strides[dimension]});
+      continue;
+    }
+    const int64_t position = matrix % shape[dimension];
+    matrix /= shape[dimension];
+    origin += position * strides[dimension];
+    const bool there = std::any_of(list.begin, list.end, [&](const Run &run) {
+      for (int64_t block = 0; block < run.count(); ++block)
+        if (const int64_t first = run.to() + block * run.to_step(); position >= first && position < first + run.length())
+          return true;
+      return false;
+    });
+    if (!there)
+      return;
+  }
+  if (dimensions[0].stride == 1)
+    std::swap(dimensions[0], dimensions[1]);
+  for (const Run *row = dimensions[0].runs.begin; row != dimensions[0].runs.end; ++row)
+    for (int64_t i = 0; i < row->count(); ++i)
+      for (const Run *column = dimensions[1].runs.begin; column != dimensions[1].runs.end; ++column)
+        for (int64_t k = 0; k < column->count(); ++k)
+          pieces_.push_back({static_cast<uint64_t>(origin + (row->to() + i * row->to_step()) * dimensions[0].stride + (column->to() + k * column->to_step()) * dimensions[1].stride),
+                             static_cast<uint64_t>(row->length()), static_cast<uint64_t>(column->length()), static_cast<uint64_t>(dimensions[0].stride)});
+}
+
+float Largest::of(kernels::Format wide, const std::byte *elements) const {
+  const uint64_t item = kernels::itemBytes(wide);
+  float result = 0;
+  for (const Piece &piece : pieces_)
+    result = larger(kernels::amax(wide, elements + piece.first * item, {piece.rows, piece.columns, 0, static_cast<int64_t>(piece.step * item)}), result);
+  return result;
+}
+
+float Largest::of(const kernels::Quantized &matrices) const {
+  constexpr uint64_t kAtOnce = 2048;
+  alignas(64) std::byte elements[kAtOnce * sizeof(float)];
+  float result = 0;
+  for (const Piece &piece : pieces_)
+    for (uint64_t row = 0; row < piece.rows; ++row)
+      for (uint64_t at = 0; at < piece.columns; at += kAtOnce) {
+        const uint64_t some = std::min(kAtOnce, piece.columns - at);
+        kernels::decodeElements(matrices, piece.first + row * piece.step + at, elements, some);
+        result = larger(kernels::amax(matrices.wide, elements, {1, some, 0, 0}), result);
+      }
+  return result;
+}
+
+float tensorScale(const float *largest, uint64_t count) {
+  float result = 0;
+  for (uint64_t i = 0; i < count; ++i)
+    result = larger(largest[i], result);
+  return kernels::nvfp4TensorScale(result);
+}
+
+} // namespace reshard

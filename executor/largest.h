@@ -1,0 +1,28 @@
+// The largest magnitudes of parts of source params, which receivers need to quantise whole matrices (nvfp4).
+#pragma once
+
+#include "executor/transport.h"
+
+namespace reshard {
+
+/// Of one matrix of a part of a source param: what of it lies in the param, in elements.
+class Largest {
+public:
+  /// Matrix `matrix`, in the order of the face, of the part that it shows (FaceKind::amax), at a place.
+  Largest(const schema::Endpoint &endpoint, const schema::Param &face, uint32_t place, int64_t matrix);
+
+  /// The largest magnitude, 0 where there is none, NaN where one is not finite, of plain elements or of a param that stands quantised. Allocates nothing.
+  float of(kernels::Format wide, const std::byte *elements) const;
+  float of(const kernels::Quantized &matrices) const;
+
+private:
+  struct Piece {
+    uint64_t first, rows, columns, step; // elements; step from row to row
+  };
+  std::vector<Piece> pieces_;
+};
+
+/// The tensor scale of nvfp4 for a matrix of which these are the largest magnitudes of parts.
+float tensorScale(const float *largest, uint64_t count);
+
+} // namespace reshard

@@ -1,0 +1,123 @@
+"""The formats that weights are cast to and quantised to, from their definitions: NumPy and ml_dtypes on whole arrays, sharing nothing with kernels/."""
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = list(map(np.dtype, (np.float32, ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)))
+FP32, BF16, FP16, E4M3, E5M2 = range(5)
+CANONICAL_NAN = [0x7FC00000, 0x7FC0, 0x7E00, 0x7F, 0x7E]
+LARGEST = {E4M3: 448.0, E5M2: 57344.0}
+SATURATE, INFINITY = 0, 1
+np.seterr(all="ignore")  # overflow and NaN are what is tested
+
+
+def bits(values):
+    return values.view(f"u{values.itemsize}")
+
+
+def canonical(values, of, format):
+    """NaNs as the format's one NaN, with the sign that `of` has."""
+    sign = bits(of) >> (of.itemsize * 8 - 1) != 0
+    width = values.itemsize * 8
+    nan = CANONICAL_NAN[format] | sign.astype(np.uint64) << np.uint64(width - 1)
+    is_nan = np.isnan(of.astype(np.float32)) | np.isnan(values.astype(np.float32))
+    return np.where(is_nan, nan.astype(f"u{width // 8}"), bits(values)).view(values.dtype)
+
+
+def cast(values, to, overflow):
+    """By ml_dtypes and NumPy. Saturation is clipping: what rounds to the largest value or below is not changed by it."""
+    wide = values.astype(np.float32)
+    if overflow == SATURATE and to in LARGEST:
+        wide = np.where(np.isnan(wide), wide, np.clip(wide, -LARGEST[to], LARGEST[to]))
+    return canonical(wide.astype(DTYPES[to]), values, to)
+
+
+def amax(blocks):
+    """Along the last axis; NaN where something is not finite."""
+    magnitudes = np.abs(blocks.astype(np.float32))
+    return np.where(np.isfinite(magnitudes).all(-1), magnitudes.max(-1), np.float32(np.nan))
+
+
+def blocks_of(values, block):
+    """[rows, columns] to [rows, blocks, block], zeros behind the last."""
+    padded = np.zeros((values.shape[0], -(-values.shape[1] // block) * block), values.dtype)
+    padded[:, : values.shape[1]] = values
+    return padded.reshape(len(values), -1, block)
+
+
+def to_e4m3(scaled, values):
+    """Saturating; the sign is that of `values`."""
+    magnitude = np.where(np.isnan(scaled), np.float32(np.nan), np.minimum(np.abs(scaled), np.float32(448)))
+    code = np.where(np.isnan(magnitude), 0x7F, bits(magnitude.astype(ml_dtypes.float8_e4m3fn)))
+    return (code | np.signbit(values.astype(np.float32)) * np.uint8(0x80)).astype(np.uint8)
+
+
+def numpy_mxfp8(values):
+    blocks = blocks_of(values, 32)
+    largest = amax(blocks).astype(np.float64)
+    exponent = np.ceil(np.log2(largest / 448))  # log2 of doubles is exact at powers of two, and 1 + 2^-23 is far from one
+    code = np.where(np.isnan(largest), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(np.uint8)
+    scale = np.where(code == 255, np.nan, np.exp2(code.astype(np.float64) - 127))
+    scaled = (blocks.astype(np.float64) / scale[..., None]).astype(np.float32)
+    return to_e4m3(scaled, blocks).reshape(len(values), -1)[:, : values.shape[1]], code
+
+
+def decode(codes, scales, block, columns, format):
+    """Element values times scales, which broadcast along blocks, to a wide format."""
+    values = codes.astype(np.float32) * np.repeat(scales, block, axis=-1)[:, :columns]
+    return canonical(values.astype(DTYPES[format]), codes.astype(np.float32), format)
+
+
+def numpy_block_fp8(values):
+    rows, columns = values.shape
+    padded = np.zeros((-(-rows // 128) * 128, -(-columns // 128) * 128), np.float32)
+    padded[:rows, :columns] = values
+    blocks = padded.reshape(len(padded) // 128, 128, -1, 128).transpose(0, 2, 1, 3)
+    scales = amax(blocks.reshape(*blocks.shape[:2], -1)) / np.float32(448)
+    scales[scales == 0] = 1
+    codes = to_e4m3(blocks / scales[..., None, None], blocks)
+    return codes.transpose(0, 2, 1, 3).reshape(padded.shape)[:rows, :columns], scales
+
+
+def numpy_nvfp4(values, tensor_scale):
+    blocks = blocks_of(values, 16)
+    quotient = amax(blocks) / (np.float32(6) * tensor_scale)
+    quotient[quotient == 0] = 1
+    scales = to_e4m3(quotient, np.ones_like(quotient))
+    factor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * tensor_scale
+    scaled = np.abs(blocks.astype(np.float32)) / np.where(factor == 0, np.float32(np.inf), factor)[..., None]
+    # Nearest of the eight values, of two the even code; beyond, and where the block is NaN, the largest.
+    middles = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    code = np.where(np.isnan(scaled), 7, (scaled[..., None] > middles).sum(-1) + np.isin(scaled, middles[1::2]))
+    code = (code | np.signbit(blocks.astype(np.float32)) * 8).astype(np.uint8).reshape(len(values), -1)
+    code[:, values.shape[1] :] = 0
+    return code, scales
+
+
+def pack_nvfp4(codes):
+    """Two to a byte, the first in the low bits."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def unpack_nvfp4(packed):
+    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+def nvfp4_tensor_scale(values):
+    """That of a whole matrix: NaN where it holds something that is not finite."""
+    scale = amax(values.reshape(1, -1))[0] / np.float32(2688) if values.size else np.float32(0)
+    return np.float32(1) if scale == 0 else scale
+
+
+def swizzle(scales):
+    """Of one matrix, [rows, columns] bytes: axes tile row, group of 32 rows, row, tile column, column become tile row, tile column, row, group, column."""
+    rows, columns = scales.shape
+    tiles, tile_columns = -(-rows // 128), -(-columns // 4)
+    padded = np.zeros((tiles * 128, tile_columns * 4), np.uint8)
+    padded[:rows, :columns] = scales
+    return np.ascontiguousarray(padded.reshape(tiles, 4, 32, tile_columns, 4).transpose(0, 3, 2, 1, 4)).ravel()
+
+
+def unswizzle(swizzled, rows, columns):
+    tiles, tile_columns = -(-rows // 128), -(-columns // 4)
+    return swizzled.reshape(tiles, tile_columns, 32, 4, 4).transpose(0, 3, 2, 1, 4).reshape(tiles * 128, tile_columns * 4)[:rows, :columns]

@@ -1,0 +1,282 @@
+// Whether a target place holds what its layout says, element by element.
+
+#include "tools/reference.h"
+#include "tools/values.h"
+#include "tools/vectors.h"
+
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+namespace reshard::tools {
+
+using namespace schema;
+
+namespace {
+
+/// The tensor of a run: where values are synthesised, by its key, and else as the source shows it.
+class Tensor {
+public:
+  explicit Tensor(Reference &reference) : reference_(reference) {}
+
+  /// Goes on to the tensor of a run.
+  void select(const ElementRun &run) {
+    if (!run.tensor || name_ == *run.tensor)
+      return;
+    name_ = *run.tensor;
+    shown_.reset();
+    if (reference_.synthesised() && !reference_.shown(run.family))
+      key_ = tensorKey(name_, reference_.seed());
+    else
+      shown_ = reference_.tensor(name_);
+    if (shown_ && shown_->conflict() >= 0 && unclear_.empty())
+      unclear_ = "params of the source that hold tensor '" + name_ + "' show two values of element " + std::to_string(shown_->conflict()) +
+                 ", since they quantise it in other blocks, and the layouts do not say which of them comes";
+  }
+  bool shown() const { return shown_ != nullptr; }
+  uint64_t key() const { return key_; }
+  const std::string &unclear() const { return unclear_; }
+
+  /// An element as it comes; nothing where the source does not have it.
+  const std::byte *at(int64_t element, int64_t item) const { return shown_->known(element) ? shown_->at(element, item) : nullptr; }
+
+  /// An element as a param stores it.
+  std::optional<uint64_t> code(const Values &values, int64_t element) const {
+    if (!shown_)
+      return values(key_, static_cast<uint64_t>(element));
+    uint64_t code = 0;
+    const int64_t item = itemBytes(values.comes);
+    const std::byte *found = at(element, item);
+    if (!found)
+      return std::nullopt;
+    std::memcpy(&code, found, static_cast<size_t>(item));
+    return values.comes == values.stored ? code : castCode(*values.param, code);
+  }
+
+private:
+  Reference &reference_;
+  std::string name_, unclear_;
+  uint64_t key_ = 0;
+  std::shared_ptr<const TensorValues> shown_;
+};
+
+template <class Element> int64_t differences(const Element *in, int64_t step, uint64_t key, int64_t logical, int64_t logicalStep, int64_t count) {
+  int64_t wrong = 0;
+  for (int64_t k = 0; k < count; ++k)
+    wrong += in[k * step] != static_cast<Element>(elementHash(key, static_cast<uint64_t>(logical + k * logicalStep)));
+  return wrong;
+}
+
+int64_t wrong(const std::byte *memory, const ElementRun &run, const Tensor &tensor, const Values &values) {
+  const DType type = values.stored;
+  const int64_t item = itemBytes(type);
+  if (!run.tensor || type == DType::boolean || tensor.shown() || !values.plain()) {
+    int64_t count = 0;
+    for (int64_t k = 0; k < run.count; ++k) {
+      const std::optional<uint64_t> code = run.tensor ? tensor.code(values, run.logical + k * run.logicalStep) : 0;
+      count += !code || std::memcmp(memory + (run.local + k * run.localStep) * item, &*code, static_cast<size_t>(item)) != 0; // little-endian
+    }
+    return count;
+  }
+  const std::byte *at = memory + run.local * item;
+  switch (item) {
+  case 1: return differences(reinterpret_cast<const uint8_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep, run.count);
+  case 2: return differences(reinterpret_cast<const uint16_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep, run.count);
+  case 4: return differences(reinterpret_cast<const uint32_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep, run.count);
+  default: return differences(reinterpret_cast<const uint64_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep, run.count);
+  }
+}
+
+std::string hex(const std::byte *at, int64_t bytes) {
+  uint64_t code = 0;
+  std::memcpy(&code, at, static_cast<size_t>(bytes));
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%0*llx", static_cast<int>(2 * bytes), static_cast<unsigned long long>(code));
+  return text;
+}
+
+/// Of one instance at a time.
+class InstanceCheck {
+public:
+  InstanceCheck(const Plan &plan, const PlaceMemory &memory, Reference &reference)
+      : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(memory.endpoint)), memory_(memory), reference_(reference) {}
+
+  /// Elements where they stand.
+  CheckResult elements(const ParamInstance &instance) const {
+    const Values values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
+    const std::byte *memory = memory_.params[instance.param][instance.instance];
+    const int64_t item = itemBytes(values.stored);
+    CheckResult result;
+    Tensor tensor(reference_);
+    Cover cover(instance.bytes / item);
+    forEachRun(plan_.manifest(), endpoint_, instance.param, memory_.place, instance, [&](const ElementRun &run) {
+      tensor.select(run);
+      cover.add(run.local, run.localStep, run.count);
+      const int64_t bad = wrong(memory, run, tensor, values);
+      if (bad > 0 && result.first.empty())
+        result.first = firstWrong(instance, memory, run, tensor, values);
+      result.mismatches += static_cast<uint64_t>(bad);
+    });
+    result.checkedBytes = static_cast<uint64_t>(instance.bytes);
+    result.unclear = tensor.unclear();
+    addMissing(instance, cover, result);
+    return result;
+  }
+
+  /// What stands there of the elements, or plain scales, that were written to a face.
+  CheckResult made(const ParamInstance &instance) const {
+    const Face &face = *endpoint_.params()->Get(instance.param)->face();
+    CheckResult result;
+    const Bytes written = this->written(instance, result);
+    const std::vector<Bytes> expected = make(endpoint_, instance.param, memory_.place, written.data(), tensorScales(instance));
+    const std::vector<uint32_t> params = shownParams(face);
+    for (size_t i = 0; i < params.size(); ++i) {
+      const int64_t item = itemBytes(endpoint_.params()->Get(params[i])->dtype()), count = static_cast<int64_t>(expected[i].size()) / item;
+      const std::byte *found = memory_.params[params[i]][instance.instance];
+      result.checkedBytes += expected[i].size();
+      if (expected[i].empty() || std::memcmp(found, expected[i].data(), expected[i].size()) == 0)
+        continue;
+      for (int64_t e = 0; e < count; ++e) {
+        const std::byte *right = expected[i].data() + e * item, *is = found + e * item;
+        if (std::memcmp(right, is, static_cast<size_t>(item)) == 0)
+          continue;
+        ++result.mismatches;
+        if (result.first.empty())
+          result.first = place() + " param '" + nameOf(params[i], instance.instance) + "' element " + std::to_string(e) + " (quantised as " +
+                         EnumNameQuantization(face.format()) + "): found " + hex(is, item) + ", expected " + hex(right, item);
+      }
+    }
+    return result;
+  }
+
+private:
+  std::string place() const {
+    return endpoint_.role()->str() + (endpoint_.storage() ? " file " : " rank ") + std::to_string(endpoint_.ranks()->Get(memory_.place));
+  }
+  std::string nameOf(uint32_t param, uint32_t number) const { return instances(plan_.manifest(), endpoint_, param, memory_.place)[number].name; }
+
+  static void addMissing(const ParamInstance &instance, const Cover &cover, CheckResult &result) {
+    const int64_t missing = cover.missing();
+    if (missing == 0)
+      return;
+    result.mismatches += static_cast<uint64_t>(missing);
+    if (result.first.empty())
+      result.first = "param '" + instance.name + "': no part of its layout covers " + std::to_string(missing) + " of " + std::to_string(cover.elements()) +
+                     " elements";
+  }
+
+  std::string firstWrong(const ParamInstance &instance, const std::byte *memory, const ElementRun &run, const Tensor &tensor, const Values &values) const {
+    const int64_t item = itemBytes(values.stored);
+    for (int64_t k = 0; k < run.count; ++k) {
+      ElementRun one = run;
+      one.logical += k * run.logicalStep;
+      one.local += k * run.localStep;
+      one.count = 1;
+      if (wrong(memory, one, tensor, values) == 0)
+        continue;
+      const std::optional<uint64_t> code = run.tensor ? tensor.code(values, one.logical) : 0;
+      return place() + " param '" + instance.name + "' element " + std::to_string(one.local) + " (" +
+             (run.tensor ? "'" + *run.tensor + "' element " + std::to_string(one.logical) : std::string("padding")) + "): found " +
+             hex(memory + one.local * item, item) +
+             (code ? ", expected " + hex(reinterpret_cast<const std::byte *>(&*code), item) : ", which the source does not have");
+    }
+    return {};
+  }
+
+  /// The values that a face was given.
+  Bytes written(const ParamInstance &instance, CheckResult &result) const {
+    const Values values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
+    const int64_t item = itemBytes(values.comes);
+    Bytes bytes(static_cast<size_t>(instance.bytes)); // padding is zero
+    Tensor tensor(reference_);
+    Cover cover(instance.bytes / item);
+    forEachRun(plan_.manifest(), endpoint_, instance.param, memory_.place, instance, [&](const ElementRun &run) {
+      tensor.select(run);
+      cover.add(run.local, run.localStep, run.count);
+      if (run.tensor && !tensor.shown())
+        return fill(bytes.data(), run, tensor.key(), values);
+      for (int64_t k = 0; run.tensor && k < run.count; ++k)
+        if (const std::byte *from = tensor.at(run.logical + k * run.logicalStep, item))
+          std::memcpy(bytes.data() + (run.local + k * run.localStep) * item, from, static_cast<size_t>(item));
+        else if (++result.mismatches; result.first.empty())
+          result.first = place() + " param '" + instance.name + "': the source does not have '" + *run.tensor + "' element " +
+                         std::to_string(run.logical + k * run.logicalStep);
+    });
+    result.unclear = tensor.unclear();
+    addMissing(instance, cover, result);
+    return bytes;
+  }
+
+  /// Of elements of nvfp4: what follows from whole matrices, of which here may be parts.
+  std::vector<float> tensorScales(const ParamInstance &instance) const {
+    const Param &param = *endpoint_.params()->Get(instance.param);
+    if (param.face()->kind() != FaceKind::elements || param.face()->format() != Quantization::nvfp4)
+      return {};
+    const Values values(plan_.manifest(), param);
+    int64_t matrices = 1;
+    for (size_t d = 0; d + 2 < instance.shape.size(); ++d)
+      matrices *= instance.shape[d];
+    std::vector<float> scales(static_cast<size_t>(matrices));
+    for (uint32_t p = 0; p < all(endpoint_.params()).size(); ++p)
+      if (const Face *face = endpoint_.params()->Get(p)->face(); face && face->kind() == FaceKind::amax && face->codes() == instance.param) {
+        const ParamInstance largest = sibling(endpoint_, instance, p, memory_.place);
+        forEachRun(plan_.manifest(), endpoint_, p, memory_.place, largest, [&](ElementRun run) {
+          for (; run.tensor && run.count > 0; --run.count, run.local += run.localStep, run.logical += run.logicalStep) {
+            float &scale = scales[static_cast<size_t>(run.local / largest.shape.back())];
+            scale = largerOf(reference_.largest(run, values).value_or(scale), scale);
+          }
+        });
+      }
+    for (float &scale : scales)
+      scale = tensorScaleOf(scale);
+    return scales;
+  }
+
+  const Plan &plan_;
+  const Endpoint &endpoint_;
+  const PlaceMemory &memory_;
+  Reference &reference_;
+};
+
+CheckResult checkPlace(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads, bool faces) {
+  const Endpoint &endpoint = *plan.manifest().endpoints()->Get(memory.endpoint);
+  const std::vector<bool> made = madeByFaces(endpoint);
+  const InstanceCheck checks(plan, memory, reference);
+  CheckResult result;
+  std::mutex mutex;
+  forEachInstance(plan, memory, threads, [&](const Endpoint &, const ParamInstance &instance) {
+    const bool face = endpoint.params()->Get(instance.param)->face();
+    if (made[instance.param] || (faces && !face))
+      return;
+    CheckResult one = face ? checks.made(instance) : checks.elements(instance);
+    const std::lock_guard lock(mutex);
+    result.add(std::move(one));
+  });
+  return result;
+}
+
+} // namespace
+
+void CheckResult::add(CheckResult &&part) {
+  checkedBytes += part.checkedBytes;
+  mismatches += part.mismatches;
+  if (first.empty())
+    first = std::move(part.first);
+  if (unclear.empty())
+    unclear = std::move(part.unclear);
+}
+
+CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads) {
+  Reference reference(plan, seed);
+  return check(plan, memory, reference, threads);
+}
+
+CheckResult check(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads) {
+  return checkPlace(plan, memory, reference, threads, false);
+}
+
+CheckResult checkFaces(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads) {
+  return checkPlace(plan, memory, reference, threads, true);
+}
+
+} // namespace reshard::tools

@@ -1,0 +1,46 @@
+// Rows of a plan that come by way of a rank's arena, where they are gathered to be quantised: followed from where they come to where they end, with proof that
+// they are there when they are read, and until then.
+#pragma once
+
+#include "tools/coverage.h"
+
+#include <map>
+
+namespace reshard::tools {
+
+class Gathered {
+public:
+  Gathered(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired) {}
+
+  /// Every row that ends in a buffer of a rank; of what a copy reads from the arena, the rows that brought it. An error text, empty on success: bytes that are
+  /// read were not written by steps that the copy waits for, or are written over before; or tensor scales are used by a step that does not wait for them.
+  std::string forEachRow(uint32_t rank, const std::function<void(const Row &)> &visit);
+
+private:
+  /// What stands in bytes of the arena.
+  struct Piece {
+    uint64_t end;
+    Row row;            // that brought them
+    uint32_t step;      // that wrote them
+    int64_t read = -1;  // the step that quantised them
+  };
+  std::string write(uint32_t step, const Row &row);
+  std::string read(uint32_t step, const Row &row, const std::function<void(const Row &)> &visit);
+  std::string scale(uint32_t step, uint32_t buffer);
+  bool waits(uint32_t step, uint32_t earlier);
+  bool waitsForCopy(uint32_t step, uint32_t copy);
+  std::string fail(uint32_t step, const std::string &why) const;
+
+  const Plan &plan_;
+  const PairedPlan &paired_;
+  uint32_t rank_ = 0;
+  const schema::Segment *segment_ = nullptr;
+  uint32_t lookedAt_ = UINT32_MAX; // the step of after_
+  std::vector<uint32_t> after_;    // sorted
+  std::map<uint64_t, Piece> arena_;                        // by begin
+  std::vector<uint32_t> copies_;   // copies from the arena, each of which waits for the one before
+  std::map<uint32_t, std::vector<uint32_t>> largest_;      // buffers of faces `amax`: the steps that write them
+  std::map<uint32_t, uint32_t> reduced_;                   // the same: the step that makes tensor scales of them
+};
+
+} // namespace reshard::tools

@@ -1,0 +1,200 @@
+#include "tools/reference.h"
+
+#include "tools/values.h"
+#include "tools/vectors.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace reshard::tools {
+
+using namespace schema;
+
+void TensorValues::grow(int64_t end, int64_t item) {
+  if (known_.size() >= static_cast<size_t>(end))
+    return;
+  const size_t room = std::max(static_cast<size_t>(end), known_.size() * 3 / 2);
+  known_.resize(room);
+  bytes_.resize(room * static_cast<size_t>(item));
+}
+
+void TensorValues::put(int64_t element, const std::byte *from, int64_t item) {
+  grow(element + 1, item);
+  std::memcpy(bytes_.data() + element * item, from, static_cast<size_t>(item));
+  known_[static_cast<size_t>(element)] = true;
+}
+
+void TensorValues::put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree) {
+  grow(std::max(run.logical, run.logical + (run.count - 1) * run.logicalStep) + 1, item);
+  for (int64_t k = 0; k < run.count; ++k) {
+    const int64_t element = run.logical + k * run.logicalStep;
+    const std::byte *from = memory + (run.local + k * run.localStep) * item;
+    std::byte *to = bytes_.data() + element * item;
+    if (agree && known(element) && std::memcmp(to, from, static_cast<size_t>(item)) != 0 && conflict_ < 0)
+      conflict_ = element;
+    std::memcpy(to, from, static_cast<size_t>(item));
+    known_[static_cast<size_t>(element)] = true;
+  }
+}
+
+Reference::Reference(const Plan &plan, uint64_t seed) : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), seed_(seed) {
+  for (uint32_t place = 0; place < endpoint_.ranks()->size(); ++place) {
+    places_.push_back({0, place, {}});
+    for (const Param *param : all(endpoint_.params()))
+      places_.back().params.emplace_back(instanceCount(endpoint_, *param, place), nullptr);
+  }
+  find(places_);
+}
+
+Reference::Reference(const Plan &plan, const Memory &source) : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), source_(&source) {
+  find(source.places());
+}
+
+void Reference::find(const std::vector<PlaceMemory> &places) {
+  shownBy_ = shownAsElements(endpoint_);
+  for (uint32_t p = 0; p < shownBy_.size(); ++p)
+    for (const Part *part : all(endpoint_.params()->Get(p)->parts()))
+      if (part->family() >= 0 && (shownBy_[p] || endpoint_.params()->Get(p)->face()))
+        families_.insert(part->family());
+  // Largest magnitudes are not asked for as tensors, but tensors for theirs.
+  for (const Param *param : all(endpoint_.params()))
+    if (const Face *face = param->face(); face && face->kind() == FaceKind::amax && all(param->parts()).size() > 0) {
+      const int family = endpoint_.params()->Get(face->codes())->parts()->Get(face->part())->family();
+      largestOf_[param->parts()->Get(0)->family()] = family;
+    }
+  // Of places that hold the same, one says what the source shows; without faces, each is read as it is.
+  std::set<std::vector<int64_t>> seen;
+  holders_ = occurrences(plan_, places, [&](const PlaceMemory &place, uint32_t p, uint32_t instance) {
+    if (const Face *face = endpoint_.params()->Get(p)->face(); face && face->kind() == FaceKind::amax)
+      return false;
+    bool shows = false;
+    for (const Part *part : all(endpoint_.params()->Get(p)->parts()))
+      shows = shows || shown(part->family());
+    if (!shows && !source_)
+      return false;
+    std::vector<int64_t> like = likeness(endpoint_, p, place.place);
+    like.push_back(instance);
+    return has(place, p, instance) && (!shows || seen.insert(std::move(like)).second);
+  });
+}
+
+bool Reference::has(const PlaceMemory &place, uint32_t p, uint32_t instance) const {
+  if (!source_)
+    return true;
+  const Face *face = endpoint_.params()->Get(p)->face();
+  if (!face)
+    return place.params[p][instance] != nullptr;
+  const std::vector<uint32_t> shown = shownParams(*face);
+  return std::all_of(shown.begin(), shown.end(), [&](uint32_t each) { return has(place, each, instance); });
+}
+
+std::shared_ptr<const std::byte> Reference::bytes(const PlaceMemory &place, const ParamInstance &instance) {
+  const Face *face = endpoint_.params()->Get(instance.param)->face();
+  if (!face && source_)
+    return {std::shared_ptr<const std::byte>(), place.params[instance.param][instance.instance]};
+  if (const auto &by = shownBy_[instance.param]; !face && by) {
+    const auto all = made(place, sibling(endpoint_, instance, by->face, place.place));
+    return {all, (*all)[by->number].data()};
+  }
+  const auto result = instances_.get(
+      {place.place, instance.param, instance.instance},
+      [&] {
+        auto own = std::make_shared<Bytes>();
+        if (face) {
+          std::vector<std::shared_ptr<const std::byte>> shown;
+          std::vector<const std::byte *> memory;
+          for (uint32_t each : shownParams(*face)) {
+            shown.push_back(bytes(place, sibling(endpoint_, instance, each, place.place)));
+            memory.push_back(shown.back().get());
+          }
+          *own = show(endpoint_, instance.param, place.place, memory);
+        } else {
+          own->resize(static_cast<size_t>(instance.bytes));
+          synthesizeInstance(plan_.manifest(), endpoint_, place.place, instance, seed_, own->data());
+        }
+        return own;
+      },
+      [](const Bytes &bytes) { return bytes.size(); });
+  return {result, result->data()};
+}
+
+/// What synthesised elements are quantised to.
+std::shared_ptr<const std::vector<Bytes>> Reference::made(const PlaceMemory &place, const ParamInstance &elements) {
+  return made_.get(
+      {place.place, elements.param, elements.instance},
+      [&] {
+        Bytes wide(static_cast<size_t>(elements.bytes));
+        synthesizeInstance(plan_.manifest(), endpoint_, place.place, elements, seed_, wide.data());
+        const std::vector<float> tensorScales = synthesisedTensorScales(endpoint_, elements, place.place);
+        return std::make_shared<std::vector<Bytes>>(make(endpoint_, elements.param, place.place, wide.data(), tensorScales));
+      },
+      [](const std::vector<Bytes> &list) {
+        size_t sum = 0;
+        for (const Bytes &bytes : list)
+          sum += bytes.size();
+        return sum;
+      });
+}
+
+TensorValues Reference::gather(const std::string &name) {
+  TensorValues tensor;
+  if (const auto found = holders_.find(name); !name.empty() && found != holders_.end())
+    for (const auto &holder : found->second) {
+      const std::shared_ptr<const std::byte> memory = bytes(*holder->place, holder->instance);
+      const int64_t item = itemBytes(endpoint_.params()->Get(holder->instance.param)->dtype());
+      forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance, [&](const ElementRun &run) {
+        if (run.tensor && *run.tensor == name)
+          tensor.put(run, memory.get(), item, shown(run.family));
+      });
+    }
+  return tensor;
+}
+
+std::shared_ptr<const TensorValues> Reference::tensor(const std::string &name) {
+  return tensors_.get(name, [&] { return std::make_shared<const TensorValues>(gather(name)); }, [](const TensorValues &tensor) { return tensor.size(); });
+}
+
+std::optional<float> Reference::largest(const ElementRun &run, const Values &values) {
+  const auto of = largestOf_.find(run.family);
+  if (of == largestOf_.end())
+    return std::nullopt;
+  const auto &families = *plan_.manifest().families();
+  const Family &family = *families.Get(static_cast<uint32_t>(of->second)), &numbers = *families.Get(static_cast<uint32_t>(run.family));
+  // The names are those of the patterns, of which one goes on where the other ends.
+  const std::string name = run.tensor->substr(0, run.tensor->size() - (numbers.name()->size() - family.name()->size()));
+  const auto &shape = all(family.shape());
+  int64_t matrix = 1, matrices = 1;
+  for (uint32_t d = 0; d < shape.size(); ++d)
+    (d + 2 < shape.size() ? matrices : matrix) *= static_cast<int64_t>(shape.Get(d));
+  const auto all = largest_.get(
+      name,
+      [&] {
+        constexpr int64_t kAtOnce = 4096;
+        const int64_t item = itemBytes(values.comes);
+        const std::shared_ptr<const TensorValues> known = synthesised() && !shown(of->second) ? nullptr : tensor(name);
+        const uint64_t key = tensorKey(name, seed_);
+        Bytes some(static_cast<size_t>(kAtOnce * item));
+        auto list = std::make_shared<std::vector<float>>(static_cast<size_t>(matrices));
+        for (int64_t m = 0; m < matrices; ++m)
+          for (int64_t first = m * matrix, end = first + matrix; first < end; first += kAtOnce) {
+            const int64_t count = std::min(kAtOnce, end - first);
+            ElementRun run;
+            run.logical = first;
+            run.count = count;
+            std::fill(some.begin(), some.end(), std::byte{0});
+            if (!known)
+              fill(some.data(), run, key, values);
+            for (int64_t k = 0; known && k < count; ++k)
+              if (known->known(first + k))
+                std::memcpy(some.data() + k * item, known->at(first + k, item), static_cast<size_t>(item));
+            float &largest = (*list)[static_cast<size_t>(m)];
+            largest = largerOf(largestOf(values.comes, some.data(), count), largest);
+          }
+        return list;
+      },
+      [](const std::vector<float> &list) { return list.size() * sizeof(float); });
+  const int64_t shards = static_cast<int64_t>(numbers.shape()->Get(numbers.shape()->size() - 1));
+  return (*all)[static_cast<size_t>(run.logical / shards)];
+}
+
+} // namespace reshard::tools

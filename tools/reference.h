@@ -1,0 +1,119 @@
+// What the source shows of each tensor: of params that stand quantised their elements as dequantised, of codes and scales that go those of the source's own
+// blocks. From synthesised values or from memory, through the layouts of the manifest.
+#pragma once
+
+#include "tools/occurrences.h"
+#include "tools/quantize.h"
+
+#include <array>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+namespace reshard::tools {
+
+struct Values; // tools/values.h
+
+/// A tensor as some instances hold it.
+class TensorValues {
+public:
+  /// Takes a run of elements over from an instance. `agree`: what is known already must be the same.
+  void put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree);
+  void put(int64_t element, const std::byte *from, int64_t item);
+  bool known(int64_t element) const { return static_cast<size_t>(element) < known_.size() && known_[static_cast<size_t>(element)]; }
+  /// Where an element that is known stands.
+  const std::byte *at(int64_t element, int64_t item) const { return bytes_.data() + element * item; }
+  /// An element of which two holders show different values; -1: none.
+  int64_t conflict() const { return conflict_; }
+  size_t size() const { return bytes_.size() + known_.size() / 8; }
+
+private:
+  void grow(int64_t end, int64_t item);
+
+  Bytes bytes_;
+  std::vector<bool> known_;
+  int64_t conflict_ = -1;
+};
+
+/// Remembers what was made last, for several threads; who asks for what is being made waits for it.
+template <class Key, class Value> class Remembered {
+public:
+  using Pointer = std::shared_ptr<const Value>;
+  template <class Make, class Size> Pointer get(const Key &key, Make make, Size size) {
+    std::promise<Pointer> promise;
+    std::shared_future<Pointer> known;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto [at, added] = known_.try_emplace(key);
+      if (added)
+        at->second = promise.get_future().share();
+      else
+        known = at->second;
+    }
+    if (known.valid())
+      return known.get();
+    Pointer made = make();
+    promise.set_value(made);
+    const std::lock_guard lock(mutex_);
+    if ((bytes_ += size(*made)) > kMaxBytes) {
+      known_.clear();
+      bytes_ = 0;
+    }
+    return made;
+  }
+
+private:
+  static constexpr size_t kMaxBytes = size_t{1} << 28;
+  std::mutex mutex_;
+  std::map<Key, std::shared_future<Pointer>> known_;
+  size_t bytes_ = 0;
+};
+
+class Reference {
+public:
+  /// Of synthesised values: none of the source's memory is looked at.
+  Reference(const Plan &plan, uint64_t seed);
+  /// Of a source in memory, which must outlive this.
+  Reference(const Plan &plan, const Memory &source);
+
+  /// Of a tensor pattern, whether synthesised values are not all: some param of the source that holds it stands quantised, or a face shows it.
+  bool shown(int family) const { return family >= 0 && families_.count(family) > 0; }
+  bool synthesised() const { return !source_; }
+  uint64_t seed() const { return seed_; }
+
+  /// A tensor by its full name: of synthesised values only of a pattern that is shown. Remembered for a while.
+  std::shared_ptr<const TensorValues> tensor(const std::string &name);
+  /// The same, made anew.
+  TensorValues gather(const std::string &name);
+
+  /// The largest magnitude of the whole matrix whose parts have theirs in an element, the first of a run, of a face of kind amax; `values`: of a param that has
+  /// the matrix as it comes.
+  std::optional<float> largest(const ElementRun &run, const Values &values);
+
+private:
+  using Key = std::array<uint32_t, 3>; // place, param, instance
+
+  void find(const std::vector<PlaceMemory> &places);
+  bool has(const PlaceMemory &place, uint32_t param, uint32_t instance) const;
+  std::shared_ptr<const std::byte> bytes(const PlaceMemory &place, const schema::ParamInstance &instance);
+  std::shared_ptr<const std::vector<Bytes>> made(const PlaceMemory &place, const schema::ParamInstance &elements);
+
+  const Plan &plan_;
+  const schema::Endpoint &endpoint_; // the source
+  const Memory *source_ = nullptr;
+  uint64_t seed_ = 0;
+  std::set<int> families_;
+  std::vector<std::optional<ShownBy>> shownBy_;
+  std::vector<PlaceMemory> places_; // without memory, where values are synthesised
+  Occurrences holders_;
+  Remembered<std::string, TensorValues> tensors_;
+  Remembered<Key, Bytes> instances_;
+  Remembered<Key, std::vector<Bytes>> made_;
+  std::map<int, int> largestOf_; // tensor pattern of largest magnitudes -> that of the tensor
+  Remembered<std::string, std::vector<float>> largest_;
+};
+
+} // namespace reshard::tools
