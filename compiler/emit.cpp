@@ -58,7 +58,7 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
                                 dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
                                 param.stored ? flatbuffers::Optional<fbs::DType>(dtype(*param.stored)) : flatbuffers::nullopt,
-                                face, param.made);
+                                face, param.made, param.transform.empty() ? nullptr : param.transform.c_str());
 }
 
 /// Whether a param of any endpoint is such.
@@ -69,7 +69,8 @@ template <class Is> bool any(const ir::Layout &layout, Is is) {
 /// The bits of what an older reader must not overlook.
 uint64_t features(const ir::Layout &layout) {
   return (any(layout, [](const ir::Param &param) { return param.stored.has_value(); }) ? schema::kFeatureCasts : 0) |
-         (any(layout, [](const ir::Param &param) { return param.face.has_value(); }) ? schema::kFeatureFaces : 0);
+         (any(layout, [](const ir::Param &param) { return param.face.has_value(); }) ? schema::kFeatureFaces : 0) |
+         (any(layout, [](const ir::Param &param) { return !param.transform.empty(); }) ? schema::kFeatureTransforms : 0);
 }
 
 Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &endpoint) {

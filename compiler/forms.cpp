@@ -75,7 +75,7 @@ void settleForms(const std::vector<std::vector<Location>> &paramsAt, const std::
       }
       if (!comes || *comes == stored)
         continue;
-      if (form.quantize && form.quantize->format) { // from what comes
+      if (form.transform || (form.quantize && form.quantize->format)) { // from what comes
         param.dtype = *comes;
         continue;
       }

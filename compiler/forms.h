@@ -14,8 +14,8 @@ bool castable(ir::DType type);
 bool widens(ir::DType from, ir::DType to);
 
 /// So far each param's dtype is what it is stored in. Tensors take the dtype of the source's params, in which they go; target params take their
-/// tensors' and keep their own as `stored` where that is another. Errors: a source that stores a tensor in two dtypes, a target param of tensors that
-/// come in several, dtypes that cannot be cast, rounding without `convert: rne`.
+/// tensors' and keep their own as `stored` where that is another and they have no transform. Errors: a source that stores a tensor in two dtypes, a
+/// target param of tensors that come in several, dtypes that cannot be cast, rounding without `convert: rne`.
 void settleForms(const std::vector<std::vector<Location>> &paramsAt, const std::vector<std::vector<StoredForm>> &forms, ir::Layout &layout,
                  Diagnostics &diagnostics);
 

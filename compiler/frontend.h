@@ -132,11 +132,13 @@ struct QuantizeRule {
   std::vector<Glob> only, ignore;         // of an endpoint
 };
 
-/// How values stand in memory, of a param or of all of an endpoint's: `dtype`, and `convert: rne` where rounding is meant; or `quantize`.
+/// How values stand in memory, of a param or of all of an endpoint's: `dtype`, and `convert: rne` where rounding is meant; or `quantize`; or, of a param, as the
+/// caller's `transform` of a name has it.
 struct StoredForm {
   std::optional<std::pair<ir::DType, Location>> dtype;
   bool rounds = false;
   std::optional<QuantizeRule> quantize;
+  std::optional<std::pair<std::string, Location>> transform;
 };
 
 struct ParamDeclaration {

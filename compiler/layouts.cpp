@@ -60,11 +60,23 @@ public:
     if (const Node *when = fields.find("when"))
       param.when = readExpression(*when, "'when'", diagnostics_);
     param.form = readStoredForm(fields, false, diagnostics_);
+    if (const Node *transform = fields.find("transform"))
+      readTransform(*transform, param.form);
     fields.finish();
     return param;
   }
 
 private:
+  void readTransform(const Node &node, StoredForm &form) {
+    if (const auto name = readIdentifier(node, "'transform'", diagnostics_))
+      form.transform.emplace(*name, node.at);
+    const std::string beside = " beside 'transform', which takes and gives the dtype of the tensors";
+    if (form.dtype)
+      diagnostics_.error(form.dtype->second, "'dtype'" + beside);
+    if (form.quantize && form.quantize->format)
+      diagnostics_.error(form.quantize->at, "'quantize'" + beside);
+  }
+
   /// The one of `holds` (or `of`), `concat`, `interleave`, and for a whole param `flat`, that a map has; `holds` is
   /// false inside packs.
   Pack readPack(const Node &node, Fields &fields, const std::string &title, bool holds, int depth = 0) {

@@ -177,6 +177,8 @@ bool Params::readName(Building &building) const {
 /// How a param is stored: as it says itself; or as the endpoint says of its floats, and of those that are matrices and that globs fit.
 StoredForm Params::formOf(const Building &building) const {
   StoredForm form = building.declaration.form;
+  if (form.transform)
+    return form;
   form.rounds = form.rounds || form_.rounds;
   const ir::DType type = building.param.dtype;
   const bool matrix = building.pack.shape.size() + (building.stack >= 0) >= 2, wide = type == ir::DType::fp32 || type == ir::DType::bf16 || type == ir::DType::fp16;
@@ -246,6 +248,14 @@ bool Params::checkTensors(Building &building) const {
   building.form = formOf(building);
   if (building.form.dtype)
     building.param.dtype = building.form.dtype->first;
+  if (const auto &transform = building.form.transform) {
+    building.param.transform = transform->first;
+    if (endpoint_.storage) {
+      diagnostics_.error(transform->second, building.title() + " has the transform '" + transform->first + "', but the " + endpoint_.role +
+                                                " is files, which no caller converts");
+      ok = false;
+    }
+  }
   return ok;
 }
 

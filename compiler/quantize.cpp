@@ -73,6 +73,7 @@ private:
   /// Appends a param like another one.
   unsigned append(unsigned e, unsigned like, Param param) {
     param.refresh.clear();
+    param.transform.clear();
     endpoint(e).params.push_back(std::move(param));
     paramsAt_[e].push_back(paramsAt_[e][like]);
     forms_[e].push_back({});

@@ -88,7 +88,7 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
     return {};
   const int64_t parts = far && near ? 8 : 4;
   return "a staging limit of " + std::to_string(layout.stagingLimit) + " bytes is too small for " + std::to_string(total) + " bytes of messages" +
-         (gathered > 0 ? " beside " + std::to_string(gathered) + " bytes that are gathered to be quantised" : "") + ", expected at least " +
+         (gathered > 0 ? " beside " + std::to_string(gathered) + " bytes that are gathered to be quantised or transformed" : "") + ", expected at least " +
          std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts + gathered) + " bytes";
 }
 

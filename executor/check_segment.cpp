@@ -129,7 +129,7 @@ private:
             buffers_.back().rows = (face->format() == Quantization::block_fp8 ? 128 : 1) * row;
           }
           buffers_.back().largest = e > 0 && face && face->kind() == FaceKind::amax;
-          if (face && face->gathered() && !elements)
+          if (inArena(param))
             gathered_ += count * gatheredBytes(run);
           next += count;
           if (next > UINT32_MAX)

@@ -5,6 +5,7 @@
 #include "executor/faces.h"
 #include "executor/launch.h"
 #include "executor/recorded.h"
+#include "executor/transforms.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
 
@@ -55,6 +56,7 @@ struct reshard_executor {
   std::map<std::pair<uint32_t, uint32_t>, Bindable> places; // (endpoint, world rank or file number)
   std::vector<LocalRank> locals;
   std::vector<FaceWork> faces; // by local rank
+  Transforms transforms;
   std::vector<Range> ranges;
   std::map<std::string, Hook> hooks;
   std::vector<Refresh> refreshes; // in the order of ranks, then of params
@@ -71,8 +73,10 @@ struct reshard_executor {
     return status;
   }
 
-  /// Calls the hooks.
+  /// Calls the hooks that come after all bytes.
   std::string refresh() {
+    if (std::string error = transforms.finalise(); !error.empty())
+      return error;
     for (const Refresh &refresh : refreshes)
       if (const Hook &hook = hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
         return "the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank);
@@ -90,7 +94,7 @@ struct reshard_executor {
       for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p) {
         result.firstInstance.push_back(next);
         for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place)) {
-          if (!endpoint.params()->Get(p)->face())
+          if (fbs::bindable(*endpoint.params()->Get(p)))
             result.names.emplace(instance.name, std::make_pair(next, static_cast<uint64_t>(instance.bytes)));
           ++next;
         }
@@ -210,7 +214,8 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
     own = group->rank();
   }
   e.recorded = true;
-  e.transport = makeRecordedTransport(std::move(device), std::move(group), {options->no_local_shortcut != 0, [&e] { return e.refresh(); }});
+  RecordedOptions how{options->no_local_shortcut != 0, [&e] { return e.transforms.prepare(); }, [&e] { return e.refresh(); }};
+  e.transport = makeRecordedTransport(std::move(device), std::move(group), std::move(how));
   return {};
 }
 
@@ -309,6 +314,9 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
     Bindable &here = e.bindable(endpoint, static_cast<uint32_t>(number - at.ranks()->begin()), place);
     const auto found = here.names.find(param);
     if (found == here.names.end())
+      if (const std::string transform = transformOf(e.plan->manifest(), at, here.place, param); !transform.empty())
+        return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is for the transform '" + transform + "', expected not to be bound");
+    if (found == here.names.end())
       return e.fail(RESHARD_BAD_BINDING, where + " has no param '" + param + "'" + nearest(param, here));
     const auto [instance, expected] = found->second;
     if (bytes != expected)
@@ -339,6 +347,20 @@ reshard_status reshard_set_hook(reshard_executor *executor, const char *name, re
   });
 }
 
+reshard_status reshard_set_transform(reshard_executor *executor, const char *name, const reshard_transform *transform) {
+  if (!executor)
+    return RESHARD_INVALID;
+  reshard_executor &e = *executor;
+  return guarded(&e, [&] {
+    if (!name || !transform)
+      return e.fail(RESHARD_INVALID, name ? "no transform is given" : "no name of a transform is given");
+    if (e.prepared)
+      return e.fail(RESHARD_INVALID, "transforms are fixed after prepare");
+    e.transforms.set(name, *transform);
+    return RESHARD_OK;
+  });
+}
+
 reshard_status reshard_prepare(reshard_executor *executor) {
   if (!executor)
     return RESHARD_INVALID;
@@ -348,16 +370,24 @@ reshard_status reshard_prepare(reshard_executor *executor) {
       return e.fail(RESHARD_INVALID, e.prepared ? "it is prepared already" : "the plan is not open");
     if (std::string error = overlap(e.ranges); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
-    for (LocalRank &local : e.locals)
+    for (LocalRank &local : e.locals) {
+      const LocalRank opened{local.rank, local.segment, {}, {}, {}, nullptr, nullptr, 0};
+      local = opened; // without what an earlier call left that failed
       for (const fbs::BufferRun *run : *local.segment->buffers()) {
         const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(run->endpoint());
         Bindable &place = e.bindable(run->endpoint(), run->place(), endpoint.ranks()->Get(run->place()));
         local.runs.push_back(place.pointers.data() + place.firstInstance[run->param()]);
-        if (run->endpoint() > 0 && !endpoint.params()->Get(run->param())->face() && run->bytes() > 0 && std::find(local.runs.back(), local.runs.back() + run->count(), nullptr) != local.runs.back() + run->count())
-          return e.fail(RESHARD_BAD_BINDING, place.role + (endpoint.storage() ? " file " : " rank ") +
-                                                 std::to_string(endpoint.ranks()->Get(run->place())) + " param '" +
-                                                 endpoint.params()->Get(run->param())->name()->str() + "' is not bound on every instance");
+        const fbs::Param &param = *endpoint.params()->Get(run->param());
+        std::byte *const *first = local.runs.back(), *const *end = first + run->count();
+        if (run->endpoint() > 0 && fbs::bindable(param) && run->bytes() > 0 && std::find(first, end, nullptr) != end)
+          return e.fail(RESHARD_BAD_BINDING, place.role + (endpoint.storage() ? " file " : " rank ") + std::to_string(endpoint.ranks()->Get(run->place())) + " param '" +
+                                                 param.name()->str() + "' is not bound on every instance");
       }
+    }
+    bool missing = false;
+    if (std::string error = e.transforms.bind(*e.plan, e.locals, *e.transport, missing); !error.empty())
+      return e.fail(missing ? RESHARD_BAD_BINDING : RESHARD_FAILED, std::move(error));
+    e.faces.clear();
     e.faces.resize(e.locals.size());
     for (size_t l = 0; l < e.locals.size(); ++l) {
       if (std::string error = e.faces[l].bind(*e.plan, e.locals[l]); !error.empty())
@@ -385,7 +415,11 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
       return e.fail(RESHARD_INVALID, "run before prepare");
     e.state = RESHARD_TORN; // until proven otherwise
     bool timedOut = false;
-    if (std::string error = e.transport->run(deadlineIn(timeout_seconds), timedOut); !error.empty())
+    const Transport::Deadline deadline = deadlineIn(timeout_seconds);
+    if (!e.recorded)
+      if (std::string error = e.transforms.prepare(); !error.empty())
+        return e.fail(RESHARD_FAILED, std::move(error));
+    if (std::string error = e.transport->run(deadline, timedOut); !error.empty())
       return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     if (!e.recorded)
       if (std::string error = e.refresh(); !error.empty())

@@ -96,7 +96,8 @@ public:
     for (uint32_t s = 0; s < where_.size(); ++s)
       if (error = addStep(plan, rank, s, near, true); !error.empty())
         return abandon(error);
-    if (const uint64_t bytes = rank.segment->arena_bytes() - (work_ ? work_->begin() + work_->end() : 0); bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
+    const uint64_t bytes = rank.segment->arena_bytes() - (work_ ? work_->begin() + work_->end() : 0) - rank.transformed;
+    if (bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
       if (!arena_)
         return "no memory for an arena of " + std::to_string(bytes) + " bytes";

@@ -24,6 +24,8 @@ public:
       if (std::string error = reach(plan, rank); !error.empty())
         return error;
     std::vector<Operation> operations;
+    if (options_.before)
+      operations.push_back(options_.before);
     if (std::string error = group_ ? addMessages(plan, ranks, deadline, timedOut, operations) : addWaves(plan, ranks, operations, bytes_); !error.empty())
       return error;
     if (group_) // a refit is complete on all ranks or on none
@@ -78,6 +80,7 @@ public:
         received += transfer.send || transfer.peer == group_->rank() ? 0 : transfer.bytes;
     return {bytes_ - received, 0, received, 0};
   }
+  std::string allocate(uint64_t bytes, std::byte *&memory) override { return device_->allocate(bytes, memory); }
   void *stream() const override { return device_->stream(); }
 
 private:
@@ -103,7 +106,7 @@ private:
     if (std::string error = agree(plan.digest(), deadline, timedOut); !error.empty())
       return error;
     Staging staging;
-    if (const uint64_t bytes = ranks[0].segment->arena_bytes(); bytes > 0)
+    if (const uint64_t bytes = ranks[0].segment->arena_bytes() - ranks[0].transformed; bytes > 0)
       if (std::string error = device_->allocate(bytes, staging.arena); !error.empty())
         return "an arena of " + std::to_string(bytes) + " bytes: " + error;
     staging.selfBytes = options_.selfMessages ? selfChunk(ranks[0], kSelfBytes) : 0;

@@ -9,8 +9,8 @@ namespace reshard {
 struct RecordedOptions {
   /// What a rank copies within itself goes as messages to itself.
   bool selfMessages = false;
-  /// What comes last: the caller's hooks. Called once, in prepare().
-  Call refresh;
+  /// What comes first, and last: the caller's hooks. Called once, in prepare().
+  Call before, refresh;
 };
 
 /// All bound memory is the device's. Without a group: all ranks of the plan on one device, by direct copies. With one: the group's rank, by

@@ -75,6 +75,35 @@ void *reshard_stream(const reshard_executor *executor);
 /* Sets the hook of a name; before prepare, which asks for one of each name of its ranks. */
 reshard_status reshard_set_hook(reshard_executor *executor, const char *name, reshard_hook hook, void *user);
 
+/* An instance of a param that the plan marks `transform: NAME`, as hooks see it. All that it points to lives until close, and is the same in every run. */
+typedef struct {
+  const char *transform; /* NAME */
+  const char *name;      /* the instance's, as of a param that is bound */
+  uint32_t endpoint;     /* 0 is the source */
+  uint32_t rank;
+  const char *dtype;     /* bf16 fp16 fp32 …, as it moves */
+  const int64_t *shape;  /* elements; row-major without gaps */
+  size_t dimensions;
+  void *memory;          /* the executor's, of the device; on a target written anew by each run */
+  uint64_t bytes;
+  void *stream;          /* reshard_stream; NULL with device "cpu" */
+} reshard_transformed;
+
+/* The caller's own conversion between its storage and such params, which nobody binds. Each hook is called by reshard_run once for each instance on
+   each rank of this process, in the order of ranks, then of the plan; not 0: the run fails. With device "cuda" hooks are called by reshard_prepare
+   instead, as a reshard_hook is: what they enqueue on `stream` becomes part of every run, at its place. */
+typedef struct {
+  int (*prepare_send)(void *user, const reshard_transformed *param);    /* of a source: fills `memory`, before anything is sent */
+  int (*prepare_receive)(void *user, const reshard_transformed *param); /* of a target: before anything is received; may be NULL */
+  int (*finalise)(void *user, const reshard_transformed *param);        /* of a target: takes `memory` over, when all bytes are there; before `refresh` */
+  void *user;
+} reshard_transform;
+
+/* Sets the transform of a name, which is copied; before prepare, which asks for prepare_send of what the sources of its ranks name, and for finalise
+   of what their targets name. Where prepare_send or prepare_receive fails on one rank, the others wait for it: until their deadline, or until it
+   runs again. */
+reshard_status reshard_set_transform(reshard_executor *executor, const char *name, const reshard_transform *transform);
+
 /* Checks that everything is bound and nothing overlaps, agrees with the other processes, allocates what the run needs. After it, bindings are
    fixed. */
 reshard_status reshard_prepare(reshard_executor *executor);

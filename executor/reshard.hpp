@@ -67,6 +67,11 @@ private:
   std::unique_ptr<reshard_plan, Close> plan_;
 };
 
+/// The caller's conversion of a name: what it throws fails the run. A source's params need prepareSend, a target's finalise.
+struct Transform {
+  std::function<void(const reshard_transformed &param)> prepareSend, prepareReceive, finalise;
+};
+
 /// An executor of the ranks of this process. One thread at a time.
 class Executor {
 public:
@@ -102,6 +107,17 @@ public:
     check(reshard_set_hook(executor_.get(), name.c_str(), call, &hooks_.emplace_back(std::move(hook))));
   }
 
+  /// Called in each run for params that the plan marks `transform: name`, as reshard_transform says.
+  void setTransform(const std::string &name, Transform transform) {
+    Transform &kept = transforms_.emplace_back(std::move(transform));
+    reshard_transform calls{};
+    calls.prepare_send = kept.prepareSend ? called<&Transform::prepareSend> : nullptr;
+    calls.prepare_receive = kept.prepareReceive ? called<&Transform::prepareReceive> : nullptr;
+    calls.finalise = kept.finalise ? called<&Transform::finalise> : nullptr;
+    calls.user = &kept;
+    check(reshard_set_transform(executor_.get(), name.c_str(), &calls));
+  }
+
   void prepare() { check(reshard_prepare(executor_.get())); }
 
   /// Moves every byte. 0 seconds: no deadline.
@@ -134,7 +150,17 @@ private:
       throw Error(status, reshard_error(executor_.get()));
   }
 
+  template <std::function<void(const reshard_transformed &)> Transform::*Hook> static int called(void *user, const reshard_transformed *param) noexcept {
+    try {
+      (static_cast<Transform *>(user)->*Hook)(*param);
+      return 0;
+    } catch (...) {
+      return 1; // no exception crosses the C API
+    }
+  }
+
   std::list<std::function<void(uint32_t)>> hooks_; // unmoved, and outliving the executor
+  std::list<Transform> transforms_;                // likewise
   std::unique_ptr<reshard_executor, Close> executor_;
 };
 

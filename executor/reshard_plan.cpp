@@ -26,7 +26,7 @@ Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t place)
   const fbs::Endpoint &endpoint = *manifest.endpoints()->Get(number);
   Params result;
   for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
-    if (!endpoint.params()->Get(p)->face()) // which nobody binds
+    if (fbs::bindable(*endpoint.params()->Get(p)))
       for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, place))
         result.instances.push_back(std::move(instance));
   for (const fbs::ParamInstance &instance : result.instances) {

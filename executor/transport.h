@@ -31,6 +31,8 @@ struct LocalRank {
   const FaceWork *work = nullptr;
   /// The arena's beginning, where what comes in parts is gathered; null where the rank gathers nothing.
   std::byte *arena = nullptr;
+  /// Bytes of the rank's arena that are of params with a transform, which no transport allocates.
+  uint64_t transformed = 0;
 
   /// The memory of a buffer, or null where it is not bound.
   std::byte *pointer(uint32_t buffer) const;
@@ -70,6 +72,11 @@ public:
   /// Bytes that a run moves, padding included.
   virtual uint64_t bytes() const = 0;
   virtual BytesBy bytesBy() const { return {bytes(), 0, 0, 0}; }
+  /// Of a device's: zeroed memory there, until the transport goes; null where the host's will do. An error text, empty on success.
+  virtual std::string allocate(uint64_t, std::byte *&memory) {
+    memory = nullptr;
+    return {};
+  }
   /// Of a device's, the stream that hooks enqueue on (Device::stream).
   virtual void *stream() const { return nullptr; }
 };

@@ -86,7 +86,7 @@ std::optional<FaceKind> parseFaceKind(const std::string &text) { return parseNam
 int64_t gatheredBytes(const Layout &layout, const std::vector<BufferRun> &buffers) {
   int64_t bytes = 0;
   for (const BufferRun &run : buffers)
-    if (const auto &face = layout.endpoints[run.endpoint].params[run.param].face; face && face->gathered && face->kind != FaceKind::elements)
+    if (layout.endpoints[run.endpoint].params[run.param].inArena())
       bytes += run.count * ((run.bytes + 63) / 64 * 64);
   return bytes;
 }

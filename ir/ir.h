@@ -122,8 +122,11 @@ struct Param {
   std::optional<DType> stored;      // of a target, in which its bytes stand where that is another: each element is cast when it comes
   std::optional<Face> face;
   bool made = false;                // of a target: without parts, written by way of a face
+  std::string transform;            // the caller's conversion that it stands behind, in memory of the arena; empty: none
   /// Whether bytes change on their way into its memory, or out of it.
   bool converts() const { return stored || (face && face->kind <= FaceKind::codes); }
+  /// Whether its instances have memory of their own in the arena.
+  bool inArena() const { return face ? face->gathered && face->kind != FaceKind::elements : !transform.empty(); }
   bool operator==(const Param &) const = default;
 };
 
@@ -396,7 +399,7 @@ struct Module {
   bool operator==(const Module &) const = default;
 };
 
-/// Bytes that gathered faces but those of elements, among a rank's buffers, take of its arena, at its end, each from a multiple of 64 on.
+/// Bytes that the instances among a rank's buffers that stand in its arena (Param::inArena) take there, at its end, each from a multiple of 64 on.
 int64_t gatheredBytes(const Layout &layout, const std::vector<BufferRun> &buffers);
 
 /// The buffers of every world rank: its places in every endpoint, then the storage endpoints' places that its steps may use.

@@ -236,6 +236,8 @@ protected:
       param.presence.push_back(presence(endpoint));
     if (take("refresh"))
       param.refresh = string();
+    if (take("transform"))
+      param.transform = string();
     if (take("from"))
       param.origin = string();
     while (is("holds") || is("zeros")) {

@@ -165,6 +165,8 @@ private:
         out_ << " at " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates);
       if (!param.refresh.empty())
         out_ << " refresh " << quoted(param.refresh);
+      if (!param.transform.empty())
+        out_ << " transform " << quoted(param.transform);
       if (!param.origin.empty())
         out_ << " from " << quoted(param.origin);
       out_ << "\n";

@@ -113,6 +113,7 @@ private:
         require(number < endpoint.params.size(), where + " shows a param that is not there");
     }
     require(!param.made || param.parts.empty(), where + " is made by way of a face, but has parts");
+    require(param.transform.empty() || !(endpoint.storage || param.stored || param.face || param.made), where + " has a transform where none may be");
     for (const Part &part : param.parts) {
       if (!require(part.family < static_cast<int>(layout_.families.size()), where + " holds a tensor that is not there"))
         return;

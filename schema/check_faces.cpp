@@ -20,6 +20,7 @@ public:
   std::string run() {
     for (uint32_t p = 0; p < sizeOf(endpoint_.params()) && error_.empty(); ++p) {
       const Param &param = *endpoint_.params()->Get(p);
+      require(!transformed(param) || !(endpoint_.storage() || param.stored() || param.face() || param.made()), p, "has a transform where none may be");
       require(!param.made() || (sizeOf(param.parts()) == 0 && !param.face()), p, "is made of others, but a face or with parts");
       if (param.face() && error_.empty())
         face(p);

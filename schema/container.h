@@ -18,6 +18,8 @@ using Bytes = std::span<const std::byte>;
 constexpr uint64_t kFeatureCasts = 1;
 /// … that shows or makes params in another form (Param.face).
 constexpr uint64_t kFeatureFaces = 2;
+/// … that the caller fills and takes over by hooks (Param.transform).
+constexpr uint64_t kFeatureTransforms = 4;
 
 /// Writes a plan; the file appears complete (by rename) on finish() or not at all. Every call returns an error text,
 /// empty on success.

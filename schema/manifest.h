@@ -37,7 +37,13 @@ struct Runs {
 };
 Runs runs(const Endpoint &endpoint, const Share &share, int64_t place);
 
-/// Bytes that an instance of a gathered face takes of the arena.
+/// Whether the caller's hooks fill it, or take it over.
+inline bool transformed(const Param &param) { return param.transform() && param.transform()->size() > 0; }
+/// Whether the caller binds it, or a file holds it.
+inline bool bindable(const Param &param) { return !param.face() && !transformed(param); }
+/// Whether its instances have memory of their own in the arena.
+inline bool inArena(const Param &param) { return param.face() ? param.face()->gathered() && param.face()->kind() != FaceKind::elements : transformed(param); }
+/// Bytes that such an instance takes there.
 inline uint64_t gatheredBytes(const BufferRun &run) { return (run.bytes() + 63) / 64 * 64; }
 
 /// One param instance on a place.

@@ -93,6 +93,8 @@ std::map<std::string, std::string> params(const Plan &plan) {
         text += " for " + describe(*endpoint, *endpoint->shares()->Get(share));
       if (param->refresh() && param->refresh()->size() > 0)
         text += " refresh " + param->refresh()->str();
+      if (transformed(*param))
+        text += " transform " + param->transform()->str();
       for (const Part *part : all(param->parts())) {
         text += part->family() < 0 ? " zeros" : " holds " + m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str();
         for (const PartDimension *dimension : all(part->dimensions()))

@@ -14,10 +14,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <set>
 #include <thread>
+#include <tuple>
 #include <unistd.h>
 
 namespace reshard::tools {
@@ -42,13 +45,13 @@ struct Run {
   double seconds;
 };
 
-/// The hooks that the plan's target params name.
-std::vector<std::string> refreshNames(const Plan &plan) {
+/// The hooks, or transforms, that the plan's params name.
+std::vector<std::string> namesOf(const Plan &plan, const flatbuffers::String *(schema::Param::*name)() const) {
   std::set<std::string> names;
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())
     for (const schema::Param *param : all(endpoint->params()))
-      if (param->refresh() && param->refresh()->size() > 0)
-        names.insert(param->refresh()->str());
+      if (const flatbuffers::String *text = (param->*name)(); text && text->size() > 0)
+        names.insert(text->str());
   return {names.begin(), names.end()};
 }
 
@@ -139,6 +142,9 @@ private:
                                                 : "expected --source=DIR and --target=DIR, or --synthesize"};
     if (!options_.synthesize && options_.target.empty())
       throw Failure{kUsage, "expected --target=DIR beside --source, or --synthesize"};
+    const bool standsIn = options_.synthesize && options_.source.empty() && options_.device == "cpu";
+    if (const auto transforms = namesOf(*plan_, &schema::Param::transform); !transforms.empty() && !standsIn)
+      throw Failure{kUsage, "the plan has the transform '" + transforms[0] + "', which is a caller's, expected --synthesize without --source, and device 'cpu'"};
     for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints()) {
       const bool shared = options_.transport != "threads" && endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0);
       if (shared && options_.synthesize)
@@ -271,8 +277,23 @@ private:
       const uint32_t *ranks = reshard_ranks(executor, &count);
       ranks_.assign(ranks, ranks + count);
     }
-    for (const std::string &name : refreshNames(*plan_)) // there is no engine here that could do anything
+    for (const std::string &name : namesOf(*plan_, &schema::Param::refresh)) // there is no engine here that could do anything
       reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr);
+    const auto send = [](void *execution, const reshard_transformed *param) { return static_cast<Execution *>(execution)->convert(*param, true); };
+    const auto finalise = [](void *execution, const reshard_transformed *param) { return static_cast<Execution *>(execution)->convert(*param, false); };
+    const reshard_transform copies{send, nullptr, finalise, this};
+    for (const std::string &name : namesOf(*plan_, &schema::Param::transform))
+      reshard_set_transform(executor, name.c_str(), &copies);
+  }
+
+  /// In place of a caller's transform: a copy out of memory that is synthesised, or into memory that is checked.
+  int convert(const reshard_transformed &param, bool send) const {
+    const auto at = storages_.find({param.endpoint, param.rank, param.name});
+    if (at == storages_.end())
+      return 1;
+    if (param.bytes > 0)
+      std::memcpy(send ? param.memory : at->second, send ? at->second : param.memory, param.bytes);
+    return 0;
   }
 
   /// The device that this process's rank runs on, as reshard_open chooses it.
@@ -288,7 +309,9 @@ private:
       const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
       for (uint32_t p = 0; p < place.params.size(); ++p)
         for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
-          if (std::byte *pointer = place.params[p][instance.instance];
+          if (schema::transformed(*endpoint.params()->Get(p)))
+            storages_[{place.endpoint, endpoint.ranks()->Get(place.place), instance.name}] = place.params[p][instance.instance];
+          else if (std::byte *pointer = place.params[p][instance.instance];
               pointer && reshard_bind(executor_.get(), place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(), pointer,
                                       static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
             throw Failure{kUsage, reshard_error(executor_.get())};
@@ -362,7 +385,8 @@ private:
     }
     const Json json = {{"digest", plan_->digest()}, {"transport", options_.transport}, {"device", options_.device}, {"ranks", plan_->world()},
                        {"threads", threads_}, {"runs", runs}, {"bytes_by", by}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches},
-                       {"refresh", refreshNames(*plan_)}, {"peak_rss_bytes", peakResidentBytes()}};
+                       {"refresh", namesOf(*plan_, &schema::Param::refresh)},
+                       {"transform", namesOf(*plan_, &schema::Param::transform)}, {"peak_rss_bytes", peakResidentBytes()}};
     if (!options_.report.empty())
       need(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())
@@ -395,6 +419,7 @@ private:
   const unsigned threads_;
   std::unique_ptr<Plan> plan_;
   std::vector<uint32_t> ranks_; // of this process; none: all
+  std::map<std::tuple<uint32_t, uint32_t, std::string>, std::byte *> storages_; // behind transforms, by endpoint, rank and name
   std::unique_ptr<Device> device_; // of the params
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<Run> runs_;

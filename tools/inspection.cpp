@@ -230,7 +230,8 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
         for (const Part *part : all(endpoint.params()->Get(written->param())->parts()))
           holds.push_back(part->family() < 0 ? "zero padding" : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
         wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())}, {"rank", endpoint.ranks()->Get(run->place())}, {"name", instance.name}, {"dtype", dtypeName(storedType(param))},
-                                                    {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"refresh", textOf(param.refresh())}, {"holds", holds}};
+                                                    {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"refresh", textOf(param.refresh())},
+                                                    {"transform", textOf(param.transform())}, {"holds", holds}};
         Json &one = wanted[run->first() + instance.instance];
         if (standing)
           one["quantized"] = {{"format", EnumNameQuantization(standing->format)},
@@ -281,6 +282,8 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
           std::printf("\n  quantised as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(), swizzled ? "swizzled " : "",
                       quantized["is"].get<std::string>().c_str(), name.words);
     }
+    if (const std::string transform = one["transform"]; !transform.empty())
+      std::printf("\n  then the engine's transform '%s'", transform.c_str());
     if (const std::string refresh = one["refresh"]; !refresh.empty())
       std::printf("\n  then the engine's hook '%s'", refresh.c_str());
     std::printf("\n  from ");

@@ -72,7 +72,7 @@ std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_
   const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
   std::vector<TensorSpec> result;
   for (uint32_t p = 0; p < all(endpoint.params()).size(); ++p)
-    if (!endpoint.params()->Get(p)->face())
+    if (schema::bindable(*endpoint.params()->Get(p)))
       for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place))
         result.push_back({std::move(instance.name), schema::storedType(*endpoint.params()->Get(p)), std::move(instance.shape), instance.bytes});
   return result;
@@ -133,7 +133,7 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
     left.insert(name);
   for (uint32_t p = 0; p < memory.params.size(); ++p) {
     const schema::Param &param = *endpoint.params()->Get(p);
-    if (param.face())
+    if (!schema::bindable(param))
       continue;
     for (const schema::ParamInstance &instance : schema::instances(plan_.manifest(), endpoint, p, placeNumber)) {
       const auto found = checkpoint.tensors.find(instance.name);

@@ -20,7 +20,8 @@ uint64_t castCode(const schema::Param &param, uint64_t code);
 uint64_t tensorKey(std::string_view tensor, uint64_t seed);
 uint64_t elementHash(uint64_t key, uint64_t index);
 
-/// The memory of all instances of one place of one endpoint: by param, instance by instance. Faces have none.
+/// The memory of all instances of one place of one endpoint: by param, instance by instance. Faces have none; what has a transform has some where
+/// the tools stand in for the caller.
 struct PlaceMemory {
   uint32_t endpoint = 0, place = 0;
   std::vector<std::vector<std::byte *>> params;

@@ -13,6 +13,7 @@ from .description import describe
 from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
 from .executor import Executor
 from .plan import Endpoint, Param, Plan, Summary
+from .transforms import Transformed
 
 #: The folder of the models and topologies that come with reshard, for ``model:`` and ``extend:`` of a job.
 LIBRARY = PREFIX / "share" / "reshard"
@@ -30,6 +31,7 @@ __all__ = [
     "RunError",
     "Summary",
     "TimeoutError",
+    "Transformed",
     "compile",
     "describe",
 ]

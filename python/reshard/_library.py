@@ -66,6 +66,33 @@ class Param(ctypes.Structure):
     ]
 
 
+class Transformed(ctypes.Structure):
+    """reshard_transformed."""
+
+    _fields_ = [
+        ("transform", c_char_p),
+        ("name", c_char_p),
+        ("endpoint", c_uint32),
+        ("rank", c_uint32),
+        ("dtype", c_char_p),
+        ("shape", POINTER(c_int64)),
+        ("dimensions", c_size_t),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
+        ("stream", c_void_p),
+    ]
+
+
+#: int hook(void *user, const reshard_transformed *param)
+TRANSFORM_HOOK = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Transformed))
+
+
+class Transform(ctypes.Structure):
+    """reshard_transform."""
+
+    _fields_ = [("prepare_send", TRANSFORM_HOOK), ("prepare_receive", TRANSFORM_HOOK), ("finalise", TRANSFORM_HOOK), ("user", c_void_p)]
+
+
 #: int hook(void *user, const char *name, uint32_t rank)
 HOOK = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint32)
 
@@ -80,6 +107,7 @@ _FUNCTIONS = {
     "reshard_ranks": (POINTER(c_uint32), c_void_p, POINTER(c_size_t)),
     "reshard_bind": (c_int, c_void_p, c_uint32, c_uint32, c_char_p, c_void_p, c_uint64),
     "reshard_set_hook": (c_int, c_void_p, c_char_p, HOOK, c_void_p),
+    "reshard_set_transform": (c_int, c_void_p, c_char_p, POINTER(Transform)),
     "reshard_prepare": (c_int, c_void_p),
     "reshard_run": (c_int, c_void_p, c_double),
     "reshard_enqueue": (c_int, c_void_p, c_void_p),

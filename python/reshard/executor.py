@@ -16,6 +16,7 @@ from ._library import error_of, library
 from .errors import BindError, Error
 from .memory import Memory, memory_of
 from .plan import Endpoint, Param, Plan
+from .transforms import Transformed, transformed
 
 
 def _address(stream: Any) -> int:
@@ -155,6 +156,38 @@ class Executor:
         kept = _library.HOOK(call)
         self._check(library.reshard_set_hook(self._open(), name.encode(), kept, None))
         self._hooks.append(kept)
+
+    def set_transform(
+        self,
+        name: str,
+        prepare_send: Callable[[Transformed], object] | None = None,
+        prepare_receive: Callable[[Transformed], object] | None = None,
+        finalise: Callable[[Transformed], object] | None = None,
+    ) -> None:
+        """Sets your own conversion for params that the plan marks ``transform: name``, which nobody binds. What a hook raises, ``run`` raises.
+
+        Each is called once a run for each such param of each rank of this process; with device "cuda" instead once in ``prepare``, where it enqueues
+        its work on ``param.stream``, as a part of every run.
+
+        prepare_send: fills ``param.memory`` before anything is sent; params of the source need it.
+        prepare_receive: is called before anything is received.
+        finalise: takes ``param.memory`` over when all bytes are there, before hooks of ``refresh``; params of a target need it.
+        """
+
+        def kept(hook: Callable[[Transformed], object] | None) -> Any:
+            def call(_user: int, param: Any) -> int:
+                try:
+                    hook(transformed(param.contents, self.device))  # type: ignore[misc]
+                    return 0
+                except BaseException as raised:
+                    self._raised = raised
+                    return 1
+
+            return _library.TRANSFORM_HOOK(call) if hook else _library.TRANSFORM_HOOK()
+
+        hooks = _library.Transform(kept(prepare_send), kept(prepare_receive), kept(finalise), None)
+        self._check(library.reshard_set_transform(self._open(), name.encode(), ctypes.byref(hooks)))
+        self._hooks.append(hooks)
 
     def prepare(self) -> None:
         """Checks that everything is bound and nothing overlaps, agrees with the other processes, allocates what runs need."""

@@ -3,11 +3,11 @@
 #include "executor/reshard.h"
 
 #include "compiler/compile.h"
+#include "tests/executor/allocations.h"
 #include "tools/memory.h"
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <new>
@@ -16,13 +16,10 @@
 using namespace reshard;
 using namespace reshard::tools;
 
-// The sanitizers bring their own allocator; there the count is left out.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define COUNT_ALLOCATIONS
-namespace {
-std::atomic<long> allocations{0};
-std::atomic<bool> counting{false};
-} // namespace
+#ifdef COUNT_ALLOCATIONS
+std::atomic<long> reshard::tests::allocations{0};
+std::atomic<bool> reshard::tests::counting{false};
+using reshard::tests::allocations, reshard::tests::counting;
 
 // g++ inlines one of the pair and then believes that malloc's memory is freed by the wrong function.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"

@@ -33,18 +33,23 @@ public:
     folder_ = std::filesystem::temp_directory_path() / ("reshard-wrapper-" + std::to_string(getpid()));
     std::filesystem::create_directories(folder_);
     path_ = folder_ + "/plan.rplan";
+    compile("version: 1\n"
+            "model:\n"
+            "  name: small\n"
+            "  dtype: fp32\n"
+            "  index: {layer: 2}\n"
+            "  tensors: {\"l.{layer}.w\": [4, 6], scale: []}\n"
+            "  layouts:\n"
+            "    train: {params: same, shard: {\"*.w\": {0: tp}}}\n"
+            "    serve: {params: {\"w{layer}\": {holds: w, refresh: fold}, scale: {holds: scale}}}\n"
+            "source: {layout: train, mesh: {tp: 2}}\n"
+            "target: {layout: serve, mesh: {}, ranks: [2]}\n");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  void compile(const std::string &text) {
     const std::string job = folder_ + "/job.yaml";
-    std::ofstream(job) << "version: 1\n"
-                          "model:\n"
-                          "  name: small\n"
-                          "  dtype: fp32\n"
-                          "  index: {layer: 2}\n"
-                          "  tensors: {\"l.{layer}.w\": [4, 6], scale: []}\n"
-                          "  layouts:\n"
-                          "    train: {params: same, shard: {\"*.w\": {0: tp}}}\n"
-                          "    serve: {params: {\"w{layer}\": {holds: w, refresh: fold}, scale: {holds: scale}}}\n"
-                          "source: {layout: train, mesh: {tp: 2}}\n"
-                          "target: {layout: serve, mesh: {}, ranks: [2]}\n";
+    std::ofstream(job) << text;
     reshard::CompileResult result;
     reshard::Diagnostics diagnostics;
     ASSERT_TRUE(compileJob(job, {}, result, diagnostics)) << diagnostics.text();
@@ -52,7 +57,6 @@ public:
     int64_t bytes = 0;
     ASSERT_EQ(writePlan(result.module, result.statistics, path_, 1, digest, bytes), "");
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::string folder_, path_;
 };
@@ -155,6 +159,38 @@ TEST_F(WrapperTest, RunsAndHooks) {
   executor.run();
   EXPECT_EQ(executor.version(), 2u);
   EXPECT_EQ(thrown([&] { executor.enqueue(nullptr); }), std::make_pair(int{RESHARD_INVALID}, std::string("its memory is the host's, which has no streams")));
+}
+
+TEST_F(WrapperTest, Transforms) {
+  compile("version: 1\n"
+          "model:\n"
+          "  dtype: fp32\n"
+          "  tensors: {w: [2, 6]}\n"
+          "  layouts:\n"
+          "    train: {params: {w: {holds: w, shard: {0: tp}, transform: unpack}}}\n"
+          "    serve: {params: {w: {holds: w, transform: pack}}}\n"
+          "source: {layout: train, mesh: {tp: 2}}\n"
+          "target: {layout: serve, mesh: {}, ranks: [2]}\n");
+  const reshard::PlanFile plan(path_);
+  EXPECT_EQ(plan.params(0, 0).size() + plan.params(1, 2).size(), 0u); // nobody binds them
+  reshard::Executor executor(path_);
+  std::vector<float> taken;
+  int begun = 0;
+  executor.setTransform("unpack", {[](const reshard_transformed &param) { std::fill_n(static_cast<float *>(param.memory), 6, 3.0f + static_cast<float>(param.rank)); }, nullptr, nullptr});
+  EXPECT_EQ(thrown([&] { executor.prepare(); }),
+            std::make_pair(int{RESHARD_BAD_BINDING}, std::string("rank 2 param 'w' needs finalise of the transform 'pack', which is not set")));
+  const auto take = [&](const reshard_transformed &param) {
+    EXPECT_THAT(std::vector(param.shape, param.shape + param.dimensions), ElementsAre(2, 6));
+    if (!taken.empty())
+      throw std::runtime_error("no room");
+    taken.assign(static_cast<const float *>(param.memory), static_cast<const float *>(param.memory) + 12);
+  };
+  executor.setTransform("pack", {nullptr, [&](const reshard_transformed &) { ++begun; }, take});
+  executor.prepare();
+  executor.run(60);
+  EXPECT_THAT(taken, ElementsAre(3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4));
+  EXPECT_EQ(thrown([&] { executor.run(); }), std::make_pair(int{RESHARD_FAILED}, std::string("finalise of the transform 'pack' failed for param 'w' on rank 2")));
+  EXPECT_EQ(begun, 2);
 }
 
 } // namespace

@@ -208,6 +208,55 @@ target: {layout: served, mesh: {}, ranks: [1]}
         self.assertEqual((executor.state, executor.version), ("complete", 2))
 
 
+    def test_transforms(self):
+        Path("transform.yaml").write_text("""version: 1
+model:
+  dtype: fp32
+  tensors: {w: [4, 2], e: [0]}
+  layouts:
+    train: {params: {w: {holds: w, shard: {0: tp}, transform: unpack}, e: {holds: e}}}
+    serve: {params: {w: {holds: w, transform: pack}, e: {holds: e, transform: pack}}}
+source: {layout: train, mesh: {tp: 2}}
+target: {layout: serve, mesh: {}, ranks: [2]}
+""")
+        plan = reshard.compile("transform.yaml")
+        self.assertEqual((list(plan.params(0)), list(plan.params(2))), (["e"], []))
+        executor, calls, room = reshard.Executor(plan), [], {}
+
+        def unpack(param):
+            calls.append(("unpack", param.rank, param.name))
+            self.assertEqual((param.transform, param.endpoint, param.dtype, param.shape, param.nbytes), ("unpack", 0, "fp32", (2, 2), 16))
+            self.assertEqual((param.device, param.stream), ("cpu", 0))
+            param.numpy()[...] = param.rank + 1
+
+        def begin(param):
+            param.memory[:] = bytes(param.nbytes)
+            calls.append(("begin", param.rank, param.name))
+
+        def pack(param):
+            calls.append(("pack", param.rank, param.name))
+            if param.name in room:
+                raise KeyError("no room")
+            room[param.name] = param.numpy().copy()
+
+        for rank in 0, 1:
+            executor.bind({"e": np.zeros(0, np.float32)}, rank=rank)
+        executor.set_transform("unpack", prepare_send=unpack)
+        with self.assertRaisesRegex(reshard.BindError, "rank 2 param 'w' needs finalise of the transform 'pack', which is not set"):
+            executor.prepare()
+        with self.assertRaisesRegex(reshard.BindError, "target rank 2 param 'w' is for the transform 'pack', expected not to be bound"):
+            executor.bind({"w": np.zeros((4, 2), np.float32)}, rank=2)
+        executor.set_transform("pack", prepare_receive=begin, finalise=pack)
+        executor.prepare()
+        executor.run()
+        self.assertEqual(calls, [("unpack", 0, "w"), ("unpack", 1, "w"), ("begin", 2, "w"), ("begin", 2, "e"), ("pack", 2, "w"), ("pack", 2, "e")])
+        self.assertEqual(room["w"].tolist(), [[1, 1], [1, 1], [2, 2], [2, 2]])
+        with self.assertRaisesRegex(reshard.RunError, "finalise of the transform 'pack' failed for param 'w' on rank 2") as raised:
+            executor.run()
+        self.assertEqual(str(raised.exception.__cause__), "'no room'")
+        self.assertEqual((executor.state, executor.version), ("torn", 1))
+
+
 class Refusals(unittest.TestCase):
     """bind says what was found and what was expected."""
 

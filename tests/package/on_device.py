@@ -1,5 +1,7 @@
 """A refit between tensors of device "cuda": run by package_test.py where the module of the device is the tests' stand-in."""
 
+import ctypes
+
 import numpy as np
 import reshard
 from device_tensor import DeviceTensor
@@ -28,4 +30,20 @@ for step, run in enumerate((lambda: executor.run(timeout=60), lambda: executor.r
     run()
     assert arrays[2][:, 0].tolist() == [step, step, 10 * step, 10 * step], arrays[2]
 assert executor.version == 1  # of what is on a stream nobody knows the end
+
+# A transform's hooks enqueue on a stream; of the stand-in they see the memory that a GPU would have.
+with open("transform.yaml", "w") as file:
+    file.write("{version: 1, model: {dtype: fp32, tensors: {w: {shape: [2, 2]}}, layouts: {t: {params: same}, s: {params: {w: {holds: w, transform: pack}}}},"
+               " }, source: {layout: t, mesh: {}}, target: {layout: s, mesh: {}, ranks: [1]}}")
+executor, seen, source = reshard.Executor(reshard.compile("transform.yaml"), device="cuda"), [], np.full((2, 2), 7, np.float32)
+executor.bind({"w": DeviceTensor(source)}, rank=0)
+executor.set_transform("pack", finalise=seen.append)
+executor.prepare()
+(param,) = seen
+executor.run(timeout=60)
+assert len(seen) == 1, seen
+assert param.device == "cuda" and param.stream != 0, param
+interface = param.__cuda_array_interface__
+assert (interface["shape"], interface["typestr"], interface["data"]) == ((16,), "|u1", (param.address, False)), interface
+assert np.ctypeslib.as_array((ctypes.c_float * 4).from_address(param.address)).tolist() == [7] * 4
 print("right")

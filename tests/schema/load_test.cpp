@@ -76,6 +76,8 @@ TEST(Load, SegmentRefusals) {
           {"rank", [](Parts &p) { p.segments[1].rank = 2; }, "found rank 2, expected 1"},
           {"arena over the manifest's", [](Parts &p) { p.segments[1].arena_bytes = 49; },
            "found an arena of 49 bytes, expected at most the 48 of the manifest"},
+          {"arena without room for a transform", [](Parts &p) { p.manifest.endpoints[1]->params[0]->transform = "pack"; },
+           "found an arena of 24 bytes, expected 128 or more to gather"},
           {"arena over the limit", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 65; },
            "found an arena of 65 bytes, expected at most the staging limit of 64"},
           {"arena over any limit",

@@ -313,6 +313,18 @@ TEST(Manifest, Refusals) {
        "endpoint 'source' param 'weight{layer}' is stored in a dtype that its elements cannot be cast to"},
       {"stored as it comes", [](Parts &p) { p.param(0).stored = p.param(0).dtype; },
        "endpoint 'source' param 'weight{layer}' is stored in a dtype that its elements cannot be cast to"},
+      {"transformed, and cast as well",
+       [](Parts &p) {
+         p.param(0).stored = DType::fp32;
+         p.param(0).transform = "pack";
+       },
+       "endpoint 'source' param 'weight{layer}' has a transform where none may be"},
+      {"transformed in files",
+       [](Parts &p) {
+         p.manifest.endpoints[0]->storage = true;
+         p.param(0).transform = "pack";
+       },
+       "endpoint 'source' param 'weight{layer}' has a transform where none may be"},
       {"lengths missing", [](Parts &p) { p.param(0).shape[1]->axes = {0}; },
        "endpoint 'source' param 'weight{layer}' has lengths in dimension 1: found 1, expected 2"},
       {"a negative length", [](Parts &p) { p.param(0).shape[1]->at[0] = -6; },

@@ -97,7 +97,8 @@ inline ir::Module tinyModule() {
                     {},
                     {},
                     {},
-                    false}};
+                    false,
+                    {}}};
 
   Endpoint target = source;
   target.role = "target";
@@ -118,7 +119,8 @@ inline ir::Module tinyModule() {
                     {},
                     {},
                     {},
-                    false}};
+                    false,
+                    {}}};
   layout.endpoints = {source, target};
 
   const OperandShape sourceRows{6, {{2, 0, 1}, {2, 12, 0}}}, targetRows{6, {{2, 0, 1}, {2, 8, 0}}};

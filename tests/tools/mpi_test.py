@@ -64,6 +64,16 @@ class Mpi(unittest.TestCase):
                 self.assertGreater(report["messages"], 0)
                 self.exact(report)
 
+    def test_transforms(self):
+        """Memory that the executor allocates is shown to processes of the host as that of the caller is; what is staged has room beside it."""
+        model = {"dtype": "bf16", "index": {"layer": 3}, "tensors": {"l.{layer}.w": [512, 256], "b": [777]}, "layouts": {
+            "train": {"params": {"l.{layer}.w": {"holds": "w", "shard": {"0": "tp"}, "transform": "unpack"}, "b": {"holds": "b"}}},
+            "serve": {"params": {"l.{layer}.w": {"holds": "w", "shard": {"1": "tp"}, "transform": "pack"}, "b": {"holds": "b", "transform": "pack"}}}}}
+        source, target = {"layout": "train", "mesh": {"tp": 2}}, {"layout": "serve", "mesh": {"tp": 2, "dp": 2}, "ranks": "1..4"}
+        for options in {}, {"staging": "900KiB", "topology": {"ranks_per_node": 1}}:
+            with self.subTest(options):
+                self.exact(self.compile(json.dumps({"version": 1, "model": model, "source": source, "target": target, "options": options})))
+
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "only root can give up what it may do")
     def test_memory_that_cannot_be_reached_is_reported(self):
         """Ranks 2 and 3 may do less than 0 and 1, so the system does not show them the memory of those: what they get comes as messages."""

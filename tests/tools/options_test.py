@@ -208,6 +208,17 @@ class Refresh(Options):
         self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["refresh"], ["absorb"])
 
+    def test_transforms_are_a_callers(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
+                     "s: {params: {a: {holds: a, transform: pack}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n")
+        self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
+        self.assertEqual(json.loads((self.folder / "run.json").read_text())["transform"], ["pack"])
+        for options in (f"--source={self.folder}", f"--target={self.folder / 'new'}"), ("--synthesize", f"--source={self.folder / 'new'}"):
+            done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", *options], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertEqual(done.stderr, "reshard-exec: error: the plan has the transform 'pack', which is a caller's, expected --synthesize without --source, and device 'cpu'\n")
+        self.assertFalse((self.folder / "new").exists())
+
     def test_nothing_is_left_by_a_run_that_is_ended(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             with tempfile.TemporaryDirectory() as name:

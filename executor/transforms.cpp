@@ -1,0 +1,136 @@
+#include "executor/transforms.h"
+
+#include "schema/manifest.h"
+
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace reshard {
+
+using namespace schema;
+
+namespace {
+
+const Param &paramOf(const Plan &plan, const BufferRun &run) { return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param()); }
+
+} // namespace
+
+std::string transformOf(const Manifest &manifest, const Endpoint &endpoint, uint32_t place, const std::string &name) {
+  for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
+    if (const Param &param = *endpoint.params()->Get(p); transformed(param))
+      for (const ParamInstance &instance : schema::instances(manifest, endpoint, p, place))
+        if (instance.name == name)
+          return param.transform()->str();
+  return {};
+}
+
+std::string Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Transport &transport, bool &missing) {
+  release();
+  for (LocalRank &rank : ranks) {
+    rank.transformed = 0;
+    bool any = false;
+    for (const BufferRun *run : *rank.segment->buffers())
+      if (transformed(paramOf(plan, *run))) {
+        any = true;
+        rank.transformed += run->count() * gatheredBytes(*run);
+      }
+    if (!any)
+      continue;
+    static std::byte nothing; // where all have no bytes
+    std::byte *memory = nullptr;
+    std::string error;
+    if (rank.transformed == 0)
+      memory = &nothing;
+    else if (error = transport.allocate(rank.transformed, memory); error.empty() && !memory)
+      error = allocate(rank.transformed, ranks.size() == 1 && plan.world() > 1, memory);
+    if (!error.empty())
+      return "no memory for " + std::to_string(rank.transformed) + " bytes of params with a transform: " + error;
+    if (error = add(plan, rank, memory, transport.stream(), missing); !error.empty())
+      return error;
+  }
+  return {};
+}
+
+std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream, bool &missing) {
+  for (uint32_t r = 0; r < rank.segment->buffers()->size(); ++r) {
+    const BufferRun &run = *rank.segment->buffers()->Get(r);
+    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(run.endpoint());
+    const Param &param = paramOf(plan, run);
+    if (!transformed(param))
+      continue;
+    const auto found = byName_.find(param.transform()->str());
+    const bool source = run.endpoint() == 0;
+    if (found == byName_.end() || !(source ? found->second.prepare_send : found->second.finalise)) {
+      missing = true;
+      return "rank " + std::to_string(rank.rank) + " param '" + param.name()->str() + "' needs " + (source ? "prepare_send" : "finalise") + " of the transform '" +
+             param.transform()->str() + "', which is not set";
+    }
+    std::vector<std::byte *> &table = tables_.emplace_back();
+    for (ParamInstance &each : schema::instances(plan.manifest(), endpoint, run.param(), run.place())) {
+      const ParamInstance &instance = instances_.emplace_back(std::move(each));
+      table.push_back(memory);
+      (source ? sources_ : targets_).push_back({{param.transform()->c_str(), instance.name.c_str(), run.endpoint(), rank.rank, dtypeName(param.dtype()), instance.shape.data(),
+                                                 instance.shape.size(), memory, run.bytes(), stream},
+                                                found->second});
+      memory += gatheredBytes(run);
+    }
+    rank.runs[r] = table.data();
+  }
+  return {};
+}
+
+std::string Transforms::prepare() const {
+  for (const Converted &source : sources_)
+    if (source.by.prepare_send(source.by.user, &source.param) != 0)
+      return failed("prepare_send", source);
+  for (const Converted &target : targets_)
+    if (target.by.prepare_receive && target.by.prepare_receive(target.by.user, &target.param) != 0)
+      return failed("prepare_receive", target);
+  return {};
+}
+
+std::string Transforms::finalise() const {
+  for (const Converted &target : targets_)
+    if (target.by.finalise(target.by.user, &target.param) != 0)
+      return failed("finalise", target);
+  return {};
+}
+
+std::string Transforms::failed(const char *hook, const Converted &converted) {
+  return std::string(hook) + " of the transform '" + converted.param.transform + "' failed for param '" + converted.param.name + "' on rank " + std::to_string(converted.param.rank);
+}
+
+std::string Transforms::allocate(uint64_t bytes, bool shared, std::byte *&memory) {
+  int file = shared ? ::memfd_create("reshard-transforms", MFD_CLOEXEC) : -1;
+  if (file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+    ::close(file);
+    file = -1;
+  }
+  void *mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, (file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file, 0); // touched now, not in the first run
+  if (mapped == MAP_FAILED) {
+    const std::string error = std::strerror(errno);
+    if (file >= 0)
+      ::close(file);
+    return error;
+  }
+  mappings_.push_back({mapped, bytes, file});
+  memory = static_cast<std::byte *>(mapped);
+  return {};
+}
+
+void Transforms::release() {
+  for (const Mapping &mapping : mappings_) {
+    ::munmap(mapping.memory, mapping.bytes);
+    if (mapping.file >= 0)
+      ::close(mapping.file);
+  }
+  mappings_.clear();
+  sources_.clear();
+  targets_.clear();
+  tables_.clear();
+  instances_.clear();
+}
+
+} // namespace reshard
