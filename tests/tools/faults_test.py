@@ -99,6 +99,10 @@ def trial(seed, work, plan, again=2):
             right = "bytes right" in texts[rank]
             if code is None:
                 return what, f"not in time: {said}"
+            # MPI ends a process itself where its start fails, which no handler of errors can prevent.
+            if code == 1 and "Local abort before MPI_INIT completed" in texts[rank] and not right:
+                what += ", MPI's own end"
+                continue
             if code not in (0, 3):
                 return what, f"exit {code}: {said}"
             if right != (code == 0):
@@ -119,15 +123,17 @@ class Faults(unittest.TestCase):
             work = Path(name)
             (work / "job.yaml").write_text(JOB)
             subprocess.run([BIN / "reshard-compile", work / "job.yaml", "-o", work / "plan"], check=True, stdout=subprocess.DEVNULL)
-            failed = unharmed = 0
+            failed = unharmed = own = 0
             with ThreadPoolExecutor(2) as pool:
                 for what, complaint in pool.map(lambda seed: trial(seed, work, work / "plan"), range(FIRST, FIRST + TRIALS)):
                     print(what, flush=True)
                     self.assertEqual(complaint, "")
                     failed += ": {" in what and "3" in re.findall(r": (\d)", what)
                     unharmed += "3" not in re.findall(r": (\d)", what)
+                    own += "MPI's own end" in what
             print(f"{TRIALS} faults: {failed} runs failed in time, {unharmed} went on or were over")
             self.assertGreater(failed, TRIALS // 4)
+            self.assertLessEqual(own, 1 + TRIALS // 50)
             launch = start(work / "again", work / "plan", deadline=30)
             self.addCleanup(launch.end)
             self.assertEqual(set(launch.wait(60).values()), {0})
