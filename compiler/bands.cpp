@@ -1,6 +1,7 @@
 #include "compiler/bands.h"
 
 #include "compiler/blocks.h"
+#include "compiler/cutter.h"
 #include "compiler/staging.h"
 
 #include <algorithm>
@@ -80,7 +81,8 @@ std::vector<std::vector<Bands::Rows>> Bands::rows() const {
         for (int64_t i = 0; i < count && bytes > 0; ++i) {
           const uint32_t instance = firsts_[e][static_cast<size_t>(place)][p] + static_cast<uint32_t>(i);
           result[static_cast<size_t>(writer(e, place, instance))].push_back(
-              {{e, place, instance, 0, bytes, 0, 0}, std::min(blockOf(param.face->format).rows, height) * width, height * width, phaseOf(param) > 0, endpoint.params[param.face->codes].name});
+              {{e, place, instance, 0, bytes, 0, 0}, std::min(blockOf(param.face->format).rows, height) * width, height * width, phaseOf(param) > 0,
+               endpoint.params[param.face->codes].name});
         }
       }
     }
@@ -90,6 +92,8 @@ std::vector<std::vector<Bands::Rows>> Bands::rows() const {
 
 std::string Bands::plan(int64_t remote) {
   std::vector<std::vector<Rows>> all = rows();
+  if (std::all_of(all.begin(), all.end(), [](const std::vector<Rows> &rows) { return rows.empty(); }))
+    return {};
   const std::vector<std::vector<BufferRun>> runs = buffers(layout_);
   const int64_t staging = remote > 0 ? 8 * (2 * kStagingAlignment + remote / kMostChunks) : 0; // for messages
   int64_t least = 0;
@@ -171,15 +175,7 @@ void cutByBands(const Descriptor &d, const Bands &bands, Interner<Shape> &shapes
       parts.push_back(next);
       continue;
     }
-    auto put = [&](int64_t at, const Loop &step, Shape part) {
-      Descriptor piece = next;
-      piece.sourceOffset += at * step.sourceStride;
-      piece.targetOffset += at * step.targetStride;
-      piece.sourceInstance += static_cast<uint32_t>(at * step.sourceStep);
-      piece.targetInstance += static_cast<uint32_t>(at * step.targetStep);
-      piece.shape = shapes.intern(std::move(part));
-      left.push_back(piece);
-    };
+    auto put = [&](int64_t at, const Loop &step, Shape part) { left.push_back(stepped(next, at, step, shapes.intern(std::move(part)))); };
     if (!longest) {
       put(band->end - low, {shape.rowBytes, 1, 1, 0, 0}, {high + 1 - band->end, {}});
       put(0, {shape.rowBytes, 1, 1, 0, 0}, {band->end - low, {}});

@@ -13,6 +13,15 @@ int64_t bytesOf(const Shape &shape) {
   return bytes;
 }
 
+Descriptor stepped(Descriptor descriptor, int64_t at, const Loop &step, uint32_t shape) {
+  descriptor.sourceOffset += at * step.sourceStride;
+  descriptor.targetOffset += at * step.targetStride;
+  descriptor.sourceInstance += static_cast<uint32_t>(at * step.sourceStep);
+  descriptor.targetInstance += static_cast<uint32_t>(at * step.targetStep);
+  descriptor.shape = shape;
+  return descriptor;
+}
+
 void Cutter::take(std::vector<Descriptor> &stack, int64_t bytes, std::vector<Descriptor> &pieces) {
   while (bytes > 0) {
     const Descriptor next = stack.back();
@@ -33,13 +42,7 @@ void Cutter::take(std::vector<Descriptor> &stack, int64_t bytes, std::vector<Des
 void Cutter::split(const Descriptor &descriptor, const Shape &shape, int64_t bytes, std::vector<Descriptor> &head,
                    std::vector<Descriptor> &rest) {
   auto put = [&](int64_t at, const Loop &step, Shape part, std::vector<Descriptor> &list) {
-    Descriptor piece = descriptor;
-    piece.sourceOffset += at * step.sourceStride;
-    piece.targetOffset += at * step.targetStride;
-    piece.sourceInstance += static_cast<uint32_t>(at * step.sourceStep);
-    piece.targetInstance += static_cast<uint32_t>(at * step.targetStep);
-    piece.shape = shapes_.intern(std::move(part));
-    list.push_back(piece);
+    list.push_back(stepped(descriptor, at, step, shapes_.intern(std::move(part))));
   };
   if (shape.loops.empty()) {
     const Loop byte{shape.rowBytes, 1, 1, 0, 0};

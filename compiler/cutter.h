@@ -11,6 +11,9 @@ namespace reshard {
 /// Bytes that a shape moves.
 int64_t bytesOf(const ir::Shape &shape);
 
+/// A descriptor `at` steps of a loop on, with another shape (its number).
+ir::Descriptor stepped(ir::Descriptor descriptor, int64_t at, const ir::Loop &step, uint32_t shape);
+
 /// Takes descriptors one after the other, in the order of their bytes.
 class Cutter {
 public:

@@ -334,7 +334,8 @@ private:
         continue;
       const int family = areMatrices(param(e, p), part) ? largestOf(part.family) : -1;
       if (family < 0) {
-        diagnostics_.error(rule(e, p)->at, title(e, p) + " cannot be quantised as nvfp4: expected the last two dimensions of each tensor as its last two, and each tensor in one param of the source");
+        diagnostics_.error(rule(e, p)->at, title(e, p) + " cannot be quantised as nvfp4: expected the last two dimensions of each tensor as its last two, " +
+                                                  "and each tensor in one param of the source");
         return false;
       }
       Part &slot = parts.emplace_back();

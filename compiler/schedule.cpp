@@ -68,7 +68,10 @@ public:
   }
 
   std::string run() {
-    if (std::string error = bands_.plan(remoteBytes()); !error.empty())
+    const bool gathers = std::any_of(layout_.endpoints.begin(), layout_.endpoints.end(), [](const Endpoint &endpoint) {
+      return std::any_of(endpoint.params.begin(), endpoint.params.end(), [](const Param &param) { return param.face && param.face->gathered; });
+    });
+    if (std::string error = bands_.plan(gathers ? remoteBytes() : 0); !error.empty())
       return error;
     gather();
     if (std::string error = deal(); !error.empty())

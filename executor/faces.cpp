@@ -17,6 +17,9 @@ namespace {
 
 constexpr uint64_t kJobBytes = 1 << 20;
 
+/// Whether two runs are of one place.
+bool like(const BufferRun &a, const BufferRun &b) { return a.endpoint() == b.endpoint() && a.place() == b.place(); }
+
 /// Whether a face has memory in the arena's end.
 bool hasMemory(const Face *face) { return face && face->gathered() && face->kind() != FaceKind::elements; }
 
@@ -89,7 +92,7 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
   const std::unordered_set<int64_t> reads = readBuffers(*rank.segment);
   /// The memory of instance i of another param of the same place, of which there are as many instances.
   auto sibling = [&](const BufferRun &run, uint32_t param, uint32_t i) -> std::byte * {
-    const auto found = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *r) { return r->endpoint() == run.endpoint() && r->place() == run.place() && r->param() == param; });
+    const auto found = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *r) { return like(*r, run) && r->param() == param; });
     return found == runs.end() ? nullptr : rank.runs[static_cast<size_t>(found - runs.begin())][i];
   };
   // Scales are read by those who read the codes.
@@ -146,7 +149,7 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
         addJobs(*face, source, matrices, face->kind() == FaceKind::scales ? shows : tables_[r][i], run.bytes(), run.first() + i);
         continue;
       }
-      const auto of = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *o) { return o->endpoint() == 0 && o->place() == run.place() && o->param() == face->codes(); });
+      const auto of = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *other) { return like(*other, run) && other->param() == face->codes(); });
       const kernels::Quantized values = paramOf(**of).face() ? matricesAt(**of, nullptr, i, bound) : matrices;
       const auto shards = static_cast<uint64_t>(localShape(*plan.manifest().endpoints()->Get(0), paramOf(run), run.place()).back());
       for (uint64_t k = 0; k < run.bytes() / sizeof(float); ++k) {

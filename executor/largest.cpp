@@ -57,9 +57,11 @@ Largest::Largest(const Endpoint &endpoint, const Param &face, uint32_t place, in
   for (const Run *row = dimensions[0].runs.begin; row != dimensions[0].runs.end; ++row)
     for (int64_t i = 0; i < row->count(); ++i)
       for (const Run *column = dimensions[1].runs.begin; column != dimensions[1].runs.end; ++column)
-        for (int64_t k = 0; k < column->count(); ++k)
-          pieces_.push_back({static_cast<uint64_t>(origin + (row->to() + i * row->to_step()) * dimensions[0].stride + (column->to() + k * column->to_step()) * dimensions[1].stride),
-                             static_cast<uint64_t>(row->length()), static_cast<uint64_t>(column->length()), static_cast<uint64_t>(dimensions[0].stride)});
+        for (int64_t k = 0; k < column->count(); ++k) {
+          const int64_t first = (row->to() + i * row->to_step()) * dimensions[0].stride + (column->to() + k * column->to_step()) * dimensions[1].stride;
+          pieces_.push_back({static_cast<uint64_t>(origin + first), static_cast<uint64_t>(row->length()), static_cast<uint64_t>(column->length()),
+                             static_cast<uint64_t>(dimensions[0].stride)});
+        }
 }
 
 float Largest::of(kernels::Format wide, const std::byte *elements) const {
