@@ -286,7 +286,7 @@ void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsi
     const std::vector<Bytes> made = make(endpoint, instance.param, memory.place, wide.data(), synthesisedTensorScales(endpoint, instance, memory.place));
     const std::vector<uint32_t> params = shownParams(*face);
     for (size_t i = 0; i < made.size(); ++i)
-      std::memcpy(memory.params[params[i]][instance.instance], made[i].data(), made[i].size());
+      std::copy(made[i].begin(), made[i].end(), memory.params[params[i]][instance.instance]); // also where there is nothing
   });
 }
 
