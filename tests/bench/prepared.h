@@ -1,0 +1,146 @@
+// A plan on the threads transport, all in memory that was touched beforehand, and memcpy with as many threads to hold beside a run of it.
+#pragma once
+
+#include "compiler/compile.h"
+#include "executor/reshard.h"
+#include "tools/common.h"
+#include "tools/memory.h"
+#include "tools/parallel.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+namespace reshard::bench {
+
+[[noreturn]] inline void fail(const std::string &why) {
+  std::fprintf(stderr, "benchmark: %s\n", why.c_str());
+  std::exit(1);
+}
+
+/// One param of a rank.
+struct Bound {
+  uint32_t rank;
+  schema::DType type;
+  schema::ParamInstance instance;
+  std::byte *memory;
+  size_t bytes() const { return static_cast<size_t>(instance.bytes); }
+};
+
+/// A job compiled, with memory for both sides, bound and prepared.
+class Prepared {
+public:
+  Prepared(const std::string &job, const std::vector<std::string> &overrides) {
+    const std::string path = std::filesystem::temp_directory_path() / ("reshard-bench-" + std::to_string(getpid()) + ".rplan");
+    CompileOptions options;
+    options.overrides = overrides;
+    CompileResult result;
+    Diagnostics diagnostics;
+    std::string digest;
+    int64_t bytes = 0;
+    if (!compileJob(RESHARD_SOURCE_DIR "/" + job, options, result, diagnostics) || !writePlan(result.module, result.statistics, path, 0, digest, bytes).empty() ||
+        !Plan::open(path, plan_).empty())
+      fail(diagnostics.text());
+    memory_ = std::make_unique<tools::Memory>(*plan_);
+    for (uint32_t e : {0u, 1u})
+      if (const std::string error = memory_->allocate(e); !error.empty())
+        fail(error);
+    if (reshard_open(path.c_str(), nullptr, 0, nullptr, &executor_) != RESHARD_OK)
+      fail(reshard_error(executor_));
+    for (const tools::PlaceMemory &place : memory_->places()) {
+      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
+      const uint32_t rank = endpoint.ranks()->Get(place.place);
+      for (uint32_t p = 0; p < place.params.size(); ++p) {
+        if (!schema::bindable(*endpoint.params()->Get(p)))
+          continue;
+        for (schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place)) {
+          std::byte *const at = place.params[p][instance.instance];
+          if (reshard_bind(executor_, place.endpoint, rank, instance.name.c_str(), at, static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
+            fail(reshard_error(executor_));
+          (place.endpoint == 0 ? sources : targets).push_back({rank, schema::storedType(*endpoint.params()->Get(p)), std::move(instance), at});
+        }
+      }
+    }
+    if (reshard_prepare(executor_) != RESHARD_OK)
+      fail(reshard_error(executor_));
+    std::filesystem::remove(path);
+  }
+  ~Prepared() { reshard_close(executor_); }
+  Prepared(const Prepared &) = delete;
+  Prepared &operator=(const Prepared &) = delete;
+
+  /// Seconds of a run.
+  double refit() {
+    const double begin = tools::now();
+    if (reshard_run(executor_, 0) != RESHARD_OK)
+      fail(reshard_error(executor_));
+    return tools::now() - begin;
+  }
+  /// Bytes that a run moves.
+  uint64_t bytes() const { return reshard_bytes(executor_); }
+
+  std::vector<Bound> sources, targets;
+
+private:
+  std::unique_ptr<Plan> plan_;
+  std::unique_ptr<tools::Memory> memory_;
+  reshard_executor *executor_ = nullptr;
+};
+
+/// As many as the transport uses.
+inline unsigned threads() { return std::max(1u, std::thread::hardware_concurrency()); }
+
+/// memcpy of so many bytes, 1 MiB at a time, from consecutive source memory into consecutive target memory; a side that ends begins again.
+class Copy {
+public:
+  Copy(const std::vector<Bound> &from, const std::vector<Bound> &to, size_t bytes) {
+    for (size_t source = 0, at = 0, target = 0, done = 0; bytes > 0;) {
+      const size_t n = std::min({bytes, from[source].bytes() - at, to[target].bytes() - done, size_t{1} << 20});
+      pieces_.push_back({to[target].memory + done, from[source].memory + at, n});
+      bytes -= n;
+      if ((at += n) == from[source].bytes()) {
+        source = (source + 1) % from.size();
+        at = 0;
+      }
+      if ((done += n) == to[target].bytes()) {
+        target = (target + 1) % to.size();
+        done = 0;
+      }
+    }
+  }
+  /// Seconds of it.
+  double run() const {
+    const double begin = tools::now();
+    tools::parallelFor(pieces_.size(), threads(), [&](size_t i) { std::memcpy(pieces_[i].to, pieces_[i].from, pieces_[i].bytes); });
+    return tools::now() - begin;
+  }
+
+private:
+  struct Piece {
+    std::byte *to;
+    const std::byte *from;
+    size_t bytes;
+  };
+  std::vector<Piece> pieces_;
+};
+
+inline size_t bytesOf(const std::vector<Bound> &params) {
+  size_t bytes = 0;
+  for (const Bound &param : params)
+    bytes += param.bytes();
+  return bytes;
+}
+
+inline double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+} // namespace reshard::bench
