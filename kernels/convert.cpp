@@ -34,7 +34,7 @@ bool streams(const Conversion &how, const std::byte *target) {
 
 /// Ends a conversion: another thread may read the target then.
 void finish(const Conversion &how) {
-  if (how.stream)
+  if (how.stream && how.finish)
     finishStreaming();
 }
 

@@ -18,6 +18,7 @@ constexpr uint64_t kMxBlock = 32, kNvfp4Block = 16, kFp8Block = 128;
 struct Conversion {
   bool stream = false;
   Level level = cpuLevel();
+  bool finish = true; ///< false: the caller calls finishStreaming() once, behind many short conversions, each of which would wait for its lines
 };
 
 /// `count` elements to another format, of 8 bits or more on both sides. Equal formats are copied elsewhere: NaNs and all.

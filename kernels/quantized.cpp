@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstring>
 
 namespace reshard::kernels {
@@ -137,10 +138,17 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
   const uint64_t item = itemBytes(target.wide), block = blockShape(target.format).columns;
   if (target.format == Quantization::block_fp8)
     return forBlockRows(target, first, count, [&](uint64_t element, const Matrix &matrix, float *scales) {
-      for (uint64_t column = 0; column < matrix.columns; column += kFp8Block) {
-        const Matrix one = {matrix.rows, std::min(kFp8Block, matrix.columns - column), matrix.targetStride, matrix.sourceStride};
-        scales[column / kFp8Block] = fp8Scale(amax(target.wide, wide + (element + column) * item, one, how));
-      }
+      // Row by row, as memory has them: the rows of one block lie a power of two apart often, and then push each other out of the cache.
+      const uint64_t blocks = (matrix.columns + kFp8Block - 1) / kFp8Block;
+      std::fill_n(scales, blocks, 0.0f);
+      for (uint64_t row = 0; row < matrix.rows; ++row)
+        for (uint64_t b = 0; b < blocks; ++b) {
+          const uint64_t column = b * kFp8Block;
+          const float largest = amax(target.wide, wide + (element + row * target.columns + column) * item, oneRow(std::min(kFp8Block, matrix.columns - column)), how);
+          if (!(largest <= scales[b]) && !std::isnan(scales[b]))
+            scales[b] = largest;
+        }
+      std::transform(scales, scales + blocks, scales, fp8Scale);
     });
   const uint64_t columns = scaleShape(target).columns;
   forBlocks<Access::write>(target, first * columns, count * columns, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
