@@ -3,7 +3,9 @@
 
 #include "compiler/compile.h"
 #include "executor/reshard.h"
+#include "executor/transport.h"
 #include "tools/common.h"
+#include "tools/coverage.h"
 #include "tools/memory.h"
 #include "tools/parallel.h"
 
@@ -85,6 +87,26 @@ public:
   }
   /// Bytes that a run moves.
   uint64_t bytes() const { return reshard_bytes(executor_); }
+
+  const Plan &plan() const { return *plan_; }
+  /// Its messages, paired.
+  tools::PairedPlan paired() const {
+    tools::PairedPlan paired(*plan_);
+    if (const std::string error = paired.load(); !error.empty())
+      fail(error);
+    return paired;
+  }
+  /// The memory of a buffer of a rank.
+  std::byte *memory(uint32_t rank, uint32_t buffer) const {
+    const schema::Segment *segment = nullptr;
+    if (const std::string error = plan_->segment(rank, segment); !error.empty())
+      fail(error);
+    const schema::BufferRun &run = *segment->buffers()->Get(static_cast<uint32_t>(runOf(*segment, buffer)));
+    for (const tools::PlaceMemory &place : memory_->places())
+      if (place.endpoint == run.endpoint() && place.place == run.place())
+        return place.params[run.param()][buffer - run.first()];
+    fail("a buffer has no memory");
+  }
 
   std::vector<Bound> sources, targets;
 

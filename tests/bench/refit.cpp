@@ -1,30 +1,81 @@
-// A whole run of a plan on the threads transport beside memcpy of the same bytes with as many threads. Both touch the same memory, touched
-// beforehand, in turns within one run: quote the ratio, not the rates. `memcpy` moves each target param from a buffer of its size.
+// A whole run of a plan on the threads transport, beside memcpy of the same bytes and beside a plain strided copy, each with as many threads. All touch the
+// same memory, touched beforehand, in turns within one run: quote the ratios, not the rates. `memcpy` moves each target param from a buffer of its size;
+// `strided` does what a hand-written copy would: the plan's own rows, listed beforehand in the order of the targets, a memcpy each.
 //   bench-refit [--benchmark_filter=…]
 
 #include "tests/bench/prepared.h"
 
 #include <benchmark/benchmark.h>
 
+using namespace reshard;
 using namespace reshard::bench;
 
 namespace {
 
-/// Ours and memcpy in turns; one iteration is a pair.
+/// Every row of a plan as a memcpy, about a mebibyte of them at a time.
+class Rows {
+public:
+  explicit Rows(const Prepared &prepared) {
+    const tools::PairedPlan paired = prepared.paired();
+    for (uint32_t rank = 0; rank < prepared.plan().world(); ++rank)
+      for (uint32_t step = 0; step < paired.segment(rank).steps()->size(); ++step)
+        if (const std::string error = paired.forEachRow(rank, step, [&](const tools::Row &row) { add(prepared, rank, row); }); !error.empty())
+          fail(error);
+    std::sort(rows_.begin(), rows_.end(), [](const Row &a, const Row &b) { return a.to < b.to; });
+    for (size_t i = 0, bytes = 0; i < rows_.size(); ++i)
+      if (bytes += rows_[i].bytes; bytes >= size_t{1} << 20 || i + 1 == rows_.size()) {
+        ends_.push_back(i + 1);
+        bytes = 0;
+      }
+  }
+  /// Seconds of it.
+  double run() const {
+    const double begin = tools::now();
+    tools::parallelFor(ends_.size(), threads(), [&](size_t i) {
+      for (size_t r = i == 0 ? 0 : ends_[i - 1]; r < ends_[i]; ++r)
+        std::memcpy(rows_[r].to, rows_[r].from, rows_[r].bytes);
+    });
+    return tools::now() - begin;
+  }
+
+private:
+  struct Row {
+    std::byte *to;
+    const std::byte *from;
+    size_t bytes;
+  };
+  void add(const Prepared &prepared, uint32_t rank, const tools::Row &row) {
+    constexpr uint64_t kMost = 1 << 20; // a longer one is work for several threads
+    std::byte *to = prepared.memory(rank, row.targetBuffer) + row.targetOffset;
+    const std::byte *from = prepared.memory(row.sourceRank, row.sourceBuffer) + row.sourceOffset;
+    for (uint64_t at = 0; at < row.bytes; at += kMost)
+      rows_.push_back({to + at, from + at, std::min(kMost, row.bytes - at)});
+  }
+
+  std::vector<Row> rows_;
+  std::vector<size_t> ends_;
+};
+
+/// Ours, memcpy and the strided copy in turns; one iteration is one of each.
 void paired(benchmark::State &state, const char *job, const std::vector<std::string> &overrides) {
   Prepared ours(job, overrides);
   const Copy copy(ours.sources, ours.targets, bytesOf(ours.targets));
+  const Rows strided(ours);
   ours.refit();
   copy.run();
-  std::vector<double> refits, copies;
+  strided.run();
+  std::vector<double> refits, copies, rows;
   for (auto _ : state) {
     refits.push_back(ours.refit());
     copies.push_back(copy.run());
+    rows.push_back(strided.run());
   }
   const auto bytes = static_cast<double>(ours.bytes());
   state.counters["ours_GB/s"] = bytes / median(refits) / 1e9;
   state.counters["memcpy_GB/s"] = bytes / median(copies) / 1e9;
+  state.counters["strided_GB/s"] = bytes / median(rows) / 1e9;
   state.counters["ratio"] = median(copies) / median(refits);
+  state.counters["to_strided"] = median(rows) / median(refits);
   state.counters["threads"] = threads();
 }
 
