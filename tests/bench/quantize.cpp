@@ -1,6 +1,6 @@
 // Whole runs that quantise or dequantise beside the naive way, which is the same refit without, into wide buffers, and a pass of the same kernels over them (of a
 // quantised source before it), and beside memcpy of the source's bytes. All with as many threads, in memory touched beforehand, in turns within one run: quote
-// the ratios, not the rates, which are of the bytes of the wide values. Codes and scales of both ways must be the same.
+// the ratios, not the rates, which are of the bytes of the wide values. Both ways must leave the same bytes, before anything is measured.
 //   bench-quantize [--benchmark_filter=…]
 
 #include "kernels/quantized.h"
@@ -46,7 +46,9 @@ public:
     for (const Bound &param : wide) {
       if (param.instance.shape.size() < 2)
         continue;
-      Quantized matrix{.format = stands.format, .swizzled = stands.swizzled, .rows = static_cast<uint64_t>(param.instance.shape[0]), .columns = static_cast<uint64_t>(param.instance.shape[1])};
+      Quantized matrix{.format = stands.format, .swizzled = stands.swizzled};
+      matrix.rows = static_cast<uint64_t>(param.instance.shape[0]);
+      matrix.columns = static_cast<uint64_t>(param.instance.shape[1]);
       matrix.codes = named.at({param.rank, param.instance.name});
       matrix.scales = named.at({param.rank, param.instance.name + scale});
       if (stands.format == Quantization::nvfp4)
@@ -73,15 +75,15 @@ public:
   size_t hash() const {
     size_t all = 0;
     forEachMatrix([&](const Quantized &m) {
-      for (const auto &[memory, bytes] : {std::pair{m.codes, m.codeBytes()}, std::pair{m.scales, m.scaleBytes()}})
+      for (const auto &[memory, bytes] : ranges(m))
         all = all * 31 + std::hash<std::string_view>()({reinterpret_cast<const char *>(memory), bytes});
     });
     return all;
   }
   void clear() const {
     forEachMatrix([](const Quantized &m) {
-      std::memset(m.codes, 0, m.codeBytes());
-      std::memset(m.scales, 0, m.scaleBytes());
+      for (const auto &[memory, bytes] : ranges(m))
+        std::memset(memory, 0, bytes);
     });
   }
 
@@ -93,6 +95,12 @@ private:
     uint64_t first, count;
     float *largest; // of the matrix on all ranks
   };
+  static std::vector<std::pair<std::byte *, uint64_t>> ranges(const Quantized &m) {
+    std::vector<std::pair<std::byte *, uint64_t>> all = {{m.codes, m.codeBytes()}, {m.scales, m.scaleBytes()}};
+    if (m.tensorScales)
+      all.emplace_back(m.tensorScales, sizeof(float));
+    return all;
+  }
   template <class Work> void forEach(Work work) const {
     tools::parallelFor(parts_.size(), threads(), [&](size_t i) { work(parts_[i]); });
   }
@@ -176,6 +184,13 @@ void paired(benchmark::State &state, const Case &each) {
     // What was quantised need not be quantised to the same again: a largest code that was rounded down lets the scale be smaller.
     if (!before && behind->hash() != expected)
       fail(std::string(each.name) + ": codes or scales differ from those of the naive way");
+  } else {
+    for (const Bound &param : ours.targets)
+      std::memset(param.memory, 0, param.bytes());
+    ours.refit();
+    for (size_t i = 0; i < ours.targets.size(); ++i)
+      if (std::memcmp(ours.targets[i].memory, plain->targets[i].memory, ours.targets[i].bytes()) != 0)
+        fail(std::string(each.name) + ": " + ours.targets[i].instance.name + " differs from that of the naive way");
   }
   ours.refit();
   copy.run();
