@@ -144,7 +144,8 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
       for (uint64_t row = 0; row < matrix.rows; ++row)
         for (uint64_t b = 0; b < blocks; ++b) {
           const uint64_t column = b * kFp8Block;
-          const float largest = amax(target.wide, wide + (element + row * target.columns + column) * item, oneRow(std::min(kFp8Block, matrix.columns - column)), how);
+          const Matrix part = oneRow(std::min(kFp8Block, matrix.columns - column));
+          const float largest = amax(target.wide, wide + (element + row * target.columns + column) * item, part, how);
           if (!(largest <= scales[b]) && !std::isnan(scales[b]))
             scales[b] = largest;
         }
