@@ -264,11 +264,13 @@ private:
       if (part.family >= 0)
         for (const Holding &holding : holdings_[part.family])
           sendCodes(holding, format);
-    const std::vector<Part> tensorScales = format == Quantization::nvfp4 ? std::vector<Part>{blocks_.tensorScales(e, p, 0)} : std::vector<Part>();
-    if (format == Quantization::nvfp4) {
-      const Holding holding = holdings_[param(e, p).parts[0].family][0];
-      Param &sent = param(0, param(0, holding.param).face->tensorScale);
-      sent.parts = {blocks_.tensorScales(0, holding.param, holding.part)};
+    std::vector<Part> tensorScales;
+    if (format == Quantization::nvfp4) { // all tensors of the matrix have one, which goes as that of the source's first
+      const unsigned from = holdings_[param(e, p).parts[0].family][0].param;
+      const std::vector<Part> &parts = param(e, p).parts;
+      const auto same = std::find_if(parts.begin(), parts.end(), [&](const Part &part) { return part.family == param(0, from).parts[0].family; });
+      tensorScales = {blocks_.tensorScales(e, p, static_cast<unsigned>(same - parts.begin()))};
+      param(0, param(0, from).face->tensorScale).parts = {blocks_.tensorScales(0, from, 0)};
     }
     const std::vector<Extent> wide = param(e, p).shape;
     const Scales stored = storeQuantized(e, p);
