@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <unordered_set>
 
 namespace reshard {
 
@@ -23,24 +22,37 @@ bool like(const BufferRun &a, const BufferRun &b) { return a.endpoint() == b.end
 /// Whether a face has memory in the arena's end.
 bool hasMemory(const Face *face) { return face && face->gathered() && face->kind() != FaceKind::elements; }
 
-/// The buffers that steps of a segment read.
-std::unordered_set<int64_t> readBuffers(const Segment &segment) {
-  std::unordered_set<int64_t> buffers;
-  std::vector<int64_t> of;
-  for (const Step *step : *segment.steps())
-    for (uint32_t i = 0; i < step->input_count(); ++i) {
-      const Operand &operand = *segment.operands()->Get(step->first_input() + i);
-      const Shape &shape = *segment.shapes()->Get(operand.shape());
-      of.assign(1, operand.buffer());
-      for (uint32_t l = 0; l < shape.loop_count(); ++l)
-        if (const Loop &loop = *segment.loops()->Get(shape.first_loop() + l); loop.buffer_step() != 0)
-          for (size_t n = of.size(), k = 1; k < loop.count(); ++k)
-            for (size_t b = 0; b < n; ++b)
-              of.push_back(of[b] + static_cast<int64_t>(k) * loop.buffer_step());
-      buffers.insert(of.begin(), of.end());
-    }
-  return buffers;
-}
+/// The buffers that steps of a segment read, or lie between such: ranges [first, last], apart and in order.
+class ReadBuffers {
+public:
+  explicit ReadBuffers(const Segment &segment) {
+    std::vector<std::pair<int64_t, int64_t>> all;
+    for (const Step *step : *segment.steps())
+      for (uint32_t i = 0; i < step->input_count(); ++i) {
+        const Operand &operand = *segment.operands()->Get(step->first_input() + i);
+        const Shape &shape = *segment.shapes()->Get(operand.shape());
+        int64_t first = operand.buffer(), last = first;
+        for (uint32_t l = 0; l < shape.loop_count(); ++l) {
+          const Loop &loop = *segment.loops()->Get(shape.first_loop() + l);
+          (loop.buffer_step() < 0 ? first : last) += loop.buffer_step() * static_cast<int64_t>(loop.count() - 1);
+        }
+        all.emplace_back(first, last);
+      }
+    std::sort(all.begin(), all.end());
+    for (const auto &range : all)
+      if (ranges_.empty() || range.first > ranges_.back().second + 1)
+        ranges_.push_back(range);
+      else
+        ranges_.back().second = std::max(ranges_.back().second, range.second);
+  }
+  bool has(int64_t buffer) const {
+    const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), buffer, [](int64_t b, const auto &range) { return b < range.first; });
+    return after != ranges_.begin() && std::prev(after)->second >= buffer;
+  }
+
+private:
+  std::vector<std::pair<int64_t, int64_t>> ranges_;
+};
 
 } // namespace
 
@@ -89,7 +101,7 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
     std::memset(memory_.get(), 0, bytes); // touched now, not in the first run
   }
   rank.arena = begin_ > 0 ? memory_.get() : nullptr;
-  const std::unordered_set<int64_t> reads = readBuffers(*rank.segment);
+  const ReadBuffers reads(*rank.segment);
   /// The memory of instance i of another param of the same place, of which there are as many instances.
   auto sibling = [&](const BufferRun &run, uint32_t param, uint32_t i) -> std::byte * {
     const auto found = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *r) { return like(*r, run) && r->param() == param; });
@@ -100,7 +112,7 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
     return std::any_of(runs.begin(), runs.end(), [&](const BufferRun *r) {
       const Face *face = paramOf(*r).face();
       const bool self = r->param() == run.param(), uses = face && face->kind() == FaceKind::codes && face->scales() == run.param();
-      return (self || uses) && r->endpoint() == run.endpoint() && r->place() == run.place() && reads.contains(int64_t{r->first()} + i);
+      return (self || uses) && r->endpoint() == run.endpoint() && r->place() == run.place() && reads.has(int64_t{r->first()} + i);
     });
   };
   rank.shown.resize(runs.size());

@@ -85,6 +85,13 @@ class Gpu(unittest.TestCase):
                                   ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': a world of 2, expected 1")):
             done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
+        # What no device does yet is said.
+        for more, text in (("quantize: {format: mxfp8, only: up*}", "rank 0 has quantised params, which no device converts yet, expected device 'cpu'"),
+                           ("dtype: fp32", "converts what it gets")):
+            self.compile("{tp: 2}", "{tp: 1}, " + more)
+            done = self.execute("--device=cuda", program=program)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(text, done.stderr)
         self.compile("{tp: 2, dp: 2}", "{tp: 4}")  # from files, to files
         subprocess.run([program, self.folder / "plan", "--synthesize", f"--source={self.folder / 'source'}"], check=True, capture_output=True)
         done = subprocess.run([program, self.folder / "plan", "--device=cuda", f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}", "--check"], capture_output=True, text=True)
