@@ -117,7 +117,7 @@ TEST_P(GatheredRows, TheLoaderRefusesMessagesThere) {
       EXPECT_THAT(error(), testing::AnyOf(testing::HasSubstr("behind what is gathered"), testing::HasSubstr("takes over bytes of the arena")));
       return;
     }
-  GTEST_SKIP() << "all messages go straight to where they are gathered";
+  FAIL() << "no message is staged";
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, GatheredRows, testing::Values("mxfp8", "block_fp8", "nvfp4"), [](const auto &info) { return std::string(info.param); });
