@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <tuple>
 
 namespace reshard {
 
@@ -15,9 +17,6 @@ using namespace schema;
 namespace {
 
 constexpr uint64_t kJobBytes = 1 << 20;
-
-/// Whether two runs are of one place.
-bool like(const BufferRun &a, const BufferRun &b) { return a.endpoint() == b.endpoint() && a.place() == b.place(); }
 
 /// Whether a face has memory in the arena's end.
 bool hasMemory(const Face *face) { return face && face->gathered() && face->kind() != FaceKind::elements; }
@@ -102,18 +101,23 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
   }
   rank.arena = begin_ > 0 ? memory_.get() : nullptr;
   const ReadBuffers reads(*rank.segment);
+  using Key = std::tuple<uint32_t, uint32_t, uint32_t>; // endpoint, place, param
+  std::map<Key, uint32_t> numbers;                      // of runs
+  std::map<Key, const BufferRun *> readers;             // of scales, the codes with which they are read
+  for (uint32_t r = 0; r < runs.size(); ++r) {
+    const BufferRun &run = *runs.Get(r);
+    numbers[{run.endpoint(), run.place(), run.param()}] = r;
+    if (const Face *face = paramOf(run).face(); face && face->kind() == FaceKind::codes)
+      readers[{run.endpoint(), run.place(), face->scales()}] = &run;
+  }
   /// The memory of instance i of another param of the same place, of which there are as many instances.
   auto sibling = [&](const BufferRun &run, uint32_t param, uint32_t i) -> std::byte * {
-    const auto found = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *r) { return like(*r, run) && r->param() == param; });
-    return found == runs.end() ? nullptr : rank.runs[static_cast<size_t>(found - runs.begin())][i];
+    const auto found = numbers.find({run.endpoint(), run.place(), param});
+    return found == numbers.end() ? nullptr : rank.runs[found->second][i];
   };
-  // Scales are read by those who read the codes.
   auto isRead = [&](const BufferRun &run, uint32_t i) {
-    return std::any_of(runs.begin(), runs.end(), [&](const BufferRun *r) {
-      const Face *face = paramOf(*r).face();
-      const bool self = r->param() == run.param(), uses = face && face->kind() == FaceKind::codes && face->scales() == run.param();
-      return (self || uses) && r->endpoint() == run.endpoint() && r->place() == run.place() && reads.has(int64_t{r->first()} + i);
-    });
+    const auto reader = readers.find({run.endpoint(), run.place(), run.param()});
+    return reads.has(int64_t{run.first()} + i) || (reader != readers.end() && reads.has(int64_t{reader->second->first()} + i));
   };
   rank.shown.resize(runs.size());
   tables_.resize(runs.size());
@@ -161,8 +165,8 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
         addJobs(*face, source, matrices, face->kind() == FaceKind::scales ? shows : tables_[r][i], run.bytes(), run.first() + i);
         continue;
       }
-      const auto of = std::find_if(runs.begin(), runs.end(), [&](const BufferRun *other) { return like(*other, run) && other->param() == face->codes(); });
-      const kernels::Quantized values = paramOf(**of).face() ? matricesAt(**of, nullptr, i, bound) : matrices;
+      const BufferRun &of = *runs.Get(numbers.at({0, run.place(), face->codes()})); // bound, so it is there
+      const kernels::Quantized values = paramOf(of).face() ? matricesAt(of, nullptr, i, bound) : matrices;
       const auto shards = static_cast<uint64_t>(localShape(*plan.manifest().endpoints()->Get(0), paramOf(run), run.place()).back());
       for (uint64_t k = 0; k < run.bytes() / sizeof(float); ++k) {
         if (k % shards == 0)
