@@ -95,12 +95,13 @@ def trial(seed, work, plan, again=2):
             return trial(seed, work / "again", plan, again - 1)
         what = f"{action} rank {victim} at {where}: {ended}"
         for rank, code in ended.items():
-            said = f"{what}\n{rank}: {texts[rank]}"
+            mpirun = launch.read("out.mpirun")
+            said = f"{what}\n{rank}: {texts[rank]}\n{mpirun}"
             right = "bytes right" in texts[rank]
             if code is None:
                 return what, f"not in time: {said}"
-            # MPI ends a process itself where its start fails, which no handler of errors can prevent.
-            if code == 1 and "Local abort before MPI_INIT completed" in texts[rank] and not right:
+            # MPI ends a process itself where its start fails, which no handler of errors can prevent, and says so there or through mpirun.
+            if code == 1 and ("Local abort before MPI_INIT completed" in texts[rank] or "MPI_INIT has failed" in mpirun) and not right:
                 what += ", MPI's own end"
                 continue
             if code not in (0, 3):

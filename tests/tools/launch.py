@@ -16,7 +16,7 @@ exit 0
 
 
 class Launch:
-    """A program under mpirun, in a new folder with out.RANK, pid.RANK and exit.RANK of each process: it goes on when processes end badly."""
+    """A program under mpirun, in a new folder with out.RANK, pid.RANK and exit.RANK of each process and out.mpirun: it goes on when processes end badly."""
 
     def __init__(self, folder, mpirun, ranks, program, environment=None):
         """mpirun: the command, up to the number of ranks."""
@@ -24,7 +24,7 @@ class Launch:
         self.ranks = range(ranks)
         folder.mkdir()
         self.mpirun = subprocess.Popen([*mpirun, "--enable-recovery", "-n", str(ranks), "sh", "-c", WRAPPER, "sh", *program], cwd=folder, env=os.environ | ENVIRONMENT | (environment or {}),
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+                                       stdout=(folder / "out.mpirun").open("w"), stderr=subprocess.STDOUT, start_new_session=True)
 
     def read(self, name):
         path = self.folder / name
