@@ -2,19 +2,7 @@
 // run the same code on the same table: tests run it thread by thread.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
-#if defined(__CUDACC__)
-#define RESHARD_BOTH __host__ __device__
-#define RESHARD_UNROLL _Pragma("unroll")
-#define RESHARD_ROLLED _Pragma("unroll 1")
-#else
-#define RESHARD_BOTH
-#define RESHARD_UNROLL
-#define RESHARD_ROLLED
-#endif
+#include "kernels/both.h"
 
 namespace reshard::kernels {
 
@@ -49,8 +37,8 @@ struct TableView {
   uint32_t pieceCount;
 };
 
-/// Threads of a block; what a warp takes at a time; units that a thread reads before it writes them.
-constexpr uint32_t kWarpThreads = 32, kBlockThreads = 256, kBatch = 4, kTileSlots = kWarpThreads * kBatch;
+/// What a warp takes at a time; units that a thread reads before it writes them.
+constexpr uint32_t kBatch = 4, kTileSlots = kWarpThreads * kBatch;
 
 namespace detail {
 
@@ -58,14 +46,15 @@ struct alignas(16) Unit16 {
   uint32_t words[4];
 };
 
-/// Each byte moves once: it shall not stay in the caches.
-template <class T> RESHARD_BOTH inline T load(uint64_t address) {
+/// A byte that moves once shall not stay in the caches; one that is read again shall.
+template <class T, bool Again = false> RESHARD_BOTH inline T load(uint64_t address) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 16) {
-    const uint4 v = __ldcs(reinterpret_cast<const uint4 *>(address));
+    const auto *at = reinterpret_cast<const uint4 *>(address);
+    const uint4 v = Again ? *at : __ldcs(at);
     return {{v.x, v.y, v.z, v.w}};
   } else {
-    return __ldcs(reinterpret_cast<const T *>(address));
+    return Again ? *reinterpret_cast<const T *>(address) : __ldcs(reinterpret_cast<const T *>(address));
   }
 #else
   T value;
@@ -85,8 +74,20 @@ template <class T> RESHARD_BOTH inline void store(uint64_t address, const T &val
 #endif
 }
 
+/// Moves both addresses from the first row of a shape to row `row`.
+RESHARD_BOTH inline void addRow(const TableLoop *loops, const TableShape &shape, uint32_t row, uint64_t &source, uint64_t &target) {
+  RESHARD_ROLLED
+  for (uint32_t l = shape.loopCount; l-- > 0;) {
+    const TableLoop &loop = loops[shape.firstLoop + l];
+    const uint32_t next = l > 0 ? row / loop.count : 0, i = row - next * loop.count;
+    source += static_cast<uint64_t>(i * loop.sourceStride);
+    target += static_cast<uint64_t>(i * loop.targetStride);
+    row = next;
+  }
+}
+
 /// The piece of [low, high) that has a slot.
-RESHARD_BOTH inline uint32_t findPiece(const TablePiece *pieces, uint32_t low, uint32_t high, uint64_t slot) {
+template <class Piece> RESHARD_BOTH inline uint32_t findPiece(const Piece *pieces, uint32_t low, uint32_t high, uint64_t slot) {
   RESHARD_ROLLED
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
@@ -113,18 +114,11 @@ RESHARD_BOTH inline void copyUnits(const TableView &table, const TablePiece &pie
       const uint32_t at = unit + k * step;
       if (at < end) {
         if (within >= shape.rowUnits) {
-          uint32_t row = (piece.first + at) / shape.rowUnits;
+          const uint32_t row = (piece.first + at) / shape.rowUnits;
           within = piece.first + at - row * shape.rowUnits;
           source = piece.source;
           target = piece.target;
-          RESHARD_ROLLED
-          for (uint32_t l = shape.loopCount; l-- > 0;) {
-            const TableLoop &loop = table.loops[shape.firstLoop + l];
-            const uint32_t next = l > 0 ? row / loop.count : 0, i = row - next * loop.count;
-            source += static_cast<uint64_t>(i * loop.sourceStride);
-            target += static_cast<uint64_t>(i * loop.targetStride);
-            row = next;
-          }
+          addRow(table.loops, shape, row, source, target);
         }
         const uint64_t offset = uint64_t{within} * sizeof(T);
         values[k] = piece.source ? load<T>(source + offset) : T{};

@@ -1,8 +1,9 @@
 // Stored number formats: their constants, and the exact conversion of one value. What is here defines what kernels/convert.h must give.
 #pragma once
 
+#include "kernels/both.h"
+
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string_view>
 
@@ -26,11 +27,11 @@ struct Encoding {
   int bias;         ///< of the exponent
   uint32_t largest; ///< finite value
   uint32_t infinity, nan;
-  constexpr uint32_t sign() const { return 1u << (bits - 1); }
+  RESHARD_BOTH constexpr uint32_t sign() const { return 1u << (bits - 1); }
 };
 
 /// That of a format. In fp8_e4m3 the infinity is the NaN, in fp4_e2m1 both are the largest value.
-constexpr Encoding encoding(Format format) {
+RESHARD_BOTH constexpr Encoding encoding(Format format) {
   switch (format) {
   case Format::fp32: return {32, 23, 127, 0x7F7FFFFF, 0x7F800000, 0x7FC00000};
   case Format::bf16: return {16, 7, 127, 0x7F7F, 0x7F80, 0x7FC0};

@@ -7,15 +7,13 @@ namespace reshard::kernels {
 
 namespace {
 
-constexpr uint64_t kTileRows = 128, kTileColumns = 4, kTileBytes = kTileRows * kTileColumns;
-
 uint64_t tiles(uint64_t count, uint64_t each) { return (count + each - 1) / each; }
 
 /// Calls visit(offset in the swizzled layout, row, column, columns) for each run of scales of a slice that touch in it: up to four of a row.
 template <class Visit> void forRuns(ScaleShape shape, const ScaleSlice &slice, Visit visit) {
   for (uint64_t row = slice.row; row < slice.row + slice.rows; ++row)
     for (uint64_t column = slice.column, end = slice.column + slice.columns; column < end;) {
-      const uint64_t columns = std::min(kTileColumns - column % kTileColumns, end - column);
+      const uint64_t columns = std::min(kScaleTileColumns - column % kScaleTileColumns, end - column);
       visit(swizzledOffset(shape, row, column), row, column, columns);
       column += columns;
     }
@@ -27,20 +25,15 @@ int64_t plainOffset(const ScaleSlice &slice, int64_t stride, uint64_t row, uint6
 
 /// A run, most of which are whole: a load and a store.
 void copyRun(std::byte *target, const std::byte *source, uint64_t columns) {
-  if (columns == kTileColumns)
-    std::memcpy(target, source, kTileColumns);
+  if (columns == kScaleTileColumns)
+    std::memcpy(target, source, kScaleTileColumns);
   else
     std::memcpy(target, source, columns);
 }
 
 } // namespace
 
-uint64_t swizzledBytes(ScaleShape shape) { return tiles(shape.rows, kTileRows) * tiles(shape.columns, kTileColumns) * kTileBytes; }
-
-uint64_t swizzledOffset(ScaleShape shape, uint64_t row, uint64_t column) {
-  const uint64_t tile = row / kTileRows * tiles(shape.columns, kTileColumns) + column / kTileColumns;
-  return tile * kTileBytes + row % 32 * 16 + row % kTileRows / 32 * kTileColumns + column % kTileColumns;
-}
+uint64_t swizzledBytes(ScaleShape shape) { return tiles(shape.rows, kScaleTileRows) * tiles(shape.columns, kScaleTileColumns) * kScaleTileBytes; }
 
 void swizzleScales(std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice, const std::byte *plain, int64_t stride) {
   forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
@@ -55,7 +48,7 @@ void unswizzleScales(std::byte *plain, int64_t stride, const std::byte *swizzled
 }
 
 void clearScalePadding(std::byte *swizzled, ScaleShape shape) {
-  const uint64_t rows = tiles(shape.rows, kTileRows) * kTileRows, columns = tiles(shape.columns, kTileColumns) * kTileColumns;
+  const uint64_t rows = tiles(shape.rows, kScaleTileRows) * kScaleTileRows, columns = tiles(shape.columns, kScaleTileColumns) * kScaleTileColumns;
   auto clear = [&](const ScaleSlice &slice) {
     forRuns(shape, slice, [&](uint64_t offset, uint64_t, uint64_t, uint64_t count) { std::memset(swizzled + offset, 0, count); });
   };

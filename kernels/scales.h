@@ -3,8 +3,9 @@
 // and rows and columns are padded to whole tiles. In a tile, rows r, r + 32, r + 64 and r + 96 stand together: 16 bytes, four for each row.
 #pragma once
 
+#include "kernels/both.h"
+
 #include <cstddef>
-#include <cstdint>
 
 namespace reshard::kernels {
 
@@ -13,11 +14,16 @@ struct ScaleShape {
   uint64_t rows, columns;
 };
 
+constexpr uint64_t kScaleTileRows = 128, kScaleTileColumns = 4, kScaleTileBytes = kScaleTileRows * kScaleTileColumns;
+
 /// Bytes of the swizzled layout, padding included.
 uint64_t swizzledBytes(ScaleShape shape);
 
 /// Where the scale of (row, column) lies in it.
-uint64_t swizzledOffset(ScaleShape shape, uint64_t row, uint64_t column);
+RESHARD_BOTH inline uint64_t swizzledOffset(ScaleShape shape, uint64_t row, uint64_t column) {
+  const uint64_t tile = row / kScaleTileRows * ((shape.columns + kScaleTileColumns - 1) / kScaleTileColumns) + column / kScaleTileColumns;
+  return tile * kScaleTileBytes + row % 32 * 16 + row % kScaleTileRows / 32 * kScaleTileColumns + column % kScaleTileColumns;
+}
 
 /// A part of a matrix of scales: rows [row, row + rows), columns [column, column + columns). Any part will do.
 struct ScaleSlice {

@@ -51,4 +51,24 @@ template <class Visit> void forBlocks(const Strided &shape, uint64_t first, uint
   }
 }
 
+/// Cuts bytes [first, first + bytes) of a shape into those of two halves of its outermost loop, or of its row where it has none, which is cut between units:
+/// visit(half, bytes of the row before it, steps of the outermost loop before it, first, bytes).
+template <class Visit> void forHalves(const Strided &shape, uint64_t unit, uint64_t first, uint64_t bytes, Visit visit) {
+  const bool row = shape.loopCount == 0;
+  const uint64_t count = row ? shape.rowBytes / unit : shape.loops[0].count, lower = count / 2;
+  const uint64_t cut = row ? lower * unit : shape.bytes() / count * lower;
+  for (const bool upper : {false, true}) {
+    const uint64_t begin = upper ? std::max(first, cut) : first, end = upper ? first + bytes : std::min(first + bytes, cut);
+    Strided half = shape;
+    if (row) {
+      half.rowBytes = upper ? shape.rowBytes - cut : cut;
+    } else if (half.loops[0].count = upper ? count - lower : lower; half.loops[0].count == 1) {
+      std::copy(half.loops + 1, half.loops + half.loopCount, half.loops); // a loop of one step is none
+      --half.loopCount;
+    }
+    if (begin < end)
+      visit(half, static_cast<int64_t>(row && upper ? cut : 0), static_cast<int64_t>(!row && upper ? lower : 0), begin - (upper ? cut : 0), end - begin);
+  }
+}
+
 } // namespace reshard::kernels

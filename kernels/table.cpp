@@ -1,5 +1,7 @@
 #include "kernels/table.h"
 
+#include "kernels/strided.h"
+
 #include <algorithm>
 
 namespace reshard::kernels {
@@ -49,27 +51,13 @@ void Table::addAligned(uint64_t target, uint64_t source, const Strided &shape, u
   if (bytes == 0)
     return;
   const uint64_t width = alignment(target | source | shape.rowBytes | first | bytes | strideBits(shape, source == 0));
-  if (shape.bytes() / width >= maxUnits_) { // in two halves, of the outermost loop or of the row
-    Strided half = shape;
-    const bool row = shape.loopCount == 0;
-    const uint64_t count = row ? shape.rowBytes / width : shape.loops[0].count, lower = count / 2;
-    const uint64_t cut = row ? lower * width : shape.bytes() / count * lower; // in bytes of the shape
-    const int64_t sourceStep = row ? static_cast<int64_t>(width) : shape.loops[0].sourceStride;
-    const int64_t targetStep = row ? static_cast<int64_t>(width) : shape.loops[0].targetStride;
-    for (const bool upper : {false, true}) {
-      const uint64_t begin = upper ? std::max(first, cut) : first, end = upper ? first + bytes : std::min(first + bytes, cut);
-      (row ? half.rowBytes : half.loops[0].count) = (upper ? count - lower : lower) * (row ? width : 1);
-      if (!row)
-        simplify(half); // a loop of one step is none
-      const int64_t steps = upper ? static_cast<int64_t>(lower) : 0;
-      if (begin < end)
-        addAligned(target + static_cast<uint64_t>(steps * targetStep), source ? source + static_cast<uint64_t>(steps * sourceStep) : 0, half,
-                   begin - (upper ? cut : 0), end - begin);
-      half = shape;
-    }
-    return;
-  }
-  const uint32_t number = shapeNumber(shape, static_cast<uint32_t>(width));
+  if (shape.bytes() / width >= maxUnits_)
+    return forHalves(shape, width, first, bytes, [&](const Strided &half, int64_t rowBytes, int64_t steps, uint64_t begin, uint64_t some) {
+      const Loop outer = steps > 0 ? shape.loops[0] : Loop{1, 0, 0};
+      addAligned(target + static_cast<uint64_t>(rowBytes + steps * outer.targetStride), source ? source + static_cast<uint64_t>(rowBytes + steps * outer.sourceStride) : 0, half,
+                 begin, some);
+    });
+  const uint32_t number = shapeNumber(shapes_, loops_, shape, shape.rowBytes / width);
   TablePiece &piece = pieces_.back();
   piece = {source, target, piece.slot, static_cast<uint32_t>(first / width), static_cast<uint32_t>(bytes / width), number, static_cast<uint32_t>(width)};
   const uint64_t next = piece.slot + (bytes + kSlotBytes - 1) / kSlotBytes;
@@ -77,23 +65,23 @@ void Table::addAligned(uint64_t target, uint64_t source, const Strided &shape, u
   bytes_ += bytes;
 }
 
-uint32_t Table::shapeNumber(const Strided &shape, uint32_t width) {
-  const auto rowUnits = static_cast<uint32_t>(shape.rowBytes / width);
+uint32_t shapeNumber(std::vector<TableShape> &shapes, std::vector<TableLoop> &loops, const Strided &shape, uint64_t units) {
+  const auto rowUnits = static_cast<uint32_t>(units);
   auto same = [&](const TableShape &other) {
     if (other.rowUnits != rowUnits || other.loopCount != shape.loopCount)
       return false;
     for (uint32_t l = 0; l < other.loopCount; ++l)
-      if (const TableLoop &loop = loops_[other.firstLoop + l]; loop.count != shape.loops[l].count || loop.sourceStride != shape.loops[l].sourceStride ||
-                                                               loop.targetStride != shape.loops[l].targetStride)
+      if (const TableLoop &loop = loops[other.firstLoop + l]; loop.count != shape.loops[l].count || loop.sourceStride != shape.loops[l].sourceStride ||
+                                                              loop.targetStride != shape.loops[l].targetStride)
         return false;
     return true;
   };
-  if (shapes_.empty() || !same(shapes_.back())) {
-    shapes_.push_back({rowUnits, static_cast<uint32_t>(loops_.size()), static_cast<uint32_t>(shape.loopCount)});
+  if (shapes.empty() || !same(shapes.back())) {
+    shapes.push_back({rowUnits, static_cast<uint32_t>(loops.size()), static_cast<uint32_t>(shape.loopCount)});
     for (size_t l = 0; l < shape.loopCount; ++l)
-      loops_.push_back({shape.loops[l].sourceStride, shape.loops[l].targetStride, static_cast<uint32_t>(shape.loops[l].count), 0});
+      loops.push_back({shape.loops[l].sourceStride, shape.loops[l].targetStride, static_cast<uint32_t>(shape.loops[l].count), 0});
   }
-  return static_cast<uint32_t>(shapes_.size() - 1);
+  return static_cast<uint32_t>(shapes.size() - 1);
 }
 
 } // namespace reshard::kernels

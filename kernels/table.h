@@ -8,6 +8,9 @@
 
 namespace reshard::kernels {
 
+/// The number of a shape with rows of so many units: that of the last one where both are alike, or one that is appended.
+uint32_t shapeNumber(std::vector<TableShape> &shapes, std::vector<TableLoop> &loops, const Strided &shape, uint64_t units);
+
 /// What one launch copies. No two bytes of it may be written to one place, and none may be read that it writes.
 class Table {
 public:
@@ -30,7 +33,6 @@ public:
 
 private:
   void addAligned(uint64_t target, uint64_t source, const Strided &shape, uint64_t first, uint64_t bytes);
-  uint32_t shapeNumber(const Strided &shape, uint32_t width);
 
   std::vector<TablePiece> pieces_{{0, 0, 0, 0, 0, 0, 0}}; // the last one ends the others
   std::vector<TableShape> shapes_;
