@@ -3,6 +3,7 @@
 #include "backends/current_device.h"
 #include "executor/device.h"
 #include "executor/group.h"
+#include "kernels/change_cuda.h"
 #include "kernels/copy_cuda.h"
 
 #include <cstdio>
@@ -87,7 +88,7 @@ public:
     std::vector<Launch> launches;
     for (const Operation &operation : operations) {
       const auto *exchange = std::get_if<Exchange>(&operation);
-      if (std::string error = upload(exchange ? &exchange->beside : std::get_if<kernels::Table>(&operation), launches.emplace_back()); !error.empty())
+      if (std::string error = upload(exchange ? &exchange->beside : std::get_if<Tables>(&operation), launches.emplace_back()); !error.empty())
         return error;
     }
     // Relaxed: what NCCL and the caller's hooks allocate on the way is theirs.
@@ -100,17 +101,17 @@ public:
         // The launch beside a group stands on a branch of its own. An empty one as well: it says that the group has begun.
         problem = follow(stream_, beside_);
         if (problem.empty())
-          problem = checked(kernels::launchCopies(launches[o].table, launches[o].blocks, begunThere_, number, beside_));
+          problem = launch(launches[o], number, beside_);
         if (problem.empty())
           problem = group->exchange(exchange->transfers, stream_, deadline, timedOut);
         if (problem.empty())
           problem = follow(beside_, stream_);
       } else if (const Call *call = std::get_if<Call>(&operations[o])) {
-        problem = checked(kernels::launchCopies({}, 1, begunThere_, number, stream_)); // says that it has begun
+        problem = launch({}, number, stream_); // says that it has begun
         if (problem.empty())
           problem = (*call)();
       } else {
-        problem = checked(kernels::launchCopies(launches[o].table, launches[o].blocks, begunThere_, number, stream_));
+        problem = launch(launches[o], number, stream_);
       }
     }
     const cudaError_t ended = cudaStreamEndCapture(stream_, &captured_);
@@ -164,10 +165,25 @@ public:
   void *stream() const override { return stream_; }
 
 private:
-  struct Launch {
+  /// Tables in memory of the device.
+  struct Copies {
     kernels::TableView table{};
-    uint32_t blocks = 0;
+    uint32_t blocks = 1;
   };
+  struct Launch {
+    Copies copies, rest;
+    kernels::ChangeView changes{};
+  };
+
+  /// Enqueues them one after the other. The first says that the operation has begun, even if it copies nothing.
+  std::string launch(const Launch &tables, uint32_t number, cudaStream_t stream) {
+    cudaError_t error = kernels::launchCopies(tables.copies.table, tables.copies.blocks, begunThere_, number, stream);
+    if (!error && tables.changes.tiles > 0)
+      error = kernels::launchChanges(tables.changes, stream);
+    if (!error && tables.rest.table.slots > 0)
+      error = kernels::launchCopies(tables.rest.table, tables.rest.blocks, begunThere_, number, stream);
+    return checked(error);
+  }
 
   /// What is enqueued on a stream from now on begins when all that is on another is done.
   std::string follow(cudaStream_t first, cudaStream_t then) {
@@ -175,31 +191,67 @@ private:
     return checked(error ? error : cudaStreamWaitEvent(then, turn_, 0));
   }
 
-  /// Copies a table into memory of the device.
-  std::string upload(const kernels::Table *table, Launch &launch) {
-    launch.blocks = 1;
-    if (!table || table->empty())
+  /// What a table in memory of the host is of: arrays, which are copied side by side into memory of the device.
+  class Upload {
+  public:
+    template <class T> size_t add(const std::vector<T> &array) {
+      const size_t at = bytes_;
+      arrays_.push_back({reinterpret_cast<const std::byte *>(array.data()), at, array.size() * sizeof(T)});
+      bytes_ += (arrays_.back().bytes + 15) / 16 * 16;
+      return at;
+    }
+    std::string to(CudaDevice &device) {
+      if (std::string error = device.allocate(bytes_, there_); !error.empty())
+        return "a table of " + std::to_string(bytes_) + " bytes: " + error;
+      for (const auto &[array, at, bytes] : arrays_)
+        if (std::string error = bytes > 0 ? device.copy(there_ + at, array, bytes) : ""; !error.empty())
+          return error;
       return {};
-    auto rounded = [](uint64_t bytes) { return (bytes + 15) / 16 * 16; };
-    const auto &pieces = table->pieces();
-    const auto &shapes = table->shapes();
-    const auto &loops = table->loops();
-    const uint64_t shapesAt = rounded(pieces.size() * sizeof pieces[0]), loopsAt = shapesAt + rounded(shapes.size() * sizeof shapes[0]);
-    std::vector<std::byte> bytes(loopsAt + rounded(loops.size() * sizeof loops[0]));
-    std::memcpy(bytes.data(), pieces.data(), pieces.size() * sizeof pieces[0]);
-    std::memcpy(bytes.data() + shapesAt, shapes.data(), shapes.size() * sizeof shapes[0]);
-    if (!loops.empty())
-      std::memcpy(bytes.data() + loopsAt, loops.data(), loops.size() * sizeof loops[0]);
-    std::byte *there = nullptr;
-    if (std::string error = allocate(bytes.size(), there); !error.empty())
-      return "a table of " + std::to_string(bytes.size()) + " bytes: " + error;
-    if (std::string error = copy(there, bytes.data(), bytes.size()); !error.empty())
+    }
+    template <class T> void set(const T *&array, size_t at) const { array = reinterpret_cast<const T *>(there_ + at); }
+
+  private:
+    struct Array {
+      const std::byte *data;
+      size_t at, bytes;
+    };
+    std::vector<Array> arrays_;
+    size_t bytes_ = 0;
+    std::byte *there_ = nullptr;
+  };
+
+  std::string upload(const kernels::Table &table, Copies &copies) {
+    if (table.empty())
+      return {};
+    Upload upload;
+    const size_t pieces = upload.add(table.pieces()), shapes = upload.add(table.shapes()), loops = upload.add(table.loops());
+    if (std::string error = upload.to(*this); !error.empty())
       return error;
-    launch.table = table->view();
-    launch.table.pieces = reinterpret_cast<const kernels::TablePiece *>(there);
-    launch.table.shapes = reinterpret_cast<const kernels::TableShape *>(there + shapesAt);
-    launch.table.loops = reinterpret_cast<const kernels::TableLoop *>(there + loopsAt);
-    return checked(kernels::launchBlocks(launch.table.slots, launch.blocks));
+    copies.table = table.view();
+    upload.set(copies.table.pieces, pieces);
+    upload.set(copies.table.shapes, shapes);
+    upload.set(copies.table.loops, loops);
+    return checked(kernels::launchBlocks(copies.table.slots, copies.blocks));
+  }
+
+  std::string upload(const Tables *tables, Launch &launch) {
+    if (!tables)
+      return {};
+    if (std::string error = upload(tables->copies, launch.copies); !error.empty())
+      return error;
+    if (std::string error = upload(tables->rest, launch.rest); !error.empty() || tables->changes.empty())
+      return error;
+    Upload upload;
+    const kernels::ChangeTable &table = tables->changes;
+    const size_t pieces = upload.add(table.pieces()), shapes = upload.add(table.shapes()), loops = upload.add(table.loops()), matrices = upload.add(table.matrices());
+    if (std::string error = upload.to(*this); !error.empty())
+      return error;
+    launch.changes = table.view();
+    upload.set(launch.changes.pieces, pieces);
+    upload.set(launch.changes.shapes, shapes);
+    upload.set(launch.changes.loops, loops);
+    upload.set(launch.changes.matrices, matrices);
+    return {};
   }
 
   const int number_;

@@ -20,11 +20,8 @@ std::string Copies::add(const LocalRank &from, const Operand *input, const Local
   Expansion expansion;
   if (std::string error = expand({&from, input}, {&to, &output}, expansion); !error.empty())
     return error;
-  using Kind = kernels::Form::Kind;
-  if (!input && expansion.target.kind == Kind::cast) { // zeros are zeros in every format
-    expansion.shape.rowBytes = static_cast<uint64_t>(expansion.target.scale(static_cast<int64_t>(expansion.shape.rowBytes)));
-    expansion.target = {};
-  }
+  if (!input)
+    castZeros(expansion);
   for (const auto &[source, target, shownFrom, shownTo] : expansion.at) {
     if (!target || (input && !source))
       return "a buffer of rank " + std::to_string(target ? from.rank : to.rank) + " is used but not bound";

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "executor/deadline.h"
+#include "kernels/change_table.h"
 #include "kernels/table.h"
 
 #include <cstddef>
@@ -30,14 +31,24 @@ struct Transfer {
 /// Enqueues on the device's stream what is to be done there; an error text, empty on success.
 using Call = std::function<std::string()>;
 
+/// One after the other: copies, what changes on its way, and copies of what was changed. Within each there is no order.
+struct Tables {
+  kernels::Table copies;
+  kernels::ChangeTable changes;
+  kernels::Table rest;
+  bool empty() const { return copies.empty() && changes.empty() && rest.empty(); }
+  /// Bytes that go into targets.
+  uint64_t bytes() const { return copies.bytes() + changes.bytes(); }
+};
+
 /// One group of sends and receives, and a launch that has nothing to do with them, at the same time.
 struct Exchange {
   std::vector<Transfer> transfers;
-  kernels::Table beside; // may be empty
+  Tables beside; // may be empty
 };
 
-/// A part of a refit: one launch, or one group, or what the caller enqueues.
-using Operation = std::variant<kernels::Table, Exchange, Call>;
+/// A part of a refit: tables, or one group, or what the caller enqueues.
+using Operation = std::variant<Tables, Exchange, Call>;
 
 /// All error texts are empty on success.
 class Device {
@@ -70,7 +81,7 @@ public:
   virtual void *stream() const = 0;
 };
 
-constexpr uint32_t kDeviceVersion = 2;
+constexpr uint32_t kDeviceVersion = 3;
 /// What a module exports as `reshard_open_device`: a device by its number, modulo how many there are (-1: the caller's current one), or null and an
 /// error text of at most `room` bytes.
 using OpenDevice = Device *(*)(int number, char *error, size_t room);

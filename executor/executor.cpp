@@ -389,12 +389,9 @@ reshard_status reshard_prepare(reshard_executor *executor) {
       return e.fail(missing ? RESHARD_BAD_BINDING : RESHARD_FAILED, std::move(error));
     e.faces.clear();
     e.faces.resize(e.locals.size());
-    for (size_t l = 0; l < e.locals.size(); ++l) {
-      if (std::string error = e.faces[l].bind(*e.plan, e.locals[l]); !error.empty())
+    for (size_t l = 0; l < e.locals.size(); ++l)
+      if (std::string error = e.faces[l].bind(*e.plan, e.locals[l], *e.transport); !error.empty())
         return e.fail(RESHARD_FAILED, std::move(error));
-      if (e.recorded && e.locals[l].work)
-        return e.fail(RESHARD_BAD_BINDING, "rank " + std::to_string(e.locals[l].rank) + " has quantised params, which no device converts yet, expected device 'cpu'");
-    }
     e.refreshes.clear();
     if (std::string error = findRefreshes(e); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));

@@ -80,7 +80,19 @@ void FaceWork::Job::run(const std::vector<Largest> &all) const {
   }
 }
 
-std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
+void FaceWork::Job::tabulate(const std::vector<Largest> &all, Tables &tables) const {
+  const auto there = reinterpret_cast<uint64_t>(memory);
+  switch (kind) {
+  case largest: return matrices.codes ? all[first].tabulate(matrices, number, tables) : all[first].tabulate(matrices.wide, memory, number, tables);
+  case tensorScales: return tables.changes.addTensorScales(reinterpret_cast<uint64_t>(matrices.scales), there, count, matrices.matrices);
+  case scales: return first == 0 ? tables.changes.addScales(matrices, there) : void(); // all parts at once
+  case unswizzle: return tables.changes.addUnswizzle(matrices, there);
+  case swizzle: return tables.changes.addSwizzle(matrices, there);
+  case clearPadding: return tables.changes.addPadding(matrices);
+  }
+}
+
+std::string FaceWork::bind(const Plan &plan, LocalRank &rank, Transport &transport) {
   rank.forms = formsOf(plan, *rank.segment);
   const auto &runs = *rank.segment->buffers();
   auto paramOf = [&](const BufferRun &run) -> const Param & { return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param()); };
@@ -93,13 +105,18 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
   if (!any)
     return {};
   begin_ = arenaBegin(*rank.segment);
+  std::byte *memory = nullptr;
   if (const uint64_t bytes = begin_ + end_; bytes > 0) {
-    memory_.reset(static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
-    if (!memory_)
-      return "no memory to gather " + std::to_string(bytes) + " bytes that are to be quantised";
-    std::memset(memory_.get(), 0, bytes); // touched now, not in the first run
+    if (std::string error = transport.allocate(bytes, memory); !error.empty())
+      return "no memory to gather " + std::to_string(bytes) + " bytes that are to be quantised: " + error;
+    if (!memory) {
+      memory_.reset(memory = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
+      if (!memory)
+        return "no memory to gather " + std::to_string(bytes) + " bytes that are to be quantised";
+      std::memset(memory, 0, bytes); // touched now, not in the first run
+    }
   }
-  rank.arena = begin_ > 0 ? memory_.get() : nullptr;
+  rank.arena = begin_ > 0 ? memory : nullptr;
   const ReadBuffers reads(*rank.segment);
   using Key = std::tuple<uint32_t, uint32_t, uint32_t>; // endpoint, place, param
   std::map<Key, uint32_t> numbers;                      // of runs
@@ -121,7 +138,7 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
   };
   rank.shown.resize(runs.size());
   tables_.resize(runs.size());
-  std::byte *next = memory_.get() + begin_;
+  std::byte *next = memory + begin_;
   // What has memory first: others show it.
   for (const bool gathered : {true, false})
     for (uint32_t r = 0; r < runs.size(); ++r) {
@@ -130,8 +147,7 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank) {
       if (!face || hasMemory(face) != gathered)
         continue;
       for (uint32_t i = 0; i < run.count(); ++i) {
-        std::byte *memory = gathered ? next : sibling(run, face->codes(), i);
-        tables_[r].push_back(memory);
+        tables_[r].push_back(gathered ? next : sibling(run, face->codes(), i));
         next += gathered ? gatheredBytes(run) : 0;
       }
       rank.runs[r] = tables_[r].data();
@@ -212,6 +228,16 @@ void FaceWork::addJobs(const Face &face, bool source, const kernels::Quantized &
 void FaceWork::reduce(uint32_t buffer) const {
   if (const auto at = reduces_.find(buffer); at != reduces_.end())
     at->second.run(largest_);
+}
+
+void FaceWork::tabulate(Stage stage, Tables &tables) const {
+  for (const Job &job : jobs_[stage])
+    job.tabulate(largest_, tables);
+}
+
+void FaceWork::reduce(uint32_t buffer, Tables &tables) const {
+  if (const auto at = reduces_.find(buffer); at != reduces_.end())
+    at->second.tabulate(largest_, tables);
 }
 
 /// A job on all matrices, cut by rows of blocks.

@@ -3,6 +3,7 @@
 // be computed from it, or into it, is a list of jobs.
 #pragma once
 
+#include "executor/device.h"
 #include "executor/largest.h"
 
 #include <memory>
@@ -19,7 +20,8 @@ public:
 
   /// Completes `rank`, all other buffers of which are bound: runs, forms, matrices, work. What a face shows that is not bound leaves it unbound. An error
   /// text, empty on success.
-  std::string bind(const Plan &plan, LocalRank &rank);
+  /// Memory is the device's where the transport has one.
+  std::string bind(const Plan &plan, LocalRank &rank, Transport &transport);
 
   /// Bytes of the rank's arena that are here: of its beginning, where rows of blocks are gathered, and of its end, the memory of faces.
   uint64_t begin() const { return begin_; }
@@ -30,6 +32,9 @@ public:
   void run(Stage stage, size_t job) const { jobs_[stage][job].run(largest_); }
   /// The step `reduce` for the instances of a target's face `amax` from `buffer` on: tensor scales from the largest magnitudes.
   void reduce(uint32_t buffer) const;
+  /// The same for a device: all jobs of a stage, or the step, are appended to tables.
+  void tabulate(Stage stage, Tables &tables) const;
+  void reduce(uint32_t buffer, Tables &tables) const;
 
   /// The matrices behind a face, an instance's, without their memory.
   static kernels::Quantized matricesOf(const schema::Endpoint &endpoint, uint32_t param, uint32_t place);
@@ -42,6 +47,7 @@ private:
     uint64_t first = 0, count = 0; // rows of blocks; of `largest` the matrix; of `tensorScales` how many numbers there are for each
     std::byte *number = nullptr;   // of `largest`, where it goes
     void run(const std::vector<Largest> &largest) const;
+    void tabulate(const std::vector<Largest> &largest, Tables &tables) const;
   };
   struct Free {
     void operator()(std::byte *memory) const;

@@ -86,6 +86,35 @@ float Largest::of(const kernels::Quantized &matrices) const {
   return result;
 }
 
+kernels::Strided Largest::Piece::shape(uint64_t item) const {
+  kernels::Strided shape;
+  shape.rowBytes = columns * item;
+  shape.loopCount = 1;
+  shape.loops[0] = {rows, static_cast<int64_t>(step * item), 0};
+  return shape;
+}
+
+/// The largest of nothing; copies come before changes.
+void Largest::clear(std::byte *number, Tables &tables) {
+  kernels::Strided one;
+  one.rowBytes = sizeof(float);
+  tables.copies.add(reinterpret_cast<uint64_t>(number), 0, one);
+}
+
+void Largest::tabulate(kernels::Format wide, const std::byte *elements, std::byte *number, Tables &tables) const {
+  const uint64_t item = kernels::itemBytes(wide);
+  clear(number, tables);
+  for (const Piece &piece : pieces_)
+    tables.changes.addLargest(reinterpret_cast<uint64_t>(number), wide, reinterpret_cast<uint64_t>(elements) + piece.first * item, piece.shape(item), nullptr);
+}
+
+void Largest::tabulate(const kernels::Quantized &matrices, std::byte *number, Tables &tables) const {
+  const uint64_t item = kernels::itemBytes(matrices.wide);
+  clear(number, tables);
+  for (const Piece &piece : pieces_)
+    tables.changes.addLargest(reinterpret_cast<uint64_t>(number), matrices.wide, piece.first * item, piece.shape(item), &matrices);
+}
+
 float tensorScale(const float *largest, uint64_t count) {
   float result = 0;
   for (uint64_t i = 0; i < count; ++i)

@@ -1,6 +1,7 @@
 // The largest magnitudes of parts of source params, which receivers need to quantise whole matrices (nvfp4).
 #pragma once
 
+#include "executor/device.h"
 #include "executor/transport.h"
 
 namespace reshard {
@@ -15,10 +16,16 @@ public:
   float of(kernels::Format wide, const std::byte *elements) const;
   float of(const kernels::Quantized &matrices) const;
 
+  /// The same into a number of a device.
+  void tabulate(kernels::Format wide, const std::byte *elements, std::byte *number, Tables &tables) const;
+  void tabulate(const kernels::Quantized &matrices, std::byte *number, Tables &tables) const;
+
 private:
   struct Piece {
     uint64_t first, rows, columns, step; // elements; step from row to row
+    kernels::Strided shape(uint64_t item) const;
   };
+  static void clear(std::byte *number, Tables &tables);
   std::vector<Piece> pieces_;
 };
 

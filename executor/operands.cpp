@@ -92,16 +92,27 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
   return {};
 }
 
-std::string addCopy(const Side &source, const Side &target, kernels::Table &table) {
+void castZeros(Expansion &expansion) {
+  if (expansion.target.kind != kernels::Form::Kind::cast)
+    return;
+  expansion.shape.rowBytes = static_cast<uint64_t>(expansion.target.scale(static_cast<int64_t>(expansion.shape.rowBytes)));
+  expansion.target = {};
+}
+
+std::string addCopy(const Side &source, const Side &target, Tables &tables) {
   Expansion expansion;
   if (std::string error = expand(source, target, expansion); !error.empty())
     return error;
-  if (expansion.source || expansion.target)
-    return "rank " + std::to_string(target.rank->rank) + " converts what it gets, which no device does yet, expected device 'cpu'";
-  for (const auto &at : expansion.at) {
-    if (!at.target || (source.operand && !at.source))
-      return "a buffer of rank " + std::to_string(at.target ? source.rank->rank : target.rank->rank) + " is used but not bound";
-    table.add(reinterpret_cast<uint64_t>(at.target), source.operand ? reinterpret_cast<uint64_t>(at.source) : 0, expansion.shape);
+  if (!source.operand)
+    castZeros(expansion);
+  for (const auto &[from, to, shownFrom, shownTo] : expansion.at) {
+    if (!to || (source.operand && !from))
+      return "a buffer of rank " + std::to_string(to ? source.rank->rank : target.rank->rank) + " is used but not bound";
+    const auto there = reinterpret_cast<uint64_t>(to), here = source.operand ? reinterpret_cast<uint64_t>(from) : 0;
+    if (const kernels::Change change{expansion.source, expansion.target, shownFrom, shownTo})
+      tables.changes.add(there, here, expansion.shape, change, 0, expansion.shape.bytes());
+    else
+      tables.copies.add(there, here, expansion.shape);
   }
   return {};
 }

@@ -1,8 +1,8 @@
 // What two operands of a plan mean in memory: strided pieces, once loops over buffers are run.
 #pragma once
 
+#include "executor/device.h"
 #include "executor/transport.h"
-#include "kernels/table.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -28,11 +28,14 @@ struct Expansion {
   std::vector<At> at;
 };
 
+/// Zeros are zeros in every format: what is to be cast is zeroed as what it becomes.
+void castZeros(Expansion &expansion);
+
 /// Expands a pair of operands, one of which may be absent. An error text, empty on success: the sides are unlike.
 std::string expand(const Side &source, const Side &target, Expansion &expansion);
 
-/// Appends the copies from one operand to another to a table; without a source operand zeros. An error text, empty on success: the sides are
+/// Appends the copies from one operand to another to tables; without a source operand zeros. An error text, empty on success: the sides are
 /// unlike, or a buffer is not bound.
-std::string addCopy(const Side &source, const Side &target, kernels::Table &table);
+std::string addCopy(const Side &source, const Side &target, Tables &tables);
 
 } // namespace reshard

@@ -73,14 +73,67 @@ std::byte *Packing::contiguous() const {
   return pieces_.size() == 1 && !converts_ && out_[pieces_[0].shape].loopCount == 0 ? pieces_[0].source : nullptr;
 }
 
-void Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, kernels::Table &table) const {
+std::byte *Parted::at(const void *message, uint64_t byte) {
+  const auto [known, added] = known_.try_emplace({message, byte}, left_ > 0 ? next_ : nullptr);
+  if (added && left_ > 0) {
+    next_ += kUnit;
+    --left_;
+  }
+  return known->second;
+}
+
+/// As move(), which says what belongs to which range; but where a range parts a unit, all of it is kept in a place of its own: of packed bytes until its last
+/// byte is there, of what is packed for the copies of its parts.
+std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, Parted &parted, Tables &tables) const {
+  auto address = [](const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); };
   auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](uint64_t at, const Piece &p) { return at < p.begin; }));
   for (; piece != pieces_.end() && piece->begin < end; ++piece) {
     const kernels::Strided &shape = (unpacks ? in_ : out_)[piece->shape];
-    const uint64_t first = std::max(begin, piece->begin) - piece->begin, last = std::min(end - piece->begin, shape.bytes());
-    const uint64_t memory = reinterpret_cast<uint64_t>(piece->source), side = reinterpret_cast<uint64_t>(packed) + piece->begin - begin;
-    table.add(unpacks ? memory : side, unpacks ? side : memory, shape, first, last - first);
+    uint64_t first = std::max(begin, piece->begin) - piece->begin, last = std::min(end - piece->begin, shape.bytes());
+    const uint64_t memory = address(piece->source), side = address(packed) + piece->begin - begin;
+    kernels::Change change = changes_[piece->shape];
+    (unpacks ? change.read : change.write) = {};
+    if (!change) {
+      tables.copies.add(unpacks ? memory : side, unpacks ? side : memory, shape, first, last - first);
+      continue;
+    }
+    const uint64_t unit = std::max(change.read.item(), change.write.block);
+    // Bytes [from, to) of one unit.
+    auto part = [&](uint64_t from, uint64_t to) {
+      const uint64_t whole = from / unit * unit;
+      std::byte *const kept = parted.at(this, piece->begin + whole);
+      kernels::Strided bytes;
+      bytes.rowBytes = to - from;
+      if (!kept)
+        return false;
+      // Where byte 0 of the packed side would be, if the unit stood there.
+      const uint64_t apart = address(kept) - whole;
+      if (!unpacks) {
+        tables.changes.add(apart, memory, shape, change, whole, unit);
+        tables.rest.add(side + from, apart + from, bytes);
+      } else {
+        tables.copies.add(apart + from, side + from, bytes);
+        if (to == whole + unit)
+          tables.changes.add(memory, apart, shape, change, whole, unit);
+      }
+      return true;
+    };
+    bool room = true;
+    if (first % unit > 0) {
+      const uint64_t to = std::min(first / unit * unit + unit, last);
+      room = part(first, to);
+      first = to;
+    }
+    if (first < last && last % unit > 0) {
+      room = part(last / unit * unit, last) && room;
+      last = last / unit * unit;
+    }
+    if (!room)
+      return "there is no room for what its chunks part";
+    if (first < last)
+      tables.changes.add(unpacks ? memory : side, unpacks ? side : memory, shape, change, first, last - first);
   }
+  return {};
 }
 
 /// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between. What is written at once (an element, a block) and

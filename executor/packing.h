@@ -3,11 +3,26 @@
 #pragma once
 
 #include "executor/operands.h"
-#include "kernels/table.h"
 
 #include <array>
+#include <map>
 
 namespace reshard {
+
+/// Where a device keeps units (elements, blocks) that two ranges of packed bytes part. Each is of kUnit bytes at most and has a place of its own.
+class Parted {
+public:
+  static constexpr uint64_t kUnit = kernels::kMxBlock * 4;
+  Parted() = default;
+  Parted(std::byte *memory, uint64_t units) : next_(memory), left_(units) {}
+  /// The place of the unit that begins at a byte of a message; null where there is no more room.
+  std::byte *at(const void *message, uint64_t byte);
+
+private:
+  std::byte *next_ = nullptr;
+  uint64_t left_ = 0;
+  std::map<std::pair<const void *, uint64_t>, std::byte *> known_;
+};
 
 /// The operands of one step, or one side of it, in order: bytes [0, bytes()).
 class Packing {
@@ -29,10 +44,10 @@ public:
   void unpack(uint64_t begin, uint64_t end, const std::byte *from, bool stream = false) const { move(begin, end, from, nullptr, stream); }
   void copy(uint64_t begin, uint64_t end, bool stream) const { move(begin, end, nullptr, nullptr, stream); }
 
-  /// Appends to a table what pack and unpack copy.
-  void pack(uint64_t begin, uint64_t end, std::byte *to, kernels::Table &table) const { tabulate(begin, end, false, to, table); }
-  /// Ranges in their order, where elements change.
-  void unpack(uint64_t begin, uint64_t end, std::byte *from, kernels::Table &table) const { tabulate(begin, end, true, from, table); }
+  /// Appends to tables what pack and unpack do; ranges of unpack are run in their order. Each range parts two units at most; an error text, empty on success: there
+  /// is no room for them.
+  std::string pack(uint64_t begin, uint64_t end, std::byte *to, Parted &parted, Tables &tables) const { return tabulate(begin, end, false, to, parted, tables); }
+  std::string unpack(uint64_t begin, uint64_t end, std::byte *from, Parted &parted, Tables &tables) const { return tabulate(begin, end, true, from, parted, tables); }
 
 private:
   /// A strided piece of each side's buffer, from byte `begin` of the message on.
@@ -42,7 +57,7 @@ private:
     size_t shape;
   };
   void append(const Expansion &expansion);
-  void tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, kernels::Table &table) const;
+  std::string tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, Parted &parted, Tables &tables) const;
   void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
 
   std::vector<Piece> pieces_;

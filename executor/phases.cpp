@@ -1,6 +1,7 @@
 #include "executor/phases.h"
 
 #include "executor/chunks.h"
+#include "executor/faces.h"
 #include "executor/packing.h"
 #include "executor/waves.h"
 
@@ -26,24 +27,26 @@ struct Phase {
   int64_t needs = -1; // the latest phase whose receives its sends pass on
 };
 
-void append(std::vector<Operation> &operations, kernels::Table copies) {
-  if (!copies.empty())
-    operations.emplace_back(std::in_place_type<kernels::Table>, std::move(copies));
+void append(std::vector<Operation> &operations, Tables tables) {
+  if (!tables.empty())
+    operations.emplace_back(std::in_place_type<Tables>, std::move(tables));
 }
 
-/// What a phase packs or unpacks.
-void launch(const Phase &phase, bool packs, kernels::Table &table) {
+void addFaces(const std::vector<LocalRank> &ranks, FaceWork::Stage stage, std::vector<Operation> &operations) {
+  Tables tables;
+  for (const LocalRank &rank : ranks)
+    if (rank.work)
+      rank.work->tabulate(stage, tables);
+  append(operations, std::move(tables));
+}
+
+/// What a phase packs or unpacks; an error text, empty on success.
+std::string launch(const Phase &phase, bool packs, Parted &parted, Tables &tables) {
+  std::string error;
   for (const auto &[packing, at, staged, transfer] : phase.chunks)
-    if (staged && transfer.send && packs)
-      packing->pack(at, at + transfer.bytes, transfer.memory, table);
-    else if (staged && !transfer.send && !packs)
-      packing->unpack(at, at + transfer.bytes, transfer.memory, table);
-}
-
-void launch(const Phase &phase, bool packs, std::vector<Operation> &operations) {
-  kernels::Table table;
-  launch(phase, packs, table);
-  append(operations, std::move(table));
+    if (staged && transfer.send == packs && error.empty())
+      error = packs ? packing->pack(at, at + transfer.bytes, transfer.memory, parted, tables) : packing->unpack(at, at + transfer.bytes, transfer.memory, parted, tables);
+  return error;
 }
 
 /// Whether what a phase packs, or unpacks, stands where another sends or receives.
@@ -56,27 +59,50 @@ bool clash(const Phase &phase, bool packs, const Phase &other, bool sends, bool 
   return false;
 }
 
-void addExchanges(const std::vector<Phase> &phases, std::vector<Operation> &operations) {
+/// What a rank does itself: by the phases that are unpacked before, and in these one after the other.
+using Stages = std::map<std::pair<int64_t, int64_t>, Tables>;
+
+/// Moves the tables of a stage to the operations; whether there are any.
+bool appendStage(Stages &stages, int64_t number, std::vector<Operation> &operations) {
+  bool any = false;
+  for (auto at = stages.lower_bound({number, 0}); at != stages.end() && at->first.first == number; at = stages.erase(at), any = true)
+    append(operations, std::move(at->second));
+  return any;
+}
+
+std::string addExchanges(const std::vector<Phase> &phases, Parted &parted, Stages &stages, std::vector<Operation> &operations) {
+  std::string error;
+  auto launchNow = [&](const Phase &phase, bool packs) {
+    Tables tables;
+    if (error.empty())
+      error = launch(phase, packs, parted, tables);
+    append(operations, std::move(tables));
+  };
   bool packed = false; // beside the phase before
-  for (size_t k = 0; k < phases.size(); ++k) {
+  for (size_t k = 0; k < phases.size() && error.empty(); ++k) {
     const Phase &phase = phases[k], *before = k > 0 ? &phases[k - 1] : nullptr, *next = k + 1 < phases.size() ? &phases[k + 1] : nullptr;
     const auto number = static_cast<int64_t>(k);
-    const bool unpackFirst = before && (phase.needs >= number - 1 || (next && next->needs >= number - 1) || clash(*before, false, phase, true, true));
+    const auto stage = stages.lower_bound({number, 0});
+    const bool work = stage != stages.end() && stage->first.first == number;
+    const bool unpackFirst = before && (work || phase.needs >= number - 1 || (next && next->needs >= number - 1) || clash(*before, false, phase, true, true));
     if (unpackFirst)
-      launch(*before, false, operations);
+      launchNow(*before, false);
+    appendStage(stages, number, operations);
     if (!packed)
-      launch(phase, true, operations);
+      launchNow(phase, true);
     auto &exchange = std::get<Exchange>(operations.emplace_back(std::in_place_type<Exchange>));
-    if (before && !unpackFirst)
-      launch(*before, false, exchange.beside);
+    if (before && !unpackFirst && error.empty())
+      error = launch(*before, false, parted, exchange.beside);
     packed = next && next->needs < number && !clash(*next, true, phase, true, true) && !(before && clash(*next, true, *before, false, true));
-    if (packed)
-      launch(*next, true, exchange.beside);
+    if (packed && error.empty())
+      error = launch(*next, true, parted, exchange.beside);
     for (const Chunk &chunk : phase.chunks)
       exchange.transfers.push_back(chunk.transfer);
   }
   if (!phases.empty())
-    launch(phases.back(), false, operations);
+    launchNow(phases.back(), false);
+  appendStage(stages, static_cast<int64_t>(phases.size()), operations);
+  return error;
 }
 
 /// Of a step's operands, those that are packed or unpacked.
@@ -92,27 +118,51 @@ struct Self {
   Packing out, in;
 };
 
-/// The copies and fills of a rank; copies as messages to itself where there is staging for them.
-std::string addLocal(const LocalRank &rank, const Staging &staging, Self &self, std::vector<Operation> &operations, std::vector<Phase> &phases) {
-  kernels::Table table;
+/// The copies that a rank sends to itself, which wait for nothing: phases of these.
+std::string addSelf(const LocalRank &rank, const Staging &staging, Self &self, std::vector<Phase> &phases) {
   for (const Step *step : *rank.segment->steps())
-    if (step->kind() == StepKind::copy && staging.self) {
+    if (staging.self && step->kind() == StepKind::copy && step->after_count() == 0) {
       if (std::string error = addOperands(rank, step->first_input(), step->input_count(), self.out); !error.empty())
         return error;
       if (std::string error = addOperands(rank, step->first_output(), step->output_count(), self.in); !error.empty())
         return error;
-    } else if (step->kind() == StepKind::copy || step->kind() == StepKind::fill) {
-      for (uint32_t i = 0; i < step->output_count(); ++i) {
-        const Operand *input = step->kind() == StepKind::copy ? rank.segment->operands()->Get(step->first_input() + i) : nullptr;
-        if (std::string error = addCopy({&rank, input}, {&rank, rank.segment->operands()->Get(step->first_output() + i)}, table); !error.empty())
-          return error;
-      }
     }
-  append(operations, std::move(table));
   for (uint64_t at = 0, chunk = 0; at < self.out.bytes(); at += staging.selfBytes, ++chunk) {
     const uint64_t bytes = std::min(self.out.bytes() - at, staging.selfBytes), chunks = (self.out.bytes() + staging.selfBytes - 1) / staging.selfBytes;
     std::byte *const sent = staging.self + chunk % 2 * staging.selfBytes, *const received = sent + 2 * staging.selfBytes;
     phases.push_back({{{&self.out, at, true, {true, rank.rank, sent, bytes, 0, 0, chunk, chunks}}, {&self.in, at, true, {false, rank.rank, received, bytes, 0, 0, chunk, chunks}}}, -1});
+  }
+  return {};
+}
+
+/// What the rank does itself apart from that, when all that it waits for is unpacked: `unpacked` has for each receive the phases up to its last; stages of all these
+/// steps are added there.
+std::string addStages(const LocalRank &rank, bool self, int64_t selfPhases, std::vector<int64_t> &unpacked, Stages &stages) {
+  const Segment &segment = *rank.segment;
+  std::vector<int64_t> order(segment.steps()->size());
+  for (uint32_t s = 0; s < segment.steps()->size(); ++s) {
+    const Step &step = *segment.steps()->Get(s);
+    if (step.kind() == StepKind::send || step.kind() == StepKind::recv)
+      continue;
+    if (self && step.kind() == StepKind::copy && step.after_count() == 0) {
+      unpacked[s] = selfPhases;
+      continue;
+    }
+    for (uint32_t i = 0; i < step.after_count(); ++i) {
+      const uint32_t earlier = segment.after()->Get(step.first_after() + i);
+      if (segment.steps()->Get(earlier)->kind() == StepKind::send)
+        continue; // which reads what is not written
+      order[s] = unpacked[earlier] > unpacked[s] ? order[earlier] + 1 : unpacked[earlier] == unpacked[s] ? std::max(order[s], order[earlier] + 1) : order[s];
+      unpacked[s] = std::max(unpacked[s], unpacked[earlier]);
+    }
+    Tables &tables = stages[{unpacked[s], order[s]}];
+    auto operand = [&](uint32_t at) { return segment.operands()->Get(at); };
+    for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
+      rank.work->reduce(operand(step.first_input() + i)->buffer(), tables);
+    for (uint32_t i = 0; i < step.output_count(); ++i)
+      if (std::string error = addCopy({&rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr}, {&rank, operand(step.first_output() + i)}, tables);
+          !error.empty())
+        return error;
   }
   return {};
 }
@@ -125,12 +175,18 @@ bool shareArena(const Step &a, const Step &b) {
 /// A send or a receive.
 struct Message {
   const Step *step;
+  uint32_t number; // of the step
   Packing packing;
   /// By chunk: one more than the latest time whose receives it needs; 0: none.
   std::vector<uint64_t> needs;
 };
 
-/// Finds what the chunks of a step need; an error text where that does not come at earlier times.
+std::string tooLate(const LocalRank &rank, uint32_t number, uint64_t chunk, uint32_t other) {
+  return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs step " + std::to_string(other) + " before its chunk " + std::to_string(chunk) +
+         ", expected it to come in an earlier round";
+}
+
+/// Finds what the chunks of a step need of other messages; an error text where that does not come at earlier times.
 std::string findNeeds(const LocalRank &rank, uint32_t number, Message &message) {
   const Step &step = *message.step;
   const bool send = step.kind() == StepKind::send;
@@ -139,14 +195,13 @@ std::string findNeeds(const LocalRank &rank, uint32_t number, Message &message) 
   for (uint32_t i = 0; i < step.after_count(); ++i) {
     const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
     const Step &earlier = *rank.segment->steps()->Get(other);
-    if (earlier.kind() == StepKind::copy || earlier.kind() == StepKind::fill)
-      continue; // done before all messages
+    if (earlier.kind() != StepKind::send && earlier.kind() != StepKind::recv)
+      continue; // findStages
     const bool passesOn = send && earlier.kind() == StepKind::recv && !shareArena(step, earlier);
     for (uint64_t c = 0; c < chunkCount(step); ++c) {
       const uint64_t needed = passesOn ? before[i][c] : chunkCount(earlier);
       if (needed > 0 && earlier.round() + needed - 1 >= step.round() + c)
-        return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs chunk " + std::to_string(needed - 1) + " of step " + std::to_string(other) +
-               " before its chunk " + std::to_string(c) + ", expected it to come in an earlier round";
+        return tooLate(rank, number, c, other);
       if (needed > 0 && send && earlier.kind() == StepKind::recv)
         message.needs[c] = std::max(message.needs[c], earlier.round() + needed);
     }
@@ -154,34 +209,62 @@ std::string findNeeds(const LocalRank &rank, uint32_t number, Message &message) 
   return {};
 }
 
+/// Of a message's first chunk, which is of a phase: that what the rank itself does before it is done then.
+std::string findStages(const LocalRank &rank, uint32_t message, const std::vector<int64_t> &unpacked, int64_t number, Phase &phase) {
+  const Step &step = *rank.segment->steps()->Get(message);
+  for (uint32_t i = 0; i < step.after_count(); ++i) {
+    const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
+    const StepKind kind = rank.segment->steps()->Get(other)->kind();
+    if (kind == StepKind::send || kind == StepKind::recv)
+      continue;
+    if (unpacked[other] > number)
+      return tooLate(rank, message, 0, other);
+    phase.needs = std::max(phase.needs, unpacked[other] - 1);
+  }
+  return {};
+}
+
 } // namespace
 
 std::string addWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations, uint64_t &bytes) {
-  std::vector<kernels::Table> waves;
+  std::vector<Tables> waves;
   std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand *output) {
-    if (!output)
-      return "rank " + std::to_string(to.rank) + " converts what it gets, which no device does yet, expected device 'cpu'";
     waves.resize(std::max<size_t>(waves.size(), wave + 1));
-    return addCopy({&from, input}, {&to, output}, waves[wave]);
+    if (output)
+      return addCopy({&from, input}, {&to, output}, waves[wave]);
+    to.work->reduce(input->buffer(), waves[wave]);
+    return std::string();
   });
-  for (kernels::Table &wave : waves) {
+  addFaces(ranks, FaceWork::kBefore, operations);
+  for (Tables &wave : waves) {
     bytes += wave.bytes();
     append(operations, std::move(wave));
   }
+  addFaces(ranks, FaceWork::kAfter, operations);
   return error;
 }
 
 uint64_t selfChunk(const LocalRank &rank, uint64_t most) {
   uint64_t bytes = 0;
   for (const Step *step : *rank.segment->steps())
-    bytes += step->kind() == StepKind::copy ? step->bytes() : 0;
+    bytes += step->kind() == StepKind::copy && step->after_count() == 0 ? step->bytes() : 0;
   return (std::min(bytes, most) + 255) / 256 * 256;
+}
+
+uint64_t partedUnits(const LocalRank &rank, uint64_t selfBytes) {
+  uint64_t units = 0;
+  for (const Step *step : *rank.segment->steps())
+    if (step->kind() == StepKind::send || step->kind() == StepKind::recv)
+      units += chunkCount(*step) - 1;
+    else if (step->kind() == StepKind::copy && selfBytes > 0)
+      units += 2 * (step->bytes() / selfBytes + 1); // of all together as many, out and in
+  return rank.forms.empty() ? 0 : units;
 }
 
 std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations, uint64_t &bytes) {
   Self self;
   std::vector<Phase> phases;
-  if (std::string error = addLocal(rank, staging, self, operations, phases); !error.empty())
+  if (std::string error = addSelf(rank, staging, self, phases); !error.empty())
     return error;
   const auto local = static_cast<int64_t>(phases.size());
   std::vector<Message> messages;
@@ -191,13 +274,11 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
     bytes += send ? 0 : step.bytes();
     if (!send && step.kind() != StepKind::recv)
       continue;
-    Message &message = messages.emplace_back(Message{&step, {}, {}});
+    Message &message = messages.emplace_back(Message{&step, s, {}, {}});
     if (std::string error = send ? addOperands(rank, step.first_input(), step.input_count(), message.packing)
                                  : addOperands(rank, step.first_output(), step.output_count(), message.packing);
         !error.empty())
       return error;
-    if (message.packing.converts())
-      return "rank " + std::to_string(rank.rank) + " converts what it gets or sends, which no device does yet, expected device 'cpu'";
     if (step.staging() == UINT64_MAX && !message.packing.contiguous())
       return "step " + std::to_string(s) + " is in place, but its bytes do not stand side by side";
     if (std::string error = findNeeds(rank, s, message); !error.empty())
@@ -210,22 +291,37 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
     for (uint64_t chunk = 0; chunk < chunkCount(*message.step); ++chunk)
       times[message.step->round() + chunk].emplace_back(&message, chunk);
   std::map<uint64_t, int64_t> numbers; // of phases, by time
+  std::vector<int64_t> unpacked(rank.segment->steps()->size());
   for (const auto &[time, chunks] : times) {
-    numbers[time] = static_cast<int64_t>(phases.size());
+    const auto number = local + static_cast<int64_t>(numbers.size());
+    numbers.emplace(time, number);
+    for (const auto &[message, chunk] : chunks)
+      unpacked[message->number] = message->step->kind() == StepKind::recv ? number + 1 : 0;
+  }
+  Stages stages;
+  if (std::string error = addStages(rank, staging.self, local, unpacked, stages); !error.empty())
+    return error;
+  std::byte *const arena = staging.arena - (rank.work ? rank.work->begin() : 0);
+  for (const auto &[time, chunks] : times) {
     Phase &phase = phases.emplace_back();
     phase.needs = local - 1; // what it copied itself
     for (const auto &[message, chunk] : chunks) {
       const Step &step = *message->step;
       const bool send = step.kind() == StepKind::send, staged = step.staging() != UINT64_MAX;
       const uint64_t at = chunk * step.chunk();
-      std::byte *memory = staged ? staging.arena + step.staging() + (step.slot() + chunk) % 2 * step.chunk() : message->packing.contiguous() + at;
+      std::byte *memory = staged ? arena + step.staging() + (step.slot() + chunk) % 2 * step.chunk() : message->packing.contiguous() + at;
       phase.chunks.push_back({&message->packing, at, staged, {send, step.peer(), memory, chunkBytes(step, chunk), step.message(), step.round(), chunk, chunkCount(step)}});
       if (message->needs[chunk] > 0)
         phase.needs = std::max(phase.needs, numbers.at(message->needs[chunk] - 1));
+      if (std::string error = chunk == 0 ? findStages(rank, message->number, unpacked, numbers.at(time), phase) : ""; !error.empty())
+        return error;
     }
   }
-  addExchanges(phases, operations);
-  return {};
+  Parted parted(staging.parted, staging.partedUnits);
+  addFaces({rank}, FaceWork::kBefore, operations);
+  std::string error = addExchanges(phases, parted, stages, operations);
+  addFaces({rank}, FaceWork::kAfter, operations);
+  return error;
 }
 
 } // namespace reshard

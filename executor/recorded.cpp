@@ -1,5 +1,7 @@
 #include "executor/recorded.h"
 
+#include "executor/faces.h"
+#include "executor/packing.h"
 #include "executor/phases.h"
 
 #include <algorithm>
@@ -106,13 +108,18 @@ private:
     if (std::string error = agree(plan.digest(), deadline, timedOut); !error.empty())
       return error;
     Staging staging;
-    if (const uint64_t bytes = ranks[0].segment->arena_bytes() - ranks[0].transformed; bytes > 0)
+    const uint64_t elsewhere = ranks[0].transformed + (ranks[0].work ? ranks[0].work->begin() + ranks[0].work->end() : 0);
+    if (const uint64_t bytes = ranks[0].segment->arena_bytes() - elsewhere; bytes > 0)
       if (std::string error = device_->allocate(bytes, staging.arena); !error.empty())
         return "an arena of " + std::to_string(bytes) + " bytes: " + error;
     staging.selfBytes = options_.selfMessages ? selfChunk(ranks[0], kSelfBytes) : 0;
     if (staging.selfBytes > 0)
       if (std::string error = device_->allocate(4 * staging.selfBytes, staging.self); !error.empty())
         return "staging of " + std::to_string(4 * staging.selfBytes) + " bytes for messages to itself: " + error;
+    staging.partedUnits = partedUnits(ranks[0], staging.selfBytes);
+    if (staging.partedUnits > 0)
+      if (std::string error = device_->allocate(staging.partedUnits * Parted::kUnit, staging.parted); !error.empty())
+        return "staging of " + std::to_string(staging.partedUnits * Parted::kUnit) + " bytes for what chunks part: " + error;
     return addPhases(ranks[0], staging, operations, bytes_);
   }
 

@@ -31,7 +31,7 @@ MORE = {
     "kernels/copy_cuda.h": ("cuda",),
     "kernels/change_cuda.h": ("cuda",),
     "backends/current_device.h": ("cuda",),
-    "backends/cuda.cpp": ("executor/device.h", "executor/group.h", "kernels/copy_cuda.h"),
+    "backends/cuda.cpp": ("executor/device.h", "executor/group.h", "kernels/change_cuda.h", "kernels/copy_cuda.h"),
     "backends/nccl.cpp": ("executor/group.h", "nccl.h"),
     "tools/compile.cpp": ("compiler/", "ir/"),
     "tools/inspect.cpp": ("compiler/", "ir/"),

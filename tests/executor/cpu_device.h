@@ -55,16 +55,16 @@ public:
     worker_ = std::thread([this] {
       for (size_t o = 0; o < operations_.size() && error_.empty(); ++o) {
         begun_ = o;
-        if (const auto *table = std::get_if<kernels::Table>(&operations_[o]))
-          launch(table->view());
+        if (const auto *tables = std::get_if<Tables>(&operations_[o]))
+          launch(*tables);
         bool late = false;
         if (const auto *exchange = std::get_if<Exchange>(&operations_[o])) {
           const bool first = random_() % 2 == 0; // the two have nothing to do with each other
-          if (first && !exchange->beside.empty())
-            launch(exchange->beside.view());
+          if (first)
+            launch(exchange->beside);
           error_ = group_->exchange(exchange->transfers, nullptr, {}, late);
-          if (!first && !exchange->beside.empty())
-            launch(exchange->beside.view());
+          if (!first)
+            launch(exchange->beside);
         }
       }
       done_ = true;
@@ -93,14 +93,27 @@ public:
   const std::vector<Operation> &operations() const { return operations_; }
 
 private:
-  void launch(const kernels::TableView &table) {
+  /// Calls each(block, blocks, number) for `count` numbers of some blocks in any order.
+  template <class Each> void inAnyOrder(uint32_t count, Each each) {
     const auto blocks = static_cast<uint32_t>(1 + random_() % 4);
-    std::vector<uint32_t> order(blocks * kernels::kBlockThreads);
+    std::vector<uint32_t> order(blocks * count);
     for (uint32_t i = 0; i < order.size(); ++i)
       order[i] = i;
     std::shuffle(order.begin(), order.end(), random_);
     for (const uint32_t i : order)
-      kernels::copyThread(table, i % blocks, blocks, i / blocks);
+      each(i % blocks, blocks, i / blocks);
+  }
+
+  void launch(const Tables &tables) {
+    using namespace kernels;
+    auto copy = [&](const Table &table) {
+      if (!table.empty())
+        inAnyOrder(kBlockThreads, [&](uint32_t block, uint32_t blocks, uint32_t thread) { copyThread(table.view(), block, blocks, thread); });
+    };
+    copy(tables.copies);
+    if (!tables.changes.empty())
+      inAnyOrder(kBlockThreads / kWarpThreads, [&](uint32_t block, uint32_t blocks, uint32_t warp) { changeWarp(tables.changes.view(), block, blocks, warp, 0); });
+    copy(tables.rest);
   }
 
   std::mt19937_64 random_;

@@ -51,7 +51,7 @@ std::set<uint64_t> addresses(const kernels::Table &table, bool written) {
 
 /// Bytes that a launch beside a group has in common with the group, or reads and writes: at least one of each such pair of accesses writes.
 size_t shared(const Exchange &exchange) {
-  const std::set<uint64_t> reads = addresses(exchange.beside, false), writes = addresses(exchange.beside, true);
+  const std::set<uint64_t> reads = addresses(exchange.beside.copies, false), writes = addresses(exchange.beside.copies, true);
   auto common = [&](uint64_t at, bool alsoReads) { return writes.contains(at) || (alsoReads && reads.contains(at)); };
   auto count = static_cast<size_t>(std::count_if(reads.begin(), reads.end(), [&](uint64_t at) { return common(at, false); }));
   for (const Transfer &transfer : exchange.transfers)
@@ -130,7 +130,7 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
             exchanges += exchange != nullptr;
             beside += exchange && !exchange->beside.empty();
             EXPECT_EQ(exchange ? shared(*exchange) : 0, 0u) << "rank " << rank;
-            const auto *table = std::get_if<kernels::Table>(&operation);
+            const auto *table = std::get_if<Tables>(&operation);
             EXPECT_FALSE(table && table->empty()) << "a launch of nothing";
           }
         });

@@ -73,7 +73,7 @@ auto copyOf(std::byte *target, const std::byte *source, uint64_t bytes) {
 }
 
 auto tableOf(const kernels::Table &table) {
-  return [&table](Device &, std::vector<Operation> &operations) { operations.push_back(table); };
+  return [&table](Device &, std::vector<Operation> &operations) { operations.push_back(Tables{table, {}, {}}); };
 }
 
 /// Memory of a device that holds no zeros.

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "tools")]
 import generate  # noqa: E402
 import mpi_test  # noqa: E402
+import stand_in  # noqa: E402
 
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 JOBS = 504 if "RESHARD_FULL" in os.environ else 42
@@ -78,6 +79,8 @@ def try_job(seed):
             done = run(BIN / "reshard-exec", work / f"{kind}.rplan", f"--source={work / 'source'}", f"--target={work / kind}", "--check")
             if done.returncode != 0:
                 return Counter(), f"seed {seed}: {done.stdout}{done.stderr}"
+        if problem := stand_in.otherwise(work / "cast.rplan", work / "source", work / "cast"):
+            return Counter(), f"seed {seed}: {problem}"
         done = run(BIN / "reshard-inspect", work / "cast.rplan", "--verify")
         if done.returncode != 0:
             return Counter(), f"seed {seed}: {done.stdout}{done.stderr}"

@@ -44,7 +44,7 @@ def attempt(work, seed):
         raise Refused("has nothing to quantise")
     values = work.sources(job)
     for name in ("plain", "quantized"):
-        work.execute(name, f"--source={work.path('source')}", f"--target={work.path(name)}", "--check")
+        work.move(name, "source", name)
     work.prove("quantized")
     work.compare("quantized", after, values, against="plain")
     if own:
@@ -279,7 +279,7 @@ class Quantize(unittest.TestCase):
                 matrix = by_hand(random, *name.split("."), tensor.shape)
                 values.set(tensor.base[()] + np.arange(matrix.size), tensor.dtype, matrix.view(np.uint8))
             work.write_sources(job, values)
-            work.execute("quantized", f"--source={work.path('source')}", f"--target={work.path('quantized')}", "--check")
+            work.move("quantized", "source", "quantized")
             work.compare("quantized", job, values)
         self.assertEqual(set(work.counts), WAYS)
 

@@ -23,6 +23,7 @@ import quantize_jobs as jobs  # noqa: E402
 import quantize_reference as reference  # noqa: E402
 import run as property_run  # noqa: E402
 import safetensors_io  # noqa: E402
+import stand_in  # noqa: E402
 from formats_reference import DTYPES  # noqa: E402
 from oracle import ITEM, Endpoint, Job  # noqa: E402
 
@@ -129,6 +130,12 @@ class Work:
         done = run(BIN / "reshard-exec", self.path(f"{name}.rplan"), *options)
         if done.returncode != 0:
             raise Wrong(f"{name}: reshard-exec {' '.join(map(str, options))}: exit {done.returncode}: {done.stdout}{done.stderr}")
+
+    def move(self, name: str, source: str, target: str) -> None:
+        """From files to files: on the CPU, and on what stands in for a GPU, which must write the same."""
+        self.execute(name, f"--source={self.path(source)}", f"--target={self.path(target)}", "--check")
+        if problem := stand_in.otherwise(self.path(f"{name}.rplan"), self.path(source), self.path(target)):
+            raise Wrong(f"{name}: {problem}")
 
     def prove(self, name: str) -> None:
         self.execute(name, "--synthesize", "--check")
@@ -340,7 +347,7 @@ class Work:
         self.narrow(after, "after", choose=False)
         self.compile_quantized("after", after)
         self.prove("after")
-        self.execute("after", f"--source={self.path(folder)}", f"--target={self.path('after')}", "--check")
+        self.move("after", folder, "after")
         job = self.oracle("after")
         alike = reference.params_of(job.endpoints[2])
         whole = {placed.declared for place in alike for placed in place.values() if placed.quantize}

@@ -1,0 +1,178 @@
+// What changes on its way, on a device of this process: messages in chunks that part elements and blocks, what is gathered, tensor scales; against direct copies by
+// threads on the CPU.
+
+#include "executor/faces.h"
+#include "executor/phases.h"
+#include "executor/recorded.h"
+#include "schema/manifest.h"
+#include "tests/executor/cpu_device.h"
+#include "tests/tools/support.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <random>
+#include <thread>
+
+using namespace reshard;
+using namespace reshard::tests;
+
+namespace {
+
+/// A rank with memory for all that is bound; faces are the executor's.
+class BoundRank {
+public:
+  BoundRank(const Plan &plan, uint32_t rank, uint64_t seed) {
+    local.rank = rank;
+    if (const std::string error = plan.segment(rank, local.segment); !error.empty())
+      throw std::runtime_error(error);
+    for (const schema::BufferRun *run : *local.segment->buffers()) {
+      std::vector<std::byte *> &table = tables_.emplace_back();
+      const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(run->endpoint());
+      for (const schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, run->param(), run->place())) {
+        std::vector<std::byte> &memory = memory_.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE}); // and a guard
+        table.push_back(memory.data());
+        std::mt19937_64 random(seed * 1000 + run->param() * 10 + instance.instance + 100 * run->place());
+        if (run->endpoint() == 0)
+          std::generate_n(memory.data(), instance.bytes, [&] { return static_cast<std::byte>(random() % 4 ? random() : random() % 3); });
+      }
+    }
+    for (const auto &table : tables_)
+      local.runs.push_back(table.data());
+  }
+
+  std::string bind(const Plan &plan, Transport &transport) { return faces_.bind(plan, local, transport); }
+  const std::deque<std::vector<std::byte>> &memory() const { return memory_; }
+
+  LocalRank local;
+
+private:
+  std::deque<std::vector<std::byte *>> tables_;
+  std::deque<std::vector<std::byte>> memory_;
+  FaceWork faces_;
+};
+
+using BoundRanks = std::vector<std::unique_ptr<BoundRank>>;
+
+/// All ranks after one run of a transport that has them all.
+BoundRanks ranAlone(const Plan &plan, uint64_t seed, Transport &transport) {
+  BoundRanks ranks;
+  std::vector<LocalRank> locals;
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    ranks.push_back(std::make_unique<BoundRank>(plan, rank, seed));
+    EXPECT_EQ(ranks.back()->bind(plan, transport), "");
+    locals.push_back(ranks.back()->local);
+  }
+  bool late = false;
+  EXPECT_EQ(transport.prepare(plan, locals, {}, late), "");
+  EXPECT_EQ(transport.run({}, late), "");
+  return ranks;
+}
+
+const std::string kModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {odd: {shape: [4099], dtype: u8}, a: [96, 64], \"r.{l}\": {shape: [96, 96], shard: {0: tp}}, "
+                           "wide: {shape: [130, 384], shard: {1: tp}, dtype: fp32}, \"c.{l}\": {shape: [64, 384], shard: {1: tp}}}}\n";
+const std::string kLayouts[] = {
+    "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13, FORM}\noptions: {staging: 300KiB, topology: {ranks_per_node: 4}}\n",
+    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}, FORM}\noptions: {staging: 200KiB, topology: {ranks_per_node: 1}}\n",
+    "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2}, ranks: 1..2, FORM}\noptions: {staging: 400KiB}\n",
+    "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, FORM}\n",
+    "source: {mesh: {tp: 3}, quantize: nvfp4}\ntarget: {mesh: {tp: 2}, ranks: 3..4, FORM}\noptions: {staging: 300KiB}\n",
+    "source: {mesh: {tp: 2}, quantize: {format: mxfp8, scale_layout: swizzled}}\ntarget: {mesh: {tp: 3}, ranks: 1..3, FORM}\noptions: {staging: 300KiB, topology: {ranks_per_node: 1}}\n",
+    "source: {mesh: {tp: 2}, quantize: block_fp8}\ntarget: {mesh: {tp: 1}, FORM}\n",
+};
+const std::string kForms[] = {
+    "dtype: fp32, convert: rne",
+    "dtype: fp8_e4m3, convert: rne",
+    "quantize: mxfp8",
+    "quantize: {format: mxfp8, by: sender, scale_layout: swizzled}",
+    "quantize: {format: block_fp8, by: receiver}",
+    "quantize: {format: block_fp8, by: sender}",
+    "quantize: {format: nvfp4, scale_layout: swizzled}",
+};
+
+std::string jobOf(std::string layout, const std::string &form) { return kModel + layout.replace(layout.find("FORM"), 4, form); }
+
+void expectSame(const BoundRanks &expected, const BoundRanks &found) {
+  ASSERT_EQ(expected.size(), found.size());
+  for (size_t rank = 0; rank < expected.size(); ++rank)
+    EXPECT_TRUE(expected[rank]->memory() == found[rank]->memory()) << "rank " << rank;
+}
+
+} // namespace
+
+TEST(Converted, AllRanksOnOneDevice) {
+  for (const std::string &layout : kLayouts)
+    for (const std::string &form : kForms) {
+      SCOPED_TRACE(layout + form);
+      Folder folder;
+      std::unique_ptr<Plan> plan;
+      ASSERT_NO_FATAL_FAILURE(compile(jobOf(layout, form), folder / "plan"));
+      ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+      const auto threads = makeThreadsTransport(2), device = makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, {});
+      const BoundRanks expected = ranAlone(*plan, 1, *threads), found = ranAlone(*plan, 1, *device);
+      expectSame(expected, found);
+      EXPECT_EQ(threads->bytes(), device->bytes());
+    }
+}
+
+TEST(Converted, ARankInEachGroupMakesTheSame) {
+  std::atomic<size_t> packed{0}, beside{0}, reduced{0}, gathered{0}, kept{0};
+  for (const std::string &layout : kLayouts)
+    for (const std::string &form : kForms)
+      for (const bool self : {false, true}) {
+        SCOPED_TRACE(layout + form);
+        Folder folder;
+        std::unique_ptr<Plan> plan;
+        ASSERT_NO_FATAL_FAILURE(compile(jobOf(layout, form), folder / "plan"));
+        ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+        const auto threads = makeThreadsTransport(2);
+        const BoundRanks expected = ranAlone(*plan, 7, *threads);
+        BoundRanks ranks(plan->world());
+        Lobby lobby;
+        std::vector<std::string> errors(plan->world());
+        std::vector<std::thread> running;
+        
+        for (uint32_t rank = 0; rank < plan->world(); ++rank)
+          running.emplace_back([&, rank] {
+            ranks[rank] = std::make_unique<BoundRank>(*plan, rank, 7);
+            auto device = std::make_unique<CpuDevice>(rank);
+            const CpuDevice &recorded = *device;
+            RecordedOptions options;
+            options.selfMessages = self;
+            const auto transport = makeRecordedTransport(std::move(device), std::make_unique<CpuGroup>(lobby, rank, plan->world()), options);
+            const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+            bool late = false;
+            errors[rank] = ranks[rank]->bind(*plan, *transport);
+            if (errors[rank].empty())
+              errors[rank] = transport->prepare(*plan, {ranks[rank]->local}, deadline, late);
+            for (int run = 0; run < 2 && errors[rank].empty(); ++run)
+              errors[rank] = transport->run(deadline, late);
+            for (size_t o = 0; o < recorded.operations().size(); ++o) {
+              const Operation &operation = recorded.operations()[o];
+              const auto *exchange = std::get_if<Exchange>(&operation);
+              const auto *tables = exchange ? &exchange->beside : std::get_if<Tables>(&operation);
+              if (!tables)
+                continue;
+              packed += !tables->rest.empty();
+              beside += exchange && !tables->changes.empty();
+              for (const kernels::ChangePiece &piece : tables->changes.pieces()) {
+                reduced += piece.task == kernels::Task::tensorScales && piece.units > 0;
+                gathered += piece.task == kernels::Task::blocks && piece.units > 0 && o > 1;
+              }
+            }
+            kept += partedUnits(ranks[rank]->local, 0) > 0;
+          });
+        for (std::thread &thread : running)
+          thread.join();
+        for (uint32_t rank = 0; rank < plan->world(); ++rank)
+          ASSERT_EQ(errors[rank], "") << "rank " << rank;
+        expectSame(expected, ranks);
+      }
+  // Of all that is special there is enough.
+  EXPECT_GT(packed, 0u);
+  EXPECT_GT(beside, 0u);
+  EXPECT_GT(reduced, 0u);
+  EXPECT_GT(gathered, 0u);
+  EXPECT_GT(kept, 0u);
+}
