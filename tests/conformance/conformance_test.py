@@ -8,7 +8,6 @@ import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import harness  # noqa: E402
 import hosts  # noqa: E402
 import mpi_test  # noqa: E402
 import rows_test  # noqa: E402
+import stand_in  # noqa: E402
 
 SMALL = "RESHARD_SMALL" in os.environ
 WORLDS = range(2, 9)
@@ -156,9 +156,7 @@ class Conformance(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         cls.addClassCleanup(folder.cleanup)
         cls.plans = plans = Plans(folder.name)
-        cls.programs = {"cpu": BIN / "conformance", "cuda": plans.root / "conformance"}  # its module stands beside it
-        shutil.copy(BIN / "conformance", plans.root)
-        shutil.copy(BIN / "tests/stand_in.so", plans.root / "libreshard_cuda.so")
+        cls.programs = {"cpu": BIN / "conformance", "cuda": stand_in.stand_in(plans.root, "conformance")}
         with ThreadPoolExecutor(2) as pool:
             plans.add_rows(pool)
             plans.add_random_jobs(pool)

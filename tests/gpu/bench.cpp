@@ -15,8 +15,8 @@ namespace reshard::gpu {
 
 namespace {
 
-/// Of rows of 4 KiB and more; of a refit; of the host's part of a replay.
-constexpr double kPackTarget = 0.85, kRefitTarget = 1.10, kHostSeconds = 20e-6;
+/// Of rows of 4 KiB and more; of conversions; of a refit; of the host's part of a replay.
+constexpr double kPackTarget = 0.85, kConvertTarget = 0.80, kRefitTarget = 1.10, kHostSeconds = 20e-6;
 constexpr int kRepeats = 8, kReplays = 15;
 constexpr uint64_t kPayload = uint64_t{1} << 30;
 
@@ -73,7 +73,7 @@ auto copyOf(std::byte *target, const std::byte *source, uint64_t bytes) {
 }
 
 auto tableOf(const kernels::Table &table) {
-  return [&table](Device &, std::vector<Operation> &operations) { operations.push_back(Tables{table, {}, {}}); };
+  return [&table](Device &, std::vector<Operation> &operations) { operations.push_back(Tables{table, kernels::ChangeTable(), kernels::Table()}); };
 }
 
 /// Memory of a device that holds no zeros.
@@ -126,6 +126,45 @@ bool benchRows(Device &memory) {
   return met && ratio >= kPackTarget;
 }
 
+/// Conversions of a matrix of bf16, and back, beside a copy that reads and writes as many bytes in all.
+bool benchConversions(Device &memory) {
+  using namespace kernels;
+  constexpr uint64_t kRows = 16384, kColumns = 16384, kElements = kRows * kColumns;
+  std::byte *wide = randomMemory(memory, kElements * 4), *stored = randomMemory(memory, kElements * 4), *scales = randomMemory(memory, kElements / 4);
+  bool met = true;
+  std::printf("  %-28s %12s\n", "16384 x 16384 of bf16", "/ copy");
+  auto compareWith = [&](const char *what, uint64_t bytes, const ChangeTable &table) {
+    Recording changing([&](Device &, std::vector<Operation> &operations) { operations.push_back(Tables{Table(), table, Table()}); }, kRepeats);
+    Recording copy(copyOf(wide, stored, bytes / 2), kRepeats);
+    const double ratio = compare(changing, copy).first;
+    met = met && ratio >= kConvertTarget;
+    std::printf("  %-28s %12.3f%s\n", what, ratio, ratio < kConvertTarget ? "   BELOW 0.80" : "");
+  };
+  const auto source = reinterpret_cast<uint64_t>(wide), target = reinterpret_cast<uint64_t>(stored);
+  Strided all;
+  all.rowBytes = kElements * 2;
+  for (const auto &[what, to] : {std::pair("to fp32", Format::fp32), std::pair("to fp16", Format::fp16), std::pair("to fp8_e4m3", Format::fp8_e4m3)}) {
+    ChangeTable table;
+    table.add(target, source, all, {{}, castForm(Format::bf16, to), nullptr, nullptr}, 0, all.rowBytes);
+    compareWith(what, kElements * (2 + itemBytes(to)), table);
+  }
+  const std::pair<const char *, Quantized> kinds[] = {{"mxfp8", {Quantization::mxfp8, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales}},
+                                                      {"mxfp8, swizzled", {Quantization::mxfp8, Format::bf16, true, 1, kRows, kColumns, stored, scales, scales}},
+                                                      {"block_fp8", {Quantization::block_fp8, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales}},
+                                                      {"nvfp4", {Quantization::nvfp4, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales + kElements / 8}}};
+  for (const auto &[name, matrices] : kinds) {
+    const Shown shown{matrices, stored};
+    const Form form{Form::Kind::elements, Format::bf16, Format::fp8_e4m3, 2};
+    const uint64_t bytes = kElements * 2 + matrices.codeBytes() + matrices.scaleBytes();
+    ChangeTable quantize, dequantize;
+    quantize.add(target, source, all, {{}, form, nullptr, &shown}, 0, all.rowBytes);
+    compareWith(("to " + std::string(name)).c_str(), bytes, quantize);
+    dequantize.add(source, target, all, {form, {}, &shown, nullptr}, 0, all.rowBytes);
+    compareWith(("from " + std::string(name)).c_str(), bytes, dequantize);
+  }
+  return met;
+}
+
 bool benchRefit(Device &memory, const std::string &path) {
   std::unique_ptr<Plan> plan;
   need(Plan::open(path, plan));
@@ -165,6 +204,11 @@ bool bench(const std::string &path) {
     std::unique_ptr<Device> memory;
     need(openDevice("cuda", -1, memory));
     met = benchRows(*memory);
+  }
+  {
+    std::unique_ptr<Device> memory;
+    need(openDevice("cuda", -1, memory));
+    met = benchConversions(*memory) && met;
   }
   std::unique_ptr<Device> memory;
   need(openDevice("cuda", -1, memory));

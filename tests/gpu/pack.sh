@@ -14,12 +14,19 @@ cp "$build/schema/plan_generated.h" "$out/include/schema/"
 compile() { # PLAN JOB [OPTION...]
   local plan=$1
   shift
-  "$build/reshard-compile" "$@" -o "$out/plans/$plan.rplan" >/dev/null
+  "$build/reshard-compile" "$@" -o "$out/plans/$plan.rplan" >/dev/null 2>"$out/compiler.txt" || { cat "$out/compiler.txt" >&2; return 1; }
 }
 compile small/quickstart examples/quickstart.yaml --set model.let.hidden=64 --set model.let.ffn=96
 compile small/odd tests/gpu/jobs/odd.yaml
 compile small/relay tests/gpu/jobs/relay.yaml
 compile small/refresh tests/gpu/jobs/refresh.yaml
+compile small/convert tests/gpu/jobs/convert.yaml
+for format in mxfp8 block_fp8 nvfp4; do
+  compile small/from-$format tests/gpu/jobs/back.yaml --set source.quantize.format=$format
+  compile self/to-$format tests/gpu/jobs/alone.yaml --set target.quantize.format=$format
+done
+compile small/from-swizzled tests/gpu/jobs/back.yaml --set source.quantize.scale_layout=swizzled
+compile self/to-swizzled tests/gpu/jobs/alone.yaml --set target.quantize.scale_layout=swizzled
 compile check/quickstart examples/quickstart.yaml
 compile check/qwen3-0.6b examples/qwen3-0.6b-8-to-4.yaml
 compile check/qwen3-30b-a3b examples/qwen3-30b-a3b-32-to-16.yaml --set model.let.layers=2 --set model.let.vocab=4096

@@ -31,6 +31,8 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport) {
       place.place = p;
       for (uint32_t number = 0; number < (endpoint.params() ? endpoint.params()->size() : 0); ++number) {
         auto &instances = place.params.emplace_back(schema::instanceCount(endpoint, *endpoint.params()->Get(number), p), nullptr);
+        if (!schema::bindable(*endpoint.params()->Get(number)))
+          continue; // a face
         for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, number, p)) {
           const auto bytes = static_cast<uint64_t>(instance.bytes);
           memory_.push_back(std::make_unique<std::byte[]>(bytes + 1));

@@ -23,14 +23,26 @@ rm -rf "$bin" # no object of a source that is gone
 mkdir -p "$bin/objects"
 exec > >(tee "$results") 2>&1
 
-flags="-O3 -std=c++20 -fPIC -I. -I$packed/include -isystem $cuda/include"
+flags="${RESHARD_FLAGS:--O3} -std=c++20 -fPIC -ffp-contract=off -I. -I$packed/include -isystem $cuda/include"
+# What a level of the CPU is compiled for, as CMakeLists.txt has it.
+compile() {
+  case $3 in
+    *_avx2.cpp) set -- "$1" "$2 -mavx2 -mf16c" "$3" ;;
+    *_avx512.cpp) set -- "$1" "$2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c -mprefer-vector-width=512" "$3" ;;
+  esac
+  g++ $2 -c "$3" -o "$1/objects/$(echo "$3" | tr / _).o"
+}
+export -f compile
 build() {
-  local sources="executor/*.cpp schema/*.cpp kernels/*.cpp tools/synthesize.cpp tests/gpu/*.cpp backends/cuda.cpp"
+  local sources="executor/*.cpp schema/*.cpp kernels/*.cpp tests/gpu/*.cpp backends/cuda.cpp" tool kernel
+  for tool in synthesize check reference quantize occurrences; do sources="$sources tools/$tool.cpp"; done
   [ -n "${nccl_library:-}" ] && sources="$sources backends/nccl.cpp" && flags="$flags -isystem $nccl_include"
-  ls $sources | xargs -P "$(nproc)" -I{} bash -c 'object=$1/objects/$(echo {} | tr / _).o; g++ $2 -c {} -o "$object"' _ "$bin" "$flags" || return 1
-  "$nvcc" -O3 -std=c++17 -Xcompiler -fPIC -I. -gencode arch=compute_90,code=[sm_90,compute_90] -Xptxas -v -c kernels/copy_cuda.cu -o "$bin/objects/copy_cuda.o" || return 1
+  ls $sources | xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ "$bin" "$flags" {} || return 1
+  for kernel in copy change; do
+    "$nvcc" -O3 -std=c++17 -Xcompiler -fPIC -I. -gencode arch=compute_90,code=[sm_90,compute_90] -Xptxas -v -c kernels/${kernel}_cuda.cu -o "$bin/objects/${kernel}_cuda.o" || return 1
+  done
   local runtime="-L$cuda/lib64 -lcudart_static -ldl -lrt -lpthread"
-  g++ -shared "$bin"/objects/backends_cuda.cpp.o "$bin/objects/copy_cuda.o" $runtime -o "$bin/libreshard_cuda.so" || return 1
+  g++ -shared "$bin"/objects/backends_cuda.cpp.o "$bin"/objects/*_cuda.o $runtime -o "$bin/libreshard_cuda.so" || return 1
   if [ -n "${nccl_library:-}" ]; then
     g++ -shared "$bin"/objects/backends_nccl.cpp.o "$nccl_library" -Wl,-rpath,"$(dirname "$nccl_library")" $runtime -o "$bin/libreshard_nccl.so" || return 1
   fi

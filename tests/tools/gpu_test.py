@@ -5,15 +5,19 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+from stand_in import stand_in  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 GPU = Path("/dev/nvidiactl").exists()
 NVCC = shutil.which("nvcc")
-# Registers of a thread, by which three blocks of 256 threads stand on a multiprocessor (kernels/copy_cuda.cu).
+# Registers of a thread, by which three blocks of 256 threads stand on a multiprocessor (kernels/*_cuda.cu).
 REGISTERS = 80
 
 
@@ -60,8 +64,8 @@ class Gpu(unittest.TestCase):
         self.assertIn("no GPU: backend 'cuda' cannot be loaded: libreshard_cuda.so", done.stderr)
         module = alone / "libreshard_cuda.so"
         for source, text in (("", f"no GPU: '{module}' is no backend: it lacks reshard_open_device"),
-                             ("void reshard_open_device(void) {}", f"no GPU: '{module}' is of version none, expected 2 of reshard_open_device"),
-                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{module}' is of version 99, expected 2 of reshard_open_device")):
+                             ("void reshard_open_device(void) {}", f"no GPU: '{module}' is of version none, expected 3 of reshard_open_device"),
+                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{module}' is of version 99, expected 3 of reshard_open_device")):
             subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", module], input=source, text=True, check=True)
             done = self.execute("--device=cuda", program=program)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
@@ -69,11 +73,12 @@ class Gpu(unittest.TestCase):
     def test_exact_on_what_stands_in(self):
         alone = self.folder / "alone"
         alone.mkdir()
-        program = shutil.copy(BIN / "reshard-exec", alone)
-        for module in ("cuda", "nccl"):
-            shutil.copy(BIN / "tests/stand_in.so", alone / f"libreshard_{module}.so")
-        for source, target, options in (("{tp: 4, dp: 2}", "{tp: 8}", ()), ("{tp: 1}", "{tp: 1}", ("--transport=nccl",)), ("{tp: 1}", "{tp: 1}", ("--transport=nccl", "--no-local-shortcut"))):
-            with self.subTest(options=options):
+        program = stand_in(alone, modules=("cuda", "nccl"))
+        one, nccl = "{tp: 1}", "--transport=nccl"
+        forms = ("dtype: fp32", "quantize: mxfp8", "quantize: {format: block_fp8, only: [up*, down*]}", "quantize: nvfp4")
+        for source, target, options in (("{tp: 4, dp: 2}", "{tp: 8}", ()), (one, one, (nccl,)), (one, one, (nccl, "--no-local-shortcut")),
+                                        *(("{tp: 2}", f"{one}, {form}", ()) for form in forms), *((one, f"{one}, {form}", (nccl, "--no-local-shortcut")) for form in forms)):
+            with self.subTest(target=target, options=options):
                 self.compile(source, target)
                 done = self.execute("--device=cuda", *options, program=program)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -85,30 +90,43 @@ class Gpu(unittest.TestCase):
                                   ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': a world of 2, expected 1")):
             done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
-        # What no device does yet is said.
-        for more, text in (("quantize: {format: mxfp8, only: up*}", "rank 0 has quantised params, which no device converts yet, expected device 'cpu'"),
-                           ("dtype: fp32", "converts what it gets")):
-            self.compile("{tp: 2}", "{tp: 1}, " + more)
-            done = self.execute("--device=cuda", program=program)
-            self.assertNotEqual(done.returncode, 0)
-            self.assertIn(text, done.stderr)
         self.compile("{tp: 2, dp: 2}", "{tp: 4}")  # from files, to files
         subprocess.run([program, self.folder / "plan", "--synthesize", f"--source={self.folder / 'source'}"], check=True, capture_output=True)
         done = subprocess.run([program, self.folder / "plan", "--device=cuda", f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}", "--check"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
 
-    @unittest.skipIf(NVCC is None, "no nvcc: the kernel was not compiled")
-    def test_the_kernel_spills_nothing(self):
-        for architecture in ("sm_80", "sm_90"):
-            done = subprocess.run([NVCC, "-std=c++17", f"-arch={architecture}", f"-I{ROOT}", "-cubin", "-Xptxas", "-v", "-o", self.folder / "cubin", ROOT / "kernels/copy_cuda.cu"],
-                                  capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            counts = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-            registers = [int(count) for count in re.findall(r"Used (\d+) registers", done.stderr)]
-            self.assertEqual(counts, [("0", "0", "0")], done.stderr)
-            self.assertEqual(len(registers), 1, done.stderr)
-            self.assertLessEqual(registers[0], REGISTERS, done.stderr)
+    @unittest.skipIf(NVCC is None, "no nvcc: the kernels were not compiled")
+    def test_the_kernels_spill_nothing(self):
+        for kernel in ("copy", "change"):
+            for architecture in ("sm_80", "sm_90"):
+                with self.subTest(kernel=kernel, architecture=architecture):
+                    done = subprocess.run([NVCC, "-std=c++17", f"-arch={architecture}", f"-I{ROOT}", "-cubin", "-Xptxas", "-v", "-o", self.folder / "cubin",
+                                           ROOT / f"kernels/{kernel}_cuda.cu"], capture_output=True, text=True)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertNotIn("warning", done.stderr)
+                    counts = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+                    registers = [int(count) for count in re.findall(r"Used (\d+) registers", done.stderr)]
+                    self.assertEqual(counts, [("0", "0", "0")], done.stderr)
+                    self.assertEqual(len(registers), 1, done.stderr)
+                    self.assertLessEqual(registers[0], REGISTERS, done.stderr)
+
+    @unittest.skipIf(GPU or NVCC is None or "RESHARD_SMALL" in os.environ, "a GPU, where run.sh is run itself; or no nvcc; or a build for sanitizers")
+    def test_the_script_builds_and_its_plans_are_right(self):
+        """tests/gpu/run.sh up to where it needs a GPU; what it would run there, on the stand-in."""
+        environment = os.environ | {"RESHARD_FLAGS": "-O0", "PYTHON": sys.executable}
+        for script, code in (("pack.sh", 0), ("run.sh", 3)):
+            done = subprocess.run([ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])], capture_output=True, text=True, env=environment)
+            self.assertEqual(done.returncode, code, done.stdout[-4000:] + done.stderr[-4000:])
+        packed = ROOT / "build/gpu"
+        program = shutil.copy(packed / "bin/gpu-test", self.folder)
+        stand_in(self.folder, modules=("cuda", "nccl"))
+        for command, plans in (("check", packed.glob("plans/small/*.rplan")), ("self", packed.glob("plans/self/to-*.rplan"))):
+            plans = sorted(plans)
+            self.assertGreater(len(plans), 3)
+            done = subprocess.run([program, command, *plans], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(done.stdout.count("bytes right"), len(plans), done.stdout)
 
     @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "no nvcc, or a build for sanitizers")
     def test_modules_are_built_where_nvcc_is(self):
