@@ -7,6 +7,10 @@
 #include "kernels/descriptors.h"
 #include "kernels/scales.h"
 
+#if defined(__CUDACC__)
+#include <cuda_fp8.h>
+#endif
+
 namespace reshard::kernels {
 
 /// Elements that a lane has at a time, at most.
@@ -129,6 +133,18 @@ template <Format Of> RESHARD_BOTH inline void decodeWords(const uint32_t (&words
 }
 template <Format Of> RESHARD_BOTH inline void encodeWords(const uint32_t (&bits)[kVector], Overflow overflow, uint32_t (&words)[kVector]) {
   constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (Of == Format::fp8_e4m3)
+    if (overflow == Overflow::saturate) { // one instruction for two, but for the sign of a NaN; of E5M2 it would make another NaN
+      RESHARD_UNROLL
+      for (uint32_t k = 0; k < kVector; k += 2) {
+        const float2 two = make_float2(sameBits<float>(bits[k]), sameBits<float>(bits[k + 1]));
+        const uint32_t signs = (bits[k] >> 24 & 0x80) | (bits[k + 1] >> 16 & 0x8000), codes = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
+        words[k / kEach] = (k % kEach > 0 ? words[k / kEach] : 0) | (codes | signs) << k % kEach * kBits;
+      }
+      return;
+    }
+#endif
   RESHARD_UNROLL
   for (uint32_t k = 0; k < kVector; ++k)
     words[k / kEach] = (k % kEach > 0 ? words[k / kEach] : 0) | encodeBits<Of>(bits[k], overflow) << k % kEach * kBits;
@@ -284,7 +300,7 @@ RESHARD_BOTH inline void quantizeUnit(const ChangePiece &piece, const TableMatri
     if (!m.codes)
       return;
     multiply(bits, inverseE8m0(code));
-    return storeElements(Format::fp8_e4m3, m.codes + element, piece.vector, piece.targetWidth, Overflow::infinity, bits);
+    return storeElements(Format::fp8_e4m3, m.codes + element, piece.vector, piece.targetWidth, Overflow::saturate, bits); // nothing is beyond 448 but NaN
   }
   const float ofTensor = tensorScaleOf(m, element);
   const uint32_t code = encodeBits<Format::fp8_e4m3>(quotientOrOne(largest, 6 * ofTensor) & kMagnitudeBits, Overflow::saturate);
