@@ -301,7 +301,7 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
   Stages stages;
   if (std::string error = addStages(rank, staging.self, local, unpacked, stages); !error.empty())
     return error;
-  std::byte *const arena = staging.arena - (rank.work ? rank.work->begin() : 0);
+  const uint64_t elsewhere = rank.work ? rank.work->begin() : 0; // of the plan's arena: its beginning
   for (const auto &[time, chunks] : times) {
     Phase &phase = phases.emplace_back();
     phase.needs = local - 1; // what it copied itself
@@ -309,7 +309,7 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
       const Step &step = *message->step;
       const bool send = step.kind() == StepKind::send, staged = step.staging() != UINT64_MAX;
       const uint64_t at = chunk * step.chunk();
-      std::byte *memory = staged ? arena + step.staging() + (step.slot() + chunk) % 2 * step.chunk() : message->packing.contiguous() + at;
+      std::byte *memory = staged ? staging.arena + (step.staging() - elsewhere) + (step.slot() + chunk) % 2 * step.chunk() : message->packing.contiguous() + at;
       phase.chunks.push_back({&message->packing, at, staged, {send, step.peer(), memory, chunkBytes(step, chunk), step.message(), step.round(), chunk, chunkCount(step)}});
       if (message->needs[chunk] > 0)
         phase.needs = std::max(phase.needs, numbers.at(message->needs[chunk] - 1));

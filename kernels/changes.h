@@ -412,7 +412,6 @@ RESHARD_BOTH inline void changeBlock(const ChangeView &view, const ChangePiece &
 
 /// What else there is, unit by unit.
 RESHARD_BOTH inline void changeOne(const ChangeView &view, const ChangePiece &piece, uint32_t unit) {
-  const TableMatrices &m = view.matrices[piece.to];
   if (piece.task == Task::tensorScales) {
     uint32_t most = 0;
     for (uint32_t i = 0; i < piece.first; ++i) {
@@ -421,6 +420,7 @@ RESHARD_BOTH inline void changeOne(const ChangeView &view, const ChangePiece &pi
     }
     return storeFloat(piece.target + 4 * uint64_t{unit}, quotientOrOne(most, 448 * 6));
   }
+  const TableMatrices &m = view.matrices[piece.to];
   const uint64_t each = piece.task == Task::unswizzle ? m.shape.rows * m.shape.columns : m.scaleBytes;
   const uint64_t matrix = quotient(unit, each), within = unit - matrix * each;
   if (piece.task == Task::unswizzle) {
