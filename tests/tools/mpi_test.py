@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 # As root, on fewer cores than processes, over shared memory alone.
-ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
+ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader",
+                            "TSAN_OPTIONS": f"suppressions={Path(__file__).with_name('tsan.supp')}"}
 MPIRUN = ENVIRONMENT | {"ASAN_OPTIONS": "detect_leaks=0"}  # MPI keeps some of what it has; ours are looked for by tests/conformance
 
 WEIGHTS = {"dtype": "bf16", "index": {"layer": 3}, "tensors": {
