@@ -58,6 +58,22 @@ def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
     return rules
 
 
+def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
+    """The axes of the ranks that DTensors lie on, ours in order: some param has all of them, others those on which they are not replicated."""
+    meshes = {}
+    for name, tensor in named.items():
+        if hasattr(tensor, "placements"):
+            found = tensor.device_mesh
+            meshes[tuple(zip(found.mesh_dim_names or (f"axis{i}" for i in range(len(found.shape))), found.shape))] = name
+    whole = max(meshes, key=len, default=())
+    for mesh, name in meshes.items():
+        rest = iter(whole)
+        if not all(axis in rest for axis in mesh):  # a part of it, in its order
+            texts = [str(dict(each)) for each in (mesh, whole)]
+            raise Error(f"params {name!r} and {meshes[whole]!r} are on meshes {texts[0]} and {texts[1]}, expected one that has the axes of all")
+    return dict(reversed(whole))  # the last of DTensor's axes varies fastest, the first of ours
+
+
 def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
     shape = list(tensor.shape)
     rules: dict[int, Rule] = {}
@@ -133,12 +149,7 @@ def describe(module: Any, *, layout: str = "live", axes: Mapping[str, int] | Non
     if not tensors:
         raise Error("found no params, expected a module that has some")
     model = _model(tensors)
-    mesh: dict[str, int] = dict(axes or {})
-    for tensor in named.values():
-        if hasattr(tensor, "placements"):
-            found = tensor.device_mesh
-            names = found.mesh_dim_names or tuple(f"axis{i}" for i in range(len(found.shape)))
-            mesh |= dict(reversed(list(zip(names, found.shape))))  # the last of DTensor's axes varies fastest, the first of ours
+    mesh = dict(axes or {}) | _mesh(named)
     shard = _layout(model, tensors)
     lines = [
         f"# From the {len(tensors)} params of a live module: a start. Name the numbers with `let`; a job's endpoint is",

@@ -358,6 +358,11 @@ class Mesh:
     shape = (2, 4)
 
 
+class PartOfMesh:
+    mesh_dim_names = ("fsdp",)
+    shape = (2,)
+
+
 class Placement:
     def __init__(self, dim=None):
         self.dim = dim
@@ -408,7 +413,7 @@ class Describe(unittest.TestCase):
         return {name: param.shape for name, param in plan.params(1, "source").items()}
 
     def test_dtensor(self):
-        parameters = {"embed.weight": Parameter((101, 16), (Shard(0), Replicate()), dtype="torch.float32")}
+        parameters = {"embed.weight": Parameter((101, 16), (Shard(0),), dtype="torch.float32", device_mesh=PartOfMesh)}
         for layer in range(3):
             parameters[f"layers.{layer}.up.weight"] = Parameter((64, 16), (_StridedShard(0), Shard(0)))
             parameters[f"layers.{layer}.down.weight"] = Parameter((16, 64), (Shard(0), Shard(1)))
@@ -432,6 +437,52 @@ layouts:
         shapes = self.compiles(text, "{layout: live, mesh: {tp: 4, fsdp: 2}}")
         self.assertEqual((shapes["embed.weight"], shapes["layers.2.up.weight"], shapes["layers.0.down.weight"]), ((51, 16), (8, 16), (8, 16)))
 
+    @unittest.skipUnless(has("torch"), "no PyTorch")
+    def test_torch_live_model(self):
+        """FSDP2 over tensor parallel: what each rank of PyTorch's holds, by the described layout, is the whole model."""
+        import torch
+        from torch import distributed, nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down, self.norm = nn.Linear(16, 64), nn.Linear(64, 16, bias=False), nn.LayerNorm(16)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.layers = nn.Embedding(101, 16), nn.ModuleList(Layer() for _ in range(2))
+
+        def model():
+            torch.manual_seed(0)
+            return Model().to(torch.bfloat16)
+
+        shards = []
+        for rank in range(8):  # of this process, one after the other: nobody sends anything
+            distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+            mesh, live = init_device_mesh("cpu", (2, 4), mesh_dim_names=("fsdp", "tp")), model()
+            for layer in live.layers:
+                parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
+                fully_shard(layer, mesh=mesh["fsdp"])
+            fully_shard(live, mesh=mesh["fsdp"])
+            shards.append({name: parameter.to_local().detach().clone() for name, parameter in live.named_parameters()})
+            text = reshard.describe(live)
+            distributed.destroy_process_group()
+        self.assertIn("{layout: live, mesh: {tp: 4, fsdp: 2}}", text)
+        self.compiles(text, "{layout: live, mesh: {tp: 4, fsdp: 2}}")
+        executor = reshard.Executor(reshard.compile("described.yaml"))
+        whole = {name: torch.zeros_like(parameter) for name, parameter in model().named_parameters()}
+        for rank, tensors in enumerate([*shards, whole]):
+            executor.bind({name: tensor.detach() for name, tensor in tensors.items()}, rank=rank)
+        executor.prepare()
+        executor.run()
+        for name, parameter in model().named_parameters():
+            self.assertTrue(torch.equal(whole[name], parameter), name)
+
     def test_megatron(self):
         parameters = {}
         for layer in range(2):
@@ -453,6 +504,8 @@ layouts:
             ({"w": Parameter((9, 8), (Shard(0), Shard(0)))}, "expected a multiple of 8"),
             ({"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))}, "cut in different ways"),
             ({"w": Parameter((8,), dtype="torch.complex64")}, "dtype complex64"),
+            ({"a": Parameter((8,), (Shard(0), Replicate())), "b": Parameter((8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)}))},
+             "params 'b' and 'a' are on meshes {'ep': 2} and {'fsdp': 2, 'tp': 4}, expected one that has the axes of all"),
         ):
             with self.subTest(message), self.assertRaisesRegex(reshard.Error, message):
                 reshard.describe(parameters)
