@@ -62,12 +62,15 @@ bool clash(const Phase &phase, bool packs, const Phase &other, bool sends, bool 
 /// What a rank does itself: by the phases that are unpacked before, and in these one after the other.
 using Stages = std::map<std::pair<int64_t, int64_t>, Tables>;
 
-/// Moves the tables of a stage to the operations; whether there are any.
-bool appendStage(Stages &stages, int64_t number, std::vector<Operation> &operations) {
-  bool any = false;
-  for (auto at = stages.lower_bound({number, 0}); at != stages.end() && at->first.first == number; at = stages.erase(at), any = true)
-    append(operations, std::move(at->second));
-  return any;
+bool hasStage(const Stages &stages, int64_t number) {
+  const auto at = stages.lower_bound({number, 0});
+  return at != stages.end() && at->first.first == number;
+}
+
+/// Moves the tables of a stage to the operations.
+void appendStage(Stages &stages, int64_t number, std::vector<Operation> &operations) {
+  for (; hasStage(stages, number); stages.erase(stages.lower_bound({number, 0})))
+    append(operations, std::move(stages.lower_bound({number, 0})->second));
 }
 
 std::string addExchanges(const std::vector<Phase> &phases, Parted &parted, Stages &stages, std::vector<Operation> &operations) {
@@ -82,9 +85,7 @@ std::string addExchanges(const std::vector<Phase> &phases, Parted &parted, Stage
   for (size_t k = 0; k < phases.size() && error.empty(); ++k) {
     const Phase &phase = phases[k], *before = k > 0 ? &phases[k - 1] : nullptr, *next = k + 1 < phases.size() ? &phases[k + 1] : nullptr;
     const auto number = static_cast<int64_t>(k);
-    const auto stage = stages.lower_bound({number, 0});
-    const bool work = stage != stages.end() && stage->first.first == number;
-    const bool unpackFirst = before && (work || phase.needs >= number - 1 || (next && next->needs >= number - 1) || clash(*before, false, phase, true, true));
+    const bool unpackFirst = before && (hasStage(stages, number) || phase.needs >= number - 1 || (next && next->needs >= number - 1) || clash(*before, false, phase, true, true));
     if (unpackFirst)
       launchNow(*before, false);
     appendStage(stages, number, operations);

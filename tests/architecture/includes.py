@@ -29,6 +29,7 @@ MORE = {
     "compiler/assign_buffers.cpp": ("schema/arena.h",),
     "ir/verify.cpp": ("schema/arena.h",),
     "kernels/copy_cuda.h": ("cuda",),
+    "kernels/changes.h": ("cuda_fp8.h",),
     "kernels/change_cuda.h": ("cuda",),
     "backends/current_device.h": ("cuda",),
     "backends/cuda.cpp": ("executor/device.h", "executor/group.h", "kernels/change_cuda.h", "kernels/copy_cuda.h"),

@@ -1,5 +1,5 @@
 // A whole run over MPI beside what people would write without us, on the same memory, touched beforehand, in turns within one run: one
-// MPI_Alltoallw with derived datatypes, one MPI_Isend and MPI_Irecv for each transfer, and for block-cyclic matrices ScaLAPACK's pdgemr2d. Ours also
+// MPI_Alltoallw with derived datatypes, one MPI_Isend and MPI_Irecv for each transfer, made anew or persistent, and for block-cyclic matrices ScaLAPACK's pdgemr2d. Ours also
 // without memory shared inside the host, all as messages. All processes run the same benchmarks with the same
 // number of iterations; the first one reports, after a barrier before and behind each.
 //   mpirun -n 4 bench-mpi
@@ -202,6 +202,20 @@ struct Case {
         MPI_Irecv(MPI_BOTTOM, 1, ones[i].type, ones[i].peer, ones[i].tag, MPI_COMM_WORLD, &requests[i]);
     MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
   }
+  /// The same by requests that are made once.
+  void persistent() {
+    if (kept.empty()) {
+      kept.resize(ones.size());
+      for (size_t i = 0; i < ones.size(); ++i)
+        if (ones[i].send)
+          MPI_Send_init(MPI_BOTTOM, 1, ones[i].type, ones[i].peer, ones[i].tag, MPI_COMM_WORLD, &kept[i]);
+        else
+          MPI_Recv_init(MPI_BOTTOM, 1, ones[i].type, ones[i].peer, ones[i].tag, MPI_COMM_WORLD, &kept[i]);
+    }
+    MPI_Startall(static_cast<int>(kept.size()), kept.data());
+    MPI_Waitall(static_cast<int>(kept.size()), kept.data(), MPI_STATUSES_IGNORE);
+  }
+  std::vector<MPI_Request> kept;
 };
 
 /// A way to move everything.
@@ -329,7 +343,8 @@ int main(int argc, char **argv) {
   for (const auto &[name, yaml] : jobs)
     benchmark::RegisterBenchmark(name, [text = yaml](benchmark::State &state) {
       const auto job = std::make_unique<Case>(text);
-      std::vector<Way> ways = {{"ours", [&] { job->ours(false); }}, {"messages", [&] { job->ours(true); }}, {"alltoallw", [&] { job->alltoallw(); }}, {"one_by_one", [&] { job->oneByOne(); }}};
+      std::vector<Way> ways = {{"ours", [&] { job->ours(false); }}, {"messages", [&] { job->ours(true); }}, {"alltoallw", [&] { job->alltoallw(); }}, {"one_by_one", [&] { job->oneByOne(); }},
+                               {"persistent", [&] { job->persistent(); }}};
 #ifdef RESHARD_SCALAPACK
       if (const auto blocks = cyclicBlocks.find(text); blocks != cyclicBlocks.end())
         ways.push_back({"pdgemr2d", scalapack(*job, blocks->second)});
