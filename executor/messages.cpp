@@ -34,7 +34,7 @@ constexpr size_t kInFlight = 16, kOfOne = 4, kAhead = 8;
 constexpr size_t kReserved = 2 * kOfOne;
 /// What a rank copies out of another's memory before it looks after its other messages.
 constexpr uint64_t kPullBytes = 1 << 20;
-/// A run that copies more than this finds nothing of it in the caches the next time.
+/// A run in which the processes of a host copy more than this finds nothing of it in their caches the next time.
 constexpr uint64_t kStreamBytes = 64 << 20;
 
 /// How a step moves its bytes: over the wire; out of a peer's memory, or into a peer's hands; within the rank.
@@ -96,6 +96,7 @@ public:
     for (uint32_t s = 0; s < where_.size(); ++s)
       if (error = addStep(plan, rank, s, near, true); !error.empty())
         return abandon(error);
+    stream_ = bytes() * (near.size() + 1) >= kStreamBytes; // as if the others copied as much
     const uint64_t bytes = rank.segment->arena_bytes() - (work_ ? work_->begin() + work_->end() : 0) - rank.transformed;
     if (bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
@@ -194,7 +195,6 @@ private:
         if (std::string error = copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr, rank, *operand(step.first_output() + i));
             !error.empty())
           return error;
-      stream_ = stream_ || bytes() >= kStreamBytes;
       where_[number] = {kLocal, copies_.size()}; // where its copies end
       locals_.emplace_back().step = &step;
       localEnds_.push_back(copies_.size());
@@ -221,7 +221,6 @@ private:
       (way == kPull ? by_.sharedMemory : by_.wire) += step.bytes();
       if (way == kReceive && shortcut_ && peer != near.end())
         by_.wireInsideHost += step.bytes();
-      stream_ = stream_ || bytes() >= kStreamBytes;
     }
     if (way == kSend || way == kReceive) {
       const uint32_t first = sends ? step.first_input() : step.first_output(), count = sends ? step.input_count() : step.output_count();

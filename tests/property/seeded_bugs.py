@@ -1,4 +1,4 @@
-"""Bugs put into a copy of the planner, one at a time: the property test must find each. seeded_bugs.py [--bin DIR] [--only N] [--places]
+"""Bugs put into a copy of the planner, one at a time: the property test must find each. seeded_bugs.py [--bin DIR] [--only N...] [--places]
 
 bugs.json lists {file, old, new, why}; `old` must stand in the file exactly once. The copy is built beside a copy of the build tree's
 objects, so that a bug costs the compilation of one file and a link. Ends with `N bugs, M found`. --places: only whether each has its place."""
@@ -24,13 +24,13 @@ def sh(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", default=str(ROOT / "build" / "release"))
-    parser.add_argument("--only", type=int)
+    parser.add_argument("--only", type=int, nargs="+")
     parser.add_argument("--jobs", type=int, default=3000)
     parser.add_argument("--places", action="store_true")
     options = parser.parse_args()
     bugs = json.loads((Path(__file__).parent / "bugs.json").read_text())
     if options.only is not None:
-        bugs = [bugs[options.only]]
+        bugs = [bugs[number] for number in options.only]
     missing = [f"bug {number}: '{bug['old']}' does not stand once in {bug['file']}" for number, bug in enumerate(bugs) if (ROOT / bug["file"]).read_text().count(bug["old"]) != 1]
     if options.places or missing:
         print("\n".join(missing) or f"{len(bugs)} bugs have their places")
