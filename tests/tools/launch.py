@@ -23,8 +23,9 @@ class Launch:
         self.folder = folder
         self.ranks = range(ranks)
         folder.mkdir()
-        self.mpirun = subprocess.Popen([*mpirun, "--enable-recovery", "-n", str(ranks), "sh", "-c", WRAPPER, "sh", *program], cwd=folder, env=os.environ | ENVIRONMENT | (environment or {}),
-                                       stdout=(folder / "out.mpirun").open("w"), stderr=subprocess.STDOUT, start_new_session=True)
+        with (folder / "out.mpirun").open("w") as said:
+            self.mpirun = subprocess.Popen([*mpirun, "--enable-recovery", "-n", str(ranks), "sh", "-c", WRAPPER, "sh", *program], cwd=folder,
+                                           env=os.environ | ENVIRONMENT | (environment or {}), stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
 
     def read(self, name):
         path = self.folder / name
