@@ -7,7 +7,7 @@
 #include "kernels/copy_cuda.h"
 
 #include <cstdio>
-#include <cstring>
+#include <functional>
 
 namespace reshard {
 namespace {
@@ -191,67 +191,58 @@ private:
     return checked(error ? error : cudaStreamWaitEvent(then, turn_, 0));
   }
 
-  /// What a table in memory of the host is of: arrays, which are copied side by side into memory of the device.
+  /// What a table in memory of the host is of: arrays, which are copied side by side into memory of the device, where views then find them.
   class Upload {
   public:
-    template <class T> size_t add(const std::vector<T> &array) {
-      const size_t at = bytes_;
-      arrays_.push_back({reinterpret_cast<const std::byte *>(array.data()), at, array.size() * sizeof(T)});
+    template <class T> Upload &add(const std::vector<T> &array, const T *&view) {
+      arrays_.push_back({reinterpret_cast<const std::byte *>(array.data()), bytes_, array.size() * sizeof(T), [&view](std::byte *there) { view = reinterpret_cast<const T *>(there); }});
       bytes_ += (arrays_.back().bytes + 15) / 16 * 16;
-      return at;
+      return *this;
     }
     std::string to(CudaDevice &device) {
-      if (std::string error = device.allocate(bytes_, there_); !error.empty())
+      std::byte *there = nullptr;
+      if (std::string error = device.allocate(bytes_, there); !error.empty())
         return "a table of " + std::to_string(bytes_) + " bytes: " + error;
-      for (const auto &[array, at, bytes] : arrays_)
-        if (std::string error = bytes > 0 ? device.copy(there_ + at, array, bytes) : ""; !error.empty())
+      for (const auto &[array, at, bytes, show] : arrays_) {
+        if (std::string error = bytes > 0 ? device.copy(there + at, array, bytes) : ""; !error.empty())
           return error;
+        show(there + at);
+      }
       return {};
     }
-    template <class T> void set(const T *&array, size_t at) const { array = reinterpret_cast<const T *>(there_ + at); }
 
   private:
     struct Array {
       const std::byte *data;
       size_t at, bytes;
+      std::function<void(std::byte *)> show;
     };
     std::vector<Array> arrays_;
     size_t bytes_ = 0;
-    std::byte *there_ = nullptr;
   };
 
   std::string upload(const kernels::Table &table, Copies &copies) {
     if (table.empty())
       return {};
-    Upload upload;
-    const size_t pieces = upload.add(table.pieces()), shapes = upload.add(table.shapes()), loops = upload.add(table.loops());
-    if (std::string error = upload.to(*this); !error.empty())
-      return error;
-    copies.table = table.view();
-    upload.set(copies.table.pieces, pieces);
-    upload.set(copies.table.shapes, shapes);
-    upload.set(copies.table.loops, loops);
-    return checked(kernels::launchBlocks(copies.table.slots, copies.blocks));
+    kernels::TableView &view = copies.table = table.view();
+    std::string error = Upload().add(table.pieces(), view.pieces).add(table.shapes(), view.shapes).add(table.loops(), view.loops).to(*this);
+    return error.empty() ? checked(kernels::launchBlocks(view.slots, copies.blocks)) : error;
+  }
+
+  std::string upload(const kernels::ChangeTable &table, kernels::ChangeView &view) {
+    if (table.empty())
+      return {};
+    view = table.view();
+    return Upload().add(table.pieces(), view.pieces).add(table.shapes(), view.shapes).add(table.loops(), view.loops).add(table.matrices(), view.matrices).to(*this);
   }
 
   std::string upload(const Tables *tables, Launch &launch) {
-    if (!tables)
-      return {};
-    if (std::string error = upload(tables->copies, launch.copies); !error.empty())
-      return error;
-    if (std::string error = upload(tables->rest, launch.rest); !error.empty() || tables->changes.empty())
-      return error;
-    Upload upload;
-    const kernels::ChangeTable &table = tables->changes;
-    const size_t pieces = upload.add(table.pieces()), shapes = upload.add(table.shapes()), loops = upload.add(table.loops()), matrices = upload.add(table.matrices());
-    if (std::string error = upload.to(*this); !error.empty())
-      return error;
-    launch.changes = table.view();
-    upload.set(launch.changes.pieces, pieces);
-    upload.set(launch.changes.shapes, shapes);
-    upload.set(launch.changes.loops, loops);
-    upload.set(launch.changes.matrices, matrices);
-    return {};
+    std::string error = tables ? upload(tables->copies, launch.copies) : "";
+    if (tables && error.empty())
+      error = upload(tables->changes, launch.changes);
+    if (tables && error.empty())
+      error = upload(tables->rest, launch.rest);
+    return error;
   }
 
   const int number_;

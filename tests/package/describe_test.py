@@ -1,0 +1,179 @@
+"""reshard.describe, as installed: on what stands in for modules, and on a live one where PyTorch is there. Run by package_test.py as module_test.py is."""
+
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+import reshard
+from module_test import has
+
+
+class Mesh:
+    mesh_dim_names = ("fsdp", "tp")
+    shape = (2, 4)
+
+
+class PartOfMesh:
+    mesh_dim_names = ("fsdp",)
+    shape = (2,)
+
+
+class Placement:
+    def __init__(self, dim=None):
+        self.dim = dim
+
+
+class Shard(Placement):
+    pass
+
+
+class _StridedShard(Placement):
+    pass
+
+
+class Replicate(Placement):
+    pass
+
+
+class Partial(Placement):
+    pass
+
+
+class Parameter:
+    """What describe looks at of PyTorch's, DTensor's and Megatron's."""
+
+    def __init__(self, shape, placements=(), dtype="torch.bfloat16", **attributes):
+        self.shape, self.dtype = shape, dtype
+        if placements:
+            self.placements, self.device_mesh = placements, Mesh
+        vars(self).update(attributes)
+
+
+class Module:
+    def __init__(self, parameters):
+        self.parameters = parameters
+
+    def named_parameters(self):
+        yield from self.parameters.items()
+
+
+class Describe(unittest.TestCase):
+    def compiles(self, text, endpoint):
+        """A plan from the described layout to a single rank; the shapes of its rank 1."""
+        Path("model.yaml").write_text(text)
+        Path("described.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {endpoint}\ntarget: {{layout: whole, mesh: {{}}, ranks: [8]}}\n")
+        with open("model.yaml", "a") as file:
+            file.write("  whole:\n    params: same\n")
+        plan = reshard.compile("described.yaml")
+        return {name: param.shape for name, param in plan.params(1, "source").items()}
+
+    def test_dtensor(self):
+        parameters = {"embed.weight": Parameter((101, 16), (Shard(0),), dtype="torch.float32", device_mesh=PartOfMesh)}
+        for layer in range(3):
+            parameters[f"layers.{layer}.up.weight"] = Parameter((64, 16), (_StridedShard(0), Shard(0)))
+            parameters[f"layers.{layer}.down.weight"] = Parameter((16, 64), (Shard(0), Shard(1)))
+            parameters[f"layers.{layer}.norm.weight"] = Parameter((16,), (Replicate(), Replicate()))
+        text = reshard.describe(Module(parameters))
+        self.assertIn("{layout: live, mesh: {tp: 4, fsdp: 2}}", text)
+        self.assertIn("""index: {layer: 3}
+tensors:
+  embed.weight: {shape: [101, 16], dtype: fp32}
+  layers.{layer}.down.weight: [16, 64]
+  layers.{layer}.norm.weight: [16]
+  layers.{layer}.up.weight: [64, 16]
+layouts:
+  live:
+    params: same
+    shard:
+      "embed.weight": {0: {axis: fsdp, scheme: chunk}}
+      "layers.{layer}.down.weight": {0: {axis: fsdp, scheme: chunk}, 1: {axis: tp, scheme: chunk}}
+      "layers.{layer}.up.weight": {0: [tp, fsdp]}
+""", text)
+        shapes = self.compiles(text, "{layout: live, mesh: {tp: 4, fsdp: 2}}")
+        self.assertEqual((shapes["embed.weight"], shapes["layers.2.up.weight"], shapes["layers.0.down.weight"]), ((51, 16), (8, 16), (8, 16)))
+
+    @unittest.skipUnless(has("torch"), "no PyTorch")
+    def test_torch_live_model(self):
+        """FSDP2 over tensor parallel: what each rank of PyTorch's holds, by the described layout, is the whole model."""
+        import torch
+        from torch import distributed, nn
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down, self.norm = nn.Linear(16, 64), nn.Linear(64, 16, bias=False), nn.LayerNorm(16)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.layers = nn.Embedding(101, 16), nn.ModuleList(Layer() for _ in range(2))
+
+        def model():
+            torch.manual_seed(0)
+            return Model().to(torch.bfloat16)
+
+        shards = []
+        for rank in range(8):  # of this process, one after the other: nobody sends anything
+            distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+            mesh, live = init_device_mesh("cpu", (2, 4), mesh_dim_names=("fsdp", "tp")), model()
+            for layer in live.layers:
+                parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
+                fully_shard(layer, mesh=mesh["fsdp"])
+            fully_shard(live, mesh=mesh["fsdp"])
+            shards.append({name: parameter.to_local().detach().clone() for name, parameter in live.named_parameters()})
+            text = reshard.describe(live)
+            distributed.destroy_process_group()
+        self.assertIn("{layout: live, mesh: {tp: 4, fsdp: 2}}", text)
+        self.compiles(text, "{layout: live, mesh: {tp: 4, fsdp: 2}}")
+        executor = reshard.Executor(reshard.compile("described.yaml"))
+        whole = {name: torch.zeros_like(parameter) for name, parameter in model().named_parameters()}
+        for rank, tensors in enumerate([*shards, whole]):
+            executor.bind({name: tensor.detach() for name, tensor in tensors.items()}, rank=rank)
+        executor.prepare()
+        executor.run()
+        for name, parameter in model().named_parameters():
+            self.assertTrue(torch.equal(whole[name], parameter), name)
+
+    def test_megatron(self):
+        parameters = {}
+        for layer in range(2):
+            parameters[f"layers.{layer}.fc1.weight"] = Parameter((16, 16), tensor_model_parallel=True, partition_dim=0, partition_stride=2)
+            parameters[f"layers.{layer}.experts.fc2.weight"] = Parameter((16, 8), tensor_model_parallel=True, partition_dim=1, partition_stride=1, allreduce=False)
+            parameters[f"layers.{layer}.norm.weight"] = Parameter((16,), tensor_model_parallel=False)
+        text = reshard.describe(parameters, layout="trainer", axes={"tp": 4, "etp": 4})
+        self.assertIn('"layers.{layer}.fc1.weight": {0: {axis: tp, stride: 2}}', text)
+        self.assertIn('"layers.{layer}.experts.fc2.weight": {1: etp}', text)
+        shapes = self.compiles(text, "{layout: trainer, mesh: {tp: 4, views: [{etp: 4}]}}")
+        self.assertEqual(shapes, {name: parameter.shape for name, parameter in parameters.items()})
+        with self.assertRaisesRegex(reshard.Error, "'layers.0.fc1.weight' is tensor parallel, expected the size of axis 'tp'"):
+            reshard.describe(parameters)
+
+    def test_refusals(self):
+        for parameters, message in (
+            ({}, "no params"),
+            ({"w": Parameter((8, 8), (Partial(), Replicate()))}, "placement .* on axis 'fsdp', expected Shard or Replicate"),
+            ({"w": Parameter((9, 8), (Shard(0), Shard(0)))}, "expected a multiple of 8"),
+            ({"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))}, "cut in different ways"),
+            ({"w": Parameter((8,), dtype="torch.complex64")}, "dtype complex64"),
+            ({"a": Parameter((8,), (Shard(0), Replicate())), "b": Parameter((8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)}))},
+             "params 'b' and 'a' are on meshes {'ep': 2} and {'fsdp': 2, 'tp': 4}, expected one that has the axes of all"),
+        ):
+            with self.subTest(message), self.assertRaisesRegex(reshard.Error, message):
+                reshard.describe(parameters)
+
+    def test_command(self):
+        Path("mine.py").write_text("import numpy\ndef model(): return {'a.0.w': numpy.zeros((2, 3)), 'a.1.w': numpy.zeros((2, 3))}\n")
+        done = subprocess.run([Path(sys.executable).parent / "reshard-describe", "mine:model", "--layout=mine", "-o", "mine.yaml"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("a.{a}.w: [2, 3]\nlayouts:\n  mine:\n", Path("mine.yaml").read_text())
+        refused = subprocess.run([Path(sys.executable).parent / "reshard-describe", "mine:model", "--axis=tp"], capture_output=True, text=True)
+        self.assertEqual(refused.returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
