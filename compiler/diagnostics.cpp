@@ -123,6 +123,8 @@ void Diagnostics::add(Kind kind, Location at, std::string text) {
     messages_.push_back({kind, at, std::move(text)});
 }
 
+bool Diagnostics::keeps() const { return errors_ < kMaxKept; }
+
 std::string Diagnostics::text() const {
   // A group is an error or warning with the notes behind it.
   struct Group {

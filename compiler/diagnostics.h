@@ -34,6 +34,8 @@ public:
   /// How many errors so far. Errors past the hundredth are counted, not kept.
   size_t errors() const { return errors_; }
   bool ok() const { return errors_ == 0; }
+  /// Whether the text of another error will be kept.
+  bool keeps() const;
 
   /// Everything, in order of files and lines, each with its notes, then `N errors` where there are more than one.
   /// The same message at the same place is said and counted once.

@@ -99,7 +99,7 @@ void Fields::finish() {
     if (std::find(lacking_.begin(), lacking_.end(), key.text) != lacking_.end())
       refuseLacking(key.at, key.text, diagnostics_);
     else
-      diagnostics_.error(key.at, "unknown key " + describe(key) + " in " + what_ + suggestion(key.text, known_));
+      diagnostics_.error(key.at, "unknown key " + describe(key) + " in " + what_ + (diagnostics_.keeps() ? suggestion(key.text, known_) : ""));
   }
 }
 

@@ -4,7 +4,7 @@
 
 #include "compiler/frontend.h"
 
-#include "llvm/ADT/StringRef.h"
+#include "llvm/ADT/StringMap.h"
 #include "llvm/Support/ConvertUTF.h"
 
 #include <yaml-cpp/eventhandler.h>
@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <istream>
 #include <streambuf>
-#include <unordered_map>
 
 namespace reshard {
 
@@ -105,7 +104,7 @@ private:
   struct Open {
     Node node, key;
     bool atKey = true; // of a map: a key comes next, not a value
-    std::unordered_map<std::string, Location> keys;
+    llvm::StringMap<Location> keys;
   };
 
   char character(const YAML::Mark &mark) const {
