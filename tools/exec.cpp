@@ -2,10 +2,26 @@
 
 #include "tools/execution.h"
 
+#include <atomic>
 #include <cstdio>
+#include <dlfcn.h>
 #include <unistd.h>
 
 using namespace reshard::tools;
+
+namespace {
+std::atomic<bool> deadline = false; // at which the main thread ends the process
+}
+
+/// In place of libc's. Open MPI ends a process by it where a peer is lost in MPI_Init, which no handler of errors can prevent. MPI_Init runs on a thread of its
+/// own; held up here, it leaves it to the main thread to say at the deadline who is missing.
+extern "C" void _exit(int code) {
+  const bool ours = gettid() == getpid(); // the main thread, or a child that was forked
+  while (!ours && deadline)
+    pause();
+  reinterpret_cast<void (*)(int)>(dlsym(RTLD_NEXT, "_exit"))(ours ? code : kFailure);
+  __builtin_unreachable();
+}
 
 int main(int argc, char **argv) {
   ExecutionOptions options;
@@ -34,6 +50,7 @@ int main(int argc, char **argv) {
     return code;
   options.plan = arguments[0];
   options.threads = static_cast<unsigned>(threads);
+  deadline = options.timeout > 0;
   int code = kFailure;
   try {
     code = execute(options);

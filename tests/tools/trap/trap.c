@@ -1,10 +1,12 @@
 /* Preloaded into a process of an MPI run: raises a signal at a chosen call of MPI. RESHARD_TRAP="FUNCTION COUNT SIGNAL RANK": before the
-   COUNT-th call (from 0) of FUNCTION; "MPI_Init_thread" with COUNT 1 is when it returns, "MPI_Finalize" likewise. */
+   COUNT-th call (from 0) of FUNCTION; "MPI_Init_thread" with COUNT 1 is when it returns, "MPI_Finalize" likewise. SIGNAL 0: ends the process as MPI does
+   where its start fails. */
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void at(const char *function) {
   static char name[64];
@@ -16,6 +18,8 @@ static void at(const char *function) {
   }
   if (count >= 0 && strcmp(function, name) == 0 && count-- == 0) {
     count = -2;
+    if (number == 0)
+      _exit(1);
     raise(number);
   }
 }
