@@ -19,6 +19,7 @@ MPI = (BUILD / "libreshard_mpi.so").exists()
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
 ENVIRONMENT.pop("RESHARD_SOURCE", None)
 SMALL = ("--set", "model.let.hidden=64", "--set", "model.let.ffn=128")
+HALVES = "{version: 1, model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}}}\n"
 TARGET_BYTES = 2 * 8 * 2 * 64 * 128 + 8 * 8 * 2 * 64  # up and down of 8 layers once, the norm on each of 8 ranks, bf16
 
 
@@ -46,8 +47,14 @@ class Library(unittest.TestCase):
         cls.plan = cls.work / "plan.rplan"
         run(cls.prefix / "bin" / "reshard-compile", cls.prefix / "share" / "reshard" / "quickstart.yaml", *SMALL, "-o", cls.plan)
 
-    def consume(self, program):
-        self.assertEqual(run(program, self.plan), f"{TARGET_BYTES} bytes, version 1\n")
+        (cls.work / "halves.yaml").write_text(HALVES)
+        run(cls.prefix / "bin" / "reshard-compile", cls.work / "halves.yaml", "-o", cls.work / "halves.rplan")
+
+    def consume_in_cpp(self, prefix):
+        self.assertEqual(run(self.by_cmake(prefix) / "consumer", self.plan), f"{TARGET_BYTES} bytes, version 1\n")
+
+    def consume_in_c(self, prefix):
+        self.assertEqual(run(self.by_pkg_config(prefix), self.work / "halves.rplan"), "1 2 3 4 5 6\n")
 
     def by_cmake(self, prefix, source=HERE / "consumer"):
         build = Path(tempfile.mkdtemp(dir=self.work))
@@ -63,18 +70,18 @@ class Library(unittest.TestCase):
         return program
 
     def test_find_package(self):
-        self.consume(self.by_cmake(self.prefix) / "consumer")
+        self.consume_in_cpp(self.prefix)
 
     def test_pkg_config(self):
-        self.consume(self.by_pkg_config(self.prefix))
+        self.consume_in_c(self.prefix)
 
     def test_deb(self):
         run("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", self.work / "deb", cwd=self.work)
         (deb,) = (self.work / "deb").glob("*.deb")
         root = self.work / "root"
         run("dpkg-deb", "-x", deb, root)
-        self.consume(self.by_cmake(root / "usr") / "consumer")
-        self.consume(self.by_pkg_config(root / "usr"))
+        self.consume_in_cpp(root / "usr")
+        self.consume_in_c(root / "usr")
         depends = run("dpkg-deb", "-f", deb, "Depends")
         for library in ("libc6", "libstdc++6", "libyaml-cpp"):
             self.assertIn(library, depends)
