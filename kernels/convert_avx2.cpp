@@ -16,6 +16,7 @@ struct Avx2 {
   typedef int32_t Integers __attribute__((vector_size(32)));
   typedef uint16_t Words __attribute__((vector_size(16)));
   typedef int16_t Shorts __attribute__((vector_size(16)));
+  typedef uint16_t Pairs __attribute__((vector_size(32)));
   using Register = __m256i;
   using HalfRegister = __m128i;
 
@@ -31,6 +32,11 @@ struct Avx2 {
   static uint64_t bytes(Register a) {
     const HalfRegister packed = words(a);
     return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(packed, packed)));
+  }
+  static HalfRegister pairBytes(Register a) { return _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)); }
+  static bool anyBelow(Register a, Register b) {
+    const Register below = _mm256_subs_epu16(b, a);
+    return !_mm256_testz_si256(below, below);
   }
   static uint64_t pack(const std::byte *codes) {
     const __m128i pairs = _mm_maddubs_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(codes)), _mm_set1_epi16(0x1001));

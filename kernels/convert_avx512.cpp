@@ -16,6 +16,7 @@ struct Avx512 {
   typedef int32_t Integers __attribute__((vector_size(64)));
   typedef uint16_t Words __attribute__((vector_size(32)));
   typedef int16_t Shorts __attribute__((vector_size(32)));
+  typedef uint16_t Pairs __attribute__((vector_size(64)));
   using Register = __m512i;
   using HalfRegister = __m256i;
 
@@ -27,6 +28,8 @@ struct Avx512 {
   }
   static HalfRegister words(Register a) { return _mm512_cvtepi32_epi16(a); }
   static __m128i bytes(Register a) { return _mm512_cvtepi32_epi8(a); }
+  static HalfRegister pairBytes(Register a) { return _mm512_cvtepi16_epi8(a); }
+  static bool anyBelow(Register a, Register b) { return _mm512_cmplt_epu16_mask(a, b) != 0; }
   static uint64_t pack(const std::byte *codes) {
     const __m128i pairs = _mm_maddubs_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(codes)), _mm_set1_epi16(0x1001));
     return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(pairs, pairs)));

@@ -17,6 +17,8 @@ template <class Machine> struct Lanes {
   using Integers = typename Machine::Integers; // compared with fewer instructions
   using Words = typename Machine::Words;
   using Shorts = typename Machine::Shorts;
+  using Pairs = typename Machine::Pairs; // two 16-bit values where a lane has one of fp32
+  static constexpr uint64_t kPairs = 2 * kLanes;
 
   static Bits bits(Floats value) { return (Bits)value; }
   static Floats floats(Bits bits) { return (Floats)bits; }
@@ -107,6 +109,46 @@ template <class Machine> struct Lanes {
         code = select(nan, e.nan, code);
       Machine::store(at, Machine::bytes(as<typename Machine::Register>((code & (kSign - 1)) | sign >> (32 - e.bits))), stream);
     }
+  }
+
+  /// Magnitudes of bf16 are ordered as their bits are: the largest of `Count` elements, in as many parts as there are lanes.
+  template <uint64_t Count>
+    requires(Count % kPairs == 0)
+  static Bits largestOfPairs(const std::byte *source) {
+    Pairs most = {};
+    for (uint64_t i = 0; i < Count; i += kPairs) {
+      const Pairs magnitude = read<Pairs>(source + i * sizeof(uint16_t)) & 0x7FFF;
+      most = most > magnitude ? most : magnitude;
+    }
+    const Bits even = (Bits)most << 16, odd = (Bits)most & 0xFFFF0000;
+    return even > odd ? even : odd;
+  }
+
+  /// E4M3 elements of bf16 ones divided by the E8M0 scale of a code, which brings all of them to 448 or below: their exponents are lowered, and four
+  /// bits of their mantissas rounded away, in arithmetic on bf16's 16 bits. False, and nothing is stored, where an element other than zero is not a
+  /// normal number on both sides.
+  template <uint64_t Count>
+    requires(Count % kPairs == 0)
+  static bool storePairs(std::byte *target, const std::byte *source, uint32_t scale, bool stream) {
+    constexpr Encoding e = encoding(Format::fp8_e4m3);
+    constexpr uint32_t kBias = static_cast<uint32_t>(e.bias), kDropped = 7 - e.mantissaBits;
+    if (scale <= kBias || scale == 255)
+      return false;
+    const Pairs offset = Pairs{} + static_cast<uint16_t>((scale - kBias) << 7);
+    Pairs each[Count / kPairs], least = {};
+    for (uint64_t i = 0; i < Count / kPairs; ++i) {
+      each[i] = read<Pairs>(source + i * sizeof(Pairs));
+      const Pairs below = (each[i] & 0x7FFF) - 1; // zero comes out on top
+      least = i == 0 ? below : below < least ? below : least;
+    }
+    if (Machine::anyBelow(as<typename Machine::Register>(least), as<typename Machine::Register>(offset + ((1 << 7) - 1))))
+      return false;
+    for (uint64_t i = 0; i < Count / kPairs; ++i) {
+      const Pairs magnitude = each[i] & 0x7FFF, lowered = (magnitude > offset ? magnitude : offset) - offset;
+      const Pairs code = (lowered + (1 << (kDropped - 1)) - 1 + (lowered >> kDropped & 1)) >> kDropped; // of two that are as near, the even one
+      Machine::store(target + i * kPairs, Machine::pairBytes(as<typename Machine::Register>(code | (each[i] >> 8 & 0x80))), stream);
+    }
+    return true;
   }
 
   static uint64_t pack(const std::byte *codes) { return Machine::pack(codes); }

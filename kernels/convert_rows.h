@@ -57,6 +57,8 @@ template <class Lanes> struct Rows {
 
   /// The larger of `most` and the magnitudes of `Count` elements, lane by lane.
   template <Format From, uint64_t Count> static Bits largestOf(Bits most, const std::byte *source) {
+    if constexpr (From == Format::bf16 && requires { Lanes::template largestOfPairs<Count>(source); })
+      return larger(most, Lanes::template largestOfPairs<Count>(source));
     for (uint64_t i = 0; i < Count; i += kLanes)
       most = larger(most, Lanes::bits(Lanes::template load<From>(source + i * kItemBytes<From>)) & kMagnitude);
     return most;
@@ -128,6 +130,18 @@ template <class Lanes> struct Rows {
     return magnitudes >= kInfinity ? Bits{} + 255 : exponents > 8 ? exponents - 8 : Bits{};
   }
 
+  /// Elements of a block whose scale has this code. Of the scales that mxScales makes none has an inverse that is subnormal: 254.
+  template <Format From> static void mxBlock(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
+    const Floats inverse = Lanes::broadcast(as<float>(code == 255 ? kQuietNan : code == 254 ? 1u << 22 : (254 - code) << 23));
+    // What is beyond 448 becomes NaN, and that mode makes NaN of NaN in the same step.
+    convert<From, Format::fp8_e4m3, kMxBlock>(target, source, Overflow::infinity, stream, [&](Floats value) { return value * inverse; });
+  }
+
+  /// Apart, so that its constants take no registers from a loop that rarely comes here.
+  template <Format From> [[gnu::noinline]] static void mxBlockApart(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
+    mxBlock<From>(target, source, code, stream);
+  }
+
   template <Format From>
   static void quantizeMxfp8(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
     constexpr uint64_t kGroup = kMxBlock * kLanes;
@@ -135,17 +149,18 @@ template <class Lanes> struct Rows {
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
           const uint64_t blocks = blocksOfGroup(kMxBlock, count, group);
           const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
-          const Bits inverses = codes == 255 ? Bits{} + kQuietNan : (254 - codes) << 23;
           uint32_t code[kLanes];
-          float inverse[kLanes];
           std::memcpy(code, &codes, sizeof(codes));
-          std::memcpy(inverse, &inverses, sizeof(inverses));
           for (uint64_t block = 0; block < blocks; ++block) {
             scales[group * kLanes + block] = static_cast<std::byte>(code[block]);
-            const Floats factor = Lanes::broadcast(inverse[block]);
-            // Nothing overflows: what is beyond 448 is NaN, and that mode makes NaN of it in the same step.
-            convert<From, Format::fp8_e4m3, kMxBlock>(to + block * kMxBlock, from + block * kMxBlock * kItemBytes<From>, Overflow::infinity, past,
-                                                      [&](Floats value) { return value * factor; });
+            std::byte *const elements = to + block * kMxBlock;
+            const std::byte *const values = from + block * kMxBlock * kItemBytes<From>;
+            if constexpr (From == Format::bf16 && requires { Lanes::template storePairs<kMxBlock>(elements, values, 0, past); }) {
+              if (!Lanes::template storePairs<kMxBlock>(elements, values, code[block], past))
+                mxBlockApart<From>(elements, values, code[block], past);
+            } else {
+              mxBlock<From>(elements, values, code[block], past);
+            }
           }
         });
   }
@@ -161,14 +176,12 @@ template <class Lanes> struct Rows {
     });
   }
 
-  /// As quantizeMxfp8 does once it knows the scales, of which it makes none whose inverse is subnormal: 254.
+  /// As quantizeMxfp8 does once it knows the scales.
   template <Format From>
   static void encodeMxfp8(std::byte *target, const std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
     walk<kMxBlock, kMxBlock, kMxBlock * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
-          const auto code = static_cast<uint32_t>(scales[block]);
-          const Floats inverse = Lanes::broadcast(as<float>(code == 255 ? kQuietNan : code == 254 ? 1u << 22 : (254 - code) << 23));
-          convert<From, Format::fp8_e4m3, kMxBlock>(to, from, Overflow::infinity, past, [&](Floats value) { return value * inverse; });
+          mxBlock<From>(to, from, static_cast<uint32_t>(scales[block]), past);
         });
   }
 
