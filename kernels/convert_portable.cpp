@@ -1,10 +1,11 @@
+#include "kernels/codes.h"
 #include "kernels/convert_rows.h"
 
 namespace reshard::kernels {
 
 namespace {
 
-/// One value after the other, as formats.h defines them.
+/// One value after the other.
 struct Single {
   static constexpr uint64_t kLanes = 1;
   using Floats = float;
@@ -17,11 +18,11 @@ struct Single {
   template <Format From> static Floats load(const std::byte *at) {
     uint32_t code = 0;
     std::memcpy(&code, at, kItemBytes<From>); // little-endian, as all stored elements
-    return decode(From, code);
+    return floats(decodeBits<From>(code));
   }
 
   template <Format To> static void store(std::byte *at, Floats scaled, Bits value, Overflow overflow, bool) {
-    const uint32_t code = encode(To, floats((bits(scaled) & kMagnitude) | (value & ~kMagnitude)), overflow);
+    const uint32_t code = encodeBits<To>(withSign(scaled, value), overflow);
     std::memcpy(at, &code, kItemBytes<To>);
   }
 
