@@ -2,6 +2,8 @@
 
 #include "tools/common.h"
 
+#include <algorithm>
+
 namespace reshard::tools {
 
 std::string DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &device) {
@@ -19,8 +21,8 @@ std::string DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &d
           total += (pieces_.back().bytes + kAlignment - 1) / kAlignment * kAlignment;
         }
     std::byte *next = nullptr;
-    if (total > 0)
-      if (std::string error = device.allocate(total, next); !error.empty())
+    if (pieces_.size() > first) // what is there has an address, be it of no bytes
+      if (std::string error = device.allocate(std::max(total, kAlignment), next); !error.empty())
         return "cannot allocate " + humanBytes(static_cast<double>(total)) + " of the device: " + error;
     size_t piece = first;
     for (auto &instances : place.params)

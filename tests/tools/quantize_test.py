@@ -22,6 +22,7 @@ import mpi_test  # noqa: E402
 import quantize_jobs as jobs  # noqa: E402
 import quantize_reference as reference  # noqa: E402
 from quantize_work import BIN, Refused, Values, Work, Wrong, least, run  # noqa: E402
+from stand_in import PROGRAM  # noqa: E402
 
 JOBS = 504 if "RESHARD_FULL" in os.environ else 42
 SEEDS = [int(seed) for seed in os.environ["RESHARD_SEEDS"].split(",")] if "RESHARD_SEEDS" in os.environ else range(1, 12 * JOBS)
@@ -132,6 +133,16 @@ class Quantize(unittest.TestCase):
         self.assertEqual(done.returncode, code, done.stderr)
         self.stderr = done.stderr
         return json.loads(self.work.path("report").read_text()) if code == 0 else None
+
+    def test_a_rank_whose_shards_are_empty(self):
+        """It takes part in the largest magnitude all the same, with a zero."""
+        for quantize in ({"format": "nvfp4"}, {"format": "nvfp4", "by": "sender"}, {"format": "mxfp8", "by": "sender"}):
+            node = {"version": 1, "model": model(w={"shape": [32, 128], "shard": {"0": {"axis": "tp", "unit": 32, "scheme": "chunk"}}}), "source": {"mesh": {"tp": 2}},
+                    "target": {"mesh": {"tp": 2}, "quantize": quantize}}
+            self.compiled(node)
+            for program in ([BIN / "reshard-exec"], [PROGRAM, "--device=cuda"]):
+                done = run(*program, self.work.path("job.rplan"), "--synthesize", "--check")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_over_mpi(self):
         """Every kind of schedule with every format; where staging is too low, as much as is said to be needed."""
