@@ -52,9 +52,24 @@ bool callFor(double seconds, const std::function<void()> &call) {
   return true;
 }
 
+/// MPI in this process, where this module has called MPI_Init.
+struct Start {
+  std::atomic<bool> begun = false;   // MPI_Init, which can be called once
+  std::atomic<bool> broken = false;  // something failed: peers may be gone, and MPI_Finalize would wait for them
+  std::atomic<int> wires = 0;        // that are open; with the last MPI_Finalize comes, which can be called once, too
+};
+Start start;
+
+bool finalised() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
 class MpiWire : public Wire {
 public:
-  MpiWire(MPI_Comm all, bool initialised, double seconds) : all_(all), initialised_(initialised), seconds_(seconds) {
+  MpiWire(MPI_Comm all, double seconds) : all_(all), seconds_(seconds) {
+    ++start.wires;
     int rank = 0, size = 0;
     MPI_Comm_rank(all_, &rank);
     MPI_Comm_size(all_, &size);
@@ -62,39 +77,46 @@ public:
     size_ = static_cast<uint32_t>(size);
   }
   ~MpiWire() override {
-    if (abandoned_) // peers may be gone, and would be waited for
+    const bool last = --start.wires == 0;
+    if (start.broken || finalised()) // by the program, which may do so before it closes
       return;
-    if (initialised_)
+    MPI_Comm_free(&all_);
+    if (start.begun && last)
       callFor(seconds_, [] { MPI_Finalize(); });
-    else
-      MPI_Comm_free(&all_);
   }
 
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
   void reserve(size_t requests) override {
     requests_.assign(requests, MPI_REQUEST_NULL);
-    receives_.assign(requests, false);
+    expected_.assign(requests, -1);
   }
 
   std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
-    receives_[request] = false;
+    expected_[request] = -1;
     return checked(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), static_cast<int>(tag), all_, &requests_[request]));
   }
   std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
-    receives_[request] = true;
+    expected_[request] = static_cast<int>(bytes);
     return checked(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), static_cast<int>(tag), all_, &requests_[request]));
   }
   std::string test(size_t request, bool &done) override {
-    int flag = 0;
-    const int code = MPI_Test(&requests_[request], &flag, MPI_STATUS_IGNORE);
+    int flag = 0, bytes = 0;
+    MPI_Status status;
+    const int code = MPI_Test(&requests_[request], &flag, &status);
     done = flag != 0;
+    if (code == MPI_SUCCESS && done && expected_[request] >= 0) {
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      if (bytes != expected_[request])
+        return "a message of " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected_[request]);
+      expected_[request] = -1;
+    }
     return checked(code);
   }
   void abandon() override {
-    abandoned_ = true;
+    start.broken = true;
     for (size_t r = 0; r < requests_.size(); ++r)
-      if (receives_[r] && requests_[r] != MPI_REQUEST_NULL)
+      if (expected_[r] >= 0 && requests_[r] != MPI_REQUEST_NULL)
         MPI_Cancel(&requests_[r]);
   }
 
@@ -104,10 +126,8 @@ private:
   MPI_Comm all_;
   uint32_t rank_ = 0, size_ = 1;
   std::vector<MPI_Request> requests_;
-  std::vector<bool> receives_;
-  const bool initialised_;
+  std::vector<int> expected_; // bytes of what is being received; -1: of nothing, and of what is sent
   const double seconds_;
-  bool abandoned_ = false;
 };
 
 } // namespace
@@ -130,9 +150,17 @@ reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *
     std::snprintf(error, room, "%s: %s", where, text(code).c_str());
     return nullptr;
   };
+  auto refused = [&](const char *why) -> Wire * {
+    std::snprintf(error, room, "%s", why);
+    return nullptr;
+  };
+  if (finalised())
+    return refused("MPI is finalised, as it is when the last executor is closed; expected a program that calls MPI_Init and MPI_Finalize itself");
   int before = 0;
   MPI_Initialized(&before);
   if (!before) {
+    if (start.begun.exchange(true))
+      return refused("an earlier MPI_Init has not returned, expected a new process");
     const auto code = std::make_shared<int>(MPI_SUCCESS);
     auto initialise = [code] {
       int provided = 0;
@@ -144,21 +172,27 @@ reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *
       return failed("MPI_Init_thread", *code);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   }
-  // Its own tags.
-  MPI_Comm all = MPI_COMM_NULL;
-  MPI_Request request;
-  if (const int code = MPI_Comm_idup(MPI_COMM_WORLD, &all, &request); code != MPI_SUCCESS)
+  // Its own tags. What is not done at the deadline may still be written to.
+  struct Copy {
+    MPI_Comm all = MPI_COMM_NULL;
+    MPI_Request request;
+  };
+  auto copy = std::make_unique<Copy>();
+  if (const int code = MPI_Comm_idup(MPI_COMM_WORLD, &copy->all, &copy->request); code != MPI_SUCCESS)
     return failed("MPI_Comm_idup", code);
   int done = 0, code = MPI_SUCCESS;
   const double left = seconds > 0 ? std::max(1e-3, seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()) : 0;
   if (!waitFor(left, [&] {
-        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        code = MPI_Test(&copy->request, &done, MPI_STATUS_IGNORE);
         return done != 0 || code != MPI_SUCCESS;
-      }))
+      })) {
+    [[maybe_unused]] Copy *const kept = copy.release();
+    start.broken = true;
     return late("MPI_Comm_idup");
+  }
   if (code != MPI_SUCCESS)
     return failed("MPI_Comm_idup", code);
-  MPI_Comm_set_errhandler(all, MPI_ERRORS_RETURN);
-  return new MpiWire(all, !before, seconds);
+  MPI_Comm_set_errhandler(copy->all, MPI_ERRORS_RETURN);
+  return new MpiWire(copy->all, seconds);
 }
 }

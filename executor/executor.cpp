@@ -4,6 +4,7 @@
 
 #include "executor/faces.h"
 #include "executor/launch.h"
+#include "executor/operands.h"
 #include "executor/recorded.h"
 #include "executor/transforms.h"
 #include "executor/transport.h"
@@ -64,6 +65,7 @@ struct reshard_executor {
   double joinSeconds = 0;
   bool recorded = false; // the transport has recorded the hooks
   bool prepared = false;
+  bool broken = false; // the transport failed to prepare, and is in the middle of that
   reshard_state state = RESHARD_EMPTY;
   uint64_t version = 0;
   std::string error;
@@ -270,6 +272,15 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
         return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
       own = wire->rank();
     }
+    struct Abandon { // of a wire that no transport has taken: where this open fails, the others are not waited for
+      std::unique_ptr<Wire> &wire;
+      ~Abandon() {
+        if (wire)
+          wire->abandon();
+      }
+    } abandon{wire};
+    if (wire && wire->size() != e.plan->world())
+      return e.fail(RESHARD_INVALID, "the plan has " + std::to_string(e.plan->world()) + " ranks, the wire " + std::to_string(wire->size()) + " processes, expected as many");
     if (ranks)
       e.ranks.assign(ranks, ranks + rank_count);
     else if (own)
@@ -366,8 +377,8 @@ reshard_status reshard_prepare(reshard_executor *executor) {
     return RESHARD_INVALID;
   reshard_executor &e = *executor;
   return guarded(&e, [&] {
-    if (!e.transport || e.prepared)
-      return e.fail(RESHARD_INVALID, e.prepared ? "it is prepared already" : "the plan is not open");
+    if (!e.transport || e.prepared || e.broken)
+      return e.fail(RESHARD_INVALID, e.prepared ? "it is prepared already" : e.broken ? "an earlier prepare failed half way, expected a new executor" : "the plan is not open");
     if (std::string error = overlap(e.ranges); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
     for (LocalRank &local : e.locals) {
@@ -395,9 +406,14 @@ reshard_status reshard_prepare(reshard_executor *executor) {
     e.refreshes.clear();
     if (std::string error = findRefreshes(e); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
+    for (const LocalRank &local : e.locals)
+      if (std::string error = checkBound(*e.plan, local); !error.empty())
+        return e.fail(RESHARD_BAD_BINDING, std::move(error));
     bool timedOut = false;
+    e.broken = true;
     if (std::string error = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds), timedOut); !error.empty())
-      return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_BAD_BINDING, std::move(error));
+      return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+    e.broken = false;
     e.prepared = true;
     return RESHARD_OK;
   });

@@ -60,13 +60,12 @@ SharedMappings::SharedMappings() {
   }
 }
 
-int SharedMappings::file(const std::byte *begin, uint64_t bytes, uint64_t &offset, std::vector<int> &opened) {
+FilePlace SharedMappings::find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened) {
   const auto at = reinterpret_cast<uint64_t>(begin);
   auto area = std::upper_bound(areas_.begin(), areas_.end(), at, [](uint64_t a, const Area &other) { return a < other.begin; });
   if (area == areas_.begin() || (--area)->end < at + bytes)
-    return -1;
-  offset = area->offset + (at - area->begin);
-  return descriptor(*area, opened);
+    return {};
+  return {descriptor(*area, opened), area->device, area->inode, area->offset + (at - area->begin)};
 }
 
 int SharedMappings::descriptor(const Area &area, std::vector<int> &opened) {

@@ -12,14 +12,21 @@ namespace reshard {
 /// Equal for processes that see the same memory and the same process numbers.
 uint64_t hostNumber();
 
+/// Where memory stands in a file.
+struct FilePlace {
+  int file = -1;                     // a descriptor of the process, which may close it, and open another under its number
+  uint64_t device = 0, inode = 0;    // of the file that is meant
+  uint64_t offset = 0;
+};
+
 class SharedMappings {
 public:
   /// Reads what is mapped now.
   SharedMappings();
 
-  /// A descriptor of the file that holds [begin, begin + bytes), and where; -1 where that is not one shared mapping of a file that can be reached.
-  /// One that had to be opened is appended to `opened`.
-  int file(const std::byte *begin, uint64_t bytes, uint64_t &offset, std::vector<int> &opened);
+  /// Where [begin, begin + bytes) stands; file -1 where that is not one shared mapping of a file that can be reached. A descriptor that had to be opened
+  /// is appended to `opened`.
+  FilePlace find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened);
 
 private:
   struct Area {

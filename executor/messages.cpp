@@ -64,15 +64,14 @@ public:
     wire_->reserve(2 * kInFlight + Agreement::kRequests);
   }
   ~MessageTransport() override {
-    wire_.reset(); // nothing is on its way to the arena any more
-    std::free(arena_);
+    wire_.reset();
+    if (!abandoned_) // else what is on its way may still be written there
+      std::free(arena_);
   }
 
   std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) override {
     if (ranks.size() != 1 || ranks[0].rank != wire_->rank())
       return "this process is rank " + std::to_string(wire_->rank()) + " of its wire and runs that rank alone";
-    if (wire_->size() != plan.world())
-      return "the plan has " + std::to_string(plan.world()) + " ranks, the wire " + std::to_string(wire_->size()) + " processes, expected as many";
     if (plan.manifest().messages() > kMaxWireTag - Agreement::kTags)
       return "the plan has more messages than the wire has tags";
     const LocalRank &rank = ranks[0];
@@ -84,26 +83,22 @@ public:
     if (std::string error = agreement_.meet(plan.digest(), neighbours_.invitation(), deadline, timedOut, near); !error.empty())
       return abandon(error);
     // Receivers decide which messages they copy themselves; when all have, the senders follow.
-    where_.resize(rank.segment->steps() ? rank.segment->steps()->size() : 0);
-    std::string error;
-    for (uint32_t s = 0; s < where_.size() && error.empty(); ++s)
-      error = addStep(plan, rank, s, near, false);
-    if (!error.empty())
-      return abandon(error);
-    if (error = agreement_.barrier(deadline, timedOut); !error.empty())
-      return abandon(error);
+    where_.resize(rank.segment->steps()->size());
+    if (std::string error = agree(addSteps(plan, rank, near, false), deadline, timedOut); !error.empty())
+      return error;
     neighbours_.settle();
-    for (uint32_t s = 0; s < where_.size(); ++s)
-      if (error = addStep(plan, rank, s, near, true); !error.empty())
-        return abandon(error);
+    std::string error = addSteps(plan, rank, near, true);
     stream_ = bytes() * (near.size() + 1) >= kStreamBytes; // as if the others copied as much
     const uint64_t bytes = rank.segment->arena_bytes() - (work_ ? work_->begin() + work_->end() : 0) - rank.transformed;
-    if (bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
+    if (error.empty() && bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-      if (!arena_)
-        return "no memory for an arena of " + std::to_string(bytes) + " bytes";
-      std::memset(arena_, 0, bytes); // touched now, not in the first run
+      if (arena_)
+        std::memset(arena_, 0, bytes); // touched now, not in the first run
+      else
+        error = "no memory for an arena of " + std::to_string(bytes) + " bytes";
     }
+    if (error = agree(std::move(error), deadline, timedOut); !error.empty())
+      return error;
     for (const Way way : {kReceive, kSend, kPull, kPost})
       for (Message &message : messages_[way])
         link(*rank.segment, way, message);
@@ -172,6 +167,19 @@ private:
     return error;
   }
 
+  /// Whether all ranks have come so far without an error; where one has not, all of them fail.
+  std::string agree(std::string error, const Deadline &deadline, bool &timedOut) {
+    int64_t first = 0;
+    const std::string lost = agreement_.least(error.empty() ? wire_->size() : wire_->rank(), first, deadline, timedOut);
+    if (!error.empty())
+      timedOut = false;
+    else if (!lost.empty())
+      error = lost;
+    else if (first < wire_->size())
+      error = "rank " + std::to_string(first) + " could not prepare, and says why";
+    return error.empty() ? error : abandon(error);
+  }
+
   /// Jobs of the rank's faces; false where the deadline passed.
   bool work(FaceWork::Stage stage, const Deadline &deadline) const {
     for (size_t job = 0; work_ && job < work_->size(stage); ++job) {
@@ -180,6 +188,13 @@ private:
       work_->run(stage, job);
     }
     return true;
+  }
+
+  std::string addSteps(const Plan &plan, const LocalRank &rank, const std::map<uint32_t, Invitation> &near, bool sends) {
+    std::string error;
+    for (uint32_t s = 0; s < where_.size() && error.empty(); ++s)
+      error = addStep(plan, rank, s, near, sends);
+    return error;
   }
 
   std::string addStep(const Plan &plan, const LocalRank &rank, uint32_t number, const std::map<uint32_t, Invitation> &near, bool sends) {

@@ -23,19 +23,27 @@ uint32_t bufferCount(const Segment &segment) {
   const auto *runs = segment.buffers();
   return runs && runs->size() > 0 ? runs->Get(runs->size() - 1)->first() + runs->Get(runs->size() - 1)->count() : 0;
 }
+/// Maps the pages of a range now, not in the first run; those beside it, which may be holes, are let be.
+void touch(std::byte *begin, uint64_t bytes) {
+  constexpr uint64_t kPage = 4096;
+  const uint64_t before = reinterpret_cast<uint64_t>(begin) % kPage;
+  if (bytes > 0)
+    madvise(begin - before, before + bytes, MADV_POPULATE_READ); // a kernel that does not know it maps them in the first run
+}
+
 uint32_t stepCount(const Segment &segment) { return segment.steps() ? segment.steps()->size() : 0; }
 
 } // namespace
 
 size_t Neighbours::Block::size(uint32_t buffers, uint32_t steps) {
-  const size_t before = sizeof(Header) + buffers * sizeof(Buffer);
+  const size_t before = sizeof(Header) + buffers * sizeof(FilePlace);
   return (before + alignof(Progress) - 1) / alignof(Progress) * alignof(Progress) + steps * sizeof(Progress);
 }
 
 void Neighbours::Block::place(void *memory, uint32_t bufferCount, uint32_t stepCount) {
   bytes = size(bufferCount, stepCount);
   header = static_cast<Header *>(memory);
-  buffers = reinterpret_cast<Buffer *>(header + 1);
+  buffers = reinterpret_cast<FilePlace *>(header + 1);
   steps = reinterpret_cast<Progress *>(static_cast<std::byte *>(memory) + bytes - stepCount * sizeof(Progress));
 }
 
@@ -71,9 +79,8 @@ std::string Neighbours::show(const LocalRank &rank) {
   const auto *runs = rank.segment->buffers();
   for (uint32_t r = 0; runs && r < runs->size(); ++r)
     for (uint32_t i = 0; i < runs->Get(r)->count(); ++i) {
-      Buffer &buffer = mine_.buffers[runs->Get(r)->first() + i - 1];
       const std::byte *bound = rank.forms.empty() || !rank.forms[r] ? rank.runs[r][i] : nullptr; // what is converted is not shown
-      buffer.file = bound ? mappings.file(bound, runs->Get(r)->bytes(), buffer.offset, opened_) : -1;
+      mine_.buffers[runs->Get(r)->first() + i - 1] = bound ? mappings.find(bound, runs->Get(r)->bytes(), opened_) : FilePlace{};
     }
   invitation_.host = hostNumber();
   invitation_.process = getpid();
@@ -124,9 +131,12 @@ bool Neighbours::mapPeer(const Plan &plan, uint32_t rank, const Invitation &invi
   for (const BufferRun *run : *peer.rank.segment->buffers()) {
     std::vector<std::byte *> &table = peer.tables.emplace_back();
     for (uint32_t i = 0; i < run->count(); ++i) {
-      const Buffer &buffer = peer.block.buffers[run->first() + i - 1];
-      const Mapping mapping = buffer.file >= 0 ? mapFile(invitation.process, buffer.file) : Mapping{};
-      table.push_back(mapping.memory && buffer.offset + run->bytes() <= mapping.bytes ? mapping.memory + buffer.offset : nullptr);
+      const FilePlace &place = peer.block.buffers[run->first() + i - 1];
+      const Mapping mapping = place.file >= 0 ? mapFile(invitation.process, place) : Mapping{};
+      const bool reached = mapping.memory && place.offset <= mapping.bytes && run->bytes() <= mapping.bytes - place.offset;
+      table.push_back(reached ? mapping.memory + place.offset : nullptr);
+      if (reached && mapping.memoryAlone)
+        touch(table.back(), run->bytes());
     }
   }
   for (const auto &table : peer.tables)
@@ -135,20 +145,18 @@ bool Neighbours::mapPeer(const Plan &plan, uint32_t rank, const Invitation &invi
   return true;
 }
 
-const Neighbours::Mapping &Neighbours::mapFile(int32_t process, int32_t number) {
-  auto [at, added] = mappings_.try_emplace({process, number});
-  Mapping &mapping = at->second;
-  if (!added)
+const Neighbours::Mapping &Neighbours::mapFile(int32_t process, const FilePlace &place) {
+  Mapping &mapping = mappings_[{place.device, place.inode}];
+  if (mapping.memory)
     return mapping;
-  const int file = open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(number)).c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(place.file)).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   struct stat status;
-  if (file >= 0 && fstat(file, &status) == 0 && status.st_size > 0) {
-    // The pages of what is all memory are mapped now, not in the first run.
+  if (file >= 0 && fstat(file, &status) == 0 && status.st_dev == place.device && status.st_ino == place.inode && status.st_size > 0) {
     struct statfs system;
     const bool memoryAlone = fstatfs(file, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == HUGETLBFS_MAGIC);
-    void *memory = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED | (memoryAlone ? MAP_POPULATE : 0), file, 0);
+    void *memory = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, file, 0);
     if (memory != MAP_FAILED)
-      mapping = {static_cast<std::byte *>(memory), static_cast<size_t>(status.st_size)};
+      mapping = {static_cast<std::byte *>(memory), static_cast<size_t>(status.st_size), memoryAlone};
   }
   if (file >= 0)
     close(file);

@@ -5,6 +5,7 @@
 // System V-like shared memory, mapped files, PyTorch's share_memory_(). Peers open it as /proc/PID/fd/N, so they must belong to one user.
 #pragma once
 
+#include "executor/mappings.h"
 #include "executor/transport.h"
 
 #include <atomic>
@@ -56,14 +57,9 @@ private:
     uint64_t token;
     uint32_t buffers, steps;
   };
-  struct Buffer {
-    int32_t file; // -1: not shown
-    uint32_t reserved;
-    uint64_t offset;
-  };
   struct Block {
     Header *header = nullptr;
-    Buffer *buffers = nullptr;
+    FilePlace *buffers = nullptr; // file -1: not shown
     Progress *steps = nullptr;
     size_t bytes = 0;
     void place(void *memory, uint32_t buffers, uint32_t steps);
@@ -78,16 +74,17 @@ private:
   struct Mapping {
     std::byte *memory = nullptr;
     size_t bytes = 0;
+    bool memoryAlone = false; // no disk behind it
   };
   bool mapPeer(const Plan &plan, uint32_t rank, const Invitation &invitation, Peer &peer);
-  const Mapping &mapFile(int32_t process, int32_t file);
+  const Mapping &mapFile(int32_t process, const FilePlace &place);
 
   Invitation invitation_;
   Block mine_;
   int blockFile_ = -1;
   std::vector<int> opened_;
   std::map<uint32_t, Peer> peers_;
-  std::map<std::pair<int32_t, int32_t>, Mapping> mappings_; // (process, file)
+  std::map<std::pair<uint64_t, uint64_t>, Mapping> mappings_; // (device, inode)
 };
 
 } // namespace reshard

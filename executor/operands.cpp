@@ -99,6 +99,36 @@ void castZeros(Expansion &expansion) {
   expansion.target = {};
 }
 
+std::string checkBound(const Plan &plan, const LocalRank &rank) {
+  const Segment &segment = *rank.segment;
+  auto check = [&](uint32_t first, uint32_t count) {
+    Expansion expansion;
+    for (uint32_t i = first; i < first + count; ++i) {
+      const Operand &operand = *segment.operands()->Get(i);
+      if (std::string error = expand({&rank, &operand}, {}, expansion); !error.empty())
+        return error;
+      if (std::all_of(expansion.at.begin(), expansion.at.end(), [](const auto &at) { return at.source; }))
+        continue;
+      const size_t run = runOf(segment, operand.buffer());
+      if (run == segment.buffers()->size())
+        return "a buffer of rank " + std::to_string(rank.rank) + " is used and stands nowhere";
+      const BufferRun &of = *segment.buffers()->Get(static_cast<uint32_t>(run));
+      const Endpoint &endpoint = *plan.manifest().endpoints()->Get(of.endpoint());
+      return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(endpoint.ranks()->Get(of.place())) + " param '" +
+             endpoint.params()->Get(of.param())->name()->str() + "' is used, and not bound on every instance";
+    }
+    return std::string();
+  };
+  for (const Step *step : *segment.steps()) {
+    std::string error = check(step->first_input(), step->input_count());
+    if (error.empty())
+      error = check(step->first_output(), step->output_count());
+    if (!error.empty())
+      return error;
+  }
+  return {};
+}
+
 std::string addCopy(const Side &source, const Side &target, Tables &tables) {
   Expansion expansion;
   if (std::string error = expand(source, target, expansion); !error.empty())

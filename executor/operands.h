@@ -34,6 +34,9 @@ void castZeros(Expansion &expansion);
 /// Expands a pair of operands, one of which may be absent. An error text, empty on success: the sides are unlike.
 std::string expand(const Side &source, const Side &target, Expansion &expansion);
 
+/// Whether all that the steps of a rank read and write is bound; an error text that names what is not, empty on success.
+std::string checkBound(const Plan &plan, const LocalRank &rank);
+
 /// Appends the copies from one operand to another to tables; without a source operand zeros. An error text, empty on success: the sides are
 /// unlike, or a buffer is not bound.
 std::string addCopy(const Side &source, const Side &target, Tables &tables);

@@ -19,7 +19,7 @@ typedef enum {
   RESHARD_INVALID = 1,  /* wrong argument or call order; nothing changed */
   RESHARD_BAD_PLAN = 2, /* the plan file is absent, damaged, newer, or does not mean anything */
   RESHARD_BAD_BINDING = 3, /* a buffer is missing, unknown, of the wrong size, or overlaps another */
-  RESHARD_FAILED = 4,   /* a failure at run time; the handle is poisoned and its targets are torn */
+  RESHARD_FAILED = 4,   /* a failure at run time: of prepare, or of a run, whose targets are torn */
   RESHARD_TIMEOUT = 5   /* the deadline passed; likewise */
 } reshard_status;
 
@@ -38,7 +38,11 @@ typedef enum {
 } reshard_way;
 
 typedef struct {
-  const char *transport; /* "threads": all ranks in this process; "mpi", and "nccl" with device "cuda": one in each; NULL: "threads" */
+  const char *transport; /* "threads": all ranks in this process; "mpi", and "nccl" with device "cuda": one in each; NULL: "threads". With "mpi" a
+                            process calls one executor at a time, unless it has called MPI_Init_thread for MPI_THREAD_MULTIPLE itself; a process that has
+                            not called MPI_Init has it called by the first open, and MPI_Finalize by the last close, after which no open works. After
+                            RESHARD_FAILED or RESHARD_TIMEOUT of a run over "mpi", MPI may write what was on its way to bound memory until the process ends:
+                            do not use that memory for anything else */
   const char *device;    /* "cpu"; "cuda", with transport "threads" or "nccl": all bound memory is a GPU's; NULL: "cpu" */
   uint32_t threads;      /* workers of transport "threads"; 0: all cores */
   double join_seconds;   /* the deadline of open and of prepare, which wait for the other processes, and of close; 0: none */
@@ -104,8 +108,9 @@ typedef struct {
    runs again. */
 reshard_status reshard_set_transform(reshard_executor *executor, const char *name, const reshard_transform *transform);
 
-/* Checks that everything is bound and nothing overlaps, agrees with the other processes, allocates what the run needs. After it, bindings are
-   fixed. */
+/* Checks that all that is moved is bound and nothing overlaps, agrees with the other processes, allocates what the run needs. After it, bindings are
+   fixed. After RESHARD_INVALID and RESHARD_BAD_BINDING it may be called again, with what was missing; after RESHARD_FAILED and RESHARD_TIMEOUT it may
+   not, and where it fails on one of several processes it fails on all. */
 reshard_status reshard_prepare(reshard_executor *executor);
 
 /* Moves every byte, and returns when it is there. Allocates nothing. timeout_seconds <= 0: no deadline. With device "cuda" what writes the sources and

@@ -26,8 +26,8 @@ public:
   virtual std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) = 0;
   /// Whether a request is done; makes progress.
   virtual std::string test(size_t request, bool &done) = 0;
-  /// The run failed: peers may be gone. Nothing will be waited for any more, not even at the end, and nothing that was to be received is
-  /// written.
+  /// The run failed: peers may be gone. Nothing will be waited for any more, not even at the end. What was to be received may still be written, as long as
+  /// the process lives: MPI cannot take back what has begun.
   virtual void abandon() = 0;
 };
 

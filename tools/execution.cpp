@@ -91,7 +91,7 @@ public:
     bind(sourceThere ? sourceThere->places() : source.places());
     bind(targetThere ? targetThere->places() : target.places());
     if (const reshard_status status = reshard_prepare(executor_.get()); status != RESHARD_OK)
-      throw Failure{status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor_.get())};
+      throw Failure{status == RESHARD_TIMEOUT || status == RESHARD_FAILED ? kFailure : kUsage, reshard_error(executor_.get())};
     trace_.add("prepare", begin);
     const ResidentLimit limit(options_.synthesize ? std::vector<const Memory *>() : std::vector<const Memory *>{&source, &target},
                               options_.memory);

@@ -78,15 +78,18 @@ public:
     options.threads = threads;
     ASSERT_EQ(reshard_open(path_.c_str(), nullptr, 0, &options, &executor_), RESHARD_OK) << reshard_error(executor_);
   }
-  void bindAll() {
+  /// All, but for one source; or that alone.
+  void bindAll(const std::string &except = {}, const std::string &alone = {}) {
     for (const PlaceMemory &place : memory_->places()) {
       const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
       for (uint32_t p = 0; p < place.params.size(); ++p)
         for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
-          ASSERT_EQ(reshard_bind(executor_, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
-                                 place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)),
-                    RESHARD_OK)
-              << reshard_error(executor_);
+          if (alone.empty() ? place.endpoint > 0 || instance.name != except : place.endpoint == 0 && instance.name == alone) {
+            ASSERT_EQ(reshard_bind(executor_, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
+                                   place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)),
+                      RESHARD_OK)
+                << reshard_error(executor_);
+          }
     }
   }
   void fill(uint64_t seed) {
@@ -257,6 +260,19 @@ TEST_F(ExecutorTest, RefusesWrongBindings) {
   EXPECT_EQ(error(), "target rank 0 param 'layers.{layer}.up.weight' is not bound on every instance");
 }
 
+TEST_F(ExecutorTest, PreparedAgainWithTheSourceThatWasMissing) {
+  open();
+  bindAll("layers.0.up.weight");
+  EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
+  EXPECT_EQ(error(), "source rank 0 param 'layers.{layer}.up.weight' is used, and not bound on every instance");
+  bindAll({}, "layers.0.up.weight");
+  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  EXPECT_EQ(reshard_bytes(executor_), (8 * 64 + 2 * 64 * 96) * 2u * 2u); // of each rank the norm, of all of them the rest
+  fill(5);
+  ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
+  EXPECT_EQ(mismatches(5), 0u);
+}
+
 TEST_F(ExecutorTest, RefusesOverlap) {
   open();
   char memory[256];
@@ -270,6 +286,8 @@ TEST_F(ExecutorTest, SomeRanksAloneNeedTheOthers) {
   const uint32_t one[] = {1};
   ASSERT_EQ(reshard_open(path_.c_str(), one, 1, nullptr, &executor_), RESHARD_OK);
   bindAll();
-  EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
+  EXPECT_EQ(reshard_prepare(executor_), RESHARD_FAILED);
   EXPECT_NE(error().find("which is not in this process; transport 'threads' needs all ranks of the plan"), std::string::npos) << error();
+  EXPECT_EQ(reshard_prepare(executor_), RESHARD_INVALID);
+  EXPECT_EQ(error(), "an earlier prepare failed half way, expected a new executor");
 }

@@ -5,6 +5,8 @@
 #include "executor/agreement.h"
 #include "executor/chunks.h"
 #include "executor/launch.h"
+#include "executor/mappings.h"
+#include "executor/neighbours.h"
 #include "executor/transport.h"
 #include "executor/wire.h"
 #include "tests/executor/ranks.h"
@@ -16,7 +18,9 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <sys/mman.h>
 #include <thread>
+#include <unistd.h>
 
 using namespace reshard;
 using tests::RankMemory;
@@ -277,6 +281,58 @@ TEST(Messages, RankZeroTellsTheOthersWhereItIs) {
   bool late = false;
   EXPECT_EQ(shareByWire(alone, ids[1], 128, std::chrono::steady_clock::now(), late), "the deadline passed: rank 0 is waited for, to join");
   EXPECT_TRUE(late);
+}
+
+TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
+  const tests::Folder folder;
+  std::unique_ptr<Plan> plan;
+  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [66, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 1}}\n", folder / "plan");
+  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  tests::Ranks memory = tests::fillRanks(*plan, 1);
+  std::byte *const nothing[] = {nullptr, nullptr};
+  memory[2]->local.runs.assign(memory[2]->local.runs.size(), nothing);
+  Air air;
+  std::string errors[3];
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < 3; ++rank)
+    ranks.emplace_back([&, rank] {
+      bool late = false;
+      errors[rank] = makeMessageTransport(std::make_unique<SlowWire>(air, rank, 3, 1), false)->prepare(*plan, {memory[rank]->local}, {}, late);
+      EXPECT_FALSE(late);
+    });
+  for (std::thread &rank : ranks)
+    rank.join();
+  EXPECT_EQ(errors[0], "rank 2 could not prepare, and says why");
+  EXPECT_EQ(errors[1], errors[0]);
+  EXPECT_EQ(errors[2], "a buffer of rank 2 is used but not bound");
+}
+
+// A process may close what its memory was mapped from, and open something else under the number, before others have mapped it.
+TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
+  const tests::Folder folder;
+  std::unique_ptr<Plan> plan;
+  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n", folder / "plan");
+  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  for (const bool replaced : {false, true}) {
+    RankMemory memory(*plan, 1, Shown::all), other(*plan, 0);
+    memory.fill(3);
+    Neighbours shows, meets;
+    ASSERT_EQ(shows.show(memory.local), "");
+    ASSERT_EQ(meets.show(other.local), "");
+    if (replaced) {
+      std::vector<int> opened;
+      const int number = SharedMappings().find(memory.local.pointer(1), 1, opened).file, file = memfd_create("other", MFD_CLOEXEC);
+      ASSERT_EQ(ftruncate(file, 1 << 20), 0);
+      ASSERT_EQ(dup2(file, number), number);
+      close(file);
+    }
+    const LocalRank *met = meets.meet(*plan, 1, shows.invitation());
+    ASSERT_NE(met, nullptr);
+    ASSERT_EQ(met->pointer(1) == nullptr, replaced);
+    if (!replaced) {
+      EXPECT_EQ(std::memcmp(met->pointer(1), memory.local.pointer(1), 64 * 32), 0);
+    }
+  }
 }
 
 TEST(Messages, APeerThatIsGoneIsNamed) {
