@@ -144,7 +144,7 @@ public:
       timedOut = true;
       return abandon("the deadline passed before all was quantised");
     }
-    // A refit is complete on all ranks or on none.
+    // Complete on all ranks, or failed.
     std::string error = agreement_.barrier(deadline, timedOut);
     return error.empty() ? error : abandon(error);
   }

@@ -30,7 +30,7 @@ public:
       operations.push_back(options_.before);
     if (std::string error = group_ ? addMessages(plan, ranks, deadline, timedOut, operations) : addWaves(plan, ranks, operations, bytes_); !error.empty())
       return error;
-    if (group_) // a refit is complete on all ranks or on none
+    if (group_) // complete on all ranks, or failed
       operations.push_back(Call([&] { return group_->barrier(device_->stream(), deadline, timedOut); }));
     if (options_.refresh)
       operations.push_back(options_.refresh);

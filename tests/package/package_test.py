@@ -202,6 +202,30 @@ with reshard.Executor(reshard.compile(reshard.LIBRARY / "refit.yaml"), transport
         self.assertIn("KeyError: 'mine'", done.stderr)
         self.assertNotEqual(done.returncode, 0)
 
+    @unittest.skipUnless(MPI, "no MPI")
+    def test_executors_of_one_process(self):
+        """MPI lasts from the first to the last of them."""
+        (self.empty / "two.py").write_text("""
+import numpy, reshard
+plan = reshard.compile(reshard.LIBRARY / "refit.yaml")
+def ready():
+    executor = reshard.Executor(plan, transport="mpi")
+    executor.bind({name: numpy.zeros(param.shape, param.numpy_dtype) for name, param in plan.params(executor.ranks[0]).items()})
+    executor.prepare()
+    return executor
+first, second = ready(), ready()
+first.run()
+first.close()
+second.run()
+second.close()
+try:
+    reshard.Executor(plan, transport="mpi")
+except reshard.Error as error:
+    print(error)
+""")
+        lines = run("mpirun", "-n", 4, self.python, "two.py", cwd=self.empty)
+        self.assertEqual(lines.count("MPI is finalised, as it is when the last executor is closed"), 4, lines)
+
     def test_commands(self):
         bin = self.python.parent
         shutil.copy(ROOT / "examples" / "quickstart.yaml", self.empty)
