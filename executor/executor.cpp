@@ -2,6 +2,7 @@
 
 #include "executor/reshard.h"
 
+#include "executor/bindings.h"
 #include "executor/faces.h"
 #include "executor/launch.h"
 #include "executor/operands.h"
@@ -15,21 +16,11 @@
 #include <cstring>
 #include <map>
 #include <new>
-#include <unordered_map>
 
 using namespace reshard;
 namespace fbs = reshard::schema;
 
 namespace {
-
-/// What a place of an endpoint can be bound to.
-struct Bindable {
-  std::string role;
-  uint32_t place = 0;       // of the endpoint
-  std::unordered_map<std::string, std::pair<uint32_t, uint64_t>> names; // param -> instance over all params, bytes
-  std::vector<uint32_t> firstInstance; // by param
-  PointerTable pointers;
-};
 
 struct Hook {
   reshard_hook call = nullptr;
@@ -40,13 +31,6 @@ struct Hook {
 struct Refresh {
   std::string name;
   uint32_t rank = 0;
-};
-
-/// A bound range, for the check of overlaps.
-struct Range {
-  const std::byte *begin, *end;
-  bool target;
-  std::string name;
 };
 
 } // namespace
@@ -85,25 +69,11 @@ struct reshard_executor {
     return {};
   }
 
-  Bindable &bindable(uint32_t endpointNumber, uint32_t place, uint32_t key) {
-    auto [at, added] = places.try_emplace({endpointNumber, key});
-    Bindable &result = at->second;
-    if (added) {
-      const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(endpointNumber);
-      result.role = endpoint.role()->str();
-      result.place = place;
-      uint32_t next = 0;
-      for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p) {
-        result.firstInstance.push_back(next);
-        for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place)) {
-          if (fbs::bindable(*endpoint.params()->Get(p)))
-            result.names.emplace(instance.name, std::make_pair(next, static_cast<uint64_t>(instance.bytes)));
-          ++next;
-        }
-      }
-      result.pointers.assign(next, nullptr);
-    }
-    return result;
+  Bindable &bindable(uint32_t endpoint, uint32_t place, uint32_t key) {
+    const auto [at, added] = places.try_emplace({endpoint, key});
+    if (added)
+      at->second = bindableOf(*plan, endpoint, place);
+    return at->second;
   }
 };
 
@@ -126,37 +96,6 @@ Transport::Deadline deadlineIn(double seconds) {
   if (!(seconds > 0))
     return {};
   return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
-}
-
-/// A known name at most a few edits away, for the message.
-std::string nearest(const std::string &name, const Bindable &place) {
-  size_t best = name.size() / 3 + 2;
-  const std::string *found = nullptr;
-  size_t looked = 0;
-  std::vector<size_t> row;
-  for (const auto &[known, where] : place.names) {
-    if (++looked > 100'000)
-      break;
-    if (known.size() > name.size() + best || name.size() > known.size() + best)
-      continue;
-    row.resize(known.size() + 1);
-    for (size_t j = 0; j <= known.size(); ++j)
-      row[j] = j;
-    for (size_t i = 1; i <= name.size(); ++i) {
-      size_t diagonal = row[0];
-      row[0] = i;
-      for (size_t j = 1; j <= known.size(); ++j) {
-        const size_t above = row[j];
-        row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (name[i - 1] != known[j - 1])});
-        diagonal = above;
-      }
-    }
-    if (row.back() < best) {
-      best = row.back();
-      found = &known;
-    }
-  }
-  return found ? ", did you mean '" + *found + "'?" : "";
 }
 
 /// The hooks that the params of the local ranks need; an error where one is not set.
@@ -182,7 +121,7 @@ std::string findRefreshes(reshard_executor &e) {
 
 /// The transport of a GPU. `given`: the rank that the caller says this process is; `own`: what it is, unless it is all.
 std::string openRecorded(reshard_executor &e, const std::string &transport, std::optional<uint32_t> given, const reshard_options *options, std::optional<uint32_t> &own,
-                         bool &timedOut) {
+                         bool &timedOut, std::unique_ptr<Transport> &opened) {
   Launch launch;
   if (transport == "nccl" && !options->communicator)
     launch = findLaunch();
@@ -217,23 +156,7 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
   }
   e.recorded = true;
   RecordedOptions how{options->no_local_shortcut != 0, [&e] { return e.transforms.prepare(); }, [&e] { return e.refresh(); }};
-  e.transport = makeRecordedTransport(std::move(device), std::move(group), std::move(how));
-  return {};
-}
-
-/// No target may share memory with anything else that is bound.
-std::string overlap(std::vector<Range> &ranges) {
-  std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
-  const Range *last = nullptr, *lastTarget = nullptr; // those that reach furthest
-  for (const Range &range : ranges) {
-    const Range *other = range.target ? last : lastTarget;
-    if (other && other->end > range.begin && range.end > range.begin)
-      return other->name + " and " + range.name + " overlap in memory";
-    if (!last || range.end > last->end)
-      last = &range;
-    if (range.target && (!lastTarget || range.end > lastTarget->end))
-      lastTarget = &range;
-  }
+  opened = makeRecordedTransport(std::move(device), std::move(group), std::move(how));
   return {};
 }
 
@@ -262,10 +185,11 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       return e.fail(RESHARD_BAD_PLAN, std::move(error));
     e.joinSeconds = options ? options->join_seconds : 0;
     std::unique_ptr<Wire> wire;
+    std::unique_ptr<Transport> recorded; // of a GPU
     bool late = false;
     std::optional<uint32_t> own; // rank of this process, where it has one
     if (device == "cuda") {
-      if (std::string error = openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, options, own, late); !error.empty())
+      if (std::string error = openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, options, own, late, recorded); !error.empty())
         return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     } else if (transport != "threads") {
       if (std::string error = openWire(transport, e.joinSeconds, wire, late); !error.empty())
@@ -298,7 +222,9 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
       return e.fail(RESHARD_INVALID, "a rank is given twice");
-    if (!e.transport)
+    if (recorded)
+      e.transport = std::move(recorded);
+    else
       e.transport = wire ? makeMessageTransport(std::move(wire), !options->no_local_shortcut) : makeThreadsTransport(options ? options->threads : 0);
     return RESHARD_OK;
   });

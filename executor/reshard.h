@@ -130,7 +130,7 @@ reshard_status reshard_agree(reshard_executor *executor, int64_t mine, int64_t *
 reshard_state reshard_target_state(const reshard_executor *executor);
 /* How many runs have completed. */
 uint64_t reshard_version(const reshard_executor *executor);
-/* The first failure's text, "" where none; lives until the next call. */
+/* Why the last call failed, "" where it did not; lives until the next call. */
 const char *reshard_error(const reshard_executor *executor);
 /* Bytes that a run moves, padding included. */
 uint64_t reshard_bytes(const reshard_executor *executor);
