@@ -129,8 +129,10 @@ private:
             buffers_.back().rows = (face->format() == Quantization::block_fp8 ? 128 : 1) * row;
           }
           buffers_.back().largest = e > 0 && face && face->kind() == FaceKind::amax;
-          if (inArena(param))
-            gathered_ += count * gatheredBytes(run);
+          // What the executor adds up for its memory is at most this, so it overflows nowhere after this check.
+          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, gatheredBytes(run), &each) || __builtin_add_overflow(gathered_, each, &gathered_) ||
+                                                    gathered_ > static_cast<uint64_t>(kMaxSize)))
+            return fail(where + "found " + text(count) + " buffers of " + text(bytes) + " bytes to gather, expected at most " + text(kMaxSize) + " bytes of all");
           next += count;
           if (next > UINT32_MAX)
             return fail("found " + text(next) + " buffers, expected fewer than 2^32");

@@ -1,0 +1,63 @@
+// Plans that nobody compiles: what is absent, what overflows, what asks for more than there is. Good digests, and a valid FlatBuffer unless a test says otherwise.
+
+#include "schema/limits.h"
+#include "tests/schema/support.h"
+
+#include <gtest/gtest.h>
+
+using namespace reshard;
+using namespace reshard::schema;
+using namespace reshard::test;
+
+namespace {
+
+class Hostile : public testing::Test {
+protected:
+  std::string read(const Parts &parts) {
+    putTogether(parts, path_);
+    return readAll(path_);
+  }
+  std::string read(const std::string &manifest, const Parts &parts) {
+    std::vector<std::string> segments;
+    for (const SegmentT &segment : parts.segments)
+      segments.push_back(serialized(segment));
+    writeContainer(path_, manifest, segments);
+    return readAll(path_);
+  }
+
+  const TemporaryFolder folder_;
+  const std::string path_ = folder_ / "plan";
+  const std::string rankOne_ = "the segment of rank 1 does not hold together: ";
+};
+
+/// The tiny plan with 16 instances of 2^60 bytes that a transform takes over on rank 1, in place of those that steps write.
+Parts hugeTransform() {
+  Parts parts = tinyParts();
+  parts.manifest.variables[0]->size = 16;
+  ParamT &param = parts.param(1);
+  param.transform = "pack";
+  param.parts.clear();
+  for (auto &extent : param.shape)
+    extent->at = {1};
+  param.shape[0]->at = {int64_t{1} << 59}; // times one, times 2 bytes
+  for (size_t endpoint : {0, 1})
+    for (auto &share : parts.manifest.endpoints[endpoint]->shares)
+      if (raw<RawRun>(share->runs[0]).length == 2 && share->axes.empty())
+        raw<RawRun>(share->runs[0]).length = 16;
+  return parts;
+}
+
+} // namespace
+
+// 16 × 2^60 is 2^64, which is 0 in 64 bits.
+TEST_F(Hostile, WhatIsGatheredOverflows) {
+  Parts parts = hugeTransform();
+  for (SegmentT &segment : parts.segments)
+    for (BufferRun &each : segment.buffers) {
+      auto &run = raw<RawBufferRun>(each);
+      run.count = 16;
+      run.bytes = run.endpoint == 1 ? uint64_t{1} << 60 : run.bytes;
+      run.first = run.endpoint == 1 && &each != segment.buffers.data() ? 17 : 1;
+    }
+  EXPECT_EQ(read(parts), rankOne_ + "buffer run 1: found 16 buffers of 1152921504606846976 bytes to gather, expected at most 1152921504606846976 bytes of all");
+}
