@@ -56,8 +56,13 @@ private:
 
   bool general() {
     // The verifier does not look at the alignment of a vector of structs.
+    const std::pair<const char *, bool> tables[] = {{"buffers", segment_.buffers()}, {"loops", segment_.loops()}, {"shapes", segment_.shapes()},
+                                                    {"operands", segment_.operands()}, {"steps", segment_.steps()}, {"after", segment_.after()}};
+    for (const auto &[name, found] : tables)
+      if (!found)
+        return fail(std::string("found no table '") + name + "', expected one, though it be empty");
     auto aligned = [](const auto *vector) {
-      return !vector || vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
+      return vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
     };
     if (!aligned(segment_.buffers()) || !aligned(segment_.loops()) || !aligned(segment_.shapes()) ||
         !aligned(segment_.operands()) || !aligned(segment_.steps()))

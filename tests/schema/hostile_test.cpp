@@ -61,3 +61,23 @@ TEST_F(Hostile, WhatIsGatheredOverflows) {
     }
   EXPECT_EQ(read(parts), rankOne_ + "buffer run 1: found 16 buffers of 1152921504606846976 bytes to gather, expected at most 1152921504606846976 bytes of all");
 }
+
+// The builder leaves out none of them; whoever writes another one must not, either: the executor looks at all.
+TEST_F(Hostile, AbsentTables) {
+  const Parts parts = tinyParts();
+  std::vector<std::string> segments;
+  for (const SegmentT &segment : parts.segments)
+    segments.push_back(serialized(segment));
+  const std::string idle = segments[3];
+  const std::pair<const char *, uint16_t> fields[] = {{"buffers", Segment::VT_BUFFERS}, {"loops", Segment::VT_LOOPS}, {"shapes", Segment::VT_SHAPES},
+                                                      {"operands", Segment::VT_OPERANDS}, {"steps", Segment::VT_STEPS}, {"after", Segment::VT_AFTER}};
+  for (const auto &[name, field] : fields) {
+    segments[3] = idle;
+    char *root = segments[3].data() + (reinterpret_cast<const char *>(flatbuffers::GetSizePrefixedRoot<Segment>(idle.data())) - idle.data());
+    int32_t back = 0;
+    std::memcpy(&back, root, sizeof back);
+    std::memset(root - back + field, 0, sizeof(uint16_t));
+    writeContainer(path_, serialized(parts.manifest), segments);
+    EXPECT_EQ(readAll(path_), std::string("the segment of rank 3 does not hold together: found no table '") + name + "', expected one, though it be empty");
+  }
+}
