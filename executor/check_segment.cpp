@@ -315,10 +315,10 @@ private:
   bool readable(const Step &step, uint32_t number) {
     if (last_->block > 0)
       return failStep("operand " + text(number) + ": reads what is converted where it comes, expected one that stands as it came");
-    if (last_->source)
-      return true;
     if (step.kind() == StepKind::reduce)
       return last_->largest || failStep("operand " + text(number) + ": reduces what has no largest magnitudes");
+    if (last_->source)
+      return true;
     if (step.kind() == StepKind::copy && last_->first == 0) // what was gathered
       return step.after_count() > 0 || failStep("operand " + text(number) + ": reads the arena, and waits for nothing");
     bool received = false;

@@ -81,3 +81,13 @@ TEST_F(Hostile, AbsentTables) {
     EXPECT_EQ(readAll(path_), std::string("the segment of rank 3 does not hold together: found no table '") + name + "', expected one, though it be empty");
   }
 }
+
+TEST_F(Hostile, ReducesASource) {
+  Parts parts = tinyParts();
+  RawStep &step = parts.step(0, 0); // was a send
+  step.kind = static_cast<uint8_t>(StepKind::reduce);
+  step.peer = UINT32_MAX;
+  step.message = 0;
+  step.staging = UINT64_MAX;
+  EXPECT_EQ(read(parts), "the segment of rank 0 does not hold together: step 0 operand 0: reduces what has no largest magnitudes");
+}
