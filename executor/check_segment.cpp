@@ -46,6 +46,7 @@ private:
   struct Extent {
     int64_t bytes, row, low, high, lowBuffer, highBuffer;
     int64_t unit; // of which row and strides are multiples
+    int64_t pieces; // beyond one, that an executor expands it to: what lies within the loops that change the buffer is one
   };
 
   bool fail(std::string text) {
@@ -55,12 +56,12 @@ private:
   bool failStep(const std::string &text) { return fail("step " + std::to_string(step_) + " " + text); }
 
   bool general() {
-    // The verifier does not look at the alignment of a vector of structs.
     const std::pair<const char *, bool> tables[] = {{"buffers", segment_.buffers()}, {"loops", segment_.loops()}, {"shapes", segment_.shapes()},
                                                     {"operands", segment_.operands()}, {"steps", segment_.steps()}, {"after", segment_.after()}};
     for (const auto &[name, found] : tables)
       if (!found)
         return fail(std::string("found no table '") + name + "', expected one, though it be empty");
+    // The verifier does not look at the alignment of a vector of structs.
     auto aligned = [](const auto *vector) {
       return vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
     };
@@ -175,7 +176,7 @@ private:
   bool shape(const Shape &shape) {
     if (shape.row_bytes() < 1 || shape.row_bytes() > static_cast<uint64_t>(kMaxSize))
       return false;
-    Extent extent{static_cast<int64_t>(shape.row_bytes()), static_cast<int64_t>(shape.row_bytes()), 0, 0, 0, 0, static_cast<int64_t>(shape.row_bytes())};
+    Extent extent{static_cast<int64_t>(shape.row_bytes()), static_cast<int64_t>(shape.row_bytes()), 0, 0, 0, 0, static_cast<int64_t>(shape.row_bytes()), 0};
     auto reach = [](int64_t steps, int64_t step, int64_t &low, int64_t &high) {
       int64_t span = 0;
       int64_t &end = step < 0 ? low : high;
@@ -194,6 +195,8 @@ private:
           !reach(count - 1, loop.stride(), extent.low, extent.high) ||
           !reach(count - 1, loop.buffer_step(), extent.lowBuffer, extent.highBuffer))
         return false;
+      if (loop.buffer_step() != 0)
+        extent.pieces = extent.bytes / extent.row - 1;
     }
     extents_.push_back(extent);
     return true;
@@ -404,6 +407,9 @@ private:
     if (output && extent.bytes > room)
       return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes over " +
                       text(static_cast<uint64_t>(room)));
+    if (extent.pieces > kMaxPieces - pieces_)
+      return failStep("operand " + text(number) + ": found loops that make more than " + text(kMaxPieces) + " pieces of operands, expected at most so many");
+    pieces_ += extent.pieces;
     sum += extent.bytes;
     return sum <= kMaxSize || failStep("has operands of more than " + text(kMaxSize) + " bytes");
   }
@@ -415,6 +421,7 @@ private:
   std::vector<Buffers> buffers_;
   uint64_t gathered_ = 0; // bytes of the arena's end
   std::vector<Extent> extents_;  // by shape
+  int64_t pieces_ = 0;           // of all operands
   ArenaUse arena_;
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
   static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};

@@ -91,3 +91,23 @@ TEST_F(Hostile, ReducesASource) {
   step.staging = UINT64_MAX;
   EXPECT_EQ(read(parts), "the segment of rank 0 does not hold together: step 0 operand 0: reduces what has no largest magnitudes");
 }
+
+// Loops that go from buffer to buffer and back stay within both, and ask for a piece each time.
+TEST_F(Hostile, PiecesWithoutEnd) {
+  for (const uint64_t count : {uint64_t{1} << 10, uint64_t{1} << 16}) {
+    Parts parts = tinyParts();
+    SegmentT &segment = parts.segments[1];
+    const auto firstLoop = static_cast<uint32_t>(segment.loops.size());
+    const std::vector<Loop> loops = {{count, 0, 0}, {count, 0, 0}, {2, 0, 1}};
+    segment.loops.insert(segment.loops.end(), loops.begin(), loops.end());
+    segment.shapes.push_back({uint64_t{1}, firstLoop, static_cast<uint32_t>(loops.size())});
+    parts.operand(1, 4).shape = static_cast<uint32_t>(segment.shapes.size() - 1); // of the send of message 2
+    parts.step(1, 3).bytes = 2 * count * count;
+    parts.step(1, 3).staging = UINT64_MAX;
+    const std::string error = read(parts);
+    if (count == uint64_t{1} << 10)
+      EXPECT_EQ(error, "message 2 from rank 1 to rank 2: found bytes 2097152 on the sender, 24 on the receiver, expected the same");
+    else
+      EXPECT_EQ(error, rankOne_ + "step 3 operand 4: found loops that make more than " + std::to_string(kMaxPieces) + " pieces of operands, expected at most so many");
+  }
+}
