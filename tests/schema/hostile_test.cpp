@@ -111,3 +111,34 @@ TEST_F(Hostile, PiecesWithoutEnd) {
       EXPECT_EQ(error, rankOne_ + "step 3 operand 4: found loops that make more than " + std::to_string(kMaxPieces) + " pieces of operands, expected at most so many");
   }
 }
+
+// Plans of models with very many tensors have more tables than the verifier looks at by default.
+TEST_F(Hostile, AMillionTablesAreNone) {
+  Parts parts = tinyParts();
+  constexpr size_t kMany = 1'000'001;
+  const size_t before = parts.manifest.variables.size();
+  for (size_t v = before; v < kMany; ++v) {
+    parts.manifest.variables.push_back(std::make_unique<VariableT>());
+    parts.manifest.variables.back()->size = 1;
+  }
+  for (auto &endpoint : parts.manifest.endpoints)
+    endpoint->placement.resize(kMany, endpoint->placement[0]);
+  EXPECT_EQ(read(parts), "");
+}
+
+// Tables that are named again and again: a file of a few hundred kilobytes would be 2^32 of them to look at.
+TEST_F(Hostile, TablesWithinTables) {
+  constexpr size_t kMany = 1 << 16;
+  flatbuffers::FlatBufferBuilder builder;
+  const auto share = CreateShare(builder, 0, builder.CreateVector(std::vector<uint32_t>{0, 0}), builder.CreateVectorOfStructs(std::vector<schema::Run>()));
+  const auto exists = builder.CreateVector(std::vector(kMany, share));
+  const auto family = CreateFamily(builder, builder.CreateString("w"), 0, exists);
+  const auto families = builder.CreateVector(std::vector(kMany, family));
+  const auto endpoints = builder.CreateVector(std::vector<flatbuffers::Offset<Endpoint>>());
+  ManifestBuilder manifest(builder);
+  manifest.add_families(families);
+  manifest.add_endpoints(endpoints);
+  builder.FinishSizePrefixed(manifest.Finish(), kManifestIdentifier);
+  const std::string bytes(reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize());
+  EXPECT_EQ(read(bytes, tinyParts()), "damaged: the manifest is no valid FlatBuffer");
+}
