@@ -27,7 +27,7 @@ std::string systemError(const char *what, const std::string &path) {
 
 /// Maps a whole file for reading. Empty files map to nothing.
 std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, bool writable = false) {
-  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); // a pipe shall not make us wait
   if (file < 0)
     return systemError("open", path);
   struct stat status {};
