@@ -212,6 +212,7 @@ int compile(const std::string &job, Options &options) {
 } // namespace
 
 int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
   Options options;
   std::vector<std::string> arguments;
   auto append = [](std::vector<std::string> &list) {

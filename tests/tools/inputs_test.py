@@ -59,6 +59,19 @@ class Inputs(unittest.TestCase):
         for name in ("standard", "substituted"):
             self.assertIn("0 of 2 ranks have another segment", self.run_command("reshard-diff", "plan", name, code=1).stdout) # manifests name the job
 
+    def test_a_limit_on_the_size_of_files(self):
+        """Python ignores SIGXFSZ, and gives its children the default again."""
+        self.make_source()
+        limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))}
+        before = sorted(self.folder.iterdir())
+        done = self.run_command("reshard-exec", "plan", "--source=source", "--target=target", code=3, **limited)
+        self.assertRegex(done.stderr, "cannot reserve [0-9]+ bytes for '.*': File too large")
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+        limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))}
+        done = self.run_command("reshard-compile", "job.yaml", "-o", "other", code=3, **limited)
+        self.assertIn("cannot write 'other': File too large", done.stderr)
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+
 
 if __name__ == "__main__":
     unittest.main()
