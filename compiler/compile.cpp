@@ -3,6 +3,7 @@
 #include "compiler/floors.h"
 #include "compiler/frontend.h"
 #include "compiler/pass.h"
+#include "compiler/reading.h"
 #include "compiler/shard_distribution.h"
 #include "ir/text.h"
 
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <set>
+#include <unistd.h>
 
 namespace reshard {
 
@@ -61,11 +63,18 @@ std::vector<const PassInfo *> select(const CompileOptions &options, Diagnostics 
 
 /// A module from IR text.
 bool readText(const std::string &path, Module &module, Diagnostics &diagnostics) {
-  auto buffer = llvm::MemoryBuffer::getFile(path, /*IsText=*/true);
-  if (!buffer) {
-    diagnostics.error({}, "cannot read '" + path + "': " + buffer.getError().message());
+  auto unreadable = [&](const std::string &why) {
+    diagnostics.error({}, "cannot read '" + path + "': " + why);
     return false;
-  }
+  };
+  std::string why;
+  const int file = openInput(path, why);
+  if (file < 0)
+    return unreadable(why);
+  auto buffer = llvm::MemoryBuffer::getOpenFile(file, path, /*FileSize=*/-1); // asks for it, or reads to the end of a pipe
+  ::close(file);
+  if (!buffer)
+    return unreadable(buffer.getError().message());
   const std::string text = (*buffer)->getBuffer().str();
   size_t line = 0, column = 0;
   std::string message;

@@ -148,6 +148,27 @@ struct Counts {
   }
 };
 
+/// Whether loops make at most schema::kMaxPieces of the operands, counted as the loader counts them.
+bool fewPieces(const ir::RankSchedule &rank) {
+  std::vector<int64_t> ofShape;
+  for (const ir::OperandShape &shape : rank.shapes) {
+    int64_t pieces = 0, all = 1;
+    for (const ir::OperandLoop &loop : shape.loops) {
+      if (__builtin_mul_overflow(all, loop.count, &all))
+        all = INT64_MAX;
+      pieces = loop.bufferStep != 0 ? all - 1 : pieces;
+    }
+    ofShape.push_back(pieces);
+  }
+  int64_t left = schema::kMaxPieces;
+  for (const ir::Step &step : rank.steps)
+    for (const auto *operands : {&step.inputs, &step.outputs})
+      for (const ir::Operand &operand : *operands)
+        if (__builtin_sub_overflow(left, ofShape[static_cast<size_t>(operand.shape)], &left) || left < 0)
+          return false;
+  return true;
+}
+
 /// A vector of structs written where it will stand: T is appended by `put(next)`, which moves `next` on.
 template <class T, class Put>
 Offset<flatbuffers::Vector<const T *>> table(FlatBufferBuilder &builder, uint64_t count, Put put) {
@@ -170,6 +191,8 @@ public:
       if (shape.loops.size() > schema::kMaxLoops)
         return "rank " + std::to_string(rank.rank) + " has a shape of " + std::to_string(shape.loops.size()) +
                " loops, expected at most " + std::to_string(schema::kMaxLoops);
+    if (!fewPieces(rank))
+      return "rank " + std::to_string(rank.rank) + " has loops that make more than " + std::to_string(schema::kMaxPieces) + " pieces of operands, expected at most so many";
     if (!builder_ || capacity_ < counts.bytes())
       builder_.emplace(capacity_ = counts.bytes()); // a builder that grows copies what it has, again and again
     else

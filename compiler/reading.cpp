@@ -4,7 +4,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fcntl.h>
 #include <memory>
+#include <sys/stat.h>
+#include <unistd.h>
 
 namespace reshard {
 
@@ -394,14 +397,31 @@ bool fits(const std::string &glob, const std::string &name) {
 
 // ------------------------------------------------------------------------------------------------------- files
 
+int openInput(const std::string &path, std::string &why) {
+  const bool handedOver = path.starts_with("/dev/") || path.starts_with("/proc/");
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | (handedOver ? 0 : O_NONBLOCK));
+  struct stat status {};
+  if (file < 0 || ::fstat(file, &status) != 0)
+    why = std::strerror(errno);
+  else if (handedOver || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)) // reading a folder says what it is
+    return file;
+  else
+    why = "it is no regular file";
+  if (file >= 0)
+    ::close(file);
+  return -1;
+}
+
 std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnostics &diagnostics) {
   auto fail = [&](const std::string &why) {
     diagnostics.error(at, "cannot read '" + path + "': " + why);
     return std::nullopt;
   };
-  const std::unique_ptr<FILE, int (*)(FILE *)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  if (!file)
-    return fail(std::strerror(errno));
+  std::string why;
+  const int descriptor = openInput(path, why);
+  if (descriptor < 0)
+    return fail(why);
+  const std::unique_ptr<FILE, int (*)(FILE *)> file(::fdopen(descriptor, "rb"), std::fclose);
   std::string text;
   char buffer[1 << 16];
   while (const size_t bytes = std::fread(buffer, 1, sizeof(buffer), file.get())) {

@@ -46,6 +46,7 @@ private:
   struct Extent {
     int64_t bytes, row, low, high, lowBuffer, highBuffer;
     int64_t unit; // of which row and strides are multiples
+    int64_t pieces; // beyond one, that an executor expands it to: what lies within the loops that change the buffer is one
   };
 
   bool fail(std::string text) {
@@ -55,9 +56,14 @@ private:
   bool failStep(const std::string &text) { return fail("step " + std::to_string(step_) + " " + text); }
 
   bool general() {
+    const std::pair<const char *, bool> tables[] = {{"buffers", segment_.buffers()}, {"loops", segment_.loops()}, {"shapes", segment_.shapes()},
+                                                    {"operands", segment_.operands()}, {"steps", segment_.steps()}, {"after", segment_.after()}};
+    for (const auto &[name, found] : tables)
+      if (!found)
+        return fail(std::string("found no table '") + name + "', expected one, though it be empty");
     // The verifier does not look at the alignment of a vector of structs.
     auto aligned = [](const auto *vector) {
-      return !vector || vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
+      return vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
     };
     if (!aligned(segment_.buffers()) || !aligned(segment_.loops()) || !aligned(segment_.shapes()) ||
         !aligned(segment_.operands()) || !aligned(segment_.steps()))
@@ -129,8 +135,10 @@ private:
             buffers_.back().rows = (face->format() == Quantization::block_fp8 ? 128 : 1) * row;
           }
           buffers_.back().largest = e > 0 && face && face->kind() == FaceKind::amax;
-          if (inArena(param))
-            gathered_ += count * gatheredBytes(run);
+          // What the executor adds up for its memory is at most this, so it overflows nowhere after this check.
+          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, gatheredBytes(run), &each) || __builtin_add_overflow(gathered_, each, &gathered_) ||
+                                                    gathered_ > static_cast<uint64_t>(kMaxSize)))
+            return fail(where + "found " + text(count) + " buffers of " + text(bytes) + " bytes to gather, expected at most " + text(kMaxSize) + " bytes of all");
           next += count;
           if (next > UINT32_MAX)
             return fail("found " + text(next) + " buffers, expected fewer than 2^32");
@@ -168,7 +176,7 @@ private:
   bool shape(const Shape &shape) {
     if (shape.row_bytes() < 1 || shape.row_bytes() > static_cast<uint64_t>(kMaxSize))
       return false;
-    Extent extent{static_cast<int64_t>(shape.row_bytes()), static_cast<int64_t>(shape.row_bytes()), 0, 0, 0, 0, static_cast<int64_t>(shape.row_bytes())};
+    Extent extent{static_cast<int64_t>(shape.row_bytes()), static_cast<int64_t>(shape.row_bytes()), 0, 0, 0, 0, static_cast<int64_t>(shape.row_bytes()), 0};
     auto reach = [](int64_t steps, int64_t step, int64_t &low, int64_t &high) {
       int64_t span = 0;
       int64_t &end = step < 0 ? low : high;
@@ -187,6 +195,8 @@ private:
           !reach(count - 1, loop.stride(), extent.low, extent.high) ||
           !reach(count - 1, loop.buffer_step(), extent.lowBuffer, extent.highBuffer))
         return false;
+      if (loop.buffer_step() != 0)
+        extent.pieces = extent.bytes / extent.row - 1;
     }
     extents_.push_back(extent);
     return true;
@@ -308,10 +318,10 @@ private:
   bool readable(const Step &step, uint32_t number) {
     if (last_->block > 0)
       return failStep("operand " + text(number) + ": reads what is converted where it comes, expected one that stands as it came");
-    if (last_->source)
-      return true;
     if (step.kind() == StepKind::reduce)
       return last_->largest || failStep("operand " + text(number) + ": reduces what has no largest magnitudes");
+    if (last_->source)
+      return true;
     if (step.kind() == StepKind::copy && last_->first == 0) // what was gathered
       return step.after_count() > 0 || failStep("operand " + text(number) + ": reads the arena, and waits for nothing");
     bool received = false;
@@ -397,6 +407,9 @@ private:
     if (output && extent.bytes > room)
       return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes over " +
                       text(static_cast<uint64_t>(room)));
+    if (extent.pieces > kMaxPieces - pieces_)
+      return failStep("operand " + text(number) + ": found loops that make more than " + text(kMaxPieces) + " pieces of operands, expected at most so many");
+    pieces_ += extent.pieces;
     sum += extent.bytes;
     return sum <= kMaxSize || failStep("has operands of more than " + text(kMaxSize) + " bytes");
   }
@@ -408,6 +421,7 @@ private:
   std::vector<Buffers> buffers_;
   uint64_t gathered_ = 0; // bytes of the arena's end
   std::vector<Extent> extents_;  // by shape
+  int64_t pieces_ = 0;           // of all operands
   ArenaUse arena_;
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
   static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};

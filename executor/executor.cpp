@@ -173,6 +173,8 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
   return guarded(&e, [&] {
     if (!path)
       return e.fail(RESHARD_INVALID, "no plan path is given");
+    if (ranks && rank_count == 0)
+      return e.fail(RESHARD_INVALID, "found a list of 0 ranks, expected 1 or more, or no list, which means every rank of the plan, or this process's own");
     const std::string transport = options && options->transport ? options->transport : "threads";
     const std::string device = options && options->device ? options->device : "cpu";
     if (transport != "threads" && transport != "mpi" && transport != "nccl")

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <sys/resource.h>
@@ -26,6 +27,8 @@ void help(const Command &command) {
 } // namespace
 
 void complain(const char *command, const std::string &message) { std::fprintf(stderr, "%s: error: %s\n", command, message.c_str()); }
+
+void ignoreFileSizeSignal() { std::signal(SIGXFSZ, SIG_IGN); }
 
 int parseFlags(const Command &command, int argc, char **argv, std::vector<std::string> &arguments) {
   bool flags = true;

@@ -30,6 +30,9 @@ struct Command {
   size_t arguments;    // how many positional ones
 };
 
+/// What every command does first. A limit on the size of files (ulimit -f) is an error of the write then, not a signal that ends the process and leaves what is half written.
+void ignoreFileSizeSignal();
+
 /// Parses `--flag=value`, `--flag value`, switches and positional arguments. --help and --version print and end. Returns -1 to go
 /// on, else the exit code; messages are printed.
 int parseFlags(const Command &command, int argc, char **argv, std::vector<std::string> &arguments);

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdio>
-#include <fstream>
+#include <filesystem>
 #include <iostream>
 #include <sstream>
 
@@ -81,7 +81,8 @@ int describe(const Options &options) {
     complain(kName, error);
     return kUsage;
   }
-  const bool config = std::ifstream(options.describe + "/config.json").good();
+  std::error_code unknown;
+  const bool config = std::filesystem::is_regular_file(options.describe + "/config.json", unknown);
   const std::string text = describeModel(checkpoint.tensors, "'" + options.describe + "'", config);
   if (options.output.empty()) {
     std::cout << text;
@@ -211,6 +212,7 @@ int compile(const std::string &job, Options &options) {
 } // namespace
 
 int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
   Options options;
   std::vector<std::string> arguments;
   auto append = [](std::vector<std::string> &list) {

@@ -5,6 +5,7 @@
 using namespace reshard::tools;
 
 int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
   DifferenceOptions options;
   std::vector<std::string> arguments;
   Command command{"reshard-diff",

@@ -24,6 +24,7 @@ extern "C" void _exit(int code) {
 }
 
 int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
   ExecutionOptions options;
   uint64_t threads = 0;
   std::vector<std::string> arguments;

@@ -8,6 +8,7 @@
 using namespace reshard::tools;
 
 int main(int argc, char **argv) {
+  ignoreFileSizeSignal();
   InspectionOptions options;
   std::vector<std::string> arguments;
   auto rank = [&](const std::string &value) {

@@ -27,7 +27,7 @@ std::string systemError(const char *what, const std::string &path) {
 
 /// Maps a whole file for reading. Empty files map to nothing.
 std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, bool writable = false) {
-  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); // a pipe shall not make us wait
   if (file < 0)
     return systemError("open", path);
   struct stat status {};
@@ -232,8 +232,8 @@ std::string createSafetensors(const std::string &path, const std::vector<TensorS
     return systemError("create", path);
   std::string error;
   void *map = MAP_FAILED;
-  if (::posix_fallocate(file, 0, static_cast<off_t>(total)) != 0) // a full disk is an error now, not a signal later
-    error = "cannot reserve " + std::to_string(total) + " bytes for '" + path + "'";
+  if (const int code = ::posix_fallocate(file, 0, static_cast<off_t>(total)); code != 0) // a full disk is an error now, not a signal later
+    error = "cannot reserve " + std::to_string(total) + " bytes for '" + path + "': " + std::strerror(code);
   else if ((map = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) == MAP_FAILED)
     error = systemError("map", path);
   ::close(file);

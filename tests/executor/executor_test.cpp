@@ -234,6 +234,9 @@ TEST_F(ExecutorTest, RefusesWrongOptionsAndPlans) {
   EXPECT_EQ(error(), "the plan is not open");
   reshard_close(executor_);
   const uint32_t twice[] = {0, 0}, far[] = {99};
+  EXPECT_EQ(reshard_open(path_.c_str(), twice, 0, nullptr, &executor_), RESHARD_INVALID);
+  EXPECT_EQ(error(), "found a list of 0 ranks, expected 1 or more, or no list, which means every rank of the plan, or this process's own");
+  reshard_close(executor_);
   EXPECT_EQ(reshard_open(path_.c_str(), twice, 2, nullptr, &executor_), RESHARD_INVALID);
   reshard_close(executor_);
   EXPECT_EQ(reshard_open(path_.c_str(), far, 1, nullptr, &executor_), RESHARD_INVALID);

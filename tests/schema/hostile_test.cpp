@@ -1,0 +1,144 @@
+// Plans that nobody compiles: what is absent, what overflows, what asks for more than there is. Good digests, and a valid FlatBuffer unless a test says otherwise.
+
+#include "schema/limits.h"
+#include "tests/schema/support.h"
+
+#include <gtest/gtest.h>
+
+using namespace reshard;
+using namespace reshard::schema;
+using namespace reshard::test;
+
+namespace {
+
+class Hostile : public testing::Test {
+protected:
+  std::string read(const Parts &parts) {
+    putTogether(parts, path_);
+    return readAll(path_);
+  }
+  std::string read(const std::string &manifest, const Parts &parts) {
+    std::vector<std::string> segments;
+    for (const SegmentT &segment : parts.segments)
+      segments.push_back(serialized(segment));
+    writeContainer(path_, manifest, segments);
+    return readAll(path_);
+  }
+
+  const TemporaryFolder folder_;
+  const std::string path_ = folder_ / "plan";
+  const std::string rankOne_ = "the segment of rank 1 does not hold together: ";
+};
+
+/// The tiny plan with 16 instances of 2^60 bytes that a transform takes over on rank 1, in place of those that steps write.
+Parts hugeTransform() {
+  Parts parts = tinyParts();
+  parts.manifest.variables[0]->size = 16;
+  ParamT &param = parts.param(1);
+  param.transform = "pack";
+  param.parts.clear();
+  for (auto &extent : param.shape)
+    extent->at = {1};
+  param.shape[0]->at = {int64_t{1} << 59}; // times one, times 2 bytes
+  for (size_t endpoint : {0, 1})
+    for (auto &share : parts.manifest.endpoints[endpoint]->shares)
+      if (raw<RawRun>(share->runs[0]).length == 2 && share->axes.empty())
+        raw<RawRun>(share->runs[0]).length = 16;
+  return parts;
+}
+
+} // namespace
+
+// 16 × 2^60 is 2^64, which is 0 in 64 bits.
+TEST_F(Hostile, WhatIsGatheredOverflows) {
+  Parts parts = hugeTransform();
+  for (SegmentT &segment : parts.segments)
+    for (BufferRun &each : segment.buffers) {
+      auto &run = raw<RawBufferRun>(each);
+      run.count = 16;
+      run.bytes = run.endpoint == 1 ? uint64_t{1} << 60 : run.bytes;
+      run.first = run.endpoint == 1 && &each != segment.buffers.data() ? 17 : 1;
+    }
+  EXPECT_EQ(read(parts), rankOne_ + "buffer run 1: found 16 buffers of 1152921504606846976 bytes to gather, expected at most 1152921504606846976 bytes of all");
+}
+
+// The builder leaves out none of them; whoever writes another one must not, either: the executor looks at all.
+TEST_F(Hostile, AbsentTables) {
+  const Parts parts = tinyParts();
+  std::vector<std::string> segments;
+  for (const SegmentT &segment : parts.segments)
+    segments.push_back(serialized(segment));
+  const std::string idle = segments[3];
+  const std::pair<const char *, uint16_t> fields[] = {{"buffers", Segment::VT_BUFFERS}, {"loops", Segment::VT_LOOPS}, {"shapes", Segment::VT_SHAPES},
+                                                      {"operands", Segment::VT_OPERANDS}, {"steps", Segment::VT_STEPS}, {"after", Segment::VT_AFTER}};
+  for (const auto &[name, field] : fields) {
+    segments[3] = idle;
+    char *root = segments[3].data() + (reinterpret_cast<const char *>(flatbuffers::GetSizePrefixedRoot<Segment>(idle.data())) - idle.data());
+    int32_t back = 0;
+    std::memcpy(&back, root, sizeof back);
+    std::memset(root - back + field, 0, sizeof(uint16_t));
+    writeContainer(path_, serialized(parts.manifest), segments);
+    EXPECT_EQ(readAll(path_), std::string("the segment of rank 3 does not hold together: found no table '") + name + "', expected one, though it be empty");
+  }
+}
+
+TEST_F(Hostile, ReducesASource) {
+  Parts parts = tinyParts();
+  RawStep &step = parts.step(0, 0); // was a send
+  step.kind = static_cast<uint8_t>(StepKind::reduce);
+  step.peer = UINT32_MAX;
+  step.message = 0;
+  step.staging = UINT64_MAX;
+  EXPECT_EQ(read(parts), "the segment of rank 0 does not hold together: step 0 operand 0: reduces what has no largest magnitudes");
+}
+
+// Loops that go from buffer to buffer and back stay within both, and ask for a piece each time.
+TEST_F(Hostile, PiecesWithoutEnd) {
+  for (const uint64_t count : {uint64_t{1} << 10, uint64_t{1} << 16}) {
+    Parts parts = tinyParts();
+    SegmentT &segment = parts.segments[1];
+    const auto firstLoop = static_cast<uint32_t>(segment.loops.size());
+    const std::vector<Loop> loops = {{count, 0, 0}, {count, 0, 0}, {2, 0, 1}};
+    segment.loops.insert(segment.loops.end(), loops.begin(), loops.end());
+    segment.shapes.push_back({uint64_t{1}, firstLoop, static_cast<uint32_t>(loops.size())});
+    parts.operand(1, 4).shape = static_cast<uint32_t>(segment.shapes.size() - 1); // of the send of message 2
+    parts.step(1, 3).bytes = 2 * count * count;
+    parts.step(1, 3).staging = UINT64_MAX;
+    const std::string error = read(parts);
+    if (count == uint64_t{1} << 10)
+      EXPECT_EQ(error, "message 2 from rank 1 to rank 2: found bytes 2097152 on the sender, 24 on the receiver, expected the same");
+    else
+      EXPECT_EQ(error, rankOne_ + "step 3 operand 4: found loops that make more than " + std::to_string(kMaxPieces) + " pieces of operands, expected at most so many");
+  }
+}
+
+// Plans of models with very many tensors have more tables than the verifier looks at by default.
+TEST_F(Hostile, AMillionTablesAreNone) {
+  Parts parts = tinyParts();
+  constexpr size_t kMany = 1'000'001;
+  const size_t before = parts.manifest.variables.size();
+  for (size_t v = before; v < kMany; ++v) {
+    parts.manifest.variables.push_back(std::make_unique<VariableT>());
+    parts.manifest.variables.back()->size = 1;
+  }
+  for (auto &endpoint : parts.manifest.endpoints)
+    endpoint->placement.resize(kMany, endpoint->placement[0]);
+  EXPECT_EQ(read(parts), "");
+}
+
+// Tables that are named again and again: a file of a few hundred kilobytes would be 2^32 of them to look at.
+TEST_F(Hostile, TablesWithinTables) {
+  constexpr size_t kMany = 1 << 16;
+  flatbuffers::FlatBufferBuilder builder;
+  const auto share = CreateShare(builder, 0, builder.CreateVector(std::vector<uint32_t>{0, 0}), builder.CreateVectorOfStructs(std::vector<schema::Run>()));
+  const auto exists = builder.CreateVector(std::vector(kMany, share));
+  const auto family = CreateFamily(builder, builder.CreateString("w"), 0, exists);
+  const auto families = builder.CreateVector(std::vector(kMany, family));
+  const auto endpoints = builder.CreateVector(std::vector<flatbuffers::Offset<Endpoint>>());
+  ManifestBuilder manifest(builder);
+  manifest.add_families(families);
+  manifest.add_endpoints(endpoints);
+  builder.FinishSizePrefixed(manifest.Finish(), kManifestIdentifier);
+  const std::string bytes(reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize());
+  EXPECT_EQ(read(bytes, tinyParts()), "damaged: the manifest is no valid FlatBuffer");
+}

@@ -1,0 +1,77 @@
+"""Inputs that are no files, and a limit on the size of what is written: the commands say so, and leave nothing behind. RESHARD_BIN: the folder of the commands."""
+
+import os
+import resource
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+JOB = """
+version: 1
+model: {dtype: bf16, tensors: {a: {shape: [512, 512], shard: {0: tp}}}}
+source: {mesh: {tp: 2}}
+target: {mesh: {tp: 1}}
+"""
+
+
+class Inputs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        (self.folder / "job.yaml").write_text(JOB)
+
+    def run_command(self, command, *options, code=0, **how):
+        """A command that waits for a writer would wait for ever: it is ended then, and the test fails."""
+        done = subprocess.run([BIN / command, *options], capture_output=True, text=True, cwd=self.folder, timeout=60, **how)
+        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
+        return done
+
+    def make_source(self):
+        self.run_command("reshard-compile", "job.yaml", "-o", "plan")
+        self.run_command("reshard-exec", "plan", "--synthesize", "--source=source")
+
+    def test_a_pipe_for_tensors(self):
+        self.make_source()
+        (self.folder / "source/rank-00000.safetensors").unlink()
+        os.mkfifo(self.folder / "source/rank-00000.safetensors")
+        done = self.run_command("reshard-exec", "plan", "--source=source", "--target=target", code=2)
+        self.assertIn("'source/rank-00000.safetensors' is no regular file", done.stderr)
+        self.assertFalse((self.folder / "target").exists())
+
+    def test_a_pipe_for_a_description(self):
+        os.mkfifo(self.folder / "pipe")
+        os.mkfifo(self.folder / "pipe.rir")
+        for name in ("pipe", "pipe.rir"):
+            done = self.run_command("reshard-compile", name, "-o", "plan", code=2)
+            self.assertIn(f"cannot read '{name}': it is no regular file", done.stderr)
+        (self.folder / "job.yaml").write_text(JOB.replace("{dtype: bf16, tensors: {a: {shape: [512, 512], shard: {0: tp}}}}", "pipe"))
+        self.assertIn("cannot read 'pipe': it is no regular file", self.run_command("reshard-compile", "job.yaml", "-o", "plan", code=2).stderr)
+        self.run_command("reshard-compile", ".", "-o", "plan", code=2)
+
+    def test_pipes_that_are_handed_over(self):
+        self.run_command("reshard-compile", "/dev/stdin", "-o", "standard", input=JOB)
+        self.run_command("reshard-compile", "job.yaml", "-o", "plan")
+        substituted = subprocess.run(["bash", "-c", f"{BIN}/reshard-compile <(cat job.yaml) -o substituted"], capture_output=True, text=True, cwd=self.folder, timeout=60)
+        self.assertEqual(substituted.returncode, 0, substituted.stderr)
+        for name in ("standard", "substituted"):
+            self.assertIn("0 of 2 ranks have another segment", self.run_command("reshard-diff", "plan", name, code=1).stdout) # manifests name the job
+
+    def test_a_limit_on_the_size_of_files(self):
+        """Python ignores SIGXFSZ, and gives its children the default again."""
+        self.make_source()
+        limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))}
+        before = sorted(self.folder.iterdir())
+        done = self.run_command("reshard-exec", "plan", "--source=source", "--target=target", code=3, **limited)
+        self.assertRegex(done.stderr, "cannot reserve [0-9]+ bytes for '.*': File too large")
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+        limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))}
+        done = self.run_command("reshard-compile", "job.yaml", "-o", "other", code=3, **limited)
+        self.assertIn("cannot write 'other': File too large", done.stderr)
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+
+
+if __name__ == "__main__":
+    unittest.main()
