@@ -186,6 +186,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   settleForms(paramsAt, forms, layout, diagnostics);
   const std::vector<bool> held = checkSource(layout, paramsAt[0], allowed.gap, diagnostics);
   matchSides(job, held, paramsAt, forms, allowed, layout, diagnostics);
+  warnOfMixedForms(paramsAt[0], forms[0], layout, diagnostics);
   quantizeParams(paramsAt, forms, layout, diagnostics);
   for (size_t e = 0; e < layout.endpoints.size() && diagnostics.errors() == errorsBefore; ++e)
     checkParamNames(layout, layout.endpoints[e], paramsAt[e], diagnostics); // scales have got names
