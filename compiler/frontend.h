@@ -214,9 +214,11 @@ struct Job {
   std::string fingerprint;                           // hexadecimal XXH3-128 of all files read, in order, and of --set
 };
 
-/// Limits on input; past them an error says so.
+/// Limits on input; past them an error says so. No plan holds more bytes of a tensor, or instances of a param on a rank, than
+/// its loader takes (schema/limits.h).
+constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
-constexpr int64_t kMaxParamInstances = 1LL << 32;
+constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank
 constexpr size_t kMaxGlobs = 1024; // of one list
 
 /// The text of a YAML file, from byte `begin` of its first line on, as a tree. YAML 1.2 core; duplicate keys, anchors
