@@ -72,6 +72,7 @@ struct ShardRule {
   std::optional<Expression> first, last;              // values of the first and the last rank
   std::optional<Expression> embedding, loss;          // 0 or 1 counted as a value
   std::optional<std::vector<int64_t>> stages;         // values of each virtual rank, from `stages` or `pattern`
+  std::string stagesKey = "stages";                   // which of the two
 };
 
 /// A number range of `where` or `ranks`, both ends included.
