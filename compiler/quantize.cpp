@@ -81,9 +81,10 @@ private:
   }
 
   std::string named(const std::string &pattern, const std::string &name) const {
+    constexpr std::string_view kName = "{name}";
     std::string result = pattern;
-    if (const size_t at = result.find("{name}"); at != std::string::npos)
-      result.replace(at, 6, name);
+    for (size_t at = 0; (at = result.find(kName, at)) != std::string::npos; at += name.size())
+      result.replace(at, kName.size(), name);
     return result;
   }
 

@@ -250,6 +250,13 @@ target: {layout: plain, mesh: {dp: 2}}
         self.assertNotIn("all equal", done.stdout)
 
 
+class ScaleNames(Options):
+    def test_every_name_in_braces_is_the_params(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\ntarget: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n")
+        done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", "--param=*"], capture_output=True, text=True)
+        self.assertIn("a/a_sf", done.stdout)
+
+
 class Refresh(Options):
     def test_hooks_are_reported(self):
         self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
