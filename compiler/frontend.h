@@ -209,6 +209,7 @@ struct Job {
   std::vector<EndpointDeclaration> endpoints;        // 0 is the source
   int64_t world = 0;
   int64_t stagingLimit = 0;
+  Location stagingAt;                                // options.staging
   ir::Topology topology;
   std::vector<std::string> group;                    // options.group
   ir::Exchange exchange = ir::Exchange::automatic;   // options.exchange

@@ -62,7 +62,8 @@ Json counts(const Statistics &s) {
 void saveReproducer(const std::string &output, const CompileResult &result) {
   if (result.failedPass.empty())
     return;
-  const std::string path = (output.empty() ? std::string("reshard") : output) + ".failed.rir";
+  const bool file = !output.empty() && !schema::outputAt(output).direct;
+  const std::string path = (file ? output : std::string("reshard")) + ".failed.rir";
   std::string rest;
   bool on = false;
   for (const PassInfo &pass : passes()) {
