@@ -250,6 +250,18 @@ target: {layout: plain, mesh: {dp: 2}}
         self.assertNotIn("all equal", done.stdout)
 
 
+class Patterns(Options):
+    def test_a_kind_that_a_config_lacks_is_a_warning(self):
+        (self.folder / "config.json").write_text('{"kinds": "MM*", "list": ["full", "full", "full"]}')
+        job = ("version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': {shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
+               "source: {mesh: {}}\ntarget: {mesh: {}}\n")
+        for pattern, kind in (("$kinds", "X"), ("$list", "ful")):
+            self.compile(job % (pattern, kind))
+            self.assertIn(f"warning: kind '{kind}' stands nowhere in the pattern", self.stderr)
+        self.compile(job % ("$kinds", "M"))
+        self.assertEqual(self.stderr, "")
+
+
 class ScaleNames(Options):
     def test_every_name_in_braces_is_the_params(self):
         self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\ntarget: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n")
