@@ -140,6 +140,7 @@ struct StoredForm {
   bool rounds = false;
   std::optional<QuantizeRule> quantize;
   std::optional<std::pair<std::string, Location>> transform;
+  std::string title; // of what stands beside a declared param: "the scales of param 'x'"
 };
 
 struct ParamDeclaration {
