@@ -250,6 +250,17 @@ target: {layout: plain, mesh: {dp: 2}}
         self.assertNotIn("all equal", done.stdout)
 
 
+class Difference(Options):
+    def test_ranks_are_counted_in_the_larger_world(self):
+        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: %d}}\n"
+        self.compile(job % 8, plan="wide")
+        self.compile(job % 4, plan="narrow")
+        for plans in (("wide", "narrow"), ("narrow", "wide")):
+            done = subprocess.run([BIN / "reshard-diff", *plans], cwd=self.folder, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("8 of 8 ranks have another segment\n", done.stdout)
+
+
 class Patterns(Options):
     def test_a_kind_that_a_config_lacks_is_a_warning(self):
         (self.folder / "config.json").write_text('{"kinds": "MM*", "list": ["full", "full", "full"]}')
