@@ -84,8 +84,7 @@ std::string assignBuffers(Module &module) {
     assign(rank, module.layout);
     rank.arenaBytes += gatheredBytes(module.layout, rank.buffers);
     if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
-      return "rank " + std::to_string(rank.rank) + " needs " + std::to_string(rank.arenaBytes) +
-             " bytes of staging, more than the limit of " + std::to_string(module.layout.stagingLimit);
+      return stagingTooSmall(module.layout.stagingLimit) + ": rank " + std::to_string(rank.rank) + " needs " + std::to_string(rank.arenaBytes);
   }
   return {};
 }

@@ -111,7 +111,7 @@ std::string Bands::plan(int64_t remote) {
       planRank(rank, all[rank], layout_.stagingLimit == 0 ? kMostBytes : std::min((layout_.stagingLimit - fixed) / 2, layout_.stagingLimit - fixed - staging));
   }
   if (layout_.stagingLimit > 0 && least > layout_.stagingLimit)
-    return "a staging limit of " + std::to_string(layout_.stagingLimit) + " bytes is too small to gather a row of blocks of param '" + largest->name + "', " +
+    return stagingTooSmall(layout_.stagingLimit) + " to gather a row of blocks of param '" + largest->name + "', " +
            std::to_string(largest->row) + " bytes, beside what else a rank stages, expected at least " + std::to_string(least) + " bytes";
   return {};
 }

@@ -5,6 +5,7 @@
 #include "compiler/pass.h"
 #include "compiler/reading.h"
 #include "compiler/shard_distribution.h"
+#include "compiler/staging.h"
 #include "ir/text.h"
 
 #include "llvm/Support/MemoryBuffer.h"
@@ -90,7 +91,8 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
   return true;
 }
 
-bool readYaml(const std::string &path, const CompileOptions &options, CompileResult &result, Diagnostics &diagnostics) {
+/// A module from a job. `stagingAt` receives the place of options.staging.
+bool readYaml(const std::string &path, const CompileOptions &options, CompileResult &result, Location &stagingAt, Diagnostics &diagnostics) {
   std::optional<Job> job;
   {
     Stopwatch watch("frontend", result.times);
@@ -98,6 +100,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   }
   if (!job || !diagnostics.ok())
     return false;
+  stagingAt = job->stagingAt;
   Stopwatch watch("resolve", result.times);
   std::optional<Layout> layout = resolve(*job, diagnostics, options.allowed);
   if (!layout || !diagnostics.ok())
@@ -179,7 +182,8 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
   if (!diagnostics.ok())
     return false;
 
-  if (text ? !readText(path, result.module, diagnostics) : !readYaml(path, options, result, diagnostics))
+  Location stagingAt; // of no line in IR text
+  if (text ? !readText(path, result.module, diagnostics) : !readYaml(path, options, result, stagingAt, diagnostics))
     return false;
   result.lastGoodPass = text ? "parse" : "resolve";
   if (options.afterPass)
@@ -202,6 +206,10 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
         error = "it left IR that does not hold together: " + violation;
     if (!error.empty()) {
       discard(result.module, *pass);
+      if (error.starts_with(kStagingLimit)) { // to be raised by who wrote it: no pass failed
+        diagnostics.error(stagingAt, error);
+        return false;
+      }
       result.failedPass = pass->name;
       diagnostics.error({}, "pass " + std::string(pass->name) + ": " + error);
       return false;

@@ -297,27 +297,27 @@ void Params::addPadding(Building &building) const {
   }
 }
 
-/// No product of a place's extents, in bytes over all instances, reaches 2^63; instances can be numbered.
+/// No product of a place's extents, in bytes over all instances, is past what a plan may hold; nor are the instances.
 bool Params::checkSize(const Building &building) const {
   int64_t bytes = itemBytes(building.param.dtype), instances = 1;
   bool fits = true;
-  auto multiply = [&](int64_t &product, int64_t by) { fits = fits && !__builtin_mul_overflow(product, by, &product); };
+  auto multiply = [&](int64_t &product, int64_t by) { fits = fits && !__builtin_mul_overflow(product, by, &product) && product <= kMaxBytes; };
   for (const Dimension &dimension : building.dimensions)
     multiply(bytes, *std::max_element(dimension.shares.lengths.begin(), dimension.shares.lengths.end()));
   for (unsigned v : building.param.variables) {
     const std::vector<int64_t> &lengths = placing_.placed(v).shares.lengths;
     multiply(instances, *std::max_element(lengths.begin(), lengths.end()));
   }
-  if (!fits || instances > kMaxParamInstances) {
+  if (!fits || instances > kMaxInstances) {
     diagnostics_.error(building.declaration.at,
-                       building.title() + " has " + (fits ? text(instances) : "2^63 or more") +
-                           (fits ? " instances on a rank, expected at most " + text(kMaxParamInstances)
+                       building.title() + " has " + (fits ? text(instances) : "more than 2^60") +
+                           (fits ? " instances on a rank, expected at most " + text(kMaxInstances)
                                  : " bytes or instances on a rank"));
     return false;
   }
   multiply(bytes, std::max<int64_t>(instances, 1));
   if (!fits)
-    diagnostics_.error(building.declaration.at, building.title() + " has 2^63 bytes or more on a rank");
+    diagnostics_.error(building.declaration.at, building.title() + " has more than 2^60 bytes on a rank");
   return fits;
 }
 

@@ -88,7 +88,7 @@ ir::Family Tensors::readFamily(const Model &model, unsigned tensor, Diagnostics 
   family.dtype = declaration.dtype;
   int64_t bytes = itemBytes(declaration.dtype);
   bool fits = true;
-  auto multiply = [&](int64_t length) { fits = fits && !__builtin_mul_overflow(bytes, length, &bytes); };
+  auto multiply = [&](int64_t length) { fits = fits && !__builtin_mul_overflow(bytes, length, &bytes) && bytes <= kMaxBytes; };
   for (const std::string &name : declaration.variables) {
     const auto variable = std::find_if(model.variables.begin(), model.variables.end(),
                                        [&](const ir::IndexVariable &known) { return known.name == name; });
@@ -110,7 +110,7 @@ ir::Family Tensors::readFamily(const Model &model, unsigned tensor, Diagnostics 
   if (!fits)
     diagnostics.error(declaration.shapeAt, "tensor '" + declaration.name + "' of shape " +
                                                shapeText(declaration.shape) +
-                                               " has 2^63 bytes or more over all its index values");
+                                               " has more than 2^60 bytes over all its index values");
   return family;
 }
 

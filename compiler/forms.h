@@ -19,4 +19,8 @@ bool widens(ir::DType from, ir::DType to);
 void settleForms(const std::vector<std::vector<Location>> &paramsAt, const std::vector<std::vector<StoredForm>> &forms, ir::Layout &layout,
                  Diagnostics &diagnostics);
 
+/// Warns where two params of the source hold elements of a tensor in forms that differ in value: quantised in two formats, or one
+/// quantised and one not. Replicas of a target may then differ.
+void warnOfMixedForms(const std::vector<Location> &paramsAt, const std::vector<StoredForm> &forms, const ir::Layout &layout, Diagnostics &diagnostics);
+
 } // namespace reshard

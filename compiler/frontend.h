@@ -72,6 +72,7 @@ struct ShardRule {
   std::optional<Expression> first, last;              // values of the first and the last rank
   std::optional<Expression> embedding, loss;          // 0 or 1 counted as a value
   std::optional<std::vector<int64_t>> stages;         // values of each virtual rank, from `stages` or `pattern`
+  std::string stagesKey = "stages";                   // which of the two
 };
 
 /// A number range of `where` or `ranks`, both ends included.
@@ -139,6 +140,7 @@ struct StoredForm {
   bool rounds = false;
   std::optional<QuantizeRule> quantize;
   std::optional<std::pair<std::string, Location>> transform;
+  std::string title; // of what stands beside a declared param: "the scales of param 'x'"
 };
 
 struct ParamDeclaration {
@@ -208,15 +210,18 @@ struct Job {
   std::vector<EndpointDeclaration> endpoints;        // 0 is the source
   int64_t world = 0;
   int64_t stagingLimit = 0;
+  Location stagingAt;                                // options.staging
   ir::Topology topology;
   std::vector<std::string> group;                    // options.group
   ir::Exchange exchange = ir::Exchange::automatic;   // options.exchange
   std::string fingerprint;                           // hexadecimal XXH3-128 of all files read, in order, and of --set
 };
 
-/// Limits on input; past them an error says so.
+/// Limits on input; past them an error says so. No plan holds more bytes of a tensor, or instances of a param on a rank, than
+/// its loader takes (schema/limits.h).
+constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
-constexpr int64_t kMaxParamInstances = 1LL << 32;
+constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank
 constexpr size_t kMaxGlobs = 1024; // of one list
 
 /// The text of a YAML file, from byte `begin` of its first line on, as a tree. YAML 1.2 core; duplicate keys, anchors

@@ -160,8 +160,10 @@ private:
     Fields fields(options, "'options'", diagnostics_);
     if (!fields.isMap())
       return;
-    if (const Node *staging = fields.find("staging"))
+    if (const Node *staging = fields.find("staging")) {
+      job_.stagingAt = staging->at;
       job_.stagingLimit = readBytes(*staging, "'staging'", diagnostics_).value_or(0);
+    }
     Node *topology = const_cast<Node *>(fields.find("topology"));
     if (topology && (topology->kind != Node::Kind::scalar || include(*topology, "options.topology")))
       job_.topology = readTopology(*topology, diagnostics_).value_or(ir::Topology{});

@@ -166,10 +166,10 @@ private:
     for (const Node &item : shape.items) {
       const auto length = readValue(item, "a length of " + title, model_.let, 0, INT64_MAX, diagnostics_);
       tensor.shape.push_back(length.value_or(0));
-      fits = fits && !__builtin_mul_overflow(bytes, tensor.shape.back(), &bytes);
+      fits = fits && !__builtin_mul_overflow(bytes, tensor.shape.back(), &bytes) && bytes <= kMaxBytes;
     }
     if (!fits && std::find(tensor.shape.begin(), tensor.shape.end(), 0) == tensor.shape.end())
-      diagnostics_.error(shape.at, title + " has 2^63 bytes or more");
+      diagnostics_.error(shape.at, title + " has more than 2^60 bytes");
   }
 
   const Node &node_;

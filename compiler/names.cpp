@@ -77,8 +77,8 @@ Pattern readPattern(const ir::Layout &layout, const ir::Param &param) {
 class NameCheck {
 public:
   NameCheck(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
-            const char *noun, Diagnostics &diagnostics)
-      : layout_(layout), endpoint_(endpoint), declaredAt_(declaredAt), noun_(noun), diagnostics_(diagnostics) {}
+            const std::vector<std::string> &titles, const char *noun, Diagnostics &diagnostics)
+      : layout_(layout), endpoint_(endpoint), declaredAt_(declaredAt), titles_(titles), noun_(noun), diagnostics_(diagnostics) {}
 
   void run() {
     // By skeleton, literal ones and others; literal ones differ where their texts do, and need not be compared.
@@ -206,9 +206,10 @@ private:
       }
       if (run < runs.size())
         continue;
-      report(p, std::string(noun_) + " '" + endpoint_.params[p].name + "' and " + noun_ + " '" +
-                    endpoint_.params[q].name + "' both have the name '" + name + "'" + on(place));
-      diagnostics_.note(declaredAt_[q], "the other is here");
+      report(p, title(p) + " and " + title(q) + " both have the name '" + name + "'" + on(place));
+      const Location one = declaredAt_[p], other = declaredAt_[q];
+      if (one.file != other.file || one.line != other.line || one.column != other.column)
+        diagnostics_.note(other, "the other is here");
       return;
     }
   }
@@ -229,7 +230,7 @@ private:
       if (!all)
         return reportTooMany(p);
       if (const auto twice = std::adjacent_find(all->begin(), all->end()); twice != all->end())
-        return report(p, std::string(noun_) + " '" + param.name + "' has one name for different values" + on(place) +
+        return report(p, title(p) + " has one name for different values" + on(place) +
                              ": '" + *twice + "' in several chunks, expected {x.chunk} in the name");
     }
     for (const Run &run : patterns_[p].runs) {
@@ -246,7 +247,7 @@ private:
         const auto twice = std::adjacent_find(all->begin(), all->end());
         if (twice == all->end())
           continue;
-        return report(p, std::string(noun_) + " '" + endpoint_.params[p].name + "' has one name for different values" +
+        return report(p, title(p) + " has one name for different values" +
                              on(place) + ": its placeholders that touch print '" + *twice +
                              "' twice, expected text between them");
       }
@@ -263,16 +264,19 @@ private:
     return at->second;
   }
 
+  std::string title(unsigned p) const {
+    return p < titles_.size() && !titles_[p].empty() ? titles_[p] : std::string(noun_) + " '" + endpoint_.params[p].name + "'";
+  }
   std::string on(int64_t place) const { return endpoint_.role.empty() ? "" : " on " + placeText(endpoint_, place); }
   void report(unsigned p, const std::string &message) { diagnostics_.error(declaredAt_[p], message); }
   void reportTooMany(unsigned p) {
-    report(p, std::string(noun_) + " '" + endpoint_.params[p].name +
-                  "' has too many names to tell them apart, expected text between " + "its placeholders");
+    report(p, title(p) + " has too many names to tell them apart, expected text between its placeholders");
   }
 
   const ir::Layout &layout_;
   const ir::Endpoint &endpoint_;
   const std::vector<Location> &declaredAt_;
+  const std::vector<std::string> &titles_;
   const char *noun_;
   Diagnostics &diagnostics_;
   std::vector<Pattern> patterns_;
@@ -282,8 +286,8 @@ private:
 } // namespace
 
 void checkParamNames(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
-                     Diagnostics &diagnostics) {
-  NameCheck(layout, endpoint, declaredAt, "param", diagnostics).run();
+                     const std::vector<std::string> &titles, Diagnostics &diagnostics) {
+  NameCheck(layout, endpoint, declaredAt, titles, "param", diagnostics).run();
 }
 
 void checkTensorNames(const ir::Layout &layout, const std::vector<ir::Family> &tensors,
@@ -303,7 +307,7 @@ void checkTensorNames(const ir::Layout &layout, const std::vector<ir::Family> &t
       everything.shares.push_back({{}, {values}});
     }
   }
-  NameCheck(layout, everything, declaredAt, "tensor", diagnostics).run();
+  NameCheck(layout, everything, declaredAt, {}, "tensor", diagnostics).run();
 }
 
 } // namespace reshard

@@ -8,9 +8,10 @@
 
 namespace reshard {
 
-/// Reports params of one name on one place, at the place where the later is declared.
+/// Reports params of one name on one place, at the place where the later is declared. `titles`: what those that are not
+/// declared themselves are ("the scales of param 'x'"), by param; empty text for the others.
 void checkParamNames(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
-                     Diagnostics &diagnostics);
+                     const std::vector<std::string> &titles, Diagnostics &diagnostics);
 
 /// Reports tensors of one name. `tensors`: name pattern, variables and existing values of each, tied ones too.
 void checkTensorNames(const ir::Layout &layout, const std::vector<ir::Family> &tensors,

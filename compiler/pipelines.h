@@ -17,6 +17,7 @@ struct Pipeline {
   std::optional<int64_t> first, last;
   std::optional<int64_t> embedding, loss;
   std::optional<std::vector<int64_t>> stages; // by virtual rank; the number of chunks follows
+  std::string key = "stages";                 // which says so: that, or "pattern"
 
   /// Whether it says nothing beyond the scheme.
   bool plain() const { return interleave == 1 && !first && !last && !embedding && !loss && !stages; }

@@ -169,6 +169,7 @@ bool Placing::readPipeline(const ShardRule &rule, Pipeline &pipeline) const {
   read(rule.loss, pipeline.loss);
   pipeline.interleave = interleave.value_or(1);
   pipeline.stages = rule.stages;
+  pipeline.key = rule.stagesKey;
   if (ok && (pipeline.interleave < 1 || pipeline.interleave > kMaxIndexValues)) {
     diagnostics_.error(rule.interleave->at, "'interleave' is " + std::to_string(pipeline.interleave) +
                                                 ", expected 1 to " + std::to_string(kMaxIndexValues));

@@ -81,9 +81,10 @@ private:
   }
 
   std::string named(const std::string &pattern, const std::string &name) const {
+    constexpr std::string_view kName = "{name}";
     std::string result = pattern;
-    if (const size_t at = result.find("{name}"); at != std::string::npos)
-      result.replace(at, 6, name);
+    for (size_t at = 0; (at = result.find(kName, at)) != std::string::npos; at += name.size())
+      result.replace(at, kName.size(), name);
     return result;
   }
 
@@ -105,13 +106,16 @@ private:
     if (format == Quantization::nvfp4)
       param(e, p).shape.back() = mapped(param(e, p).shape.back(), [](int64_t n) { return n / 2; });
     Scales result;
+    const std::string title = "scales of param '" + tensorScale.name + "'";
     result.scales = append(e, p, std::move(scales));
+    forms_[e][result.scales].title = "the " + title;
     result.tensorScale = result.scales;
     if (format == Quantization::nvfp4) {
       tensorScale.name = named(rule.tensorScale, tensorScale.name);
       tensorScale.dtype = DType::fp32;
       tensorScale.shape.resize(tensorScale.shape.size() - 2);
       result.tensorScale = append(e, p, std::move(tensorScale));
+      forms_[e][result.tensorScale].title = "the tensor " + title;
     }
     return result;
   }

@@ -19,6 +19,22 @@ std::optional<size_t> readChoice(const Node &node, const std::string &what, cons
   return found == choices.end() ? std::nullopt : std::optional<size_t>(found - choices.begin());
 }
 
+/// The pattern of a name of scales; in braces stands `{name}` alone, any number of times.
+bool checkScaleName(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  constexpr std::string_view kName = "{name}";
+  const std::string &text = node.text;
+  for (size_t at = text.find_first_of("{}"); at != std::string::npos; at = text.find_first_of("{}", at)) {
+    if (text.compare(at, kName.size(), kName) != 0) {
+      const size_t end = text[at] == '{' ? text.find('}', at) : at;
+      diagnostics.error(inside(node, at), what + " has '" + text.substr(at, end == std::string::npos ? end : end - at + 1) +
+                                              "', expected '{name}' alone in braces, which stands for the param's name");
+      return false;
+    }
+    at += kName.size();
+  }
+  return true;
+}
+
 std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagnostics &diagnostics) {
   static const std::vector<std::string> kFormats = {"mxfp8", "block_fp8", "nvfp4", "none"};
   QuantizeRule rule;
@@ -44,7 +60,8 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
     if (given && !has)
       diagnostics.error(given->at, std::string("'") + key + "' beside another format than nvfp4, which alone has one");
     else if (given)
-      if (const auto text = readText(*given, std::string("'") + key + "'", diagnostics)) {
+      if (const auto text = readText(*given, std::string("'") + key + "'", diagnostics);
+          text && checkScaleName(*given, std::string("'") + key + "'", diagnostics)) {
         value = *text;
         if (endpoint && text->find("{name}") == std::string::npos)
           diagnostics.error(given->at, std::string("'") + key + "' of an endpoint lacks '{name}', which stands for a param's name");

@@ -3,6 +3,8 @@
 #include "compiler/config.h"
 #include "compiler/pipelines.h"
 
+#include <cctype>
+
 namespace reshard {
 
 namespace {
@@ -11,7 +13,7 @@ namespace {
 bool readStageText(const Node &node, const Node *count, ShardRule &rule, Diagnostics &diagnostics) {
   const auto stages = readText(node, "'stages'", diagnostics);
   const auto letter = count ? readText(*count, "'count'", diagnostics) : std::optional<std::string>("t");
-  if (letter && letter->size() != 1) {
+  if (letter && (letter->size() != 1 || !std::isalpha(static_cast<unsigned char>((*letter)[0])))) {
     refuse(*count, "one letter", "'count'", diagnostics);
     return false;
   }
@@ -21,7 +23,7 @@ bool readStageText(const Node &node, const Node *count, ShardRule &rule, Diagnos
   size_t at = 0;
   rule.stages = readStages(*stages, (*letter)[0], error, at);
   if (!rule.stages)
-    diagnostics.error(node.at, "'stages': " + error + " (at character " + std::to_string(at) + ")");
+    diagnostics.error(inside(node, at), "'stages': " + error);
   return rule.stages.has_value();
 }
 
@@ -70,6 +72,7 @@ bool readPipeline(Fields &fields, const Node &node, const Model &model, ShardRul
       ok = false;
     } else if (kinds) {
       rule.stages.emplace();
+      rule.stagesKey = "pattern";
       for (const auto &stage : kinds->stages)
         rule.stages->push_back(static_cast<int64_t>(stage.size()));
     }

@@ -20,13 +20,6 @@ bool isControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7
 bool isDigit(char c) { return c >= '0' && c <= '9'; }
 bool isLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
-/// The place of a character of a scalar.
-Location inside(const Node &node, size_t offset) {
-  Location at = node.at;
-  at.column += static_cast<uint32_t>(offset + node.quoted);
-  return at;
-}
-
 std::string interval(int64_t least, int64_t most) {
   if (most == INT64_MAX)
     return "at least " + std::to_string(least);
@@ -43,6 +36,12 @@ std::vector<std::string> namesOf(const std::vector<ir::IndexVariable> &variables
 } // namespace
 
 // ------------------------------------------------------------------------------------------------------ errors
+
+Location inside(const Node &node, size_t offset) {
+  Location at = node.at;
+  at.column += static_cast<uint32_t>(offset + node.quoted);
+  return at;
+}
 
 std::string describe(const Node &node) {
   constexpr size_t kShown = 60;

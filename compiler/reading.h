@@ -34,6 +34,8 @@ private:
   std::vector<std::string_view> lacking_;
 };
 
+/// The place of a character of a scalar.
+Location inside(const Node &node, size_t offset);
 /// "a map", "a list", "nothing", "'text'".
 std::string describe(const Node &node);
 /// "expected WANTED for WHAT, found …", with a hint where an unquoted name with braces was read as a map.

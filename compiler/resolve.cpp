@@ -178,7 +178,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
     layout.endpoints.push_back(std::move(endpoint));
     paramsAt.push_back(params.locations());
     forms.push_back(params.forms());
-    checkParamNames(layout, layout.endpoints.back(), paramsAt.back(), diagnostics);
+    checkParamNames(layout, layout.endpoints.back(), paramsAt.back(), {}, diagnostics);
   }
   // From here sides are compared: after errors they would look different where they are not.
   if (diagnostics.errors() > errorsBefore)
@@ -186,9 +186,15 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   settleForms(paramsAt, forms, layout, diagnostics);
   const std::vector<bool> held = checkSource(layout, paramsAt[0], allowed.gap, diagnostics);
   matchSides(job, held, paramsAt, forms, allowed, layout, diagnostics);
+  warnOfMixedForms(paramsAt[0], forms[0], layout, diagnostics);
   quantizeParams(paramsAt, forms, layout, diagnostics);
-  for (size_t e = 0; e < layout.endpoints.size() && diagnostics.errors() == errorsBefore; ++e)
-    checkParamNames(layout, layout.endpoints[e], paramsAt[e], diagnostics); // scales have got names
+  const bool good = diagnostics.errors() == errorsBefore;
+  for (size_t e = 0; e < layout.endpoints.size() && good; ++e) { // scales have got names
+    std::vector<std::string> titles;
+    for (const StoredForm &form : forms[e])
+      titles.push_back(form.title);
+    checkParamNames(layout, layout.endpoints[e], paramsAt[e], titles, diagnostics);
+  }
   checkInstances(job, layout, diagnostics);
   if (diagnostics.errors() > errorsBefore)
     return std::nullopt;

@@ -87,7 +87,7 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
   if (least > 0 && total / least <= kMostChunks)
     return {};
   const int64_t parts = far && near ? 8 : 4;
-  return "a staging limit of " + std::to_string(layout.stagingLimit) + " bytes is too small for " + std::to_string(total) + " bytes of messages" +
+  return stagingTooSmall(layout.stagingLimit) + " for " + std::to_string(total) + " bytes of messages" +
          (gathered > 0 ? " beside " + std::to_string(gathered) + " bytes that are gathered to be quantised or transformed" : "") + ", expected at least " +
          std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts + gathered) + " bytes";
 }

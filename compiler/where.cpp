@@ -3,6 +3,7 @@
 #include "compiler/config.h"
 
 #include <algorithm>
+#include <set>
 
 namespace reshard {
 
@@ -30,23 +31,18 @@ std::vector<Range> readKinds(const Node &node, const std::string &variable, int6
   if (!pattern || !is)
     return {};
   const auto kinds = readPattern(*pattern, model, diagnostics);
-  std::vector<std::string> wanted;
+  std::vector<std::pair<std::string, Location>> wanted;
   bool ok = kinds.has_value();
   for (const Node *item : valueOrItems(*is)) {
     const auto kind = readText(*item, "'is'", diagnostics);
     ok = ok && kind;
-    if (kind)
-      wanted.push_back(*kind);
+    if (ok && kinds->array)
+      wanted.emplace_back(*kind, item->at);
+    for (size_t i = 0; ok && !kinds->array && i < kind->size(); ++i) // every character is a kind
+      wanted.emplace_back(std::string(1, (*kind)[i]), inside(*item, i));
   }
   if (!ok)
     return {};
-  if (!kinds->array) { // every character is a kind
-    std::vector<std::string> letters;
-    for (const std::string &text : wanted)
-      for (char c : text)
-        letters.emplace_back(1, c);
-    wanted = std::move(letters);
-  }
   std::vector<std::string> places;
   for (const auto &stage : kinds->stages)
     places.insert(places.end(), stage.begin(), stage.end());
@@ -55,9 +51,18 @@ std::vector<Range> readKinds(const Node &node, const std::string &variable, int6
                                        std::to_string(size) + ", one for each value of '" + variable + "'");
     return {};
   }
+  const std::set<std::string> known(places.begin(), places.end());
+  for (const auto &[kind, at] : wanted)
+    if (!places.empty() && !known.contains(kind)) {
+      const std::string message = "kind '" + kind + "' stands nowhere in the pattern" + suggestion(kind, {known.begin(), known.end()});
+      if (pattern->text.starts_with('$')) // one model may be for several configs
+        diagnostics.warning(at, message);
+      else
+        diagnostics.error(at, message);
+    }
   std::vector<Range> ranges;
   for (size_t i = 0; i < places.size(); ++i)
-    if (std::find(wanted.begin(), wanted.end(), places[i]) != wanted.end())
+    if (std::any_of(wanted.begin(), wanted.end(), [&](const auto &kind) { return kind.first == places[i]; }))
       ranges.push_back({static_cast<int64_t>(i), static_cast<int64_t>(i)});
   return ranges;
 }

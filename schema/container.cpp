@@ -2,6 +2,7 @@
 #include "schema/container.h"
 
 #include "schema/limits.h"
+#include "schema/output.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -87,7 +88,8 @@ uint64_t aligned(uint64_t offset) { return (offset + kAlignment - 1) / kAlignmen
 } // namespace
 
 struct ContainerWriter::State {
-  std::string path, temporary;
+  std::string path, temporary; // no temporary where the path is written to directly
+  bool direct = false;
   int file = -1;
   Header header{};
   std::vector<IndexEntry> index;
@@ -136,12 +138,23 @@ std::string ContainerWriter::create(const std::string &path, uint32_t segments, 
   if (segments == 0 || segments > kMaxSegments)
     return "cannot write '" + path + "': found " + std::to_string(segments) + " ranks, expected 1 to " +
            std::to_string(kMaxSegments);
+  const Output output = outputAt(path);
+  s.path = output.path;
+  s.direct = output.direct;
+  if (s.direct) { // the header is written last, and a pipe cannot go back: a nameless file takes the bytes until then
+    std::FILE *nameless = std::tmpfile();
+    s.file = nameless ? ::fcntl(::fileno(nameless), F_DUPFD_CLOEXEC, 0) : -1;
+    if (nameless)
+      std::fclose(nameless);
+  }
   // In the same folder, so that the rename is atomic; not mkstemp, so that the mode follows the umask.
   static std::atomic<unsigned> serial{0};
-  do {
-    s.temporary = path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(serial++);
+  while (!s.direct) {
+    s.temporary = s.path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(serial++);
     s.file = ::open(s.temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  } while (s.file < 0 && errno == EEXIST);
+    if (s.file >= 0 || errno != EEXIST)
+      break;
+  }
   if (s.file < 0) {
     s.temporary.clear();
     return s.failure("create");
@@ -207,6 +220,11 @@ std::string ContainerWriter::finish() {
   if (::ftruncate(s.file, static_cast<off_t>(s.at)) != 0)
     return s.failure("write");
   // No fsync: a plan that a power cut leaves half written does not match its digests, and can be compiled again.
+  if (s.direct) {
+    const std::string error = writeThrough(s.file, s.path);
+    s.abandon();
+    return error;
+  }
   const int closed = ::close(s.file);
   s.file = -1;
   if (closed != 0 || ::rename(s.temporary.c_str(), s.path.c_str()) != 0)

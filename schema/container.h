@@ -21,7 +21,8 @@ constexpr uint64_t kFeatureFaces = 2;
 /// … that the caller fills and takes over by hooks (Param.transform).
 constexpr uint64_t kFeatureTransforms = 4;
 
-/// Writes a plan; the file appears complete (by rename) on finish() or not at all. Every call returns an error text,
+/// Writes a plan; the file appears complete (by rename) on finish() or not at all. What is no regular file (a device, a FIFO) gets
+/// the bytes on finish(). Every call returns an error text,
 /// empty on success.
 class ContainerWriter {
 public:

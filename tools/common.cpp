@@ -1,5 +1,7 @@
 #include "tools/common.h"
 
+#include "schema/output.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -186,15 +188,26 @@ std::string nearest(const std::string &name, const std::vector<std::string> &kno
 }
 
 std::string writeFile(const std::string &path, const std::string &text) {
-  const std::string temporary = path + ".tmp" + std::to_string(getpid());
+  const schema::Output output = schema::outputAt(path);
+  const std::string temporary = output.direct ? output.path : output.path + ".tmp" + std::to_string(getpid());
   std::FILE *file = std::fopen(temporary.c_str(), "wb");
   const bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const bool closed = file && std::fclose(file) == 0;
-  if (written && closed && std::rename(temporary.c_str(), path.c_str()) == 0)
+  if (written && closed && (output.direct || std::rename(temporary.c_str(), output.path.c_str()) == 0))
     return {};
   const std::string error = "cannot write '" + path + "': " + std::strerror(errno);
-  std::remove(temporary.c_str());
+  if (!output.direct)
+    std::remove(temporary.c_str());
   return error;
+}
+
+bool refuseOutput(const char *command, const char *option, const std::string &output, const std::vector<std::string> &inputs) {
+  for (const std::string &input : inputs)
+    if (!output.empty() && schema::sameFile(output, input)) {
+      complain(command, "option '" + std::string(option) + "': '" + output + "' is the input '" + input + "' itself, expected another file");
+      return true;
+    }
+  return false;
 }
 
 uint64_t peakResidentBytes() {

@@ -54,8 +54,12 @@ std::string humanBytes(double bytes);
 /// The nearest of some names, as ", did you mean 'x'?", or nothing.
 std::string nearest(const std::string &name, const std::vector<std::string> &known);
 
-/// Writes a file whole or not at all. An error text, empty on success.
+/// Writes a file whole or not at all; one behind a symbolic link stands where it stood. What is no regular file (a device, a
+/// FIFO, /dev/stdout) is written to. An error text, empty on success.
 std::string writeFile(const std::string &path, const std::string &text);
+
+/// Whether the output that an option names is one of the inputs, which it would replace; a message says so.
+bool refuseOutput(const char *command, const char *option, const std::string &output, const std::vector<std::string> &inputs);
 
 /// The most bytes of this process that were resident at once, so far.
 uint64_t peakResidentBytes();

@@ -4,6 +4,7 @@
 #include "compiler/pass.h"
 #include "executor/load.h"
 #include "ir/text.h"
+#include "schema/output.h"
 #include "tools/common.h"
 #include "tools/describe.h"
 
@@ -61,7 +62,8 @@ Json counts(const Statistics &s) {
 void saveReproducer(const std::string &output, const CompileResult &result) {
   if (result.failedPass.empty())
     return;
-  const std::string path = (output.empty() ? std::string("reshard") : output) + ".failed.rir";
+  const bool file = !output.empty() && !schema::outputAt(output).direct;
+  const std::string path = (file ? output : std::string("reshard")) + ".failed.rir";
   std::string rest;
   bool on = false;
   for (const PassInfo &pass : passes()) {
@@ -108,10 +110,10 @@ Kept keptOf(const Plan &plan) {
   return kept;
 }
 
-/// How many segments of an earlier plan a new one has byte for byte.
+/// How many segments of an earlier plan a new one has byte for byte; none where the new one went through a pipe.
 int64_t sameSegments(const Plan &before, const std::string &path) {
   std::unique_ptr<Plan> after;
-  if (!Plan::open(path, after).empty())
+  if (schema::outputAt(path).direct || !Plan::open(path, after).empty())
     return 0;
   int64_t same = 0;
   for (uint32_t rank = 0; rank < std::min(before.world(), after->world()); ++rank)
@@ -119,8 +121,15 @@ int64_t sameSegments(const Plan &before, const std::string &path) {
   return same;
 }
 
+/// Whether an output is one of the files that were read.
+bool replacesInput(const Options &options, const std::vector<std::string> &inputs) {
+  return refuseOutput(kName, "-o", options.output, inputs) || refuseOutput(kName, "--report", options.report, inputs);
+}
+
 int compile(const std::string &job, Options &options) {
   const double begin = now();
+  if (replacesInput(options, {job}))
+    return kUsage;
   std::unique_ptr<Plan> old;
   if (!options.keep.empty()) {
     if (const std::string error = Plan::open(options.keep, old); !error.empty()) {
@@ -152,7 +161,13 @@ int compile(const std::string &job, Options &options) {
     saveReproducer(options.output, result);
     return kUsage;
   }
+  std::vector<std::string> inputs; // the model's files among them
+  for (uint32_t file = 0; file < diagnostics.files(); ++file)
+    inputs.push_back(diagnostics.path(file));
+  if (replacesInput(options, inputs))
+    return kUsage;
 
+  std::FILE *speech = schema::outputAt(options.output).direct ? stderr : stdout; // never into a plan that goes to standard output
   std::string digest;
   int64_t planBytes = 0;
   if (options.emit == "plan") {
@@ -163,7 +178,7 @@ int compile(const std::string &job, Options &options) {
     }
     result.times.push_back({"emit", now() - start});
     if (old)
-      std::printf("  kept %lld of %u segments of %s\n", static_cast<long long>(sameSegments(*old, options.output)), old->world(), options.keep.c_str());
+      std::fprintf(speech, "  kept %lld of %u segments of %s\n", static_cast<long long>(sameSegments(*old, options.output)), old->world(), options.keep.c_str());
   } else if (options.output.empty()) {
     std::cout << printed(result.module);
   } else if (const std::string error = writeFile(options.output, printed(result.module)); !error.empty()) {
@@ -203,7 +218,7 @@ int compile(const std::string &job, Options &options) {
     }
   }
   if (options.emit == "plan")
-    std::printf("  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n", options.output.c_str(), static_cast<long long>(s.transfers),
+    std::fprintf(speech, "  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n", options.output.c_str(), static_cast<long long>(s.transfers),
                 static_cast<long long>(s.messages), humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
                 humanBytes(static_cast<double>(s.targetBytes)).c_str(), humanBytes(static_cast<double>(planBytes)).c_str());
   return kDone;

@@ -279,7 +279,7 @@ int difference(const DifferenceOptions &options) {
     for (const auto &[name, value] : b)
       if (value != a.at(name))
         std::printf(markdown ? "| %s | %s | %s |\n" : "%-16s %32s %32s\n", name.c_str(), number(a.at(name)).c_str(), number(value).c_str());
-    std::printf(markdown ? "\n%zu of %u ranks have another segment.\n\n" : "%zu of %u ranks have another segment\n", ranks.size(), after->world());
+    std::printf(markdown ? "\n%zu of %u ranks have another segment.\n\n" : "%zu of %u ranks have another segment\n", ranks.size(), std::max(before->world(), after->world()));
     for (const auto &[title, list] : {std::make_pair("added", &added), std::make_pair("removed", &removed), std::make_pair("changed", &changed)})
       for (const std::string &name : *list)
         std::printf(markdown ? "- %s `%s`\n" : "%s: %s\n", title, name.c_str());

@@ -50,6 +50,8 @@ int main(int argc, char **argv) {
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
+  if (refuseOutput(command.name, "--report", options.report, {options.plan}) || refuseOutput(command.name, "--trace", options.trace, {options.plan}))
+    return kUsage;
   options.threads = static_cast<unsigned>(threads);
   deadline = options.timeout > 0;
   int code = kFailure;

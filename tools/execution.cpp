@@ -255,7 +255,9 @@ private:
       complain("reshard-exec", "and " + std::to_string(result.differences.size() - kShown) + " more");
     for (const std::string &name : result.left)
       std::printf("  %-10s '%s' stands in several params of the source, one of them quantised: not compared with each other\n", "replicas", name.c_str());
-    if (result.differences.empty())
+    if (result.comparedBytes == 0 && result.left.empty())
+      std::printf("  %-10s nothing is held more than once\n", "replicas");
+    else if (result.differences.empty() && result.comparedBytes > 0)
       std::printf("  %-10s %12s compared, all equal\n", "replicas", humanBytes(static_cast<double>(result.comparedBytes)).c_str());
     return result.differences.empty();
   }

@@ -31,6 +31,8 @@ int main(int argc, char **argv) {
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
+  if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}))
+    return kUsage;
   if (!topology.empty()) {
     reshard::Diagnostics diagnostics;
     options.topology = reshard::readTopologyFile(topology, diagnostics);

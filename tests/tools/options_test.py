@@ -201,6 +201,85 @@ target: {mesh: {tp: 4}}
             self.assertEqual(path.read_bytes(), (self.folder / "ruled" / path.name).read_bytes())
 
 
+class MixedForms(Options):
+    """A tensor that the source holds in two forms."""
+
+    JOB = """
+version: 1
+model:
+  dtype: bf16
+  index: {layer: 2}
+  tensors: {"a.{layer}": [64, 64]}
+  layouts:
+    mixed:
+      params:
+        "x.{layer}": {holds: "a.{layer}", at: {dp: 0}, %s}
+        "y.{layer}": {holds: "a.{layer}", at: {dp: 1}, %s}
+    plain: {params: same}
+source: {layout: mixed, mesh: {dp: 2}%s}
+target: {layout: plain, mesh: {dp: 2}}
+"""
+    WARNING = "%s: warning: source param 'y.{layer}' holds tensor 'a.{layer}' %s, and 'x.{layer}' holds it %s: their values differ in general, and " \
+              "ranks of a target may read either; 'ignore' of the source leaves one out\n"
+
+    def test_two_forms_are_a_warning(self):
+        for one, other, first, second in (("quantize: mxfp8", "quantize: none", "quantised as mxfp8", "as it is"),
+                                          ("quantize: none", "quantize: mxfp8", "as it is", "quantised as mxfp8"),
+                                          ("quantize: mxfp8", "quantize: block_fp8", "quantised as mxfp8", "quantised as block_fp8")):
+            with self.subTest(one=one, other=other):
+                self.compile(self.JOB % (one, other, ""))
+                self.assertIn(self.WARNING % (f"{self.folder / 'job.yaml'}:11:9", second, first), self.stderr)
+                self.assertIn(f"{self.folder / 'job.yaml'}:10:9: note: the other is here\n", self.stderr)
+                self.assertEqual(self.stderr.count("warning"), 1)
+                done = self.execute("--synthesize", "--check-replicas")
+                self.assertIn("not compared with each other", done.stdout)
+                self.assertNotIn("all equal", done.stdout)
+
+    def test_one_form_or_other_elements_are_none(self):
+        where = "where: {layer: %d}, quantize: %s"
+        for one, other, more in (("quantize: mxfp8", "quantize: mxfp8", ""), ("quantize: mxfp8", "quantize: none", ", authority: {dp: 0}"),
+                                 ("quantize: mxfp8", "quantize: none", ", ignore: 'y.*'"), (where % (0, "mxfp8"), where % (1, "none"), "")):
+            with self.subTest(one=one, other=other, more=more):
+                self.compile(self.JOB % (one, other, more))
+                self.assertNotIn("differ in general", self.stderr)
+
+    def test_nothing_held_twice_is_not_called_equal(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n")
+        done = self.execute("--synthesize", "--check-replicas")
+        self.assertIn("nothing is held more than once", done.stdout)
+        self.assertNotIn("all equal", done.stdout)
+
+
+class Difference(Options):
+    def test_ranks_are_counted_in_the_larger_world(self):
+        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: %d}}\n"
+        self.compile(job % 8, plan="wide")
+        self.compile(job % 4, plan="narrow")
+        for plans in (("wide", "narrow"), ("narrow", "wide")):
+            done = subprocess.run([BIN / "reshard-diff", *plans], cwd=self.folder, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("8 of 8 ranks have another segment\n", done.stdout)
+
+
+class Patterns(Options):
+    def test_a_kind_that_a_config_lacks_is_a_warning(self):
+        (self.folder / "config.json").write_text('{"kinds": "MM*", "list": ["full", "full", "full"]}')
+        job = ("version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': {shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
+               "source: {mesh: {}}\ntarget: {mesh: {}}\n")
+        for pattern, kind in (("$kinds", "X"), ("$list", "ful")):
+            self.compile(job % (pattern, kind))
+            self.assertIn(f"warning: kind '{kind}' stands nowhere in the pattern", self.stderr)
+        self.compile(job % ("$kinds", "M"))
+        self.assertEqual(self.stderr, "")
+
+
+class ScaleNames(Options):
+    def test_every_name_in_braces_is_the_params(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\ntarget: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n")
+        done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", "--param=*"], capture_output=True, text=True)
+        self.assertIn("a/a_sf", done.stdout)
+
+
 class Refresh(Options):
     def test_hooks_are_reported(self):
         self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "

@@ -59,7 +59,10 @@ class Scale(unittest.TestCase):
     def test_hostile_sizes(self):
         tensors = "tensors: {'w.{layer}.{expert}': {shape: [4]}}"
         for model, source, error in (
-                ("index: {layer: 1000000, expert: 1000000}, " + tensors, "{}", "has 1000000000000 instances on a rank, expected at most 4294967296"),
+                ("index: {layer: 1000000, expert: 1000000}, " + tensors, "{}", "has 1000000000000 instances on a rank, expected at most 4194304"),
+                ("index: {layer: 4096, expert: 1025}, " + tensors, "{}", "has 4198400 instances on a rank, expected at most 4194304"),
+                ("tensors: {w: [576460752303423489]}", "{}", "tensor 'w' has more than 2^60 bytes"),
+                ("index: {layer: 4096}, tensors: {'w.{layer}': [281474976710656]}", "{}", "has more than 2^60 bytes over all its index values"),
                 ("index: {layer: 10000000, expert: 1}, " + tensors, "{}", "'layer' is 10000000, expected 0 to 1048576"),
                 ("tensors: {w: [4]}", "{tp: 1000000000}", "the size of axis 'tp' is 1000000000, expected 1 to 1048576"),
                 ("tensors: {w: [4]}", "{a: 1000000, b: 1000000}", "1048576")):
@@ -70,6 +73,17 @@ class Scale(unittest.TestCase):
                 self.assertEqual(done.returncode, 2)
                 self.assertIn(error, done.stderr)
                 self.assertFalse((self.folder / "plan").exists())
+
+    def test_the_largest_that_compile_are_loaded(self):
+        for model in ("tensors: {w: [576460752303423488]}", "index: {layer: 2048}, tensors: {'w.{layer}': [281474976710656]}",
+                      "index: {layer: 4096, expert: 1024}, tensors: {'w.{layer}.{expert}': [4]}"):
+            with self.subTest(model):
+                job = self.folder / "job.yaml"
+                job.write_text(f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {{}}}}, target: {{mesh: {{}}}}}}\n")
+                done = self.compile(job)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan"], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""Where outputs go: through to devices and FIFOs, behind symbolic links, and never over an input. RESHARD_BIN: the folder of
+the commands. No device of the system is touched: a node is made where that is permitted."""
+
+import json
+import os
+import stat
+import subprocess
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+JOB = """
+version: 1
+model: model.yaml
+source: {mesh: {tp: 2}}
+target: {mesh: {tp: 4}}
+"""
+MODEL = "{dtype: bf16, tensors: {a: {shape: [64, 8], shard: {0: tp}}}}\n"
+
+
+class Outputs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        (self.folder / "job.yaml").write_text(JOB)
+        (self.folder / "model.yaml").write_text(MODEL)
+
+    def command(self, name, *arguments, code=0, **more):
+        done = subprocess.run([BIN / f"reshard-{name}", *arguments], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, **more)
+        self.assertEqual(done.returncode, code, done.stderr.decode())
+        return done
+
+    def names(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def test_a_device_stays_one(self):
+        null = self.folder / "null"
+        try:
+            os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            null.open("wb").close()
+        except PermissionError:
+            self.skipTest("no device nodes may be made here")
+        before = self.names()
+        self.command("compile", "job.yaml", "-o", null, f"--report={null}")
+        self.command("compile", "job.yaml", "-o", null, "--emit=ir")
+        self.assertTrue(stat.S_ISCHR(null.stat().st_mode))
+        self.assertEqual(self.names(), before)
+
+    def test_a_fifo_gets_the_bytes(self):
+        self.command("compile", "job.yaml", "-o", "plan", "--report=report")
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        for arguments in (["-o", pipe], ["-o", "other", f"--report={pipe}"], ["-o", pipe, "--emit=ir"], ["-o", pipe, "--keep=plan"]):
+            with self.subTest(arguments=arguments):
+                got = []
+                reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+                reader.start()
+                self.command("compile", "job.yaml", *arguments)
+                reader.join(60)
+                self.assertTrue(stat.S_ISFIFO(pipe.lstat().st_mode))
+                if arguments == ["-o", pipe]:
+                    self.assertEqual(got[0], (self.folder / "plan").read_bytes())
+                elif "--emit=ir" in arguments:
+                    self.assertTrue(got[0].startswith(b"reshard") or b"source" in got[0], got[0][:80])
+                elif pipe not in arguments:
+                    self.assertEqual(json.loads(got[0])["world"], 4)
+
+    def test_standard_output_is_written_to(self):
+        self.command("compile", "job.yaml", "-o", "plan")
+        plan = (self.folder / "plan").read_bytes()
+        before = self.names()
+        self.assertEqual(self.command("compile", "job.yaml", "-o", "/dev/stdout").stdout, plan)
+        with (self.folder / "redirected").open("wb") as redirected:
+            subprocess.run([BIN / "reshard-compile", "job.yaml", "-o", "/dev/stdout"], cwd=self.folder, stdout=redirected, stderr=subprocess.PIPE, check=True)
+            self.assertEqual(os.fstat(redirected.fileno()).st_ino, (self.folder / "redirected").stat().st_ino)
+        self.assertEqual((self.folder / "redirected").read_bytes(), plan)
+        self.assertEqual(self.names(), sorted(before + ["redirected"]))
+
+    def test_a_link_stays_and_what_it_points_to_is_made_or_replaced(self):
+        (self.folder / "there").mkdir()
+        for name in ("plan", "report", "ir"):
+            (self.folder / f"{name}-link").symlink_to(f"there/{name}")
+        (self.folder / "second").symlink_to("plan-link")
+        for output in ("plan-link", "second", "plan-link"):
+            self.command("compile", "job.yaml", "-o", output, "--report=report-link")
+            self.command("compile", "job.yaml", "-o", "ir-link", "--emit=ir")
+        self.command("exec", "there/plan", "--synthesize", "--check", "--report=report-link")
+        for name in ("plan-link", "report-link", "ir-link", "second"):
+            self.assertTrue((self.folder / name).is_symlink(), name)
+        self.assertEqual(sorted(path.name for path in (self.folder / "there").iterdir()), ["ir", "plan", "report"])
+
+    def test_no_input_is_replaced(self):
+        self.command("compile", "job.yaml", "-o", "plan")
+        os.link(self.folder / "job.yaml", self.folder / "hard")
+        (self.folder / "link").symlink_to("job.yaml")
+        plan = (self.folder / "plan").read_bytes()
+        before = self.names()
+        for name, option, output, arguments in (
+                ("compile", "-o", "job.yaml", ["job.yaml"]), ("compile", "-o", "./hard", ["job.yaml"]), ("compile", "-o", "link", ["job.yaml"]),
+                ("compile", "-o", "job.yaml", ["job.yaml", "--emit=ir"]), ("compile", "--report", "job.yaml", ["job.yaml", "-o", "new"]),
+                ("exec", "--report", "plan", ["plan", "--synthesize"]), ("exec", "--trace", "plan", ["plan", "--synthesize"])):
+            with self.subTest(name=name, option=option, output=output):
+                done = self.command(name, *arguments, option, output, code=2)
+                self.assertEqual(done.stderr.decode(), f"reshard-{name}: error: option '{option}': '{output}' is the input '{arguments[0]}' itself, expected another file\n")
+        for option in (["-o", "model.yaml"], ["-o", "new", "--report=model.yaml"]):
+            self.assertIn(b"'model.yaml' is the input 'model.yaml' itself", self.command("compile", "job.yaml", *option, code=2).stderr)
+        self.assertEqual(self.names(), before)
+        self.assertEqual((self.folder / "job.yaml").read_text(), JOB)
+        self.assertEqual((self.folder / "model.yaml").read_text(), MODEL)
+        self.assertEqual((self.folder / "plan").read_bytes(), plan)
+
+
+if __name__ == "__main__":
+    unittest.main()
