@@ -2,6 +2,7 @@
 // both the IR and the plan format. The bytes depend on the module alone, not on the number of threads.
 
 #include "compiler/compile.h"
+#include "compiler/frontend.h"
 #include "compiler/staging.h"
 #include "schema/container.h"
 #include "schema/limits.h"
@@ -18,6 +19,7 @@ namespace {
 
 namespace fbs = schema;
 static_assert(kStagingAlignment % schema::kChunkAlignment == 0);
+static_assert(kMaxBytes == schema::kMaxSize && kMaxInstances == schema::kMaxInstances, "what is compiled can be loaded");
 using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
 

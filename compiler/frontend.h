@@ -218,7 +218,7 @@ struct Job {
 };
 
 /// Limits on input; past them an error says so. No plan holds more bytes of a tensor, or instances of a param on a rank, than
-/// its loader takes (schema/limits.h).
+/// its loader takes (emit.cpp sees to it).
 constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
 constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank

@@ -1,5 +1,6 @@
 #include "executor/bindings.h"
 
+#include "executor/nearest.h"
 #include "schema/manifest.h"
 
 #include <algorithm>
@@ -25,33 +26,14 @@ Bindable bindableOf(const Plan &plan, uint32_t endpointNumber, uint32_t place) {
 }
 
 std::string nearest(const std::string &name, const Bindable &place) {
-  size_t best = name.size() / 3 + 2;
-  const std::string *found = nullptr;
+  Nearest nearest(name);
   size_t looked = 0;
-  std::vector<size_t> row;
   for (const auto &[known, where] : place.names) {
     if (++looked > 100'000)
       break;
-    if (known.size() > name.size() + best || name.size() > known.size() + best)
-      continue;
-    row.resize(known.size() + 1);
-    for (size_t j = 0; j <= known.size(); ++j)
-      row[j] = j;
-    for (size_t i = 1; i <= name.size(); ++i) {
-      size_t diagonal = row[0];
-      row[0] = i;
-      for (size_t j = 1; j <= known.size(); ++j) {
-        const size_t above = row[j];
-        row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (name[i - 1] != known[j - 1])});
-        diagonal = above;
-      }
-    }
-    if (row.back() < best) {
-      best = row.back();
-      found = &known;
-    }
+    nearest.offer(known);
   }
-  return found ? ", did you mean '" + *found + "'?" : "";
+  return nearest.hint();
 }
 
 std::string overlap(std::vector<Range> &ranges) {

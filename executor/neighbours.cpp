@@ -21,8 +21,10 @@ namespace {
 
 uint32_t bufferCount(const Segment &segment) {
   const auto *runs = segment.buffers();
-  return runs && runs->size() > 0 ? runs->Get(runs->size() - 1)->first() + runs->Get(runs->size() - 1)->count() : 0;
+  return runs->size() > 0 ? runs->Get(runs->size() - 1)->first() + runs->Get(runs->size() - 1)->count() : 0;
 }
+uint32_t stepCount(const Segment &segment) { return segment.steps()->size(); }
+
 /// Maps the pages of a range now, not in the first run; those beside it, which may be holes, are let be.
 void touch(std::byte *begin, uint64_t bytes) {
   constexpr uint64_t kPage = 4096;
@@ -30,8 +32,6 @@ void touch(std::byte *begin, uint64_t bytes) {
   if (bytes > 0)
     madvise(begin - before, before + bytes, MADV_POPULATE_READ); // a kernel that does not know it maps them in the first run
 }
-
-uint32_t stepCount(const Segment &segment) { return segment.steps() ? segment.steps()->size() : 0; }
 
 } // namespace
 
@@ -77,7 +77,7 @@ std::string Neighbours::show(const LocalRank &rank) {
   *mine_.header = {invitation_.token, buffers, steps};
   SharedMappings mappings;
   const auto *runs = rank.segment->buffers();
-  for (uint32_t r = 0; runs && r < runs->size(); ++r)
+  for (uint32_t r = 0; r < runs->size(); ++r)
     for (uint32_t i = 0; i < runs->Get(r)->count(); ++i) {
       const std::byte *bound = rank.forms.empty() || !rank.forms[r] ? rank.runs[r][i] : nullptr; // what is converted is not shown
       mine_.buffers[runs->Get(r)->first() + i - 1] = bound ? mappings.find(bound, runs->Get(r)->bytes(), opened_) : FilePlace{};

@@ -110,7 +110,7 @@ reshard_status reshard_set_transform(reshard_executor *executor, const char *nam
 
 /* Checks that all that is moved is bound and nothing overlaps, agrees with the other processes, allocates what the run needs. After it, bindings are
    fixed. After RESHARD_INVALID and RESHARD_BAD_BINDING it may be called again, with what was missing; after RESHARD_FAILED and RESHARD_TIMEOUT it may
-   not, and where it fails on one of several processes it fails on all. */
+   not. Of several processes all are prepared or none; they wait for one that still lacks a binding, until their deadline. */
 reshard_status reshard_prepare(reshard_executor *executor);
 
 /* Moves every byte, and returns when it is there. Allocates nothing. timeout_seconds <= 0: no deadline. With device "cuda" what writes the sources and

@@ -1,5 +1,6 @@
 #include "tools/common.h"
 
+#include "executor/nearest.h"
 #include "schema/output.h"
 
 #include <algorithm>
@@ -164,27 +165,10 @@ std::string humanBytes(double bytes) {
 }
 
 std::string nearest(const std::string &name, const std::vector<std::string> &known) {
-  size_t best = name.size() / 3 + 2;
-  const std::string *found = nullptr;
-  for (const std::string &candidate : known) {
-    std::vector<size_t> row(candidate.size() + 1);
-    for (size_t j = 0; j < row.size(); ++j)
-      row[j] = j;
-    for (size_t i = 1; i <= name.size(); ++i) {
-      size_t diagonal = row[0];
-      row[0] = i;
-      for (size_t j = 1; j <= candidate.size(); ++j) {
-        const size_t above = row[j];
-        row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (name[i - 1] != candidate[j - 1])});
-        diagonal = above;
-      }
-    }
-    if (row.back() < best) {
-      best = row.back();
-      found = &candidate;
-    }
-  }
-  return found ? ", did you mean '" + *found + "'?" : "";
+  Nearest nearest(name);
+  for (const std::string &each : known)
+    nearest.offer(each);
+  return nearest.hint();
 }
 
 std::string writeFile(const std::string &path, const std::string &text) {
