@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -192,6 +193,20 @@ bool refuseOutput(const char *command, const char *option, const std::string &ou
       return true;
     }
   return false;
+}
+
+bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other, const std::string &otherOutput) {
+  if (output.empty() || otherOutput.empty() || schema::outputAt(output).direct || schema::outputAt(otherOutput).direct)
+    return false;
+  std::error_code error;
+  const auto one = std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(output).path, error), error);
+  if (error) // the write will say why
+    return false;
+  const auto two = std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(otherOutput).path, error), error);
+  if (error || one != two)
+    return false;
+  complain(command, "options '" + std::string(other) + "' and '" + option + "' both write '" + output + "', expected two files");
+  return true;
 }
 
 uint64_t peakResidentBytes() {

@@ -61,6 +61,9 @@ std::string writeFile(const std::string &path, const std::string &text);
 /// Whether the output that an option names is one of the inputs, which it would replace; a message says so.
 bool refuseOutput(const char *command, const char *option, const std::string &output, const std::vector<std::string> &inputs);
 
+/// Whether two options name one file as their output (one of them would be lost); a message says so. Devices and pipes may be shared.
+bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other, const std::string &otherOutput);
+
 /// The most bytes of this process that were resident at once, so far.
 uint64_t peakResidentBytes();
 

@@ -121,14 +121,15 @@ int64_t sameSegments(const Plan &before, const std::string &path) {
   return same;
 }
 
-/// Whether an output is one of the files that were read.
-bool replacesInput(const Options &options, const std::vector<std::string> &inputs) {
-  return refuseOutput(kName, "-o", options.output, inputs) || refuseOutput(kName, "--report", options.report, inputs);
+/// Whether an output is one of the files that were read, or the other output.
+bool replaces(const Options &options, const std::vector<std::string> &inputs) {
+  return refuseOutput(kName, "-o", options.output, inputs) || refuseOutput(kName, "--report", options.report, inputs) ||
+         refuseSameOutput(kName, "--report", options.report, "-o", options.output);
 }
 
 int compile(const std::string &job, Options &options) {
   const double begin = now();
-  if (replacesInput(options, {job}))
+  if (replaces(options, {job}))
     return kUsage;
   std::unique_ptr<Plan> old;
   if (!options.keep.empty()) {
@@ -164,7 +165,7 @@ int compile(const std::string &job, Options &options) {
   std::vector<std::string> inputs; // the model's files among them
   for (uint32_t file = 0; file < diagnostics.files(); ++file)
     inputs.push_back(diagnostics.path(file));
-  if (replacesInput(options, inputs))
+  if (replaces(options, inputs))
     return kUsage;
 
   std::FILE *speech = schema::outputAt(options.output).direct ? stderr : stdout; // never into a plan that goes to standard output

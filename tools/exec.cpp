@@ -36,6 +36,7 @@ int main(int argc, char **argv) {
                    {"--synthesize", "", "values made from (seed, tensor, element) in place of files; with --source alone: write them there", setSwitch(options.synthesize)},
                    {"--check", "", "compare every target byte with what the layouts say it must be (synthesised: under two seeds)", setSwitch(options.check)},
                    {"--check-replicas", "", "before anything moves, compare all that the source holds more than once; differences are named", setSwitch(options.checkReplicas)},
+                   {"--allow", "extra", "leave tensors of the source's files that the plan does not know where they are; the first are named, the report lists all", setChoice(options.allow, {"extra"})},
                    {"--memory", "SIZE", "keep what is resident of files below SIZE (bytes, or KiB, MiB, GiB)", setBytes(options.memory)},
                    {"--seed", "N", "the first seed (0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
                    {"--transport", "NAME", "threads (default), or a process for each rank: mpi under mpirun, nccl on GPUs", setChoice(options.transport, {"threads", "mpi", "nccl"})},
@@ -50,7 +51,8 @@ int main(int argc, char **argv) {
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
-  if (refuseOutput(command.name, "--report", options.report, {options.plan}) || refuseOutput(command.name, "--trace", options.trace, {options.plan}))
+  if (refuseOutput(command.name, "--report", options.report, {options.plan}) || refuseOutput(command.name, "--trace", options.trace, {options.plan}) ||
+      refuseSameOutput(command.name, "--trace", options.trace, "--report", options.report))
     return kUsage;
   options.threads = static_cast<unsigned>(threads);
   deadline = options.timeout > 0;

@@ -97,7 +97,7 @@ public:
                               options_.memory);
     std::optional<Memory> whole; // the source of all processes
     if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
-      need(whole.emplace(*plan_).openFiles(0, sourceFolder()), kUsage);
+      need(whole.emplace(*plan_).openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
     if (options_.checkReplicas && agree(!first() || replicasAgree(whole ? *whole : source)) == 0)
       return kNegative;
 
@@ -140,6 +140,8 @@ private:
     if (options_.synthesize ? !options_.target.empty() : options_.source.empty() && sourceFolder().empty())
       throw Failure{kUsage, options_.synthesize ? "--synthesize makes values in memory, found --target as well"
                                                 : "expected --source=DIR and --target=DIR, or --synthesize"};
+    if (options_.synthesize && !options_.allow.empty())
+      throw Failure{kUsage, "--allow=extra is about files, found --synthesize as well"};
     if (!options_.synthesize && options_.target.empty())
       throw Failure{kUsage, "expected --target=DIR beside --source, or --synthesize"};
     const bool standsIn = options_.synthesize && options_.source.empty() && options_.device == "cpu";
@@ -198,7 +200,7 @@ private:
         throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() + " are written by processes of several hosts, expected one host"};
     auto path = [&](uint32_t e) { return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : ""); };
     together(folder, [&] {
-      need(source.openFiles(0, sourceFolder()), kUsage);
+      need(source.openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
       folder = std::make_unique<NewFolder>(options_.target, number, first());
       for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
         fs::create_directory(path(e));
@@ -372,6 +374,9 @@ private:
     if (const uint64_t fallen = reshard_bytes_by(executor_.get(), RESHARD_WIRE_INSIDE_HOST); fallen > 0)
       std::printf("  rank %u: %s from ranks of this host come as messages, since their memory cannot be reached\n", ranks_[0],
                   humanBytes(static_cast<double>(fallen)).c_str());
+    if (!leftOut_.empty() && (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // a checkpoint is opened by all
+      std::printf("  %-10s '%s'%s of the source's files, which the plan does not know\n", "left out", leftOut_.begin()->c_str(),
+                  leftOut_.size() > 1 ? (" and " + std::to_string(leftOut_.size() - 1) + " more").c_str() : "");
     const bool wanted = agree(options_.report.empty()) == 0; // by any process
     const Json by = wanted ? bytesBy() : Json();
     if (!ranks_.empty() && ranks_[0] != 0)
@@ -388,7 +393,7 @@ private:
     const Json json = {{"digest", plan_->digest()}, {"transport", options_.transport}, {"device", options_.device}, {"ranks", plan_->world()},
                        {"threads", threads_}, {"runs", runs}, {"bytes_by", by}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches},
                        {"refresh", namesOf(*plan_, &schema::Param::refresh)},
-                       {"transform", namesOf(*plan_, &schema::Param::transform)}, {"peak_rss_bytes", peakResidentBytes()}};
+                       {"transform", namesOf(*plan_, &schema::Param::transform)}, {"left_out", leftOut_}, {"peak_rss_bytes", peakResidentBytes()}};
     if (!options_.report.empty())
       need(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())
@@ -425,6 +430,7 @@ private:
   std::unique_ptr<Device> device_; // of the params
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<Run> runs_;
+  std::set<std::string> leftOut_; // tensors of the source's files that the plan does not know; those of this process's ranks, or of the checkpoint
   CheckResult result_;
   Trace trace_;
 };

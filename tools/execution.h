@@ -11,6 +11,7 @@ namespace reshard::tools {
 struct ExecutionOptions {
   std::string plan, source, target, transport = "threads", device = "cpu", report, trace;
   bool synthesize = false, check = false, checkReplicas = false;
+  std::string allow; // "extra": tensors of the source's files that the plan does not know are left where they are
   uint64_t seed = 0, repeat = 1;
   unsigned threads = 0; // 0: all cores
   double timeout = 0;   // 0: none

@@ -124,8 +124,8 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
   return {};
 }
 
-/// Binds a place to the tensors of its file; nothing may be missing, other, or too many.
-std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const std::string &what, Checkpoint &checkpoint) {
+/// Binds a place to the tensors of its file; nothing may be missing or other, and nothing too many that does not go to `unknown`.
+std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const std::string &what, Checkpoint &checkpoint, std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   PlaceMemory &memory = place(endpointNumber, placeNumber);
   std::set<std::string> left;
@@ -151,9 +151,11 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
       memory.params[p][instance.instance] = view.data;
     }
   }
-  if (!left.empty())
+  if (unknown)
+    unknown->merge(left);
+  else if (!left.empty())
     return what + " has tensor '" + *left.begin() + "', which the plan does not know" +
-           (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "");
+           (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") + (endpointNumber == 0 ? "; --allow=extra leaves such tensors out" : "");
   return {};
 }
 
@@ -161,7 +163,7 @@ void Memory::leave(uint32_t endpoint) {
   std::erase_if(places_, [&](const PlaceMemory &place) { return place.endpoint == endpoint; });
 }
 
-std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable) {
+std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable, std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
@@ -170,7 +172,7 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     if (std::string problem = readCheckpoint(folder, *checkpoints_.back(), writable); !problem.empty())
       return problem;
-    return useFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back());
+    return useFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back(), unknown);
   }
   std::set<std::string> files;
   for (const auto &entry : std::filesystem::directory_iterator(folder, error))
@@ -188,7 +190,7 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     if (std::string problem = readSafetensors(path, *checkpoints_.back(), writable); !problem.empty())
       return problem;
-    if (std::string problem = useFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back()); !problem.empty())
+    if (std::string problem = useFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown); !problem.empty())
       return problem;
   }
   if (!files.empty())

@@ -5,6 +5,7 @@
 #include "tools/synthesize.h"
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,8 @@ public:
   /// Anonymous memory for an endpoint, every page touched; `shared`: such that other processes can map it.
   std::string allocate(uint32_t endpoint, bool shared = false);
   /// The files of a folder, checked against the manifest before anything is used: missing and extra files, names, shapes, dtypes. `writable`: to be
-  /// written as well.
-  std::string openFiles(uint32_t endpoint, const std::string &folder, bool writable = false);
+  /// written as well. `unknown`: gets the names of tensors that the plan does not know, which are refused without it.
+  std::string openFiles(uint32_t endpoint, const std::string &folder, bool writable = false, std::set<std::string> *unknown = nullptr);
   /// New files in an empty folder, of their final size.
   std::string createFiles(uint32_t endpoint, const std::string &folder);
   /// Leaves the places of an endpoint to others; its memory stays.
@@ -37,7 +38,7 @@ public:
 
 private:
   PlaceMemory &place(uint32_t endpoint, uint32_t place);
-  std::string useFile(uint32_t endpoint, uint32_t place, const std::string &what, Checkpoint &checkpoint);
+  std::string useFile(uint32_t endpoint, uint32_t place, const std::string &what, Checkpoint &checkpoint, std::set<std::string> *unknown = nullptr);
 
   bool mine(const schema::Endpoint &endpoint, uint32_t place) const;
 

@@ -49,12 +49,12 @@ class Checkpoints(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.work = Path(folder.name)
 
-    def run_job(self, endpoints: str, source: Path, target: Path, expect: int = 0) -> str:
+    def run_job(self, endpoints: str, source: Path, target: Path, expect: int = 0, more: tuple[str, ...] = ()) -> str:
         (self.work / "job.yaml").write_text(MODEL + endpoints)
         plan = self.work / "p.rplan"
         for command in (["reshard-compile", self.work / "job.yaml", "-o", plan], ["reshard-inspect", plan, "--verify"]):
             subprocess.run([BIN / command[0], *command[1:]], check=True, stdout=subprocess.DEVNULL)
-        command = [BIN / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--check"]
+        command = [BIN / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--check", *more]
         result = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
         return result.stderr
@@ -100,6 +100,24 @@ class Checkpoints(unittest.TestCase):
         for t in range(2):
             expected = tensors | {name: np.split(tensors[name], 2)[t] for name in ("flags", "half", "wide")}
             self.equal(target / names[t], expected)
+
+    def test_what_the_model_does_not_know(self) -> None:
+        """Checkpoints carry buffers, towers and heads that a job has no use for: refused, unless it is said that they may be left out."""
+        self.sharded(self.work / "hf")
+        endpoints = "source: {storage: hf, ignore: [table, scale]}\ntarget: {mesh: {tp: 1}, ignore: [table, scale]}\n"
+        error = self.run_job(endpoints, self.work / "hf", self.work / "one", expect=2)
+        self.assertIn("has tensor 'scale', which the plan does not know (and 1 more); --allow=extra leaves such tensors out", error)
+        report = self.work / "r.json"
+        self.run_job(endpoints, self.work / "hf", self.work / "one", more=("--allow=extra", f"--report={report}"))
+        self.equal(self.work / "one/rank-00000.safetensors", {name: value for name, value in values().items() if name not in ("table", "scale")})
+        self.assertEqual(json.loads(report.read_text())["left_out"], ["scale", "table"])
+        # A tensor that is missing stays an error, and rank files may have too much as well.
+        rank = self.work / "one/rank-00000.safetensors"
+        save_file(load_file(rank) | {"rotary.inv_freq": np.ones(4, np.float32)}, rank)
+        job = "source: {mesh: {tp: 1}, ignore: [table, scale]}\ntarget: {storage: out, ignore: [table, scale]}\n"
+        self.assertIn("'rotary.inv_freq'", self.run_job(job, self.work / "one", self.work / "again", expect=2))
+        self.run_job(job, self.work / "one", self.work / "again", more=("--allow=extra",))
+        self.assertIn("lacks tensor 'scale'", self.run_job(job.replace("[table, scale]", "table"), self.work / "one", self.work / "third", expect=2, more=("--allow=extra",)))
 
     def test_a_wrong_index_moves_nothing(self) -> None:
         self.sharded(self.work / "hf")

@@ -107,6 +107,12 @@ class Outputs(unittest.TestCase):
                 self.assertEqual(done.stderr.decode(), f"reshard-{name}: error: option '{option}': '{output}' is the input '{arguments[0]}' itself, expected another file\n")
         for option in (["-o", "model.yaml"], ["-o", "new", "--report=model.yaml"]):
             self.assertIn(b"'model.yaml' is the input 'model.yaml' itself", self.command("compile", "job.yaml", *option, code=2).stderr)
+        (self.folder / "dangling").symlink_to("both")
+        for name, option, other, arguments in (("compile", "--report", "-o", ["job.yaml"]), ("exec", "--trace", "--report", ["plan", "--synthesize"])):
+            for second in ("both", "./both", "dangling"):
+                done = self.command(name, *arguments, other, "both", option, second, code=2)
+                self.assertEqual(done.stderr.decode(), f"reshard-{name}: error: options '{other}' and '{option}' both write '{second}', expected two files\n")
+        (self.folder / "dangling").unlink()
         self.assertEqual(self.names(), before)
         self.assertEqual((self.folder / "job.yaml").read_text(), JOB)
         self.assertEqual((self.folder / "model.yaml").read_text(), MODEL)
