@@ -171,6 +171,19 @@ bool fewPieces(const ir::RankSchedule &rank) {
   return true;
 }
 
+/// Whether messages have at most schema::kMaxChunks chunks, counted as the loader counts them.
+bool fewChunks(const ir::RankSchedule &rank) {
+  int64_t left = schema::kMaxChunks;
+  for (const ir::Step &step : rank.steps)
+    if (step.chunk > 0) {
+      const int64_t chunks = (step.bytes - 1) / step.chunk + 1, each = 1 + static_cast<int64_t>(step.after.size());
+      if (chunks > left / each)
+        return false;
+      left -= chunks * each;
+    }
+  return true;
+}
+
 /// A vector of structs written where it will stand: T is appended by `put(next)`, which moves `next` on.
 template <class T, class Put>
 Offset<flatbuffers::Vector<const T *>> table(FlatBufferBuilder &builder, uint64_t count, Put put) {
@@ -195,6 +208,8 @@ public:
                " loops, expected at most " + std::to_string(schema::kMaxLoops);
     if (!fewPieces(rank))
       return "rank " + std::to_string(rank.rank) + " has loops that make more than " + std::to_string(schema::kMaxPieces) + " pieces of operands, expected at most so many";
+    if (!fewChunks(rank))
+      return "rank " + std::to_string(rank.rank) + " has messages of more than " + std::to_string(schema::kMaxChunks) + " chunks, expected a higher options.staging";
     if (!builder_ || capacity_ < counts.bytes())
       builder_.emplace(capacity_ = counts.bytes()); // a builder that grows copies what it has, again and again
     else

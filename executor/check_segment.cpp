@@ -293,6 +293,12 @@ private:
     if (step.chunk() % kChunkAlignment != 0 || (step.chunk() > 0 && step.chunk() >= step.bytes()))
       return failStep("has chunks of " + text(step.chunk()) + " bytes, expected a multiple of " + text(kChunkAlignment) +
                       " below its " + text(step.bytes()));
+    if (step.chunk() > 0) {
+      const int64_t chunks = static_cast<int64_t>((step.bytes() - 1) / step.chunk()) + 1, each = 1 + int64_t{step.after_count()};
+      if (chunks > (kMaxChunks - chunks_) / each)
+        return failStep("found messages of more than " + text(kMaxChunks) + " chunks, counted again for each step that they wait for, expected at most so many");
+      chunks_ += chunks * each;
+    }
     if (step.slot() > (step.chunk() > 0 && step.staging() != kInPlace ? 1 : 0))
       return failStep("begins in slot " + text(step.slot()) + ", expected 0, or 1 of a staged message of several chunks");
     if (step.staging() == kInPlace)
@@ -422,6 +428,7 @@ private:
   uint64_t gathered_ = 0; // bytes of the arena's end
   std::vector<Extent> extents_;  // by shape
   int64_t pieces_ = 0;           // of all operands
+  int64_t chunks_ = 0;           // of all messages, as kMaxChunks counts them
   ArenaUse arena_;
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
   static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};

@@ -169,6 +169,13 @@ TEST(Emit, Refusals) {
   module.schedule.ranks[42].shapes[0].loops = {{int64_t{1} << 40, 0, 0}, {int64_t{1} << 40, 0, 1}};
   EXPECT_EQ(write(module, path, 1), "rank 42 has loops that make more than 16777216 pieces of operands, expected at most so many");
 
+  module = many(20);
+  ir::Step &step = module.schedule.ranks[42].steps[0];
+  step.bytes = int64_t{1} << 32;
+  step.chunk = 256;
+  step.after = {0};
+  EXPECT_EQ(write(module, path, 1), "rank 42 has messages of more than 16777216 chunks, expected a higher options.staging");
+
   EXPECT_EQ(write(tinyModule(), folder / "no/plan", 1),
             "cannot create '" + folder / "no/plan" + "': No such file or directory");
   EXPECT_EQ(readFile(path), "what stood here before");

@@ -112,6 +112,26 @@ TEST_F(Hostile, PiecesWithoutEnd) {
   }
 }
 
+// Chunks cost a plan nothing, and an executor a number each.
+TEST_F(Hostile, ChunksWithoutEnd) {
+  for (const uint64_t count : {uint64_t{1} << 30, (uint64_t{1} << 32) + 256}) {
+    Parts parts = tinyParts();
+    SegmentT &segment = parts.segments[1];
+    segment.loops.push_back({count, 0, 0});
+    segment.shapes.push_back({uint64_t{1}, static_cast<uint32_t>(segment.loops.size() - 1), uint32_t{1}});
+    parts.operand(1, 4).shape = static_cast<uint32_t>(segment.shapes.size() - 1); // of the send of message 2
+    RawStep &step = parts.step(1, 3);
+    step.bytes = count;
+    step.chunk = 256;
+    step.staging = UINT64_MAX;
+    const std::string error = read(parts);
+    if (count == uint64_t{1} << 30)
+      EXPECT_EQ(error, "message 2 from rank 1 to rank 2: found bytes 1073741824 on the sender, 24 on the receiver, expected the same");
+    else
+      EXPECT_EQ(error, rankOne_ + "step 3 found messages of more than " + std::to_string(kMaxChunks) + " chunks, counted again for each step that they wait for, expected at most so many");
+  }
+}
+
 // Plans of models with very many tensors have more tables than the verifier looks at by default.
 TEST_F(Hostile, AMillionTablesAreNone) {
   Parts parts = tinyParts();
