@@ -75,6 +75,9 @@ public:
     MPI_Comm_size(all_, &size);
     rank_ = static_cast<uint32_t>(rank);
     size_ = static_cast<uint32_t>(size);
+    int *most = nullptr, found = 0;
+    if (MPI_Comm_get_attr(all_, MPI_TAG_UB, &most, &found) == MPI_SUCCESS && found)
+      maxTag_ = static_cast<uint32_t>(*most);
   }
   ~MpiWire() override {
     const bool last = --start.wires == 0;
@@ -87,6 +90,7 @@ public:
 
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
+  uint32_t maxTag() const override { return maxTag_; }
   void reserve(size_t requests) override {
     requests_.assign(requests, MPI_REQUEST_NULL);
     expected_.assign(requests, -1);
@@ -125,6 +129,7 @@ private:
 
   MPI_Comm all_;
   uint32_t rank_ = 0, size_ = 1;
+  uint32_t maxTag_ = 32767; // what the standard promises
   std::vector<MPI_Request> requests_;
   std::vector<int> expected_; // bytes of what is being received; -1: of nothing, and of what is sent
   const double seconds_;

@@ -72,8 +72,8 @@ public:
   std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) override {
     if (ranks.size() != 1 || ranks[0].rank != wire_->rank())
       return "this process is rank " + std::to_string(wire_->rank()) + " of its wire and runs that rank alone";
-    if (plan.manifest().messages() > kMaxWireTag - Agreement::kTags)
-      return "the plan has more messages than the wire has tags";
+    if (const uint32_t tags = wire_->maxTag() - Agreement::kTags + 1; plan.manifest().messages() > tags)
+      return "the plan has " + std::to_string(plan.manifest().messages()) + " messages, and the wire tags for " + std::to_string(tags);
     const LocalRank &rank = ranks[0];
     work_ = rank.work;
     if (shortcut_)

@@ -18,10 +18,12 @@ public:
   /// This process, and how many there are: the ranks of the plan.
   virtual uint32_t rank() const = 0;
   virtual uint32_t size() const = 0;
+  /// The greatest tag of its messages, at least 32767.
+  virtual uint32_t maxTag() const = 0;
   /// Room for so many requests; once, before any.
   virtual void reserve(size_t requests) = 0;
 
-  /// Begins to send, or to receive, bytes under a tag of at most kMaxWireTag. Those of one pair and tag arrive in order. At most kMaxWireBytes.
+  /// Begins to send, or to receive, bytes under a tag of at most maxTag(). Those of one pair and tag arrive in order. At most kMaxWireBytes.
   virtual std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) = 0;
   virtual std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) = 0;
   /// Whether a request is done; makes progress.
@@ -32,9 +34,8 @@ public:
 };
 
 constexpr uint64_t kMaxWireBytes = uint64_t{1} << 30;
-constexpr uint32_t kMaxWireTag = (uint32_t{1} << 31) - 1;
 
-constexpr uint32_t kWireVersion = 1;
+constexpr uint32_t kWireVersion = 2;
 /// What a module exports as `reshard_open_wire`, beside `reshard_open_wire_version`: a wire, or null and an error text of at most `room` bytes; `*timed_out` is not 0 where it says
 /// that so many seconds (0: no limit) have passed without all processes having come. The same limit holds when the wire is closed.
 using OpenWire = Wire *(*)(double seconds, char *error, size_t room, int *timed_out);

@@ -37,10 +37,11 @@ struct Air {
 
 class SlowWire : public Wire {
 public:
-  SlowWire(Air &air, uint32_t rank, uint32_t size, uint64_t seed) : air_(air), rank_(rank), size_(size), random_(seed * 1000 + rank) {}
+  SlowWire(Air &air, uint32_t rank, uint32_t size, uint64_t seed, uint32_t maxTag = 32767) : air_(air), rank_(rank), size_(size), maxTag_(maxTag), random_(seed * 1000 + rank) {}
 
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
+  uint32_t maxTag() const override { return maxTag_; }
   void reserve(size_t requests) override { requests_.resize(requests); }
 
   std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
@@ -91,7 +92,7 @@ private:
   uint64_t delay() { return random_() % 4 == 0 ? random_() % 60 : random_() % 4; }
 
   Air &air_;
-  const uint32_t rank_, size_;
+  const uint32_t rank_, size_, maxTag_;
   std::mt19937_64 random_;
   std::vector<Request> requests_;
   std::map<std::pair<uint32_t, uint32_t>, std::deque<size_t>> order_; // receives, by peer and tag
@@ -308,6 +309,21 @@ TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
 }
 
 // A process may close what its memory was mapped from, and open something else under the number, before others have mapped it.
+TEST(Messages, AWireWithTooFewTagsIsRefused) {
+  const tests::Folder folder;
+  std::unique_ptr<Plan> plan;
+  tests::compile(tests::kRelayJobs[0], folder / "plan");
+  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  const RankMemory memory(*plan, 0, Shown::nothing);
+  const uint32_t messages = static_cast<uint32_t>(plan->manifest().messages());
+  ASSERT_GT(messages, 1u);
+  Air air;
+  bool late = false;
+  const auto transport = makeMessageTransport(std::make_unique<SlowWire>(air, 0, plan->world(), 1, Agreement::kTags + messages - 2));
+  EXPECT_EQ(transport->prepare(*plan, {memory.local}, {}, late),
+            "the plan has " + std::to_string(messages) + " messages, and the wire tags for " + std::to_string(messages - 1));
+}
+
 TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
