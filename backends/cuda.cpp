@@ -80,7 +80,10 @@ public:
     cudaPointerAttributes attributes{};
     if (const cudaError_t error = cudaPointerGetAttributes(&attributes, memory); error != cudaSuccess)
       return checked(error);
-    return attributes.type == cudaMemoryTypeUnregistered || !attributes.devicePointer ? "memory of the host, expected of device " + std::to_string(number_) : "";
+    if (attributes.type == cudaMemoryTypeUnregistered || !attributes.devicePointer)
+      return "memory of the host, expected of device " + std::to_string(number_);
+    // The GPUs of one process need not reach each other's memory.
+    return attributes.type == cudaMemoryTypeDevice && attributes.device != number_ ? "memory of device " + std::to_string(attributes.device) + ", expected of device " + std::to_string(number_) : "";
   }
 
   std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline, bool &timedOut) override {
