@@ -1,6 +1,8 @@
-// Tables of changes, run warp by warp as a GPU runs them, against what the CPU's kernels make of the same memory, byte for byte.
+// Tables of changes, run warp by warp as a GPU runs them, against what the CPU's kernels make of the same memory, byte for byte: by the code of the host, and lane by lane by
+// that of a GPU.
 
 #include "kernels/change_table.h"
+#include "tests/kernels/gpu_lanes.h"
 
 #include <gtest/gtest.h>
 
@@ -19,16 +21,6 @@ using Bytes = std::vector<std::byte>;
 constexpr size_t kGuard = 64;
 
 uint64_t at(const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); }
-
-void runTable(std::mt19937_64 &random, const ChangeTable &table) {
-  const auto blocks = static_cast<uint32_t>(1 + random() % 5);
-  std::vector<uint32_t> order(blocks * (kBlockThreads / kWarpThreads));
-  for (uint32_t i = 0; i < order.size(); ++i)
-    order[i] = i;
-  std::shuffle(order.begin(), order.end(), random);
-  for (const uint32_t i : order)
-    changeWarp(table.view(), i % blocks, blocks, i / blocks, 0);
-}
 
 /// Memory of any alignment.
 class Memory {
@@ -253,9 +245,34 @@ struct Random {
   Case one;
 };
 
+/// Parameter: by the code of a GPU.
+class ChangeTables : public testing::TestWithParam<bool> {
+protected:
+  void SetUp() override {
+#if defined(__SANITIZE_THREAD__)
+    if (GetParam())
+      GTEST_SKIP() << "ThreadSanitizer does not know the coroutines that lanes are";
+#endif
+  }
+
+  static void run(std::mt19937_64 &random, const ChangeTable &table) {
+    const auto blocks = static_cast<uint32_t>(1 + random() % 5);
+    std::vector<uint32_t> order(blocks * (kBlockThreads / kWarpThreads));
+    for (uint32_t i = 0; i < order.size(); ++i)
+      order[i] = i;
+    std::shuffle(order.begin(), order.end(), random);
+    for (const uint32_t i : order)
+      if (GetParam())
+        ASSERT_EQ(reshard::tests::changeWarpOfLanes(table.view(), i % blocks, blocks, i / blocks), "");
+      else
+        changeWarp(table.view(), i % blocks, blocks, i / blocks, 0);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Code, ChangeTables, testing::Bool(), [](const auto &code) { return code.param ? "OfAGpu" : "OfTheHost"; });
+
 } // namespace
 
-TEST(ChangeTable, CodesAreThoseOfTheFormats) {
+TEST(ChangeCodes, AreThoseOfTheFormats) {
   auto check = []<Format Of>(std::integral_constant<Format, Of>) {
     const uint32_t codes = Of == Format::fp32 ? 0 : 1u << encoding(Of).bits;
     for (uint32_t code = 0; code < codes; ++code) {
@@ -277,7 +294,7 @@ TEST(ChangeTable, CodesAreThoseOfTheFormats) {
   check(std::integral_constant<Format, Format::fp4_e2m1>());
 }
 
-TEST(ChangeTable, WarpsChangeWhatTheCpuChanges) {
+TEST_P(ChangeTables, WarpsChangeWhatTheCpuChanges) {
   const uint64_t cases = std::getenv("RESHARD_FULL") ? 60'000 : 6000;
   std::map<std::string, int> kinds;
   for (uint64_t seed = 0; seed < cases; ++seed) {
@@ -298,7 +315,7 @@ TEST(ChangeTable, WarpsChangeWhatTheCpuChanges) {
     table.add(at(one.target), at(one.source), one.shape, one.change, 0, cut);
     table.add(at(one.target), at(one.source), one.shape, one.change, cut, bytes - cut);
     ASSERT_EQ(table.bytes(), bytes);
-    runTable(all.random, table);
+    run(all.random, table);
     for (size_t m = 0; m < memory.size(); ++m)
       ASSERT_TRUE(*memory[m] == expected[m]) << "seed " << seed << ": " << one.what << ", memory " << m;
   }
@@ -306,7 +323,28 @@ TEST(ChangeTable, WarpsChangeWhatTheCpuChanges) {
     EXPECT_GT(kinds[kind], 20) << kind;
 }
 
-TEST(ChangeTable, ScalesAloneAndTheirLayouts) {
+TEST_P(ChangeTables, EveryValueOfBf16IsCast) {
+  std::mt19937_64 random(1);
+  constexpr uint64_t kCount = 1 << 16;
+  std::vector<uint16_t> values(kCount);
+  for (uint64_t i = 0; i < kCount; ++i)
+    values[i] = static_cast<uint16_t>(i * 40503); // an odd number: all of them, neighbours unlike
+  for (const Format other : {Format::fp32, Format::fp16, Format::fp8_e4m3, Format::fp8_e5m2}) {
+    Change change;
+    change.write = castForm(Format::bf16, other);
+    Strided shape;
+    shape.rowBytes = 2 * kCount;
+    const auto *source = reinterpret_cast<const std::byte *>(values.data());
+    Bytes expected(kCount * itemBytes(other) + 16), found = expected;
+    changeRows(expected.data(), source, shape, 0, 1, change);
+    ChangeTable table;
+    table.add(at(found.data()), at(source), shape, change, 0, shape.rowBytes);
+    run(random, table);
+    ASSERT_TRUE(found == expected) << static_cast<int>(other);
+  }
+}
+
+TEST_P(ChangeTables, ScalesAloneAndTheirLayouts) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
     const auto format = static_cast<Quantization>(seed % 3);
@@ -320,7 +358,7 @@ TEST(ChangeTable, ScalesAloneAndTheirLayouts) {
     matrices.scales.all() = empty;
     ChangeTable table;
     table.addScales(matrices.quantized, at(elements.begin()));
-    runTable(random, table);
+    run(random, table);
     ASSERT_TRUE(matrices.scales.all() == scales) << "seed " << seed << " format " << static_cast<int>(format);
     ASSERT_TRUE(matrices.codes.all() == codes);
     if (!matrices.quantized.swizzled)
@@ -331,22 +369,22 @@ TEST(ChangeTable, ScalesAloneAndTheirLayouts) {
     plain.all() = other.all();
     ChangeTable back, padding, forth;
     back.addUnswizzle(matrices.quantized, at(plain.begin()));
-    runTable(random, back);
+    run(random, back);
     ASSERT_TRUE(plain.all() == expected) << "seed " << seed;
     padding.addPadding(matrices.quantized);
-    runTable(random, padding);
+    run(random, padding);
     const Bytes padded = matrices.scales.all();
     matrices.scales.all() = empty;
     swizzle(matrices.quantized, plain.begin());
     ASSERT_TRUE(matrices.scales.all() == padded) << "seed " << seed;
     matrices.scales.all() = empty;
     forth.addSwizzle(matrices.quantized, at(plain.begin()));
-    runTable(random, forth);
+    run(random, forth);
     ASSERT_TRUE(matrices.scales.all() == padded) << "seed " << seed;
   }
 }
 
-TEST(ChangeTable, LargestMagnitudesAndTensorScales) {
+TEST_P(ChangeTables, LargestMagnitudesAndTensorScales) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
     const Format wide = anyFormat(random, 3);
@@ -370,13 +408,13 @@ TEST(ChangeTable, LargestMagnitudesAndTensorScales) {
       table.addLargest(at(reinterpret_cast<std::byte *>(numbers + 1)), wide, at(elements.begin()) + part.first * item, shape, nullptr);
     else
       table.addLargest(at(reinterpret_cast<std::byte *>(numbers + 1)), wide, part.first * item, shape, &q);
-    runTable(random, table);
+    run(random, table);
     ASSERT_EQ(std::bit_cast<uint32_t>(numbers[1]), std::bit_cast<uint32_t>(expected)) << "seed " << seed;
     numbers[3] = seed % 4 == 0 ? INFINITY : 3;
     float scales[2];
     ChangeTable scaling;
     scaling.addTensorScales(at(reinterpret_cast<std::byte *>(scales)), at(reinterpret_cast<std::byte *>(numbers)), 2, 2);
-    runTable(random, scaling);
+    run(random, scaling);
     EXPECT_EQ(std::bit_cast<uint32_t>(scales[0]), std::bit_cast<uint32_t>(nvfp4TensorScale(expected)));
     EXPECT_EQ(std::bit_cast<uint32_t>(scales[1]), std::bit_cast<uint32_t>(nvfp4TensorScale(seed % 4 == 0 ? NAN : 3)));
   }

@@ -1,6 +1,7 @@
-// Tables of descriptors, run thread by thread as a GPU runs them, against a loop over bytes.
+// Tables of descriptors, run thread by thread as a GPU runs them, against a loop over bytes: by the code of the host, and by that of a GPU.
 
 #include "kernels/table.h"
+#include "tests/kernels/gpu_lanes.h"
 
 #include <gtest/gtest.h>
 
@@ -108,6 +109,23 @@ TEST(Table, ThreadsCopyEveryByteAndNoOther) {
     for (uint32_t block = blocks; block-- > 0;)
       for (uint32_t thread = 0; thread < kBlockThreads; ++thread)
         copyThread(view, block, blocks, thread);
+    ASSERT_TRUE(all.target == all.expected) << "case " << i;
+  }
+}
+
+TEST(Table, AGpusCodeCopiesTheSameInAlignedAccesses) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer does not know the coroutines that lanes are";
+#endif
+  std::mt19937_64 random(3);
+  const int cases = std::getenv("RESHARD_FULL") ? 5000 : 500;
+  for (int i = 0; i < cases; ++i) {
+    Case all(i % 3 == 0 ? 2 + random() % 50 : uint64_t{1} << 31);
+    fillCase(random, all, 1 + static_cast<int>(random() % 40), i % 5 == 0 ? 4000 : 90);
+    const auto blocks = static_cast<uint32_t>(1 + random() % 9);
+    for (uint32_t block = blocks; block-- > 0;)
+      for (uint32_t warp = 0; warp < kBlockThreads / kWarpThreads; ++warp)
+        ASSERT_EQ(reshard::tests::copyWarpOfLanes(all.table.view(), block, blocks, warp), "") << "case " << i;
     ASSERT_TRUE(all.target == all.expected) << "case " << i;
   }
 }

@@ -1,8 +1,10 @@
 """What can be known of the GPU's side without one: a machine that lacks module, driver or device says so; the kernel keeps to its registers.
 With a GPU the commands run on it (tests/gpu/run.sh does more). RESHARD_BIN: the folder of the commands."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -110,6 +112,22 @@ class Gpu(unittest.TestCase):
                     self.assertEqual(counts, [("0", "0", "0")], done.stderr)
                     self.assertEqual(len(registers), 1, done.stderr)
                     self.assertLessEqual(registers[0], REGISTERS, done.stderr)
+
+    @unittest.skipIf(NVCC is None, "no nvcc: the kernels were not compiled")
+    def test_the_kernels_round_as_the_cpu_does(self):
+        """Bits are equal only where each product, sum and quotient is rounded by itself to the nearest, subnormal ones too: so says the PTX that the flags of both builds make."""
+        commands = [shlex.split(each["command"]) for each in json.loads((BIN / "compile_commands.json").read_text()) if each["file"].endswith("change_cuda.cu")]
+        script = re.search(r'"\$nvcc" (.*) -Xptxas', (ROOT / "tests/gpu/run.sh").read_text()).group(1).split()
+        for flags in (*commands, script):
+            kept = [flag for flag in flags if re.match(r"--?(fmad|ftz|prec|use_fast|O|std)", flag)]
+            for architecture in ("sm_80", "sm_90"):
+                with self.subTest(flags=kept, architecture=architecture):
+                    done = subprocess.run([NVCC, *kept, f"-arch={architecture}", f"-I{ROOT}", "-ptx", "-o", self.folder / "ptx", ROOT / "kernels/change_cuda.cu"], capture_output=True, text=True)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    arithmetic = set(re.findall(r"(?:^|[{;])\s*(?:@!?%\w+ )?(\w[\w.]*\.f(?:16|32|64)\w*)\s", (self.folder / "ptx").read_text(), re.MULTILINE))
+                    arithmetic -= {"selp.f32", "setp.eq.f32", "setp.neu.f32", "mov.f32"}  # which round nothing
+                    expected = {"add.rn.f32", "mul.rn.f32", "div.rn.f32"} | ({"cvt.rn.satfinite.e4m3x2.f32"} if architecture == "sm_90" else set())
+                    self.assertEqual(arithmetic, expected)
 
     @unittest.skipIf(GPU or NVCC is None or "RESHARD_SMALL" in os.environ, "a GPU, where run.sh is run itself; or no nvcc; or a build for sanitizers")
     def test_the_script_builds_and_its_plans_are_right(self):
