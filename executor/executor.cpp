@@ -334,9 +334,13 @@ reshard_status reshard_prepare(reshard_executor *executor) {
     e.refreshes.clear();
     if (std::string error = findRefreshes(e); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
-    for (const LocalRank &local : e.locals)
-      if (std::string error = checkBound(*e.plan, local); !error.empty())
+    for (const LocalRank &local : e.locals) {
+      std::string error = checkBound(*e.plan, local);
+      if (error.empty())
+        error = e.transport->reach(*e.plan, local);
+      if (!error.empty())
         return e.fail(RESHARD_BAD_BINDING, std::move(error));
+    }
     bool timedOut = false;
     e.broken = true;
     if (std::string error = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds), timedOut); !error.empty())

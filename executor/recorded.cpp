@@ -21,10 +21,20 @@ public:
   RecordedTransport(std::unique_ptr<Device> device, std::unique_ptr<Group> group, RecordedOptions options)
       : group_(std::move(group)), device_(std::move(device)), options_(std::move(options)) {}
 
+  /// All that is bound is memory of the device.
+  std::string reach(const Plan &plan, const LocalRank &rank) const override {
+    for (uint32_t r = 0; r < rank.runs.size(); ++r) {
+      const schema::BufferRun &run = *rank.segment->buffers()->Get(r);
+      const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(run.endpoint());
+      for (uint32_t i = 0; i < run.count() && run.bytes() > 0; ++i)
+        if (const std::byte *memory = rank.runs[r][i])
+          if (std::string error = device_->reach(memory); !error.empty())
+            return endpoint.role()->str() + " rank " + std::to_string(rank.rank) + " param '" + endpoint.params()->Get(run.param())->name()->str() + "': " + error;
+    }
+    return {};
+  }
+
   std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) override {
-    for (const LocalRank &rank : ranks)
-      if (std::string error = reach(plan, rank); !error.empty())
-        return error;
     std::vector<Operation> operations;
     if (options_.before)
       operations.push_back(options_.before);
@@ -86,19 +96,6 @@ public:
   void *stream() const override { return device_->stream(); }
 
 private:
-  /// All that is bound is memory of the device.
-  std::string reach(const Plan &plan, const LocalRank &rank) const {
-    for (uint32_t r = 0; r < rank.runs.size(); ++r) {
-      const schema::BufferRun &run = *rank.segment->buffers()->Get(r);
-      const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(run.endpoint());
-      for (uint32_t i = 0; i < run.count() && run.bytes() > 0; ++i)
-        if (const std::byte *memory = rank.runs[r][i])
-          if (std::string error = device_->reach(memory); !error.empty())
-            return endpoint.role()->str() + " rank " + std::to_string(rank.rank) + " param '" + endpoint.params()->Get(run.param())->name()->str() + "': " + error;
-    }
-    return {};
-  }
-
   /// One rank, with messages.
   std::string addMessages(const Plan &plan, const std::vector<LocalRank> &ranks, const Deadline &deadline, bool &timedOut, std::vector<Operation> &operations) {
     if (ranks.size() != 1 || ranks[0].rank != group_->rank())

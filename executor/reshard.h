@@ -18,7 +18,7 @@ typedef enum {
   RESHARD_OK = 0,
   RESHARD_INVALID = 1,  /* wrong argument or call order; nothing changed */
   RESHARD_BAD_PLAN = 2, /* the plan file is absent, damaged, newer, or does not mean anything */
-  RESHARD_BAD_BINDING = 3, /* a buffer is missing, unknown, of the wrong size, or overlaps another */
+  RESHARD_BAD_BINDING = 3, /* a buffer is missing, unknown, of the wrong size, out of the device's reach, or overlaps another */
   RESHARD_FAILED = 4,   /* a failure at run time: of prepare, or of a run, whose targets are torn */
   RESHARD_TIMEOUT = 5   /* the deadline passed; likewise */
 } reshard_status;

@@ -58,7 +58,9 @@ public:
   using Deadline = reshard::Deadline;
 
   virtual ~Transport() = default;
-  /// Called once, with everything bound; allocates all that run() needs. An error text, empty on success; `timedOut` says that the deadline passed.
+  /// Whether it can move what is bound of a rank: an error text names the param whose memory is out of its reach.
+  virtual std::string reach(const Plan &, const LocalRank &) const { return {}; }
+  /// Called once, with everything bound and in reach; allocates all that run() needs. An error text, empty on success; `timedOut` says that the deadline passed.
   virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) = 0;
   /// Moves every byte; allocates nothing. `timedOut` says that the deadline passed.
   virtual std::string run(Deadline deadline, bool &timedOut) = 0;

@@ -335,7 +335,9 @@ TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {
             "message 0 of rank 0 needs rank 1, which is not in this process; transport 'threads' needs all ranks of the plan");
   auto device = std::make_unique<CpuDevice>(1);
   device->unreachable = ranks[1]->local.runs[0][0];
-  EXPECT_EQ(prepare(std::move(device), nullptr, locals(ranks)), "source rank 1 param 'a': no memory of the device");
+  const auto transport = makeRecordedTransport(std::move(device), nullptr, {});
+  EXPECT_EQ(transport->reach(*plan_, ranks[0]->local), "");
+  EXPECT_EQ(transport->reach(*plan_, ranks[1]->local), "source rank 1 param 'a': no memory of the device");
 }
 
 TEST_F(RecordedTest, RefusesPlansWhoseRoundsDoNotOrderWhatTheyNeed) {

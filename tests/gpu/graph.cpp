@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 
 namespace reshard::gpu {
@@ -144,33 +145,54 @@ void testEnqueue(const std::string &path) {
   std::printf("  refits on a caller's stream and in a caller's graph are seen by what follows\n");
 }
 
-/// Memory that is no device's is refused before anything moves.
-void testRefusals(const std::string &path) {
+namespace {
+
+/// What prepare says where all params are bound to memory that `allocate` gives; nothing may have been written to it.
+std::string refusal(const std::string &path, const std::function<std::byte *(size_t)> &allocate) {
   reshard_options options{};
   options.device = "cuda";
   reshard_executor *executor = nullptr;
-  PlanOnGpu plan(path, "threads");
   if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) != RESHARD_OK)
     throw std::runtime_error(reshard_error(executor));
-  std::vector<std::unique_ptr<std::byte[]>> memory;
   std::unique_ptr<Plan> opened;
   gpu::need(Plan::open(path, opened));
   for (uint32_t e = 0; e < opened->manifest().endpoints()->size(); ++e) {
     const schema::Endpoint &endpoint = *opened->manifest().endpoints()->Get(e);
     for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p)
       for (uint32_t number = 0; number < endpoint.params()->size(); ++number)
-        for (const schema::ParamInstance &instance : schema::instances(opened->manifest(), endpoint, number, p)) {
-          memory.push_back(std::make_unique<std::byte[]>(static_cast<size_t>(instance.bytes)));
-          reshard_bind(executor, e, endpoint.ranks()->Get(p), instance.name.c_str(), memory.back().get(), static_cast<uint64_t>(instance.bytes));
-        }
+        for (const schema::ParamInstance &instance : schema::instances(opened->manifest(), endpoint, number, p))
+          reshard_bind(executor, e, endpoint.ranks()->Get(p), instance.name.c_str(), allocate(static_cast<size_t>(instance.bytes)), static_cast<uint64_t>(instance.bytes));
   }
   reshard_set_hook(executor, "derive", answer, nullptr);
   const reshard_status status = reshard_prepare(executor);
   const std::string error = reshard_error(executor);
   reshard_close(executor);
-  if (status != RESHARD_BAD_BINDING || error.find("memory of the host, expected of device") == std::string::npos)
+  return status == RESHARD_BAD_BINDING ? error : "status " + std::to_string(status) + ": " + error;
+}
+
+} // namespace
+
+/// Memory that is not the device's is refused before anything moves.
+void testRefusals(const std::string &path) {
+  std::vector<std::unique_ptr<std::byte[]>> ofHost;
+  std::string error = refusal(path, [&](size_t bytes) { return ofHost.emplace_back(std::make_unique<std::byte[]>(bytes)).get(); });
+  if (error != "source rank 0 param 'a': memory of the host, expected of device 0")
     throw std::runtime_error("memory of the host was not refused: " + error);
   std::printf("  memory of the host is refused: %s\n", error.c_str());
+  int devices = 0;
+  need(cudaGetDeviceCount(&devices));
+  if (devices < 2)
+    return;
+  std::unique_ptr<Device> other;
+  gpu::need(openDevice("cuda", 1, other));
+  error = refusal(path, [&](size_t bytes) {
+    std::byte *memory = nullptr;
+    gpu::need(other->allocate(bytes, memory));
+    return memory;
+  });
+  if (error != "source rank 0 param 'a': memory of device 1, expected of device 0")
+    throw std::runtime_error("memory of another device was not refused: " + error);
+  std::printf("  memory of another device is refused: %s\n", error.c_str());
 }
 
 } // namespace reshard::gpu

@@ -131,20 +131,27 @@ class Gpu(unittest.TestCase):
 
     @unittest.skipIf(GPU or NVCC is None or "RESHARD_SMALL" in os.environ, "a GPU, where run.sh is run itself; or no nvcc; or a build for sanitizers")
     def test_the_script_builds_and_its_plans_are_right(self):
-        """tests/gpu/run.sh up to where it needs a GPU; what it would run there, on the stand-in."""
+        """tests/gpu/run.sh up to where it needs a GPU; what it would run there, with its own objects, on GPUs that are simulated beneath them (tests/gpu/simulated)."""
         environment = os.environ | {"RESHARD_FLAGS": "-O0", "PYTHON": sys.executable}
         for script, code in (("pack.sh", 0), ("run.sh", 3)):
             done = subprocess.run([ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])], capture_output=True, text=True, env=environment)
             self.assertEqual(done.returncode, code, done.stdout[-4000:] + done.stderr[-4000:])
+        if not (BIN / "tests/libsimulated_gpu.so").exists():
+            self.skipTest("no NCCL: its module was not compiled")
         packed = ROOT / "build/gpu"
-        program = shutil.copy(packed / "bin/gpu-test", self.folder)
-        stand_in(self.folder, modules=("cuda", "nccl"))
-        for command, plans in (("check", packed.glob("plans/small/*.rplan")), ("self", packed.glob("plans/self/to-*.rplan"))):
-            plans = sorted(plans)
-            self.assertGreater(len(plans), 3)
-            done = subprocess.run([program, command, *plans], capture_output=True, text=True)
+        objects = sorted((packed / "bin/objects").glob("*.o"))
+        of = {name: [path for path in objects if path.name in names] for name, names in (("libreshard_cuda.so", ("backends_cuda.cpp.o", "copy_cuda.o", "change_cuda.o")),
+                                                                                        ("libreshard_nccl.so", ("backends_nccl.cpp.o",)))}
+        of["gpu-test"] = [path for path in objects if path not in sum(of.values(), [])]
+        for name, parts in of.items():
+            subprocess.run(["g++", *(["-shared"] if name.endswith(".so") else []), *parts, f"-L{BIN / 'tests'}", "-lsimulated_gpu", f"-Wl,-rpath,{BIN / 'tests'}", "-ldl", "-lpthread",
+                            "-o", self.folder / name], check=True)
+        for command, plans, count, text in (("graph", "small/refresh.rplan", 1, "memory of another device is refused"), ("check", "small/*.rplan", 9, "bytes right"),
+                                            ("self", "self/to-*.rplan", 4, "bytes right")):
+            plans = sorted(packed.glob(f"plans/{plans}"))
+            done = subprocess.run([self.folder / "gpu-test", command, *plans], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertEqual(done.stdout.count("bytes right"), len(plans), done.stdout)
+            self.assertEqual((len(plans), done.stdout.count(text)), (count, count), done.stdout)
 
     @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "no nvcc, or a build for sanitizers")
     def test_modules_are_built_where_nvcc_is(self):
