@@ -214,7 +214,7 @@ private:
                   static_cast<unsigned long long>(most >> 10), static_cast<unsigned long long>(options_.repeat),
                   static_cast<double>(first) / 1e3, static_cast<double>(last) / 1e3);
     const bool slower = last > kMaySlow * std::max(first, kWake);
-    return agreed(subject, growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : slower ? "runs became slower" : "");
+    return agreed(subject, kAllocationsAreCounted && growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : slower ? "runs became slower" : "");
   }
 
   /// A run and the time of its slowest process. Small messages are sent before anybody receives them: if the processes did not meet, sources would

@@ -30,6 +30,7 @@ compile self/to-swizzled tests/gpu/jobs/alone.yaml --set target.quantize.scale_l
 compile check/quickstart examples/quickstart.yaml
 compile check/qwen3-0.6b examples/qwen3-0.6b-8-to-4.yaml
 compile check/qwen3-30b-a3b examples/qwen3-30b-a3b-32-to-16.yaml --set model.let.layers=2 --set model.let.vocab=4096
+compile self/several-groups tests/gpu/jobs/self.yaml --set model.let.layers=6 --set model.let.vocab=4096
 compile self/qwen3-0.6b tests/gpu/jobs/self.yaml
 compile llama3-8b-8-to-4 tests/gpu/jobs/llama3-8b-8-to-4.yaml
 # The plans of the conformance suite: the rows of the semantics table and random jobs of every world.

@@ -146,12 +146,14 @@ class Gpu(unittest.TestCase):
         for name, parts in of.items():
             subprocess.run(["g++", *(["-shared"] if name.endswith(".so") else []), *parts, f"-L{BIN / 'tests'}", "-lsimulated_gpu", f"-Wl,-rpath,{BIN / 'tests'}", "-ldl", "-lpthread",
                             "-o", self.folder / name], check=True)
-        for command, plans, count, text in (("graph", "small/refresh.rplan", 1, "memory of another device is refused"), ("check", "small/*.rplan", 9, "bytes right"),
-                                            ("self", "self/to-*.rplan", 4, "bytes right")):
-            plans = sorted(packed.glob(f"plans/{plans}"))
+        full = "RESHARD_FULL" in os.environ
+        for command, folders, least, text in (("graph", ("small/refresh",), 1, "memory of another device is refused"), ("check", ("small/*", "check/*")[: 1 + full], 9, "bytes right"),
+                                              ("self", ("self/*" if full else "self/[st]*",), 5, "bytes right")):
+            plans = sorted(path for folder in folders for path in packed.glob(f"plans/{folder}.rplan"))
             done = subprocess.run([self.folder / "gpu-test", command, *plans], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertEqual((len(plans), done.stdout.count(text)), (count, count), done.stdout)
+            self.assertGreaterEqual(len(plans), least)
+            self.assertEqual(done.stdout.count(text), len(plans), done.stdout)
 
     @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "no nvcc, or a build for sanitizers")
     def test_modules_are_built_where_nvcc_is(self):
