@@ -154,6 +154,10 @@ class Gpu(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertGreaterEqual(len(plans), least)
             self.assertEqual(done.stdout.count(text), len(plans), done.stdout)
+        done = subprocess.run([self.folder / "gpu-test", "bench", packed / "plans/small/relay.rplan"], capture_output=True, text=True, env=os.environ | {"RESHARD_TINY": "1"})
+        self.assertIn(done.returncode, (0, 1), done.stdout + done.stderr)  # what was measured means nothing
+        self.assertEqual((done.stderr, len(re.findall(r"^  (?:\d+|1 huge piece, 100,000 small|(?:to|from) \w.*?) +\d+\.\d{3}", done.stdout, re.MULTILINE))), ("", 12 + 1 + 11), done.stdout)
+        self.assertRegex(done.stdout, r"host time of a replay: \d")
 
     @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "no nvcc, or a build for sanitizers")
     def test_modules_are_built_where_nvcc_is(self):
