@@ -6,11 +6,15 @@
 #include "kernels/change_cuda.h"
 #include "kernels/copy_cuda.h"
 
+#include <chrono>
 #include <cstdio>
 #include <functional>
 
 namespace reshard {
 namespace {
+
+/// For what was abandoned.
+constexpr std::chrono::seconds kPatience(1);
 
 std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
 
@@ -19,8 +23,11 @@ public:
   explicit CudaDevice(int number) : number_(number) {}
   ~CudaDevice() override {
     const CurrentDevice current(number_);
-    if (abandoned_ && cudaStreamQuery(stream_) == cudaErrorNotReady)
-      return; // what still runs keeps all that it uses
+    // A communicator that was aborted lets go soon.
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (abandoned_ && cudaStreamQuery(stream_) == cudaErrorNotReady)
+      if (std::chrono::steady_clock::now() > end)
+        return; // what still runs keeps all that it uses
     if (stream_)
       cudaStreamSynchronize(stream_); // what is late still writes
     if (graph_)

@@ -34,8 +34,8 @@ void checkPlan(const std::string &path, const char *transport) {
 
 int main(int argc, char **argv) {
   const std::string command = argc > 1 ? argv[1] : "";
-  if (argc < 3 || (command != "check" && command != "self" && command != "graph" && command != "bench")) {
-    std::fprintf(stderr, "usage: gpu-test check|self|graph|bench PLAN...\n");
+  if (argc < 3 || (command != "check" && command != "self" && command != "ranks" && command != "graph" && command != "bench")) {
+    std::fprintf(stderr, "usage: gpu-test check|self|ranks|graph|bench PLAN...\n");
     return 2;
   }
   bool right = true;
@@ -45,6 +45,8 @@ int main(int argc, char **argv) {
         checkPlan(argv[i], "threads");
       else if (command == "self")
         checkPlan(argv[i], "nccl");
+      else if (command == "ranks")
+        testRanks(argv[i]);
       else if (command == "bench")
         right = bench(argv[i]) && right;
       else {

@@ -12,7 +12,7 @@ void need(const std::string &error) {
     throw std::runtime_error(error);
 }
 
-PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport) {
+PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile) {
   need(Plan::open(path, plan_));
   need(openDevice("cuda", -1, device_));
   reshard_options options{};
@@ -20,12 +20,15 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport) {
   options.device = "cuda";
   options.join_seconds = 60;
   options.no_local_shortcut = 1;
-  if (reshard_open(path.c_str(), nullptr, 0, &options, &executor_) != RESHARD_OK)
+  options.unique_id_file = idFile;
+  if (reshard_open(path.c_str(), rank, rank ? 1 : 0, &options, &executor_) != RESHARD_OK)
     throw std::runtime_error(reshard_error(executor_));
   const schema::Manifest &manifest = plan_->manifest();
   for (uint32_t e = 0; e < manifest.endpoints()->size(); ++e) {
     const schema::Endpoint &endpoint = *manifest.endpoints()->Get(e);
     for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+      if (rank && endpoint.ranks()->Get(p) != *rank)
+        continue;
       tools::PlaceMemory &place = places_.emplace_back();
       place.endpoint = e;
       place.place = p;

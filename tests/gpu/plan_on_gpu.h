@@ -1,4 +1,4 @@
-// A plan with all memory on one GPU, through the C API. Values are synthesised and checked on the host.
+// A plan, or a rank of one, with all memory on one GPU, through the C API. Values are synthesised and checked on the host.
 #pragma once
 
 #include "executor/device.h"
@@ -15,7 +15,9 @@ namespace reshard::gpu {
 class PlanOnGpu {
 public:
   /// transport: "threads", all ranks on the GPU; "nccl", a world of one that sends itself all that it copies.
-  PlanOnGpu(const std::string &path, const char *transport);
+  PlanOnGpu(const std::string &path, const char *transport) : PlanOnGpu(path, transport, nullptr, nullptr) {}
+  /// This rank alone, over "nccl", on the thread's device; the others are found by a file.
+  PlanOnGpu(const std::string &path, uint32_t rank, const std::string &idFile) : PlanOnGpu(path, "nccl", &rank, idFile.c_str()) {}
   ~PlanOnGpu() { reshard_close(executor_); }
 
   /// One hook for all names of the plan.
@@ -42,6 +44,8 @@ public:
   uint64_t mismatchesOnHost(uint64_t seed, uint64_t &checked) const;
 
 private:
+  PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile);
+
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Device> device_;
   reshard_executor *executor_ = nullptr;
@@ -58,6 +62,7 @@ void testConsumer(const std::string &path);
 void testRefresh(const std::string &path);
 void testEnqueue(const std::string &path);
 void testRefusals(const std::string &path);
+void testRanks(const std::string &path);
 /// Prints what it measures; false where a target is missed.
 bool bench(const std::string &path);
 

@@ -59,7 +59,7 @@ section() {
   "$@" || ended=$?
   local word=right
   [ $ended -ne 0 ] && word="FAILED ($ended)" && status=1
-  summary="$summary$(printf '  %-44s %-12s %4d s' "$name" "$word" $((SECONDS - begin)))"$'\n'
+  summary="$summary$(printf '  %-48s %-12s %4d s' "$name" "$word" $((SECONDS - begin)))"$'\n'
   return $ended
 }
 
@@ -73,6 +73,7 @@ section "exactness of all plans" "$bin/gpu-test" check "$plans"/small/*.rplan "$
 section "graphs: capture, a consumer's, hooks" "$bin/gpu-test" graph "$plans/small/refresh.rplan"
 if [ -n "${nccl_library:-}" ]; then
   section "NCCL: messages to itself, captured" "$bin/gpu-test" self "$plans"/self/*.rplan
+  section "NCCL: a GPU for each rank, where so many are" "$bin/gpu-test" ranks "$plans"/small/*.rplan
 else
   section "NCCL: not found" false
 fi

@@ -148,7 +148,7 @@ class Gpu(unittest.TestCase):
                             "-o", self.folder / name], check=True)
         full = "RESHARD_FULL" in os.environ
         for command, folders, least, text in (("graph", ("small/refresh",), 1, "memory of another device is refused"), ("check", ("small/*", "check/*")[: 1 + full], 9, "bytes right"),
-                                              ("self", ("self/*" if full else "self/[st]*",), 5, "bytes right")):
+                                              ("self", ("self/*" if full else "self/[st]*",), 5, "bytes right"), ("ranks", ("small/*" if full else "small/[cor]*",), 4, "name the late one")):
             plans = sorted(path for folder in folders for path in packed.glob(f"plans/{folder}.rplan"))
             done = subprocess.run([self.folder / "gpu-test", command, *plans], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -1,6 +1,7 @@
 #include "tests/gpu/simulated/gpu.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <sys/mman.h>
@@ -46,23 +47,46 @@ Work workOf(const CUgraph_st &graph) {
     }
     numbers[node.get()] = nodes.size() - 1;
   }
+  struct Run {
+    std::vector<Step> steps;
+    std::vector<bool> done;
+    size_t left;
+  };
   return [nodes] {
-    std::vector<bool> done(nodes.size());
-    for (size_t left = nodes.size(); left > 0; --left) {
+    auto run = std::make_shared<Run>(Run{std::vector<Step>(nodes.size()), std::vector<bool>(nodes.size()), nodes.size()});
+    return [nodes, run] {
       std::vector<size_t> ready;
       for (size_t n = 0; n < nodes.size(); ++n)
-        if (!done[n] && std::all_of(nodes[n].after.begin(), nodes[n].after.end(), [&](size_t before) { return done[before]; }))
+        if (!run->done[n] && std::all_of(nodes[n].after.begin(), nodes[n].after.end(), [&](size_t before) { return run->done[before]; }))
           ready.push_back(n);
-      const size_t next = ready[Gpu::get().random() % ready.size()];
-      nodes[next].work();
-      done[next] = true;
-    }
+      std::shuffle(ready.begin(), ready.end(), Gpu::get().random);
+      for (const size_t n : ready) {
+        if (!run->steps[n])
+          run->steps[n] = nodes[n].work();
+        const State state = run->steps[n]();
+        if (state == State::stuck)
+          continue;
+        run->done[n] = state == State::done;
+        run->left -= run->done[n];
+        return run->left > 0 ? State::more : State::done;
+      }
+      return run->left > 0 ? State::stuck : State::done;
+    };
+  };
+}
+
+Work atOnce(std::function<void()> act) {
+  return [act] {
+    return [act] {
+      act();
+      return State::done;
+    };
   };
 }
 
 cudaError_t Gpu::enqueue(cudaStream_t stream, Work work, std::function<bool()> ready) {
   if (!stream->capture) {
-    stream->tasks.push_back({std::move(work), std::move(ready)});
+    stream->tasks.push_back({work(), std::move(ready)});
     return cudaSuccess;
   }
   if (stream->capture->broken)
@@ -78,20 +102,35 @@ bool Gpu::advance() {
   for (const auto &stream : streams_)
     if (!stream->tasks.empty() && (!stream->tasks.front().ready || stream->tasks.front().ready()))
       ready.push_back(stream.get());
-  if (ready.empty())
-    return false;
-  CUstream_st &stream = *ready[random() % ready.size()];
-  const Work work = std::move(stream.tasks.front().work);
-  stream.tasks.pop_front();
-  work();
-  std::erase_if(streams_, [](const auto &each) { return each->destroyed && each->tasks.empty(); });
-  return true;
+  std::shuffle(ready.begin(), ready.end(), random);
+  for (CUstream_st *stream : ready) {
+    const State state = stream->tasks.front().step();
+    if (state == State::done)
+      stream->tasks.pop_front();
+    if (state != State::stuck) {
+      std::erase_if(streams_, [](const auto &each) { return each->destroyed && each->tasks.empty(); });
+      return true;
+    }
+  }
+  return false;
 }
 
 void Gpu::waitFor(const std::function<bool()> &done, const char *what) {
-  while (!done())
-    if (!advance())
-      die(std::string(what) + " waits for ever");
+  constexpr std::chrono::seconds kPatience(60);
+  for (auto last = std::chrono::steady_clock::now(); !done();)
+    if (advance()) {
+      last = std::chrono::steady_clock::now();
+    } else {
+      if (std::chrono::steady_clock::now() - last > kPatience)
+        die(std::string(what) + " waits for ever");
+      mutex.unlock(); // held once, by the function that waits
+      std::this_thread::yield();
+      mutex.lock();
+    }
+}
+
+bool Gpu::idle(int device) const {
+  return std::all_of(streams_.begin(), streams_.end(), [&](const auto &stream) { return stream->device != device || stream->tasks.empty(); });
 }
 
 cudaError_t Gpu::permitted(cudaStream_t stream) {
@@ -166,7 +205,7 @@ cudaError_t Gpu::follow(cudaStream_t stream, cudaEvent_t event) {
         stream->last.push_back(node);
     return cudaSuccess;
   }
-  return enqueue(stream, [] {}, [progress = event->progress, version = event->progress->recorded] { return progress->done >= version; });
+  return enqueue(stream, atOnce([] {}), [progress = event->progress, version = event->progress->recorded] { return progress->done >= version; });
 }
 
 cudaError_t Gpu::allocate(size_t bytes, void **memory) {
@@ -188,9 +227,10 @@ cudaError_t Gpu::release(void *memory) {
   const auto known = memory_.find(reinterpret_cast<uintptr_t>(memory));
   if (known == memory_.end())
     return cudaErrorInvalidValue;
-  waitFor([&] { return std::all_of(streams_.begin(), streams_.end(), [](const auto &stream) { return stream->tasks.empty(); }); }, "cudaFree");
-  munmap(known->second.pages, known->second.pageBytes);
-  memory_.erase(known);
+  const Allocation allocation = known->second;
+  waitFor([&] { return idle(allocation.device); }, "cudaFree");
+  munmap(allocation.pages, allocation.pageBytes);
+  memory_.erase(reinterpret_cast<uintptr_t>(memory));
   --alive["allocations"];
   return cudaSuccess;
 }

@@ -21,7 +21,13 @@
 
 namespace simulated {
 
-using Work = std::function<void()>;
+/// What a step came to: the work is done, there is more, or nothing can be done before somebody else does something.
+enum class State { done, more, stuck };
+using Step = std::function<State()>; // called until it is done
+using Work = std::function<Step()>;  // begins: a graph's once for each launch
+
+/// Work that is done at once.
+Work atOnce(std::function<void()> act);
 
 [[noreturn]] void die(const std::string &text);
 
@@ -61,7 +67,7 @@ struct CUevent_st {
 };
 struct CUstream_st {
   struct Task {
-    simulated::Work work;
+    simulated::Step step;
     std::function<bool()> ready; // empty: always
   };
   int device = 0;
@@ -76,7 +82,7 @@ namespace simulated {
 /// All devices of the process. Every function of the runtime holds the mutex.
 class Gpu {
 public:
-  static constexpr int kDevices = 2;
+  static constexpr int kDevices = 8;
 
   static Gpu &get();
   ~Gpu();
@@ -88,6 +94,9 @@ public:
   cudaError_t enqueue(cudaStream_t stream, Work work, std::function<bool()> ready = {});
   /// Does a little of what is enqueued; whether there was anything that could be done.
   bool advance();
+  /// Whether nothing is left to do on the streams of a device.
+  bool idle(int device) const;
+  /// Lets other threads go on in between; ends the process where that takes too long.
   void waitFor(const std::function<bool()> &done, const char *what);
 
   /// An error where a call is not permitted while this thread, or the stream, captures; the capture is broken then.

@@ -80,17 +80,17 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     const auto table = *static_cast<const TableView *>(arguments[0]);
     auto *progress = *static_cast<volatile uint32_t **>(arguments[1]);
     const auto number = *static_cast<const uint32_t *>(arguments[2]);
-    return Gpu::get().enqueue(stream, [=] {
-      inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) {
-        if (own == 0 && warp == 0)
-          *progress = number;
-        return reshard::tests::copyWarpOfLanes(table, own, blocks, warp);
-      });
-    });
+    return Gpu::get().enqueue(stream, atOnce([=] {
+                                inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) {
+                                  if (own == 0 && warp == 0)
+                                    *progress = number;
+                                  return reshard::tests::copyWarpOfLanes(table, own, blocks, warp);
+                                });
+                              }));
   }
   if (name.find("changeTable") != std::string::npos) {
     const auto view = *static_cast<const ChangeView *>(arguments[0]);
-    return Gpu::get().enqueue(stream, [=] { inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) { return reshard::tests::changeWarpOfLanes(view, own, blocks, warp); }); });
+    return Gpu::get().enqueue(stream, atOnce([=] { inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) { return reshard::tests::changeWarpOfLanes(view, own, blocks, warp); }); }));
   }
   die("kernel '" + name + "' is not simulated");
 }

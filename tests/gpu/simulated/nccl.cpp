@@ -1,29 +1,66 @@
-// NCCL, what of it is used: communicators of one rank, which do not block. What is called is done when somebody has asked for its state often enough.
+// NCCL, what of it is used: communicators that do not block, whose ranks are threads of one process. What is called is done when somebody has asked for its state often enough; a group
+// is done when all its messages have met their other ends, which those of one pair of ranks do in their order.
 
 #include "tests/gpu/simulated/gpu.h"
 
+#include <algorithm>
 #include <cstring>
 #include <nccl.h>
+#include <optional>
+#include <utility>
 
 using namespace simulated;
 
-struct ncclComm {
-  std::function<ncclResult_t()> pending;
-  uint64_t polls = 0; // that find it in progress
-  std::string last;
-};
-
 namespace {
 
-struct Message {
-  ncclComm_t communicator;
+struct End {
   bool send;
   std::byte *memory;
   size_t bytes;
+  int peer;
+  bool met = false;
+};
+
+/// What the ranks of a communicator share.
+struct Room {
+  int size = 0, joined = 0;
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<End>>> waiting; // sends, or receives: from, to
+  struct Gathering {
+    int arrived = 0;
+    std::map<int, std::pair<const void *, void *>> of; // by rank: what it gives, and gets
+  };
+  std::map<uint64_t, Gathering> gatherings; // by number
+};
+
+/// A rank, which outlives its communicator while work refers to it.
+struct Rank {
+  std::shared_ptr<Room> room;
+  int number = 0;
+  uint64_t gatherings = 0; // begun
+  bool aborted = false;
+};
+
+struct Message {
+  ncclComm_t communicator;
+  End end;
   cudaStream_t stream;
 };
 thread_local int depth = 0;
 thread_local std::vector<Message> messages;
+
+std::map<std::string, std::weak_ptr<Room>> rooms; // by unique id
+uint64_t ids = 0;
+
+} // namespace
+
+struct ncclComm {
+  std::shared_ptr<Rank> rank;
+  std::function<std::optional<ncclResult_t>()> pending; // nothing yet where others are waited for
+  uint64_t polls = 0;                                   // that find it in progress in any case
+  std::string last;
+};
+
+namespace {
 
 ncclResult_t refuse(ncclComm_t communicator, const char *text) {
   communicator->last = text;
@@ -31,7 +68,7 @@ ncclResult_t refuse(ncclComm_t communicator, const char *text) {
 }
 
 /// Begins what is done later.
-ncclResult_t later(ncclComm_t communicator, std::function<ncclResult_t()> work) {
+ncclResult_t later(ncclComm_t communicator, std::function<std::optional<ncclResult_t>()> work) {
   if (communicator->pending)
     return refuse(communicator, "an operation is in progress");
   communicator->pending = std::move(work);
@@ -41,13 +78,63 @@ ncclResult_t later(ncclComm_t communicator, std::function<ncclResult_t()> work) 
 
 ncclResult_t enqueued(cudaStream_t stream, Work work) { return Gpu::get().enqueue(stream, std::move(work)) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
 
-ncclResult_t add(Message message, int peer) {
+/// An end comes to the room: it meets the first that waits for it, or waits itself.
+void meet(const Rank &rank, const std::shared_ptr<End> &end) {
+  auto &waiting = rank.room->waiting[end->send ? std::pair(rank.number, end->peer) : std::pair(end->peer, rank.number)];
+  if (waiting.empty() || waiting.front()->send == end->send) {
+    waiting.push_back(end);
+    return;
+  }
+  const std::shared_ptr<End> other = waiting.front();
+  waiting.pop_front();
+  if (other->bytes != end->bytes)
+    die("a message of " + std::to_string(end->bytes) + " bytes meets one of " + std::to_string(other->bytes));
+  std::memmove(end->send ? other->memory : end->memory, end->send ? end->memory : other->memory, end->bytes);
+  end->met = other->met = true;
+}
+
+/// A group of messages of one rank: begins with all of them at once.
+Work groupOf(const std::shared_ptr<Rank> &rank, const std::vector<End> &ends) {
+  return [rank, ends] {
+    auto own = std::make_shared<std::vector<std::shared_ptr<End>>>();
+    return [rank, ends, own] {
+      if (own->empty() && !rank->aborted)
+        for (const End &end : ends) {
+          own->push_back(std::make_shared<End>(end));
+          meet(*rank, own->back());
+        }
+      return rank->aborted || std::all_of(own->begin(), own->end(), [](const auto &end) { return end->met; }) ? State::done : State::stuck;
+    };
+  };
+}
+
+/// All ranks come to it with something; the last one calls `act`.
+Work gatheringOf(const std::shared_ptr<Rank> &rank, const void *mine, void *all, std::function<void(const Room::Gathering &)> act) {
+  return [=] {
+    const uint64_t number = rank->gatherings++;
+    auto arrived = std::make_shared<bool>(false);
+    return [=] {
+      if (rank->aborted)
+        return State::done;
+      Room::Gathering &gathering = rank->room->gatherings[number];
+      if (!std::exchange(*arrived, true)) {
+        gathering.of[rank->number] = {mine, all};
+        if (++gathering.arrived == rank->room->size)
+          act(gathering);
+      }
+      return gathering.arrived == rank->room->size ? State::done : State::stuck;
+    };
+  };
+}
+
+ncclResult_t add(Message message) {
   const std::lock_guard lock(Gpu::get().mutex);
-  if (peer != 0 || Gpu::get().deviceOf(message.memory, message.bytes) < 0)
-    return refuse(message.communicator, "a message to another rank, or of memory of the host");
+  const Rank &rank = *message.communicator->rank;
+  if (message.end.peer < 0 || message.end.peer >= rank.room->size || Gpu::get().deviceOf(message.end.memory, message.end.bytes) < 0)
+    return refuse(message.communicator, "a message to no rank, or of memory of the host");
   if (depth == 0)
-    return refuse(message.communicator, "a message outside of a group waits for ever for its other end");
-  messages.push_back(message);
+    return refuse(message.communicator, "a message outside of a group");
+  messages.push_back(std::move(message));
   return ncclSuccess;
 }
 
@@ -59,44 +146,50 @@ const char *ncclGetErrorString(ncclResult_t result) { return result == ncclInval
 const char *ncclGetLastError(ncclComm_t communicator) { return communicator ? communicator->last.c_str() : ""; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-  std::memset(id, 7, sizeof *id);
+  const std::lock_guard lock(Gpu::get().mutex);
+  std::memset(id, 0, sizeof *id);
+  std::snprintf(id->internal, sizeof id->internal, "simulated %llu", static_cast<unsigned long long>(++ids));
   return ncclSuccess;
 }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
   const std::lock_guard lock(Gpu::get().mutex);
-  ncclUniqueId expected;
-  ncclGetUniqueId(&expected);
-  if (std::memcmp(&id, &expected, sizeof id) != 0 || size != 1 || rank != 0 || config->blocking != 0)
+  if (std::strncmp(id.internal, "simulated ", 10) != 0 || rank < 0 || rank >= size || config->blocking != 0)
     return ncclInvalidArgument;
+  std::shared_ptr<Room> room = rooms[id.internal].lock();
+  if (!room)
+    rooms[id.internal] = room = std::make_shared<Room>();
+  room->size = size;
+  ++room->joined;
   ++Gpu::get().alive["communicators"];
   *communicator = new ncclComm;
-  return later(*communicator, [] { return ncclSuccess; });
+  (*communicator)->rank = std::make_shared<Rank>(Rank{room, rank});
+  return later(*communicator, [room] { return room->joined >= room->size ? std::optional(ncclSuccess) : std::nullopt; });
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *state) {
   const std::lock_guard lock(Gpu::get().mutex);
   *state = ncclSuccess;
   if (!communicator->pending)
     return ncclSuccess;
+  *state = ncclInProgress;
   if (communicator->polls > 0) {
     --communicator->polls;
-    *state = ncclInProgress;
-    return ncclSuccess;
+  } else if (const auto result = communicator->pending()) {
+    *state = *result;
+    communicator->pending = {};
   }
-  *state = communicator->pending();
-  communicator->pending = {};
   return ncclSuccess;
 }
 ncclResult_t ncclCommUserRank(ncclComm_t communicator, int *rank) {
-  *rank = 0;
+  *rank = communicator->rank->number;
   return communicator->pending ? refuse(communicator, "an operation is in progress") : ncclSuccess;
 }
 ncclResult_t ncclCommCount(ncclComm_t communicator, int *count) {
-  *count = 1;
+  *count = communicator->rank->room->size;
   return communicator->pending ? refuse(communicator, "an operation is in progress") : ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
   const std::lock_guard lock(Gpu::get().mutex);
-  return later(communicator, [] { return ncclSuccess; });
+  return later(communicator, [] { return std::optional(ncclSuccess); });
 }
 ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
   const std::lock_guard lock(Gpu::get().mutex);
@@ -108,6 +201,10 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
 }
 ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   const std::lock_guard lock(Gpu::get().mutex);
+  Rank &rank = *communicator->rank;
+  rank.aborted = true;
+  for (auto &[pair, ends] : rank.room->waiting) // whose memory may go now
+    std::erase_if(ends, [&, of = pair](const auto &end) { return (end->send ? of.first : of.second) == rank.number; });
   --Gpu::get().alive["communicators"];
   delete communicator;
   return ncclSuccess;
@@ -123,40 +220,37 @@ ncclResult_t ncclGroupEnd() {
     return ncclSuccess;
   const std::vector<Message> group = std::move(messages);
   messages.clear();
-  std::vector<Message> out, in;
+  std::vector<End> ends;
   for (const Message &message : group) {
     if (message.communicator != group[0].communicator || message.stream != group[0].stream)
       die("a group of several communicators or streams is not simulated");
-    (message.send ? out : in).push_back(message);
+    ends.push_back(message.end);
   }
-  bool alike = out.size() == in.size();
-  for (size_t m = 0; alike && m < out.size(); ++m) // ends of one pair of ranks meet in their order
-    alike = out[m].bytes == in[m].bytes;
-  if (!alike)
-    return refuse(group[0].communicator, "sends and receives of a group do not match");
-  return later(group[0].communicator, [out, in] {
-    return enqueued(out[0].stream, [out, in] {
-      for (size_t m = 0; m < out.size(); ++m)
-        std::memmove(in[m].memory, out[m].memory, out[m].bytes);
-    });
-  });
+  return later(group[0].communicator, [stream = group[0].stream, rank = group[0].communicator->rank, ends] { return std::optional(enqueued(stream, groupOf(rank, ends))); });
 }
 ncclResult_t ncclSend(const void *memory, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
-  return type == ncclChar ? add({communicator, true, static_cast<std::byte *>(const_cast<void *>(memory)), count, stream}, peer) : ncclInvalidArgument;
+  return type == ncclChar ? add({communicator, {true, static_cast<std::byte *>(const_cast<void *>(memory)), count, peer}, stream}) : ncclInvalidArgument;
 }
 ncclResult_t ncclRecv(void *memory, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
-  return type == ncclChar ? add({communicator, false, static_cast<std::byte *>(memory), count, stream}, peer) : ncclInvalidArgument;
+  return type == ncclChar ? add({communicator, {false, static_cast<std::byte *>(memory), count, peer}, stream}) : ncclInvalidArgument;
 }
 ncclResult_t ncclAllGather(const void *mine, void *all, size_t count, ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream) {
   const std::lock_guard lock(Gpu::get().mutex);
-  if (type != ncclChar || Gpu::get().deviceOf(mine, count) < 0 || Gpu::get().deviceOf(all, count) < 0)
+  const auto size = static_cast<size_t>(communicator->rank->room->size);
+  if (type != ncclChar || Gpu::get().deviceOf(mine, count) < 0 || Gpu::get().deviceOf(all, count * size) < 0)
     return ncclInvalidArgument;
-  return later(communicator, [=] { return enqueued(stream, [=] { std::memmove(all, mine, count); }); });
+  const auto act = [count](const Room::Gathering &gathering) {
+    for (const auto &[rank, to] : gathering.of)
+      for (const auto &[other, from] : gathering.of)
+        std::memmove(static_cast<std::byte *>(to.second) + static_cast<size_t>(other) * count, from.first, count);
+  };
+  return later(communicator, [=, rank = communicator->rank] { return std::optional(enqueued(stream, gatheringOf(rank, mine, all, act))); });
 }
 ncclResult_t ncclAllReduce(const void *mine, void *all, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t communicator, cudaStream_t stream) {
   const std::lock_guard lock(Gpu::get().mutex);
   if (type != ncclInt || mine != all || Gpu::get().deviceOf(all, count * sizeof(int)) < 0)
     return ncclInvalidArgument;
-  return later(communicator, [=] { return enqueued(stream, [] {}); });
+  // Of its values nothing is looked at.
+  return later(communicator, [=, rank = communicator->rank] { return std::optional(enqueued(stream, gatheringOf(rank, mine, all, [](const Room::Gathering &) {}))); });
 }
 }

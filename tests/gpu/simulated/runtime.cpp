@@ -108,10 +108,10 @@ cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cuda
   if ((kind == cudaMemcpyDeviceToDevice && (fromHost || toHost)) || (kind == cudaMemcpyHostToDevice && (!fromHost || toHost)))
     return cudaErrorInvalidMemcpyDirection;
   if (!fromHost)
-    return gpu.enqueue(stream, [=] { std::memcpy(target, source, bytes); });
+    return gpu.enqueue(stream, atOnce([=] { std::memcpy(target, source, bytes); }));
   // Memory that is not pinned is read before the call returns.
   auto kept = std::make_shared<std::vector<char>>(static_cast<const char *>(source), static_cast<const char *>(source) + bytes);
-  return gpu.enqueue(stream, [=] { std::memcpy(target, kept->data(), kept->size()); });
+  return gpu.enqueue(stream, atOnce([=] { std::memcpy(target, kept->data(), kept->size()); }));
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *memory) {
   const Lock lock(Gpu::get().mutex);
@@ -154,8 +154,8 @@ cudaError_t cudaDeviceSynchronize() {
   const Lock lock(Gpu::get().mutex);
   if (const cudaError_t error = Gpu::get().permitted())
     return error;
-  while (Gpu::get().advance()) {
-  }
+  const int device = currentDevice();
+  Gpu::get().waitFor([&] { return Gpu::get().idle(device); }, "cudaDeviceSynchronize");
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
@@ -186,7 +186,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->nodes = stream->last;
   if (stream->capture)
     return stream->capture->broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
-  return Gpu::get().enqueue(stream, [progress = event->progress, version = ++event->progress->recorded] { progress->done = version; });
+  return Gpu::get().enqueue(stream, atOnce([progress = event->progress, version = ++event->progress->recorded] { progress->done = version; }));
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Lock lock(Gpu::get().mutex);
@@ -261,13 +261,14 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   // After its earlier launches, whatever the stream.
   const auto launches = executable->launches;
   const uint64_t number = launches->recorded++;
-  return Gpu::get().enqueue(
-      stream,
-      [work = executable->work, launches] {
-        work();
-        ++launches->done;
-      },
-      [launches, number] { return launches->done == number; });
+  const Work counted = [work = executable->work, launches] {
+    return [step = work(), launches] {
+      const State state = step();
+      launches->done += state == State::done;
+      return state;
+    };
+  };
+  return Gpu::get().enqueue(stream, counted, [launches, number] { return launches->done == number; });
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   const Lock lock(Gpu::get().mutex);

@@ -1,0 +1,109 @@
+// All ranks of a plan, each a thread with a GPU of its own, over NCCL: exact, and over at the deadline where one of them does not come.
+
+#include "tests/gpu/plan_on_gpu.h"
+
+#include <cuda_runtime_api.h>
+
+#include <barrier>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <thread>
+
+namespace reshard::gpu {
+
+namespace {
+
+constexpr double kDeadline = 1; // seconds, of the run that one rank stays away from
+
+/// A rank's part of the test. The late one does not take part in the last run.
+struct Part {
+  std::string problem, waiting; // what went wrong; what the last run said
+  uint64_t checked = 0;
+};
+
+void runRank(const std::string &path, uint32_t rank, bool late, const std::string &idFile, std::barrier<> &together, Part &part) {
+  try {
+    if (cudaSetDevice(static_cast<int>(rank)) != cudaSuccess)
+      throw std::runtime_error("cannot use device " + std::to_string(rank));
+    PlanOnGpu plan(path, rank, idFile);
+    plan.setHook([](void *, const char *, uint32_t) { return 0; }, nullptr);
+    plan.prepare();
+    for (const uint64_t seed : {1, 2, 3}) {
+      plan.fill(seed);
+      plan.run();
+      if (const uint64_t wrong = plan.mismatches(seed, part.checked); wrong > 0)
+        throw std::runtime_error(std::to_string(wrong) + " elements are wrong under seed " + std::to_string(seed));
+    }
+    together.arrive_and_wait();
+    if (!late) {
+      const reshard_status status = reshard_run(plan.executor(), kDeadline);
+      part.waiting = reshard_error(plan.executor());
+      if (status != RESHARD_TIMEOUT && status != RESHARD_FAILED)
+        throw std::runtime_error("a run without rank " + std::to_string(rank) + "'s peer ended with status " + std::to_string(status) + ": " + part.waiting);
+      if (reshard_run(plan.executor(), kDeadline) == RESHARD_OK)
+        throw std::runtime_error("a run after one that failed was done");
+    }
+    together.arrive_and_wait();
+  } catch (const std::exception &exception) {
+    part.problem = exception.what();
+    together.arrive_and_drop();
+  }
+}
+
+} // namespace
+
+void testRanks(const std::string &path) {
+  std::unique_ptr<Plan> plan;
+  need(Plan::open(path, plan));
+  const uint32_t world = plan->world();
+  int devices = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess)
+    throw std::runtime_error(std::string("no GPU: ") + cudaGetErrorString(error));
+  if (static_cast<uint32_t>(devices) < world) {
+    std::printf("  %-60s nccl SKIPPED: %u ranks need as many GPUs, found %d\n", path.c_str(), world, devices);
+    return;
+  }
+  // The one that stays away: whom another rank sends to.
+  uint32_t late = world;
+  for (uint32_t rank = 0; rank < world && late == world; ++rank) {
+    const schema::Segment *segment = nullptr;
+    need(plan->segment(rank, segment));
+    for (const schema::Step *step : *segment->steps())
+      if (step->kind() == schema::StepKind::send)
+        late = step->peer();
+  }
+  if (late == world)
+    throw std::runtime_error("a plan without messages");
+  char folder[] = "/tmp/reshard-ranks-XXXXXX";
+  if (!mkdtemp(folder))
+    throw std::runtime_error("cannot make a folder in /tmp");
+  std::barrier together(static_cast<std::ptrdiff_t>(world));
+  std::vector<Part> parts(world);
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < world; ++rank)
+    ranks.emplace_back([&, rank] { runRank(path, rank, rank == late, folder + std::string("/id"), together, parts[rank]); });
+  for (std::thread &rank : ranks)
+    rank.join();
+  std::filesystem::remove_all(folder);
+  uint64_t checked = 0, named = 0;
+  std::string text;
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    if (!parts[rank].problem.empty())
+      throw std::runtime_error("rank " + std::to_string(rank) + ": " + parts[rank].problem);
+    checked += parts[rank].checked;
+    if (parts[rank].waiting.find(" rank " + std::to_string(late)) == std::string::npos)
+      continue;
+    ++named;
+    text = parts[rank].waiting;
+  }
+  if (checked == 0)
+    throw std::runtime_error("nothing was checked");
+  if (named == 0)
+    throw std::runtime_error("nobody named rank " + std::to_string(late) + ", which did not come: " + parts[late > 0 ? 0 : 1].waiting);
+  std::printf("  %-60s nccl %12llu bytes right; %llu of %u ranks name the late one: %s\n", path.c_str(), static_cast<unsigned long long>(checked), static_cast<unsigned long long>(named), world,
+              text.c_str());
+}
+
+} // namespace reshard::gpu
