@@ -124,7 +124,7 @@ private:
   std::string agree(const std::string &digest, const Deadline &deadline, bool &timedOut) {
     std::vector<std::byte> all(digest.size() * group_->size());
     if (std::string error = group_->gather(reinterpret_cast<const std::byte *>(digest.data()), digest.size(), all.data(), deadline, timedOut); !error.empty())
-      return error;
+      return timedOut ? error + ": not all ranks have come to prepare" : error;
     for (uint32_t rank = 0; rank < group_->size(); ++rank)
       if (std::memcmp(all.data() + rank * digest.size(), digest.data(), digest.size()) != 0)
         return unlikePlans(rank, std::string(reinterpret_cast<const char *>(all.data()) + rank * digest.size(), digest.size()), group_->rank(), digest);

@@ -12,17 +12,20 @@ void need(const std::string &error) {
     throw std::runtime_error(error);
 }
 
-PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile) {
+PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile, double joinSeconds) {
   need(Plan::open(path, plan_));
   need(openDevice("cuda", -1, device_));
   reshard_options options{};
   options.transport = transport;
   options.device = "cuda";
-  options.join_seconds = 60;
+  options.join_seconds = joinSeconds;
   options.no_local_shortcut = 1;
   options.unique_id_file = idFile;
-  if (reshard_open(path.c_str(), rank, rank ? 1 : 0, &options, &executor_) != RESHARD_OK)
-    throw std::runtime_error(reshard_error(executor_));
+  reshard_executor *executor = nullptr;
+  const reshard_status status = reshard_open(path.c_str(), rank, rank ? 1 : 0, &options, &executor);
+  executor_.reset(executor);
+  if (status != RESHARD_OK)
+    throw std::runtime_error(reshard_error(executor));
   const schema::Manifest &manifest = plan_->manifest();
   for (uint32_t e = 0; e < manifest.endpoints()->size(); ++e) {
     const schema::Endpoint &endpoint = *manifest.endpoints()->Get(e);
@@ -45,8 +48,8 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
           need(device_->allocate(bytes + 16, there));
           there += 16;
           pieces_.push_back({e, instance.name, memory_.back().get(), there, bytes});
-          if (reshard_bind(executor_, e, endpoint.ranks()->Get(p), instance.name.c_str(), there, bytes) != RESHARD_OK)
-            throw std::runtime_error(reshard_error(executor_));
+          if (reshard_bind(executor_.get(), e, endpoint.ranks()->Get(p), instance.name.c_str(), there, bytes) != RESHARD_OK)
+            throw std::runtime_error(reshard_error(executor_.get()));
         }
       }
     }
@@ -56,13 +59,13 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
 void PlanOnGpu::setHook(reshard_hook hook, void *user) {
   for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints())
     for (uint32_t p = 0; p < (endpoint->params() ? endpoint->params()->size() : 0); ++p)
-      if (const auto *name = endpoint->params()->Get(p)->refresh(); name && name->size() > 0 && reshard_set_hook(executor_, name->c_str(), hook, user) != RESHARD_OK)
-        throw std::runtime_error(reshard_error(executor_));
+      if (const auto *name = endpoint->params()->Get(p)->refresh(); name && name->size() > 0 && reshard_set_hook(executor_.get(), name->c_str(), hook, user) != RESHARD_OK)
+        throw std::runtime_error(reshard_error(executor_.get()));
 }
 
 void PlanOnGpu::prepare() {
-  if (reshard_prepare(executor_) != RESHARD_OK)
-    throw std::runtime_error(reshard_error(executor_));
+  if (reshard_prepare(executor_.get()) != RESHARD_OK)
+    throw std::runtime_error(reshard_error(executor_.get()));
 }
 
 void PlanOnGpu::fill(uint64_t seed) {
@@ -78,8 +81,8 @@ void PlanOnGpu::fill(uint64_t seed) {
 }
 
 void PlanOnGpu::run() {
-  if (reshard_run(executor_, 60) != RESHARD_OK)
-    throw std::runtime_error(reshard_error(executor_));
+  if (reshard_run(executor_.get(), 60) != RESHARD_OK)
+    throw std::runtime_error(reshard_error(executor_.get()));
 }
 
 uint64_t PlanOnGpu::mismatches(uint64_t seed, uint64_t &checked) {

@@ -15,10 +15,9 @@ namespace reshard::gpu {
 class PlanOnGpu {
 public:
   /// transport: "threads", all ranks on the GPU; "nccl", a world of one that sends itself all that it copies.
-  PlanOnGpu(const std::string &path, const char *transport) : PlanOnGpu(path, transport, nullptr, nullptr) {}
+  PlanOnGpu(const std::string &path, const char *transport) : PlanOnGpu(path, transport, nullptr, nullptr, kJoinSeconds) {}
   /// This rank alone, over "nccl", on the thread's device; the others are found by a file.
-  PlanOnGpu(const std::string &path, uint32_t rank, const std::string &idFile) : PlanOnGpu(path, "nccl", &rank, idFile.c_str()) {}
-  ~PlanOnGpu() { reshard_close(executor_); }
+  PlanOnGpu(const std::string &path, uint32_t rank, const std::string &idFile, double joinSeconds) : PlanOnGpu(path, "nccl", &rank, idFile.c_str(), joinSeconds) {}
 
   /// One hook for all names of the plan.
   void setHook(reshard_hook hook, void *user);
@@ -29,7 +28,7 @@ public:
   /// Elements of the targets that are wrong after a run; adds the bytes that were looked at to `checked`.
   uint64_t mismatches(uint64_t seed, uint64_t &checked);
 
-  reshard_executor *executor() const { return executor_; }
+  reshard_executor *executor() const { return executor_.get(); }
   Device &device() { return *device_; }
 
   /// One instance of a param.
@@ -44,11 +43,15 @@ public:
   uint64_t mismatchesOnHost(uint64_t seed, uint64_t &checked) const;
 
 private:
-  PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile);
+  static constexpr double kJoinSeconds = 60;
+  PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile, double joinSeconds);
+  struct Close {
+    void operator()(reshard_executor *executor) const { reshard_close(executor); }
+  };
 
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Device> device_;
-  reshard_executor *executor_ = nullptr;
+  std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<tools::PlaceMemory> places_; // of the host
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<Piece> pieces_;

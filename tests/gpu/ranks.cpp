@@ -15,41 +15,82 @@ namespace reshard::gpu {
 
 namespace {
 
-constexpr double kDeadline = 1; // seconds, of the run that one rank stays away from
+/// Seconds: of a run, and of open and prepare, that one rank stays away from.
+constexpr double kRunDeadline = 1, kJoinDeadline = 4;
 
-/// A rank's part of the test. The late one does not take part in the last run.
+/// Where the late rank stays away.
+enum class Stage { open, prepare, run };
+
+/// A rank's part of the test.
 struct Part {
-  std::string problem, waiting; // what went wrong; what the last run said
+  std::string problem, waiting; // what went wrong; what was said of who did not come
   uint64_t checked = 0;
 };
 
-void runRank(const std::string &path, uint32_t rank, bool late, const std::string &idFile, std::barrier<> &together, Part &part) {
+void runRank(const std::string &path, uint32_t rank, Stage stage, bool late, const std::string &idFile, std::barrier<> &together, Part &part) {
   try {
     if (cudaSetDevice(static_cast<int>(rank)) != cudaSuccess)
       throw std::runtime_error("cannot use device " + std::to_string(rank));
-    PlanOnGpu plan(path, rank, idFile);
-    plan.setHook([](void *, const char *, uint32_t) { return 0; }, nullptr);
-    plan.prepare();
-    for (const uint64_t seed : {1, 2, 3}) {
-      plan.fill(seed);
-      plan.run();
-      if (const uint64_t wrong = plan.mismatches(seed, part.checked); wrong > 0)
-        throw std::runtime_error(std::to_string(wrong) + " elements are wrong under seed " + std::to_string(seed));
+    std::unique_ptr<PlanOnGpu> plan;
+    auto open = [&] {
+      plan = std::make_unique<PlanOnGpu>(path, rank, idFile, stage == Stage::run ? 60 : kJoinDeadline);
+      plan->setHook([](void *, const char *, uint32_t) { return 0; }, nullptr);
+    };
+    reshard_status status = RESHARD_OK;
+    if (stage == Stage::open) {
+      together.arrive_and_wait();
+      try {
+        if (!late)
+          open();
+      } catch (const std::runtime_error &error) { // of reshard_open
+        status = RESHARD_TIMEOUT;
+        part.waiting = error.what();
+      }
+    } else {
+      open();
+      if (stage == Stage::run)
+        plan->prepare();
+      for (const uint64_t seed : {1, 2, 3})
+        if (stage == Stage::run) {
+          plan->fill(seed);
+          plan->run();
+          if (const uint64_t wrong = plan->mismatches(seed, part.checked); wrong > 0)
+            throw std::runtime_error(std::to_string(wrong) + " elements are wrong under seed " + std::to_string(seed));
+        }
+      together.arrive_and_wait();
+      if (!late) {
+        status = stage == Stage::run ? reshard_run(plan->executor(), kRunDeadline) : reshard_prepare(plan->executor());
+        part.waiting = reshard_error(plan->executor());
+        if (reshard_run(plan->executor(), kRunDeadline) == RESHARD_OK)
+          throw std::runtime_error("a run after what failed was done");
+      }
     }
-    together.arrive_and_wait();
-    if (!late) {
-      const reshard_status status = reshard_run(plan.executor(), kDeadline);
-      part.waiting = reshard_error(plan.executor());
-      if (status != RESHARD_TIMEOUT && status != RESHARD_FAILED)
-        throw std::runtime_error("a run without rank " + std::to_string(rank) + "'s peer ended with status " + std::to_string(status) + ": " + part.waiting);
-      if (reshard_run(plan.executor(), kDeadline) == RESHARD_OK)
-        throw std::runtime_error("a run after one that failed was done");
-    }
+    if (!late && status != RESHARD_TIMEOUT && status != RESHARD_FAILED)
+      throw std::runtime_error("without a rank it ended with status " + std::to_string(status) + ": " + part.waiting);
     together.arrive_and_wait();
   } catch (const std::exception &exception) {
     part.problem = exception.what();
     together.arrive_and_drop();
   }
+}
+
+/// All ranks as far as a stage, which the late one stays away from.
+std::vector<Part> runRanks(const std::string &path, uint32_t world, Stage stage, uint32_t late) {
+  char folder[] = "/tmp/reshard-ranks-XXXXXX";
+  if (!mkdtemp(folder))
+    throw std::runtime_error("cannot make a folder in /tmp");
+  std::barrier together(static_cast<std::ptrdiff_t>(world));
+  std::vector<Part> parts(world);
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < world; ++rank)
+    ranks.emplace_back([&, rank] { runRank(path, rank, stage, rank == late, folder + std::string("/id"), together, parts[rank]); });
+  for (std::thread &rank : ranks)
+    rank.join();
+  std::filesystem::remove_all(folder);
+  for (uint32_t rank = 0; rank < world; ++rank)
+    if (!parts[rank].problem.empty())
+      throw std::runtime_error("rank " + std::to_string(rank) + ": " + parts[rank].problem);
+  return parts;
 }
 
 } // namespace
@@ -76,34 +117,27 @@ void testRanks(const std::string &path) {
   }
   if (late == world)
     throw std::runtime_error("a plan without messages");
-  char folder[] = "/tmp/reshard-ranks-XXXXXX";
-  if (!mkdtemp(folder))
-    throw std::runtime_error("cannot make a folder in /tmp");
-  std::barrier together(static_cast<std::ptrdiff_t>(world));
-  std::vector<Part> parts(world);
-  std::vector<std::thread> ranks;
-  for (uint32_t rank = 0; rank < world; ++rank)
-    ranks.emplace_back([&, rank] { runRank(path, rank, rank == late, folder + std::string("/id"), together, parts[rank]); });
-  for (std::thread &rank : ranks)
-    rank.join();
-  std::filesystem::remove_all(folder);
   uint64_t checked = 0, named = 0;
   std::string text;
-  for (uint32_t rank = 0; rank < world; ++rank) {
-    if (!parts[rank].problem.empty())
-      throw std::runtime_error("rank " + std::to_string(rank) + ": " + parts[rank].problem);
-    checked += parts[rank].checked;
-    if (parts[rank].waiting.find(" rank " + std::to_string(late)) == std::string::npos)
+  for (const Part &part : runRanks(path, world, Stage::run, late)) {
+    checked += part.checked;
+    if (part.waiting.find(" rank " + std::to_string(late)) == std::string::npos)
       continue;
     ++named;
-    text = parts[rank].waiting;
+    text = part.waiting;
   }
   if (checked == 0)
     throw std::runtime_error("nothing was checked");
   if (named == 0)
-    throw std::runtime_error("nobody named rank " + std::to_string(late) + ", which did not come: " + parts[late > 0 ? 0 : 1].waiting);
+    throw std::runtime_error("nobody named rank " + std::to_string(late) + ", which did not come");
   std::printf("  %-60s nccl %12llu bytes right; %llu of %u ranks name the late one: %s\n", path.c_str(), static_cast<unsigned long long>(checked), static_cast<unsigned long long>(named), world,
               text.c_str());
+  for (const auto &[stage, name] : {std::pair(Stage::open, "open"), std::pair(Stage::prepare, "prepare")}) {
+    const std::string waiting = runRanks(path, world, stage, late)[late > 0 ? 0 : 1].waiting;
+    if (waiting.find("the deadline passed: not all ranks have come") == std::string::npos)
+      throw std::runtime_error(std::string(name) + " without rank " + std::to_string(late) + ": " + waiting);
+    std::printf("  %s without it: %s\n", name, waiting.c_str());
+  }
 }
 
 } // namespace reshard::gpu
