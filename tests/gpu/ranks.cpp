@@ -50,15 +50,15 @@ void runRank(const std::string &path, uint32_t rank, Stage stage, bool late, con
       }
     } else {
       open();
-      if (stage == Stage::run)
+      if (stage == Stage::run) {
         plan->prepare();
-      for (const uint64_t seed : {1, 2, 3})
-        if (stage == Stage::run) {
+        for (const uint64_t seed : {1, 2, 3}) {
           plan->fill(seed);
           plan->run();
           if (const uint64_t wrong = plan->mismatches(seed, part.checked); wrong > 0)
             throw std::runtime_error(std::to_string(wrong) + " elements are wrong under seed " + std::to_string(seed));
         }
+      }
       together.arrive_and_wait();
       if (!late) {
         status = stage == Stage::run ? reshard_run(plan->executor(), kRunDeadline) : reshard_prepare(plan->executor());
@@ -78,14 +78,14 @@ void runRank(const std::string &path, uint32_t rank, Stage stage, bool late, con
 
 /// All ranks as far as a stage, which the late one stays away from.
 std::vector<Part> runRanks(const std::string &path, uint32_t world, Stage stage, uint32_t late) {
-  char folder[] = "/tmp/reshard-ranks-XXXXXX";
-  if (!mkdtemp(folder))
-    throw std::runtime_error("cannot make a folder in /tmp");
+  std::string folder = std::filesystem::temp_directory_path() / "reshard-ranks-XXXXXX";
+  if (!mkdtemp(folder.data()))
+    throw std::runtime_error("cannot make '" + folder + "'");
   std::barrier together(static_cast<std::ptrdiff_t>(world));
   std::vector<Part> parts(world);
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < world; ++rank)
-    ranks.emplace_back([&, rank] { runRank(path, rank, stage, rank == late, folder + std::string("/id"), together, parts[rank]); });
+    ranks.emplace_back([&, rank] { runRank(path, rank, stage, rank == late, folder + "/id", together, parts[rank]); });
   for (std::thread &rank : ranks)
     rank.join();
   std::filesystem::remove_all(folder);
@@ -134,9 +134,9 @@ void testRanks(const std::string &path) {
     throw std::runtime_error("nobody named rank " + std::to_string(late) + ", which did not come");
   std::printf("  %-60s nccl %12llu bytes right; %llu of %u ranks name the late one: %s\n", path.c_str(), static_cast<unsigned long long>(checked), static_cast<unsigned long long>(named), world,
               text.c_str());
+  if (world > kMostThatJoin)
+    return;
   for (const auto &[stage, name] : {std::pair(Stage::open, "open"), std::pair(Stage::prepare, "prepare")}) {
-    if (world > kMostThatJoin)
-      break;
     const std::string waiting = runRanks(path, world, stage, late)[late > 0 ? 0 : 1].waiting;
     if (waiting.find("the deadline passed: not all ranks have come") == std::string::npos)
       throw std::runtime_error(std::string(name) + " without rank " + std::to_string(late) + ": " + waiting);
