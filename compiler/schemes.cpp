@@ -59,12 +59,23 @@ std::string chunk(const Problem &p) {
   return {};
 }
 
-/// The first n mod k ranks hold one row more (vLLM's determine_expert_map).
-std::string balanced(const Problem &p) {
-  for (int64_t r = 0, each = p.n / p.k, more = p.n % p.k; r < p.k; ++r)
-    p.put(r, r * each + std::min(r, more), 0, each + (r < more));
+/// Consecutive rows, one more for each of the n mod k ranks from `first` on.
+std::string remainderFrom(const Problem &p, int64_t first) {
+  for (int64_t r = 0, each = p.n / p.k, more = p.n % p.k; r < p.k; ++r) {
+    const int64_t before = std::clamp<int64_t>(r - first, 0, more); // ranks below r with one more
+    p.put(r, r * each + before, 0, each + (r >= first && before < more));
+  }
   return {};
 }
+
+/// The first n mod k ranks hold one row more (vLLM's determine_expert_map).
+std::string balanced(const Problem &p) { return remainderFrom(p, 0); }
+
+/// The n mod k ranks right before the last hold one row more (vLLM's get_pp_indices, vllm/distributed/utils.py).
+std::string vllm(const Problem &p) { return remainderFrom(p, p.k - 1 - p.n % p.k); }
+
+/// The last n mod k ranks hold one row more (SGLang's get_pp_indices, sglang/srt/distributed/utils.py).
+std::string sglang(const Problem &p) { return remainderFrom(p, p.k - p.n % p.k); }
 
 /// Blocks of b rows dealt out in turn, the last possibly short (ScaLAPACK's block-cyclic distribution).
 std::string deal(const Problem &p, int64_t b) {
@@ -247,7 +258,7 @@ std::optional<Shares> share(const Scheme &scheme, int64_t n, int64_t ranks, int6
     return std::nullopt;
   }
   if (scheme.replicate && row->argument != Argument::none) {
-    error = "'replicate' does not go with '" + scheme.name + "', expected even, chunk, balanced or round_robin";
+    error = "'replicate' does not go with '" + scheme.name + "', expected even, chunk, balanced, vllm, sglang or round_robin";
     return std::nullopt;
   }
   const int64_t unit = std::min(scheme.unit > 0 ? scheme.unit : defaultUnit, std::max<int64_t>(n, 1));

@@ -174,7 +174,7 @@ std::optional<ShardRule> readShardRule(const Node &node, const Model *model, Dia
     rule.replicate = value.value_or(false);
     if (rule.replicate && !replicates(rule.scheme)) {
       diagnostics.error(replicate->at, "'replicate' with '" + rule.scheme +
-                                           "', expected it with even, chunk, balanced or round_robin");
+                                           "', expected it with even, chunk, balanced, vllm, sglang or round_robin");
       ok = false;
     }
   }

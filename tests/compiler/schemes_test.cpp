@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <random>
 #include <set>
+#include <sstream>
 
 namespace reshard {
 namespace {
@@ -72,6 +76,10 @@ std::optional<Rows> naiveUnits(const Scheme &s, int64_t n, int64_t k) {
     else if (s.name == "balanced") {
       const int64_t q = n / k, m = n % k;
       while (i >= (r + 1) * q + std::min(r + 1, m))
+        ++r;
+    } else if (s.name == "vllm" || s.name == "sglang") {
+      const int64_t q = n / k, after = s.name == "vllm" ? 1 : 0; // ranks behind those that have one more
+      for (int64_t next = 0; (next += q + (r < k - after && r >= k - after - n % k)) <= i;)
         ++r;
     } else if (s.name == "round_robin")
       r = i % k;
@@ -145,6 +153,10 @@ TEST(Schemes, TheTableOfTheReference) { // docs/yaml.md, section 5
   EXPECT_EQ(shared(scheme("chunk"), 10, 4), (Rows{{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9}}));
   EXPECT_EQ(shared(scheme("chunk"), 5, 4), (Rows{{0, 1}, {2, 3}, {4}, {}}));
   EXPECT_EQ(shared(scheme("balanced"), 10, 4), (Rows{{0, 1, 2}, {3, 4, 5}, {6, 7}, {8, 9}}));
+  EXPECT_EQ(shared(scheme("vllm"), 10, 4), (Rows{{0, 1}, {2, 3, 4}, {5, 6, 7}, {8, 9}}));
+  EXPECT_EQ(shared(scheme("vllm"), 3, 4), (Rows{{0}, {1}, {2}, {}}));
+  EXPECT_EQ(shared(scheme("sglang"), 10, 4), (Rows{{0, 1}, {2, 3}, {4, 5, 6}, {7, 8, 9}}));
+  EXPECT_EQ(shared(scheme("sglang"), 3, 4), (Rows{{}, {0}, {1}, {2}}));
   EXPECT_EQ(shared(scheme("round_robin"), 10, 4), (Rows{{0, 4, 8}, {1, 5, 9}, {2, 6}, {3, 7}}));
   EXPECT_EQ(shared(scheme("sizes", {3, 0, 5}), 8, 3), (Rows{{0, 1, 2}, {}, {3, 4, 5, 6, 7}}));
   EXPECT_EQ(shared(scheme("stride", {2}), 8, 2), (Rows{{0, 1, 4, 5}, {2, 3, 6, 7}}));
@@ -172,7 +184,7 @@ TEST(Schemes, RandomAgainstRowByRow) {
       const int64_t k = 1 + upTo(8);
       int64_t n = upTo(60);
       s.unit = upTo(2) ? 0 : 1 + upTo(7);
-      if (name == "even" || name == "chunk" || name == "balanced" || name == "round_robin")
+      if (std::set<std::string>{"even", "chunk", "balanced", "vllm", "sglang", "round_robin"}.contains(name))
         s.replicate = upTo(3) == 0;
       const int64_t u = std::max<int64_t>(s.unit, 1);
       if (name == "even" && upTo(3))
@@ -207,6 +219,33 @@ TEST(Schemes, RandomAgainstRowByRow) {
     }
   for (const std::string &name : names)
     EXPECT_GE(checked[name], 500) << name;
+}
+
+TEST(Schemes, PipelineStagesOfTheEngines) { // their own functions made the tables (tests/library/stages.py)
+  for (const char *engine : {"vllm", "sglang"}) {
+    std::ifstream file(std::string(RESHARD_SOURCE_DIR "/tests/library/stages/") + engine + ".txt");
+    std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> more; // ranks, rows mod ranks -> by rank: 1 where it has one more
+    for (std::string line; std::getline(file, line);) {
+      if (line.empty() || !std::isdigit(static_cast<unsigned char>(line[0])))
+        continue;
+      std::istringstream numbers(line);
+      int64_t ranks = 0, remainder = 0;
+      char colon = 0;
+      numbers >> ranks >> remainder >> colon;
+      auto &each = more[{ranks, remainder}];
+      each.assign(std::istream_iterator<int64_t>(numbers), {});
+      ASSERT_EQ(static_cast<int64_t>(each.size()), ranks) << line;
+    }
+    ASSERT_EQ(more.size(), 136u);
+    for (int64_t n = 1; n <= 200; ++n)
+      for (int64_t k = 1; k <= 16; ++k) {
+        Rows wanted;
+        for (int64_t r = 0, row = 0; r < k; ++r)
+          for (int64_t i = std::ssize(wanted.emplace_back()), size = n / k + more.at({k, n % k})[r]; i < size; ++i)
+            wanted.back().push_back(row++);
+        ASSERT_EQ(shared(scheme(engine), n, k), wanted) << engine << " n " << n << " k " << k;
+      }
+  }
 }
 
 TEST(Schemes, AMillionBlocksAreOneSegment) {
@@ -256,7 +295,7 @@ TEST(Schemes, MessagesNameTheNumbers) {
             "'blocks' cannot share a block of 3 over 2 ranks: 2 does not divide it");
   EXPECT_EQ(refused(scheme("blocks", {4}), 6, 2), "'blocks' sum to 4, expected 6 rows");
   EXPECT_EQ(refused(scheme("sizes", {1}, 0, true), 1, 4),
-            "'replicate' does not go with 'sizes', expected even, chunk, balanced or round_robin");
+            "'replicate' does not go with 'sizes', expected even, chunk, balanced, vllm, sglang or round_robin");
   Scheme map = scheme("map");
   map.noun = "value";
   map.lists = {{0, 4}, {1}};

@@ -6,6 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from places import endpoints
+
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "examples" / "models"
 LISTINGS = Path(__file__).resolve().parent / "listings"
@@ -51,40 +53,10 @@ def layouts(binaries, model, folder):
     return known
 
 
-def segments(text):
-    """The `from` values of a segment list of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`."""
-    values = []
-    for begin, end, step, count in re.findall(r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? ->", text):
-        for i in range(int(count or 1)):
-            values += range(int(begin) + i * int(step or 0), int(end) + i * int(step or 0))
-    return sorted(values)
-
-
 def params(binaries, model, layout, folder, sets=()):
     """{name: (shape, dtype)} of all params on the one rank of a layout, from the layout IR; `sets`: other `let` values."""
-    path = Path(folder) / "one.yaml"
-    path.write_text(job(model, "{layout: hf, mesh: {}}", "{layout: %s, mesh: {}}" % layout))
-    command = [binaries / "reshard-compile", path, "--emit=layout", *(f"--set=model.let.{each}" for each in sets)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    result, shares, target = {}, {}, False
-    for line in done.stdout.splitlines():
-        line = line.split(" //")[0]
-        if line.startswith("endpoint"):
-            target = '"target"' in line
-            shares = {}
-        elif target and line.startswith("  share #"):
-            number, rest = re.match(r"  share #(\d+) over \(\)(?: unit \d+)? \| (.*)", line).groups()
-            shares[number] = segments(rest)
-        elif target and line.startswith("  param $"):
-            name, dtype, shape, rest = re.match(r'  param \$\d+ "(.*?)" (\w+) \[([\d, ]*)\](.*)', line).groups()
-            names = [name]
-            for variable, share in re.findall(r" for (\w+) #(\d+)", rest):
-                names = [re.sub(r"\{%s(\.local)?\}" % variable, str(value), each) for each in names for value in shares[share]]
-            for each in names:
-                assert each not in result, each
-                result[each] = ([int(n) for n in shape.split(",") if n.strip()], dtype)
-    return result
+    text = job(model, "{layout: hf, mesh: {}}", "{layout: %s, mesh: {}}" % layout)
+    return endpoints(binaries, text, folder, [f"model.let.{each}" for each in sets])["target"].params(0)
 
 
 def listing(path):

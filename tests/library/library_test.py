@@ -3,12 +3,14 @@ counts, and every ordered pair of layouts of every model. RESHARD_BIN: the folde
 
 import math
 import os
+import re
 import tempfile
 import unittest
 from fnmatch import fnmatch
 from pathlib import Path
 
 import library
+import stages
 
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 
@@ -20,6 +22,9 @@ LEFT_TO_THE_ENGINE = {
     ("vllm", "glm-4.5"): ["*.mlp.gate.weight"],
     ("sglang", "glm-4.5"): ["*.mlp.gate.weight"],
 }
+
+# The engines, and what a tied model's last stage, where it is not the first too, calls the embedding that it computes with.
+TIED = {"vllm": "lm_head.weight", "sglang": "lm_head.weight"}
 
 
 class Library(unittest.TestCase):
@@ -53,6 +58,31 @@ class Library(unittest.TestCase):
                 self.assertEqual(wrong[:4], [])
                 count += 1
         self.assertGreater(count, 80)
+
+    def test_stages(self):
+        """The layers and the other params of each pipeline stage are those of the engine (stages.py)."""
+        for engine in TIED:
+            listed = {}  # model -> stages, or a partition "5,14,9" -> the ranges of layers
+            for model, key, ranges in re.findall(r"^([a-z]\S+) ([\d,]+): (.*)$", stages.listing(engine), re.MULTILINE):
+                listed.setdefault(model, {})[key] = ranges.split()
+            self.assertEqual(sorted(listed), library.NAMES)
+            for model, keys in listed.items():
+                outside = [name for name in library.listing(library.LISTINGS / engine / f"{model}.txt") if ".layers." not in name]
+                first = [name for name in outside if "embed" in name]
+                last = [name for name in outside if name not in first]
+                last += [] if "lm_head.weight" in last else [TIED[engine]]
+                pools = [f"{{layout: {engine}, mesh: {{pp: {len(ranges)}}}"
+                         + (f", place: {{layer: {{axis: pp, sizes: [{key}]}}}}}}" if "," in key else "}") for key, ranges in keys.items()]
+                found = library.endpoints(BIN, library.job(model, "{layout: hf, mesh: {}}", f"[{', '.join(pools)}]"), self.folder.name)
+                for number, (key, ranges) in enumerate(keys.items()):
+                    for stage, wanted in enumerate(ranges):
+                        with self.subTest(engine=engine, model=model, stages=key, stage=stage):
+                            params = found[f"target.{number}"].params(stage)
+                            held = {int(layer) for name in params for layer in re.findall(r"\.layers\.(\d+)\.", name)}
+                            begin, end = wanted.split("..")
+                            self.assertEqual(sorted(held), list(range(int(begin), int(end) + 1)))
+                            self.assertEqual(sorted(name for name in params if ".layers." not in name),
+                                             sorted((first if stage == 0 else []) + (last if stage == len(ranges) - 1 else [])))
 
     def test_parameter_counts(self):
         """The number of parameters of each model is the published one."""

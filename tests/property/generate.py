@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 
-SCHEMES = ["even", "chunk", "balanced", "round_robin", "sizes", "stride", "cyclic", "blocks", "map"]
+SCHEMES = ["even", "chunk", "balanced", "vllm", "sglang", "round_robin", "sizes", "stride", "cyclic", "blocks", "map"]
 PACKS = ["holds", "concat", "joined", "interleave", "nested", "stack", "flat"]
 RELATIONS = ["collocated", "disjoint", "overlapping", "storage"]
 SIDES = ["source", "target"]
@@ -83,7 +83,7 @@ class Side:
         rule: dict = {"axis": axis}
         if kind == "interleave":
             if n % (k * v) != 0 or rng.random() < 0.5:
-                rule["scheme"] = rng.choice(["balanced", "chunk", "round_robin"])
+                rule["scheme"] = rng.choice(["balanced", "vllm", "sglang", "chunk", "round_robin"])
             rule["interleave"] = v
         elif kind == "ends" and k > 1:
             first, last = rng.randint(0, n // 2), rng.randint(0, n // 2)
@@ -120,7 +120,7 @@ class Side:
 
     def placing(self, axis: str, k: int, n: int) -> tuple[str, object]:
         rng = self.rng
-        kind = rng.choice(["even", "sizes", "balanced", "round_robin", "map", "chunk", "cyclic"])
+        kind = rng.choice(["even", "sizes", "balanced", "vllm", "sglang", "round_robin", "map", "chunk", "cyclic"])
         if kind == "even" and n % k == 0:
             return axis, axis
         if kind == "sizes":

@@ -102,6 +102,11 @@ def units_of(rule: Rule, n: int, k: int, r: int) -> list[int]:
         case "balanced":
             lengths = [n // k + (1 if i < n % k else 0) for i in range(k)]
             return everything[sum(lengths[:r]):sum(lengths[:r + 1])]
+        case "vllm" | "sglang":
+            lengths = [n // k for _ in range(k)]
+            for i in range(1, n % k + 1):
+                lengths[-i - (rule.scheme == "vllm")] += 1
+            return everything[sum(lengths[:r]):sum(lengths[:r + 1])]
         case "round_robin":
             return everything[r::k]
         case "sizes":
