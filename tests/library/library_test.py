@@ -23,8 +23,9 @@ LEFT_TO_THE_ENGINE = {
     ("sglang", "glm-4.5"): ["*.mlp.gate.weight"],
 }
 
-# The engines, and what a tied model's last stage, where it is not the first too, calls the embedding that it computes with.
-TIED = {"vllm": "lm_head.weight", "sglang": "lm_head.weight"}
+# What a tied model's last stage, where it is not the first too, calls the embedding that it computes the logits with: in
+# vLLM lm_head is an alias (tie_weights, qwen3.py), in SGLang a module of its own (Qwen3ForCausalLM).
+TIED = {"vllm": "model.embed_tokens.weight", "sglang": "lm_head.weight"}
 
 
 class Library(unittest.TestCase):
