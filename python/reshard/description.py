@@ -32,8 +32,16 @@ def _rule(axes: list[str], **more: object) -> Rule:
     return "{" + ", ".join([f"axis: {named}", *(f"{key}: {value}" for key, value in more.items())]) + "}" if more else named
 
 
+def _chunks(rows: int, parts: int) -> list[int]:
+    """The lengths that torch.chunk gives, with zeros for the parts that it leaves out."""
+    longest = -(-rows // parts)
+    return [max(0, min(longest, rows - part * longest)) for part in range(parts)]
+
+
 def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
-    """DTensor: cut by torch.chunk over each mesh dimension in turn; strided ones, FSDP's over tensor parallel ones, come last."""
+    """DTensor: cut by torch.chunk over each mesh dimension in turn; strided ones, FSDP's over tensor parallel ones, come last.
+
+    Where the parts of several axes differ, ``sizes`` has the length of each."""
     mesh = tensor.device_mesh
     axes = list(mesh.mesh_dim_names or (f"axis{i}" for i in range(len(mesh.shape))))
     order: dict[int, list[int]] = {}
@@ -51,10 +59,11 @@ def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
         if len(over) == 1:
             rules[dimension] = _rule([axes[over[0]]], scheme="chunk")
             continue
-        parts = math.prod(mesh.shape[i] for i in over)
-        if tensor.shape[dimension] % parts:
-            raise Error(f"param {name!r}: dimension {dimension} of {tensor.shape[dimension]} is cut over {len(over)} axes, expected a multiple of {parts}")
-        rules[dimension] = _rule([axes[i] for i in over])
+        sizes = [tensor.shape[dimension]]
+        for i in over:  # each part of the axes before is cut again
+            sizes = [length for part in sizes for length in _chunks(part, mesh.shape[i])]
+        uneven = {"sizes": sizes} if len(set(sizes)) > 1 else {}
+        rules[dimension] = _rule([axes[i] for i in over], **uneven)
     return rules
 
 

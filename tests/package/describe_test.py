@@ -93,6 +93,18 @@ layouts:
         shapes = self.compiles(text, "{layout: live, mesh: {tp: 4, fsdp: 2}}")
         self.assertEqual((shapes["embed.weight"], shapes["layers.2.up.weight"], shapes["layers.0.down.weight"]), ((51, 16), (8, 16), (8, 16)))
 
+    def test_uneven_over_two_axes(self):
+        """Tensor parallel ranks have 3 3 3 1 rows of 10; FSDP's two halve each: 2 1 2 1 2 1 1 0."""
+        parameters = {
+            "embed.weight": Parameter((10, 16), (_StridedShard(0), Shard(0))),
+            "nested.weight": Parameter((10, 16), (Shard(0), Shard(0))),  # fsdp 5 5, then tp 2 2 1 0 of each
+        }
+        text = reshard.describe(parameters)
+        self.assertIn('"embed.weight": {0: {axis: [tp, fsdp], sizes: [2, 1, 2, 1, 2, 1, 1, 0]}}', text)
+        self.assertIn('"nested.weight": {0: {axis: [fsdp, tp], sizes: [2, 2, 1, 0, 2, 2, 1, 0]}}', text)
+        shapes = self.compiles(text, "{layout: live, mesh: {tp: 4, fsdp: 2}}")
+        self.assertEqual(shapes, {"embed.weight": (2, 16), "nested.weight": (2, 16)})  # rank 1: tp 1, fsdp 0
+
     @unittest.skipUnless(has("torch"), "no PyTorch")
     def test_torch_live_model(self):
         """FSDP2 over tensor parallel: what each rank of PyTorch's holds, by the described layout, is the whole model."""
@@ -112,6 +124,7 @@ layouts:
             def __init__(self):
                 super().__init__()
                 self.embed, self.layers = nn.Embedding(101, 16), nn.ModuleList(Layer() for _ in range(2))
+                self.head = nn.Linear(16, 101, bias=False)  # uneven over both axes
 
         def model():
             torch.manual_seed(0)
@@ -124,6 +137,7 @@ layouts:
             for layer in live.layers:
                 parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}, src_data_rank=None)
                 fully_shard(layer, mesh=mesh["fsdp"])
+            parallelize_module(live, mesh["tp"], {"head": ColwiseParallel()}, src_data_rank=None)
             fully_shard(live, mesh=mesh["fsdp"])
             shards.append({name: parameter.to_local().detach().clone() for name, parameter in live.named_parameters()})
             text = reshard.describe(live)
@@ -157,7 +171,6 @@ layouts:
         for parameters, message in (
             ({}, "no params"),
             ({"w": Parameter((8, 8), (Partial(), Replicate()))}, "placement .* on axis 'fsdp', expected Shard or Replicate"),
-            ({"w": Parameter((9, 8), (Shard(0), Shard(0)))}, "expected a multiple of 8"),
             ({"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))}, "cut in different ways"),
             ({"w": Parameter((8,), dtype="torch.complex64")}, "dtype complex64"),
             ({"a": Parameter((8,), (Shard(0), Replicate())), "b": Parameter((8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)}))},
