@@ -83,9 +83,11 @@ int describe(const Options &options) {
     complain(kName, error);
     return kUsage;
   }
-  std::error_code unknown;
-  const bool config = std::filesystem::is_regular_file(options.describe + "/config.json", unknown);
-  const std::string text = describeModel(checkpoint.tensors, "'" + options.describe + "'", config);
+  std::error_code error;
+  auto config = std::filesystem::absolute(options.describe + "/config.json", error).lexically_normal(); // wherever the YAML goes
+  if (!std::filesystem::is_regular_file(config, error))
+    config.clear();
+  const std::string text = describeModel(checkpoint.tensors, options.describe, config);
   if (options.output.empty()) {
     std::cout << text;
   } else if (const std::string error = writeFile(options.output, text); !error.empty()) {

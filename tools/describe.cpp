@@ -1,6 +1,7 @@
 #include "tools/describe.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <set>
 
@@ -81,18 +82,25 @@ std::string shapeText(const std::vector<int64_t> &shape) {
   return text + "]";
 }
 
+/// In double quotes, of one line.
+std::string quoted(const std::string &text) {
+  std::string result = "\"";
+  for (char c : text) {
+    char escaped[5] = {};
+    if (static_cast<unsigned char>(c) < ' ' || c == 127)
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(c));
+    result += escaped[0] ? escaped : c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
+  }
+  return result + "\"";
+}
+
 /// A key of block style, quoted where YAML would read something else.
 std::string key(const std::string &name) {
   const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == '{' || c == '}' ||
            c == '/';
   });
-  if (plain && std::isalpha(static_cast<unsigned char>(name[0])))
-    return name;
-  std::string quoted = "\"";
-  for (char c : name)
-    quoted += c == '"' || c == '\\' ? std::string("\\") + c : std::string(1, c);
-  return quoted + "\"";
+  return plain && std::isalpha(static_cast<unsigned char>(name[0])) ? name : quoted(name);
 }
 
 /// Tensors of one pattern, shape and dtype.
@@ -103,7 +111,7 @@ struct Group {
 
 } // namespace
 
-std::string describeModel(const TensorViews &tensors, const std::string &origin, bool config) {
+std::string describeModel(const TensorViews &tensors, const std::string &origin, const std::string &config) {
   using Key = std::pair<std::vector<int64_t>, schema::DType>;
   std::map<std::string, std::map<Key, Group>> patterns;
   std::map<std::string, std::vector<std::string>> variables; // of each pattern
@@ -150,10 +158,10 @@ std::string describeModel(const TensorViews &tensors, const std::string &origin,
     }
   }
 
-  std::string text = "# From the headers of " + origin + ": " + std::to_string(tensors.size()) +
+  std::string text = "# From the headers of " + quoted(origin) + ": " + std::to_string(tensors.size()) +
                      " tensors. A start: name the numbers with `let`, and say with `layouts` how others hold them.\n";
-  if (config)
-    text += "config: config.json\n";
+  if (!config.empty())
+    text += "config: " + quoted(config) + "\n";
   text += std::string("dtype: ") + (dtypes.empty() ? "bf16" : schema::dtypeName(usual->first)) + "\n";
   std::string index;
   for (const auto &[variable, size] : sizes)

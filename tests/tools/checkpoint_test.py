@@ -119,6 +119,22 @@ class Checkpoints(unittest.TestCase):
         self.run_job(job, self.work / "one", self.work / "again", more=("--allow=extra",))
         self.assertIn("lacks tensor 'scale'", self.run_job(job.replace("[table, scale]", "table"), self.work / "one", self.work / "third", expect=2, more=("--allow=extra",)))
 
+    def test_described_from_anywhere(self) -> None:
+        """The described model finds the checkpoint's config.json wherever it is put, and whatever the names of the folders."""
+        self.sharded(self.work / 'h "f"')
+        (self.work / 'h "f"/config.json').write_text('{"rows": 7}')
+        elsewhere = self.work / "elsewhere"
+        elsewhere.mkdir()
+        described = subprocess.run([BIN / "reshard-compile", '--describe=h "f"'], cwd=self.work, capture_output=True, text=True, check=True).stdout
+        (elsewhere / "printed.yaml").write_text(described)
+        subprocess.run([BIN / "reshard-compile", '--describe=../h "f"', "-o", "written.yaml"], cwd=elsewhere, check=True)
+        for name in ("printed", "written"):
+            job = elsewhere / f"{name}-job.yaml"
+            job.write_text(f"version: 1\nmodel: {{extend: {name}.yaml, let: {{rows: $rows}}, tensors: {{table: {{shape: [rows], dtype: i64}}}}}}\n"
+                           "source: {storage: files}\ntarget: {mesh: {}}\n")
+            done = subprocess.run([BIN / "reshard-compile", job, "-o", self.work / "plan"], cwd="/", capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_a_wrong_index_moves_nothing(self) -> None:
         self.sharded(self.work / "hf")
         index = self.work / "hf/model.safetensors.index.json"
