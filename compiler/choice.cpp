@@ -5,9 +5,6 @@
 
 namespace reshard {
 
-namespace {
-
-/// A tensor as a param of its own name.
 ParamDeclaration paramOf(const TensorDeclaration &tensor) {
   ParamDeclaration param;
   param.name = tensor.name;
@@ -17,28 +14,49 @@ ParamDeclaration paramOf(const TensorDeclaration &tensor) {
   return param;
 }
 
+namespace {
+
+/// Whether the param is a tensor without dimensions.
+bool isScalar(const ParamDeclaration &param, const Tensors &tensors) {
+  if (param.pack.kind != Pack::Kind::tensor || param.stack)
+    return false;
+  const auto tensor = tensors.find(param.pack.tensor);
+  return tensor && !tensors.all()[*tensor].absent && tensors.familyOf(*tensor).shape.empty();
+}
+
 /// The params of a layout. Those without a `shard` of their own are cut as the first of the layout's globs that fits
-/// says.
-std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclaration &layout, Diagnostics &diagnostics) {
+/// says. A glob with wildcards that cuts a dimension does not fit scalars: `"*": {0: fsdp}` is meant for the others.
+std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclaration &layout, const Tensors &tensors,
+                                           Diagnostics &diagnostics) {
   std::vector<ParamDeclaration> result = layout.params;
   if (layout.same)
     for (const TensorDeclaration &tensor : job.model.tensors)
       result.push_back(paramOf(tensor));
-  std::vector<bool> used(layout.shard.size());
-  for (ParamDeclaration &param : result)
-    for (size_t i = 0; i < layout.shard.size() && param.shard.empty(); ++i)
-      if (fits(layout.shard[i].first.text, param.name)) {
+  std::vector<bool> used(layout.shard.size()), cutsAny;
+  for (const auto &[glob, rules] : layout.shard)
+    cutsAny.push_back(!rules.empty() && glob.text.find_first_of("*?") != std::string::npos);
+  std::vector<bool> scalar;
+  for (const ParamDeclaration &param : result)
+    scalar.push_back(!layout.shard.empty() && isScalar(param, tensors));
+  for (size_t p = 0; p < result.size(); ++p)
+    for (size_t i = 0; i < layout.shard.size() && result[p].shard.empty(); ++i)
+      if (fits(layout.shard[i].first.text, result[p].name) && !(scalar[p] && cutsAny[i])) {
         used[i] = true;
-        param.shard = layout.shard[i].second;
+        result[p].shard = layout.shard[i].second;
         break;
       }
   for (size_t i = 0; i < layout.shard.size(); ++i) {
     const Glob &glob = layout.shard[i].first;
-    const bool any = std::any_of(result.begin(), result.end(),
-                                 [&](const ParamDeclaration &param) { return fits(glob.text, param.name); });
-    if (!used[i])
-      diagnostics.error(glob.at, "'" + glob.text + "' in 'shard' of layout '" + layout.name + "' fits no param" +
-                                     (any ? " that is left: others above it or a 'shard' of its own come first" : ""));
+    if (used[i])
+      continue;
+    bool scalars = false, others = false;
+    for (size_t p = 0; p < result.size(); ++p)
+      if (fits(glob.text, result[p].name))
+        (scalar[p] && cutsAny[i] ? scalars : others) = true;
+    diagnostics.error(glob.at, "'" + glob.text + "' in 'shard' of layout '" + layout.name + "' fits no param" +
+                                   (others ? " that is left: others above it or a 'shard' of its own come first"
+                                    : scalars ? " but scalars, which have no dimension to cut"
+                                              : ""));
   }
   return result;
 }
@@ -48,7 +66,7 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
 std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDeclaration &endpoint,
                                              const Tensors &tensors, Diagnostics &diagnostics) {
   if (const LayoutDeclaration *layout = endpoint.layoutDeclaration)
-    return layoutParams(job, *layout, diagnostics);
+    return layoutParams(job, *layout, tensors, diagnostics);
   std::vector<ParamDeclaration> result;
   for (const Tensors::Tensor &tensor : tensors.all()) {
     const TensorDeclaration &declaration = *tensor.declaration;

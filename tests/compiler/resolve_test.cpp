@@ -395,6 +395,37 @@ TEST(Resolve, WhatTheSourceLacks) {
               "leaves out x 2, row 0 of dimension 0");
 }
 
+// ------------------------------------------------------------------------------------------------ params: same
+
+/// A job in the folder of a model: layouts `same` and `cut` of base.yaml, joined by those of the job's model.
+struct Same {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("resolve_same_" + std::to_string(getpid()));
+  Same() { std::filesystem::create_directory(folder); }
+  ~Same() { std::filesystem::remove_all(folder); }
+  Resolved target(const std::string &layouts, const std::string &layout) const {
+    std::ofstream(folder / "base.yaml") << "dtype: bf16\nindex: {x: 2}\n"
+                                           "tensors: {\"l.{x}\": [3], norm: [2], scale: [], gone: {shape: [1], when: 0}}\n"
+                                           "layouts: {same: {params: same},\n"
+                                           "          cut: {params: same, shard: {\"*\": {0: {axis: tp, scheme: chunk}}}}}\n";
+    std::ofstream(folder / "job.yaml") << "version: 1\nmodel: {extend: base.yaml, layouts: " + layouts +
+                                              "}\nsource: {layout: same, mesh: {}}\ntarget: {layout: " + layout +
+                                              ", mesh: {tp: 2}}\n";
+    return resolveFile(folder / "job.yaml");
+  }
+};
+
+TEST(Resolve, GlobsThatCutDoNotFitScalars) {
+  const Same same;
+  const Resolved cut = same.target("{}", "cut");
+  ASSERT_TRUE(cut.layout) << cut.diagnostics.text();
+  EXPECT_EQ(contents(*cut.layout, 1, 1), (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [1] norm:1", "scale [] scale"}));
+  expectError(same.target("{scalars: {params: same, shard: {\"sc*\": {0: tp}}}}", "scalars"),
+              "'sc*' in 'shard' of layout 'scalars' fits no param but scalars, which have no dimension to cut");
+  expectError(same.target("{scalar: {params: same, shard: {scale: {0: tp}}}}", "scalar"),
+              "'shard' of dimension 0, but param 'scale' has 0 dimensions");
+}
+
 TEST(Resolve, Examples) {
   const char *folder = std::getenv("RESHARD_EXAMPLES");
   const std::filesystem::path examples = folder ? folder : "examples";

@@ -417,8 +417,6 @@ def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features:
         globs: dict = {}
         if free:
             rule = lambda: {"axis": rng.choice(free), "scheme": rng.choice(["chunk", "balanced", "round_robin"])}  # noqa: E731
-            if any(not declared.get("shape", [0]) for declared in model["tensors"].values()):
-                globs["*scale.*"] = {}
             if any(name.endswith(".q") for name in model["tensors"]) and rng.random() < 0.5:
                 globs["*.q"] = rng.choice([{}, {"0": rule()}])
             globs["*u?.*" if rng.random() < 0.5 and "*.q" not in globs else "*"] = {"0": rule()}

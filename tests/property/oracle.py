@@ -224,7 +224,9 @@ class Endpoint:
         globs = self.layout.get("shard", {}) if self.layout else {}
         used = set()
         for name, param in declared.items():
-            fitting = [glob for glob in globs if fits(glob, name)]
+            held = self.model.find(param["holds"]) if globs and "holds" in param and "stack" not in param else None
+            scalar = held is not None and not held.absent and held.shape == []
+            fitting = [glob for glob in globs if fits(glob, name) and not (scalar and globs[glob] and set(glob) & set("*?"))]
             if "shard" not in param and fitting:
                 declared[name] = {**param, "shard": globs[fitting[0]]}
                 used.add(fitting[0])
