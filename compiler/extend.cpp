@@ -61,9 +61,15 @@ void joinMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool
     if (known == base.end())
       base.push_back(std::move(entry));
     else if (known->value.kind == Node::Kind::map && entry.value.kind == Node::Kind::map)
-      join(known->value.entries, std::move(entry.value.entries), "'" + entry.key.text + "'", removesMore, diagnostics);
-    else
+      join(known->value.entries, std::move(entry.value.entries), "'" + entry.key.text + "'",
+           removesMore || known->value.text == "same", diagnostics);
+    else {
+      const bool same = known->key.text == "params" && known->value.kind == Node::Kind::scalar &&
+                        known->value.text == "same" && entry.value.kind == Node::Kind::map;
       *known = std::move(entry);
+      if (same)
+        known->value.text = "same"; // layouts.cpp, which knows the tensors, spells them out
+    }
   }
 }
 

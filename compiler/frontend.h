@@ -22,7 +22,7 @@ struct Node {
   Kind kind = Kind::null;
   Location at;
   bool quoted = false;                        // a quoted scalar is text, never a number, bool or null
-  std::string text;                           // scalar
+  std::string text;                           // scalar; of a map "same": `params` that extend `params: same`
   std::vector<Node> items;                    // sequence
   struct Entry;
   std::vector<Entry> entries;                 // map, in file order; keys are scalars, unique

@@ -1,5 +1,6 @@
 // One layout of a model: axes, place, switches, params.
 
+#include "compiler/choice.h"
 #include "compiler/reading.h"
 
 #include <algorithm>
@@ -245,7 +246,7 @@ Node withoutNull(Node map) {
   return map;
 }
 
-/// Params onto those of the extended layout, if any.
+/// Params onto those of the extended layout, if any; `params: same` has been spelled out.
 void readParams(const Node &params, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   ParamReader reader(model, diagnostics);
   std::unordered_map<std::string, size_t> inherited;
@@ -307,12 +308,18 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
       layout.switches.insert_or_assign(key.text, std::move(*expression));
     }
   const Node *params = extend ? fields.find("params") : fields.require("params");
-  const bool same = params && params->kind == Node::Kind::scalar && params->text == "same";
-  layout.same = params ? same : layout.same;
-  if (same)
+  if (params && params->kind == Node::Kind::scalar && params->text == "same") {
+    layout.same = true;
     layout.params.clear();
-  else if (params && checkMap(*params, "'params'", diagnostics))
+  } else if (params && checkMap(*params, "'params'", diagnostics)) {
+    if (layout.same || params->text == "same") { // the latter by extend.cpp
+      layout.same = false;
+      layout.params.clear();
+      for (const TensorDeclaration &tensor : model.tensors)
+        layout.params.push_back(paramOf(tensor));
+    }
     readParams(*params, model, layout, diagnostics);
+  }
   if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics)) {
     layout.shard.clear();
     if (shard->entries.size() > kMaxGlobs)

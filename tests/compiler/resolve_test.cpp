@@ -426,6 +426,28 @@ TEST(Resolve, GlobsThatCutDoNotFitScalars) {
               "'shard' of dimension 0, but param 'scale' has 0 dimensions");
 }
 
+TEST(Resolve, ParamsOntoTheSame) {
+  const Same same;
+  const std::string params = "params: {scale: null, gone: null, norm: {holds: norm, pad: {0: 4}}, twice: {concat: [norm, norm]}}}}";
+  const Lines expected{"l.0 [3] l.0:0 l.0:1 l.0:2", "l.1 [3] l.1:0 l.1:1 l.1:2", "norm [4] norm:0 norm:1 z z",
+                       "twice [4] norm:0 norm:1 norm:0 norm:1"};
+  // Of a layout above, and of the layout of the same name in the file that is extended.
+  for (const std::string layout : {"mine: {extend: same, ", "same: {extend: same, "}) {
+    const Resolved resolved = same.target("{" + layout + params, layout.substr(0, 4));
+    ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
+    EXPECT_EQ(contents(*resolved.layout, 1, 0), expected) << layout;
+  }
+  // Its globs cut what is new as well.
+  const Resolved cut = same.target("{mine: {extend: cut, " + params, "mine");
+  ASSERT_TRUE(cut.layout) << cut.diagnostics.text();
+  EXPECT_EQ(contents(*cut.layout, 1, 1),
+            (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [2] z z", "twice [2] norm:1 norm:1"}));
+  expectError(same.target("{mine: {extend: same, params: {nrom: null}}}", "mine"),
+              "param 'nrom' is removed, but there is none");
+  expectError(same.target("{same: {extend: same, params: {nrom: null}}}", "same"),
+              "param 'nrom' is removed, but there is none");
+}
+
 TEST(Resolve, Examples) {
   const char *folder = std::getenv("RESHARD_EXAMPLES");
   const std::filesystem::path examples = folder ? folder : "examples";

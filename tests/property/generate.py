@@ -422,6 +422,11 @@ def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features:
             globs["*u?.*" if rng.random() < 0.5 and "*.q" not in globs else "*"] = {"0": rule()}
         layout = {"params": "same", "shard": globs}
         layout.update({key: side.layout[key] for key in ("place", "axes") if key in side.layout})
+        if len(model["tensors"]) % 2:
+            first = next(iter(model["tensors"]))
+            model["layouts"][f"same{s}"] = layout
+            layout = {"extend": f"same{s}", "params": {first: {"holds": first}}}
+            features.add("extend same")
         model["layouts"][f"l{s}"] = layout
         side.same = True
         features.add("params: same")

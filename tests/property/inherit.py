@@ -16,8 +16,8 @@ def joined(base: dict, own: dict) -> dict:
     return {key: value for key, value in whole.items() if value not in ("null", "~", "")}
 
 
-def extended(layouts: dict) -> dict:
-    """Layouts with what they extend (each stands above)."""
+def extended(layouts: dict, tensors: dict) -> dict:
+    """Layouts of a model of these tensors, with what they extend (each stands above)."""
     result: dict = {}
     for name, layout in layouts.items():
         if "extend" in layout:
@@ -25,8 +25,9 @@ def extended(layouts: dict) -> dict:
             whole = {**base, **{key: value for key, value in layout.items() if key != "extend"}}
             for key in ("place", "switches"):
                 whole[key] = joined(base.get(key, {}), layout.get(key, {}))
-            if isinstance(layout.get("params"), dict) and isinstance(base["params"], dict):
-                whole["params"] = joined(base["params"], layout["params"])
+            if isinstance(layout.get("params"), dict):
+                inherited = {each: {"holds": each} for each in tensors} if base["params"] == "same" else base["params"]
+                whole["params"] = joined(inherited, layout["params"])
             layout = whole
         result[name] = layout
     return result

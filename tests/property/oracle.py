@@ -48,7 +48,7 @@ class Model:
         for name, text in node.get("let", {}).items():
             self.let[name] = evaluate(text, self.let)
         self.index = {name: evaluate(text, self.let) for name, text in node.get("index", {}).items()}
-        self.place, self.layouts = node.get("place", {}), extended(node.get("layouts", {}))
+        self.place, self.layouts = node.get("place", {}), extended(node.get("layouts", {}), node["tensors"])
         self.tensors: dict[str, Tensor] = {}
         self.labels = 1
         self.dtype_of: list[tuple[int, str]] = []
