@@ -5,16 +5,19 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <optional>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unordered_set>
 #include <unistd.h>
 
 namespace reshard::tools {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 namespace {
 
@@ -51,63 +54,168 @@ std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, 
   return error;
 }
 
-/// A pass over JSON that finds what the tree would hide: nlohmann keeps the last of two equal keys, and nests without a bound.
-struct KeyCounter : nlohmann::json_sax<Json> {
-  std::vector<std::map<std::string, int>> open;
-  std::string repeated;
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t &) override { return true; }
-  bool string(string_t &) override { return true; }
-  bool binary(binary_t &) override { return true; }
-  bool start_object(std::size_t) override { return open.size() < 16 && (open.emplace_back(), true); }
-  bool key(string_t &name) override {
-    if (open.back()[name]++ > 0 && repeated.empty())
-      repeated = name;
+/// Reads a JSON object in one pass: a tree takes several times as long, and its look-ups by name are quadratic. Finds what
+/// a tree hides: a key that is there twice, and nesting without a bound.
+class ObjectReader : public nlohmann::json_sax<Json> {
+public:
+  /// An error text; empty on success.
+  std::string read(const std::string &path, std::string_view text) {
+    const std::string damaged = "'" + path + "': damaged header: ";
+    if (!Json::sax_parse(text, static_cast<nlohmann::json_sax<Json> *>(this)) || !object_)
+      return damaged + "it is no JSON object";
+    return repeated_.empty() ? std::string() : damaged + "'" + repeated_ + "' is there twice";
+  }
+
+protected:
+  /// Of the innermost object or array that a value stands in; the object of all has depth 0.
+  int depth() const { return depth_; }
+  /// The key of the value, or of what it stands in; empty in arrays.
+  const std::string &keyAt(int depth) const { return levels_[depth].key; }
+  virtual void onText(const std::string &text) = 0;
+  virtual void onNumber(uint64_t number) = 0;
+  virtual void onOther() = 0; // null, a boolean, or a number that is negative or no integer
+  virtual void onBegin(bool array) = 0; // depth(): before it
+  virtual void onEnd() {}               // depth(): after it
+
+private:
+  struct Level {
+    std::string key;
+    std::vector<std::string> few; // its keys so far; many of them: in a set
+    std::unordered_set<std::string> many;
+  };
+
+  bool begin(bool array) {
+    if (depth_ >= 0)
+      onBegin(array);
+    else if (object_ = !array; !object_)
+      return false;
+    if (depth_ + 1 == static_cast<int>(levels_.size()))
+      return false;
+    Level &level = levels_[++depth_];
+    level.key.clear();
+    level.few.clear();
+    level.many.clear();
     return true;
   }
-  bool end_object() override { return open.pop_back(), true; }
-  bool start_array(std::size_t) override { return true; }
-  bool end_array() override { return true; }
+  bool end() { return --depth_, onEnd(), true; }
+  bool other() { return depth_ >= 0 && (onOther(), true); }
+  bool key(string_t &name) override {
+    constexpr size_t kFew = 8;
+    Level &level = levels_[depth_];
+    bool known = false;
+    if (level.few.size() < kFew) {
+      known = std::find(level.few.begin(), level.few.end(), name) != level.few.end();
+      level.few.push_back(name);
+    } else {
+      if (level.many.empty())
+        level.many.insert(level.few.begin(), level.few.end());
+      known = !level.many.insert(name).second;
+    }
+    if (known && repeated_.empty())
+      repeated_ = name;
+    level.key = std::move(name);
+    return true;
+  }
+  bool null() override { return other(); }
+  bool boolean(bool) override { return other(); }
+  bool number_integer(number_integer_t) override { return other(); }
+  bool number_unsigned(number_unsigned_t number) override { return depth_ >= 0 && (onNumber(number), true); }
+  bool number_float(number_float_t, const string_t &) override { return other(); }
+  bool string(string_t &text) override { return depth_ >= 0 && (onText(text), true); }
+  bool binary(binary_t &) override { return false; }
+  bool start_object(std::size_t) override { return begin(false); }
+  bool end_object() override { return end(); }
+  bool start_array(std::size_t) override { return begin(true); }
+  bool end_array() override { return end(); }
   bool parse_error(std::size_t, const std::string &, const nlohmann::detail::exception &) override { return false; }
+
+  std::array<Level, 16> levels_;
+  int depth_ = -1;
+  bool object_ = false;
+  std::string repeated_;
 };
 
-std::string readObject(const std::string &path, std::string_view text, Json &json) {
-  auto refuse = [&](const std::string &why) { return "'" + path + "': damaged header: " + why; };
-  KeyCounter counter;
-  if (!Json::sax_parse(text, &counter))
-    return refuse("it is no JSON object");
-  if (!counter.repeated.empty())
-    return refuse("'" + counter.repeated + "' is there twice");
-  json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? std::string() : refuse("it is no JSON object");
-}
+/// A header: {name: {dtype: text, shape: [numbers], data_offsets: [begin, end]}}.
+class HeaderReader : public ObjectReader {
+public:
+  using Numbers = std::optional<std::vector<std::optional<uint64_t>>>; // none: of an item that is no number
+  struct Entry {
+    std::string name;
+    std::optional<std::string> dtype;
+    Numbers shape, offsets;
+  };
+  std::vector<Entry> entries;
 
-std::string readEntry(const std::string &path, const std::string &name, const Json &entry, std::byte *data, uint64_t dataBytes,
-                      TensorView &view, uint64_t &begin) {
-  auto refuse = [&](const std::string &why) { return "'" + path + "': tensor '" + name + "': " + why; };
-  if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() || !entry.contains("shape") ||
-      !entry["shape"].is_array() || !entry.contains("data_offsets") || !entry["data_offsets"].is_array() ||
-      entry["data_offsets"].size() != 2)
+private:
+  void onText(const std::string &text) override {
+    if (depth() == 1 && keyAt(1) == "dtype")
+      entries.back().dtype = text;
+    add({});
+  }
+  void onNumber(uint64_t number) override { add(number); }
+  void onOther() override { add({}); }
+  void onBegin(bool array) override {
+    add({});
+    if (Numbers *numbers = depth() != 1 || !array     ? nullptr
+                           : keyAt(1) == "shape"        ? &entries.back().shape
+                           : keyAt(1) == "data_offsets" ? &entries.back().offsets
+                                                      : nullptr)
+      (array_ = numbers)->emplace();
+  }
+  void onEnd() override {
+    if (depth() == 1)
+      array_ = nullptr;
+  }
+  void add(std::optional<uint64_t> item) {
+    if (depth() == 0)
+      entries.push_back({keyAt(0), {}, {}, {}});
+    else if (depth() == 2 && array_)
+      (*array_)->push_back(item);
+  }
+
+  Numbers *array_ = nullptr; // where items of the array go
+};
+
+/// An index: {weight_map: {name: file}}.
+class IndexReader : public ObjectReader {
+public:
+  bool found = false;
+  std::vector<std::pair<std::string, std::string>> files; // by tensor; empty: no text
+
+private:
+  void onText(const std::string &text) override { add(text); }
+  void onNumber(uint64_t) override { add({}); }
+  void onOther() override { add({}); }
+  void onBegin(bool array) override {
+    found = found || (depth() == 0 && !array && keyAt(0) == "weight_map");
+    add({});
+  }
+  void add(const std::string &file) {
+    if (depth() == 1 && found && keyAt(0) == "weight_map")
+      files.emplace_back(keyAt(1), file);
+  }
+};
+
+std::string readEntry(const std::string &path, const HeaderReader::Entry &entry, std::byte *data, uint64_t dataBytes, TensorView &view,
+                      uint64_t &begin) {
+  auto refuse = [&](const std::string &why) { return "'" + path + "': tensor '" + entry.name + "': " + why; };
+  if (!entry.dtype || !entry.shape || !entry.offsets || entry.offsets->size() != 2)
     return refuse("expected dtype, shape and data_offsets");
-  const std::string type = entry["dtype"];
-  const auto dtype = schema::dtypeFromSafetensors(type);
+  const auto dtype = schema::dtypeFromSafetensors(*entry.dtype);
   if (!dtype)
-    return refuse("unknown dtype '" + type + "'");
+    return refuse("unknown dtype '" + *entry.dtype + "'");
   uint64_t bytes = static_cast<uint64_t>(schema::itemBytes(*dtype));
-  for (const Json &length : entry["shape"]) {
-    if (!length.is_number_unsigned() || length.get<uint64_t>() > kMaxFileBytes)
+  for (const std::optional<uint64_t> &length : *entry.shape) {
+    if (!length || *length > kMaxFileBytes)
       return refuse("a length of its shape is no number or too large");
-    view.shape.push_back(length.get<int64_t>());
-    if (__builtin_mul_overflow(bytes, length.get<uint64_t>(), &bytes))
+    view.shape.push_back(static_cast<int64_t>(*length));
+    if (__builtin_mul_overflow(bytes, *length, &bytes))
       return refuse("its shape is too large");
   }
-  if (!entry["data_offsets"][0].is_number_unsigned() || !entry["data_offsets"][1].is_number_unsigned())
+  if (!(*entry.offsets)[0] || !(*entry.offsets)[1])
     return refuse("its data_offsets are no numbers");
-  begin = entry["data_offsets"][0].get<uint64_t>();
-  const uint64_t end = entry["data_offsets"][1].get<uint64_t>();
+  begin = *(*entry.offsets)[0];
+  const uint64_t end = *(*entry.offsets)[1];
   if (begin > end || end > dataBytes)
     return refuse("its data_offsets lie outside the file");
   if (end - begin != bytes)
@@ -146,21 +254,21 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, boo
   std::memcpy(&headerBytes, data, 8);
   if (headerBytes > kMaxHeaderBytes || headerBytes > bytes - 8)
     return "'" + path + "': a header of " + std::to_string(headerBytes) + " bytes, but the file has " + std::to_string(bytes);
-  Json json;
-  if (std::string error = readObject(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}, json); !error.empty())
+  HeaderReader header;
+  if (std::string error = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !error.empty())
     return error;
   const uint64_t dataBytes = bytes - 8 - headerBytes;
   std::vector<std::pair<uint64_t, uint64_t>> ranges;
-  for (const auto &[name, entry] : json.items()) {
-    if (name == "__metadata__")
+  for (const HeaderReader::Entry &entry : header.entries) {
+    if (entry.name == "__metadata__")
       continue;
     TensorView view;
     uint64_t begin = 0;
-    if (std::string error = readEntry(path, name, entry, data + 8 + headerBytes, dataBytes, view, begin); !error.empty())
+    if (std::string error = readEntry(path, entry, data + 8 + headerBytes, dataBytes, view, begin); !error.empty())
       return error;
     ranges.emplace_back(begin, begin + static_cast<uint64_t>(view.bytes));
-    if (const auto [at, added] = checkpoint.tensors.try_emplace(name, std::move(view)); !added)
-      return "'" + path + "': tensor '" + name + "' is in '" + at->second.file + "' as well";
+    if (const auto [at, added] = checkpoint.tensors.try_emplace(entry.name, std::move(view)); !added)
+      return "'" + path + "': tensor '" + entry.name + "' is in '" + at->second.file + "' as well";
   }
   std::sort(ranges.begin(), ranges.end());
   uint64_t next = 0;
@@ -183,18 +291,18 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
   if (std::string error = mapFile(index, data, bytes); !error.empty())
     return error;
   const MappedFile unmap(data, bytes);
-  Json json;
+  IndexReader json;
   if (bytes > kMaxHeaderBytes)
     return "'" + index + "': " + std::to_string(bytes) + " bytes are too many";
-  if (std::string error = readObject(index, {reinterpret_cast<const char *>(data), bytes}, json); !error.empty())
+  if (std::string error = json.read(index, {reinterpret_cast<const char *>(data), bytes}); !error.empty())
     return error;
-  if (!json.contains("weight_map") || !json["weight_map"].is_object())
+  if (!json.found)
     return "'" + index + "': no weight_map";
   std::map<std::string, size_t> files; // and how many tensors each should have
-  for (const auto &[name, file] : json["weight_map"].items()) {
-    if (!file.is_string() || file.get<std::string>().empty() || file.get<std::string>().find('/') != std::string::npos || file.get<std::string>()[0] == '.')
+  for (const auto &[name, file] : json.files) {
+    if (file.empty() || file.find('/') != std::string::npos || file[0] == '.')
       return "'" + index + "': tensor '" + name + "' is in no file of this folder";
-    ++files[file.get<std::string>()];
+    ++files[file];
   }
   for (const auto &[file, count] : files) {
     const size_t before = checkpoint.tensors.size();
@@ -203,9 +311,9 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
     if (checkpoint.tensors.size() - before != count)
       return "'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) + " tensors, the index says " + std::to_string(count);
   }
-  for (const auto &[name, file] : json["weight_map"].items())
-    if (const auto at = checkpoint.tensors.find(name); at == checkpoint.tensors.end() || at->second.file != folder + "/" + file.get<std::string>())
-      return "'" + index + "': tensor '" + name + "' is not in '" + file.get<std::string>() + "'";
+  for (const auto &[name, file] : json.files)
+    if (const auto at = checkpoint.tensors.find(name); at == checkpoint.tensors.end() || at->second.file != folder + "/" + file)
+      return "'" + index + "': tensor '" + name + "' is not in '" + file + "'";
   return {};
 }
 
@@ -216,15 +324,15 @@ std::string createSafetensors(const std::string &path, const std::vector<TensorS
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSpec &a, const TensorSpec &b) {
     return schema::itemBytes(a.dtype) > schema::itemBytes(b.dtype);
   });
-  Json json = Json::object();
+  std::string header = "{";
   uint64_t next = 0;
   for (const TensorSpec &tensor : tensors) {
-    json[tensor.name] = {{"dtype", schema::safetensorsName(tensor.dtype)},
-                         {"shape", tensor.shape},
-                         {"data_offsets", {next, next + static_cast<uint64_t>(tensor.bytes)}}};
-    next += static_cast<uint64_t>(tensor.bytes);
+    const uint64_t end = next + static_cast<uint64_t>(tensor.bytes);
+    header += (header.size() == 1 ? "" : ",") + Json(tensor.name).dump() + R"(:{"dtype":")" + schema::safetensorsName(tensor.dtype) +
+              R"(","shape":)" + Json(tensor.shape).dump() + R"(,"data_offsets":[)" + std::to_string(next) + "," + std::to_string(end) + "]}";
+    next = end;
   }
-  std::string header = json.dump();
+  header += "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const uint64_t headerBytes = header.size(), total = 8 + headerBytes + next;
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
@@ -265,17 +373,18 @@ std::string createCheckpoint(const std::string &folder, const std::vector<Tensor
   }
   if (files.size() == 1)
     return createSafetensors(folder + "/model.safetensors", files[0], checkpoint);
-  Json map = Json::object();
+  std::string map;
   for (size_t i = 0; i < files.size(); ++i) {
     char name[64];
     std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
     for (const TensorSpec &tensor : files[i])
-      map[tensor.name] = name;
+      map += (map.empty() ? "" : ",\n") + ("    " + Json(tensor.name).dump() + ": \"" + name + "\"");
     if (std::string error = createSafetensors(folder + "/" + name, files[i], checkpoint); !error.empty())
       return error;
   }
-  const Json json = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
-  return writeFile(folder + "/model.safetensors.index.json", json.dump(2) + "\n");
+  const std::string text =
+      "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) + "\n  },\n  \"weight_map\": {\n" + map + "\n  }\n}\n";
+  return writeFile(folder + "/model.safetensors.index.json", text);
 }
 
 } // namespace reshard::tools

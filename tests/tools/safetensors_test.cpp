@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sys/resource.h>
 #include <unistd.h>
 
 using namespace reshard::tools;
@@ -212,6 +213,43 @@ TEST_F(Safetensors, CheckpointsAreCutIntoFiles) {
   }
   EXPECT_TRUE(fs::exists(path("one/model.safetensors")));
   EXPECT_TRUE(fs::exists(path("many/model-00002-of-00003.safetensors")));
+}
+
+/// Of this thread, in user mode.
+double cpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return static_cast<double>(usage.ru_utime.tv_sec) + 1e-6 * static_cast<double>(usage.ru_utime.tv_usec);
+}
+
+TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
+  // An index of 200,000 names and the headers of its 4 files. Look-ups by walking through all names took minutes.
+  constexpr int kNames = 200'000;
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < kNames; ++i)
+    specs.push_back({"model.layers." + std::to_string(i / 1000) + ".mlp.experts." + std::to_string(i % 1000) + ".up_proj.weight",
+                     DType::u8, {1}, 1});
+  const double begin = cpuSeconds();
+  {
+    Checkpoint made;
+    ASSERT_EQ(createCheckpoint(folder_, specs, kNames / 4, made), "");
+  }
+  const double written = cpuSeconds();
+  Checkpoint found;
+  ASSERT_EQ(readCheckpoint(folder_, found), "");
+  const double read = cpuSeconds();
+  EXPECT_EQ(found.tensors.size(), specs.size());
+  RecordProperty("written_seconds", std::to_string(written - begin));
+  RecordProperty("read_seconds", std::to_string(read - written));
+  EXPECT_LT(written - begin, 10); // sanitizers take ten times as long
+  EXPECT_LT(read - written, 10);
+  Checkpoint again; // and a single file of as many
+  fs::create_directory(path("one"));
+  ASSERT_EQ(createSafetensors(path("one/model.safetensors"), specs, again), "");
+  Checkpoint one;
+  const double single = cpuSeconds();
+  ASSERT_EQ(readCheckpoint(path("one"), one), "");
+  EXPECT_LT(cpuSeconds() - single, 10);
 }
 
 TEST_F(Safetensors, AnIndexMustAgreeWithItsFiles) {
