@@ -29,10 +29,10 @@ int main(int argc, char **argv) {
   uint64_t threads = 0;
   std::vector<std::string> arguments;
   Command command{"reshard-exec",
-                  "PLAN (--source=DIR --target=DIR | --synthesize) [--check]",
+                  "PLAN ([--source=DIR] [--target=DIR] | --synthesize) [--check]",
                   "Runs a plan: all of its ranks in this process, or one in each of several.",
-                  {{"--source", "DIR", "folder of the source: rank-%05d.safetensors, or the checkpoint of a storage endpoint", setText(options.source)},
-                   {"--target", "DIR", "folder to make: it appears complete or not at all; several pools: one folder each in it", setText(options.target)},
+                  {{"--source", "DIR", "folder of the source: rank-%05d.safetensors, or a checkpoint (default: `storage` of the job's source, from the plan's folder on)", setText(options.source)},
+                   {"--target", "DIR", "folder to make: it appears complete or not at all; several pools: one folder each in it (default: `storage` of the job's only target)", setText(options.target)},
                    {"--synthesize", "", "values made from (seed, tensor, element) in place of files; with --source alone: write them there", setSwitch(options.synthesize)},
                    {"--check", "", "compare every target byte with what the layouts say it must be (synthesised: under two seeds)", setSwitch(options.check)},
                    {"--check-replicas", "", "before anything moves, compare all that the source holds more than once; differences are named", setSwitch(options.checkReplicas)},

@@ -137,13 +137,14 @@ public:
 
 private:
   void checkOptions() const {
-    if (options_.synthesize ? !options_.target.empty() : options_.source.empty() && sourceFolder().empty())
+    if (options_.synthesize ? !options_.target.empty() : sourceFolder().empty())
       throw Failure{kUsage, options_.synthesize ? "--synthesize makes values in memory, found --target as well"
-                                                : "expected --source=DIR and --target=DIR, or --synthesize"};
+                                                : "the job names no folder of its source, expected --source=DIR, or --synthesize"};
     if (options_.synthesize && !options_.allow.empty())
       throw Failure{kUsage, "--allow=extra is about files, found --synthesize as well"};
-    if (!options_.synthesize && options_.target.empty())
-      throw Failure{kUsage, "expected --target=DIR beside --source, or --synthesize"};
+    if (!options_.synthesize && targetFolder().empty())
+      throw Failure{kUsage, plan_->manifest().endpoints()->size() > 2 ? "the plan has several targets, expected --target=DIR, one folder for all"
+                                                                      : "the job names no folder of its target, expected --target=DIR, or --synthesize"};
     const bool standsIn = options_.synthesize && options_.source.empty() && options_.device == "cpu";
     if (const auto transforms = namesOf(*plan_, &schema::Param::transform); !transforms.empty() && !standsIn)
       throw Failure{kUsage, "the plan has the transform '" + transforms[0] + "', which is a caller's, expected --synthesize without --source, and device 'cpu'"};
@@ -201,7 +202,7 @@ private:
     auto path = [&](uint32_t e) { return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : ""); };
     together(folder, [&] {
       need(source.openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
-      folder = std::make_unique<NewFolder>(options_.target, number, first());
+      folder = std::make_unique<NewFolder>(targetFolder(), number, first());
       for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
         fs::create_directory(path(e));
         if (endpoints.Get(e)->storage())
@@ -218,11 +219,17 @@ private:
     return folder;
   }
 
-  std::string sourceFolder() const {
-    if (!options_.source.empty())
-      return options_.source;
-    const auto *directory = plan_->manifest().endpoints()->Get(0)->directory();
-    return directory ? directory->str() : std::string();
+  /// `storage` of the job, which the plan has as it is written there: a relative one starts in the plan's folder.
+  std::string storageOf(uint32_t endpoint) const {
+    const auto *directory = plan_->manifest().endpoints()->Get(endpoint)->directory();
+    return directory && directory->size() > 0 ? (fs::path(options_.plan).parent_path() / directory->str()).string() : std::string();
+  }
+
+  std::string sourceFolder() const { return options_.source.empty() ? storageOf(0) : options_.source; }
+
+  /// Of several targets each has a folder in one that the command line alone names: they appear together.
+  std::string targetFolder() const {
+    return options_.target.empty() && plan_->manifest().endpoints()->size() == 2 ? storageOf(1) : options_.target;
   }
 
   /// --synthesize --source=DIR: the files that a run from files would read.

@@ -119,6 +119,41 @@ class Checkpoints(unittest.TestCase):
         self.run_job(job, self.work / "one", self.work / "again", more=("--allow=extra",))
         self.assertIn("lacks tensor 'scale'", self.run_job(job.replace("[table, scale]", "table"), self.work / "one", self.work / "third", expect=2, more=("--allow=extra",)))
 
+    def test_folders_of_the_job(self) -> None:
+        """`storage` is where files are read and written unless the command line says otherwise: relative to the plan's folder, from wherever it is run."""
+        plans = self.work / "plans"
+        plans.mkdir()
+        self.sharded(plans / "hf")
+        (self.work / "elsewhere").mkdir()
+
+        def compiled(source: str, target: str, folder: Path = plans) -> Path:
+            (self.work / "job.yaml").write_text(f"{MODEL}source: {source}\ntarget: {target}\n")
+            subprocess.run([BIN / "reshard-compile", self.work / "job.yaml", "-o", folder / "p", "--allow=axis"], check=True, capture_output=True)
+            return folder / "p"
+
+        def execute(plan: Path, *flags: str, expect: int = 0) -> str:
+            done = subprocess.run([BIN / "reshard-exec", plan, "--check", *flags], cwd=self.work / "elsewhere", capture_output=True, text=True)
+            self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+            self.assertEqual(list((self.work / "elsewhere").iterdir()), [])
+            return done.stderr
+
+        plan = compiled("{storage: hf}", "{storage: out}")
+        execute(plan)
+        self.equal(plans / "out/model.safetensors", values())
+        execute(plan, f"--target={self.work / 'other'}")
+        self.equal(self.work / "other/model.safetensors", values())
+        self.assertIn(f"'{plans / 'out'}' exists already", execute(plan, expect=2))
+        self.assertIn(f"'{plans / 'none'}' is no folder", execute(compiled("{storage: none}", "{storage: out}"), expect=2))
+        execute(compiled("{storage: none}", "{storage: second}"), f"--source={plans / 'hf'}")
+        self.equal(plans / "second/model.safetensors", values())
+        execute(compiled(f"{{storage: {plans / 'hf'}}}", f"{{storage: {self.work / 'third'}}}", self.work / "elsewhere/..").rename(self.work / "elsewhere/../q"))
+        self.equal(self.work / "third/model.safetensors", values())
+        before = sorted(self.work.rglob("*"))
+        self.assertIn("names no folder of its target, expected --target=DIR", execute(compiled("{storage: hf}", "{mesh: {}}"), expect=2))
+        self.assertIn("names no folder of its source, expected --source=DIR", execute(compiled("{mesh: {}}", "{storage: out}"), expect=2))
+        self.assertIn("several targets, expected --target=DIR", execute(compiled("{storage: hf}", "[{storage: a}, {storage: b}]"), expect=2))
+        self.assertEqual(sorted(self.work.rglob("*")), before)
+
     def test_described_from_anywhere(self) -> None:
         """The described model finds the checkpoint's config.json wherever it is put, and whatever the names of the folders."""
         self.sharded(self.work / 'h "f"')
