@@ -68,9 +68,14 @@ std::pair<int, int> Blocks::families(const Blocked &blocked) {
   if (!added)
     return at->second;
   const BlockSize block = blockOf(blocked.format);
+  // A tensor may be quantised along different dimensions for different params, and these families need different names.
+  const int last = static_cast<int>(layout_.families[blocked.family].shape.size()) - 1;
+  std::string along;
+  if (blocked.columns != last || (blocked.rows >= 0 && blocked.rows != last - 1))
+    along = " along dimension " + std::to_string(blocked.columns) + (blocked.rows >= 0 ? " and " + std::to_string(blocked.rows) : "");
   for (const bool scales : {false, true}) {
     Family family = layout_.families[blocked.family];
-    family.name += std::string(scales ? " (scales of " : " (codes of ") + name(blocked.format) + ")";
+    family.name += std::string(scales ? " (scales of " : " (codes of ") + name(blocked.format) + along + ")";
     family.dtype = scales ? scaleType(blocked.format) : codeType(blocked.format);
     int64_t &columns = family.shape[static_cast<size_t>(blocked.columns)];
     columns = ceilDivide(columns, scales ? block.columns : blocked.format == Quantization::nvfp4 ? 2 : 1);
