@@ -2,6 +2,7 @@
 // verifier: after it, the functions of manifest.h cannot read outside the manifest, overflow, or run for ever.
 
 #include "schema/check_faces.h"
+#include "schema/check_names.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"
 
@@ -47,8 +48,7 @@ public:
   explicit ManifestCheck(const Manifest &manifest) : manifest_(manifest) {}
 
   std::string run() {
-    const bool good = general() && families() && endpoints();
-    return good ? std::string() : error_.empty() ? "unknown problem" : error_;
+    return general() && families() && endpoints() ? checkNames(manifest_, work_, kMaxWork) : error_;
   }
 
 private:
@@ -58,7 +58,7 @@ private:
   }
   bool spend(int64_t work) {
     work_ += work;
-    return work_ <= kMaxWork || fail("it is too large to be checked");
+    return work_ <= kMaxWork || fail(kTooMuch);
   }
 
   bool general() {

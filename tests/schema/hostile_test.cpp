@@ -139,6 +139,7 @@ TEST_F(Hostile, AMillionTablesAreNone) {
   const size_t before = parts.manifest.variables.size();
   for (size_t v = before; v < kMany; ++v) {
     parts.manifest.variables.push_back(std::make_unique<VariableT>());
+    parts.manifest.variables.back()->name = "v" + std::to_string(v);
     parts.manifest.variables.back()->size = 1;
   }
   for (auto &endpoint : parts.manifest.endpoints)

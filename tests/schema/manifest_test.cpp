@@ -68,7 +68,7 @@ ManifestT stages() {
   endpoint.shares.push_back(share({2}, {{{1, 0, 2, 1, 0, 0}}, {{3, 0, 2, 1, 0, 0}}}));
   endpoint.placement = {0, 1};
   ParamT &param = *endpoint.params[0];
-  param.name = "layers.{layer.local}.experts.{expert}.{layer}.w{expert.local}";
+  param.name = "layers.{layer.local}.experts.{expert}.w";
   param.variables = {0, 1};
   param.instances = {2, 1};
   param.dtype = DType::fp32;
@@ -137,8 +137,8 @@ TEST(Manifest, Instances) {
   EXPECT_EQ(localShape(endpoint, param, 3), (std::vector<int64_t>{11, 3}));
   const std::vector<ParamInstance> here = instances(*manifest, endpoint, 0, 3);
   ASSERT_EQ(here.size(), 4u);
-  const std::vector<std::string> names = {"layers.1.experts.1.1.w0", "layers.1.experts.3.1.w1",
-                                          "layers.2.experts.1.2.w0", "layers.2.experts.3.2.w1"};
+  const std::vector<std::string> names = {"layers.1.experts.1.w", "layers.1.experts.3.w", "layers.2.experts.1.w",
+                                          "layers.2.experts.3.w"};
   for (uint32_t i = 0; i < 4; ++i) {
     EXPECT_EQ(here[i].name, names[i]);
     EXPECT_EQ(here[i].param, 0u);
@@ -150,9 +150,15 @@ TEST(Manifest, Instances) {
   // Place 4: tp 0, ep 0, pp 1. Layers 3, 4 stand at 0, 1; experts 0, 2 at 0, 1.
   const std::vector<ParamInstance> there = instances(*manifest, endpoint, 0, 4);
   ASSERT_EQ(there.size(), 4u);
-  EXPECT_EQ(there[0].name, "layers.0.experts.0.3.w0");
-  EXPECT_EQ(there[3].name, "layers.1.experts.2.4.w1");
+  EXPECT_EQ(there[0].name, "layers.0.experts.0.w");
+  EXPECT_EQ(there[3].name, "layers.1.experts.2.w");
   EXPECT_EQ(there[3].bytes, 12 * 3 * 4);
+
+  ManifestT other = stages();
+  other.endpoints[0]->params[0]->name = "{layer}.w{expert.local}";
+  const Read renamed(other);
+  ASSERT_EQ(checkManifest(*renamed), "");
+  EXPECT_EQ(instances(*renamed, renamed.endpoint(0), 0, 4)[1].name, "3.w1");
 }
 
 TEST(Manifest, Presence) {
@@ -353,6 +359,106 @@ TEST(Manifest, Refusals) {
        "endpoint 'source' param 'weight{layer}' holds positions beyond its own size"},
       {"beyond the padding", [](Parts &p) { p.param(1).shape[1]->at[0] = 3; },
        "endpoint 'target' param 'w.{layer}' holds positions beyond its own size"},
+
+      {"a variable that no placeholder names", [](Parts &p) { p.manifest.variables[0]->name = "layer.local"; },
+       "index variable 'layer.local' cannot stand in a placeholder, expected a name without '{', '.' and '}'"},
+      {"a variable without a name", [](Parts &p) { p.manifest.variables[0]->name = ""; },
+       "index variable '' cannot stand in a placeholder, expected a name without '{', '.' and '}'"},
+      {"a variable twice",
+       [](Parts &p) {
+         p.manifest.variables.push_back(std::make_unique<VariableT>(*p.manifest.variables[0]));
+         for (const auto &endpoint : p.manifest.endpoints)
+           endpoint->placement.push_back(0);
+       },
+       "found index variable 'layer' twice"},
+      {"a tensor without its variable", [](Parts &p) { p.manifest.families[0]->name = "w"; },
+       "tensor 'w' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' once"},
+      {"a tensor with its variable twice", [](Parts &p) { p.manifest.families[0]->name = "{layer}w{layer}"; },
+       "tensor '{layer}w{layer}' has '{layer}' in its name, expected each of its own index variables once"},
+      {"a tensor's position", [](Parts &p) { p.manifest.families[0]->name = "w{layer.local}"; },
+       "tensor 'w{layer.local}' has '{layer.local}' in its name, expected each of its own index variables once"},
+      {"a placeholder of nothing", [](Parts &p) { p.manifest.families[0]->name = "w{layer}{}"; },
+       "tensor 'w{layer}{}' has '{}' in its name, expected each of its own index variables once"},
+      {"a placeholder without an end", [](Parts &p) { p.manifest.families[0]->name = "w{layer"; },
+       "tensor 'w{layer' has '{layer' in its name, expected each of its own index variables once"},
+      {"a variable of others", [](Parts &p) { p.manifest.families[0]->name = "w{layer}{expert}"; },
+       "tensor 'w{layer}{expert}' has '{expert}' in its name, expected each of its own index variables once"},
+      {"a param without its variable", [](Parts &p) { p.param(0).name = "weight"; },
+       "endpoint 'source' param 'weight' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' or '{layer.local}' once"},
+      {"a param with a chunk alone", [](Parts &p) { p.param(0).name = "weight{layer.chunk}"; },
+       "endpoint 'source' param 'weight{layer.chunk}' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' or '{layer.local}' once"},
+      {"value and position", [](Parts &p) { p.param(0).name = "weight{layer}.{layer.local}"; },
+       "endpoint 'source' param 'weight{layer}.{layer.local}' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' or '{layer.local}' once"},
+      {"positions that are not there",
+       [](Parts &p) {
+         p.param(0).name = "weight{layer.local}";
+         p.manifest.endpoints[0]->placement[0] = 3;
+         p.manifest.endpoints[0]->shares.push_back(share({}, {{{0, 0, 1, 1, 0, 0}}}));
+       },
+       "endpoint 'source' param 'weight{layer.local}' has '{layer.local}' in its name, which does not tell its instances apart"},
+      {"positions in several chunks",
+       [](Parts &p) {
+         p.param(0).name = "weight{layer.local}";
+         p.manifest.endpoints[0]->placement[0] = 3;
+         p.manifest.endpoints[0]->shares.push_back(share({}, {{{0, 0, 1, 2, 1, kChunk}}}));
+       },
+       "endpoint 'source' param 'weight{layer.local}' has '{layer.local}' in its name, which does not tell its instances apart"},
+      {"tensors of one name", [](Parts &p) { p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0])); },
+       "two tensors have the name 'w0'"},
+      {"a tensor of another's name",
+       [](Parts &p) {
+         p.manifest.families.push_back(std::make_unique<FamilyT>());
+         p.manifest.families[1]->name = "w1";
+       },
+       "two tensors have the name 'w1'"},
+      {"placeholders that touch",
+       [](Parts &p) {
+         p.manifest.variables[0]->size = 12;
+         p.manifest.variables.push_back(std::make_unique<VariableT>(*p.manifest.variables[0]));
+         p.manifest.variables[1]->name = "expert";
+         for (const auto &endpoint : p.manifest.endpoints)
+           endpoint->placement.push_back(0);
+         p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0]));
+         FamilyT &family = *p.manifest.families[1];
+         family.name = "e{layer}{expert}";
+         family.variables = {0, 1};
+         family.exists.push_back(share({}, {{{0, 0, 12, 1, 0, 0}}}));
+         family.exists[0] = share({}, {{{0, 0, 12, 1, 0, 0}}});
+       },
+       "two tensors have the name 'e110'"},
+      {"params of one name",
+       [](Parts &p) {
+         p.manifest.endpoints[0]->params.push_back(std::make_unique<ParamT>(p.param(0)));
+         p.param(0, 1).name = "weight{layer.local}";
+       },
+       "endpoint 'source' has two params of the name 'weight0' on rank 0"},
+      {"params of one name in a file",
+       [](Parts &p) {
+         p.manifest.endpoints[1]->storage = true;
+         p.manifest.endpoints[1]->ranks = {0, 1};
+         p.manifest.endpoints[1]->params.push_back(std::make_unique<ParamT>(p.param(1)));
+         p.param(1, 1).name = "w.1";
+         p.param(1, 1).variables.clear();
+         p.param(1, 1).instances.clear();
+         p.param(1, 1).parts.clear();
+       },
+       "endpoint 'target' has two params of the name 'w.1' on file 0"},
+      {"two variables stacked",
+       [](Parts &p) {
+         p.manifest.variables.push_back(std::make_unique<VariableT>(*p.manifest.variables[0]));
+         p.manifest.variables[1]->name = "expert";
+         for (const auto &endpoint : p.manifest.endpoints)
+           endpoint->placement.push_back(0);
+         p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0]));
+         FamilyT &family = *p.manifest.families[1];
+         family.name = "e{layer}.{expert}";
+         family.variables = {0, 1};
+         family.shape.clear();
+         family.exists.push_back(share({}, {{{0, 0, 2, 1, 0, 0}}}));
+         p.param(0).parts[0]->family = 1;
+         p.param(0).parts[0]->dimensions = {{0, 0}, {0, 1}};
+       },
+       "endpoint 'source' param 'weight{layer}' stacks 2 index variables of 'e{layer}.{expert}', expected one at most"},
   };
   for (const Violation &violation : violations) {
     Parts parts = tinyParts();
@@ -390,6 +496,28 @@ TEST(Manifest, Allowed) {
        [](Parts &p) {
          p.manifest.endpoints[0]->storage = p.manifest.endpoints[0]->checkpoint = true;
          p.manifest.endpoints[0]->ranks = {0};
+       }},
+      {"positions in several chunks, and the chunk",
+       [](Parts &p) {
+         p.param(0).name = "weight{layer.local}.{layer.chunk}";
+         p.manifest.endpoints[0]->placement[0] = 3;
+         p.manifest.endpoints[0]->shares.push_back(share({}, {{{0, 0, 1, 2, 1, kChunk}}}));
+       }},
+      {"names that are alike but for a number",
+       [](Parts &p) {
+         p.manifest.families.push_back(std::make_unique<FamilyT>());
+         p.manifest.families[1]->name = "w2";
+         p.manifest.families.push_back(std::make_unique<FamilyT>());
+         p.manifest.families[2]->name = "w01";
+       }},
+      {"params of one name on different ranks",
+       [](Parts &p) {
+         p.manifest.endpoints[0]->params.push_back(std::make_unique<ParamT>(p.param(0)));
+         p.param(0, 1).name = "weight{layer.local}";
+         for (uint32_t i : {0, 1}) {
+           p.param(0, i).presence.push_back(std::make_unique<PresenceT>());
+           p.param(0, i).presence[0]->coordinates = {i};
+         }
        }},
   };
   for (const auto &[what, change] : changes) {

@@ -1,0 +1,337 @@
+#include "schema/check_names.h"
+
+#include "schema/manifest.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace reshard::schema {
+namespace {
+
+template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
+
+constexpr int64_t kNameWork = 64; // of making a name and looking it up, in steps of checkManifest's other loops
+constexpr char kRun = '\1';
+
+/// A name with its placeholders. `skeleton` has kRun for each run of digits and placeholders, which print digits: so names that are equal have equal skeletons.
+struct Pattern {
+  std::string skeleton;
+  bool literal = true;                // no placeholder
+  bool touching = false;              // placeholders without text between them: {a}{b} prints 1, 11 and 11, 1 alike
+  std::vector<bool> value, local, chunk; // by variable of the owner: whether {x}, {x.local}, {x.chunk} stand in it
+};
+
+class NameCheck {
+public:
+  NameCheck(const Manifest &manifest, int64_t &work, int64_t most) : manifest_(manifest), work_(work), most_(most) {}
+
+  std::string run() {
+    if (variables() && tensors())
+      for (uint32_t e = 0; e < manifest_.endpoints()->size() && params(*manifest_.endpoints()->Get(e)); ++e) {
+      }
+    return error_;
+  }
+
+private:
+  bool fail(std::string text) {
+    error_ = std::move(text);
+    return false;
+  }
+  bool spend(int64_t work) {
+    work_ += work;
+    return work_ <= most_ || fail(kTooMuch);
+  }
+  std::string variableName(uint32_t number) const { return manifest_.variables()->Get(number)->name()->str(); }
+
+  bool variables() {
+    std::unordered_set<std::string> names;
+    for (uint32_t v = 0; v < sizeOf(manifest_.variables()); ++v) {
+      const std::string name = variableName(v);
+      if (name.empty() || name.find_first_of("{.}") != std::string::npos)
+        return fail("index variable '" + name + "' cannot stand in a placeholder, expected a name without '{', '.' and '}'");
+      if (!names.insert(name).second)
+        return fail("found index variable '" + name + "' twice");
+    }
+    return true;
+  }
+
+  /// Reads a name, in which each variable stands once, as {x}, or where `positions` as {x.local}; {x.chunk} may stand beside either.
+  bool read(const std::string &name, const flatbuffers::Vector<uint32_t> *variables, bool positions, const std::string &owner, Pattern &pattern) {
+    const size_t count = sizeOf(variables);
+    pattern.value.assign(count, false);
+    pattern.local = pattern.chunk = pattern.value;
+    bool inRun = false, placeholderInRun = false;
+    for (size_t i = 0; i < name.size(); ++i) {
+      const char c = name[i];
+      if (c != '{' && (c < '0' || c > '9')) {
+        inRun = placeholderInRun = false;
+        pattern.skeleton += c;
+        continue;
+      }
+      if (!inRun)
+        pattern.skeleton += kRun;
+      inRun = true;
+      if (c != '{')
+        continue;
+      pattern.literal = false;
+      pattern.touching = pattern.touching || placeholderInRun;
+      placeholderInRun = true;
+      const size_t end = std::min(name.find('}', i), name.size());
+      const std::string inside = name.substr(i + 1, end - i - 1);
+      bool known = false;
+      for (size_t v = 0; v < count && end < name.size(); ++v) {
+        const std::string variable = variableName(variables->Get(v));
+        auto is = [&](std::vector<bool> &found, const std::string &text) {
+          if (inside != text)
+            return;
+          known = !found[v];
+          found[v] = true;
+        };
+        is(pattern.value, variable);
+        if (positions) {
+          is(pattern.local, variable + ".local");
+          is(pattern.chunk, variable + ".chunk");
+        }
+        if (known)
+          break;
+      }
+      if (!known)
+        return fail(owner + " has '" + name.substr(i, end - i + 1) + "' in its name, expected each of its own index variables once");
+      i = end;
+    }
+    for (size_t v = 0; v < count; ++v)
+      if (const std::string variable = variableName(variables->Get(v)); pattern.value[v] == pattern.local[v])
+        return fail(owner + " lacks index variable '" + variable + "' in its name, or has it twice, expected '{" + variable + "}'" +
+                    (positions ? " or '{" + variable + ".local}'" : "") + " once");
+    return true;
+  }
+
+  // -------------------------------------------------------------------------------------------------- names that meet
+
+  /// Owners of names that may be equal: of one skeleton. Where none has a placeholder, only those of one name.
+  class Groups {
+  public:
+    void add(uint32_t owner, std::string_view name, Pattern pattern) { groups_[std::move(pattern.skeleton)].push_back({owner, name, pattern.literal, pattern.touching}); }
+
+    /// Calls visit(owners) for each list of owners of which two names could be equal; false ends it.
+    bool forEach(const std::function<bool(const std::vector<uint32_t> &)> &visit) const {
+      for (const auto &[skeleton, members] : groups_) {
+        std::map<std::string_view, std::vector<uint32_t>> lists;
+        const bool literal = std::all_of(members.begin(), members.end(), [](const Member &member) { return member.literal; });
+        const bool touching = std::any_of(members.begin(), members.end(), [](const Member &member) { return member.touching; });
+        for (const Member &member : members)
+          lists[literal ? member.name : std::string_view()].push_back(member.owner);
+        for (const auto &[name, owners] : lists)
+          if ((owners.size() > 1 || touching) && !visit(owners))
+            return false;
+      }
+      return true;
+    }
+
+  private:
+    struct Member {
+      uint32_t owner;
+      std::string_view name;
+      bool literal, touching;
+    };
+    std::unordered_map<std::string, std::vector<Member>> groups_;
+  };
+
+  bool tensors() {
+    Groups groups;
+    for (uint32_t f = 0; f < sizeOf(manifest_.families()); ++f) {
+      const Family &family = *manifest_.families()->Get(f);
+      Pattern pattern;
+      if (!read(family.name()->str(), family.variables(), false, "tensor '" + family.name()->str() + "'", pattern))
+        return false;
+      groups.add(f, family.name()->string_view(), std::move(pattern));
+    }
+    return groups.forEach([&](const std::vector<uint32_t> &families) {
+      std::unordered_set<std::string> names;
+      return std::all_of(families.begin(), families.end(), [&](uint32_t f) { return tensorNames(*manifest_.families()->Get(f), names); });
+    });
+  }
+
+  /// Adds the names of all tensors of a family, of which none may be there.
+  bool tensorNames(const Family &family, std::unordered_set<std::string> &names) {
+    std::vector<std::vector<int64_t>> values(sizeOf(family.variables()));
+    __int128 count = 1;
+    for (size_t v = 0; v < values.size(); ++v) {
+      int64_t size = 0;
+      for (const Run *run : *family.exists()->Get(v)->runs())
+        size += run->length() * run->count();
+      if (!spend(size))
+        return false;
+      for (const Run *run : *family.exists()->Get(v)->runs())
+        for (int64_t block = 0; block < run->count(); ++block)
+          for (int64_t k = 0; k < run->length(); ++k)
+            values[v].push_back(run->from() + block * run->from_step() + k);
+      count *= size;
+      if (count > most_)
+        return spend(most_ + 1 - work_);
+    }
+    if (!spend(static_cast<int64_t>(count) * kNameWork))
+      return false;
+    std::vector<int64_t> at(values.size());
+    for (int64_t n = 0; n < count; ++n) {
+      int64_t rest = n;
+      for (size_t v = values.size(); v-- > 0; rest /= static_cast<int64_t>(values[v].size()))
+        at[v] = values[v][static_cast<size_t>(rest) % values[v].size()];
+      if (const auto [name, added] = names.insert(tensorName(manifest_, family, at)); !added)
+        return fail("two tensors have the name '" + *name + "'");
+    }
+    return true;
+  }
+
+  // --------------------------------------------------------------------------------------------------------- params
+
+  bool params(const Endpoint &endpoint) {
+    const std::string role = "endpoint '" + endpoint.role()->str() + "'";
+    Groups groups;
+    positions_.clear();
+    lookedUp_.clear();
+    for (uint32_t p = 0; p < sizeOf(endpoint.params()); ++p) {
+      const Param &param = *endpoint.params()->Get(p);
+      const std::string name = role + " param '" + param.name()->str() + "'";
+      if (!stacks(param, name))
+        return false;
+      if (param.face()) // has no name of its own
+        continue;
+      Pattern pattern;
+      if (!read(param.name()->str(), param.variables(), true, name, pattern) || !positions(endpoint, param, pattern, name))
+        return false;
+      groups.add(p, param.name()->string_view(), std::move(pattern));
+    }
+    return groups.forEach([&](const std::vector<uint32_t> &owners) { return paramNames(endpoint, owners, role); });
+  }
+
+  /// Of the variables of a tensor one may be stacked, in a dimension of the param; the others are told from the param's name.
+  bool stacks(const Param &param, const std::string &name) {
+    for (size_t i = 0; i < sizeOf(param.parts()); ++i) {
+      const Part &part = *param.parts()->Get(i);
+      const size_t variables = part.family() < 0 ? 0 : sizeOf(manifest_.families()->Get(static_cast<uint32_t>(part.family()))->variables());
+      size_t stacked = 0;
+      for (size_t d = 0; d < variables; ++d)
+        stacked += part.dimensions()->Get(d)->param() >= 0;
+      if (stacked > 1)
+        return fail(name + " stacks " + std::to_string(stacked) + " index variables of '" + manifest_.families()->Get(static_cast<uint32_t>(part.family()))->name()->str() +
+                    "', expected one at most");
+    }
+    return true;
+  }
+
+  /// {x.local} prints positions, which must be there and differ: those of all chunks, unless {x.chunk} stands beside.
+  bool positions(const Endpoint &endpoint, const Param &param, const Pattern &pattern, const std::string &name) {
+    for (size_t v = 0; v < pattern.local.size(); ++v) {
+      const uint32_t variable = param.variables()->Get(v), share = param.instances()->Get(v);
+      if (lookedUp_.emplace(share, variable).second && !lookUps(*endpoint.shares()->Get(share), *endpoint.shares()->Get(endpoint.placement()->Get(variable))))
+        return false;
+      if (!pattern.local[v])
+        continue;
+      const auto [known, added] = positions_.try_emplace({share, variable, pattern.chunk[v]}, true);
+      if (added && !positions(endpoint, nullptr, share, variable, pattern.chunk[v], known->second))
+        return false;
+      bool good = known->second;
+      if (!good && !positions(endpoint, &param, share, variable, pattern.chunk[v], good)) // there may be none where it differs
+        return false;
+      if (!good)
+        return fail(name + " has '{" + variableName(variable) + ".local}' in its name, which does not tell its instances apart");
+    }
+    return true;
+  }
+
+  /// To name the instances of a place each value is looked up among the runs of its variable's placement.
+  bool lookUps(const Share &values, const Share &placement) {
+    int64_t most = 0, longest = 0;
+    const Run *list = reinterpret_cast<const Run *>(values.runs()->Data());
+    for (uint32_t c = 0; c + 1 < values.first()->size(); ++c)
+      most = std::max(most, Runs{list + values.first()->Get(c), list + values.first()->Get(c + 1)}.size());
+    for (uint32_t c = 0; c + 1 < placement.first()->size(); ++c)
+      longest = std::max(longest, int64_t{placement.first()->Get(c + 1)} - placement.first()->Get(c));
+    return spend(most * longest);
+  }
+
+  /// Whether positions differ, on all places or on those that have a param.
+  bool positions(const Endpoint &endpoint, const Param *param, uint32_t shareNumber, uint32_t variable, bool chunk, bool &good) {
+    const Share &values = *endpoint.shares()->Get(shareNumber), &placement = *endpoint.shares()->Get(endpoint.placement()->Get(variable));
+    std::set<std::pair<int64_t, int64_t>> seen; // coordinates
+    const int64_t places = static_cast<int64_t>(endpoint.ranks()->size());
+    if (!spend(places))
+      return false;
+    good = true;
+    for (int64_t place = 0; place < places && good; ++place) {
+      if ((param && instanceCount(endpoint, *param, place) == 0) ||
+          !seen.emplace(coordinate(endpoint, values.axes(), place), coordinate(endpoint, placement.axes(), place)).second)
+        continue;
+      const Runs here = runs(endpoint, values, place), placed = runs(endpoint, placement, place);
+      if (!spend(here.size() * (1 + (placed.end - placed.begin))))
+        return false;
+      std::vector<int64_t> numbers;
+      for (const Run *run = here.begin; run != here.end && good; ++run)
+        for (int64_t block = 0; block < run->count() && good; ++block)
+          for (int64_t k = 0; k < run->length() && good; ++k) {
+            const std::optional<int64_t> position = placed.map(run->from() + block * run->from_step() + k);
+            good = position.has_value();
+            numbers.push_back(chunk ? position.value_or(0) : position.value_or(0) % kChunk);
+          }
+      std::sort(numbers.begin(), numbers.end());
+      good = good && std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
+    }
+    return true;
+  }
+
+  /// The names of these params on each place. Places of the same coordinates on all axes that matter have the same names.
+  bool paramNames(const Endpoint &endpoint, const std::vector<uint32_t> &owners, const std::string &role) {
+    std::set<uint32_t> axes;
+    auto depend = [&](uint32_t share) {
+      for (size_t i = 0; i < sizeOf(endpoint.shares()->Get(share)->axes()); ++i)
+        axes.insert(endpoint.shares()->Get(share)->axes()->Get(i));
+    };
+    for (const uint32_t p : owners) {
+      const Param &param = *endpoint.params()->Get(p);
+      for (size_t i = 0; i < sizeOf(param.presence()); ++i)
+        axes.insert(param.presence()->Get(i)->axis());
+      for (size_t v = 0; v < sizeOf(param.variables()); ++v) {
+        depend(param.instances()->Get(v));
+        depend(endpoint.placement()->Get(param.variables()->Get(v)));
+      }
+    }
+    std::set<std::vector<uint64_t>> seen;
+    for (uint64_t place = 0; place < endpoint.ranks()->size(); ++place) {
+      std::vector<uint64_t> coordinates;
+      for (const uint32_t axis : axes)
+        coordinates.push_back(place / endpoint.axes()->Get(axis)->stride() % endpoint.axes()->Get(axis)->size());
+      if (!spend(1 + static_cast<int64_t>(axes.size())))
+        return false;
+      if (!seen.insert(std::move(coordinates)).second)
+        continue;
+      std::unordered_set<std::string> names;
+      for (const uint32_t p : owners) {
+        if (!spend((1 + instanceCount(endpoint, *endpoint.params()->Get(p), static_cast<int64_t>(place))) * kNameWork))
+          return false;
+        for (ParamInstance &instance : instances(manifest_, endpoint, p, static_cast<int64_t>(place)))
+          if (const auto [name, added] = names.insert(std::move(instance.name)); !added)
+            return fail(role + " has two params of the name '" + *name + "' on " + (endpoint.storage() ? "file " : "rank ") +
+                        std::to_string(endpoint.ranks()->Get(static_cast<uint32_t>(place))));
+      }
+    }
+    return true;
+  }
+
+  const Manifest &manifest_;
+  int64_t &work_;
+  const int64_t most_;
+  std::map<std::tuple<uint32_t, uint32_t, bool>, bool> positions_; // share, variable, whether with its chunk: whether they are told apart on every place
+  std::set<std::pair<uint32_t, uint32_t>> lookedUp_;                // share, variable
+  std::string error_;
+};
+
+} // namespace
+
+std::string checkNames(const Manifest &manifest, int64_t &work, int64_t most) { return NameCheck(manifest, work, most).run(); }
+
+} // namespace reshard::schema
