@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# The frameworks that tests/frameworks runs, in build/frameworks (2.6 GB; `make test` does without): Python >= 3.11 with PyTorch, vLLM for
+# CPUs, transformers 5, Megatron-Core, and transformers 4 in a folder beside. Does nothing where all is there. PYTHON: which interpreter.
+# `. build/frameworks/env.sh` sets what they need; PYTHONPATH=$RESHARD_TRANSFORMERS4 chooses transformers 4.
+set -eu
+cd "$(dirname "$0")/.."
+requirements=tests/frameworks/requirements.txt
+transformers4="transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2"
+mkdir -p build/frameworks
+home=$(cd build/frameworks && pwd -P)
+stamp=$home/READY
+if cat "$requirements" scripts/frameworks.sh | cmp -s - "$stamp"; then exit 0; fi
+
+python=${PYTHON:-$(command -v python3.11 || command -v python3.12 || command -v python3)}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "reshard: $python is older than 3.11; set PYTHON" >&2; exit 2; }
+echo "reshard: frameworks in $home"
+rm -f "$stamp"
+[ -x "$home/venv/bin/python" ] || "$python" -m venv "$home/venv"
+"$home/venv/bin/python" -m pip install -q --disable-pip-version-check uv==0.9.9
+install() { "$home/venv/bin/uv" pip install -q --python "$home/venv/bin/python" --no-deps "$@"; }
+install -r "$requirements"
+rm -rf "$home/transformers4"
+# shellcheck disable=SC2086
+install --target "$home/transformers4" $transformers4
+
+# PyTorch is linked against 2.7 GB of NVIDIA's libraries, of which a CPU needs libcudart alone. Stand-ins of the other names satisfy the
+# loader; their functions return 1, an error. There is none of libcuda, by which programs look for a driver.
+rm -rf "$home/stubs"
+mkdir "$home/stubs"
+"$home/venv/bin/python" - "$home/stubs" <<'EOF'
+import re, subprocess, sys, sysconfig
+from pathlib import Path
+
+libraries = sorted((Path(sysconfig.get_path("purelib")) / "torch" / "lib").glob("libtorch*.so"))
+read = lambda *command: subprocess.run([*command, *libraries], capture_output=True, text=True, check=True).stdout
+wanted = {name: set() for name in re.findall(r"NEEDED.*\[(lib(?:cu|nv|nccl)[^]]*)\]", read("readelf", "-dW"))}
+for name, versions in re.findall(r"File: (\S+) .*\n((?:.* Name: .*\n)*)", read("readelf", "-VW")):
+    wanted.get(name, set()).update(re.findall(r"Name: (\S+)", versions))
+symbols = re.findall(r" U ((?:cu|nccl|nv)\w+)(?:@(\S+))?$", read("nm", "-D"), re.MULTILINE)
+for name in wanted:
+    if name.startswith(("libcudart", "libcuda.so")):
+        continue
+    script, source = Path(sys.argv[1], "versions"), Path(sys.argv[1], "stub.c")
+    of = {version: {symbol for symbol, at in symbols if at == version} for version in wanted[name] or [""]}
+    script.write_text("".join(f"{version} {{ {' '.join(f'{symbol};' for symbol in found)} }};\n" for version, found in of.items()))
+    source.write_text("".join(f"int {symbol}(void) {{ return 1; }}\n" for found in of.values() for symbol in found))
+    more = [f"-Wl,--version-script={script}"] if wanted[name] else []
+    subprocess.run(["gcc", "-w", "-shared", "-nostdlib", "-fno-builtin", f"-Wl,-soname={name}", *more, "-o", Path(sys.argv[1], name), source], check=True)
+    script.unlink(), source.unlink()
+EOF
+
+cat >"$home/env.sh" <<EOF
+export RESHARD_FRAMEWORKS_PYTHON=$home/venv/bin/python RESHARD_TRANSFORMERS4=$home/transformers4
+export LD_LIBRARY_PATH=$home/stubs\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_CI_ENV=1
+EOF
+. "$home/env.sh"
+"$RESHARD_FRAMEWORKS_PYTHON" -W ignore -c 'import torch, transformers, vllm, megatron.core'
+cat "$requirements" scripts/frameworks.sh >"$stamp"
