@@ -23,14 +23,17 @@ std::vector<unsigned> reduced(const ir::Endpoint &endpoint, std::vector<unsigned
 
 std::vector<int64_t> distinctPlaces(const ir::Endpoint &endpoint, std::vector<unsigned> axes) {
   axes = reduced(endpoint, std::move(axes));
-  int64_t step = 0, end = 1; // coordinates change at multiples of the step and repeat after the end
+  // Coordinates change at multiples of the step. They repeat after the end, the least common multiple of the axes'
+  // periods: of axes in different views it is more than the longest period.
+  int64_t step = 0, end = 1;
   for (unsigned axis : axes) {
     step = std::gcd(step, endpoint.axes[axis].stride);
-    end = std::max(end, endpoint.axes[axis].stride * endpoint.axes[axis].size);
+    const int64_t period = endpoint.axes[axis].stride * endpoint.axes[axis].size;
+    end = std::min(end / std::gcd(end, period) * period, endpoint.places());
   }
   std::vector<int64_t> places;
   std::unordered_set<std::vector<int64_t>, ValueHash> seen;
-  for (int64_t place = 0; place < std::min(end, endpoint.places()); place += std::max<int64_t>(step, 1)) {
+  for (int64_t place = 0; place < end; place += std::max<int64_t>(step, 1)) {
     std::vector<int64_t> coordinates;
     for (unsigned axis : axes)
       coordinates.push_back(place / endpoint.axes[axis].stride % endpoint.axes[axis].size);

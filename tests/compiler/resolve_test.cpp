@@ -6,10 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
+#include <set>
 #include <unistd.h>
 
 namespace reshard {
@@ -446,6 +449,93 @@ TEST(Resolve, ParamsOntoTheSame) {
               "param 'nrom' is removed, but there is none");
   expectError(same.target("{same: {extend: same, params: {nrom: null}}}", "same"),
               "param 'nrom' is removed, but there is none");
+}
+
+/// A tensor with one row for each coordinate of each axis, cut over all of them: a place has one element.
+std::string cutOver(const std::vector<std::pair<std::string, int>> &axes, const std::string &mesh) {
+  std::string shape, shard;
+  for (size_t d = 0; d < axes.size(); ++d) {
+    shape += (d ? ", " : "") + std::to_string(axes[d].second);
+    shard += (d ? ", " : "") + std::to_string(d) + ": " + axes[d].first;
+  }
+  return "version: 1\nmodel: {dtype: u8, tensors: {t: {shape: [" + shape + "], shard: {" + shard +
+         "}}}}\nsource: {mesh: " + mesh + "}\ntarget: {mesh: {}}\n";
+}
+
+TEST(Resolve, AxesOfSeveralViews) {
+  // Periods 2 and 3: the coordinates repeat after 6 places, and place 5 has the last element.
+  EXPECT_TRUE(resolveText(cutOver({{"ep", 3}, {"tp", 2}}, "{tp: 2, dp: 3, views: [{ep: 3, edp: 2}]}")).layout);
+  // tp = ep mod 2 everywhere
+  expectError(resolveText(cutOver({{"ep", 4}, {"tp", 2}}, "{tp: 2, dp: 2, views: [{ep: 4}]}")),
+              "param 't' leaves out row 3 of dimension 0, row 0 of dimension 1");
+}
+
+TEST(Resolve, AxesOfSeveralViewsAgainstEachPlace) {
+  std::mt19937 random(19);
+  int whole = 0, gaps = 0;
+  for (int i = 0; i < 400; ++i) {
+    // one to three views of the same places, each with its own order of factors
+    std::vector<int> factors(2 + random() % 3);
+    for (int &factor : factors)
+      factor = std::array{2, 2, 3}[random() % 3];
+    struct Axis {
+      std::string name;
+      int size, stride;
+    };
+    std::vector<Axis> axes;
+    std::string mesh;
+    int places = 1;
+    const size_t views = 1 + random() % 3;
+    for (size_t v = 0; v < views; ++v) {
+      std::shuffle(factors.begin(), factors.end(), random);
+      std::string text;
+      places = 1;
+      for (size_t f = 0; f < factors.size();) {
+        int size = factors[f++];
+        while (f < factors.size() && random() % 3 == 0)
+          size *= factors[f++];
+        axes.push_back({"v" + std::to_string(axes.size()), size, places});
+        text += (text.empty() ? "" : ", ") + axes.back().name + ": " + std::to_string(size);
+        places *= size;
+      }
+      mesh += v == 0 ? text : (v == 1 ? ", views: [" : ", ") + ("{" + text + "}");
+    }
+    mesh = "{" + mesh + (views > 1 ? "]}" : "}");
+    std::shuffle(axes.begin(), axes.end(), random);
+    axes.resize(std::min<size_t>(axes.size(), 1 + random() % 3));
+
+    std::set<std::vector<int>> held;
+    size_t elements = 1;
+    for (const Axis &axis : axes)
+      elements *= axis.size;
+    for (int place = 0; place < places; ++place) {
+      std::vector<int> element;
+      for (const Axis &axis : axes)
+        element.push_back(place / axis.stride % axis.size);
+      held.insert(element);
+    }
+    std::vector<std::pair<std::string, int>> cut;
+    for (const Axis &axis : axes)
+      cut.emplace_back(axis.name, axis.size);
+    const std::string job = cutOver(cut, mesh);
+    const Resolved resolved = resolveText(job);
+    const std::string text = resolved.diagnostics.text();
+    if (held.size() == elements) {
+      ++whole;
+      EXPECT_TRUE(resolved.layout) << job << text;
+      continue;
+    }
+    ++gaps;
+    ASSERT_FALSE(resolved.layout) << job;
+    // The element that the message names is on no place; of a dimension that it does not name, no row is.
+    std::vector<int> named(axes.size());
+    for (size_t d = 0; d < axes.size(); ++d)
+      if (const size_t at = text.find(" of dimension " + std::to_string(d)); at != std::string::npos)
+        named[d] = std::stoi(text.substr(text.rfind("row ", at) + 4));
+    EXPECT_FALSE(held.count(named)) << job << text;
+  }
+  EXPECT_GT(whole, 50);
+  EXPECT_GT(gaps, 50);
 }
 
 TEST(Resolve, Examples) {

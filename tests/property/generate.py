@@ -25,6 +25,10 @@ def partition(rng: random.Random, total: int, parts: int, multiple: int = 1) -> 
     return [(b - a) * multiple for a, b in zip([0] + cuts, cuts + [total // multiple])]
 
 
+def as_list(value: object) -> list:
+    return value if isinstance(value, list) else [value]
+
+
 class Side:
     """One endpoint in the making: its mesh and what is placed where."""
 
@@ -59,6 +63,16 @@ class Side:
                 mesh["views"] = [{"all": self.places}]
                 self.axes["all"] = self.places
                 self.groups.append(["all"])
+                self.features.add("views")
+            if rng.random() < 0.15 and self.places > 1:
+                # The same places in another order of factors: what is cut over axes of both may be whole or not.
+                others = rng.sample(sizes, len(sizes))
+                if rng.random() < 0.3:
+                    others[:2] = [math.prod(others[:2])]
+                view = {f"v{i}": size for i, size in enumerate(others)}
+                mesh.setdefault("views", []).append(view)
+                self.axes.update(view)
+                self.groups.append(list(names) + list(view))
                 self.features.add("views")
             self.node["mesh"] = mesh
         self.group = rng.choice(self.groups)
@@ -346,6 +360,10 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                         features.add("several axes")
                 if len(param.get("shard", {})) > 1:
                     features.add("several dimensions")
+                rules = list(param.get("shard", {}).values()) + [side.placed[v] for v in unit.variables if v in side.placed]
+                used = [axis for rule in rules for axis in as_list(rule["axis"] if isinstance(rule, dict) else rule)]
+                if len({axis.startswith("v") for axis in used}) > 1:
+                    features.add(f"{side.name} over several views")
                 if rng.random() < 0.08 and s > 0 and free:
                     axis = free[0]
                     param["at"] = {axis: rng.choice(["first", "last", 0, list(range(side.axes[axis]))])}
