@@ -2,6 +2,7 @@
 
 #include "executor/reshard.h"
 
+#include "executor/agreement.h"
 #include "executor/bindings.h"
 #include "executor/faces.h"
 #include "executor/launch.h"
@@ -160,6 +161,48 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
   return {};
 }
 
+/// The segments of the ranks of this process: those given, or `own`, or all.
+reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t count, std::optional<uint32_t> own, const Wire *wire) {
+  if (wire && wire->size() != e.plan->world())
+    return e.fail(RESHARD_INVALID, "the plan has " + std::to_string(e.plan->world()) + " ranks, the wire " + std::to_string(wire->size()) + " processes, expected as many");
+  if (ranks)
+    e.ranks.assign(ranks, ranks + count);
+  else if (own)
+    e.ranks = {*own};
+  else
+    for (uint32_t rank = 0; rank < e.plan->world(); ++rank)
+      e.ranks.push_back(rank);
+  for (uint32_t rank : e.ranks) {
+    LocalRank &local = e.locals.emplace_back();
+    local.rank = rank;
+    if (std::string error = e.plan->segment(rank, local.segment); !error.empty())
+      return e.fail(rank < e.plan->world() ? RESHARD_BAD_PLAN : RESHARD_INVALID, std::move(error));
+  }
+  std::vector<uint32_t> sorted = e.ranks;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+    return e.fail(RESHARD_INVALID, "a rank is given twice");
+  return RESHARD_OK;
+}
+
+/// Of several processes all open or none: the ones that could wait for what a peer says, instead of for messages of a peer that has given up. `mine`: what
+/// came of this process's own open. Returns the status that all have: the least that is not RESHARD_OK.
+reshard_status openTogether(reshard_executor &e, Wire &wire, reshard_status mine) {
+  wire.reserve(Agreement::kRequests);
+  auto agreement = std::make_unique<Agreement>(wire, 0);
+  bool late = false;
+  int64_t least = 0;
+  const int64_t said = mine == RESHARD_OK ? INT64_MAX : static_cast<int64_t>(mine) << 32 | wire.rank();
+  if (std::string error = agreement->least(said, least, deadlineIn(e.joinSeconds), late); !error.empty()) {
+    [[maybe_unused]] Agreement *const kept = agreement.release(); // MPI may still write to it
+    return mine == RESHARD_OK ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error)) : mine;
+  }
+  if (least == INT64_MAX)
+    return RESHARD_OK;
+  const auto all = static_cast<reshard_status>(least >> 32);
+  return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(least & UINT32_MAX) + " could not open the plan, and says why") : all;
+}
+
 } // namespace
 
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
@@ -183,8 +226,9 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       return e.fail(RESHARD_INVALID, "unknown device '" + device + "', expected 'cpu' or 'cuda'");
     if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
       return e.fail(RESHARD_INVALID, "transport '" + transport + "' does not run on device '" + device + "', expected '" + (device == "cpu" ? "cuda" : "cpu") + "'");
-    if (std::string error = Plan::open(path, e.plan); !error.empty())
-      return e.fail(RESHARD_BAD_PLAN, std::move(error));
+    const std::string unopened = Plan::open(path, e.plan);
+    if (!unopened.empty() && transport != "mpi")
+      return e.fail(RESHARD_BAD_PLAN, unopened);
     e.joinSeconds = options ? options->join_seconds : 0;
     std::unique_ptr<Wire> wire;
     std::unique_ptr<Transport> recorded; // of a GPU
@@ -195,7 +239,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
         return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     } else if (transport != "threads") {
       if (std::string error = openWire(transport, e.joinSeconds, wire, late); !error.empty())
-        return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+        return unopened.empty() ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error)) : e.fail(RESHARD_BAD_PLAN, unopened);
       own = wire->rank();
     }
     struct Abandon { // of a wire that no transport has taken: where this open fails, the others are not waited for
@@ -205,25 +249,9 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
           wire->abandon();
       }
     } abandon{wire};
-    if (wire && wire->size() != e.plan->world())
-      return e.fail(RESHARD_INVALID, "the plan has " + std::to_string(e.plan->world()) + " ranks, the wire " + std::to_string(wire->size()) + " processes, expected as many");
-    if (ranks)
-      e.ranks.assign(ranks, ranks + rank_count);
-    else if (own)
-      e.ranks = {*own};
-    else
-      for (uint32_t rank = 0; rank < e.plan->world(); ++rank)
-        e.ranks.push_back(rank);
-    for (uint32_t rank : e.ranks) {
-      LocalRank &local = e.locals.emplace_back();
-      local.rank = rank;
-      if (std::string error = e.plan->segment(rank, local.segment); !error.empty())
-        return e.fail(rank < e.plan->world() ? RESHARD_BAD_PLAN : RESHARD_INVALID, std::move(error));
-    }
-    std::vector<uint32_t> sorted = e.ranks;
-    std::sort(sorted.begin(), sorted.end());
-    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-      return e.fail(RESHARD_INVALID, "a rank is given twice");
+    const reshard_status mine = unopened.empty() ? openRanks(e, ranks, rank_count, own, wire.get()) : e.fail(RESHARD_BAD_PLAN, unopened);
+    if (const reshard_status all = wire ? openTogether(e, *wire, mine) : mine; all != RESHARD_OK)
+      return all;
     if (recorded)
       e.transport = std::move(recorded);
     else

@@ -53,7 +53,8 @@ typedef struct {
 } reshard_options;
 
 /* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan, or with transport
-   "mpi" or "nccl" this process's own, which "nccl" takes from the communicator or the launcher's environment). On failure *executor is still set where memory allows, so that reshard_error can tell why; close
+   "mpi" or "nccl" this process's own, which "nccl" takes from the communicator or the launcher's environment). With "mpi" all processes open or none:
+   where one cannot read its plan, all have its status. On failure *executor is still set where memory allows, so that reshard_error can tell why; close
    it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);

@@ -20,7 +20,7 @@ public:
   virtual uint32_t size() const = 0;
   /// The greatest tag of its messages, at least 32767.
   virtual uint32_t maxTag() const = 0;
-  /// Room for so many requests; once, before any.
+  /// Room for so many requests; before any, and again while none is on its way.
   virtual void reserve(size_t requests) = 0;
 
   /// Begins to send, or to receive, bytes under a tag of at most maxTag(). Those of one pair and tag arrive in order. At most kMaxWireBytes.

@@ -56,12 +56,7 @@ int main(int argc, char **argv) {
     return kUsage;
   options.threads = static_cast<unsigned>(threads);
   deadline = options.timeout > 0;
-  int code = kFailure;
-  try {
-    code = execute(options);
-  } catch (const std::exception &exception) { // out of memory, mostly
-    complain("reshard-exec", exception.what());
-  }
+  const int code = execute(options);
   if (options.transport == "threads")
     return code;
   // A backend whose peers are gone may have left a thread waiting for them.

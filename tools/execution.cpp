@@ -60,7 +60,48 @@ public:
   explicit Execution(const ExecutionOptions &options)
       : options_(options), threads_(options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency())) {}
 
+  /// The exit code. What fails in one process fails in all of them, with the code of the cause, as far as they still hear of each other.
   int run() {
+    int code = kFailure;
+    try {
+      code = steps();
+      agree(0); // nobody ends before all have written what they write
+      return code;
+    } catch (const Agreed &all) {
+      code = all.code;
+      complain("reshard-exec", all.message);
+    } catch (const Failure &own) {
+      complain("reshard-exec", own.message);
+      code = tell(own.code);
+    } catch (const std::exception &exception) { // out of memory, mostly
+      complain("reshard-exec", exception.what());
+      code = tell(kFailure);
+    }
+    try {
+      agree(0); // the folder is gone: the launcher ends all processes after the first that fails
+    } catch (const Failure &) { // others no longer answer
+    }
+    return code;
+  }
+
+private:
+  /// What another process failed with.
+  struct Agreed : Failure {};
+
+  /// Makes a failure of this process known to the others: the code with which all of them end.
+  int tell(int code) {
+    try {
+      if (!executor_ && options_.transport == "mpi")
+        open(); // they are there already, or come
+      agree(kFailed + (static_cast<int64_t>(code) << 32 | (ranks_.empty() ? 0 : ranks_[0])));
+    } catch (const Agreed &all) { // always, where they answer
+      return all.code;
+    } catch (const Failure &) {
+    }
+    return code;
+  }
+
+  int steps() {
     need(Plan::open(options_.plan, plan_), kUsage);
     const uint32_t endpoints = plan_->manifest().endpoints()->size();
     checkOptions();
@@ -90,8 +131,12 @@ public:
     }
     bind(sourceThere ? sourceThere->places() : source.places());
     bind(targetThere ? targetThere->places() : target.places());
+    const auto digest = static_cast<int64_t>(std::stoull(plan_->digest().substr(0, 15), nullptr, 16));
+    const bool samePlan = agree(digest) == -agree(-digest);
+    answering_ = false; // in prepare and in runs the others wait for messages of those
     if (const reshard_status status = reshard_prepare(executor_.get()); status != RESHARD_OK)
-      throw Failure{status == RESHARD_TIMEOUT || status == RESHARD_FAILED ? kFailure : kUsage, reshard_error(executor_.get())};
+      throw Failure{samePlan && (status == RESHARD_TIMEOUT || status == RESHARD_FAILED) ? kFailure : kUsage, reshard_error(executor_.get())};
+    answering_ = true;
     trace_.add("prepare", begin);
     const ResidentLimit limit(options_.synthesize ? std::vector<const Memory *>() : std::vector<const Memory *>{&source, &target},
                               options_.memory);
@@ -101,6 +146,8 @@ public:
     if (options_.checkReplicas && agree(!first() || replicasAgree(whole ? *whole : source)) == 0)
       return kNegative;
 
+    agree(0); // all come to the run
+    answering_ = false;
     // Under --check synthesised values come twice, from two seeds: a target that a run does not write cannot be right both times.
     const int seeds = options_.synthesize && options_.check ? 2 : 1;
     for (int s = 0; s < seeds; ++s) {
@@ -115,6 +162,7 @@ public:
       if (options_.synthesize && options_.check)
         checkSynthesised(target, options_.seed + static_cast<uint64_t>(s));
     }
+    answering_ = true;
     if (!options_.synthesize && options_.check) {
       begin = now();
       Progress progress("check");
@@ -129,13 +177,10 @@ public:
     if (folder && right)
       folder->commit();
     folder.reset();
-    if (!right)
-      agree(0); // the folder is gone
     report();
     return right ? kDone : kNegative;
   }
 
-private:
   void checkOptions() const {
     if (options_.synthesize ? !options_.target.empty() : sourceFolder().empty())
       throw Failure{kUsage, options_.synthesize ? "--synthesize makes values in memory, found --target as well"
@@ -160,33 +205,18 @@ private:
   /// Whether this process speaks for all.
   bool first() const { return ranks_.empty() || ranks_[0] == 0; }
 
-  /// The least of what all processes say.
+  /// The least of what all processes say, each more than kFailed + 2^34. Throws where one of them has failed.
   int64_t agree(int64_t mine) {
+    if (options_.transport == "threads" || !answering_)
+      return mine;
     int64_t least = 0;
-    if (reshard_agree(executor_.get(), mine, &least) != RESHARD_OK)
+    if (reshard_agree(executor_.get(), mine, &least) != RESHARD_OK) {
+      answering_ = false;
       throw Failure{kFailure, reshard_error(executor_.get())};
+    }
+    if (const uint64_t said = static_cast<uint64_t>(least) - static_cast<uint64_t>(kFailed); said >> 32 <= kFailure)
+      throw Agreed{{static_cast<int>(said >> 32), "rank " + std::to_string(said & UINT32_MAX) + " failed, and says why"}};
     return least;
-  }
-
-  /// Does what may fail, and fails where it fails in any process: when the folder is gone, since the launcher ends all after the first that fails.
-  template <class Action> void together(std::unique_ptr<NewFolder> &folder, Action action) {
-    std::optional<Failure> failure;
-    try {
-      action();
-    } catch (const Failure &own) {
-      failure = own;
-      complain("reshard-exec", own.message);
-      failure->message.clear();
-    }
-    const bool all = agree(!failure) != 0;
-    if (!all) {
-      folder.reset();
-      agree(0);
-    }
-    if (failure)
-      throw *failure;
-    if (!all)
-      throw Failure{kFailure, "another process could not open or make its files"};
   }
 
   /// The source's files, and a folder with the targets'. The first process makes the folder, and the files that several write.
@@ -194,28 +224,25 @@ private:
     std::unique_ptr<NewFolder> folder;
     const int64_t number = agree(first() ? getpid() : INT64_MAX);
     const auto &endpoints = *plan_->manifest().endpoints();
-    const auto host = static_cast<int64_t>(hostNumber() >> 1);
+    const auto host = static_cast<int64_t>(hostNumber() >> 2);
     const bool oneHost = agree(host) == -agree(-host);
     for (uint32_t e = 1; e < endpoints.size(); ++e)
       if (endpoints.Get(e)->storage() && !oneHost) // pages of mapped files are not shared by hosts
         throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() + " are written by processes of several hosts, expected one host"};
     auto path = [&](uint32_t e) { return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : ""); };
-    together(folder, [&] {
-      need(source.openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
-      folder = std::make_unique<NewFolder>(targetFolder(), number, first());
-      for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
-        fs::create_directory(path(e));
-        if (endpoints.Get(e)->storage())
-          need(target.createFiles(e, path(e)), kFailure);
-      }
-    });
-    together(folder, [&] {
-      for (uint32_t e = 1; e < endpoints.size(); ++e)
-        if (!endpoints.Get(e)->storage())
-          need(target.createFiles(e, path(e)), kFailure);
-        else if (!first())
-          need(target.openFiles(e, path(e), true), kFailure);
-    });
+    need(source.openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
+    folder = std::make_unique<NewFolder>(targetFolder(), number, first());
+    for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
+      fs::create_directory(path(e));
+      if (endpoints.Get(e)->storage())
+        need(target.createFiles(e, path(e)), kFailure);
+    }
+    agree(0); // the files of all are there
+    for (uint32_t e = 1; e < endpoints.size(); ++e)
+      if (!endpoints.Get(e)->storage())
+        need(target.createFiles(e, path(e)), kFailure);
+      else if (!first())
+        need(target.openFiles(e, path(e), true), kFailure);
     return folder;
   }
 
@@ -287,7 +314,10 @@ private:
       size_t count = 0;
       const uint32_t *ranks = reshard_ranks(executor, &count);
       ranks_.assign(ranks, ranks + count);
+      answering_ = true;
     }
+    if (!plan_) // it cannot be opened here, whatever the reason was
+      return;
     for (const std::string &name : namesOf(*plan_, &schema::Param::refresh)) // there is no engine here that could do anything
       reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr);
     const auto send = [](void *execution, const reshard_transformed *param) { return static_cast<Execution *>(execution)->convert(*param, true); };
@@ -429,8 +459,11 @@ private:
     void operator()(reshard_executor *executor) const { reshard_close(executor); }
   };
 
+  static constexpr int64_t kFailed = INT64_MIN; // plus an exit code and a rank: what a process that failed says in place of anything else
+
   const ExecutionOptions &options_;
   const unsigned threads_;
+  bool answering_ = false; // the other processes come to the next agree()
   std::unique_ptr<Plan> plan_;
   std::vector<uint32_t> ranks_; // of this process; none: all
   std::map<std::tuple<uint32_t, uint32_t, std::string>, std::byte *> storages_; // behind transforms, by endpoint, rank and name
@@ -445,13 +478,7 @@ private:
 } // namespace
 
 int execute(const ExecutionOptions &options) {
-  try {
-    return Execution(options).run();
-  } catch (const Failure &failure) {
-    if (!failure.message.empty())
-      complain("reshard-exec", failure.message);
-    return failure.code;
-  }
+  return Execution(options).run();
 }
 
 } // namespace reshard::tools

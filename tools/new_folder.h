@@ -9,7 +9,7 @@
 
 namespace reshard::tools {
 
-/// Ends a command with a message, unless it has been given, and an exit code.
+/// Ends a command with a message and an exit code.
 struct Failure {
   int code;
   std::string message;

@@ -5,9 +5,13 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+from launch import Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
@@ -143,6 +147,40 @@ class Mpi(unittest.TestCase):
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn(f"'{broken}': tensor ", done.stderr)
                 self.assertEqual([path.name for path in self.folder.iterdir() if "wrong" in path.name or "partial" in path.name], [])
+
+    def test_what_is_wrong_in_one_process_is_the_exit_code_of_all(self):
+        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [%d, 8], shard: {0: tp}}}}\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: %d}}\n"
+        for name, rows, tp in ("other", 64, 2), ("wide", 64, 8), ("large", 128, 4), ("plan", 64, 4):
+            self.compile(job % (rows, tp), plan=name)
+        for name, plan in ("source", "plan"), ("large_source", "large"):
+            subprocess.run([BIN / "reshard-exec", self.folder / plan, "--synthesize", f"--source={self.folder / name}"], check=True, stdout=subprocess.DEVNULL)
+        shutil.copytree(self.folder / "source", self.folder / "wrong")
+        shutil.copy(self.folder / "large_source/rank-00003.safetensors", self.folder / "wrong")
+        (self.folder / "source/old").mkdir()
+        # For each what the rank 2 is given in place of: the plan, the source, the target, other options; whether all are given it; the error.
+        given = ["plan", "source", "target", "--seed=1"]
+        for number, (index, value, everyone, code, error) in enumerate((
+                (0, "absent", False, 2, "rank 2: .*absent"), (0, "absent", True, 2, "absent"), (0, "other", False, 2, "rank [0-3] runs plan [0-9a-f]{32}, "),
+                (0, "wide", False, 2, "the plan has 8 ranks, the wire 4 processes"), (1, "absent", False, 2, "rank 2: .*absent' is no folder"),
+                (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"), (2, "source/old", True, 2, "exists already"), (2, "absent/x", True, 2, "cannot create '"),
+                (3, "--synthesize", False, 2, "rank 2: .*found --target as well"),
+                (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot write"))):
+            text = 'case $OMPI_COMM_WORLD_RANK in %s) set -- %s;; *) set -- %s;; esac; exec "$0" %s/$1 --transport=mpi --timeout=60 --source=%s/$2 --target=%s/$3 $4'
+            other = [value if each == index else name for each, name in enumerate(given)]
+            program = ["sh", "-c", text % ("*" if everyone else "2", " ".join(other), " ".join(given), *[self.folder] * 3), BIN / "reshard-exec"]
+            with self.subTest(value, error=error):
+                launch = Launch(self.folder / f"launch{number}", ["mpirun"], 4, program, {"OMPI_MCA_btl": "self,vader"})
+                self.addCleanup(launch.end)
+                ended = launch.wait(90)
+                said = "".join(f"rank {rank}: {launch.read(f'out.{rank}')}" for rank in range(4))
+                self.assertEqual(ended, dict.fromkeys(range(4), code), said)
+                self.assertRegex(said, error)
+                self.assertEqual(said.count("error: "), 4, said)  # each says why, or who does
+                for _ in range((3 if index in (1, 2) else 1) if code == 2 else 0):
+                    done = subprocess.run(["timeout", "100", "mpirun", "-n", "4", *program], capture_output=True, text=True, env=MPIRUN)
+                    self.assertEqual(done.returncode, code, done.stderr)
+                left = {path.name for path in self.folder.iterdir() if not path.name.startswith("launch")}
+                self.assertEqual(left - {"target"}, {"job.yaml", "report", "other", "wide", "large", "plan", "source", "large_source", "wrong"})
 
     def test_files_of_no_process(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
