@@ -5,6 +5,7 @@
 // and never looks at rows or ranks one by one.
 
 #include "compiler/coverage.h"
+#include "compiler/boxes.h"
 #include "compiler/places.h"
 
 #include <algorithm>
@@ -18,16 +19,6 @@ using ir::Segments;
 
 namespace {
 
-using Box = std::vector<Segments>; // positions by dimension, each related to itself
-
-Segments itself(Segments segments) {
-  for (Segment &s : segments) {
-    s.to = s.from;
-    s.toStep = s.fromStep;
-  }
-  return ir::normalize(std::move(segments));
-}
-
 int64_t blocks(const Segments &segments) {
   int64_t total = 0;
   for (const Segment &s : segments)
@@ -36,25 +27,6 @@ int64_t blocks(const Segments &segments) {
 }
 
 constexpr int64_t kMostWork = 1 << 20; // blocks looked at for one family
-
-/// The part of `whole` that `box` leaves, as disjoint boxes: what is outside along dimension 0, else along dimension 1
-/// …
-void subtract(Box whole, const Box &box, std::vector<Box> &rest) {
-  for (size_t d = 0; d < whole.size(); ++d)
-    if (disjointFrom(whole[d], box[d])) {
-      rest.push_back(std::move(whole));
-      return;
-    }
-  for (size_t d = 0; d < whole.size(); ++d) {
-    if (sameFrom(whole[d], box[d]))
-      continue;
-    Box outside = whole;
-    outside[d] = difference(whole[d], box[d]);
-    if (!outside[d].empty())
-      rest.push_back(std::move(outside));
-    whole[d] = restrict(whole[d], box[d]);
-  }
-}
 
 class SourceCheck {
 public:
@@ -82,7 +54,7 @@ private:
       whole.push_back(itself(values));
     for (int64_t length : family.shape)
       whole.push_back(ir::identity(length));
-    if (std::any_of(whole.begin(), whole.end(), [](const Segments &each) { return each.empty(); }))
+    if (isEmpty(whole))
       return false;
 
     std::vector<Box> rest = {whole};
@@ -90,7 +62,7 @@ private:
     int64_t work = 0; // blocks of the boxes looked at
     tooMuch_ = false;
     auto take = [&](const Box &box) {
-      if (std::any_of(box.begin(), box.end(), [](const Segments &each) { return each.empty(); }))
+      if (isEmpty(box))
         return;
       any = true;
       std::vector<Box> left;

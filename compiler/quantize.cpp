@@ -1,6 +1,7 @@
 #include "compiler/quantize.h"
 
 #include "compiler/blocks.h"
+#include "compiler/largest.h"
 
 #include <algorithm>
 #include <map>
@@ -12,15 +13,11 @@ using namespace ir;
 
 namespace {
 
-/// A param of the source that holds a tensor.
-struct Holding {
-  unsigned param, part;
-};
-
 class Quantizer {
 public:
   Quantizer(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms, Layout &layout, Diagnostics &diagnostics)
-      : paramsAt_(paramsAt), forms_(forms), layout_(layout), diagnostics_(diagnostics), blocks_(layout) {}
+      : paramsAt_(paramsAt), forms_(forms), layout_(layout), diagnostics_(diagnostics), blocks_(layout),
+        largestShards_(layout, [this](unsigned like, Param param) { append(0, like, std::move(param)); }) {}
 
   void run() {
     bool any = false;
@@ -327,9 +324,8 @@ private:
     blocks_.parts(0, holding.param, holding.part, format, param(0, codes).parts, param(0, scales).parts);
   }
 
-  // ------------------------------------------------------------- the largest magnitude of a matrix over all ranks
-
-  /// A target param of nvfp4 needs it: each source rank that holds a shard of a tensor sends that of the shard, from which the receiver takes the largest.
+  /// A target param of nvfp4 needs the largest magnitude of each matrix over all ranks: each source rank that holds a
+  /// shard of a tensor sends that of the shard, and the receiver takes the largest of them.
   bool findLargest(unsigned e, unsigned p) {
     Param largest = param(e, p);
     const size_t leading = largest.shape.size() - 2;
@@ -338,19 +334,13 @@ private:
     for (const Part &part : std::vector<Part>(std::move(largest.parts))) {
       if (part.family < 0 || holdings_[part.family].empty()) // nobody holds what has no elements
         continue;
-      const int family = areMatrices(param(e, p), part) ? largestOf(part.family) : -1;
-      if (family < 0) {
+      const Shards *shards = areMatrices(param(e, p), part) ? largestShards_.of(part.family, holdings_[part.family]) : nullptr;
+      if (!shards) {
         diagnostics_.error(rule(e, p)->at, title(e, p) + " cannot be quantised as nvfp4: expected the last two dimensions of each tensor as its last two, " +
-                                                  "and each tensor in one param of the source");
+                                                  "and no two dimensions of it on one of a source param, but for these two");
         return false;
       }
-      Part &slot = parts.emplace_back();
-      slot.family = family;
-      slot.dimensions.assign(part.dimensions.begin(), part.dimensions.end() - 2);
-      const int64_t shards = layout_.families[family].shape.back();
-      slot.dimensions.push_back({static_cast<unsigned>(endpoint(e).shares.size()), static_cast<int>(leading)});
-      endpoint(e).shares.push_back({{}, {{{0, slots, shards, 1, 0, 0}}}, 1});
-      slots += shards;
+      largestShards_.add(e, part, *shards, static_cast<int>(leading), slots, parts);
     }
     largest.name += " (largest)";
     largest.dtype = DType::fp32;
@@ -362,116 +352,6 @@ private:
     return true;
   }
 
-  /// The tensor of a tensor's largest magnitudes: for each of its index values as many as the param that holds it has shards of it. -1 where that cannot be.
-  int largestOf(int number) {
-    const auto [at, added] = largestFamilies_.try_emplace(number, -1);
-    const std::vector<Holding> holdings = holdings_[number];
-    if (!added || !heldOnce(number, holdings))
-      return at->second;
-    std::vector<std::pair<unsigned, Param>> faces; // and what they are like
-    std::map<unsigned, int64_t> shards;            // by param
-    for (const Holding &holding : holdings)
-      if (!showLargest(holding, shards[holding.param], faces))
-        return -1;
-    int64_t most = 0;
-    for (const auto &[param, count] : shards)
-      most = std::max(most, count);
-    // Where others have more, the first shards count again.
-    std::set<unsigned> filled;
-    for (auto &[like, face] : faces)
-      if (filled.insert(like).second) {
-        Share &share = endpoint(0).shares[face.parts[0].dimensions.back().share];
-        const auto own = static_cast<int64_t>(share.at.size());
-        int64_t longest = 1;
-        for (int64_t slot = shards[like]; slot < most; ++slot) {
-          Segments &segments = share.at[static_cast<size_t>((slot - shards[like]) % own)];
-          segments.push_back({slot, size(segments), 1, 1, 0, 0});
-          longest = std::max(longest, size(segments));
-        }
-        face.shape.back() = {share.axes, {}};
-        for (const Segments &segments : share.at)
-          face.shape.back().at.push_back(size(segments));
-      }
-    Family largest = layout_.families[number];
-    largest.name += " (largest)";
-    largest.shape.pop_back();
-    largest.shape.back() = most;
-    largest.dtype = DType::fp32;
-    at->second = static_cast<int>(layout_.families.size());
-    layout_.families.push_back(std::move(largest));
-    for (auto &[like, face] : faces) {
-      face.parts[0].family = at->second;
-      append(0, like, std::move(face));
-    }
-    return at->second;
-  }
-
-  /// Whether no index value of a tensor is held by two params.
-  bool heldOnce(int family, const std::vector<Holding> &holdings) {
-    const size_t variables = layout_.families[family].variables.size();
-    auto values = [&](const Holding &holding, size_t d) { return endpoint(0).shares[param(0, holding.param).parts[holding.part].dimensions[d].share].at; };
-    auto apart = [&](const Holding &a, const Holding &b) {
-      for (size_t d = 0; d < variables; ++d) {
-        bool meet = false;
-        for (const Segments &x : values(a, d))
-          for (const Segments &y : values(b, d))
-            meet = meet || !disjointFrom(x, y);
-        if (!meet)
-          return true;
-      }
-      return false;
-    };
-    for (const Holding &a : holdings)
-      for (const Holding &b : holdings)
-        if (a.param < b.param && !apart(a, b))
-          return false;
-    return !holdings.empty();
-  }
-
-  /// The face of the largest magnitudes of a part, which are numbered from `slots` on. False where it lies in the param like no matrix.
-  bool showLargest(const Holding &holding, int64_t &slots, std::vector<std::pair<unsigned, Param>> &faces) {
-    const Param &whole = param(0, holding.param);
-    const Part &part = whole.parts[holding.part];
-    const size_t outer = part.dimensions.size() - 2;
-    Param largest = whole;
-    largest.shape.clear();
-    Part slot;
-    std::set<int> used;
-    for (size_t d = 0; d < part.dimensions.size(); ++d) {
-      PartDimension dimension = part.dimensions[d];
-      const bool flat = d > outer && dimension.param == part.dimensions[outer].param; // both of the matrix in one dimension
-      if (dimension.param >= 0 && !used.insert(dimension.param).second && !flat)
-        return false;
-      if (d >= outer)
-        continue;
-      if (dimension.param >= 0) {
-        largest.shape.push_back(whole.shape[static_cast<size_t>(dimension.param)]);
-        dimension.param = static_cast<int>(largest.shape.size()) - 1;
-      }
-      slot.dimensions.push_back(dimension);
-    }
-    Share shards; // of a coordinate, its number
-    for (size_t d = outer; d < part.dimensions.size(); ++d)
-      for (unsigned axis : endpoint(0).shares[part.dimensions[d].share].axes)
-        if (std::find(shards.axes.begin(), shards.axes.end(), axis) == shards.axes.end())
-          shards.axes.push_back(axis);
-    int64_t count = 1;
-    for (unsigned axis : shards.axes)
-      count *= endpoint(0).axes[axis].size;
-    for (int64_t c = 0; c < count; ++c)
-      shards.at.push_back({{slots + c, 0, 1, 1, 0, 0}});
-    slots += count;
-    slot.dimensions.push_back({static_cast<unsigned>(endpoint(0).shares.size()), static_cast<int>(largest.shape.size())});
-    endpoint(0).shares.push_back(std::move(shards));
-    largest.shape.push_back({{}, {1}});
-    largest.dtype = DType::fp32;
-    largest.name += " (largest of '" + layout_.families[part.family].name + "'" + (holding.part > 0 ? ", part " + std::to_string(holding.part) : "") + ")";
-    largest.parts = {slot};
-    largest.face = Face{FaceKind::amax, Quantization::nvfp4, true, false, holding.param, holding.param, holding.param, holding.part};
-    faces.emplace_back(holding.param, std::move(largest));
-    return true;
-  }
-
   std::vector<std::vector<Location>> &paramsAt_;
   std::vector<std::vector<StoredForm>> &forms_;
   Layout &layout_;
@@ -479,7 +359,7 @@ private:
   Blocks blocks_;
   std::map<int, std::vector<Holding>> holdings_;                                      // by tensor
   std::map<std::pair<unsigned, unsigned>, unsigned> elements_, whole_, largest_;      // by endpoint, and param or share
-  std::map<int, int> largestFamilies_;
+  LargestShards largestShards_;
   std::map<std::pair<unsigned, Quantization>, std::pair<unsigned, unsigned>> senders_; // source param -> codes, scales
   std::set<std::pair<std::pair<unsigned, unsigned>, Quantization>> sent_;             // parts of source params
 };

@@ -144,6 +144,27 @@ class Quantize(unittest.TestCase):
                 done = run(*program, self.work.path("job.rplan"), "--synthesize", "--check")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_tied_embedding(self):
+        """Two source params hold one tensor, cut alike or not, on the first stage and the last."""
+        for cut in ({"0": "tp"}, {"1": "tp"}):
+            for stages in (1, 2):
+                layouts = {"train": {"place": {"layer": "pp"}, "params": {
+                    "embed": {"holds": "embed", "shard": {"0": "tp"}, "at": {"pp": "first"}}, "head": {"holds": "head", "shard": cut, "at": {"pp": "last"}},
+                    "l.{layer}.w": {"holds": "l.{layer}.w", "shard": {"0": "tp"}}}}, "serve": {"params": "same", "shard": {"*": {"0": "tp"}}}}
+                tensors = model(embed=[64, 96], **{"l.{layer}.w": [96, 96]})
+                tensors["tensors"]["head"] = {"tied": "embed"}
+                node = {"version": 1, "model": tensors | {"index": {"layer": 2}, "layouts": layouts}, "source": {"layout": "train", "mesh": {"tp": 2, "pp": stages}},
+                        "target": {"layout": "serve", "mesh": {"tp": 2}, "ranks": "4..5", "quantize": "nvfp4"}}
+                with self.subTest(cut=cut, stages=stages), tempfile.TemporaryDirectory(dir=SHARED) as name:
+                    self.work = Work(Path(name), 7)
+                    world = self.compiled(node)["world"]
+                    self.work.prove("job")
+                    job = self.work.oracle("job")
+                    values, _ = self.work.draw_held(job)
+                    self.work.move("job", "source", "target")
+                    self.work.compare("target", job, values)
+                    self.mpi("job", world)
+
     def test_over_mpi(self):
         """Every kind of schedule with every format; where staging is too low, as much as is said to be needed."""
         for kind, (source, target, options) in enumerate(mpi_test.KINDS):

@@ -224,6 +224,21 @@ class Work:
                     values.set(one.labels, one.dtype, np.frombuffer(files[name][2], np.uint8))
         return values
 
+    def draw_held(self, job: Job) -> tuple[Values, np.ndarray]:
+        """Files of the source with drawn values. An element on no place that may be read is zero: nothing follows from it. And of each label, whether
+        it is on such a place."""
+        values, source = Values(job.model.labels), job.endpoints[0]
+        values.draw(job, np.random.default_rng(self.seed))
+        self.write_sources(job, values)
+        held = np.zeros(job.model.labels, bool)
+        held[0] = True
+        for place in range(source.places):
+            if source.admits(source.node.get("authority", {}), place):
+                for one in source.params(place).values():
+                    held[one.labels.reshape(-1)] = True
+        values.raw[~held], values.wide[~held] = 0, 0
+        return values, held
+
     def write_sources(self, job: Job, values: Values) -> None:
         endpoint = job.endpoints[0]
         self.path("source").mkdir()
