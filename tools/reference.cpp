@@ -70,11 +70,11 @@ void Reference::find(const std::vector<PlaceMemory> &places) {
     bool shows = false;
     for (const Part *part : all(endpoint_.params()->Get(p)->parts()))
       shows = shows || shown(part->family());
-    if (!shows && !source_)
+    if (!shows && !source_ && !sendsLargest(place, p))
       return false;
     std::vector<int64_t> like = likeness(endpoint_, p, place.place);
     like.push_back(instance);
-    return has(place, p, instance) && (!shows || seen.insert(std::move(like)).second);
+    return has(place, p, instance) && (source_ && !shows ? true : seen.insert(std::move(like)).second);
   });
 }
 
@@ -167,34 +167,58 @@ std::optional<float> Reference::largest(const ElementRun &run, const Values &val
   for (uint32_t d = 0; d < shape.size(); ++d)
     (d + 2 < shape.size() ? matrices : matrix) *= static_cast<int64_t>(shape.Get(d));
   const auto all = largest_.get(
-      name,
-      [&] {
-        constexpr int64_t kAtOnce = 4096;
-        const int64_t item = itemBytes(values.comes);
-        const std::shared_ptr<const TensorValues> known = synthesised() && !shown(of->second) ? nullptr : tensor(name);
-        const uint64_t key = tensorKey(name, seed_);
-        Bytes some(static_cast<size_t>(kAtOnce * item));
-        auto list = std::make_shared<std::vector<float>>(static_cast<size_t>(matrices));
-        for (int64_t m = 0; m < matrices; ++m)
-          for (int64_t first = m * matrix, end = first + matrix; first < end; first += kAtOnce) {
-            const int64_t count = std::min(kAtOnce, end - first);
-            ElementRun run;
-            run.logical = first;
-            run.count = count;
-            std::fill(some.begin(), some.end(), std::byte{0});
-            if (!known)
-              fill(some.data(), run, key, values);
-            for (int64_t k = 0; known && k < count; ++k)
-              if (known->known(first + k))
-                std::memcpy(some.data() + k * item, known->at(first + k, item), static_cast<size_t>(item));
-            float &largest = (*list)[static_cast<size_t>(m)];
-            largest = largerOf(largestOf(values.comes, some.data(), count), largest);
-          }
-        return list;
-      },
+      name, [&] { return std::make_shared<std::vector<float>>(largest(name, of->second, values, matrix, matrices)); },
       [](const std::vector<float> &list) { return list.size() * sizeof(float); });
   const int64_t shards = static_cast<int64_t>(numbers.shape()->Get(numbers.shape()->size() - 1));
   return (*all)[static_cast<size_t>(run.logical / shards)];
+}
+
+/// Of each matrix of a tensor, over all that the source holds of it.
+std::vector<float> Reference::largest(const std::string &name, int family, const Values &values, int64_t matrix, int64_t matrices) {
+  constexpr int64_t kAtOnce = 4096;
+  const int64_t item = itemBytes(values.comes);
+  const uint64_t key = tensorKey(name, seed_);
+  const bool made = synthesised() && !shown(family);
+  Bytes some(static_cast<size_t>(kAtOnce * item));
+  std::vector<float> list(static_cast<size_t>(matrices));
+  const auto found = holders_.find(name);
+  for (const auto &holder : found == holders_.end() ? std::vector<std::shared_ptr<const Occurrence>>() : found->second) {
+    if (!sendsLargest(*holder->place, holder->instance.param))
+      continue;
+    const std::shared_ptr<const std::byte> memory = made ? nullptr : bytes(*holder->place, holder->instance);
+    forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance, [&](const ElementRun &run) {
+      if (!run.tensor || *run.tensor != name)
+        return;
+      for (int64_t k = 0, count = 0; k < run.count; k += count) {
+        ElementRun part;
+        part.logical = run.logical + k * run.logicalStep;
+        part.logicalStep = run.logicalStep;
+        const int64_t number = part.logical / matrix;
+        const int64_t most = run.logicalStep > 0 ? ((number + 1) * matrix - 1 - part.logical) / run.logicalStep + 1 : 1;
+        part.count = count = std::min({kAtOnce, run.count - k, most});
+        if (made)
+          fill(some.data(), part, key, values);
+        for (int64_t i = 0; !made && i < count; ++i)
+          std::memcpy(some.data() + i * item, memory.get() + (run.local + (k + i) * run.localStep) * item, static_cast<size_t>(item));
+        float &magnitude = list[static_cast<size_t>(number)];
+        magnitude = largerOf(largestOf(values.comes, some.data(), count), magnitude);
+      }
+    });
+  }
+  return list;
+}
+
+/// Whether largest magnitudes of what a param holds on a place are sent: those of places that may not be read are not.
+bool Reference::sendsLargest(const PlaceMemory &place, uint32_t number) const {
+  for (const Param *param : all(endpoint_.params()))
+    if (const Face *face = param->face(); face && face->kind() == FaceKind::amax && face->codes() == number)
+      for (const Part *part : all(param->parts())) {
+        const PartDimension &shard = *part->dimensions()->Get(part->dimensions()->size() - 1);
+        const Runs list = runs(endpoint_, *endpoint_.shares()->Get(shard.share()), place.place);
+        if (list.begin != list.end)
+          return true;
+      }
+  return false;
 }
 
 } // namespace reshard::tools

@@ -96,6 +96,8 @@ public:
 private:
   using Key = std::array<uint32_t, 3>; // place, param, instance
 
+  std::vector<float> largest(const std::string &name, int family, const Values &values, int64_t matrix, int64_t matrices);
+  bool sendsLargest(const PlaceMemory &place, uint32_t param) const;
   void find(const std::vector<PlaceMemory> &places);
   bool has(const PlaceMemory &place, uint32_t param, uint32_t instance) const;
   std::shared_ptr<const std::byte> bytes(const PlaceMemory &place, const schema::ParamInstance &instance);

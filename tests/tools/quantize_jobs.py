@@ -192,3 +192,58 @@ def generated(rng: random.Random, seed: int) -> dict:
     node = widen(rng, node)
     node["options"] = rng.choice([{}, {"topology": {"ranks_per_node": 2}}, {"staging": 16384}])
     return node
+
+
+def lists(rng: random.Random, count: int, ranks: int) -> list[list[int]]:
+    """Values for each rank, some for none; at least one for some."""
+    result: list[list[int]] = [[] for _ in range(ranks)]
+    for value in range(count):
+        for rank in result:
+            if rng.random() < 0.35:
+                rank.append(value)
+    if not any(result):
+        result[rng.randrange(ranks)].append(rng.randrange(count))
+    return result
+
+
+def gaps(rng: random.Random) -> dict:
+    """A source that holds some elements once, some in several ways and some nowhere, and targets that want what it holds."""
+    rows, columns, experts = rng.choice([8, 12, 20]), rng.choice([32, 64, 96]), rng.randint(1, 3)
+    unit, tp, ep = rng.choice([2, 4]), rng.choice([1, 2, 3]), rng.choice([1, 2])
+    mesh: dict = {"tp": tp, "ep": ep} | ({"dp": 2} if rng.random() < 0.3 else {})
+    if rng.random() < 0.3:
+        mesh["views"] = [{"all": size(mesh)}]
+    stacked = rng.random() < 0.6
+    params: dict = {}
+    holders = rng.choice([1, 1, 2])
+    for number in range(holders):
+        axis = rng.choice(["tp", "tp", "all"]) if "views" in mesh else "tp"
+        ranks = mesh["views"][0]["all"] if axis == "all" else tp
+        param: dict = {"holds": ["w.{e}", "h.{e}"][number], "shard": {"0": {"axis": axis, "map": lists(rng, rows // unit, ranks), "unit": unit}}}
+        if number == 1 and rng.random() < 0.5:
+            param["shard"] = {"1": {"axis": "tp", "scheme": "balanced"}}
+        if "dp" in mesh and rng.random() < 0.4:
+            param["at"] = {"dp": rng.choice(["first", "last"])}
+        name = f"p{number}"
+        if stacked:
+            param["stack"] = {"index": "e", "dim": rng.choice([0, 1])}
+            param["shard"] = {str(int(d) + (param["stack"]["dim"] <= int(d))): rule for d, rule in param["shard"].items()}
+        else:
+            name += ".{e}"
+        params[name] = param
+    source = {"params": params, "place": {"e": {"axis": "ep", "scheme": "balanced"}}}
+    # The target holds what the first param does, in the same cut.
+    first = next(iter(params.values()))
+    dimension = first["stack"]["dim"] if stacked else -1
+    rule = first["shard"]["0" if dimension == 1 else str(int(dimension == 0))]
+    serve = {"holds": "w.{e}", "shard": {"0": rule}}
+    target = {"params": {"t.{e}": serve, "n": {"holds": "n"}}}
+    if rng.random() < 0.5:
+        target = {"params": {"t": {"holds": "w.{e}", "stack": "e", "shard": {"1": rule}}, "n": {"holds": "n"}}}
+    params["n"] = {"holds": "n"}
+    tensors = {"w.{e}": {"shape": [rows, columns]}, "h.{e}": {"tied": "w.{e}"}, "n": {"shape": [4]}}
+    node = {"version": 1, "model": {"dtype": rng.choice(FLOATS), "index": {"e": experts}, "tensors": tensors, "layouts": {"s": source, "t": target}},
+            "source": {"layout": "s", "mesh": mesh}, "target": {"layout": "t", "mesh": mesh, "quantize": quantize_node(rng, rng.choice(WAYS))}}
+    if "dp" in mesh and not any("at" in param for param in params.values()) and rng.random() < 0.4:
+        node["source"]["authority"] = {"dp": "first"}
+    return node
