@@ -25,8 +25,9 @@ namespace {
 /// A cut may miss its place by the optimum divided by this; misses do not add up, since each class makes up for those
 /// before it.
 constexpr int64_t kTolerance = 512;
-/// The most pieces that are moved afterwards.
+/// The most pieces, or chains of them, that are moved afterwards, and the most places looked at for one.
 constexpr int kMoves = 64;
+constexpr int kMostLooks = 1 << 16;
 
 class Balancer {
 public:
@@ -125,36 +126,101 @@ private:
         assign(transfer, place(c, transfer));
   }
 
+  /// A piece of a transfer that goes on from one place to another, and how the first came to be too busy.
+  struct Move {
+    int32_t from = -1, to = -1;
+    size_t transfer = 0;
+    size_t before = 0; // 1 + the number of the move that brought something to `from`; 0: none did
+    int64_t wanted = 0, bytes = 0; // where to split, and what that gives
+  };
+
   /// Where indivisible pieces are large beside the optimum, dealing may overshoot: moves something of the busiest
-  /// place, of transfers from `first` on, to where it makes less of a difference. Whether it could.
+  /// place, of transfers from `first` on, to where it makes less of a difference. Where all that could take it are too
+  /// busy, these give something up in turn, along the shortest chain of such moves. Whether it could.
   bool relieve(size_t first, int64_t optimum) {
     const auto busiest = static_cast<int32_t>(std::max_element(load_.begin(), load_.end()) - load_.begin());
     if (load_.empty() || load_[busiest] <= optimum + optimum / 128)
       return false;
-    std::vector<Transfer> &all = module_.transfers.transfers;
-    for (size_t i = first; i < all.size(); ++i) {
-      if (all[i].source != busiest)
-        continue;
-      candidates_.select(module_.transfers.tiles[all[i].tile]);
-      const std::vector<int32_t> &places = candidates_.near(all[i].target);
-      const int32_t idlest =
-          *std::min_element(places.begin(), places.end(), [&](int32_t a, int32_t b) { return load_[a] < load_[b]; });
-      std::vector<Transfer> head, rest;
-      splitter_.split(all[i], (load_[busiest] - load_[idlest]) / 2, 0, head, rest);
-      int64_t moved = 0;
-      for (const Transfer &part : head)
-        moved += bytes(module_.transfers, part);
-      if (moved == 0 || load_[idlest] + moved >= load_[busiest])
-        continue;
-      all.erase(all.begin() + static_cast<ptrdiff_t>(i));
-      all.insert(all.end(), rest.begin(), rest.end());
-      for (const Transfer &part : head)
-        assign(part, idlest);
-      load_[busiest] -= moved;
-      load_[idlest] += moved;
-      return true;
+    const std::vector<Transfer> &all = module_.transfers.transfers;
+    std::vector<std::vector<size_t>> given(load_.size()); // transfers, by place
+    for (size_t i = first; i < all.size(); ++i)
+      if (all[i].source >= 0)
+        given[static_cast<size_t>(all[i].source)].push_back(i);
+    std::vector<bool> seen(load_.size());
+    seen[static_cast<size_t>(busiest)] = true;
+    std::vector<Move> moves; // breadth first
+    int looked = 0;
+    for (size_t m = 0; m == 0 || m <= moves.size(); ++m) {
+      const int32_t place = m == 0 ? busiest : moves[m - 1].to;
+      const int64_t load = load_[place] + (m == 0 ? 0 : moves[m - 1].bytes);
+      for (size_t i : given[static_cast<size_t>(place)]) {
+        candidates_.select(module_.transfers.tiles[all[i].tile]);
+        const std::vector<int32_t> &places = candidates_.near(all[i].target);
+        const int32_t idlest =
+            *std::min_element(places.begin(), places.end(), [&](int32_t a, int32_t b) { return load_[a] < load_[b]; });
+        const Move last = split(place, idlest, i, m, (load - load_[idlest]) / 2);
+        if (load - last.bytes < load_[busiest] && load_[idlest] + last.bytes < load_[busiest] && !leadsTo(moves, m, idlest)) {
+          moves.push_back(last);
+          apply(moves);
+          return true;
+        }
+        for (int32_t to : places)
+          if (!seen[static_cast<size_t>(to)] && ++looked < kMostLooks) {
+            // A tensor, or as little as there is: the place that takes it must give as much.
+            const int64_t tensor = bytes(module_.transfers, all[i]) / all[i].count;
+            const Move next = split(place, to, i, m, tensor);
+            if (load - next.bytes >= load_[busiest])
+              continue;
+            seen[static_cast<size_t>(to)] = true;
+            moves.push_back(next);
+            if (load_[to] + next.bytes < load_[busiest]) {
+              apply(moves);
+              return true;
+            }
+          }
+      }
     }
     return false;
+  }
+
+  /// Whether a place gives or takes something in the moves up to the m-th, counted from 1.
+  static bool leadsTo(const std::vector<Move> &moves, size_t m, int32_t place) {
+    for (; m > 0; m = moves[m - 1].before)
+      if (moves[m - 1].to == place || moves[m - 1].from == place)
+        return true;
+    return false;
+  }
+
+  Move split(int32_t from, int32_t to, size_t transfer, size_t before, int64_t wanted) {
+    Move move{from, to, transfer, before, wanted, 0};
+    std::vector<Transfer> head, rest;
+    splitter_.split(module_.transfers.transfers[transfer], wanted, 0, head, rest);
+    for (const Transfer &part : head)
+      move.bytes += bytes(module_.transfers, part);
+    return move;
+  }
+
+  /// The last of some moves, and those that make it necessary. No place gives twice, so each is of another transfer.
+  void apply(const std::vector<Move> &moves) {
+    std::vector<Transfer> &all = module_.transfers.transfers;
+    std::vector<size_t> gone;
+    std::vector<Transfer> left;
+    for (size_t m = moves.size();; m = moves[m - 1].before) {
+      const Move &move = moves[m - 1];
+      std::vector<Transfer> head;
+      splitter_.split(all[move.transfer], move.wanted, 0, head, left);
+      gone.push_back(move.transfer);
+      for (const Transfer &part : head)
+        assign(part, move.to);
+      load_[move.from] -= move.bytes;
+      load_[move.to] += move.bytes;
+      if (move.before == 0)
+        break;
+    }
+    std::sort(gone.rbegin(), gone.rend());
+    for (size_t i : gone)
+      all.erase(all.begin() + static_cast<ptrdiff_t>(i));
+    all.insert(all.end(), left.begin(), left.end());
   }
 
   /// Deals a class's transfers out to its places, each taking what follows the one before it.

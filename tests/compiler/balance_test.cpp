@@ -3,6 +3,7 @@
 #include "compiler/compile.h"
 #include "compiler/floors.h"
 #include "compiler/pass.h"
+#include "ir/text.h"
 #include "tests/compiler/random_module.h"
 
 #include <gtest/gtest.h>
@@ -62,8 +63,9 @@ std::vector<int32_t> candidates(const Layout &layout, const Tile &tile, int32_t 
 
 TEST(Balance, IsWithinOnePercentOfTheOptimum) {
   const int cases = std::getenv("RESHARD_FULL") ? 20000 : 1000;
-  int chosen = 0, missed = 0;
-  for (int seed = 0; seed < cases; ++seed) {
+  int chosen = 0, local = 0;
+  for (int i = 0; i <= cases; ++i) {
+    const int seed = i < cases ? i : 6040; // which needs a chain of moves
     Module module = RandomModule(seed).module();
     for (PassFunction pass : {lcmTile, distribute, balance})
       ASSERT_EQ(pass(module), "") << "seed " << seed;
@@ -71,6 +73,7 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
     const Endpoint &source = layout.endpoints[0];
     if (source.storage)
       continue;
+    ASSERT_EQ(verify(module), "") << seed;
     std::map<int32_t, int64_t> egress, byRank;
     for (const Transfer &transfer : module.transfers.transfers) {
       const Tile &tile = module.transfers.tiles[transfer.tile];
@@ -94,12 +97,16 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
       mostByRank = std::max(mostByRank, bytes);
     const int64_t floor = egressFloor(layout, module.transfers);
     const int64_t allowed = floor + floor / 100 + largestIndivisible(module);
-    missed += most > allowed;
+    EXPECT_LE(most, allowed) << "seed " << seed << ": floor " << floor << ", largest piece " << largestIndivisible(module);
     EXPECT_LE(most, mostByRank) << "seed " << seed << ": worse than round-robin by rank";
-    EXPECT_LE(module.transfers.routes.empty() ? floors(layout, module.transfers).egressAnywhere : 0, floor) << "seed " << seed;
+    if (module.transfers.routes.empty()) { // the locality rule takes candidates away, so the floor without it is no higher
+      const int64_t anywhere = floors(layout, module.transfers).egressAnywhere;
+      EXPECT_LE(anywhere, floor) << "seed " << seed;
+      local += anywhere < floor;
+    }
   }
   EXPECT_GT(chosen, cases);
-  EXPECT_EQ(missed, cases > 6040 ? 1 : 0); // seed 6040, by 4 %: pieces as large as the optimum, which a chain of moves would place
+  EXPECT_GT(local, cases / 100);
 }
 
 /// A tensor of 1000 rows, three replicas, one other rank that wants it.
