@@ -107,7 +107,7 @@ private:
 
   void checkAxisRules(const AxisRules &rules, const Scope &scope) {
     Scope coordinates = scope;
-    coordinates.names["first"] = coordinates.names["last"] = 0; // to be suggested; they are no expressions
+    coordinates.names["first"] = coordinates.names["last"] = 0;
     for (const auto &[axis, rule] : rules) {
       checkAxis(axis, rule.at, scope);
       for (const Expression &coordinate : rule.coordinates)

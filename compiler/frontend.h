@@ -112,8 +112,7 @@ struct Pack {
 /// `axis: coordinates` of `at` or `authority`.
 struct AxisCoordinates {
   Location at;
-  bool first = false, last = false;
-  std::vector<Expression> coordinates;
+  std::vector<Expression> coordinates; // which may use the names first and last
 };
 using AxisRules = std::vector<std::pair<std::string, AxisCoordinates>>;
 
@@ -145,6 +144,7 @@ struct StoredForm {
 
 struct ParamDeclaration {
   std::string name; // with {x}, {x.local}, {x.chunk} placeholders
+  std::string prefix; // of the name, for `chunks` of the layout
   Location at;
   Pack pack;
   bool joined = false;                               // cut: joined
@@ -159,11 +159,19 @@ struct ParamDeclaration {
   StoredForm form;
 };
 
+/// `chunks` of a layout: each chunk of a rank is a module of its own, whose params' names begin with its number.
+struct ChunkNames {
+  std::string variable;
+  std::string prefix; // with {variable.chunk}
+  Location at;
+};
+
 struct LayoutDeclaration {
   std::string name;
   Location at;
   std::optional<std::vector<std::pair<std::string, Location>>> axes;
   std::map<std::string, ShardRule> place;            // index variable -> rule
+  std::optional<ChunkNames> chunks;
   std::map<std::string, Expression> switches;        // defaults
   std::vector<ParamDeclaration> params;
   bool same = false;                                 // params: same

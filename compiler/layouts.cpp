@@ -220,6 +220,21 @@ void readAxes(const Node &node, const Model &model, LayoutDeclaration &layout, D
   }
 }
 
+/// `chunks: "{x.chunk}."`
+void readChunks(const Node &node, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  const auto text = readText(node, "'chunks'", diagnostics);
+  if (!text)
+    return;
+  constexpr std::string_view kSuffix = ".chunk}";
+  const size_t open = text->find('{'), end = text->find(kSuffix);
+  if (open > end || end == std::string::npos || text->find_first_of("{}", open + 1) != end + kSuffix.size() - 1 ||
+      text->find_first_of("{}", end + kSuffix.size()) != std::string::npos)
+    return refuse(node, "a text with one placeholder {x.chunk}", "'chunks'", diagnostics);
+  const std::string variable = text->substr(open + 1, end - open - 1);
+  if (checkVariable(variable, inside(node, open + 1), model.variables, diagnostics))
+    layout.chunks = ChunkNames{variable, *text, node.at};
+}
+
 /// `extend: NAME`, of a layout above.
 void inherit(const Node &extend, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   const auto name = readText(extend, "'extend'", diagnostics);
@@ -298,6 +313,8 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
     for (auto &[variable, rule] : readPlace(withoutNull(*place), model, diagnostics))
       layout.place.insert_or_assign(variable, std::move(rule));
   }
+  if (const Node *chunks = fields.find("chunks"))
+    readChunks(*chunks, model, layout, diagnostics);
   if (const Node *switches = fields.find("switches"); switches && checkMap(*switches, "'switches'", diagnostics))
     for (const auto &[key, value] : switches->entries) {
       const auto known = readIdentifier(key, "a switch", diagnostics);

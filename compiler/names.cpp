@@ -231,7 +231,7 @@ private:
         return reportTooMany(p);
       if (const auto twice = std::adjacent_find(all->begin(), all->end()); twice != all->end())
         return report(p, title(p) + " has one name for different values" + on(place) +
-                             ": '" + *twice + "' in several chunks, expected {x.chunk} in the name");
+                             ": '" + *twice + "' in several chunks, expected {x.chunk} in the name or 'chunks' in the layout");
     }
     for (const Run &run : patterns_[p].runs) {
       if (std::count_if(run.begin(), run.end(), [](const Piece &piece) { return piece.variable >= 0; }) < 2)

@@ -46,9 +46,46 @@ void Params::add(const ParamDeclaration &declaration) {
              (entry.when && evaluate(*entry.when, placing_.names(), diagnostics_).value_or(0) == 0);
     });
     if (!present.pack.of.empty())
-      build(present);
+      buildInModules(present);
   } else if (!allAbsent(present)) {
-    build(present);
+    buildInModules(present);
+  }
+}
+
+/// A param of the variable of `chunks` stands in its value's module. Another says by `at`, which counts virtual ranks
+/// there, in which ones it stands: it is a param of its own in each.
+void Params::buildInModules(const ParamDeclaration &declaration) {
+  const auto &modules = placing_.modules();
+  if (!modules)
+    return build(declaration);
+  const auto &[variable, prefix, chunksAt] = modules->names;
+  const std::string title = "param '" + declaration.name + "'";
+  if (declaration.name.find("{" + variable + ".chunk}") != std::string::npos)
+    return diagnostics_.error(declaration.at, title + " has {" + variable + ".chunk} in its name, expected it in 'chunks' of the layout alone");
+  ParamDeclaration one = declaration;
+  one.prefix = prefix;
+  if (declaration.name.find("{" + variable + "}") != std::string::npos ||
+      declaration.name.find("{" + variable + ".local}") != std::string::npos)
+    return build(one);
+  if (declaration.stack && declaration.stack->first == variable)
+    return diagnostics_.error(declaration.stack->second, title + " stacks '" + variable + "', whose values stand in " + text(modules->chunks) +
+                                                             " chunks of a rank, expected it in the name");
+  const auto at = std::find_if(one.places.begin(), one.places.end(),
+                               [&](const auto &rule) { return rule.first == modules->axis; });
+  if (at == one.places.end())
+    return diagnostics_.error(declaration.at, title + " stands in none of the " + text(modules->chunks) + " chunks of a rank, expected {" +
+                                                  variable + ".local} in its name or 'at: {" + modules->axis + ": first}', 'last' or numbers");
+  const auto stages = placing_.coordinates(modules->axis, at->second, modules->ranks * modules->chunks);
+  if (!stages)
+    return;
+  std::map<int64_t, std::vector<Expression>> ranks; // by chunk
+  for (int64_t stage : *stages)
+    ranks[stage / modules->ranks].push_back({text(stage % modules->ranks), at->second.at});
+  for (auto &[chunk, coordinates] : ranks) {
+    at->second.coordinates = std::move(coordinates);
+    one.prefix = prefix;
+    one.prefix.replace(prefix.find('{'), prefix.find('}') - prefix.find('{') + 1, text(chunk));
+    build(one);
   }
 }
 
@@ -59,7 +96,7 @@ bool Params::absent(const Pack &tensor) const {
 
 void Params::build(const ParamDeclaration &declaration) {
   Building building{declaration, {}, {}, {}, {}, -1, {}, {}};
-  building.param.name = declaration.name;
+  building.param.name = declaration.prefix + declaration.name;
   building.param.refresh = declaration.refresh;
   const std::string &path =
       diagnostics_.path(declaration.at.file); // without folders: plans do not depend on where files lie

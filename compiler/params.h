@@ -67,6 +67,7 @@ private:
   bool checkTensors(Building &building) const;
   StoredForm formOf(const Building &building) const;
   void build(const ParamDeclaration &declaration);
+  void buildInModules(const ParamDeclaration &declaration);
   bool absent(const Pack &tensor) const;
   bool allAbsent(const ParamDeclaration &declaration) const;
   // cuts.cpp: the finished param's dimensions, and the parts that they make

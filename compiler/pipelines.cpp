@@ -193,6 +193,7 @@ std::optional<StagedShares> shareStages(Scheme scheme, Pipeline pipeline, int64_
   if (!stages)
     return std::nullopt;
   StagedShares result;
+  result.chunks = chunks;
   result.local.resize(ranks);
   for (int64_t stage = 0; stage < ranks * chunks; ++stage)
     for (Segment s : dense(stages->at[stage])) {

@@ -27,6 +27,7 @@ struct Pipeline {
 struct StagedShares {
   Shares shares;                   // value -> slot on the rank, chunk after chunk
   std::vector<ir::Segments> local; // by rank: value -> chunk * kChunk + ascending position in the chunk
+  int64_t chunks = 1;              // of a rank
 };
 
 /// Applies a scheme and a pipeline to n values over `ranks` ranks. Empty after an error, whose text is in `error`.

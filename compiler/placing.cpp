@@ -44,6 +44,7 @@ Placing::Placing(const Job &job, const EndpointDeclaration &declaration, const A
         diagnostics.error(rule.at, "unknown index variable '" + name + "'" + suggestion(name, variables));
   for (unsigned v = 0; v < job.model.variables.size(); ++v)
     place(job, v);
+  readModules(job);
   coordinates(declaration.authority, endpoint.authority);
 }
 
@@ -178,38 +179,58 @@ bool Placing::readPipeline(const ShardRule &rule, Pipeline &pipeline) const {
   return ok;
 }
 
+std::optional<std::vector<int64_t>> Placing::coordinates(const std::string &axis, const AxisCoordinates &rule,
+                                                         int64_t size) const {
+  bool ok = true;
+  std::vector<int64_t> list;
+  Environment names = names_;
+  names["first"] = 0;
+  names["last"] = size - 1;
+  for (const Expression &expression : rule.coordinates) {
+    const auto value = evaluate(expression, names, diagnostics_);
+    ok = ok && value;
+    if (value && (*value < 0 || *value >= size)) {
+      diagnostics_.error(expression.at, "coordinate " + std::to_string(*value) + " of axis '" + axis + "', expected " +
+                                            (size == 1 ? "0: its size is 1" : "0 to " + std::to_string(size - 1)));
+      ok = false;
+    }
+    list.push_back(value.value_or(0));
+  }
+  std::sort(list.begin(), list.end());
+  list.erase(std::unique(list.begin(), list.end()), list.end());
+  return ok ? std::optional(std::move(list)) : std::nullopt;
+}
+
 bool Placing::coordinates(const AxisRules &rules, std::vector<ir::Presence> &presence) const {
   bool ok = true;
   for (const auto &[name, rule] : rules) {
     const auto number = axis(name, rule.at);
-    if (!number) {
-      ok = false;
-      continue;
-    }
-    const int64_t size = *number < 0 ? 1 : endpoint_.axes[*number].size;
-    ir::Presence kept{static_cast<unsigned>(std::max(*number, 0)), {}};
-    if (rule.first)
-      kept.coordinates.push_back(0);
-    if (rule.last)
-      kept.coordinates.push_back(size - 1);
-    for (const Expression &expression : rule.coordinates) {
-      const auto value = evaluate(expression, names_, diagnostics_);
-      ok = ok && value;
-      if (value && (*value < 0 || *value >= size)) {
-        diagnostics_.error(expression.at, "coordinate " + std::to_string(*value) + " of axis '" + name +
-                                              "', expected " +
-                                              (size == 1 ? "0: its size is 1" : "0 to " + std::to_string(size - 1)));
-        ok = false;
-      }
-      kept.coordinates.push_back(value.value_or(0));
-    }
-    auto &list = kept.coordinates;
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
-    if (static_cast<int64_t>(list.size()) < size)
-      presence.push_back(std::move(kept));
+    const int64_t size = number.value_or(-1) < 0 ? 1 : endpoint_.axes[*number].size;
+    auto list = number ? coordinates(name, rule, size) : std::nullopt;
+    ok = ok && list;
+    if (list && static_cast<int64_t>(list->size()) < size)
+      presence.push_back({static_cast<unsigned>(*number), std::move(*list)});
   }
   return ok;
+}
+
+void Placing::readModules(const Job &job) {
+  const LayoutDeclaration *layout = declaration_.layoutDeclaration;
+  if (!layout || !layout->chunks)
+    return;
+  unsigned variable = 0;
+  while (job.model.variables[variable].name != layout->chunks->variable)
+    ++variable;
+  const Placed &placed = placed_[variable];
+  if (placed.chunks == 1)
+    return;
+  if (placed.rule.names.size() != 1) {
+    diagnostics_.error(placed.rule.at, "index variable '" + layout->chunks->variable + "' in several chunks over " +
+                                           placed.rule.over + ", expected one axis: 'chunks' of layout '" +
+                                           layout->name + "' makes them modules");
+    return;
+  }
+  modules_ = Modules{*layout->chunks, placed.rule.names[0], placed.rule.ranks, placed.chunks};
 }
 
 unsigned Placing::intern(ir::Share share) {
@@ -261,6 +282,7 @@ void Placing::place(const Job &job, unsigned variable) {
         placed.ruled = true;
         placed.shares = std::move(shares->shares);
         placed.local = std::move(shares->local);
+        placed.chunks = shares->chunks;
         placed.rule = std::move(*rule);
       } else {
         diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": " + error);

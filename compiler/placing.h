@@ -46,6 +46,10 @@ public:
   /// errors.
   bool coordinates(const AxisRules &rules, std::vector<ir::Presence> &presence) const;
 
+  /// The coordinates that a rule of `at` or `authority` says of an axis of that size, ascending. Empty after an error.
+  std::optional<std::vector<int64_t>> coordinates(const std::string &axis, const AxisCoordinates &rule,
+                                                  int64_t size) const;
+
   /// Empty after errors. `noun` is what messages call the things shared out.
   std::optional<Rule> rule(const ShardRule &rule, const std::string &noun) const;
 
@@ -58,8 +62,17 @@ public:
     Rule rule;
     Shares shares;
     std::vector<ir::Segments> local; // by rank: value -> position, ascending, by chunks (ir::kChunk)
+    int64_t chunks = 1;              // of a rank
   };
   const Placed &placed(unsigned variable) const { return placed_[variable]; }
+
+  /// The chunks of a rank, where it has several and the layout makes them modules of their own (`chunks`).
+  struct Modules {
+    ChunkNames names;
+    std::string axis; // of the variable's rule
+    int64_t ranks = 1, chunks = 1;
+  };
+  const std::optional<Modules> &modules() const { return modules_; }
 
   /// The share value -> instance of a variable in a name, for those values for which a tensor exists: dense, ascending.
   unsigned instances(unsigned variable, const ir::Segments &exists);
@@ -69,6 +82,7 @@ private:
   void addNames(const Job &job);
   void place(const Job &job, unsigned variable);
   bool readPipeline(const ShardRule &rule, Pipeline &pipeline) const;
+  void readModules(const Job &job);
 
   const EndpointDeclaration &declaration_;
   const Allowed &allowed_;
@@ -78,6 +92,7 @@ private:
   std::vector<std::string> known_; // axes that rules may use
   Environment names_;
   std::vector<Placed> placed_;                                                   // by index variable
+  std::optional<Modules> modules_;
   std::unordered_multimap<size_t, unsigned> shares_;                             // by hash
   std::vector<std::unordered_map<ir::Segments, unsigned, ValueHash>> instances_; // by variable
 };

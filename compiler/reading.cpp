@@ -348,14 +348,9 @@ AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &
     if (value.kind == Node::Kind::sequence && value.items.empty())
       diagnostics.error(value.at,
                         what + " without a coordinate" + (what == "'at'" ? "; 'when: false' leaves a param out" : ""));
-    for (const Node *item : valueOrItems(value)) {
-      if (item->kind == Node::Kind::scalar && item->text == "first")
-        rule.first = true;
-      else if (item->kind == Node::Kind::scalar && item->text == "last")
-        rule.last = true;
-      else if (auto coordinate = readExpression(*item, "a coordinate", diagnostics))
+    for (const Node *item : valueOrItems(value))
+      if (auto coordinate = readExpression(*item, "a coordinate", diagnostics))
         rule.coordinates.push_back(std::move(*coordinate));
-    }
     if (name)
       result.emplace_back(*name, std::move(rule));
   }

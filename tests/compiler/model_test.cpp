@@ -156,9 +156,9 @@ layouts:
   EXPECT_EQ(param.pad.at(0).text, "128 * tp");
   EXPECT_TRUE(param.joined);
   ASSERT_EQ(param.places.size(), 2u);
-  EXPECT_TRUE(param.places[0].second.last);
-  EXPECT_EQ(param.places[0].second.coordinates.size(), 1u);
-  EXPECT_TRUE(param.places[1].second.first);
+  ASSERT_EQ(param.places[0].second.coordinates.size(), 2u);
+  EXPECT_EQ(param.places[0].second.coordinates[1].text, "last");
+  EXPECT_EQ(param.places[1].second.coordinates.at(0).text, "first");
   EXPECT_EQ(param.when->text, "fused");
   EXPECT_EQ(param.form.dtype->first, ir::DType::bf16);
   EXPECT_EQ(layout.params.at(1).pack.permute, std::vector<int64_t>{0});

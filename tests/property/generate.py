@@ -38,6 +38,7 @@ class Side:
         self.node: dict = {}
         self.features: set[str] = set()
         self.chunked: set[str] = set()  # variables placed in virtual stages
+        self.modules = ""  # of these, the one that `chunks` is about
         if rng.random() < 0.12:
             shape = {"tp": rng.choice([1, 2, 3]), "pp": rng.choice([1, 2]), "dp": rng.choice([1, 2]), "ep": 1, "etp": 1}
             total = shape["tp"] * shape["dp"]
@@ -86,6 +87,10 @@ class Side:
         self.layout["place"] = {variable: rule for variable, (_, rule) in place.items()}
         if not self.layout["place"]:
             del self.layout["place"]
+        if self.chunked and rng.random() < 0.5:
+            self.modules = rng.choice(sorted(self.chunked))
+            self.layout["chunks"] = rng.choice(["m{%s.chunk}.", "{%s.chunk}.", "m{%s.chunk}"]) % self.modules
+            self.features.add("chunks")
         if rng.random() < 0.3:
             self.layout["axes"] = sorted(set(self.axes) | {"absent", "cp", "etp", "edp"})
 
@@ -318,7 +323,7 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                     if variable != stack:
                         local = rng.choice(["", ".local"])
                         name += f".{variable}{{{variable}{local}}}"
-                        if variable in side.chunked and (local or rng.random() < 0.3):
+                        if variable in side.chunked and side.modules != variable and (local or rng.random() < 0.3):
                             name += f".c{{{variable}.chunk}}"
                 shape = [unit.length(d) for d in range(unit.rank)]
                 if kind == "holds":
@@ -368,6 +373,10 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
                     axis = free[0]
                     param["at"] = {axis: rng.choice(["first", "last", 0, list(range(side.axes[axis]))])}
                     features.add("at")
+                if side.modules and side.modules not in unit.variables:
+                    axis = side.placed[side.modules]
+                    last = side.axes[axis] * rng.choice([1, 2, 2]) - 1
+                    param.setdefault("at", {})[axis] = rng.choice(["first", "last", "last - first", last, [0, last], ["last", "first"]])
                 if rng.random() < 0.06:
                     param["when"] = "on and tp >= 1" if "tp" in side.axes and "tp" in side.layout.get("axes", ["tp"]) else "on"
                     side.layout["switches"] = {"on": True}

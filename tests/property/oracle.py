@@ -205,13 +205,29 @@ class Endpoint:
     def admits(self, rules: dict, place: int) -> bool:
         """Whether a place has the coordinates of `at` or `authority`."""
         for axis, wanted in rules.items():
-            size = self.axes.get(axis, (1, 1))[0]
-            spell = {"first": 0, "last": size - 1}
-            allowed = [spell[x] if x in spell else evaluate(x, self.names()) for x in (wanted if isinstance(wanted, list) else [wanted])]
-            need(all(0 <= x < size for x in allowed), "coordinates")
-            if self.coordinate(place, [axis])[0] not in allowed:
+            if self.coordinate(place, [axis])[0] not in self.allowed(wanted, self.axes.get(axis, (1, 1))[0]):
                 return False
         return True
+
+    def allowed(self, wanted: object, size: int) -> list[int]:
+        """The coordinates of an axis of that size that `at` or `authority` says."""
+        names = {**self.names(), "first": 0, "last": size - 1}
+        allowed = [evaluate(x, names) for x in (wanted if isinstance(wanted, list) else [wanted])]
+        need(all(0 <= x < size for x in allowed), "coordinates")
+        return allowed
+
+    def modules(self) -> tuple[str, str, int, int] | None:
+        """`chunks` of the layout, where a rank has several: the variable, its axis, how many ranks and chunks there are."""
+        if not self.layout or "chunks" not in self.layout:
+            return None
+        variable = PLACEHOLDER.search(self.layout["chunks"])[1]
+        chunks = len(self.chunks(variable, 0))
+        if chunks == 1:
+            return None
+        node = self.rules()[variable]
+        axes = node["axis"] if isinstance(node["axis"], list) else [node["axis"]]
+        need(len(axes) == 1, "one axis")
+        return variable, axes[0], self.axes.get(axes[0], (1, 1))[0], chunks
 
     def declared(self) -> dict[str, dict]:
         """The params of the layout, with the cuts of its globs, that `only` and `ignore` leave."""
@@ -392,7 +408,17 @@ class Param:
             need(set(tensor.variables) == set(self.variables) | ({self.stack} if self.stack else set()), "variables")
             need(narrowed(tensor) == exists and tensor.dtype == tensors[0].dtype, "some but not all")
         self.check(place, exists)
-        if not endpoint.admits(self.node.get("at", {}), place):
+        rules, prefixes = dict(self.node.get("at", {})), [""]
+        if modules := endpoint.modules():
+            variable, axis, ranks, chunks = modules
+            need(f"{{{variable}.chunk}}" not in self.name and self.stack != variable, "chunks")
+            prefixes = [endpoint.layout["chunks"]]
+            if variable not in self.variables:
+                need(axis in rules, "in no chunk")
+                stages = sorted(set(endpoint.allowed(rules.pop(axis), ranks * chunks)))
+                r = endpoint.coordinate(place, [axis])[0]
+                prefixes = [PLACEHOLDER.sub(str(stage // ranks), prefixes[0]) for stage in stages if stage % ranks == r]
+        if not endpoint.admits(rules, place):
             return {}
         held = {v: endpoint.values(v, place) for v in exists}
         for v in self.variables:
@@ -400,9 +426,10 @@ class Param:
         result = {}
         for values in itertools.product(*([x for x in held[v] if x in exists[v]] for v in self.variables)):
             fixed = dict(zip(self.variables, values))
-            full = PLACEHOLDER.sub(lambda m: str(self.number(m[1], m[2], fixed[m[1]], place)), self.name)
-            need(full not in result, "one name twice")
-            result[full] = Held(*self.local(place, fixed, exists, held), tensors[0].dtype)
+            for prefix in prefixes:
+                full = PLACEHOLDER.sub(lambda m: str(self.number(m[1], m[2], fixed[m[1]], place)), prefix + self.name)
+                need(full not in result, "one name twice")
+                result[full] = Held(*self.local(place, fixed, exists, held), tensors[0].dtype)
         return result
 
     def check(self, place: int, exists: dict[str, list[int]]) -> None:

@@ -128,6 +128,21 @@ class NewerDrawings(unittest.TestCase):
         self.assertEqual(places({"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {"pp": 2}}}),
                          [{"c0.0": ["w.0:0"], "c1.0": ["w.2:0"]}, {"c0.0": ["w.1:0"], "c1.0": ["w.3:0"]}])
 
+    def test_chunks_are_modules(self) -> None:
+        model = {"dtype": "bf16", "let": {"head": 1}, "index": {"layer": 4}, "tensors": {"l.{layer}.w": [1], "e": [1]}, "layouts": {
+            "a": {"params": {"l.{layer}": {"holds": "w"}, "e": {"holds": "e"}}},
+            "b": {"place": {"layer": {"axis": "pp", "interleave": "v"}}, "switches": {"v": 1}, "chunks": "m{layer.chunk}.", "params": {
+                "{layer.local}": {"holds": "w"}, "e": {"holds": "e", "at": {"pp": ["first", "head * last"]}}}}}}
+        job = {"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {"pp": 2}}}
+        self.assertEqual(places(job), [{"0": ["w.0:0"], "1": ["w.1:0"], "e": ["e0"]}, {"0": ["w.2:0"], "1": ["w.3:0"], "e": ["e0"]}])
+        job["target"]["switches"] = {"v": 2}
+        self.assertEqual(places(job), [{"m0.0": ["w.0:0"], "m1.0": ["w.2:0"], "m0.e": ["e0"]}, {"m0.0": ["w.1:0"], "m1.0": ["w.3:0"], "m1.e": ["e0"]}])
+        job["target"]["mesh"] = {}
+        self.assertEqual(places(job), [{"m0.0": ["w.0:0"], "m0.1": ["w.1:0"], "m1.0": ["w.2:0"], "m1.1": ["w.3:0"], "m0.e": ["e0"], "m1.e": ["e0"]}])
+        del model["layouts"]["b"]["params"]["e"]["at"]
+        with self.assertRaises(Refused):
+            places(job)
+
     def test_where_and_globs(self) -> None:
         model = {"dtype": "bf16", "let": {"last": 1, "no": 0}, "index": {"layer": 3},
                  "tensors": {"l.{layer}.w": [2], "l.{last}.x": [2], "gone": {"shape": [2], "when": "no"}},

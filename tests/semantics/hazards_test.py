@@ -31,9 +31,7 @@ class Hazards(Case):
 
     def test_04_virtual_stages(self):
         model = gpt(layers=8)
-        params = model["layouts"]["megatron"]["params"]
-        named = {("chunk{layer.chunk}." + name if "{layer" in name else name): param for name, param in params.items()}
-        model["layouts"]["virtual"] = {**model["layouts"]["megatron"], "params": named, "place": {"layer": {"axis": "pp", "interleave": 2}}}
+        model["layouts"]["virtual"] = {**model["layouts"]["megatron"], "chunks": "{layer.chunk}.", "place": {"layer": {"axis": "pp", "interleave": 2}}}
         job = refit(model, (2, 2), (1, 4))
         job["source"]["layout"] = "virtual"
         self.moved(job)
