@@ -59,10 +59,21 @@ def params(binaries, model, layout, folder, sets=()):
     return endpoints(binaries, text, folder, [f"model.let.{each}" for each in sets])["target"].params(0)
 
 
+def chunked(binaries, model, layout, mesh, place, sets, folder):
+    """The endpoint of a Megatron layout with two chunks on each rank; `place`: the rule of layers, `sets`: other `let` values."""
+    axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.items())
+    source = f"{{layout: {layout}, mesh: {{megatron: {{{axes}}}}}, switches: {{vpp: 2}}, place: {{layer: {place}}}}}"
+    return endpoints(binaries, job(model, source, "{layout: hf, mesh: {}}"), folder, [f"model.let.{each}" for each in sets])["source"]
+
+
 def listing(path):
     """{name: (shape, dtype)} of a listing: `name.{0..3,5}.weight  [2, 4]`, and a dtype where it is not bf16."""
+    return listed(path.read_text(), path.name)
+
+
+def listed(text, title):
     result = {}
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         line = line.split("#")[0].strip()
         if not line:
             continue
@@ -77,7 +88,7 @@ def listing(path):
                     values += [str(i) for i in range(int(first), int(last or first) + 1)]
             names = [head + text + value for head in names for value in values]
         for each in names:
-            assert each not in result, f"{path.name}: {each} twice"
+            assert each not in result, f"{title}: {each} twice"
             result[each] = ([int(n) for n in shape.split(",") if n.strip()], dtype or "bf16")
     return result
 

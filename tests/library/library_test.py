@@ -85,6 +85,23 @@ class Library(unittest.TestCase):
                             self.assertEqual(sorted(name for name in params if ".layers." not in name),
                                              sorted((first if stage == 0 else []) + (last if stage == len(ranges) - 1 else [])))
 
+    def test_chunks(self):
+        """With virtual stages, what each chunk of each rank has is what a live Megatron-Core has (tests/frameworks/megatron_test.py)."""
+        paths = sorted((library.LISTINGS.parent / "chunks").glob("*.txt"))
+        for path in paths:
+            head, *ranks = re.split(r"^# rank \d+: ", path.read_text(), flags=re.MULTILINE)
+            (model, layout), place = re.search(r"# model: (\S+) (\S+)", head).groups(), re.search(r"# place: (.*)", head)[1]
+            found = library.chunked(BIN, model, layout, {"pp": len(ranks)}, place, library.numbers(path), self.folder.name)
+            self.assertEqual(len(ranks), 2)
+            for rank, text in enumerate(ranks):
+                with self.subTest(listing=path.name, rank=rank):
+                    layers, params = text.split("\n", 1)
+                    wanted = library.listed(params, path.name)
+                    self.assertEqual(found.params(rank), wanted)
+                    held = {(name.split(".layers.")[0], values["layer"]) for name, _, _, values in found.instances(rank) if "layer" in values}
+                    self.assertEqual(", ".join(f"{module} {layer}" for module, layer in sorted(held)), layers)
+        self.assertGreater(len(paths), 9)
+
     def test_parameter_counts(self):
         """The number of parameters of each model is the published one."""
         published = {}

@@ -40,6 +40,13 @@ class Endpoint:
     def params(self, place):
         """{name: (shape, dtype)} of a place."""
         result = {}
+        for name, shape, dtype, _ in self.instances(place):
+            assert name not in result, name
+            result[name] = (shape, dtype)
+        return result
+
+    def instances(self, place):
+        """(name, shape, dtype, {variable: value}) of each param of a place."""
         for line in self.lines:
             name, dtype, shape, rest = re.match(r'  param \$\d+ "(.*?)" (\w+) \[((?:[\d, ]|\(.*?\) \[.*?\])*)\](.*)', line).groups()
             if any(self.coordinate(axis, place) not in map(int, numbers.split(", "))
@@ -55,9 +62,7 @@ class Endpoint:
                     position = self.at(self.placed[variable], place)[value]
                     for suffix, number in (("", value), (".local", position % CHUNK), (".chunk", position // CHUNK)):
                         full = full.replace("{%s%s}" % (variable, suffix), str(number))
-                assert full not in result, full
-                result[full] = (lengths, dtype)
-        return result
+                yield full, lengths, dtype, {variable: value for (variable, _), value in zip(variables, values)}
 
 
 def endpoints(binaries, job, folder, sets=()):
