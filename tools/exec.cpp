@@ -37,6 +37,8 @@ int main(int argc, char **argv) {
                    {"--check", "", "compare every target byte with what the layouts say it must be (synthesised: under two seeds)", setSwitch(options.check)},
                    {"--check-replicas", "", "before anything moves, compare all that the source holds more than once; differences are named", setSwitch(options.checkReplicas)},
                    {"--allow", "extra", "leave tensors of the source's files that the plan does not know where they are; the first are named, the report lists all", setChoice(options.allow, {"extra"})},
+                   {"--copy", "DIR", "put config.json, the tokenizer and all else of DIR but weights, folders and hidden files beside the written checkpoint", setText(options.copy)},
+                   {"--max-shard-size", "SIZE", "begin another file of a checkpoint before one has more than SIZE (5 GB, as Hugging Face)", setBytes(options.shardBytes)},
                    {"--memory", "SIZE", "keep what is resident of files below SIZE (bytes, or KiB, MiB, GiB)", setBytes(options.memory)},
                    {"--seed", "N", "the first seed (0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
                    {"--transport", "NAME", "threads (default), or a process for each rank: mpi under mpirun, nccl on GPUs", setChoice(options.transport, {"threads", "mpi", "nccl"})},

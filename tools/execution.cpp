@@ -5,6 +5,7 @@
 #include "executor/reshard.h"
 #include "tools/device_memory.h"
 #include "tools/memory.h"
+#include "tools/model_files.h"
 #include "tools/new_folder.h"
 #include "tools/reference.h"
 #include "tools/resident.h"
@@ -190,6 +191,14 @@ private:
     if (!options_.synthesize && targetFolder().empty())
       throw Failure{kUsage, plan_->manifest().endpoints()->size() > 2 ? "the plan has several targets, expected --target=DIR, one folder for all"
                                                                       : "the job names no folder of its target, expected --target=DIR, or --synthesize"};
+    const auto &endpoints = *plan_->manifest().endpoints();
+    const bool written = !options_.synthesize && std::any_of(endpoints.begin() + 1, endpoints.end(), [](const schema::Endpoint *e) { return e->checkpoint(); });
+    if (!options_.copy.empty() && !written)
+      throw Failure{kUsage, std::string("--copy puts files beside a written checkpoint, ") +
+                                (options_.synthesize ? "found --synthesize as well" : "expected a target with 'storage' and no mesh")};
+    const bool made = options_.synthesize && !options_.source.empty() && endpoints.Get(0)->checkpoint();
+    if (options_.shardBytes > 0 && !written && !made)
+      throw Failure{kUsage, "--max-shard-size is about files of a written checkpoint, expected one with 'storage' and no mesh"};
     const bool standsIn = options_.synthesize && options_.source.empty() && options_.device == "cpu";
     if (const auto transforms = namesOf(*plan_, &schema::Param::transform); !transforms.empty() && !standsIn)
       throw Failure{kUsage, "the plan has the transform '" + transforms[0] + "', which is a caller's, expected --synthesize without --source, and device 'cpu'"};
@@ -231,16 +240,20 @@ private:
         throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() + " are written by processes of several hosts, expected one host"};
     auto path = [&](uint32_t e) { return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : ""); };
     need(source.openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
+    if (!options_.copy.empty() && first())
+      modelFiles_ = findModelFiles(options_.copy);
     folder = std::make_unique<NewFolder>(targetFolder(), number, first());
     for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())
-        need(target.createFiles(e, path(e)), kFailure);
+        need(target.createFiles(e, path(e), options_.shardBytes), kFailure);
+      if (endpoints.Get(e)->checkpoint())
+        copyModelFiles(modelFiles_, path(e));
     }
     agree(0); // the files of all are there
     for (uint32_t e = 1; e < endpoints.size(); ++e)
       if (!endpoints.Get(e)->storage())
-        need(target.createFiles(e, path(e)), kFailure);
+        need(target.createFiles(e, path(e), options_.shardBytes), kFailure);
       else if (!first())
         need(target.openFiles(e, path(e), true), kFailure);
     return folder;
@@ -265,7 +278,7 @@ private:
       throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected transport 'threads'"};
     NewFolder folder(options_.source, getpid(), true);
     Memory memory(*plan_);
-    need(memory.createFiles(0, folder.temporary()), kFailure);
+    need(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
     const ResidentLimit limit({&memory}, options_.memory);
     Progress progress("write");
     for (size_t i = 0; i < memory.places().size(); ++i) {
@@ -430,7 +443,7 @@ private:
     const Json json = {{"digest", plan_->digest()}, {"transport", options_.transport}, {"device", options_.device}, {"ranks", plan_->world()},
                        {"threads", threads_}, {"runs", runs}, {"bytes_by", by}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches},
                        {"refresh", namesOf(*plan_, &schema::Param::refresh)},
-                       {"transform", namesOf(*plan_, &schema::Param::transform)}, {"left_out", leftOut_}, {"peak_rss_bytes", peakResidentBytes()}};
+                       {"transform", namesOf(*plan_, &schema::Param::transform)}, {"left_out", leftOut_}, {"copied", modelFiles_.names}, {"peak_rss_bytes", peakResidentBytes()}};
     if (!options_.report.empty())
       need(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())
@@ -440,6 +453,8 @@ private:
     std::printf("  %-10s %12s in %llu messages\n", "remote", humanBytes(static_cast<double>(manifest.bytes_remote())).c_str(), static_cast<unsigned long long>(manifest.messages()));
     if (manifest.bytes_storage() > 0)
       std::printf("  %-10s %12s\n", "storage", humanBytes(static_cast<double>(manifest.bytes_storage())).c_str());
+    if (!options_.copy.empty())
+      std::printf("  %-10s %12zu file(s) of '%s', not %zu more: weights, folders, hidden ones\n", "copied", modelFiles_.names.size(), options_.copy.c_str(), modelFiles_.left);
     const auto best = std::min_element(runs_.begin(), runs_.end(), [](const Run &a, const Run &b) { return a.seconds < b.seconds; });
     std::printf("  %-10s %10.4f s, %.2f GB/s%s\n", "time", best->seconds, fastest, runs_.size() > 1 ? " (fastest run)" : "");
     if (ranks_.empty())
@@ -470,6 +485,7 @@ private:
   std::unique_ptr<Device> device_; // of the params
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<Run> runs_;
+  ModelFiles modelFiles_; // of the first process
   std::set<std::string> leftOut_; // tensors of the source's files that the plan does not know; those of this process's ranks, or of the checkpoint
   CheckResult result_;
   Trace trace_;

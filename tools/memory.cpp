@@ -198,8 +198,8 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
   return {};
 }
 
-std::string Memory::createFiles(uint32_t endpointNumber, const std::string &folder) {
-  constexpr int64_t kCheckpointFileBytes = 5'000'000'000; // as Hugging Face cuts them
+std::string Memory::createFiles(uint32_t endpointNumber, const std::string &folder, uint64_t shardBytes) {
+  constexpr uint64_t kShardBytes = 5'000'000'000;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
     if (!mine(endpoint, p))
@@ -209,7 +209,7 @@ std::string Memory::createFiles(uint32_t endpointNumber, const std::string &fold
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     Checkpoint &checkpoint = *checkpoints_.back();
-    std::string problem = endpoint.checkpoint() ? createCheckpoint(folder, tensors, kCheckpointFileBytes, checkpoint)
+    std::string problem = endpoint.checkpoint() ? createCheckpoint(folder, tensors, static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
                                                 : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
     if (problem.empty())
       problem = useFile(endpointNumber, p, "'" + folder + "'", checkpoint);

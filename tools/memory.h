@@ -26,8 +26,8 @@ public:
   /// The files of a folder, checked against the manifest before anything is used: missing and extra files, names, shapes, dtypes. `writable`: to be
   /// written as well. `unknown`: gets the names of tensors that the plan does not know, which are refused without it.
   std::string openFiles(uint32_t endpoint, const std::string &folder, bool writable = false, std::set<std::string> *unknown = nullptr);
-  /// New files in an empty folder, of their final size.
-  std::string createFiles(uint32_t endpoint, const std::string &folder);
+  /// New files in an empty folder, of their final size; of a checkpoint each of `shardBytes` at most (0: 5 GB, as Hugging Face), or of one tensor.
+  std::string createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes);
   /// Leaves the places of an endpoint to others; its memory stays.
   void leave(uint32_t endpoint);
 

@@ -317,14 +317,16 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
   return {};
 }
 
-std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &unordered,
-                              Checkpoint &checkpoint) {
+namespace {
+
+/// `metadata`: "key":value, to begin the header with, or empty.
+std::string createFile(const std::string &path, const std::vector<TensorSpec> &unordered, const std::string &metadata, Checkpoint &checkpoint) {
   // Large elements first, as the safetensors package writes them: then every tensor is aligned to its elements.
   std::vector<TensorSpec> tensors = unordered;
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSpec &a, const TensorSpec &b) {
     return schema::itemBytes(a.dtype) > schema::itemBytes(b.dtype);
   });
-  std::string header = "{";
+  std::string header = "{" + metadata;
   uint64_t next = 0;
   for (const TensorSpec &tensor : tensors) {
     const uint64_t end = next + static_cast<uint64_t>(tensor.bytes);
@@ -359,7 +361,14 @@ std::string createSafetensors(const std::string &path, const std::vector<TensorS
   return {};
 }
 
+} // namespace
+
+std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint) {
+  return createFile(path, tensors, "", checkpoint);
+}
+
 std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes, Checkpoint &checkpoint) {
+  constexpr const char *kMetadata = R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; not all versions load files without
   std::vector<std::vector<TensorSpec>> files(1);
   int64_t filled = 0, total = 0;
   for (const TensorSpec &tensor : tensors) {
@@ -372,14 +381,14 @@ std::string createCheckpoint(const std::string &folder, const std::vector<Tensor
     total += tensor.bytes;
   }
   if (files.size() == 1)
-    return createSafetensors(folder + "/model.safetensors", files[0], checkpoint);
+    return createFile(folder + "/model.safetensors", files[0], kMetadata, checkpoint);
   std::string map;
   for (size_t i = 0; i < files.size(); ++i) {
     char name[64];
     std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
     for (const TensorSpec &tensor : files[i])
       map += (map.empty() ? "" : ",\n") + ("    " + Json(tensor.name).dump() + ": \"" + name + "\"");
-    if (std::string error = createSafetensors(folder + "/" + name, files[i], checkpoint); !error.empty())
+    if (std::string error = createFile(folder + "/" + name, files[i], kMetadata, checkpoint); !error.empty())
       return error;
   }
   const std::string text =

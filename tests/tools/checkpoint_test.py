@@ -4,6 +4,7 @@ right names, shapes and values. RESHARD_BIN: the folder of the commands; needs n
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -67,7 +68,9 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual((found[name].dtype, found[name].shape), (value.dtype, value.shape), name)
         length = struct.unpack("<Q", path.read_bytes()[:8])[0]
         self.assertEqual(length % 8, 0)
-        for name, entry in json.loads(path.read_bytes()[8 : 8 + length]).items():
+        header = json.loads(path.read_bytes()[8 : 8 + length])
+        self.assertEqual(header.pop("__metadata__", None), None if path.name.startswith("rank-") else {"format": "pt"})
+        for name, entry in header.items():
             self.assertEqual(entry["data_offsets"][0] % expected[name].dtype.itemsize, 0, name)
 
     def sharded(self, folder: Path) -> None:
@@ -153,6 +156,47 @@ class Checkpoints(unittest.TestCase):
         self.assertIn("names no folder of its source, expected --source=DIR", execute(compiled("{mesh: {}}", "{storage: out}"), expect=2))
         self.assertIn("several targets, expected --target=DIR", execute(compiled("{storage: hf}", "[{storage: a}, {storage: b}]"), expect=2))
         self.assertEqual(sorted(self.work.rglob("*")), before)
+
+    def test_what_makes_it_a_model(self) -> None:
+        """--copy puts the small files of a folder beside the weights; what cannot be copied leaves nothing behind."""
+        self.sharded(self.work / "hf")
+        beside = {"config.json": "{}", "generation_config.json": "{}", "tokenizer.json": "{}", "merges.txt": "a b", "modeling_x.py": "pass"}
+        for name, text in beside.items():
+            (self.work / "blob").mkdir(exist_ok=True)
+            (self.work / "blob" / name).write_text(text)
+            (self.work / "hf" / name).symlink_to(self.work / "blob" / name)  # as in a cache of the hub
+        for name in (".gitattributes", "pytorch_model.bin", "training.pt"):
+            (self.work / "hf" / name).write_text("x")
+        (self.work / "hf/figures").mkdir()
+        endpoints, hf, report = "source: {storage: hf}\ntarget: [{storage: out}, {mesh: {tp: 2}}]\n", self.work / "hf", self.work / "r.json"
+        self.run_job(endpoints, hf, self.work / "new", more=(f"--copy={hf}", "--max-shard-size=50", f"--report={report}"))
+        out = self.work / "new/target.0"
+        self.assertEqual({path.name: path.read_text() for path in out.iterdir() if "safetensors" not in path.name}, beside)
+        self.assertFalse(any(path.is_symlink() for path in out.iterdir()))
+        self.assertEqual(json.loads(report.read_text())["copied"], sorted(beside))
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        self.assertEqual(index["metadata"]["total_size"], sum(value.nbytes for value in values().values()))
+        for file in set(index["weight_map"].values()):
+            self.equal(out / file, {name: values()[name] for name, of in index["weight_map"].items() if of == file})
+        self.assertEqual({path.name for path in (self.work / "new/target.1").iterdir()}, {"rank-00000.safetensors", "rank-00001.safetensors"})
+
+        one = "source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n"
+        self.assertIn("--copy puts files beside a written checkpoint, expected a target", self.run_job(one, hf, self.work / "again", expect=2, more=(f"--copy={hf}",)))
+        self.assertIn("--max-shard-size is about files of a written checkpoint, expected", self.run_job(one, hf, self.work / "again", expect=2, more=("--max-shard-size=1GiB",)))
+        for spoil, message in (
+            (lambda at: (at / "config.json").unlink(), "lacks 'config.json'"),
+            (lambda at: (at / "vocab.json").symlink_to("nowhere"), "vocab.json' leads to no file"),
+            (lambda at: os.mkfifo(at / "pipe"), "pipe' is no regular file"),
+            (lambda at: os.truncate(at / "merges.txt", 300 << 20), "expected small files beside the weights"),
+            (lambda at: (at / "a\nb").write_text(""), "a file whose name is not of plain characters"),
+            (lambda at: shutil.rmtree(at), "No such file or directory"),
+        ):
+            at = self.work / "copy"
+            shutil.copytree(self.work / "blob", at)
+            spoil(at)
+            self.assertIn(message, self.run_job(endpoints, hf, self.work / "again", expect=2, more=(f"--copy={at}",)))
+            shutil.rmtree(at, ignore_errors=True)
+            self.assertEqual([path for path in self.work.iterdir() if path.name.startswith("again")], [])
 
     def test_described_from_anywhere(self) -> None:
         """The described model finds the checkpoint's config.json wherever it is put, and whatever the names of the folders."""

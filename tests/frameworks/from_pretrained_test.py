@@ -1,0 +1,122 @@
+"""transformers loads what reshard-exec writes: a checkpoint of one file, of several, and of more than 5 GB (RESHARD_FULL=1; 16 GB of disk,
+12 GB of memory), with the config, generation config and tokenizer that --copy put beside the weights. transformers 5, and 4 in a process of its own.
+
+    scripts/frameworks.sh && . build/frameworks/env.sh
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/from_pretrained_test.py
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+BIN = Path(os.environ.get("RESHARD_BIN", "build/release")).resolve()
+MISSING = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+
+#: Loads the folder and compares it with the weights of another one; prints the version.
+LOADS = """
+import sys
+from pathlib import Path
+import torch, transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+written, original = sys.argv[1:]
+model, report = AutoModelForCausalLM.from_pretrained(written, output_loading_info=True, dtype=torch.bfloat16)
+assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+own, seen = model.state_dict(), 0
+for file in sorted(Path(original).glob("*.safetensors")):
+    for name, tensor in load_file(file).items():
+        assert own[name].dtype == tensor.dtype and torch.equal(own[name].view(torch.int16), tensor.view(torch.int16)), name  # NaNs too
+        seen += 1
+assert seen == len(own), (seen, len(own))
+assert GenerationConfig.from_pretrained(written).max_new_tokens == 17
+assert AutoTokenizer.from_pretrained(written)("b c a").input_ids == [2, 3, 1]
+model(torch.tensor([[2, 3, 1]])).logits.sum().item()
+print(transformers.__version__)
+"""
+
+
+def run(*command, **more):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **more)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(map(str, command))[:300]}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+@unittest.skipIf(MISSING, f"NOT TESTED: {', '.join(MISSING)} missing; see tests/frameworks")
+class FromPretrained(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR"))
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def original(self, save, **config):
+        """A folder as transformers saves it, with weights if `save`; else a model of the config without them."""
+        import tokenizers
+        import torch
+        from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+
+        at = self.folder / "original"
+        config = Qwen3Config(tie_word_embeddings=False, dtype="bfloat16", **config)
+        if save:
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+            model.generation_config.max_new_tokens = 17
+            model.save_pretrained(at)
+        else:
+            config.architectures = ["Qwen3ForCausalLM"]
+            config.save_pretrained(at)
+            (at / "generation_config.json").write_text(json.dumps({"max_new_tokens": 17}))
+        words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "c": 3}, unk_token="[UNK]"))
+        words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(at)
+        said = at / "tokenizer_config.json"  # transformers 5 says a class that 4 has not
+        said.write_text(json.dumps(json.loads(said.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+        return at
+
+    def loads(self, written, original):
+        self.assertTrue(run(sys.executable, "-W", "ignore", "-c", LOADS, written, original).startswith("5."))
+        if four := os.environ.get("RESHARD_TRANSFORMERS4"):
+            path = os.pathsep.join([four, *filter(None, [os.environ.get("PYTHONPATH")])])
+            version = run(sys.executable, "-W", "ignore", "-c", LOADS, written, original, env=os.environ | {"PYTHONPATH": path})
+            self.assertTrue(version.startswith("4."), version)
+
+    def test_written_with_what_makes_it_a_model(self):
+        original = self.original(True, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=101)
+        run(BIN / "reshard-compile", f"--describe={original}", "-o", self.folder / "model.yaml")
+        job = self.folder / "job.yaml"
+        job.write_text("version: 1\nmodel: model.yaml\nsource: {storage: original}\ntarget: {storage: one}\n")
+        run(BIN / "reshard-compile", job, "-o", self.folder / "plan")
+        run(BIN / "reshard-exec", self.folder / "plan", "--check", f"--copy={original}")
+        run(BIN / "reshard-exec", self.folder / "plan", "--check", f"--copy={original}", "--max-shard-size=64KiB", f"--target={self.folder / 'many'}")
+        self.assertEqual([path.name for path in (self.folder / "one").glob("*.safetensors*")], ["model.safetensors"])
+        self.assertGreater(len(list((self.folder / "many").glob("model-*-of-*.safetensors"))), 3)
+        for name in ("one", "many"):
+            with self.subTest(name):
+                self.loads(self.folder / name, original)
+
+    @unittest.skipUnless("RESHARD_FULL" in os.environ, "RESHARD_FULL=1 writes more than 5 GB")
+    def test_more_than_5_gb(self):
+        layers, hidden, ffn, vocab, heads = 12, 4096, 14336, 32000, 32
+        original = self.original(False, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
+                                 head_dim=128, vocab_size=vocab)
+        numbers = {"layers": layers, "hidden": hidden, "ffn": ffn, "vocab": vocab, "heads": heads, "kv_heads": 8, "head_dim": 128, "tied": "false"}
+        job = self.folder / "job.yaml"
+        models = Path(__file__).resolve().parents[2] / "examples" / "models"
+        job.write_text(f"version: 1\nmodel: {models / 'qwen3-8b.yaml'}\nsource: {{layout: hf, storage: weights}}\ntarget: {{layout: hf, storage: written}}\n")
+        run(BIN / "reshard-compile", job, "-o", self.folder / "plan", *(f"--set=model.let.{name}={value}" for name, value in numbers.items()))
+        run(BIN / "reshard-exec", self.folder / "plan", "--synthesize", f"--source={self.folder / 'weights'}")
+        run(BIN / "reshard-exec", self.folder / "plan", f"--copy={original}", "--memory=2GiB")
+        files = sorted((self.folder / "written").glob("model-*.safetensors"))
+        self.assertEqual([path.name for path in files], ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+        self.assertLess(files[0].stat().st_size, 5.001e9)
+        self.assertGreater(sum(path.stat().st_size for path in files), 5e9)
+        self.loads(self.folder / "written", self.folder / "weights")
+
+
+if __name__ == "__main__":
+    unittest.main()
