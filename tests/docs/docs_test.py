@@ -2,17 +2,24 @@
 docs/worked-examples.md are what the oracle computes. `docs_test.py --update` rewrites the drawings. RESHARD_BIN: the folder
 of the commands."""
 
+import json
+import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "property"))
+import ml_dtypes
+import numpy as np
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "kernels")]
+
+import formats_reference  # noqa: E402
 from oracle import Job  # noqa: E402
 
 BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
@@ -91,6 +98,120 @@ class Documents(unittest.TestCase):
         text = (ROOT / "docs" / "worked-examples.md").read_text()
         self.assertEqual(text.count("```drawing"), 6)
         self.assertTrue(drawn(text) == text, "docs/worked-examples.md is old: run tests/docs/docs_test.py --update")
+
+
+SAFETENSORS = {"float32": "F32", "uint8": "U8", "float8_e4m3fn": "F8_E4M3"}
+
+
+class Statements(unittest.TestCase):
+    """What docs/yaml.md says of cases that are easily understood otherwise."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def compile(self, model, source, target):
+        """The message of the compiler, empty where it makes a plan."""
+        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: {target}\n")
+        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], capture_output=True, text=True)
+        return done.stderr if done.returncode else ""
+
+    def moved(self, model, target, source="{storage: hf}", **tensors):
+        """What rank 0 of the target holds, of a checkpoint of these tensors."""
+        self.assertEqual(self.compile(model, source, target), "")
+        shutil.rmtree(self.folder / "out", ignore_errors=True)
+        (self.folder / "hf").mkdir(exist_ok=True)
+        header, data = {}, b""
+        for name, tensor in tensors.items():
+            header[name] = {"dtype": SAFETENSORS[tensor.dtype.name], "shape": tensor.shape, "data_offsets": [len(data), len(data) + tensor.nbytes]}
+            data += tensor.tobytes()
+        text = json.dumps(header).encode()
+        (self.folder / "hf" / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+        done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", f"--source={self.folder / 'hf'}", f"--target={self.folder / 'out'}", "--check"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return self.stored(self.folder / "out" / "rank-00000.safetensors")
+
+    @staticmethod
+    def stored(path):
+        """Bytes by name, and shapes: NumPy has none of the small formats."""
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        return {name: (entry["shape"], data[end + entry["data_offsets"][0]:end + entry["data_offsets"][1]]) for name, entry in json.loads(data[8:end]).items()}
+
+    def test_order_of_chunks(self):
+        """Sections 5 and 6: chunk after chunk, each ascending or as in the map; names count inside a chunk, ascending."""
+        for rule, slots, chunks in (("scheme: round_robin", [0, 4, 2, 6], [[0, 4], [2, 6]]), ("map: [[4, 0], [1, 5], [7, 2], [3, 6]]", [4, 0, 7, 2], [[0, 4], [2, 7]])):
+            model = ('{dtype: u8, index: {x: 8}, tensors: {"w.{x}": [1]}, layouts: {hf: {params: same}, l: {place: {x: {axis: pp, %s, interleave: 2}}, '
+                     'params: {s: {stack: x, holds: "w.{x}"}, "c{x.chunk}.{x.local}": {holds: "w.{x}"}}}}}' % rule)
+            found = self.moved(model, "{layout: l, mesh: {pp: 2}}", "{layout: hf, storage: hf}", **{f"w.{i}": np.array([i], np.uint8) for i in range(8)})
+            self.assertEqual(list(found["s"][1]), slots, rule)
+            self.assertEqual([[found[f"c{c}.{i}"][1][0] for i in range(2)] for c in range(2)], chunks, rule)
+
+    def test_held_at_all(self):
+        """Section 10: a tensor without elements needs nobody that holds it; one of which nobody has an element is not held."""
+        model = ('{dtype: bf16, index: {none: 0}, tensors: {a: [4], e: [0, 4], "v.{none}": [2]}, layouts: {s: {params: {%s}}, '
+                 't: {params: {e: {holds: e}, "v.{none}": {holds: "v.{none}"}}}, a: {params: {a: {holds: a}}}}}')
+        nowhere, first = "a: {holds: a, shard: {0: {axis: tp, map: [[], []]}}}", "a: {holds: a, at: {tp: 0}}"
+        for params, source, target, error in (
+                ("a: {holds: a}", "", "t", ""), (nowhere, "", "t", ""), (first, ", authority: {tp: 1}", "t", ""),
+                (nowhere, "", "a", "holds tensor 'a', which no param of the source holds"),
+                (first, ", authority: {tp: 1}", "a", "holds tensor 'a', which no param of the source holds"),
+                ("a: {holds: a, shard: {0: {axis: tp, map: [[0], []]}}}", "", "t", "the source leaves a part of tensor 'a' on no rank")):
+            with self.subTest(params, source=source, target=target):
+                message = self.compile(model % params, f"{{layout: s, mesh: {{tp: 2}}{source}}}", f"{{layout: {target}, mesh: {{}}}}")
+                self.assertIn(error, message)
+                self.assertEqual(bool(error), bool(message), message)
+
+    def test_convert_of_an_endpoint(self):
+        """Section 10: it is for params with a dtype of their own too."""
+        model = "{dtype: fp32, tensors: {a: [4], b: [4]}, layouts: {s: {params: same}, t: {params: {a: {holds: a, dtype: bf16}, b: {holds: b}}}}}"
+        source = "{layout: s, mesh: {}}"
+        self.assertIn("which rounds: expected 'convert: rne'", self.compile(model, source, "{layout: t, mesh: {}}"))
+        self.assertEqual(self.compile(model, source, "{layout: t, mesh: {}, convert: rne}"), "")
+        self.assertEqual(self.compile(model, source, "{layout: t, mesh: {}, dtype: fp16, convert: rne}"), "")
+
+    def test_quotients_are_fp32(self):
+        """Section 12: here amax / 448 and x / s are rounded to where x / s is half way between two codes: without, or with 1 / s, x is 176."""
+        largest, x = np.float32(1.5160685777664185), np.float32(0.5685257315635681)
+        self.assertEqual(x / (largest / np.float32(448)), 168)
+        found = self.moved("{dtype: fp32, tensors: {w: [1, 2]}}", "{mesh: {}, quantize: block_fp8}", w=np.array([[largest, x]]))
+        self.assertEqual(found["w"][1], bytes([0x7E, 0x72]))  # 448, 160
+        self.assertEqual(found["w_scale_inv"][1], (largest / np.float32(448)).tobytes())
+
+    def test_zeros(self):
+        """Section 12: scales of blocks of zeros, of what underflows and of no elements; a scale of zero."""
+        one = np.float32(1).tobytes()
+        for w in (np.array([[0, -0.0] * 16], np.float32), np.full((1, 32), 1e-45, np.float32)):
+            sign = 0x80 if np.signbit(w[0, 1]) else 0
+            with self.subTest(w[0, 0]):
+                model = "{dtype: fp32, tensors: {w: [1, 32]}}"
+                found = self.moved(model, "{mesh: {}, quantize: mxfp8}", w=w)
+                self.assertEqual((found["w"][1], found["w_scale"][1]), (bytes([0, sign] * 16), b"\0"))
+                found = self.moved(model, "{mesh: {}, quantize: block_fp8}", w=w)
+                self.assertEqual((found["w"][1], found["w_scale_inv"][1]), (bytes([0, sign] * 16), one))
+                found = self.moved(model, "{mesh: {}, quantize: nvfp4}", w=w)
+                self.assertEqual((found["w"][1], found["w_scale"][1], found["w_scale_2"][1]), (bytes([sign] * 16), b"\x38\x38", one))
+        for format, scales in (("mxfp8", [0, 1]), ("block_fp8", [0, 1]), ("nvfp4", [0, 2])):
+            found = self.moved("{dtype: fp32, tensors: {w: [0, 32]}}", f"{{mesh: {{}}, quantize: {format}}}", w=np.zeros((0, 32), np.float32))
+            self.assertEqual(found["w_scale_inv" if format == "block_fp8" else "w_scale"], (scales, b""))
+        self.assertEqual(found["w_scale_2"], ([], one))
+        model, scale = "{dtype: bf16, tensors: {w: [1, 2]}}", np.zeros((1, 1), np.float32)
+        found = self.moved(model, "{mesh: {}}", "{storage: hf, quantize: block_fp8}", w=np.array([[448, -1]], ml_dtypes.float8_e4m3fn), w_scale_inv=scale)
+        self.assertEqual(found["w"][1], bytes([0, 0, 0, 0x80]))
+
+    def test_swizzled_order(self):
+        """Section 12: the formula is the layout."""
+        text = (ROOT / "docs" / "yaml.md").read_text()
+        (formula,) = re.findall(r"^ +(\(\(r div 128\).*)$", text, re.MULTILINE)
+        code = formula.replace("·", "*").replace("div", "//").replace("mod", "%")
+        for rows, columns in ((1, 1), (128, 4), (130, 9), (300, 6)):
+            scales = np.random.default_rng(rows).integers(1, 256, (rows, columns), dtype=np.uint8)
+            swizzled = formats_reference.swizzle(scales)
+            for r in range(rows):
+                for c in range(columns):
+                    at = eval(code, {"r": r, "c": c, "C": columns, "ceil": math.ceil})
+                    self.assertEqual(swizzled[at], scales[r, c], (rows, columns, r, c))
 
 
 if __name__ == "__main__":
