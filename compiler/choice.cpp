@@ -39,7 +39,7 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
   for (const ParamDeclaration &param : result)
     scalar.push_back(!layout.shard.empty() && isScalar(param, tensors));
   for (size_t p = 0; p < result.size(); ++p)
-    for (size_t i = 0; i < layout.shard.size() && result[p].shard.empty(); ++i)
+    for (size_t i = 0; i < layout.shard.size() && !result[p].ownShard; ++i)
       if (fits(layout.shard[i].first.text, result[p].name) && !(scalar[p] && cutsAny[i])) {
         used[i] = true;
         result[p].shard = layout.shard[i].second;

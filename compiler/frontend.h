@@ -152,6 +152,7 @@ struct ParamDeclaration {
   int64_t stackDimension = 0;
   std::map<int64_t, Expression> pad;                 // dimension -> multiple
   std::map<int64_t, ShardRule> shard;
+  bool ownShard = false;                             // `shard` is stated, be it empty: no glob counts
   AxisRules places;                                  // at
   std::optional<Expression> when;
   std::map<std::string, std::vector<Range>> where;   // by variable, as of a tensor

@@ -38,8 +38,10 @@ public:
         if (d && expression)
           param.pad.emplace(*d, std::move(*expression));
       }
-    if (const Node *shard = fields.find("shard"))
+    if (const Node *shard = fields.find("shard")) {
       param.shard = readShard(*shard, diagnostics_);
+      param.ownShard = true;
+    }
     if (const Node *cut = fields.find("cut")) {
       if (cut->kind != Node::Kind::scalar || cut->text != "joined")
         refuse(*cut, "'joined'", "'cut'", diagnostics_);

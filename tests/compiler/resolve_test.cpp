@@ -429,6 +429,14 @@ TEST(Resolve, GlobsThatCutDoNotFitScalars) {
               "'shard' of dimension 0, but param 'scale' has 0 dimensions");
 }
 
+TEST(Resolve, AnEmptyShardOfItsOwnComesBeforeGlobs) {
+  const Same same;
+  const Resolved whole = same.target("{mine: {extend: cut, params: {norm: {holds: norm, shard: {}}}}}", "mine");
+  ASSERT_TRUE(whole.layout) << whole.diagnostics.text();
+  EXPECT_EQ(contents(*whole.layout, 1, 1),
+            (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [2] norm:0 norm:1", "scale [] scale"}));
+}
+
 TEST(Resolve, ParamsOntoTheSame) {
   const Same same;
   const std::string params = "params: {scale: null, gone: null, norm: {holds: norm, pad: {0: 4}}, twice: {concat: [norm, norm]}}}}";
