@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <set>
 #include <sstream>
 
 using namespace reshard;
@@ -76,6 +77,12 @@ void saveReproducer(const std::string &output, const CompileResult &result) {
                  path.c_str(), rest.c_str());
 }
 
+/// Whether an output is one of the files that were read, or the other output.
+bool replaces(const Options &options, const std::vector<std::string> &inputs) {
+  return refuseOutput(kName, "-o", options.output, inputs) || refuseOutput(kName, "--report", options.report, inputs) ||
+         refuseSameOutput(kName, "--report", options.report, "-o", options.output);
+}
+
 /// --describe: the model of a checkpoint, on standard output or in -o.
 int describe(const Options &options) {
   Checkpoint checkpoint;
@@ -83,6 +90,11 @@ int describe(const Options &options) {
     complain(kName, error);
     return kUsage;
   }
+  std::set<std::string> inputs{options.describe + "/config.json", options.describe + "/model.safetensors.index.json"};
+  for (const auto &[name, view] : checkpoint.tensors)
+    inputs.insert(view.file);
+  if (replaces(options, {inputs.begin(), inputs.end()}))
+    return kUsage;
   std::error_code error;
   auto config = std::filesystem::absolute(options.describe + "/config.json", error).lexically_normal(); // wherever the YAML goes
   if (!std::filesystem::is_regular_file(config, error))
@@ -121,12 +133,6 @@ int64_t sameSegments(const Plan &before, const std::string &path) {
   for (uint32_t rank = 0; rank < std::min(before.world(), after->world()); ++rank)
     same += before.container().segmentDigest(rank) == after->container().segmentDigest(rank);
   return same;
-}
-
-/// Whether an output is one of the files that were read, or the other output.
-bool replaces(const Options &options, const std::vector<std::string> &inputs) {
-  return refuseOutput(kName, "-o", options.output, inputs) || refuseOutput(kName, "--report", options.report, inputs) ||
-         refuseSameOutput(kName, "--report", options.report, "-o", options.output);
 }
 
 int compile(const std::string &job, Options &options) {

@@ -214,6 +214,17 @@ class Checkpoints(unittest.TestCase):
             done = subprocess.run([BIN / "reshard-compile", job, "-o", self.work / "plan"], cwd="/", capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_described_onto_itself(self) -> None:
+        """-o that names a file of the checkpoint would replace it."""
+        self.sharded(self.work / "hf")
+        (self.work / "hf/config.json").write_text("{}")
+        before = {path: path.read_bytes() for path in (self.work / "hf").iterdir()}
+        for path in before:
+            done = subprocess.run([BIN / "reshard-compile", f"--describe={self.work / 'hf'}", "-o", path], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"option '-o': '{path}' is the input", done.stderr)
+        self.assertEqual({path: path.read_bytes() for path in (self.work / "hf").iterdir()}, before)
+
     def test_a_wrong_index_moves_nothing(self) -> None:
         self.sharded(self.work / "hf")
         index = self.work / "hf/model.safetensors.index.json"
