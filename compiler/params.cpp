@@ -289,7 +289,7 @@ bool Params::checkTensors(Building &building) const {
     building.param.transform = transform->first;
     if (endpoint_.storage) {
       diagnostics_.error(transform->second, building.title() + " has the transform '" + transform->first + "', but the " + endpoint_.role +
-                                                " is files, which no caller converts");
+                                                " is files, which no caller converts; 'ignore' leaves it out");
       ok = false;
     }
   }

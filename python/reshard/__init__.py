@@ -13,7 +13,7 @@ from .description import describe
 from .errors import BindError, CompileError, Error, PlanError, RunError, TimeoutError
 from .executor import Executor
 from .plan import Endpoint, Param, Plan, Summary
-from .transforms import Transformed
+from .transforms import Transformed, neg_exp
 
 #: The folder of the models and topologies that come with reshard, for ``model:`` and ``extend:`` of a job.
 LIBRARY = PREFIX / "share" / "reshard"
@@ -34,4 +34,5 @@ __all__ = [
     "Transformed",
     "compile",
     "describe",
+    "neg_exp",
 ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy
+    import torch
 
 #: name in a plan: (name in NumPy, ml_dtypes, PyTorch and JAX; DLPack's code and bits; the buffer protocol's format)
 _ROWS = {
@@ -58,6 +59,14 @@ def numpy_dtype(name: str) -> numpy.dtype:
 
     extension: type = getattr(ml_dtypes, _ROWS[name][0])
     return numpy.dtype(extension)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """PyTorch's dtype of a plan's."""
+    import torch
+
+    found: torch.dtype = getattr(torch, _ROWS[name][0])
+    return found
 
 
 def safetensors_name(name: str) -> tuple[str, int]:

@@ -32,7 +32,8 @@ def endpoint(model, layout):
     place = ""
     if layout.startswith("megatron") and model in ("deepseek-v3", "kimi-k2"):  # 61 layers
         place = ", place: {layer: {axis: pp, sizes: [31, 30]}, expert: ep}"
-    return "{layout: %s, mesh: %s%s}" % (layout, mesh(layout), place)
+    # From engines, which have some weights in fp32 that are bf16 elsewhere, values are rounded.
+    return "{layout: %s, mesh: %s%s, convert: rne}" % (layout, mesh(layout), place)
 
 
 def job(model, source, target):

@@ -6,22 +6,12 @@ import os
 import re
 import tempfile
 import unittest
-from fnmatch import fnmatch
 from pathlib import Path
 
 import library
 import stages
 
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
-
-# What a layout leaves to the engine, because it needs a conversion of values or dtype.
-LEFT_TO_THE_ENGINE = {
-    ("vllm", "nemotron-h-8b"): ["*.mixer.A"],
-    ("sglang", "nemotron-h-8b"): ["*.mixer.A"],
-    ("sglang", "gpt-oss-120b"): ["*.w13_weight_bias", "*.w2_weight_bias"],
-    ("vllm", "glm-4.5"): ["*.mlp.gate.weight"],
-    ("sglang", "glm-4.5"): ["*.mlp.gate.weight"],
-}
 
 # What a tied model's last stage, where it is not the first too, calls the embedding that it computes the logits with: in
 # vLLM lm_head is an alias (tie_weights, qwen3.py), in SGLang a module of its own (Qwen3ForCausalLM).
@@ -50,8 +40,7 @@ class Library(unittest.TestCase):
         count = 0
         for layout, model, path in self.listings():
             with self.subTest(layout=layout, model=model):
-                wanted = {name: value for name, value in library.listing(path).items()
-                          if not any(fnmatch(name, glob) for glob in LEFT_TO_THE_ENGINE.get((layout, model), []))}
+                wanted = library.listing(path)
                 found = library.params(BIN, model, layout, self.folder.name, library.numbers(path))
                 self.assertEqual(sorted(set(wanted) - set(found))[:4], [], "the layout lacks these")
                 self.assertEqual(sorted(set(found) - set(wanted))[:4], [], "the release lacks these")

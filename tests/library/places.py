@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 CHUNK = 1 << 20  # positions of an index variable's values begin at each multiple of it in each virtual stage (ir/ir.h)
+MADE_BY = {"neg_exp": "fp32"}
 
 
 def segments(text):
@@ -38,7 +39,7 @@ class Endpoint:
         return lists[self.coordinate(axes, place)]
 
     def params(self, place):
-        """{name: (shape, dtype)} of a place."""
+        """{name: (shape, dtype)} of a place: the dtype in memory, of what is behind a transform that which its hook makes."""
         result = {}
         for name, shape, dtype, _ in self.instances(place):
             assert name not in result, name
@@ -48,10 +49,11 @@ class Endpoint:
     def instances(self, place):
         """(name, shape, dtype, {variable: value}) of each param of a place."""
         for line in self.lines:
-            name, dtype, shape, rest = re.match(r'  param \$\d+ "(.*?)" (\w+) \[((?:[\d, ]|\(.*?\) \[.*?\])*)\](.*)', line).groups()
+            name, dtype, stored, shape, rest = re.match(r'  param \$\d+ "(.*?)" (\w+)(?: stored (\w+))? \[((?:[\d, ]|\(.*?\) \[.*?\])*)\](.*)', line).groups()
             if any(self.coordinate(axis, place) not in map(int, numbers.split(", "))
                    for axis, numbers in re.findall(r" at (\w+) \[([\d, ]+)\]", rest)):
                 continue
+            made = MADE_BY[transform[1]] if (transform := re.search(r' transform "(\w+)"', rest)) else None
             lengths = []
             for axes, uneven, even in re.findall(r"\((.*?)\) \[(.*?)\]|(\d+)", shape):
                 lengths.append(int(even or uneven.split(", ")[self.coordinate(axes, place)]))
@@ -62,7 +64,7 @@ class Endpoint:
                     position = self.at(self.placed[variable], place)[value]
                     for suffix, number in (("", value), (".local", position % CHUNK), (".chunk", position // CHUNK)):
                         full = full.replace("{%s%s}" % (variable, suffix), str(number))
-                yield full, lengths, dtype, {variable: value for (variable, _), value in zip(variables, values)}
+                yield full, lengths, made or stored or dtype, {variable: value for (variable, _), value in zip(variables, values)}
 
 
 def endpoints(binaries, job, folder, sets=()):

@@ -256,6 +256,57 @@ target: {layout: serve, mesh: {}, ranks: [2]}
         self.assertEqual(str(raised.exception.__cause__), "'no room'")
         self.assertEqual((executor.state, executor.version), ("torn", 1))
 
+    def test_neg_exp(self):
+        """The stock transform, both ways: A is -exp(A_log) in fp32, and A_log comes back."""
+        Path("neg_exp.yaml").write_text("""version: 1
+model:
+  dtype: bf16
+  tensors: {A_log: [8]}
+  layouts:
+    train: {params: {A_log: {holds: A_log, shard: {0: tp}}}}
+    serve: {params: {mixer.A: {holds: A_log, shard: {0: tp}, transform: neg_exp}}}
+source: {layout: train, mesh: {tp: 4}}
+target: {layout: serve, mesh: {tp: 2}}
+""")
+        logs = np.log(np.arange(1, 9)).astype(ml_dtypes.bfloat16)
+        kinds = [lambda count: np.zeros(count, np.float32)]
+        if has("torch"):
+            import torch
+
+            kinds.append(lambda count: torch.nn.Parameter(torch.zeros(count)))
+        for zeros in kinds:
+            plan = reshard.compile("neg_exp.yaml")
+            live = {0: {"mixer.A": zeros(4)}, 1: {"mixer.A": zeros(4), "other": None}}
+            with reshard.Executor(plan) as executor:
+                for rank in range(4):
+                    executor.bind({"A_log": logs[2 * rank: 2 * rank + 2].copy()}, "source", rank)
+                executor.set_transform("neg_exp", finalise=lambda param: reshard.neg_exp(live[param.rank])["finalise"](param))
+                executor.prepare()
+                executor.run()
+            for rank in live:
+                found = np.array(live[rank]["mixer.A"].tolist(), np.float32)
+                np.testing.assert_allclose(found, -np.exp(logs[4 * rank: 4 * rank + 4].astype(np.float32)), rtol=1e-6)
+            back = reshard.compile("neg_exp.yaml", source={"layout": "serve", "mesh": {"tp": 1}}, target={"layout": "train", "mesh": {}})
+            with reshard.Executor(back) as executor:
+                whole, again = zeros(8), np.zeros(8, ml_dtypes.bfloat16)
+                for i, value in enumerate([*live[0]["mixer.A"].tolist(), *live[1]["mixer.A"].tolist()]):
+                    (whole.data if hasattr(whole, "detach") else whole)[i] = value
+                executor.bind({"A_log": again}, "target")
+                executor.set_transform("neg_exp", **reshard.neg_exp({"mixer.A": whole}))
+                executor.prepare()
+                executor.run()
+                self.assertEqual(again.tobytes(), logs.tobytes())
+
+    def test_neg_exp_of_a_wrong_tensor(self):
+        param = reshard.Transformed("neg_exp", "mixer.A", 1, 0, "bf16", (4,), 8, "cpu", 0, 0)
+        for tensors, message in (
+            ({"A": np.zeros(4, np.float32)}, "param 'mixer.A' of the transform 'neg_exp' is not among the tensors given to neg_exp"),
+            ({"mixer.A": np.zeros(8, np.float32)}, r"param 'mixer.A': found float32 \[8\], expected float32 \[4\]"),
+            ({"mixer.A": np.zeros(4, np.float16)}, r"param 'mixer.A': found float16 \[4\], expected float32 \[4\]"),
+        ):
+            with self.assertRaisesRegex(reshard.Error, message):
+                reshard.neg_exp(tensors)["finalise"](param)
+
 
 class Refusals(unittest.TestCase):
     """bind says what was found and what was expected."""

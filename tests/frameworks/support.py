@@ -1,0 +1,75 @@
+"""What the tests against real frameworks share: the Python module of a build tree, small models of the library, checkpoints of them.
+
+    scripts/frameworks.sh && . build/frameworks/env.sh
+    RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/NAME_test.py
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "examples" / "models"
+
+BASE = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 512, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
+#: config.json of cut-down models, by the library's name. 1000 words, so that padding shows.
+CONFIGS = {
+    "gpt-oss-120b": BASE | {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "sliding_window": 128, "attention_bias": True, "hidden_act": "silu", "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_theta": 150000},
+    "glm-4.5": BASE | {
+        "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "intermediate_size": 512, "moe_intermediate_size": 128, "n_routed_experts": 8,
+        "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1,
+        "hidden_act": "silu", "rope_theta": 1000000},
+    "nemotron-h-8b": BASE | {
+        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "intermediate_size": 512, "hybrid_override_pattern": "M-M*",
+        "mamba_num_heads": 16, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32, "conv_kernel": 4, "chunk_size": 128, "expand": 2,
+        "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "use_conv_bias": True, "use_bias": False, "mamba_proj_bias": False, "mlp_bias": False,
+        "attention_bias": False},
+}
+
+
+def module(folder):
+    """Makes the reshard of this tree importable, here and in child processes: the module's sources, the build tree's commands and libraries."""
+    binaries = Path(os.environ["RESHARD_BIN"]).resolve()
+    prefix = Path(folder) / "module"
+    if not prefix.exists():
+        shutil.copytree(ROOT / "python" / "reshard", prefix / "reshard", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("bin", "lib"):
+            (prefix / "reshard" / name).symlink_to(binaries)
+    sys.path.insert(0, str(prefix))
+    return prefix
+
+
+def model(folder, name):
+    """A folder with the config.json of a cut-down model and the library's model of it, model.yaml."""
+    at = Path(folder) / name
+    at.mkdir(parents=True)
+    (at / "config.json").write_text(json.dumps(CONFIGS[name]))
+    (at / "model.yaml").write_text(f"extend: {MODELS / (name + '.yaml')}\nconfig: config.json\n")
+    return at
+
+
+def checkpoint(at, params, seed):
+    """A checkpoint under `at` with random weights of such sizes that every one changes what is generated. params: those of the layout `hf`."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, param in params.items():
+        values = torch.randn(param.shape, generator=generator) * (0.5 if len(param.shape) < 2 else 2 * param.shape[-1] ** -0.5)
+        if "norm" in name or name.endswith(".D"):
+            values += 1
+        elif name.endswith("A_log"):
+            values += 1.5
+        tensors[name] = values.to({"bf16": torch.bfloat16, "fp32": torch.float32}[param.dtype])
+    at.mkdir()
+    shutil.copy(at.parent / "config.json", at)
+    save_file(tensors, at / "model.safetensors", {"format": "pt"})
+    return tensors
