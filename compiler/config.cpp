@@ -1,7 +1,9 @@
 #include "compiler/config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
+#include <map>
 
 namespace reshard {
 
@@ -33,6 +35,46 @@ bool checkNesting(uint32_t file, Diagnostics &diagnostics) {
     }
   }
   return true;
+}
+
+/// llvm::json keeps one of several values of a key. `text` is JSON, so a string is a key where it stands in an object behind `{` or `,`.
+void checkKeys(uint32_t file, Diagnostics &diagnostics) {
+  const std::string &text = diagnostics.text(file);
+  std::vector<std::optional<std::map<std::string, Location>>> open; // the keys; of an array nothing
+  Location at{file, 1, 0};
+  bool key = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    ++at.column;
+    if (c == '\n') {
+      ++at.line;
+      at.column = 0;
+    } else if (c == '{' || c == '[') {
+      open.emplace_back();
+      key = c == '{';
+      if (key)
+        open.back().emplace();
+    } else if (c == '}' || c == ']') {
+      open.pop_back();
+    } else if (c == ',') {
+      key = open.back().has_value();
+    } else if (c == '"') {
+      size_t end = i + 1;
+      while (text[end] != '"')
+        end += text[end] == '\\' ? 2 : 1;
+      if (key) {
+        const std::string name = llvm::cantFail(llvm::json::parse(text.substr(i, end + 1 - i))).getAsString()->str(); // escapes resolved
+        const auto [known, added] = open.back()->emplace(name, at);
+        if (!added) {
+          diagnostics.error(at, "duplicate key '" + name + "'");
+          diagnostics.note(known->second, "it is here already");
+        }
+        key = false;
+      }
+      at.column += static_cast<uint32_t>(end - i);
+      i = end;
+    }
+  }
 }
 
 const char *kind(const llvm::json::Value &value) {
@@ -76,52 +118,66 @@ Config::Config(const Node *config, const std::string &folder, Diagnostics &diagn
     diagnostics.error({*file, 1, 1}, "expected a JSON object for a config");
     return;
   }
+  checkKeys(*file, diagnostics);
   value_ = std::move(*parsed);
   read_ = true;
 }
 
-const llvm::json::Value *Config::find(const std::string &key, Location at, bool quiet) const {
-  if (!read_) {
-    if (!stated_)
-      diagnostics_.error(at, "'$" + key + "' without a config, expected 'config: FILE' in the model");
-    return nullptr;
-  }
+const llvm::json::Value *Config::look(const std::string &key, std::string &last, const llvm::json::Object *&object) const {
   const llvm::json::Value *value = &value_;
-  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+  for (size_t begin = 0, end = 0; value && end != std::string::npos; begin = end + 1) {
     end = key.find('.', begin);
-    const std::string part = key.substr(begin, end - begin);
-    const llvm::json::Object *object = value->getAsObject();
-    value = object ? object->get(part) : nullptr;
-    if (value)
-      continue;
-    if (quiet)
-      return nullptr;
-    std::vector<std::string> known;
-    if (object)
-      for (const auto &[name, each] : *object)
-        known.push_back(name.str());
-    std::sort(known.begin(), known.end());
-    diagnostics_.error(at, "'" + name_ + "' has no key '" + key + "'" + suggestion(part, known));
-    return nullptr;
+    last = key.substr(begin, end - begin);
+    object = value->getAsObject();
+    value = object ? object->get(last) : nullptr;
   }
   return value;
 }
 
-std::optional<int64_t> Config::number(const std::string &key, Location at, bool hasDefault) const {
-  const llvm::json::Value *value = find(key, at, hasDefault);
-  if (!value || (hasDefault && value->kind() == llvm::json::Value::Null))
+std::pair<const llvm::json::Value *, std::string> Config::find(const std::vector<std::string> &keys, Location at, bool hasDefault) const {
+  if (!read_) {
+    if (!stated_)
+      diagnostics_.error(at, "'$" + keys[0] + "' without a config, expected 'config: FILE' in the model");
+    return {};
+  }
+  std::pair<const llvm::json::Value *, std::string> null;
+  std::string names, last;
+  const llvm::json::Object *object = nullptr;
+  for (const std::string &key : keys) {
+    if (const llvm::json::Value *value = look(key, last, object)) {
+      if (value->kind() != llvm::json::Value::Null)
+        return {value, key};
+      null = {value, key};
+    }
+    names += (names.empty() ? "'" : " and no '") + key + "'";
+  }
+  if (hasDefault || null.first)
+    return hasDefault ? std::pair<const llvm::json::Value *, std::string>() : null;
+  std::vector<std::string> known;
+  if (object && keys.size() == 1)
+    for (const auto &[name, each] : *object)
+      known.push_back(name.str());
+  std::sort(known.begin(), known.end());
+  diagnostics_.error(at, "'" + name_ + "' has no key " + names + suggestion(last, known));
+  return {};
+}
+
+std::optional<int64_t> Config::number(const std::vector<std::string> &keys, Location at, bool hasDefault) const {
+  const auto [value, key] = find(keys, at, hasDefault);
+  if (!value)
     return hasDefault && read_ ? std::nullopt : std::optional(kUnknownValue);
   if (const auto truth = value->getAsBoolean())
     return *truth;
   if (const auto number = value->getAsInteger(); number && *number != kUnknownValue)
     return *number;
-  diagnostics_.error(at,
-                     "key '" + key + "' of '" + name_ + "' is " + kind(*value) + ", expected an integer or a boolean");
+  if (const auto *array = value->getAsArray())
+    return static_cast<int64_t>(array->size());
+  diagnostics_.error(at, "key '" + key + "' of '" + name_ + "' is " + kind(*value) + ", expected an integer, a boolean or an array");
   return kUnknownValue;
 }
 
-std::optional<Config::Texts> Config::texts(const std::string &key, Location at) const {
-  const llvm::json::Value *value = find(key, at, false);
+std::optional<Config::Texts> Config::texts(const std::vector<std::string> &keys, Location at) const {
+  const auto [value, key] = find(keys, at, false);
   if (!value)
     return std::nullopt;
   if (const auto text = value->getAsString())
@@ -141,6 +197,35 @@ std::optional<Config::Texts> Config::texts(const std::string &key, Location at) 
                              (array ? "an array of other things than texts" : kind(*value)) +
                              ", expected a text or an array of texts");
   return std::nullopt;
+}
+
+std::optional<ConfigKeys> readKeys(const Node &node, Diagnostics &diagnostics) {
+  constexpr std::string_view kOr = "or ";
+  const std::string &text = node.text;
+  auto inKey = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-'; };
+  ConfigKeys keys;
+  size_t at = 0;
+  while (at < text.size() && text[at] == '$') {
+    size_t end = at + 1;
+    while (end < text.size() && inKey(text[end]))
+      ++end;
+    if (end == at + 1) {
+      diagnostics.error(inside(node, at), "expected a key of the config after '$'");
+      return std::nullopt;
+    }
+    keys.names.push_back(text.substr(at + 1, end - at - 1));
+    const size_t next = text.find_first_not_of(' ', end);
+    if (next == std::string::npos)
+      return keys;
+    if (next == end || text.compare(next, kOr.size(), kOr) != 0) {
+      diagnostics.error(inside(node, next), "expected 'or' and a default after '$" + keys.names.back() + "', found '" + text.substr(next) +
+                                                "'; a 'let' name of its own can be used in expressions");
+      return std::nullopt;
+    }
+    at = std::min(text.find_first_not_of(' ', next + kOr.size()), text.size());
+  }
+  keys.rest = at;
+  return keys;
 }
 
 } // namespace reshard

@@ -8,38 +8,15 @@ namespace reshard {
 
 namespace {
 
-/// `$key` or `$key or EXPRESSION`.
+/// `$key`, `$key or $key`, each also with `or EXPRESSION` behind.
 int64_t readKey(const Node &node, const Config &config, const Environment &names, Diagnostics &diagnostics) {
-  const std::string &text = node.text;
-  auto place = [&](size_t offset) {
-    Location at = node.at;
-    at.column += static_cast<uint32_t>(offset + node.quoted);
-    return at;
-  };
-  size_t end = 1;
-  auto inKey = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
-           c == '-';
-  };
-  while (end < text.size() && inKey(text[end]))
-    ++end;
-  const std::string key = text.substr(1, end - 1);
-  if (key.empty()) {
-    diagnostics.error(node.at, "expected a key of the config after '$'");
+  const auto keys = readKeys(node, diagnostics);
+  if (!keys)
     return kUnknownValue;
-  }
-  const size_t next = text.find_first_not_of(' ', end);
-  constexpr std::string_view kOr = "or ";
-  if (next == std::string::npos)
-    return config.number(key, node.at, false).value_or(kUnknownValue);
-  if (next == end || text.compare(next, kOr.size(), kOr) != 0) {
-    diagnostics.error(place(next), "expected 'or' and a default after '$" + key + "', found '" + text.substr(next) +
-                                       "'; a 'let' name of its own can be used in expressions");
-    return kUnknownValue;
-  }
-  const size_t begin = text.find_first_not_of(' ', next + kOr.size());
-  const Expression otherwise{begin == std::string::npos ? "" : text.substr(begin), place(std::min(begin, text.size()))};
-  const auto value = config.number(key, node.at, true);
+  if (keys->rest == std::string::npos)
+    return config.number(keys->names, node.at, false).value_or(kUnknownValue);
+  const Expression otherwise{node.text.substr(keys->rest), inside(node, keys->rest)};
+  const auto value = config.number(keys->names, node.at, true);
   if (!value)
     return evaluate(otherwise, names, diagnostics).value_or(kUnknownValue);
   return checkNames(otherwise, names, diagnostics) ? *value : kUnknownValue;

@@ -95,9 +95,10 @@ bool readPipeline(Fields &fields, const Node &node, const Model &model, ShardRul
 /// A pattern of layers: texts, or one character each, in stages where it is parted by `|`.
 struct LayerPattern {
   bool array = false; // of texts, from the config
+  size_t keys = 0;    // of the config, of which it is the value of one; 0: a text
   std::vector<std::vector<std::string>> stages;
 };
-/// A text, or `$key` of the config. A text's characters up to a `/`, without blanks.
+/// A text, or `$key` or `$key or $key` of the config. A text's characters up to a `/`, without blanks.
 std::optional<LayerPattern> readPattern(const Node &node, const Model &model, Diagnostics &diagnostics);
 /// `{variable: values}` for some of `variables` (where.cpp). `title`: "tensor 'x'".
 std::map<std::string, std::vector<Range>> readWhere(const Node &where, const std::vector<std::string> &variables,

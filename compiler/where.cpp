@@ -36,9 +36,9 @@ std::vector<Range> readKinds(const Node &node, const std::string &variable, int6
   for (const Node *item : valueOrItems(*is)) {
     const auto kind = readText(*item, "'is'", diagnostics);
     ok = ok && kind;
-    if (ok && kinds->array)
+    if (ok && (kinds->array || is->kind == Node::Kind::sequence))
       wanted.emplace_back(*kind, item->at);
-    for (size_t i = 0; ok && !kinds->array && i < kind->size(); ++i) // every character is a kind
+    for (size_t i = 0; ok && !kinds->array && is->kind != Node::Kind::sequence && i < kind->size(); ++i) // every character is a kind
       wanted.emplace_back(std::string(1, (*kind)[i]), inside(*item, i));
   }
   if (!ok)
@@ -52,10 +52,12 @@ std::vector<Range> readKinds(const Node &node, const std::string &variable, int6
     return {};
   }
   const std::set<std::string> known(places.begin(), places.end());
+  // Where one of several keys counts, kinds are listed in the words of each.
+  const bool any = std::any_of(wanted.begin(), wanted.end(), [&](const auto &kind) { return known.contains(kind.first); });
   for (const auto &[kind, at] : wanted)
-    if (!places.empty() && !known.contains(kind)) {
+    if (!places.empty() && !known.contains(kind) && !(kinds->keys > 1 && any)) {
       const std::string message = "kind '" + kind + "' stands nowhere in the pattern" + suggestion(kind, {known.begin(), known.end()});
-      if (pattern->text.starts_with('$')) // one model may be for several configs
+      if (kinds->keys > 0) // one model may be for several configs
         diagnostics.warning(at, message);
       else
         diagnostics.error(at, message);
@@ -76,9 +78,13 @@ std::optional<LayerPattern> readPattern(const Node &node, const Model &model, Di
   LayerPattern pattern;
   std::string letters = *text;
   if (text->starts_with('$')) {
-    const auto found = model.config->texts(text->substr(1), node.at);
+    const auto keys = readKeys(node, diagnostics);
+    if (keys && keys->rest != std::string::npos)
+      diagnostics.error(inside(node, keys->rest), "expected a key of the config after 'or', found '" + text->substr(keys->rest) + "'");
+    const auto found = keys && keys->rest == std::string::npos ? model.config->texts(keys->names, node.at) : std::nullopt;
     if (!found)
       return std::nullopt;
+    pattern.keys = keys->names.size();
     if (found->array && found->items.size() > kMaxIndexValues) {
       diagnostics.error(node.at, "a pattern of " + std::to_string(found->items.size()) + " places, expected at most " +
                                      std::to_string(kMaxIndexValues));

@@ -218,6 +218,9 @@ TEST(Errors, HostileConfigs) {
       {"{\"hidden\": 99999999999999999999}", "a number with a fraction or past 2^63"},
       {"{\"hidden\": \"\xff\"}", "not JSON"},
       {std::string("\0\0", 2), "not JSON"},
+      {"{\"hidden\": 8, \"t\": {\"hidden\": [{\"hidden\": 1}, \"hidden\"]},\n \"a\": \"\\\"hidden\\\": 1\", \"hi\\u0064den\": 9}",
+       "c.json:2:24: error: duplicate key 'hidden'"},
+      {"{\"hidden\": 8, \"t\": [[{\"a\": 1, \"b\": 2, \"a\": 3}]]}", "c.json:1:39: error: duplicate key 'a'"},
   };
   for (const auto &hostile : cases) {
     write(folder / "c.json", hostile.text);
