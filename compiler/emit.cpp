@@ -305,7 +305,12 @@ std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
     while (next < ranks.size()) {
       const size_t rank = next++;
       lock.unlock();
-      std::string problem = builder.build(ranks[rank]);
+      std::string problem;
+      try {
+        problem = builder.build(ranks[rank]);
+      } catch (const std::bad_alloc &) { // the others wait for this one's turn
+        problem = "out of memory for the segment of rank " + std::to_string(rank);
+      }
       lock.lock();
       turn.wait(lock, [&] { return written == rank; });
       if (error.empty() && problem.empty())

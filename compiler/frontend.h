@@ -190,6 +190,7 @@ struct Model {
   std::vector<TensorDeclaration> tensors;
   std::map<std::string, ShardRule> place;            // index variable -> rule, where the endpoint has no layout
   std::vector<LayoutDeclaration> layouts;
+  size_t layoutParams = 0;                           // of all layouts so far
 };
 
 struct EndpointDeclaration {
@@ -232,6 +233,9 @@ constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
 constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank
 constexpr size_t kMaxGlobs = 1024; // of one list
+constexpr size_t kMaxAxes = 1024;  // of a mesh, in all its views together; that a layout lists
+constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024;
+constexpr size_t kMaxLayoutParams = 1 << 19; // of all layouts together, inherited ones included
 
 /// The text of a YAML file, from byte `begin` of its first line on, as a tree. YAML 1.2 core; duplicate keys, anchors
 /// and aliases, tags, further documents, invalid UTF-8, non-scalar keys, nesting past 64 and files past kMaxFileBytes

@@ -3,6 +3,7 @@
 
 #include "ir/ir.h"
 
+#include <array>
 #include <cstddef>
 #include <unordered_map>
 #include <vector>
@@ -41,9 +42,13 @@ struct ValueHash {
         hash = combineHash(hash, field);
     return hash;
   }
-  template <class Integer> size_t operator()(const std::vector<Integer> &values) const {
+  template <class Integer> size_t operator()(const std::vector<Integer> &values) const { return of(values); }
+  template <size_t N> size_t operator()(const std::array<int64_t, N> &values) const { return of(values); }
+
+private:
+  template <class Values> static size_t of(const Values &values) {
     size_t hash = values.size();
-    for (Integer value : values)
+    for (auto value : values)
       hash = combineHash(hash, static_cast<int64_t>(value));
     return hash;
   }

@@ -213,6 +213,11 @@ void readAxes(const Node &node, const Model &model, LayoutDeclaration &layout, D
   layout.axes.emplace();
   if (node.kind != Node::Kind::sequence)
     return refuse(node, "a list of axes", "'axes'", diagnostics);
+  if (node.items.size() > kMaxAxes) {
+    diagnostics.error(node.at, "'axes' lists " + std::to_string(node.items.size()) + " axes, expected at most " +
+                                   std::to_string(kMaxAxes));
+    return;
+  }
   for (const Node &item : node.items) {
     const auto name = readIdentifier(item, "an axis", diagnostics);
     if (!name)
@@ -237,6 +242,15 @@ void readChunks(const Node &node, const Model &model, LayoutDeclaration &layout,
     layout.chunks = ChunkNames{variable, *text, node.at};
 }
 
+/// Whether the layouts may have so many more params.
+bool roomFor(size_t params, Location at, const Model &model, Diagnostics &diagnostics) {
+  if (params <= kMaxLayoutParams - std::min(kMaxLayoutParams, model.layoutParams))
+    return true;
+  diagnostics.error(at, "the layouts have more than " + std::to_string(kMaxLayoutParams) +
+                            " params together, inherited ones included");
+  return false;
+}
+
 /// `extend: NAME`, of a layout above.
 void inherit(const Node &extend, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   const auto name = readText(extend, "'extend'", diagnostics);
@@ -244,6 +258,8 @@ void inherit(const Node &extend, const Model &model, LayoutDeclaration &layout, 
   for (const LayoutDeclaration &other : model.layouts) {
     known.push_back(other.name);
     if (name == other.name) {
+      if (!roomFor(other.params.size(), extend.at, model, diagnostics))
+        return;
       const LayoutDeclaration own = layout;
       layout = other;
       layout.name = own.name;
@@ -331,13 +347,17 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
     layout.same = true;
     layout.params.clear();
   } else if (params && checkMap(*params, "'params'", diagnostics)) {
-    if (layout.same || params->text == "same") { // the latter by extend.cpp
-      layout.same = false;
-      layout.params.clear();
-      for (const TensorDeclaration &tensor : model.tensors)
-        layout.params.push_back(paramOf(tensor));
+    const bool same = layout.same || params->text == "same"; // the latter by extend.cpp
+    const size_t inherited = same ? model.tensors.size() : layout.params.size();
+    if (roomFor(inherited + params->entries.size(), params->at, model, diagnostics)) {
+      if (same) {
+        layout.same = false;
+        layout.params.clear();
+        for (const TensorDeclaration &tensor : model.tensors)
+          layout.params.push_back(paramOf(tensor));
+      }
+      readParams(*params, model, layout, diagnostics);
     }
-    readParams(*params, model, layout, diagnostics);
   }
   if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics)) {
     layout.shard.clear();

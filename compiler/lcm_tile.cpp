@@ -4,11 +4,12 @@
 // ir/segments.cpp). A tile is one combination of atoms; everybody who holds it is a candidate source. Flat buffers are cut unlike
 // a product: each range has boxes of its own, whose edges would cut all others. There the boxes themselves are met one by one.
 
-#include "compiler/interner.h"
+#include "compiler/atoms.h"
 #include "compiler/pass.h"
 #include "compiler/views.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <tuple>
 
@@ -18,89 +19,19 @@ using namespace ir;
 
 namespace {
 
-/// The source's cut of one dimension of a family.
-struct Atoms {
-  unsigned number = 0;
-  std::vector<Segments> sets;                                  // ascending by first position
-  std::unordered_map<unsigned, std::vector<unsigned>> of;      // interned source share -> its atoms
-  bool whole = true;                                           // every source share is one atom
-  std::unordered_map<unsigned, std::vector<unsigned>> meeting; // interned target share -> atoms it meets
-};
-
-struct Bounds {
-  int64_t begin, end;
-};
-Bounds bounds(const Segments &segments) {
-  Bounds result{INT64_MAX, INT64_MIN};
-  for (const Segment &s : segments) {
-    result.begin = std::min(result.begin, s.from);
-    result.end = std::max(result.end, s.from + (s.count - 1) * s.fromStep + s.length);
-  }
-  return result;
-}
-
-/// Cuts the distinct source shares of a dimension into disjoint atoms. Shares that are equal or disjoint (the rule) are atoms as
-/// they stand; others (a tensor held under two shardings, or an index value placed twice) are refined by set differences.
-Atoms cut(const std::vector<unsigned> &shares, const Interner<Segments> &segments) {
-  std::vector<unsigned> order = shares;
-  std::sort(order.begin(), order.end(), [&](unsigned a, unsigned b) {
-    const Bounds x = bounds(segments[a]), y = bounds(segments[b]);
-    return std::tie(x.begin, x.end, a) < std::tie(y.begin, y.end, b);
-  });
-  Atoms atoms;
-  std::vector<Bounds> limits;
-  for (unsigned share : order) {
-    const Bounds mine = bounds(segments[share]);
-    Segments rest = segments[share];
-    for (size_t k = 0; k < atoms.sets.size() && !rest.empty(); ++k) {
-      if (limits[k].end <= mine.begin || limits[k].begin >= mine.end)
-        continue;
-      if (sameFrom(atoms.sets[k], rest)) {
-        atoms.of[share].push_back(static_cast<unsigned>(k));
-        rest.clear();
-        break;
-      }
-      if (disjointFrom(atoms.sets[k], rest))
-        continue;
-      // A partial overlap: the atom falls into what is shared and what is not; so does everything that holds it.
-      Segments common = restrict(rest, atoms.sets[k]), other = difference(atoms.sets[k], rest);
-      rest = difference(rest, atoms.sets[k]);
-      if (!other.empty()) {
-        const unsigned added = static_cast<unsigned>(atoms.sets.size());
-        atoms.sets[k] = common;
-        limits[k] = bounds(common);
-        limits.push_back(bounds(other));
-        atoms.sets.push_back(std::move(other));
-        for (auto &[holder, list] : atoms.of)
-          if (std::find(list.begin(), list.end(), k) != list.end())
-            list.push_back(added);
-      }
-      atoms.of[share].push_back(static_cast<unsigned>(k));
-    }
-    if (!rest.empty()) {
-      atoms.of[share].push_back(static_cast<unsigned>(atoms.sets.size()));
-      limits.push_back(bounds(rest));
-      atoms.sets.push_back(std::move(rest));
-    }
-  }
-  for (const auto &[share, list] : atoms.of)
-    atoms.whole = atoms.whole && list.size() == 1;
-  return atoms;
-}
-
 /// Calls visit(tuple) for each combination of one entry from every list, the last fastest.
-template <class Visit> void forProduct(const std::vector<const std::vector<unsigned> *> &lists, Visit visit) {
+template <class Visit> void forProduct(const std::vector<llvm::ArrayRef<unsigned>> &lists, Visit visit) {
   std::vector<unsigned> tuple(lists.size());
   std::vector<size_t> at(lists.size());
-  for (const auto *list : lists)
-    if (list->empty())
+  for (const auto &list : lists)
+    if (list.empty())
       return;
   while (true) {
     for (size_t d = 0; d < lists.size(); ++d)
-      tuple[d] = (*lists[d])[at[d]];
+      tuple[d] = lists[d][at[d]];
     visit(tuple);
     size_t d = lists.size();
-    while (d > 0 && ++at[d - 1] == lists[d - 1]->size())
+    while (d > 0 && ++at[d - 1] == lists[d - 1].size())
       at[--d] = 0;
     if (d == 0)
       return;
@@ -130,7 +61,8 @@ public:
         families_(layout_.families.size()) {}
 
   std::string run() {
-    readSource();
+    if (std::string error = readSource(); !error.empty())
+      return error;
     for (unsigned e = 1; e < layout_.endpoints.size(); ++e) {
       Views views(layout_.endpoints[e], segments_);
       for (unsigned p = 0; p < layout_.endpoints[e].params.size(); ++p) {
@@ -147,7 +79,7 @@ public:
   }
 
 private:
-  void readSource() {
+  std::string readSource() {
     const Endpoint &source = layout_.endpoints[0];
     for (unsigned p = 0; p < source.params.size(); ++p)
       for (unsigned q = 0; q < source.params[p].parts.size(); ++q)
@@ -168,23 +100,32 @@ private:
         std::sort(shares.begin(), shares.end());
         shares.erase(std::unique(shares.begin(), shares.end()), shares.end());
         auto at = atoms_.find(shares);
-        if (at == atoms_.end()) {
-          at = atoms_.emplace(shares, cut(shares, segments_)).first;
-          at->second.number = static_cast<unsigned>(atoms_.size());
-        }
+        if (at == atoms_.end())
+          at = atoms_.try_emplace(shares, shares, segments_).first;
+        if (at->second.tooMany())
+          return tooMany(f);
         family.dimensions.push_back(&at->second);
       }
       for (unsigned v = 0; v < family.views.size(); ++v) {
-        std::vector<const std::vector<unsigned> *> lists;
+        std::vector<llvm::ArrayRef<unsigned>> lists;
         for (size_t d = 0; d < family.dimensions.size(); ++d)
-          lists.push_back(&family.dimensions[d]->of.at(family.views[v].segments[d]));
+          lists.push_back(family.dimensions[d]->of(family.views[v].segments[d]));
         forProduct(lists, [&](const std::vector<unsigned> &atoms) { family.holders[atoms].push_back(v); });
       }
     }
+    return {};
+  }
+
+  std::string tooMany(unsigned family) const {
+    return "tensor '" + layout_.families[family].name +
+           "' is cut into interleaved or overlapping pieces, more than 2^24 pairs of which would have to be compared; "
+           "expected longer blocks or fewer ranks";
   }
 
   /// Whether the views of a family are disjoint or equal as boxes, though not a product of cuts of each dimension.
   bool readBoxes(FamilySource &family) {
+    if (cutsOneDimension(family.views))
+      return false;
     std::unordered_map<std::vector<unsigned>, size_t, ValueHash> known;
     for (unsigned v = 0; v < family.views.size(); ++v) {
       const auto [at, added] = known.try_emplace(family.views[v].segments, family.boxes.size());
@@ -195,6 +136,15 @@ private:
     if (!separate(family))
       family.boxes.clear();
     return !family.boxes.empty();
+  }
+
+  /// Then they are a product of cuts.
+  static bool cutsOneDimension(const std::vector<View> &views) {
+    size_t cut = 0;
+    for (size_t d = 0; !views.empty() && d < views[0].segments.size(); ++d)
+      cut += std::any_of(views.begin(), views.end(),
+                         [&](const View &view) { return view.segments[d] != views[0].segments[d]; });
+    return cut <= 1;
   }
 
   bool separate(FamilySource &family) {
@@ -237,26 +187,14 @@ private:
     return true;
   }
 
-  const std::vector<unsigned> &meeting(Atoms &atoms, unsigned share) {
-    auto [at, added] = atoms.meeting.try_emplace(share);
-    if (added) {
-      const Bounds mine = bounds(segments_[share]);
-      for (unsigned k = 0; k < atoms.sets.size(); ++k) {
-        const Bounds other = bounds(atoms.sets[k]);
-        if (other.begin < mine.end && mine.begin < other.end && !disjointFrom(atoms.sets[k], segments_[share]))
-          at->second.push_back(k);
-      }
-    }
-    return at->second;
-  }
-
   /// The interned relation source local -> target local within one atom.
   unsigned relation(const Atoms &atoms, unsigned source, unsigned atom, unsigned target) {
-    if (atoms.whole)
+    if (atoms.whole())
       return relation(source, target);
-    const auto [at, added] = solved_.try_emplace({source, target, atoms.number, atom});
+    const auto [at, added] = solved_.try_emplace({source, target, reinterpret_cast<intptr_t>(&atoms), atom});
     if (added)
-      at->second = relations_.intern(compose(inverse(restrict(segments_[source], atoms.sets[atom])), segments_[target]));
+      at->second =
+          relations_.intern(compose(inverse(restrict(segments_[source], atoms.sets()[atom])), segments_[target]));
     return at->second;
   }
 
@@ -308,9 +246,12 @@ private:
         tile.holders.push_back({source.views[v].param, source.views[v].part, source.views[v].places, relations});
       add();
     }
-    std::vector<const std::vector<unsigned> *> lists;
-    for (size_t d = 0; d < family.rank() && source.boxes.empty(); ++d)
-      lists.push_back(&meeting(*source.dimensions[d], view.segments[d]));
+    std::vector<llvm::ArrayRef<unsigned>> lists;
+    for (size_t d = 0; d < family.rank() && source.boxes.empty(); ++d) {
+      lists.push_back(source.dimensions[d]->meeting(view.segments[d]));
+      if (source.dimensions[d]->tooMany())
+        return tooMany(static_cast<unsigned>(familyNumber));
+    }
     if (source.boxes.empty())
       forProduct(lists, [&](const std::vector<unsigned> &atoms) {
       auto holders = source.holders.find(atoms);
@@ -366,7 +307,7 @@ private:
   Views sourceViews_;
   std::vector<FamilySource> families_;
   std::map<std::vector<unsigned>, Atoms> atoms_;
-  std::unordered_map<std::vector<int64_t>, unsigned, ValueHash> solved_;
+  std::unordered_map<std::array<int64_t, 4>, unsigned, ValueHash> solved_; // by source, target, atoms, atom
 };
 
 } // namespace

@@ -47,8 +47,10 @@ private:
   std::optional<MeshView> readView(const Node &node, bool hasViews) {
     MeshView view{node.at, {}, {}, 1};
     bool ok = true;
+    if (!countAxes(node, hasViews))
+      return std::nullopt;
     for (const auto &[key, value] : node.entries) {
-      if (hasViews && &value == node.find("views"))
+      if (hasViews && key.text == "views")
         continue;
       const auto name = readIdentifier(key, "an axis", diagnostics_);
       const auto size = readSize(value, key.text);
@@ -64,6 +66,15 @@ private:
         append(view, *name, size.value_or(1), key.at);
     }
     return ok && checkSize(view) ? std::optional(std::move(view)) : std::nullopt;
+  }
+
+  bool countAxes(const Node &view, bool hasViews) {
+    const bool fitted = axes_ <= kMaxAxes;
+    axes_ += view.entries.size() - hasViews;
+    if (fitted && axes_ > kMaxAxes)
+      diagnostics_.error(view.at, "a mesh of " + std::to_string(axes_) + " axes in its views so far, expected at most " +
+                                      std::to_string(kMaxAxes));
+    return axes_ <= kMaxAxes;
   }
 
   std::optional<int64_t> readSize(const Node &value, const std::string &axis) {
@@ -198,6 +209,7 @@ private:
   EndpointDeclaration &endpoint_;
   Diagnostics &diagnostics_;
   bool first_ = true;
+  size_t axes_ = 0; // of the views read
   std::vector<Location> axesAt_; // of endpoint_.axes
 };
 

@@ -35,9 +35,7 @@ public:
     if (const Node *place = fields.find("place"))
       model_.place = readPlace(*place, model_, diagnostics_);
     if (const Node *layouts = fields.find("layouts"); layouts && checkMap(*layouts, "'layouts'", diagnostics_))
-      for (const auto &[name, layout] : layouts->entries)
-        if (readText(name, "the name of a layout", diagnostics_))
-          model_.layouts.push_back(readLayout(name, layout, model_, diagnostics_));
+      readLayouts(*layouts);
     fields.finish();
     return diagnostics_.errors() == errorsBefore ? std::optional(std::move(model_)) : std::nullopt;
   }
@@ -53,8 +51,26 @@ private:
     return folderOf(diagnostics_.path(config->at.file));
   }
 
+  bool atMost(size_t most, const Node &map, const std::string &what) {
+    if (map.entries.size() <= most)
+      return true;
+    diagnostics_.error(map.at, what + " has " + std::to_string(map.entries.size()) + " entries, expected at most " +
+                                   std::to_string(most));
+    return false;
+  }
+
+  void readLayouts(const Node &layouts) {
+    if (!atMost(kMaxLayouts, layouts, "'layouts'"))
+      return;
+    for (const auto &[name, layout] : layouts.entries)
+      if (readText(name, "the name of a layout", diagnostics_)) {
+        model_.layouts.push_back(readLayout(name, layout, model_, diagnostics_));
+        model_.layoutParams += model_.layouts.back().params.size();
+      }
+  }
+
   void readIndex(const Node &index) {
-    if (!checkMap(index, "'index'", diagnostics_))
+    if (!checkMap(index, "'index'", diagnostics_) || !atMost(kMaxVariables, index, "'index'"))
       return;
     for (const auto &[key, value] : index.entries) {
       const auto name = readIdentifier(key, "an index variable", diagnostics_);

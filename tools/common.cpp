@@ -11,6 +11,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <new>
+#include <stdexcept>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -31,6 +33,13 @@ void help(const Command &command) {
 } // namespace
 
 void complain(const char *command, const std::string &message) { std::fprintf(stderr, "%s: error: %s\n", command, message.c_str()); }
+
+std::string explain(const std::exception &exception, const std::string &doing) {
+  if (!dynamic_cast<const std::bad_alloc *>(&exception) && !dynamic_cast<const std::length_error *>(&exception))
+    return exception.what() + doing;
+  return "out of memory" + doing + ": it had taken " + humanBytes(static_cast<double>(peakResidentBytes())) +
+         " and could not have more";
+}
 
 void ignoreFileSizeSignal() { std::signal(SIGXFSZ, SIG_IGN); }
 

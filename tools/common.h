@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -47,6 +48,9 @@ std::function<std::string(const std::string &)> setChoice(std::string &text, std
 
 /// Prints "name: error: message" on stderr.
 void complain(const char *command, const std::string &message);
+
+/// What to say of an exception that ends a command. `doing`: what it was at, " in pass 'schedule'", or nothing.
+std::string explain(const std::exception &exception, const std::string &doing = {});
 
 /// "1.1 GiB", "512 B".
 std::string humanBytes(double bytes);

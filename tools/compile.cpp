@@ -151,6 +151,7 @@ int compile(const std::string &job, Options &options) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 1 << 20);
+  mallopt(M_MXFAST, 0); // else a large free looks through all of the small ones, again and again
   static CompileResult &result = *new CompileResult;
   Diagnostics diagnostics;
   for (const std::string &name : options.printAfter) {
@@ -164,7 +165,13 @@ int compile(const std::string &job, Options &options) {
     if (options.printAll || std::find(options.printAfter.begin(), options.printAfter.end(), pass) != options.printAfter.end())
       std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
   };
-  const bool good = diagnostics.ok() && compileJob(job, options.compile, result, diagnostics);
+  bool good = false;
+  try {
+    good = diagnostics.ok() && compileJob(job, options.compile, result, diagnostics);
+  } catch (const std::exception &exception) { // the pass that was left is the last of which there is a time
+    complain(kName, explain(exception, result.times.empty() ? "" : " in '" + result.times.back().pass + "'"));
+    return kFailure;
+  }
   std::fputs(diagnostics.text().c_str(), stderr);
   if (!good) {
     saveReproducer(options.output, result);
@@ -316,7 +323,7 @@ int main(int argc, char **argv) {
   try {
     return options.describe.empty() ? compile(arguments[0], options) : describe(options);
   } catch (const std::exception &exception) {
-    complain(kName, exception.what());
+    complain(kName, explain(exception));
     return kFailure;
   }
 }

@@ -21,7 +21,7 @@ int main(int argc, char **argv) {
   try {
     return difference(options);
   } catch (const std::exception &exception) {
-    complain("reshard-diff", exception.what());
+    complain("reshard-diff", explain(exception));
     return kFailure;
   }
 }

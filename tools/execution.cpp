@@ -75,7 +75,7 @@ public:
       complain("reshard-exec", own.message);
       code = tell(own.code);
     } catch (const std::exception &exception) { // out of memory, mostly
-      complain("reshard-exec", exception.what());
+      complain("reshard-exec", explain(exception));
       code = tell(kFailure);
     }
     try {

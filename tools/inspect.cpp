@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
   try {
     return inspect(options);
   } catch (const std::exception &exception) {
-    complain("reshard-inspect", exception.what());
+    complain("reshard-inspect", explain(exception));
     return kFailure;
   }
 }

@@ -56,6 +56,63 @@ class Scale(unittest.TestCase):
         report = json.loads((self.folder / "report").read_text())
         self.assertEqual((report["tensors"], report["transfers"]), (20_000, 160_000))
 
+    def cpu(self, job, code=0, seconds=20):
+        """Compiles a job in so many seconds of CPU time, and what it said. The limits are generous: what is compared here has grown with the square of the
+        job's size, and took minutes."""
+        path = self.folder / "job.yaml"
+        path.write_text(json.dumps({"version": 1, "source": {"mesh": {}}, "target": {"mesh": {}}, **job}))
+        done = subprocess.run(["bash", "-c", f'ulimit -t {seconds}; exec "$@"', "-", BIN / "reshard-compile", path, "-o", self.folder / "plan", "--jobs=1",
+                               f"--report={self.folder / 'report'}"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr[-500:])
+        return done.stderr
+
+    def test_time_grows_as_the_job_does(self):
+        n = 1 << (15 if SMALL else 17)
+        for name, rule in (("even", "tp"), ("sizes", {"axis": "tp", "sizes": [1, 3] * (n // 2)}),
+                           ("round robin", {"axis": "tp", "scheme": "round_robin"})):
+            with self.subTest(name):
+                model = {"dtype": "bf16", "tensors": {"w": {"shape": [2 * n, 4], "shard": {"0": rule}}}}
+                self.cpu({"model": model, "source": {"mesh": {"tp": n}}, "target": {"mesh": {"tp": n}}})
+                report = json.loads((self.folder / "report").read_text())
+                self.assertEqual(report["transfers"], n)
+                if not SMALL:
+                    self.assertLessEqual(report["peak_rss_bytes"], 1 << 30)
+        with self.subTest("shares that overlap, past what is compared"):
+            strided = {"x": {"params": {"a": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 1}}},
+                                        "b": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 2}}}}},
+                       "y": {"params": {"a": {"holds": "w"}}}}
+            error = self.cpu({"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 15, 4]}}, "layouts": strided},
+                              "source": {"layout": "x", "mesh": {"tp": 1 << 13}}, "target": {"layout": "y", "mesh": {}}}, code=2)
+            self.assertIn("more than 2^24 pairs", error)
+
+    def test_limits_of_a_job(self):
+        tensors = {"dtype": "bf16", "tensors": {"w": {"shape": [8]}}}
+        one = {"params": {"w": {"holds": "w"}}}
+        many = {f"l{i}": {"extend": f"l{i - 1}"} for i in range(1, 20_000)}
+        wide = {f"l{i}": {"extend": "l0"} for i in range(1, 1_000)}
+        for job, error in (
+                ({"model": tensors, "source": {"mesh": {f"a{i}": 1 for i in range(100_000)}}}, "a mesh of 100000 axes in its views so far, expected at most 1024"),
+                ({"model": tensors, "source": {"mesh": {"tp": 1, "views": [{f"a{i}": 1} for i in range(100_000)]}}}, "a mesh of 1025 axes in its views so far"),
+                ({"model": {**tensors, "layouts": {"l0": {**one, "axes": [f"a{i}" for i in range(100_000)]}}}}, "'axes' lists 100000 axes, expected at most 1024"),
+                ({"model": {**tensors, "index": {f"x{i}": 1 for i in range(100_000)}}}, "'index' has 100000 entries, expected at most 1024"),
+                ({"model": {**tensors, "layouts": {"l0": one, **many}}}, "'layouts' has 20000 entries, expected at most 1024"),
+                ({"model": {**tensors, "layouts": {"l0": {"params": {f"w{i}": {"holds": "w"} for i in range(20_000)}}, **wide}}},
+                 "the layouts have more than 524288 params together, inherited ones included")):
+            with self.subTest(error):
+                self.assertIn(error, self.cpu(job, code=2, seconds=5))
+
+    def test_out_of_memory(self):
+        """What ran out, and where, in place of the name of an exception."""
+        job = {"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 17], "shard": {"0": "tp"}}}}, "source": {"mesh": {"tp": 1 << 17}}, "target": {"mesh": {"tp": 1 << 17}}}
+        path = self.folder / "job.yaml"
+        path.write_text(json.dumps({"version": 1, **job}))
+        if SMALL:
+            self.skipTest("sanitizers reserve memory of their own")
+        done = subprocess.run(["bash", "-c", 'ulimit -v 150000; exec "$@"', "-", BIN / "reshard-compile", path, "-o", self.folder / "plan"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr, r"^reshard-compile: error: out of memory in '[a-z-]+': it had taken [0-9.]+ MiB and could not have more\n$")
+        self.assertFalse((self.folder / "plan").exists())
+
     def test_hostile_sizes(self):
         tensors = "tensors: {'w.{layer}.{expert}': {shape: [4]}}"
         for model, source, error in (
