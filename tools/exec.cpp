@@ -1,27 +1,11 @@
 // reshard-exec: runs a plan on files or on synthesised values, and checks what came out.
 
 #include "tools/execution.h"
+#include "tools/held_exit.h"
 
-#include <atomic>
 #include <cstdio>
-#include <dlfcn.h>
-#include <unistd.h>
 
 using namespace reshard::tools;
-
-namespace {
-std::atomic<bool> deadline = false; // at which the main thread ends the process
-}
-
-/// In place of libc's. Open MPI ends a process by it where a peer is lost in MPI_Init, which no handler of errors can prevent. MPI_Init runs on a thread of its
-/// own; held up here, it leaves it to the main thread to say at the deadline who is missing.
-extern "C" void _exit(int code) {
-  const bool ours = gettid() == getpid(); // the main thread, or a child that was forked
-  while (!ours && deadline)
-    pause();
-  reinterpret_cast<void (*)(int)>(dlsym(RTLD_NEXT, "_exit"))(ours ? code : kFailure);
-  __builtin_unreachable();
-}
 
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();
@@ -57,11 +41,10 @@ int main(int argc, char **argv) {
       refuseSameOutput(command.name, "--trace", options.trace, "--report", options.report))
     return kUsage;
   options.threads = static_cast<unsigned>(threads);
-  deadline = options.timeout > 0;
   const int code = execute(options);
   if (options.transport == "threads")
     return code;
   // A backend whose peers are gone may have left a thread waiting for them.
   std::fflush(nullptr);
-  _exit(code);
+  endProcess(code);
 }

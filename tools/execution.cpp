@@ -4,6 +4,7 @@
 #include "executor/mappings.h"
 #include "executor/reshard.h"
 #include "tools/device_memory.h"
+#include "tools/held_exit.h"
 #include "tools/memory.h"
 #include "tools/model_files.h"
 #include "tools/new_folder.h"
@@ -60,6 +61,10 @@ class Execution {
 public:
   explicit Execution(const ExecutionOptions &options)
       : options_(options), threads_(options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency())) {}
+  ~Execution() {
+    if (options_.transport != "threads")
+      holdExits(whileJoining()); // until the process ends: what waits for peers in MPI may be left behind
+  }
 
   /// The exit code. What fails in one process fails in all of them, with the code of the cause, as far as they still hear of each other.
   int run() {
@@ -311,6 +316,9 @@ private:
     return result.differences.empty();
   }
 
+  /// With a deadline the main thread says who is missing.
+  OtherExits whileJoining() const { return options_.timeout > 0 ? OtherExits::wait : OtherExits::fail; }
+
   void open() {
     reshard_options options{};
     options.transport = options_.transport.c_str();
@@ -319,10 +327,13 @@ private:
     options.join_seconds = options_.timeout;
     options.no_local_shortcut = options_.noLocalShortcut;
     reshard_executor *executor = nullptr;
+    if (options_.transport != "threads")
+      holdExits(whileJoining());
     const reshard_status status = reshard_open(options_.plan.c_str(), nullptr, 0, &options, &executor);
     executor_.reset(executor);
     if (status != RESHARD_OK)
       throw Failure{status == RESHARD_FAILED || status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor)};
+    holdExits(OtherExits::pass);
     if (options_.transport != "threads") {
       size_t count = 0;
       const uint32_t *ranks = reshard_ranks(executor, &count);
