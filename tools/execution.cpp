@@ -23,7 +23,6 @@
 #include <set>
 #include <thread>
 #include <tuple>
-#include <unistd.h>
 
 namespace reshard::tools {
 
@@ -179,6 +178,7 @@ private:
       result_ = compare(*plan_, whole ? *whole : source, target, threads_, [&](double fraction) { progress.at(fraction); });
       trace_.add("check", begin);
     }
+    need(source.changed(), kFailure);
     const bool right = agree(result_.mismatches == 0 && result_.unclear.empty()) != 0;
     if (folder && right)
       folder->commit();
@@ -236,7 +236,7 @@ private:
   /// The source's files, and a folder with the targets'. The first process makes the folder, and the files that several write.
   std::unique_ptr<NewFolder> openFolders(Memory &source, Memory &target) {
     std::unique_ptr<NewFolder> folder;
-    const int64_t number = agree(first() ? getpid() : INT64_MAX);
+    const int64_t number = agree(first() ? NewFolder::ownNumber() : INT64_MAX);
     const auto &endpoints = *plan_->manifest().endpoints();
     const auto host = static_cast<int64_t>(hostNumber() >> 2);
     const bool oneHost = agree(host) == -agree(-host);
@@ -281,7 +281,7 @@ private:
   void writeSource() {
     if (options_.transport != "threads")
       throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected transport 'threads'"};
-    NewFolder folder(options_.source, getpid(), true);
+    NewFolder folder(options_.source, NewFolder::ownNumber(), true);
     Memory memory(*plan_);
     need(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
     const ResidentLimit limit({&memory}, options_.memory);
@@ -505,6 +505,7 @@ private:
 } // namespace
 
 int execute(const ExecutionOptions &options) {
+  watchSignals();
   return Execution(options).run();
 }
 

@@ -58,6 +58,14 @@ void Memory::release() const {
       file->release();
 }
 
+std::string Memory::changed() const {
+  for (const auto &checkpoint : checkpoints_)
+    for (const auto &file : checkpoint->files)
+      if (std::string text = file->changed(); !text.empty())
+        return text;
+  return {};
+}
+
 PlaceMemory &Memory::place(uint32_t endpointNumber, uint32_t place) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   PlaceMemory &memory = places_.emplace_back();

@@ -33,6 +33,8 @@ public:
 
   /// Gives the pages of all files back (MappedFile::release).
   void release() const;
+  /// Whether a file that was opened is another than then (MappedFile::changed): an error text, empty where none is.
+  std::string changed() const;
 
   const std::vector<PlaceMemory> &places() const { return places_; }
 

@@ -1,9 +1,18 @@
 #include "tools/new_folder.h"
 
+#include "schema/hash.h"
+
+#include "tools/held_exit.h"
+
+#include <atomic>
 #include <cerrno>
+#include <cinttypes>
 #include <csignal>
+#include <cstring>
 #include <fcntl.h>
 #include <mutex>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
@@ -16,6 +25,7 @@ namespace {
 std::mutex mutex;
 fs::path unfinished; // what a signal removes
 int pipeEnds[2] = {-1, -1};
+std::atomic<const void *> unread = nullptr; // the address of a page of a file that could not be read
 
 /// A handler may do next to nothing: a thread does the rest.
 void handle(int number) {
@@ -23,7 +33,68 @@ void handle(int number) {
   [[maybe_unused]] const ssize_t written = write(pipeEnds[1], &byte, 1);
 }
 
-/// Once, for the whole process: what ends it ends it after the folder is gone.
+void handlePage(int number, siginfo_t *info, void *) {
+  unread = info->si_code > 0 ? info->si_addr : nullptr; // not where another process sent it
+  handle(number);
+  for (;;) // to return would raise it again
+    pause();
+}
+
+/// What is wrong with the page of a mapped file at an address; empty where no file is mapped there.
+std::string unreadPage(const void *address) {
+  std::string text;
+  if (std::FILE *maps = std::fopen("/proc/self/maps", "re")) {
+    char line[5000];
+    while (text.empty() && std::fgets(line, sizeof line, maps)) {
+      uint64_t begin = 0, end = 0, offset = 0;
+      int name = 0;
+      const auto at = reinterpret_cast<uint64_t>(address);
+      if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %" SCNx64 " %*s %*s %n", &begin, &end, &offset, &name) < 3 || at < begin || at >= end || line[name] != '/')
+        continue;
+      line[std::strcspn(line, "\n")] = 0;
+      struct stat status {};
+      text = "'" + std::string(line + name) + "': byte " + std::to_string(at - begin + offset) + " cannot be read: ";
+      if (::stat(line + name, &status) == 0 && static_cast<uint64_t>(status.st_size) <= at - begin + offset)
+        text += "the file was made shorter during the run, it has " + std::to_string(status.st_size) + " bytes now";
+      else
+        text += "its device failed, or the file was made shorter during the run";
+    }
+    std::fclose(maps);
+  }
+  return text;
+}
+
+/// flock on a folder: 0, or an error number.
+int lockFolder(int folder, int how) { return folder < 0 ? EBADF : ::flock(folder, how) == 0 ? 0 : errno; }
+
+/// Whether a descriptor is that of what now stands at a path.
+bool standsAt(int folder, const fs::path &path) {
+  struct stat open {}, there {};
+  return ::fstat(folder, &open) == 0 && ::lstat(path.c_str(), &there) == 0 && open.st_dev == there.st_dev && open.st_ino == there.st_ino;
+}
+
+int openFolder(const fs::path &path) { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); }
+
+/// Removes what processes of this host that were killed have left beside `path`: whoever fills a folder holds a lock on it, which goes with the process.
+void removeStale(const fs::path &path, const std::string &prefix, const std::string &host) {
+  std::error_code error;
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  for (fs::directory_iterator each(parent, error), end; !error && each != end; each.increment(error)) {
+    const std::string name = each->path().filename();
+    if (!name.starts_with(prefix) || !name.ends_with(host) || name.size() <= prefix.size() + host.size() ||
+        name.find_first_not_of("0123456789", prefix.size()) != name.size() - host.size())
+      continue;
+    const int folder = openFolder(each->path());
+    std::error_code ignored;
+    if (lockFolder(folder, LOCK_EX | LOCK_NB) == 0 && standsAt(folder, each->path()))
+      fs::remove_all(each->path(), ignored);
+    if (folder >= 0)
+      ::close(folder);
+  }
+}
+
+} // namespace
+
 void watchSignals() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -31,14 +102,23 @@ void watchSignals() {
       return;
     for (const int number : {SIGINT, SIGTERM})
       std::signal(number, handle);
+    struct sigaction page {};
+    page.sa_sigaction = handlePage;
+    page.sa_flags = SA_SIGINFO;
+    ::sigaction(SIGBUS, &page, nullptr);
     std::thread([] {
       char number = 0;
       while (read(pipeEnds[0], &number, 1) != 1) {
       }
+      const std::string text = number == SIGBUS ? unreadPage(unread) : std::string();
+      if (!text.empty())
+        complain("reshard-exec", text);
       const std::lock_guard lock(mutex); // kept: nothing is committed any more
       std::error_code failed(EAGAIN, std::generic_category());
       for (int tries = 0; failed && tries < 100 && !unfinished.empty(); ++tries) // files may still be made in it
         fs::remove_all(unfinished, failed);
+      if (!text.empty())
+        endProcess(kFailure);
       std::signal(number, SIG_DFL);
       kill(getpid(), number);
       pause();
@@ -46,22 +126,40 @@ void watchSignals() {
   });
 }
 
-} // namespace
+int64_t NewFolder::ownNumber() {
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  return static_cast<int64_t>(schema::hashOf(host) >> 33 << 32) | getpid();
+}
 
 NewFolder::NewFolder(const std::string &path, int64_t number, bool make) : path_(fs::path(path).lexically_normal()), mine_(make) {
   if (!path_.has_filename())
     path_ = path_.parent_path();
-  std::error_code error;
+  char host[16];
+  std::snprintf(host, sizeof host, "-%08" PRIx64, static_cast<uint64_t>(number) >> 32);
   temporary_ = path_;
-  temporary_ += ".partial-" + std::to_string(number);
+  temporary_ += ".partial-" + std::to_string(number & UINT32_MAX) + host;
   if (!make)
     return;
   watchSignals();
   const std::lock_guard lock(mutex);
+  std::error_code error;
   if (fs::exists(fs::symlink_status(path_, error)))
     throw Failure{kUsage, "'" + path + "' exists already; a target folder is made, not changed"};
-  if (!fs::create_directory(temporary_, error))
-    throw Failure{kUsage, "cannot create '" + temporary_.string() + "': " + error.message()};
+  removeStale(path_, path_.filename().string() + ".partial-", host);
+  // Until it is locked, another process may take it for what a dead one has left.
+  for (int tries = 0; lock_ < 0; ++tries) {
+    if (!fs::create_directory(temporary_, error))
+      throw Failure{kUsage, "cannot create '" + temporary_.string() + "': " + (error ? error : std::make_error_code(std::errc::file_exists)).message()};
+    lock_ = openFolder(temporary_);
+    lockFolder(lock_, LOCK_EX); // without locks on this file system, nobody removes what is stale
+    if (lock_ >= 0 && !standsAt(lock_, temporary_) && tries < 100) {
+      ::close(lock_);
+      lock_ = -1;
+    } else if (lock_ < 0) {
+      break;
+    }
+  }
   unfinished = temporary_;
 }
 
@@ -72,6 +170,8 @@ NewFolder::~NewFolder() {
     fs::remove_all(temporary_, ignored);
   if (mine_)
     unfinished.clear();
+  if (lock_ >= 0)
+    ::close(lock_);
 }
 
 void NewFolder::commit() {

@@ -29,11 +29,10 @@ std::string systemError(const char *what, const std::string &path) {
 }
 
 /// Maps a whole file for reading. Empty files map to nothing.
-std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, bool writable = false) {
+std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, struct stat &status, bool writable = false) {
   const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); // a pipe shall not make us wait
   if (file < 0)
     return systemError("open", path);
-  struct stat status {};
   std::string error;
   if (::fstat(file, &status) != 0) {
     error = systemError("read", path);
@@ -231,6 +230,18 @@ std::string readEntry(const std::string &path, const HeaderReader::Entry &entry,
 
 void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
 
+std::string MappedFile::changed() const {
+  struct stat now {};
+  // One that was replaced, or removed, is still mapped.
+  if (path_.empty() || ::stat(path_.c_str(), &now) != 0 || now.st_dev != status_.st_dev || now.st_ino != status_.st_ino)
+    return {};
+  if (now.st_size != status_.st_size)
+    return "'" + path_ + "' changed during the run: it has " + std::to_string(now.st_size) + " bytes, and had " + std::to_string(status_.st_size);
+  if (now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec)
+    return "'" + path_ + "' changed during the run: it was written to";
+  return {};
+}
+
 MappedFile::~MappedFile() {
   if (data_)
     ::munmap(data_, bytes_);
@@ -245,9 +256,10 @@ std::string rankFile(uint32_t rank) {
 std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable) {
   std::byte *data = nullptr;
   uint64_t bytes = 0;
-  if (std::string error = mapFile(path, data, bytes, writable); !error.empty())
+  struct stat status {};
+  if (std::string error = mapFile(path, data, bytes, status, writable); !error.empty())
     return error;
-  checkpoint.files.push_back(std::make_unique<MappedFile>(data, bytes));
+  checkpoint.files.push_back(std::make_unique<MappedFile>(data, bytes, path, status));
   if (bytes < 8)
     return "'" + path + "': truncated: " + std::to_string(bytes) + " bytes are no safetensors file";
   uint64_t headerBytes = 0;
@@ -288,7 +300,8 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
     return readSafetensors(folder + "/model.safetensors", checkpoint, writable);
   std::byte *data = nullptr;
   uint64_t bytes = 0;
-  if (std::string error = mapFile(index, data, bytes); !error.empty())
+  struct stat status {};
+  if (std::string error = mapFile(index, data, bytes, status); !error.empty())
     return error;
   const MappedFile unmap(data, bytes);
   IndexReader json;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <sys/stat.h>
 #include <vector>
 
 namespace reshard::tools {
@@ -34,16 +35,22 @@ struct TensorSpec {
 /// A mapped file; unmapped with it.
 class MappedFile {
 public:
-  MappedFile(std::byte *data, size_t bytes) : data_(data), bytes_(bytes) {}
+  /// `path`, `status`: of a file that others should leave as it is.
+  MappedFile(std::byte *data, size_t bytes, std::string path = {}, const struct stat &status = {})
+      : data_(data), bytes_(bytes), path_(std::move(path)), status_(status) {}
   ~MappedFile();
   MappedFile(const MappedFile &) = delete;
   MappedFile &operator=(const MappedFile &) = delete;
   /// Gives its pages back; what was written stays in the file, and comes back when it is touched. Any thread may, any time.
   void release() const;
+  /// Whether the file is another than when it was mapped: an error text, empty where it is not.
+  std::string changed() const;
 
 private:
   std::byte *data_;
   size_t bytes_;
+  std::string path_;
+  struct stat status_;
 };
 
 /// One or more mapped files and all their tensors by name.

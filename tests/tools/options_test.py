@@ -306,8 +306,8 @@ class Refresh(Options):
                 subprocess.run([BIN / "reshard-exec", folder / "plan", "--synthesize", f"--source={folder / 'source'}"], check=True, capture_output=True)
                 process = subprocess.Popen([BIN / "reshard-exec", folder / "plan", f"--source={folder / 'source'}", f"--target={folder / 'target'}", "--repeat=1000000"],
                                            stdout=subprocess.DEVNULL)
-                begun = f"target.partial-{process.pid}"
-                while process.poll() is None and not (folder / begun).exists():
+                begun = f"target.partial-{process.pid}-*"
+                while process.poll() is None and not list(folder.glob(begun)):
                     time.sleep(0.005)
                 process.send_signal(number)
                 self.assertEqual(process.wait(20), -number)

@@ -1,0 +1,12 @@
+// A hash that is the same in every build, unlike std::hash.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace reshard::schema {
+
+/// XXH3-64.
+uint64_t hashOf(std::string_view text);
+
+} // namespace reshard::schema
