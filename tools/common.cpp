@@ -32,7 +32,25 @@ void help(const Command &command) {
 
 } // namespace
 
-void complain(const char *command, const std::string &message) { std::fprintf(stderr, "%s: error: %s\n", command, message.c_str()); }
+std::string printable(std::string_view text) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]), next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    const bool control = byte < 0x20 || byte == 0x7f || (byte == 0xc2 && next >= 0x80 && next < 0xa0); // UTF-8 of U+0080 to U+009F
+    char escaped[12];
+    if (!control)
+      result += text[i];
+    else if (byte == '\n' || byte == '\r' || byte == '\t')
+      result += byte == '\n' ? "\\n" : byte == '\r' ? "\\r" : "\\t";
+    else if (byte == 0xc2)
+      result.append(escaped, static_cast<size_t>(std::snprintf(escaped, sizeof escaped, "\\x%02x\\x%02x", byte, text[++i] & 0xff)));
+    else
+      result.append(escaped, static_cast<size_t>(std::snprintf(escaped, sizeof escaped, "\\x%02x", byte)));
+  }
+  return result;
+}
+
+void complain(const char *command, const std::string &message) { std::fprintf(stderr, "%s: error: %s\n", command, printable(message).c_str()); }
 
 std::string explain(const std::exception &exception, const std::string &doing) {
   if (!dynamic_cast<const std::bad_alloc *>(&exception) && !dynamic_cast<const std::length_error *>(&exception))

@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace reshard::tools {
@@ -46,7 +47,10 @@ std::function<std::string(const std::string &)> setBytes(uint64_t &bytes);
 std::function<std::string(const std::string &)> setSeconds(double &seconds);
 std::function<std::string(const std::string &)> setChoice(std::string &text, std::vector<std::string> choices);
 
-/// Prints "name: error: message" on stderr.
+/// Text as it can be printed on a terminal: control characters (of names in files, say) as \n, \r, \t or \xNN.
+std::string printable(std::string_view text);
+
+/// Prints "name: error: message" on stderr, the message as printable().
 void complain(const char *command, const std::string &message);
 
 /// What to say of an exception that ends a command. `doing`: what it was at, " in pass 'schedule'", or nothing.

@@ -245,6 +245,7 @@ private:
         throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() + " are written by processes of several hosts, expected one host"};
     auto path = [&](uint32_t e) { return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : ""); };
     need(source.openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
+    need(insideOf(targetFolder(), sourceFolder()), kUsage);
     if (!options_.copy.empty() && first())
       modelFiles_ = findModelFiles(options_.copy);
     folder = std::make_unique<NewFolder>(targetFolder(), number, first());
@@ -308,7 +309,7 @@ private:
     if (result.differences.size() > kShown)
       complain("reshard-exec", "and " + std::to_string(result.differences.size() - kShown) + " more");
     for (const std::string &name : result.left)
-      std::printf("  %-10s '%s' stands in several params of the source, one of them quantised: not compared with each other\n", "replicas", name.c_str());
+      std::printf("  %-10s '%s' stands in several params of the source, one of them quantised: not compared with each other\n", "replicas", printable(name).c_str());
     if (result.comparedBytes == 0 && result.left.empty())
       std::printf("  %-10s nothing is held more than once\n", "replicas");
     else if (result.differences.empty() && result.comparedBytes > 0)
@@ -436,7 +437,7 @@ private:
       std::printf("  rank %u: %s from ranks of this host come as messages, since their memory cannot be reached\n", ranks_[0],
                   humanBytes(static_cast<double>(fallen)).c_str());
     if (!leftOut_.empty() && (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // a checkpoint is opened by all
-      std::printf("  %-10s '%s'%s of the source's files, which the plan does not know\n", "left out", leftOut_.begin()->c_str(),
+      std::printf("  %-10s '%s'%s of the source's files, which the plan does not know\n", "left out", printable(*leftOut_.begin()).c_str(),
                   leftOut_.size() > 1 ? (" and " + std::to_string(leftOut_.size() - 1) + " more").c_str() : "");
     const bool wanted = agree(options_.report.empty()) == 0; // by any process
     const Json by = wanted ? bytesBy() : Json();
@@ -474,11 +475,11 @@ private:
 
   void printCheck(const std::string &whose) const {
     if (options_.check && !result_.unclear.empty())
-      std::printf("  %scannot be checked: %s\n", ranks_.empty() ? "" : whose.c_str(), result_.unclear.c_str());
+      std::printf("  %scannot be checked: %s\n", ranks_.empty() ? "" : whose.c_str(), printable(result_.unclear).c_str());
     else if (options_.check && result_.mismatches == 0)
       std::printf("  %s%llu bytes right\n", whose.c_str(), static_cast<unsigned long long>(result_.checkedBytes));
     else if (options_.check)
-      std::printf("  %s%llu elements WRONG; %s\n", ranks_.empty() ? "" : whose.c_str(), static_cast<unsigned long long>(result_.mismatches), result_.first.c_str());
+      std::printf("  %s%llu elements WRONG; %s\n", ranks_.empty() ? "" : whose.c_str(), static_cast<unsigned long long>(result_.mismatches), printable(result_.first).c_str());
   }
 
   struct Close {

@@ -25,6 +25,9 @@ inline void need(const std::string &error, int code) {
 /// (SIGBUS: the file was made shorter), with an error that names the file and kFailure.
 void watchSignals();
 
+/// Whether `path` is `folder` or stands in it, by whatever names and links: an error text, empty where it does not.
+std::string insideOf(const std::string &path, const std::string &folder);
+
 /// A folder that is filled under another name and takes its own by rename; until then it goes with this object, and when a signal ends the process
 /// (watchSignals). What a process of this host left that was killed is removed when the folder is made again. One process makes it; others may fill it
 /// too. One at a time.

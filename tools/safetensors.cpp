@@ -62,7 +62,9 @@ public:
     const std::string damaged = "'" + path + "': damaged header: ";
     if (!Json::sax_parse(text, static_cast<nlohmann::json_sax<Json> *>(this)) || !object_)
       return damaged + "it is no JSON object";
-    return repeated_.empty() ? std::string() : damaged + "'" + repeated_ + "' is there twice";
+    if (!repeated_.empty())
+      return damaged + "'" + repeated_ + "' is there twice";
+    return nul_.empty() ? std::string() : "'" + path + "': a name has a NUL character: '" + nul_ + "'";
   }
 
 protected:
@@ -112,6 +114,8 @@ private:
     }
     if (known && repeated_.empty())
       repeated_ = name;
+    if (name.find('\0') != std::string::npos) // the C API's names end there
+      nul_ = name;
     level.key = std::move(name);
     return true;
   }
@@ -131,7 +135,7 @@ private:
   std::array<Level, 16> levels_;
   int depth_ = -1;
   bool object_ = false;
-  std::string repeated_;
+  std::string repeated_, nul_;
 };
 
 /// A header: {name: {dtype: text, shape: [numbers], data_offsets: [begin, end]}}.
@@ -313,7 +317,7 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
     return "'" + index + "': no weight_map";
   std::map<std::string, size_t> files; // and how many tensors each should have
   for (const auto &[name, file] : json.files) {
-    if (file.empty() || file.find('/') != std::string::npos || file[0] == '.')
+    if (file.empty() || file.find_first_of(std::string_view("/\0", 2)) != std::string::npos || file[0] == '.')
       return "'" + index + "': tensor '" + name + "' is in no file of this folder";
     ++files[file];
   }

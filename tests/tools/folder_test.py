@@ -137,5 +137,76 @@ class Killed(Folders):
         self.assertEqual(self.left(), sorted(["job.yaml", "plan", "source", "target", *[path.name for path in other]]))
 
 
+class Inside(Folders):
+    def test_a_target_inside_the_source_is_refused(self):
+        (self.folder / "source/deep").mkdir()
+        (self.folder / "link").symlink_to("source")
+        (self.folder / "deep").symlink_to("source/deep")
+        before = self.left(), sorted((self.folder / "source").rglob("*"))
+        for source, target in (("source", "source/new"), ("source", "source/deep/new/"), ("source", "link/new"), ("source", "deep/new"), ("link", "source/new"), ("link/", "deep/new"),
+                               ("source", "other/../source/new"), (str(self.folder / "source"), "./source//new")):
+            with self.subTest(source=source, target=target):
+                error = self.command("exec", "plan", f"--source={source}", f"--target={target}", code=2)
+                self.assertEqual(error, f"reshard-exec: error: '{target}' is inside the source '{source}', expected a new folder outside of it\n")
+                self.assertEqual((self.left(), sorted((self.folder / "source").rglob("*"))), before)
+        for target in "source", "link":
+            self.assertIn(f"'{target}' is the source 'source', ", self.command("exec", "plan", "--source=source", f"--target={target}", code=2))
+        self.command("exec", "plan", "--source=source", "--target=source2")
+
+
+class Names(Folders):
+    def rename(self, old, new):
+        """Names of a file's header, of the same length as written."""
+        path = self.folder / "source/rank-00001.safetensors"
+        raw = path.read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8:8 + size])
+        header[new] = header.pop(old)
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size:])
+
+    def test_control_characters_are_escaped(self):
+        job = JOB.replace("tensors: {", "tensors: {b: [4], ")
+        (self.folder / "more.yaml").write_text(job)
+        self.command("compile", "more.yaml", "-o", "more")
+        subprocess.run(["rm", "-r", self.folder / "source"], check=True)
+        self.command("exec", "more", "--synthesize", "--source=source")
+        wild, shown = "b\n  all 9 bytes right\r\x1b[2J\x7f\u009b\tä", r"b\n  all 9 bytes right\r\x1b[2J\x7f\xc2\x9b\tä"
+        for path in (self.folder / "source").iterdir():
+            raw = path.read_bytes()
+            size = int.from_bytes(raw[:8], "little")
+            header = json.loads(raw[8:8 + size])
+            header[wild] = header.pop("b")
+            text = json.dumps(header).encode()
+            path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size:])
+        error = self.command("exec", "plan", "--source=source", "--target=target", code=2)
+        self.assertIn(f"has tensor '{shown}', which the plan does not know", error)
+        self.assertEqual(error.count("\n"), 1)
+        done = subprocess.run([BIN / "reshard-exec", "plan", "--source=source", "--target=target", "--allow=extra", "--report=report"], cwd=self.folder, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"  left out   '{shown}' of the source's files", done.stdout)
+        self.assertEqual(json.loads((self.folder / "report").read_text())["left_out"], [wild])
+
+    def test_names_with_nul_are_refused(self):
+        job = JOB.replace("source: {mesh: {tp: 2}}", "source: {storage: files}")
+        (self.folder / "stored.yaml").write_text(job)
+        self.command("compile", "stored.yaml", "-o", "stored")
+        self.command("exec", "stored", "--synthesize", "--source=files")
+        (self.folder / "files/model.safetensors").rename(self.folder / "files/model-1.safetensors")
+        index = self.folder / "files/model.safetensors.index.json"
+        for weights, error in (({"a": "model-1.safetensors\0.bin"}, "tensor 'a' is in no file of this folder"),
+                               ({"a\0b": "model-1.safetensors"}, r"a name has a NUL character: 'a\x00b'")):
+            with self.subTest(error):
+                index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+                said = self.command("exec", "stored", "--source=files", "--target=target", code=2)
+                self.assertEqual(said, f"reshard-exec: error: '{index.relative_to(self.folder)}': {error}\n")
+        index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+        self.command("exec", "stored", "--source=files", "--target=target")
+        self.rename("a", "a\0b")
+        said = self.command("exec", "plan", "--source=source", "--target=target2", code=2)
+        self.assertIn(r"'source/rank-00001.safetensors': a name has a NUL character: 'a\x00b'", said)
+        self.assertEqual([name for name in self.left() if "target2" in name], [])
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -156,13 +156,12 @@ class Mpi(unittest.TestCase):
             subprocess.run([BIN / "reshard-exec", self.folder / plan, "--synthesize", f"--source={self.folder / name}"], check=True, stdout=subprocess.DEVNULL)
         shutil.copytree(self.folder / "source", self.folder / "wrong")
         shutil.copy(self.folder / "large_source/rank-00003.safetensors", self.folder / "wrong")
-        (self.folder / "source/old").mkdir()
         # For each what the rank 2 is given in place of: the plan, the source, the target, other options; whether all are given it; the error.
         given = ["plan", "source", "target", "--seed=1"]
         for number, (index, value, everyone, code, error) in enumerate((
                 (0, "absent", False, 2, "rank 2: .*absent"), (0, "absent", True, 2, "absent"), (0, "other", False, 2, "rank [0-3] runs plan [0-9a-f]{32}, "),
                 (0, "wide", False, 2, "the plan has 8 ranks, the wire 4 processes"), (1, "absent", False, 2, "rank 2: .*absent' is no folder"),
-                (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"), (2, "source/old", True, 2, "exists already"), (2, "absent/x", True, 2, "cannot create '"),
+                (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"), (2, "wrong", True, 2, "exists already"), (2, "absent/x", True, 2, "cannot create '"),
                 (3, "--synthesize", False, 2, "rank 2: .*found --target as well"),
                 (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot write"))):
             text = 'case $OMPI_COMM_WORLD_RANK in %s) set -- %s;; *) set -- %s;; esac; exec "$0" %s/$1 --transport=mpi --timeout=60 --source=%s/$2 --target=%s/$3 $4'
