@@ -93,6 +93,19 @@ void removeStale(const fs::path &path, const std::string &prefix, const std::str
   }
 }
 
+/// Renames unless something stands there.
+std::error_code renameNew(const fs::path &from, const fs::path &to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0)
+    return {};
+  if (errno != EINVAL && errno != ENOSYS)
+    return {errno, std::generic_category()};
+  std::error_code error; // a file system that cannot do it as one step
+  if (fs::exists(fs::symlink_status(to, error)))
+    return std::make_error_code(std::errc::file_exists);
+  fs::rename(from, to, error);
+  return error;
+}
+
 } // namespace
 
 void watchSignals() {
@@ -191,12 +204,7 @@ void NewFolder::commit() {
   if (!mine_)
     return;
   const std::lock_guard lock(mutex);
-  std::error_code error;
-  if (!fs::exists(path_, error))
-    fs::rename(temporary_, path_, error);
-  else
-    error = std::make_error_code(std::errc::file_exists);
-  if (error)
+  if (const std::error_code error = renameNew(temporary_, path_))
     throw Failure{kFailure, "cannot finish '" + path_.string() + "': " + error.message()};
   unfinished.clear();
   done_ = true;
