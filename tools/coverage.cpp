@@ -1,15 +1,15 @@
 #include "tools/coverage.h"
 
+#include "tools/contents.h"
 #include "tools/gathered.h"
 #include "tools/quantize.h"
-#include "tools/synthesize.h"
 #include "tools/vectors.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
+#include <memory>
+#include <span>
 #include <tuple>
-#include <unordered_map>
 
 namespace reshard::tools {
 
@@ -17,150 +17,13 @@ namespace {
 
 using namespace schema;
 
-/// Consecutive elements of one tensor at consecutive places of an instance; tensor 0 is padding.
-struct Stretch {
-  int64_t local, count;
-  uint32_t tensor;
-  int64_t logical;
-};
-
-const BufferRun *runOf(const Segment &segment, uint32_t buffer) {
-  const auto &runs = all(segment.buffers());
-  auto at =
-      std::upper_bound(runs.begin(), runs.end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); });
-  return at == runs.begin() ? nullptr : *--at;
-}
-
-/// What the elements of instances are, by the layouts; remembers as long as memory allows.
-class Contents {
-public:
-  explicit Contents(const Manifest &manifest) : manifest_(manifest) { tensors_[""] = 0; }
-
-  const std::vector<Stretch> &of(const Segment &segment, uint32_t buffer) {
-    const BufferRun &run = *runOf(segment, buffer);
-    const uint32_t instance = buffer - run.first();
-    const Key key{run.endpoint(), likePlace(run), run.param(), instance};
-    if (const auto known = known_.find(key); known != known_.end())
-      return known->second;
-    if (kept_ > kMaxKept) {
-      known_.clear();
-      kept_ = 0;
-    }
-    std::vector<Stretch> stretches = make(run, instance);
-    kept_ += stretches.size();
-    return known_[key] = std::move(stretches);
-  }
-
-  const std::string &name(uint32_t tensor) const {
-    for (const auto &[name, number] : tensors_)
-      if (number == tensor)
-        return name;
-    return tensors_.begin()->first;
-  }
-
-  const ParamInstance &instance(const BufferRun &run, uint32_t number) {
-    const uint64_t key = (uint64_t{run.endpoint()} << 56) ^ (uint64_t{run.place()} << 28) ^ run.param();
-    auto [at, added] = instances_.try_emplace(key);
-    if (added) {
-      if (instances_.size() > 4096) { // rank by rank, so that a few places are enough
-        instances_.clear();
-        at = instances_.try_emplace(key).first;
-      }
-      at->second = instances(manifest_, *manifest_.endpoints()->Get(run.endpoint()), run.param(), run.place());
-    }
-    return at->second[number];
-  }
-
-private:
-  using Key = std::array<uint32_t, 4>;           // endpoint, place, param, instance
-  static constexpr size_t kMaxKept = 20'000'000; // half a gigabyte
-
-  /// The first place seen where a param holds the same: replicas have the same coordinates in all that it depends on.
-  uint32_t likePlace(const BufferRun &run) {
-    const auto [at, added] = likePlace_.try_emplace({run.endpoint(), run.place(), run.param(), 0}, run.place());
-    if (!added)
-      return at->second;
-    std::vector<int64_t> coordinates = likeness(*manifest_.endpoints()->Get(run.endpoint()), run.param(), run.place());
-    coordinates.push_back(run.endpoint());
-    return at->second = firstLike_.try_emplace(std::move(coordinates), run.place()).first->second;
-  }
-
-  std::vector<Stretch> make(const BufferRun &run, uint32_t number) {
-    const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
-    std::vector<Stretch> stretches;
-    std::string last;
-    uint32_t tensor = 0;
-    auto put = [&](int64_t local, int64_t logical, int64_t count) {
-      if (!stretches.empty()) {
-        Stretch &back = stretches.back();
-        if (back.tensor == tensor && back.local + back.count == local && (tensor == 0 || back.logical + back.count == logical)) {
-          back.count += count;
-          return;
-        }
-      }
-      stretches.push_back({local, count, tensor, logical});
-    };
-    forEachRun(manifest_, endpoint, run.param(), run.place(), instance(run, number), [&](const ElementRun &r) {
-      if (!r.tensor) {
-        tensor = 0;
-        last.clear();
-      } else if (last != *r.tensor) {
-        last = *r.tensor;
-        tensor = tensors_.try_emplace(last, static_cast<uint32_t>(tensors_.size())).first->second;
-      }
-      if (r.localStep == 1 && r.logicalStep == 1)
-        put(r.local, r.logical, r.count);
-      else
-        for (int64_t k = 0; k < r.count; ++k)
-          put(r.local + k * r.localStep, r.logical + k * r.logicalStep, 1);
-    });
-    std::sort(stretches.begin(), stretches.end(), [](const Stretch &a, const Stretch &b) { return a.local < b.local; });
-    return disjoint(std::move(stretches));
-  }
-
-  /// Parts may say the same of an element twice; of parts that contradict each other nothing is left.
-  static std::vector<Stretch> disjoint(std::vector<Stretch> sorted) {
-    size_t kept = 0;
-    for (Stretch next : sorted) {
-      if (kept > 0) {
-        const Stretch &back = sorted[kept - 1];
-        if (const int64_t shared = std::min(back.local + back.count - next.local, next.count); shared > 0) {
-          const bool agree = back.tensor == next.tensor &&
-                             (next.tensor == 0 || next.logical - back.logical == next.local - back.local);
-          if (!agree)
-            return {};
-          next = {next.local + shared, next.count - shared, next.tensor, next.logical + shared};
-          if (next.count == 0)
-            continue;
-        }
-      }
-      sorted[kept++] = next;
-    }
-    sorted.resize(kept);
-    return sorted;
-  }
-
-  const Manifest &manifest_;
-  std::unordered_map<std::string, uint32_t> tensors_;
-  std::map<Key, std::vector<Stretch>> known_;
-  std::map<Key, uint32_t> likePlace_; // instance 0
-  std::map<std::vector<int64_t>, uint32_t> firstLike_;
-  std::unordered_map<uint64_t, std::vector<ParamInstance>> instances_;
-  size_t kept_ = 0;
-};
-
-/// The stretch that has element `local`; `last`, where there is one, was the answer for an element shortly before.
-const Stretch *find(const std::vector<Stretch> &list, int64_t local, const Stretch *last) {
-  auto has = [&](const Stretch &stretch) { return local >= stretch.local && local < stretch.local + stretch.count; };
-  if (last) {
-    if (has(*last))
-      return last;
-    if (last != &list.back() && has(last[1]))
-      return last + 1;
-  }
-  const auto at =
-      std::upper_bound(list.begin(), list.end(), local, [](int64_t l, const Stretch &s) { return l < s.local; });
-  return at == list.begin() || !has(*std::prev(at)) ? nullptr : &*std::prev(at);
+/// The bytes that a move writes.
+bool addTo(Boxes &boxes, const Move &move) {
+  Box box{static_cast<int64_t>(move.targetOffset), 0, 0, {}, 0};
+  for (const Move::Loop &loop : move.loops)
+    box.dimensions.push_back({loop.count, loop.target, 0});
+  box.dimensions.push_back({static_cast<int64_t>(move.rowBytes), 1, 0});
+  return boxes.add(std::move(box));
 }
 
 class Prover {
@@ -169,18 +32,18 @@ public:
 
   CoverageResult run(const std::function<void(double)> &progress) {
     result_.error = paired_.load();
-    // A storage target is written by several ranks, so its rows are gathered first.
+    // A storage target is written by several ranks, so its moves are gathered first.
     for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
-      rows_.clear();
-      const std::string error = gathered_.forEachRow(rank, [&](const Row &row) {
-        const BufferRun *run = runOf(paired_.segment(rank), row.targetBuffer);
+      moves_.clear();
+      const std::string error = gathered_.forEachMove(rank, [&](const Move &move) {
+        const BufferRun *run = runOf(paired_.segment(rank), move.targetBuffer);
         const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
-        (endpoint.storage() ? storage_ : rows_).push_back({rank, row});
+        (endpoint.storage() ? storage_ : moves_).push_back({rank, move});
       });
       if (!error.empty())
         fail(error);
       if (result_.error.empty())
-        checkRank(rank, rows_, false);
+        checkRank(rank, moves_, false);
       if (result_.error.empty())
         checkRelays(rank);
       progress(static_cast<double>(rank + 1) / plan_.world());
@@ -192,8 +55,8 @@ public:
 
 private:
   struct Placed {
-    uint32_t rank; // whose buffer numbers the row uses
-    Row row;
+    uint32_t rank; // whose buffer numbers the move uses
+    Move move;
   };
 
   std::string where(uint32_t rank, uint32_t buffer, uint64_t offset) {
@@ -209,13 +72,17 @@ private:
     return false;
   }
 
-  /// All rows of one rank's own target buffers: they must tile each buffer, each with the right content.
-  void checkRank(uint32_t rank, std::vector<Placed> &rows, bool storage) {
+  bool failFragmented(const std::string &place) {
+    return fail(place + " cannot be proven: what is written there and what its layout says have more pieces in common than can be looked at");
+  }
+
+  /// All moves to one rank's own target buffers: they must tile each buffer, each with the right content.
+  void checkRank(uint32_t rank, std::vector<Placed> &moves, bool storage) {
     const Segment &segment = paired_.segment(rank);
-    std::sort(rows.begin(), rows.end(), [](const Placed &a, const Placed &b) {
-      return std::tie(a.row.targetBuffer, a.row.targetOffset) < std::tie(b.row.targetBuffer, b.row.targetOffset);
+    std::sort(moves.begin(), moves.end(), [](const Placed &a, const Placed &b) {
+      return std::tie(a.move.targetBuffer, a.move.targetOffset) < std::tie(b.move.targetBuffer, b.move.targetOffset);
     });
-    size_t next = 0;
+    auto next = moves.begin();
     for (const BufferRun *run : all(segment.buffers())) {
       const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
       if (run->endpoint() == 0 || endpoint.storage() != storage)
@@ -224,44 +91,101 @@ private:
       if (param.made() ? !madeOnce(endpoint, *run, rank) : param.face() && !makes(endpoint, *param.face(), *run, rank))
         return;
       for (uint32_t i = 0; i < run->count(); ++i) {
-        uint64_t at = 0;
         const uint32_t buffer = run->first() + i;
-        for (; next < rows.size() && rows[next].row.targetBuffer == buffer; ++next) {
-          const Row &row = rows[next].row;
-          if (param.made()) {
-            fail(where(rank, buffer, row.targetOffset) + " is written, but is made of what is written to a face");
-            return;
-          }
-          if (row.targetOffset > at && nothingIn(param, rank, buffer, at, row.targetOffset))
-            at = row.targetOffset;
-          if (row.targetOffset != at) {
-            fail(where(rank, buffer, std::min(at, row.targetOffset)) + (row.targetOffset > at ? " is never written" : " is written twice"));
-            return;
-          }
-          at += row.bytes;
-          ++result_.rows;
-          result_.bytes += row.bytes;
-          if (!checkSource(rank, row, param.dtype()) || !checkContent(rank, rows[next], itemBytes(param.dtype())))
-            return;
-        }
-        if (at != run->bytes() && !param.made() && !nothingIn(param, rank, buffer, at, run->bytes())) {
-          fail(where(rank, buffer, at) + " is never written");
+        const auto first = next;
+        next = std::find_if(first, moves.end(), [&](const Placed &placed) { return placed.move.targetBuffer != buffer; });
+        if (param.made() && first != next) {
+          fail(where(rank, buffer, first->move.targetOffset) + " is written, but is made of what is written to a face");
           return;
+        }
+        const std::span<const Placed> here(first, next);
+        if (!param.made() && !checkTiling(param, rank, buffer, run->bytes(), here))
+          return;
+        for (const Placed &placed : here) {
+          ++result_.moves;
+          result_.bytes += placed.move.bytes();
+          if (!checkSource(rank, placed.move, param.dtype()) || !checkContent(rank, placed.move, itemBytes(param.dtype())))
+            return;
         }
       }
     }
+  }
+
+  /// Each byte of a buffer is written once: as many bytes are written as it has, and each of them. Of a face of largest magnitudes those that are in its layout.
+  bool checkTiling(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const Placed> moves) {
+    Boxes written;
+    uint64_t sum = 0;
+    for (const Placed &placed : moves) {
+      const Move &move = placed.move;
+      if (!addTo(written, move))
+        return failFragmented(where(rank, buffer, move.targetOffset));
+      sum += move.bytes();
+    }
+    written.finish();
+    uint64_t expected = bytes;
+    std::vector<Nest> wanted;
+    if (param.face() && param.face()->kind() == FaceKind::amax) {
+      const int64_t item = itemBytes(param.dtype());
+      const auto boxes = contents_.of(paired_.segment(rank), buffer);
+      if (!boxes)
+        return failFragmented(where(rank, buffer, 0));
+      expected = static_cast<uint64_t>(boxes->places() * item);
+      for (const Box &box : boxes->list()) {
+        wanted.push_back({box.begin * item, 0, 0, {}});
+        for (const Box::Dimension &dimension : box.dimensions)
+          wanted.back().loops.push_back({dimension.count, dimension.step * item, 0, 0});
+        wanted.back().loops.push_back({item, 1, 0, 0});
+      }
+    } else {
+      wanted.push_back({0, 0, 0, {{static_cast<int64_t>(bytes), 1, 0, 0}}});
+    }
+    uint64_t missing = bytes;
+    for (const Nest &nest : wanted) {
+      Cutter cutter(written, work_);
+      const Cut cut = cutter.run(nest, [](const Piece &) { return true; });
+      if (cut == Cut::fragmented)
+        return failFragmented(where(rank, buffer, 0));
+      if (cut == Cut::missing)
+        missing = std::min(missing, static_cast<uint64_t>(cutter.place()));
+    }
+    return (missing == bytes && sum == expected) || failTiling(param, rank, buffer, bytes, moves, missing);
+  }
+
+  /// Names the first byte that is never written, or written twice: row by row, as long as there are not too many; `missing` is never written, unless it is the end.
+  bool failTiling(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const Placed> moves, uint64_t missing) {
+    constexpr uint64_t kMostRows = 1 << 24;
+    uint64_t count = 0, at = 0;
+    for (const Placed &placed : moves)
+      count += placed.move.bytes() / placed.move.rowBytes;
+    if (count > kMostRows)
+      return fail(where(rank, buffer, missing == bytes ? 0 : missing) + (missing == bytes ? " or one that follows is written twice" : " is never written"));
+    std::vector<std::pair<uint64_t, uint64_t>> rows; // offset, bytes
+    for (const Placed &placed : moves)
+      forEachRow(placed.move, [&](const Move &row) { rows.emplace_back(row.targetOffset, row.rowBytes); });
+    std::sort(rows.begin(), rows.end());
+    rows.emplace_back(bytes, 0);
+    for (const auto &[offset, length] : rows) {
+      if (offset > at && nothingIn(param, rank, buffer, at, offset))
+        at = offset;
+      if (offset != at)
+        return fail(where(rank, buffer, std::min(at, offset)) + (offset > at ? " is never written" : " is written twice"));
+      at += length;
+    }
+    return fail(where(rank, buffer, 0) + " or one that follows is written beyond its layout");
   }
 
   /// Whether no part of a face of largest magnitudes covers a range: those of tensors that a matrix has not, which are zero.
   bool nothingIn(const Param &param, uint32_t rank, uint32_t buffer, uint64_t begin, uint64_t end) {
     if (!param.face() || param.face()->kind() != FaceKind::amax)
       return false;
-    const auto item = static_cast<uint64_t>(itemBytes(param.dtype()));
-    const std::vector<Stretch> &stretches = contents_.of(paired_.segment(rank), buffer);
-    return std::none_of(stretches.begin(), stretches.end(), [&](const Stretch &stretch) {
-      const auto from = static_cast<uint64_t>(stretch.local) * item;
-      return from < end && from + static_cast<uint64_t>(stretch.count) * item > begin;
-    });
+    const int64_t item = itemBytes(param.dtype());
+    const auto boxes = contents_.of(paired_.segment(rank), buffer);
+    size_t hint = 0;
+    Digits digits;
+    for (uint64_t at = begin; boxes && at < end; at += static_cast<uint64_t>(item))
+      if (boxes->find(static_cast<int64_t>(at) / item, digits, hint, work_))
+        return false;
+    return true;
   }
 
   /// What is made of others has one face that makes it, which is proven like a param: each of its bytes is written, and becomes part of what it shows.
@@ -283,21 +207,21 @@ private:
     return true;
   }
 
-  /// A row comes from the source, as it was before the run, or from a target rank that passes it on, of which checkRelays sees that
+  /// A move comes from the source, as it was before the run, or from a target rank that passes it on, of which checkRelays sees that
   /// it was there. And bytes are only the same value in the same dtype.
-  bool checkSource(uint32_t rank, const Row &row, DType dtype) {
-    if (row.zero)
+  bool checkSource(uint32_t rank, const Move &move, DType dtype) {
+    if (move.zero)
       return true;
-    const BufferRun *from = runOf(paired_.segment(row.sourceRank), row.sourceBuffer);
+    const BufferRun *from = runOf(paired_.segment(move.sourceRank), move.sourceBuffer);
     if (!from || plan_.manifest().endpoints()->Get(from->endpoint())->storage() > (from->endpoint() == 0))
-      return fail(where(rank, row.targetBuffer, row.targetOffset) + " comes from " + (from ? "a written file" : "the arena") +
-                  " of rank " + std::to_string(row.sourceRank) + ", not from the source or a target rank");
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " comes from " + (from ? "a written file" : "the arena") +
+                  " of rank " + std::to_string(move.sourceRank) + ", not from the source or a target rank");
     const Param &param = *plan_.manifest().endpoints()->Get(from->endpoint())->params()->Get(from->param());
     // What is quantised, or made, does not stand as it came.
     if (from->endpoint() > 0 && (param.face() ? param.face()->kind() == FaceKind::elements : param.made()))
-      return fail(where(rank, row.targetBuffer, row.targetOffset) + " is passed on by rank " + std::to_string(row.sourceRank) + ", where it is quantised");
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is passed on by rank " + std::to_string(move.sourceRank) + ", where it is quantised");
     const DType found = param.dtype();
-    return found == dtype || fail(where(rank, row.targetBuffer, row.targetOffset) + " is " + dtypeName(dtype) +
+    return found == dtype || fail(where(rank, move.targetBuffer, move.targetOffset) + " is " + dtypeName(dtype) +
                                   ", but comes from " + dtypeName(found));
   }
 
@@ -311,81 +235,101 @@ private:
     for (const Step *step : all(segment.steps())) {
       if (step->kind() != StepKind::send)
         continue;
-      std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> read, written; // buffer, begin, end
-      const auto note = [](auto &list) {
-        return [&list](const Row &row) { list.emplace_back(row.targetBuffer, row.targetOffset, row.targetOffset + row.bytes); };
-      };
-      for (uint32_t i = 0; i < step->input_count(); ++i)
+      std::vector<Move> read;
+      std::map<uint32_t, Boxes> written; // by buffer
+      std::string problem;
+      for (uint32_t i = 0; i < step->input_count() && problem.empty(); ++i)
         if (const Operand &operand = *segment.operands()->Get(step->first_input() + i); target(operand))
-          paired_.forEachRow(rank, operand, note(read));
-      if (read.empty())
-        continue;
-      for (uint32_t i = 0; i < step->after_count(); ++i) {
+          problem = paired_.forEachMove(rank, operand, [&](const Move &move) { read.push_back(move); });
+      for (const Move &move : read)
+        written.try_emplace(move.targetBuffer);
+      for (uint32_t i = 0; i < step->after_count() && !read.empty(); ++i) {
         const Step &before = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
-        for (uint32_t o = 0; o < before.output_count() && before.kind() != StepKind::send; ++o)
-          paired_.forEachRow(rank, *segment.operands()->Get(before.first_output() + o), note(written));
+        for (uint32_t o = 0; o < before.output_count() && before.kind() != StepKind::send && problem.empty(); ++o)
+          problem = paired_.forEachMove(rank, *segment.operands()->Get(before.first_output() + o), [&](const Move &move) {
+            if (const auto at = written.find(move.targetBuffer); at != written.end() && !addTo(at->second, move))
+              problem = "rank " + std::to_string(rank) + ": what it passes on stands in more pieces than can be looked at";
+          });
       }
-      std::sort(read.begin(), read.end());
-      std::sort(written.begin(), written.end());
-      size_t at = 0;
-      for (const auto &[buffer, begin, end] : read) {
-        uint64_t next = begin;
-        while (at < written.size() && std::make_pair(std::get<0>(written[at]), std::get<2>(written[at])) <= std::make_pair(buffer, begin))
-          ++at;
-        for (size_t w = at; next < end && w < written.size() && std::get<0>(written[w]) == buffer && std::get<1>(written[w]) <= next; ++w)
-          next = std::max(next, std::get<2>(written[w]));
-        if (next < end) {
-          fail(where(rank, buffer, next) + " is passed on to rank " + std::to_string(step->peer()) + " in round " + std::to_string(step->round()) +
-               ", but no step that this waits for writes it");
-          return;
-        }
+      if (!problem.empty()) {
+        fail(problem);
+        return;
+      }
+      for (auto &[buffer, boxes] : written)
+        boxes.finish();
+      for (const Move &move : read) {
+        Nest nest{static_cast<int64_t>(move.targetOffset), 0, 0, {}};
+        for (const Move::Loop &loop : move.loops)
+          nest.loops.push_back({loop.count, loop.target, 0, 0});
+        nest.loops.push_back({static_cast<int64_t>(move.rowBytes), 1, 0, 0});
+        Cutter cutter(written[move.targetBuffer], work_);
+        const Cut cut = cutter.run(nest, [](const Piece &) { return true; });
+        if (cut == Cut::done)
+          continue;
+        if (cut == Cut::fragmented)
+          failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+        else
+          fail(where(rank, move.targetBuffer, static_cast<uint64_t>(cutter.place())) + " is passed on to rank " + std::to_string(step->peer()) + " in round " +
+               std::to_string(step->round()) + ", but no step that this waits for writes it");
+        return;
       }
     }
   }
 
-  bool checkContent(uint32_t rank, const Placed &placed, int64_t item) {
-    const Row &row = placed.row;
-    // The target's stretches are copied: looking up the source may forget them.
-    if (lastBuffer_ != row.targetBuffer || lastRank_ != rank) {
-      expected_ = contents_.of(paired_.segment(rank), row.targetBuffer);
-      lastBuffer_ = row.targetBuffer;
-      lastRank_ = rank;
-    }
-    const std::vector<Stretch> *found = row.zero ? nullptr : &contents_.of(paired_.segment(row.sourceRank), row.sourceBuffer);
-    if (row.targetOffset % item != 0 || row.bytes % item != 0 || row.sourceOffset % item != 0)
-      return fail(where(rank, row.targetBuffer, row.targetOffset) + " is written in parts of elements");
-    int64_t target = static_cast<int64_t>(row.targetOffset) / item, source = static_cast<int64_t>(row.sourceOffset) / item;
-    auto failHere = [&](const std::string &why) {
-      return fail(where(rank, row.targetBuffer, static_cast<uint64_t>(target * item)) + why);
+  /// All elements of a move, cut where the layouts of its target and of its source go on in another way: what they say must go in the same steps.
+  bool checkContent(uint32_t rank, const Move &move, int64_t item) {
+    const auto size = static_cast<uint64_t>(item);
+    bool whole = move.targetOffset % size == 0 && move.rowBytes % size == 0 && move.sourceOffset % size == 0;
+    for (const Move::Loop &loop : move.loops)
+      whole = whole && loop.target % item == 0 && loop.source % item == 0;
+    if (!whole)
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is written in parts of elements");
+    const std::shared_ptr<const Boxes> wanted = contents_.of(paired_.segment(rank), move.targetBuffer);
+    const std::shared_ptr<const Boxes> found = move.zero ? nullptr : contents_.of(paired_.segment(move.sourceRank), move.sourceBuffer);
+    if (!wanted || !(found || move.zero))
+      return failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+    auto failAt = [&](int64_t element, const std::string &why) {
+      return fail(where(rank, move.targetBuffer, static_cast<uint64_t>(element * item)) + why);
     };
-    const Stretch *want = nullptr, *have = nullptr;
-    for (int64_t left = static_cast<int64_t>(row.bytes) / item; left > 0;) {
-      want = find(expected_, target, want);
-      if (!want)
-        return failHere(" is in no part of its layout");
-      if (row.zero ? want->tensor != 0 : want->tensor == 0)
-        return failHere(row.zero ? " is zeroed but is no padding" : " is padding but is copied to");
-      int64_t count = std::min(left, want->local + want->count - target);
-      if (found) {
-        have = find(*found, source, have);
-        if (!have || have->tensor == 0)
-          return failHere(" comes from the source's padding");
-        const int64_t expected = want->logical + (target - want->local),
-                      logical = have->logical + (source - have->local);
-        if (have->tensor != want->tensor || logical != expected)
-          return failHere(" must be tensor '" + contents_.name(want->tensor) + "' element " + std::to_string(expected) +
-                          ", but comes from tensor '" + contents_.name(have->tensor) + "' element " +
-                          std::to_string(logical) + " of rank " + std::to_string(row.sourceRank));
-        count = std::min(count, have->local + have->count - source);
-      }
-      target += count;
-      source += count;
-      left -= count;
-    }
-    return true;
+    auto differ = [&](const Piece &want, const Piece &have, int64_t target, int64_t expected, int64_t logical) {
+      return failAt(target, " must be tensor '" + contents_.name(want.box->tag) + "' element " + std::to_string(expected) + ", but comes from tensor '" +
+                                contents_.name(have.box->tag) + "' element " + std::to_string(logical) + " of rank " + std::to_string(move.sourceRank));
+    };
+    const auto target = static_cast<int64_t>(move.targetOffset) / item;
+    Nest nest{target, static_cast<int64_t>(move.sourceOffset) / item, target, {}};
+    for (const Move::Loop &loop : move.loops)
+      nest.loops.push_back({loop.count, loop.target / item, loop.source / item, loop.target / item});
+    nest.loops.push_back({static_cast<int64_t>(move.rowBytes) / item, 1, 1, 1});
+    Cutter byTarget(*wanted, work_);
+    const Cut cut = byTarget.run(nest, [&](const Piece &want) {
+      if (move.zero != (want.box->tag == 0))
+        return failAt(want.place, move.zero ? " is zeroed but is no padding" : " is padding but is copied to");
+      if (move.zero)
+        return true;
+      Nest inner{want.with, want.value, want.place, {}};
+      for (auto loop = want.loops.rbegin(); loop != want.loops.rend(); ++loop)
+        inner.loops.push_back({loop->count, loop->with, loop->value, loop->also});
+      Cutter bySource(*found, work_);
+      const Cut within = bySource.run(inner, [&](const Piece &have) {
+        if (have.box->tag == 0)
+          return failAt(have.also, " comes from the source's padding");
+        if (have.box->tag != want.box->tag || have.value != have.with)
+          return differ(want, have, have.also, have.with, have.value);
+        for (const Piece::Loop &loop : have.loops)
+          if (loop.with != loop.value)
+            return differ(want, have, have.also + loop.also, have.with + loop.with, have.value + loop.value);
+        return true;
+      });
+      if (within == Cut::missing)
+        return failAt(bySource.also(), " comes from the source's padding");
+      return within == Cut::done || failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+    });
+    if (cut == Cut::missing)
+      return failAt(byTarget.place(), " is in no part of its layout");
+    return cut == Cut::done || failFragmented(where(rank, move.targetBuffer, move.targetOffset));
   }
 
-  /// Rows into files, from all ranks: buffer numbers are those of rank 0.
+  /// Moves into files, from all ranks: buffer numbers are those of rank 0.
   void checkStorage() {
     bool any = false;
     for (uint32_t e = 1; e < plan_.manifest().endpoints()->size(); ++e)
@@ -393,11 +337,11 @@ private:
     if (!any)
       return;
     for (Placed &placed : storage_) {
-      const BufferRun &run = *runOf(paired_.segment(placed.rank), placed.row.targetBuffer);
-      const uint32_t instance = placed.row.targetBuffer - run.first();
+      const BufferRun &run = *runOf(paired_.segment(placed.rank), placed.move.targetBuffer);
+      const uint32_t instance = placed.move.targetBuffer - run.first();
       for (const BufferRun *other : all(paired_.segment(0).buffers()))
         if (other->endpoint() == run.endpoint() && other->place() == run.place() && other->param() == run.param()) {
-          placed.row.targetBuffer = other->first() + instance;
+          placed.move.targetBuffer = other->first() + instance;
           break;
         }
       placed.rank = 0;
@@ -410,9 +354,8 @@ private:
   Gathered gathered_;
   Contents contents_;
   CoverageResult result_;
-  std::vector<Placed> rows_, storage_;
-  std::vector<Stretch> expected_;
-  uint32_t lastBuffer_ = 0, lastRank_ = UINT32_MAX;
+  std::vector<Placed> moves_, storage_;
+  uint64_t work_ = 0; // of all Cutters
 };
 
 } // namespace
@@ -430,47 +373,84 @@ std::string PairedPlan::load() {
   return checkMessages(plan_);
 }
 
-std::string PairedPlan::rows(const Segment *from, uint32_t fromRank, const Operand *input, const Segment &to, const Operand &output,
-                             const std::function<void(const Row &)> &visit) const {
+uint64_t Move::bytes() const {
+  uint64_t bytes = rowBytes;
+  for (const Loop &loop : loops)
+    bytes *= static_cast<uint64_t>(loop.count);
+  return bytes;
+}
+
+void forEachRow(const Move &move, const std::function<void(const Move &)> &visit) {
+  Move row = move;
+  row.loops.clear();
+  std::vector<int64_t> at(move.loops.size());
+  for (size_t l = at.size() + 1; l > 0;) {
+    visit(row);
+    auto go = [&](const Move::Loop &loop, int64_t times) {
+      row.targetOffset += static_cast<uint64_t>(times * loop.target);
+      row.sourceOffset += static_cast<uint64_t>(times * loop.source);
+    };
+    for (l = at.size(); l > 0; --l) {
+      const Move::Loop &loop = move.loops[l - 1];
+      if (++at[l - 1] < loop.count) {
+        go(loop, 1);
+        break;
+      }
+      at[l - 1] = 0;
+      go(loop, 1 - loop.count);
+    }
+  }
+}
+
+std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Operand *input, const Segment &to, const Operand &output,
+                              const std::function<void(const Move &)> &visit) const {
   const Shape &target = *to.shapes()->Get(output.shape());
   const Shape &source = input ? *from->shapes()->Get(input->shape()) : target;
   if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
     return "an operand differs between its two sides";
-  const uint32_t loops = target.loop_count();
-  uint64_t at[16] = {};
-  Row row;
-  row.zero = !input;
-  row.bytes = target.row_bytes();
-  row.sourceRank = fromRank;
+  struct Jump { // a loop that goes from buffer to buffer
+    uint64_t count, at;
+    int64_t targetStep, sourceStep, target, source;
+  };
+  std::vector<Jump> jumps;
+  Move move;
+  move.zero = !input;
+  move.rowBytes = target.row_bytes();
+  move.sourceRank = fromRank;
+  for (uint32_t l = 0; l < target.loop_count(); ++l) {
+    const Loop &t = *to.loops()->Get(target.first_loop() + l), &s = input ? *from->loops()->Get(source.first_loop() + l) : t;
+    if (s.count() != t.count())
+      return "an operand differs between its two sides";
+    const int64_t sourceStep = input ? s.buffer_step() : 0, sourceStride = input ? s.stride() : 0;
+    if (t.count() > 1 && (t.buffer_step() != 0 || sourceStep != 0))
+      jumps.push_back({t.count(), 0, t.buffer_step(), sourceStep, t.stride(), sourceStride});
+    else if (t.count() > 1)
+      move.loops.push_back({static_cast<int64_t>(t.count()), t.stride(), sourceStride});
+  }
   while (true) {
-    int64_t targetOffset = static_cast<int64_t>(output.offset()), sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0;
+    auto targetOffset = static_cast<int64_t>(output.offset()), sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0;
     int64_t targetBuffer = output.buffer(), sourceBuffer = input ? input->buffer() : 0;
-    for (uint32_t l = 0; l < loops; ++l) {
-      const Loop &t = *to.loops()->Get(target.first_loop() + l);
-      targetOffset += static_cast<int64_t>(at[l]) * t.stride();
-      targetBuffer += static_cast<int64_t>(at[l]) * t.buffer_step();
-      if (input) {
-        const Loop &s = *from->loops()->Get(source.first_loop() + l);
-        if (s.count() != t.count())
-          return "an operand differs between its two sides";
-        sourceOffset += static_cast<int64_t>(at[l]) * s.stride();
-        sourceBuffer += static_cast<int64_t>(at[l]) * s.buffer_step();
-      }
+    for (const Jump &jump : jumps) {
+      const auto at = static_cast<int64_t>(jump.at);
+      targetOffset += at * jump.target;
+      targetBuffer += at * jump.targetStep;
+      sourceOffset += at * jump.source;
+      sourceBuffer += at * jump.sourceStep;
     }
-    row.targetBuffer = static_cast<uint32_t>(targetBuffer);
-    row.targetOffset = static_cast<uint64_t>(targetOffset);
-    row.sourceBuffer = static_cast<uint32_t>(sourceBuffer);
-    row.sourceOffset = static_cast<uint64_t>(sourceOffset);
-    visit(row);
-    uint32_t l = loops;
-    while (l > 0 && ++at[l - 1] == to.loops()->Get(target.first_loop() + l - 1)->count())
-      at[--l] = 0;
-    if (l == 0)
+    move.targetBuffer = static_cast<uint32_t>(targetBuffer);
+    move.targetOffset = static_cast<uint64_t>(targetOffset);
+    move.sourceBuffer = static_cast<uint32_t>(sourceBuffer);
+    move.sourceOffset = static_cast<uint64_t>(sourceOffset);
+    visit(move);
+    size_t j = jumps.size();
+    while (j > 0 && ++jumps[j - 1].at == jumps[j - 1].count)
+      jumps[--j].at = 0;
+    if (j == 0)
       return {};
   }
 }
 
-std::string PairedPlan::forEachRow(uint32_t rank, uint32_t number, const std::function<void(const Row &)> &visit) const {
+std::string PairedPlan::forEachMove(uint32_t rank, uint32_t number, const std::function<void(const Move &)> &visit) const {
   const Segment &to = *segments_[rank];
   const Step &step = *to.steps()->Get(number);
   if (step.kind() == StepKind::send)
@@ -481,7 +461,7 @@ std::string PairedPlan::forEachRow(uint32_t rank, uint32_t number, const std::fu
   const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
   for (uint32_t i = 0; i < step.output_count(); ++i) {
     const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
-    if (std::string error = rows(from, fromRank, input, to, *to.operands()->Get(step.first_output() + i), visit); !error.empty())
+    if (std::string error = moves(from, fromRank, input, to, *to.operands()->Get(step.first_output() + i), visit); !error.empty())
       return "rank " + std::to_string(rank) + ": " + error;
   }
   return {};

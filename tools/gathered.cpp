@@ -29,7 +29,7 @@ bool Gathered::waitsForCopy(uint32_t step, uint32_t copy) {
   return waits(step, copy) || std::any_of(from, copies_.end(), [&](uint32_t later) { return waits(step, later); });
 }
 
-std::string Gathered::forEachRow(uint32_t rank, const std::function<void(const Row &)> &visit) {
+std::string Gathered::forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit) {
   rank_ = rank;
   lookedAt_ = UINT32_MAX;
   segment_ = &paired_.segment(rank);
@@ -48,17 +48,17 @@ std::string Gathered::forEachRow(uint32_t rank, const std::function<void(const R
       reduced_[buffer] = s;
     }
     uint32_t last = 0; // most rows of a step go to few buffers
-    const std::string problem = paired_.forEachRow(rank, s, [&](const Row &row) {
-      if (!error.empty())
-        return;
-      if (row.targetBuffer == 0)
-        error = write(s, row);
-      else if (row.sourceBuffer == 0 && !row.zero)
-        error = read(s, row, visit);
-      else
-        visit(row);
-      if (row.targetBuffer > 0 && std::exchange(last, row.targetBuffer) != row.targetBuffer && error.empty())
-        error = scale(s, row.targetBuffer);
+    const std::string problem = paired_.forEachMove(rank, s, [&](const Move &move) {
+      const bool gathers = move.targetBuffer == 0, quantises = !gathers && move.sourceBuffer == 0 && !move.zero;
+      if (gathers || quantises)
+        forEachRow(move, [&](const Move &row) {
+          if (error.empty())
+            error = gathers ? write(s, row) : read(s, row, visit);
+        });
+      else if (error.empty())
+        visit(move);
+      if (!gathers && error.empty() && std::exchange(last, move.targetBuffer) != move.targetBuffer)
+        error = scale(s, move.targetBuffer);
     });
     if (error.empty())
       error = problem;
@@ -75,8 +75,8 @@ std::string Gathered::forEachRow(uint32_t rank, const std::function<void(const R
 }
 
 /// Bytes may be taken over when what stood there has been quantised, by a step that this waits for.
-std::string Gathered::write(uint32_t step, const Row &row) {
-  const uint64_t begin = row.targetOffset, end = begin + row.bytes;
+std::string Gathered::write(uint32_t step, const Move &row) {
+  const uint64_t begin = row.targetOffset, end = begin + row.rowBytes;
   auto at = arena_.lower_bound(begin);
   if (at != arena_.begin() && std::prev(at)->second.end > begin)
     --at;
@@ -96,8 +96,8 @@ std::string Gathered::write(uint32_t step, const Row &row) {
   return {};
 }
 
-std::string Gathered::read(uint32_t step, const Row &row, const std::function<void(const Row &)> &visit) {
-  const uint64_t begin = row.sourceOffset, end = begin + row.bytes;
+std::string Gathered::read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit) {
+  const uint64_t begin = row.sourceOffset, end = begin + row.rowBytes;
   for (uint64_t next = begin; next < end;) {
     auto at = arena_.upper_bound(next);
     if (at == arena_.begin() || (--at)->second.end <= next || at->second.read >= 0)
@@ -107,7 +107,7 @@ std::string Gathered::read(uint32_t step, const Row &row, const std::function<vo
       return fail(step, " quantises a part of the bytes at " + std::to_string(at->first) + " that came together");
     if (!waits(step, piece.step))
       return fail(step, " quantises what step " + std::to_string(piece.step) + " brings, and does not wait for it");
-    Row straight = piece.row;
+    Move straight = piece.row;
     straight.targetBuffer = row.targetBuffer;
     straight.targetOffset = row.targetOffset + (next - begin);
     visit(straight);

@@ -12,20 +12,20 @@ class Gathered {
 public:
   Gathered(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired) {}
 
-  /// Every row that ends in a buffer of a rank; of what a copy reads from the arena, the rows that brought it. An error text, empty on success: bytes that are
+  /// Everything that ends in a buffer of a rank; of what a copy reads from the arena, the rows that brought it. An error text, empty on success: bytes that are
   /// read were not written by steps that the copy waits for, or are written over before; or tensor scales are used by a step that does not wait for them.
-  std::string forEachRow(uint32_t rank, const std::function<void(const Row &)> &visit);
+  std::string forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit);
 
 private:
   /// What stands in bytes of the arena.
   struct Piece {
     uint64_t end;
-    Row row;            // that brought them
+    Move row;           // that brought them
     uint32_t step;      // that wrote them
     int64_t read = -1;  // the step that quantised them
   };
-  std::string write(uint32_t step, const Row &row);
-  std::string read(uint32_t step, const Row &row, const std::function<void(const Row &)> &visit);
+  std::string write(uint32_t step, const Move &row);
+  std::string read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit);
   std::string scale(uint32_t step, uint32_t buffer);
   bool waits(uint32_t step, uint32_t earlier);
   bool waitsForCopy(uint32_t step, uint32_t copy);

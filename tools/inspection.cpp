@@ -246,10 +246,10 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
       continue;
     Names names(plan, segment);
     std::map<uint32_t, std::map<std::string, uint64_t>> from;
-    const std::string error = Gathered(plan, paired).forEachRow(rank, [&](const Row &row) {
-      if (const auto at = writtenBy.find(row.targetBuffer); at != writtenBy.end())
+    const std::string error = Gathered(plan, paired).forEachMove(rank, [&](const Move &move) {
+      if (const auto at = writtenBy.find(move.targetBuffer); at != writtenBy.end())
         for (const uint32_t buffer : at->second)
-          from[buffer][row.zero ? "zeros" : "rank " + std::to_string(row.sourceRank)] += row.bytes;
+          from[buffer][move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] += move.bytes();
     });
     if (!error.empty()) {
       complain(kName, error);
@@ -298,9 +298,9 @@ int verify(const Plan &plan, bool json) {
   Progress progress("verify");
   const CoverageResult result = prove(plan, [&](double fraction) { progress.at(fraction); });
   if (json)
-    std::printf("%s\n", Json{{"right", result.error.empty()}, {"error", result.error}, {"bytes", result.bytes}, {"rows", result.rows}}.dump(2).c_str());
+    std::printf("%s\n", Json{{"right", result.error.empty()}, {"error", result.error}, {"bytes", result.bytes}, {"moves", result.moves}}.dump(2).c_str());
   else if (result.error.empty())
-    std::printf("right: all %llu target bytes are written once, from the right source byte (%llu rows)\n", static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.rows));
+    std::printf("right: all %llu target bytes are written once, from the right source byte (%llu moves)\n", static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
   if (result.error.empty())
     return kDone;
   complain(kName, "the plan is wrong: " + result.error);

@@ -20,11 +20,7 @@ uint64_t finish(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// The runs of one dimension of a part on a place, as (logical, local) blocks.
-struct Dimension {
-  std::vector<Run> runs;
-  int64_t logicalStride = 0, localStride = 0; // elements per position
-};
+using Dimension = Grid::Dimension;
 
 /// Makes one dimension of the last two while the last is held whole: runs get longer, so that all that follows is
 /// faster.
@@ -164,8 +160,8 @@ uint64_t tensorKey(std::string_view tensor, uint64_t seed) {
 
 uint64_t elementHash(uint64_t key, uint64_t index) { return finish(key + 0xd1b54a32d192ed03u * index); }
 
-void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t paramNumber, int64_t place, const ParamInstance &instance,
-                const std::function<void(const ElementRun &)> &visit) {
+void forEachGrid(const Manifest &manifest, const Endpoint &endpoint, uint32_t paramNumber, int64_t place, const ParamInstance &instance,
+                 const std::function<void(const Grid &)> &visit) {
   const Param &param = *endpoint.params()->Get(paramNumber);
   std::vector<int64_t> strides(instance.shape.size(), 1);
   for (size_t d = strides.size(); d-- > 1;)
@@ -186,7 +182,9 @@ void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t par
     std::vector<int64_t> values(variables, 0);
     int stacked = -1;
     bool here = true;
-    std::vector<Dimension> dimensions;
+    Grid grid;
+    grid.family = part->family();
+    std::vector<Dimension> &dimensions = grid.dimensions;
     for (size_t d = 0; d < rank; ++d) {
       const PartDimension &at = *part->dimensions()->Get(static_cast<uint32_t>(d));
       const Runs list = runs(endpoint, *endpoint.shares()->Get(at.share()), place);
@@ -213,10 +211,8 @@ void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t par
     collapse(dimensions);
     if (!stacks) {
       const std::string name = family ? tensorName(manifest, *family, values) : std::string();
-      ElementRun run;
-      run.tensor = family ? &name : nullptr;
-      run.family = part->family();
-      walk(dimensions, 0, 0, 0, run, visit);
+      grid.tensor = family ? &name : nullptr;
+      visit(grid);
       continue;
     }
     for (const Run &r : slots.runs)
@@ -224,12 +220,21 @@ void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t par
         for (int64_t k = 0; k < r.length(); ++k) {
           values[static_cast<size_t>(stacked)] = r.from() + block * r.from_step() + k;
           const std::string name = tensorName(manifest, *family, values);
-          ElementRun run;
-          run.tensor = &name;
-          run.family = part->family();
-          walk(dimensions, 0, 0, (r.to() + block * r.to_step() + k) * slots.localStride, run, visit);
+          grid.tensor = &name;
+          grid.local = (r.to() + block * r.to_step() + k) * slots.localStride;
+          visit(grid);
         }
   }
+}
+
+void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t place, const ParamInstance &instance,
+                const std::function<void(const ElementRun &)> &visit) {
+  forEachGrid(manifest, endpoint, param, place, instance, [&](const Grid &grid) {
+    ElementRun run;
+    run.tensor = grid.tensor;
+    run.family = grid.family;
+    walk(grid.dimensions, 0, 0, grid.local, run, visit);
+  });
 }
 
 int64_t uncovered(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t place,

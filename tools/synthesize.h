@@ -38,6 +38,21 @@ struct ElementRun {
   int64_t count = 0;
 };
 
+/// What a part of a param holds of one tensor, or of zeros, in one instance: an element for each choice of a position of each dimension.
+struct Grid {
+  /// Positions in runs: (logical, local) blocks.
+  struct Dimension {
+    std::vector<schema::Run> runs;
+    int64_t logicalStride = 0, localStride = 0; // elements per position
+  };
+  const std::string *tensor = nullptr; // as in ElementRun
+  int family = -1;
+  int64_t local = 0;                   // of the positions 0
+  std::vector<Dimension> dimensions;
+};
+void forEachGrid(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
+                 const schema::ParamInstance &instance, const std::function<void(const Grid &)> &visit);
+
 /// Calls visit(run) for every run of one instance of a param on a place, part by part.
 void forEachRun(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
                 const schema::ParamInstance &instance, const std::function<void(const ElementRun &)> &visit);

@@ -42,6 +42,8 @@ MORE = {
     "tools/simulate.h": ("ir/ir.h",),
 }
 LESS = {
+    "tools/boxes.cpp": ("tools/boxes.h",),
+    "tools/contents.cpp": ("tools/", "schema/"),
     "tools/coverage.cpp": ("tools/", "schema/", "executor/load.h"),
 }
 KNOWN_LONG: set[str] = set()

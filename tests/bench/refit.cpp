@@ -19,7 +19,7 @@ public:
     const tools::PairedPlan paired = prepared.paired();
     for (uint32_t rank = 0; rank < prepared.plan().world(); ++rank)
       for (uint32_t step = 0; step < paired.segment(rank).steps()->size(); ++step)
-        if (const std::string error = paired.forEachRow(rank, step, [&](const tools::Row &row) { add(prepared, rank, row); }); !error.empty())
+        if (const std::string error = paired.forEachMove(rank, step, [&](const tools::Move &move) { forEachRow(move, [&](const tools::Move &row) { add(prepared, rank, row); }); }); !error.empty())
           fail(error);
     std::sort(rows_.begin(), rows_.end(), [](const Row &a, const Row &b) { return a.to < b.to; });
     for (size_t i = 0, bytes = 0; i < rows_.size(); ++i)
@@ -44,12 +44,12 @@ private:
     const std::byte *from;
     size_t bytes;
   };
-  void add(const Prepared &prepared, uint32_t rank, const tools::Row &row) {
+  void add(const Prepared &prepared, uint32_t rank, const tools::Move &row) {
     constexpr uint64_t kMost = 1 << 20; // a longer one is work for several threads
     std::byte *to = prepared.memory(rank, row.targetBuffer) + row.targetOffset;
     const std::byte *from = prepared.memory(row.sourceRank, row.sourceBuffer) + row.sourceOffset;
-    for (uint64_t at = 0; at < row.bytes; at += kMost)
-      rows_.push_back({to + at, from + at, std::min(kMost, row.bytes - at)});
+    for (uint64_t at = 0; at < row.rowBytes; at += kMost)
+      rows_.push_back({to + at, from + at, std::min(kMost, row.rowBytes - at)});
   }
 
   std::vector<Row> rows_;

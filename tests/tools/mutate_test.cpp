@@ -29,6 +29,13 @@ const std::string kJobs[] = {
         a: {params: {"f{layer}": {flat: {of: [a, b], align: 4}, pad: {0: fsdp}, shard: {0: fsdp}}}}, b: {place: {layer: {axis: pp, interleave: 2}},
         params: {"c{layer.chunk}.{layer.local}.a": {holds: a, shard: {1: tp}}, "c{layer.chunk}.{layer.local}.b": {holds: b}}}}},
         source: {layout: a, mesh: {fsdp: 3}}, target: {layout: b, mesh: {tp: 2, pp: 2}, ranks: 2..5}})",
+    // Columns of whole tensors, and whole tensors of columns: many rows, of one loop.
+    R"({version: 1, model: {dtype: fp32, index: {x: 4}, tensors: {"t.{x}": [24, 12]}, layouts: {
+        a: {place: {x: ep}, params: {"t.{x}": {holds: "t.{x}"}}}, b: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
+        source: {layout: a, mesh: {ep: 4}}, target: {layout: b, mesh: {tp: 3, dp: 2}, ranks: 2..7}})",
+    R"({version: 1, model: {dtype: fp32, index: {x: 4}, tensors: {"t.{x}": [24, 12]}, layouts: {
+        a: {place: {x: ep}, params: {"t.{x}": {holds: "t.{x}"}}}, b: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
+        source: {layout: b, mesh: {tp: 3, dp: 2}}, target: {layout: a, mesh: {ep: 4}, ranks: 2..5}})",
 };
 
 struct Parts {
