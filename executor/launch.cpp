@@ -26,17 +26,20 @@ std::optional<uint32_t> number(const char *name) {
 } // namespace
 
 Launch findLaunch() {
-  // Of one launcher all, since one that launched the launcher may have left its own.
+  // Of one launcher all, since one that launched the launcher may have left its own: the innermost first. torchrun is known by its run's name, RANK
+  // alone may be anybody's.
   struct Names {
     const char *rank, *size, *localRank;
     bool mpi;
+    const char *known = nullptr; // must be set as well
   };
-  constexpr Names kLaunchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", true},
+  constexpr Names kLaunchers[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK", false, "TORCHELASTIC_RUN_ID"},
+                                  {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", true},
                                   {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", true},
                                   {"RANK", "WORLD_SIZE", "LOCAL_RANK", false},
                                   {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", false}};
   for (const Names &names : kLaunchers)
-    if (const std::optional<uint32_t> rank = number(names.rank))
+    if (const std::optional<uint32_t> rank = number(names.rank); rank && (!names.known || std::getenv(names.known)))
       return {rank, number(names.size), number(names.localRank), names.mpi};
   return {};
 }

@@ -10,7 +10,8 @@
 
 namespace reshard {
 
-/// This process in its launch, as the environment says (OpenMPI, MPICH and other PMI launchers, Slurm, torchrun); nothing where it does not.
+/// This process in its launch, as the environment says; nothing where it does not. Of several launchers the first of: torchrun (RANK beside
+/// TORCHELASTIC_RUN_ID), Open MPI, MPICH and other PMI launchers, whoever sets RANK, Slurm. A launcher may have been started by a later one of these.
 struct Launch {
   std::optional<uint32_t> rank, size;
   std::optional<uint32_t> localRank; // on its host

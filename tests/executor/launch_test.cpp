@@ -16,7 +16,7 @@ class LaunchTest : public testing::Test {
 public:
   LaunchTest() {
     for (const char *name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "RANK", "WORLD_SIZE",
-                             "LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"})
+                             "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"})
       unsetenv(name);
   }
   tests::Folder folder;
@@ -42,6 +42,26 @@ TEST_F(LaunchTest, TheInnermostLauncherSpeaksForItself) {
   EXPECT_EQ(findLaunch().rank, 5u);
   setenv("OMPI_COMM_WORLD_RANK", "12", 1);
   EXPECT_EQ(findLaunch().rank, 12u);
+}
+
+TEST_F(LaunchTest, TorchrunUnderAnotherLauncher) {
+  // As under `srun --mpi=pmi2 torchrun` and `mpirun torchrun`, one per host: what they say is of the launcher.
+  for (const char *name : {"PMI_RANK", "OMPI_COMM_WORLD_RANK"})
+    setenv(name, "1", 1);
+  for (const char *name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"})
+    setenv(name, "2", 1);
+  setenv("RANK", "11", 1);
+  setenv("WORLD_SIZE", "16", 1);
+  setenv("LOCAL_RANK", "3", 1);
+  EXPECT_EQ(findLaunch().rank, 1u);
+  EXPECT_TRUE(findLaunch().mpi);
+  setenv("TORCHELASTIC_RUN_ID", "none", 1);
+  EXPECT_EQ(findLaunch().rank, 11u);
+  EXPECT_EQ(findLaunch().size, 16u);
+  EXPECT_EQ(findLaunch().localRank, 3u);
+  EXPECT_FALSE(findLaunch().mpi);
+  unsetenv("RANK"); // torchrun's own agent has none
+  EXPECT_EQ(findLaunch().rank, 1u);
 }
 
 TEST_F(LaunchTest, RankZeroWritesAndTheOthersRead) {
