@@ -344,12 +344,18 @@ private:
     if (!plan_) // it cannot be opened here, whatever the reason was
       return;
     for (const std::string &name : namesOf(*plan_, &schema::Param::refresh)) // there is no engine here that could do anything
-      reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr);
+      needOk(reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr));
     const auto send = [](void *execution, const reshard_transformed *param) { return static_cast<Execution *>(execution)->convert(*param, true); };
     const auto finalise = [](void *execution, const reshard_transformed *param) { return static_cast<Execution *>(execution)->convert(*param, false); };
     const reshard_transform copies{send, nullptr, finalise, this};
     for (const std::string &name : namesOf(*plan_, &schema::Param::transform))
-      reshard_set_transform(executor, name.c_str(), &copies);
+      needOk(reshard_set_transform(executor, name.c_str(), &copies));
+  }
+
+  /// Of calls that do nothing else than to take what they are given.
+  void needOk(reshard_status status) const {
+    if (status != RESHARD_OK)
+      throw Failure{status == RESHARD_FAILED ? kFailure : kUsage, reshard_error(executor_.get())};
   }
 
   /// In place of a caller's transform: a copy out of memory that is synthesised, or into memory that is checked.
@@ -378,9 +384,9 @@ private:
           if (schema::transformed(*endpoint.params()->Get(p)))
             storages_[{place.endpoint, endpoint.ranks()->Get(place.place), instance.name}] = place.params[p][instance.instance];
           else if (std::byte *pointer = place.params[p][instance.instance];
-              pointer && reshard_bind(executor_.get(), place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(), pointer,
-                                      static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
-            throw Failure{kUsage, reshard_error(executor_.get())};
+              pointer)
+            needOk(reshard_bind(executor_.get(), place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(), pointer,
+                                static_cast<uint64_t>(instance.bytes)));
     }
   }
 
