@@ -17,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <new>
+#include <unordered_map>
 
 using namespace reshard;
 namespace fbs = reshard::schema;
@@ -39,7 +40,8 @@ struct Refresh {
 struct reshard_executor {
   std::unique_ptr<Plan> plan;
   std::vector<uint32_t> ranks;
-  std::map<std::pair<uint32_t, uint32_t>, Bindable> places; // (endpoint, world rank or file number)
+  std::vector<std::unordered_map<uint32_t, uint32_t>> numbers; // by endpoint: world rank or file number -> place; made by the first bind
+  std::map<std::pair<uint32_t, uint32_t>, Bindable> places;    // (endpoint, world rank or file number)
   std::vector<LocalRank> locals;
   std::vector<FaceWork> faces; // by local rank
   Transforms transforms;
@@ -68,6 +70,18 @@ struct reshard_executor {
       if (const Hook &hook = hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
         return "the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank);
     return {};
+  }
+
+  /// The place of an endpoint that is a world rank, or a file number.
+  std::optional<uint32_t> placeOf(uint32_t endpoint, uint32_t key) {
+    if (numbers.empty()) {
+      numbers.resize(plan->manifest().endpoints()->size());
+      for (uint32_t n = 0; n < numbers.size(); ++n)
+        for (uint32_t place = 0; place < plan->manifest().endpoints()->Get(n)->ranks()->size(); ++place)
+          numbers[n].try_emplace(plan->manifest().endpoints()->Get(n)->ranks()->Get(place), place);
+    }
+    const auto at = numbers[endpoint].find(key);
+    return at == numbers[endpoint].end() ? std::nullopt : std::optional(at->second);
   }
 
   Bindable &bindable(uint32_t endpoint, uint32_t place, uint32_t key) {
@@ -274,11 +288,11 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
     if (endpoint >= endpoints->size())
       return e.fail(RESHARD_BAD_BINDING, "there is no endpoint " + std::to_string(endpoint) + ", the plan has " + std::to_string(endpoints->size()));
     const fbs::Endpoint &at = *endpoints->Get(endpoint);
-    const auto number = std::find(at.ranks()->begin(), at.ranks()->end(), place);
+    const std::optional<uint32_t> number = e.placeOf(endpoint, place);
     const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(place);
-    if (number == at.ranks()->end())
+    if (!number)
       return e.fail(RESHARD_BAD_BINDING, where + " is not in the plan");
-    Bindable &here = e.bindable(endpoint, static_cast<uint32_t>(number - at.ranks()->begin()), place);
+    Bindable &here = e.bindable(endpoint, *number, place);
     const auto found = here.names.find(param);
     if (found == here.names.end())
       if (const std::string transform = transformOf(e.plan->manifest(), at, here.place, param); !transform.empty())
