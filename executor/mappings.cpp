@@ -1,5 +1,7 @@
 #include "executor/mappings.h"
 
+#include "schema/hash.h"
+
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -7,7 +9,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fstream>
-#include <functional>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -23,7 +24,7 @@ uint64_t hostNumber() {
   char space[64] = "";
   [[maybe_unused]] const auto length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
   text += boot + space;
-  return std::hash<std::string>()(text);
+  return schema::hashOf(text); // the same in every build, unlike std::hash
 }
 
 SharedMappings::SharedMappings() {
