@@ -1,9 +1,11 @@
 #include "executor/bindings.h"
 
+#include "executor/mappings.h"
 #include "executor/nearest.h"
 #include "schema/manifest.h"
 
 #include <algorithm>
+#include <map>
 
 namespace reshard {
 
@@ -36,17 +38,45 @@ std::string nearest(const std::string &name, const Bindable &place) {
   return nearest.hint();
 }
 
-std::string overlap(std::vector<Range> &ranges) {
-  std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
+namespace {
+
+/// Of ranges in ascending order the first two that share something of a target.
+std::string firstOverlap(const std::vector<Range> &ranges, const char *where) {
   const Range *last = nullptr, *lastTarget = nullptr; // those that reach furthest
   for (const Range &range : ranges) {
     const Range *other = range.target ? last : lastTarget;
     if (other && other->end > range.begin && range.end > range.begin)
-      return other->name + " and " + range.name + " overlap in memory";
+      return other->name + " and " + range.name + " overlap in " + where;
     if (!last || range.end > last->end)
       last = &range;
     if (range.target && (!lastTarget || range.end > lastTarget->end))
       lastTarget = &range;
+  }
+  return {};
+}
+
+void sort(std::vector<Range> &ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
+}
+
+} // namespace
+
+std::string overlap(std::vector<Range> &ranges) {
+  sort(ranges);
+  if (std::string error = firstOverlap(ranges, "memory"); !error.empty())
+    return error;
+  // One file may be mapped at several addresses.
+  const SharedMappings mappings;
+  std::map<std::pair<uint64_t, uint64_t>, std::vector<Range>> files;
+  for (const Range &range : ranges)
+    for (const FileRange &part : mappings.ranges(range.begin, range.end)) {
+      const auto *begin = reinterpret_cast<const std::byte *>(part.offset); // as if the file were the address space
+      files[{part.device, part.inode}].push_back({begin, begin + part.bytes, range.target, range.name});
+    }
+  for (auto &[file, parts] : files) {
+    sort(parts);
+    if (std::string error = firstOverlap(parts, "a file that is mapped more than once"); !error.empty())
+      return error;
   }
   return {};
 }

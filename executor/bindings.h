@@ -33,7 +33,8 @@ struct Range {
   std::string name;
 };
 
-/// No target may share addresses with anything else that is bound: an error text that names the two, empty on success. Sorts them.
+/// No target may share memory with anything else that is bound, nor a part of a file that is mapped (MAP_SHARED) at several addresses: an error text that
+/// names the two, empty on success. Sorts them. Not seen: a private mapping beside a shared one, two names of one memory of a GPU, other processes' memory.
 std::string overlap(std::vector<Range> &ranges);
 
 } // namespace reshard

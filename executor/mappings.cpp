@@ -69,6 +69,22 @@ FilePlace SharedMappings::find(const std::byte *begin, uint64_t bytes, std::vect
   return {descriptor(*area, opened), area->device, area->inode, area->offset + (at - area->begin)};
 }
 
+std::vector<FileRange> SharedMappings::ranges(const std::byte *begin, const std::byte *end) const {
+  std::vector<FileRange> result;
+  const auto from = reinterpret_cast<uint64_t>(begin), to = reinterpret_cast<uint64_t>(end);
+  auto area = std::upper_bound(areas_.begin(), areas_.end(), from, [](uint64_t a, const Area &other) { return a < other.end; });
+  for (; area != areas_.end() && area->begin < to; ++area) {
+    // A device's offsets are what it makes of them, and files of the kernel's own may share one inode.
+    const std::string &name = area->name;
+    const bool memory = name.starts_with("/dev/shm/") || name.starts_with("/dev/hugepages/") || name.starts_with("/dev/zero (deleted)");
+    if ((name.starts_with("/dev/") && !memory) || name.starts_with("anon_inode:"))
+      continue;
+    const uint64_t first = std::max(from, area->begin), last = std::min(to, area->end);
+    result.push_back({area->device, area->inode, area->offset + (first - area->begin), last - first});
+  }
+  return result;
+}
+
 int SharedMappings::descriptor(const Area &area, std::vector<int> &opened) {
   if (const auto known = descriptors_.find({area.device, area.inode}); known != descriptors_.end())
     return known->second;

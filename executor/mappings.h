@@ -19,6 +19,11 @@ struct FilePlace {
   uint64_t offset = 0;
 };
 
+/// A part of a file.
+struct FileRange {
+  uint64_t device = 0, inode = 0, offset = 0, bytes = 0;
+};
+
 class SharedMappings {
 public:
   /// Reads what is mapped now.
@@ -27,6 +32,9 @@ public:
   /// Where [begin, begin + bytes) stands; file -1 where that is not one shared mapping of a file that can be reached. A descriptor that had to be opened
   /// is appended to `opened`.
   FilePlace find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened);
+
+  /// The parts of files that stand in [begin, end) by shared mappings, devices' left out.
+  std::vector<FileRange> ranges(const std::byte *begin, const std::byte *end) const;
 
 private:
   struct Area {

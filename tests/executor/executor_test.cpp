@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <new>
+#include <sys/mman.h>
 #include <unistd.h>
 
 using namespace reshard;
@@ -283,6 +284,32 @@ TEST_F(ExecutorTest, RefusesOverlap) {
   ASSERT_EQ(reshard_bind(executor_, 1, 0, "layers.0.norm.weight", memory + 127, 128), RESHARD_OK);
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
   EXPECT_EQ(error(), "source rank 0 param 'layers.0.norm.weight' and target rank 0 param 'layers.0.norm.weight' overlap in memory");
+}
+
+TEST_F(ExecutorTest, RefusesOneFileMappedTwice) {
+  const int file = memfd_create("twice", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(file, 8192), 0);
+  char *maps[2];
+  for (char *&map : maps)
+    ASSERT_NE(map = static_cast<char *>(mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)), MAP_FAILED);
+  struct Case {
+    const char *name; // of a source param
+    size_t source, target;
+    bool shared;
+  };
+  for (const Case &each : {Case{"layers.0.norm.weight", 0, 127, true}, {"layers.0.norm.weight", 4000, 4100, true}, {"layers.0.norm.weight", 0, 128, false}}) {
+    open();
+    ASSERT_EQ(reshard_bind(executor_, 0, 0, each.name, maps[0] + each.source, 128), RESHARD_OK);
+    ASSERT_EQ(reshard_bind(executor_, 1, 0, each.name, maps[1] + each.target, 128), RESHARD_OK);
+    EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
+    const std::string names = "source rank 0 param 'layers.0.norm.weight' and target rank 0 param 'layers.0.norm.weight' overlap in a file that is mapped more than once";
+    EXPECT_EQ(error() == names, each.shared) << error();
+    reshard_close(executor_);
+    executor_ = nullptr;
+  }
+  for (char *map : maps)
+    munmap(map, 8192);
+  close(file);
 }
 
 TEST_F(ExecutorTest, SomeRanksAloneNeedTheOthers) {
