@@ -26,14 +26,14 @@ Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t place)
   const fbs::Endpoint &endpoint = *manifest.endpoints()->Get(number);
   Params result;
   for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
-    if (fbs::bindable(*endpoint.params()->Get(p)))
+    if (!endpoint.params()->Get(p)->face())
       for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, place))
         result.instances.push_back(std::move(instance));
   for (const fbs::ParamInstance &instance : result.instances) {
     const fbs::Param &param = *endpoint.params()->Get(instance.param);
     const bool hook = number > 0 && !endpoint.storage(); // nobody else is called back
-    result.views.push_back({instance.name.c_str(), fbs::dtypeName(storedType(param)), hook ? text(param.refresh()) : "", instance.shape.data(),
-                            instance.shape.size(), static_cast<uint64_t>(instance.bytes)});
+    result.views.push_back({instance.name.c_str(), fbs::dtypeName(storedType(param)), hook ? text(param.refresh()) : "", text(param.transform()),
+                            instance.shape.data(), instance.shape.size(), static_cast<uint64_t>(instance.bytes)});
   }
   return result;
 }

@@ -42,6 +42,7 @@ typedef struct {
   const char *name;
   const char *dtype;       /* bf16 fp16 fp32 fp64 fp8_e4m3 fp8_e5m2 i8 i16 i32 i64 u8 u16 u32 u64 bool */
   const char *refresh;     /* the hook that is called after a run (reshard_set_hook); "" where there is none */
+  const char *transform;   /* whose memory it is instead of the caller's (reshard_set_transform), who then does not bind it; "" where there is none */
   const int64_t *shape;    /* elements; row-major without gaps */
   size_t dimensions;
   uint64_t bytes;

@@ -60,6 +60,7 @@ class Param(ctypes.Structure):
         ("name", c_char_p),
         ("dtype", c_char_p),
         ("refresh", c_char_p),
+        ("transform", c_char_p),
         ("shape", POINTER(c_int64)),
         ("dimensions", c_size_t),
         ("bytes", c_uint64),
@@ -96,6 +97,9 @@ class Transform(ctypes.Structure):
 #: int hook(void *user, const char *name, uint32_t rank)
 HOOK = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint32)
 
+#: reshard_way
+WAYS = ("local", "shared_memory", "wire", "wire_inside_host")
+
 #: reshard_state
 STATES = ("empty", "complete", "torn")
 
@@ -116,6 +120,7 @@ _FUNCTIONS = {
     "reshard_version": (c_uint64, c_void_p),
     "reshard_error": (c_char_p, c_void_p),
     "reshard_bytes": (c_uint64, c_void_p),
+    "reshard_bytes_by": (c_uint64, c_void_p, c_int),
     "reshard_close": (None, c_void_p),
     "reshard_plan_open": (c_int, c_char_p, POINTER(c_void_p)),
     "reshard_plan_error": (c_char_p, c_void_p),

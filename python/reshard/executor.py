@@ -231,6 +231,15 @@ class Executor:
         """Bytes that a run moves, padding included."""
         return int(library.reshard_bytes(self._open()))
 
+    @property
+    def bytes_by(self) -> dict[str, int]:
+        """Bytes that a run moves to the ranks of this process, by the way that they come; known after ``prepare``.
+
+        "local": copied within the process. "shared_memory": out of the memory of another process of its host. "wire": as messages;
+        "wire_inside_host": of these, from processes of its host whose memory cannot be reached.
+        """
+        return {way: int(library.reshard_bytes_by(self._open(), number)) for number, way in enumerate(_library.WAYS)}
+
     def close(self) -> None:
         """Lets go of everything that is bound. May be called twice."""
         if self._handle:

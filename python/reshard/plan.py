@@ -46,6 +46,7 @@ class Param:
     shape: tuple[int, ...]  #: of this rank's part, in elements
     nbytes: int
     refresh: str  #: the hook that is called after each run, "" where there is none
+    transform: str = ""  #: the transform that has its memory, so that nobody binds it; "" where there is none
 
     @property
     def numpy_dtype(self) -> numpy.dtype:
@@ -126,7 +127,7 @@ class Plan:
         raise Error(f"there is no endpoint {which!r}, expected one of {', '.join(endpoint.role for endpoint in endpoints)}")
 
     def params(self, rank: int, endpoint: str | int | None = None) -> dict[str, Param]:
-        """What a rank (or, of a storage endpoint, a file) holds, by name, in the plan's order.
+        """What a rank (or, of a storage endpoint, a file) holds, by name, in the plan's order: what is bound, and what has a ``transform``.
 
         ``endpoint``: a role or a number; it may be left out where the rank is part of one endpoint only.
         """
@@ -137,5 +138,5 @@ class Plan:
         result = {}
         for param in found[: count.value]:
             name = param.name.decode()
-            result[name] = Param(name, param.dtype.decode(), tuple(param.shape[: param.dimensions]), param.bytes, param.refresh.decode())
+            result[name] = Param(name, param.dtype.decode(), tuple(param.shape[: param.dimensions]), param.bytes, param.refresh.decode(), param.transform.decode())
         return result

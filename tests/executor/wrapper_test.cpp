@@ -172,7 +172,10 @@ TEST_F(WrapperTest, Transforms) {
           "source: {layout: train, mesh: {tp: 2}}\n"
           "target: {layout: serve, mesh: {}, ranks: [2]}\n");
   const reshard::PlanFile plan(path_);
-  EXPECT_EQ(plan.params(0, 0).size() + plan.params(1, 2).size(), 0u); // nobody binds them
+  ASSERT_EQ(plan.params(0, 0).size() + plan.params(1, 2).size(), 2u); // nobody binds them
+  EXPECT_STREQ(plan.params(0, 0)[0].transform, "unpack");
+  EXPECT_STREQ(plan.params(1, 2)[0].transform, "pack");
+  EXPECT_EQ(plan.params(1, 2)[0].bytes, 48u);
   reshard::Executor executor(path_);
   std::vector<float> taken;
   int begun = 0;

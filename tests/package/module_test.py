@@ -220,7 +220,8 @@ source: {layout: train, mesh: {tp: 2}}
 target: {layout: serve, mesh: {}, ranks: [2]}
 """)
         plan = reshard.compile("transform.yaml")
-        self.assertEqual((list(plan.params(0)), list(plan.params(2))), (["e"], []))
+        held = {rank: {name: (param.transform, param.shape, param.nbytes) for name, param in plan.params(rank).items()} for rank in (0, 2)}
+        self.assertEqual(held, {0: {"w": ("unpack", (2, 2), 16), "e": ("", (0,), 0)}, 2: {"w": ("pack", (4, 2), 32), "e": ("pack", (0,), 0)}})
         executor, calls, room = reshard.Executor(plan), [], {}
 
         def unpack(param):
@@ -250,6 +251,7 @@ target: {layout: serve, mesh: {}, ranks: [2]}
         executor.prepare()
         executor.run()
         self.assertEqual(calls, [("unpack", 0, "w"), ("unpack", 1, "w"), ("begin", 2, "w"), ("begin", 2, "e"), ("pack", 2, "w"), ("pack", 2, "e")])
+        self.assertEqual(executor.bytes_by, {"local": 32, "shared_memory": 0, "wire": 0, "wire_inside_host": 0})
         self.assertEqual(room["w"].tolist(), [[1, 1], [1, 1], [2, 2], [2, 2]])
         with self.assertRaisesRegex(reshard.RunError, "finalise of the transform 'pack' failed for param 'w' on rank 2") as raised:
             executor.run()
