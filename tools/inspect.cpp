@@ -1,5 +1,6 @@
 // reshard-inspect: what a plan is, what one rank does, where a param comes from, and whether it is right.
 
+#include "compiler/reading.h"
 #include "compiler/topology.h"
 #include "tools/inspection.h"
 
@@ -31,6 +32,11 @@ int main(int argc, char **argv) {
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
+  if (const int asked = (options.rank >= 0) + !options.param.empty() + !topology.empty() + options.verify; asked > 1) {
+    complain(command.name, "found " + std::to_string(asked) + " of --rank, --param, --simulate and --verify, expected one at a time");
+    return kUsage;
+  }
+  options.fits = [&](const std::string &name) { return reshard::fits(options.param, name); };
   if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}))
     return kUsage;
   if (!topology.empty()) {

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fnmatch.h>
 #include <map>
 
 namespace reshard::tools {
@@ -21,9 +20,11 @@ namespace {
 using namespace schema;
 
 constexpr const char *kName = "reshard-inspect";
-constexpr const char *kKinds[] = {"copy", "send", "recv", "fill"};
 
 std::string textOf(const flatbuffers::String *text) { return text ? text->str() : std::string(); }
+
+/// "1 round", "2 rounds"
+std::string counted(uint64_t count, const std::string &what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
 
 /// Counts of the params that stand quantised; empty where there is none.
 Json quantizedJson(const Manifest &m, uint32_t endpoint) {
@@ -92,12 +93,13 @@ Json summary(const Plan &plan, uint64_t gathered) {
 void printSummary(const Json &s) {
   auto text = [](const Json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
   auto size = [](const Json &bytes) { return humanBytes(bytes.get<double>()); };
-  std::printf("model      %s\ndigest     %s\nplan       %s, manifest %s, largest segment %s (rank %s)\nworld      %s ranks\n", text(s["model"]).c_str(), text(s["digest"]).c_str(),
-              size(s["plan_bytes"]).c_str(), size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(), text(s["largest_segment"]["rank"]).c_str(), text(s["world"]).c_str());
+  auto number = [](const Json &count, const char *what) { return counted(count.get<uint64_t>(), what); };
+  std::printf("model      %s\ndigest     %s\nplan       %s, manifest %s, largest segment %s (rank %s)\nworld      %s\n", text(s["model"]).c_str(), text(s["digest"]).c_str(),
+              size(s["plan_bytes"]).c_str(), size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(), text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
   for (const Json &endpoint : s["endpoints"]) {
-    std::printf("%-10s %s %s: %s %s, %s params (%s patterns), axes %s\n", text(endpoint["role"]).c_str(), endpoint["storage"] ? "files" : "ranks",
-                (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(), text(endpoint["places"]).c_str(), endpoint["storage"] ? "file(s)" : "places",
-                text(endpoint["params"]).c_str(), text(endpoint["param_patterns"]).c_str(), endpoint["axes"].dump().c_str());
+    std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(), endpoint["storage"] ? "files" : "ranks",
+                (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(), number(endpoint["places"], endpoint["storage"] ? "file" : "place").c_str(),
+                number(endpoint["params"], "param").c_str(), number(endpoint["param_patterns"], "pattern").c_str(), endpoint["axes"].dump().c_str());
     std::string quantized;
     const Json &counts = endpoint["quantized"];
     for (const QuantizerName &name : kQuantizers)
@@ -113,8 +115,8 @@ void printSummary(const Json &s) {
     std::printf("gathers    %s at most in the arena of a rank, to be quantised\n", size(s["gathered_bytes"]).c_str());
   std::printf("moves      %s: local %s, remote %s, storage %s\n", size(s["bytes"]["target"]).c_str(), size(s["bytes"]["local"]).c_str(), size(s["bytes"]["remote"]).c_str(),
               size(s["bytes"]["storage"]).c_str());
-  std::printf("by         %s transfers, %s descriptors, %s messages in %s round(s)\n", text(s["transfers"]).c_str(), text(s["descriptors"]).c_str(), text(s["messages"]).c_str(),
-              text(s["rounds"]).c_str());
+  std::printf("by         %s, %s, %s in %s\n", number(s["transfers"], "transfer").c_str(), number(s["descriptors"], "descriptor").c_str(), number(s["messages"], "message").c_str(),
+              number(s["rounds"], "round").c_str());
 }
 
 /// Names of a rank's buffers; params of one run are looked up together.
@@ -160,7 +162,7 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
   Names names(plan, *segment);
   Json steps = Json::array();
   for (const Step *step : all(segment->steps())) {
-    Json one = {{"kind", kKinds[static_cast<int>(step->kind())]}, {"round", step->round()}, {"bytes", step->bytes()}};
+    Json one = {{"kind", EnumNameStepKind(step->kind())}, {"round", step->round()}, {"bytes", step->bytes()}};
     if (step->peer() != UINT32_MAX)
       one.update({{"message", step->message()}, {"peer", step->peer()}});
     if (step->staging() != UINT64_MAX)
@@ -176,8 +178,11 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
     std::printf("%s\n", Json{{"rank", rank}, {"arena_bytes", segment->arena_bytes()}, {"steps", steps}}.dump(2).c_str());
     return kDone;
   }
-  std::printf("rank %u: %u buffers runs, arena %s, %zu step(s)\n", rank, all(segment->buffers()).size(),
-              humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), steps.size());
+  uint64_t buffers = 0;
+  for (const BufferRun *run : all(segment->buffers()))
+    buffers += run->count();
+  std::printf("rank %u: %s, arena %s, %s\n", rank, counted(buffers, "buffer").c_str(), humanBytes(static_cast<double>(segment->arena_bytes())).c_str(),
+              counted(steps.size(), "step").c_str());
   for (const Json &step : steps) {
     std::printf("round %u %s %s", step["round"].get<uint32_t>(), step["kind"].get<std::string>().c_str(), humanBytes(step["bytes"].get<double>()).c_str());
     if (step.contains("peer"))
@@ -198,7 +203,7 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
 }
 
 /// For every target rank and matching param: its shape, what its layout says it holds, and how many bytes come from which rank.
-int inspectParam(const Plan &plan, const std::string &glob, bool json) {
+int inspectParam(const Plan &plan, const InspectionOptions &options) {
   const Manifest &m = plan.manifest();
   PairedPlan paired(plan);
   if (const std::string error = paired.load(); !error.empty()) {
@@ -211,8 +216,12 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
   Json found = Json::array();
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     const Segment &segment = paired.segment(rank);
-    std::map<uint32_t, Json> wanted;                      // by buffer
-    std::map<uint32_t, std::vector<uint32_t>> writtenBy; // of a buffer that rows are written to, those that they are for: of a face, what it shows
+    struct Made {
+      uint32_t buffer;
+      uint64_t bytes, of; // its own, which are made of so many
+    };
+    std::map<uint32_t, Json> wanted;                  // by buffer
+    std::map<uint32_t, std::vector<Made>> writtenBy; // of a buffer that something is written to, those that it is for: of a face, what it shows
     for (const BufferRun *run : all(segment.buffers())) {
       const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
       if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->face())
@@ -223,7 +232,7 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
         if (standing && other->endpoint() == run->endpoint() && other->place() == run->place() && static_cast<int32_t>(other->param()) == standing->face)
           written = other;
       for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->place())) {
-        if (fnmatch(glob.c_str(), instance.name.c_str(), 0) != 0)
+        if (!options.fits(instance.name))
           continue;
         const Param &param = *endpoint.params()->Get(run->param());
         Json holds = Json::array();
@@ -239,33 +248,43 @@ int inspectParam(const Plan &plan, const std::string &glob, bool json) {
                               {"swizzled", standing->swizzled},
                               {"how", kQuantizers[static_cast<size_t>(standing->by)].key}};
         one["from"] = Json::object();
-        writtenBy[written->first() + instance.instance].push_back(run->first() + instance.instance);
+        writtenBy[written->first() + instance.instance].push_back({run->first() + instance.instance, static_cast<uint64_t>(instance.bytes), written->bytes()});
       }
     }
     if (wanted.empty())
       continue;
     Names names(plan, segment);
-    std::map<uint32_t, std::map<std::string, uint64_t>> from;
+    std::map<uint32_t, std::map<std::string, uint64_t>> from; // bytes that are written
+    std::map<uint32_t, const Made *> made;
+    for (const auto &[buffer, list] : writtenBy)
+      for (const Made &one : list)
+        made[one.buffer] = &one;
     const std::string error = Gathered(plan, paired).forEachMove(rank, [&](const Move &move) {
       if (const auto at = writtenBy.find(move.targetBuffer); at != writtenBy.end())
-        for (const uint32_t buffer : at->second)
-          from[buffer][move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] += move.bytes();
+        for (const Made &one : at->second)
+          from[one.buffer][move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] += move.bytes();
     });
     if (!error.empty()) {
       complain(kName, error);
       return kUsage;
     }
     for (auto &[buffer, one] : wanted) {
-      for (const auto &[source, bytes] : from[buffer])
-        one["from"][source] = bytes;
+      unsigned __int128 sum = 0;
+      uint64_t shown = 0;
+      for (const auto &[source, bytes] : from[buffer]) { // rounded so that they add up
+        sum += bytes;
+        const auto upTo = static_cast<uint64_t>(sum * made[buffer]->bytes / made[buffer]->of);
+        one["from"][source] = upTo - shown;
+        shown = upTo;
+      }
       found.push_back(std::move(one));
     }
   }
   if (found.empty()) {
-    complain(kName, "no target param matches '" + glob + "'");
+    complain(kName, "no target param matches '" + options.param + "'");
     return kNegative;
   }
-  if (json) {
+  if (options.format == "json") {
     std::printf("%s\n", found.dump(2).c_str());
     return kDone;
   }
@@ -319,7 +338,7 @@ int inspect(const InspectionOptions &options) {
   if (options.rank >= 0)
     return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
   if (!options.param.empty())
-    return inspectParam(*plan, options.param, json);
+    return inspectParam(*plan, options);
   if (options.topology)
     return inspectSimulation(*plan, options);
   if (options.verify)

@@ -4,6 +4,7 @@
 #include "ir/ir.h"
 #include "tools/common.h"
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -12,6 +13,7 @@ namespace reshard::tools {
 struct InspectionOptions {
   std::string plan, param, format = "text";
   int64_t rank = -1; // -1: none asked for
+  std::function<bool(const std::string &)> fits; // whether a name fits `param`
   bool verify = false;
   std::optional<ir::Topology> topology; // to simulate on
   std::string trace;                    // where to write the simulation's activities

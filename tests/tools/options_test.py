@@ -280,6 +280,50 @@ class ScaleNames(Options):
         self.assertIn("a/a_sf", done.stdout)
 
 
+class Inspection(Options):
+    NVFP4 = ("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}, 'b[0]': {shape: [8]}, b0: {shape: [8]}}}\nsource: {mesh: {tp: 2}}\n"
+             "target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}\n")
+
+    def inspect(self, *options, code=0):
+        done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", *options], capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
+        return done
+
+    def test_one_question_at_a_time(self):
+        self.compile(self.NVFP4)
+        (self.folder / "t.yaml").write_text("ranks_per_node: 3\n")
+        self.assertIn("right", self.inspect("--verify").stdout)
+        for options in (("--verify", "--rank=0"), ("--verify", f"--simulate={self.folder / 't.yaml'}"), ("--verify", "--param=*"), ("--rank=0", "--param=*")):
+            done = self.inspect(*options, code=2)
+            self.assertEqual((done.stdout, done.stderr), ("", "reshard-inspect: error: found 2 of --rank, --param, --simulate and --verify, expected one at a time\n"))
+
+    def test_every_kind_of_step_has_its_name(self):
+        self.compile(self.NVFP4)
+        kinds = {step["kind"] for rank in range(3) for step in json.loads(self.inspect(f"--rank={rank}", "--format=json").stdout)["steps"]}
+        self.assertEqual(kinds, {"send", "recv", "reduce"})
+        text = self.inspect("--rank=2").stdout
+        self.assertIn("rank 2: 7 buffers, arena", text)
+        self.assertIn(" reduce 8 B\n", text)
+        self.assertIn("1 place, ", self.inspect().stdout)
+
+    def test_bytes_are_each_params_own(self):
+        for quantize in ("nvfp4", "mxfp8", "{format: mxfp8, scale_layout: swizzled}", "block_fp8", "{format: block_fp8, by: receiver}"):
+            self.compile(self.NVFP4.replace("nvfp4", quantize))
+            params = json.loads(self.inspect("--param=a*", "--format=json").stdout)
+            self.assertGreaterEqual(len(params), 2)
+            for param in params:
+                self.assertEqual(sum(param["from"].values()), param["bytes"], param)
+                self.assertEqual(set(param["from"].values()), {param["bytes"] // 2}, param)
+
+    def test_globs_are_those_of_yaml(self):
+        self.compile(self.NVFP4)
+        names = lambda glob: [one["name"] for one in json.loads(self.inspect(f"--param={glob}", "--format=json").stdout)]
+        self.assertEqual(names("b[0]"), ["b[0]"])
+        self.assertEqual(names("b?"), ["b0"])
+        self.assertEqual(names("b*"), ["b[0]", "b0"])
+        self.inspect("--param=b[[]0]", code=1)
+
+
 class Refresh(Options):
     def test_hooks_are_reported(self):
         self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
