@@ -22,8 +22,8 @@ using namespace schema;
 
 constexpr const char *kName = "reshard-diff";
 
-/// What the names of --fail-on stand for.
-std::map<std::string, double> numbers(const Plan &plan) {
+/// What the names of --fail-on stand for; an error text, empty on success.
+std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
   const Manifest &m = plan.manifest();
   std::map<Quantizer, double> quantized; // instances of target params, all endpoints
   for (uint32_t e = 0; e < m.endpoints()->size(); ++e) {
@@ -33,8 +33,9 @@ std::map<std::string, double> numbers(const Plan &plan) {
         quantized[by] += static_cast<double>(count);
   }
   uint64_t gathered = 0;
-  mostGathered(plan, gathered); // a segment that cannot be read is reported with the others
-  return {{"world", m.world()},
+  if (std::string error = mostGathered(plan, gathered); !error.empty())
+    return error;
+  result = {{"world", m.world()},
             {"rounds", m.rounds()},
             {"messages", static_cast<double>(m.messages())},
             {"transfers", static_cast<double>(m.transfers())},
@@ -51,6 +52,7 @@ std::map<std::string, double> numbers(const Plan &plan) {
             {"quantized_passed_on", quantized[Quantizer::passed]},
             {"gathered_bytes", static_cast<double>(gathered)},
             {"plan_bytes", static_cast<double>(plan.container().bytes())}};
+  return {};
 }
 
 std::string describe(const Endpoint &endpoint, const Share &share) {
@@ -114,25 +116,39 @@ std::string number(double value) {
   return text;
 }
 
+/// The grammar of expressions in YAML (docs/yaml.md) without `ceil`, over numbers with fractions: recursive descent.
 class Condition {
 public:
   Condition(const std::string &text, const std::map<std::string, double> &names, std::string &error) : text_(text), names_(names), error_(error) {}
   bool run() {
-    bool value = conjunction();
-    while (error_.empty() && takeWord("or")) {
-      const bool right = conjunction();
-      value = value || right;
-    }
-    skip();
+    const bool value = condition(disjunction());
     if (error_.empty() && at_ < text_.size())
       fail("unexpected '" + text_.substr(at_) + "'");
     return value;
   }
 
 private:
-  void fail(const std::string &message) {
+  static constexpr int kMaxDepth = 64; // of parentheses, `not` and unary minus
+  struct Value {
+    double number = 0;
+    bool condition = false; // number: whether it holds
+  };
+
+  Value fail(const std::string &message) {
     if (error_.empty())
       error_ = message + " at character " + std::to_string(at_ + 1);
+    return {};
+  }
+  bool condition(Value value) {
+    skip();
+    if (!value.condition)
+      fail("expected a comparison");
+    return value.number != 0;
+  }
+  double number(Value value) {
+    if (value.condition)
+      fail("expected a number, found a comparison");
+    return value.number;
   }
   void skip() {
     while (at_ < text_.size() && text_[at_] == ' ')
@@ -152,50 +168,117 @@ private:
     at_ = before;
     return false;
   }
-  double value() {
+  bool takeSign(const char *expected) {
     skip();
-    const size_t before = at_;
-    const bool minus = at_ < text_.size() && text_[at_] == '-' && ++at_;
-    const std::string token = word();
-    double result = 0;
-    const auto [end, problem] = std::from_chars(token.data(), token.data() + token.size(), result);
-    if (problem == std::errc() && end == token.data() + token.size())
-      return minus ? -result : result;
-    if (const auto known = names_.find(token); known != names_.end())
-      return minus ? -known->second : known->second;
-    at_ = before;
-    std::vector<std::string> known;
-    for (const auto &[name, ignored] : names_)
-      known.push_back(name);
-    fail("unknown name '" + token + "'" + nearest(token, known));
-    return 0;
+    const size_t length = std::char_traits<char>::length(expected);
+    if (!error_.empty() || text_.compare(at_, length, expected) != 0)
+      return false;
+    at_ += length;
+    return true;
   }
-  bool conjunction() {
-    bool value = comparison();
-    while (error_.empty() && takeWord("and")) {
-      const bool right = comparison();
-      value = value && right;
+
+  Value disjunction() {
+    Value value = conjunction();
+    while (error_.empty() && takeWord("or")) {
+      const bool left = condition(value), right = condition(conjunction());
+      value = {left || right ? 1.0 : 0.0, true};
     }
     return value;
   }
-  bool comparison() {
-    const double left = value();
-    skip();
+  Value conjunction() {
+    Value value = negation();
+    while (error_.empty() && takeWord("and")) {
+      const bool left = condition(value), right = condition(negation());
+      value = {left && right ? 1.0 : 0.0, true};
+    }
+    return value;
+  }
+  Value negation() {
+    if (!takeWord("not"))
+      return comparison();
+    return deeper([&] { return Value{condition(negation()) ? 0.0 : 1.0, true}; });
+  }
+  Value comparison() {
+    const Value left = sum();
     for (const char *sign : {"<=", ">=", "==", "!=", "<", ">"})
-      if (error_.empty() && text_.compare(at_, std::char_traits<char>::length(sign), sign) == 0) {
-        at_ += std::char_traits<char>::length(sign);
-        const double right = value();
+      if (takeSign(sign)) {
+        const double a = number(left), b = number(sum());
         const std::string s = sign;
-        return s == "<=" ? left <= right : s == ">=" ? left >= right : s == "==" ? left == right : s == "!=" ? left != right : s == "<" ? left < right : left > right;
+        const bool holds = s == "<=" ? a <= b : s == ">=" ? a >= b : s == "==" ? a == b : s == "!=" ? a != b : s == "<" ? a < b : a > b;
+        skip();
+        return {holds ? 1.0 : 0.0, true};
       }
-    fail("expected a comparison");
-    return false;
+    return left;
+  }
+  Value sum() {
+    Value value = product();
+    while (error_.empty()) {
+      const bool plus = takeSign("+");
+      if (!plus && !takeSign("-"))
+        break;
+      const double left = number(value), right = number(product());
+      value.number = plus ? left + right : left - right;
+    }
+    return value;
+  }
+  Value product() {
+    Value value = unary();
+    while (error_.empty()) {
+      const bool times = takeSign("*");
+      if (!times && !takeSign("/"))
+        break;
+      const double left = number(value), right = number(unary());
+      if (!times && right == 0)
+        return fail("found a division by zero that ends");
+      value.number = times ? left * right : left / right;
+    }
+    return value;
+  }
+  Value unary() {
+    if (!takeSign("-"))
+      return primary();
+    return deeper([&] { return Value{-number(unary()), false}; });
+  }
+  Value primary() {
+    if (takeSign("("))
+      return deeper([&] {
+        const Value value = disjunction();
+        if (error_.empty() && !takeSign(")"))
+          fail("expected ')'");
+        return value;
+      });
+    skip();
+    const size_t before = at_;
+    const std::string token = word();
+    if (!token.empty() && !std::isalpha(static_cast<unsigned char>(token[0])) && token[0] != '_') {
+      double value = 0;
+      const auto [end, problem] = std::from_chars(token.data(), token.data() + token.size(), value);
+      if (problem == std::errc() && end == token.data() + token.size())
+        return {value, false};
+    } else if (const auto known = names_.find(token); known != names_.end()) {
+      return {known->second, false};
+    }
+    at_ = before;
+    if (token.empty())
+      return fail("expected a number, a name or '('");
+    std::vector<std::string> known;
+    for (const auto &[name, ignored] : names_)
+      known.push_back(name);
+    return fail("unknown name '" + token + "'" + nearest(token, known));
+  }
+  template <class Read> Value deeper(Read read) {
+    if (++depth_ > kMaxDepth)
+      return fail("expected parentheses, 'not' and '-' at most " + std::to_string(kMaxDepth) + " deep");
+    const Value value = read();
+    --depth_;
+    return value;
   }
 
   const std::string &text_;
   const std::map<std::string, double> &names_;
   std::string &error_;
   size_t at_ = 0;
+  int depth_ = 0;
 };
 
 } // namespace
@@ -211,7 +294,12 @@ int difference(const DifferenceOptions &options) {
     }
   const bool equal = before->digest() == after->digest();
 
-  const std::map<std::string, double> a = numbers(*before), b = numbers(*after);
+  std::map<std::string, double> a, b;
+  for (const auto &[plan, result] : {std::make_pair(before.get(), &a), std::make_pair(after.get(), &b)})
+    if (const std::string error = numbers(*plan, *result); !error.empty()) {
+      complain(kName, error);
+      return kUsage;
+    }
   std::map<std::string, double> names;
   std::vector<std::string> added, removed, changed;
   std::vector<uint32_t> ranks;

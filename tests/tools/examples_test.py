@@ -143,6 +143,7 @@ class Examples(unittest.TestCase):
         self.assertNotIn("target layers.{layer}.norm.weight", changed["params"]["changed"])
         run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 3")
         run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 1.5 and rounds_delta == 1", expect=1)
+        run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=(world > 1) and not (remote_bytes_ratio > 3)", expect=1)
         self.assertIn("unknown name 'remote'", run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote > 1", expect=2).stderr)
         self.assertIn("| remote_bytes |", run(BIN / "reshard-diff", plans[0], plans[2], "--format=markdown", expect=1).stdout)
 
