@@ -1,6 +1,7 @@
 #include "tools/standing.h"
 
 #include "executor/check_segment.h"
+#include "schema/limits.h"
 #include "tools/quantize.h"
 #include "tools/vectors.h"
 
@@ -90,6 +91,7 @@ QuantizedCounts countQuantized(const Manifest &manifest, uint32_t number) {
 
 std::string mostGathered(const Plan &plan, uint64_t &bytes) {
   std::map<uint32_t, uint64_t> memory; // by rank: of faces that have some
+  auto add = [](uint64_t &sum, uint64_t more) { return !__builtin_add_overflow(sum, more, &sum) && sum <= static_cast<uint64_t>(kMaxSize); };
   bool rows = false;
   for (uint32_t e = 0; e < plan.manifest().endpoints()->size(); ++e) {
     const Endpoint &endpoint = *plan.manifest().endpoints()->Get(e);
@@ -99,12 +101,14 @@ std::string mostGathered(const Plan &plan, uint64_t &bytes) {
         continue;
       rows = rows || param.face()->kind() == FaceKind::elements;
       for (uint32_t place = 0; place < endpoint.ranks()->size() && param.face()->kind() != FaceKind::elements; ++place) {
-        uint64_t each = static_cast<uint64_t>(itemBytes(param.dtype()));
+        uint64_t each = static_cast<uint64_t>(itemBytes(param.dtype())), of = 0;
         for (const int64_t length : localShape(endpoint, param, place))
-          each *= static_cast<uint64_t>(length);
+          each *= static_cast<uint64_t>(length); // the loader has seen that these are at most kMaxSize
         // Every rank has those of files.
-        memory[endpoint.storage() ? UINT32_MAX : endpoint.ranks()->Get(place)] +=
-            static_cast<uint64_t>(instanceCount(endpoint, param, place)) * gatheredBytes({e, place, p, 0, 1, 0, each});
+        uint64_t &sum = memory[endpoint.storage() ? UINT32_MAX : endpoint.ranks()->Get(place)];
+        if (__builtin_mul_overflow(static_cast<uint64_t>(instanceCount(endpoint, param, place)), gatheredBytes({e, place, p, 0, 1, 0, each}), &of) || !add(sum, of))
+          return "param '" + param.name()->str() + "' of endpoint '" + endpoint.role()->str() + "' gathers more than " + std::to_string(kMaxSize) +
+                 " bytes on a rank with what stands before it, expected at most so many";
       }
     }
   }
@@ -112,11 +116,12 @@ std::string mostGathered(const Plan &plan, uint64_t &bytes) {
   if (!rows && memory.empty())
     return {};
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    uint64_t sum = (memory.count(rank) ? memory[rank] : 0) + memory[UINT32_MAX];
+    uint64_t sum = memory.count(rank) ? memory[rank] : 0;
     const Segment *segment = nullptr;
     if (std::string error = rows ? plan.segment(rank, segment) : std::string(); !error.empty())
       return error;
-    sum += segment ? arenaBegin(*segment) : 0;
+    if (!add(sum, memory[UINT32_MAX]) || !add(sum, segment ? arenaBegin(*segment) : 0))
+      return "rank " + std::to_string(rank) + " gathers more than " + std::to_string(kMaxSize) + " bytes, expected at most so many";
     bytes = std::max(bytes, sum);
   }
   return {};
