@@ -225,6 +225,7 @@ private:
     auto add = [&] {
       measure(tile, variables, itemBytes(family.dtype));
       found += tile.tensors * (tile.bytes / itemBytes(family.dtype));
+      holders_ += static_cast<int64_t>(tile.holders.size());
       module_.transfers.tiles.push_back(tile);
     };
     const Bounds along = source.boxes.empty() ? Bounds{0, 0} : bounds(segments_[view.segments[source.sweep]]);
@@ -267,6 +268,8 @@ private:
       }
       add();
     });
+    if (holders_ > kMostHolders)
+      return "tensor '" + family.name + "' stands in so many params on both sides that more than 2^22 pairs of them have it in common";
     if (found == wanted)
       return {};
     const Endpoint &target = layout_.endpoints[endpoint];
@@ -301,8 +304,11 @@ private:
       (d < variables ? tile.tensors : tile.bytes) *= size(relations_[relations[d]]);
   }
 
+  static constexpr int64_t kMostHolders = 1 << 22;
+
   Module &module_;
   const Layout &layout_;
+  int64_t holders_ = 0; // of all tiles so far
   Interner<Segments> segments_, relations_;
   Views sourceViews_;
   std::vector<FamilySource> families_;

@@ -4,6 +4,8 @@
 #include "compiler/forms.h"
 #include "compiler/places.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 namespace reshard {
@@ -65,14 +67,20 @@ bool meet(const Endpoint &source, const Param &one, const Part &part, const Para
 
 void warnOfMixedForms(const std::vector<Location> &paramsAt, const std::vector<StoredForm> &forms, const Layout &layout, Diagnostics &diagnostics) {
   const Endpoint &source = layout.endpoints[0];
-  std::vector<std::vector<std::pair<unsigned, const Part *>>> holders(layout.families.size());
+  // By tensor and format: alike ones need not be compared.
+  std::vector<std::map<std::optional<Quantization>, std::vector<std::pair<unsigned, const Part *>>>> holders(layout.families.size());
   std::set<std::pair<unsigned, unsigned>> said;
   for (unsigned p = 0; p < source.params.size(); ++p)
     for (const Part &part : source.params[p].parts) {
       if (part.family < 0)
         continue;
-      for (const auto &[other, otherPart] : holders[part.family]) {
-        if (formatOf(forms[p]) == formatOf(forms[other]) || said.contains({other, p}) || !meet(source, source.params[p], part, source.params[other], *otherPart))
+      std::vector<std::pair<unsigned, const Part *>> unlike;
+      for (const auto &[format, list] : holders[part.family])
+        if (format != formatOf(forms[p]))
+          unlike.insert(unlike.end(), list.begin(), list.end());
+      std::sort(unlike.begin(), unlike.end());
+      for (const auto &[other, otherPart] : unlike) {
+        if (said.contains({other, p}) || !meet(source, source.params[p], part, source.params[other], *otherPart))
           continue;
         said.insert({other, p});
         diagnostics.warning(paramsAt[p], "source param '" + source.params[p].name + "' holds tensor '" + layout.families[part.family].name + "' " + formText(forms[p]) + ", and '" +
@@ -81,7 +89,7 @@ void warnOfMixedForms(const std::vector<Location> &paramsAt, const std::vector<S
         diagnostics.note(paramsAt[other], "the other is here");
         break;
       }
-      holders[part.family].emplace_back(p, &part);
+      holders[part.family][formatOf(forms[p])].emplace_back(p, &part);
     }
 }
 

@@ -75,8 +75,12 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
   limits.localBytes = bestMessage(loads[1].bytes, loads[1].partners, depth, topology.linkRate, topology.linkLatency);
   if (far && near) // so that neither tier waits for the other's round to end
     limits.localBytes = std::min(limits.localBytes, limits.bytes);
+  const int64_t busiest = std::max(loads[0].bytes / limits.bytes, loads[1].bytes / limits.localBytes);
   if (layout.stagingLimit == 0)
-    return {};
+    return busiest <= kMostChunks ? std::string()
+                                  : "a rank sends or receives " +
+                                        std::to_string(std::max(loads[0].bytes, loads[1].bytes)) +
+                                        " bytes, more than 2^24 chunks of at most 64 MiB";
   const int64_t limit = std::max<int64_t>(0, layout.stagingLimit - gathered);
 
   const int64_t slot = limit / 4, share = far && near ? slot / 2 : slot;

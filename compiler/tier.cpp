@@ -12,6 +12,9 @@ constexpr uint32_t kTurns = 2;
 /// A port with more partners takes the first that has nearly as much left as any, without a look at the others: with
 /// all of them alike, as between shards and shards, looking at all would be most of the time.
 constexpr size_t kFew = 64;
+/// One with so many takes the first that has as much left as the best had when it last looked at all: a rank that sends
+/// to each of very many would look at all of them for each.
+constexpr size_t kVeryMany = 1 << 12;
 /// Looking up a pair costs as much as passing so many.
 constexpr size_t kLookup = 8;
 /// Pairs that one search for another partner looks at.
@@ -88,8 +91,8 @@ void Tier::begin(uint32_t round, std::vector<Arrival> &arrivals) {
       continue;
     }
     --each.coming;
-    --chunks_[each.out];
-    --chunks_[each.in];
+    countDown(each.out);
+    countDown(each.in);
   }
 }
 
@@ -99,15 +102,19 @@ uint32_t Tier::port(int32_t rank, bool sends) {
     ports_.emplace_back();
     ports_.back().rank = rank;
     ports_.back().sends = sends;
-    setIdle(at->second, true);
     chunks_.push_back(0);
     mates_.push_back(kNone);
+    withChunks_.resize(std::max<size_t>(withChunks_.size(), 1));
+    idleWithChunks_.resize(withChunks_.size());
+    ++withChunks_[0];
+    setIdle(at->second, true);
   }
   return at->second;
 }
 
 void Tier::setIdle(uint32_t port, bool idle) {
   std::vector<uint32_t> &all = idle_[ports_[port].sends];
+  idleWithChunks_[chunks_[port]] += idle ? 1 : -1;
   if (idle) {
     ports_[port].idle = all.size();
     all.push_back(port);
@@ -122,23 +129,40 @@ void Tier::change(Pair &pair, int64_t by) {
   if (by == -bytes_) { // the rule, without a division
     pair.left -= bytes_;
     left_ -= bytes_;
-    --chunks_[pair.out];
-    --chunks_[pair.in];
+    countDown(pair.out);
+    countDown(pair.in);
     return;
   }
   const int64_t more = chunks(pair.left + by) - chunks(pair.left);
   pair.left += by;
   left_ += by;
-  chunks_[pair.out] += more;
-  chunks_[pair.in] += more;
+  count(pair.out, more);
+  count(pair.in, more);
+}
+
+void Tier::count(uint32_t port, int64_t by) {
+  const int64_t before = chunks_[port], now = chunks_[port] += by;
+  top_ = std::max(top_, now);
+  if (static_cast<size_t>(top_) >= withChunks_.size()) {
+    withChunks_.resize(static_cast<size_t>(top_) + 1);
+    idleWithChunks_.resize(withChunks_.size());
+  }
+  for (auto *counts : {&withChunks_, &idleWithChunks_})
+    if (counts == &withChunks_ || mates_[port] == kNone) {
+      --(*counts)[before];
+      ++(*counts)[now];
+    }
 }
 
 void Tier::match() {
   fill();
-  most_ = *std::max_element(chunks_.begin(), chunks_.end());
-  for (uint32_t p = 0; p < ports_.size(); ++p)
-    if (chunks_[p] == most_ && mates_[p] == kNone)
-      augment(p);
+  while (withChunks_[top_] == 0)
+    --top_;
+  most_ = top_;
+  if (idleWithChunks_[most_] > 0)
+    for (uint32_t p = 0; p < ports_.size(); ++p)
+      if (chunks_[p] == most_ && mates_[p] == kNone)
+        augment(p);
   fill();
 }
 
@@ -178,7 +202,11 @@ uint32_t Tier::choose(uint32_t port) {
     if (pair.ready > 0 && mates_[other(mine, pair)] == kNone && (best == kNone || merit(candidate) > merit(best)))
       best = candidate;
   };
-  auto good = [&](uint32_t pair) { return chunks_[other(mine, pairs_[pair])] >= most_ - most_ / 8; };
+  const bool veryMany = mine.pairs.size() > kVeryMany;
+  auto good = [&](uint32_t pair) {
+    const int64_t left = chunks_[other(mine, pairs_[pair])];
+    return left >= most_ - most_ / 8 || (veryMany && left >= mine.most);
+  };
   // Where few are idle, they are looked at; else its own pairs.
   const std::vector<uint32_t> &idle = idle_[!mine.sends];
   if (idle.size() * kLookup < mine.pairs.size()) {
@@ -202,6 +230,8 @@ uint32_t Tier::choose(uint32_t port) {
       break;
     }
   }
+  if (veryMany && !(best != kNone && good(best))) // it has looked at all
+    mine.most = best == kNone ? INT64_MAX : chunks_[other(mine, pairs_[best])];
   if (!many || 2 * done > mine.pairs.size())
     std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
   return best;

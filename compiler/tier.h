@@ -51,6 +51,7 @@ struct Port {
   uint64_t search = 0;         // the last one that came by
   std::vector<uint32_t> pairs; // open ones, and some that are done
   size_t next = 0;             // where it looks first, if it has many
+  int64_t most = INT64_MAX;    // chunks to go of the best partner when it last looked at all of very many
 };
 
 /// A pair that has its ports.
@@ -99,6 +100,14 @@ private:
 
   /// More or fewer bytes to go.
   void change(Pair &pair, int64_t by);
+  /// More or fewer chunks to go.
+  void count(uint32_t port, int64_t by);
+  /// The same by one less, of a port that sends or receives.
+  void countDown(uint32_t port) {
+    const int64_t now = --chunks_[port];
+    --withChunks_[now + 1];
+    ++withChunks_[now];
+  }
 
   uint32_t other(const Port &port, const Pair &pair) const { return port.sends ? pair.in : pair.out; }
 
@@ -149,13 +158,15 @@ private:
   std::vector<Port> ports_;
   std::vector<int64_t> chunks_; // of each port still to go, where every pair's bytes are cut into as few as may be
   std::vector<uint32_t> mates_; // the pair that has the port
+  std::vector<uint32_t> withChunks_, idleWithChunks_; // how many ports, and of those that nobody has, by chunks to go
+  int64_t top_ = 0;                                   // none has more chunks to go
   std::unordered_map<uint64_t, uint32_t> pairOf_, portOf_;
   std::vector<uint32_t> idle_[2]; // ports that nobody has: receiving, sending
   std::vector<Active> active_;    // pairs that send, and some that were released
   std::vector<uint32_t> free_;    // ports that may find a partner
   uint64_t search_ = 0;           // searches for another partner so far
   int64_t left_ = 0;
-  int64_t most_ = 0; // chunks to go of the port with most, in the last round
+  int64_t most_ = 0; // chunks to go of the port with most, in the last round that looked for partners
 };
 
 } // namespace reshard

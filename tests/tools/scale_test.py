@@ -77,6 +77,10 @@ class Scale(unittest.TestCase):
                 self.assertEqual(report["transfers"], n)
                 if not SMALL:
                     self.assertLessEqual(report["peak_rss_bytes"], 1 << 30)
+        for source, target in ((1, n // 2), (n // 2, 1)):
+            with self.subTest("one rank and many", source=source):
+                self.cpu({"model": {"dtype": "bf16", "tensors": {"w": {"shape": [n, 4], "shard": {"0": "tp"}}}}, "source": {"mesh": {"tp": source}},
+                          "target": {"mesh": {"tp": target}}})
         with self.subTest("shares that overlap, past what is compared"):
             strided = {"x": {"params": {"a": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 1}}},
                                         "b": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 2}}}}},
@@ -89,12 +93,15 @@ class Scale(unittest.TestCase):
         tensors = {"dtype": "bf16", "tensors": {"w": {"shape": [8]}}}
         one = {"params": {"w": {"holds": "w"}}}
         many = {f"l{i}": {"extend": f"l{i - 1}"} for i in range(1, 20_000)}
+        tied = {"w": {"shape": [8]}, **{f"t{i}": {"tied": "w"} for i in range(50_000)}}
         wide = {f"l{i}": {"extend": "l0"} for i in range(1, 1_000)}
         for job, error in (
                 ({"model": tensors, "source": {"mesh": {f"a{i}": 1 for i in range(100_000)}}}, "a mesh of 100000 axes in its views so far, expected at most 1024"),
                 ({"model": tensors, "source": {"mesh": {"tp": 1, "views": [{f"a{i}": 1} for i in range(100_000)]}}}, "a mesh of 1025 axes in its views so far"),
                 ({"model": {**tensors, "layouts": {"l0": {**one, "axes": [f"a{i}" for i in range(100_000)]}}}}, "'axes' lists 100000 axes, expected at most 1024"),
                 ({"model": {**tensors, "index": {f"x{i}": 1 for i in range(100_000)}}}, "'index' has 100000 entries, expected at most 1024"),
+                ({"model": {"dtype": "bf16", "tensors": tied}}, "tensor 'w' stands in so many params on both sides that more than 2^22 pairs"),
+                ({"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 58]}}}, "target": {"mesh": {}, "ranks": [1]}}, "more than 2^24 chunks of at most 64 MiB"),
                 ({"model": {**tensors, "layouts": {"l0": one, **many}}}, "'layouts' has 20000 entries, expected at most 1024"),
                 ({"model": {**tensors, "layouts": {"l0": {"params": {f"w{i}": {"holds": "w"} for i in range(20_000)}}, **wide}}},
                  "the layouts have more than 524288 params together, inherited ones included")):
