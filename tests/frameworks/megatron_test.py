@@ -9,6 +9,7 @@ tests/library/chunks, which the ordinary suite compares with the layouts."""
 
 import os
 import re
+import shutil
 import sys
 import tempfile
 import types
@@ -17,6 +18,7 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
 sys.path.insert(0, str(ROOT / "tests" / "library"))
 
 import library  # noqa: E402
@@ -161,28 +163,36 @@ def chunks(config, numbers, tied, mesh):
         yield module
 
 
-def live(case, mesh, rank):
-    """{name: (shape, dtype, layer)} of a rank."""
+def tensors(made):
+    return {name: tensor for name, tensor in made.state_dict().items() if torch.is_tensor(tensor)}  # without _extra_state
+
+
+def modules(case, mesh, rank):
+    """A rank's chunks, and {name of a tensor in a layer: the layer's number}."""
     model, numbers, more, _ = CASES[case]
     with Rank(mesh, rank):
-        modules = torch.nn.ModuleList(chunks(configuration(model, numbers, more, mesh), numbers, model == "qwen3-0.6b", mesh))
-        result = {}
-        layers = {name: module.layer_number - 1 for name, module in modules.named_modules()
-                  if re.search(r"\.decoder\.layers\.\d+$", name)}
-        for name, tensor in modules.state_dict().items():
-            if not torch.is_tensor(tensor) or name.endswith("._extra_state"):
-                continue
-            layer = next((number for prefix, number in layers.items() if name.startswith(prefix + ".")), None)
-            dense = layer is not None and ("experts" not in numbers or layer < numbers.get("first_dense", 0))
-            full = name if model in LOCAL else fused(name, numbers, dense)
-            result[full] = (list(tensor.shape), {torch.bfloat16: "bf16", torch.float32: "fp32"}[tensor.dtype], layer)
-        return result
+        made = torch.nn.ModuleList(chunks(configuration(model, numbers, more, mesh), numbers, model == "qwen3-0.6b", mesh))
+    layers = {name: module.layer_number - 1 for name, module in made.named_modules() if re.search(r"\.decoder\.layers\.\d+$", name)}
+    return made, {name: number for prefix, number in layers.items() for name in tensors(made) if name.startswith(prefix + ".")}
 
 
-def planned(case, mesh, binaries, folder):
+def live(case, mesh, rank):
+    """{name: (shape, dtype, layer)} of a rank."""
+    model, numbers, _, _ = CASES[case]
+    made, layers = modules(case, mesh, rank)
+    result = {}
+    for name, tensor in tensors(made).items():
+        layer = layers.get(name)
+        dense = layer is not None and ("experts" not in numbers or layer < numbers.get("first_dense", 0))
+        full = name if model in LOCAL else fused(name, numbers, dense)
+        result[full] = (list(tensor.shape), {torch.bfloat16: "bf16", torch.float32: "fp32"}[tensor.dtype], layer)
+    return result
+
+
+def planned(case, mesh, folder):
     """The same by the layout, by rank."""
     model, numbers, _, place = CASES[case]
-    source = library.chunked(binaries, model, layout(model), mesh, place, [f"{name}={value}" for name, value in numbers.items()], folder)
+    source = library.chunked(BIN, model, layout(model), mesh, place, [f"{name}={value}" for name, value in numbers.items()], folder)
     return [{name: (shape, dtype, values.get("layer")) for name, shape, dtype, values in source.instances(rank)}
             for rank in range(mesh["tp"] * mesh["pp"] * mesh["dp"])]
 
@@ -233,12 +243,42 @@ class VirtualStages(unittest.TestCase):
         with self.assertRaisesRegex(AssertionError, "virtual/interleaved pipeline"):
             MambaStack._select_layers_for_pipeline_parallel(types.SimpleNamespace(config=config), [])
 
+    def test_chunks_are_bound_and_moved(self):
+        """The list of chunks is bound as it is, and each layer's weights come from the chunk that has it."""
+        with tempfile.TemporaryDirectory() as folder:
+            prefix = Path(folder) / "reshard"  # the Python module of the build tree
+            shutil.copytree(ROOT / "python" / "reshard", prefix, ignore=shutil.ignore_patterns("__pycache__"))
+            (prefix / "bin").symlink_to(BIN)
+            (prefix / "lib").symlink_to(BIN)
+            sys.path.insert(0, folder)
+            import reshard
+
+            for case in LOCAL:
+                with self.subTest(case=case):
+                    model, numbers, _, place = CASES[case]
+                    path = Path(folder) / "job.yaml"
+                    path.write_text(library.job(model, library.chunked_endpoint(layout(model), CUT, place), "{layout: hf, mesh: {}}"))
+                    plan = reshard.compile(path, flags=[f"--set=model.let.{name}={value}" for name, value in numbers.items()])
+                    target = {name: torch.zeros(param.shape, dtype=torch.bfloat16) for name, param in plan.params(0, "target").items()}
+                    with reshard.Executor(plan) as executor:
+                        for rank in range(8):
+                            made, layers = modules(case, CUT, rank)
+                            for name, tensor in tensors(made).items():
+                                tensor.fill_(layers[name] + 1 if name in layers else 100)
+                            executor.bind(tensors(made), "source", rank)
+                        executor.bind(target, "target", 0)
+                        executor.prepare()
+                        executor.run(timeout=60)
+                    for name, tensor in target.items():
+                        layer = re.search(r"\.layers\.(\d+)\.", name)
+                        self.assertTrue(bool((tensor == (int(layer[1]) + 1 if layer else 100)).all()), name)
+
     def test_names_shapes_and_layers(self):
         count = 0
         with tempfile.TemporaryDirectory() as folder:
             for case in CASES:
                 for mesh in (WHOLE, CUT):
-                    plan = planned(case, mesh, Path(os.environ["RESHARD_BIN"]).resolve(), folder)
+                    plan = planned(case, mesh, folder)
                     for rank, wanted in enumerate(plan):
                         with self.subTest(case=case, mesh=mesh, rank=rank):
                             found = live(case, mesh, rank)

@@ -60,10 +60,15 @@ def params(binaries, model, layout, folder, sets=()):
     return endpoints(binaries, text, folder, [f"model.let.{each}" for each in sets])["target"].params(0)
 
 
-def chunked(binaries, model, layout, mesh, place, sets, folder):
-    """The endpoint of a Megatron layout with two chunks on each rank; `place`: the rule of layers, `sets`: other `let` values."""
+def chunked_endpoint(layout, mesh, place):
+    """An endpoint of a Megatron layout with two chunks on each rank; `place`: the rule of layers."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.items())
-    source = f"{{layout: {layout}, mesh: {{megatron: {{{axes}}}}}, switches: {{vpp: 2}}, place: {{layer: {place}}}}}"
+    return f"{{layout: {layout}, mesh: {{megatron: {{{axes}}}}}, switches: {{vpp: 2}}, place: {{layer: {place}}}}}"
+
+
+def chunked(binaries, model, layout, mesh, place, sets, folder):
+    """The same, resolved; `sets`: other `let` values."""
+    source = chunked_endpoint(layout, mesh, place)
     return endpoints(binaries, job(model, source, "{layout: hf, mesh: {}}"), folder, [f"model.let.{each}" for each in sets])["source"]
 
 
