@@ -55,6 +55,25 @@ def model(folder, name):
     return at
 
 
+def config(name, path):
+    """transformers' config of a config.json. Kimi K2's type is one of its own code, with DeepSeek-V3's classes."""
+    import transformers
+
+    values = json.loads(Path(path).read_text())
+    if name == "kimi-k2":
+        values["model_type"] = "deepseek_v3"
+    return transformers.AutoConfig.for_model(**values)
+
+
+def live(config, device="meta"):
+    """The module of a config, in bf16."""
+    import torch
+    import transformers
+
+    with torch.device(device):
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
 def checkpoint(at, params, seed):
     """A checkpoint under `at` with random weights of such sizes that every one changes what is generated. params: those of the layout `hf`."""
     import torch

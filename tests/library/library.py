@@ -54,9 +54,9 @@ def layouts(binaries, model, folder):
     return known
 
 
-def params(binaries, model, layout, folder, sets=()):
-    """{name: (shape, dtype)} of all params on the one rank of a layout, from the layout IR; `sets`: other `let` values."""
-    text = job(model, "{layout: hf, mesh: {}}", "{layout: %s, mesh: {}}" % layout)
+def params(binaries, model, layout, folder, sets=(), more=""):
+    """{name: (shape, dtype)} of all params on the one rank of a layout, from the layout IR; `sets`: other `let` values; `more`: of the endpoint."""
+    text = job(model, "{layout: hf, mesh: {}}", "{layout: %s, mesh: {}%s}" % (layout, more))
     return endpoints(binaries, text, folder, [f"model.let.{each}" for each in sets])["target"].params(0)
 
 

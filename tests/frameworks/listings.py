@@ -1,0 +1,53 @@
+"""Writes what transformers of the installed version makes of the models that have routed experts or other names there: tests/library/listings/transformers5
+has the params and buffers of a live module (on the meta device), and the config.json that it saves. Run by hand, once for a release:
+
+    . build/frameworks/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/listings.py
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import support
+import torch
+import transformers
+
+FOLDER = support.ROOT / "tests" / "library" / "listings" / "transformers5"
+MODELS = ["qwen3-30b-a3b", "qwen3-235b-a22b", "glm-4.5", "mixtral-8x7b", "deepseek-v3", "kimi-k2", "gpt-oss-120b", "nemotron-h-8b"]
+
+
+def ranges(values):
+    """{0..3,5} of sorted numbers."""
+    parts = []
+    for value in values:
+        if parts and parts[-1][1] == value - 1:
+            parts[-1][1] = value
+        else:
+            parts.append([value, value])
+    return "{%s}" % ",".join(str(a) if a == b else f"{a}..{b}" for a, b in parts)
+
+
+def main():
+    assert transformers.__version__.startswith("5."), transformers.__version__
+    FOLDER.mkdir(exist_ok=True)
+    for name in MODELS:
+        config = support.config(name, support.MODELS / f"{name}.config.json")
+        (FOLDER / f"{name}.config.json").write_text(config.to_json_string())
+        module = support.live(config)
+        found = {}
+        for tensor, value in [*module.named_parameters(), *((n, b) for n, b in module.named_buffers() if not n.startswith("model.rotary_emb."))]:
+            layer = re.search(r"\.layers\.(\d+)\.", tensor)
+            pattern = tensor.replace(layer[0], ".layers.*.") if layer else tensor
+            found.setdefault((pattern, tuple(value.shape), value.dtype), []).append(int(layer[1]) if layer else None)
+        lines = [f"# origin: transformers {transformers.__version__}, {type(module).__name__} on the meta device in bf16, config {name}.config.json:",
+                 "# named_parameters() and, of named_buffers(), the router's"]
+        for (pattern, shape, dtype), layers in found.items():
+            full = pattern.replace("*", ranges(layers)) if layers[0] is not None else pattern
+            lines.append(f"{full}  {list(shape)}{'' if dtype == torch.bfloat16 else ' fp32'}")
+            assert dtype in (torch.bfloat16, torch.float32), dtype
+        (FOLDER / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        print(name, len(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
