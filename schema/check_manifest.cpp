@@ -135,8 +135,7 @@ private:
     const auto &first = *share.first();
     const auto &runs = *share.runs();
     if (static_cast<int64_t>(first.size()) != coordinates + 1)
-      return fail(owner + " has a share with " + std::to_string(first.size()) + " bounds, expected " +
-                  std::to_string(coordinates + 1));
+      return fail(owner + " has a share with " + std::to_string(first.size()) + " bounds, expected " + std::to_string(coordinates + 1));
     if (!aligned(&first) || !aligned(&runs))
       return fail(owner + " has a share that is not aligned");
     if (first.Get(0) != 0 || first.Get(first.size() - 1) != runs.size())
@@ -148,6 +147,8 @@ private:
       for (uint32_t r = first.Get(c); r < first.Get(c + 1); ++r)
         if (!run(*runs.Get(r), reaches[c]))
           return fail(owner + " has a share with an impossible run");
+      if (reaches[c].size > reaches[c].to) // a few bytes would ask for any number of steps
+        return fail(owner + " has a share that puts " + std::to_string(reaches[c].size) + " positions in " + std::to_string(reaches[c].to));
     }
     return true;
   }
@@ -355,8 +356,7 @@ private:
       if (wanted < 0)
         return false;
       if (static_cast<int64_t>(extent.at()->size()) != wanted || !aligned(extent.at()))
-        return fail(name + " has lengths in dimension " + std::to_string(d) + ": " +
-                    count(extent.at()->size(), wanted));
+        return fail(name + " has lengths in dimension " + std::to_string(d) + ": " + count(extent.at()->size(), wanted));
       const auto [least, most] = std::minmax_element(extent.at()->begin(), extent.at()->end());
       if (*least < 0)
         return fail(name + " has a negative length in dimension " + std::to_string(d));
@@ -370,8 +370,7 @@ private:
   bool part(const Param &param, const Part &part, const std::string &name) {
     const size_t families = sizeOf(manifest_.families());
     if (part.family() < -1 || part.family() >= static_cast<int64_t>(families))
-      return fail(name + " holds tensor " + std::to_string(part.family()) + ", expected fewer than " +
-                  std::to_string(families));
+      return fail(name + " holds tensor " + std::to_string(part.family()) + ", expected fewer than " + std::to_string(families));
     const Family *family = part.family() < 0 ? nullptr : manifest_.families()->Get(part.family());
     const auto *variables = family ? family->variables() : param.variables();
     const size_t named = sizeOf(variables);
@@ -394,8 +393,7 @@ private:
                         family->name()->str() + "'");
       }
       if (dimension.param() < -1 || dimension.param() >= static_cast<int64_t>(sizeOf(param.shape())))
-        return fail(name + " places a tensor in dimension " + std::to_string(dimension.param()) +
-                    ", expected fewer than " + std::to_string(sizeOf(param.shape())));
+        return fail(name + " places a tensor in dimension " + std::to_string(dimension.param()) + ", expected fewer than " + std::to_string(sizeOf(param.shape())));
       if (dimension.param() >= 0) {
         if (std::any_of(part.dimensions()->begin(), part.dimensions()->begin() + d,
                         [&](const PartDimension *other) { return other->param() == dimension.param(); })) {
@@ -414,9 +412,8 @@ private:
         return fail(name + " places dimension " + std::to_string(d) +
                     " of a tensor in its name, which has no such variable");
       const uint32_t numbers = param.instances()->Get(variable);
-      if (!inside(
-              param, dimension.share(), endpoint_->shares()->Get(numbers)->axes(),
-              [&](int64_t c) { return reaches_[numbers][c].size; }, name))
+      const auto count = [&](int64_t c) { return reaches_[numbers][c].size; };
+      if (!inside(param, dimension.share(), endpoint_->shares()->Get(numbers)->axes(), count, name))
         return false;
     }
     return true;
@@ -429,19 +426,21 @@ private:
     if (!spend(places * static_cast<int64_t>(part.dimensions()->size())))
       return false;
     for (int64_t place = 0; place < places; ++place) {
-      int64_t last = 0; // the furthest position
+      int64_t last = 0, positions = 1; // the furthest, and how many
       bool empty = false;
       for (const PartDimension *each : *part.dimensions()) {
         const auto *axes = endpoint_->shares()->Get(each->share())->axes();
         const Reach &reach = reaches_[each->share()][coordinate(*endpoint_, axes, place)];
         empty = empty || reach.size == 0;
-        if (each->param() == dimension)
+        if (each->param() == dimension) {
           last += reach.to - 1;
+          positions = positions < 0 ? -1 : product(positions, reach.size);
+        }
         if (last > kMaxSize)
           return fail(name + " holds positions beyond its own size");
       }
-      if (!empty && last >= extent.at()->Get(coordinate(*endpoint_, extent.axes(), place)) &&
-          instanceCount(*endpoint_, param, place) > 0)
+      const int64_t length = extent.at()->Get(coordinate(*endpoint_, extent.axes(), place));
+      if (!empty && (last >= length || positions < 0 || positions > length) && instanceCount(*endpoint_, param, place) > 0)
         return fail(name + " holds positions beyond its own size");
     }
     return true;

@@ -1,6 +1,7 @@
 #include "tools/coverage.h"
 
 #include "tools/contents.h"
+#include "tools/deadline.h"
 #include "tools/gathered.h"
 #include "tools/quantize.h"
 #include "tools/vectors.h"
@@ -441,6 +442,7 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
     move.targetOffset = static_cast<uint64_t>(targetOffset);
     move.sourceBuffer = static_cast<uint32_t>(sourceBuffer);
     move.sourceOffset = static_cast<uint64_t>(sourceOffset);
+    Deadline::spend(16);
     visit(move);
     size_t j = jumps.size();
     while (j > 0 && ++jumps[j - 1].at == jumps[j - 1].count)

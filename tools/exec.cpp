@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
                    {"--device", "NAME", "cpu (default), or cuda", setChoice(options.device, {"cpu", "cuda"})},
                    {"--threads", "N", "workers (all cores)", setNumber(threads, 1, 4096)},
                    {"--repeat", "N", "runs (1)", setNumber(options.repeat, 1, 1'000'000)},
-                   {"--timeout", "S", "deadline in seconds of joining the other processes, and of a run (none)", setSeconds(options.timeout)},
+                   {"--timeout", "S", "deadline in seconds of each of these: joining the other processes, a run, synthesis, a comparison (none)", setSeconds(options.timeout)},
                    {"--report", "FILE", "write a JSON report", setText(options.report)},
                    {"--trace", "FILE", "write the phases for Perfetto", setText(options.trace)}},
                   1};

@@ -3,6 +3,7 @@
 #include "executor/launch.h"
 #include "executor/mappings.h"
 #include "executor/reshard.h"
+#include "tools/deadline.h"
 #include "tools/device_memory.h"
 #include "tools/held_exit.h"
 #include "tools/memory.h"
@@ -170,6 +171,7 @@ private:
     answering_ = true;
     if (!options_.synthesize && options_.check) {
       begin = now();
+      const Deadline deadline("the check", options_.timeout);
       Progress progress("check");
       // Of the targets this process's; the first one's the files that all write.
       for (uint32_t e = 1; e < endpoints; ++e)
@@ -286,6 +288,7 @@ private:
     Memory memory(*plan_);
     need(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
     const ResidentLimit limit({&memory}, options_.memory);
+    const Deadline deadline("writing the source's files", options_.timeout);
     Progress progress("write");
     for (size_t i = 0; i < memory.places().size(); ++i) {
       synthesize(*plan_, memory.places()[i], options_.seed, threads_);
@@ -300,6 +303,7 @@ private:
     if (options_.synthesize)
       fill(source, source, options_.seed, true);
     const double begin = now();
+    const Deadline deadline("the comparison of replicas", options_.timeout);
     Progress progress("compare replicas");
     const ReplicaResult result = compareReplicas(*plan_, source, threads_, [&](double fraction) { progress.at(fraction); });
     trace_.add("compare replicas", begin);
@@ -392,6 +396,7 @@ private:
 
   void fill(const Memory &source, const Memory &target, uint64_t seed, bool first) {
     const double begin = now();
+    const Deadline deadline("the synthesis", options_.timeout);
     Progress progress("synthesize");
     for (size_t i = 0; i < source.places().size(); ++i) {
       synthesize(*plan_, source.places()[i], seed, threads_);
@@ -412,6 +417,7 @@ private:
 
   void checkSynthesised(const Memory &target, uint64_t seed) {
     const double begin = now();
+    const Deadline deadline("the check", options_.timeout);
     Progress progress("check");
     Reference reference(*plan_, seed);
     for (size_t i = 0; i < target.places().size(); ++i) {

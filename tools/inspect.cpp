@@ -3,6 +3,7 @@
 #include "compiler/reading.h"
 #include "compiler/topology.h"
 #include "tools/inspection.h"
+#include "tools/new_folder.h"
 
 #include <cstdio>
 
@@ -27,7 +28,8 @@ int main(int argc, char **argv) {
                    {"--format", "FORMAT", "text or json", setChoice(options.format, {"text", "json"})},
                    {"--verify", "", "prove that every target byte is written once, from the right source byte", setSwitch(options.verify)},
                    {"--simulate", "TOPOLOGY", "predict the time on a topology file, beside the least that any plan could take", setText(topology)},
-                   {"--trace", "FILE", "write what is simulated for Perfetto", setText(options.trace)}},
+                   {"--trace", "FILE", "write what is simulated for Perfetto", setText(options.trace)},
+                   {"--timeout", "S", "deadline in seconds of --verify, --param and --simulate (none)", setSeconds(options.timeout)}},
                   1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
@@ -52,6 +54,9 @@ int main(int argc, char **argv) {
   }
   try {
     return inspect(options);
+  } catch (const Failure &failure) {
+    complain("reshard-inspect", failure.message);
+    return failure.code;
   } catch (const std::exception &exception) {
     complain("reshard-inspect", explain(exception));
     return kFailure;

@@ -1,5 +1,6 @@
 #include "tools/inspection.h"
 
+#include "tools/deadline.h"
 #include "tools/gathered.h"
 #include "tools/simulation.h"
 #include "tools/standing.h"
@@ -335,6 +336,7 @@ int inspect(const InspectionOptions &options) {
     return kUsage;
   }
   const bool json = options.format == "json";
+  const Deadline deadline(options.verify ? "the proof" : options.topology ? "the simulation" : "the summary", options.timeout);
   if (options.rank >= 0)
     return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
   if (!options.param.empty())

@@ -17,6 +17,7 @@ struct InspectionOptions {
   bool verify = false;
   std::optional<ir::Topology> topology; // to simulate on
   std::string trace;                    // where to write the simulation's activities
+  double timeout = 0;                   // 0: none
 };
 
 /// Prints to stdout, complains on stderr; returns the exit code.

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <set>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 namespace reshard::tools {
@@ -93,6 +94,10 @@ bool Memory::mine(const schema::Endpoint &endpoint, uint32_t place) const {
 std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
   constexpr int64_t kAlignment = 64;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  // Every page is touched, and a system that promises more memory than it has ends processes where it runs out.
+  struct sysinfo system {};
+  ::sysinfo(&system);
+  const uint64_t machine = (uint64_t{system.totalram} + system.totalswap) * system.mem_unit;
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
     if (!mine(endpoint, p))
       continue;
@@ -110,7 +115,12 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
           visit(pointer, (bytes + kAlignment - 1) / kAlignment * kAlignment);
       }
     };
-    forEach([&](std::byte *&, int64_t bytes) { total += bytes; });
+    bool fits = true;
+    forEach([&](std::byte *&, int64_t bytes) { fits = fits && !__builtin_add_overflow(total, bytes, &total); });
+    allocated_ += fits ? static_cast<uint64_t>(total) : 0;
+    if (!fits || allocated_ > machine)
+      return "cannot allocate the params of " + endpoint.role()->str() + ": those up to " + placeName(endpoint, p) + " take " +
+             (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") + ", and this machine has " + humanBytes(static_cast<double>(machine));
     if (total == 0)
       total = kAlignment;
     int file = -1;

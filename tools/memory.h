@@ -49,6 +49,7 @@ private:
   std::vector<PlaceMemory> places_;
   std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
   std::vector<std::pair<void *, size_t>> mappings_;
+  uint64_t allocated_ = 0;
   std::vector<int> shared_; // files of mappings
 };
 

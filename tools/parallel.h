@@ -2,29 +2,48 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <functional>
+#include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 namespace reshard::tools {
 
-/// Calls work(i) for each i below `count` on `threads` threads; `progress`, where there is one, on this thread.
+/// Calls work(i) for each i below `count` on `threads` threads, fewer where the system has no more; `progress`, where there is one, on this thread. The first
+/// exception is thrown again on this thread once all threads have ended; nobody begins an item after it.
 template <class Work>
 void parallelFor(size_t count, unsigned threads, Work work, const std::function<void(double)> &progress = {}) {
   std::atomic<size_t> next{0};
+  std::exception_ptr first;
+  std::mutex mutex;
   auto run = [&](bool reports) {
-    for (size_t i = next++; i < count; i = next++) {
-      if (reports && progress)
-        progress(static_cast<double>(i) / static_cast<double>(count));
-      work(i);
+    try {
+      for (size_t i = next++; i < count; i = next++) {
+        if (reports && progress)
+          progress(static_cast<double>(i) / static_cast<double>(count));
+        work(i);
+      }
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      next = count;
+      if (!first)
+        first = std::current_exception();
     }
   };
   std::vector<std::thread> helpers;
-  for (size_t t = 1; t < threads && t < count; ++t)
-    helpers.emplace_back(run, false);
+  helpers.reserve(threads);
+  try {
+    for (size_t t = 1; t < threads && t < count; ++t)
+      helpers.emplace_back(run, false);
+  } catch (const std::system_error &) { // those that there are do the work
+  }
   run(true);
   for (std::thread &helper : helpers)
     helper.join();
+  if (first)
+    std::rethrow_exception(first);
 }
 
 } // namespace reshard::tools

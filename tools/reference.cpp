@@ -1,27 +1,53 @@
 #include "tools/reference.h"
 
+#include "tools/deadline.h"
+#include "tools/new_folder.h"
 #include "tools/values.h"
 #include "tools/vectors.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <sys/mman.h>
 
 namespace reshard::tools {
 
 using namespace schema;
 
-void TensorValues::grow(int64_t end, int64_t item) {
-  if (known_.size() >= static_cast<size_t>(end))
+Reserved::~Reserved() {
+  if (data_)
+    ::munmap(data_, bytes_);
+}
+
+void Reserved::grow(size_t bytes) {
+  if (bytes <= bytes_)
     return;
-  const size_t room = std::max(static_cast<size_t>(end), known_.size() * 3 / 2);
-  known_.resize(room);
-  bytes_.resize(room * static_cast<size_t>(item));
+  void *grown = data_ ? ::mremap(data_, bytes_, bytes, MREMAP_MAYMOVE)
+                      : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (grown == MAP_FAILED)
+    throw Failure{kFailure, "cannot put a tensor together from what the source holds: no addresses for " + humanBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno)};
+  data_ = static_cast<std::byte *>(grown);
+  bytes_ = bytes;
+}
+
+void TensorValues::grow(int64_t end, int64_t item) {
+  if (room_ >= end)
+    return;
+  const int64_t room = std::max(end, room_ + room_ / 2);
+  known_.grow(static_cast<size_t>(room / 8 + 1));
+  bytes_.grow(static_cast<size_t>(room) * static_cast<size_t>(item));
+  room_ = room;
 }
 
 void TensorValues::put(int64_t element, const std::byte *from, int64_t item) {
   grow(element + 1, item);
-  std::memcpy(bytes_.data() + element * item, from, static_cast<size_t>(item));
-  known_[static_cast<size_t>(element)] = true;
+  set(element, from, item);
+}
+
+void TensorValues::set(int64_t element, const std::byte *from, int64_t item) {
+  std::memcpy(&bytes_[element * item], from, static_cast<size_t>(item));
+  size_ += known(element) ? 0 : static_cast<size_t>(item);
+  known_[element / 8] |= std::byte{1} << (element % 8);
 }
 
 void TensorValues::put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree) {
@@ -29,11 +55,9 @@ void TensorValues::put(const ElementRun &run, const std::byte *memory, int64_t i
   for (int64_t k = 0; k < run.count; ++k) {
     const int64_t element = run.logical + k * run.logicalStep;
     const std::byte *from = memory + (run.local + k * run.localStep) * item;
-    std::byte *to = bytes_.data() + element * item;
-    if (agree && known(element) && std::memcmp(to, from, static_cast<size_t>(item)) != 0 && conflict_ < 0)
+    if (agree && known(element) && std::memcmp(at(element, item), from, static_cast<size_t>(item)) != 0 && conflict_ < 0)
       conflict_ = element;
-    std::memcpy(to, from, static_cast<size_t>(item));
-    known_[static_cast<size_t>(element)] = true;
+    set(element, from, item);
   }
 }
 
@@ -196,6 +220,7 @@ std::vector<float> Reference::largest(const std::string &name, int family, const
         const int64_t number = part.logical / matrix;
         const int64_t most = run.logicalStep > 0 ? ((number + 1) * matrix - 1 - part.logical) / run.logicalStep + 1 : 1;
         part.count = count = std::min({kAtOnce, run.count - k, most});
+        Deadline::spend(count);
         if (made)
           fill(some.data(), part, key, values);
         for (int64_t i = 0; !made && i < count; ++i)

@@ -12,10 +12,29 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 
 namespace reshard::tools {
 
 struct Values; // tools/values.h
+
+/// Zeros that take memory where they are written: a plan may declare a tensor that is far larger than what anybody holds of it.
+class Reserved {
+public:
+  Reserved() = default;
+  Reserved(Reserved &&other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Reserved &operator=(Reserved &&) = delete;
+  ~Reserved();
+
+  std::byte &operator[](int64_t at) { return data_[at]; }
+  const std::byte &operator[](int64_t at) const { return data_[at]; }
+  /// Throws where there are no such addresses.
+  void grow(size_t bytes);
+
+private:
+  std::byte *data_ = nullptr;
+  size_t bytes_ = 0;
+};
 
 /// A tensor as some instances hold it.
 class TensorValues {
@@ -23,19 +42,21 @@ public:
   /// Takes a run of elements over from an instance. `agree`: what is known already must be the same.
   void put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree);
   void put(int64_t element, const std::byte *from, int64_t item);
-  bool known(int64_t element) const { return static_cast<size_t>(element) < known_.size() && known_[static_cast<size_t>(element)]; }
+  bool known(int64_t element) const { return element < room_ && (std::to_integer<int>(known_[element / 8]) >> (element % 8) & 1) != 0; }
   /// Where an element that is known stands.
-  const std::byte *at(int64_t element, int64_t item) const { return bytes_.data() + element * item; }
+  const std::byte *at(int64_t element, int64_t item) const { return &bytes_[element * item]; }
   /// An element of which two holders show different values; -1: none.
   int64_t conflict() const { return conflict_; }
-  size_t size() const { return bytes_.size() + known_.size() / 8; }
+  /// Bytes that are known.
+  size_t size() const { return size_; }
 
 private:
+  void set(int64_t element, const std::byte *from, int64_t item);
   void grow(int64_t end, int64_t item);
 
-  Bytes bytes_;
-  std::vector<bool> known_;
-  int64_t conflict_ = -1;
+  Reserved bytes_, known_; // a bit for each element
+  int64_t room_ = 0, conflict_ = -1;
+  size_t size_ = 0;
 };
 
 /// Remembers what was made last, for several threads; who asks for what is being made waits for it.
@@ -55,7 +76,13 @@ public:
     }
     if (known.valid())
       return known.get();
-    Pointer made = make();
+    Pointer made;
+    try {
+      made = make();
+    } catch (...) { // who waits for it gets the same
+      promise.set_exception(std::current_exception());
+      throw;
+    }
     promise.set_value(made);
     const std::lock_guard lock(mutex_);
     if ((bytes_ += size(*made)) > kMaxBytes) {

@@ -2,6 +2,7 @@
 
 #include "executor/chunks.h"
 #include "tools/coverage.h"
+#include "tools/deadline.h"
 #include "tools/vectors.h"
 
 #include <algorithm>
@@ -99,13 +100,15 @@ private:
   void share(const std::vector<uint32_t> &changed) {
     std::vector<uint32_t> resources = changed, flows;
     for (size_t i = 0; i < resources.size(); ++i)
-      for (uint32_t f : resources_[resources[i]].flows)
+      for (uint32_t f : resources_[resources[i]].flows) {
+        Deadline::spend(1 + static_cast<int64_t>(flows.size() + resources.size()) / 8);
         if (std::find(flows.begin(), flows.end(), f) == flows.end()) {
           flows.push_back(f);
           for (uint32_t r : flows_[f].resources)
             if (std::find(resources.begin(), resources.end(), r) == resources.end())
               resources.push_back(r);
         }
+      }
     for (uint32_t f : flows) {
       Flow &flow = flows_[f];
       flow.left = std::max(0.0, flow.left - flow.rate * (now_ - flow.since));
@@ -116,6 +119,7 @@ private:
       double least = INFINITY;
       uint32_t tightest = 0;
       for (uint32_t r : resources) {
+        Deadline::spend(1 + static_cast<int64_t>(resources_[r].flows.size()));
         double rest = resources_[r].rate;
         int sharing = 0;
         for (uint32_t f : resources_[r].flows)

@@ -1,6 +1,7 @@
 #include "tools/synthesize.h"
 
 #include "kernels/formats.h"
+#include "tools/deadline.h"
 #include "tools/values.h"
 #include "tools/vectors.h"
 
@@ -49,6 +50,7 @@ void walk(const std::vector<Dimension> &dimensions, size_t d, int64_t logical, i
     run.local = local;
     run.logicalStep = run.localStep = 1;
     run.count = 1;
+    Deadline::spend(1);
     visit(run);
     return;
   }
@@ -63,6 +65,7 @@ void walk(const std::vector<Dimension> &dimensions, size_t d, int64_t logical, i
         run.logicalStep = dimension.logicalStride;
         run.localStep = dimension.localStride;
         run.count = r.length();
+        Deadline::spend(run.count);
         visit(run);
         continue;
       }

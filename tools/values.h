@@ -1,12 +1,11 @@
 // Synthesised values, and every instance of a place for several threads to work through: what synthesis and check share.
 #pragma once
 
+#include "tools/parallel.h"
 #include "tools/quantize.h"
 #include "tools/synthesize.h"
 
 #include <algorithm>
-#include <atomic>
-#include <thread>
 
 namespace reshard::tools {
 
@@ -41,17 +40,7 @@ template <class Work> void forEachInstance(const Plan &plan, const PlaceMemory &
       if (std::all_of(needed.begin(), needed.end(), [&](uint32_t n) { return memory.params[n][instance.instance] != nullptr; }))
         items.push_back(std::move(instance));
   }
-  std::atomic<size_t> next{0};
-  auto run = [&] {
-    for (size_t i = next++; i < items.size(); i = next++)
-      work(endpoint, items[i]);
-  };
-  std::vector<std::thread> helpers;
-  for (unsigned t = 1; t < std::min<size_t>(threads, items.size()); ++t)
-    helpers.emplace_back(run);
-  run();
-  for (std::thread &helper : helpers)
-    helper.join();
+  parallelFor(items.size(), threads, [&](size_t i) { work(endpoint, items[i]); });
 }
 
 } // namespace reshard::tools

@@ -23,7 +23,7 @@ rm -rf "$bin" # no object of a source that is gone
 mkdir -p "$bin/objects"
 exec > >(tee "$results") 2>&1
 
-flags="${RESHARD_FLAGS:--O3} -std=c++20 -fPIC -ffp-contract=off -I. -I$packed/include -isystem $cuda/include"
+flags="${RESHARD_FLAGS:--O3} -std=c++20 -fPIC -ffp-contract=off -I. -I$packed/include -isystem $cuda/include -DRESHARD_VERSION=\"gpu-test\""
 # What a level of the CPU is compiled for, as CMakeLists.txt has it.
 compile() {
   case $3 in
@@ -35,7 +35,7 @@ compile() {
 export -f compile
 build() {
   local sources="executor/*.cpp schema/*.cpp kernels/*.cpp tests/gpu/*.cpp backends/cuda.cpp" tool kernel
-  for tool in synthesize check reference quantize occurrences; do sources="$sources tools/$tool.cpp"; done
+  for tool in synthesize check reference quantize occurrences common deadline; do sources="$sources tools/$tool.cpp"; done
   [ -n "${nccl_library:-}" ] && sources="$sources backends/nccl.cpp" && flags="$flags -isystem $nccl_include"
   ls $sources | xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ "$bin" "$flags" {} || return 1
   for kernel in copy change; do

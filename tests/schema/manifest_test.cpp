@@ -273,6 +273,8 @@ TEST(Manifest, Refusals) {
       {"too far by steps", [](Parts &p) { p.run(0, 1, 0) = {0, 0, 1, int64_t{1} << 40, int64_t{1} << 40, 1}; },
        impossible},
       {"too far by steps on the other side", [](Parts &p) { p.run(0, 1, 0) = {0, 0, 1, 3, 1, INT64_MAX}; }, impossible},
+      {"positions that meet", [](Parts &p) { p.run(0, 1, 0) = {0, 0, 1, 2, 1, 0}; },
+       "endpoint 'source' has a share that puts 2 positions in 1"},
       {"places too few variables", [](Parts &p) { p.manifest.endpoints[0]->placement.clear(); },
        "endpoint 'source' places index variables: found 0, expected 1"},
       {"no such placement", [](Parts &p) { p.manifest.endpoints[0]->placement[0] = 3; },
@@ -359,6 +361,13 @@ TEST(Manifest, Refusals) {
        "endpoint 'source' param 'weight{layer}' holds positions beyond its own size"},
       {"beyond the padding", [](Parts &p) { p.param(1).shape[1]->at[0] = 3; },
        "endpoint 'target' param 'w.{layer}' holds positions beyond its own size"},
+
+      {"sums of positions that meet",
+       [](Parts &p) {
+         p.param(0).shape[0]->at[0] = 7; // the furthest is 1 + 5
+         p.dimension(0, 0, 2).param = 0;
+       },
+       "endpoint 'source' param 'weight{layer}' holds positions beyond its own size"},
 
       {"a variable that no placeholder names", [](Parts &p) { p.manifest.variables[0]->name = "layer.local"; },
        "index variable 'layer.local' cannot stand in a placeholder, expected a name without '{', '.' and '}'"},

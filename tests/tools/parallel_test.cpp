@@ -1,0 +1,64 @@
+// Work on several threads ends on all of them, whatever goes wrong on one, and with what went wrong first.
+
+#include "tools/deadline.h"
+#include "tools/new_folder.h"
+#include "tools/parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <new>
+#include <stdexcept>
+
+using namespace reshard::tools;
+
+TEST(Parallel, EveryItemOnce) {
+  for (const unsigned threads : {1u, 4u, 64u}) {
+    std::vector<std::atomic<int>> seen(100);
+    parallelFor(seen.size(), threads, [&](size_t i) { ++seen[i]; });
+    for (const auto &times : seen)
+      EXPECT_EQ(times, 1);
+  }
+  parallelFor(0, 4, [](size_t) { FAIL(); });
+}
+
+// The first two items are on two threads at a time, and each of them fails once: on the helper, or on this one.
+TEST(Parallel, AnExceptionComesBack) {
+  const std::thread::id own = std::this_thread::get_id();
+  for (const bool helper : {true, false}) {
+    std::atomic<int> begun{0}, working{0};
+    auto work = [&](size_t) {
+      ++working;
+      for (++begun; begun < 2;)
+        std::this_thread::yield();
+      const bool fails = (std::this_thread::get_id() != own) == helper;
+      if (!fails)
+        std::this_thread::sleep_for(std::chrono::milliseconds(50)); // it is waited for
+      --working;
+      if (fails)
+        throw std::bad_alloc();
+    };
+    EXPECT_THROW(parallelFor(1000, 2, work), std::bad_alloc) << helper;
+    EXPECT_EQ(working, 0);
+    EXPECT_LT(begun, 10) << "items were begun after the exception";
+  }
+  EXPECT_THROW(parallelFor(10, 1, [](size_t) {}, [](double) { throw std::runtime_error("progress"); }), std::runtime_error);
+}
+
+TEST(Deadline, EndsWorkOnEveryThread) {
+  try {
+    const Deadline deadline("the check", 0.05);
+    parallelFor(4, 4, [](size_t) {
+      while (true)
+        Deadline::spend(1000);
+    });
+    FAIL();
+  } catch (const Failure &failure) {
+    EXPECT_EQ(failure.code, kFailure);
+    EXPECT_EQ(failure.message, "the check was not finished at the deadline of 0.05 s (--timeout)");
+  }
+  Deadline::spend(1 << 30); // it is gone
+  const Deadline none("nothing", 0);
+  Deadline::spend(1 << 30);
+}
