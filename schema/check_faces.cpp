@@ -49,6 +49,14 @@ private:
     for (const Param *other : {codes, scales, tensorScale})
       if (!require(other && like(param, *other), p, "shows a param that is not there wherever it is"))
         return;
+    // Fields that its kind has no use for are as the compiler writes them: what reads a face need not look at its kind first.
+    const bool one = face.scales() == face.codes() && face.tensor_scale() == face.codes();
+    const bool usual = face.kind() == FaceKind::elements  ? face.format() == Quantization::nvfp4 || face.tensor_scale() == face.scales()
+                       : face.kind() == FaceKind::codes   ? face.tensor_scale() == face.scales() && !face.swizzled()
+                       : face.kind() == FaceKind::amax    ? (target_ || one) && !face.swizzled()
+                                                          : one && face.swizzled() == (face.kind() == FaceKind::plain_scales);
+    if (!require(usual, p, "names params, or swizzled scales, that its kind does not show"))
+      return;
     const bool wide = param.dtype() == DType::fp32 || param.dtype() == DType::bf16 || param.dtype() == DType::fp16;
     const DType code = face.format() == Quantization::nvfp4 ? DType::u8 : DType::fp8_e4m3;
     const DType scale = face.format() == Quantization::mxfp8 ? DType::u8 : face.format() == Quantization::block_fp8 ? DType::fp32 : DType::fp8_e4m3;

@@ -199,8 +199,11 @@ private:
       const std::string name = role + " param '" + param.name()->str() + "'";
       if (!stacks(param, name))
         return false;
-      if (param.face()) // has no name of its own
+      if (param.face()) { // has no name of its own
+        if (!largest(endpoint, param, name))
+          return false;
         continue;
+      }
       Pattern pattern;
       if (!read(param.name()->str(), param.variables(), true, name, pattern) || !positions(endpoint, param, pattern, name))
         return false;
@@ -209,17 +212,33 @@ private:
     return groups.forEach([&](const std::vector<uint32_t> &owners) { return paramNames(endpoint, owners, role); });
   }
 
-  /// Of the variables of a tensor one may be stacked, in a dimension of the param; the others are told from the param's name.
+  /// The tools find the tensor that largest magnitudes are of by its name, which theirs continues.
+  bool largest(const Endpoint &endpoint, const Param &param, const std::string &name) {
+    const Face &face = *param.face();
+    if (face.kind() != FaceKind::amax || &endpoint != manifest_.endpoints()->Get(0))
+      return true;
+    const Family &of = *manifest_.families()->Get(static_cast<uint32_t>(endpoint.params()->Get(face.codes())->parts()->Get(face.part())->family()));
+    for (uint32_t i = 0; i < sizeOf(param.parts()); ++i) {
+      const int32_t number = param.parts()->Get(i)->family();
+      if (number < 0)
+        continue;
+      const Family &family = *manifest_.families()->Get(static_cast<uint32_t>(number));
+      if (!family.name()->str().starts_with(of.name()->str()))
+        return fail(name + " holds '" + family.name()->str() + "', expected a name that begins with '" + of.name()->str() + "'");
+    }
+    return true;
+  }
+
+  /// Of the variables of a tensor one may be stacked, in a dimension of the param; the others are told from the param's name, and padding has no other.
   bool stacks(const Param &param, const std::string &name) {
     for (size_t i = 0; i < sizeOf(param.parts()); ++i) {
       const Part &part = *param.parts()->Get(i);
-      const size_t variables = part.family() < 0 ? 0 : sizeOf(manifest_.families()->Get(static_cast<uint32_t>(part.family()))->variables());
+      const Family *family = part.family() < 0 ? nullptr : manifest_.families()->Get(static_cast<uint32_t>(part.family()));
       size_t stacked = 0;
-      for (size_t d = 0; d < variables; ++d)
+      for (size_t d = 0; d < sizeOf(family ? family->variables() : param.variables()); ++d)
         stacked += part.dimensions()->Get(d)->param() >= 0;
-      if (stacked > 1)
-        return fail(name + " stacks " + std::to_string(stacked) + " index variables of '" + manifest_.families()->Get(static_cast<uint32_t>(part.family()))->name()->str() +
-                    "', expected one at most");
+      if (stacked > (family ? 1 : 0))
+        return fail(name + " stacks " + std::to_string(stacked) + " index variables of " + (family ? "'" + family->name()->str() + "', expected one at most" : "padding, expected none"));
     }
     return true;
   }

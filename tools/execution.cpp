@@ -111,6 +111,8 @@ private:
     need(Plan::open(options_.plan, plan_), kUsage);
     const uint32_t endpoints = plan_->manifest().endpoints()->size();
     checkOptions();
+    if (options_.transport == "threads") // all ranks are here, and so are both sides of each message
+      need(checkMessages(*plan_), kUsage);
     if (options_.synthesize && !options_.source.empty()) {
       writeSource();
       return kDone;

@@ -452,6 +452,12 @@ TEST(Manifest, Refusals) {
          p.param(1, 1).parts.clear();
        },
        "endpoint 'target' has two params of the name 'w.1' on file 0"},
+      {"padding stacked", 
+       [](Parts &p) {
+         p.param(1).shape[1]->at[0] = 6;
+         p.dimension(1, 1, 0).param = 1;
+       },
+       "endpoint 'target' param 'w.{layer}' stacks 1 index variables of padding, expected none"},
       {"two variables stacked",
        [](Parts &p) {
          p.manifest.variables.push_back(std::make_unique<VariableT>(*p.manifest.variables[0]));

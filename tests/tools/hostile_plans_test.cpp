@@ -10,6 +10,8 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
+
 using namespace reshard;
 using namespace reshard::tests;
 using namespace reshard::tools;
@@ -45,6 +47,13 @@ protected:
       if (family->name == name)
         return *family;
     throw std::runtime_error("no tensor '" + name + "'");
+  }
+
+  fbs::ParamT &param(const Parts &parts, size_t endpoint, const std::string &name) {
+    for (const auto &param : parts.manifest->endpoints[endpoint]->params)
+      if (param->name == name)
+        return *param;
+    throw std::runtime_error("no param '" + name + "'");
   }
 
   const Folder folder_;
@@ -102,6 +111,56 @@ TEST(Deadlines, EndLoopsOfAllThreads) {
     EXPECT_EQ(failure.code, kFailure);
     EXPECT_EQ(failure.message, "the check was not finished at the deadline of 0.01 s (--timeout)");
   }
+}
+
+// What a kind of face does not show, nobody may say of it: the executor and the check read it nevertheless.
+TEST_F(HostilePlans, FacesOfAnotherKind) {
+  const std::string yaml = R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: HOW}})";
+  const auto how = [&](const std::string &text) { return std::string(yaml).replace(yaml.find("HOW"), 3, text); };
+  const std::string sender = how("{format: mxfp8, by: sender, scale_layout: swizzled}"), nvfp4 = how("nvfp4");
+  const char *other = "names params, or swizzled scales, that its kind does not show";
+  const struct {
+    std::string yaml;
+    size_t endpoint;
+    std::string face;
+    std::function<void(fbs::FaceT &)> alter;
+    std::string message;
+  } violations[] = {
+      {sender, 0, "w (codes of mxfp8)", [](fbs::FaceT &face) { face.swizzled = true; }, other},
+      {sender, 0, "w (scales of mxfp8)", [](fbs::FaceT &face) { face.swizzled = true; }, other},
+      {sender, 0, "w (scales of mxfp8)", [](fbs::FaceT &face) { face.scales = 1; }, other},
+      {sender, 1, "w_scale (plain)", [](fbs::FaceT &face) { face.swizzled = false; }, other},
+      {sender, 1, "w_scale (plain)", [](fbs::FaceT &face) { face.scales = 0; }, other},
+      {how("mxfp8"), 1, "w (elements)", [](fbs::FaceT &face) { face.tensor_scale = 0; }, other},
+      {nvfp4, 0, "w (largest of 'w')", [](fbs::FaceT &face) { face.tensor_scale = 1; }, other},
+      {nvfp4, 1, "w (largest)", [](fbs::FaceT &face) { face.swizzled = true; }, other},
+  };
+  for (const auto &violation : violations) {
+    const Parts parts = read(violation.yaml);
+    violation.alter(*param(parts, violation.endpoint, violation.face).face);
+    EXPECT_EQ(run(parts, 60).first, kUsage);
+    std::unique_ptr<Plan> plan;
+    EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest does not hold together: endpoint '" + (violation.endpoint ? "target" : "source") + "' param '" +
+                                          violation.face + "' " + violation.message);
+  }
+}
+
+TEST_F(HostilePlans, LargestMagnitudesOfANameOfTheirOwn) {
+  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: nvfp4}})");
+  family(parts, "w").name = "v";
+  putTogether(parts, path_);
+  std::unique_ptr<Plan> plan;
+  EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest does not hold together: endpoint 'source' param 'w (largest of 'w')' holds 'w (largest)', " +
+                                        "expected a name that begins with 'v'");
+}
+
+// Both sides of a message are looked at before anything is allocated.
+TEST_F(HostilePlans, AMessageThatNobodySends) {
+  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
+  parts.manifest->messages = 2;
+  const auto [code, said] = run(parts, 60);
+  EXPECT_EQ(code, kUsage);
+  EXPECT_EQ(said, "reshard-exec: error: message 1 is neither sent nor received\n");
 }
 
 TEST_F(HostilePlans, ParamsThatTheMachineCannotHold) {

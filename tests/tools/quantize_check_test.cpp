@@ -271,7 +271,7 @@ TEST_F(Quantised, TheProofFollowsFaces) {
   EXPECT_EQ(error(parts), "target rank 0 param 'w_scale' byte 0 is never written");
   parts = compiled("{format: mxfp8, by: sender, scale_layout: swizzled}");
   ASSERT_EQ(error(parts), "");
-  param(parts, 1, "w_scale (plain)").face->codes = param(parts, 1, "v_scale (plain)").face->codes;
+  *param(parts, 1, "w_scale (plain)").face = *param(parts, 1, "v_scale (plain)").face;
   EXPECT_THAT(error(parts), testing::HasSubstr("param 'w_scale' byte 0 is made by way of 0 faces, expected one"));
 
   // Codes of one tensor for those of another.
