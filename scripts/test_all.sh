@@ -24,6 +24,7 @@ for preset in release asan tsan; do
   ctest --test-dir "build/$preset" --verbose --no-tests=error --timeout 7200 -j "$(nproc)" 2>&1 | tee "build/$preset.tests.log"
   [ "${PIPESTATUS[0]}" = 0 ] || status=1
   note "$preset: suites" "$(grep 'tests passed' "build/$preset.tests.log")"
+  note "$preset: altered plans" "$(sed -n 's/^.*: \([0-9]* mutants: .*\)$/\1/p' "build/$preset.tests.log" | tail -1)"
   note "$preset: random jobs against the oracle" "$(sed -n 's/^.*: \([0-9]* jobs, [0-9]* mismatches\)$/\1/p' "build/$preset.tests.log" | tail -1)"
 done
 

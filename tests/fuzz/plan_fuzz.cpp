@@ -2,10 +2,8 @@
 // without its digests made good again (with them, the fuzzer gets past the container to the FlatBuffers and to the
 // checks of meaning).
 
+#include "tests/schema/digests.h"
 #include "tests/schema/support.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <cstdlib>
 #include <sys/mman.h>
@@ -35,29 +33,6 @@ std::string edited(std::string file, const uint8_t *data, size_t size) {
   return file;
 }
 
-void digest(std::string &file, size_t at, uint64_t from, uint64_t bytes) {
-  if (from > file.size() || bytes > file.size() - from)
-    return;
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(file.data() + from, bytes));
-  std::memcpy(file.data() + at, canonical.digest, 16);
-}
-
-/// By the byte table of schema/README.md, as far as the header's numbers allow.
-void makeDigestsGood(std::string &file) {
-  auto number = [&](size_t at) {
-    uint64_t value = 0;
-    std::memcpy(&value, file.data() + at, 8);
-    return value;
-  };
-  const uint64_t segments = number(32) & UINT32_MAX, index = number(40);
-  for (uint64_t rank = 0; rank < segments && index < file.size() && file.size() - index >= (rank + 1) * 32; ++rank)
-    digest(file, index + rank * 32 + 16, number(index + rank * 32), number(index + rank * 32 + 8));
-  digest(file, 64, number(48), number(56));
-  digest(file, 80, index, segments * 32);
-  digest(file, 112, 0, 112);
-}
-
 } // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -66,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     return 0;
   std::string file = data[0] & 1 ? std::string(data + 1, data + size) : edited(good, data + 1, size - 1);
   if (data[0] & 2 && file.size() >= 128)
-    makeDigestsGood(file);
+    test::makeDigestsGood(file);
   const int memory = ::memfd_create("plan", 0);
   if (memory < 0 || ::write(memory, file.data(), file.size()) != static_cast<ssize_t>(file.size()))
     std::abort();

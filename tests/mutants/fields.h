@@ -1,0 +1,149 @@
+// Every scalar, string and vector of a serialized table, found by reflection over the schema, to be altered where it stands.
+#pragma once
+
+#include <flatbuffers/reflection_generated.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace reshard::tests {
+
+/// A field of one table or struct, or an element of a vector.
+struct Place {
+  enum Kind { number, string, vector } kind;
+  size_t at;     // of the number, or of the length of a string or vector
+  size_t width;  // bytes, of a number or of an element of a vector
+  bool isSigned;
+};
+
+/// By "Table.field".
+using Places = std::map<std::string, std::vector<Place>>;
+
+class Fields {
+public:
+  Fields(const reflection::Schema &schema, const std::string &bytes, Places &places) : schema_(schema), bytes_(bytes), places_(places) {}
+
+  /// Of the table whose size-prefixed buffer begins at `at`.
+  void root(size_t at, const char *name) {
+    at += sizeof(uint32_t);
+    table(at + read<uint32_t>(at), *schema_.objects()->LookupByKey(name));
+  }
+
+private:
+  template <class T> T read(size_t at) const {
+    T value;
+    std::memcpy(&value, bytes_.data() + at, sizeof value);
+    return value;
+  }
+  static size_t widthOf(reflection::BaseType type) {
+    using enum reflection::BaseType;
+    switch (type) {
+    case Short: case UShort: return 2;
+    case Int: case UInt: case Float: case String: case Vector: case Obj: return 4;
+    case Long: case ULong: case Double: return 8;
+    default: return 1;
+    }
+  }
+  static bool isSigned(reflection::BaseType type) {
+    return type == reflection::Byte || type == reflection::Short || type == reflection::Int || type == reflection::Long;
+  }
+
+  void table(size_t at, const reflection::Object &object) {
+    const size_t vtable = static_cast<size_t>(static_cast<int64_t>(at) - read<int32_t>(at));
+    for (const reflection::Field *field : *object.fields())
+      if (field->offset() < read<uint16_t>(vtable))
+        if (const uint16_t offset = read<uint16_t>(vtable + field->offset()); offset != 0)
+          value(at + offset, field->type()->base_type(), field->type(), nameOf(object, *field));
+  }
+
+  void inlined(size_t at, const reflection::Object &object) {
+    for (const reflection::Field *field : *object.fields())
+      value(at + field->offset(), field->type()->base_type(), field->type(), nameOf(object, *field));
+  }
+
+  void value(size_t at, reflection::BaseType type, const reflection::Type *declared, const std::string &name) {
+    switch (type) {
+    case reflection::String:
+      places_[name].push_back({Place::string, at + read<uint32_t>(at), 1, false});
+      return;
+    case reflection::Vector: return vector(at + read<uint32_t>(at), declared, name);
+    case reflection::Obj: {
+      const reflection::Object &object = *schema_.objects()->Get(static_cast<uint32_t>(declared->index()));
+      return object.is_struct() ? inlined(at, object) : table(at + read<uint32_t>(at), object);
+    }
+    default: places_[name].push_back({Place::number, at, widthOf(type), isSigned(type)});
+    }
+  }
+
+  void vector(size_t at, const reflection::Type *declared, const std::string &name) {
+    const reflection::BaseType element = declared->element();
+    const reflection::Object *object = element == reflection::Obj ? schema_.objects()->Get(static_cast<uint32_t>(declared->index())) : nullptr;
+    const size_t width = object && object->is_struct() ? static_cast<size_t>(object->bytesize()) : widthOf(element);
+    places_[name + "[]"].push_back({Place::vector, at, object && !object->is_struct() ? 0 : width, false}); // offsets to tables cannot change places
+    for (uint32_t i = 0; i < read<uint32_t>(at); ++i)
+      value(at + sizeof(uint32_t) + i * width, element, declared, name);
+  }
+
+  static std::string nameOf(const reflection::Object &object, const reflection::Field &field) {
+    const std::string name = object.name()->str();
+    return name.substr(name.rfind('.') + 1) + "." + field.name()->str();
+  }
+
+  const reflection::Schema &schema_;
+  const std::string &bytes_;
+  Places &places_;
+};
+
+/// Alters one field; says which, and how.
+inline std::string alter(std::string &bytes, const Places &places, std::mt19937_64 &random) {
+  auto any = [&](uint64_t below) { return random() % below; };
+  const auto &[name, list] = *std::next(places.begin(), static_cast<long>(any(places.size())));
+  const Place &place = list[any(list.size())];
+  auto read = [&](size_t at, size_t width, bool isSigned) {
+    uint64_t value = 0;
+    std::memcpy(&value, bytes.data() + at, width);
+    if (isSigned && width < 8 && value >> (8 * width - 1))
+      value |= ~uint64_t{0} << (8 * width);
+    return static_cast<int64_t>(value);
+  };
+  const std::string where = name + " at " + std::to_string(place.at) + ": ";
+  if (place.kind == Place::number) {
+    const int64_t old = read(place.at, place.width, place.isSigned);
+    const Place &other = list[any(list.size())];
+    const auto unsignedOld = static_cast<uint64_t>(old);
+    const uint64_t same = static_cast<uint64_t>(read(other.at, other.width, other.isSigned)); // of another table
+    const uint64_t numbers[] = {0, 1, 2, ~uint64_t{0}, unsignedOld + 1, unsignedOld - 1, unsignedOld + 2, unsignedOld * 2, unsignedOld / 2, 0 - unsignedOld,
+                                unsignedOld ^ (uint64_t{1} << any(8 * place.width)), unsignedOld + any(64) - 32, same, same, any(16), INT32_MAX, UINT32_MAX,
+                                uint64_t{1} << any(63), unsignedOld | (any(INT32_MAX) << 32), INT64_MAX};
+    const uint64_t now = numbers[any(std::size(numbers))];
+    std::memcpy(bytes.data() + place.at, &now, place.width);
+    return where + std::to_string(old) + " becomes " + std::to_string(read(place.at, place.width, place.isSigned));
+  }
+  const auto length = static_cast<uint32_t>(read(place.at, 4, false));
+  const size_t begin = place.at + sizeof(uint32_t);
+  if (length == 0)
+    return where + "nothing";
+  if (place.kind == Place::string) {
+    const char letters[] = "a0{}.12le";
+    const size_t i = any(length);
+    bytes[begin + i] = any(3) == 0 ? letters[any(sizeof letters - 1)] : bytes[begin + any(length)];
+    return where + "now '" + bytes.substr(begin, length) + "'";
+  }
+  if (any(2) == 0 || place.width == 0 || length < 2) {
+    const auto now = static_cast<uint32_t>(any(3) == 0 ? any(length) : length - 1);
+    std::memcpy(bytes.data() + place.at, &now, sizeof now);
+    return where + std::to_string(length) + " elements become " + std::to_string(now);
+  }
+  const size_t a = any(length), b = any(length);
+  std::swap_ranges(bytes.begin() + static_cast<long>(begin + a * place.width), bytes.begin() + static_cast<long>(begin + (a + 1) * place.width),
+                   bytes.begin() + static_cast<long>(begin + b * place.width));
+  return where + "elements " + std::to_string(a) + " and " + std::to_string(b) + " change places";
+}
+
+} // namespace reshard::tests

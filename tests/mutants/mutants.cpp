@@ -1,0 +1,390 @@
+// Plans with one to three fields changed and every digest made good again, deterministic by seed: mutants FOLDER COUNT SEED [ONE].
+//
+// For each mutant the loader, the proof (reshard-inspect --verify) and the check (reshard-exec --synthesize --check) are compared. What the loader refuses,
+// reshard-exec must refuse; what is proven must be right where it runs. The proof is stricter than the check, which sees bytes: of dtypes, of what a step waits for,
+// of elements that are equal by chance. All in children with little memory: one that dies, or does not end, is told with the
+// mutant that it was at, and another goes on behind it. With ONE, that mutant alone, in this process.
+
+#include "executor/load.h"
+#include "schema/container.h"
+#include "tests/mutants/fields.h"
+#include "tests/schema/digests.h"
+#include "tools/coverage.h"
+#include "tools/deadline.h"
+#include "tools/execution.h"
+#include "tools/inspection.h"
+#include "tools/new_folder.h"
+#include "tools/vectors.h"
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+using namespace reshard;
+using namespace reshard::tests;
+using namespace reshard::tools;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr double kDeadline = 10;      // seconds of each of proof, synthesis, run and check
+constexpr double kHang = 6 * kDeadline;
+constexpr uint64_t kBatch = 500;      // mutants of a child
+constexpr rlim_t kMemory = rlim_t{2} << 30;
+constexpr double kMostDeclared = 1 << 30; // bytes of params, beyond which a plan is not run: that the tools refuse what the machine has not is a test of its own
+constexpr uint64_t kMostBytes = 1 << 17, kMostMoves = 4000; // of a plan's targets, so that a mutant takes milliseconds
+
+[[noreturn]] void die(const std::string &why) {
+  std::fprintf(stderr, "mutants: %s\n", why.c_str());
+  std::exit(2);
+}
+void must(const std::string &error) {
+  if (!error.empty())
+    die(error);
+}
+
+std::string readFile(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+uint64_t number(const std::string &file, size_t at) {
+  uint64_t value = 0;
+  std::memcpy(&value, file.data() + at, sizeof value);
+  return value;
+}
+
+/// A good plan, all fields of which stand in its bytes: those of default values as well, which the compiler leaves out.
+struct Base {
+  std::string name, bytes;
+  Places manifest;
+  std::vector<Places> segments;
+};
+
+std::string written(const Plan &plan, const std::string &path) {
+  const std::string spelled = path + ".spelled";
+  const uint64_t features = number(readFile(path), 16);
+  auto bytes = [](const flatbuffers::FlatBufferBuilder &b) { return schema::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize()); };
+  schema::ContainerWriter writer;
+  must(writer.create(spelled, plan.world(), features));
+  flatbuffers::FlatBufferBuilder builder;
+  builder.ForceDefaults(true);
+  const std::unique_ptr<schema::ManifestT> manifest(plan.manifest().UnPack());
+  builder.FinishSizePrefixed(schema::Manifest::Pack(builder, manifest.get()), schema::kManifestIdentifier);
+  must(writer.addManifest(bytes(builder)));
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    const schema::Segment *segment = nullptr;
+    must(plan.segment(rank, segment));
+    const std::unique_ptr<schema::SegmentT> object(segment->UnPack());
+    builder.Clear();
+    builder.FinishSizePrefixed(schema::Segment::Pack(builder, object.get()), schema::SegmentIdentifier());
+    must(writer.addSegment(bytes(builder)));
+  }
+  must(writer.finish());
+  const std::string result = readFile(spelled);
+  fs::remove(spelled);
+  return result;
+}
+
+double declaredBytes(const Plan &plan) {
+  double bytes = 0;
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    const schema::Segment *segment = nullptr;
+    must(plan.segment(rank, segment));
+    for (const schema::BufferRun *run : all(segment->buffers()))
+      bytes += static_cast<double>(run->count()) * static_cast<double>(run->bytes());
+  }
+  return bytes;
+}
+
+std::vector<Base> readBases(const std::string &folder) {
+  static const std::string schemaBytes = readFile(RESHARD_SCHEMA);
+  const reflection::Schema &schema = *reflection::GetSchema(schemaBytes.data());
+  std::vector<std::string> paths;
+  for (const auto &entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".rplan")
+      paths.push_back(entry.path());
+  std::sort(paths.begin(), paths.end());
+  std::vector<Base> bases;
+  for (const std::string &path : paths) {
+    std::unique_ptr<Plan> plan;
+    must(Plan::open(path, plan));
+    if (plan->manifest().bytes_target() > kMostBytes)
+      continue;
+    const CoverageResult proof = prove(*plan, [](double) {});
+    must(proof.error);
+    if (proof.moves > kMostMoves)
+      continue;
+    Base &base = bases.emplace_back(Base{fs::path(path).filename(), written(*plan, path), {}, std::vector<Places>(plan->world())});
+    Fields(schema, base.bytes, base.manifest).root(number(base.bytes, 48), "reshard.schema.Manifest");
+    for (uint32_t rank = 0; rank < plan->world(); ++rank)
+      Fields(schema, base.bytes, base.segments[rank]).root(number(base.bytes, number(base.bytes, 40) + 32 * rank), "reshard.schema.Segment");
+  }
+  return bases;
+}
+
+struct Mutant {
+  const Base *base;
+  std::string bytes, changes;
+};
+
+Mutant mutant(const std::vector<Base> &bases, uint64_t seed, uint64_t n) {
+  std::mt19937_64 random(seed * 0x9e3779b97f4a7c15u + n);
+  const Base &base = bases[random() % bases.size()];
+  Mutant result{&base, base.bytes, {}};
+  for (uint64_t left = 1 + random() % 3; left > 0; --left) {
+    const bool manifest = random() % 5 < 3;
+    const size_t rank = random() % base.segments.size();
+    result.changes += (manifest ? std::string("  manifest ") : "  segment of rank " + std::to_string(rank) + " ") +
+                      alter(result.bytes, manifest ? base.manifest : base.segments[rank], random) + "\n";
+  }
+  test::makeDigestsGood(result.bytes);
+  return result;
+}
+
+enum Outcome { right, wrong, stricter, unclear, refused, refusedLater, undone, disagrees, kOutcomes };
+constexpr const char *kNames[] = {"proven and right", "wrong by both", "refused by the proof alone", "unclear", "refused by the loader", "proven, refused or failed when run", "not finished", "DISAGREE"};
+
+struct Told {
+  Outcome outcome;
+  std::string why;
+};
+
+/// A file of this process that nobody else sees.
+class Hidden {
+public:
+  explicit Hidden(const char *name) : file_(::memfd_create(name, 0)) {
+    if (file_ < 0)
+      die("cannot make a file in memory");
+  }
+  ~Hidden() { ::close(file_); }
+  int file() const { return file_; }
+  std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
+  void put(const std::string &bytes) {
+    if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+      die("cannot write a file in memory");
+  }
+  std::string take() {
+    std::string text(static_cast<size_t>(::lseek(file_, 0, SEEK_END)), ' ');
+    if (::pread(file_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) || ::ftruncate(file_, 0) != 0 || ::lseek(file_, 0, SEEK_SET) != 0)
+      die("cannot read a file in memory");
+    return text;
+  }
+
+private:
+  int file_;
+};
+
+std::string loaded(const std::string &path, std::unique_ptr<Plan> &plan) {
+  std::string error = Plan::open(path, plan);
+  for (uint32_t rank = 0; error.empty() && rank < plan->world(); ++rank) {
+    const schema::Segment *segment = nullptr;
+    error = plan->segment(rank, segment);
+  }
+  return error.empty() ? checkMessages(*plan) : error;
+}
+
+/// What reshard-exec answers.
+int executed(const std::string &path) {
+  ExecutionOptions options;
+  options.plan = path;
+  options.synthesize = options.check = true;
+  options.threads = 1;
+  options.timeout = kDeadline;
+  int code = kFailure;
+  try {
+    code = execute(options);
+  } catch (const std::exception &exception) { // as the command's main
+    complain("reshard-exec", explain(exception));
+  }
+  std::fflush(stdout);
+  return code;
+}
+
+/// The rest of what reshard-inspect prints: only that it ends counts.
+void look(const std::string &path) {
+  for (const char *param : {"", "*"}) {
+    InspectionOptions options;
+    options.plan = path;
+    options.param = param;
+    options.fits = [](const std::string &) { return true; };
+    options.format = "text";
+    options.timeout = kDeadline;
+    try {
+      inspect(options);
+    } catch (const Failure &) { // all of these the command's main tells
+    } catch (const std::exception &) {
+    }
+  }
+}
+
+Told tell(const std::string &path, Hidden *output) {
+  std::unique_ptr<Plan> plan;
+  if (const std::string error = loaded(path, plan); !error.empty()) {
+    const int code = executed(path);
+    return {code == kUsage ? refused : disagrees, "the loader: " + error + "; reshard-exec: exit " + std::to_string(code)};
+  }
+  std::string proof;
+  try {
+    const Deadline deadline("the proof", kDeadline);
+    proof = prove(*plan, [](double) {}).error;
+  } catch (const Failure &failure) {
+    return {undone, failure.message};
+  } catch (const std::exception &exception) {
+    return {undone, "the proof: " + explain(exception)};
+  }
+  look(path);
+  if (declaredBytes(*plan) > kMostDeclared)
+    return {undone, "not run: it declares too much memory"};
+  const int code = executed(path);
+  const std::string said = output ? output->take() : "";
+  if (!proof.empty())
+    return {code == kDone ? stricter : wrong, proof};
+  if (code == kDone)
+    return {right, ""};
+  if (code == kNegative)
+    return {said.find("cannot be checked") != std::string::npos ? unclear : disagrees, "proven, and the check says: " + said};
+  for (const char *text : {"was not finished", "not enough memory", "cannot put a tensor together"})
+    if (said.find(text) != std::string::npos)
+      return {undone, said};
+  return {refusedLater, said};
+}
+
+/// What child and parent both see.
+struct Shared {
+  volatile uint64_t at;
+  volatile double began;
+  volatile uint64_t counts[kOutcomes];
+};
+
+class Run {
+public:
+  Run(const std::string &folder, uint64_t seed) : folder_(folder), seed_(seed), bases_(readBases(folder)) {
+    if (bases_.empty())
+      die("no plan in '" + folder + "' is small enough");
+    void *memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+      die("no memory");
+    shared_ = new (memory) Shared{};
+  }
+
+  int all(uint64_t count) {
+    const double begin = now();
+    for (uint64_t next = 0; next < count;) {
+      shared_->at = next;
+      shared_->began = now();
+      std::fflush(nullptr);
+      const pid_t child = ::fork();
+      if (child < 0)
+        die("cannot fork");
+      if (child == 0)
+        batch(next, std::min(count, next + kBatch));
+      next = wait(child) ? std::min(count, next + kBatch) : shared_->at + 1;
+    }
+    std::printf("%zu plans, seed %llu, %.1f s:", bases_.size(), static_cast<unsigned long long>(seed_), now() - begin);
+    for (int o = 0; o < kOutcomes; ++o)
+      std::printf(" %llu %s,", static_cast<unsigned long long>(shared_->counts[o]), kNames[o]);
+    std::printf("\n%llu mutants: %llu crashes, %llu hangs, %llu disagreements\n", static_cast<unsigned long long>(count), static_cast<unsigned long long>(crashes_),
+                static_cast<unsigned long long>(hangs_), static_cast<unsigned long long>(shared_->counts[disagrees]));
+    return crashes_ + hangs_ + shared_->counts[disagrees] > 0;
+  }
+
+  int one(uint64_t n) {
+    const Mutant m = mutant(bases_, seed_, n);
+    keep(n, m, "");
+    Hidden file("plan");
+    file.put(m.bytes);
+    const Told told = tell(file.path(), nullptr);
+    std::printf("%s %s\n", kNames[told.outcome], told.why.c_str());
+    return told.outcome == disagrees;
+  }
+
+private:
+  [[noreturn]] void batch(uint64_t first, uint64_t end) {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    const rlimit memory{kMemory, kMemory};
+    ::setrlimit(RLIMIT_AS, &memory);
+#endif
+    const int out = ::dup(1);
+    Hidden plan("plan"), output("output");
+    ::dup2(output.file(), 1);
+    ::dup2(output.file(), 2);
+    for (uint64_t n = first; n < end; ++n) {
+      shared_->at = n;
+      shared_->began = now();
+      const Mutant m = mutant(bases_, seed_, n);
+      plan.put(m.bytes);
+      const Told told = tell(plan.path(), &output);
+      output.take();
+      shared_->counts[told.outcome] = shared_->counts[told.outcome] + 1;
+      if (told.outcome == disagrees || verbose_) {
+        ::dup2(out, 1);
+        if (told.outcome == disagrees)
+          keep(n, m, told.why);
+        else
+          std::printf("%llu %s: %s\n%s", static_cast<unsigned long long>(n), kNames[told.outcome], told.why.c_str(), m.changes.c_str());
+        std::fflush(stdout);
+        ::dup2(output.file(), 1);
+      }
+    }
+    ::_exit(0);
+  }
+
+  /// Whether a child came through; else what it was at is counted and told.
+  bool wait(pid_t child) {
+    int status = 0;
+    while (::waitpid(child, &status, WNOHANG) == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      if (now() - shared_->began < kHang)
+        continue;
+      ::kill(child, SIGKILL);
+      ::waitpid(child, &status, 0);
+      ++hangs_;
+      keep(shared_->at, mutant(bases_, seed_, shared_->at), "does not end");
+      return false;
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+      return true;
+    ++crashes_;
+    keep(shared_->at, mutant(bases_, seed_, shared_->at),
+         WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status)) : "exit " + std::to_string(WEXITSTATUS(status)));
+    return false;
+  }
+
+  /// Says how to see a mutant again, and leaves it beside the plans.
+  void keep(uint64_t n, const Mutant &m, const std::string &why) const {
+    const std::string path = folder_ + "/mutant-" + std::to_string(seed_) + "-" + std::to_string(n) + ".bad";
+    std::ofstream(path, std::ios::binary) << m.bytes;
+    std::printf("mutant %llu of seed %llu, of %s: %s\n%s  see: mutants %s 0 %llu %llu, or reshard-inspect --verify and reshard-exec --synthesize --check of %s\n",
+                static_cast<unsigned long long>(n), static_cast<unsigned long long>(seed_), m.base->name.c_str(), why.c_str(), m.changes.c_str(), folder_.c_str(),
+                static_cast<unsigned long long>(seed_), static_cast<unsigned long long>(n), path.c_str());
+    std::fflush(stdout);
+  }
+
+  const std::string folder_;
+  const uint64_t seed_;
+  const std::vector<Base> bases_;
+  const bool verbose_ = std::getenv("MUTANTS_VERBOSE"); // tell of every mutant
+  Shared *shared_;
+  uint64_t crashes_ = 0, hangs_ = 0;
+};
+
+} // namespace
+
+int main(int argc, char **argv) {
+  if (argc < 4)
+    die("expected FOLDER COUNT SEED [ONE]");
+  auto parsed = [&](int i) { return std::strtoull(argv[i], nullptr, 10); };
+  Run run(argv[1], parsed(3));
+  return argc > 4 ? run.one(parsed(4)) : run.all(parsed(2));
+}

@@ -1,0 +1,88 @@
+"""Altered plans: loader, proof and check agree, nothing crashes, nothing hangs (mutants.cpp). The plans are of random jobs of the property test, of the same
+with quantised targets, and of the rows and random jobs of the conformance suite. RESHARD_BIN: the folder of the commands. With arguments: COUNT SEED of the mutants."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "tools", "conformance", "semantics")]
+
+import generate  # noqa: E402
+import quantize_jobs  # noqa: E402
+
+FULL, SMALL = "RESHARD_FULL" in os.environ, "RESHARD_SMALL" in os.environ
+JOBS = 240 if FULL else 20 if SMALL else 40  # tried; a random job may be none
+MUTANTS = 100_000 if FULL else 200 if SMALL else 1000
+
+
+def property_job(seed):
+    node, _, _ = generate.generate(random.Random(seed), generate.CELLS[seed * 37 % len(generate.CELLS)])
+    return node | {"options": node.get("options", {}) | ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]}
+
+
+def quantized_job(seed):
+    rng = random.Random(seed)
+    node = quantize_jobs.generated(rng, seed)
+    way = quantize_jobs.WAYS[seed % len(quantize_jobs.WAYS)]
+    for target in node["target"] if isinstance(node["target"], list) else [node["target"]]:
+        target["quantize"] = quantize_jobs.quantize_node(rng, way)
+    if seed % 4 == 0 and "storage" not in node["source"]:
+        node["source"]["quantize"] = quantize_jobs.FORMATS[seed // 4 % 3]
+    return node
+
+
+def matrix_job(seed):
+    """One matrix or two, cut in some way, quantised: small, and always a job."""
+    rng = random.Random(seed)
+    way = quantize_jobs.WAYS[seed % len(quantize_jobs.WAYS)]
+    rows, columns, tp = rng.choice([16, 48, 128]), rng.choice([64, 128]), rng.choice([1, 2])
+    source = {"mesh": {"sp": rng.choice([1, 2])}, "layout": "a"}
+    if rng.random() < 0.3:
+        source["quantize"] = rng.choice(quantize_jobs.FORMATS)
+    last = source["mesh"]["sp"]
+    return {"version": 1,
+            "model": {"dtype": rng.choice(quantize_jobs.FLOATS), "index": {"layer": rng.choice([1, 2])},
+                      "tensors": {"l.{layer}.w": {"shape": [rows, columns]}, "n": {"shape": [columns]}},
+                      "layouts": {"a": {"params": {"h.{layer}.w": {"holds": "l.{layer}.w", "shard": {"0": "sp"}}, "n": {"holds": "n"}}},
+                                  "b": {"params": {"w{layer}": {"holds": "l.{layer}.w", "shard": {"0": "tp"}}, "n": {"holds": "n"}}}}},
+            "source": source, "target": {"mesh": {"tp": tp}, "layout": "b", "ranks": list(range(last, last + tp)), "quantize": quantize_jobs.quantize_node(rng, way)},
+            "options": rng.choice([{}, {"staging": 4096}])}
+
+
+def jobs():
+    for seed in range(JOBS):
+        yield f"{seed:03}", (property_job, quantized_job, matrix_job)[seed % 3](seed)
+    if FULL:
+        import conformance_test  # noqa: PLC0415
+        for name, job in conformance_test.rows():
+            yield f"row-{name}", job
+        for seed in range(100):
+            yield conformance_test.random_job(seed)
+
+
+def compile_job(folder, name, job):
+    (folder / f"{name}.yaml").write_text(json.dumps(job))
+    subprocess.run([BIN / "reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", "--jobs=1"], cwd=folder, capture_output=True, check=False)
+
+
+def main():
+    count, seed = (sys.argv[1:] + [str(MUTANTS), "1"])[:2] if len(sys.argv) == 3 else (str(MUTANTS), "1")
+    folder = Path(tempfile.mkdtemp(prefix="reshard-mutants-"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(compile_job, folder, name, job) for name, job in jobs()]:
+            done.result()
+    found = subprocess.run([BIN / "mutants", folder, count, seed], check=False).returncode
+    if found == 0:
+        subprocess.run(["rm", "-rf", folder], check=True)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
