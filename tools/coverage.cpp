@@ -18,15 +18,6 @@ namespace {
 
 using namespace schema;
 
-/// The bytes that a move writes.
-bool addTo(Boxes &boxes, const Move &move) {
-  Box box{static_cast<int64_t>(move.targetOffset), 0, 0, {}, 0};
-  for (const Move::Loop &loop : move.loops)
-    box.dimensions.push_back({loop.count, loop.target, 0});
-  box.dimensions.push_back({static_cast<int64_t>(move.rowBytes), 1, 0});
-  return boxes.add(std::move(box));
-}
-
 class Prover {
 public:
   explicit Prover(const Plan &plan) : plan_(plan), paired_(plan), gathered_(plan, paired_), contents_(plan.manifest()) {}
@@ -379,6 +370,14 @@ uint64_t Move::bytes() const {
   for (const Loop &loop : loops)
     bytes *= static_cast<uint64_t>(loop.count);
   return bytes;
+}
+
+bool addTo(Boxes &boxes, const Move &move) {
+  Box box{static_cast<int64_t>(move.targetOffset), 0, 0, {}, 0};
+  for (const Move::Loop &loop : move.loops)
+    box.dimensions.push_back({loop.count, loop.target, 0});
+  box.dimensions.push_back({static_cast<int64_t>(move.rowBytes), 1, 0});
+  return boxes.add(std::move(box));
 }
 
 void forEachRow(const Move &move, const std::function<void(const Move &)> &visit) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "executor/load.h"
+#include "tools/boxes.h"
 
 #include <cstdint>
 #include <functional>
@@ -26,6 +27,8 @@ struct Move {
 };
 /// Every row of a move, as a move without loops.
 void forEachRow(const Move &move, const std::function<void(const Move &)> &visit);
+/// Adds the bytes that a move writes, as Boxes::add does.
+bool addTo(Boxes &boxes, const Move &move);
 
 /// All segments of a plan with their messages paired.
 class PairedPlan {

@@ -33,7 +33,8 @@ std::string Gathered::forEachMove(uint32_t rank, const std::function<void(const 
   rank_ = rank;
   lookedAt_ = UINT32_MAX;
   segment_ = &paired_.segment(rank);
-  arena_.clear();
+  brought_.clear();
+  quantised_.clear();
   largest_.clear();
   reduced_.clear();
   copies_.clear();
@@ -50,10 +51,12 @@ std::string Gathered::forEachMove(uint32_t rank, const std::function<void(const 
     uint32_t last = 0; // most rows of a step go to few buffers
     const std::string problem = paired_.forEachMove(rank, s, [&](const Move &move) {
       const bool gathers = move.targetBuffer == 0, quantises = !gathers && move.sourceBuffer == 0 && !move.zero;
-      if (gathers || quantises)
+      if (gathers && error.empty())
+        error = write(s, move);
+      else if (quantises)
         forEachRow(move, [&](const Move &row) {
           if (error.empty())
-            error = gathers ? write(s, row) : read(s, row, visit);
+            error = read(s, row, visit);
         });
       else if (error.empty())
         visit(move);
@@ -68,52 +71,85 @@ std::string Gathered::forEachMove(uint32_t rank, const std::function<void(const 
       copies_.push_back(s);
     }
   }
-  for (const auto &[begin, piece] : arena_)
-    if (error.empty() && piece.read < 0)
-      error = fail(piece.step, " gathers bytes at " + std::to_string(begin) + " that are never quantised");
+  if (error.empty() && !brought_.empty())
+    error = fail(brought_.begin()->second.step, " gathers bytes at " + std::to_string(brought_.begin()->first) + " that are never quantised");
   return error;
 }
 
-/// Bytes may be taken over when what stood there has been quantised, by a step that this waits for.
-std::string Gathered::write(uint32_t step, const Move &row) {
-  const uint64_t begin = row.targetOffset, end = begin + row.rowBytes;
-  auto at = arena_.lower_bound(begin);
-  if (at != arena_.begin() && std::prev(at)->second.end > begin)
+/// Bytes may be taken over when what stood there has been quantised, by a step that this waits for. That nothing is brought twice is seen when it is quantised.
+std::string Gathered::write(uint32_t step, const Move &move) {
+  uint64_t begin = move.targetOffset, end = begin + move.rowBytes;
+  for (const Move::Loop &loop : move.loops)
+    (loop.target < 0 ? begin : end) += static_cast<uint64_t>((loop.count - 1) * loop.target);
+  auto at = quantised_.upper_bound(begin);
+  if (at != quantised_.begin() && std::prev(at)->second.end > begin)
     --at;
-  while (at != arena_.end() && at->first < end) {
-    const auto [from, piece] = *at;
-    if (piece.read < 0)
-      return fail(step, " gathers over what step " + std::to_string(piece.step) + " brought and nobody has quantised");
-    if (!waitsForCopy(step, static_cast<uint32_t>(piece.read)))
-      return fail(step, " gathers over what step " + std::to_string(piece.read) + " quantises, and does not wait for it");
-    at = arena_.erase(at);
-    if (from < begin)
-      arena_[from] = {begin, piece.row, piece.step, piece.read};
-    if (piece.end > end)
-      at = arena_.emplace(end, piece).first; // its row is of no use any more
-  }
-  arena_[begin] = {end, row, step};
+  for (; at != quantised_.end() && at->first < end; ++at)
+    if (!waitsForCopy(step, at->second.step))
+      return fail(step, " gathers over what step " + std::to_string(at->second.step) + " quantises, and does not wait for it");
+  brought_.emplace(begin, Brought{move, step, end});
   return {};
+}
+
+/// Whether what was brought and begins within a range makes up the range, each byte once.
+bool Gathered::tiled(uint64_t begin, uint64_t end, uint64_t &missing) {
+  Boxes boxes;
+  for (auto at = brought_.lower_bound(begin); at != brought_.end() && at->first < end; ++at)
+    if (at->second.end > end || !addTo(boxes, at->second.move))
+      return false;
+  boxes.finish();
+  Cutter cutter(boxes, work_);
+  const Cut cut = cutter.run({static_cast<int64_t>(begin), 0, 0, {{static_cast<int64_t>(end - begin), 1, 0, 0}}}, [](const Piece &) { return true; });
+  if (cut == Cut::missing)
+    missing = static_cast<uint64_t>(cutter.place());
+  return cut == Cut::done && boxes.places() == static_cast<int64_t>(end - begin);
+}
+
+/// What goes beyond a range becomes rows; whether there was any with more than one.
+bool Gathered::split(uint64_t begin, uint64_t end) {
+  std::vector<Brought> whole;
+  for (auto at = brought_.begin(); at != brought_.end() && at->first < end;) {
+    const bool beyond = at->second.end > begin && (at->first < begin || at->second.end > end) && !at->second.move.loops.empty();
+    if (beyond)
+      whole.push_back(std::move(at->second));
+    at = beyond ? brought_.erase(at) : std::next(at);
+  }
+  for (const Brought &brought : whole)
+    forEachRow(brought.move, [&](const Move &row) { brought_.emplace(row.targetOffset, Brought{row, brought.step, row.targetOffset + row.rowBytes}); });
+  return !whole.empty();
 }
 
 std::string Gathered::read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit) {
   const uint64_t begin = row.sourceOffset, end = begin + row.rowBytes;
-  for (uint64_t next = begin; next < end;) {
-    auto at = arena_.upper_bound(next);
-    if (at == arena_.begin() || (--at)->second.end <= next || at->second.read >= 0)
-      return fail(step, " quantises bytes at " + std::to_string(next) + " that nobody brought");
-    Piece &piece = at->second;
-    if (at->first != next || piece.end > end)
-      return fail(step, " quantises a part of the bytes at " + std::to_string(at->first) + " that came together");
-    if (!waits(step, piece.step))
-      return fail(step, " quantises what step " + std::to_string(piece.step) + " brings, and does not wait for it");
-    Move straight = piece.row;
-    straight.targetBuffer = row.targetBuffer;
-    straight.targetOffset = row.targetOffset + (next - begin);
-    visit(straight);
-    piece.read = step;
-    next = piece.end;
+  uint64_t missing = end;
+  if (!tiled(begin, end, missing) && !(split(begin, end) && tiled(begin, end, missing = end))) {
+    for (const auto &[from, brought] : brought_)
+      if (from < end && brought.end > begin && (from < begin || brought.end > end))
+        return fail(step, " quantises a part of the bytes at " + std::to_string(from) + " that came together");
+    return missing < end ? fail(step, " quantises bytes at " + std::to_string(missing) + " that nobody brought")
+                         : fail(step, " quantises bytes from " + std::to_string(begin) + " on of which some came twice");
   }
+  for (auto at = brought_.lower_bound(begin); at != brought_.end() && at->first < end; at = brought_.erase(at)) {
+    if (!waits(step, at->second.step))
+      return fail(step, " quantises what step " + std::to_string(at->second.step) + " brings, and does not wait for it");
+    Move straight = at->second.move;
+    straight.targetBuffer = row.targetBuffer;
+    straight.targetOffset += row.targetOffset - begin;
+    visit(straight);
+  }
+  // This step is the last that quantised the range.
+  auto at = quantised_.upper_bound(begin);
+  if (at != quantised_.begin() && std::prev(at)->second.end > begin)
+    --at;
+  while (at != quantised_.end() && at->first < end) {
+    const auto [from, before] = *at;
+    at = quantised_.erase(at);
+    if (from < begin)
+      quantised_[from] = {begin, before.step};
+    if (before.end > end)
+      at = quantised_.emplace(end, before).first;
+  }
+  quantised_[begin] = {end, step};
   return {};
 }
 

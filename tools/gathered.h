@@ -12,20 +12,26 @@ class Gathered {
 public:
   Gathered(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired) {}
 
-  /// Everything that ends in a buffer of a rank; of what a copy reads from the arena, the rows that brought it. An error text, empty on success: bytes that are
+  /// Everything that ends in a buffer of a rank; of what a copy reads from the arena, what brought it. An error text, empty on success: bytes that are
   /// read were not written by steps that the copy waits for, or are written over before; or tensor scales are used by a step that does not wait for them.
   std::string forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit);
 
 private:
-  /// What stands in bytes of the arena.
-  struct Piece {
+  /// What a step brought to the arena and nobody has quantised.
+  struct Brought {
+    Move move;
+    uint32_t step;
     uint64_t end;
-    Move row;           // that brought them
-    uint32_t step;      // that wrote them
-    int64_t read = -1;  // the step that quantised them
   };
-  std::string write(uint32_t step, const Move &row);
+  /// Bytes of the arena that a step has quantised last.
+  struct Quantised {
+    uint64_t end;
+    uint32_t step;
+  };
+  std::string write(uint32_t step, const Move &move);
   std::string read(uint32_t step, const Move &row, const std::function<void(const Move &)> &visit);
+  bool tiled(uint64_t begin, uint64_t end, uint64_t &missing);
+  bool split(uint64_t begin, uint64_t end);
   std::string scale(uint32_t step, uint32_t buffer);
   bool waits(uint32_t step, uint32_t earlier);
   bool waitsForCopy(uint32_t step, uint32_t copy);
@@ -37,7 +43,9 @@ private:
   const schema::Segment *segment_ = nullptr;
   uint32_t lookedAt_ = UINT32_MAX; // the step of after_
   std::vector<uint32_t> after_;    // sorted
-  std::map<uint64_t, Piece> arena_;                        // by begin
+  std::multimap<uint64_t, Brought> brought_;               // by begin
+  std::map<uint64_t, Quantised> quantised_;                // by begin, apart
+  uint64_t work_ = 0;                                      // of Cutters
   std::vector<uint32_t> copies_;   // copies from the arena, each of which waits for the one before
   std::map<uint32_t, std::vector<uint32_t>> largest_;      // buffers of faces `amax`: the steps that write them
   std::map<uint32_t, uint32_t> reduced_;                   // the same: the step that makes tensor scales of them
