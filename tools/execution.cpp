@@ -5,13 +5,13 @@
 #include "executor/reshard.h"
 #include "tools/deadline.h"
 #include "tools/device_memory.h"
+#include "tools/execution_options.h"
 #include "tools/held_exit.h"
 #include "tools/memory.h"
 #include "tools/model_files.h"
 #include "tools/new_folder.h"
 #include "tools/reference.h"
 #include "tools/resident.h"
-#include "tools/vectors.h"
 
 #include <nlohmann/json.hpp>
 
@@ -46,16 +46,6 @@ private:
 struct Run {
   double seconds;
 };
-
-/// The hooks, or transforms, that the plan's params name.
-std::vector<std::string> namesOf(const Plan &plan, const flatbuffers::String *(schema::Param::*name)() const) {
-  std::set<std::string> names;
-  for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())
-    for (const schema::Param *param : all(endpoint->params()))
-      if (const flatbuffers::String *text = (param->*name)(); text && text->size() > 0)
-        names.insert(text->str());
-  return {names.begin(), names.end()};
-}
 
 class Execution {
 public:
@@ -110,7 +100,9 @@ private:
   int steps() {
     need(Plan::open(options_.plan, plan_), kUsage);
     const uint32_t endpoints = plan_->manifest().endpoints()->size();
-    checkOptions();
+    checkOptions(options_, *plan_);
+    source_ = sourceFolder(options_, *plan_);
+    target_ = targetFolder(options_, *plan_);
     if (options_.transport == "threads") // all ranks are here, and so are both sides of each message
       need(checkMessages(*plan_), kUsage);
     if (options_.synthesize && !options_.source.empty()) {
@@ -150,7 +142,7 @@ private:
                               options_.memory);
     std::optional<Memory> whole; // the source of all processes
     if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
-      need(whole.emplace(*plan_).openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
+      need(whole.emplace(*plan_).openFiles(0, source_, false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
     if (options_.checkReplicas && agree(!first() || replicasAgree(whole ? *whole : source)) == 0)
       return kNegative;
 
@@ -191,35 +183,6 @@ private:
     return right ? kDone : kNegative;
   }
 
-  void checkOptions() const {
-    if (options_.synthesize ? !options_.target.empty() : sourceFolder().empty())
-      throw Failure{kUsage, options_.synthesize ? "--synthesize makes values in memory, found --target as well"
-                                                : "the job names no folder of its source, expected --source=DIR, or --synthesize"};
-    if (options_.synthesize && !options_.allow.empty())
-      throw Failure{kUsage, "--allow=extra is about files, found --synthesize as well"};
-    if (!options_.synthesize && targetFolder().empty())
-      throw Failure{kUsage, plan_->manifest().endpoints()->size() > 2 ? "the plan has several targets, expected --target=DIR, one folder for all"
-                                                                      : "the job names no folder of its target, expected --target=DIR, or --synthesize"};
-    const auto &endpoints = *plan_->manifest().endpoints();
-    const bool written = !options_.synthesize && std::any_of(endpoints.begin() + 1, endpoints.end(), [](const schema::Endpoint *e) { return e->checkpoint(); });
-    if (!options_.copy.empty() && !written)
-      throw Failure{kUsage, std::string("--copy puts files beside a written checkpoint, ") +
-                                (options_.synthesize ? "found --synthesize as well" : "expected a target with 'storage' and no mesh")};
-    const bool made = options_.synthesize && !options_.source.empty() && endpoints.Get(0)->checkpoint();
-    if (options_.shardBytes > 0 && !written && !made)
-      throw Failure{kUsage, "--max-shard-size is about files of a written checkpoint, expected one with 'storage' and no mesh"};
-    const bool standsIn = options_.synthesize && options_.source.empty() && options_.device == "cpu";
-    if (const auto transforms = namesOf(*plan_, &schema::Param::transform); !transforms.empty() && !standsIn)
-      throw Failure{kUsage, "the plan has the transform '" + transforms[0] + "', which is a caller's, expected --synthesize without --source, and device 'cpu'"};
-    for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints()) {
-      const bool shared = options_.transport != "threads" && endpoint->storage() && endpoint != plan_->manifest().endpoints()->Get(0);
-      if (shared && options_.synthesize)
-        throw Failure{kUsage, "the files of " + endpoint->role()->str() + " belong to no process, expected --source=DIR and --target=DIR in place of --synthesize"};
-      if (shared && options_.device != "cpu")
-        throw Failure{kUsage, "the files of " + endpoint->role()->str() + " are written by several processes, which needs device 'cpu'"};
-    }
-  }
-
   /// Whether this process speaks for all.
   bool first() const { return ranks_.empty() || ranks_[0] == 0; }
 
@@ -248,11 +211,11 @@ private:
       if (endpoints.Get(e)->storage() && !oneHost) // pages of mapped files are not shared by hosts
         throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() + " are written by processes of several hosts, expected one host"};
     auto path = [&](uint32_t e) { return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : ""); };
-    need(source.openFiles(0, sourceFolder(), false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
-    need(insideOf(targetFolder(), sourceFolder()), kUsage);
+    need(source.openFiles(0, source_, false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
+    need(insideOf(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
       modelFiles_ = findModelFiles(options_.copy);
-    folder = std::make_unique<NewFolder>(targetFolder(), number, first());
+    folder = std::make_unique<NewFolder>(target_, number, first());
     for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())
@@ -267,19 +230,6 @@ private:
       else if (!first())
         need(target.openFiles(e, path(e), true), kFailure);
     return folder;
-  }
-
-  /// `storage` of the job, which the plan has as it is written there: a relative one starts in the plan's folder.
-  std::string storageOf(uint32_t endpoint) const {
-    const auto *directory = plan_->manifest().endpoints()->Get(endpoint)->directory();
-    return directory && directory->size() > 0 ? (fs::path(options_.plan).parent_path() / directory->str()).string() : std::string();
-  }
-
-  std::string sourceFolder() const { return options_.source.empty() ? storageOf(0) : options_.source; }
-
-  /// Of several targets each has a folder in one that the command line alone names: they appear together.
-  std::string targetFolder() const {
-    return options_.target.empty() && plan_->manifest().endpoints()->size() == 2 ? storageOf(1) : options_.target;
   }
 
   /// --synthesize --source=DIR: the files that a run from files would read.
@@ -506,6 +456,7 @@ private:
   const unsigned threads_;
   bool answering_ = false; // the other processes come to the next agree()
   std::unique_ptr<Plan> plan_;
+  std::string source_, target_; // folders
   std::vector<uint32_t> ranks_; // of this process; none: all
   std::map<std::tuple<uint32_t, uint32_t, std::string>, std::byte *> storages_; // behind transforms, by endpoint, rank and name
   std::unique_ptr<Device> device_; // of the params
