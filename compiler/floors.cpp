@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <vector>
 
 namespace reshard {
@@ -71,7 +70,11 @@ private:
 Floors floors(const Layout &layout, const Transfers &transfers) {
   Floors result;
   const Endpoint &source = layout.endpoints[0];
-  std::set<int64_t> ranks, nodes, nics;
+  std::vector<int64_t> ranks, nodes, nics; // each once
+  auto once = [](std::vector<int64_t> &list) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+  };
   std::vector<std::vector<int32_t>> nicsOf(layout.topology.node(layout.world - 1) + 1); // of all ranks of the world
   for (int64_t rank = 0; rank < layout.world; ++rank)
     if (const auto nic = static_cast<int32_t>(layout.topology.nic(rank));
@@ -79,11 +82,13 @@ Floors floors(const Layout &layout, const Transfers &transfers) {
       nicsOf[layout.topology.node(rank)].push_back(nic);
   for (const Endpoint &endpoint : layout.endpoints)
     for (size_t place = 0; place < endpoint.ranks.size() && !endpoint.storage; ++place) {
-      ranks.insert(endpoint.ranks[place]);
-      nodes.insert(layout.topology.node(endpoint.ranks[place]));
+      ranks.push_back(endpoint.ranks[place]);
+      nodes.push_back(layout.topology.node(endpoint.ranks[place]));
     }
+  once(ranks);
+  once(nodes);
   for (int64_t node : nodes)
-    nics.insert(nicsOf[node].begin(), nicsOf[node].end());
+    nics.insert(nics.end(), nicsOf[node].begin(), nicsOf[node].end());
   result.nodes = static_cast<int64_t>(nodes.size());
   Candidates candidates(layout);
   Leaving rankLeaving, nicLeaving, anywhere;

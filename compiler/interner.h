@@ -4,7 +4,9 @@
 #include "ir/ir.h"
 
 #include <array>
+#include <climits>
 #include <cstddef>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -58,18 +60,49 @@ private:
 template <class Value> class Interner {
 public:
   unsigned intern(Value value) {
-    auto [at, added] = numbers_.try_emplace(value, static_cast<unsigned>(values_.size()));
-    if (added)
+    if (2 * values_.size() >= slots_.size())
+      grow();
+    const size_t hash = ValueHash()(value);
+    unsigned &slot = slots_[find(hash, [&](unsigned number) { return values_[number] == value; })];
+    if (slot == kEmpty) {
+      slot = static_cast<unsigned>(values_.size());
+      hashes_.push_back(hash);
       values_.push_back(std::move(value));
-    return at->second;
+    }
+    return slot;
+  }
+  /// Of a value that was interned; else nothing.
+  std::optional<unsigned> find(const Value &value) const {
+    if (slots_.empty())
+      return std::nullopt;
+    const unsigned slot = slots_[find(ValueHash()(value), [&](unsigned number) { return values_[number] == value; })];
+    return slot == kEmpty ? std::nullopt : std::optional(slot);
   }
   const Value &operator[](unsigned number) const { return values_[number]; }
   size_t size() const { return values_.size(); }
   std::vector<Value> take() && { return std::move(values_); }
 
 private:
-  std::unordered_map<Value, unsigned, ValueHash> numbers_;
-  std::vector<Value> values_;
+  static constexpr unsigned kEmpty = UINT_MAX;
+
+  /// The slot of the number that has this hash and is `same`, or the empty one where it belongs.
+  template <class Same> size_t find(size_t hash, Same same) const {
+    for (size_t at = hash ^ hash >> 32;; ++at) {
+      const unsigned number = slots_[at & (slots_.size() - 1)];
+      if (number == kEmpty || (hashes_[number] == hash && same(number)))
+        return at & (slots_.size() - 1);
+    }
+  }
+
+  void grow() {
+    slots_.assign(slots_.empty() ? 8 : 2 * slots_.size(), kEmpty);
+    for (unsigned number = 0; number < values_.size(); ++number)
+      slots_[find(hashes_[number], [](unsigned) { return false; })] = number;
+  }
+
+  std::vector<unsigned> slots_; // numbers by hash, a power of two of slots, half of them empty or more
+  std::vector<size_t> hashes_;  // by number
+  std::vector<Value> values_;   // each once: they are large, and many
 };
 
 } // namespace reshard

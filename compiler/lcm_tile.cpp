@@ -51,7 +51,8 @@ struct FamilySource {
   std::vector<Box> boxes; // by where they begin along `sweep`; empty: use atoms
   size_t sweep = 0;
   std::vector<Atoms *> dimensions; // shared between families whose dimensions are cut alike
-  std::unordered_map<std::vector<unsigned>, std::vector<unsigned>, ValueHash> holders; // atoms -> views
+  Interner<std::vector<unsigned>> products;  // of atoms
+  std::vector<std::vector<unsigned>> holders; // views, by product
 };
 
 class Tiler {
@@ -110,7 +111,12 @@ private:
         std::vector<llvm::ArrayRef<unsigned>> lists;
         for (size_t d = 0; d < family.dimensions.size(); ++d)
           lists.push_back(family.dimensions[d]->of(family.views[v].segments[d]));
-        forProduct(lists, [&](const std::vector<unsigned> &atoms) { family.holders[atoms].push_back(v); });
+        forProduct(lists, [&](const std::vector<unsigned> &atoms) {
+          const unsigned product = family.products.intern(atoms);
+          if (product == family.holders.size())
+            family.holders.emplace_back();
+          family.holders[product].push_back(v);
+        });
       }
     }
     return {};
@@ -226,7 +232,8 @@ private:
       measure(tile, variables, itemBytes(family.dtype));
       found += tile.tensors * (tile.bytes / itemBytes(family.dtype));
       holders_ += static_cast<int64_t>(tile.holders.size());
-      module_.transfers.tiles.push_back(tile);
+      Tile &added = module_.transfers.tiles.emplace_back(std::move(tile));
+      tile = {added.family, added.endpoint, added.param, added.part, view.places, {}, 1, 0};
     };
     const Bounds along = source.boxes.empty() ? Bounds{0, 0} : bounds(segments_[view.segments[source.sweep]]);
     for (const Box &box : source.boxes) {
@@ -255,11 +262,11 @@ private:
     }
     if (source.boxes.empty())
       forProduct(lists, [&](const std::vector<unsigned> &atoms) {
-      auto holders = source.holders.find(atoms);
-      if (holders == source.holders.end())
+      const auto product = source.products.find(atoms);
+      if (!product)
         return;
       tile.holders.clear();
-      for (unsigned v : holders->second) {
+      for (unsigned v : source.holders[*product]) {
         const View &from = source.views[v];
         Holder holder{from.param, from.part, from.places, {}};
         for (size_t d = 0; d < family.rank(); ++d)

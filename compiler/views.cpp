@@ -40,12 +40,13 @@ std::vector<View> Views::of(unsigned paramNumber, unsigned partNumber) {
     use(rule.axis);
 
   constexpr int kUnknown = -1, kNothing = -2;
-  std::unordered_map<std::vector<int64_t>, int, ValueHash> byContent;
+  Interner<std::vector<int64_t>> contents; // by view
   std::vector<View> views;
   auto viewOf = [&](int64_t place) {
     if (instances(endpoint_, param, place) == 0)
       return kNothing;
     std::vector<int64_t> key;
+    key.reserve(part.dimensions.size() + param.shape.size());
     for (const PartDimension &dimension : part.dimensions) {
       const Share &share = endpoint_.shares[dimension.share];
       const unsigned id = number(dimension.share, coordinate(endpoint_, share.axes, place));
@@ -56,10 +57,12 @@ std::vector<View> Views::of(unsigned paramNumber, unsigned partNumber) {
     const size_t dimensions = key.size();
     for (int64_t length : localShape(endpoint_, param, place))
       key.push_back(length);
-    auto [at, added] = byContent.try_emplace(key, static_cast<int>(views.size()));
-    if (added)
-      views.push_back({paramNumber, partNumber, {key.begin(), key.begin() + dimensions}, {}});
-    return at->second;
+    const unsigned number = contents.intern(std::move(key));
+    if (number == views.size()) {
+      const std::vector<int64_t> &content = contents[number];
+      views.push_back({paramNumber, partNumber, {content.begin(), content.begin() + dimensions}, {}});
+    }
+    return static_cast<int>(number);
   };
 
   // Combinations of axes in several views may be more than there are places; then ask for each place.
