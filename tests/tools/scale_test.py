@@ -89,6 +89,25 @@ class Scale(unittest.TestCase):
                               "source": {"layout": "x", "mesh": {"tp": 1 << 13}}, "target": {"layout": "y", "mesh": {}}}, code=2)
             self.assertIn("more than 2^24 pairs", error)
 
+    def test_many_shares_are_met_right(self):
+        """So many shares of a dimension that what meets what is looked up by blocks: moved, and every byte checked; the plan proven."""
+        sizes = {"axis": "tp", "sizes": [i % 3 * 5 + 5 for i in range(96)]}
+        rules = {"even": "tp", "round robin": {"axis": "tp", "scheme": "round_robin"}, "short last": {"axis": "tp", "cyclic": 7},
+                 "strided": {"axis": "tp", "stride": 2}, "whole": None}
+        layouts = {name: {"params": {"p": {"holds": "w", **({"shard": {"0": rule}} if rule else {})}}} for name, rule in (*rules.items(), ("sizes", sizes))}
+        layouts["twice"] = {"params": {"p": {"holds": "w", "shard": {"0": "tp"}}, "q": {"holds": "w", "shard": {"0": rules["short last"]}}}}
+        model = {"dtype": "bf16", "tensors": {"w": {"shape": [960, 2]}}, "layouts": layouts}
+        for source in ("even", "round robin", "short last", "sizes", "twice"):
+            for target, ranks in (("even", 80), ("round robin", 70), ("short last", 66), ("strided", 80), ("whole", 1)):
+                with self.subTest(source=source, target=target):
+                    self.cpu({"model": model, "source": {"layout": source, "mesh": {"tp": 96}}, "target": {"layout": target, "mesh": {"tp": ranks}}})
+                    done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--threads=2"], capture_output=True, text=True)
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertIn("bytes right", done.stdout)
+                    if target == "short last":
+                        proof = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", "--verify"], capture_output=True, text=True)
+                        self.assertIn("right: all", proof.stdout, proof.stderr)
+
     def test_limits_of_a_job(self):
         tensors = {"dtype": "bf16", "tensors": {"w": {"shape": [8]}}}
         one = {"params": {"w": {"holds": "w"}}}
