@@ -96,7 +96,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   std::optional<Job> job;
   {
     Stopwatch watch("frontend", result.times);
-    job = readJob(path, options.overrides, diagnostics, options.allowed);
+    job = readJob(path, options.overrides, diagnostics, options.allowed, options.readStored);
   }
   if (!job || !diagnostics.ok())
     return false;

@@ -4,6 +4,7 @@
 #include "compiler/allowed.h"
 #include "compiler/diagnostics.h"
 #include "compiler/floors.h"
+#include "compiler/stored_types.h"
 #include "ir/ir.h"
 
 #include <functional>
@@ -29,6 +30,7 @@ struct CompileOptions {
   std::vector<std::string> overrides;      // --set a.b=c
   std::optional<Kept> kept;                // --keep
   Allowed allowed;                         // --allow
+  ReadStored readStored;                   // of files' headers, for `dtype: stored`
   std::vector<std::string> passes;         // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
   bool relabel = false;                    // --relabel-target

@@ -4,6 +4,7 @@
 
 #include "compiler/allowed.h"
 #include "compiler/diagnostics.h"
+#include "compiler/stored_types.h"
 #include "ir/ir.h"
 
 #include <cstdint>
@@ -136,6 +137,8 @@ struct QuantizeRule {
 /// caller's `transform` of a name has it.
 struct StoredForm {
   std::optional<std::pair<ir::DType, Location>> dtype;
+  std::optional<Location> storedAt;          // of an endpoint: `dtype: stored`
+  std::shared_ptr<const StoredTypes> stored; // what its files say then
   bool rounds = false;
   std::optional<QuantizeRule> quantize;
   std::optional<std::pair<std::string, Location>> transform;
@@ -248,7 +251,7 @@ std::optional<Model> readModel(const Node &node, const std::string &folder, Diag
 
 /// The whole job: the file, what it includes by path (relative to the including file), and overrides `a.b=c`.
 std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides,
-                           Diagnostics &diagnostics, const Allowed &allowed = {});
+                           Diagnostics &diagnostics, const Allowed &allowed = {}, const ReadStored &readStored = {});
 
 /// The job's layouts, placed and packed: families, shares, params. Errors name both sides where two do not agree.
 std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, const Allowed &allowed = {});

@@ -65,8 +65,8 @@ std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diag
 
 class JobReader {
 public:
-  JobReader(const std::string &path, const Allowed &allowed, Diagnostics &diagnostics)
-      : allowed_(allowed), diagnostics_(diagnostics) {
+  JobReader(const std::string &path, const Allowed &allowed, const ReadStored &readStored, Diagnostics &diagnostics)
+      : allowed_(allowed), readStored_(readStored), diagnostics_(diagnostics) {
     job_.path = path;
   }
 
@@ -202,6 +202,19 @@ private:
         diagnostics_.error(axis->at, "unknown axis '" + axis->text + "' in 'group'" + suggestion(axis->text, known));
   }
 
+  /// `dtype: stored`.
+  void readStored(EndpointDeclaration &endpoint) {
+    const Location at = *endpoint.form.storedAt;
+    if (!endpoint.storage || endpoint.role != "source")
+      return diagnostics_.error(at, "'dtype: stored' in the " + endpoint.role + ", expected it in a source with 'storage', whose files have headers");
+    StoredNames names;
+    const std::string folder = joinPath(folderOf(job_.path), endpoint.directory);
+    const std::string error = readStored_ ? readStored_(folder, endpoint.checkpoint, endpoint.places, names) : "nobody reads files here";
+    if (!error.empty())
+      return diagnostics_.error(at, "'dtype: stored': " + error);
+    endpoint.form.stored = std::make_shared<StoredTypes>(std::move(names), at);
+  }
+
   void readEndpoint(const Node &node, const std::string &role) {
     EndpointDeclaration &endpoint = job_.endpoints.emplace_back();
     nodes_.push_back(&node);
@@ -225,6 +238,8 @@ private:
     endpoint.meshAt = node.at;
     const bool meshed = mesh ? readMesh(*mesh, job_.model.let, endpoint, diagnostics_) : storage != nullptr;
     axesKnown_ = axesKnown_ && meshed && (!endpoint.layout || endpoint.layoutDeclaration);
+    if (endpoint.form.storedAt)
+      readStored(endpoint);
     const Node *ranks = fields.find("ranks");
     if (ranks && storage)
       diagnostics_.error(ranks->at, "'ranks' beside 'storage': files have no ranks");
@@ -366,6 +381,7 @@ private:
   }
 
   const Allowed &allowed_;
+  const ReadStored &readStored_;
   Diagnostics &diagnostics_;
   Job job_;
   std::vector<const Node *> nodes_; // of the endpoints
@@ -378,8 +394,8 @@ private:
 } // namespace
 
 std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides,
-                           Diagnostics &diagnostics, const Allowed &allowed) {
-  return JobReader(path, allowed, diagnostics).read(overrides);
+                           Diagnostics &diagnostics, const Allowed &allowed, const ReadStored &readStored) {
+  return JobReader(path, allowed, readStored, diagnostics).read(overrides);
 }
 
 } // namespace reshard

@@ -227,6 +227,9 @@ StoredForm Params::formOf(const Building &building) const {
     form.quantize = form_.quantize;
   if (!form.dtype && !(form.quantize && form.quantize->format) && castable(type))
     form.dtype = form_.dtype;
+  if (!form.dtype && !form.quantize && form_.stored)
+    if (const auto stored = form_.stored->of(building.declaration.name, model_.variables, diagnostics_))
+      form.dtype.emplace(*stored, *form_.storedAt);
   return form;
 }
 

@@ -91,7 +91,9 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
 
 StoredForm readStoredForm(Fields &fields, bool endpoint, Diagnostics &diagnostics) {
   StoredForm form;
-  if (const Node *dtype = fields.find("dtype"))
+  if (const Node *dtype = fields.find("dtype"); dtype && endpoint && dtype->kind == Node::Kind::scalar && dtype->text == "stored")
+    form.storedAt = dtype->at;
+  else if (dtype)
     if (const auto type = readDType(*dtype, "'dtype'", diagnostics))
       form.dtype.emplace(*type, dtype->at);
   if (const Node *convert = fields.find("convert")) {

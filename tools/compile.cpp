@@ -109,6 +109,22 @@ int describe(const Options &options) {
   return kDone;
 }
 
+/// What the headers of a source's files say, for `dtype: stored`.
+std::string storedNames(const std::string &folder, bool checkpoint, int64_t places, StoredNames &names) {
+  for (int64_t place = 0; place < (checkpoint ? 1 : places); ++place) {
+    Checkpoint files;
+    const std::string path = checkpoint ? folder : folder + "/" + rankFile(static_cast<uint32_t>(place));
+    std::error_code unknown;
+    if (!checkpoint && !std::filesystem::exists(path, unknown))
+      continue; // a rank without params
+    if (std::string error = checkpoint ? readCheckpoint(path, files) : readSafetensors(path, files); !error.empty())
+      return error;
+    for (const auto &[name, tensor] : files.tensors)
+      names.emplace_back(name, static_cast<ir::DType>(tensor.dtype));
+  }
+  return names.empty() ? "'" + folder + "' has no files of tensors" : "";
+}
+
 /// When the target ranks of an earlier plan joined.
 Kept keptOf(const Plan &plan) {
   Kept kept;
@@ -165,6 +181,7 @@ int compile(const std::string &job, Options &options) {
     if (options.printAll || std::find(options.printAfter.begin(), options.printAfter.end(), pass) != options.printAfter.end())
       std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
   };
+  options.compile.readStored = storedNames;
   bool good = false;
   try {
     good = diagnostics.ok() && compileJob(job, options.compile, result, diagnostics);

@@ -198,6 +198,44 @@ class Checkpoints(unittest.TestCase):
             shutil.rmtree(at, ignore_errors=True)
             self.assertEqual([path for path in self.work.iterdir() if path.name.startswith("again")], [])
 
+    def test_dtypes_as_stored(self) -> None:
+        """`dtype: stored`: each param of a source of files has the dtype that the headers say, whatever the model says; wrong ones are refused."""
+        job = ("version: 1\nmodel:\n  dtype: fp16\n  index: {layer: 2}\n"
+               "  tensors: {'l.{layer}.w': [4, 2], 'l.{layer}.b': {shape: [4], dtype: fp32}, l.9.b: {shape: [4], dtype: fp32}, n: [3]}\n"
+               "  layouts:\n    hf: {params: same}\n    wide: {params: same, shard: {'*.w': {0: tp}}}\n")
+        source = {f"l.{layer}.w": np.arange(8, dtype=np.float32).reshape(4, 2) for layer in range(2)}
+        source |= {f"l.{layer}.b": np.arange(4, dtype=np.float16) for layer in range(2)}
+        source |= {"l.9.b": np.arange(4, dtype=np.float32), "n": np.arange(3, dtype=np.float16)}
+        (self.work / "hf").mkdir()
+        save_file(source, self.work / "hf/model.safetensors")
+        (self.work / "ranks").mkdir()
+        save_file({name: value[:2] if name.endswith("w") else value for name, value in source.items()}, self.work / "ranks/rank-00000.safetensors")
+        save_file({name: value[2:] if name.endswith("w") else value for name, value in source.items()}, self.work / "ranks/rank-00001.safetensors")
+        for endpoint in ("{layout: hf, storage: hf, dtype: stored}", "{layout: wide, storage: ranks, mesh: {tp: 2}, dtype: stored}"):
+            (self.work / "job.yaml").write_text(f"{job}source: {endpoint}\ntarget: {{layout: hf, storage: out, convert: rne, dtype: fp32}}\n")
+            plan, out = self.work / "p.rplan", self.work / "out"
+            subprocess.run([BIN / "reshard-compile", self.work / "job.yaml", "-o", plan], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([BIN / "reshard-exec", plan, "--check"], check=True, stdout=subprocess.DEVNULL)
+            found = load_file(out / "model.safetensors")
+            self.assertEqual(sorted(found), sorted(source))
+            for name, value in source.items():
+                np.testing.assert_array_equal(found[name], value.astype(np.float32))
+            (out / "model.safetensors").unlink()
+            out.rmdir()
+
+        def refused(*sets: str) -> str:
+            command = [BIN / "reshard-compile", self.work / "job.yaml", "-o", self.work / "none", *(f"--set={each}" for each in sets)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            self.assertEqual((done.returncode, (self.work / "none").exists()), (2, False), done.stderr)
+            return done.stderr
+
+        self.assertIn("error: 'dtype: stored': '" + str(self.work / "no") + "' has no files of tensors", refused("source.storage=no"))
+        self.assertIn("'dtype: stored' in the target, expected it in a source with 'storage'", refused("target.dtype=stored"))
+        source["l.1.b"] = source["l.1.b"].astype(np.float32)
+        save_file(source, self.work / "hf/model.safetensors")
+        self.assertIn("error: param 'l.{layer}.b' is stored as fp16 ('l.0.b') and as fp32 ('l.1.b'), expected one dtype",
+                      refused("source={layout: hf, storage: hf, dtype: stored}"))
+
     def test_described_from_anywhere(self) -> None:
         """The described model finds the checkpoint's config.json wherever it is put, and whatever the names of the folders."""
         self.sharded(self.work / 'h "f"')
