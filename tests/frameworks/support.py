@@ -31,6 +31,17 @@ CONFIGS = {
         "mamba_num_heads": 16, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32, "conv_kernel": 4, "chunk_size": 128, "expand": 2,
         "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "use_conv_bias": True, "use_bias": False, "mamba_proj_bias": False, "mlp_bias": False,
         "attention_bias": False},
+    "qwen3-30b-a3b": BASE | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 8,
+        "num_experts_per_tok": 2, "decoder_sparse_step": 1, "norm_topk_prob": True, "hidden_act": "silu", "rope_theta": 1000000},
+    "mixtral-8x7b": BASE | {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "hidden_act": "silu"},
+    "deepseek-v3": BASE | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "intermediate_size": 512, "moe_intermediate_size": 128,
+        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+        "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "num_nextn_predict_layers": 1,
+        "hidden_act": "silu"},
 }
 
 

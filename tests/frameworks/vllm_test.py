@@ -3,6 +3,7 @@ so is everything else, byte for byte, and the engine generates the same tokens. 
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -18,6 +19,15 @@ HERE = Path(__file__).resolve().parent
 NAMES = ["gpt-oss-120b", "glm-4.5", "nemotron-h-8b"]
 #: What a layout without them leaves stale, and on which ranks: with etp, w2_bias is on the first alone, zeros on the others.
 STALE = {"gpt-oss-120b": "*.w2_bias", "glm-4.5": "*.mlp.gate.weight", "nemotron-h-8b": "*.mixer.A"}
+
+
+def free_port():
+    """Not one of those that the system gives away to whoever asks while the engines start."""
+    for port in random.sample(range(20000, 30000), 100):
+        with socket.socket() as free:
+            if free.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise OSError("no free port")
 
 
 class Refit(unittest.TestCase):
@@ -38,9 +48,7 @@ class Refit(unittest.TestCase):
 
     def engines(self, world):
         """The results of the ranks of an engine."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(os.environ.get("PORT", free.getsockname()[1]))
+        port = free_port()
         ranks = []
         for rank in range(world):
             environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -59,6 +67,9 @@ class Refit(unittest.TestCase):
             for process in ranks:
                 process.kill()
                 process.wait()
+            for each in range(2 * len(NAMES)):  # the engines' ports
+                for left in Path("/dev/shm").glob(f"{port + 1 + each}-*"):
+                    left.unlink()
         return [json.loads((self.folder / f"{world}.{rank}.json").read_text()) for rank in range(world)]
 
     def check(self, world):

@@ -17,6 +17,7 @@ import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm import _custom_ops  # noqa: E402
+from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed  # noqa: E402
 from vllm.model_executor.model_loader import register_model_loader  # noqa: E402
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  # noqa: E402
 
@@ -24,6 +25,8 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PROMPTS = [[5, 17, 400, 23, 999], [1, 2, 3], [777, 42, 8, 8, 8, 300], [640, 11, 90, 512]]
 LEFT = {"gpt-oss-120b": "*.w2_bias", "glm-4.5": "*.mlp.gate.weight", "nemotron-h-8b": "*.mixer.A"}  # what layouts once lacked
 
+group_name = _CPUSHMDistributed.make_group_name  # of shared memory, of one name for all engines of a host that are launched so
+_CPUSHMDistributed.make_group_name = staticmethod(lambda communicator: os.environ["MASTER_PORT"] + group_name(communicator).replace("/", ""))
 _custom_ops._supports_onednn = False  # which would empty fp32 weights and put them elsewhere
 
 
@@ -79,6 +82,7 @@ register_model_loader("refitted")(Loader)
 
 def tokens(path, after):
     Loader.after = staticmethod(after)
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # else a rank may meet the store of the engine before
     engine = LLM(str(path), load_format="refitted", tensor_parallel_size=WORLD, distributed_executor_backend="external_launcher" if WORLD > 1 else None,
                  dtype="bfloat16", enforce_eager=True, skip_tokenizer_init=True, enable_prefix_caching=False, kv_cache_memory_bytes=64 << 20,
                  max_model_len=128, seed=0)

@@ -1,0 +1,69 @@
+"""Live modules and saved checkpoints of transformers 5 and 4 (support.py says how to run this): the config.json that a release saves is read, the
+checkpoint has the library's names, and moved to the layout of live modules it is, tensor by tensor, the module that was saved."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import support
+
+LACKS = {4: {"nemotron-h-8b"}, 5: set()}  # models without a class of their own in a release
+
+
+def check(name, generation, at):
+    """One model: saved, read by its own config.json, moved to the live layout, compared with what is live."""
+    import reshard
+    import torch
+    from safetensors.torch import load_file
+
+    torch.manual_seed(7)
+    module = support.live(support.config(name, at / "config.json"), "cpu")
+    with torch.no_grad():
+        for tensor in module.state_dict().values():  # norms and biases begin as ones and zeros
+            tensor.copy_(torch.randn(tensor.shape))
+    module.save_pretrained(at / "saved")
+    mtp = "mtp: 0" if "num_nextn_predict_layers" in json.loads((at / "config.json").read_text()) else ""
+    (at / "model.yaml").write_text(f"extend: {support.MODELS / (name + '.yaml')}\nconfig: saved/config.json\nlet: {{{mtp}}}\n")
+    (at / "job.yaml").write_text("version: 1\nmodel: model.yaml\nsource: {layout: hf, storage: saved, dtype: stored}\n"
+                                 f"target: {{layout: fsdp2, mesh: {{}}, switches: {{transformers: {generation}}}, dtype: fp32}}\n")
+    plan = reshard.compile(at / "job.yaml", output=at / "plan")
+    subprocess.run([reshard._library.PREFIX / "bin" / "reshard-exec", plan.path, f"--target={at / 'out'}", "--check"], check=True, capture_output=True)
+    found = load_file(at / "out" / "rank-00000.safetensors")
+    wanted = dict(module.named_parameters()) | {each: buffer for each, buffer in module.named_buffers() if "rotary" not in each}
+    assert sorted(found) == sorted(wanted), (sorted({*found} - {*wanted})[:4], sorted({*wanted} - {*found})[:4])
+    wrong = [each for each in wanted if not torch.equal(found[each], wanted[each].detach().float())]
+    assert not wrong, wrong
+    return len(wanted)
+
+
+class Transformers(unittest.TestCase):
+    def generation(self, number, environment):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, "-W", "ignore", __file__, "--check", str(number), folder], env=os.environ | environment, capture_output=True,
+                                  text=True, timeout=900)
+        self.assertEqual(done.returncode, 0, done.stderr[-6000:])
+        self.assertEqual(done.stdout.count("right"), len(support.CONFIGS) - len(LACKS[number]), done.stdout)
+
+    def test_5(self):
+        self.generation(5, {})
+
+    def test_4(self):
+        self.generation(4, {"PYTHONPATH": os.environ["RESHARD_TRANSFORMERS4"]})
+
+
+def main():
+    generation, folder = int(sys.argv[2]), Path(sys.argv[3])
+    support.module(folder)
+    import transformers
+
+    assert transformers.__version__.startswith(f"{generation}."), transformers.__version__
+    for name in support.CONFIGS.keys() - LACKS[generation]:
+        print(name, "right in", check(name, generation, support.model(folder, name)), "tensors")
+
+
+if __name__ == "__main__":
+    main() if sys.argv[1:2] == ["--check"] else unittest.main()
