@@ -226,8 +226,7 @@ private:
         continue;
       }
       if (rank >= manifest_.world())
-        return fail(role_ + " has rank " + std::to_string(rank) + ", expected fewer than " +
-                    std::to_string(manifest_.world()));
+        return fail(role_ + " has rank " + std::to_string(rank) + ", expected fewer than " + std::to_string(manifest_.world()));
       if (seen[rank])
         return fail(role_ + " has rank " + std::to_string(rank) + " twice");
       seen[rank] = true;
@@ -372,6 +371,8 @@ private:
     if (part.family() < -1 || part.family() >= static_cast<int64_t>(families))
       return fail(name + " holds tensor " + std::to_string(part.family()) + ", expected fewer than " + std::to_string(families));
     const Family *family = part.family() < 0 ? nullptr : manifest_.families()->Get(part.family());
+    if (family && family->dtype() != param.dtype()) // what comes is nothing else
+      return fail(name + " is " + dtypeName(param.dtype()) + ", but '" + family->name()->str() + "' comes as " + dtypeName(family->dtype()));
     const auto *variables = family ? family->variables() : param.variables();
     const size_t named = sizeOf(variables);
     const size_t dimensions = named + (family ? sizeOf(family->shape()) : sizeOf(param.shape()));

@@ -344,6 +344,8 @@ TEST(Manifest, Refusals) {
        "endpoint 'source' param 'weight{layer}' holds tensor 1, expected fewer than 1"},
       {"holds less than no tensor", [](Parts &p) { p.param(0).parts[0]->family = -2; },
        "endpoint 'source' param 'weight{layer}' holds tensor -2, expected fewer than 1"},
+      {"of another dtype", [](Parts &p) { p.param(0).dtype = DType::fp16; },
+       "endpoint 'source' param 'weight{layer}' is fp16, but 'w{layer}' comes as bf16"},
       {"dimensions missing", [](Parts &p) { p.param(0).parts[0]->dimensions.pop_back(); },
        "endpoint 'source' param 'weight{layer}' places dimensions of a tensor: found 2, expected 3"},
       {"a dimension by no share", [](Parts &p) { p.dimension(0, 0, 1).share = 3; },
