@@ -56,7 +56,7 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
   Offset<fbs::Face> face;
   if (const auto &shows = param.face)
     face = fbs::CreateFace(builder, static_cast<fbs::FaceKind>(shows->kind), static_cast<fbs::Quantization>(shows->format), shows->gathered, shows->swizzled, shows->codes,
-                           shows->scales, shows->tensorScale, shows->part);
+                           shows->scales, shows->tensorScale, shows->part, shows->over);
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
                                 dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
                                 param.stored ? flatbuffers::Optional<fbs::DType>(dtype(*param.stored)) : flatbuffers::nullopt,
@@ -72,6 +72,7 @@ template <class Is> bool any(const ir::Layout &layout, Is is) {
 uint64_t features(const ir::Layout &layout) {
   return (any(layout, [](const ir::Param &param) { return param.stored.has_value(); }) ? schema::kFeatureCasts : 0) |
          (any(layout, [](const ir::Param &param) { return param.face.has_value(); }) ? schema::kFeatureFaces : 0) |
+         (any(layout, [](const ir::Param &param) { return param.face && param.face->over > 0; }) ? schema::kFeatureOver : 0) |
          (any(layout, [](const ir::Param &param) { return !param.transform.empty(); }) ? schema::kFeatureTransforms : 0);
 }
 

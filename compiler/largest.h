@@ -16,8 +16,8 @@ struct Holding {
   unsigned param, part;
 };
 
-/// The tensor of a tensor's largest magnitudes. It has the tensor's dimensions but for the last two, in place of which
-/// there is one, of shards: of these the source may hold some for some positions alone.
+/// The tensor of a tensor's largest magnitudes over some of its dimensions. It has the others, and one behind them, of
+/// shards: of these the source may hold some for some positions alone.
 struct Shards {
   struct Group {
     int64_t first, count;   // numbers of shards
@@ -33,22 +33,24 @@ public:
   LargestShards(ir::Layout &layout, std::function<void(unsigned like, ir::Param)> append)
       : layout_(layout), append_(std::move(append)) {}
 
-  /// The shards of all holders of a tensor that may be read. Null where a source param holds it in a way that has no
-  /// matrices: where the last two dimensions share theirs with others.
-  const Shards *of(int family, const std::vector<Holding> &holdings);
-
-  /// Appends to `parts` what a target needs of them for a part of the tensor. The numbers stand along `dimension`, from
-  /// `slots` on, which is raised.
-  void add(unsigned endpoint, const ir::Part &part, const Shards &shards, int dimension, int64_t &slots,
+  /// Appends to `parts` what a part of a target param needs of them: for the matrices that the dimensions from
+  /// `leading` on are, the largest magnitude of each shard of each tensor that is in them, on whatever ranks. The
+  /// numbers stand along dimension `leading`, from `slots` on, which is raised. False where a source param holds the
+  /// tensor in a way that has no such shards: where a dimension that numbers matrices shares the param's with others.
+  bool add(unsigned endpoint, const ir::Part &part, const std::vector<Holding> &holdings, int leading, int64_t &slots,
            std::vector<ir::Part> &parts);
 
 private:
-  bool show(const Holding &holding, Shards &shards, int64_t &count, std::vector<std::pair<unsigned, ir::Param>> &faces);
+  /// A tensor, and the dimensions that its numbers are over (ir::Face::over).
+  using Key = std::pair<int, unsigned>;
+  const Shards *of(const Key &key, const std::vector<Holding> &holdings);
+  bool show(const Holding &holding, unsigned over, Shards &shards, int64_t &count,
+            std::vector<std::pair<unsigned, ir::Param>> &faces);
   unsigned restricted(unsigned endpoint, unsigned share, const ir::Segments &positions, bool &any);
 
   ir::Layout &layout_;
   std::function<void(unsigned, ir::Param)> append_;
-  std::map<int, Shards> known_; // by tensor
+  std::map<Key, Shards> known_;
 };
 
 } // namespace reshard

@@ -325,7 +325,7 @@ private:
   }
 
   /// A target param of nvfp4 needs the largest magnitude of each matrix over all ranks: each source rank that holds a
-  /// shard of a tensor sends that of the shard, and the receiver takes the largest of them.
+  /// shard of a tensor in it sends that of the shard, and the receiver takes the largest of them.
   bool findLargest(unsigned e, unsigned p) {
     Param largest = param(e, p);
     const size_t leading = largest.shape.size() - 2;
@@ -334,18 +334,16 @@ private:
     for (const Part &part : std::vector<Part>(std::move(largest.parts))) {
       if (part.family < 0 || holdings_[part.family].empty()) // nobody holds what has no elements
         continue;
-      const Shards *shards = areMatrices(param(e, p), part) ? largestShards_.of(part.family, holdings_[part.family]) : nullptr;
-      if (!shards) {
-        diagnostics_.error(rule(e, p)->at, title(e, p) + " cannot be quantised as nvfp4: expected the last two dimensions of each tensor as its last two, " +
-                                                  "and no two dimensions of it on one of a source param, but for these two");
+      if (!largestShards_.add(e, part, holdings_[part.family], static_cast<int>(leading), slots, parts)) {
+        diagnostics_.error(rule(e, p)->at, title(e, p) + " cannot be quantised as nvfp4: a source param has a dimension of tensor '" +
+                                               layout_.families[part.family].name + "' that numbers matrices here on one of its own with others");
         return false;
       }
-      largestShards_.add(e, part, *shards, static_cast<int>(leading), slots, parts);
     }
     largest.name += " (largest)";
     largest.dtype = DType::fp32;
     largest.shape.resize(leading);
-    largest.shape.push_back({{}, {slots}});
+    largest.shape.push_back({{}, {std::max<int64_t>(slots, 1)}}); // a matrix that nobody holds anything of has a scale, too
     largest.parts = std::move(parts);
     largest.face = Face{FaceKind::amax, Quantization::nvfp4, true, false, p, p, p, 0}; // of the elements, which are to come
     largest_[{e, p}] = append(e, p, std::move(largest));

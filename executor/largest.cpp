@@ -23,7 +23,7 @@ Largest::Largest(const Endpoint &endpoint, const Param &face, uint32_t place, in
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = strides.size(); d-- > 1;)
     strides[d - 1] = strides[d] * shape[d];
-  // Runs of positions of the tensor's last two dimensions, that which is contiguous last; positions along the others are given.
+  // Positions along the dimensions that the magnitude is not over are given; runs along the others make pieces.
   struct Dimension {
     Runs runs;
     int64_t stride;
@@ -36,7 +36,7 @@ Largest::Largest(const Endpoint &endpoint, const Param &face, uint32_t place, in
       continue;
     const Runs list = runs(endpoint, *endpoint.shares()->Get(at.share()), place);
     const auto dimension = static_cast<size_t>(at.param());
-    if (dimensions.size() < 2) {
+    if (isOver(*face.face(), part, d)) {
       dimensions.push_back({list, strides[dimension]});
       continue;
     }
@@ -52,16 +52,32 @@ Largest::Largest(const Endpoint &endpoint, const Param &face, uint32_t place, in
     if (!there)
       return;
   }
-  if (dimensions[0].stride == 1)
-    std::swap(dimensions[0], dimensions[1]);
-  for (const Run *row = dimensions[0].runs.begin; row != dimensions[0].runs.end; ++row)
-    for (int64_t i = 0; i < row->count(); ++i)
-      for (const Run *column = dimensions[1].runs.begin; column != dimensions[1].runs.end; ++column)
-        for (int64_t k = 0; k < column->count(); ++k) {
-          const int64_t first = (row->to() + i * row->to_step()) * dimensions[0].stride + (column->to() + k * column->to_step()) * dimensions[1].stride;
-          pieces_.push_back({static_cast<uint64_t>(origin + first), static_cast<uint64_t>(row->length()), static_cast<uint64_t>(column->length()),
-                             static_cast<uint64_t>(dimensions[0].stride)});
+  // What is contiguous first, so that it becomes the columns of the pieces.
+  std::stable_sort(dimensions.begin(), dimensions.end(), [](const Dimension &a, const Dimension &b) { return a.stride < b.stride; });
+  pieces_.push_back({static_cast<uint64_t>(origin), 1, 1, 0});
+  for (const Dimension &dimension : dimensions) {
+    std::vector<Piece> made;
+    for (const Run *run = dimension.runs.begin; run != dimension.runs.end; ++run)
+      for (int64_t block = 0; block < run->count(); ++block)
+        for (const Piece &piece : pieces_) {
+          Piece next = piece;
+          next.first += static_cast<uint64_t>((run->to() + block * run->to_step()) * dimension.stride);
+          const auto length = static_cast<uint64_t>(run->length()), stride = static_cast<uint64_t>(dimension.stride);
+          if (stride == 1 && piece.columns == 1)
+            next.columns = length;
+          else if (piece.rows == 1) {
+            next.rows = length;
+            next.step = stride;
+          } else {
+            for (uint64_t k = 1; k < length; ++k) {
+              made.push_back(next);
+              next.first += stride;
+            }
+          }
+          made.push_back(next);
         }
+    pieces_ = std::move(made);
+  }
 }
 
 float Largest::of(kernels::Format wide, const std::byte *elements) const {

@@ -104,6 +104,7 @@ struct Face {
   unsigned scales = 0;    // of `elements` and `codes`
   unsigned tensorScale = 0; // of `elements` of nvfp4
   unsigned part = 0;      // of `amax` of a source: of the param that is shown
+  unsigned over = 0;      // of `amax` of a source: the dimensions of the tensor that each number is over, bit i the last but i; 0: the last two
   bool operator==(const Face &) const = default;
 };
 

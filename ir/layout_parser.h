@@ -282,6 +282,8 @@ protected:
     }
     if (take("part"))
       face.part = static_cast<unsigned>(number());
+    if (take("over"))
+      face.over = static_cast<unsigned>(number());
     param.face = face;
   }
 

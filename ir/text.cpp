@@ -194,7 +194,8 @@ private:
       return param.made ? " made" : "";
     const Face &face = *param.face;
     return std::string(face.gathered ? " gathered" : "") + " face " + name(face.kind) + " " + name(face.format) + (face.swizzled ? " swizzled" : "") + " of $" +
-           std::to_string(face.codes) + " $" + std::to_string(face.scales) + " $" + std::to_string(face.tensorScale) + (face.part > 0 ? " part " + std::to_string(face.part) : "");
+           std::to_string(face.codes) + " $" + std::to_string(face.scales) + " $" + std::to_string(face.tensorScale) + (face.part > 0 ? " part " + std::to_string(face.part) : "") +
+           (face.over > 0 ? " over " + std::to_string(face.over) : "");
   }
 
   void transfers() {

@@ -40,6 +40,8 @@ private:
   void face(uint32_t p) {
     const Param &param = *endpoint_.params()->Get(p);
     const Face &face = *param.face();
+    if (!require(face.over() == 0 || (face.kind() == FaceKind::amax && !target_), p, "is over dimensions of what it does not show"))
+      return;
     if (!require(face.kind() <= FaceKind::MAX && face.format() <= Quantization::MAX, p, "shows something unknown") ||
         !require(face.gathered() ? face.kind() != FaceKind::codes && (target_ || face.kind() != FaceKind::elements) : face.kind() <= FaceKind::codes, p, "is gathered where it may not be, or not where it must be") ||
         !require(!face.gathered() || !endpoint_.storage() || face.kind() == FaceKind::amax || face.kind() == FaceKind::elements, p, "is gathered in files") ||
@@ -96,15 +98,20 @@ private:
   /// Of a source param whose largest magnitudes are shown: each dimension once.
   void part(uint32_t face, const Param &param, const Part &part, size_t rank) {
     std::vector<bool> used(sizeOf(param.shape()));
+    std::vector<bool> over(used.size()); // those that several dimensions of the tensor may share
     shown_.clear();
-    require(part.family() >= 0 && sizeOf(part.dimensions()) >= 2, face, "shows the largest magnitudes of what is no matrix");
-    for (uint32_t d = 0; error_.empty() && d < sizeOf(part.dimensions()); ++d) {
+    const uint32_t most = sizeOf(part.dimensions());
+    const Face &shows = *endpoint_.params()->Get(face)->face();
+    require(part.family() >= 0 && most >= (shows.over() == 0 ? 2 : 1) && (most >= 32 || shows.over() >> most == 0), face, "shows the largest magnitudes of what is no matrix");
+    for (uint32_t d = 0; error_.empty() && d < most; ++d) {
       const int32_t at = part.dimensions()->Get(d)->param();
-      const bool matrix = d + 2 >= sizeOf(part.dimensions());
-      const bool flat = d + 1 == sizeOf(part.dimensions()) && at == part.dimensions()->Get(d - 1)->param(); // both of the matrix in one dimension
-      if (!require(at < 0 ? !matrix : flat || !used[static_cast<size_t>(at)], face, "shows the largest magnitudes of what is no matrix") || at < 0)
+      const bool matrix = isOver(shows, part, d);
+      if (!require(at < 0 ? !matrix : !used[static_cast<size_t>(at)] || (matrix && over[static_cast<size_t>(at)]), face,
+                   "shows the largest magnitudes of what is no matrix") ||
+          at < 0)
         continue;
       used[static_cast<size_t>(at)] = true;
+      over[static_cast<size_t>(at)] = matrix;
       if (!matrix)
         shown_.push_back(static_cast<size_t>(at));
     }

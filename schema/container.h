@@ -20,6 +20,8 @@ constexpr uint64_t kFeatureCasts = 1;
 constexpr uint64_t kFeatureFaces = 2;
 /// … that the caller fills and takes over by hooks (Param.transform).
 constexpr uint64_t kFeatureTransforms = 4;
+/// … with largest magnitudes over other dimensions of a tensor than the last two (Face.over).
+constexpr uint64_t kFeatureOver = 8;
 
 /// Writes a plan; the file appears complete (by rename) on finish() or not at all. What is no regular file (a device, a FIFO) gets
 /// the bytes on finish(). Every call returns an error text,

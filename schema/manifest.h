@@ -46,6 +46,12 @@ inline bool inArena(const Param &param) { return param.face() ? param.face()->ga
 /// Bytes that such an instance takes there.
 inline uint64_t gatheredBytes(const BufferRun &run) { return (run.bytes() + 63) / 64 * 64; }
 
+/// Whether the largest magnitudes of a face `amax` of a source are over dimension `d` of the part that it shows.
+inline bool isOver(const Face &face, const Part &part, uint32_t d) {
+  const uint32_t fromLast = part.dimensions()->size() - 1 - d;
+  return fromLast < 32 && ((face.over() == 0 ? 3u : face.over()) >> fromLast & 1) != 0;
+}
+
 /// One param instance on a place.
 struct ParamInstance {
   uint32_t param = 0;          // into Endpoint::params

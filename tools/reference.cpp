@@ -84,7 +84,7 @@ void Reference::find(const std::vector<PlaceMemory> &places) {
   for (const Param *param : all(endpoint_.params()))
     if (const Face *face = param->face(); face && face->kind() == FaceKind::amax && all(param->parts()).size() > 0) {
       const int family = endpoint_.params()->Get(face->codes())->parts()->Get(face->part())->family();
-      largestOf_[param->parts()->Get(0)->family()] = family;
+      largestOf_[param->parts()->Get(0)->family()] = {family, face->over() == 0 ? 3 : face->over()};
     }
   // Of places that hold the same, one says what the source shows; without faces, each is read as it is.
   std::set<std::vector<int64_t>> seen;
@@ -183,28 +183,45 @@ std::optional<float> Reference::largest(const ElementRun &run, const Values &val
   if (of == largestOf_.end())
     return std::nullopt;
   const auto &families = *plan_.manifest().families();
-  const Family &family = *families.Get(static_cast<uint32_t>(of->second)), &numbers = *families.Get(static_cast<uint32_t>(run.family));
+  const Family &family = *families.Get(static_cast<uint32_t>(of->second.family)), &numbers = *families.Get(static_cast<uint32_t>(run.family));
   // The names are those of the patterns, of which one goes on where the other ends.
   const std::string name = run.tensor->substr(0, run.tensor->size() - (numbers.name()->size() - family.name()->size()));
-  const auto &shape = all(family.shape());
-  int64_t matrix = 1, matrices = 1;
-  for (uint32_t d = 0; d < shape.size(); ++d)
-    (d + 2 < shape.size() ? matrices : matrix) *= static_cast<int64_t>(shape.Get(d));
-  const auto all = largest_.get(
-      name, [&] { return std::make_shared<std::vector<float>>(largest(name, of->second, values, matrix, matrices)); },
+  const auto list = largest_.get(
+      *run.tensor, [&] { return std::make_shared<std::vector<float>>(largest(name, of->second, values)); },
       [](const std::vector<float> &list) { return list.size() * sizeof(float); });
-  const int64_t shards = static_cast<int64_t>(numbers.shape()->Get(numbers.shape()->size() - 1));
-  return (*all)[static_cast<size_t>(run.logical / shards)];
+  const auto shards = static_cast<int64_t>(numbers.shape()->Get(numbers.shape()->size() - 1));
+  const auto number = static_cast<size_t>(run.logical / std::max<int64_t>(shards, 1));
+  return number < list->size() ? std::optional((*list)[number]) : std::nullopt;
 }
 
-/// Of each matrix of a tensor, over all that the source holds of it.
-std::vector<float> Reference::largest(const std::string &name, int family, const Values &values, int64_t matrix, int64_t matrices) {
+/// Over all that the source holds of a tensor, for each position along the dimensions that they are not over.
+std::vector<float> Reference::largest(const std::string &name, const Over &of, const Values &values) {
   constexpr int64_t kAtOnce = 4096;
+  const auto &shape = all(plan_.manifest().families()->Get(static_cast<uint32_t>(of.family))->shape());
+  const auto isOver = [&](uint32_t d) { return (of.dimensions >> (shape.size() - 1 - d) & 1) != 0; };
+  uint32_t inner = shape.size(); // from here on, all dimensions are such
+  while (inner > 0 && isOver(inner - 1))
+    --inner;
+  int64_t together = 1, count = 1; // elements in a row that have one number; numbers
+  for (uint32_t d = 0; d < shape.size(); ++d)
+    (d >= inner ? together : count) *= d >= inner || !isOver(d) ? static_cast<int64_t>(shape.Get(d)) : 1;
+  const auto numberOf = [&](int64_t row) { // of such a row
+    int64_t number = 0, stride = 1;
+    for (uint32_t d = inner; d-- > 0;) {
+      const auto length = static_cast<int64_t>(shape.Get(d));
+      if (!isOver(d)) {
+        number += row % length * stride;
+        stride *= length;
+      }
+      row /= length;
+    }
+    return static_cast<size_t>(number);
+  };
   const int64_t item = itemBytes(values.comes);
   const uint64_t key = tensorKey(name, seed_);
-  const bool made = synthesised() && !shown(family);
+  const bool made = synthesised() && !shown(of.family);
   Bytes some(static_cast<size_t>(kAtOnce * item));
-  std::vector<float> list(static_cast<size_t>(matrices));
+  std::vector<float> list(static_cast<size_t>(count));
   const auto found = holders_.find(name);
   for (const auto &holder : found == holders_.end() ? std::vector<std::shared_ptr<const Occurrence>>() : found->second) {
     if (!sendsLargest(*holder->place, holder->instance.param))
@@ -213,20 +230,20 @@ std::vector<float> Reference::largest(const std::string &name, int family, const
     forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance, [&](const ElementRun &run) {
       if (!run.tensor || *run.tensor != name)
         return;
-      for (int64_t k = 0, count = 0; k < run.count; k += count) {
+      for (int64_t k = 0, taken = 0; k < run.count; k += taken) {
         ElementRun part;
         part.logical = run.logical + k * run.logicalStep;
         part.logicalStep = run.logicalStep;
-        const int64_t number = part.logical / matrix;
-        const int64_t most = run.logicalStep > 0 ? ((number + 1) * matrix - 1 - part.logical) / run.logicalStep + 1 : 1;
-        part.count = count = std::min({kAtOnce, run.count - k, most});
-        Deadline::spend(count);
+        const int64_t row = part.logical / together;
+        const int64_t most = run.logicalStep > 0 ? ((row + 1) * together - 1 - part.logical) / run.logicalStep + 1 : 1;
+        part.count = taken = std::min({kAtOnce, run.count - k, most});
+        Deadline::spend(part.count);
         if (made)
           fill(some.data(), part, key, values);
-        for (int64_t i = 0; !made && i < count; ++i)
+        for (int64_t i = 0; !made && i < part.count; ++i)
           std::memcpy(some.data() + i * item, memory.get() + (run.local + (k + i) * run.localStep) * item, static_cast<size_t>(item));
-        float &magnitude = list[static_cast<size_t>(number)];
-        magnitude = largerOf(largestOf(values.comes, some.data(), count), magnitude);
+        float &magnitude = list[numberOf(row)];
+        magnitude = largerOf(largestOf(values.comes, some.data(), part.count), magnitude);
       }
     });
   }

@@ -123,7 +123,11 @@ public:
 private:
   using Key = std::array<uint32_t, 3>; // place, param, instance
 
-  std::vector<float> largest(const std::string &name, int family, const Values &values, int64_t matrix, int64_t matrices);
+  struct Over {
+    int family;          // pattern of a tensor
+    uint32_t dimensions; // as in Face.over
+  };
+  std::vector<float> largest(const std::string &name, const Over &of, const Values &values);
   bool sendsLargest(const PlaceMemory &place, uint32_t param) const;
   void find(const std::vector<PlaceMemory> &places);
   bool has(const PlaceMemory &place, uint32_t param, uint32_t instance) const;
@@ -141,7 +145,7 @@ private:
   Remembered<std::string, TensorValues> tensors_;
   Remembered<Key, Bytes> instances_;
   Remembered<Key, std::vector<Bytes>> made_;
-  std::map<int, int> largestOf_; // tensor pattern of largest magnitudes -> that of the tensor
+  std::map<int, Over> largestOf_; // by the pattern of largest magnitudes, what they are of
   Remembered<std::string, std::vector<float>> largest_;
 };
 

@@ -226,7 +226,7 @@ def gaps(rng: random.Random) -> dict:
             param["at"] = {"dp": rng.choice(["first", "last"])}
         name = f"p{number}"
         if stacked:
-            param["stack"] = {"index": "e", "dim": rng.choice([0, 1])}
+            param["stack"] = {"index": "e", "dim": rng.choice([0, 1, 2])}
             param["shard"] = {str(int(d) + (param["stack"]["dim"] <= int(d))): rule for d, rule in param["shard"].items()}
         else:
             name += ".{e}"
@@ -235,11 +235,12 @@ def gaps(rng: random.Random) -> dict:
     # The target holds what the first param does, in the same cut.
     first = next(iter(params.values()))
     dimension = first["stack"]["dim"] if stacked else -1
-    rule = first["shard"]["0" if dimension == 1 else str(int(dimension == 0))]
+    rule = first["shard"]["1" if dimension == 0 else "0"]
     serve = {"holds": "w.{e}", "shard": {"0": rule}}
     target = {"params": {"t.{e}": serve, "n": {"holds": "n"}}}
     if rng.random() < 0.5:
-        target = {"params": {"t": {"holds": "w.{e}", "stack": "e", "shard": {"1": rule}}, "n": {"holds": "n"}}}
+        dim = rng.choice([0, 1])
+        target = {"params": {"t": {"holds": "w.{e}", "stack": {"index": "e", "dim": dim}, "shard": {str(1 - dim): rule}}, "n": {"holds": "n"}}}
     params["n"] = {"holds": "n"}
     tensors = {"w.{e}": {"shape": [rows, columns]}, "h.{e}": {"tied": "w.{e}"}, "n": {"shape": [4]}}
     node = {"version": 1, "model": {"dtype": rng.choice(FLOATS), "index": {"e": experts}, "tensors": tensors, "layouts": {"s": source, "t": target}},

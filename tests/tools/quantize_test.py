@@ -2,6 +2,7 @@
 values, bit for bit; quantised targets as sources of further jobs; over MPI; refusals; values that are not finite. RESHARD_BIN: the folder of the commands; needs
 numpy and ml_dtypes. In parts: quantize_test.py Quantize.test_refusals; RESHARD_SEEDS=3,17 for single jobs; RESHARD_KEEP=DIR keeps the files of what fails."""
 
+import itertools
 import json
 import os
 import re
@@ -200,6 +201,27 @@ class Quantize(unittest.TestCase):
                     self.work.move("job", "source", "target")
                     self.work.compare("target", job, values)
                     self.mpi("job", world)
+
+    def test_stacks(self):
+        """Experts along any dimension of a param, on either side: the matrices of a target are its last two dimensions, on whatever ranks they lie."""
+        for source, target in itertools.product((None, 0, 1, 2), (0, 1, 2)):
+            shard = lambda stack: {"0" if stack != 0 else "1": "tp"}  # noqa: E731
+            held = {"w": {"holds": "w.{e}", "stack": {"index": "e", "dim": source}, "shard": shard(source)}} if source is not None else {
+                "w.{e}": {"holds": "w.{e}", "shard": {"1": "tp"}}}
+            layouts = {"train": {"place": {"e": "ep"}, "params": held}, "serve": {"place": {"e": {"axis": "ep", "map": [[3, *range(4, 16)], [0, 1, 2]]}} if target == 1 else {},
+                       "params": {"w": {"holds": "w.{e}", "stack": {"index": "e", "dim": target}, "shard": shard(target)}}}}
+            node = {"version": 1, "model": model(**{"w.{e}": [8, 32]}) | {"index": {"e": 16}, "layouts": layouts}, "source": {"layout": "train", "mesh": {"tp": 2, "ep": 2}},
+                    "target": {"layout": "serve", "mesh": {"tp": 2} | ({"ep": 2} if target == 1 else {}), "quantize": "nvfp4"}}
+            with self.subTest(source=source, target=target), tempfile.TemporaryDirectory(dir=SHARED) as name:
+                self.work = Work(Path(name), 3)
+                self.compiled(node)
+                self.work.prove("job")
+                job = self.work.oracle("job")
+                values, _ = self.work.draw_held(job)
+                self.work.move("job", "source", "target")
+                self.work.compare("target", job, values)
+                if target == 1 and source in (None, 2):
+                    self.mpi("job", 4)
 
     def test_over_mpi(self):
         """Every kind of schedule with every format; where staging is too low, as much as is said to be needed."""
