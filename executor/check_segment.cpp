@@ -23,8 +23,8 @@ std::string range(int64_t begin, int64_t end) { return "[" + std::to_string(begi
 /// operands.
 class SegmentCheck {
 public:
-  SegmentCheck(const Manifest &manifest, const Segment &segment, uint32_t rank)
-      : manifest_(manifest), segment_(segment), rank_(rank) {}
+  SegmentCheck(const Manifest &manifest, const PlaceIndex &places, const Segment &segment, uint32_t rank)
+      : manifest_(manifest), places_(places), segment_(segment), rank_(rank) {}
 
   std::string run() {
     const bool good = general() && buffers() && shapes() && steps() && arena();
@@ -100,9 +100,9 @@ private:
     size_t at = 0;
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e) {
       const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
-      for (uint32_t place = 0; place < endpoint.ranks()->size(); ++place) {
-        if (!endpoint.storage() && endpoint.ranks()->Get(place) != rank_)
-          continue;
+      const std::optional<uint32_t> own = endpoint.storage() ? std::nullopt : places_.find(e, rank_);
+      const uint32_t begin = own.value_or(0), end = endpoint.storage() ? endpoint.ranks()->size() : own ? begin + 1 : 0;
+      for (uint32_t place = begin; place < end; ++place) {
         for (uint32_t p = 0; p < sizeOf(endpoint.params()); ++p) {
           const Param &param = *endpoint.params()->Get(p);
           const uint64_t count = static_cast<uint64_t>(instanceCount(endpoint, param, place));
@@ -421,6 +421,7 @@ private:
   }
 
   const Manifest &manifest_;
+  const PlaceIndex &places_;
   const Segment &segment_;
   const uint32_t rank_;
   uint32_t step_ = 0;
@@ -459,8 +460,8 @@ bool alike(const Segment &a, const Shape &x, const Segment &b, const Shape &y) {
   return true;
 }
 
-std::string checkSegment(const Manifest &manifest, const Segment &segment, uint32_t rank) {
-  return SegmentCheck(manifest, segment, rank).run();
+std::string checkSegment(const Manifest &manifest, const PlaceIndex &places, const Segment &segment, uint32_t rank) {
+  return SegmentCheck(manifest, places, segment, rank).run();
 }
 
 } // namespace reshard

@@ -2,6 +2,7 @@
 // manifest.
 #pragma once
 
+#include "executor/place_index.h"
 #include "schema/manifest.h"
 
 #include <string>
@@ -12,7 +13,7 @@ namespace reshard {
 /// over all its loops, inputs from source, arena or targets, outputs to targets or arena, both sides of a copy alike,
 /// rounds in order. Otherwise what was found and expected. The manifest must have passed checkManifest. Linear in the
 /// segment.
-std::string checkSegment(const schema::Manifest &manifest, const schema::Segment &segment, uint32_t rank);
+std::string checkSegment(const schema::Manifest &manifest, const PlaceIndex &places, const schema::Segment &segment, uint32_t rank);
 
 /// Whether two shapes of the same or of different segments can be walked together: equal rows, equal loop counts.
 bool alike(const schema::Segment &a, const schema::Shape &x, const schema::Segment &b, const schema::Shape &y);

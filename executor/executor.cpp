@@ -40,7 +40,6 @@ struct Refresh {
 struct reshard_executor {
   std::unique_ptr<Plan> plan;
   std::vector<uint32_t> ranks;
-  std::vector<std::unordered_map<uint32_t, uint32_t>> numbers; // by endpoint: world rank or file number -> place; made by the first bind
   std::map<std::pair<uint32_t, uint32_t>, Bindable> places;    // (endpoint, world rank or file number)
   std::vector<LocalRank> locals;
   std::vector<FaceWork> faces; // by local rank
@@ -70,18 +69,6 @@ struct reshard_executor {
       if (const Hook &hook = hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
         return "the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank);
     return {};
-  }
-
-  /// The place of an endpoint that is a world rank, or a file number.
-  std::optional<uint32_t> placeOf(uint32_t endpoint, uint32_t key) {
-    if (numbers.empty()) {
-      numbers.resize(plan->manifest().endpoints()->size());
-      for (uint32_t n = 0; n < numbers.size(); ++n)
-        for (uint32_t place = 0; place < plan->manifest().endpoints()->Get(n)->ranks()->size(); ++place)
-          numbers[n].try_emplace(plan->manifest().endpoints()->Get(n)->ranks()->Get(place), place);
-    }
-    const auto at = numbers[endpoint].find(key);
-    return at == numbers[endpoint].end() ? std::nullopt : std::optional(at->second);
   }
 
   Bindable &bindable(uint32_t endpoint, uint32_t place, uint32_t key) {
@@ -288,7 +275,7 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
     if (endpoint >= endpoints->size())
       return e.fail(RESHARD_BAD_BINDING, "there is no endpoint " + std::to_string(endpoint) + ", the plan has " + std::to_string(endpoints->size()));
     const fbs::Endpoint &at = *endpoints->Get(endpoint);
-    const std::optional<uint32_t> number = e.placeOf(endpoint, place);
+    const std::optional<uint32_t> number = e.plan->places().find(endpoint, place);
     const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(place);
     if (!number)
       return e.fail(RESHARD_BAD_BINDING, where + " is not in the plan");

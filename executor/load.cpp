@@ -43,6 +43,7 @@ std::string Plan::open(const std::string &path, std::unique_ptr<Plan> &plan) {
   if (manifest.messages() > static_cast<uint64_t>(opened->container_->bytes()) / (2 * sizeof(schema::Step)))
     return "'" + path + "': the manifest does not hold together: found " + std::to_string(manifest.messages()) +
            " messages, which a file of " + std::to_string(opened->container_->bytes()) + " bytes cannot have";
+  opened->places_.emplace(manifest);
   plan = std::move(opened);
   return {};
 }
@@ -55,7 +56,7 @@ std::string Plan::segment(uint32_t rank, const schema::Segment *&segment) const 
   const schema::Segment *root = verified<schema::Segment>(bytes, schema::SegmentIdentifier());
   if (!root)
     return where + "is no valid FlatBuffer";
-  if (std::string error = checkSegment(*manifest_, *root, rank); !error.empty())
+  if (std::string error = checkSegment(*manifest_, *places_, *root, rank); !error.empty())
     return where + "does not hold together: " + error;
   segment = root;
   return {};

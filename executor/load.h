@@ -2,6 +2,7 @@
 // index against the manifest's buffers.
 #pragma once
 
+#include "executor/place_index.h"
 #include "schema/container.h"
 #include "schema/manifest.h"
 
@@ -18,6 +19,8 @@ public:
   const schema::Manifest &manifest() const { return *manifest_; }
   const schema::Container &container() const { return *container_; }
   uint32_t world() const { return container_->segments(); }
+  /// Where world ranks are in each endpoint.
+  const PlaceIndex &places() const { return *places_; }
   const std::string &digest() const { return container_->digest(); }
   /// A rank's segment, verified and checked for meaning (bounds of every operand over all its loops, kinds, peers,
   /// rounds, equal sizes of the two sides of a copy, arena, order), anew at every call. Empty on success, else a text
@@ -28,6 +31,7 @@ private:
   std::string path_;
   std::unique_ptr<schema::Container> container_;
   const schema::Manifest *manifest_ = nullptr;
+  std::optional<PlaceIndex> places_;
 };
 
 /// What no rank can see alone: each message has one send and one receive, which name each other, with the same round,

@@ -354,9 +354,11 @@ private:
 
 std::string PairedPlan::load() {
   segments_.resize(plan_.world());
-  for (uint32_t rank = 0; rank < plan_.world(); ++rank)
+  for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
+    Deadline::spend(1024);
     if (std::string error = plan_.segment(rank, segments_[rank]); !error.empty())
       return error;
+  }
   sends_.resize(plan_.manifest().messages());
   for (uint32_t rank = 0; rank < plan_.world(); ++rank)
     for (const Step *step : all(segments_[rank]->steps()))

@@ -153,9 +153,11 @@ public:
   std::string run() {
     const uint32_t world = plan_.world();
     std::vector<const Segment *> segments(world);
-    for (uint32_t rank = 0; rank < world; ++rank)
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      Deadline::spend(1024);
       if (std::string error = plan_.segment(rank, segments[rank]); !error.empty())
         return error;
+    }
     if (std::string error = checkMessages(plan_); !error.empty())
       return error;
     for (uint32_t rank = 0; rank < world; ++rank) {
