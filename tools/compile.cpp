@@ -83,6 +83,23 @@ bool replaces(const Options &options, const std::vector<std::string> &inputs) {
          refuseSameOutput(kName, "--report", options.report, "-o", options.output);
 }
 
+/// Whether an output would replace a file in a folder that the job names as `storage`: a checkpoint's weights, say.
+bool replacesStored(const Options &options, const std::string &job, const ir::Layout &layout) {
+  namespace fs = std::filesystem;
+  for (const ir::Endpoint &endpoint : layout.endpoints)
+    for (const auto &[option, output] : {std::pair("-o", options.output), std::pair("--report", options.report)}) {
+      std::error_code error;
+      const fs::path file = fs::canonical(output, error); // of what is there: a new file replaces nothing
+      if (!endpoint.storage || output.empty() || error || !fs::is_regular_file(file, error) ||
+          !fs::equivalent(file.parent_path(), fs::path(job).parent_path() / endpoint.directory, error))
+        continue;
+      complain(kName, "option '" + std::string(option) + "': '" + output + "' is a file of the " + endpoint.role + "'s storage '" + endpoint.directory +
+                          "', expected another file");
+      return true;
+    }
+  return false;
+}
+
 /// --describe: the model of a checkpoint, on standard output or in -o.
 int describe(const Options &options) {
   Checkpoint checkpoint;
@@ -197,7 +214,7 @@ int compile(const std::string &job, Options &options) {
   std::vector<std::string> inputs; // the model's files among them
   for (uint32_t file = 0; file < diagnostics.files(); ++file)
     inputs.push_back(diagnostics.path(file));
-  if (replaces(options, inputs))
+  if (replaces(options, inputs) || replacesStored(options, job, result.module.layout))
     return kUsage;
 
   std::FILE *speech = schema::outputAt(options.output).direct ? stderr : stdout; // never into a plan that goes to standard output

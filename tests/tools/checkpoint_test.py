@@ -188,7 +188,7 @@ class Checkpoints(unittest.TestCase):
             (lambda at: (at / "vocab.json").symlink_to("nowhere"), "vocab.json' leads to no file"),
             (lambda at: os.mkfifo(at / "pipe"), "pipe' is no regular file"),
             (lambda at: os.truncate(at / "merges.txt", 300 << 20), "expected small files beside the weights"),
-            (lambda at: (at / "a\nb").write_text(""), "a file whose name is not of plain characters"),
+            (lambda at: (at / "a\nb").write_text(""), "has a name that is not of printable ASCII characters"),
             (lambda at: shutil.rmtree(at), "No such file or directory"),
         ):
             at = self.work / "copy"
@@ -251,6 +251,22 @@ class Checkpoints(unittest.TestCase):
                            "source: {storage: files}\ntarget: {mesh: {}}\n")
             done = subprocess.run([BIN / "reshard-compile", job, "-o", self.work / "plan"], cwd="/", capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_plans_replace_no_stored_files(self) -> None:
+        """A plan or a report in place of a file of a folder that the job stores weights in is refused."""
+        self.sharded(self.work / "hf")
+        (self.work / "link").symlink_to(self.work / "hf/config.json")
+        (self.work / "hf/config.json").write_text("{}")
+        (self.work / "job.yaml").write_text(f"{MODEL}source: {{storage: hf}}\ntarget: {{mesh: {{}}}}\n")
+        before = {path: path.read_bytes() for path in (self.work / "hf").iterdir()}
+        first = next(path for path in sorted(before) if path.suffix == ".safetensors")
+        for flags in (["-o", first], ["-o", "link"], ["-o", "p", "--report", first]):
+            done = subprocess.run([BIN / "reshard-compile", "job.yaml", "--allow=axis", *flags], cwd=self.work, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("is a file of the source's storage 'hf', expected another file", done.stderr)
+            self.assertEqual({path: path.read_bytes() for path in (self.work / "hf").iterdir()}, before)
+        self.assertFalse((self.work / "p").exists())
+        subprocess.run([BIN / "reshard-compile", "job.yaml", "--allow=axis", "-o", "hf/new.rplan"], cwd=self.work, check=True, capture_output=True)
 
     def test_described_onto_itself(self) -> None:
         """-o that names a file of the checkpoint would replace it."""
