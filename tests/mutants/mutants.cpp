@@ -43,6 +43,7 @@ constexpr uint64_t kBatch = 500;      // mutants of a child
 constexpr rlim_t kMemory = rlim_t{2} << 30;
 constexpr double kMostDeclared = 1 << 30; // bytes of params, beyond which a plan is not run: that the tools refuse what the machine has not is a test of its own
 constexpr uint64_t kMostBytes = 1 << 17, kMostMoves = 4000; // of a plan's targets, so that a mutant takes milliseconds
+constexpr uint64_t kEnough = 1000; // mutants, from which on outcomes have the shares that are asked for
 
 [[noreturn]] void die(const std::string &why) {
   std::fprintf(stderr, "mutants: %s\n", why.c_str());
@@ -296,7 +297,15 @@ public:
       std::printf(" %llu %s,", static_cast<unsigned long long>(shared_->counts[o]), kNames[o]);
     std::printf("\n%llu mutants: %llu crashes, %llu hangs, %llu disagreements\n", static_cast<unsigned long long>(count), static_cast<unsigned long long>(crashes_),
                 static_cast<unsigned long long>(hangs_), static_cast<unsigned long long>(shared_->counts[disagrees]));
-    return crashes_ + hangs_ + shared_->counts[disagrees] > 0;
+    if (crashes_ + hangs_ + shared_->counts[disagrees] > 0)
+      return 1;
+    // Without mutants that pass the loader nothing is compared: bad digests, say, are refused by it all.
+    const uint64_t late = shared_->counts[undone] + shared_->counts[refusedLater];
+    if (count < kEnough || (shared_->counts[right] >= count / 20 && shared_->counts[wrong] > 0 && late <= count / 50))
+      return 0;
+    std::printf("too few mutants were compared: expected at least %llu proven and right, 1 wrong by both, and at most %llu that were not finished or failed when run\n",
+                static_cast<unsigned long long>(count / 20), static_cast<unsigned long long>(count / 50));
+    return 1;
   }
 
   int one(uint64_t n) {
