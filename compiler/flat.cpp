@@ -104,7 +104,7 @@ bool Params::addFlatParts(Building &building) const {
     if (share.size() > 1 || (share.size() == 1 && share[0].count > 1)) {
       diagnostics_.error(building.declaration.at, building.title() +
                                                       " is flat, expected a rule that gives each rank one " +
-                                                      "range: even, chunk, balanced or sizes");
+                                                      "range: even, chunk, balanced, vllm, sglang or sizes");
       return false;
     }
     ranges.push_back(share.empty() ? Interval{} : Interval{share[0].from, share[0].from + share[0].length});

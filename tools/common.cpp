@@ -144,16 +144,16 @@ std::function<std::string(const std::string &)> setBytes(uint64_t &bytes) {
   return [&bytes](const std::string &value) -> std::string {
     uint64_t unit = 1;
     std::string_view digits = value;
-    for (const auto &[suffix, each] : {std::pair("KiB", uint64_t{1} << 10), std::pair("MiB", uint64_t{1} << 20),
-                                       std::pair("GiB", uint64_t{1} << 30)})
+    for (const auto &[suffix, each] : {std::pair<std::string_view, uint64_t>("KiB", uint64_t{1} << 10), {"MiB", uint64_t{1} << 20}, {"GiB", uint64_t{1} << 30},
+                                       {"KB", 1'000}, {"MB", 1'000'000}, {"GB", 1'000'000'000}})
       if (digits.ends_with(suffix)) {
         unit = each;
-        digits.remove_suffix(3);
+        digits.remove_suffix(suffix.size());
         break;
       }
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), bytes);
     if (error != std::errc() || end != digits.data() + digits.size() || bytes == 0 || bytes > (uint64_t{1} << 62) / unit)
-      return "found '" + value + "', expected bytes: an integer, or one with KiB, MiB or GiB";
+      return "found '" + value + "', expected bytes: an integer, or one with KiB, MiB, GiB, KB, MB or GB";
     bytes *= unit;
     return {};
   };

@@ -31,6 +31,9 @@ void checkOptions(const ExecutionOptions &options, const Plan &plan) {
   if (options.synthesize ? !options.target.empty() : sourceFolder(options, plan).empty())
     throw Failure{kUsage, options.synthesize ? "--synthesize makes values in memory, found --target as well"
                                               : "the job names no folder of its source, expected --source=DIR, or --synthesize"};
+  std::error_code unknown;
+  if (const std::string folder = sourceFolder(options, plan); !options.synthesize && options.source.empty() && !fs::is_directory(folder, unknown))
+    throw Failure{kUsage, "'" + folder + "' is no folder: 'storage' of the job starts in the plan's folder, --source=DIR names another"};
   if (options.synthesize && !options.allow.empty())
     throw Failure{kUsage, "--allow=extra is about files, found --synthesize as well"};
   if (!options.synthesize && targetFolder(options, plan).empty())

@@ -245,7 +245,7 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
         Json &one = wanted[run->first() + instance.instance];
         if (standing)
           one["quantized"] = {{"format", EnumNameQuantization(standing->format)},
-                              {"is", standing->codes ? "codes" : "scales"},
+                              {"is", standing->codes ? "codes" : standing->format == Quantization::nvfp4 && storedType(param) == DType::fp32 ? "tensor scale" : "scales"},
                               {"swizzled", standing->swizzled},
                               {"how", kQuantizers[static_cast<size_t>(standing->by)].key}};
         one["from"] = Json::object();

@@ -162,7 +162,8 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
       }
       const TensorView &view = found->second;
       if (view.dtype != schema::storedType(param))
-        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " + schema::dtypeName(schema::storedType(param));
+        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " + schema::dtypeName(schema::storedType(param)) +
+               (endpointNumber == 0 ? "; 'dtype: stored' in the job's source takes the dtypes of its files" : "");
       if (view.shape != instance.shape)
         return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " + shapeText(instance.shape);
       left.erase(instance.name);

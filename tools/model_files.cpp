@@ -38,7 +38,7 @@ ModelFiles findModelFiles(const std::string &folder) {
       continue;
     }
     if (!isPlain(name))
-      throw Failure{kUsage, "'" + folder + "' has a file whose name is not of plain characters, expected files such as config.json"};
+      throw Failure{kUsage, "'" + at->path().string() + "' has a name that is not of printable ASCII characters, expected files such as config.json"};
     const uint64_t bytes = fs::is_regular_file(status) ? fs::file_size(at->path(), lost) : 0;
     if (lost || !fs::is_regular_file(status))
       throw Failure{kUsage, "'" + at->path().string() + "' " + (status.type() == fs::file_type::not_found ? "leads to no file" : "is no regular file") +

@@ -7,25 +7,46 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <sys/mman.h>
 
 namespace reshard::tools {
 
 using namespace schema;
 
+namespace {
+constexpr size_t kMapped = 1 << 20; // from here on pages that are never touched save more than two system calls cost
+}
+
 Reserved::~Reserved() {
-  if (data_)
+  if (bytes_ >= kMapped)
     ::munmap(data_, bytes_);
+  else
+    std::free(data_);
 }
 
 void Reserved::grow(size_t bytes) {
   if (bytes <= bytes_)
     return;
-  void *grown = data_ ? ::mremap(data_, bytes_, bytes, MREMAP_MAYMOVE)
-                      : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (bytes < kMapped) {
+    auto *small = static_cast<std::byte *>(std::realloc(data_, bytes));
+    if (!small)
+      throw std::bad_alloc();
+    std::memset(small + bytes_, 0, bytes - bytes_);
+    data_ = small;
+    bytes_ = bytes;
+    return;
+  }
+  void *grown = bytes_ >= kMapped ? ::mremap(data_, bytes_, bytes, MREMAP_MAYMOVE)
+                                  : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (grown == MAP_FAILED)
     throw Failure{kFailure, "cannot put a tensor together from what the source holds: no addresses for " + humanBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno)};
+  if (data_ && bytes_ < kMapped) {
+    std::memcpy(grown, data_, bytes_);
+    std::free(data_);
+  }
   data_ = static_cast<std::byte *>(grown);
   bytes_ = bytes;
 }
