@@ -15,12 +15,26 @@ using namespace ir;
 
 namespace {
 
+int64_t bytesOf(const OperandShape &shape) {
+  int64_t bytes = shape.rowBytes;
+  for (const OperandLoop &loop : shape.loops)
+    bytes *= loop.count;
+  return bytes;
+}
+
+/// Whether an operand is in the arena, row behind row.
+bool relayed(const RankSchedule &rank, const Operand &operand) {
+  const OperandShape &shape = rank.shapes[operand.shape];
+  int64_t stride = bytesOf(shape);
+  return operand.buffer == 0 && std::all_of(shape.loops.begin(), shape.loops.end(), [&](const OperandLoop &loop) { return loop.stride == (stride /= loop.count); });
+}
+
 /// Not what is converted on its way into memory or out of it.
 bool inPlace(const Layout &layout, const RankSchedule &rank, const Step &step) {
   const Operands &operands = step.kind == StepKind::send ? step.inputs : step.outputs;
-  if (operands.size() != 1 || !rank.shapes[operands[0].shape].loops.empty())
+  if (operands.size() != 1 || !(rank.shapes[operands[0].shape].loops.empty() || relayed(rank, operands[0])))
     return false;
-  if (operands[0].buffer == 0) // what is gathered there
+  if (operands[0].buffer == 0) // what is gathered or relayed there
     return true;
   const auto run = std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer, [](uint32_t buffer, const BufferRun &r) { return buffer < r.first; }));
   return !layout.endpoints[run->endpoint].params[run->param].converts();
@@ -50,10 +64,10 @@ void assign(RankSchedule &rank, const Layout &layout) {
       slots.bytes = std::max(slots.bytes, reshard::staged(step.chunk > 0 ? step.chunk : step.bytes));
       slots.chunks += chunks(step);
     }
-  for (const Step &step : rank.steps) // behind what is gathered
+  for (const Step &step : rank.steps) // behind what is gathered or relayed
     for (size_t i = 0; i < step.inputs.size(); ++i)
       if (step.inputs[i].buffer == 0)
-        rank.arenaBytes = std::max(rank.arenaBytes, reshard::staged(step.inputs[i].offset + rank.shapes[step.inputs[i].shape].rowBytes));
+        rank.arenaBytes = std::max(rank.arenaBytes, reshard::staged(step.inputs[i].offset + bytesOf(rank.shapes[step.inputs[i].shape])));
   for (Slots &slots : all) {
     slots.base = rank.arenaBytes;
     rank.arenaBytes += std::min<int64_t>(slots.chunks, 2) * slots.bytes;

@@ -69,8 +69,15 @@ template <class Is> bool any(const ir::Layout &layout, Is is) {
 }
 
 /// The bits of what an older reader must not overlook.
-uint64_t features(const ir::Layout &layout) {
-  return (any(layout, [](const ir::Param &param) { return param.stored.has_value(); }) ? schema::kFeatureCasts : 0) |
+uint64_t features(const ir::Module &module) {
+  const ir::Layout &layout = module.layout;
+  const bool relays = std::any_of(module.schedule.ranks.begin(), module.schedule.ranks.end(), [](const ir::RankSchedule &rank) {
+    return std::any_of(rank.steps.begin(), rank.steps.end(), [](const ir::Step &step) {
+      return step.kind == ir::StepKind::send && std::any_of(step.inputs.begin(), step.inputs.end(), [](const ir::Operand &operand) { return operand.buffer == 0; });
+    });
+  });
+  return (relays ? schema::kFeatureRelays : 0) |
+         (any(layout, [](const ir::Param &param) { return param.stored.has_value(); }) ? schema::kFeatureCasts : 0) |
          (any(layout, [](const ir::Param &param) { return param.face.has_value(); }) ? schema::kFeatureFaces : 0) |
          (any(layout, [](const ir::Param &param) { return param.face && param.face->over > 0; }) ? schema::kFeatureOver : 0) |
          (any(layout, [](const ir::Param &param) { return !param.transform.empty(); }) ? schema::kFeatureTransforms : 0);
@@ -342,7 +349,7 @@ std::string writePlan(const ir::Module &module, const Statistics &counts, const 
            std::string(module.level == ir::Level::layout ? "layout" : "transfer") + " level";
   const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
   schema::ContainerWriter writer;
-  if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size()), features(module.layout)); !error.empty())
+  if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size()), features(module)); !error.empty())
     return error;
   FlatBufferBuilder builder(1 << 16);
   manifest(builder, module, counts);

@@ -8,9 +8,11 @@
 #include "compiler/descriptor_cuts.h"
 #include "compiler/interner.h"
 #include "compiler/pass.h"
+#include "compiler/relays.h"
 #include "compiler/round_limits.h"
 #include "compiler/rounds.h"
 #include "compiler/stage_steps.h"
+#include "schema/arena.h"
 
 #include <algorithm>
 #include <map>
@@ -22,15 +24,6 @@ using namespace ir;
 
 namespace {
 
-/// Descriptors that go the same way.
-struct Way {
-  Stage stage;
-  int32_t source = 0, target = 0; // world ranks
-  int32_t route = -1;
-  bool operator==(const Way &) const = default;
-  auto key() const { return std::tie(stage, source, target, route); }
-};
-
 /// Bytes [begin, end) of a stream, as cut by the rounds.
 struct Piece {
   int64_t begin, end;
@@ -39,7 +32,7 @@ struct Piece {
 
 class Scheduler {
 public:
-  explicit Scheduler(Module &module) : module_(module), layout_(module.layout), cutter_(shapes_), bands_(module.layout), stages_(module, bands_, operandShapes_) {
+  explicit Scheduler(Module &module) : module_(module), layout_(module.layout), cutter_(shapes_), relays_(module.layout, shapes_, cutter_), bands_(module.layout), stages_(module, bands_, operandShapes_) {
     for (const Shape &shape : module.transfers.shapes)
       shapes_.intern(shape);
     module_.schedule.ranks.resize(layout_.world);
@@ -74,6 +67,7 @@ public:
     if (std::string error = bands_.plan(gathers ? remoteBytes() : 0); !error.empty())
       return error;
     gather();
+    relay();
     if (std::string error = deal(); !error.empty())
       return error;
     localSteps();
@@ -81,7 +75,7 @@ public:
     for (size_t rank = 0; rank < operandShapes_.size(); ++rank)
       module_.schedule.ranks[rank].shapes = std::move(operandShapes_[rank]).take();
     for (RankSchedule &rank : module_.schedule.ranks)
-      rank.arenaBytes = bands_.bytes(rank.rank);
+      rank.arenaBytes = bands_.bytes(rank.rank) + relays_.held(rank.rank);
     module_.schedule.messages = static_cast<uint32_t>(messages_.size());
     module_.schedule.rounds = rounds_;
     for (const RankSchedule &rank : module_.schedule.ranks)
@@ -137,6 +131,10 @@ private:
       else
         remote.emplace_back(at, d);
     }
+    addStreams(std::move(remote));
+  }
+
+  void addStreams(std::vector<std::pair<Way, Descriptor>> remote) {
     std::stable_sort(remote.begin(), remote.end(),
                      [](const auto &a, const auto &b) { return a.first.key() < b.first.key(); });
     for (const auto &[at, d] : remote) {
@@ -144,7 +142,9 @@ private:
         ways_.push_back(at);
         firsts_.push_back(descriptors_.size());
         Stream &stream = streams_.emplace_back();
-        if (at.source != at.target)
+        if (at.relay >= 0)
+          stream.hops = {{at.source, at.relay, -1}, {at.relay, at.target, 0}};
+        else if (at.source != at.target)
           stream.hops.push_back({at.source, at.target, -1});
         if (d.route >= 0)
           addRoute(module_.transfers.routes[d.route], d.endpoint, stream);
@@ -153,6 +153,19 @@ private:
       descriptors_.push_back(d);
     }
     firsts_.push_back(descriptors_.size());
+  }
+
+  /// Has other ranks of a node send a part of what some have too much of.
+  void relay() {
+    std::vector<std::pair<Way, Descriptor>> all = relays_.cut(ways_, streams_, firsts_, descriptors_);
+    if (all.empty())
+      return;
+    ways_.clear();
+    firsts_.clear();
+    streams_.clear();
+    descriptors_.clear();
+    addStreams(std::move(all));
+    relays_.place(ways_, streams_);
   }
 
   void addRoute(const Route &route, unsigned endpoint, Stream &stream) {
@@ -170,7 +183,7 @@ private:
     RoundLimits limits;
     int64_t gathered = 0;
     for (const RankSchedule &rank : module_.schedule.ranks)
-      gathered = std::max(gathered, gatheredBytes(layout_, rank.buffers) + bands_.bytes(rank.rank));
+      gathered = std::max(gathered, gatheredBytes(layout_, rank.buffers) + bands_.bytes(rank.rank) + relays_.held(rank.rank));
     if (std::string error = roundLimits(streams_, layout_, gathered, limits); !error.empty())
       return error;
     for (size_t first = 0; first < streams_.size();) {
@@ -289,8 +302,7 @@ private:
     }
   }
 
-  /// Whether the first rank of a stream reads it from files, which is no message.
-  bool read(size_t stream) const { return ways_[stream].source == ways_[stream].target; }
+  bool read(size_t stream) const { return ways_[stream].reads(); }
 
   /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from
   /// the next lower ones first. A send of what a rank got itself waits for the receives that brought it. Steps of later stages stand behind them.
@@ -317,6 +329,7 @@ private:
       });
       steps.reserve(steps.size() + sides[rank].size());
       auto side = sides[rank].begin();
+      schema::ArenaUse held; // what is relayed
       auto until = [&](int64_t round) { // messages of rounds up to this one
         for (; side != sides[rank].end() && side->round <= round; ++side) {
           const Message &message = messages_[side->message];
@@ -328,7 +341,7 @@ private:
           step.bytes = message.bytes;
           step.chunk = message.chunk;
           for (const Grant &grant : message.grants)
-            addOperands(rank, grant, side->receive, stepOf, step);
+            addOperands(rank, grant, side->receive, stepOf, held, step);
           stages_.append(rank, std::move(step), ways_[message.grants[0].stream].stage);
           if (side->receive)
             stepOf[side->message] = static_cast<uint32_t>(steps.size() - 1);
@@ -353,15 +366,21 @@ private:
     }
   }
 
-  void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf, Step &step) {
+  void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf, schema::ArenaUse &held, Step &step) {
     const llvm::ArrayRef<Piece> pieces = piecesOf(grant.stream);
     const auto first = std::partition_point(pieces.begin(), pieces.end(),
                                             [&](const Piece &piece) { return piece.begin < grant.begin; });
     const int32_t after = streams_[grant.stream].hops[grant.hop].after;
-    const bool onRoute = grant.hop > 0 || read(grant.stream);
+    const int64_t routed = static_cast<int64_t>(grant.hop) - hopsBefore(grant.stream);
+    const bool onRoute = routed >= 0, relayed = ways_[grant.stream].relay >= 0 && grant.hop == (receive ? 0 : 1);
     for (auto piece = first; piece != pieces.end() && piece->begin < grant.end; ++piece) {
       const Descriptor &d = piece->descriptor;
-      if (receive)
+      if (relayed) {
+        const int64_t base = relays_.base(grant.stream);
+        (receive ? step.outputs : step.inputs).push_back({0, packed(rank, d.shape), base + piece->begin});
+        for (uint32_t earlier : held.take(base + piece->begin, base + piece->end, static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size())))
+          step.after.push_back(earlier); // a send for what it sends, a receive for its room
+      } else if (receive)
         step.outputs.push_back(onRoute ? passed(rank, d, routeHop(grant).to) : output(rank, d));
       else
         step.inputs.push_back(onRoute ? passed(rank, d, routeHop(grant).from) : input(rank, d));
@@ -393,8 +412,10 @@ private:
   }
   /// The hop of a grant that is on the stream's route.
   const Hop &routeHop(const Grant &grant) const {
-    return module_.transfers.routes[ways_[grant.stream].route][grant.hop - (read(grant.stream) ? 0 : 1)];
+    return module_.transfers.routes[ways_[grant.stream].route][grant.hop - hopsBefore(grant.stream)];
   }
+  /// Hops of a stream before its route.
+  uint32_t hopsBefore(size_t stream) const { return read(stream) ? 0 : ways_[stream].relay >= 0 ? 2 : 1; }
   /// The target's operand on another place of the route: the same positions of the same param.
   Operand passed(int32_t rank, const Descriptor &d, int32_t place) {
     if (place == d.target)
@@ -428,10 +449,21 @@ private:
     return at->second;
   }
 
+  /// Of a relay: rows one behind the other, in the same loops.
+  uint32_t packed(int32_t rank, uint32_t number) {
+    const Shape &shape = shapes_[number];
+    OperandShape operand{shape.rowBytes, {}};
+    int64_t stride = bytesOf(shape);
+    for (const Loop &loop : shape.loops)
+      operand.loops.push_back({loop.count, stride /= loop.count, 0});
+    return operandShapes_[rank].intern(std::move(operand));
+  }
+
   Module &module_;
   const Layout &layout_;
   Interner<Shape> shapes_;
   Cutter cutter_;
+  Relays relays_;
   Bands bands_;
   StageSteps stages_;
   std::vector<bool> faces_; // by endpoint: whether it has any

@@ -133,6 +133,7 @@ private:
             const int64_t rows = shape[shape.size() - 2], row = shape.back() * itemBytes(param.dtype());
             buffers_.back().matrix = rows * row;
             buffers_.back().rows = (face->format() == Quantization::block_fp8 ? 128 : 1) * row;
+            gathers_ = true;
           }
           buffers_.back().largest = e > 0 && face && face->kind() == FaceKind::amax;
           // What the executor adds up for its memory is at most this, so it overflows nowhere after this check.
@@ -267,7 +268,7 @@ private:
       if (!operand(step.first_input() + i, false, in) || !readable(step, step.first_input() + i))
         return false;
     for (uint32_t i = 0; i < step.output_count(); ++i)
-      if (!operand(step.first_output() + i, true, out))
+      if (!operand(step.first_output() + i, true, out) || (last_->first == 0 && !gathers_ && !relay(step, step.first_output() + i)))
         return false;
     const uint64_t found = static_cast<uint64_t>(step.kind() == StepKind::send || step.kind() == StepKind::reduce ? in : out);
     if (found != step.bytes())
@@ -334,9 +335,33 @@ private:
     for (uint32_t i = 0; i < step.after_count(); ++i)
       if (const StepKind before = segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind(); before == StepKind::recv || before == StepKind::copy)
         received = true;
+    if (step.kind() == StepKind::send && last_->first == 0)
+      return relay(step, number);
     return (step.kind() == StepKind::send && last_->count > 0 && last_->first > 0 && !last_->storage && received) ||
            failStep("operand " + text(number) + ": reads buffer " + text(segment_.operands()->Get(number)->buffer()) +
                     ", expected one of the source, or of a target rank in a send that waits for a receive or a copy");
+  }
+
+  /// What a rank relays comes to its arena by receives and leaves it by sends, in turn: a send waits for the receives that brought what it sends, a
+  /// receive for the sends of what it writes over. It stands row behind row. A rank that gathers what it quantises relays nothing.
+  bool relay(const Step &step, uint32_t number) {
+    const Operand &operand = *segment_.operands()->Get(number);
+    const Shape &shape = *segment_.shapes()->Get(operand.shape());
+    auto fail = [&](const std::string &why) { return failStep("operand " + text(number) + ": " + why); };
+    if (step.kind() != StepKind::send && step.kind() != StepKind::recv)
+      return fail("writes to the arena, expected that of receives alone on a rank that gathers nothing");
+    if (gathers_)
+      return fail("sends bytes of the arena, where the rank gathers what it quantises");
+    int64_t stride = extents_[operand.shape()].bytes;
+    const auto begin = static_cast<int64_t>(operand.offset()), end = begin + stride;
+    for (uint32_t l = 0; l < shape.loop_count(); ++l)
+      if (const Loop &loop = *segment_.loops()->Get(shape.first_loop() + l); loop.stride() != (stride /= static_cast<int64_t>(loop.count())) || loop.buffer_step() != 0)
+        return fail("is relayed, and does not stand row behind row");
+    for (const uint32_t before : relayed_.take(begin, end, step_))
+      if (const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send; before == step_ || sent == (step.kind() == StepKind::send) || !waits(step, before))
+        return fail("takes bytes " + range(begin, end) + " of the arena, which step " + text(before) + " had last, expected that this is a " +
+                    (step.kind() == StepKind::send ? "receive" : "send") + ", and that it is waited for");
+    return true;
   }
 
   /// What is gathered before it is quantised is written by copies from the arena's beginning, by whole rows of blocks, and by nothing else.
@@ -430,7 +455,8 @@ private:
   std::vector<Extent> extents_;  // by shape
   int64_t pieces_ = 0;           // of all operands
   int64_t chunks_ = 0;           // of all messages, as kMaxChunks counts them
-  ArenaUse arena_;
+  ArenaUse arena_, relayed_;
+  bool gathers_ = false; // rows of blocks, in the arena
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
   static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};
   std::string error_;

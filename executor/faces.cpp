@@ -102,9 +102,9 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank, Transport &transpo
     any = any || face;
     end_ += hasMemory(face) ? run->count() * gatheredBytes(*run) : 0;
   }
-  if (!any)
-    return {};
   begin_ = arenaBegin(*rank.segment);
+  if (!any && begin_ == 0)
+    return {};
   std::byte *memory = nullptr;
   if (const uint64_t bytes = begin_ + end_; bytes > 0) {
     if (std::string error = transport.allocate(bytes, memory); !error.empty())

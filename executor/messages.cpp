@@ -226,15 +226,16 @@ private:
       }
     } else {
       const auto peer = near.find(step.peer());
+      bool relayed = false;
       if (peer != near.end())
         if (const LocalRank *other = neighbours_.meet(plan, step.peer(), peer->second)) {
           bool reached = false;
-          if (std::string error = addPull(rank, *other, message, reached); !error.empty())
+          if (std::string error = addPull(rank, *other, message, reached, relayed); !error.empty())
             return error;
           way = reached ? kPull : kReceive;
         }
       (way == kPull ? by_.sharedMemory : by_.wire) += step.bytes();
-      if (way == kReceive && shortcut_ && peer != near.end())
+      if (way == kReceive && shortcut_ && peer != near.end() && !relayed)
         by_.wireInsideHost += step.bytes();
     }
     if (way == kSend || way == kReceive) {
@@ -252,14 +253,16 @@ private:
     return {};
   }
 
-  /// A receive whose sender's memory is at hand, if all of what it sends is.
-  std::string addPull(const LocalRank &rank, const LocalRank &other, Message &message, bool &reached) {
+  /// A receive whose sender's memory is at hand, if all of what it sends is; what the sender relays never is.
+  std::string addPull(const LocalRank &rank, const LocalRank &other, Message &message, bool &reached, bool &relayed) {
     const Step &step = *message.step;
     const auto *steps = other.segment->steps();
     const auto send = std::find_if(steps->begin(), steps->end(), [&](const Step *s) { return s->kind() == StepKind::send && s->message() == step.message(); });
     if (send == steps->end() || send->peer() != rank.rank || send->input_count() != step.output_count() || send->bytes() != step.bytes() || send->chunk() != step.chunk())
       return "message " + std::to_string(step.message()) + " differs between rank " + std::to_string(other.rank) + " and rank " + std::to_string(rank.rank);
     reached = true;
+    for (uint32_t i = 0; i < send->input_count(); ++i)
+      relayed = relayed || other.segment->operands()->Get(send->first_input() + i)->buffer() == 0;
     for (uint32_t i = 0; i < step.output_count() && reached; ++i)
       if (std::string error = message.packing.add({&other, other.segment->operands()->Get(send->first_input() + i)}, {&rank, rank.segment->operands()->Get(step.first_output() + i)}, reached);
           !error.empty())

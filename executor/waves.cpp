@@ -46,7 +46,7 @@ std::string pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messa
 }
 
 /// Messages, and the other steps of all ranks, in waves: each after what it waits for. `after` between two sends, or two receives, is about slots of
-/// the arena, which nothing uses here. Topological order (A. B. Kahn, 1962), in time linear in the plan's `after`.
+/// the arena, which nothing uses here; a receive that waits for a send takes over what that relays. Topological order (A. B. Kahn, 1962), in time linear in the plan's `after`.
 class Waves {
 public:
   Waves(const std::vector<LocalRank> &ranks, size_t messages) : ranks_(ranks) {
@@ -94,7 +94,7 @@ private:
     for (uint32_t i = 0; i < step.after_count(); ++i) {
       const uint32_t earlier = segment.after()->Get(step.first_after() + i);
       const StepKind kind = segment.steps()->Get(earlier)->kind();
-      if (kind != StepKind::send && !(kind == StepKind::recv && step.kind() == StepKind::recv))
+      if (kind == StepKind::send ? step.kind() == StepKind::recv : kind != StepKind::recv || step.kind() != StepKind::recv)
         edges.emplace_back(node(rank, earlier), node(rank, number));
     }
   }

@@ -22,6 +22,8 @@ constexpr uint64_t kFeatureFaces = 2;
 constexpr uint64_t kFeatureTransforms = 4;
 /// … with largest magnitudes over other dimensions of a tensor than the last two (Face.over).
 constexpr uint64_t kFeatureOver = 8;
+/// … with ranks that hold in their arenas what they send on (relays).
+constexpr uint64_t kFeatureRelays = 16;
 
 /// Writes a plan; the file appears complete (by rename) on finish() or not at all. What is no regular file (a device, a FIFO) gets
 /// the bytes on finish(). Every call returns an error text,

@@ -43,6 +43,8 @@ public:
     return moves(nullptr, rank, nullptr, *segments_[rank], operand, visit);
   }
   const schema::Segment &segment(uint32_t rank) const { return *segments_[rank]; }
+  /// The send of a message.
+  const schema::Step &send(uint32_t message) const { return *sends_[message].step; }
 
 private:
   struct End {

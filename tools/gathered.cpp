@@ -23,6 +23,14 @@ bool Gathered::waits(uint32_t number, uint32_t earlier) {
   return std::binary_search(after_.begin(), after_.end(), earlier);
 }
 
+/// Whether the rank gathers rows of blocks.
+bool Gathered::gathers() const {
+  return std::any_of(all(segment_->buffers()).begin(), all(segment_->buffers()).end(), [&](const BufferRun *run) {
+    const Face *face = plan_.manifest().endpoints()->Get(run->endpoint())->params()->Get(run->param())->face();
+    return run->endpoint() > 0 && face && face->kind() == FaceKind::elements && face->gathered();
+  });
+}
+
 /// Whether a step waits for a copy from the arena, or for a later one that waits for it.
 bool Gathered::waitsForCopy(uint32_t step, uint32_t copy) {
   const auto from = std::find(copies_.begin(), copies_.end(), copy);
@@ -39,6 +47,7 @@ std::string Gathered::forEachMove(uint32_t rank, const std::function<void(const 
   reduced_.clear();
   copies_.clear();
   std::string error;
+  const bool anyGathered = gathers(); // else the arena has what it relays, which its sends say
   for (uint32_t s = 0; s < all(segment_->steps()).size() && error.empty(); ++s) {
     const Step &step = *segment_->steps()->Get(s);
     for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count() && error.empty(); ++i) {
@@ -51,8 +60,12 @@ std::string Gathered::forEachMove(uint32_t rank, const std::function<void(const 
     uint32_t last = 0; // most rows of a step go to few buffers
     const std::string problem = paired_.forEachMove(rank, s, [&](const Move &move) {
       const bool gathers = move.targetBuffer == 0, quantises = !gathers && move.sourceBuffer == 0 && !move.zero;
+      if (gathers && !anyGathered)
+        return;
       if (gathers && error.empty())
         error = write(s, move);
+      else if (quantises && step.kind() == StepKind::recv && error.empty())
+        error = relayed_.resolve(move, paired_.send(step.message()), visit);
       else if (quantises)
         forEachRow(move, [&](const Move &row) {
           if (error.empty())

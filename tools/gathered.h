@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tools/coverage.h"
+#include "tools/relayed.h"
 
 #include <map>
 
@@ -10,9 +11,9 @@ namespace reshard::tools {
 
 class Gathered {
 public:
-  Gathered(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired) {}
+  Gathered(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired), relayed_(paired) {}
 
-  /// Everything that ends in a buffer of a rank; of what a copy reads from the arena, what brought it. An error text, empty on success: bytes that are
+  /// Everything that ends in a buffer of a rank; of what a copy reads from the arena, or another rank relays, what brought it. An error text, empty on success: bytes that are
   /// read were not written by steps that the copy waits for, or are written over before; or tensor scales are used by a step that does not wait for them.
   std::string forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit);
 
@@ -33,12 +34,14 @@ private:
   bool tiled(uint64_t begin, uint64_t end, uint64_t &missing);
   bool split(uint64_t begin, uint64_t end);
   std::string scale(uint32_t step, uint32_t buffer);
+  bool gathers() const;
   bool waits(uint32_t step, uint32_t earlier);
   bool waitsForCopy(uint32_t step, uint32_t copy);
   std::string fail(uint32_t step, const std::string &why) const;
 
   const Plan &plan_;
   const PairedPlan &paired_;
+  Relayed relayed_;
   uint32_t rank_ = 0;
   const schema::Segment *segment_ = nullptr;
   uint32_t lookedAt_ = UINT32_MAX; // the step of after_

@@ -293,6 +293,10 @@ private:
       }
       if (send && step->after_count() > 0)
         follow(rank, segment, *step, messages);
+      for (uint32_t i = 0; !send && i < step->after_count(); ++i) // what a rank relays leaves its room
+        if (const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i)); earlier.kind() == StepKind::send)
+          for (const Tasks &tasks : chunks)
+            after(messages[earlier.message()].back().wire, false, tasks.wire);
     }
   }
 

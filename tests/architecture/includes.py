@@ -27,6 +27,7 @@ MORE = {
     "compiler/job.cpp": ("xxhash.h",),
     "compiler/emit.cpp": ("schema/", "flatbuffers/"),
     "compiler/assign_buffers.cpp": ("schema/arena.h",),
+    "compiler/schedule.cpp": ("schema/arena.h",),
     "ir/verify.cpp": ("schema/arena.h",),
     "kernels/copy_cuda.h": ("cuda",),
     "kernels/changes.h": ("cuda_fp8.h",),

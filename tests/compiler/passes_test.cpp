@@ -70,7 +70,7 @@ Memory labels(const Layout &layout, const Endpoint &endpoint) {
 
 TEST(Passes, EveryElementArrives) {
   const int cases = std::getenv("RESHARD_FULL") ? 20000 : 1500;
-  int withMessages = 0, withRounds = 0, withRelays = 0;
+  int withMessages = 0, withRounds = 0, withRelays = 0, withSenderRelays = 0, relayedWithLimit = 0;
   for (int seed = 0; seed < cases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Module module = RandomModule(seed).module();
@@ -87,8 +87,13 @@ TEST(Passes, EveryElementArrives) {
     }
     Player(module, source, found, seed).run();
     for (const RankSchedule &rank : module.schedule.ranks) {
-      for (const Step &step : rank.steps)
+      bool relays = false;
+      for (const Step &step : rank.steps) {
         withMessages += step.kind == StepKind::send;
+        relays = relays || (step.kind == StepKind::send && step.inputs[0].buffer == 0);
+      }
+      withSenderRelays += relays;
+      relayedWithLimit += relays && module.layout.stagingLimit > 0;
       EXPECT_TRUE(module.layout.stagingLimit == 0 || rank.arenaBytes <= module.layout.stagingLimit);
     }
     withRelays += !module.transfers.routes.empty();
@@ -98,4 +103,6 @@ TEST(Passes, EveryElementArrives) {
   EXPECT_GT(withMessages, cases);
   EXPECT_GT(withRounds, cases / 50);
   EXPECT_GT(withRelays, cases / 50);
+  EXPECT_GT(withSenderRelays, cases / 50);
+  EXPECT_GT(relayedWithLimit, cases / 100);
 }

@@ -124,10 +124,12 @@ private:
   };
 
   /// Every element that operands name, in order.
-  std::vector<Place> places(int32_t rankNumber, const Operands &operands) {
-    const RankSchedule &rank = module_.schedule.ranks[rankNumber];
+  std::vector<Place> places(At at, const Operands &operands) {
+    const RankSchedule &rank = module_.schedule.ranks[at.rank];
     std::vector<Place> result;
-    for (const Operand &operand : operands) {
+    for (size_t k = 0; k < operands.size(); ++k) {
+      const Operand &operand = operands[k];
+      const int64_t relayed = operand.buffer == 0 ? itemOfPartner(at, k) : 0;
       const OperandShape &shape = rank.shapes[operand.shape];
       std::function<void(size_t, int64_t, int64_t)> walk = [&](size_t l, int64_t buffer, int64_t offset) {
         if (l < shape.loops.size()) {
@@ -135,6 +137,8 @@ private:
             walk(l + 1, buffer + i * shape.loops[l].bufferStep, offset + i * shape.loops[l].stride);
           return;
         }
+        for (int64_t byte = 0; relayed > 0 && byte < shape.rowBytes; byte += relayed)
+          result.push_back({&arenas_[at.rank], offset + byte, relayed});
         for (const BufferRun &run : rank.buffers)
           if (buffer >= run.first && buffer < run.first + run.count) {
             const Endpoint &endpoint = module_.layout.endpoints[run.endpoint];
@@ -152,9 +156,20 @@ private:
     return result;
   }
 
+  /// Of what is relayed, the bytes of an element: at the other end of the message it is in a param.
+  int64_t itemOfPartner(At at, size_t operand) const {
+    const bool sends = stepAt(at).kind == StepKind::send;
+    const At other = (sends ? receives_ : sends_).at(stepAt(at).message);
+    const uint32_t buffer = (sends ? stepAt(other).outputs : stepAt(other).inputs)[operand].buffer;
+    for (const BufferRun &run : module_.schedule.ranks[other.rank].buffers)
+      if (buffer >= run.first && buffer < run.first + run.count)
+        return itemBytes(module_.layout.endpoints[run.endpoint].params[run.param].dtype);
+    return 0;
+  }
+
   /// Those of one chunk.
   std::vector<Place> chunk(At at, const Operands &operands, int64_t number) {
-    std::vector<Place> all = places(at.rank, operands), result;
+    std::vector<Place> all = places(at, operands), result;
     const int64_t each = stepAt(at).chunk;
     int64_t begin = 0;
     for (const Place &place : all) {
@@ -176,7 +191,8 @@ private:
     size_t next = 0;
     for (const Place &place : chunk(at, stepAt(at).outputs, number)) {
       ASSERT_LT(next, elements.size());
-      ASSERT_EQ(place.memory->at(place.element), kUnwritten) << "rank " << at.rank << " step " << at.step << " writes twice";
+      const bool relayed = place.memory == &arenas_[at.rank]; // in turn
+      ASSERT_TRUE(relayed || place.memory->at(place.element) == kUnwritten) << "rank " << at.rank << " step " << at.step << " writes twice";
       place.memory->at(place.element) = elements[next++].label;
     }
     ASSERT_EQ(next, elements.size());

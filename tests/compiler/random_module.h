@@ -13,8 +13,8 @@ namespace reshard::ir {
 
 class RandomModule {
 public:
-  /// Every seventh has files on its source side.
-  explicit RandomModule(uint64_t seed) : random_(seed), files_(seed % 7 == 0) {}
+  /// Every seventh has files on its source side, every other one slow NICs.
+  explicit RandomModule(uint64_t seed) : random_(seed), files_(seed % 7 == 0), slow_(seed % 2 == 0) {}
 
   Module module() {
     Module module;
@@ -22,6 +22,10 @@ public:
     layout.variables = {{"layer", pick(1, 5)}, {"expert", pick(1, 4)}};
     layout.topology.ranksPerNode = pick(0, 3);
     layout.stagingLimit = pick(0, 1) ? 0 : 2048 * pick(1, 3);
+    if (slow_) {
+      layout.topology.nicRate = 1'000'000; // little bytes are worth relaying
+      layout.topology.nicLatency = 1;
+    }
     const int families = pick(1, 3);
     for (int f = 0; f < families; ++f) {
       Family family;
@@ -181,7 +185,7 @@ private:
   }
 
   std::mt19937_64 random_;
-  bool files_;
+  bool files_, slow_;
 };
 
 } // namespace reshard::ir

@@ -101,7 +101,9 @@ private:
 TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
   const tests::Folder folder;
   int chunked = 0, passedOn = 0;
-  for (const std::string &job : tests::kRelayJobs)
+  std::vector<std::string> jobs(std::begin(tests::kRelayJobs), std::end(tests::kRelayJobs));
+  jobs.insert(jobs.end(), std::begin(tests::kRelayedJobs), std::end(tests::kRelayedJobs));
+  for (const std::string &job : jobs)
     for (uint64_t seed = 0; seed < 9; ++seed) {
       SCOPED_TRACE(job + "seed " + std::to_string(seed));
       std::unique_ptr<Plan> plan;
@@ -117,11 +119,13 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
       for (auto &memory : direct)
         memory->fill(seed * 10 + runs - 1);
       std::vector<LocalRank> locals;
+      bool relayed = false;
       for (const auto &memory : direct) {
         locals.push_back(memory->local);
         for (const schema::Step *step : *memory->local.segment->steps()) {
           chunked += step->chunk() > 0;
           passedOn += step->kind() == schema::StepKind::send && step->after_count() > 0;
+          relayed = relayed || (step->kind() == schema::StepKind::send && memory->local.segment->operands()->Get(step->first_input())->buffer() == 0);
         }
       }
       const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
@@ -154,7 +158,7 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
         EXPECT_EQ(errors[rank], "") << "rank " << rank;
         EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
       }
-      if (shown != Shown::some) { // then it depends on the ranks
+      if (shown != Shown::some && !relayed) { // then it depends on the ranks; and nobody shows its arena
         EXPECT_EQ(air.sent == 0, shown == Shown::all);
       }
     }

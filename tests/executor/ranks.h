@@ -1,6 +1,7 @@
 // Ranks of a plan with memory of their own, and jobs whose messages go in chunks and are passed on.
 #pragma once
 
+#include "executor/check_segment.h"
 #include "executor/transport.h"
 #include "tests/tools/support.h"
 
@@ -41,6 +42,8 @@ public:
     }
     for (const auto &table : tables_)
       local.runs.push_back(table.data());
+    relayed_.resize(arenaBegin(*local.segment));
+    local.arena = relayed_.empty() ? nullptr : relayed_.data();
   }
   ~RankMemory() {
     munmap(memory_, bytes_);
@@ -66,6 +69,7 @@ private:
   std::byte *memory_ = nullptr;
   size_t bytes_ = 0;
   std::deque<std::vector<std::byte *>> tables_;
+  std::vector<std::byte> relayed_; // of the arena
 };
 
 using Ranks = std::vector<std::unique_ptr<RankMemory>>;
@@ -115,6 +119,13 @@ inline const std::string kRelayJobs[] = {
     detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2, dp: 3}, ranks: 2..7}\noptions: {staging: 4KiB, topology: {ranks_per_node: 2}}\n",
     detail::kRelayModel +
         "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4, nics: {per_node: 1, rate: 100Gb/s}}}\n",
+};
+
+/// Jobs in which idle ranks of the senders' node relay, in one phase and in several.
+inline const std::string kRelayedJobs[] = {
+    detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4}, ranks: 6..9}\noptions: {topology: {ranks_per_node: 6, nics: {per_node: 6, rate: 1MB/s, latency: 1ns}}}\n",
+    detail::kRelayModel +
+        "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4}, ranks: 6..9}\noptions: {staging: 8KiB, topology: {ranks_per_node: 6, nics: {per_node: 6, rate: 1MB/s, latency: 1ns}}}\n",
 };
 
 /// Jobs whose chunks follow one another closely, and are packed anew on their way.

@@ -1,5 +1,5 @@
 """Altered plans: loader, proof and check agree, nothing crashes, nothing hangs (mutants.cpp). The plans are of random jobs of the property test, of the same
-with quantised targets, and of the rows and random jobs of the conformance suite. RESHARD_BIN: the folder of the commands. With arguments: COUNT SEED of the mutants."""
+with quantised targets, of relays, and of the rows and random jobs of the conformance suite. RESHARD_BIN: the folder of the commands. With arguments: COUNT SEED of the mutants."""
 
 import json
 import os
@@ -56,9 +56,18 @@ def matrix_job(seed):
             "options": rng.choice([{}, {"staging": 4096}])}
 
 
+def relayed_job(seed):
+    """One or two ranks of a node of four send to another node, and the idle ones relay: in one phase, or in several."""
+    rng = random.Random(seed)
+    return {"version": 1,
+            "model": {"dtype": "bf16", "tensors": {"a": {"shape": [rng.choice([48, 96]), 64], "shard": {"1": "tp"}}, "b": {"shape": [4, 50], "shard": {"0": "tp"}}}},
+            "source": {"mesh": {"tp": rng.choice([1, 2])}}, "target": {"mesh": {"tp": 4}, "ranks": "4..7"},
+            "options": rng.choice([{}, {"staging": 4096}]) | {"topology": {"ranks_per_node": 4, "nics": {"per_node": 4, "rate": "1MB/s", "latency": "1ns"}}}}
+
+
 def jobs():
     for seed in range(JOBS):
-        yield f"{seed:03}", (property_job, quantized_job, matrix_job)[seed % 3](seed)
+        yield f"{seed:03}", (property_job, quantized_job, matrix_job, relayed_job)[seed % 4](seed)
     if FULL:
         import conformance_test  # noqa: PLC0415
         for name, job in conformance_test.rows():

@@ -149,7 +149,45 @@ TEST_F(Coverage, WhatIsReadMustBeTheSource) {
   parts.manifest->arena_bytes = parts.segments[0]->arena_bytes = 4096;
   fbs::Operand &output = parts.segments[0]->operands[copy.first_output()];
   output = fbs::Operand(0, 0, output.shape());
-  EXPECT_EQ(error(parts), "rank 0 step 1 gathers bytes at 0 that are never quantised");
+  EXPECT_THAT(error(parts), testing::HasSubstr("writes to the arena, expected that of receives alone on a rank that gathers nothing"));
+}
+
+// One rank of a node of four has all, and three relay the most of it: in several phases, by way of the same bytes.
+TEST_F(Coverage, WhatIsRelayedMustHaveCome) {
+  Parts parts = compiled(R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [96, 64], shard: {1: tp}}, b: {shape: [4, 50], shard: {0: tp}}}}, source: {mesh: {tp: 1}},
+      target: {mesh: {tp: 4}, ranks: 4..7}, options: {staging: 4KiB, topology: {ranks_per_node: 4, nics: {per_node: 4, rate: 1MB/s, latency: 1ns}}}})");
+  ASSERT_EQ(error(parts), "");
+  int waits = 0, places = 0, again = 0;
+  for (size_t rank = 1; rank < 4; ++rank) {
+    fbs::SegmentT &segment = *parts.segments[rank];
+    auto relays = [&](const fbs::Step &step) { return step.kind() == fbs::StepKind::send && segment.operands[step.first_input()].buffer() == 0; };
+    for (uint32_t s = 0; s < segment.steps.size(); ++s) {
+      const fbs::Step step = segment.steps[s];
+      for (uint32_t i = 0; i < step.after_count(); ++i) {
+        // It waits for another step.
+        uint32_t &before = segment.after[step.first_after() + i];
+        const fbs::StepKind kind = segment.steps[before].kind();
+        if (kind == step.kind() || before == 0)
+          continue;
+        again += kind == fbs::StepKind::send;
+        const uint32_t right = std::exchange(before, kind == fbs::StepKind::send ? 0 : before - 1);
+        EXPECT_NE(error(parts), "") << "rank " << rank << " step " << s;
+        before = right;
+        ++waits;
+      }
+      for (uint32_t i = 0; i < step.input_count() && relays(step); ++i) {
+        // It sends what stands elsewhere.
+        fbs::Operand &operand = segment.operands[step.first_input() + i];
+        const fbs::Operand right = std::exchange(operand, moved(operand, operand.offset() >= 64 ? -64 : 64));
+        EXPECT_NE(error(parts), "") << "rank " << rank << " step " << s;
+        operand = right;
+        ++places;
+      }
+    }
+  }
+  EXPECT_GE(waits, 20);
+  EXPECT_GE(places, 10);
+  EXPECT_GE(again, 3);
 }
 
 TEST_F(Coverage, PaddingIsZerosAndNothingElseIs) {

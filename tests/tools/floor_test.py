@@ -113,6 +113,42 @@ class Floors(unittest.TestCase):
         self.assertGreater(report["bytes"]["passed_on"], report["bytes"]["target"] / 2)
         self.assertIn("right: all", run(BIN / "reshard-inspect", self.folder / "plan.rplan", "--verify"))
 
+    def test_few_holders_in_a_large_node(self):
+        """One DeepSeek-V3 layer's experts from 16 ranks of a node of 64: the 48 others relay three quarters of them."""
+        job, topology = self.folder / "job.yaml", self.folder / "topology.yaml"
+        topology.write_text("ranks_per_node: 64\n")
+        job.write_text("version: 1\n"
+                       "model:\n"
+                       "  index: {expert: 256}\n"
+                       "  place: {expert: ep}\n"
+                       "  tensors:\n"
+                       "    'e.{expert}.up': {shape: [2048, 7168], dtype: fp8_e4m3}\n"
+                       "    'e.{expert}.up_scale': {shape: [16, 56], dtype: fp32}\n"
+                       "    'e.{expert}.down': {shape: [7168, 2048], dtype: fp8_e4m3}\n"
+                       "    'e.{expert}.down_scale': {shape: [56, 16], dtype: fp32}\n"
+                       "source: {mesh: {ep: 16}}\ntarget: {mesh: {ep: 64}, ranks: 64..127}\n")
+        plan, report = self.folder / "plan.rplan", self.folder / "report.json"
+        for limit in (0, 64 << 20, 256 << 20):
+            with self.subTest(limit=limit):
+                run(BIN / "reshard-compile", job, f"--set=options.topology={topology}", *([f"--set=options.staging={limit}"] if limit else []), "-o", plan, f"--report={report}")
+                simulated = json.loads(run(BIN / "reshard-inspect", plan, f"--simulate={topology}", "--format=json"))
+                self.assertGreaterEqual(simulated["ratio"], 1)
+                self.assertLessEqual(simulated["ratio"], 1.10)
+                self.assertLessEqual(json.loads(report.read_text())["staging"]["max"], limit or 300 << 20)
+                self.assertIn("right: all", run(BIN / "reshard-inspect", plan, "--verify"))
+
+    def test_relays_of_the_sender_run(self):
+        """Column shards by way of relays, in one phase and in several, moved by threads."""
+        job = self.folder / "job.yaml"
+        job.write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 8192], shard: {1: tp}}, v: {shape: [8192, 999], shard: {0: tp}}}}\n"
+                       "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 8}, ranks: 8..15}\noptions: {topology: {ranks_per_node: 8}}\n")
+        for staging in ([], ["--set=options.staging=24MiB"]):
+            with self.subTest(staging):
+                run(BIN / "reshard-compile", job, *staging, "--verify-each", "-o", self.folder / "plan")
+                self.assertEqual(int.from_bytes((self.folder / "plan").read_bytes()[16:24], "little") & 16, 16, "kFeatureRelays")
+                self.assertIn("right: all", run(BIN / "reshard-inspect", self.folder / "plan", "--verify"))
+                self.assertIn("bytes right", run(BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check"))
+
     def test_one_nic_for_eight_ranks(self):
         for job, limit in (("clusters/qwen3-30b-a3b-16-to-30", 1.15), ("clusters/llama3-70b-48-to-128", 1.02)):
             _, simulated = self.plan(job, topology="ethernet-100g")
