@@ -51,7 +51,7 @@ def refit(at, live, more=""):
         executor.bind(load_file(at / "B" / "model.safetensors"), "source", 0)
         others = {}
         for rank in range(WORLD):
-            params = plan.params(1 + rank, "target")
+            params = {name: param for name, param in plan.params(1 + rank, "target").items() if not param.transform}  # nobody binds those
             if rank != RANK:
                 others = {name: torch.zeros(param.nbytes, dtype=torch.uint8) for name, param in params.items()}
             for name, param in params.items():
