@@ -201,7 +201,7 @@ reshard_status openTogether(reshard_executor &e, Wire &wire, reshard_status mine
   if (least == INT64_MAX)
     return RESHARD_OK;
   const auto all = static_cast<reshard_status>(least >> 32);
-  return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(least & UINT32_MAX) + " could not open the plan, and says why") : all;
+  return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(least & UINT32_MAX) + " could not open the plan; its own error says why") : all;
 }
 
 } // namespace

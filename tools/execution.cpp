@@ -196,7 +196,7 @@ private:
       throw Failure{kFailure, reshard_error(executor_.get())};
     }
     if (const uint64_t said = static_cast<uint64_t>(least) - static_cast<uint64_t>(kFailed); said >> 32 <= kFailure)
-      throw Agreed{{static_cast<int>(said >> 32), "rank " + std::to_string(said & UINT32_MAX) + " failed, and says why"}};
+      throw Agreed{{static_cast<int>(said >> 32), "rank " + std::to_string(said & UINT32_MAX) + " failed; its own output says why"}};
     return least;
   }
 

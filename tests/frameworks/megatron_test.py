@@ -9,7 +9,6 @@ tests/library/chunks, which the ordinary suite compares with the layouts."""
 
 import os
 import re
-import shutil
 import sys
 import tempfile
 import types
@@ -22,6 +21,7 @@ BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
 sys.path.insert(0, str(ROOT / "tests" / "library"))
 
 import library  # noqa: E402
+import support  # noqa: E402
 
 try:
     warnings.filterwarnings("ignore")
@@ -246,11 +246,7 @@ class VirtualStages(unittest.TestCase):
     def test_chunks_are_bound_and_moved(self):
         """The list of chunks is bound as it is, and each layer's weights come from the chunk that has it."""
         with tempfile.TemporaryDirectory() as folder:
-            prefix = Path(folder) / "reshard"  # the Python module of the build tree
-            shutil.copytree(ROOT / "python" / "reshard", prefix, ignore=shutil.ignore_patterns("__pycache__"))
-            (prefix / "bin").symlink_to(BIN)
-            (prefix / "lib").symlink_to(BIN)
-            sys.path.insert(0, folder)
+            support.module(folder)
             import reshard
 
             for case in LOCAL:

@@ -196,6 +196,19 @@ TEST(Manifest, AgreesWithTheIR) {
   EXPECT_EQ(tensorName(*manifest, *manifest->families()->Get(0), {1}), "w1");
 }
 
+/// A second tensor pattern, of the variables `layer` and, new, `expert`.
+FamilyT &addFamily(Parts &p, const char *name) {
+  p.manifest.variables.push_back(std::make_unique<VariableT>(*p.manifest.variables[0]));
+  p.manifest.variables[1]->name = "expert";
+  for (const auto &endpoint : p.manifest.endpoints)
+    endpoint->placement.push_back(0);
+  p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0]));
+  FamilyT &family = *p.manifest.families[1];
+  family.name = name;
+  family.variables = {0, 1};
+  return family;
+}
+
 TEST(Manifest, Refusals) {
   struct Violation {
     const char *what;
@@ -425,14 +438,7 @@ TEST(Manifest, Refusals) {
       {"placeholders that touch",
        [](Parts &p) {
          p.manifest.variables[0]->size = 12;
-         p.manifest.variables.push_back(std::make_unique<VariableT>(*p.manifest.variables[0]));
-         p.manifest.variables[1]->name = "expert";
-         for (const auto &endpoint : p.manifest.endpoints)
-           endpoint->placement.push_back(0);
-         p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0]));
-         FamilyT &family = *p.manifest.families[1];
-         family.name = "e{layer}{expert}";
-         family.variables = {0, 1};
+         FamilyT &family = addFamily(p, "e{layer}{expert}");
          family.exists.push_back(share({}, {{{0, 0, 12, 1, 0, 0}}}));
          family.exists[0] = share({}, {{{0, 0, 12, 1, 0, 0}}});
        },
@@ -454,7 +460,7 @@ TEST(Manifest, Refusals) {
          p.param(1, 1).parts.clear();
        },
        "endpoint 'target' has two params of the name 'w.1' on file 0"},
-      {"padding stacked", 
+      {"padding stacked",
        [](Parts &p) {
          p.param(1).shape[1]->at[0] = 6;
          p.dimension(1, 1, 0).param = 1;
@@ -462,14 +468,7 @@ TEST(Manifest, Refusals) {
        "endpoint 'target' param 'w.{layer}' stacks 1 index variables of padding, expected none"},
       {"two variables stacked",
        [](Parts &p) {
-         p.manifest.variables.push_back(std::make_unique<VariableT>(*p.manifest.variables[0]));
-         p.manifest.variables[1]->name = "expert";
-         for (const auto &endpoint : p.manifest.endpoints)
-           endpoint->placement.push_back(0);
-         p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0]));
-         FamilyT &family = *p.manifest.families[1];
-         family.name = "e{layer}.{expert}";
-         family.variables = {0, 1};
+         FamilyT &family = addFamily(p, "e{layer}.{expert}");
          family.shape.clear();
          family.exists.push_back(share({}, {{{0, 0, 2, 1, 0, 0}}}));
          p.param(0).parts[0]->family = 1;

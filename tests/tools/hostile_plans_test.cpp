@@ -1,11 +1,10 @@
-// Plans whose numbers ask the tools for more than there is, digests good: they are right, or end soon with a message that says why.
+// Plans with valid digests whose numbers ask for more memory or time than there is: the tools accept a right one, and end soon
+// with an error message otherwise.
 
 #include "tests/tools/support.h"
 #include "tools/coverage.h"
-#include "tools/deadline.h"
 #include "tools/execution.h"
 #include "tools/new_folder.h"
-#include "tools/parallel.h"
 #include "tools/synthesize.h"
 
 #include <gmock/gmock.h>
@@ -99,21 +98,7 @@ TEST_F(HostilePlans, LongWorkHasADeadline) {
   EXPECT_THAT(said, HasSubstr("the synthesis was not finished at the deadline of 0.02 s (--timeout)"));
 }
 
-TEST(Deadlines, EndLoopsOfAllThreads) {
-  const Deadline deadline("the check", 0.01);
-  try {
-    parallelFor(4, 4, [](size_t) {
-      for (;;)
-        Deadline::spend(1000);
-    });
-    FAIL() << "the loops ended";
-  } catch (const Failure &failure) {
-    EXPECT_EQ(failure.code, kFailure);
-    EXPECT_EQ(failure.message, "the check was not finished at the deadline of 0.01 s (--timeout)");
-  }
-}
-
-// What a kind of face does not show, nobody may say of it: the executor and the check read it nevertheless.
+// Fields that do not belong to a face's kind must have their defaults: the executor and the check read them without asking for the kind.
 TEST_F(HostilePlans, FacesOfAnotherKind) {
   const std::string yaml = R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: HOW}})";
   const auto how = [&](const std::string &text) { return std::string(yaml).replace(yaml.find("HOW"), 3, text); };

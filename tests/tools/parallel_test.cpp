@@ -34,7 +34,7 @@ TEST(Parallel, AnExceptionComesBack) {
         std::this_thread::yield();
       const bool fails = (std::this_thread::get_id() != own) == helper;
       if (!fails)
-        std::this_thread::sleep_for(std::chrono::milliseconds(50)); // it is waited for
+        std::this_thread::sleep_for(std::chrono::milliseconds(50)); // so that it still runs when the other one throws: parallelFor must join it
       --working;
       if (fails)
         throw std::bad_alloc();
