@@ -1,6 +1,6 @@
 """Bugs put into a copy of the planner, one at a time: the property test must find each. seeded_bugs.py [--bin DIR] [--only N...] [--places]
 
-bugs.json lists {file, old, new, why}; `old` must stand in the file exactly once. The copy is built beside a copy of the build tree's
+bugs.json lists {file, old, new, why}; `old` must be in the file exactly once, whatever its white space. The copy is built beside a copy of the build tree's
 objects, so that a bug costs the compilation of one file and a link. Ends with `N bugs, M found`. --places: only whether each has its place."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def place(bug: dict[str, str]) -> re.Pattern[str]:
+    """The text of a bug's `old`, with any white space between its tokens: a formatter may break lines in it."""
+    return re.compile(r"\s*".join(re.escape(token) for token in re.findall(r"\w+|[^\w\s]", bug["old"])))
 
 
 def sh(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
@@ -31,7 +37,8 @@ def main() -> int:
     bugs = json.loads((Path(__file__).parent / "bugs.json").read_text())
     if options.only is not None:
         bugs = [bugs[number] for number in options.only]
-    missing = [f"bug {number}: '{bug['old']}' does not stand once in {bug['file']}" for number, bug in enumerate(bugs) if (ROOT / bug["file"]).read_text().count(bug["old"]) != 1]
+    missing = [f"bug {number}: '{bug['old']}' must be in {bug['file']} exactly once" for number, bug in enumerate(bugs)
+               if len(place(bug).findall((ROOT / bug["file"]).read_text())) != 1]
     if options.places or missing:
         print("\n".join(missing) or f"{len(bugs)} bugs have their places")
         return 1 if missing else 0
@@ -47,7 +54,7 @@ def main() -> int:
         for number, bug in enumerate(bugs):
             path = copy / bug["file"]
             good = path.read_text()
-            path.write_text(good.replace(bug["old"], bug["new"]))
+            path.write_text(place(bug).sub(lambda _: bug["new"], good))
             built = sh("cmake", "--build", copy / "build", "--target", "reshard-compile")
             if built.returncode:
                 print(f"bug {number}: does not build: {built.stdout[-600:]}")
