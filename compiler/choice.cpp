@@ -5,15 +5,6 @@
 
 namespace reshard {
 
-ParamDeclaration paramOf(const TensorDeclaration &tensor) {
-  ParamDeclaration param;
-  param.name = tensor.name;
-  param.at = tensor.at;
-  param.pack.at = tensor.at;
-  param.pack.tensor = tensor.name;
-  return param;
-}
-
 namespace {
 
 /// Whether the param is a tensor without dimensions.

@@ -9,9 +9,6 @@
 
 namespace reshard {
 
-/// A tensor as a param of its own name.
-ParamDeclaration paramOf(const TensorDeclaration &tensor);
-
 /// The params of an endpoint's layout; with `params: same` or without a layout, each tensor under its own name.
 std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDeclaration &endpoint,
                                              const Tensors &tensors, Diagnostics &diagnostics);

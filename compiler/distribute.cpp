@@ -11,7 +11,7 @@
 #include "compiler/interner.h"
 #include "compiler/optimum.h"
 #include "compiler/pass.h"
-#include "compiler/round_limits.h"
+#include "compiler/message_size.h"
 #include "compiler/shard_distribution.h"
 #include "compiler/split.h"
 

@@ -1,6 +1,6 @@
 #include "compiler/exchange.h"
 
-#include "compiler/round_limits.h"
+#include "compiler/message_size.h"
 
 #include <algorithm>
 

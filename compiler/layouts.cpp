@@ -1,6 +1,5 @@
 // One layout of a model: axes, place, switches, params.
 
-#include "compiler/choice.h"
 #include "compiler/reading.h"
 
 #include <algorithm>
@@ -310,6 +309,15 @@ void readParams(const Node &params, const Model &model, LayoutDeclaration &layou
 }
 
 } // namespace
+
+ParamDeclaration paramOf(const TensorDeclaration &tensor) {
+  ParamDeclaration param;
+  param.name = tensor.name;
+  param.at = tensor.at;
+  param.pack.at = tensor.at;
+  param.pack.tensor = tensor.name;
+  return param;
+}
 
 LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &model, Diagnostics &diagnostics) {
   LayoutDeclaration layout;

@@ -33,8 +33,4 @@ struct StagedShares {
 /// Applies a scheme and a pipeline to n values over `ranks` ranks. Empty after an error, whose text is in `error`.
 std::optional<StagedShares> shareStages(Scheme scheme, Pipeline pipeline, int64_t n, int64_t ranks, std::string &error);
 
-/// The expansion of a pipeline-layout string, "Et|(tt|)*2L" -> how often `letter` stands in each stage. Empty after an
-/// error, whose text and offset are in `error` and `at`.
-std::optional<std::vector<int64_t>> readStages(const std::string &text, char letter, std::string &error, size_t &at);
-
 } // namespace reshard

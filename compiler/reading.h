@@ -126,6 +126,8 @@ Environment readLet(const Node *let, const Config &config, Diagnostics &diagnost
 bool extendModel(Node &model, Diagnostics &diagnostics);
 /// What can be read of a model, with or without errors, so that the rest of the job can be looked at too (model.cpp).
 Model readPartialModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
+/// A tensor as a param of its own name (layouts.cpp).
+ParamDeclaration paramOf(const TensorDeclaration &tensor);
 /// One layout (layouts.cpp). `model`: its `let` and variables are read.
 LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &model, Diagnostics &diagnostics);
 /// The mesh and its views (mesh.cpp), onto `endpoint`; false after errors.

@@ -1,5 +1,6 @@
 #include "compiler/round_limits.h"
 
+#include "compiler/message_size.h"
 #include "compiler/staging.h"
 
 #include <algorithm>
@@ -10,7 +11,6 @@ namespace reshard {
 
 namespace {
 
-constexpr int64_t kLeastBytes = 1 << 20, kMostBytes = 64 << 20; // of a message, where no limit asks for less
 constexpr int64_t kMostRounds = 8;
 constexpr int64_t kMostChunks = 1 << 24; // of a plan that a small limit cuts up
 
@@ -19,28 +19,9 @@ struct Load {
   int64_t total = 0, bytes = 0, partners = 0;
 };
 
-/// The largest integer whose square is at most n (Newton).
-int64_t squareRoot(__int128 n) {
-  __int128 root = n, next = (n + 1) / 2;
-  while (next < root) {
-    root = next;
-    next = (root + n / root) / 2;
-  }
-  return static_cast<int64_t>(root);
-}
-
 int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlignment; }
 
 } // namespace
-
-int64_t bestMessage(int64_t bytes, int64_t partners, int64_t hops, int64_t rate, int64_t latency) {
-  const __int128 perMessage =
-      static_cast<__int128>(rate) * latency / 1'000'000'000; // bytes a port could send meanwhile
-  int64_t best = squareRoot(2 * bytes * perMessage / std::max<int64_t>(1, partners));
-  if (hops > 0)
-    best = std::min(best, squareRoot(bytes * perMessage / hops));
-  return aligned(std::clamp(best, kLeastBytes, kMostBytes));
-}
 
 std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, int64_t gathered, RoundLimits &limits) {
   const ir::Topology &topology = layout.topology;
