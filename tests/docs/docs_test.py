@@ -1,6 +1,6 @@
 """The documents: every whole job compiles, every key of the grammar stands in one of them, the drawings of docs/worked-examples.md
-are what the oracle computes, and the commands of docs/tutorial.md print what it shows. `docs_test.py --update` rewrites the drawings and
-the output in the tutorial. RESHARD_BIN: the folder of the commands."""
+are what the oracle computes, relative links have targets, and the commands of docs/tutorial.md print what it shows.
+`docs_test.py --update` rewrites the drawings and the output in the tutorial. RESHARD_BIN: the folder of the commands."""
 
 import json
 import math
@@ -213,6 +213,26 @@ class Statements(unittest.TestCase):
                 for c in range(columns):
                     at = eval(code, {"r": r, "c": c, "C": columns, "ceil": math.ceil})
                     self.assertEqual(swizzled[at], scales[r, c], (rows, columns, r, c))
+
+
+def anchors(path):
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+class Links(unittest.TestCase):
+    def test_targets_exist(self):
+        """Of relative links: the file, and in documents the heading."""
+        count = 0
+        for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")]:
+            for link in re.findall(r"\]\(([^)\s:]+)\)", path.read_text()):
+                file, _, anchor = link.partition("#")
+                target = path.parent / file if file else path
+                self.assertTrue(target.exists(), f"{path.relative_to(ROOT)}: no file for link {link}")
+                self.assertTrue(not anchor or anchor in anchors(target), f"{path.relative_to(ROOT)}: no heading for link {link}")
+                count += 1
+        self.assertGreater(count, 50)
 
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
