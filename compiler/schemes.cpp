@@ -1,6 +1,6 @@
 // One function per scheme, on units; share() puts `unit` and `replicate` around them. Regular schemes give one periodic
-// segment a rank, however many blocks there are. Formulas: DESIGN.md §3; sources of the engines' ones stand with each
-// function.
+// segment a rank, however many blocks there are. The formulas are in docs/yaml.md, section 5; a comment at each engine's
+// scheme names the engine's own function.
 
 #include "compiler/schemes.h"
 

@@ -23,9 +23,10 @@ struct Shard {
 /// that is empty.
 int64_t groupOf(const ir::Layout &layout, const ir::Endpoint &endpoint, int64_t place);
 
-/// Sorts shards and gives each a rank, as `distribute_shards_to_ranks` does (SEMANTICS.md, 1.10): group by group, by
-/// (main replica elsewhere, fewest holders, largest, name), each to the holder with least so far, of these the lowest
-/// rank. Names are those of tensors, in the order of their indices.
+/// Sorts shards and gives each a rank, as Megatron-Core's `distribute_shards_to_ranks` does
+/// (core/dist_checkpointing/exchange_utils.py): group by group, by (main replica elsewhere, fewest holders, largest,
+/// name), each to the holder with least so far, of these the lowest rank. Names are those of tensors, in the order of
+/// their indices.
 void elect(const ir::Layout &layout, const ir::Transfers &transfers, std::vector<Shard> &shards);
 
 /// All shards between files and ranks, so assigned. Reading, every group reads all that it wants; writing, the group of

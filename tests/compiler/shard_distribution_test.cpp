@@ -1,6 +1,6 @@
-// SEMANTICS.md's cross-reads row for tp2 (rank = tp + 2 dp, groups along dp): a read of another group's shard comes
-// last and disturbs nobody. Main replicas are stated here; the compiler takes the lowest rank, which for d and f this
-// row does not.
+// What Megatron-Core's `distribute_shards_to_ranks` gives for tp 2 (rank = tp + 2 dp, groups along dp) where shards are
+// read across groups: a read of another group's shard is assigned last and changes no other assignment. Main replicas
+// are stated here; the compiler takes the lowest rank, which for d and f this row does not.
 
 #include "compiler/shard_distribution.h"
 

@@ -1,6 +1,6 @@
-"""The YAML in the documents: every whole job compiles, every key of the grammar stands in one of them, and the drawings of
-docs/worked-examples.md are what the oracle computes. `docs_test.py --update` rewrites the drawings. RESHARD_BIN: the folder
-of the commands."""
+"""The documents: every whole job compiles, every key of the grammar stands in one of them, the drawings of docs/worked-examples.md
+are what the oracle computes, relative links have targets, and the commands of docs/tutorial.md print what it shows.
+`docs_test.py --update` rewrites the drawings and the output in the tutorial. RESHARD_BIN: the folder of the commands."""
 
 import json
 import math
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "kernels")]
 
 import formats_reference  # noqa: E402
+import tutorial  # noqa: E402
 from oracle import Job  # noqa: E402
 
 BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
@@ -214,9 +215,83 @@ class Statements(unittest.TestCase):
                     self.assertEqual(swizzled[at], scales[r, c], (rows, columns, r, c))
 
 
+def anchors(path):
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+class Links(unittest.TestCase):
+    def test_targets_exist(self):
+        """Of relative links: the file, and in documents the heading."""
+        count = 0
+        for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")]:
+            for link in re.findall(r"\]\(([^)\s:]+)\)", path.read_text()):
+                file, _, anchor = link.partition("#")
+                target = path.parent / file if file else path
+                self.assertTrue(target.exists(), f"{path.relative_to(ROOT)}: no file for link {link}")
+                self.assertTrue(not anchor or anchor in anchors(target), f"{path.relative_to(ROOT)}: no heading for link {link}")
+                count += 1
+        self.assertGreater(count, 50)
+
+
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+
+
+def run_tutorial(document):
+    """What its commands print, in an empty folder, with the built commands and the Python module as `pip install` would put them on the paths."""
+    library = BIN / "libreshard.so"
+    sanitized = any(name in library.read_bytes() for name in (b"__asan_init", b"__tsan_init"))  # Python cannot load it
+    with tempfile.TemporaryDirectory(prefix="reshard-tutorial-") as folder:
+        home = Path(folder)
+        package, commands, work = home / "site" / "reshard", home / "bin", home / "work"
+        shutil.copytree(ROOT / "python" / "reshard", package, ignore=shutil.ignore_patterns("__pycache__"))
+        for made in (package / "bin", package / "lib", commands, work):
+            made.mkdir()
+        for name in ("compile", "exec", "inspect", "diff"):
+            for place in (commands, package / "bin"):
+                (place / f"reshard-{name}").symlink_to(BIN / f"reshard-{name}")
+        (package / "lib" / library.name).symlink_to(library)
+        python = commands / "python3"
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        python.chmod(0o755)
+        environment = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(package.parent), "LC_ALL": "C.UTF-8"}
+
+        def loads_library(text, files):
+            return sanitized and any(name in text and "import reshard\n" in content for name, content in files.items())
+
+        return list(tutorial.run(document, work, environment, loads_library))
+
+
+class Tutorial(unittest.TestCase):
+    def test_commands(self):
+        document = TUTORIAL.read_text()
+        self.assertEqual(tutorial.unused(document), [], "blocks that are neither a file, nor commands, nor their output")
+        outcomes = run_tutorial(document)
+        self.assertGreater(len(outcomes), 8)
+        for outcome in outcomes:
+            with self.subTest(commands=outcome.commands.text):
+                self.assertEqual(outcome.status, 0, outcome.printed)
+                shown = outcome.shown.text if outcome.shown else ""
+                self.assertTrue(outcome.matches, f"docs/tutorial.md shows\n{shown}\nand the commands print\n{outcome.printed}\nTo rewrite it: docs_test.py --update")
+
+    def test_differences_are_found(self):
+        """A line that is missing, changed or too much, a failed command, and a block that nothing reads."""
+        for shown, matches in (("a\nb\n", True), ("a\n", False), ("a\nc\n", False), ("a\nb\nc\n", False), ("…\nb\n", True), ("…\n", True), ("…\nc\n", False), ("a\n…b\n", True)):
+            with tempfile.TemporaryDirectory() as folder:
+                (outcome,) = tutorial.run(f"```sh\necho a; echo b\n```\n\n```text\n{shown}```\n", folder, {})
+                self.assertEqual(outcome.matches, matches, shown)
+        with tempfile.TemporaryDirectory() as folder:
+            (outcome,) = tutorial.run("```sh\nfalse\ntrue\n```\n", folder, {})
+        self.assertEqual(outcome.status, 1)
+        self.assertEqual(tutorial.unused("```text\na\n```\n"), ["a\n"])
+        self.assertEqual(tutorial.unused("```python\na\n```\n"), ["a\n"])
+
+
 if __name__ == "__main__":
     if "--update" in sys.argv:
         target = ROOT / "docs" / "worked-examples.md"
         target.write_text(drawn(target.read_text()))
+        TUTORIAL.write_text(tutorial.updated(TUTORIAL.read_text(), run_tutorial(TUTORIAL.read_text())))
     else:
         unittest.main()

@@ -122,7 +122,7 @@ class Storage(unittest.TestCase):
 
 
 class Megatron(unittest.TestCase):
-    """The distribution table of SEMANTICS.md: tp2 dp4, fp32; repl1, repl2 10 elements a TP shard, B 20 a rank, C 100, D 1000, E 100."""
+    """What Megatron-Core's `distribute_shards_to_ranks` gives for tp 2, dp 4 and fp32: repl1 and repl2 have 10 elements on a TP shard, B 20 on a rank, C 100, D 1000, E 100."""
 
     MODEL = """
 version: 1
