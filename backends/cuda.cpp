@@ -90,15 +90,21 @@ public:
     if (attributes.type == cudaMemoryTypeUnregistered || !attributes.devicePointer)
       return "memory of the host, expected of device " + std::to_string(number_);
     // The GPUs of one process need not reach each other's memory.
-    return attributes.type == cudaMemoryTypeDevice && attributes.device != number_ ? "memory of device " + std::to_string(attributes.device) + ", expected of device " + std::to_string(number_) : "";
+    return attributes.type == cudaMemoryTypeDevice && attributes.device != number_
+               ? "memory of device " + std::to_string(attributes.device) + ", expected of device " +
+                     std::to_string(number_)
+               : "";
   }
 
-  std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline, bool &timedOut) override {
+  std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline,
+                     bool &timedOut) override {
     const CurrentDevice current(number_);
     std::vector<Launch> launches;
     for (const Operation &operation : operations) {
       const auto *exchange = std::get_if<Exchange>(&operation);
-      if (std::string error = upload(exchange ? &exchange->beside : std::get_if<Tables>(&operation), launches.emplace_back()); !error.empty())
+      if (std::string error =
+              upload(exchange ? &exchange->beside : std::get_if<Tables>(&operation), launches.emplace_back());
+          !error.empty())
         return error;
     }
     // Relaxed: what NCCL and the caller's hooks allocate on the way is theirs.
@@ -108,7 +114,8 @@ public:
     for (size_t o = 0; o < operations.size() && problem.empty(); ++o) {
       const auto number = static_cast<uint32_t>(o);
       if (const auto *exchange = std::get_if<Exchange>(&operations[o])) {
-        // The launch beside a group stands on a branch of its own. An empty one as well: it says that the group has begun.
+        // The launch beside a group stands on a branch of its own. An empty one as well: it says that the group has
+        // begun.
         problem = follow(stream_, beside_);
         if (problem.empty())
           problem = launch(launches[o], number, beside_);
@@ -153,7 +160,8 @@ public:
       return checked(error ? error : cudaGraphLaunch(graph_, on));
     cudaGraphNode_t refit = nullptr;
     error = cudaGraphAddChildGraphNode(&refit, caller, before, count, captured_); // a copy
-    return checked(error ? error : cudaStreamUpdateCaptureDependencies(on, &refit, nullptr, 1, cudaStreamSetCaptureDependencies));
+    return checked(
+        error ? error : cudaStreamUpdateCaptureDependencies(on, &refit, nullptr, 1, cudaStreamSetCaptureDependencies));
   }
 
   std::string done(bool &done) override {
@@ -201,11 +209,13 @@ private:
     return checked(error ? error : cudaStreamWaitEvent(then, turn_, 0));
   }
 
-  /// What a table in memory of the host is of: arrays, which are copied side by side into memory of the device, where views then find them.
+  /// What a table in memory of the host is of: arrays, which are copied side by side into memory of the device, where
+  /// views then find them.
   class Upload {
   public:
     template <class T> Upload &add(const std::vector<T> &array, const T *&view) {
-      arrays_.push_back({reinterpret_cast<const std::byte *>(array.data()), bytes_, array.size() * sizeof(T), [&view](std::byte *there) { view = reinterpret_cast<const T *>(there); }});
+      arrays_.push_back({reinterpret_cast<const std::byte *>(array.data()), bytes_, array.size() * sizeof(T),
+                         [&view](std::byte *there) { view = reinterpret_cast<const T *>(there); }});
       bytes_ += (arrays_.back().bytes + 15) / 16 * 16;
       return *this;
     }
@@ -235,7 +245,11 @@ private:
     if (table.empty())
       return {};
     kernels::TableView &view = copies.table = table.view();
-    std::string error = Upload().add(table.pieces(), view.pieces).add(table.shapes(), view.shapes).add(table.loops(), view.loops).to(*this);
+    std::string error = Upload()
+                            .add(table.pieces(), view.pieces)
+                            .add(table.shapes(), view.shapes)
+                            .add(table.loops(), view.loops)
+                            .to(*this);
     return error.empty() ? checked(kernels::launchBlocks(view.slots, copies.blocks)) : error;
   }
 
@@ -243,7 +257,12 @@ private:
     if (table.empty())
       return {};
     view = table.view();
-    return Upload().add(table.pieces(), view.pieces).add(table.shapes(), view.shapes).add(table.loops(), view.loops).add(table.matrices(), view.matrices).to(*this);
+    return Upload()
+        .add(table.pieces(), view.pieces)
+        .add(table.shapes(), view.shapes)
+        .add(table.loops(), view.loops)
+        .add(table.matrices(), view.matrices)
+        .to(*this);
   }
 
   std::string upload(const Tables *tables, Launch &launch) {
@@ -259,7 +278,7 @@ private:
   cudaStream_t stream_ = nullptr, beside_ = nullptr;
   cudaEvent_t done_ = nullptr, turn_ = nullptr;
   cudaGraph_t captured_ = nullptr;
-  cudaGraphExec_t graph_ = nullptr; // of it
+  cudaGraphExec_t graph_ = nullptr;    // of it
   volatile uint32_t *begun_ = nullptr; // of the host, which the device writes
   uint32_t *begunThere_ = nullptr;
   std::vector<void *> memory_;

@@ -1,5 +1,6 @@
-// libreshard_mpi.so: a wire over MPI. The program may have called MPI_Init; else it is called here, and MPI_Finalize at the end. Nothing waits inside MPI
-// for longer than the deadline: requests are polled, and what has no request runs on a thread of its own, which is left behind when it is late.
+// libreshard_mpi.so: a wire over MPI. The program may have called MPI_Init; else it is called here, and MPI_Finalize at
+// the end. Nothing waits inside MPI for longer than the deadline: requests are polled, and what has no request runs on
+// a thread of its own, which is left behind when it is late.
 
 #include "backends/presence.h"
 #include "executor/wire.h"
@@ -36,7 +37,8 @@ bool waitFor(double seconds, const std::function<bool()> &done) {
   return true;
 }
 
-/// Calls something that returns when all processes have come to it. False where it has not returned in time: it never will be waited for again.
+/// Calls something that returns when all processes have come to it. False where it has not returned in time: it never
+/// will be waited for again.
 bool callFor(double seconds, const std::function<void()> &call) {
   const auto done = std::make_shared<std::atomic<bool>>(false);
   std::thread([done, call] {
@@ -54,9 +56,9 @@ bool callFor(double seconds, const std::function<void()> &call) {
 
 /// MPI in this process, where this module has called MPI_Init.
 struct Start {
-  std::atomic<bool> begun = false;   // MPI_Init, which can be called once
-  std::atomic<bool> broken = false;  // something failed: peers may be gone, and MPI_Finalize would wait for them
-  std::atomic<int> wires = 0;        // that are open; with the last MPI_Finalize comes, which can be called once, too
+  std::atomic<bool> begun = false;  // MPI_Init, which can be called once
+  std::atomic<bool> broken = false; // something failed: peers may be gone, and MPI_Finalize would wait for them
+  std::atomic<int> wires = 0;       // that are open; with the last MPI_Finalize comes, which can be called once, too
 };
 Start start;
 
@@ -98,11 +100,13 @@ public:
 
   std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
     expected_[request] = -1;
-    return checked(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), static_cast<int>(tag), all_, &requests_[request]));
+    return checked(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), static_cast<int>(tag),
+                             all_, &requests_[request]));
   }
   std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
     expected_[request] = static_cast<int>(bytes);
-    return checked(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), static_cast<int>(tag), all_, &requests_[request]));
+    return checked(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), static_cast<int>(tag),
+                             all_, &requests_[request]));
   }
   std::string test(size_t request, bool &done) override {
     int flag = 0, bytes = 0;
@@ -160,7 +164,8 @@ reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *
     return nullptr;
   };
   if (finalised())
-    return refused("MPI is finalised, as it is when the last executor is closed; expected a program that calls MPI_Init and MPI_Finalize itself");
+    return refused("MPI is finalised, as it is when the last executor is closed; expected a program that calls "
+                   "MPI_Init and MPI_Finalize itself");
   int before = 0;
   MPI_Initialized(&before);
   if (!before) {
@@ -169,7 +174,8 @@ reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *
     const auto code = std::make_shared<int>(MPI_SUCCESS);
     auto initialise = [code] {
       int provided = 0;
-      *code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided); // called from several threads, one after the other
+      *code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED,
+                              &provided); // called from several threads, one after the other
     };
     if (!callFor(seconds, initialise))
       return late("MPI_Init");
@@ -186,7 +192,10 @@ reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *
   if (const int code = MPI_Comm_idup(MPI_COMM_WORLD, &copy->all, &copy->request); code != MPI_SUCCESS)
     return failed("MPI_Comm_idup", code);
   int done = 0, code = MPI_SUCCESS;
-  const double left = seconds > 0 ? std::max(1e-3, seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()) : 0;
+  const double left =
+      seconds > 0
+          ? std::max(1e-3, seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count())
+          : 0;
   if (!waitFor(left, [&] {
         code = MPI_Test(&copy->request, &done, MPI_STATUS_IGNORE);
         return done != 0 || code != MPI_SUCCESS;

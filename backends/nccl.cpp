@@ -1,4 +1,5 @@
-// libreshard_nccl.so: a group over NCCL. The communicator does not block: whoever waits for another rank looks at the clock.
+// libreshard_nccl.so: a group over NCCL. The communicator does not block: whoever waits for another rank looks at the
+// clock.
 
 #include "backends/current_device.h"
 #include "executor/group.h"
@@ -50,11 +51,14 @@ public:
         if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
           return text(result);
       if (options.share)
-        if (std::string error = options.share(reinterpret_cast<std::byte *>(&id), sizeof id, options.deadline, timedOut); !error.empty())
+        if (std::string error =
+                options.share(reinterpret_cast<std::byte *>(&id), sizeof id, options.deadline, timedOut);
+            !error.empty())
           return error;
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;
-      const ncclResult_t result = ncclCommInitRankConfig(&communicator_, static_cast<int>(options.size), id, static_cast<int>(options.rank), &config);
+      const ncclResult_t result = ncclCommInitRankConfig(&communicator_, static_cast<int>(options.size), id,
+                                                         static_cast<int>(options.rank), &config);
       if (std::string error = settled(result, options.deadline, timedOut); !error.empty()) {
         if (communicator_)
           abandon();
@@ -72,7 +76,8 @@ public:
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
 
-  std::string gather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline, bool &timedOut) override {
+  std::string gather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline,
+                     bool &timedOut) override {
     if (std::string error = check(); !error.empty())
       return error;
     const CurrentDevice current(device_);
@@ -100,14 +105,16 @@ public:
     return problem;
   }
 
-  std::string exchange(const std::vector<Transfer> &transfers, void *stream, const Deadline &deadline, bool &timedOut) override {
+  std::string exchange(const std::vector<Transfer> &transfers, void *stream, const Deadline &deadline,
+                       bool &timedOut) override {
     const CurrentDevice current(device_);
     ncclResult_t result = ncclGroupStart();
     for (const Transfer &transfer : transfers) {
       const auto peer = static_cast<int>(transfer.peer);
       const auto queue = static_cast<cudaStream_t>(stream);
-      const ncclResult_t added = transfer.send ? ncclSend(transfer.memory, transfer.bytes, ncclChar, peer, communicator_, queue)
-                                               : ncclRecv(transfer.memory, transfer.bytes, ncclChar, peer, communicator_, queue);
+      const ncclResult_t added = transfer.send
+                                     ? ncclSend(transfer.memory, transfer.bytes, ncclChar, peer, communicator_, queue)
+                                     : ncclRecv(transfer.memory, transfer.bytes, ncclChar, peer, communicator_, queue);
       if (result == ncclSuccess && added != ncclInProgress)
         result = added;
     }
@@ -117,7 +124,8 @@ public:
 
   std::string barrier(void *stream, const Deadline &deadline, bool &timedOut) override {
     const CurrentDevice current(device_);
-    return settled(ncclAllReduce(word_, word_, 1, ncclInt, ncclMax, communicator_, static_cast<cudaStream_t>(stream)), deadline, timedOut);
+    return settled(ncclAllReduce(word_, word_, 1, ncclInt, ncclMax, communicator_, static_cast<cudaStream_t>(stream)),
+                   deadline, timedOut);
   }
 
   std::string check() override {
@@ -151,7 +159,8 @@ private:
 
   std::string text(ncclResult_t result) const {
     const char *last = ncclGetLastError(communicator_);
-    return std::string("NCCL: ") + ncclGetErrorString(result) + (last && *last ? std::string(": ") + last : std::string());
+    return std::string("NCCL: ") + ncclGetErrorString(result) +
+           (last && *last ? std::string(": ") + last : std::string());
   }
 
   /// What a call came to, when it is done.

@@ -9,8 +9,8 @@
 namespace reshard {
 
 Presence::Presence() {
-  const char *folder = std::getenv("PMIX_SERVER_TMPDIR"), *rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK"), *size = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE"),
-             *world = std::getenv("OMPI_COMM_WORLD_RANK");
+  const char *folder = std::getenv("PMIX_SERVER_TMPDIR"), *rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK"),
+             *size = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *world = std::getenv("OMPI_COMM_WORLD_RANK");
   if (!folder || !rank || !size || !world)
     return;
   rank_ = std::atol(rank);
@@ -18,7 +18,8 @@ Presence::Presence() {
   folder_ = folder;
   const int mine = open(file(rank_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); // stays open
   const std::string text = std::to_string(getpid()) + " " + world + "\n";
-  if (mine < 0 || flock(mine, LOCK_EX | LOCK_NB) != 0 || write(mine, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+  if (mine < 0 || flock(mine, LOCK_EX | LOCK_NB) != 0 ||
+      write(mine, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
     folder_.clear();
 }
 
@@ -39,11 +40,14 @@ std::string Presence::missing() const {
       close(other);
     }
     std::string status, word;
-    for (std::ifstream lines("/proc/" + std::to_string(process) + "/status"); why.empty() && std::getline(lines, status);)
-      if (status.starts_with("State:") && (status.find("T (") != std::string::npos || status.find("t (") != std::string::npos))
+    for (std::ifstream lines("/proc/" + std::to_string(process) + "/status");
+         why.empty() && std::getline(lines, status);)
+      if (status.starts_with("State:") &&
+          (status.find("T (") != std::string::npos || status.find("t (") != std::string::npos))
         why = "is stopped";
     if (!why.empty())
-      text += (text.empty() ? "" : ", ") + (rank < 0 ? "local rank " + std::to_string(each) : "rank " + std::to_string(rank)) + " " + why;
+      text += (text.empty() ? "" : ", ") +
+              (rank < 0 ? "local rank " + std::to_string(each) : "rank " + std::to_string(rank)) + " " + why;
   }
   return text.empty() ? "all ranks of this host are there, and not all are ready" : text;
 }

@@ -1,15 +1,18 @@
-// Who of the processes that a launcher started on this host is there: known before MPI_Init, which only returns when all are.
+// Who of the processes that a launcher started on this host is there: known before MPI_Init, which only returns when
+// all are.
 #pragma once
 
 #include <string>
 
 namespace reshard {
 
-/// This process holds a lock on a file of its rank in the launcher's session folder for as long as it lives. Nothing where no launcher says where that is.
+/// This process holds a lock on a file of its rank in the launcher's session folder for as long as it lives. Nothing
+/// where no launcher says where that is.
 class Presence {
 public:
   Presence();
-  /// The ranks of this host that have ended, have not come, or are stopped, as words for an error; or what else is known.
+  /// The ranks of this host that have ended, have not come, or are stopped, as words for an error; or what else is
+  /// known.
   std::string missing() const;
 
 private:

@@ -26,7 +26,9 @@ int64_t bytesOf(const OperandShape &shape) {
 bool relayed(const RankSchedule &rank, const Operand &operand) {
   const OperandShape &shape = rank.shapes[operand.shape];
   int64_t stride = bytesOf(shape);
-  return operand.buffer == 0 && std::all_of(shape.loops.begin(), shape.loops.end(), [&](const OperandLoop &loop) { return loop.stride == (stride /= loop.count); });
+  return operand.buffer == 0 && std::all_of(shape.loops.begin(), shape.loops.end(), [&](const OperandLoop &loop) {
+           return loop.stride == (stride /= loop.count);
+         });
 }
 
 /// Not what is converted on its way into memory or out of it.
@@ -36,7 +38,8 @@ bool inPlace(const Layout &layout, const RankSchedule &rank, const Step &step) {
     return false;
   if (operands[0].buffer == 0) // what is gathered or relayed there
     return true;
-  const auto run = std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer, [](uint32_t buffer, const BufferRun &r) { return buffer < r.first; }));
+  const auto run = std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer,
+                                              [](uint32_t buffer, const BufferRun &r) { return buffer < r.first; }));
   return !layout.endpoints[run->endpoint].params[run->param].converts();
 }
 
@@ -67,7 +70,8 @@ void assign(RankSchedule &rank, const Layout &layout) {
   for (const Step &step : rank.steps) // behind what is gathered or relayed
     for (size_t i = 0; i < step.inputs.size(); ++i)
       if (step.inputs[i].buffer == 0)
-        rank.arenaBytes = std::max(rank.arenaBytes, reshard::staged(step.inputs[i].offset + bytesOf(rank.shapes[step.inputs[i].shape])));
+        rank.arenaBytes = std::max(rank.arenaBytes,
+                                   reshard::staged(step.inputs[i].offset + bytesOf(rank.shapes[step.inputs[i].shape])));
   for (Slots &slots : all) {
     slots.base = rank.arenaBytes;
     rank.arenaBytes += std::min<int64_t>(slots.chunks, 2) * slots.bytes;
@@ -98,7 +102,8 @@ std::string assignBuffers(Module &module) {
     assign(rank, module.layout);
     rank.arenaBytes += gatheredBytes(module.layout, rank.buffers);
     if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
-      return stagingTooSmall(module.layout.stagingLimit) + ": rank " + std::to_string(rank.rank) + " needs " + std::to_string(rank.arenaBytes);
+      return stagingTooSmall(module.layout.stagingLimit) + ": rank " + std::to_string(rank.rank) + " needs " +
+             std::to_string(rank.arenaBytes);
   }
   return {};
 }

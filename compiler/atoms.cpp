@@ -42,7 +42,8 @@ std::optional<BlockIndex> BlockIndex::of(const std::vector<const Segments *> &se
     for (const Segment &s : *sets[k])
       for (int64_t i = 0; i < s.count; ++i)
         index.blocks_.push_back({s.from + i * s.fromStep, s.from + i * s.fromStep + s.length, k});
-  std::sort(index.blocks_.begin(), index.blocks_.end(), [](const Block &a, const Block &b) { return a.begin < b.begin; });
+  std::sort(index.blocks_.begin(), index.blocks_.end(),
+            [](const Block &a, const Block &b) { return a.begin < b.begin; });
   for (size_t i = 1; i < index.blocks_.size(); ++i)
     if (index.blocks_[i].begin < index.blocks_[i - 1].end)
       return std::nullopt;

@@ -1,4 +1,5 @@
-// The source's cut of one dimension of a family into disjoint sets of positions, and which of them a target share meets.
+// The source's cut of one dimension of a family into disjoint sets of positions, and which of them a target share
+// meets.
 #pragma once
 
 #include "compiler/interner.h"
@@ -42,7 +43,9 @@ public:
   /// set differences.
   Atoms(std::vector<unsigned> shares, const Interner<ir::Segments> &segments);
 
-  const std::vector<ir::Segments> &sets() const { return sets_; } // ascending by first position, but for what was refined
+  const std::vector<ir::Segments> &sets() const {
+    return sets_;
+  } // ascending by first position, but for what was refined
   /// The atoms of an interned source share.
   llvm::ArrayRef<unsigned> of(unsigned share) const { return of_.at(share); }
   /// Whether every source share is one atom.

@@ -130,7 +130,7 @@ private:
   struct Move {
     int32_t from = -1, to = -1;
     size_t transfer = 0;
-    size_t before = 0; // 1 + the number of the move that brought something to `from`; 0: none did
+    size_t before = 0;             // 1 + the number of the move that brought something to `from`; 0: none did
     int64_t wanted = 0, bytes = 0; // where to split, and what that gives
   };
 
@@ -159,7 +159,8 @@ private:
         const int32_t idlest =
             *std::min_element(places.begin(), places.end(), [&](int32_t a, int32_t b) { return load_[a] < load_[b]; });
         const Move last = split(place, idlest, i, m, (load - load_[idlest]) / 2);
-        if (load - last.bytes < load_[busiest] && load_[idlest] + last.bytes < load_[busiest] && !leadsTo(moves, m, idlest)) {
+        if (load - last.bytes < load_[busiest] && load_[idlest] + last.bytes < load_[busiest] &&
+            !leadsTo(moves, m, idlest)) {
           moves.push_back(last);
           apply(moves);
           return true;

@@ -15,7 +15,9 @@ namespace {
 constexpr int64_t kMostBytes = 256 << 20; // at a time, where there is no limit
 constexpr int64_t kMostChunks = 1 << 24;  // as round_limits.cpp has it
 
-bool isGathered(const Param &param) { return param.face && param.face->kind == FaceKind::elements && param.face->gathered; }
+bool isGathered(const Param &param) {
+  return param.face && param.face->kind == FaceKind::elements && param.face->gathered;
+}
 
 } // namespace
 
@@ -23,7 +25,8 @@ Bands::Bands(const Layout &layout) : layout_(layout), bands_(layout.world), byte
   firsts_.resize(layout.endpoints.size());
   for (size_t e = 1; e < layout.endpoints.size(); ++e) {
     const Endpoint &endpoint = layout.endpoints[e];
-    const bool faces = std::any_of(endpoint.params.begin(), endpoint.params.end(), [](const Param &param) { return param.face.has_value(); });
+    const bool faces = std::any_of(endpoint.params.begin(), endpoint.params.end(),
+                                   [](const Param &param) { return param.face.has_value(); });
     for (int64_t place = 0; faces && place < endpoint.places(); ++place) {
       std::vector<uint32_t> &firsts = firsts_[e].emplace_back();
       uint32_t next = 0;
@@ -48,22 +51,27 @@ int32_t Bands::writer(unsigned e, int32_t place, uint32_t instance) const {
     return -1;
   const unsigned param = paramOf(e, place, instance);
   const Face *face = endpoint.params[param].face ? &*endpoint.params[param].face : nullptr;
-  if (!face || face->kind == FaceKind::codes || (face->kind == FaceKind::elements && !face->gathered && face->format != Quantization::nvfp4))
+  if (!face || face->kind == FaceKind::codes ||
+      (face->kind == FaceKind::elements && !face->gathered && face->format != Quantization::nvfp4))
     return -1;
   // Largest magnitudes go where the elements go.
   const unsigned codes = face->kind == FaceKind::amax ? endpoint.params[face->codes].face->codes : face->codes;
-  return static_cast<int32_t>((codes + static_cast<int64_t>(instance) - firsts_[e][static_cast<size_t>(place)][param] + place) % layout_.world);
+  return static_cast<int32_t>(
+      (codes + static_cast<int64_t>(instance) - firsts_[e][static_cast<size_t>(place)][param] + place) % layout_.world);
 }
 
 uint32_t Bands::phaseOf(const Param &param) const {
-  return param.face && param.face->kind == FaceKind::elements && param.face->format == Quantization::nvfp4 ? 1 : 0; // behind the largest magnitudes
+  return param.face && param.face->kind == FaceKind::elements && param.face->format == Quantization::nvfp4
+             ? 1
+             : 0; // behind the largest magnitudes
 }
 
 const Band *Bands::find(unsigned endpoint, int32_t place, uint32_t instance, int64_t offset) const {
   const auto at = byInstance_.find({endpoint, place, instance});
   if (at == byInstance_.end())
     return nullptr;
-  return &*std::prev(std::upper_bound(at->second.begin(), at->second.end(), offset, [](int64_t o, const Band &band) { return o < band.begin; }));
+  return &*std::prev(std::upper_bound(at->second.begin(), at->second.end(), offset,
+                                      [](int64_t o, const Band &band) { return o < band.begin; }));
 }
 
 std::vector<std::vector<Bands::Rows>> Bands::rows() const {
@@ -81,7 +89,10 @@ std::vector<std::vector<Bands::Rows>> Bands::rows() const {
         for (int64_t i = 0; i < count && bytes > 0; ++i) {
           const uint32_t instance = firsts_[e][static_cast<size_t>(place)][p] + static_cast<uint32_t>(i);
           result[static_cast<size_t>(writer(e, place, instance))].push_back(
-              {{e, place, instance, 0, bytes, 0, 0}, std::min(blockOf(param.face->format).rows, height) * width, height * width, phaseOf(param) > 0,
+              {{e, place, instance, 0, bytes, 0, 0},
+               std::min(blockOf(param.face->format).rows, height) * width,
+               height * width,
+               phaseOf(param) > 0,
                endpoint.params[param.face->codes].name});
         }
       }
@@ -101,22 +112,28 @@ std::string Bands::plan(int64_t remote) {
   for (int32_t rank = 0; rank < layout_.world; ++rank) {
     if (all[rank].empty())
       continue;
-    const Rows &row = *std::max_element(all[rank].begin(), all[rank].end(), [](const Rows &a, const Rows &b) { return a.row < b.row; });
+    const Rows &row = *std::max_element(all[rank].begin(), all[rank].end(),
+                                        [](const Rows &a, const Rows &b) { return a.row < b.row; });
     const int64_t fixed = gatheredBytes(layout_, runs[rank]), needs = fixed + staged(row.row) + staging;
     if (needs > least) {
       least = needs;
       largest = &row;
     }
     if (layout_.stagingLimit == 0 || needs <= layout_.stagingLimit)
-      planRank(rank, all[rank], layout_.stagingLimit == 0 ? kMostBytes : std::min((layout_.stagingLimit - fixed) / 2, layout_.stagingLimit - fixed - staging));
+      planRank(rank, all[rank],
+               layout_.stagingLimit == 0
+                   ? kMostBytes
+                   : std::min((layout_.stagingLimit - fixed) / 2, layout_.stagingLimit - fixed - staging));
   }
   if (layout_.stagingLimit > 0 && least > layout_.stagingLimit)
     return stagingTooSmall(layout_.stagingLimit) + " to gather a row of blocks of param '" + largest->name + "', " +
-           std::to_string(largest->row) + " bytes, beside what else a rank stages, expected at least " + std::to_string(least) + " bytes";
+           std::to_string(largest->row) + " bytes, beside what else a rank stages, expected at least " +
+           std::to_string(least) + " bytes";
   return {};
 }
 
-/// Rows one after the other into the arena, and from its beginning again where they do not fit; what must come later behind all else.
+/// Rows one after the other into the arena, and from its beginning again where they do not fit; what must come later
+/// behind all else.
 void Bands::planRank(int32_t rank, std::vector<Rows> &rows, int64_t limit) {
   int64_t budget = limit;
   for (const Rows &each : rows)
@@ -162,7 +179,10 @@ void cutByBands(const Descriptor &d, const Bands &bands, Interner<Shape> &shapes
     left.pop_back();
     int64_t low = next.targetOffset, high = low + shape.rowBytes - 1;
     const Loop *longest = nullptr; // the loop that reaches furthest, over instances before all
-    auto reach = [](const Loop &loop) { return std::make_pair(std::abs(loop.targetStep) * (loop.count - 1), std::abs(loop.targetStride) * (loop.count - 1)); };
+    auto reach = [](const Loop &loop) {
+      return std::make_pair(std::abs(loop.targetStep) * (loop.count - 1),
+                            std::abs(loop.targetStride) * (loop.count - 1));
+    };
     bool one = true;
     for (const Loop &loop : shape.loops) {
       one = one && loop.targetStep == 0;
@@ -175,7 +195,9 @@ void cutByBands(const Descriptor &d, const Bands &bands, Interner<Shape> &shapes
       parts.push_back(next);
       continue;
     }
-    auto put = [&](int64_t at, const Loop &step, Shape part) { left.push_back(stepped(next, at, step, shapes.intern(std::move(part)))); };
+    auto put = [&](int64_t at, const Loop &step, Shape part) {
+      left.push_back(stepped(next, at, step, shapes.intern(std::move(part))));
+    };
     if (!longest) {
       put(band->end - low, {shape.rowBytes, 1, 1, 0, 0}, {high + 1 - band->end, {}});
       put(0, {shape.rowBytes, 1, 1, 0, 0}, {band->end - low, {}});

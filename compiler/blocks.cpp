@@ -14,9 +14,12 @@ int64_t ceilDivide(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 BlockSize blockOf(Quantization format) {
   switch (format) {
-  case Quantization::mxfp8: return {1, 32};
-  case Quantization::block_fp8: return {128, 128};
-  case Quantization::nvfp4: break;
+  case Quantization::mxfp8:
+    return {1, 32};
+  case Quantization::block_fp8:
+    return {128, 128};
+  case Quantization::nvfp4:
+    break;
   }
   return {1, 16};
 }
@@ -58,7 +61,8 @@ std::vector<Extent> swizzledShape(const Endpoint &endpoint, std::vector<Extent> 
       return extent.at[at];
     };
     // Tiles of 128 rows by 4 columns of scales.
-    both.at.push_back(ceilDivide(length(rows), 128) * ceilDivide(ceilDivide(length(columns), blockOf(format).columns), 4) * 512);
+    both.at.push_back(ceilDivide(length(rows), 128) *
+                      ceilDivide(ceilDivide(length(columns), blockOf(format).columns), 4) * 512);
   }
   return shape;
 }
@@ -72,7 +76,8 @@ std::pair<int, int> Blocks::families(const Blocked &blocked) {
   const int last = static_cast<int>(layout_.families[blocked.family].shape.size()) - 1;
   std::string along;
   if (blocked.columns != last || (blocked.rows >= 0 && blocked.rows != last - 1))
-    along = " along dimension " + std::to_string(blocked.columns) + (blocked.rows >= 0 ? " and " + std::to_string(blocked.rows) : "");
+    along = " along dimension " + std::to_string(blocked.columns) +
+            (blocked.rows >= 0 ? " and " + std::to_string(blocked.rows) : "");
   for (const bool scales : {false, true}) {
     Family family = layout_.families[blocked.family];
     family.name += std::string(scales ? " (scales of " : " (codes of ") + name(blocked.format) + along + ")";
@@ -80,20 +85,23 @@ std::pair<int, int> Blocks::families(const Blocked &blocked) {
     int64_t &columns = family.shape[static_cast<size_t>(blocked.columns)];
     columns = ceilDivide(columns, scales ? block.columns : blocked.format == Quantization::nvfp4 ? 2 : 1);
     if (scales && blocked.rows >= 0)
-      family.shape[static_cast<size_t>(blocked.rows)] = ceilDivide(family.shape[static_cast<size_t>(blocked.rows)], block.rows);
+      family.shape[static_cast<size_t>(blocked.rows)] =
+          ceilDivide(family.shape[static_cast<size_t>(blocked.rows)], block.rows);
     (scales ? at->second.second : at->second.first) = static_cast<int>(layout_.families.size());
     layout_.families.push_back(std::move(family));
   }
   return at->second;
 }
 
-std::string Blocks::parts(unsigned e, unsigned p, unsigned q, Quantization format, std::vector<Part> &codes, std::vector<Part> &scales) {
+std::string Blocks::parts(unsigned e, unsigned p, unsigned q, Quantization format, std::vector<Part> &codes,
+                          std::vector<Part> &scales) {
   const Param &param = layout_.endpoints[e].params[p];
   Part code = param.parts[q], scale = code;
   const int last = static_cast<int>(param.shape.size()) - 1;
   const BlockSize block = blockOf(format);
   if (code.family < 0) { // zeros: a scale of them is zero bytes in mxfp8 alone
-    if (format != Quantization::mxfp8 || !divide(e, code.dimensions.back().share, block.columns, -1, param.shape.back(), scale.dimensions.back().share))
+    if (format != Quantization::mxfp8 ||
+        !divide(e, code.dimensions.back().share, block.columns, -1, param.shape.back(), scale.dimensions.back().share))
       return layout_.endpoints[e].role + " param '" + param.name + "' is padded";
     codes.push_back(std::move(code));
     scales.push_back(std::move(scale));
@@ -101,9 +109,11 @@ std::string Blocks::parts(unsigned e, unsigned p, unsigned q, Quantization forma
   }
   const std::vector<int64_t> shape = layout_.families[code.family].shape;
   const size_t variables = code.dimensions.size() - shape.size();
-  const std::string where = layout_.endpoints[e].role + " param '" + param.name + "' holds '" + layout_.families[code.family].name + "'";
+  const std::string where =
+      layout_.endpoints[e].role + " param '" + param.name + "' holds '" + layout_.families[code.family].name + "'";
   Blocked blocked{code.family, format, -1, -1};
-  for (const auto &[at, size, along] : {std::tuple(last, block.columns, &blocked.columns), std::tuple(last - 1, block.rows, &blocked.rows)}) {
+  for (const auto &[at, size, along] :
+       {std::tuple(last, block.columns, &blocked.columns), std::tuple(last - 1, block.rows, &blocked.rows)}) {
     if (size == 1)
       continue;
     size_t found = 0;
@@ -116,8 +126,10 @@ std::string Blocks::parts(unsigned e, unsigned p, unsigned q, Quantization forma
       return where + " not as a matrix";
     const size_t d = variables + static_cast<size_t>(*along);
     const Extent &extent = param.shape[static_cast<size_t>(at)];
-    if (!divide(e, code.dimensions[d].share, size, shape[static_cast<size_t>(*along)], extent, scale.dimensions[d].share))
-      return where + " in pieces that are not whole blocks of " + std::to_string(size) + (at == last ? " columns" : " rows");
+    if (!divide(e, code.dimensions[d].share, size, shape[static_cast<size_t>(*along)], extent,
+                scale.dimensions[d].share))
+      return where + " in pieces that are not whole blocks of " + std::to_string(size) +
+             (at == last ? " columns" : " rows");
     if (format == Quantization::nvfp4) // two in a byte
       divide(e, code.dimensions[d].share, 2, shape[static_cast<size_t>(*along)], extent, code.dimensions[d].share);
   }
@@ -143,7 +155,8 @@ Part Blocks::tensorScales(unsigned e, unsigned p, unsigned q) {
 }
 
 /// A share of positions as one of blocks; of padding, of which the local positions alone mean anything, `length` is -1.
-bool Blocks::divide(unsigned e, unsigned number, int64_t block, int64_t length, const Extent &extent, unsigned &divided) {
+bool Blocks::divide(unsigned e, unsigned number, int64_t block, int64_t length, const Extent &extent,
+                    unsigned &divided) {
   Endpoint &endpoint = layout_.endpoints[e];
   Share share = endpoint.shares[number];
   for (size_t c = 0; c < share.at.size(); ++c) {
@@ -154,14 +167,16 @@ bool Blocks::divide(unsigned e, unsigned number, int64_t block, int64_t length, 
         s.fromStep = s.toStep;
       }
       const bool ends = s.count == 1 && s.from + s.length == length && s.to + s.length == local;
-      if (s.from % block != 0 || s.to % block != 0 || s.fromStep % block != 0 || s.toStep % block != 0 || (s.length % block != 0 && !ends))
+      if (s.from % block != 0 || s.to % block != 0 || s.fromStep % block != 0 || s.toStep % block != 0 ||
+          (s.length % block != 0 && !ends))
         return false;
       s = {s.from / block, s.to / block, ceilDivide(s.length, block), s.count, s.fromStep / block, s.toStep / block};
     }
     share.at[c] = normalize(std::move(share.at[c]));
   }
   share.unit = 1;
-  const auto [at, added] = divided_.try_emplace({e, number, block, length}, static_cast<unsigned>(endpoint.shares.size()));
+  const auto [at, added] =
+      divided_.try_emplace({e, number, block, length}, static_cast<unsigned>(endpoint.shares.size()));
   if (added)
     endpoint.shares.push_back(std::move(share));
   divided = at->second;

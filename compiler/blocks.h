@@ -27,16 +27,18 @@ template <class Change> ir::Extent mapped(ir::Extent extent, Change change) {
 
 /// The local shape of the scales of a param of this shape, plain or swizzled (docs/yaml.md).
 std::vector<ir::Extent> scaleShape(std::vector<ir::Extent> shape, ir::Quantization format);
-std::vector<ir::Extent> swizzledShape(const ir::Endpoint &endpoint, std::vector<ir::Extent> shape, ir::Quantization format);
+std::vector<ir::Extent> swizzledShape(const ir::Endpoint &endpoint, std::vector<ir::Extent> shape,
+                                      ir::Quantization format);
 
 /// Parts of codes and scales for parts of params.
 class Blocks {
 public:
   explicit Blocks(ir::Layout &layout) : layout_(layout) {}
 
-  /// Appends the part of the codes and that of the scales of part `part` of a param; each block must be whole there, and of one tensor. Otherwise says
-  /// why not. Parts are of the same tensors where they have the same blocks.
-  std::string parts(unsigned endpoint, unsigned param, unsigned part, ir::Quantization format, std::vector<ir::Part> &codes, std::vector<ir::Part> &scales);
+  /// Appends the part of the codes and that of the scales of part `part` of a param; each block must be whole there,
+  /// and of one tensor. Otherwise says why not. Parts are of the same tensors where they have the same blocks.
+  std::string parts(unsigned endpoint, unsigned param, unsigned part, ir::Quantization format,
+                    std::vector<ir::Part> &codes, std::vector<ir::Part> &scales);
 
   /// The part of the tensor scales of a part, one for each matrix. All that the matrix holds must have one.
   ir::Part tensorScales(unsigned endpoint, unsigned param, unsigned part);
@@ -50,7 +52,8 @@ private:
     auto operator<=>(const Blocked &) const = default;
   };
   std::pair<int, int> families(const Blocked &blocked);
-  bool divide(unsigned endpoint, unsigned share, int64_t block, int64_t length, const ir::Extent &extent, unsigned &divided);
+  bool divide(unsigned endpoint, unsigned share, int64_t block, int64_t length, const ir::Extent &extent,
+              unsigned &divided);
 
   ir::Layout &layout_;
   std::map<Blocked, std::pair<int, int>> families_; // those of codes and scales

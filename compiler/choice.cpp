@@ -45,7 +45,7 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
       if (fits(glob.text, result[p].name))
         (scalar[p] && cutsAny[i] ? scalars : others) = true;
     diagnostics.error(glob.at, "'" + glob.text + "' in 'shard' of layout '" + layout.name + "' fits no param" +
-                                   (others ? " that is left: others above it or a 'shard' of its own come first"
+                                   (others    ? " that is left: others above it or a 'shard' of its own come first"
                                     : scalars ? " but scalars, which have no dimension to cut"
                                               : ""));
   }
@@ -75,8 +75,9 @@ std::vector<ParamDeclaration> chosenParams(const EndpointDeclaration &endpoint, 
     return std::any_of(globs.begin(), globs.end(), [&](const Glob &glob) { return fits(glob.text, name); });
   };
   const QuantizeRule quantize = endpoint.form.quantize.value_or(QuantizeRule());
-  for (const auto &[key, globs] : {std::pair("'only'", &endpoint.only), std::pair("'ignore'", &endpoint.ignore), std::pair("'only' of 'quantize'", &quantize.only),
-                                   std::pair("'ignore' of 'quantize'", &quantize.ignore)})
+  for (const auto &[key, globs] :
+       {std::pair("'only'", &endpoint.only), std::pair("'ignore'", &endpoint.ignore),
+        std::pair("'only' of 'quantize'", &quantize.only), std::pair("'ignore' of 'quantize'", &quantize.ignore)})
     for (const Glob &glob : *globs)
       if (std::none_of(params.begin(), params.end(), [&](const auto &param) { return fits(glob.text, param.name); }))
         diagnostics.error(glob.at, "'" + glob.text + "' in " + key + " fits no param of the " + endpoint.role);

@@ -1,5 +1,6 @@
-// coalesce: chosen transfers become strided descriptors, as few as possible. A run of tensors is a loop over layers or experts
-// (instances of a param are numbered in a row), a periodic segment is a loop, rows that touch on both sides are one row.
+// coalesce: chosen transfers become strided descriptors, as few as possible. A run of tensors is a loop over layers or
+// experts (instances of a param are numbered in a row), a periodic segment is a loop, rows that touch on both sides are
+// one row.
 
 #include "compiler/interner.h"
 #include "compiler/pass.h"
@@ -15,7 +16,8 @@ using namespace ir;
 
 namespace {
 
-/// Where a param's dimensions lie on a place: bytes per position of each dimension, instances per position of each name variable.
+/// Where a param's dimensions lie on a place: bytes per position of each dimension, instances per position of each name
+/// variable.
 struct Geometry {
   std::vector<int64_t> strides; // per param dimension, bytes
   std::vector<int64_t> steps;   // per name variable, instances
@@ -35,7 +37,8 @@ Geometry geometry(const Endpoint &endpoint, const Param &param, int64_t place) {
   return result;
 }
 
-/// A descriptor relative to the param's first instance on each side; the same for all places of a holder and a tile's targets.
+/// A descriptor relative to the param's first instance on each side; the same for all places of a holder and a tile's
+/// targets.
 struct Relative {
   int64_t sourceInstance = 0, targetInstance = 0;
   int64_t sourceOffset = 0, targetOffset = 0;
@@ -51,8 +54,9 @@ struct Move {
 };
 
 bool contains(const Loop &outer, const Loop &inner) {
-  return outer.sourceStride == inner.count * inner.sourceStride && outer.targetStride == inner.count * inner.targetStride &&
-         outer.sourceStep == inner.count * inner.sourceStep && outer.targetStep == inner.count * inner.targetStep;
+  return outer.sourceStride == inner.count * inner.sourceStride &&
+         outer.targetStride == inner.count * inner.targetStride && outer.sourceStep == inner.count * inner.sourceStep &&
+         outer.targetStep == inner.count * inner.targetStep;
 }
 
 /// Joins loops that continue one another, and inner ones into the row; drops loops of one step.
@@ -122,15 +126,15 @@ public:
       Move move;
       // Padding lists the param's own name variables; a family's variables may stand in another order in the name.
       const int64_t variable = d >= variables_ ? -1 : padding ? d : layout.families[tile.family].variables[d];
-      place(targetGeometry, padding ? variable : nameVariable(targetParam, variable),
-            targetPart.dimensions[d].param, move.targetStride, move.targetStep);
+      place(targetGeometry, padding ? variable : nameVariable(targetParam, variable), targetPart.dimensions[d].param,
+            move.targetStride, move.targetStep);
       if (padding) { // from itself, as it were, so that rows join
         move.sourceStride = move.targetStride;
         move.sourceStep = move.targetStep;
       } else {
         const Param &sourceParam = source.params[holder.param];
-        place(sourceGeometry, nameVariable(sourceParam, variable),
-              sourceParam.parts[holder.part].dimensions[d].param, move.sourceStride, move.sourceStep);
+        place(sourceGeometry, nameVariable(sourceParam, variable), sourceParam.parts[holder.part].dimensions[d].param,
+              move.sourceStride, move.sourceStep);
       }
       moves_.push_back(move);
       relations_.push_back(&module.transfers.relations[holder.relations[d]]);
@@ -147,8 +151,8 @@ public:
     return pieces;
   }
 
-  /// Some of the tensors, the last index variable fastest; values are numbered in the target's order, which is the same for
-  /// all holders of a tile. A cut one, within its cut.
+  /// Some of the tensors, the last index variable fastest; values are numbered in the target's order, which is the same
+  /// for all holders of a tile. A cut one, within its cut.
   std::vector<Relative> some(const Transfer &transfer) const {
     if (transfer.cut()) {
       Pattern part = *this;
@@ -198,7 +202,8 @@ private:
     return at == param.variables.end() ? -1 : at - param.variables.begin();
   }
 
-  /// What a step along a part's dimension means in a param: bytes along its dimension, or instances along a name variable.
+  /// What a step along a part's dimension means in a param: bytes along its dimension, or instances along a name
+  /// variable.
   static void place(const Geometry &geometry, int64_t nameVariable, int dimension, int64_t &stride, int64_t &step) {
     if (dimension >= 0)
       stride = geometry.strides[dimension];
@@ -275,20 +280,18 @@ private:
   std::vector<Ready> ready(std::vector<Relative> pieces) {
     std::vector<Ready> result;
     for (Relative &p : pieces)
-      result.push_back({p.sourceInstance, p.targetInstance, p.sourceOffset, p.targetOffset,
-                        shapes_.intern(std::move(p.shape))});
+      result.push_back(
+          {p.sourceInstance, p.targetInstance, p.sourceOffset, p.targetOffset, shapes_.intern(std::move(p.shape))});
     return result;
   }
 
   void put(const Tile &tile, const Transfer &transfer, const std::vector<Ready> &pieces) {
-    const int64_t source =
-        transfer.source < 0 ? 0 : bases_[0](transfer.source, tile.holders[transfer.holder].param);
+    const int64_t source = transfer.source < 0 ? 0 : bases_[0](transfer.source, tile.holders[transfer.holder].param);
     const int64_t target = bases_[tile.endpoint](transfer.target, tile.param);
     for (const Ready &p : pieces)
-      module_.transfers.descriptors.push_back({tile.endpoint, transfer.source, transfer.target,
-                                               static_cast<uint32_t>(source + p.sourceInstance),
-                                               static_cast<uint32_t>(target + p.targetInstance), p.sourceOffset,
-                                               p.targetOffset, p.shape, transfer.route});
+      module_.transfers.descriptors.push_back(
+          {tile.endpoint, transfer.source, transfer.target, static_cast<uint32_t>(source + p.sourceInstance),
+           static_cast<uint32_t>(target + p.targetInstance), p.sourceOffset, p.targetOffset, p.shape, transfer.route});
   }
 
   /// Orders descriptors by pair and target position, and joins neighbours that touch on both sides.
@@ -305,9 +308,9 @@ private:
       const Descriptor &next = all[i];
       const int64_t row = shapes_[last.shape].rowBytes;
       if (last.source == next.source && last.endpoint == next.endpoint && last.target == next.target &&
-          last.route == next.route && last.sourceInstance == next.sourceInstance && last.targetInstance == next.targetInstance &&
-          last.sourceOffset + row == next.sourceOffset && last.targetOffset + row == next.targetOffset &&
-          shapes_[last.shape].loops == shapes_[next.shape].loops) {
+          last.route == next.route && last.sourceInstance == next.sourceInstance &&
+          last.targetInstance == next.targetInstance && last.sourceOffset + row == next.sourceOffset &&
+          last.targetOffset + row == next.targetOffset && shapes_[last.shape].loops == shapes_[next.shape].loops) {
         Shape joined = shapes_[last.shape];
         joined.rowBytes += shapes_[next.shape].rowBytes;
         simplify(joined);

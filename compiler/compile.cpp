@@ -72,7 +72,8 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
   const int file = openInput(path, why);
   if (file < 0)
     return unreadable(why);
-  auto buffer = llvm::MemoryBuffer::getOpenFile(file, path, /*FileSize=*/-1); // asks for it, or reads to the end of a pipe
+  auto buffer =
+      llvm::MemoryBuffer::getOpenFile(file, path, /*FileSize=*/-1); // asks for it, or reads to the end of a pipe
   ::close(file);
   if (!buffer)
     return unreadable(buffer.getError().message());
@@ -92,7 +93,8 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
 }
 
 /// A module from a job. `stagingAt` receives the place of options.staging.
-bool readYaml(const std::string &path, const CompileOptions &options, CompileResult &result, Location &stagingAt, Diagnostics &diagnostics) {
+bool readYaml(const std::string &path, const CompileOptions &options, CompileResult &result, Location &stagingAt,
+              Diagnostics &diagnostics) {
   std::optional<Job> job;
   {
     Stopwatch watch("frontend", result.times);
@@ -109,9 +111,11 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   const std::vector<Endpoint> &endpoints = result.module.layout.endpoints;
   const bool files = std::any_of(endpoints.begin(), endpoints.end(), [](const Endpoint &e) { return e.storage; });
   if (options.megatron && !files)
-    diagnostics.error({}, "--algorithm=megatron shares out the work on files, but no endpoint has any, expected one with 'storage'");
+    diagnostics.error(
+        {}, "--algorithm=megatron shares out the work on files, but no endpoint has any, expected one with 'storage'");
   if (!options.megatron && !job->group.empty() && !endpoints[0].storage)
-    diagnostics.error({}, "'group' shares out writing with --algorithm=megatron alone, expected that or a source with 'storage'");
+    diagnostics.error(
+        {}, "'group' shares out writing with --algorithm=megatron alone, expected that or a source with 'storage'");
   if (!diagnostics.ok())
     return false;
   result.module.layout.files.megatron = options.megatron;
@@ -136,7 +140,8 @@ bool done(const PassInfo &pass, const Module &module) {
   if (pass.run == distribute || pass.run == relabel || pass.run == convert)
     return !transfers.empty();
   if (pass.run == balance)
-    return !transfers.empty() && std::none_of(transfers.begin(), transfers.end(), [](const Transfer &t) { return t.source == Transfer::kOpen; });
+    return !transfers.empty() && std::none_of(transfers.begin(), transfers.end(),
+                                              [](const Transfer &t) { return t.source == Transfer::kOpen; });
   if (pass.run == coalesce)
     return !module.transfers.descriptors.empty();
   return pass.run != assignBuffers && pass.level <= module.level;
@@ -150,7 +155,8 @@ void discard(Module &module, const PassInfo &failed) {
     module.schedule = {};
 }
 
-/// Tensors of codes, scales and largest magnitudes: those that faces of the source show, or params that its faces show as elements.
+/// Tensors of codes, scales and largest magnitudes: those that faces of the source show, or params that its faces show
+/// as elements.
 std::set<int> derivedFamilies(const Layout &layout) {
   std::set<int> result;
   const std::vector<Param> &params = layout.endpoints.front().params;
@@ -263,7 +269,9 @@ Statistics statistics(const Module &module) {
     if (source.storage || target.storage) {
       s.storageBytes += bytes;
       if (source.storage != target.storage && transfer.source >= 0)
-        s.storageMax = std::max(s.storageMax, files[source.storage ? target.ranks[transfer.target] : source.ranks[transfer.source]] += bytes);
+        s.storageMax =
+            std::max(s.storageMax,
+                     files[source.storage ? target.ranks[transfer.target] : source.ranks[transfer.source]] += bytes);
     } else if (transfer.source == Transfer::kOpen) {
       continue;
     } else if (source.ranks[transfer.source] == target.ranks[transfer.target]) {

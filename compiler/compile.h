@@ -18,8 +18,8 @@ namespace reshard {
 /// Stands in every manifest.
 constexpr const char *kCompilerVersion = "reshard 0.1.0";
 
-/// An earlier plan whose choices stand (--keep): when each target rank joined, by role and rank. Ranks that are not in it
-/// join now; they are planned after the others, on top of what those made of the source.
+/// An earlier plan whose choices stand (--keep): when each target rank joined, by role and rank. Ranks that are not in
+/// it join now; they are planned after the others, on top of what those made of the source.
 struct Kept {
   std::map<std::pair<std::string, int32_t>, uint32_t> generations;
   uint32_t next = 0; // of those that join now
@@ -27,16 +27,16 @@ struct Kept {
 
 /// What the command line asks of a compilation.
 struct CompileOptions {
-  std::vector<std::string> overrides;      // --set a.b=c
-  std::optional<Kept> kept;                // --keep
-  Allowed allowed;                         // --allow
-  ReadStored readStored;                   // of files' headers, for `dtype: stored`
-  std::vector<std::string> passes;         // --passes; empty: all, in the order of passes.def
+  std::vector<std::string> overrides;        // --set a.b=c
+  std::optional<Kept> kept;                  // --keep
+  Allowed allowed;                           // --allow
+  ReadStored readStored;                     // of files' headers, for `dtype: stored`
+  std::vector<std::string> passes;           // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
-  bool relabel = false;                    // --relabel-target
-  bool megatron = false;                   // --algorithm=megatron
+  bool relabel = false;                      // --relabel-target
+  bool megatron = false;                     // --algorithm=megatron
   bool verifyEach = false;
-  unsigned jobs = 0;                       // threads; 0: all cores. The result does not depend on it
+  unsigned jobs = 0; // threads; 0: all cores. The result does not depend on it
   /// Called after each pass that ran, with its name (for --print-ir-after).
   std::function<void(const std::string &pass, const ir::Module &module)> afterPass;
 };
@@ -55,7 +55,8 @@ struct Statistics {
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
   int64_t betweenNodes = 0, passedBytes = 0; // of the remote ones: between nodes; passed on by targets
   int64_t egressMax = 0, egressFloor = 0, egressFree = 0, ingressMax = 0, ingressFloor = 0, stagingMax = 0;
-  int64_t storageMax = 0, storageFloor = 0, storageMegatron = 0; // of files, by the rank that reads or writes most; with --algorithm=megatron
+  int64_t storageMax = 0, storageFloor = 0,
+          storageMegatron = 0; // of files, by the rank that reads or writes most; with --algorithm=megatron
   Floors floors;
 };
 
@@ -67,15 +68,17 @@ struct CompileResult {
   std::string lastGoodPass, failedPass;
 };
 
-/// Runs frontend and passes on a job (.yaml, .yml) or on IR text (.rir). Empty after errors, which are in `diagnostics`;
-/// `result.module` then holds the last good IR.
-bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result, Diagnostics &diagnostics);
+/// Runs frontend and passes on a job (.yaml, .yml) or on IR text (.rir). Empty after errors, which are in
+/// `diagnostics`; `result.module` then holds the last good IR.
+bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result,
+                Diagnostics &diagnostics);
 
 /// Counts of a module, as far as its level has them.
 Statistics statistics(const ir::Module &module);
 
-/// The plan file's bytes of a schedule-level module, streamed to `path` (complete or absent). Returns an error text, empty on
-/// success; `digest` receives the plan's digest (32 hexadecimal digits), `bytes` its size.
-std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs, std::string &digest, int64_t &bytes);
+/// The plan file's bytes of a schedule-level module, streamed to `path` (complete or absent). Returns an error text,
+/// empty on success; `digest` receives the plan's digest (32 hexadecimal digits), `bytes` its size.
+std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs,
+                      std::string &digest, int64_t &bytes);
 
 } // namespace reshard

@@ -37,7 +37,8 @@ bool checkNesting(uint32_t file, Diagnostics &diagnostics) {
   return true;
 }
 
-/// llvm::json keeps one of several values of a key. `text` is JSON, so a string is a key where it stands in an object behind `{` or `,`.
+/// llvm::json keeps one of several values of a key. `text` is JSON, so a string is a key where it stands in an object
+/// behind `{` or `,`.
 void checkKeys(uint32_t file, Diagnostics &diagnostics) {
   const std::string &text = diagnostics.text(file);
   std::vector<std::optional<std::map<std::string, Location>>> open; // the keys; of an array nothing
@@ -63,7 +64,8 @@ void checkKeys(uint32_t file, Diagnostics &diagnostics) {
       while (text[end] != '"')
         end += text[end] == '\\' ? 2 : 1;
       if (key) {
-        const std::string name = llvm::cantFail(llvm::json::parse(text.substr(i, end + 1 - i))).getAsString()->str(); // escapes resolved
+        const std::string name =
+            llvm::cantFail(llvm::json::parse(text.substr(i, end + 1 - i))).getAsString()->str(); // escapes resolved
         const auto [known, added] = open.back()->emplace(name, at);
         if (!added) {
           diagnostics.error(at, "duplicate key '" + name + "'");
@@ -123,7 +125,8 @@ Config::Config(const Node *config, const std::string &folder, Diagnostics &diagn
   read_ = true;
 }
 
-const llvm::json::Value *Config::look(const std::string &key, std::string &last, const llvm::json::Object *&object) const {
+const llvm::json::Value *Config::look(const std::string &key, std::string &last,
+                                      const llvm::json::Object *&object) const {
   const llvm::json::Value *value = &value_;
   for (size_t begin = 0, end = 0; value && end != std::string::npos; begin = end + 1) {
     end = key.find('.', begin);
@@ -134,7 +137,8 @@ const llvm::json::Value *Config::look(const std::string &key, std::string &last,
   return value;
 }
 
-std::pair<const llvm::json::Value *, std::string> Config::find(const std::vector<std::string> &keys, Location at, bool hasDefault) const {
+std::pair<const llvm::json::Value *, std::string> Config::find(const std::vector<std::string> &keys, Location at,
+                                                               bool hasDefault) const {
   if (!read_) {
     if (!stated_)
       diagnostics_.error(at, "'$" + keys[0] + "' without a config, expected 'config: FILE' in the model");
@@ -172,7 +176,8 @@ std::optional<int64_t> Config::number(const std::vector<std::string> &keys, Loca
     return *number;
   if (const auto *array = value->getAsArray())
     return static_cast<int64_t>(array->size());
-  diagnostics_.error(at, "key '" + key + "' of '" + name_ + "' is " + kind(*value) + ", expected an integer, a boolean or an array");
+  diagnostics_.error(at, "key '" + key + "' of '" + name_ + "' is " + kind(*value) +
+                             ", expected an integer, a boolean or an array");
   return kUnknownValue;
 }
 
@@ -218,7 +223,8 @@ std::optional<ConfigKeys> readKeys(const Node &node, Diagnostics &diagnostics) {
     if (next == std::string::npos)
       return keys;
     if (next == end || text.compare(next, kOr.size(), kOr) != 0) {
-      diagnostics.error(inside(node, next), "expected 'or' and a default after '$" + keys.names.back() + "', found '" + text.substr(next) +
+      diagnostics.error(inside(node, next), "expected 'or' and a default after '$" + keys.names.back() + "', found '" +
+                                                text.substr(next) +
                                                 "'; a 'let' name of its own can be used in expressions");
       return std::nullopt;
     }

@@ -1,5 +1,6 @@
-// convert: where values are quantised that come as they are. A target's face takes them on arrival if each run of them is whole blocks; else, as where
-// several senders share a block, it is gathered in the arena and quantised when all is there.
+// convert: where values are quantised that come as they are. A target's face takes them on arrival if each run of them
+// is whole blocks; else, as where several senders share a block, it is gathered in the arena and quantised when all is
+// there.
 
 #include "compiler/blocks.h"
 #include "compiler/pass.h"

@@ -301,7 +301,9 @@ void Params::addPadding(Building &building) const {
 bool Params::checkSize(const Building &building) const {
   int64_t bytes = itemBytes(building.param.dtype), instances = 1;
   bool fits = true;
-  auto multiply = [&](int64_t &product, int64_t by) { fits = fits && !__builtin_mul_overflow(product, by, &product) && product <= kMaxBytes; };
+  auto multiply = [&](int64_t &product, int64_t by) {
+    fits = fits && !__builtin_mul_overflow(product, by, &product) && product <= kMaxBytes;
+  };
   for (const Dimension &dimension : building.dimensions)
     multiply(bytes, *std::max_element(dimension.shares.lengths.begin(), dimension.shares.lengths.end()));
   for (unsigned v : building.param.variables) {
@@ -309,10 +311,10 @@ bool Params::checkSize(const Building &building) const {
     multiply(instances, *std::max_element(lengths.begin(), lengths.end()));
   }
   if (!fits || instances > kMaxInstances) {
-    diagnostics_.error(building.declaration.at,
-                       building.title() + " has " + (fits ? text(instances) : "more than 2^60") +
-                           (fits ? " instances on a rank, expected at most " + text(kMaxInstances)
-                                 : " bytes or instances on a rank"));
+    diagnostics_.error(
+        building.declaration.at,
+        building.title() + " has " + (fits ? text(instances) : "more than 2^60") +
+            (fits ? " instances on a rank, expected at most " + text(kMaxInstances) : " bytes or instances on a rank"));
     return false;
   }
   multiply(bytes, std::max<int64_t>(instances, 1));

@@ -15,7 +15,9 @@ public:
   /// `block`: what stays together, or 0.
   void add(int64_t bytes, int64_t row, int64_t block) {
     const int64_t begin = spans_.size() == firsts_.back() ? 0 : spans_.back().end;
-    spans_.push_back({begin, begin + bytes, row, block > 0 ? block : std::min<int64_t>(row & -row, 16)}); // rows are whole elements, of a power of two bytes
+    spans_.push_back(
+        {begin, begin + bytes, row,
+         block > 0 ? block : std::min<int64_t>(row & -row, 16)}); // rows are whole elements, of a power of two bytes
   }
   void endStream() { firsts_.push_back(spans_.size()); }
 

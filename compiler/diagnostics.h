@@ -42,8 +42,14 @@ public:
   std::string text() const;
 
 private:
-  struct File { std::string path, text; };
-  struct Message { Kind kind; Location at; std::string text; };
+  struct File {
+    std::string path, text;
+  };
+  struct Message {
+    Kind kind;
+    Location at;
+    std::string text;
+  };
   void add(Kind kind, Location at, std::string message);
 
   std::vector<File> files_;

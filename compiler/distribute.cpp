@@ -9,9 +9,9 @@
 #include "compiler/candidates.h"
 #include "compiler/exchange.h"
 #include "compiler/interner.h"
+#include "compiler/message_size.h"
 #include "compiler/optimum.h"
 #include "compiler/pass.h"
-#include "compiler/message_size.h"
 #include "compiler/shard_distribution.h"
 #include "compiler/split.h"
 

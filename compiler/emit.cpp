@@ -19,7 +19,8 @@ namespace {
 
 namespace fbs = schema;
 static_assert(kStagingAlignment % schema::kChunkAlignment == 0);
-static_assert(kMaxBytes == schema::kMaxSize && kMaxInstances == schema::kMaxInstances, "what is compiled can be loaded");
+static_assert(kMaxBytes == schema::kMaxSize && kMaxInstances == schema::kMaxInstances,
+              "what is compiled can be loaded");
 using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
 
@@ -55,32 +56,41 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
   }
   Offset<fbs::Face> face;
   if (const auto &shows = param.face)
-    face = fbs::CreateFace(builder, static_cast<fbs::FaceKind>(shows->kind), static_cast<fbs::Quantization>(shows->format), shows->gathered, shows->swizzled, shows->codes,
-                           shows->scales, shows->tensorScale, shows->part, shows->over);
+    face = fbs::CreateFace(builder, static_cast<fbs::FaceKind>(shows->kind),
+                           static_cast<fbs::Quantization>(shows->format), shows->gathered, shows->swizzled,
+                           shows->codes, shows->scales, shows->tensorScale, shows->part, shows->over);
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
                                 dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
-                                param.stored ? flatbuffers::Optional<fbs::DType>(dtype(*param.stored)) : flatbuffers::nullopt,
+                                param.stored ? flatbuffers::Optional<fbs::DType>(dtype(*param.stored))
+                                             : flatbuffers::nullopt,
                                 face, param.made, param.transform.empty() ? nullptr : param.transform.c_str());
 }
 
 /// Whether a param of any endpoint is such.
 template <class Is> bool any(const ir::Layout &layout, Is is) {
-  return std::any_of(layout.endpoints.begin(), layout.endpoints.end(), [&](const ir::Endpoint &endpoint) { return std::any_of(endpoint.params.begin(), endpoint.params.end(), is); });
+  return std::any_of(layout.endpoints.begin(), layout.endpoints.end(), [&](const ir::Endpoint &endpoint) {
+    return std::any_of(endpoint.params.begin(), endpoint.params.end(), is);
+  });
 }
 
 /// The bits of what an older reader must not overlook.
 uint64_t features(const ir::Module &module) {
   const ir::Layout &layout = module.layout;
-  const bool relays = std::any_of(module.schedule.ranks.begin(), module.schedule.ranks.end(), [](const ir::RankSchedule &rank) {
-    return std::any_of(rank.steps.begin(), rank.steps.end(), [](const ir::Step &step) {
-      return step.kind == ir::StepKind::send && std::any_of(step.inputs.begin(), step.inputs.end(), [](const ir::Operand &operand) { return operand.buffer == 0; });
-    });
-  });
+  const bool relays =
+      std::any_of(module.schedule.ranks.begin(), module.schedule.ranks.end(), [](const ir::RankSchedule &rank) {
+        return std::any_of(rank.steps.begin(), rank.steps.end(), [](const ir::Step &step) {
+          return step.kind == ir::StepKind::send &&
+                 std::any_of(step.inputs.begin(), step.inputs.end(),
+                             [](const ir::Operand &operand) { return operand.buffer == 0; });
+        });
+      });
   return (relays ? schema::kFeatureRelays : 0) |
          (any(layout, [](const ir::Param &param) { return param.stored.has_value(); }) ? schema::kFeatureCasts : 0) |
          (any(layout, [](const ir::Param &param) { return param.face.has_value(); }) ? schema::kFeatureFaces : 0) |
-         (any(layout, [](const ir::Param &param) { return param.face && param.face->over > 0; }) ? schema::kFeatureOver : 0) |
-         (any(layout, [](const ir::Param &param) { return !param.transform.empty(); }) ? schema::kFeatureTransforms : 0);
+         (any(layout, [](const ir::Param &param) { return param.face && param.face->over > 0; }) ? schema::kFeatureOver
+                                                                                                 : 0) |
+         (any(layout, [](const ir::Param &param) { return !param.transform.empty(); }) ? schema::kFeatureTransforms
+                                                                                       : 0);
 }
 
 Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &endpoint) {
@@ -119,17 +129,16 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
   for (const ir::Endpoint &each : layout.endpoints)
     endpoints.push_back(endpoint(builder, each));
   builder.FinishSizePrefixed(
-      fbs::CreateManifestDirect(builder, kCompilerVersion, module.fingerprint.c_str(), layout.model.c_str(),
-                                static_cast<uint32_t>(layout.world), layout.stagingLimit,
-                                static_cast<uint32_t>(layout.topology.ranksPerNode), &variables, &families, &endpoints,
-                                module.schedule.rounds, module.schedule.messages, counts.transfers, counts.descriptors,
-                                counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes,
-                                fbs::CreateFloors(builder, static_cast<uint32_t>(layout.topology.ranksPerNode),
-                                                  static_cast<uint32_t>(layout.topology.nicsPerNode),
-                                                  static_cast<uint32_t>(least.nodes), least.rankLocal, least.rankIngress,
-                                                  least.rankEgress, least.rankShare, least.nicIngress, least.nicEgress,
-                                                  least.nicShare),
-                                static_cast<uint64_t>(counts.stagingMax)),
+      fbs::CreateManifestDirect(
+          builder, kCompilerVersion, module.fingerprint.c_str(), layout.model.c_str(),
+          static_cast<uint32_t>(layout.world), layout.stagingLimit, static_cast<uint32_t>(layout.topology.ranksPerNode),
+          &variables, &families, &endpoints, module.schedule.rounds, module.schedule.messages, counts.transfers,
+          counts.descriptors, counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes,
+          fbs::CreateFloors(builder, static_cast<uint32_t>(layout.topology.ranksPerNode),
+                            static_cast<uint32_t>(layout.topology.nicsPerNode), static_cast<uint32_t>(least.nodes),
+                            least.rankLocal, least.rankIngress, least.rankEgress, least.rankShare, least.nicIngress,
+                            least.nicEgress, least.nicShare),
+          static_cast<uint64_t>(counts.stagingMax)),
       fbs::kManifestIdentifier);
 }
 
@@ -215,9 +224,11 @@ public:
         return "rank " + std::to_string(rank.rank) + " has a shape of " + std::to_string(shape.loops.size()) +
                " loops, expected at most " + std::to_string(schema::kMaxLoops);
     if (!fewPieces(rank))
-      return "rank " + std::to_string(rank.rank) + " has loops that make more than " + std::to_string(schema::kMaxPieces) + " pieces of operands, expected at most so many";
+      return "rank " + std::to_string(rank.rank) + " has loops that make more than " +
+             std::to_string(schema::kMaxPieces) + " pieces of operands, expected at most so many";
     if (!fewChunks(rank))
-      return "rank " + std::to_string(rank.rank) + " has messages of more than " + std::to_string(schema::kMaxChunks) + " chunks, expected a higher options.staging";
+      return "rank " + std::to_string(rank.rank) + " has messages of more than " + std::to_string(schema::kMaxChunks) +
+             " chunks, expected a higher options.staging";
     if (!builder_ || capacity_ < counts.bytes())
       builder_.emplace(capacity_ = counts.bytes()); // a builder that grows copies what it has, again and again
     else
@@ -342,8 +353,8 @@ std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
 
 } // namespace
 
-std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs, std::string &digest,
-                      int64_t &bytes) {
+std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs,
+                      std::string &digest, int64_t &bytes) {
   if (module.level != ir::Level::schedule)
     return "only scheduled IR can be emitted, found the " +
            std::string(module.level == ir::Level::layout ? "layout" : "transfer") + " level";

@@ -88,7 +88,9 @@ ir::Family Tensors::readFamily(const Model &model, unsigned tensor, Diagnostics 
   family.dtype = declaration.dtype;
   int64_t bytes = itemBytes(declaration.dtype);
   bool fits = true;
-  auto multiply = [&](int64_t length) { fits = fits && !__builtin_mul_overflow(bytes, length, &bytes) && bytes <= kMaxBytes; };
+  auto multiply = [&](int64_t length) {
+    fits = fits && !__builtin_mul_overflow(bytes, length, &bytes) && bytes <= kMaxBytes;
+  };
   for (const std::string &name : declaration.variables) {
     const auto variable = std::find_if(model.variables.begin(), model.variables.end(),
                                        [&](const ir::IndexVariable &known) { return known.name == name; });

@@ -16,12 +16,18 @@ struct Float {
 
 std::optional<Float> floatOf(DType type) {
   switch (type) {
-  case DType::fp32: return Float{23, 8};
-  case DType::bf16: return Float{7, 8};
-  case DType::fp16: return Float{10, 5};
-  case DType::fp8_e4m3: return Float{3, 4};
-  case DType::fp8_e5m2: return Float{2, 5};
-  default: return std::nullopt;
+  case DType::fp32:
+    return Float{23, 8};
+  case DType::bf16:
+    return Float{7, 8};
+  case DType::fp16:
+    return Float{10, 5};
+  case DType::fp8_e4m3:
+    return Float{3, 4};
+  case DType::fp8_e5m2:
+    return Float{2, 5};
+  default:
+    return std::nullopt;
   }
 }
 
@@ -34,8 +40,8 @@ bool widens(DType from, DType to) {
   return less && more && less->mantissa <= more->mantissa && less->exponent <= more->exponent;
 }
 
-void settleForms(const std::vector<std::vector<Location>> &paramsAt, const std::vector<std::vector<StoredForm>> &forms, ir::Layout &layout,
-                 Diagnostics &diagnostics) {
+void settleForms(const std::vector<std::vector<Location>> &paramsAt, const std::vector<std::vector<StoredForm>> &forms,
+                 ir::Layout &layout, Diagnostics &diagnostics) {
   std::vector<int> holder(layout.families.size(), -1); // a param of the source
   const ir::Endpoint &source = layout.endpoints[0];
   for (size_t p = 0; p < source.params.size(); ++p)
@@ -47,12 +53,16 @@ void settleForms(const std::vector<std::vector<Location>> &paramsAt, const std::
       if (first < 0) {
         first = static_cast<int>(p);
         if (family.dtype != source.params[p].dtype && !(castable(family.dtype) && castable(source.params[p].dtype)))
-          diagnostics.error(paramsAt[0][p], "source param '" + source.params[p].name + "' stores tensor '" + family.name + "' of " + ir::name(family.dtype) + " as " +
-                                                ir::name(source.params[p].dtype) + ", expected " + ir::name(family.dtype));
+          diagnostics.error(paramsAt[0][p], "source param '" + source.params[p].name + "' stores tensor '" +
+                                                family.name + "' of " + ir::name(family.dtype) + " as " +
+                                                ir::name(source.params[p].dtype) + ", expected " +
+                                                ir::name(family.dtype));
         family.dtype = source.params[p].dtype;
       } else if (family.dtype != source.params[p].dtype) {
-        diagnostics.error(paramsAt[0][p], "source param '" + source.params[p].name + "' stores tensor '" + family.name + "' as " + ir::name(source.params[p].dtype) + ", but '" +
-                                              source.params[first].name + "' as " + ir::name(family.dtype) + ", expected one dtype");
+        diagnostics.error(paramsAt[0][p], "source param '" + source.params[p].name + "' stores tensor '" + family.name +
+                                              "' as " + ir::name(source.params[p].dtype) + ", but '" +
+                                              source.params[first].name + "' as " + ir::name(family.dtype) +
+                                              ", expected one dtype");
       }
     }
   for (size_t e = 1; e < layout.endpoints.size(); ++e)
@@ -71,7 +81,8 @@ void settleForms(const std::vector<std::vector<Location>> &paramsAt, const std::
         if (!comes)
           comes = family.dtype;
         else if (*comes != family.dtype)
-          diagnostics.error(at, title + " holds tensors that the source stores as " + ir::name(*comes) + " and as " + ir::name(family.dtype) + ", expected one dtype");
+          diagnostics.error(at, title + " holds tensors that the source stores as " + ir::name(*comes) + " and as " +
+                                    ir::name(family.dtype) + ", expected one dtype");
       }
       if (!comes || *comes == stored)
         continue;

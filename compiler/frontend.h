@@ -22,11 +22,11 @@ struct Node {
   enum class Kind { null, scalar, sequence, map };
   Kind kind = Kind::null;
   Location at;
-  bool quoted = false;                        // a quoted scalar is text, never a number, bool or null
-  std::string text;                           // scalar; of a map "same": `params` that extend `params: same`
-  std::vector<Node> items;                    // sequence
+  bool quoted = false;     // a quoted scalar is text, never a number, bool or null
+  std::string text;        // scalar; of a map "same": `params` that extend `params: same`
+  std::vector<Node> items; // sequence
   struct Entry;
-  std::vector<Entry> entries;                 // map, in file order; keys are scalars, unique
+  std::vector<Entry> entries; // map, in file order; keys are scalars, unique
   /// The value of a key, or nullptr.
   const Node *find(std::string_view key) const;
 };
@@ -63,17 +63,17 @@ struct ShardRule {
   std::vector<std::pair<std::string, Location>> axes; // outermost first
   std::string scheme = "even";                        // a row of schemes.def
   Location schemeAt;
-  std::vector<Expression> numbers;                    // sizes, blocks: the list; stride, cyclic: the one number
-  std::vector<std::vector<Expression>> lists;         // map
+  std::vector<Expression> numbers;            // sizes, blocks: the list; stride, cyclic: the one number
+  std::vector<std::vector<Expression>> lists; // map
   std::optional<Expression> unit;
   bool replicate = false;
-  std::optional<Expression> when;                     // where it is 0 there is no such rule
+  std::optional<Expression> when; // where it is 0 there is no such rule
   // Pipelines, in `place` alone (pipelines.cpp):
-  std::optional<Expression> interleave;               // chunks of a rank
-  std::optional<Expression> first, last;              // values of the first and the last rank
-  std::optional<Expression> embedding, loss;          // 0 or 1 counted as a value
-  std::optional<std::vector<int64_t>> stages;         // values of each virtual rank, from `stages` or `pattern`
-  std::string stagesKey = "stages";                   // which of the two
+  std::optional<Expression> interleave;       // chunks of a rank
+  std::optional<Expression> first, last;      // values of the first and the last rank
+  std::optional<Expression> embedding, loss;  // 0 or 1 counted as a value
+  std::optional<std::vector<int64_t>> stages; // values of each virtual rank, from `stages` or `pattern`
+  std::string stagesKey = "stages";           // which of the two
 };
 
 /// A number range of `where` or `ranks`, both ends included.
@@ -101,12 +101,12 @@ struct Pack {
   enum class Kind { tensor, concat, interleave, flat };
   Kind kind = Kind::tensor;
   Location at;
-  std::string tensor;                 // kind tensor: name or suffix as written
-  std::vector<int64_t> permute;       // finished dimension i is the tensor's dimension permute[i]; empty: as it is
-  int64_t dimension = 0;              // concat, interleave
-  std::optional<Expression> groups;   // interleave
-  std::optional<Expression> align;    // flat
-  std::optional<Expression> when;     // of an entry of a flat buffer
+  std::string tensor;               // kind tensor: name or suffix as written
+  std::vector<int64_t> permute;     // finished dimension i is the tensor's dimension permute[i]; empty: as it is
+  int64_t dimension = 0;            // concat, interleave
+  std::optional<Expression> groups; // interleave
+  std::optional<Expression> align;  // flat
+  std::optional<Expression> when;   // of an entry of a flat buffer
   std::vector<Pack> of;
 };
 
@@ -130,11 +130,11 @@ struct QuantizeRule {
   std::string scale, tensorScale;         // names, with {name} for the param's
   bool swizzled = false;
   enum class By { either, receiver, sender } by = By::either;
-  std::vector<Glob> only, ignore;         // of an endpoint
+  std::vector<Glob> only, ignore; // of an endpoint
 };
 
-/// How values stand in memory, of a param or of all of an endpoint's: `dtype`, and `convert: rne` where rounding is meant; or `quantize`; or, of a param, as the
-/// caller's `transform` of a name has it.
+/// How values stand in memory, of a param or of all of an endpoint's: `dtype`, and `convert: rne` where rounding is
+/// meant; or `quantize`; or, of a param, as the caller's `transform` of a name has it.
 struct StoredForm {
   std::optional<std::pair<ir::DType, Location>> dtype;
   std::optional<Location> storedAt;          // of an endpoint: `dtype: stored`
@@ -146,20 +146,20 @@ struct StoredForm {
 };
 
 struct ParamDeclaration {
-  std::string name; // with {x}, {x.local}, {x.chunk} placeholders
+  std::string name;   // with {x}, {x.local}, {x.chunk} placeholders
   std::string prefix; // of the name, for `chunks` of the layout
   Location at;
   Pack pack;
-  bool joined = false;                               // cut: joined
+  bool joined = false;                                   // cut: joined
   std::optional<std::pair<std::string, Location>> stack; // index variable
   int64_t stackDimension = 0;
-  std::map<int64_t, Expression> pad;                 // dimension -> multiple
+  std::map<int64_t, Expression> pad; // dimension -> multiple
   std::map<int64_t, ShardRule> shard;
-  bool ownShard = false;                             // `shard` is stated, be it empty: no glob counts
-  AxisRules places;                                  // at
+  bool ownShard = false; // `shard` is stated, be it empty: no glob counts
+  AxisRules places;      // at
   std::optional<Expression> when;
-  std::map<std::string, std::vector<Range>> where;   // by variable, as of a tensor
-  std::string refresh;                               // the engine's hook after a run; empty: none
+  std::map<std::string, std::vector<Range>> where; // by variable, as of a tensor
+  std::string refresh;                             // the engine's hook after a run; empty: none
   StoredForm form;
 };
 
@@ -174,45 +174,45 @@ struct LayoutDeclaration {
   std::string name;
   Location at;
   std::optional<std::vector<std::pair<std::string, Location>>> axes;
-  std::map<std::string, ShardRule> place;            // index variable -> rule
+  std::map<std::string, ShardRule> place; // index variable -> rule
   std::optional<ChunkNames> chunks;
-  std::map<std::string, Expression> switches;        // defaults
+  std::map<std::string, Expression> switches; // defaults
   std::vector<ParamDeclaration> params;
-  bool same = false;                                 // params: same
+  bool same = false;                                                // params: same
   std::vector<std::pair<Glob, std::map<int64_t, ShardRule>>> shard; // of `params: same`, in order
 };
 
 struct Model {
   std::string name;
   Location at;
-  std::string path;                                  // the file, or empty where inline
+  std::string path; // the file, or empty where inline
   std::shared_ptr<const Config> config;
   Environment let;
   std::vector<ir::IndexVariable> variables;
   std::map<std::string, Location> variablesAt;
   std::vector<TensorDeclaration> tensors;
-  std::map<std::string, ShardRule> place;            // index variable -> rule, where the endpoint has no layout
+  std::map<std::string, ShardRule> place; // index variable -> rule, where the endpoint has no layout
   std::vector<LayoutDeclaration> layouts;
-  size_t layoutParams = 0;                           // of all layouts so far
+  size_t layoutParams = 0; // of all layouts so far
 };
 
 struct EndpointDeclaration {
-  std::string role;                                  // source, target, target.0 …
+  std::string role; // source, target, target.0 …
   Location at;
   std::optional<std::pair<std::string, Location>> layout; // a name that the model has
   const LayoutDeclaration *layoutDeclaration = nullptr;   // into Model::layouts
-  std::vector<ir::Axis> axes;                        // mesh and its views; strides computed, coordinates agree
+  std::vector<ir::Axis> axes;                             // mesh and its views; strides computed, coordinates agree
   int64_t places = 1;
   Location meshAt;
-  std::vector<int32_t> ranks;                        // by place; storage: 0, 1, …
+  std::vector<int32_t> ranks; // by place; storage: 0, 1, …
   Location ranksAt;
   bool storage = false;
-  bool checkpoint = false;                           // storage without a mesh: a Hugging Face checkpoint
+  bool checkpoint = false; // storage without a mesh: a Hugging Face checkpoint
   std::string directory;
-  std::map<std::string, ShardRule> place;            // overrides the layout's
-  std::map<std::string, int64_t> switches;           // defaults of the layout, overridden
+  std::map<std::string, ShardRule> place;  // overrides the layout's
+  std::map<std::string, int64_t> switches; // defaults of the layout, overridden
   std::vector<Glob> only, ignore;
-  AxisRules authority;                               // of the source
+  AxisRules authority; // of the source
   StoredForm form;
 };
 
@@ -220,23 +220,23 @@ struct Job {
   std::string path;
   Location at;
   Model model;
-  std::vector<EndpointDeclaration> endpoints;        // 0 is the source
+  std::vector<EndpointDeclaration> endpoints; // 0 is the source
   int64_t world = 0;
   int64_t stagingLimit = 0;
-  Location stagingAt;                                // options.staging
+  Location stagingAt; // options.staging
   ir::Topology topology;
-  std::vector<std::string> group;                    // options.group
-  ir::Exchange exchange = ir::Exchange::automatic;   // options.exchange
-  std::string fingerprint;                           // hexadecimal XXH3-128 of all files read, in order, and of --set
+  std::vector<std::string> group;                  // options.group
+  ir::Exchange exchange = ir::Exchange::automatic; // options.exchange
+  std::string fingerprint;                         // hexadecimal XXH3-128 of all files read, in order, and of --set
 };
 
-/// Limits on input; past them an error says so. No plan holds more bytes of a tensor, or instances of a param on a rank, than
-/// its loader takes (emit.cpp sees to it).
+/// Limits on input; past them an error says so. No plan holds more bytes of a tensor, or instances of a param on a
+/// rank, than its loader takes (emit.cpp sees to it).
 constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
 constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank
-constexpr size_t kMaxGlobs = 1024; // of one list
-constexpr size_t kMaxAxes = 1024;  // of a mesh, in all its views together; that a layout lists
+constexpr size_t kMaxGlobs = 1024;                // of one list
+constexpr size_t kMaxAxes = 1024;                 // of a mesh, in all its views together; that a layout lists
 constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024;
 constexpr size_t kMaxLayoutParams = 1 << 19; // of all layouts together, inherited ones included
 
@@ -250,8 +250,8 @@ std::unique_ptr<Node> parseYaml(uint32_t file, Diagnostics &diagnostics, size_t 
 std::optional<Model> readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
 
 /// The whole job: the file, what it includes by path (relative to the including file), and overrides `a.b=c`.
-std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides,
-                           Diagnostics &diagnostics, const Allowed &allowed = {}, const ReadStored &readStored = {});
+std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides, Diagnostics &diagnostics,
+                           const Allowed &allowed = {}, const ReadStored &readStored = {});
 
 /// The job's layouts, placed and packed: families, shares, params. Errors name both sides where two do not agree.
 std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, const Allowed &allowed = {});

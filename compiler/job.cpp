@@ -187,11 +187,15 @@ private:
   /// `exchange` and `group` are about files; `group` names axes that a side with ranks has.
   void checkFiles() {
     const bool read = job_.endpoints[0].storage;
-    const bool files = read || std::any_of(job_.endpoints.begin(), job_.endpoints.end(), [](const auto &e) { return e.storage; });
+    const bool files =
+        read || std::any_of(job_.endpoints.begin(), job_.endpoints.end(), [](const auto &e) { return e.storage; });
     if (exchangeAt_ && !read)
-      diagnostics_.error(exchangeAt_->at, "'exchange' of what is read of files, but the source has ranks, expected a source with 'storage'");
+      diagnostics_.error(
+          exchangeAt_->at,
+          "'exchange' of what is read of files, but the source has ranks, expected a source with 'storage'");
     if (!groupAt_.empty() && !files)
-      diagnostics_.error(groupAt_[0]->at, "'group' shares out the work on files, but no endpoint has any, expected one with 'storage'");
+      diagnostics_.error(groupAt_[0]->at,
+                         "'group' shares out the work on files, but no endpoint has any, expected one with 'storage'");
     std::vector<std::string> known;
     for (const EndpointDeclaration &endpoint : job_.endpoints)
       for (const ir::Axis &axis : endpoint.axes)
@@ -206,10 +210,12 @@ private:
   void readStored(EndpointDeclaration &endpoint) {
     const Location at = *endpoint.form.storedAt;
     if (!endpoint.storage || endpoint.role != "source")
-      return diagnostics_.error(at, "'dtype: stored' in the " + endpoint.role + ", expected it in a source with 'storage', whose files have headers");
+      return diagnostics_.error(at, "'dtype: stored' in the " + endpoint.role +
+                                        ", expected it in a source with 'storage', whose files have headers");
     StoredNames names;
     const std::string folder = joinPath(folderOf(job_.path), endpoint.directory);
-    const std::string error = readStored_ ? readStored_(folder, endpoint.checkpoint, endpoint.places, names) : "nobody reads files here";
+    const std::string error =
+        readStored_ ? readStored_(folder, endpoint.checkpoint, endpoint.places, names) : "nobody reads files here";
     if (!error.empty())
       return diagnostics_.error(at, "'dtype: stored': " + error);
     endpoint.form.stored = std::make_shared<StoredTypes>(std::move(names), at);
@@ -384,17 +390,17 @@ private:
   const ReadStored &readStored_;
   Diagnostics &diagnostics_;
   Job job_;
-  std::vector<const Node *> nodes_; // of the endpoints
-  bool failed_ = false;             // to include a file
+  std::vector<const Node *> nodes_;   // of the endpoints
+  bool failed_ = false;               // to include a file
   const Node *exchangeAt_ = nullptr;  // options.exchange
   std::vector<const Node *> groupAt_; // the axes of options.group
-  bool axesKnown_ = true;           // every mesh and every layout could be read
+  bool axesKnown_ = true;             // every mesh and every layout could be read
 };
 
 } // namespace
 
-std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides,
-                           Diagnostics &diagnostics, const Allowed &allowed, const ReadStored &readStored) {
+std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides, Diagnostics &diagnostics,
+                           const Allowed &allowed, const ReadStored &readStored) {
   return JobReader(path, allowed, readStored, diagnostics).read(overrides);
 }
 

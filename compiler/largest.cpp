@@ -138,8 +138,9 @@ bool LargestShards::show(const Holding &holding, unsigned over, Shards &shards, 
                   (over != kMatrix ? " over " + std::to_string(over) : "") +
                   (holding.part > 0 ? ", part " + std::to_string(holding.part) : "") + ")";
   largest.parts = {slot};
-  largest.face = Face{FaceKind::amax, Quantization::nvfp4, true, false, holding.param, holding.param, holding.param, holding.part,
-                      over == kMatrix ? 0 : over};
+  largest.face =
+      Face{FaceKind::amax, Quantization::nvfp4,       true, false, holding.param, holding.param, holding.param,
+           holding.part,   over == kMatrix ? 0 : over};
   faces.emplace_back(holding.param, std::move(largest));
   return true;
 }
@@ -184,7 +185,8 @@ bool LargestShards::add(unsigned e, const Part &part, const std::vector<Holding>
       bool any = true;
       for (size_t d = 0, kept = 0; d < dimensions && any; ++d)
         if (d < variables || part.dimensions[d].param < leading)
-          needed.dimensions.push_back({restricted(e, share[d], box[kept++], any), std::min(part.dimensions[d].param, leading)});
+          needed.dimensions.push_back(
+              {restricted(e, share[d], box[kept++], any), std::min(part.dimensions[d].param, leading)});
       if (!any)
         continue;
       needed.dimensions.push_back({static_cast<unsigned>(target.shares.size()), leading});

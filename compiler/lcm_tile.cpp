@@ -1,8 +1,9 @@
-// lcm-tile: source ∩ target → tiles. Every dimension of a family, index variables included, is solved on its own: the source's
-// shares of it are cut into atoms (disjoint sets of positions, usually just the shares themselves), a target share meets some of
-// them, and the relation source position -> target position follows by composing the two shares (periodic ones by LCM tiling,
-// ir/segments.cpp). A tile is one combination of atoms; everybody who holds it is a candidate source. Flat buffers are cut unlike
-// a product: each range has boxes of its own, whose edges would cut all others. There the boxes themselves are met one by one.
+// lcm-tile: source ∩ target → tiles. Every dimension of a family, index variables included, is solved on its own: the
+// source's shares of it are cut into atoms (disjoint sets of positions, usually just the shares themselves), a target
+// share meets some of them, and the relation source position -> target position follows by composing the two shares
+// (periodic ones by LCM tiling, ir/segments.cpp). A tile is one combination of atoms; everybody who holds it is a
+// candidate source. Flat buffers are cut unlike a product: each range has boxes of its own, whose edges would cut all
+// others. There the boxes themselves are met one by one.
 
 #include "compiler/atoms.h"
 #include "compiler/pass.h"
@@ -50,8 +51,8 @@ struct FamilySource {
   std::vector<View> views;
   std::vector<Box> boxes; // by where they begin along `sweep`; empty: use atoms
   size_t sweep = 0;
-  std::vector<Atoms *> dimensions; // shared between families whose dimensions are cut alike
-  Interner<std::vector<unsigned>> products;  // of atoms
+  std::vector<Atoms *> dimensions;            // shared between families whose dimensions are cut alike
+  Interner<std::vector<unsigned>> products;   // of atoms
   std::vector<std::vector<unsigned>> holders; // views, by product
 };
 
@@ -262,27 +263,28 @@ private:
     }
     if (source.boxes.empty())
       forProduct(lists, [&](const std::vector<unsigned> &atoms) {
-      const auto product = source.products.find(atoms);
-      if (!product)
-        return;
-      tile.holders.clear();
-      for (unsigned v : source.holders[*product]) {
-        const View &from = source.views[v];
-        Holder holder{from.param, from.part, from.places, {}};
-        for (size_t d = 0; d < family.rank(); ++d)
-          holder.relations.push_back(relation(*source.dimensions[d], from.segments[d], atoms[d], view.segments[d]));
-        tile.holders.push_back(std::move(holder));
-      }
-      add();
-    });
+        const auto product = source.products.find(atoms);
+        if (!product)
+          return;
+        tile.holders.clear();
+        for (unsigned v : source.holders[*product]) {
+          const View &from = source.views[v];
+          Holder holder{from.param, from.part, from.places, {}};
+          for (size_t d = 0; d < family.rank(); ++d)
+            holder.relations.push_back(relation(*source.dimensions[d], from.segments[d], atoms[d], view.segments[d]));
+          tile.holders.push_back(std::move(holder));
+        }
+        add();
+      });
     if (holders_ > kMostHolders)
-      return "tensor '" + family.name + "' stands in so many params on both sides that more than 2^22 pairs of them have it in common";
+      return "tensor '" + family.name +
+             "' stands in so many params on both sides that more than 2^22 pairs of them have it in common";
     if (found == wanted)
       return {};
     const Endpoint &target = layout_.endpoints[endpoint];
-    return target.role + " param '" + target.params[view.param].name + "' (" + target.params[view.param].origin + ") needs " +
-           std::to_string(wanted) + " elements of tensor '" + family.name + "' on place " + std::to_string(view.places[0]) +
-           ", of which the source holds " + std::to_string(found);
+    return target.role + " param '" + target.params[view.param].name + "' (" + target.params[view.param].origin +
+           ") needs " + std::to_string(wanted) + " elements of tensor '" + family.name + "' on place " +
+           std::to_string(view.places[0]) + ", of which the source holds " + std::to_string(found);
   }
 
   /// Padding needs no source: a tile with the place -1 as its holder.

@@ -72,8 +72,8 @@ private:
     const bool fitted = axes_ <= kMaxAxes;
     axes_ += view.entries.size() - hasViews;
     if (fitted && axes_ > kMaxAxes)
-      diagnostics_.error(view.at, "a mesh of " + std::to_string(axes_) + " axes in its views so far, expected at most " +
-                                      std::to_string(kMaxAxes));
+      diagnostics_.error(view.at, "a mesh of " + std::to_string(axes_) +
+                                      " axes in its views so far, expected at most " + std::to_string(kMaxAxes));
     return axes_ <= kMaxAxes;
   }
 
@@ -209,7 +209,7 @@ private:
   EndpointDeclaration &endpoint_;
   Diagnostics &diagnostics_;
   bool first_ = true;
-  size_t axes_ = 0; // of the views read
+  size_t axes_ = 0;              // of the views read
   std::vector<Location> axesAt_; // of endpoint_.axes
 };
 

@@ -1,5 +1,5 @@
-// A tensor that the source holds in two forms, such as quantised in one param and as it is in another: each target rank reads one of
-// them, and nothing says that all read the same.
+// A tensor that the source holds in two forms, such as quantised in one param and as it is in another: each target rank
+// reads one of them, and nothing says that all read the same.
 
 #include "compiler/forms.h"
 #include "compiler/places.h"
@@ -18,7 +18,9 @@ constexpr int64_t kMostPairs = 1 << 16; // of boxes that are compared for one pa
 
 using Box = std::vector<const Segments *>; // positions, by dimension
 
-std::optional<Quantization> formatOf(const StoredForm &form) { return form.quantize ? form.quantize->format : std::nullopt; }
+std::optional<Quantization> formatOf(const StoredForm &form) {
+  return form.quantize ? form.quantize->format : std::nullopt;
+}
 
 std::string formText(const StoredForm &form) {
   const auto format = formatOf(form);
@@ -65,10 +67,12 @@ bool meet(const Endpoint &source, const Param &one, const Part &part, const Para
 
 } // namespace
 
-void warnOfMixedForms(const std::vector<Location> &paramsAt, const std::vector<StoredForm> &forms, const Layout &layout, Diagnostics &diagnostics) {
+void warnOfMixedForms(const std::vector<Location> &paramsAt, const std::vector<StoredForm> &forms, const Layout &layout,
+                      Diagnostics &diagnostics) {
   const Endpoint &source = layout.endpoints[0];
   // By tensor and format: alike ones need not be compared.
-  std::vector<std::map<std::optional<Quantization>, std::vector<std::pair<unsigned, const Part *>>>> holders(layout.families.size());
+  std::vector<std::map<std::optional<Quantization>, std::vector<std::pair<unsigned, const Part *>>>> holders(
+      layout.families.size());
   std::set<std::pair<unsigned, unsigned>> said;
   for (unsigned p = 0; p < source.params.size(); ++p)
     for (const Part &part : source.params[p].parts) {
@@ -83,9 +87,11 @@ void warnOfMixedForms(const std::vector<Location> &paramsAt, const std::vector<S
         if (said.contains({other, p}) || !meet(source, source.params[p], part, source.params[other], *otherPart))
           continue;
         said.insert({other, p});
-        diagnostics.warning(paramsAt[p], "source param '" + source.params[p].name + "' holds tensor '" + layout.families[part.family].name + "' " + formText(forms[p]) + ", and '" +
+        diagnostics.warning(paramsAt[p], "source param '" + source.params[p].name + "' holds tensor '" +
+                                             layout.families[part.family].name + "' " + formText(forms[p]) + ", and '" +
                                              source.params[other].name + "' holds it " + formText(forms[other]) +
-                                             ": their values differ in general, and ranks of a target may read either; 'ignore' of the source leaves one out");
+                                             ": their values differ in general, and ranks of a target may read either; "
+                                             "'ignore' of the source leaves one out");
         diagnostics.note(paramsAt[other], "the other is here");
         break;
       }

@@ -113,8 +113,8 @@ private:
     if (value.kind != Node::Kind::map)
       return refuse(value, "a shape or a map", title, diagnostics_);
     Fields fields(value, title, diagnostics_);
-    const Node *opaque = fields.find("opaque"), *tied = fields.find("tied"), *shape = fields.find("shape"), *dtype = fields.find("dtype"),
-               *where = fields.find("where"), *when = fields.find("when");
+    const Node *opaque = fields.find("opaque"), *tied = fields.find("tied"), *shape = fields.find("shape"),
+               *dtype = fields.find("dtype"), *where = fields.find("where"), *when = fields.find("when");
     if (when)
       tensor.absent = readValue(*when, "'when'", model_.let, INT64_MIN + 1, INT64_MAX, diagnostics_) == 0;
     if (const Node *shard = fields.find("shard"))

@@ -78,7 +78,8 @@ class NameCheck {
 public:
   NameCheck(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
             const std::vector<std::string> &titles, const char *noun, Diagnostics &diagnostics)
-      : layout_(layout), endpoint_(endpoint), declaredAt_(declaredAt), titles_(titles), noun_(noun), diagnostics_(diagnostics) {}
+      : layout_(layout), endpoint_(endpoint), declaredAt_(declaredAt), titles_(titles), noun_(noun),
+        diagnostics_(diagnostics) {}
 
   void run() {
     // By skeleton, literal ones and others; literal ones differ where their texts do, and need not be compared.
@@ -230,8 +231,8 @@ private:
       if (!all)
         return reportTooMany(p);
       if (const auto twice = std::adjacent_find(all->begin(), all->end()); twice != all->end())
-        return report(p, title(p) + " has one name for different values" + on(place) +
-                             ": '" + *twice + "' in several chunks, expected {x.chunk} in the name or 'chunks' in the layout");
+        return report(p, title(p) + " has one name for different values" + on(place) + ": '" + *twice +
+                             "' in several chunks, expected {x.chunk} in the name or 'chunks' in the layout");
     }
     for (const Run &run : patterns_[p].runs) {
       if (std::count_if(run.begin(), run.end(), [](const Piece &piece) { return piece.variable >= 0; }) < 2)
@@ -247,9 +248,8 @@ private:
         const auto twice = std::adjacent_find(all->begin(), all->end());
         if (twice == all->end())
           continue;
-        return report(p, title(p) + " has one name for different values" +
-                             on(place) + ": its placeholders that touch print '" + *twice +
-                             "' twice, expected text between them");
+        return report(p, title(p) + " has one name for different values" + on(place) +
+                             ": its placeholders that touch print '" + *twice + "' twice, expected text between them");
       }
     }
   }
@@ -265,7 +265,8 @@ private:
   }
 
   std::string title(unsigned p) const {
-    return p < titles_.size() && !titles_[p].empty() ? titles_[p] : std::string(noun_) + " '" + endpoint_.params[p].name + "'";
+    return p < titles_.size() && !titles_[p].empty() ? titles_[p]
+                                                     : std::string(noun_) + " '" + endpoint_.params[p].name + "'";
   }
   std::string on(int64_t place) const { return endpoint_.role.empty() ? "" : " on " + placeText(endpoint_, place); }
   void report(unsigned p, const std::string &message) { diagnostics_.error(declaredAt_[p], message); }

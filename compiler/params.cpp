@@ -61,20 +61,24 @@ void Params::buildInModules(const ParamDeclaration &declaration) {
   const auto &[variable, prefix, chunksAt] = modules->names;
   const std::string title = "param '" + declaration.name + "'";
   if (declaration.name.find("{" + variable + ".chunk}") != std::string::npos)
-    return diagnostics_.error(declaration.at, title + " has {" + variable + ".chunk} in its name, expected it in 'chunks' of the layout alone");
+    return diagnostics_.error(declaration.at, title + " has {" + variable +
+                                                  ".chunk} in its name, expected it in 'chunks' of the layout alone");
   ParamDeclaration one = declaration;
   one.prefix = prefix;
   if (declaration.name.find("{" + variable + "}") != std::string::npos ||
       declaration.name.find("{" + variable + ".local}") != std::string::npos)
     return build(one);
   if (declaration.stack && declaration.stack->first == variable)
-    return diagnostics_.error(declaration.stack->second, title + " stacks '" + variable + "', whose values stand in " + text(modules->chunks) +
+    return diagnostics_.error(declaration.stack->second, title + " stacks '" + variable + "', whose values stand in " +
+                                                             text(modules->chunks) +
                                                              " chunks of a rank, expected it in the name");
-  const auto at = std::find_if(one.places.begin(), one.places.end(),
-                               [&](const auto &rule) { return rule.first == modules->axis; });
+  const auto at =
+      std::find_if(one.places.begin(), one.places.end(), [&](const auto &rule) { return rule.first == modules->axis; });
   if (at == one.places.end())
-    return diagnostics_.error(declaration.at, title + " stands in none of the " + text(modules->chunks) + " chunks of a rank, expected {" +
-                                                  variable + ".local} in its name or 'at: {" + modules->axis + ": first}', 'last' or numbers");
+    return diagnostics_.error(declaration.at, title + " stands in none of the " + text(modules->chunks) +
+                                                  " chunks of a rank, expected {" + variable +
+                                                  ".local} in its name or 'at: {" + modules->axis +
+                                                  ": first}', 'last' or numbers");
   const auto stages = placing_.coordinates(modules->axis, at->second, modules->ranks * modules->chunks);
   if (!stages)
     return;
@@ -211,19 +215,22 @@ bool Params::readName(Building &building) const {
   return ok;
 }
 
-/// How a param is stored: as it says itself; or as the endpoint says of its floats, and of those that are matrices and that globs fit.
+/// How a param is stored: as it says itself; or as the endpoint says of its floats, and of those that are matrices and
+/// that globs fit.
 StoredForm Params::formOf(const Building &building) const {
   StoredForm form = building.declaration.form;
   if (form.transform)
     return form;
   form.rounds = form.rounds || form_.rounds;
   const ir::DType type = building.param.dtype;
-  const bool matrix = building.pack.shape.size() + (building.stack >= 0) >= 2, wide = type == ir::DType::fp32 || type == ir::DType::bf16 || type == ir::DType::fp16;
+  const bool matrix = building.pack.shape.size() + (building.stack >= 0) >= 2,
+             wide = type == ir::DType::fp32 || type == ir::DType::bf16 || type == ir::DType::fp16;
   auto any = [&](const std::vector<Glob> &globs) {
-    return std::any_of(globs.begin(), globs.end(), [&](const Glob &glob) { return fits(glob.text, building.declaration.name); });
+    return std::any_of(globs.begin(), globs.end(),
+                       [&](const Glob &glob) { return fits(glob.text, building.declaration.name); });
   };
-  if (!form.dtype && !form.quantize && form_.quantize && form_.quantize->format && matrix && wide && (form_.quantize->only.empty() || any(form_.quantize->only)) &&
-      !any(form_.quantize->ignore))
+  if (!form.dtype && !form.quantize && form_.quantize && form_.quantize->format && matrix && wide &&
+      (form_.quantize->only.empty() || any(form_.quantize->only)) && !any(form_.quantize->ignore))
     form.quantize = form_.quantize;
   if (!form.dtype && !(form.quantize && form.quantize->format) && castable(type))
     form.dtype = form_.dtype;
@@ -291,7 +298,8 @@ bool Params::checkTensors(Building &building) const {
   if (const auto &transform = building.form.transform) {
     building.param.transform = transform->first;
     if (endpoint_.storage) {
-      diagnostics_.error(transform->second, building.title() + " has the transform '" + transform->first + "', but the " + endpoint_.role +
+      diagnostics_.error(transform->second, building.title() + " has the transform '" + transform->first +
+                                                "', but the " + endpoint_.role +
                                                 " is files, which no caller converts; 'ignore' leaves it out");
       ok = false;
     }

@@ -25,8 +25,10 @@ struct FlatBox {
 class Params {
 public:
   /// `form`: of the endpoint, for params that have none of their own.
-  Params(const Model &model, const Tensors &tensors, Placing &placing, const StoredForm &form, ir::Endpoint &endpoint, Diagnostics &diagnostics)
-      : model_(model), tensors_(tensors), placing_(placing), form_(form), endpoint_(endpoint), diagnostics_(diagnostics) {}
+  Params(const Model &model, const Tensors &tensors, Placing &placing, const StoredForm &form, ir::Endpoint &endpoint,
+         Diagnostics &diagnostics)
+      : model_(model), tensors_(tensors), placing_(placing), form_(form), endpoint_(endpoint),
+        diagnostics_(diagnostics) {}
 
   /// Adds a param, or nothing where its `when` does not hold or after errors.
   void add(const ParamDeclaration &declaration);
@@ -44,7 +46,7 @@ private:
     int64_t rows = 0, padded = 0;        // of the whole array, without and with padding
     std::vector<ir::Segments> relations; // by tensor: its position -> the whole array's; of a stack: value -> slot
     std::vector<unsigned> axes;
-    Shares shares; // the whole array's position -> local position
+    Shares shares;    // the whole array's position -> local position
     int64_t unit = 1; // rows of the whole array that the cut keeps together
     bool stack = false;
   };

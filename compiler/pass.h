@@ -1,4 +1,5 @@
-// The pass registry: passes.def lists them in their default order; compile.cpp runs them. A pass is one file and one line.
+// The pass registry: passes.def lists them in their default order; compile.cpp runs them. A pass is one file and one
+// line.
 #pragma once
 
 #include "ir/ir.h"
@@ -8,14 +9,15 @@
 
 namespace reshard {
 
-/// A pass reads and refines the module in place; it returns an error text that names tensor, param and endpoint, or nothing.
+/// A pass reads and refines the module in place; it returns an error text that names tensor, param and endpoint, or
+/// nothing.
 using PassFunction = std::string (*)(ir::Module &);
 
 struct PassInfo {
-  const char *name;  // as on the command line
-  ir::Level level;   // the level of the module after it
+  const char *name; // as on the command line
+  ir::Level level;  // the level of the module after it
   PassFunction run;
-  const char *help;  // one line
+  const char *help; // one line
 };
 
 /// All passes, in default order.

@@ -91,7 +91,7 @@ private:
   bool listed_ = false;            // the layout lists its axes
   std::vector<std::string> known_; // axes that rules may use
   Environment names_;
-  std::vector<Placed> placed_;                                                   // by index variable
+  std::vector<Placed> placed_; // by index variable
   std::optional<Modules> modules_;
   std::unordered_multimap<size_t, unsigned> shares_;                             // by hash
   std::vector<std::unordered_map<ir::Segments, unsigned, ValueHash>> instances_; // by variable

@@ -15,7 +15,8 @@ namespace {
 
 class Quantizer {
 public:
-  Quantizer(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms, Layout &layout, Diagnostics &diagnostics)
+  Quantizer(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms, Layout &layout,
+            Diagnostics &diagnostics)
       : paramsAt_(paramsAt), forms_(forms), layout_(layout), diagnostics_(diagnostics), blocks_(layout),
         largestShards_(layout, [this](unsigned like, Param param) { append(0, like, std::move(param)); }) {}
 
@@ -62,7 +63,8 @@ private:
     else if (const int64_t columns = blockOf(*rule.format).columns; *rule.format != Quantization::block_fp8)
       for (int64_t local : param.shape.back().at)
         if (local % columns != 0) {
-          diagnostics_.error(rule.at, what + " but has " + std::to_string(local) + " columns on a rank, expected a multiple of " + std::to_string(columns));
+          diagnostics_.error(rule.at, what + " but has " + std::to_string(local) +
+                                          " columns on a rank, expected a multiple of " + std::to_string(columns));
           break;
         }
   }
@@ -123,7 +125,8 @@ private:
     Param elements = param(e, p);
     const Scales scales = storeQuantized(e, p);
     elements.name += " (elements)";
-    elements.face = Face{FaceKind::elements, *rule.format, gathered, rule.swizzled, p, scales.scales, scales.tensorScale};
+    elements.face =
+        Face{FaceKind::elements, *rule.format, gathered, rule.swizzled, p, scales.scales, scales.tensorScale};
     if (e > 0) {
       for (unsigned made : {p, scales.scales, scales.tensorScale})
         param(e, made).made = true;
@@ -159,7 +162,9 @@ private:
   void target(unsigned e, unsigned p) {
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
     std::string why;
-    const bool alike = passes(e, p), sends = rule.by == QuantizeRule::By::sender || (rule.by == QuantizeRule::By::either && *rule.format == Quantization::block_fp8);
+    const bool alike = passes(e, p),
+               sends = rule.by == QuantizeRule::By::sender ||
+                       (rule.by == QuantizeRule::By::either && *rule.format == Quantization::block_fp8);
     if ((alike || (sends && *rule.format != Quantization::nvfp4)) && takeCodes(e, p, alike, why))
       return;
     if (*rule.format == Quantization::nvfp4)
@@ -180,12 +185,14 @@ private:
     for (const Part &part : param(e, p).parts)
       if (part.family >= 0)
         for (const Holding &holding : holdings_[part.family])
-          if (const auto &face = param(0, holding.param).face; !face || face->kind != FaceKind::elements || face->format != *rule(e, p)->format)
+          if (const auto &face = param(0, holding.param).face;
+              !face || face->kind != FaceKind::elements || face->format != *rule(e, p)->format)
             return false;
     return *rule(e, p)->format != Quantization::nvfp4 || sameMatrices(param(e, p));
   }
 
-  /// Whether a param holds the same tensors as one param of the source, and as matrices: then it has the same tensor scales.
+  /// Whether a param holds the same tensors as one param of the source, and as matrices: then it has the same tensor
+  /// scales.
   bool sameMatrices(const Param &target) {
     std::set<int> families;
     for (const Part &part : target.parts)
@@ -269,7 +276,8 @@ private:
     if (format == Quantization::nvfp4) { // all tensors of the matrix have one, which goes as that of the source's first
       const unsigned from = holdings_[param(e, p).parts[0].family][0].param;
       const std::vector<Part> &parts = param(e, p).parts;
-      const auto same = std::find_if(parts.begin(), parts.end(), [&](const Part &part) { return part.family == param(0, from).parts[0].family; });
+      const auto same = std::find_if(parts.begin(), parts.end(),
+                                     [&](const Part &part) { return part.family == param(0, from).parts[0].family; });
       tensorScales = {blocks_.tensorScales(e, p, static_cast<unsigned>(same - parts.begin()))};
       param(0, param(0, from).face->tensorScale).parts = {blocks_.tensorScales(0, from, 0)};
     }
@@ -286,7 +294,8 @@ private:
   }
 
   /// Swizzled scales, row by row.
-  Param plainScales(unsigned e, unsigned swizzled, const std::vector<Extent> &wide, Quantization format, std::vector<Part> parts) {
+  Param plainScales(unsigned e, unsigned swizzled, const std::vector<Extent> &wide, Quantization format,
+                    std::vector<Part> parts) {
     Param plain = param(e, swizzled);
     plain.made = false;
     plain.name += " (plain)";
@@ -305,7 +314,9 @@ private:
     if (added) {
       if (const auto face = param(0, holding.param).face) { // quantised as it stands
         codes = face->codes;
-        scales = face->swizzled ? append(0, holding.param, plainScales(0, face->scales, param(0, holding.param).shape, format, {})) : face->scales;
+        scales = face->swizzled
+                     ? append(0, holding.param, plainScales(0, face->scales, param(0, holding.param).shape, format, {}))
+                     : face->scales;
       } else {
         Param shown = param(0, holding.param), scale = shown;
         shown.parts.clear();
@@ -335,17 +346,21 @@ private:
       if (part.family < 0 || holdings_[part.family].empty()) // nobody holds what has no elements
         continue;
       if (!largestShards_.add(e, part, holdings_[part.family], static_cast<int>(leading), slots, parts)) {
-        diagnostics_.error(rule(e, p)->at, title(e, p) + " cannot be quantised as nvfp4: a source param has a dimension of tensor '" +
-                                               layout_.families[part.family].name + "' that numbers matrices here on one of its own with others");
+        diagnostics_.error(rule(e, p)->at,
+                           title(e, p) + " cannot be quantised as nvfp4: a source param has a dimension of tensor '" +
+                               layout_.families[part.family].name +
+                               "' that numbers matrices here on one of its own with others");
         return false;
       }
     }
     largest.name += " (largest)";
     largest.dtype = DType::fp32;
     largest.shape.resize(leading);
-    largest.shape.push_back({{}, {std::max<int64_t>(slots, 1)}}); // a matrix that nobody holds anything of has a scale, too
+    largest.shape.push_back(
+        {{}, {std::max<int64_t>(slots, 1)}}); // a matrix that nobody holds anything of has a scale, too
     largest.parts = std::move(parts);
-    largest.face = Face{FaceKind::amax, Quantization::nvfp4, true, false, p, p, p, 0}; // of the elements, which are to come
+    largest.face =
+        Face{FaceKind::amax, Quantization::nvfp4, true, false, p, p, p, 0}; // of the elements, which are to come
     largest_[{e, p}] = append(e, p, std::move(largest));
     return true;
   }
@@ -355,16 +370,17 @@ private:
   Layout &layout_;
   Diagnostics &diagnostics_;
   Blocks blocks_;
-  std::map<int, std::vector<Holding>> holdings_;                                      // by tensor
-  std::map<std::pair<unsigned, unsigned>, unsigned> elements_, whole_, largest_;      // by endpoint, and param or share
+  std::map<int, std::vector<Holding>> holdings_;                                 // by tensor
+  std::map<std::pair<unsigned, unsigned>, unsigned> elements_, whole_, largest_; // by endpoint, and param or share
   LargestShards largestShards_;
   std::map<std::pair<unsigned, Quantization>, std::pair<unsigned, unsigned>> senders_; // source param -> codes, scales
-  std::set<std::pair<std::pair<unsigned, unsigned>, Quantization>> sent_;             // parts of source params
+  std::set<std::pair<std::pair<unsigned, unsigned>, Quantization>> sent_;              // parts of source params
 };
 
 } // namespace
 
-void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms, Layout &layout, Diagnostics &diagnostics) {
+void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms,
+                    Layout &layout, Diagnostics &diagnostics) {
   Quantizer(paramsAt, forms, layout, diagnostics).run();
 }
 

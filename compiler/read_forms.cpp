@@ -9,7 +9,8 @@ namespace reshard {
 namespace {
 
 /// One of a few words.
-std::optional<size_t> readChoice(const Node &node, const std::string &what, const std::vector<std::string> &choices, Diagnostics &diagnostics) {
+std::optional<size_t> readChoice(const Node &node, const std::string &what, const std::vector<std::string> &choices,
+                                 Diagnostics &diagnostics) {
   const auto text = readText(node, what, diagnostics);
   if (!text)
     return std::nullopt;
@@ -26,8 +27,9 @@ bool checkScaleName(const Node &node, const std::string &what, Diagnostics &diag
   for (size_t at = text.find_first_of("{}"); at != std::string::npos; at = text.find_first_of("{}", at)) {
     if (text.compare(at, kName.size(), kName) != 0) {
       const size_t end = text[at] == '{' ? text.find('}', at) : at;
-      diagnostics.error(inside(node, at), what + " has '" + text.substr(at, end == std::string::npos ? end : end - at + 1) +
-                                              "', expected '{name}' alone in braces, which stands for the param's name");
+      diagnostics.error(inside(node, at),
+                        what + " has '" + text.substr(at, end == std::string::npos ? end : end - at + 1) +
+                            "', expected '{name}' alone in braces, which stands for the param's name");
       return false;
     }
     at += kName.size();
@@ -64,7 +66,8 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
           text && checkScaleName(*given, std::string("'") + key + "'", diagnostics)) {
         value = *text;
         if (endpoint && text->find("{name}") == std::string::npos)
-          diagnostics.error(given->at, std::string("'") + key + "' of an endpoint lacks '{name}', which stands for a param's name");
+          diagnostics.error(given->at, std::string("'") + key +
+                                           "' of an endpoint lacks '{name}', which stands for a param's name");
       }
   };
   name("scale", true, rule.scale);
@@ -91,7 +94,8 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
 
 StoredForm readStoredForm(Fields &fields, bool endpoint, Diagnostics &diagnostics) {
   StoredForm form;
-  if (const Node *dtype = fields.find("dtype"); dtype && endpoint && dtype->kind == Node::Kind::scalar && dtype->text == "stored")
+  if (const Node *dtype = fields.find("dtype");
+      dtype && endpoint && dtype->kind == Node::Kind::scalar && dtype->text == "stored")
     form.storedAt = dtype->at;
   else if (dtype)
     if (const auto type = readDType(*dtype, "'dtype'", diagnostics))

@@ -14,7 +14,8 @@ std::string text(int64_t number) { return std::to_string(number); }
 /// Expands `x*3` and `(…)*3`. An error leaves `at_` at the character that is wrong.
 class StageString {
 public:
-  StageString(const std::string &text, char letter, std::string &error, size_t &at) : text_(text), known_(kLetters), error_(error), at_(at) {
+  StageString(const std::string &text, char letter, std::string &error, size_t &at)
+      : text_(text), known_(kLetters), error_(error), at_(at) {
     if (known_.find(letter) == std::string::npos)
       known_ += letter;
   }
@@ -79,7 +80,9 @@ private:
     std::string list;
     for (char each : known_)
       list += std::string(list.empty() ? "" : ", ") + each;
-    return (static_cast<unsigned char>(c) < 0x80 ? "unknown letter '" + std::string(1, c) + "'" : std::string("unknown letter")) + ", expected one of " + list;
+    return (static_cast<unsigned char>(c) < 0x80 ? "unknown letter '" + std::string(1, c) + "'"
+                                                 : std::string("unknown letter")) +
+           ", expected one of " + list;
   }
 
   int64_t repeats() {

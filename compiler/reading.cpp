@@ -15,7 +15,6 @@ namespace {
 
 /// Of later versions, wherever they stand.
 
-
 bool isControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 bool isDigit(char c) { return c >= '0' && c <= '9'; }
 bool isLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
@@ -101,7 +100,8 @@ void Fields::finish() {
     if (std::find(lacking_.begin(), lacking_.end(), key.text) != lacking_.end())
       refuseLacking(key.at, key.text, diagnostics_);
     else
-      diagnostics_.error(key.at, "unknown key " + describe(key) + " in " + what_ + (diagnostics_.keeps() ? suggestion(key.text, known_) : ""));
+      diagnostics_.error(key.at, "unknown key " + describe(key) + " in " + what_ +
+                                     (diagnostics_.keeps() ? suggestion(key.text, known_) : ""));
   }
 }
 
@@ -394,7 +394,7 @@ bool fits(const std::string &glob, const std::string &name) {
 int openInput(const std::string &path, std::string &why) {
   const bool handedOver = path.starts_with("/dev/") || path.starts_with("/proc/");
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | (handedOver ? 0 : O_NONBLOCK));
-  struct stat status {};
+  struct stat status{};
   if (file < 0 || ::fstat(file, &status) != 0)
     why = std::strerror(errno);
   else if (handedOver || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)) // reading a folder says what it is

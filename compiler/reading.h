@@ -139,8 +139,9 @@ void checkNames(const Job &job, const Allowed &allowed, Diagnostics &diagnostics
 using Include = std::function<bool(Node &node, std::string_view path)>;
 void setOverride(Node &job, const std::string &assignment, const Include &include, Diagnostics &diagnostics);
 
-/// Opens a file for reading: its descriptor, or -1 and why there is none. A pipe in a folder is refused, since it may never have a writer, for whom opening it would
-/// wait; one that the caller hands over (/dev/stdin, or /dev/fd/63 of a shell's <(…)) is read.
+/// Opens a file for reading: its descriptor, or -1 and why there is none. A pipe in a folder is refused, since it may
+/// never have a writer, for whom opening it would wait; one that the caller hands over (/dev/stdin, or /dev/fd/63 of a
+/// shell's <(…)) is read.
 int openInput(const std::string &path, std::string &why);
 
 /// The text of a file as a new file of `diagnostics`, or an error at `at`.

@@ -89,8 +89,9 @@ void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagn
 
 /// Every tensor of the target is one of the source; source tensors that no target takes are listed. With
 /// --allow=missing, target params with other tensors are left out.
-void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StoredForm>> &forms,
-                const Allowed &allowed, ir::Layout &layout, Diagnostics &diagnostics) {
+void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::vector<Location>> &paramsAt,
+                std::vector<std::vector<StoredForm>> &forms, const Allowed &allowed, ir::Layout &layout,
+                Diagnostics &diagnostics) {
   std::vector<bool> taken(layout.families.size());
   for (size_t e = 1; e < layout.endpoints.size(); ++e) {
     ir::Endpoint &target = layout.endpoints[e];

@@ -23,7 +23,8 @@ int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlig
 
 } // namespace
 
-std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, int64_t gathered, RoundLimits &limits) {
+std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &layout, int64_t gathered,
+                        RoundLimits &limits) {
   const ir::Topology &topology = layout.topology;
   Load loads[2]; // between nodes, inside them
   std::map<std::pair<int64_t, bool>, Load> ports[2];
@@ -58,10 +59,10 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
     limits.localBytes = std::min(limits.localBytes, limits.bytes);
   const int64_t busiest = std::max(loads[0].bytes / limits.bytes, loads[1].bytes / limits.localBytes);
   if (layout.stagingLimit == 0)
-    return busiest <= kMostChunks ? std::string()
-                                  : "a rank sends or receives " +
-                                        std::to_string(std::max(loads[0].bytes, loads[1].bytes)) +
-                                        " bytes, more than 2^24 chunks of at most 64 MiB";
+    return busiest <= kMostChunks
+               ? std::string()
+               : "a rank sends or receives " + std::to_string(std::max(loads[0].bytes, loads[1].bytes)) +
+                     " bytes, more than 2^24 chunks of at most 64 MiB";
   const int64_t limit = std::max<int64_t>(0, layout.stagingLimit - gathered);
 
   const int64_t slot = limit / 4, share = far && near ? slot / 2 : slot;
@@ -73,8 +74,13 @@ std::string roundLimits(const std::vector<Stream> &streams, const ir::Layout &la
     return {};
   const int64_t parts = far && near ? 8 : 4;
   return stagingTooSmall(layout.stagingLimit) + " for " + std::to_string(total) + " bytes of messages" +
-         (gathered > 0 ? " beside " + std::to_string(gathered) + " bytes that are gathered to be quantised or transformed" : "") + ", expected at least " +
-         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts + gathered) + " bytes";
+         (gathered > 0
+              ? " beside " + std::to_string(gathered) + " bytes that are gathered to be quantised or transformed"
+              : "") +
+         ", expected at least " +
+         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts +
+                        gathered) +
+         " bytes";
 }
 
 } // namespace reshard

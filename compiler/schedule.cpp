@@ -32,7 +32,9 @@ struct Piece {
 
 class Scheduler {
 public:
-  explicit Scheduler(Module &module) : module_(module), layout_(module.layout), cutter_(shapes_), relays_(module.layout, shapes_, cutter_), bands_(module.layout), stages_(module, bands_, operandShapes_) {
+  explicit Scheduler(Module &module)
+      : module_(module), layout_(module.layout), cutter_(shapes_), relays_(module.layout, shapes_, cutter_),
+        bands_(module.layout), stages_(module, bands_, operandShapes_) {
     for (const Shape &shape : module.transfers.shapes)
       shapes_.intern(shape);
     module_.schedule.ranks.resize(layout_.world);
@@ -48,7 +50,8 @@ public:
         firstBuffer_[rank].try_emplace({static_cast<int64_t>(run.endpoint), run.place}, run.first);
     }
     for (const Endpoint &endpoint : layout_.endpoints)
-      faces_.push_back(std::any_of(endpoint.params.begin(), endpoint.params.end(), [](const Param &param) { return param.face.has_value(); }));
+      faces_.push_back(std::any_of(endpoint.params.begin(), endpoint.params.end(),
+                                   [](const Param &param) { return param.face.has_value(); }));
     faces_[0] = false; // those of the source are only read
     later_.resize(layout_.world);
     for (const RankSchedule &rank : module_.schedule.ranks)
@@ -62,7 +65,8 @@ public:
 
   std::string run() {
     const bool gathers = std::any_of(layout_.endpoints.begin(), layout_.endpoints.end(), [](const Endpoint &endpoint) {
-      return std::any_of(endpoint.params.begin(), endpoint.params.end(), [](const Param &param) { return param.face && param.face->gathered; });
+      return std::any_of(endpoint.params.begin(), endpoint.params.end(),
+                         [](const Param &param) { return param.face && param.face->gathered; });
     });
     if (std::string error = bands_.plan(gathers ? remoteBytes() : 0); !error.empty())
       return error;
@@ -92,12 +96,19 @@ private:
   }
 
   /// The way of a descriptor, from the rank that reads to the one that writes. A storage endpoint's side, and zeros,
-  /// are on the other side's rank, unless one rank must write them; where both sides are storage, files are dealt out over the ranks.
+  /// are on the other side's rank, unless one rank must write them; where both sides are storage, files are dealt out
+  /// over the ranks.
   Way way(const Descriptor &d) const {
-    const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source), target = bands_.writer(d.endpoint, d.target, d.targetInstance);
+    const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source),
+                  target = bands_.writer(d.endpoint, d.target, d.targetInstance);
     const int32_t both = static_cast<int32_t>(d.target % layout_.world);
     const Band *band = bands_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset);
-    Way result{{layout_.endpoints[d.endpoint].generation(d.target), band ? band->phase : faces_[d.endpoint] ? bands_.phaseOf(paramOf(d)) : 0}, both, both, d.route};
+    Way result{{layout_.endpoints[d.endpoint].generation(d.target), band                 ? band->phase
+                                                                    : faces_[d.endpoint] ? bands_.phaseOf(paramOf(d))
+                                                                                         : 0},
+               both,
+               both,
+               d.route};
     if (source >= 0 || target >= 0) {
       result.source = source < 0 ? target : source;
       result.target = target < 0 ? source : target;
@@ -105,7 +116,9 @@ private:
     return result;
   }
 
-  const Param &paramOf(const Descriptor &d) const { return layout_.endpoints[d.endpoint].params[bands_.paramOf(d.endpoint, d.target, d.targetInstance)]; }
+  const Param &paramOf(const Descriptor &d) const {
+    return layout_.endpoints[d.endpoint].params[bands_.paramOf(d.endpoint, d.target, d.targetInstance)];
+  }
 
   int64_t remoteBytes() const {
     int64_t bytes = 0;
@@ -183,7 +196,8 @@ private:
     RoundLimits limits;
     int64_t gathered = 0;
     for (const RankSchedule &rank : module_.schedule.ranks)
-      gathered = std::max(gathered, gatheredBytes(layout_, rank.buffers) + bands_.bytes(rank.rank) + relays_.held(rank.rank));
+      gathered =
+          std::max(gathered, gatheredBytes(layout_, rank.buffers) + bands_.bytes(rank.rank) + relays_.held(rank.rank));
     if (std::string error = roundLimits(streams_, layout_, gathered, limits); !error.empty())
       return error;
     for (size_t first = 0; first < streams_.size();) {
@@ -193,7 +207,8 @@ private:
       DescriptorCuts cuts;
       for (size_t s = first; s < last; ++s, cuts.endStream())
         for (size_t d = firsts_[s]; d < firsts_[s + 1]; ++d)
-          cuts.add(bytesOf(shapes_[descriptors_[d].shape]), shapes_[descriptors_[d].shape].rowBytes, blockBytes(descriptors_[d]));
+          cuts.add(bytesOf(shapes_[descriptors_[d].shape]), shapes_[descriptors_[d].shape].rowBytes,
+                   blockBytes(descriptors_[d]));
       std::vector<Message> messages =
           dealRounds(llvm::ArrayRef(streams_).slice(first, last - first), layout_.topology, limits, cuts);
       uint32_t rounds = 0;
@@ -217,7 +232,9 @@ private:
   int64_t blockBytes(const Descriptor &d) const {
     const int32_t rank = rankOf(d.endpoint, d.target);
     const Param &param = layout_.endpoints[d.endpoint].params[runOf(rank < 0 ? way(d).target : rank, d).param];
-    return param.face && param.face->kind == FaceKind::elements && !param.face->gathered ? blockOf(param.face->format).columns * itemBytes(param.dtype) : 0;
+    return param.face && param.face->kind == FaceKind::elements && !param.face->gathered
+               ? blockOf(param.face->format).columns * itemBytes(param.dtype)
+               : 0;
   }
 
   /// Streams into pieces that no grant parts.
@@ -263,7 +280,8 @@ private:
         }
   }
 
-  /// One fill and one copy step a rank (and phase), and one for each stream that it reads from files to pass it on; all in the first round (of theirs).
+  /// One fill and one copy step a rank (and phase), and one for each stream that it reads from files to pass it on; all
+  /// in the first round (of theirs).
   void localSteps() {
     std::vector<std::map<Stage, Step>> fills(layout_.world), copies(layout_.world);
     for (const Descriptor &d : local_) {
@@ -305,7 +323,8 @@ private:
   bool read(size_t stream) const { return ways_[stream].reads(); }
 
   /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from
-  /// the next lower ones first. A send of what a rank got itself waits for the receives that brought it. Steps of later stages stand behind them.
+  /// the next lower ones first. A send of what a rank got itself waits for the receives that brought it. Steps of later
+  /// stages stand behind them.
   void messageSteps() {
     struct Side {
       uint32_t round;
@@ -329,7 +348,7 @@ private:
       });
       steps.reserve(steps.size() + sides[rank].size());
       auto side = sides[rank].begin();
-      schema::ArenaUse held; // what is relayed
+      schema::ArenaUse held;            // what is relayed
       auto until = [&](int64_t round) { // messages of rounds up to this one
         for (; side != sides[rank].end() && side->round <= round; ++side) {
           const Message &message = messages_[side->message];
@@ -366,7 +385,8 @@ private:
     }
   }
 
-  void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf, schema::ArenaUse &held, Step &step) {
+  void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf,
+                   schema::ArenaUse &held, Step &step) {
     const llvm::ArrayRef<Piece> pieces = piecesOf(grant.stream);
     const auto first = std::partition_point(pieces.begin(), pieces.end(),
                                             [&](const Piece &piece) { return piece.begin < grant.begin; });
@@ -378,7 +398,8 @@ private:
       if (relayed) {
         const int64_t base = relays_.base(grant.stream);
         (receive ? step.outputs : step.inputs).push_back({0, packed(rank, d.shape), base + piece->begin});
-        for (uint32_t earlier : held.take(base + piece->begin, base + piece->end, static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size())))
+        for (uint32_t earlier : held.take(base + piece->begin, base + piece->end,
+                                          static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size())))
           step.after.push_back(earlier); // a send for what it sends, a receive for its room
       } else if (receive)
         step.outputs.push_back(onRoute ? passed(rank, d, routeHop(grant).to) : output(rank, d));
@@ -466,7 +487,7 @@ private:
   Relays relays_;
   Bands bands_;
   StageSteps stages_;
-  std::vector<bool> faces_; // by endpoint: whether it has any
+  std::vector<bool> faces_;                               // by endpoint: whether it has any
   std::vector<std::map<Stage, std::vector<Step>>> later_; // by rank: stages behind the first, and local steps
   std::map<Stage, uint32_t> lastRound_;
   std::vector<Descriptor> local_;

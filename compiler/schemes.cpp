@@ -1,6 +1,6 @@
 // One function per scheme, on units; share() puts `unit` and `replicate` around them. Regular schemes give one periodic
-// segment a rank, however many blocks there are. The formulas are in docs/yaml.md, section 5; a comment at each engine's
-// scheme names the engine's own function.
+// segment a rank, however many blocks there are. The formulas are in docs/yaml.md, section 5; a comment at each
+// engine's scheme names the engine's own function.
 
 #include "compiler/schemes.h"
 
@@ -258,7 +258,8 @@ std::optional<Shares> share(const Scheme &scheme, int64_t n, int64_t ranks, int6
     return std::nullopt;
   }
   if (scheme.replicate && row->argument != Argument::none) {
-    error = "'replicate' does not go with '" + scheme.name + "', expected even, chunk, balanced, vllm, sglang or round_robin";
+    error = "'replicate' does not go with '" + scheme.name +
+            "', expected even, chunk, balanced, vllm, sglang or round_robin";
     return std::nullopt;
   }
   const int64_t unit = std::min(scheme.unit > 0 ? scheme.unit : defaultUnit, std::max<int64_t>(n, 1));

@@ -13,8 +13,9 @@ namespace {
 
 constexpr int64_t kMostBytes = 256 << 20; // that a relay holds, where no limit asks for less
 constexpr int64_t kEven = 16;             // NICs are even enough where none has more than this part above the others
-constexpr int64_t kLatencies = 8;         // what is gained, and a phase, must last so many latencies of a relayed message
-constexpr int64_t kMostChunks = 1 << 22;  // of a plan: fewer than round_limits.cpp allows, which divides a limit otherwise
+constexpr int64_t kLatencies = 8; // what is gained, and a phase, must last so many latencies of a relayed message
+constexpr int64_t kMostChunks =
+    1 << 22; // of a plan: fewer than round_limits.cpp allows, which divides a limit otherwise
 
 /// What a NIC could send while a relayed message begins.
 int64_t perLatency(const Topology &topology) {

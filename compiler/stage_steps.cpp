@@ -32,7 +32,8 @@ StageSteps::Needs StageSteps::needs(int32_t rank, const Step &step) {
     needs.gathers = needs.gathers || operand.buffer == 0;
     if (operand.buffer == 0 || !state_[rank].any)
       continue;
-    const BufferRun &run = *std::prev(std::upper_bound(runs.begin(), runs.end(), operand.buffer, [](uint32_t b, const BufferRun &r) { return b < r.first; }));
+    const BufferRun &run = *std::prev(std::upper_bound(runs.begin(), runs.end(), operand.buffer,
+                                                       [](uint32_t b, const BufferRun &r) { return b < r.first; }));
     const Param &param = module_.layout.endpoints[run.endpoint].params[run.param];
     needs.largest = needs.largest || (param.face && param.face->kind == FaceKind::amax);
     needs.tensorScales = needs.tensorScales || bands_.phaseOf(param) > 0;
@@ -60,7 +61,8 @@ void StageSteps::finish(int32_t rank, const Stage &stage, uint32_t round) {
   for (const BufferRun &run : module_.schedule.ranks[rank].buffers) {
     const uint32_t first = firsts.try_emplace({run.endpoint, run.place}, run.first).first->second;
     const auto &face = endpoints[run.endpoint].params[run.param].face;
-    if (stage.second > 0 || run.endpoint == 0 || run.bytes == 0 || !face || face->kind != FaceKind::amax || endpoints[run.endpoint].generation(run.place) != stage.first)
+    if (stage.second > 0 || run.endpoint == 0 || run.bytes == 0 || !face || face->kind != FaceKind::amax ||
+        endpoints[run.endpoint].generation(run.place) != stage.first)
       continue;
     for (uint32_t i = 0; i < run.count; ++i)
       if (bands_.writer(run.endpoint, run.place, run.first + i - first) == rank) {
@@ -77,7 +79,9 @@ void StageSteps::finish(int32_t rank, const Stage &stage, uint32_t round) {
     convert.inputs.push_back({0, shape, band.offset});
     convert.outputs.push_back({firsts.at({band.endpoint, band.place}) + band.instance, shape, band.begin});
     convert.bytes += band.end - band.begin;
-    tensorScales = tensorScales || bands_.phaseOf(endpoints[band.endpoint].params[bands_.paramOf(band.endpoint, band.place, band.instance)]) > 0;
+    tensorScales =
+        tensorScales ||
+        bands_.phaseOf(endpoints[band.endpoint].params[bands_.paramOf(band.endpoint, band.place, band.instance)]) > 0;
   }
   std::vector<uint32_t> after = at.writers[stage];
   if (tensorScales && at.reduced >= 0)

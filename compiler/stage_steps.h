@@ -1,5 +1,5 @@
-// Steps of ranks in stages: what is gathered to be quantised waits for its room and is quantised at the end of its stage; what needs tensor scales waits for
-// them.
+// Steps of ranks in stages: what is gathered to be quantised waits for its room and is quantised at the end of its
+// stage; what needs tensor scales waits for them.
 #pragma once
 
 #include "compiler/bands.h"
@@ -9,13 +9,16 @@
 
 namespace reshard {
 
-/// What is scheduled together: targets that joined at one time, and of what a rank gathers that which is there at one time (bands.h).
+/// What is scheduled together: targets that joined at one time, and of what a rank gathers that which is there at one
+/// time (bands.h).
 using Stage = std::pair<uint32_t, uint32_t>; // generation, phase
 
 class StageSteps {
 public:
-  /// Steps go to the module's schedule, whose buffers are known; shapes of operands of rank r are interned in shapes[r].
-  StageSteps(ir::Module &module, const Bands &bands, std::vector<Interner<ir::OperandShape>> &shapes) : module_(module), bands_(bands), shapes_(shapes) {}
+  /// Steps go to the module's schedule, whose buffers are known; shapes of operands of rank r are interned in
+  /// shapes[r].
+  StageSteps(ir::Module &module, const Bands &bands, std::vector<Interner<ir::OperandShape>> &shapes)
+      : module_(module), bands_(bands), shapes_(shapes) {}
 
   /// A rank has faces of a target.
   void watch(int32_t rank) { state_[rank].any = true; }
@@ -29,7 +32,8 @@ private:
   struct Needs {
     bool gathers = false, largest = false, tensorScales = false;
   };
-  /// Of a rank: the steps that write what is gathered in a stage, and the largest magnitudes of a generation; the last step that converted, that reduced.
+  /// Of a rank: the steps that write what is gathered in a stage, and the largest magnitudes of a generation; the last
+  /// step that converted, that reduced.
   struct State {
     bool any = false;
     std::map<Stage, std::vector<uint32_t>> writers;

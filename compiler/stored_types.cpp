@@ -24,7 +24,8 @@ std::string shapeOf(const std::string &name) {
   return shape;
 }
 
-/// Whether a name is one that a declared name of the same shape stands for: numbers that both say are equal, others values of the variable.
+/// Whether a name is one that a declared name of the same shape stands for: numbers that both say are equal, others
+/// values of the variable.
 bool standsFor(const std::string &declared, const std::string &name, const std::vector<ir::IndexVariable> &variables) {
   size_t j = 0;
   for (size_t i = 0; i < declared.size(); ++i)
@@ -50,7 +51,8 @@ StoredTypes::StoredTypes(StoredNames names, Location at) : at_(at) {
     byShape_[shapeOf(entry.first)].push_back(std::move(entry));
 }
 
-std::optional<ir::DType> StoredTypes::of(const std::string &declared, const std::vector<ir::IndexVariable> &variables, Diagnostics &diagnostics) const {
+std::optional<ir::DType> StoredTypes::of(const std::string &declared, const std::vector<ir::IndexVariable> &variables,
+                                         Diagnostics &diagnostics) const {
   const auto known = byShape_.find(shapeOf(declared));
   const std::pair<std::string, ir::DType> *first = nullptr;
   if (known != byShape_.end())
@@ -58,8 +60,9 @@ std::optional<ir::DType> StoredTypes::of(const std::string &declared, const std:
       if (!standsFor(declared, entry.first, variables))
         continue;
       if (first && first->second != entry.second) {
-        diagnostics.error(at_, "param '" + declared + "' is stored as " + ir::name(first->second) + " ('" + first->first + "') and as " + ir::name(entry.second) +
-                                   " ('" + entry.first + "'), expected one dtype");
+        diagnostics.error(at_, "param '" + declared + "' is stored as " + ir::name(first->second) + " ('" +
+                                   first->first + "') and as " + ir::name(entry.second) + " ('" + entry.first +
+                                   "'), expected one dtype");
         return std::nullopt;
       }
       if (!first)

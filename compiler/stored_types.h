@@ -17,16 +17,18 @@ namespace reshard {
 using StoredNames = std::vector<std::pair<std::string, ir::DType>>;
 
 /// Reads the headers in a folder: of a checkpoint, or of the files of `places` ranks. An error text, empty on success.
-using ReadStored = std::function<std::string(const std::string &folder, bool checkpoint, int64_t places, StoredNames &names)>;
+using ReadStored =
+    std::function<std::string(const std::string &folder, bool checkpoint, int64_t places, StoredNames &names)>;
 
 class StoredTypes {
 public:
   /// `at`: the endpoint's `dtype`, where errors are reported.
   StoredTypes(StoredNames names, Location at);
 
-  /// The dtype of all stored tensors that a param's declared name stands for; nothing where none is stored, or after an error: they have
-  /// several.
-  std::optional<ir::DType> of(const std::string &declared, const std::vector<ir::IndexVariable> &variables, Diagnostics &diagnostics) const;
+  /// The dtype of all stored tensors that a param's declared name stands for; nothing where none is stored, or after an
+  /// error: they have several.
+  std::optional<ir::DType> of(const std::string &declared, const std::vector<ir::IndexVariable> &variables,
+                              Diagnostics &diagnostics) const;
 
 private:
   std::unordered_map<std::string, StoredNames> byShape_; // under names in which each number is `#`

@@ -38,7 +38,8 @@ std::vector<Range> readKinds(const Node &node, const std::string &variable, int6
     ok = ok && kind;
     if (ok && (kinds->array || is->kind == Node::Kind::sequence))
       wanted.emplace_back(*kind, item->at);
-    for (size_t i = 0; ok && !kinds->array && is->kind != Node::Kind::sequence && i < kind->size(); ++i) // every character is a kind
+    for (size_t i = 0; ok && !kinds->array && is->kind != Node::Kind::sequence && i < kind->size();
+         ++i) // every character is a kind
       wanted.emplace_back(std::string(1, (*kind)[i]), inside(*item, i));
   }
   if (!ok)
@@ -53,10 +54,12 @@ std::vector<Range> readKinds(const Node &node, const std::string &variable, int6
   }
   const std::set<std::string> known(places.begin(), places.end());
   // Where one of several keys counts, kinds are listed in the words of each.
-  const bool any = std::any_of(wanted.begin(), wanted.end(), [&](const auto &kind) { return known.contains(kind.first); });
+  const bool any =
+      std::any_of(wanted.begin(), wanted.end(), [&](const auto &kind) { return known.contains(kind.first); });
   for (const auto &[kind, at] : wanted)
     if (!places.empty() && !known.contains(kind) && !(kinds->keys > 1 && any)) {
-      const std::string message = "kind '" + kind + "' stands nowhere in the pattern" + suggestion(kind, {known.begin(), known.end()});
+      const std::string message =
+          "kind '" + kind + "' stands nowhere in the pattern" + suggestion(kind, {known.begin(), known.end()});
       if (kinds->keys > 0) // one model may be for several configs
         diagnostics.warning(at, message);
       else
@@ -80,8 +83,10 @@ std::optional<LayerPattern> readPattern(const Node &node, const Model &model, Di
   if (text->starts_with('$')) {
     const auto keys = readKeys(node, diagnostics);
     if (keys && keys->rest != std::string::npos)
-      diagnostics.error(inside(node, keys->rest), "expected a key of the config after 'or', found '" + text->substr(keys->rest) + "'");
-    const auto found = keys && keys->rest == std::string::npos ? model.config->texts(keys->names, node.at) : std::nullopt;
+      diagnostics.error(inside(node, keys->rest),
+                        "expected a key of the config after 'or', found '" + text->substr(keys->rest) + "'");
+    const auto found =
+        keys && keys->rest == std::string::npos ? model.config->texts(keys->names, node.at) : std::nullopt;
     if (!found)
       return std::nullopt;
     pattern.keys = keys->names.size();

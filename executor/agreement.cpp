@@ -29,10 +29,12 @@ struct Neighbour {
 } // namespace
 
 std::string unlikePlans(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest) {
-  return "rank " + std::to_string(rank) + " runs plan " + digest + ", rank " + std::to_string(own) + " plan " + ownDigest + ", expected the same";
+  return "rank " + std::to_string(rank) + " runs plan " + digest + ", rank " + std::to_string(own) + " plan " +
+         ownDigest + ", expected the same";
 }
 
-std::string Agreement::wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline, bool &timedOut) {
+std::string Agreement::wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline,
+                            bool &timedOut) {
   for (uint64_t looks = 0;; ++looks) {
     bool done = false;
     if (std::string error = wire_.test(request, done); !error.empty() || done)
@@ -45,17 +47,20 @@ std::string Agreement::wait(size_t request, uint32_t peer, const char *what, con
   }
 }
 
-std::string Agreement::send(uint32_t peer, uint32_t tag, const void *data, size_t bytes, const char *what, const Transport::Deadline &deadline, bool &timedOut) {
+std::string Agreement::send(uint32_t peer, uint32_t tag, const void *data, size_t bytes, const char *what,
+                            const Transport::Deadline &deadline, bool &timedOut) {
   const std::string error = wire_.send(request_, peer, tag, static_cast<const std::byte *>(data), bytes);
   return error.empty() ? wait(request_, peer, what, deadline, timedOut) : error;
 }
 
-std::string Agreement::receive(uint32_t peer, uint32_t tag, void *data, size_t bytes, const char *what, const Transport::Deadline &deadline, bool &timedOut) {
+std::string Agreement::receive(uint32_t peer, uint32_t tag, void *data, size_t bytes, const char *what,
+                               const Transport::Deadline &deadline, bool &timedOut) {
   const std::string error = wire_.receive(request_ + 1, peer, tag, static_cast<std::byte *>(data), bytes);
   return error.empty() ? wait(request_ + 1, peer, what, deadline, timedOut) : error;
 }
 
-std::string Agreement::meet(const std::string &digest, const Invitation &mine, const Transport::Deadline &deadline, bool &timedOut, std::map<uint32_t, Invitation> &near) {
+std::string Agreement::meet(const std::string &digest, const Invitation &mine, const Transport::Deadline &deadline,
+                            bool &timedOut, std::map<uint32_t, Invitation> &near) {
   constexpr const char *kWhat = "in prepare";
   std::vector<Hello> all(wire_.rank() == 0 ? wire_.size() : 1);
   std::memcpy(all[0].digest, digest.data(), kDigest);
@@ -85,7 +90,8 @@ std::string Agreement::meet(const std::string &digest, const Invitation &mine, c
       }
       if (rank == 0)
         break;
-      for (const auto &[data, bytes] : {std::pair<const void *, size_t>{&one, sizeof one}, {list.data(), list.size() * sizeof(Neighbour)}})
+      for (const auto &[data, bytes] :
+           {std::pair<const void *, size_t>{&one, sizeof one}, {list.data(), list.size() * sizeof(Neighbour)}})
         if (std::string error = send(rank, 0, data, bytes, kWhat, deadline, timedOut); !error.empty())
           return error;
     }
@@ -95,7 +101,8 @@ std::string Agreement::meet(const std::string &digest, const Invitation &mine, c
     if (std::string error = receive(0, 0, &verdict, sizeof verdict, kWhat, deadline, timedOut); !error.empty())
       return error;
     list.resize(std::min(verdict.near, wire_.size()));
-    if (std::string error = receive(0, 0, list.data(), list.size() * sizeof(Neighbour), kWhat, deadline, timedOut); !error.empty())
+    if (std::string error = receive(0, 0, list.data(), list.size() * sizeof(Neighbour), kWhat, deadline, timedOut);
+        !error.empty())
       return error;
   }
   if (!verdict.same)
@@ -112,9 +119,12 @@ std::string Agreement::least(int64_t mine, int64_t &least, const Transport::Dead
   out_ = mine;
   for (uint32_t step = 0, far = 1; far < size; ++step, far *= 2) {
     const uint32_t before = (rank + size - far) % size;
-    if (std::string error = wire_.receive(request_ + 1, before, 1 + step, reinterpret_cast<std::byte *>(&in_), sizeof in_); !error.empty())
+    if (std::string error =
+            wire_.receive(request_ + 1, before, 1 + step, reinterpret_cast<std::byte *>(&in_), sizeof in_);
+        !error.empty())
       return error;
-    if (std::string error = send((rank + far) % size, 1 + step, &out_, sizeof out_, kWhat, deadline, timedOut); !error.empty())
+    if (std::string error = send((rank + far) % size, 1 + step, &out_, sizeof out_, kWhat, deadline, timedOut);
+        !error.empty())
       return error;
     if (std::string error = wait(request_ + 1, before, kWhat, deadline, timedOut); !error.empty())
       return error;

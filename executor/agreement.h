@@ -16,12 +16,15 @@ public:
   /// Uses requests [request, request + kRequests) and tags [0, kTags) of the wire, whatever the plan.
   Agreement(Wire &wire, size_t request) : wire_(wire), request_(request) {}
 
-  /// Every process has a plan of this digest (32 characters), or an error text that names one that has another. `near`: the invitations of the others on
-  /// this host, by rank. All go through rank 0: N messages of a few bytes there and back.
-  std::string meet(const std::string &digest, const Invitation &mine, const Transport::Deadline &deadline, bool &timedOut, std::map<uint32_t, Invitation> &near);
+  /// Every process has a plan of this digest (32 characters), or an error text that names one that has another. `near`:
+  /// the invitations of the others on this host, by rank. All go through rank 0: N messages of a few bytes there and
+  /// back.
+  std::string meet(const std::string &digest, const Invitation &mine, const Transport::Deadline &deadline,
+                   bool &timedOut, std::map<uint32_t, Invitation> &near);
 
-  /// Returns when every process has called it, with the least of what they say. In step k each tells the one 2^k further on (Hensgen, Finkel, Manber,
-  /// "Two algorithms for barrier synchronization", 1988): log2(N) steps. Allocates nothing.
+  /// Returns when every process has called it, with the least of what they say. In step k each tells the one 2^k
+  /// further on (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988): log2(N) steps. Allocates
+  /// nothing.
   std::string least(int64_t mine, int64_t &least, const Transport::Deadline &deadline, bool &timedOut);
   std::string barrier(const Transport::Deadline &deadline, bool &timedOut) {
     int64_t ignored;
@@ -29,9 +32,12 @@ public:
   }
 
 private:
-  std::string wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline, bool &timedOut);
-  std::string send(uint32_t peer, uint32_t tag, const void *data, size_t bytes, const char *what, const Transport::Deadline &deadline, bool &timedOut);
-  std::string receive(uint32_t peer, uint32_t tag, void *data, size_t bytes, const char *what, const Transport::Deadline &deadline, bool &timedOut);
+  std::string wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline,
+                   bool &timedOut);
+  std::string send(uint32_t peer, uint32_t tag, const void *data, size_t bytes, const char *what,
+                   const Transport::Deadline &deadline, bool &timedOut);
+  std::string receive(uint32_t peer, uint32_t tag, void *data, size_t bytes, const char *what,
+                      const Transport::Deadline &deadline, bool &timedOut);
 
   Wire &wire_;
   const size_t request_;

@@ -15,7 +15,7 @@ namespace reshard {
 /// What a place of an endpoint can be bound to.
 struct Bindable {
   std::string role;
-  uint32_t place = 0; // of the endpoint
+  uint32_t place = 0;                                                   // of the endpoint
   std::unordered_map<std::string, std::pair<uint32_t, uint64_t>> names; // param -> instance over all params, bytes
   std::vector<uint32_t> firstInstance;                                  // by param
   PointerTable pointers;
@@ -33,8 +33,9 @@ struct Range {
   std::string name;
 };
 
-/// No target may share memory with anything else that is bound, nor a part of a file that is mapped (MAP_SHARED) at several addresses: an error text that
-/// names the two, empty on success. Sorts them. Not seen: a private mapping beside a shared one, two names of one memory of a GPU, other processes' memory.
+/// No target may share memory with anything else that is bound, nor a part of a file that is mapped (MAP_SHARED) at
+/// several addresses: an error text that names the two, empty on success. Sorts them. Not seen: a private mapping
+/// beside a shared one, two names of one memory of a GPU, other processes' memory.
 std::string overlap(std::vector<Range> &ranges);
 
 } // namespace reshard

@@ -37,16 +37,18 @@ private:
     int64_t first, count, bytes;
     bool source, storage;
     bool made = false;
-    int64_t block = 0;  // of what is converted where it comes, the bytes that are written at once: of an element, or of a block; else 0
+    int64_t block = 0; // of what is converted where it comes, the bytes that are written at once: of an element, or of
+                       // a block; else 0
     int64_t matrix = 0, rows = 0; // of what is gathered before: bytes of a matrix, and of a row of its blocks
-    bool largest = false; // of a target's face `amax`
+    bool largest = false;         // of a target's face `amax`
   };
   /// What a shape covers, relative to its operand's start: rows begin at [low, high], in buffers [lowBuffer,
   /// highBuffer].
   struct Extent {
     int64_t bytes, row, low, high, lowBuffer, highBuffer;
     int64_t unit; // of which row and strides are multiples
-    int64_t pieces; // beyond one, that an executor expands it to: what lies within the loops that change the buffer is one
+    int64_t
+        pieces; // beyond one, that an executor expands it to: what lies within the loops that change the buffer is one
   };
 
   bool fail(std::string text) {
@@ -56,8 +58,9 @@ private:
   bool failStep(const std::string &text) { return fail("step " + std::to_string(step_) + " " + text); }
 
   bool general() {
-    const std::pair<const char *, bool> tables[] = {{"buffers", segment_.buffers()}, {"loops", segment_.loops()}, {"shapes", segment_.shapes()},
-                                                    {"operands", segment_.operands()}, {"steps", segment_.steps()}, {"after", segment_.after()}};
+    const std::pair<const char *, bool> tables[] = {{"buffers", segment_.buffers()}, {"loops", segment_.loops()},
+                                                    {"shapes", segment_.shapes()},   {"operands", segment_.operands()},
+                                                    {"steps", segment_.steps()},     {"after", segment_.after()}};
     for (const auto &[name, found] : tables)
       if (!found)
         return fail(std::string("found no table '") + name + "', expected one, though it be empty");
@@ -85,10 +88,14 @@ private:
   bool arena() {
     const uint64_t begin = arenaBegin(segment_);
     if (begin > segment_.arena_bytes() - gathered_)
-      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(begin + gathered_) + " or more");
+      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(begin + gathered_) +
+                  " or more");
     for (uint32_t s = 0; s < sizeOf(segment_.steps()); ++s)
-      if (const Step *step = segment_.steps()->Get(s); (step->kind() == StepKind::send || step->kind() == StepKind::recv) && step->staging() != kInPlace && step->staging() < begin)
-        return fail("found message " + text(step->message()) + " staged at " + text(step->staging()) + ", expected it from " + text(begin) + " on, behind what is gathered");
+      if (const Step *step = segment_.steps()->Get(s);
+          (step->kind() == StepKind::send || step->kind() == StepKind::recv) && step->staging() != kInPlace &&
+          step->staging() < begin)
+        return fail("found message " + text(step->message()) + " staged at " + text(step->staging()) +
+                    ", expected it from " + text(begin) + " on, behind what is gathered");
     return true;
   }
 
@@ -125,9 +132,14 @@ private:
               !is("bytes", run.bytes(), bytes) || !is("reserved", run.reserved(), 0))
             return false;
           const Face *face = param.face();
-          const bool elements = face && face->kind() == FaceKind::elements && e > 0, arrives = elements && !face->gathered();
-          const int64_t block = elements && !arrives ? itemBytes(param.dtype()) : arrives ? itemBytes(param.dtype()) * (face->format() == Quantization::mxfp8 ? 32 : 16) : param.stored() ? itemBytes(param.dtype()) : 0;
-          buffers_.push_back({static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes), e == 0, endpoint.storage(), param.made(), block, 0, 0, false});
+          const bool elements = face && face->kind() == FaceKind::elements && e > 0,
+                     arrives = elements && !face->gathered();
+          const int64_t block = elements && !arrives ? itemBytes(param.dtype())
+                                : arrives ? itemBytes(param.dtype()) * (face->format() == Quantization::mxfp8 ? 32 : 16)
+                                : param.stored() ? itemBytes(param.dtype())
+                                                 : 0;
+          buffers_.push_back({static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes),
+                              e == 0, endpoint.storage(), param.made(), block, 0, 0, false});
           if (elements && !arrives && bytes > 0) { // by whole rows of blocks
             const std::vector<int64_t> shape = localShape(endpoint, param, place);
             const int64_t rows = shape[shape.size() - 2], row = shape.back() * itemBytes(param.dtype());
@@ -137,9 +149,11 @@ private:
           }
           buffers_.back().largest = e > 0 && face && face->kind() == FaceKind::amax;
           // What the executor adds up for its memory is at most this, so it overflows nowhere after this check.
-          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, gatheredBytes(run), &each) || __builtin_add_overflow(gathered_, each, &gathered_) ||
+          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, gatheredBytes(run), &each) ||
+                                                    __builtin_add_overflow(gathered_, each, &gathered_) ||
                                                     gathered_ > static_cast<uint64_t>(kMaxSize)))
-            return fail(where + "found " + text(count) + " buffers of " + text(bytes) + " bytes to gather, expected at most " + text(kMaxSize) + " bytes of all");
+            return fail(where + "found " + text(count) + " buffers of " + text(bytes) +
+                        " bytes to gather, expected at most " + text(kMaxSize) + " bytes of all");
           next += count;
           if (next > UINT32_MAX)
             return fail("found " + text(next) + " buffers, expected fewer than 2^32");
@@ -147,7 +161,8 @@ private:
       }
     }
     if (gathered_ > segment_.arena_bytes())
-      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(gathered_) + " or more to gather");
+      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(gathered_) +
+                  " or more to gather");
     return at == sizeOf(segment_.buffers()) || fail("found " + text(sizeOf(segment_.buffers())) +
                                                     " runs of buffers, expected " + text(at) + " by the manifest");
   }
@@ -177,7 +192,14 @@ private:
   bool shape(const Shape &shape) {
     if (shape.row_bytes() < 1 || shape.row_bytes() > static_cast<uint64_t>(kMaxSize))
       return false;
-    Extent extent{static_cast<int64_t>(shape.row_bytes()), static_cast<int64_t>(shape.row_bytes()), 0, 0, 0, 0, static_cast<int64_t>(shape.row_bytes()), 0};
+    Extent extent{static_cast<int64_t>(shape.row_bytes()),
+                  static_cast<int64_t>(shape.row_bytes()),
+                  0,
+                  0,
+                  0,
+                  0,
+                  static_cast<int64_t>(shape.row_bytes()),
+                  0};
     auto reach = [](int64_t steps, int64_t step, int64_t &low, int64_t &high) {
       int64_t span = 0;
       int64_t &end = step < 0 ? low : high;
@@ -268,9 +290,11 @@ private:
       if (!operand(step.first_input() + i, false, in) || !readable(step, step.first_input() + i))
         return false;
     for (uint32_t i = 0; i < step.output_count(); ++i)
-      if (!operand(step.first_output() + i, true, out) || (last_->first == 0 && !gathers_ && !relay(step, step.first_output() + i)))
+      if (!operand(step.first_output() + i, true, out) ||
+          (last_->first == 0 && !gathers_ && !relay(step, step.first_output() + i)))
         return false;
-    const uint64_t found = static_cast<uint64_t>(step.kind() == StepKind::send || step.kind() == StepKind::reduce ? in : out);
+    const uint64_t found =
+        static_cast<uint64_t>(step.kind() == StepKind::send || step.kind() == StepKind::reduce ? in : out);
     if (found != step.bytes())
       return failStep("has operands of " + text(found) + " bytes, expected " + text(step.bytes()));
     if (step.kind() == StepKind::copy && !(pairs(step) && gathers(step)))
@@ -281,7 +305,8 @@ private:
   }
 
   bool local(const Step &step) {
-    return (step.peer() == kNoPeer && step.message() == 0 && step.staging() == kInPlace && step.chunk() == 0 && step.slot() == 0) ||
+    return (step.peer() == kNoPeer && step.message() == 0 && step.staging() == kInPlace && step.chunk() == 0 &&
+            step.slot() == 0) ||
            failStep("is local, and has a peer, a message, staging or chunks");
   }
 
@@ -292,23 +317,28 @@ private:
     if (step.message() >= manifest_.messages())
       return failStep("has message " + text(step.message()) + ", expected one below " + text(manifest_.messages()));
     if (step.chunk() % kChunkAlignment != 0 || (step.chunk() > 0 && step.chunk() >= step.bytes()))
-      return failStep("has chunks of " + text(step.chunk()) + " bytes, expected a multiple of " + text(kChunkAlignment) +
-                      " below its " + text(step.bytes()));
+      return failStep("has chunks of " + text(step.chunk()) + " bytes, expected a multiple of " +
+                      text(kChunkAlignment) + " below its " + text(step.bytes()));
     if (step.chunk() > 0) {
-      const int64_t chunks = static_cast<int64_t>((step.bytes() - 1) / step.chunk()) + 1, each = 1 + int64_t{step.after_count()};
+      const int64_t chunks = static_cast<int64_t>((step.bytes() - 1) / step.chunk()) + 1,
+                    each = 1 + int64_t{step.after_count()};
       if (chunks > (kMaxChunks - chunks_) / each)
-        return failStep("found messages of more than " + text(kMaxChunks) + " chunks, counted again for each step that they wait for, expected at most so many");
+        return failStep("found messages of more than " + text(kMaxChunks) +
+                        " chunks, counted again for each step that they wait for, expected at most so many");
       chunks_ += chunks * each;
     }
     if (step.slot() > (step.chunk() > 0 && step.staging() != kInPlace ? 1 : 0))
-      return failStep("begins in slot " + text(step.slot()) + ", expected 0, or 1 of a staged message of several chunks");
+      return failStep("begins in slot " + text(step.slot()) +
+                      ", expected 0, or 1 of a staged message of several chunks");
     if (step.staging() == kInPlace)
       return true;
     const uint64_t staged = step.chunk() > 0 ? 2 * step.chunk() : step.bytes();
-    if (step.staging() > segment_.arena_bytes() - gathered_ || staged > segment_.arena_bytes() - gathered_ - step.staging())
-      return failStep("stages " + text(staged) + " bytes at " + text(step.staging()) + ", expected them in an arena of " +
-                      text(segment_.arena_bytes() - gathered_) + " bytes");
-    for (uint32_t before : arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_))
+    if (step.staging() > segment_.arena_bytes() - gathered_ ||
+        staged > segment_.arena_bytes() - gathered_ - step.staging())
+      return failStep("stages " + text(staged) + " bytes at " + text(step.staging()) +
+                      ", expected them in an arena of " + text(segment_.arena_bytes() - gathered_) + " bytes");
+    for (uint32_t before :
+         arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_))
       if (!waits(step, before))
         return failStep("takes over bytes of the arena from step " + text(before) + ", expected it to wait for that");
     return true;
@@ -324,7 +354,8 @@ private:
   /// A send may pass on what the rank got, when it waits for a receive or a copy; nothing else reads what a run writes.
   bool readable(const Step &step, uint32_t number) {
     if (last_->block > 0)
-      return failStep("operand " + text(number) + ": reads what is converted where it comes, expected one that stands as it came");
+      return failStep("operand " + text(number) +
+                      ": reads what is converted where it comes, expected one that stands as it came");
     if (step.kind() == StepKind::reduce)
       return last_->largest || failStep("operand " + text(number) + ": reduces what has no largest magnitudes");
     if (last_->source)
@@ -333,7 +364,8 @@ private:
       return step.after_count() > 0 || failStep("operand " + text(number) + ": reads the arena, and waits for nothing");
     bool received = false;
     for (uint32_t i = 0; i < step.after_count(); ++i)
-      if (const StepKind before = segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind(); before == StepKind::recv || before == StepKind::copy)
+      if (const StepKind before = segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind();
+          before == StepKind::recv || before == StepKind::copy)
         received = true;
     if (step.kind() == StepKind::send && last_->first == 0)
       return relay(step, number);
@@ -342,8 +374,9 @@ private:
                     ", expected one of the source, or of a target rank in a send that waits for a receive or a copy");
   }
 
-  /// What a rank relays comes to its arena by receives and leaves it by sends, in turn: a send waits for the receives that brought what it sends, a
-  /// receive for the sends of what it writes over. It stands row behind row. A rank that gathers what it quantises relays nothing.
+  /// What a rank relays comes to its arena by receives and leaves it by sends, in turn: a send waits for the receives
+  /// that brought what it sends, a receive for the sends of what it writes over. It stands row behind row. A rank that
+  /// gathers what it quantises relays nothing.
   bool relay(const Step &step, uint32_t number) {
     const Operand &operand = *segment_.operands()->Get(number);
     const Shape &shape = *segment_.shapes()->Get(operand.shape());
@@ -355,36 +388,45 @@ private:
     int64_t stride = extents_[operand.shape()].bytes;
     const auto begin = static_cast<int64_t>(operand.offset()), end = begin + stride;
     for (uint32_t l = 0; l < shape.loop_count(); ++l)
-      if (const Loop &loop = *segment_.loops()->Get(shape.first_loop() + l); loop.stride() != (stride /= static_cast<int64_t>(loop.count())) || loop.buffer_step() != 0)
+      if (const Loop &loop = *segment_.loops()->Get(shape.first_loop() + l);
+          loop.stride() != (stride /= static_cast<int64_t>(loop.count())) || loop.buffer_step() != 0)
         return fail("is relayed, and does not stand row behind row");
     for (const uint32_t before : relayed_.take(begin, end, step_))
-      if (const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send; before == step_ || sent == (step.kind() == StepKind::send) || !waits(step, before))
-        return fail("takes bytes " + range(begin, end) + " of the arena, which step " + text(before) + " had last, expected that this is a " +
-                    (step.kind() == StepKind::send ? "receive" : "send") + ", and that it is waited for");
+      if (const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send;
+          before == step_ || sent == (step.kind() == StepKind::send) || !waits(step, before))
+        return fail("takes bytes " + range(begin, end) + " of the arena, which step " + text(before) +
+                    " had last, expected that this is a " + (step.kind() == StepKind::send ? "receive" : "send") +
+                    ", and that it is waited for");
     return true;
   }
 
-  /// What is gathered before it is quantised is written by copies from the arena's beginning, by whole rows of blocks, and by nothing else.
+  /// What is gathered before it is quantised is written by copies from the arena's beginning, by whole rows of blocks,
+  /// and by nothing else.
   bool gathers(const Step &step) {
     for (uint32_t i = 0; i < step.output_count(); ++i) {
       const Operand &output = *segment_.operands()->Get(step.first_output() + i);
       const Buffers &run = runOf(output.buffer());
-      const bool fromArena = step.kind() == StepKind::copy && segment_.operands()->Get(step.first_input() + i)->buffer() == 0;
+      const bool fromArena =
+          step.kind() == StepKind::copy && segment_.operands()->Get(step.first_input() + i)->buffer() == 0;
       if (fromArena != (run.rows > 0))
-        return failStep("operand " + text(step.first_output() + i) + (fromArena ? ": gets what was gathered, and is not made of that" : ": is to get what was gathered"));
+        return failStep(
+            "operand " + text(step.first_output() + i) +
+            (fromArena ? ": gets what was gathered, and is not made of that" : ": is to get what was gathered"));
       if (!fromArena)
         continue;
       const Shape &shape = *segment_.shapes()->Get(output.shape());
       auto between = [&](int64_t at) { return at % run.matrix % run.rows == 0; };
       const auto begin = static_cast<int64_t>(output.offset()), end = begin + static_cast<int64_t>(shape.row_bytes());
       if (shape.loop_count() > 0 || !between(begin) || !between(end))
-        return failStep("operand " + text(step.first_output() + i) + ": found bytes " + range(begin, end) + ", expected whole rows of blocks of " + text(run.rows) + " bytes");
+        return failStep("operand " + text(step.first_output() + i) + ": found bytes " + range(begin, end) +
+                        ", expected whole rows of blocks of " + text(run.rows) + " bytes");
     }
     return true;
   }
 
   const Buffers &runOf(uint32_t buffer) const {
-    return *std::prev(std::upper_bound(buffers_.begin(), buffers_.end(), int64_t{buffer}, [](int64_t b, const Buffers &r) { return b < r.first; }));
+    return *std::prev(std::upper_bound(buffers_.begin(), buffers_.end(), int64_t{buffer},
+                                       [](int64_t b, const Buffers &r) { return b < r.first; }));
   }
 
   bool pairs(const Step &step) {
@@ -429,9 +471,11 @@ private:
                       range(offset + extent.low, offset + extent.high + extent.row) + ", expected them in " +
                       range(0, run->bytes));
     if (run->block > 0 && (extent.unit % run->block != 0 || offset % run->block != 0))
-      return failStep("operand " + text(number) + ": begins or goes on within what is converted at once, " + text(run->block) + " bytes");
+      return failStep("operand " + text(number) + ": begins or goes on within what is converted at once, " +
+                      text(run->block) + " bytes");
     if (output && run->made)
-      return failStep("operand " + text(number) + ": writes buffer " + text(operand.buffer()) + ", which is made of others");
+      return failStep("operand " + text(number) + ": writes buffer " + text(operand.buffer()) +
+                      ", which is made of others");
     // More bytes than there are to write would be written twice, and might take for ever.
     const __int128 room =
         static_cast<__int128>(extent.high - extent.low + extent.row) * (extent.highBuffer - extent.lowBuffer + 1);
@@ -439,7 +483,8 @@ private:
       return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes over " +
                       text(static_cast<uint64_t>(room)));
     if (extent.pieces > kMaxPieces - pieces_)
-      return failStep("operand " + text(number) + ": found loops that make more than " + text(kMaxPieces) + " pieces of operands, expected at most so many");
+      return failStep("operand " + text(number) + ": found loops that make more than " + text(kMaxPieces) +
+                      " pieces of operands, expected at most so many");
     pieces_ += extent.pieces;
     sum += extent.bytes;
     return sum <= kMaxSize || failStep("has operands of more than " + text(kMaxSize) + " bytes");
@@ -451,12 +496,12 @@ private:
   const uint32_t rank_;
   uint32_t step_ = 0;
   std::vector<Buffers> buffers_;
-  uint64_t gathered_ = 0; // bytes of the arena's end
-  std::vector<Extent> extents_;  // by shape
-  int64_t pieces_ = 0;           // of all operands
-  int64_t chunks_ = 0;           // of all messages, as kMaxChunks counts them
+  uint64_t gathered_ = 0;       // bytes of the arena's end
+  std::vector<Extent> extents_; // by shape
+  int64_t pieces_ = 0;          // of all operands
+  int64_t chunks_ = 0;          // of all messages, as kMaxChunks counts them
   ArenaUse arena_, relayed_;
-  bool gathers_ = false; // rows of blocks, in the arena
+  bool gathers_ = false;         // rows of blocks, in the arena
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
   static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};
   std::string error_;
@@ -471,7 +516,9 @@ uint64_t arenaBegin(const Segment &segment) {
       const Shape &shape = *segment.shapes()->Get(operand->shape());
       int64_t last = static_cast<int64_t>(operand->offset() + shape.row_bytes());
       for (uint32_t l = 0; l < shape.loop_count(); ++l)
-        last += std::max<int64_t>(0, segment.loops()->Get(shape.first_loop() + l)->stride() * static_cast<int64_t>(segment.loops()->Get(shape.first_loop() + l)->count() - 1));
+        last +=
+            std::max<int64_t>(0, segment.loops()->Get(shape.first_loop() + l)->stride() *
+                                     static_cast<int64_t>(segment.loops()->Get(shape.first_loop() + l)->count() - 1));
       end = std::max(end, static_cast<uint64_t>(last));
     }
   return (end + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;

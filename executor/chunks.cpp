@@ -28,7 +28,9 @@ std::vector<std::vector<uint64_t>> chunksBefore(const Segment &segment, const St
   std::map<std::array<uint64_t, 3>, Place> brought; // by operand
   const uint64_t chunks = chunkCount(send);
   std::vector<std::vector<uint64_t>> result(send.after_count(), std::vector<uint64_t>(chunks));
-  auto earlier = [&](uint32_t i) -> const Step & { return *segment.steps()->Get(segment.after()->Get(send.first_after() + i)); };
+  auto earlier = [&](uint32_t i) -> const Step & {
+    return *segment.steps()->Get(segment.after()->Get(send.first_after() + i));
+  };
   for (uint32_t i = 0; i < send.after_count(); ++i) {
     const Step &step = earlier(i);
     if (step.kind() != StepKind::recv && step.kind() != StepKind::send)
@@ -55,7 +57,8 @@ std::vector<std::vector<uint64_t>> chunksBefore(const Segment &segment, const St
     const auto known = brought.find({operand.buffer(), operand.shape(), operand.offset()});
     for (uint64_t c = chunkOf(send, at); c <= chunkOf(send, end - 1); ++c) {
       if (known != brought.end()) {
-        const uint64_t last = send.chunk() > 0 ? std::min(end, (c + 1) * send.chunk()) - 1 : end - 1; // of its bytes in this chunk
+        const uint64_t last =
+            send.chunk() > 0 ? std::min(end, (c + 1) * send.chunk()) - 1 : end - 1; // of its bytes in this chunk
         uint64_t &count = result[known->second.step][c];
         count = std::max(count, chunkOf(earlier(known->second.step), known->second.begin + (last - at)) + 1);
       } else if (!isSource(operand.buffer())) {

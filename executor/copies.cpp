@@ -36,16 +36,20 @@ void Copies::addReduce(const LocalRank &rank, uint32_t buffer) {
 }
 
 /// Rows of blocks that are gathered side by side, about a mebibyte at a time.
-void Copies::cutBlocks(const kernels::Strided &shape, const kernels::Change &change, const std::byte *source, std::byte *target) {
+void Copies::cutBlocks(const kernels::Strided &shape, const kernels::Change &change, const std::byte *source,
+                       std::byte *target) {
   const kernels::Quantized &matrices = change.to->matrices;
-  const uint64_t item = kernels::itemBytes(matrices.wide), row = kernels::blockShape(matrices.format).rows * matrices.columns * item, matrix = matrices.rows * matrices.columns * item;
+  const uint64_t item = kernels::itemBytes(matrices.wide),
+                 row = kernels::blockShape(matrices.format).rows * matrices.columns * item,
+                 matrix = matrices.rows * matrices.columns * item;
   const uint64_t first = static_cast<uint64_t>(target - change.to->begin) * item;
   for (uint64_t at = 0; at < shape.rowBytes;) {
     const uint64_t ends = matrix - (first + at) % matrix; // of the matrix
     const uint64_t bytes = std::min({std::max(row, kChunkBytes / row * row), ends, shape.rowBytes - at});
     kernels::Strided part;
     part.rowBytes = bytes;
-    chunks_.push_back({target + change.write.scale(static_cast<int64_t>(at)), source + at, shapeNumber(part, change), 0, 1});
+    chunks_.push_back(
+        {target + change.write.scale(static_cast<int64_t>(at)), source + at, shapeNumber(part, change), 0, 1});
     at += bytes;
   }
 }
@@ -54,9 +58,11 @@ uint32_t Copies::shapeNumber(const kernels::Strided &shape, const kernels::Chang
   auto same = [&](const std::pair<kernels::Strided, kernels::Change> &last) {
     const kernels::Strided &other = last.first;
     return last.second == change && other.rowBytes == shape.rowBytes && other.loopCount == shape.loopCount &&
-           std::equal(shape.loops, shape.loops + shape.loopCount, other.loops, [](const kernels::Loop &a, const kernels::Loop &b) {
-             return a.count == b.count && a.sourceStride == b.sourceStride && a.targetStride == b.targetStride;
-           });
+           std::equal(shape.loops, shape.loops + shape.loopCount, other.loops,
+                      [](const kernels::Loop &a, const kernels::Loop &b) {
+                        return a.count == b.count && a.sourceStride == b.sourceStride &&
+                               a.targetStride == b.targetStride;
+                      });
   };
   if (shapes_.empty() || !same(shapes_.back()))
     shapes_.emplace_back(shape, change);
@@ -73,7 +79,8 @@ void Copies::cut(kernels::Strided shape, const kernels::Change &change, const st
     if (rest.rowBytes -= whole * kChunkBytes; rest.rowBytes > 0) {
       const uint32_t number = shapeNumber(rest, change);
       const auto at = static_cast<int64_t>(whole * kChunkBytes);
-      chunks_.push_back({target + change.write.scale(at), source ? source + change.read.scale(at) : nullptr, number, 0, rest.rows()});
+      chunks_.push_back(
+          {target + change.write.scale(at), source ? source + change.read.scale(at) : nullptr, number, 0, rest.rows()});
     }
     shape.loops[shape.loopCount++] = {whole, change.read.scale(kChunkBytes), change.write.scale(kChunkBytes)};
     shape.rowBytes = kChunkBytes;

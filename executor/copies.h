@@ -13,9 +13,10 @@ namespace reshard {
 
 class Copies {
 public:
-  /// Appends the chunks of one operand, of `input` on rank `from` or, where that is null, of zeros. An error text, empty on
-  /// success: the sides are unlike, or a buffer is not bound.
-  std::string add(const LocalRank &from, const schema::Operand *input, const LocalRank &to, const schema::Operand &output);
+  /// Appends the chunks of one operand, of `input` on rank `from` or, where that is null, of zeros. An error text,
+  /// empty on success: the sides are unlike, or a buffer is not bound.
+  std::string add(const LocalRank &from, const schema::Operand *input, const LocalRank &to,
+                  const schema::Operand &output);
 
   /// Appends the work of a step `reduce` on a face of a rank.
   void addReduce(const LocalRank &rank, uint32_t buffer);
@@ -49,7 +50,8 @@ private:
     uint64_t first, count;
   };
   uint32_t shapeNumber(const kernels::Strided &shape, const kernels::Change &change);
-  void cutBlocks(const kernels::Strided &shape, const kernels::Change &change, const std::byte *source, std::byte *target);
+  void cutBlocks(const kernels::Strided &shape, const kernels::Change &change, const std::byte *source,
+                 std::byte *target);
   void cut(kernels::Strided shape, const kernels::Change &change, const std::byte *source, std::byte *target);
 
   std::vector<std::pair<kernels::Strided, kernels::Change>> shapes_;

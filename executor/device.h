@@ -1,5 +1,5 @@
-// What a backend gives to the recorded transport: a device that is told once what a refit does, and then does it again and again. The module
-// of device `cuda` is libreshard_cuda.so (executor/module.h).
+// What a backend gives to the recorded transport: a device that is told once what a refit does, and then does it again
+// and again. The module of device `cuda` is libreshard_cuda.so (executor/module.h).
 #pragma once
 
 #include "executor/deadline.h"
@@ -63,27 +63,30 @@ public:
   /// Whether the device can read and write this memory.
   virtual std::string reach(const std::byte *memory) = 0;
 
-  /// Records operations, none of which begins before the one before it is done; once. Makes each call then, and never again. `group` carries the transfers and
-  /// must live as long as the device; null where there are none. `timedOut` says that the deadline passed while ranks met.
-  virtual std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline, bool &timedOut) = 0;
+  /// Records operations, none of which begins before the one before it is done; once. Makes each call then, and never
+  /// again. `group` carries the transfers and must live as long as the device; null where there are none. `timedOut`
+  /// says that the deadline passed while ranks met.
+  virtual std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline,
+                             bool &timedOut) = 0;
   /// Begins to do what was recorded, on the device's stream. Allocates nothing.
   virtual std::string replay() = 0;
-  /// Enqueues what was recorded on a stream of the caller's, or adds it to the graph that is being captured there. Nobody asks done() of it.
+  /// Enqueues what was recorded on a stream of the caller's, or adds it to the graph that is being captured there.
+  /// Nobody asks done() of it.
   virtual std::string enqueue(void *stream) = 0;
   /// Whether all of it is done.
   virtual std::string done(bool &done) = 0;
   /// The last operation that is known to have begun.
   virtual size_t begun() const = 0;
-  /// A run failed: nothing will be replayed any more, and what is on its way is not waited for, not even at the end. Before Group::abandon, which
-  /// ends it, and which waits until nothing that was recorded is left.
+  /// A run failed: nothing will be replayed any more, and what is on its way is not waited for, not even at the end.
+  /// Before Group::abandon, which ends it, and which waits until nothing that was recorded is left.
   virtual void abandon() = 0;
   /// What a call enqueues on: a cudaStream_t.
   virtual void *stream() const = 0;
 };
 
 constexpr uint32_t kDeviceVersion = 3;
-/// What a module exports as `reshard_open_device`: a device by its number, modulo how many there are (-1: the caller's current one), or null and an
-/// error text of at most `room` bytes.
+/// What a module exports as `reshard_open_device`: a device by its number, modulo how many there are (-1: the caller's
+/// current one), or null and an error text of at most `room` bytes.
 using OpenDevice = Device *(*)(int number, char *error, size_t room);
 
 /// Loads the module of a device and opens it. "no GPU: …" where module, driver or device are missing.

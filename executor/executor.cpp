@@ -40,7 +40,7 @@ struct Refresh {
 struct reshard_executor {
   std::unique_ptr<Plan> plan;
   std::vector<uint32_t> ranks;
-  std::map<std::pair<uint32_t, uint32_t>, Bindable> places;    // (endpoint, world rank or file number)
+  std::map<std::pair<uint32_t, uint32_t>, Bindable> places; // (endpoint, world rank or file number)
   std::vector<LocalRank> locals;
   std::vector<FaceWork> faces; // by local rank
   Transforms transforms;
@@ -97,7 +97,8 @@ template <class Body> reshard_status guarded(reshard_executor *executor, Body bo
 Transport::Deadline deadlineIn(double seconds) {
   if (!(seconds > 0))
     return {};
-  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(std::min(seconds, 1e9)));
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                std::chrono::duration<double>(std::min(seconds, 1e9)));
 }
 
 /// The hooks that the params of the local ranks need; an error where one is not set.
@@ -122,25 +123,34 @@ std::string findRefreshes(reshard_executor &e) {
 }
 
 /// The transport of a GPU. `given`: the rank that the caller says this process is; `own`: what it is, unless it is all.
-std::string openRecorded(reshard_executor &e, const std::string &transport, std::optional<uint32_t> given, const reshard_options *options, std::optional<uint32_t> &own,
-                         bool &timedOut, std::unique_ptr<Transport> &opened) {
+std::string openRecorded(reshard_executor &e, const std::string &transport, std::optional<uint32_t> given,
+                         const reshard_options *options, std::optional<uint32_t> &own, bool &timedOut,
+                         std::unique_ptr<Transport> &opened) {
   Launch launch;
   if (transport == "nccl" && !options->communicator)
     launch = findLaunch();
   std::unique_ptr<Device> device;
-  if (std::string error = openDevice("cuda", launch.localRank ? static_cast<int>(*launch.localRank) : -1, device); !error.empty())
+  if (std::string error = openDevice("cuda", launch.localRank ? static_cast<int>(*launch.localRank) : -1, device);
+      !error.empty())
     return error;
   std::unique_ptr<Group> group;
   if (transport == "nccl") {
-    GroupOptions how{given.value_or(launch.rank.value_or(0)), e.plan->world(), device->number(), options->communicator, {}, deadlineIn(e.joinSeconds)};
+    GroupOptions how{given.value_or(launch.rank.value_or(0)),
+                     e.plan->world(),
+                     device->number(),
+                     options->communicator,
+                     {},
+                     deadlineIn(e.joinSeconds)};
     if (!how.communicator && how.size > 1) {
       if (!given && !launch.rank)
         return "this process does not know its rank: neither the caller says it, nor the launcher's environment";
       if (launch.size && *launch.size != how.size)
-        return "the plan has " + std::to_string(how.size) + " ranks, the launch " + std::to_string(*launch.size) + " processes, expected as many";
+        return "the plan has " + std::to_string(how.size) + " ranks, the launch " + std::to_string(*launch.size) +
+               " processes, expected as many";
       const char *named = options->unique_id_file ? options->unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
       if (!named && !std::getenv("NCCL_COMM_ID") && !launch.mpi)
-        return "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun";
+        return "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, "
+               "RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun";
       if (!named && !std::getenv("NCCL_COMM_ID"))
         how.share = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
           std::unique_ptr<Wire> wire;
@@ -148,7 +158,8 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
           return error.empty() ? shareByWire(*wire, id, bytes, deadline, late) : error;
         };
       if (named)
-        how.share = [path = std::string(named), rank = how.rank](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
+        how.share = [path = std::string(named), rank = how.rank](std::byte *id, size_t bytes, const Deadline &deadline,
+                                                                 bool &late) {
           return shareByFile(path, rank, id, bytes, deadline, late);
         };
     }
@@ -157,15 +168,18 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
     own = group->rank();
   }
   e.recorded = true;
-  RecordedOptions how{options->no_local_shortcut != 0, [&e] { return e.transforms.prepare(); }, [&e] { return e.refresh(); }};
+  RecordedOptions how{options->no_local_shortcut != 0, [&e] { return e.transforms.prepare(); },
+                      [&e] { return e.refresh(); }};
   opened = makeRecordedTransport(std::move(device), std::move(group), std::move(how));
   return {};
 }
 
 /// The segments of the ranks of this process: those given, or `own`, or all.
-reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t count, std::optional<uint32_t> own, const Wire *wire) {
+reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t count, std::optional<uint32_t> own,
+                         const Wire *wire) {
   if (wire && wire->size() != e.plan->world())
-    return e.fail(RESHARD_INVALID, "the plan has " + std::to_string(e.plan->world()) + " ranks, the wire " + std::to_string(wire->size()) + " processes, expected as many");
+    return e.fail(RESHARD_INVALID, "the plan has " + std::to_string(e.plan->world()) + " ranks, the wire " +
+                                       std::to_string(wire->size()) + " processes, expected as many");
   if (ranks)
     e.ranks.assign(ranks, ranks + count);
   else if (own)
@@ -186,8 +200,9 @@ reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t coun
   return RESHARD_OK;
 }
 
-/// Of several processes all open or none: the ones that could wait for what a peer says, instead of for messages of a peer that has given up. `mine`: what
-/// came of this process's own open. Returns the status that all have: the least that is not RESHARD_OK.
+/// Of several processes all open or none: the ones that could wait for what a peer says, instead of for messages of a
+/// peer that has given up. `mine`: what came of this process's own open. Returns the status that all have: the least
+/// that is not RESHARD_OK.
 reshard_status openTogether(reshard_executor &e, Wire &wire, reshard_status mine) {
   wire.reserve(Agreement::kRequests);
   auto agreement = std::make_unique<Agreement>(wire, 0);
@@ -201,7 +216,9 @@ reshard_status openTogether(reshard_executor &e, Wire &wire, reshard_status mine
   if (least == INT64_MAX)
     return RESHARD_OK;
   const auto all = static_cast<reshard_status>(least >> 32);
-  return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(least & UINT32_MAX) + " could not open the plan; its own error says why") : all;
+  return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(least & UINT32_MAX) +
+                                              " could not open the plan; its own error says why")
+                            : all;
 }
 
 } // namespace
@@ -218,7 +235,8 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     if (!path)
       return e.fail(RESHARD_INVALID, "no plan path is given");
     if (ranks && rank_count == 0)
-      return e.fail(RESHARD_INVALID, "found a list of 0 ranks, expected 1 or more, or no list, which means every rank of the plan, or this process's own");
+      return e.fail(RESHARD_INVALID, "found a list of 0 ranks, expected 1 or more, or no list, which means every rank "
+                                     "of the plan, or this process's own");
     const std::string transport = options && options->transport ? options->transport : "threads";
     const std::string device = options && options->device ? options->device : "cpu";
     if (transport != "threads" && transport != "mpi" && transport != "nccl")
@@ -226,7 +244,8 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     if (device != "cpu" && device != "cuda")
       return e.fail(RESHARD_INVALID, "unknown device '" + device + "', expected 'cpu' or 'cuda'");
     if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
-      return e.fail(RESHARD_INVALID, "transport '" + transport + "' does not run on device '" + device + "', expected '" + (device == "cpu" ? "cuda" : "cpu") + "'");
+      return e.fail(RESHARD_INVALID, "transport '" + transport + "' does not run on device '" + device +
+                                         "', expected '" + (device == "cpu" ? "cuda" : "cpu") + "'");
     const std::string unopened = Plan::open(path, e.plan);
     if (!unopened.empty() && transport != "mpi")
       return e.fail(RESHARD_BAD_PLAN, unopened);
@@ -236,11 +255,15 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     bool late = false;
     std::optional<uint32_t> own; // rank of this process, where it has one
     if (device == "cuda") {
-      if (std::string error = openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, options, own, late, recorded); !error.empty())
+      if (std::string error =
+              openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, options, own,
+                           late, recorded);
+          !error.empty())
         return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     } else if (transport != "threads") {
       if (std::string error = openWire(transport, e.joinSeconds, wire, late); !error.empty())
-        return unopened.empty() ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error)) : e.fail(RESHARD_BAD_PLAN, unopened);
+        return unopened.empty() ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error))
+                                : e.fail(RESHARD_BAD_PLAN, unopened);
       own = wire->rank();
     }
     struct Abandon { // of a wire that no transport has taken: where this open fails, the others are not waited for
@@ -250,19 +273,21 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
           wire->abandon();
       }
     } abandon{wire};
-    const reshard_status mine = unopened.empty() ? openRanks(e, ranks, rank_count, own, wire.get()) : e.fail(RESHARD_BAD_PLAN, unopened);
+    const reshard_status mine =
+        unopened.empty() ? openRanks(e, ranks, rank_count, own, wire.get()) : e.fail(RESHARD_BAD_PLAN, unopened);
     if (const reshard_status all = wire ? openTogether(e, *wire, mine) : mine; all != RESHARD_OK)
       return all;
     if (recorded)
       e.transport = std::move(recorded);
     else
-      e.transport = wire ? makeMessageTransport(std::move(wire), !options->no_local_shortcut) : makeThreadsTransport(options ? options->threads : 0);
+      e.transport = wire ? makeMessageTransport(std::move(wire), !options->no_local_shortcut)
+                         : makeThreadsTransport(options ? options->threads : 0);
     return RESHARD_OK;
   });
 }
 
-reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t place, const char *param, void *pointer,
-                            uint64_t bytes) {
+reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t place, const char *param,
+                            void *pointer, uint64_t bytes) {
   if (!executor)
     return RESHARD_INVALID;
   reshard_executor &e = *executor;
@@ -273,7 +298,8 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
       return e.fail(RESHARD_INVALID, "bindings are fixed after prepare");
     const auto *endpoints = e.plan->manifest().endpoints();
     if (endpoint >= endpoints->size())
-      return e.fail(RESHARD_BAD_BINDING, "there is no endpoint " + std::to_string(endpoint) + ", the plan has " + std::to_string(endpoints->size()));
+      return e.fail(RESHARD_BAD_BINDING, "there is no endpoint " + std::to_string(endpoint) + ", the plan has " +
+                                             std::to_string(endpoints->size()));
     const fbs::Endpoint &at = *endpoints->Get(endpoint);
     const std::optional<uint32_t> number = e.plan->places().find(endpoint, place);
     const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(place);
@@ -283,12 +309,14 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
     const auto found = here.names.find(param);
     if (found == here.names.end())
       if (const std::string transform = transformOf(e.plan->manifest(), at, here.place, param); !transform.empty())
-        return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is for the transform '" + transform + "', expected not to be bound");
+        return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is for the transform '" + transform +
+                                               "', expected not to be bound");
     if (found == here.names.end())
       return e.fail(RESHARD_BAD_BINDING, where + " has no param '" + param + "'" + nearest(param, here));
     const auto [instance, expected] = found->second;
     if (bytes != expected)
-      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is given " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected));
+      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is given " + std::to_string(bytes) +
+                                             " bytes, expected " + std::to_string(expected));
     if (!pointer && bytes > 0)
       return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is given no memory");
     if (here.pointers[instance])
@@ -335,7 +363,9 @@ reshard_status reshard_prepare(reshard_executor *executor) {
   reshard_executor &e = *executor;
   return guarded(&e, [&] {
     if (!e.transport || e.prepared || e.broken)
-      return e.fail(RESHARD_INVALID, e.prepared ? "it is prepared already" : e.broken ? "an earlier prepare failed half way, expected a new executor" : "the plan is not open");
+      return e.fail(RESHARD_INVALID, e.prepared ? "it is prepared already"
+                                     : e.broken ? "an earlier prepare failed half way, expected a new executor"
+                                                : "the plan is not open");
     if (std::string error = overlap(e.ranges); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
     for (LocalRank &local : e.locals) {
@@ -348,7 +378,8 @@ reshard_status reshard_prepare(reshard_executor *executor) {
         const fbs::Param &param = *endpoint.params()->Get(run->param());
         std::byte *const *first = local.runs.back(), *const *end = first + run->count();
         if (run->endpoint() > 0 && fbs::bindable(param) && run->bytes() > 0 && std::find(first, end, nullptr) != end)
-          return e.fail(RESHARD_BAD_BINDING, place.role + (endpoint.storage() ? " file " : " rank ") + std::to_string(endpoint.ranks()->Get(run->place())) + " param '" +
+          return e.fail(RESHARD_BAD_BINDING, place.role + (endpoint.storage() ? " file " : " rank ") +
+                                                 std::to_string(endpoint.ranks()->Get(run->place())) + " param '" +
                                                  param.name()->str() + "' is not bound on every instance");
       }
     }
@@ -372,7 +403,8 @@ reshard_status reshard_prepare(reshard_executor *executor) {
     }
     bool timedOut = false;
     e.broken = true;
-    if (std::string error = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds), timedOut); !error.empty())
+    if (std::string error = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds), timedOut);
+        !error.empty())
       return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     e.broken = false;
     e.prepared = true;
@@ -437,11 +469,19 @@ const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count) {
   return executor ? executor->ranks.data() : nullptr;
 }
 
-reshard_state reshard_target_state(const reshard_executor *executor) { return executor ? executor->state : RESHARD_EMPTY; }
+reshard_state reshard_target_state(const reshard_executor *executor) {
+  return executor ? executor->state : RESHARD_EMPTY;
+}
 uint64_t reshard_version(const reshard_executor *executor) { return executor ? executor->version : 0; }
-void *reshard_stream(const reshard_executor *executor) { return executor && executor->transport ? executor->transport->stream() : nullptr; }
-const char *reshard_error(const reshard_executor *executor) { return executor ? executor->error.c_str() : "no executor"; }
-uint64_t reshard_bytes(const reshard_executor *executor) { return executor && executor->transport ? executor->transport->bytes() : 0; }
+void *reshard_stream(const reshard_executor *executor) {
+  return executor && executor->transport ? executor->transport->stream() : nullptr;
+}
+const char *reshard_error(const reshard_executor *executor) {
+  return executor ? executor->error.c_str() : "no executor";
+}
+uint64_t reshard_bytes(const reshard_executor *executor) {
+  return executor && executor->transport ? executor->transport->bytes() : 0;
+}
 uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_way way) {
   const reshard::BytesBy by = executor && executor->transport ? executor->transport->bytesBy() : reshard::BytesBy();
   switch (way) {

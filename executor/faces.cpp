@@ -45,7 +45,8 @@ public:
         ranges_.back().second = std::max(ranges_.back().second, range.second);
   }
   bool has(int64_t buffer) const {
-    const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), buffer, [](int64_t b, const auto &range) { return b < range.first; });
+    const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), buffer,
+                                        [](int64_t b, const auto &range) { return b < range.first; });
     return after != ranges_.begin() && std::prev(after)->second >= buffer;
   }
 
@@ -70,9 +71,12 @@ void FaceWork::Job::run(const std::vector<Largest> &all) const {
       std::memcpy(matrices.scales + m * sizeof value, &value, sizeof value);
     }
     return;
-  case scales: return kernels::scaleRows(matrices, memory, first, count);
-  case unswizzle: return kernels::unswizzle(matrices, memory);
-  case swizzle: return kernels::swizzle(matrices, memory);
+  case scales:
+    return kernels::scaleRows(matrices, memory, first, count);
+  case unswizzle:
+    return kernels::unswizzle(matrices, memory);
+  case swizzle:
+    return kernels::swizzle(matrices, memory);
   case clearPadding:
     const kernels::ScaleShape shape{matrices.rows, matrices.columns / kernels::blockShape(matrices.format).columns};
     for (uint64_t m = 0; m < matrices.matrices; ++m)
@@ -83,19 +87,28 @@ void FaceWork::Job::run(const std::vector<Largest> &all) const {
 void FaceWork::Job::tabulate(const std::vector<Largest> &all, Tables &tables) const {
   const auto there = reinterpret_cast<uint64_t>(memory);
   switch (kind) {
-  case largest: return matrices.codes ? all[first].tabulate(matrices, number, tables) : all[first].tabulate(matrices.wide, memory, number, tables);
-  case tensorScales: return tables.changes.addTensorScales(reinterpret_cast<uint64_t>(matrices.scales), there, count, matrices.matrices);
-  case scales: return first == 0 ? tables.changes.addScales(matrices, there) : void(); // all parts at once
-  case unswizzle: return tables.changes.addUnswizzle(matrices, there);
-  case swizzle: return tables.changes.addSwizzle(matrices, there);
-  case clearPadding: return tables.changes.addPadding(matrices);
+  case largest:
+    return matrices.codes ? all[first].tabulate(matrices, number, tables)
+                          : all[first].tabulate(matrices.wide, memory, number, tables);
+  case tensorScales:
+    return tables.changes.addTensorScales(reinterpret_cast<uint64_t>(matrices.scales), there, count, matrices.matrices);
+  case scales:
+    return first == 0 ? tables.changes.addScales(matrices, there) : void(); // all parts at once
+  case unswizzle:
+    return tables.changes.addUnswizzle(matrices, there);
+  case swizzle:
+    return tables.changes.addSwizzle(matrices, there);
+  case clearPadding:
+    return tables.changes.addPadding(matrices);
   }
 }
 
 std::string FaceWork::bind(const Plan &plan, LocalRank &rank, Transport &transport) {
   rank.forms = formsOf(plan, *rank.segment);
   const auto &runs = *rank.segment->buffers();
-  auto paramOf = [&](const BufferRun &run) -> const Param & { return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param()); };
+  auto paramOf = [&](const BufferRun &run) -> const Param & {
+    return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param());
+  };
   bool any = false;
   for (const BufferRun *run : runs) {
     const Face *face = paramOf(*run).face();
@@ -134,7 +147,8 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank, Transport &transpo
   };
   auto isRead = [&](const BufferRun &run, uint32_t i) {
     const auto reader = readers.find({run.endpoint(), run.place(), run.param()});
-    return reads.has(int64_t{run.first()} + i) || (reader != readers.end() && reads.has(int64_t{reader->second->first()} + i));
+    return reads.has(int64_t{run.first()} + i) ||
+           (reader != readers.end() && reads.has(int64_t{reader->second->first()} + i));
   };
   rank.shown.resize(runs.size());
   tables_.resize(runs.size());
@@ -155,13 +169,15 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank, Transport &transpo
   /// The matrices behind instance i of a run; `bound` tells whether all of what it shows is there.
   auto matricesAt = [&](const BufferRun &run, std::byte *memory, uint32_t i, bool &bound) {
     const Face &face = *paramOf(run).face();
-    kernels::Quantized matrices = matricesOf(*plan.manifest().endpoints()->Get(run.endpoint()), run.param(), run.place());
+    kernels::Quantized matrices =
+        matricesOf(*plan.manifest().endpoints()->Get(run.endpoint()), run.param(), run.place());
     std::byte *codes = sibling(run, face.codes(), i), *scales = sibling(run, face.scales(), i);
     matrices.codes = face.kind() == FaceKind::elements ? codes : nullptr;
     matrices.scales = face.kind() == FaceKind::scales ? memory : scales;
     if (face.kind() == FaceKind::elements && face.format() == Quantization::nvfp4)
       matrices.tensorScales = sibling(run, face.tensor_scale(), i);
-    bound = codes && scales && (matrices.tensorScales || face.kind() != FaceKind::elements || face.format() != Quantization::nvfp4);
+    bound = codes && scales &&
+            (matrices.tensorScales || face.kind() != FaceKind::elements || face.format() != Quantization::nvfp4);
     return matrices;
   };
   for (uint32_t r = 0; r < runs.size(); ++r) {
@@ -178,16 +194,20 @@ std::string FaceWork::bind(const Plan &plan, LocalRank &rank, Transport &transpo
         continue;
       std::byte *shows = sibling(run, face->codes(), i);
       if (face->kind() != FaceKind::amax || !source) {
-        addJobs(*face, source, matrices, face->kind() == FaceKind::scales ? shows : tables_[r][i], run.bytes(), run.first() + i);
+        addJobs(*face, source, matrices, face->kind() == FaceKind::scales ? shows : tables_[r][i], run.bytes(),
+                run.first() + i);
         continue;
       }
       const BufferRun &of = *runs.Get(numbers.at({0, run.place(), face->codes()})); // bound, so it is there
       const kernels::Quantized values = paramOf(of).face() ? matricesAt(of, nullptr, i, bound) : matrices;
-      const auto shards = static_cast<uint64_t>(localShape(*plan.manifest().endpoints()->Get(0), paramOf(run), run.place()).back());
+      const auto shards =
+          static_cast<uint64_t>(localShape(*plan.manifest().endpoints()->Get(0), paramOf(run), run.place()).back());
       for (uint64_t k = 0; k < run.bytes() / sizeof(float); ++k) {
         if (k % shards == 0)
-          largest_.emplace_back(*plan.manifest().endpoints()->Get(0), paramOf(run), run.place(), static_cast<int64_t>(k / shards));
-        jobs_[kBefore].push_back({Job::largest, values, shows, largest_.size() - 1, 0, tables_[r][i] + k * sizeof(float)});
+          largest_.emplace_back(*plan.manifest().endpoints()->Get(0), paramOf(run), run.place(),
+                                static_cast<int64_t>(k / shards));
+        jobs_[kBefore].push_back(
+            {Job::largest, values, shows, largest_.size() - 1, 0, tables_[r][i] + k * sizeof(float)});
       }
     }
   }
@@ -205,16 +225,19 @@ kernels::Quantized FaceWork::matricesOf(const Endpoint &endpoint, uint32_t numbe
   kernels::Quantized matrices;
   matrices.format = static_cast<kernels::Quantization>(face.format());
   matrices.swizzled = face.swizzled();
-  if (const auto format = kernels::formatNamed(dtypeName(wide.dtype())); format && face.kind() != FaceKind::plain_scales)
+  if (const auto format = kernels::formatNamed(dtypeName(wide.dtype()));
+      format && face.kind() != FaceKind::plain_scales)
     matrices.wide = *format;
-  matrices.columns = static_cast<uint64_t>(shape.back()) * (face.kind() == FaceKind::plain_scales ? kernels::blockShape(matrices.format).columns : 1);
+  matrices.columns = static_cast<uint64_t>(shape.back()) *
+                     (face.kind() == FaceKind::plain_scales ? kernels::blockShape(matrices.format).columns : 1);
   matrices.rows = static_cast<uint64_t>(shape[shape.size() - 2]);
   for (size_t d = 0; d + 2 < shape.size(); ++d)
     matrices.matrices *= static_cast<uint64_t>(shape[d]);
   return matrices;
 }
 
-void FaceWork::addJobs(const Face &face, bool source, const kernels::Quantized &matrices, std::byte *memory, uint64_t bytes, uint32_t buffer) {
+void FaceWork::addJobs(const Face &face, bool source, const kernels::Quantized &matrices, std::byte *memory,
+                       uint64_t bytes, uint32_t buffer) {
   if (face.kind() == FaceKind::scales)
     addRows(kBefore, {Job::scales, matrices, memory});
   else if (face.kind() == FaceKind::plain_scales)
@@ -243,7 +266,8 @@ void FaceWork::reduce(uint32_t buffer, Tables &tables) const {
 /// A job on all matrices, cut by rows of blocks.
 void FaceWork::addRows(Stage stage, Job job) {
   const uint64_t rows = job.matrices.blockRows();
-  const uint64_t bytes = std::max<uint64_t>(1, kernels::blockShape(job.matrices.format).rows * job.matrices.columns * kernels::itemBytes(job.matrices.wide));
+  const uint64_t bytes = std::max<uint64_t>(1, kernels::blockShape(job.matrices.format).rows * job.matrices.columns *
+                                                   kernels::itemBytes(job.matrices.wide));
   const uint64_t each = std::max<uint64_t>(1, kJobBytes / bytes);
   for (job.first = 0; job.first < rows; job.first += each) {
     job.count = std::min(each, rows - job.first);

@@ -1,6 +1,7 @@
-// Faces (schema/plan.fbs): params of a plan that show quantised ones as they were, or others as if they were quantised. Those that are read and written as
-// bytes go become forms and matrices of a LocalRank, which packing.cpp and copies.cpp follow; those that are gathered get memory here, and what is to
-// be computed from it, or into it, is a list of jobs.
+// Faces (schema/plan.fbs): params of a plan that show quantised ones as they were, or others as if they were quantised.
+// Those that are read and written as bytes go become forms and matrices of a LocalRank, which packing.cpp and
+// copies.cpp follow; those that are gathered get memory here, and what is to be computed from it, or into it, is a list
+// of jobs.
 #pragma once
 
 #include "executor/device.h"
@@ -18,19 +19,20 @@ public:
   enum Stage { kBefore, kAfter };
   static constexpr size_t kStages = 2;
 
-  /// Completes `rank`, all other buffers of which are bound: runs, forms, matrices, work. What a face shows that is not bound leaves it unbound. An error
-  /// text, empty on success.
-  /// Memory is the device's where the transport has one.
+  /// Completes `rank`, all other buffers of which are bound: runs, forms, matrices, work. What a face shows that is not
+  /// bound leaves it unbound. An error text, empty on success. Memory is the device's where the transport has one.
   std::string bind(const Plan &plan, LocalRank &rank, Transport &transport);
 
-  /// Bytes of the rank's arena that are here: of its beginning, where rows of blocks are gathered, and of its end, the memory of faces.
+  /// Bytes of the rank's arena that are here: of its beginning, where rows of blocks are gathered, and of its end, the
+  /// memory of faces.
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
   /// Jobs of a stage, each of about a mebibyte; those of one stage do not depend on each other.
   size_t size(Stage stage) const { return jobs_[stage].size(); }
   /// Does one; allocates nothing.
   void run(Stage stage, size_t job) const { jobs_[stage][job].run(largest_); }
-  /// The step `reduce` for the instances of a target's face `amax` from `buffer` on: tensor scales from the largest magnitudes.
+  /// The step `reduce` for the instances of a target's face `amax` from `buffer` on: tensor scales from the largest
+  /// magnitudes.
   void reduce(uint32_t buffer) const;
   /// The same for a device: all jobs of a stage, or the step, are appended to tables.
   void tabulate(Stage stage, Tables &tables) const;
@@ -43,16 +45,19 @@ private:
   struct Job {
     enum Kind { scales, unswizzle, swizzle, clearPadding, largest, tensorScales } kind;
     kernels::Quantized matrices;
-    std::byte *memory;             // of the face; of `scales` and `largest`, of what it shows
-    uint64_t first = 0, count = 0; // rows of blocks; of `largest` the matrix; of `tensorScales` how many numbers there are for each
-    std::byte *number = nullptr;   // of `largest`, where it goes
+    std::byte *memory; // of the face; of `scales` and `largest`, of what it shows
+    uint64_t first = 0,
+             count =
+                 0; // rows of blocks; of `largest` the matrix; of `tensorScales` how many numbers there are for each
+    std::byte *number = nullptr; // of `largest`, where it goes
     void run(const std::vector<Largest> &largest) const;
     void tabulate(const std::vector<Largest> &largest, Tables &tables) const;
   };
   struct Free {
     void operator()(std::byte *memory) const;
   };
-  void addJobs(const schema::Face &face, bool source, const kernels::Quantized &matrices, std::byte *memory, uint64_t bytes, uint32_t buffer);
+  void addJobs(const schema::Face &face, bool source, const kernels::Quantized &matrices, std::byte *memory,
+               uint64_t bytes, uint32_t buffer);
   void addRows(Stage stage, Job job);
 
   std::vector<std::vector<std::byte *>> tables_; // of runs that are faces

@@ -4,9 +4,11 @@
 
 namespace reshard {
 
-std::string openGroup(const std::string &name, const GroupOptions &options, std::unique_ptr<Group> &group, bool &timedOut) {
+std::string openGroup(const std::string &name, const GroupOptions &options, std::unique_ptr<Group> &group,
+                      bool &timedOut) {
   void *function = nullptr;
-  if (std::string error = loadModule(name, "reshard_open_group", kGroupVersion, Symbols::local, function); !error.empty())
+  if (std::string error = loadModule(name, "reshard_open_group", kGroupVersion, Symbols::local, function);
+      !error.empty())
     return error;
   char error[512] = "";
   int late = 0;

@@ -45,7 +45,8 @@ Largest::Largest(const Endpoint &endpoint, const Param &face, uint32_t place, in
     origin += position * strides[dimension];
     const bool there = std::any_of(list.begin, list.end, [&](const Run &run) {
       for (int64_t block = 0; block < run.count(); ++block)
-        if (const int64_t first = run.to() + block * run.to_step(); position >= first && position < first + run.length())
+        if (const int64_t first = run.to() + block * run.to_step();
+            position >= first && position < first + run.length())
           return true;
       return false;
     });
@@ -53,7 +54,8 @@ Largest::Largest(const Endpoint &endpoint, const Param &face, uint32_t place, in
       return;
   }
   // What is contiguous first, so that it becomes the columns of the pieces.
-  std::stable_sort(dimensions.begin(), dimensions.end(), [](const Dimension &a, const Dimension &b) { return a.stride < b.stride; });
+  std::stable_sort(dimensions.begin(), dimensions.end(),
+                   [](const Dimension &a, const Dimension &b) { return a.stride < b.stride; });
   pieces_.push_back({static_cast<uint64_t>(origin), 1, 1, 0});
   for (const Dimension &dimension : dimensions) {
     std::vector<Piece> made;
@@ -84,7 +86,9 @@ float Largest::of(kernels::Format wide, const std::byte *elements) const {
   const uint64_t item = kernels::itemBytes(wide);
   float result = 0;
   for (const Piece &piece : pieces_)
-    result = larger(kernels::amax(wide, elements + piece.first * item, {piece.rows, piece.columns, 0, static_cast<int64_t>(piece.step * item)}), result);
+    result = larger(kernels::amax(wide, elements + piece.first * item,
+                                  {piece.rows, piece.columns, 0, static_cast<int64_t>(piece.step * item)}),
+                    result);
   return result;
 }
 
@@ -121,14 +125,16 @@ void Largest::tabulate(kernels::Format wide, const std::byte *elements, std::byt
   const uint64_t item = kernels::itemBytes(wide);
   clear(number, tables);
   for (const Piece &piece : pieces_)
-    tables.changes.addLargest(reinterpret_cast<uint64_t>(number), wide, reinterpret_cast<uint64_t>(elements) + piece.first * item, piece.shape(item), nullptr);
+    tables.changes.addLargest(reinterpret_cast<uint64_t>(number), wide,
+                              reinterpret_cast<uint64_t>(elements) + piece.first * item, piece.shape(item), nullptr);
 }
 
 void Largest::tabulate(const kernels::Quantized &matrices, std::byte *number, Tables &tables) const {
   const uint64_t item = kernels::itemBytes(matrices.wide);
   clear(number, tables);
   for (const Piece &piece : pieces_)
-    tables.changes.addLargest(reinterpret_cast<uint64_t>(number), matrices.wide, piece.first * item, piece.shape(item), &matrices);
+    tables.changes.addLargest(reinterpret_cast<uint64_t>(number), matrices.wide, piece.first * item, piece.shape(item),
+                              &matrices);
 }
 
 float tensorScale(const float *largest, uint64_t count) {

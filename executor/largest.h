@@ -12,7 +12,8 @@ public:
   /// Matrix `matrix`, in the order of the face, of the part that it shows (FaceKind::amax), at a place.
   Largest(const schema::Endpoint &endpoint, const schema::Param &face, uint32_t place, int64_t matrix);
 
-  /// The largest magnitude, 0 where there is none, NaN where one is not finite, of plain elements or of a param that stands quantised. Allocates nothing.
+  /// The largest magnitude, 0 where there is none, NaN where one is not finite, of plain elements or of a param that
+  /// stands quantised. Allocates nothing.
   float of(kernels::Format wide, const std::byte *elements) const;
   float of(const kernels::Quantized &matrices) const;
 

@@ -26,8 +26,8 @@ std::optional<uint32_t> number(const char *name) {
 } // namespace
 
 Launch findLaunch() {
-  // Of one launcher all, since one that launched the launcher may have left its own: the innermost first. torchrun is known by its run's name, RANK
-  // alone may be anybody's.
+  // Of one launcher all, since one that launched the launcher may have left its own: the innermost first. torchrun is
+  // known by its run's name, RANK alone may be anybody's.
   struct Names {
     const char *rank, *size, *localRank;
     bool mpi;
@@ -44,7 +44,8 @@ Launch findLaunch() {
   return {};
 }
 
-std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut) {
+std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline,
+                        bool &timedOut) {
   std::error_code error;
   if (rank == 0) {
     if (std::filesystem::exists(path, error))

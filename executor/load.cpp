@@ -9,14 +9,16 @@ namespace {
 
 /// Nothing nests deeper than manifest → endpoint → param → part, and a segment is one table.
 constexpr flatbuffers::uoffset_t kMaxDepth = 8;
-/// A table that the compiler writes takes its offset to the vtable, and that by which it is found. So a file with a million tensors is verified, while one whose
-/// vectors name the same tables again and again cannot ask for more work than it has bytes.
+/// A table that the compiler writes takes its offset to the vtable, and that by which it is found. So a file with a
+/// million tensors is verified, while one whose vectors name the same tables again and again cannot ask for more work
+/// than it has bytes.
 constexpr size_t kLeastTableBytes = 2 * sizeof(flatbuffers::uoffset_t);
 /// The verifier reads prefix, root offset and identifier before it knows that they are there.
 constexpr size_t kLeastBytes = 12;
 
 template <class Table> const Table *verified(schema::Bytes bytes, const char *identifier) {
-  const auto tables = static_cast<flatbuffers::uoffset_t>(std::min<size_t>(bytes.size() / kLeastTableBytes, FLATBUFFERS_MAX_BUFFER_SIZE));
+  const auto tables = static_cast<flatbuffers::uoffset_t>(
+      std::min<size_t>(bytes.size() / kLeastTableBytes, FLATBUFFERS_MAX_BUFFER_SIZE));
   flatbuffers::Verifier verifier(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), kMaxDepth, tables);
   if (bytes.size() < kLeastBytes || !verifier.VerifySizePrefixedBuffer<Table>(identifier))
     return nullptr;

@@ -10,11 +10,14 @@ using namespace schema;
 
 size_t runOf(const Segment &segment, uint32_t buffer) {
   const auto *list = segment.buffers();
-  const auto after = std::upper_bound(list->begin(), list->end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); });
+  const auto after = std::upper_bound(list->begin(), list->end(), buffer,
+                                      [](uint32_t b, const BufferRun *r) { return b < r->first(); });
   if (after == list->begin())
     return list->size();
   const auto run = static_cast<size_t>(after - list->begin()) - 1;
-  return buffer - list->Get(static_cast<uint32_t>(run))->first() < list->Get(static_cast<uint32_t>(run))->count() ? run : list->size();
+  return buffer - list->Get(static_cast<uint32_t>(run))->first() < list->Get(static_cast<uint32_t>(run))->count()
+             ? run
+             : list->size();
 }
 
 namespace {
@@ -42,7 +45,9 @@ const kernels::Shown *LocalRank::matrices(uint32_t buffer) const {
   if (shown.empty())
     return nullptr;
   const size_t run = runOf(*segment, buffer);
-  return run < shown.size() && !shown[run].empty() ? &shown[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()] : nullptr;
+  return run < shown.size() && !shown[run].empty()
+             ? &shown[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()]
+             : nullptr;
 }
 
 std::vector<kernels::Form> formsOf(const Plan &plan, const Segment &segment) {
@@ -58,9 +63,12 @@ std::vector<kernels::Form> formsOf(const Plan &plan, const Segment &segment) {
       form = kernels::castForm(formatOf(param.dtype()), formatOf(*param.stored()));
     } else if (face && face->kind() <= FaceKind::codes) {
       const bool elements = face->kind() == FaceKind::elements;
-      const kernels::Format code = kernels::Format::fp8_e4m3, wide = formatOf((elements ? param : *params.Get(face->codes())).dtype());
+      const kernels::Format code = kernels::Format::fp8_e4m3,
+                            wide = formatOf((elements ? param : *params.Get(face->codes())).dtype());
       form = {elements ? Form::Kind::elements : Form::Kind::codes, elements ? wide : code, elements ? code : wide, 1};
-      form.block = form.item() * (elements && run->endpoint() > 0 && !face->gathered() ? kernels::blockShape(static_cast<kernels::Quantization>(face->format())).columns : 1);
+      form.block = form.item() * (elements && run->endpoint() > 0 && !face->gathered()
+                                      ? kernels::blockShape(static_cast<kernels::Quantization>(face->format())).columns
+                                      : 1);
     }
     any = any || form;
   }

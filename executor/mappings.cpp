@@ -35,8 +35,8 @@ SharedMappings::SharedMappings() {
       char permissions[5];
       unsigned major = 0, minor = 0;
       int name = 0;
-      if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %n", &area.begin, &area.end, permissions, &area.offset, &major, &minor, &area.inode,
-                      &name) < 7 ||
+      if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %4s %" SCNx64 " %x:%x %" SCNu64 " %n", &area.begin, &area.end,
+                      permissions, &area.offset, &major, &minor, &area.inode, &name) < 7 ||
           permissions[3] != 's' || area.inode == 0)
         continue;
       area.device = makedev(major, minor);
@@ -54,7 +54,8 @@ SharedMappings::SharedMappings() {
       struct stat status;
       const int number = std::atoi(entry->d_name);
       // By name: others of the process may close the descriptor meanwhile, and open another.
-      if (entry->d_name[0] != '.' && number != dirfd(folder) && fstatat(dirfd(folder), entry->d_name, &status, 0) == 0 && S_ISREG(status.st_mode))
+      if (entry->d_name[0] != '.' && number != dirfd(folder) &&
+          fstatat(dirfd(folder), entry->d_name, &status, 0) == 0 && S_ISREG(status.st_mode))
         descriptors_.try_emplace({status.st_dev, status.st_ino}, number);
     }
     closedir(folder);
@@ -63,7 +64,8 @@ SharedMappings::SharedMappings() {
 
 FilePlace SharedMappings::find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened) {
   const auto at = reinterpret_cast<uint64_t>(begin);
-  auto area = std::upper_bound(areas_.begin(), areas_.end(), at, [](uint64_t a, const Area &other) { return a < other.begin; });
+  auto area =
+      std::upper_bound(areas_.begin(), areas_.end(), at, [](uint64_t a, const Area &other) { return a < other.begin; });
   if (area == areas_.begin() || (--area)->end < at + bytes)
     return {};
   return {descriptor(*area, opened), area->device, area->inode, area->offset + (at - area->begin)};
@@ -72,11 +74,13 @@ FilePlace SharedMappings::find(const std::byte *begin, uint64_t bytes, std::vect
 std::vector<FileRange> SharedMappings::ranges(const std::byte *begin, const std::byte *end) const {
   std::vector<FileRange> result;
   const auto from = reinterpret_cast<uint64_t>(begin), to = reinterpret_cast<uint64_t>(end);
-  auto area = std::upper_bound(areas_.begin(), areas_.end(), from, [](uint64_t a, const Area &other) { return a < other.end; });
+  auto area =
+      std::upper_bound(areas_.begin(), areas_.end(), from, [](uint64_t a, const Area &other) { return a < other.end; });
   for (; area != areas_.end() && area->begin < to; ++area) {
     // A device's offsets are what it makes of them, and files of the kernel's own may share one inode.
     const std::string &name = area->name;
-    const bool memory = name.starts_with("/dev/shm/") || name.starts_with("/dev/hugepages/") || name.starts_with("/dev/zero (deleted)");
+    const bool memory =
+        name.starts_with("/dev/shm/") || name.starts_with("/dev/hugepages/") || name.starts_with("/dev/zero (deleted)");
     if ((name.starts_with("/dev/") && !memory) || name.starts_with("anon_inode:"))
       continue;
     const uint64_t first = std::max(from, area->begin), last = std::min(to, area->end);

@@ -14,8 +14,8 @@ uint64_t hostNumber();
 
 /// Where memory stands in a file.
 struct FilePlace {
-  int file = -1;                     // a descriptor of the process, which may close it, and open another under its number
-  uint64_t device = 0, inode = 0;    // of the file that is meant
+  int file = -1;                  // a descriptor of the process, which may close it, and open another under its number
+  uint64_t device = 0, inode = 0; // of the file that is meant
   uint64_t offset = 0;
 };
 
@@ -29,8 +29,8 @@ public:
   /// Reads what is mapped now.
   SharedMappings();
 
-  /// Where [begin, begin + bytes) stands; file -1 where that is not one shared mapping of a file that can be reached. A descriptor that had to be opened
-  /// is appended to `opened`.
+  /// Where [begin, begin + bytes) stands; file -1 where that is not one shared mapping of a file that can be reached. A
+  /// descriptor that had to be opened is appended to `opened`.
   FilePlace find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened);
 
   /// The parts of files that stand in [begin, end) by shared mappings, devices' left out.
@@ -44,7 +44,7 @@ private:
   };
   int descriptor(const Area &area, std::vector<int> &opened);
 
-  std::vector<Area> areas_; // shared ones, ascending
+  std::vector<Area> areas_;                                  // shared ones, ascending
   std::map<std::pair<uint64_t, uint64_t>, int> descriptors_; // (device, inode), of the process
 };
 

@@ -1,10 +1,11 @@
-// Transport of one rank a process: the messages of the rank, as compiled. What a receiver of the same host can reach it copies itself, straight out of
-// the sender's memory, once the sender says that it is there. The rest goes over a wire: chunks of staged messages are packed into the arena,
-// sent, received and unpacked while others are on their way; messages in place go from memory to memory.
+// Transport of one rank a process: the messages of the rank, as compiled. What a receiver of the same host can reach it
+// copies itself, straight out of the sender's memory, once the sender says that it is there. The rest goes over a wire:
+// chunks of staged messages are packed into the arena, sent, received and unpacked while others are on their way;
+// messages in place go from memory to memory.
 //
-// A step begins its chunks in the order of the plan, after those before it in its direction that share a slot have begun theirs; a chunk begins when
-// its slot is free and what it passes on is there. So the message that is first of all that are left can always go on, on both sides: no process
-// waits for ever on another that is alive.
+// A step begins its chunks in the order of the plan, after those before it in its direction that share a slot have
+// begun theirs; a chunk begins when its slot is free and what it passes on is there. So the message that is first of
+// all that are left can always go on, on both sides: no process waits for ever on another that is alive.
 
 #include "executor/agreement.h"
 #include "executor/chunks.h"
@@ -27,10 +28,12 @@ namespace {
 
 using namespace schema;
 
-/// Chunks on their way in one direction, and of one message; steps that may be under way beside the first unfinished one.
+/// Chunks on their way in one direction, and of one message; steps that may be under way beside the first unfinished
+/// one.
 constexpr size_t kInFlight = 16, kOfOne = 4, kAhead = 8;
-/// A rank begins at most two messages in a round and direction, one between nodes and one inside. Flights for the first two unfinished ones
-/// are never given to others: so of the messages that began first of all that are left, each gets on at both ends.
+/// A rank begins at most two messages in a round and direction, one between nodes and one inside. Flights for the first
+/// two unfinished ones are never given to others: so of the messages that began first of all that are left, each gets
+/// on at both ends.
 constexpr size_t kReserved = 2 * kOfOne;
 /// What a rank copies out of another's memory before it looks after its other messages.
 constexpr uint64_t kPullBytes = 1 << 20;
@@ -44,11 +47,12 @@ struct Message {
   const Step *step = nullptr;
   Packing packing;
   uint64_t chunks = 1;
-  uint64_t begun = 0, done = 0;                                    // in a run
-  std::vector<uint32_t> sharing;                                   // of the wire: earlier steps of its direction that had its slots
-  std::vector<std::pair<uint32_t, std::vector<uint64_t>>> brought; // of a send: step -> chunks of it that must be done before each chunk
-  Progress *progress = nullptr;                                    // of what goes without the wire, in the sender's block
-  uint64_t copied = 0;                                             // bytes pulled, in a run
+  uint64_t begun = 0, done = 0;  // in a run
+  std::vector<uint32_t> sharing; // of the wire: earlier steps of its direction that had its slots
+  std::vector<std::pair<uint32_t, std::vector<uint64_t>>>
+      brought;                  // of a send: step -> chunks of it that must be done before each chunk
+  Progress *progress = nullptr; // of what goes without the wire, in the sender's block
+  uint64_t copied = 0;          // bytes pulled, in a run
 };
 
 /// A chunk on its way.
@@ -60,7 +64,8 @@ struct Flight {
 
 class MessageTransport : public Transport {
 public:
-  MessageTransport(std::unique_ptr<Wire> wire, bool shortcut) : wire_(std::move(wire)), shortcut_(shortcut), agreement_(*wire_, 2 * kInFlight) {
+  MessageTransport(std::unique_ptr<Wire> wire, bool shortcut)
+      : wire_(std::move(wire)), shortcut_(shortcut), agreement_(*wire_, 2 * kInFlight) {
     wire_->reserve(2 * kInFlight + Agreement::kRequests);
   }
   ~MessageTransport() override {
@@ -69,18 +74,21 @@ public:
       std::free(arena_);
   }
 
-  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) override {
+  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline,
+                      bool &timedOut) override {
     if (ranks.size() != 1 || ranks[0].rank != wire_->rank())
       return "this process is rank " + std::to_string(wire_->rank()) + " of its wire and runs that rank alone";
     if (const uint32_t tags = wire_->maxTag() - Agreement::kTags + 1; plan.manifest().messages() > tags)
-      return "the plan has " + std::to_string(plan.manifest().messages()) + " messages, and the wire tags for " + std::to_string(tags);
+      return "the plan has " + std::to_string(plan.manifest().messages()) + " messages, and the wire tags for " +
+             std::to_string(tags);
     const LocalRank &rank = ranks[0];
     work_ = rank.work;
     if (shortcut_)
       if (std::string error = neighbours_.show(rank); !error.empty())
         return error;
     std::map<uint32_t, Invitation> near;
-    if (std::string error = agreement_.meet(plan.digest(), neighbours_.invitation(), deadline, timedOut, near); !error.empty())
+    if (std::string error = agreement_.meet(plan.digest(), neighbours_.invitation(), deadline, timedOut, near);
+        !error.empty())
       return abandon(error);
     // Receivers decide which messages they copy themselves; when all have, the senders follow.
     where_.resize(rank.segment->steps()->size());
@@ -190,14 +198,16 @@ private:
     return true;
   }
 
-  std::string addSteps(const Plan &plan, const LocalRank &rank, const std::map<uint32_t, Invitation> &near, bool sends) {
+  std::string addSteps(const Plan &plan, const LocalRank &rank, const std::map<uint32_t, Invitation> &near,
+                       bool sends) {
     std::string error;
     for (uint32_t s = 0; s < where_.size() && error.empty(); ++s)
       error = addStep(plan, rank, s, near, sends);
     return error;
   }
 
-  std::string addStep(const Plan &plan, const LocalRank &rank, uint32_t number, const std::map<uint32_t, Invitation> &near, bool sends) {
+  std::string addStep(const Plan &plan, const LocalRank &rank, uint32_t number,
+                      const std::map<uint32_t, Invitation> &near, bool sends) {
     const Step &step = *rank.segment->steps()->Get(number);
     if ((step.kind() == StepKind::send) != sends)
       return {};
@@ -207,7 +217,9 @@ private:
       for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
         copies_.addReduce(rank, operand(step.first_input() + i)->buffer());
       for (uint32_t i = 0; i < step.output_count(); ++i)
-        if (std::string error = copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr, rank, *operand(step.first_output() + i));
+        if (std::string error =
+                copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr, rank,
+                            *operand(step.first_output() + i));
             !error.empty())
           return error;
       where_[number] = {kLocal, copies_.size()}; // where its copies end
@@ -239,12 +251,14 @@ private:
         by_.wireInsideHost += step.bytes();
     }
     if (way == kSend || way == kReceive) {
-      const uint32_t first = sends ? step.first_input() : step.first_output(), count = sends ? step.input_count() : step.output_count();
+      const uint32_t first = sends ? step.first_input() : step.first_output(),
+                     count = sends ? step.input_count() : step.output_count();
       for (uint32_t i = 0; i < count; ++i)
         if (std::string error = message.packing.add(rank, *operand(first + i)); !error.empty())
           return error;
       if (chunkBytes(step, 0) > kMaxWireBytes)
-        return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxWireBytes) + " bytes at once";
+        return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxWireBytes) +
+               " bytes at once";
       if (step.staging() == UINT64_MAX && !message.packing.contiguous())
         return "step " + std::to_string(number) + " is in place, but its bytes do not stand side by side";
     }
@@ -257,14 +271,20 @@ private:
   std::string addPull(const LocalRank &rank, const LocalRank &other, Message &message, bool &reached, bool &relayed) {
     const Step &step = *message.step;
     const auto *steps = other.segment->steps();
-    const auto send = std::find_if(steps->begin(), steps->end(), [&](const Step *s) { return s->kind() == StepKind::send && s->message() == step.message(); });
-    if (send == steps->end() || send->peer() != rank.rank || send->input_count() != step.output_count() || send->bytes() != step.bytes() || send->chunk() != step.chunk())
-      return "message " + std::to_string(step.message()) + " differs between rank " + std::to_string(other.rank) + " and rank " + std::to_string(rank.rank);
+    const auto send = std::find_if(steps->begin(), steps->end(), [&](const Step *s) {
+      return s->kind() == StepKind::send && s->message() == step.message();
+    });
+    if (send == steps->end() || send->peer() != rank.rank || send->input_count() != step.output_count() ||
+        send->bytes() != step.bytes() || send->chunk() != step.chunk())
+      return "message " + std::to_string(step.message()) + " differs between rank " + std::to_string(other.rank) +
+             " and rank " + std::to_string(rank.rank);
     reached = true;
     for (uint32_t i = 0; i < send->input_count(); ++i)
       relayed = relayed || other.segment->operands()->Get(send->first_input() + i)->buffer() == 0;
     for (uint32_t i = 0; i < step.output_count() && reached; ++i)
-      if (std::string error = message.packing.add({&other, other.segment->operands()->Get(send->first_input() + i)}, {&rank, rank.segment->operands()->Get(step.first_output() + i)}, reached);
+      if (std::string error =
+              message.packing.add({&other, other.segment->operands()->Get(send->first_input() + i)},
+                                  {&rank, rank.segment->operands()->Get(step.first_output() + i)}, reached);
           !error.empty())
         return error;
     if (reached) {
@@ -278,7 +298,8 @@ private:
 
   void link(const Segment &segment, Way way, Message &message) {
     const bool send = way == kSend || way == kPost;
-    const std::vector<std::vector<uint64_t>> before = send ? chunksBefore(segment, *message.step) : std::vector<std::vector<uint64_t>>();
+    const std::vector<std::vector<uint64_t>> before =
+        send ? chunksBefore(segment, *message.step) : std::vector<std::vector<uint64_t>>();
     for (uint32_t i = 0; i < message.step->after_count(); ++i) {
       const uint32_t earlier = segment.after()->Get(message.step->first_after() + i);
       const StepKind kind = segment.steps()->Get(earlier)->kind();
@@ -287,12 +308,13 @@ private:
       else if (send)
         message.brought.emplace_back(earlier, before[i]);
       else
-        message.brought.emplace_back(earlier, std::vector<uint64_t>(message.chunks, chunkCount(*segment.steps()->Get(earlier))));
+        message.brought.emplace_back(earlier,
+                                     std::vector<uint64_t>(message.chunks, chunkCount(*segment.steps()->Get(earlier))));
     }
   }
 
-  /// Slots pass from step to step of a direction, also by way of those that do not use theirs: each of these is looked at once, since ways
-  /// through them part and meet again.
+  /// Slots pass from step to step of a direction, also by way of those that do not use theirs: each of these is looked
+  /// at once, since ways through them part and meet again.
   void share(const Segment &segment, Way way, uint32_t earlier, Message &message) const {
     if (way != kSend && way != kReceive)
       return;
@@ -360,7 +382,8 @@ private:
     auto &all = messages_[kPost];
     for (size_t m = first_[kPost]; m < std::min(all.size(), first_[kPost] + kAhead); ++m)
       for (Message &message = all[m]; message.begun < message.chunks && brought(message); any = true)
-        message.progress->posted.store(runs_ * message.chunks + (message.done = ++message.begun), std::memory_order_release);
+        message.progress->posted.store(runs_ * message.chunks + (message.done = ++message.begun),
+                                       std::memory_order_release);
     while (first_[kPost] < all.size() && all[first_[kPost]].done == all[first_[kPost]].chunks)
       ++first_[kPost];
   }
@@ -370,9 +393,11 @@ private:
     auto &all = messages_[kPull];
     for (size_t m = first_[kPull]; m < std::min(all.size(), first_[kPull] + kAhead); ++m) {
       Message &message = all[m];
-      if (message.done == message.chunks || !brought(message) || message.progress->posted.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
+      if (message.done == message.chunks || !brought(message) ||
+          message.progress->posted.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
         continue;
-      const uint64_t end = message.done * message.step->chunk() + chunkBytes(*message.step, message.done), last = std::min(end, message.copied + kPullBytes);
+      const uint64_t end = message.done * message.step->chunk() + chunkBytes(*message.step, message.done),
+                     last = std::min(end, message.copied + kPullBytes);
       message.packing.copy(message.copied, last, stream_);
       message.copied = last;
       any = true;
@@ -390,7 +415,8 @@ private:
       end = nullptr;
       return message.packing.contiguous() + message.begun * step.chunk();
     }
-    std::byte *begin = arena_ + step.staging() - (work_ ? work_->begin() : 0) + (step.slot() + message.begun) % 2 * step.chunk();
+    std::byte *begin =
+        arena_ + step.staging() - (work_ ? work_->begin() : 0) + (step.slot() + message.begun) % 2 * step.chunk();
     end = begin + chunkBytes(step, message.begun);
     return begin;
   }
@@ -411,7 +437,9 @@ private:
         any = true;
         Message &message = *flight.message;
         if (!send && flight.begin)
-          message.packing.unpack(flight.chunk * message.step->chunk(), flight.chunk * message.step->chunk() + chunkBytes(*message.step, flight.chunk), flight.begin, stream_);
+          message.packing.unpack(flight.chunk * message.step->chunk(),
+                                 flight.chunk * message.step->chunk() + chunkBytes(*message.step, flight.chunk),
+                                 flight.begin, stream_);
         flight.message = nullptr;
         ++message.done;
       }
@@ -439,8 +467,11 @@ private:
       for (const Flight &flight : direction)
         if (flight.message && end && flight.begin && flight.begin < end && data < flight.end)
           return {}; // the slot is taken
-    const auto free = static_cast<size_t>(std::find_if(flights_[send].begin(), flights_[send].end(), [](const Flight &f) { return !f.message; }) - flights_[send].begin());
-    const auto left = static_cast<size_t>(std::count_if(flights_[send].begin(), flights_[send].end(), [](const Flight &f) { return !f.message; }));
+    const auto free = static_cast<size_t>(
+        std::find_if(flights_[send].begin(), flights_[send].end(), [](const Flight &f) { return !f.message; }) -
+        flights_[send].begin());
+    const auto left = static_cast<size_t>(
+        std::count_if(flights_[send].begin(), flights_[send].end(), [](const Flight &f) { return !f.message; }));
     if (left <= reserved)
       return {};
     const Step &step = *message.step;
@@ -452,20 +483,24 @@ private:
     const size_t request = send * kInFlight + free;
     const uint64_t chunk = message.begun++;
     const uint32_t tag = Agreement::kTags + step.message();
-    std::string error = send ? wire_->send(request, step.peer(), tag, data, bytes) : wire_->receive(request, step.peer(), tag, data, bytes);
+    std::string error = send ? wire_->send(request, step.peer(), tag, data, bytes)
+                             : wire_->receive(request, step.peer(), tag, data, bytes);
     return error.empty() ? error : error + named(send, message, chunk);
   }
 
   static std::string named(bool send, const Message &message, uint64_t chunk) {
-    return std::string(": message ") + std::to_string(message.step->message()) + " of round " + std::to_string(message.step->round()) + (send ? " to rank " : " from rank ") +
-           std::to_string(message.step->peer()) + ", chunk " + std::to_string(chunk) + " of " + std::to_string(message.chunks);
+    return std::string(": message ") + std::to_string(message.step->message()) + " of round " +
+           std::to_string(message.step->round()) + (send ? " to rank " : " from rank ") +
+           std::to_string(message.step->peer()) + ", chunk " + std::to_string(chunk) + " of " +
+           std::to_string(message.chunks);
   }
 
   /// Who is waited for.
   std::string late() const {
     for (const Way way : {kReceive, kPull, kSend})
       for (size_t m = first_[way]; m < messages_[way].size(); ++m)
-        if (const Message &message = messages_[way][m]; way == kPull ? message.done < message.chunks : message.begun > message.done)
+        if (const Message &message = messages_[way][m];
+            way == kPull ? message.done < message.chunks : message.begun > message.done)
           return "the deadline passed" + named(way == kSend, message, message.done);
     return "the deadline passed with steps that could not begin";
   }
@@ -477,16 +512,16 @@ private:
   std::byte *arena_ = nullptr;
   std::array<std::vector<Message>, 4> messages_; // by way, in the order of the plan
   const FaceWork *work_ = nullptr;
-  Copies copies_;                                // of local steps, step after step
-  std::vector<std::pair<Way, size_t>> where_;    // by step: into messages_ or copies_
-  std::array<size_t, 4> first_{};                // unfinished, by way
-  uint64_t runs_ = 0;                            // before this one
+  Copies copies_;                             // of local steps, step after step
+  std::vector<std::pair<Way, size_t>> where_; // by step: into messages_ or copies_
+  std::array<size_t, 4> first_{};             // unfinished, by way
+  uint64_t runs_ = 0;                         // before this one
   bool stream_ = false;
   std::array<std::array<Flight, kInFlight>, 2> flights_;
   size_t copied_ = 0;
-  std::vector<Message> locals_;     // local steps: what they wait for
-  std::vector<size_t> localEnds_;   // where the copies of each end
-  size_t local_ = 0;                // unfinished
+  std::vector<Message> locals_;   // local steps: what they wait for
+  std::vector<size_t> localEnds_; // where the copies of each end
+  size_t local_ = 0;              // unfinished
   bool abandoned_ = false;
   BytesBy by_;
 };

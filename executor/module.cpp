@@ -6,7 +6,8 @@
 
 namespace reshard {
 
-std::string loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols, void *&function) {
+std::string loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols,
+                       void *&function) {
   const std::string file = "libreshard_" + name + ".so";
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
@@ -15,7 +16,8 @@ std::string loadModule(const std::string &name, const std::string &entry, uint32
   const std::filesystem::path library = own.dli_fname ? own.dli_fname : ""; // that this is part of
   const auto beside = (library.has_parent_path() ? library : program).parent_path();
   std::string why;
-  for (const std::string &path : std::vector<std::string>{beside / file, program.parent_path() / file, program.parent_path().parent_path() / "lib" / file, file}) {
+  for (const std::string &path : std::vector<std::string>{beside / file, program.parent_path() / file,
+                                                          program.parent_path().parent_path() / "lib" / file, file}) {
     if (path != file && !std::filesystem::exists(path, ignored))
       continue;
     void *module = dlopen(path.c_str(), RTLD_NOW | (symbols == Symbols::global ? RTLD_GLOBAL : RTLD_LOCAL));
@@ -29,7 +31,8 @@ std::string loadModule(const std::string &name, const std::string &entry, uint32
       return "'" + path + "' is no backend: it lacks " + entry;
     const auto found = static_cast<const uint32_t *>(dlsym(module, (entry + "_version").c_str()));
     if (!found || *found != version)
-      return "'" + path + "' is of version " + (found ? std::to_string(*found) : "none") + ", expected " + std::to_string(version) + " of " + entry;
+      return "'" + path + "' is of version " + (found ? std::to_string(*found) : "none") + ", expected " +
+             std::to_string(version) + " of " + entry;
     return {};
   }
   return "backend '" + name + "' cannot be loaded: " + why;

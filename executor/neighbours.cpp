@@ -30,7 +30,8 @@ void touch(std::byte *begin, uint64_t bytes) {
   constexpr uint64_t kPage = 4096;
   const uint64_t before = reinterpret_cast<uint64_t>(begin) % kPage;
   if (bytes > 0)
-    madvise(begin - before, before + bytes, MADV_POPULATE_READ); // a kernel that does not know it maps them in the first run
+    madvise(begin - before, before + bytes,
+            MADV_POPULATE_READ); // a kernel that does not know it maps them in the first run
 }
 
 } // namespace
@@ -62,7 +63,9 @@ Neighbours::~Neighbours() {
 std::string Neighbours::show(const LocalRank &rank) {
   const uint32_t buffers = bufferCount(*rank.segment), steps = stepCount(*rank.segment);
   const size_t bytes = Block::size(buffers, steps);
-  auto failed = [](const char *what) { return std::string("cannot share memory: ") + what + ": " + std::strerror(errno); };
+  auto failed = [](const char *what) {
+    return std::string("cannot share memory: ") + what + ": " + std::strerror(errno);
+  };
   blockFile_ = memfd_create("reshard", MFD_CLOEXEC);
   if (blockFile_ < 0)
     return failed("memfd_create");
@@ -79,8 +82,10 @@ std::string Neighbours::show(const LocalRank &rank) {
   const auto *runs = rank.segment->buffers();
   for (uint32_t r = 0; r < runs->size(); ++r)
     for (uint32_t i = 0; i < runs->Get(r)->count(); ++i) {
-      const std::byte *bound = rank.forms.empty() || !rank.forms[r] ? rank.runs[r][i] : nullptr; // what is converted is not shown
-      mine_.buffers[runs->Get(r)->first() + i - 1] = bound ? mappings.find(bound, runs->Get(r)->bytes(), opened_) : FilePlace{};
+      const std::byte *bound =
+          rank.forms.empty() || !rank.forms[r] ? rank.runs[r][i] : nullptr; // what is converted is not shown
+      mine_.buffers[runs->Get(r)->first() + i - 1] =
+          bound ? mappings.find(bound, runs->Get(r)->bytes(), opened_) : FilePlace{};
     }
   invitation_.host = hostNumber();
   invitation_.process = getpid();
@@ -133,7 +138,8 @@ bool Neighbours::mapPeer(const Plan &plan, uint32_t rank, const Invitation &invi
     for (uint32_t i = 0; i < run->count(); ++i) {
       const FilePlace &place = peer.block.buffers[run->first() + i - 1];
       const Mapping mapping = place.file >= 0 ? mapFile(invitation.process, place) : Mapping{};
-      const bool reached = mapping.memory && place.offset <= mapping.bytes && run->bytes() <= mapping.bytes - place.offset;
+      const bool reached =
+          mapping.memory && place.offset <= mapping.bytes && run->bytes() <= mapping.bytes - place.offset;
       table.push_back(reached ? mapping.memory + place.offset : nullptr);
       if (reached && mapping.memoryAlone)
         touch(table.back(), run->bytes());
@@ -149,11 +155,14 @@ const Neighbours::Mapping &Neighbours::mapFile(int32_t process, const FilePlace 
   Mapping &mapping = mappings_[{place.device, place.inode}];
   if (mapping.memory)
     return mapping;
-  const int file = open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(place.file)).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int file = open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(place.file)).c_str(),
+                        O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   struct stat status;
-  if (file >= 0 && fstat(file, &status) == 0 && status.st_dev == place.device && status.st_ino == place.inode && status.st_size > 0) {
+  if (file >= 0 && fstat(file, &status) == 0 && status.st_dev == place.device && status.st_ino == place.inode &&
+      status.st_size > 0) {
     struct statfs system;
-    const bool memoryAlone = fstatfs(file, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == HUGETLBFS_MAGIC);
+    const bool memoryAlone =
+        fstatfs(file, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == HUGETLBFS_MAGIC);
     void *memory = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, file, 0);
     if (memory != MAP_FAILED)
       mapping = {static_cast<std::byte *>(memory), static_cast<size_t>(status.st_size), memoryAlone};

@@ -1,8 +1,10 @@
-// What the processes of one host show one another: where the bound memory of each can be mapped, and how far each message is. A receiver whose
-// sender shows the memory copies the message out of it, in one strided copy, and no message is sent.
+// What the processes of one host show one another: where the bound memory of each can be mapped, and how far each
+// message is. A receiver whose sender shows the memory copies the message out of it, in one strided copy, and no
+// message is sent.
 //
-// Memory can be shown where it is a shared mapping of a file whose descriptor the process still has, or which has a name: memfd_create, POSIX and
-// System V-like shared memory, mapped files, PyTorch's share_memory_(). Peers open it as /proc/PID/fd/N, so they must belong to one user.
+// Memory can be shown where it is a shared mapping of a file whose descriptor the process still has, or which has a
+// name: memfd_create, POSIX and System V-like shared memory, mapped files, PyTorch's share_memory_(). Peers open it as
+// /proc/PID/fd/N, so they must belong to one user.
 #pragma once
 
 #include "executor/mappings.h"
@@ -42,7 +44,8 @@ public:
   std::string show(const LocalRank &rank);
   const Invitation &invitation() const { return invitation_; }
 
-  /// The rank of a peer of this host with its memory as mapped here, unbound where it cannot be; null where nothing can.
+  /// The rank of a peer of this host with its memory as mapped here, unbound where it cannot be; null where nothing
+  /// can.
   const LocalRank *meet(const Plan &plan, uint32_t rank, const Invitation &invitation);
   /// By step: of this rank, and of a peer that was met.
   Progress &progress(uint32_t step) { return mine_.steps[step]; }

@@ -13,11 +13,16 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
     if (sides[s].operand)
       shapes[s] = sides[s].rank->segment->shapes()->Get(sides[s].operand->shape());
   const Shape &known = *(shapes[1] ? shapes[1] : shapes[0]);
-  auto unlike = [&] { return "an operand of rank " + std::to_string(source.rank->rank) + " is unlike its partner on rank " + std::to_string(target.rank->rank); };
-  if (shapes[0] && shapes[1] && (shapes[0]->row_bytes() != shapes[1]->row_bytes() || shapes[0]->loop_count() != shapes[1]->loop_count()))
+  auto unlike = [&] {
+    return "an operand of rank " + std::to_string(source.rank->rank) + " is unlike its partner on rank " +
+           std::to_string(target.rank->rank);
+  };
+  if (shapes[0] && shapes[1] &&
+      (shapes[0]->row_bytes() != shapes[1]->row_bytes() || shapes[0]->loop_count() != shapes[1]->loop_count()))
     return unlike();
 
-  // From the innermost loop out, as long as no side changes its buffer; from there on loops are run here, so that the order stays.
+  // From the innermost loop out, as long as no side changes its buffer; from there on loops are run here, so that the
+  // order stays.
   struct Both {
     uint64_t count;
     int64_t stride[2], bufferStep[2];
@@ -95,7 +100,8 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
 void castZeros(Expansion &expansion) {
   if (expansion.target.kind != kernels::Form::Kind::cast)
     return;
-  expansion.shape.rowBytes = static_cast<uint64_t>(expansion.target.scale(static_cast<int64_t>(expansion.shape.rowBytes)));
+  expansion.shape.rowBytes =
+      static_cast<uint64_t>(expansion.target.scale(static_cast<int64_t>(expansion.shape.rowBytes)));
   expansion.target = {};
 }
 
@@ -114,7 +120,8 @@ std::string checkBound(const Plan &plan, const LocalRank &rank) {
         return "a buffer of rank " + std::to_string(rank.rank) + " is used and stands nowhere";
       const BufferRun &of = *segment.buffers()->Get(static_cast<uint32_t>(run));
       const Endpoint &endpoint = *plan.manifest().endpoints()->Get(of.endpoint());
-      return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(endpoint.ranks()->Get(of.place())) + " param '" +
+      return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
+             std::to_string(endpoint.ranks()->Get(of.place())) + " param '" +
              endpoint.params()->Get(of.param())->name()->str() + "' is used, and not bound on every instance";
     }
     return std::string();
@@ -137,7 +144,8 @@ std::string addCopy(const Side &source, const Side &target, Tables &tables) {
     castZeros(expansion);
   for (const auto &[from, to, shownFrom, shownTo] : expansion.at) {
     if (!to || (source.operand && !from))
-      return "a buffer of rank " + std::to_string(to ? source.rank->rank : target.rank->rank) + " is used but not bound";
+      return "a buffer of rank " + std::to_string(to ? source.rank->rank : target.rank->rank) +
+             " is used but not bound";
     const auto there = reinterpret_cast<uint64_t>(to), here = source.operand ? reinterpret_cast<uint64_t>(from) : 0;
     if (const kernels::Change change{expansion.source, expansion.target, shownFrom, shownTo})
       tables.changes.add(there, here, expansion.shape, change, 0, expansion.shape.bytes());

@@ -17,10 +17,11 @@ struct Side {
   const schema::Operand *operand = nullptr;
 };
 
-/// Pieces of one shape and one pair of forms, in the order of the operand's loops: piece after piece, row after row, they are its bytes in packed order.
+/// Pieces of one shape and one pair of forms, in the order of the operand's loops: piece after piece, row after row,
+/// they are its bytes in packed order.
 struct Expansion {
   struct At {
-    std::byte *source, *target; // null where there is no operand, or its buffer is not bound
+    std::byte *source, *target;      // null where there is no operand, or its buffer is not bound
     const kernels::Shown *from, *to; // behind faces
   };
   kernels::Strided shape;       // rowBytes of what goes; strides of each side's memory
@@ -34,11 +35,12 @@ void castZeros(Expansion &expansion);
 /// Expands a pair of operands, one of which may be absent. An error text, empty on success: the sides are unlike.
 std::string expand(const Side &source, const Side &target, Expansion &expansion);
 
-/// Whether all that the steps of a rank read and write is bound; an error text that names what is not, empty on success.
+/// Whether all that the steps of a rank read and write is bound; an error text that names what is not, empty on
+/// success.
 std::string checkBound(const Plan &plan, const LocalRank &rank);
 
-/// Appends the copies from one operand to another to tables; without a source operand zeros. An error text, empty on success: the sides are
-/// unlike, or a buffer is not bound.
+/// Appends the copies from one operand to another to tables; without a source operand zeros. An error text, empty on
+/// success: the sides are unlike, or a buffer is not bound.
 std::string addCopy(const Side &source, const Side &target, Tables &tables);
 
 } // namespace reshard

@@ -48,7 +48,8 @@ std::string Packing::add(const Side &source, const Side &target, bool &reached) 
   Expansion expansion;
   if (std::string error = expand(source, target, expansion); !error.empty())
     return error;
-  reached = std::all_of(expansion.at.begin(), expansion.at.end(), [](const auto &at) { return at.source && at.target; });
+  reached =
+      std::all_of(expansion.at.begin(), expansion.at.end(), [](const auto &at) { return at.source && at.target; });
   append(expansion);
   return {};
 }
@@ -82,11 +83,13 @@ std::byte *Parted::at(const void *message, uint64_t byte) {
   return known->second;
 }
 
-/// As move(), which says what belongs to which range; but where a range parts a unit, all of it is kept in a place of its own: of packed bytes until its last
-/// byte is there, of what is packed for the copies of its parts.
-std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, Parted &parted, Tables &tables) const {
+/// As move(), which says what belongs to which range; but where a range parts a unit, all of it is kept in a place of
+/// its own: of packed bytes until its last byte is there, of what is packed for the copies of its parts.
+std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, Parted &parted,
+                              Tables &tables) const {
   auto address = [](const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); };
-  auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](uint64_t at, const Piece &p) { return at < p.begin; }));
+  auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin,
+                                          [](uint64_t at, const Piece &p) { return at < p.begin; }));
   for (; piece != pieces_.end() && piece->begin < end; ++piece) {
     const kernels::Strided &shape = (unpacks ? in_ : out_)[piece->shape];
     uint64_t first = std::max(begin, piece->begin) - piece->begin, last = std::min(end - piece->begin, shape.bytes());
@@ -136,10 +139,12 @@ std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::b
   return {};
 }
 
-/// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between. What is written at once (an element, a block) and
-/// parted by two ranges belongs to the one that it ends in; of packed bytes its beginning is kept until then. An element that is packed in two parts is made twice.
+/// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between. What is
+/// written at once (an element, a block) and parted by two ranges belongs to the one that it ends in; of packed bytes
+/// its beginning is kept until then. An element that is packed in two parts is made twice.
 void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
-  auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin, [](uint64_t at, const Piece &p) { return at < p.begin; }));
+  auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin,
+                                          [](uint64_t at, const Piece &p) { return at < p.begin; }));
   for (; piece != pieces_.end() && piece->begin < end; ++piece) {
     const kernels::Strided &shape = packed ? in_[piece->shape] : out_[piece->shape];
     kernels::Change change = changes_[piece->shape];
@@ -154,7 +159,8 @@ void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::b
     uint64_t at = std::max(begin, piece->begin) - piece->begin;
     uint64_t last = std::min(end - piece->begin, shape.bytes());
     // A part of one row; one side may be elsewhere.
-    auto part = [&](uint64_t from, uint64_t bytes, const std::byte *otherSource = nullptr, std::byte *otherTarget = nullptr) {
+    auto part = [&](uint64_t from, uint64_t bytes, const std::byte *otherSource = nullptr,
+                    std::byte *otherTarget = nullptr) {
       const Offsets row = rowOffsets(shape, from / shape.rowBytes);
       const auto within = static_cast<int64_t>(from % shape.rowBytes);
       const std::byte *bytesAt = otherSource ? otherSource : source + row.source + change.read.scale(within);

@@ -1,5 +1,5 @@
-// The bytes of a message in order, as its operands name them, by ranges: to and from one contiguous piece of memory, or straight from the
-// sender's memory to the receiver's where both are at hand.
+// The bytes of a message in order, as its operands name them, by ranges: to and from one contiguous piece of memory, or
+// straight from the sender's memory to the receiver's where both are at hand.
 #pragma once
 
 #include "executor/operands.h"
@@ -9,7 +9,8 @@
 
 namespace reshard {
 
-/// Where a device keeps units (elements, blocks) that two ranges of packed bytes part. Each is of kUnit bytes at most and has a place of its own.
+/// Where a device keeps units (elements, blocks) that two ranges of packed bytes part. Each is of kUnit bytes at most
+/// and has a place of its own.
 class Parted {
 public:
   static constexpr uint64_t kUnit = kernels::kMxBlock * 4;
@@ -29,7 +30,8 @@ class Packing {
 public:
   /// Appends an operand, to be packed from or unpacked to. Its buffers must be bound. An error text, empty on success.
   std::string add(const LocalRank &rank, const schema::Operand &operand);
-  /// Appends a pair of operands, to be copied from one to the other. `reached` tells whether all buffers of both are bound.
+  /// Appends a pair of operands, to be copied from one to the other. `reached` tells whether all buffers of both are
+  /// bound.
   std::string add(const Side &source, const Side &target, bool &reached);
 
   uint64_t bytes() const { return bytes_; }
@@ -38,16 +40,23 @@ public:
   /// Where the bytes of one side stand side by side, one after the other; null where they do not.
   std::byte *contiguous() const;
 
-  /// Copies bytes [begin, end) to `to`, or from `from`, or from one side to the other. Allocates nothing. `stream`: as for kernels::copyRows.
+  /// Copies bytes [begin, end) to `to`, or from `from`, or from one side to the other. Allocates nothing. `stream`: as
+  /// for kernels::copyRows.
   void pack(uint64_t begin, uint64_t end, std::byte *to) const { move(begin, end, nullptr, to, false); }
   /// Ranges in their order, where elements change.
-  void unpack(uint64_t begin, uint64_t end, const std::byte *from, bool stream = false) const { move(begin, end, from, nullptr, stream); }
+  void unpack(uint64_t begin, uint64_t end, const std::byte *from, bool stream = false) const {
+    move(begin, end, from, nullptr, stream);
+  }
   void copy(uint64_t begin, uint64_t end, bool stream) const { move(begin, end, nullptr, nullptr, stream); }
 
-  /// Appends to tables what pack and unpack do; ranges of unpack are run in their order. Each range parts two units at most; an error text, empty on success: there
-  /// is no room for them.
-  std::string pack(uint64_t begin, uint64_t end, std::byte *to, Parted &parted, Tables &tables) const { return tabulate(begin, end, false, to, parted, tables); }
-  std::string unpack(uint64_t begin, uint64_t end, std::byte *from, Parted &parted, Tables &tables) const { return tabulate(begin, end, true, from, parted, tables); }
+  /// Appends to tables what pack and unpack do; ranges of unpack are run in their order. Each range parts two units at
+  /// most; an error text, empty on success: there is no room for them.
+  std::string pack(uint64_t begin, uint64_t end, std::byte *to, Parted &parted, Tables &tables) const {
+    return tabulate(begin, end, false, to, parted, tables);
+  }
+  std::string unpack(uint64_t begin, uint64_t end, std::byte *from, Parted &parted, Tables &tables) const {
+    return tabulate(begin, end, true, from, parted, tables);
+  }
 
 private:
   /// A strided piece of each side's buffer, from byte `begin` of the message on.
@@ -57,7 +66,8 @@ private:
     size_t shape;
   };
   void append(const Expansion &expansion);
-  std::string tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, Parted &parted, Tables &tables) const;
+  std::string tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, Parted &parted,
+                       Tables &tables) const;
   void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
 
   std::vector<Piece> pieces_;

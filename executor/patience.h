@@ -8,7 +8,8 @@
 
 namespace reshard {
 
-/// There may be more processes than cores: who has looked in vain for a while sleeps a little between looks, and leaves the core to those waited for.
+/// There may be more processes than cores: who has looked in vain for a while sleeps a little between looks, and leaves
+/// the core to those waited for.
 class Patience {
 public:
   void found() { looks_ = 0; }

@@ -45,7 +45,8 @@ std::string launch(const Phase &phase, bool packs, Parted &parted, Tables &table
   std::string error;
   for (const auto &[packing, at, staged, transfer] : phase.chunks)
     if (staged && transfer.send == packs && error.empty())
-      error = packs ? packing->pack(at, at + transfer.bytes, transfer.memory, parted, tables) : packing->unpack(at, at + transfer.bytes, transfer.memory, parted, tables);
+      error = packs ? packing->pack(at, at + transfer.bytes, transfer.memory, parted, tables)
+                    : packing->unpack(at, at + transfer.bytes, transfer.memory, parted, tables);
   return error;
 }
 
@@ -54,7 +55,8 @@ bool clash(const Phase &phase, bool packs, const Phase &other, bool sends, bool 
   for (const Chunk &mine : phase.chunks)
     for (const Chunk &theirs : other.chunks)
       if (mine.staged && mine.transfer.send == packs && (theirs.transfer.send ? sends : receives) &&
-          mine.transfer.memory < theirs.transfer.memory + theirs.transfer.bytes && theirs.transfer.memory < mine.transfer.memory + mine.transfer.bytes)
+          mine.transfer.memory < theirs.transfer.memory + theirs.transfer.bytes &&
+          theirs.transfer.memory < mine.transfer.memory + mine.transfer.bytes)
         return true;
   return false;
 }
@@ -73,7 +75,8 @@ void appendStage(Stages &stages, int64_t number, std::vector<Operation> &operati
     append(operations, std::move(stages.lower_bound({number, 0})->second));
 }
 
-std::string addExchanges(const std::vector<Phase> &phases, Parted &parted, Stages &stages, std::vector<Operation> &operations) {
+std::string addExchanges(const std::vector<Phase> &phases, Parted &parted, Stages &stages,
+                         std::vector<Operation> &operations) {
   std::string error;
   auto launchNow = [&](const Phase &phase, bool packs) {
     Tables tables;
@@ -83,9 +86,12 @@ std::string addExchanges(const std::vector<Phase> &phases, Parted &parted, Stage
   };
   bool packed = false; // beside the phase before
   for (size_t k = 0; k < phases.size() && error.empty(); ++k) {
-    const Phase &phase = phases[k], *before = k > 0 ? &phases[k - 1] : nullptr, *next = k + 1 < phases.size() ? &phases[k + 1] : nullptr;
+    const Phase &phase = phases[k], *before = k > 0 ? &phases[k - 1] : nullptr,
+                *next = k + 1 < phases.size() ? &phases[k + 1] : nullptr;
     const auto number = static_cast<int64_t>(k);
-    const bool unpackFirst = before && (hasStage(stages, number) || phase.needs >= number - 1 || (next && next->needs >= number - 1) || clash(*before, false, phase, true, true));
+    const bool unpackFirst =
+        before && (hasStage(stages, number) || phase.needs >= number - 1 || (next && next->needs >= number - 1) ||
+                   clash(*before, false, phase, true, true));
     if (unpackFirst)
       launchNow(*before, false);
     appendStage(stages, number, operations);
@@ -94,7 +100,8 @@ std::string addExchanges(const std::vector<Phase> &phases, Parted &parted, Stage
     auto &exchange = std::get<Exchange>(operations.emplace_back(std::in_place_type<Exchange>));
     if (before && !unpackFirst && error.empty())
       error = launch(*before, false, parted, exchange.beside);
-    packed = next && next->needs < number && !clash(*next, true, phase, true, true) && !(before && clash(*next, true, *before, false, true));
+    packed = next && next->needs < number && !clash(*next, true, phase, true, true) &&
+             !(before && clash(*next, true, *before, false, true));
     if (packed && error.empty())
       error = launch(*next, true, parted, exchange.beside);
     for (const Chunk &chunk : phase.chunks)
@@ -129,16 +136,21 @@ std::string addSelf(const LocalRank &rank, const Staging &staging, Self &self, s
         return error;
     }
   for (uint64_t at = 0, chunk = 0; at < self.out.bytes(); at += staging.selfBytes, ++chunk) {
-    const uint64_t bytes = std::min(self.out.bytes() - at, staging.selfBytes), chunks = (self.out.bytes() + staging.selfBytes - 1) / staging.selfBytes;
-    std::byte *const sent = staging.self + chunk % 2 * staging.selfBytes, *const received = sent + 2 * staging.selfBytes;
-    phases.push_back({{{&self.out, at, true, {true, rank.rank, sent, bytes, 0, 0, chunk, chunks}}, {&self.in, at, true, {false, rank.rank, received, bytes, 0, 0, chunk, chunks}}}, -1});
+    const uint64_t bytes = std::min(self.out.bytes() - at, staging.selfBytes),
+                   chunks = (self.out.bytes() + staging.selfBytes - 1) / staging.selfBytes;
+    std::byte *const sent = staging.self + chunk % 2 * staging.selfBytes, *const received =
+                                                                              sent + 2 * staging.selfBytes;
+    phases.push_back({{{&self.out, at, true, {true, rank.rank, sent, bytes, 0, 0, chunk, chunks}},
+                       {&self.in, at, true, {false, rank.rank, received, bytes, 0, 0, chunk, chunks}}},
+                      -1});
   }
   return {};
 }
 
-/// What the rank does itself apart from that, when all that it waits for is unpacked: `unpacked` has for each receive the phases up to its last; stages of all these
-/// steps are added there.
-std::string addStages(const LocalRank &rank, bool self, int64_t selfPhases, std::vector<int64_t> &unpacked, Stages &stages) {
+/// What the rank does itself apart from that, when all that it waits for is unpacked: `unpacked` has for each receive
+/// the phases up to its last; stages of all these steps are added there.
+std::string addStages(const LocalRank &rank, bool self, int64_t selfPhases, std::vector<int64_t> &unpacked,
+                      Stages &stages) {
   const Segment &segment = *rank.segment;
   std::vector<int64_t> order(segment.steps()->size());
   for (uint32_t s = 0; s < segment.steps()->size(); ++s) {
@@ -153,7 +165,9 @@ std::string addStages(const LocalRank &rank, bool self, int64_t selfPhases, std:
       const uint32_t earlier = segment.after()->Get(step.first_after() + i);
       if (segment.steps()->Get(earlier)->kind() == StepKind::send)
         continue; // which reads what is not written
-      order[s] = unpacked[earlier] > unpacked[s] ? order[earlier] + 1 : unpacked[earlier] == unpacked[s] ? std::max(order[s], order[earlier] + 1) : order[s];
+      order[s] = unpacked[earlier] > unpacked[s]    ? order[earlier] + 1
+                 : unpacked[earlier] == unpacked[s] ? std::max(order[s], order[earlier] + 1)
+                                                    : order[s];
       unpacked[s] = std::max(unpacked[s], unpacked[earlier]);
     }
     Tables &tables = stages[{unpacked[s], order[s]}];
@@ -161,7 +175,9 @@ std::string addStages(const LocalRank &rank, bool self, int64_t selfPhases, std:
     for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
       rank.work->reduce(operand(step.first_input() + i)->buffer(), tables);
     for (uint32_t i = 0; i < step.output_count(); ++i)
-      if (std::string error = addCopy({&rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr}, {&rank, operand(step.first_output() + i)}, tables);
+      if (std::string error =
+              addCopy({&rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr},
+                      {&rank, operand(step.first_output() + i)}, tables);
           !error.empty())
         return error;
   }
@@ -183,7 +199,8 @@ struct Message {
 };
 
 std::string tooLate(const LocalRank &rank, uint32_t number, uint64_t chunk, uint32_t other) {
-  return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs step " + std::to_string(other) + " before its chunk " + std::to_string(chunk) +
+  return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs step " +
+         std::to_string(other) + " before its chunk " + std::to_string(chunk) +
          ", expected it to come in an earlier round";
 }
 
@@ -191,7 +208,8 @@ std::string tooLate(const LocalRank &rank, uint32_t number, uint64_t chunk, uint
 std::string findNeeds(const LocalRank &rank, uint32_t number, Message &message) {
   const Step &step = *message.step;
   const bool send = step.kind() == StepKind::send;
-  const std::vector<std::vector<uint64_t>> before = send ? chunksBefore(*rank.segment, step) : std::vector<std::vector<uint64_t>>();
+  const std::vector<std::vector<uint64_t>> before =
+      send ? chunksBefore(*rank.segment, step) : std::vector<std::vector<uint64_t>>();
   message.needs.resize(chunkCount(step));
   for (uint32_t i = 0; i < step.after_count(); ++i) {
     const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
@@ -211,7 +229,8 @@ std::string findNeeds(const LocalRank &rank, uint32_t number, Message &message) 
 }
 
 /// Of a message's first chunk, which is of a phase: that what the rank itself does before it is done then.
-std::string findStages(const LocalRank &rank, uint32_t message, const std::vector<int64_t> &unpacked, int64_t number, Phase &phase) {
+std::string findStages(const LocalRank &rank, uint32_t message, const std::vector<int64_t> &unpacked, int64_t number,
+                       Phase &phase) {
   const Step &step = *rank.segment->steps()->Get(message);
   for (uint32_t i = 0; i < step.after_count(); ++i) {
     const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
@@ -227,15 +246,18 @@ std::string findStages(const LocalRank &rank, uint32_t message, const std::vecto
 
 } // namespace
 
-std::string addWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations, uint64_t &bytes) {
+std::string addWaves(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations,
+                     uint64_t &bytes) {
   std::vector<Tables> waves;
-  std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand *output) {
-    waves.resize(std::max<size_t>(waves.size(), wave + 1));
-    if (output)
-      return addCopy({&from, input}, {&to, output}, waves[wave]);
-    to.work->reduce(input->buffer(), waves[wave]);
-    return std::string();
-  });
+  std::string error = forEachCopy(
+      plan, ranks,
+      [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand *output) {
+        waves.resize(std::max<size_t>(waves.size(), wave + 1));
+        if (output)
+          return addCopy({&from, input}, {&to, output}, waves[wave]);
+        to.work->reduce(input->buffer(), waves[wave]);
+        return std::string();
+      });
   addFaces(ranks, FaceWork::kBefore, operations);
   for (Tables &wave : waves) {
     bytes += wave.bytes();
@@ -262,7 +284,8 @@ uint64_t partedUnits(const LocalRank &rank, uint64_t selfBytes) {
   return rank.forms.empty() ? 0 : units;
 }
 
-std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations, uint64_t &bytes) {
+std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations,
+                      uint64_t &bytes) {
   Self self;
   std::vector<Phase> phases;
   if (std::string error = addSelf(rank, staging, self, phases); !error.empty())
@@ -286,7 +309,8 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
       return error;
   }
   // Two ranks that exchange several messages at one time take them in the order of their numbers, both.
-  std::stable_sort(messages.begin(), messages.end(), [](const Message &a, const Message &b) { return a.step->message() < b.step->message(); });
+  std::stable_sort(messages.begin(), messages.end(),
+                   [](const Message &a, const Message &b) { return a.step->message() < b.step->message(); });
   std::map<uint64_t, std::vector<std::pair<const Message *, uint64_t>>> times; // chunks
   for (const Message &message : messages)
     for (uint64_t chunk = 0; chunk < chunkCount(*message.step); ++chunk)
@@ -310,11 +334,18 @@ std::string addPhases(const LocalRank &rank, const Staging &staging, std::vector
       const Step &step = *message->step;
       const bool send = step.kind() == StepKind::send, staged = step.staging() != UINT64_MAX;
       const uint64_t at = chunk * step.chunk();
-      std::byte *memory = staged ? staging.arena + (step.staging() - elsewhere) + (step.slot() + chunk) % 2 * step.chunk() : message->packing.contiguous() + at;
-      phase.chunks.push_back({&message->packing, at, staged, {send, step.peer(), memory, chunkBytes(step, chunk), step.message(), step.round(), chunk, chunkCount(step)}});
+      std::byte *memory = staged
+                              ? staging.arena + (step.staging() - elsewhere) + (step.slot() + chunk) % 2 * step.chunk()
+                              : message->packing.contiguous() + at;
+      phase.chunks.push_back({&message->packing,
+                              at,
+                              staged,
+                              {send, step.peer(), memory, chunkBytes(step, chunk), step.message(), step.round(), chunk,
+                               chunkCount(step)}});
       if (message->needs[chunk] > 0)
         phase.needs = std::max(phase.needs, numbers.at(message->needs[chunk] - 1));
-      if (std::string error = chunk == 0 ? findStages(rank, message->number, unpacked, numbers.at(time), phase) : ""; !error.empty())
+      if (std::string error = chunk == 0 ? findStages(rank, message->number, unpacked, numbers.at(time), phase) : "";
+          !error.empty())
         return error;
     }
   }

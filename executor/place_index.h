@@ -10,13 +10,14 @@
 
 namespace reshard {
 
-/// An index over `Endpoint.ranks` of a manifest that has passed checkManifest. Time and memory are linear in the manifest,
-/// a lookup is logarithmic: without it, loading all segments of a plan takes time quadratic in its ranks.
+/// An index over `Endpoint.ranks` of a manifest that has passed checkManifest. Time and memory are linear in the
+/// manifest, a lookup is logarithmic: without it, loading all segments of a plan takes time quadratic in its ranks.
 class PlaceIndex {
 public:
   explicit PlaceIndex(const schema::Manifest &manifest);
 
-  /// The place of an endpoint that is a world rank, or of a storage endpoint a file number; nothing where there is none.
+  /// The place of an endpoint that is a world rank, or of a storage endpoint a file number; nothing where there is
+  /// none.
   std::optional<uint32_t> find(uint32_t endpoint, uint32_t rank) const;
 
 private:

@@ -29,16 +29,20 @@ public:
       for (uint32_t i = 0; i < run.count() && run.bytes() > 0; ++i)
         if (const std::byte *memory = rank.runs[r][i])
           if (std::string error = device_->reach(memory); !error.empty())
-            return endpoint.role()->str() + " rank " + std::to_string(rank.rank) + " param '" + endpoint.params()->Get(run.param())->name()->str() + "': " + error;
+            return endpoint.role()->str() + " rank " + std::to_string(rank.rank) + " param '" +
+                   endpoint.params()->Get(run.param())->name()->str() + "': " + error;
     }
     return {};
   }
 
-  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) override {
+  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline,
+                      bool &timedOut) override {
     std::vector<Operation> operations;
     if (options_.before)
       operations.push_back(options_.before);
-    if (std::string error = group_ ? addMessages(plan, ranks, deadline, timedOut, operations) : addWaves(plan, ranks, operations, bytes_); !error.empty())
+    if (std::string error = group_ ? addMessages(plan, ranks, deadline, timedOut, operations)
+                                   : addWaves(plan, ranks, operations, bytes_);
+        !error.empty())
       return error;
     if (group_) // complete on all ranks, or failed
       operations.push_back(Call([&] { return group_->barrier(device_->stream(), deadline, timedOut); }));
@@ -79,7 +83,9 @@ public:
     if (abandoned_)
       return kAbandoned;
     std::vector<int64_t> all(group_ ? group_->size() : 1, mine);
-    std::string error = group_ ? group_->gather(reinterpret_cast<const std::byte *>(&mine), sizeof mine, reinterpret_cast<std::byte *>(all.data()), deadline, timedOut) : "";
+    std::string error = group_ ? group_->gather(reinterpret_cast<const std::byte *>(&mine), sizeof mine,
+                                                reinterpret_cast<std::byte *>(all.data()), deadline, timedOut)
+                               : "";
     least = *std::min_element(all.begin(), all.end());
     return error;
   }
@@ -97,15 +103,18 @@ public:
 
 private:
   /// One rank, with messages.
-  std::string addMessages(const Plan &plan, const std::vector<LocalRank> &ranks, const Deadline &deadline, bool &timedOut, std::vector<Operation> &operations) {
+  std::string addMessages(const Plan &plan, const std::vector<LocalRank> &ranks, const Deadline &deadline,
+                          bool &timedOut, std::vector<Operation> &operations) {
     if (ranks.size() != 1 || ranks[0].rank != group_->rank())
       return "this process is rank " + std::to_string(group_->rank()) + " of its group and runs that rank alone";
     if (group_->size() != plan.world())
-      return "the plan has " + std::to_string(plan.world()) + " ranks, the group " + std::to_string(group_->size()) + ", expected as many";
+      return "the plan has " + std::to_string(plan.world()) + " ranks, the group " + std::to_string(group_->size()) +
+             ", expected as many";
     if (std::string error = agree(plan.digest(), deadline, timedOut); !error.empty())
       return error;
     Staging staging;
-    const uint64_t elsewhere = ranks[0].transformed + (ranks[0].work ? ranks[0].work->begin() + ranks[0].work->end() : 0);
+    const uint64_t elsewhere =
+        ranks[0].transformed + (ranks[0].work ? ranks[0].work->begin() + ranks[0].work->end() : 0);
     if (const uint64_t bytes = ranks[0].segment->arena_bytes() - elsewhere; bytes > 0)
       if (std::string error = device_->allocate(bytes, staging.arena); !error.empty())
         return "an arena of " + std::to_string(bytes) + " bytes: " + error;
@@ -116,18 +125,23 @@ private:
     staging.partedUnits = partedUnits(ranks[0], staging.selfBytes);
     if (staging.partedUnits > 0)
       if (std::string error = device_->allocate(staging.partedUnits * Parted::kUnit, staging.parted); !error.empty())
-        return "staging of " + std::to_string(staging.partedUnits * Parted::kUnit) + " bytes for what chunks part: " + error;
+        return "staging of " + std::to_string(staging.partedUnits * Parted::kUnit) +
+               " bytes for what chunks part: " + error;
     return addPhases(ranks[0], staging, operations, bytes_);
   }
 
   /// All processes run the same plan.
   std::string agree(const std::string &digest, const Deadline &deadline, bool &timedOut) {
     std::vector<std::byte> all(digest.size() * group_->size());
-    if (std::string error = group_->gather(reinterpret_cast<const std::byte *>(digest.data()), digest.size(), all.data(), deadline, timedOut); !error.empty())
+    if (std::string error = group_->gather(reinterpret_cast<const std::byte *>(digest.data()), digest.size(),
+                                           all.data(), deadline, timedOut);
+        !error.empty())
       return timedOut ? error + ": not all ranks have come to prepare" : error;
     for (uint32_t rank = 0; rank < group_->size(); ++rank)
       if (std::memcmp(all.data() + rank * digest.size(), digest.data(), digest.size()) != 0)
-        return unlikePlans(rank, std::string(reinterpret_cast<const char *>(all.data()) + rank * digest.size(), digest.size()), group_->rank(), digest);
+        return unlikePlans(
+            rank, std::string(reinterpret_cast<const char *>(all.data()) + rank * digest.size(), digest.size()),
+            group_->rank(), digest);
     return {};
   }
 
@@ -147,15 +161,16 @@ private:
     std::string text;
     for (size_t o = begun; o < transfers_.size() && text.empty(); ++o)
       for (const Transfer &transfer : transfers_[o])
-        text += (text.empty() ? ": message " : "; message ") + std::to_string(transfer.message) + " of round " + std::to_string(transfer.round) +
-                (transfer.send ? " to rank " : " from rank ") + std::to_string(transfer.peer) + ", chunk " + std::to_string(transfer.chunk) + " of " +
+        text += (text.empty() ? ": message " : "; message ") + std::to_string(transfer.message) + " of round " +
+                std::to_string(transfer.round) + (transfer.send ? " to rank " : " from rank ") +
+                std::to_string(transfer.peer) + ", chunk " + std::to_string(transfer.chunk) + " of " +
                 std::to_string(transfer.chunks);
     if (text.empty() && group_)
       return ": ranks that are not done are waited for";
     return text.empty() ? " in operation " + std::to_string(begun) + " of " + std::to_string(transfers_.size()) : text;
   }
 
-  std::unique_ptr<Group> group_;   // outlives what the device recorded of it
+  std::unique_ptr<Group> group_; // outlives what the device recorded of it
   std::unique_ptr<Device> device_;
   RecordedOptions options_;
   std::vector<std::vector<Transfer>> transfers_; // by operation
@@ -165,7 +180,8 @@ private:
 
 } // namespace
 
-std::unique_ptr<Transport> makeRecordedTransport(std::unique_ptr<Device> device, std::unique_ptr<Group> group, RecordedOptions options) {
+std::unique_ptr<Transport> makeRecordedTransport(std::unique_ptr<Device> device, std::unique_ptr<Group> group,
+                                                 RecordedOptions options) {
   return std::make_unique<RecordedTransport>(std::move(device), std::move(group), std::move(options));
 }
 

@@ -13,8 +13,9 @@ struct RecordedOptions {
   Call before, refresh;
 };
 
-/// All bound memory is the device's. Without a group: all ranks of the plan on one device, by direct copies. With one: the group's rank, by
-/// messages as compiled.
-std::unique_ptr<Transport> makeRecordedTransport(std::unique_ptr<Device> device, std::unique_ptr<Group> group, RecordedOptions options);
+/// All bound memory is the device's. Without a group: all ranks of the plan on one device, by direct copies. With one:
+/// the group's rank, by messages as compiled.
+std::unique_ptr<Transport> makeRecordedTransport(std::unique_ptr<Device> device, std::unique_ptr<Group> group,
+                                                 RecordedOptions options);
 
 } // namespace reshard

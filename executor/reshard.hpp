@@ -1,5 +1,5 @@
-// The C API for C++: what is opened is closed, and a failure is an exception with its whole text. Header only; everything else, units and order
-// of calls among it, is as reshard.h and reshard_plan.h say.
+// The C API for C++: what is opened is closed, and a failure is an exception with its whole text. Header only;
+// everything else, units and order of calls among it, is as reshard.h and reshard_plan.h say.
 #pragma once
 
 #include "reshard.h"
@@ -47,7 +47,8 @@ public:
   reshard_endpoint endpoint(uint32_t number) const {
     reshard_endpoint endpoint{};
     if (reshard_plan_endpoint(plan_.get(), number, &endpoint) != RESHARD_OK)
-      throw Error(RESHARD_INVALID, "there is no endpoint " + std::to_string(number) + ", the plan has " + std::to_string(summary().endpoints));
+      throw Error(RESHARD_INVALID, "there is no endpoint " + std::to_string(number) + ", the plan has " +
+                                       std::to_string(summary().endpoints));
     return endpoint;
   }
 
@@ -55,8 +56,11 @@ public:
   std::span<const reshard_param> params(uint32_t endpointNumber, uint32_t place) const {
     const reshard_param *params = nullptr;
     size_t count = 0;
-    if (const reshard_status status = reshard_plan_params(plan_.get(), endpointNumber, place, &params, &count); status != RESHARD_OK)
-      throw Error(status, status == RESHARD_FAILED ? "out of memory" : std::string(endpoint(endpointNumber).role) + " has no place " + std::to_string(place));
+    if (const reshard_status status = reshard_plan_params(plan_.get(), endpointNumber, place, &params, &count);
+        status != RESHARD_OK)
+      throw Error(status, status == RESHARD_FAILED
+                              ? "out of memory"
+                              : std::string(endpoint(endpointNumber).role) + " has no place " + std::to_string(place));
     return {params, count};
   }
 
@@ -67,7 +71,8 @@ private:
   std::unique_ptr<reshard_plan, Close> plan_;
 };
 
-/// The caller's conversion of a name: what it throws fails the run. A source's params need prepareSend, a target's finalise.
+/// The caller's conversion of a name: what it throws fails the run. A source's params need prepareSend, a target's
+/// finalise.
 struct Transform {
   std::function<void(const reshard_transformed &param)> prepareSend, prepareReceive, finalise;
 };
@@ -76,9 +81,11 @@ struct Transform {
 class Executor {
 public:
   /// `ranks`: world ranks; none: every rank of the plan, or with a transport between processes this process's own.
-  explicit Executor(const std::string &path, const reshard_options &options = {}, const std::vector<uint32_t> &ranks = {}) {
+  explicit Executor(const std::string &path, const reshard_options &options = {},
+                    const std::vector<uint32_t> &ranks = {}) {
     reshard_executor *executor = nullptr;
-    const reshard_status status = reshard_open(path.c_str(), ranks.empty() ? nullptr : ranks.data(), ranks.size(), &options, &executor);
+    const reshard_status status =
+        reshard_open(path.c_str(), ranks.empty() ? nullptr : ranks.data(), ranks.size(), &options, &executor);
     executor_.reset(executor);
     check(status);
   }
@@ -150,7 +157,8 @@ private:
       throw Error(status, reshard_error(executor_.get()));
   }
 
-  template <std::function<void(const reshard_transformed &)> Transform::*Hook> static int called(void *user, const reshard_transformed *param) noexcept {
+  template <std::function<void(const reshard_transformed &)> Transform::*Hook>
+  static int called(void *user, const reshard_transformed *param) noexcept {
     try {
       (static_cast<Transform *>(user)->*Hook)(*param);
       return 0;

@@ -32,8 +32,9 @@ Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t place)
   for (const fbs::ParamInstance &instance : result.instances) {
     const fbs::Param &param = *endpoint.params()->Get(instance.param);
     const bool hook = number > 0 && !endpoint.storage(); // nobody else is called back
-    result.views.push_back({instance.name.c_str(), fbs::dtypeName(storedType(param)), hook ? text(param.refresh()) : "", text(param.transform()),
-                            instance.shape.data(), instance.shape.size(), static_cast<uint64_t>(instance.bytes)});
+    result.views.push_back({instance.name.c_str(), fbs::dtypeName(storedType(param)), hook ? text(param.refresh()) : "",
+                            text(param.transform()), instance.shape.data(), instance.shape.size(),
+                            static_cast<uint64_t>(instance.bytes)});
   }
   return result;
 }
@@ -92,11 +93,13 @@ reshard_status reshard_plan_endpoint(const reshard_plan *plan, uint32_t endpoint
   const fbs::Endpoint *found = plan ? plan->endpoint(endpoint) : nullptr;
   if (!found || !description)
     return RESHARD_INVALID;
-  *description = {text(found->role()), text(found->layout()), found->storage(), found->ranks()->data(), found->ranks()->size()};
+  *description = {text(found->role()), text(found->layout()), found->storage(), found->ranks()->data(),
+                  found->ranks()->size()};
   return RESHARD_OK;
 }
 
-reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t place, const reshard_param **params, size_t *count) {
+reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t place,
+                                   const reshard_param **params, size_t *count) {
   const fbs::Endpoint *found = plan ? plan->endpoint(endpoint) : nullptr;
   if (!found || !params || !count)
     return RESHARD_INVALID;
@@ -107,7 +110,10 @@ reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, 
     const std::lock_guard lock(plan->mutex);
     auto at = plan->params.find({endpoint, place});
     if (at == plan->params.end())
-      at = plan->params.emplace(std::make_pair(endpoint, place), listParams(plan->plan->manifest(), endpoint, number - found->ranks()->begin())).first;
+      at = plan->params
+               .emplace(std::make_pair(endpoint, place),
+                        listParams(plan->plan->manifest(), endpoint, number - found->ranks()->begin()))
+               .first;
     *params = at->second.views.data();
     *count = at->second.views.size();
     return RESHARD_OK;

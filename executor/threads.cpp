@@ -1,5 +1,5 @@
-// Transport `threads`: all ranks in one process. prepare() cuts the copies of all waves into chunks; run() lets all cores pull chunks.
-// Nothing is staged. Between waves all cores wait for each other.
+// Transport `threads`: all ranks in one process. prepare() cuts the copies of all waves into chunks; run() lets all
+// cores pull chunks. Nothing is staged. Between waves all cores wait for each other.
 
 #include "executor/copies.h"
 #include "executor/faces.h"
@@ -22,7 +22,8 @@ constexpr uint64_t kStreamBytes = 64 << 20;
 
 class ThreadsTransport : public Transport {
 public:
-  explicit ThreadsTransport(unsigned threads) : threads_(threads ? threads : std::max(1u, std::thread::hardware_concurrency())) {}
+  explicit ThreadsTransport(unsigned threads)
+      : threads_(threads ? threads : std::max(1u, std::thread::hardware_concurrency())) {}
 
   ~ThreadsTransport() override {
     {
@@ -36,15 +37,17 @@ public:
 
   std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline, bool &) override {
     uint32_t last = 0;
-    if (std::string error = forEachCopy(plan, ranks, [&](uint32_t wave, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand *output) {
-          if (wave > last)
-            waveEnds_.push_back(copies_.size());
-          last = wave;
-          if (output)
-            return copies_.add(from, input, to, *output);
-          copies_.addReduce(to, input->buffer());
-          return std::string();
-        });
+    if (std::string error = forEachCopy(plan, ranks,
+                                        [&](uint32_t wave, const LocalRank &from, const Operand *input,
+                                            const LocalRank &to, const Operand *output) {
+                                          if (wave > last)
+                                            waveEnds_.push_back(copies_.size());
+                                          last = wave;
+                                          if (output)
+                                            return copies_.add(from, input, to, *output);
+                                          copies_.addReduce(to, input->buffer());
+                                          return std::string();
+                                        });
         !error.empty())
       return error;
     waveEnds_.push_back(copies_.size());
@@ -105,7 +108,8 @@ private:
   }
 
   void pull() {
-    for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < waveEnd_; i = next_.fetch_add(1, std::memory_order_relaxed)) {
+    for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < waveEnd_;
+         i = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
         expired_ = true;
         return;
@@ -137,7 +141,7 @@ private:
 
   const unsigned threads_;
   Copies copies_;
-  std::vector<Work> work_;       // before copies, of which there are before_, and behind them
+  std::vector<Work> work_; // before copies, of which there are before_, and behind them
   size_t before_ = 0;
   std::vector<size_t> waveEnds_; // by number: work before, copies, work behind
 
@@ -155,6 +159,8 @@ private:
 
 } // namespace
 
-std::unique_ptr<Transport> makeThreadsTransport(unsigned threads) { return std::make_unique<ThreadsTransport>(threads); }
+std::unique_ptr<Transport> makeThreadsTransport(unsigned threads) {
+  return std::make_unique<ThreadsTransport>(threads);
+}
 
 } // namespace reshard

@@ -13,7 +13,9 @@ using namespace schema;
 
 namespace {
 
-const Param &paramOf(const Plan &plan, const BufferRun &run) { return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param()); }
+const Param &paramOf(const Plan &plan, const BufferRun &run) {
+  return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param());
+}
 
 } // namespace
 
@@ -64,16 +66,19 @@ std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory
     const bool source = run.endpoint() == 0;
     if (found == byName_.end() || !(source ? found->second.prepare_send : found->second.finalise)) {
       missing = true;
-      return "rank " + std::to_string(rank.rank) + " param '" + param.name()->str() + "' needs " + (source ? "prepare_send" : "finalise") + " of the transform '" +
-             param.transform()->str() + "', which is not set";
+      return "rank " + std::to_string(rank.rank) + " param '" + param.name()->str() + "' needs " +
+             (source ? "prepare_send" : "finalise") + " of the transform '" + param.transform()->str() +
+             "', which is not set";
     }
     std::vector<std::byte *> &table = tables_.emplace_back();
     for (ParamInstance &each : schema::instances(plan.manifest(), endpoint, run.param(), run.place())) {
       const ParamInstance &instance = instances_.emplace_back(std::move(each));
       table.push_back(memory);
-      (source ? sources_ : targets_).push_back({{param.transform()->c_str(), instance.name.c_str(), run.endpoint(), rank.rank, dtypeName(param.dtype()), instance.shape.data(),
-                                                 instance.shape.size(), memory, run.bytes(), stream},
-                                                found->second});
+      (source ? sources_ : targets_)
+          .push_back(
+              {{param.transform()->c_str(), instance.name.c_str(), run.endpoint(), rank.rank, dtypeName(param.dtype()),
+                instance.shape.data(), instance.shape.size(), memory, run.bytes(), stream},
+               found->second});
       memory += gatheredBytes(run);
     }
     rank.runs[r] = table.data();
@@ -99,7 +104,8 @@ std::string Transforms::finalise() const {
 }
 
 std::string Transforms::failed(const char *hook, const Converted &converted) {
-  return std::string(hook) + " of the transform '" + converted.param.transform + "' failed for param '" + converted.param.name + "' on rank " + std::to_string(converted.param.rank);
+  return std::string(hook) + " of the transform '" + converted.param.transform + "' failed for param '" +
+         converted.param.name + "' on rank " + std::to_string(converted.param.rank);
 }
 
 std::string Transforms::allocate(uint64_t bytes, bool shared, std::byte *&memory) {
@@ -108,7 +114,9 @@ std::string Transforms::allocate(uint64_t bytes, bool shared, std::byte *&memory
     ::close(file);
     file = -1;
   }
-  void *mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, (file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file, 0); // touched now, not in the first run
+  void *mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        (file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file,
+                        0); // touched now, not in the first run
   if (mapped == MAP_FAILED) {
     const std::string error = std::strerror(errno);
     if (file >= 0)

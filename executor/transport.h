@@ -1,4 +1,5 @@
-// How the bytes of one process's ranks get from source to target memory. One implementation per file; executor.cpp chooses by name.
+// How the bytes of one process's ranks get from source to target memory. One implementation per file; executor.cpp
+// chooses by name.
 #pragma once
 
 #include "executor/deadline.h"
@@ -49,8 +50,9 @@ std::vector<kernels::Form> formsOf(const Plan &plan, const schema::Segment &segm
 
 /// Bytes that a run moves into the memory of this process's ranks, by the way that they come.
 struct BytesBy {
-  uint64_t local = 0, sharedMemory = 0, wire = 0; // copied within the process; out of a peer's memory; received as messages
-  uint64_t wireInsideHost = 0;                    // of `wire`: from ranks of this host whose memory should be reached, and cannot be
+  uint64_t local = 0, sharedMemory = 0,
+           wire = 0;           // copied within the process; out of a peer's memory; received as messages
+  uint64_t wireInsideHost = 0; // of `wire`: from ranks of this host whose memory should be reached, and cannot be
 };
 
 class Transport {
@@ -60,8 +62,10 @@ public:
   virtual ~Transport() = default;
   /// Whether it can move what is bound of a rank: an error text names the param whose memory is out of its reach.
   virtual std::string reach(const Plan &, const LocalRank &) const { return {}; }
-  /// Called once, with everything bound and in reach; allocates all that run() needs. An error text, empty on success; `timedOut` says that the deadline passed.
-  virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline, bool &timedOut) = 0;
+  /// Called once, with everything bound and in reach; allocates all that run() needs. An error text, empty on success;
+  /// `timedOut` says that the deadline passed.
+  virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline,
+                              bool &timedOut) = 0;
   /// Moves every byte; allocates nothing. `timedOut` says that the deadline passed.
   virtual std::string run(Deadline deadline, bool &timedOut) = 0;
   /// The least of what all processes of the run say; each calls it as often as the others.
@@ -74,7 +78,8 @@ public:
   /// Bytes that a run moves, padding included.
   virtual uint64_t bytes() const = 0;
   virtual BytesBy bytesBy() const { return {bytes(), 0, 0, 0}; }
-  /// Of a device's: zeroed memory there, until the transport goes; null where the host's will do. An error text, empty on success.
+  /// Of a device's: zeroed memory there, until the transport goes; null where the host's will do. An error text, empty
+  /// on success.
   virtual std::string allocate(uint64_t, std::byte *&memory) {
     memory = nullptr;
     return {};
@@ -86,12 +91,13 @@ public:
 /// Why ranks that should run one plan cannot go on; digests as Plan::digest().
 std::string unlikePlans(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest);
 
-/// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` workers (0: all cores).
+/// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` workers (0:
+/// all cores).
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
 
 class Wire;
-/// One rank of the plan in each process: messages over a wire, as compiled. `shortcut`: inside a host, where memory can be shared, the receiver
-/// copies a message out of the sender's memory instead.
+/// One rank of the plan in each process: messages over a wire, as compiled. `shortcut`: inside a host, where memory can
+/// be shared, the receiver copies a message out of the sender's memory instead.
 std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Wire> wire, bool shortcut = true);
 
 } // namespace reshard

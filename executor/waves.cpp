@@ -21,7 +21,8 @@ struct Pair {
 std::string pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messages) {
   for (const LocalRank &rank : ranks)
     for (uint32_t s = 0; s < rank.segment->steps()->size(); ++s)
-      if (const Step *step = rank.segment->steps()->Get(s); step->kind() == StepKind::send || step->kind() == StepKind::recv) {
+      if (const Step *step = rank.segment->steps()->Get(s);
+          step->kind() == StepKind::send || step->kind() == StepKind::recv) {
         Pair &pair = messages[step->message()];
         Pair::End &end = step->kind() == StepKind::send ? pair.send : pair.receive;
         if (end.step)
@@ -35,18 +36,20 @@ std::string pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messa
     if (!send.step || !receive.step) {
       const Pair::End &one = send.step ? send : receive;
       return "message " + std::to_string(m) + " of rank " + std::to_string(one.rank->rank) + " needs rank " +
-             std::to_string(one.step->peer()) + ", which is not in this process; transport 'threads' needs all ranks of the plan";
+             std::to_string(one.step->peer()) +
+             ", which is not in this process; transport 'threads' needs all ranks of the plan";
     }
-    if (send.step->peer() != receive.rank->rank || receive.step->peer() != send.rank->rank || send.step->round() != receive.step->round() ||
-        send.step->input_count() != receive.step->output_count())
-      return "message " + std::to_string(m) + " differs between rank " + std::to_string(send.rank->rank) + " and rank " +
-             std::to_string(receive.rank->rank);
+    if (send.step->peer() != receive.rank->rank || receive.step->peer() != send.rank->rank ||
+        send.step->round() != receive.step->round() || send.step->input_count() != receive.step->output_count())
+      return "message " + std::to_string(m) + " differs between rank " + std::to_string(send.rank->rank) +
+             " and rank " + std::to_string(receive.rank->rank);
   }
   return {};
 }
 
-/// Messages, and the other steps of all ranks, in waves: each after what it waits for. `after` between two sends, or two receives, is about slots of
-/// the arena, which nothing uses here; a receive that waits for a send takes over what that relays. Topological order (A. B. Kahn, 1962), in time linear in the plan's `after`.
+/// Messages, and the other steps of all ranks, in waves: each after what it waits for. `after` between two sends, or
+/// two receives, is about slots of the arena, which nothing uses here; a receive that waits for a send takes over what
+/// that relays. Topological order (A. B. Kahn, 1962), in time linear in the plan's `after`.
 class Waves {
 public:
   Waves(const std::vector<LocalRank> &ranks, size_t messages) : ranks_(ranks) {
@@ -72,7 +75,8 @@ public:
       if (left[node] == 0)
         ready.push_back(node);
     for (size_t i = 0; i < ready.size(); ++i)
-      for (auto edge = std::lower_bound(edges.begin(), edges.end(), std::pair(ready[i], size_t{0})); edge != edges.end() && edge->first == ready[i]; ++edge) {
+      for (auto edge = std::lower_bound(edges.begin(), edges.end(), std::pair(ready[i], size_t{0}));
+           edge != edges.end() && edge->first == ready[i]; ++edge) {
         waves_[edge->second] = std::max(waves_[edge->second], waves_[edge->first] + 1);
         if (--left[edge->second] == 0)
           ready.push_back(edge->second);
@@ -94,7 +98,8 @@ private:
     for (uint32_t i = 0; i < step.after_count(); ++i) {
       const uint32_t earlier = segment.after()->Get(step.first_after() + i);
       const StepKind kind = segment.steps()->Get(earlier)->kind();
-      if (kind == StepKind::send ? step.kind() == StepKind::recv : kind != StepKind::recv || step.kind() != StepKind::recv)
+      if (kind == StepKind::send ? step.kind() == StepKind::recv
+                                 : kind != StepKind::recv || step.kind() != StepKind::recv)
         edges.emplace_back(node(rank, earlier), node(rank, number));
     }
   }
@@ -106,8 +111,7 @@ private:
 
 } // namespace
 
-std::string forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks,
-                        const CopyVisitor &visit) {
+std::string forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks, const CopyVisitor &visit) {
   std::vector<Pair> messages(plan.manifest().messages());
   if (std::string error = pairUp(ranks, messages); !error.empty())
     return error;
@@ -128,7 +132,8 @@ std::string forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks,
     }
   for (const Pair &pair : messages)
     if (pair.send.step)
-      items.push_back({waves.of(static_cast<size_t>(pair.send.rank - ranks.data()), pair.send.number), pair.send.rank, pair.receive.rank, pair.send.step, pair.receive.step});
+      items.push_back({waves.of(static_cast<size_t>(pair.send.rank - ranks.data()), pair.send.number), pair.send.rank,
+                       pair.receive.rank, pair.send.step, pair.receive.step});
   std::stable_sort(items.begin(), items.end(), [](const Item &a, const Item &b) { return a.wave < b.wave; });
   for (const auto &[wave, from, to, input, output] : items) {
     auto operand = [](const LocalRank *rank, uint32_t number) { return rank->segment->operands()->Get(number); };
@@ -136,7 +141,9 @@ std::string forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks,
       if (std::string error = visit(wave, *from, operand(from, input->first_input() + i), *to, nullptr); !error.empty())
         return error;
     for (uint32_t i = 0; i < output->output_count(); ++i)
-      if (std::string error = visit(wave, *from, output->kind() == StepKind::fill ? nullptr : operand(from, input->first_input() + i), *to, operand(to, output->first_output() + i));
+      if (std::string error =
+              visit(wave, *from, output->kind() == StepKind::fill ? nullptr : operand(from, input->first_input() + i),
+                    *to, operand(to, output->first_output() + i));
           !error.empty())
         return error;
   }

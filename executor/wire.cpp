@@ -7,7 +7,8 @@ namespace reshard {
 std::string openWire(const std::string &name, double seconds, std::unique_ptr<Wire> &wire, bool &timedOut) {
   void *function = nullptr;
   // Its symbols are global: MPI loads parts of its own that need them.
-  if (std::string error = loadModule(name, "reshard_open_wire", kWireVersion, Symbols::global, function); !error.empty())
+  if (std::string error = loadModule(name, "reshard_open_wire", kWireVersion, Symbols::global, function);
+      !error.empty())
     return error;
   char error[512] = "";
   int late = 0;

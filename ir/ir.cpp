@@ -52,7 +52,8 @@ namespace {
 
 bool passes(const Endpoint &endpoint, const std::vector<Presence> &rules, int64_t place) {
   return std::all_of(rules.begin(), rules.end(), [&](const Presence &rule) {
-    return std::binary_search(rule.coordinates.begin(), rule.coordinates.end(), coordinate(endpoint, {rule.axis}, place));
+    return std::binary_search(rule.coordinates.begin(), rule.coordinates.end(),
+                              coordinate(endpoint, {rule.axis}, place));
   });
 }
 
@@ -151,7 +152,8 @@ const char *name(Exchange exchange) {
 }
 
 std::optional<Exchange> parseExchange(const std::string &text) {
-  for (const Exchange each : {Exchange::automatic, Exchange::nodes, Exchange::p2p, Exchange::broadcast, Exchange::gather_rounds})
+  for (const Exchange each :
+       {Exchange::automatic, Exchange::nodes, Exchange::p2p, Exchange::broadcast, Exchange::gather_rounds})
     if (text == name(each))
       return each;
   return std::nullopt;
@@ -161,7 +163,8 @@ int64_t bytes(const Transfers &transfers, const Transfer &transfer) {
   const Tile &tile = transfers.tiles[transfer.tile];
   if (!transfer.cut())
     return tile.bytes * transfer.count;
-  return tile.bytes / size(transfers.relations[tile.holders[0].relations[transfer.dimension]]) * (transfer.end - transfer.begin);
+  return tile.bytes / size(transfers.relations[tile.holders[0].relations[transfer.dimension]]) *
+         (transfer.end - transfer.begin);
 }
 
 std::vector<std::vector<BufferRun>> buffers(const Layout &layout) {
@@ -173,7 +176,8 @@ std::vector<std::vector<BufferRun>> buffers(const Layout &layout) {
       std::vector<BufferRun> runs;
       for (unsigned p = 0; p < endpoint.params.size(); ++p)
         if (const int64_t count = instances(endpoint, endpoint.params[p], place); count > 0)
-          runs.push_back({e, static_cast<int32_t>(place), p, 0, static_cast<uint32_t>(count), localBytes(endpoint, endpoint.params[p], place)});
+          runs.push_back({e, static_cast<int32_t>(place), p, 0, static_cast<uint32_t>(count),
+                          localBytes(endpoint, endpoint.params[p], place)});
       const int32_t first = endpoint.storage ? 0 : endpoint.ranks[place];
       const int32_t end = endpoint.storage ? static_cast<int32_t>(layout.world) : first + 1;
       for (int32_t rank = first; rank < end; ++rank)

@@ -13,7 +13,23 @@
 
 namespace reshard::ir {
 
-enum class DType : uint8_t { bf16, fp16, fp32, fp64, fp8_e4m3, fp8_e5m2, i8, i16, i32, i64, u8, u16, u32, u64, boolean };
+enum class DType : uint8_t {
+  bf16,
+  fp16,
+  fp32,
+  fp64,
+  fp8_e4m3,
+  fp8_e5m2,
+  i8,
+  i16,
+  i32,
+  i64,
+  u8,
+  u16,
+  u32,
+  u64,
+  boolean
+};
 int64_t itemBytes(DType type);
 const char *name(DType type);
 std::optional<DType> parseDType(const std::string &text);
@@ -38,10 +54,10 @@ struct IndexVariable {
 /// All tensors of one name pattern: `model.layers.{layer}.mlp.up_proj.weight` for each layer for which it exists.
 /// Its *dimensions* are its index variables first (in the order of the name), then the tensor's own.
 struct Family {
-  std::string name;                 // with {variable} placeholders
-  std::vector<unsigned> variables;  // into Layout::variables
-  std::vector<Segments> exists;     // per variable: the values for which it exists (from side; dense on the to side)
-  std::vector<int64_t> shape;       // elements
+  std::string name;                // with {variable} placeholders
+  std::vector<unsigned> variables; // into Layout::variables
+  std::vector<Segments> exists;    // per variable: the values for which it exists (from side; dense on the to side)
+  std::vector<int64_t> shape;      // elements
   DType dtype = DType::bf16;
   size_t rank() const { return variables.size() + shape.size(); }
   bool operator==(const Family &) const = default;
@@ -63,8 +79,8 @@ struct Extent {
   bool operator==(const Extent &) const = default;
 };
 
-/// One dimension of a family inside a param. Where several stand on one param dimension (a flat buffer), a position there
-/// is the sum of theirs.
+/// One dimension of a family inside a param. Where several stand on one param dimension (a flat buffer), a position
+/// there is the sum of theirs.
 struct PartDimension {
   unsigned share = 0; // into Endpoint::shares: logical -> local position along `param`
   int param = -1;     // the param's dimension; -1: an index variable in the param's name (local = instance, dense)
@@ -94,36 +110,40 @@ enum class FaceKind : uint8_t { elements, codes, scales, plain_scales, amax };
 const char *name(FaceKind kind);
 std::optional<FaceKind> parseFaceKind(const std::string &text);
 
-/// Of a param that is not bound itself but shows others of its endpoint in another form: see schema/plan.fbs. Params are numbers into Endpoint::params.
+/// Of a param that is not bound itself but shows others of its endpoint in another form: see schema/plan.fbs. Params
+/// are numbers into Endpoint::params.
 struct Face {
   FaceKind kind = FaceKind::elements;
   Quantization format = Quantization::mxfp8;
-  bool gathered = false;  // it has memory in the arena; of `elements`, what comes goes there first, rows of blocks at a time
-  bool swizzled = false;  // the scales
-  unsigned codes = 0;     // of `elements` the codes, of others the param that is shown
-  unsigned scales = 0;    // of `elements` and `codes`
+  bool gathered =
+      false; // it has memory in the arena; of `elements`, what comes goes there first, rows of blocks at a time
+  bool swizzled = false;    // the scales
+  unsigned codes = 0;       // of `elements` the codes, of others the param that is shown
+  unsigned scales = 0;      // of `elements` and `codes`
   unsigned tensorScale = 0; // of `elements` of nvfp4
-  unsigned part = 0;      // of `amax` of a source: of the param that is shown
-  unsigned over = 0;      // of `amax` of a source: the dimensions of the tensor that each number is over, bit i the last but i; 0: the last two
+  unsigned part = 0;        // of `amax` of a source: of the param that is shown
+  unsigned over = 0; // of `amax` of a source: the dimensions of the tensor that each number is over, bit i the last but
+                     // i; 0: the last two
   bool operator==(const Face &) const = default;
 };
 
 /// All params of one name pattern at one endpoint. A place has one instance for each combination of the name
 /// variables' values there (none where a presence rule excludes it), numbered with the last variable fastest.
 struct Param {
-  std::string name;                 // with {x} and {x.local} placeholders
-  std::vector<unsigned> variables;  // name variables, in the order of the name, into Layout::variables
-  std::vector<unsigned> instances;  // per name variable, the Share: logical value -> instance (dense)
+  std::string name;                // with {x} and {x.local} placeholders
+  std::vector<unsigned> variables; // name variables, in the order of the name, into Layout::variables
+  std::vector<unsigned> instances; // per name variable, the Share: logical value -> instance (dense)
   std::vector<Presence> presence;
-  std::vector<Extent> shape;        // elements per dimension on a place
-  DType dtype = DType::bf16;        // in which its bytes come; of the source, in which they stand
+  std::vector<Extent> shape; // elements per dimension on a place
+  DType dtype = DType::bf16; // in which its bytes come; of the source, in which they stand
   std::vector<Part> parts;
-  std::string origin;               // "file:line" of its YAML, for explanations
-  std::string refresh;              // the engine's hook after each run; empty: none
-  std::optional<DType> stored;      // of a target, in which its bytes stand where that is another: each element is cast when it comes
+  std::string origin;  // "file:line" of its YAML, for explanations
+  std::string refresh; // the engine's hook after each run; empty: none
+  std::optional<DType>
+      stored; // of a target, in which its bytes stand where that is another: each element is cast when it comes
   std::optional<Face> face;
-  bool made = false;                // of a target: without parts, written by way of a face
-  std::string transform;            // the caller's conversion that it stands behind, in memory of the arena; empty: none
+  bool made = false;     // of a target: without parts, written by way of a face
+  std::string transform; // the caller's conversion that it stands behind, in memory of the arena; empty: none
   /// Whether bytes change on their way into its memory, or out of it.
   bool converts() const { return stored || (face && face->kind <= FaceKind::codes); }
   /// Whether its instances have memory of their own in the arena.
@@ -137,27 +157,28 @@ constexpr int64_t kChunk = int64_t{1} << 20;
 
 /// One side of the job: where places are world ranks, or the files of a checkpoint.
 struct Endpoint {
-  std::string role;                 // "source", "target", or with several pools "target.0", "target.1" …
-  std::string layout;               // its name, for people
+  std::string role;   // "source", "target", or with several pools "target.0", "target.1" …
+  std::string layout; // its name, for people
   bool storage = false;
-  std::string directory;            // a storage endpoint's folder, as written in the job
-  bool checkpoint = false;          // storage: one Hugging Face checkpoint, not a file per place
+  std::string directory;   // a storage endpoint's folder, as written in the job
+  bool checkpoint = false; // storage: one Hugging Face checkpoint, not a file per place
   std::vector<Axis> axes;
-  std::vector<int32_t> ranks;       // world rank of each place; for storage 0, 1, 2 … (file numbers)
+  std::vector<int32_t> ranks; // world rank of each place; for storage 0, 1, 2 … (file numbers)
   std::vector<Share> shares;
-  std::vector<unsigned> placement;  // per index variable of the model: the Share value -> position on the place (kChunk)
+  std::vector<unsigned> placement; // per index variable of the model: the Share value -> position on the place (kChunk)
   std::vector<Param> params;
-  std::vector<Presence> authority;  // of the source: the places that may be read; empty: all
+  std::vector<Presence> authority;   // of the source: the places that may be read; empty: all
   std::vector<uint32_t> generations; // of a target, by place: when it joined (--keep); empty: all at once
   uint32_t generation(int64_t place) const { return generations.empty() ? 0 : generations[place]; }
-  int64_t relabelled = 0;           // bytes that are local since `relabel` chose the order of the ranks
-  std::vector<std::string> leftOut; // params of the layout that the endpoint does not have: only, ignore, --allow=missing
+  int64_t relabelled = 0; // bytes that are local since `relabel` chose the order of the ranks
+  std::vector<std::string>
+      leftOut; // params of the layout that the endpoint does not have: only, ignore, --allow=missing
   int64_t places() const { return static_cast<int64_t>(ranks.size()); }
   bool operator==(const Endpoint &) const = default;
 };
 
-/// What the ranks are joined by. Rates are bytes per second and direction, times nanoseconds. The values are those of a node
-/// of eight H100 with a 400 Gb/s NIC each (examples/topologies/h100x8.yaml says whence).
+/// What the ranks are joined by. Rates are bytes per second and direction, times nanoseconds. The values are those of a
+/// node of eight H100 with a 400 Gb/s NIC each (examples/topologies/h100x8.yaml says whence).
 struct Topology {
   int64_t ranksPerNode = 0;                                // 0: all ranks on one node
   int64_t linkRate = 450'000'000'000, linkLatency = 3'000; // of a rank, inside its node
@@ -168,17 +189,20 @@ struct Topology {
   int64_t node(int64_t rank) const { return ranksPerNode > 0 ? rank / ranksPerNode : 0; }
   /// The NIC of a world rank, numbered over all nodes.
   int64_t nic(int64_t rank) const {
-    return nicsPerNode == 0 || ranksPerNode == 0 ? rank
-                                                 : node(rank) * nicsPerNode + rank % ranksPerNode * nicsPerNode / ranksPerNode;
+    return nicsPerNode == 0 || ranksPerNode == 0
+               ? rank
+               : node(rank) * nicsPerNode + rank % ranksPerNode * nicsPerNode / ranksPerNode;
   }
   /// The most ranks that share a NIC.
-  int64_t ranksOfNic() const { return nicsPerNode == 0 || ranksPerNode == 0 ? 1 : (ranksPerNode + nicsPerNode - 1) / nicsPerNode; }
+  int64_t ranksOfNic() const {
+    return nicsPerNode == 0 || ranksPerNode == 0 ? 1 : (ranksPerNode + nicsPerNode - 1) / nicsPerNode;
+  }
   bool operator==(const Topology &) const = default;
 };
 
-/// How ranks exchange what they read of files for each other. automatic: distribute chooses one of the others; nodes: into each
-/// node once, on from node to node, and from one rank to the others inside; p2p: from the reader to each; broadcast: along a
-/// binomial tree; gather_rounds: round a ring.
+/// How ranks exchange what they read of files for each other. automatic: distribute chooses one of the others; nodes:
+/// into each node once, on from node to node, and from one rank to the others inside; p2p: from the reader to each;
+/// broadcast: along a binomial tree; gather_rounds: round a ring.
 enum class Exchange : uint8_t { automatic, nodes, p2p, broadcast, gather_rounds };
 const char *name(Exchange exchange);
 std::optional<Exchange> parseExchange(const std::string &text);
@@ -186,7 +210,7 @@ std::optional<Exchange> parseExchange(const std::string &text);
 /// How the work on files that every rank can reach is shared out.
 struct FileSharing {
   Exchange exchange = Exchange::automatic;
-  bool megatron = false;          // --algorithm=megatron: whole shards in Megatron-Core's order; else the fractional optimum
+  bool megatron = false; // --algorithm=megatron: whole shards in Megatron-Core's order; else the fractional optimum
   std::vector<std::string> group; // axes: ranks that differ along these alone read for each other; empty: all do
   bool operator==(const FileSharing &) const = default;
 };
@@ -195,7 +219,7 @@ struct FileSharing {
 struct Layout {
   std::string model;
   int64_t world = 0;
-  int64_t stagingLimit = 0;         // bytes per rank; 0: unlimited
+  int64_t stagingLimit = 0; // bytes per rank; 0: unlimited
   Topology topology;
   FileSharing files;
   std::vector<IndexVariable> variables;
@@ -224,35 +248,35 @@ std::string instanceName(const Layout &layout, const Endpoint &endpoint, const P
 
 /// One alternative source of a tile: places that hold the same elements at the same local positions.
 struct Holder {
-  unsigned param = 0, part = 0;        // of endpoint 0
-  std::vector<int32_t> places;         // ascending
-  std::vector<unsigned> relations;     // per dimension of the target part, into Transfers::relations: source -> target
-                                       // local; padding: itself -> target local
+  unsigned param = 0, part = 0;    // of endpoint 0
+  std::vector<int32_t> places;     // ascending
+  std::vector<unsigned> relations; // per dimension of the target part, into Transfers::relations: source -> target
+                                   // local; padding: itself -> target local
   bool operator==(const Holder &) const = default;
 };
 
 /// What lcm-tile makes: for one family and one set of elements of it (a product over its dimensions, index variables
 /// included), who can give it and who wants it. It stands for one transfer for each tensor in it and each target place.
 struct Tile {
-  int family = -1;                     // -1: zero padding of the target: one holder, with the one place -1
+  int family = -1;                            // -1: zero padding of the target: one holder, with the one place -1
   unsigned endpoint = 1, param = 0, part = 0; // target
-  std::vector<int32_t> targets;        // places of the endpoint that want it, at the same local positions, ascending
+  std::vector<int32_t> targets; // places of the endpoint that want it, at the same local positions, ascending
   std::vector<Holder> holders;
-  int64_t tensors = 1;                 // product of the index dimensions' sizes
-  int64_t bytes = 0;                   // of one tensor's piece
+  int64_t tensors = 1; // product of the index dimensions' sizes
+  int64_t bytes = 0;   // of one tensor's piece
   bool operator==(const Tile &) const = default;
 };
 
-/// Who passes on what it got: `to` gets it from `from`, both places of one target endpoint; `from` is the transfer's target or
-/// the `to` of an earlier hop.
+/// Who passes on what it got: `to` gets it from `from`, both places of one target endpoint; `from` is the transfer's
+/// target or the `to` of an earlier hop.
 struct Hop {
   int32_t from = 0, to = 0;
   bool operator==(const Hop &) const = default;
 };
 using Route = std::vector<Hop>;
 
-/// Tensors [first, first + count) of the tile (numbered in the order of the target, the last index variable fastest) from one
-/// place to one place, and on from there by a route.
+/// Tensors [first, first + count) of the tile (numbered in the order of the target, the last index variable fastest)
+/// from one place to one place, and on from there by a route.
 struct Transfer {
   static constexpr int32_t kOpen = -2; // a source that balance has yet to choose
   uint32_t tile = 0;
@@ -268,8 +292,8 @@ struct Transfer {
   bool operator==(const Transfer &) const = default;
 };
 
-/// One loop of a descriptor, outermost first. A step moves both the byte offset and the buffer (instances of a param are
-/// numbered in a row, so that a repetition over layers or experts is a loop as well).
+/// One loop of a descriptor, outermost first. A step moves both the byte offset and the buffer (instances of a param
+/// are numbered in a row, so that a repetition over layers or experts is a loop as well).
 struct Loop {
   int64_t count = 1;
   int64_t sourceStride = 0, targetStride = 0; // bytes
@@ -287,22 +311,22 @@ struct Shape {
 /// Bytes that move from a source place to a target place: a start in one instance on each side and a shape.
 /// Instances are numbered over all params of a place, in the order of Endpoint::params.
 struct Descriptor {
-  unsigned endpoint = 1;      // target endpoint
+  unsigned endpoint = 1;          // target endpoint
   int32_t source = 0, target = 0; // places; source -1: zeros
   uint32_t sourceInstance = 0, targetInstance = 0;
   int64_t sourceOffset = 0, targetOffset = 0; // bytes
-  uint32_t shape = 0;         // into Transfers::shapes
-  int32_t route = -1;         // as of a transfer
+  uint32_t shape = 0;                         // into Transfers::shapes
+  int32_t route = -1;                         // as of a transfer
   bool operator==(const Descriptor &) const = default;
 };
 
 struct Transfers {
-  std::vector<Segments> relations;      // interned
-  std::vector<Tile> tiles;              // by lcm-tile
-  std::vector<Route> routes;            // by distribute
-  std::vector<Transfer> transfers;      // by distribute, open; by balance: ordered by tile, target, first tensor
-  std::vector<Shape> shapes;            // by coalesce, interned
-  std::vector<Descriptor> descriptors;  // by coalesce: ordered by (source, endpoint, target), then target position
+  std::vector<Segments> relations;     // interned
+  std::vector<Tile> tiles;             // by lcm-tile
+  std::vector<Route> routes;           // by distribute
+  std::vector<Transfer> transfers;     // by distribute, open; by balance: ordered by tile, target, first tensor
+  std::vector<Shape> shapes;           // by coalesce, interned
+  std::vector<Descriptor> descriptors; // by coalesce: ordered by (source, endpoint, target), then target position
   bool operator==(const Transfers &) const = default;
 };
 
@@ -314,7 +338,7 @@ int64_t bytes(const Transfers &transfers, const Transfer &transfer);
 /// One side's view of a shape.
 struct OperandLoop {
   int64_t count = 1;
-  int64_t stride = 0;     // bytes
+  int64_t stride = 0; // bytes
   int64_t bufferStep = 0;
   bool operator==(const OperandLoop &) const = default;
 };
@@ -340,21 +364,23 @@ using Operands = llvm::SmallVector<Operand, 2>;
 enum class StepKind : uint8_t { copy, send, recv, fill, convert, reduce, barrier, hook };
 const char *name(StepKind kind);
 
-/// One thing a rank does. copy: inputs[i] -> outputs[i]; send: inputs, packed in order, to the peer; recv: the same bytes
-/// to outputs; fill: zeros to outputs; reduce: inputs, largest magnitudes of parts (a face `amax`), to the tensor scales that they are for. A copy from
-/// the arena (buffer 0) quantises what was gathered there. A message of several chunks takes two slots of the arena, `chunk` bytes each, in turn; so
-/// that one chunk is packed, or unpacked, while another is on its way.
+/// One thing a rank does. copy: inputs[i] -> outputs[i]; send: inputs, packed in order, to the peer; recv: the same
+/// bytes to outputs; fill: zeros to outputs; reduce: inputs, largest magnitudes of parts (a face `amax`), to the tensor
+/// scales that they are for. A copy from the arena (buffer 0) quantises what was gathered there. A message of several
+/// chunks takes two slots of the arena, `chunk` bytes each, in turn; so that one chunk is packed, or unpacked, while
+/// another is on its way.
 struct Step {
   StepKind kind = StepKind::copy;
   uint32_t round = 0;
-  int32_t peer = -1;        // send, recv: world rank
-  uint32_t message = 0;     // send, recv: the same number on both sides, unique in the plan
+  int32_t peer = -1;    // send, recv: world rank
+  uint32_t message = 0; // send, recv: the same number on both sides, unique in the plan
   int64_t bytes = 0;
   Operands inputs, outputs;
-  int64_t staging = -1;     // send, recv: offset in the arena where the packed bytes stand; -1: in place
+  int64_t staging = -1;                 // send, recv: offset in the arena where the packed bytes stand; -1: in place
   llvm::SmallVector<uint32_t, 2> after; // steps of this rank that must be done first
-  int64_t chunk = 0;        // send, recv: of a message that goes in several chunks, the bytes of each but the last; 0: it goes in one
-  uint8_t slot = 0;         // of its first chunk, where there are several: 0 at `staging`, 1 a chunk behind
+  int64_t chunk =
+      0; // send, recv: of a message that goes in several chunks, the bytes of each but the last; 0: it goes in one
+  uint8_t slot = 0; // of its first chunk, where there are several: 0 at `staging`, 1 a chunk behind
   /// Of the arena, from `staging` on.
   int64_t staged() const { return chunk > 0 ? 2 * chunk : bytes; }
   bool operator==(const Step &) const = default;
@@ -365,9 +391,9 @@ struct BufferRun {
   unsigned endpoint = 0;
   int32_t place = 0;
   unsigned param = 0;
-  uint32_t first = 0;   // number of the first buffer
+  uint32_t first = 0; // number of the first buffer
   uint32_t count = 0;
-  int64_t bytes = 0;    // of each
+  int64_t bytes = 0; // of each
   bool operator==(const BufferRun &) const = default;
 };
 
@@ -400,11 +426,12 @@ struct Module {
   bool operator==(const Module &) const = default;
 };
 
-/// Bytes that the instances among a rank's buffers that stand in its arena (Param::inArena) take there, at its end, each from a multiple of 64 on.
+/// Bytes that the instances among a rank's buffers that stand in its arena (Param::inArena) take there, at its end,
+/// each from a multiple of 64 on.
 int64_t gatheredBytes(const Layout &layout, const std::vector<BufferRun> &buffers);
 
-/// The buffers of every world rank: its places in every endpoint, then the storage endpoints' places that its steps may use.
-/// Buffer numbers start at 1 (0 is the arena). A run is listed only where it has instances.
+/// The buffers of every world rank: its places in every endpoint, then the storage endpoints' places that its steps may
+/// use. Buffer numbers start at 1 (0 is the arena). A run is listed only where it has instances.
 std::vector<std::vector<BufferRun>> buffers(const Layout &layout);
 
 } // namespace reshard::ir

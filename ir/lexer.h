@@ -1,4 +1,5 @@
-// The words of the textual IR: names, numbers, strings, lists; comments are skipped. Used by layout_parser.h and parse.cpp.
+// The words of the textual IR: names, numbers, strings, lists; comments are skipped. Used by layout_parser.h and
+// parse.cpp.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +18,8 @@ struct ParseError {
   std::string message;
 };
 
-/// Takes tokens from the front of a text; throws ParseError where something else stands there. Never recursive, and its memory grows with
-/// the text alone.
+/// Takes tokens from the front of a text; throws ParseError where something else stands there. Never recursive, and its
+/// memory grows with the text alone.
 class Lexer {
 public:
   explicit Lexer(std::string_view text) : text_(text) {}
@@ -80,7 +81,8 @@ public:
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value);
     if (error != std::errc())
-      fail(at_, "expected a number" + std::string(error == std::errc::result_out_of_range ? " below 2^63" : "") + ", found '" + std::string(peek()) + "'");
+      fail(at_, "expected a number" + std::string(error == std::errc::result_out_of_range ? " below 2^63" : "") +
+                    ", found '" + std::string(peek()) + "'");
     at_ = static_cast<size_t>(end - text_.data());
     return value;
   }
@@ -93,7 +95,8 @@ public:
     const size_t at = place();
     const int64_t n = number();
     if (n < 0 || static_cast<uint64_t>(n) >= count)
-      fail(at, "expected the number of a " + std::string(what) + ", of which there are " + std::to_string(count) + ", found " + std::to_string(n));
+      fail(at, "expected the number of a " + std::string(what) + ", of which there are " + std::to_string(count) +
+                   ", found " + std::to_string(n));
     value = static_cast<Integer>(n);
   }
   template <class Integer> void bounded(Integer &value) {
@@ -135,7 +138,8 @@ public:
     }
     return numbers;
   }
-  /// a:b stands for a, a+1 … b-1; what they add up to is bounded, as the one place where text is shorter than what it means.
+  /// a:b stands for a, a+1 … b-1; what they add up to is bounded, as the one place where text is shorter than what it
+  /// means.
   std::vector<int32_t> ranges() {
     constexpr int64_t kMaxTotal = int64_t{1} << 26;
     std::vector<int32_t> numbers;
@@ -148,7 +152,8 @@ public:
       bounded(first);
       const int64_t last = take(":") ? number() : int64_t{first} + 1;
       if (last <= first || last - first > kMaxTotal - ranged_ || last > INT32_MAX)
-        fail(at, "expected an ascending range of bounded size, found " + std::to_string(first) + ":" + std::to_string(last));
+        fail(at, "expected an ascending range of bounded size, found " + std::to_string(first) + ":" +
+                     std::to_string(last));
       ranged_ += last - first;
       for (int64_t n = first; n < last; ++n)
         numbers.push_back(static_cast<int32_t>(n));

@@ -1,5 +1,5 @@
-// Reading what text.cpp prints, construct by construct in the same order. Memory grows with the text alone: no number in it makes
-// anything be allocated.
+// Reading what text.cpp prints, construct by construct in the same order. Memory grows with the text alone: no number
+// in it makes anything be allocated.
 
 #include "ir/layout_parser.h"
 #include "ir/text.h"
@@ -253,8 +253,7 @@ private:
       step.staging = number();
     if (take("slot"))
       bounded(step.slot);
-    if (take("after"))
-      {
+    if (take("after")) {
       const auto after = list<uint32_t>();
       step.after.assign(after.begin(), after.end());
     }

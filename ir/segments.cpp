@@ -18,7 +18,8 @@ struct Blocks {
 Blocks toSide(const Segment &s) { return {s.to, s.length, s.count, s.toStep}; }
 Blocks fromSide(const Segment &s) { return {s.from, s.length, s.count, s.fromStep}; }
 
-/// Emits the pairs of block i of `a` and block j of `b`, repeated `times` times, every `aStride` blocks of a and `bStride` of b.
+/// Emits the pairs of block i of `a` and block j of `b`, repeated `times` times, every `aStride` blocks of a and
+/// `bStride` of b.
 void emit(const Segment &a, const Segment &b, int64_t i, int64_t j, int64_t times, int64_t aStride, int64_t bStride,
           Segments &result) {
   const int64_t aStart = a.to + i * a.toStep, bStart = b.from + j * b.fromStep;
@@ -44,7 +45,8 @@ std::pair<int64_t, int64_t> overlapping(const Blocks &b, int64_t begin, int64_t 
   return {ceilDivide(begin - b.start - b.length + 1, b.step), floorDivide(end - 1 - b.start, b.step) + 1};
 }
 
-/// Block i of `a` against all blocks of `b`: those that lie wholly inside are one periodic segment, the clipped ends two more.
+/// Block i of `a` against all blocks of `b`: those that lie wholly inside are one periodic segment, the clipped ends
+/// two more.
 void blockAgainstAll(const Segment &a, const Segment &b, int64_t i, bool swapped, Segments &result) {
   const Blocks blocks = swapped ? toSide(b) : fromSide(b);
   const int64_t begin = swapped ? a.from + i * a.fromStep : a.to + i * a.toStep, end = begin + a.length;

@@ -53,8 +53,8 @@ int64_t map(const Segments &relation, int64_t from);
 bool sameFrom(const Segments &a, const Segments &b);
 bool disjointFrom(const Segments &a, const Segments &b);
 
-/// Positions of `a` that `b` lacks, on the `from` side, each related to itself. Blocks are listed one by one where the two
-/// interleave, so use it on small or regular lists.
+/// Positions of `a` that `b` lacks, on the `from` side, each related to itself. Blocks are listed one by one where the
+/// two interleave, so use it on small or regular lists.
 Segments difference(const Segments &a, const Segments &b);
 
 /// Every pair, one by one, sorted by `from`. For small lists (index values), not for rows.

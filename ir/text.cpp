@@ -1,5 +1,5 @@
-// Printing: one line a thing, numbers that can be checked by head, names as comments where only numbers stand. Reading the same is in
-// parse.cpp; every construct stands in both, in the same order.
+// Printing: one line a thing, numbers that can be checked by head, names as comments where only numbers stand. Reading
+// the same is in parse.cpp; every construct stands in both, in the same order.
 
 #include "ir/text.h"
 
@@ -15,8 +15,9 @@ public:
 
   void run() {
     const char *levels[] = {"layout", "transfer", "schedule"};
-    out_ << "module " << quoted(layout_.model) << " " << levels[static_cast<int>(module_.level)] << " world " << layout_.world << " staging "
-         << layout_.stagingLimit << " ranks-per-node " << layout_.topology.ranksPerNode << " fingerprint " << quoted(module_.fingerprint) << "\n";
+    out_ << "module " << quoted(layout_.model) << " " << levels[static_cast<int>(module_.level)] << " world "
+         << layout_.world << " staging " << layout_.stagingLimit << " ranks-per-node " << layout_.topology.ranksPerNode
+         << " fingerprint " << quoted(module_.fingerprint) << "\n";
     topology();
     layout();
     if (module_.level >= Level::transfer)
@@ -32,10 +33,11 @@ private:
     Topology usual;
     usual.ranksPerNode = t.ranksPerNode;
     if (t != usual)
-      out_ << "topology link " << t.linkRate << " latency " << t.linkLatency << " nics " << t.nicsPerNode << " rate " << t.nicRate
-           << " latency " << t.nicLatency << " copy " << t.copyRate << "\n";
+      out_ << "topology link " << t.linkRate << " latency " << t.linkLatency << " nics " << t.nicsPerNode << " rate "
+           << t.nicRate << " latency " << t.nicLatency << " copy " << t.copyRate << "\n";
     if (layout_.files != FileSharing()) {
-      out_ << "files" << (layout_.files.megatron ? " megatron" : "") << " exchange " << quoted(name(layout_.files.exchange)) << " group";
+      out_ << "files" << (layout_.files.megatron ? " megatron" : "") << " exchange "
+           << quoted(name(layout_.files.exchange)) << " group";
       for (const std::string &axis : layout_.files.group)
         out_ << " " << quoted(axis);
       out_ << "\n";
@@ -87,7 +89,8 @@ private:
       return "none";
     std::string text;
     for (const Segment &s : list) {
-      text += (text.empty() ? "" : " ") + std::string("[") + std::to_string(s.from) + ":" + std::to_string(s.from + s.length);
+      text += (text.empty() ? "" : " ") + std::string("[") + std::to_string(s.from) + ":" +
+              std::to_string(s.from + s.length);
       if (s.count != 1)
         text += " step " + std::to_string(s.fromStep) + " x " + std::to_string(s.count);
       text += " -> " + std::to_string(s.to);
@@ -150,7 +153,8 @@ private:
       out_ << "  without " << quoted(param) << "\n";
     for (size_t p = 0; p < endpoint.params.size(); ++p) {
       const Param &param = endpoint.params[p];
-      out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype) << (param.stored ? std::string(" stored ") + name(*param.stored) : "") << face(param) << " [";
+      out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype)
+           << (param.stored ? std::string(" stored ") + name(*param.stored) : "") << face(param) << " [";
       for (size_t d = 0; d < param.shape.size(); ++d) {
         out_ << (d ? ", " : "");
         if (param.shape[d].axes.empty() && param.shape[d].at.size() == 1)
@@ -193,8 +197,10 @@ private:
     if (!param.face)
       return param.made ? " made" : "";
     const Face &face = *param.face;
-    return std::string(face.gathered ? " gathered" : "") + " face " + name(face.kind) + " " + name(face.format) + (face.swizzled ? " swizzled" : "") + " of $" +
-           std::to_string(face.codes) + " $" + std::to_string(face.scales) + " $" + std::to_string(face.tensorScale) + (face.part > 0 ? " part " + std::to_string(face.part) : "") +
+    return std::string(face.gathered ? " gathered" : "") + " face " + name(face.kind) + " " + name(face.format) +
+           (face.swizzled ? " swizzled" : "") + " of $" + std::to_string(face.codes) + " $" +
+           std::to_string(face.scales) + " $" + std::to_string(face.tensorScale) +
+           (face.part > 0 ? " part " + std::to_string(face.part) : "") +
            (face.over > 0 ? " over " + std::to_string(face.over) : "");
   }
 
@@ -211,9 +217,10 @@ private:
         out_ << "zeros";
       else
         out_ << "%" << tile.family;
-      out_ << " -> @" << tile.endpoint << " $" << tile.param << "." << tile.part << " on " << ranges(tile.targets) << ", " << tile.tensors
-           << " x " << tile.bytes << " bytes // "
-           << (tile.family < 0 ? std::string("padding") : layout_.families[tile.family].name) << " -> " << target.params[tile.param].name << "\n";
+      out_ << " -> @" << tile.endpoint << " $" << tile.param << "." << tile.part << " on " << ranges(tile.targets)
+           << ", " << tile.tensors << " x " << tile.bytes << " bytes // "
+           << (tile.family < 0 ? std::string("padding") : layout_.families[tile.family].name) << " -> "
+           << target.params[tile.param].name << "\n";
       for (const Holder &holder : tile.holders) {
         out_ << "  from $" << holder.param << "." << holder.part << " on " << ranges(holder.places) << " by";
         for (const unsigned relation : holder.relations)
@@ -241,26 +248,28 @@ private:
     for (size_t s = 0; s < t.shapes.size(); ++s) {
       out_ << "shape ^" << s << " row " << t.shapes[s].rowBytes;
       for (const Loop &loop : t.shapes[s].loops)
-        out_ << " x " << loop.count << " bytes " << loop.sourceStride << " -> " << loop.targetStride << " instances " << loop.sourceStep << " -> "
-             << loop.targetStep;
+        out_ << " x " << loop.count << " bytes " << loop.sourceStride << " -> " << loop.targetStride << " instances "
+             << loop.sourceStep << " -> " << loop.targetStep;
       out_ << "\n";
     }
     for (const Descriptor &d : t.descriptors)
-      out_ << "move ^" << d.shape << " from " << d.source << " instance " << d.sourceInstance << " + " << d.sourceOffset << " to @" << d.endpoint
-           << " " << d.target << " instance " << d.targetInstance << " + " << d.targetOffset
+      out_ << "move ^" << d.shape << " from " << d.source << " instance " << d.sourceInstance << " + " << d.sourceOffset
+           << " to @" << d.endpoint << " " << d.target << " instance " << d.targetInstance << " + " << d.targetOffset
            << (d.route >= 0 ? " route " + std::to_string(d.route) : std::string()) << "\n";
   }
 
   void operands(const RankSchedule &rank, const char *what, const Operands &list) {
     for (const Operand &operand : list)
-      out_ << "    " << what << " b" << operand.buffer << " + " << operand.offset << " ^" << operand.shape << meaning(rank, operand.buffer) << "\n";
+      out_ << "    " << what << " b" << operand.buffer << " + " << operand.offset << " ^" << operand.shape
+           << meaning(rank, operand.buffer) << "\n";
   }
 
   std::string meaning(const RankSchedule &rank, uint32_t buffer) {
     for (const BufferRun &run : rank.buffers)
       if (buffer >= run.first && buffer - run.first < run.count) {
         const Endpoint &endpoint = layout_.endpoints[run.endpoint];
-        return " // " + endpoint.role + " " + instanceName(layout_, endpoint, endpoint.params[run.param], run.place, buffer - run.first);
+        return " // " + endpoint.role + " " +
+               instanceName(layout_, endpoint, endpoint.params[run.param], run.place, buffer - run.first);
       }
     return "";
   }
@@ -270,8 +279,9 @@ private:
     for (const RankSchedule &rank : module_.schedule.ranks) {
       out_ << "rank " << rank.rank << " arena " << rank.arenaBytes << "\n";
       for (const BufferRun &run : rank.buffers)
-        out_ << "  buffers b" << run.first << " x " << run.count << " of " << run.bytes << " bytes @" << run.endpoint << " " << run.place << " $"
-             << run.param << " // " << layout_.endpoints[run.endpoint].params[run.param].name << "\n";
+        out_ << "  buffers b" << run.first << " x " << run.count << " of " << run.bytes << " bytes @" << run.endpoint
+             << " " << run.place << " $" << run.param << " // "
+             << layout_.endpoints[run.endpoint].params[run.param].name << "\n";
       for (size_t s = 0; s < rank.shapes.size(); ++s) {
         out_ << "  shape ^" << s << " row " << rank.shapes[s].rowBytes;
         for (const OperandLoop &loop : rank.shapes[s].loops)

@@ -1,4 +1,5 @@
-// Code that a GPU and the host run alike: a GPU each lane of a warp by itself, the host all lanes of one after the other, step by step. Tests run it so.
+// Code that a GPU and the host run alike: a GPU each lane of a warp by itself, the host all lanes of one after the
+// other, step by step. Tests run it so.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,16 @@ namespace reshard::kernels {
 /// Threads of a warp, and of a block.
 constexpr uint32_t kWarpThreads = 32, kBlockThreads = 256;
 
-/// What a thread of the host, and of a GPU, has of a warp: values of lanes are arrays of so many, element i that of lane `lane + i`.
+/// What a thread of the host, and of a GPU, has of a warp: values of lanes are arrays of so many, element i that of
+/// lane `lane + i`.
 #if defined(__CUDA_ARCH__)
 constexpr uint32_t kLanesHere = 1;
 #else
 constexpr uint32_t kLanesHere = kWarpThreads;
 #endif
 
-/// Of each `group` lanes side by side, a power of two, the largest value, in all of them. All lanes of the warp come here.
+/// Of each `group` lanes side by side, a power of two, the largest value, in all of them. All lanes of the warp come
+/// here.
 RESHARD_BOTH inline void groupLargest(uint32_t (&values)[kLanesHere], uint32_t group) {
 #if defined(__CUDA_ARCH__)
   RESHARD_ROLLED

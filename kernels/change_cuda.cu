@@ -18,10 +18,12 @@ cudaError_t launchChanges(const ChangeView &view, cudaStream_t stream) {
   int device = 0, processors = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
     return error;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device); error != cudaSuccess)
+  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      error != cudaSuccess)
     return error;
   const uint64_t warps = kBlockThreads / kWarpThreads;
-  const auto blocks = static_cast<uint32_t>(std::min<uint64_t>((view.tiles + warps - 1) / warps, static_cast<uint64_t>(processors) * kBlocksEach));
+  const auto blocks = static_cast<uint32_t>(
+      std::min<uint64_t>((view.tiles + warps - 1) / warps, static_cast<uint64_t>(processors) * kBlocksEach));
   changeTable<<<blocks, kBlockThreads, 0, stream>>>(view);
   return cudaGetLastError();
 }

@@ -8,7 +8,9 @@ namespace reshard::kernels {
 namespace {
 
 /// The number of the element at an address.
-uint64_t number(const Form &form, const Shown &shown, const std::byte *at) { return static_cast<uint64_t>(at - shown.begin) / itemBytes(form.stands); }
+uint64_t number(const Form &form, const Shown &shown, const std::byte *at) {
+  return static_cast<uint64_t>(at - shown.begin) / itemBytes(form.stands);
+}
 
 /// Rows of blocks before that of an element, which begins one, or is the last one's end.
 uint64_t blockRow(const Quantized &matrices, uint64_t element) {
@@ -33,7 +35,8 @@ void write(std::byte *target, const std::byte *source, uint64_t count, const Cha
   else if (const Quantized &matrices = change.to->matrices; blockShape(matrices.format).rows == 1)
     quantizeBlocks(matrices, number(change.write, *change.to, target), source, count, unfinished(stream));
   else if (const uint64_t first = number(change.write, *change.to, target); true)
-    quantizeRows(matrices, source - first * itemBytes(change.write.goes), blockRow(matrices, first), blockRow(matrices, first + count) - blockRow(matrices, first), unfinished(stream));
+    quantizeRows(matrices, source - first * itemBytes(change.write.goes), blockRow(matrices, first),
+                 blockRow(matrices, first + count) - blockRow(matrices, first), unfinished(stream));
 }
 
 void changeOne(std::byte *target, const std::byte *source, uint64_t bytes, const Change &change, bool stream) {
@@ -59,13 +62,18 @@ void changeRow(std::byte *target, const std::byte *source, uint64_t bytes, const
     finishStreaming();
 }
 
-void changeRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, const Change &change, bool stream) {
+void changeRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
+                const Change &change, bool stream) {
   const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
   forBlocks(shape, first, count, [&](int64_t to, int64_t from, uint64_t steps, uint64_t rows) {
     for (uint64_t i = 0; i < steps; ++i)
       for (uint64_t k = 0; k < rows; ++k)
-        changeOne(target + to + static_cast<int64_t>(i) * outer.targetStride + static_cast<int64_t>(k) * inner.targetStride,
-                  source ? source + from + static_cast<int64_t>(i) * outer.sourceStride + static_cast<int64_t>(k) * inner.sourceStride : nullptr, shape.rowBytes, change, stream);
+        changeOne(target + to + static_cast<int64_t>(i) * outer.targetStride +
+                      static_cast<int64_t>(k) * inner.targetStride,
+                  source ? source + from + static_cast<int64_t>(i) * outer.sourceStride +
+                               static_cast<int64_t>(k) * inner.sourceStride
+                         : nullptr,
+                  shape.rowBytes, change, stream);
   });
   if (stream)
     finishStreaming();

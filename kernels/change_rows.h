@@ -1,4 +1,5 @@
-// Copies of strided bytes whose elements change on their way: what goes is of one format, what stands in memory of another.
+// Copies of strided bytes whose elements change on their way: what goes is of one format, what stands in memory of
+// another.
 #pragma once
 
 #include "kernels/quantized.h"
@@ -8,7 +9,8 @@ namespace reshard::kernels {
 
 /// How memory differs from the bytes that go into it or out of it.
 struct Form {
-  /// cast: elements of another format, only written. elements: of matrices that stand quantised. codes: of matrices that do not, only read.
+  /// cast: elements of another format, only written. elements: of matrices that stand quantised. codes: of matrices
+  /// that do not, only read.
   enum class Kind : uint8_t { plain, cast, elements, codes };
   Kind kind = Kind::plain;
   Format goes = Format::fp32, stands = Format::fp32;
@@ -18,13 +20,18 @@ struct Form {
   bool operator==(const Form &) const = default;
   uint64_t item() const { return kind == Kind::plain ? 1 : itemBytes(goes); }
   /// Bytes in memory, by bytes that go; of whole elements. Those of matrices that stand quantised count as one each.
-  int64_t scale(int64_t bytes) const { return kind == Kind::plain ? bytes : bytes / static_cast<int64_t>(itemBytes(goes)) * static_cast<int64_t>(itemBytes(stands)); }
+  int64_t scale(int64_t bytes) const {
+    return kind == Kind::plain
+               ? bytes
+               : bytes / static_cast<int64_t>(itemBytes(goes)) * static_cast<int64_t>(itemBytes(stands));
+  }
 };
 
 /// The form of a cast from one format to another.
 inline Form castForm(Format from, Format to) { return {Form::Kind::cast, from, to, itemBytes(from)}; }
 
-/// Matrices behind memory of form `elements` or `codes`: an element's address, `begin` for the first, is only its number.
+/// Matrices behind memory of form `elements` or `codes`: an element's address, `begin` for the first, is only its
+/// number.
 struct Shown {
   Quantized matrices;
   const std::byte *begin = nullptr;
@@ -39,12 +46,13 @@ struct Change {
   bool operator==(const Change &) const = default;
 };
 
-/// Elements side by side, `bytes` of them as they go; `source` null: zeros, for matrices that stand quantised, whose blocks have one row. Matrices with others
-/// are written by whole rows of blocks. Casts round to nearest, ties to even; what
-/// an 8-bit format cannot hold saturates.
+/// Elements side by side, `bytes` of them as they go; `source` null: zeros, for matrices that stand quantised, whose
+/// blocks have one row. Matrices with others are written by whole rows of blocks. Casts round to nearest, ties to even;
+/// what an 8-bit format cannot hold saturates.
 void changeRow(std::byte *target, const std::byte *source, uint64_t bytes, const Change &change, bool stream = false);
 
 /// As copyRows; rowBytes are of what goes, strides of the memory of each side.
-void changeRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, const Change &change, bool stream = false);
+void changeRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
+                const Change &change, bool stream = false);
 
 } // namespace reshard::kernels

@@ -14,7 +14,8 @@ uint64_t address(const std::byte *pointer) { return reinterpret_cast<uint64_t>(p
 
 } // namespace
 
-void ChangeTable::add(uint64_t target, uint64_t source, const Strided &shape, const Change &change, uint64_t first, uint64_t bytes) {
+void ChangeTable::add(uint64_t target, uint64_t source, const Strided &shape, const Change &change, uint64_t first,
+                      uint64_t bytes) {
   using Kind = Form::Kind;
   if (bytes == 0)
     return;
@@ -30,7 +31,10 @@ void ChangeTable::add(uint64_t target, uint64_t source, const Strided &shape, co
   piece.writes = write.kind == Kind::elements ? Writes::quantized : Writes::plain;
   piece.stores = write.kind == Kind::plain ? read.goes : write.stands;
   // Of codes as kernels/quantized.h makes them; what is dequantised fits.
-  piece.overflow = write.kind == Kind::cast || (read.kind == Kind::codes && change.from->matrices.format == Quantization::block_fp8) ? Overflow::saturate : Overflow::infinity;
+  piece.overflow =
+      write.kind == Kind::cast || (read.kind == Kind::codes && change.from->matrices.format == Quantization::block_fp8)
+          ? Overflow::saturate
+          : Overflow::infinity;
   rows.item = static_cast<int64_t>((read ? read : write).item());
   rows.sourceItem = read.scale(rows.item);
   rows.targetItem = write.scale(rows.item);
@@ -57,8 +61,12 @@ void ChangeTable::addScales(const Quantized &target, uint64_t wide) {
 void ChangeTable::addBlocks(ChangePiece piece, const Shown &to, uint64_t first, uint64_t bytes) {
   const Quantized &of = to.matrices;
   const TableMatrices &m = matrices_[piece.to];
-  const uint64_t item = itemBytes(of.wide), begin = piece.target - address(to.begin) + first / item, end = begin + bytes / item;
-  auto blockRow = [&](uint64_t element) { return element / m.matrixElements * m.shape.rows + (element % m.matrixElements / of.columns + kFp8Block - 1) / kFp8Block; };
+  const uint64_t item = itemBytes(of.wide), begin = piece.target - address(to.begin) + first / item,
+                 end = begin + bytes / item;
+  auto blockRow = [&](uint64_t element) {
+    return element / m.matrixElements * m.shape.rows +
+           (element % m.matrixElements / of.columns + kFp8Block - 1) / kFp8Block;
+  };
   piece.task = Task::blocks;
   piece.source += first - begin * item;
   piece.first = static_cast<uint32_t>(blockRow(begin));
@@ -67,7 +75,8 @@ void ChangeTable::addBlocks(ChangePiece piece, const Shown &to, uint64_t first, 
   while (of.columns % vector > 0)
     vector /= 2;
   piece.vector = static_cast<uint8_t>(vector);
-  const uint64_t rowBytes = of.columns * item, wide = piece.source | rowBytes | vector * item, codes = address(of.codes) | of.columns | vector;
+  const uint64_t rowBytes = of.columns * item, wide = piece.source | rowBytes | vector * item,
+                 codes = address(of.codes) | of.columns | vector;
   piece.sourceWidth = static_cast<uint8_t>(std::min<uint64_t>(16, wide & -wide));
   piece.targetWidth = static_cast<uint8_t>(std::min<uint64_t>(16, codes & -codes));
   append(piece);
@@ -88,7 +97,8 @@ uint32_t ChangeTable::vectorOf(const Rows &rows, const Strided &shape) const {
 /// The widest access by which a side's units can be read or written.
 uint32_t ChangeTable::widthOf(const Rows &rows, const Strided &shape, uint32_t vector, bool target) const {
   const ChangePiece &piece = rows.piece;
-  const bool numbers = target ? piece.writes == Writes::quantized : piece.reads == Reads::elements; // addresses stand for numbers
+  const bool numbers =
+      target ? piece.writes == Writes::quantized : piece.reads == Reads::elements; // addresses stand for numbers
   if (target ? piece.writes == Writes::largest : piece.source == 0 && !numbers)
     return 1;
   const TableMatrices *m = numbers ? &matrices_[target ? piece.to : piece.from] : nullptr;
@@ -96,7 +106,8 @@ uint32_t ChangeTable::widthOf(const Rows &rows, const Strided &shape, uint32_t v
   if (m && (m->codes == 0 || vector < half))
     return 1;
   const uint64_t at = target ? piece.target : piece.source;
-  uint64_t bits = (m ? m->codes + (at - m->begin) / half : at) | vector * static_cast<uint64_t>(target ? rows.targetItem : rows.sourceItem) / half | 16;
+  uint64_t bits = (m ? m->codes + (at - m->begin) / half : at) |
+                  vector * static_cast<uint64_t>(target ? rows.targetItem : rows.sourceItem) / half | 16;
   for (size_t l = 0; l < shape.loopCount; ++l)
     bits |= static_cast<uint64_t>(target ? shape.loops[l].targetStride : shape.loops[l].sourceStride) / half;
   return static_cast<uint32_t>(bits & -bits);
@@ -105,8 +116,10 @@ uint32_t ChangeTable::widthOf(const Rows &rows, const Strided &shape, uint32_t v
 void ChangeTable::addRows(const Rows &rows, const Strided &shape, uint64_t first, uint64_t bytes) {
   const uint32_t reads = vectorOf(rows, shape), vector = rows.piece.writes == Writes::quantized ? kVector : reads;
   const uint64_t unit = vector * static_cast<uint64_t>(rows.item);
-  assert(rows.piece.writes != Writes::quantized || (shape.rowBytes % unit == 0 && first % unit == 0 && bytes % unit == 0));
-  if (const uint64_t head = std::min((unit - first % unit) % unit, bytes), tail = (bytes - head) % unit; head > 0 || tail > 0) {
+  assert(rows.piece.writes != Writes::quantized ||
+         (shape.rowBytes % unit == 0 && first % unit == 0 && bytes % unit == 0));
+  if (const uint64_t head = std::min((unit - first % unit) % unit, bytes), tail = (bytes - head) % unit;
+      head > 0 || tail > 0) {
     // What begins or ends within a unit goes element by element.
     Strided elements = shape; // each a row
     elements.rowBytes = static_cast<uint64_t>(rows.item);
@@ -122,15 +135,18 @@ void ChangeTable::addRows(const Rows &rows, const Strided &shape, uint64_t first
     return;
   }
   if (shape.bytes() / unit >= maxUnits_)
-    return forHalves(shape, kMxBlock / kVector * unit, first, bytes, [&](const Strided &half, int64_t rowBytes, int64_t steps, uint64_t begin, uint64_t some) {
-      Rows part = rows;
-      const Loop outer = steps > 0 ? shape.loops[0] : Loop{1, 0, 0};
-      if (rows.piece.source || rows.piece.reads == Reads::elements)
-        part.piece.source += static_cast<uint64_t>(rowBytes / rows.item * rows.sourceItem + steps * outer.sourceStride);
-      if (rows.piece.writes != Writes::largest)
-        part.piece.target += static_cast<uint64_t>(rowBytes / rows.item * rows.targetItem + steps * outer.targetStride);
-      addRows(part, half, begin, some);
-    });
+    return forHalves(shape, kMxBlock / kVector * unit, first, bytes,
+                     [&](const Strided &half, int64_t rowBytes, int64_t steps, uint64_t begin, uint64_t some) {
+                       Rows part = rows;
+                       const Loop outer = steps > 0 ? shape.loops[0] : Loop{1, 0, 0};
+                       if (rows.piece.source || rows.piece.reads == Reads::elements)
+                         part.piece.source +=
+                             static_cast<uint64_t>(rowBytes / rows.item * rows.sourceItem + steps * outer.sourceStride);
+                       if (rows.piece.writes != Writes::largest)
+                         part.piece.target +=
+                             static_cast<uint64_t>(rowBytes / rows.item * rows.targetItem + steps * outer.targetStride);
+                       addRows(part, half, begin, some);
+                     });
   ChangePiece piece = rows.piece;
   piece.task = Task::rows;
   piece.first = static_cast<uint32_t>(first / unit);
@@ -167,14 +183,16 @@ void ChangeTable::addPadding(const Quantized &target) {
   addUnits(piece, target.matrices, target.scaleBytes());
 }
 
-/// Units of matrices, `each` of one; scales are bytes, so they are fewer than 2^32 where their memory is less than 4 GiB.
+/// Units of matrices, `each` of one; scales are bytes, so they are fewer than 2^32 where their memory is less than 4
+/// GiB.
 void ChangeTable::addUnits(ChangePiece piece, uint64_t matrices, uint64_t each) {
   assert(matrices * each < uint64_t{1} << 32);
   piece.units = static_cast<uint32_t>(matrices * each);
   append(piece);
 }
 
-void ChangeTable::addLargest(uint64_t number, Format wide, uint64_t source, const Strided &shape, const Quantized *quantized) {
+void ChangeTable::addLargest(uint64_t number, Format wide, uint64_t source, const Strided &shape,
+                             const Quantized *quantized) {
   Rows rows{};
   rows.piece.target = number;
   rows.piece.source = source;

@@ -10,16 +10,18 @@
 
 namespace reshard::kernels {
 
-/// What one launch changes, in no order: what one entry writes no other reads or writes. Addresses are of memory that the device sees, those that the
-/// matrices of a change name too; nothing of them is looked at here.
+/// What one launch changes, in no order: what one entry writes no other reads or writes. Addresses are of memory that
+/// the device sees, those that the matrices of a change name too; nothing of them is looked at here.
 class ChangeTable {
 public:
   /// Shapes of `maxUnits` units (8 at least) and more are cut, since these are numbered in 32 bits.
   explicit ChangeTable(uint64_t maxUnits = uint64_t{1} << 31) : maxUnits_(maxUnits) {}
 
-  /// What changeRows does with bytes [first, first + bytes) of a shape, numbered as they go along rows, the innermost loop fastest: whole elements, of a target that
-  /// stands quantised whole blocks, or, where these have several rows, whole rows of blocks of a shape without loops. Source 0: zeros.
-  void add(uint64_t target, uint64_t source, const Strided &shape, const Change &change, uint64_t first, uint64_t bytes);
+  /// What changeRows does with bytes [first, first + bytes) of a shape, numbered as they go along rows, the innermost
+  /// loop fastest: whole elements, of a target that stands quantised whole blocks, or, where these have several rows,
+  /// whole rows of blocks of a shape without loops. Source 0: zeros.
+  void add(uint64_t target, uint64_t source, const Strided &shape, const Change &change, uint64_t first,
+           uint64_t bytes);
 
   /// What scaleRows does with all rows of blocks.
   void addScales(const Quantized &target, uint64_t wide);
@@ -29,8 +31,9 @@ public:
   void addSwizzle(const Quantized &target, uint64_t plain);
   void addPadding(const Quantized &target);
 
-  /// Makes a number, fp32 at a multiple of 4, at least the largest magnitude (amax) of rows of elements; strides and rowBytes of the shape as for memory of `wide`.
-  /// The elements are memory, or those of matrices that stand quantised, of which `source` is the number of the first times itemBytes(wide).
+  /// Makes a number, fp32 at a multiple of 4, at least the largest magnitude (amax) of rows of elements; strides and
+  /// rowBytes of the shape as for memory of `wide`. The elements are memory, or those of matrices that stand quantised,
+  /// of which `source` is the number of the first times itemBytes(wide).
   void addLargest(uint64_t number, Format wide, uint64_t source, const Strided &shape, const Quantized *quantized);
 
   /// Tensor scales of nvfp4 for `matrices` matrices: of the largest of each `count` numbers.
@@ -41,7 +44,10 @@ public:
   uint64_t bytes() const { return bytes_; }
 
   /// The table in host memory, as long as nothing is added. One piece stands behind the others.
-  ChangeView view() const { return {pieces_.data(), shapes_.data(), loops_.data(), matrices_.data(), pieces_.back().slot, static_cast<uint32_t>(pieces_.size() - 1)}; }
+  ChangeView view() const {
+    return {pieces_.data(),   shapes_.data(),      loops_.data(),
+            matrices_.data(), pieces_.back().slot, static_cast<uint32_t>(pieces_.size() - 1)};
+  }
   const std::vector<ChangePiece> &pieces() const { return pieces_; }
   const std::vector<TableShape> &shapes() const { return shapes_; }
   const std::vector<TableLoop> &loops() const { return loops_; }
@@ -65,7 +71,8 @@ private:
   std::vector<TableShape> shapes_;
   std::vector<TableLoop> loops_;
   std::vector<TableMatrices> matrices_;
-  std::map<std::tuple<const std::byte *, const std::byte *, uint64_t>, uint32_t> numbers_; // of matrices, by codes, scales and begin
+  std::map<std::tuple<const std::byte *, const std::byte *, uint64_t>, uint32_t>
+      numbers_; // of matrices, by codes, scales and begin
   uint64_t maxUnits_, bytes_ = 0;
 };
 

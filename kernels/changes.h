@@ -1,6 +1,6 @@
-// A table of strided copies whose elements change on their way (kernels/change_rows.h), and of what is computed of quantised matrices; and what one
-// warp of a launch does of it. As descriptors.h: plain structs and inline functions, which a GPU and the host run. changes.cpp gives what the CPU's
-// kernels give, bit for bit.
+// A table of strided copies whose elements change on their way (kernels/change_rows.h), and of what is computed of
+// quantised matrices; and what one warp of a launch does of it. As descriptors.h: plain structs and inline functions,
+// which a GPU and the host run. changes.cpp gives what the CPU's kernels give, bit for bit.
 #pragma once
 
 #include "kernels/codes.h"
@@ -20,7 +20,7 @@ constexpr uint32_t kTileUnits = 8 * kWarpThreads;
 
 /// Quantised matrices in memory (Quantized), and where the elements are that stand for theirs.
 struct TableMatrices {
-  uint64_t begin; // of these; an address stands for element (address - begin) / itemBytes
+  uint64_t begin;                       // of these; an address stands for element (address - begin) / itemBytes
   uint64_t codes, scales, tensorScales; // codes 0: only scales are made
   uint64_t rows, columns, matrixElements;
   uint64_t scaleBytes; // of one matrix
@@ -46,19 +46,21 @@ enum class Writes : uint8_t { plain, quantized, largest };
 constexpr uint32_t kNoMatrices = 0xFFFFFFFF;
 
 struct ChangePiece {
-  uint64_t source, target; // addresses of the shape's first unit; of rows source 0: zeros; of blocks the source of element 0, or where it would be
+  uint64_t source, target; // addresses of the shape's first unit; of rows source 0: zeros; of blocks the source of
+                           // element 0, or where it would be
   uint64_t slot;           // its first tile in the table
-  uint32_t first, units;   // of the shape, numbered along rows; of blocks the first row of blocks, and blocks; of tensorScales numbers for each, and matrices
+  uint32_t first, units;   // of the shape, numbered along rows; of blocks the first row of blocks, and blocks; of
+                           // tensorScales numbers for each, and matrices
   uint32_t shape;
   uint32_t from, to; // matrices
   Task task;
   Reads reads;
   Writes writes;
-  Format loads, stores;              // of memory that is plain
-  Overflow overflow;                 // of what is stored
-  uint8_t vector;                    // elements of a unit: 8, 4, 2 or 1
-  uint8_t sourceVector;              // of these, what is read at once: as many, or 1 where matrices have them in several blocks
-  uint8_t sourceWidth, targetWidth;  // bytes that are read and written at once: all addresses of units are multiples
+  Format loads, stores; // of memory that is plain
+  Overflow overflow;    // of what is stored
+  uint8_t vector;       // elements of a unit: 8, 4, 2 or 1
+  uint8_t sourceVector; // of these, what is read at once: as many, or 1 where matrices have them in several blocks
+  uint8_t sourceWidth, targetWidth; // bytes that are read and written at once: all addresses of units are multiples
 };
 
 struct ChangeView {
@@ -72,8 +74,10 @@ struct ChangeView {
 
 namespace detail {
 
-/// `bytes` at an address, at most 32, as little-endian words, which were 0. `Again`: they are read once more soon, and shall stay in the caches.
-template <class T, bool Again> RESHARD_BOTH inline void loadAs(uint64_t address, uint32_t bytes, uint32_t (&words)[kVector]) {
+/// `bytes` at an address, at most 32, as little-endian words, which were 0. `Again`: they are read once more soon, and
+/// shall stay in the caches.
+template <class T, bool Again>
+RESHARD_BOTH inline void loadAs(uint64_t address, uint32_t bytes, uint32_t (&words)[kVector]) {
   RESHARD_UNROLL
   for (uint32_t at = 0; at < sizeof words; at += sizeof(T)) {
     if (at >= bytes)
@@ -90,7 +94,8 @@ template <class T, bool Again> RESHARD_BOTH inline void loadAs(uint64_t address,
     }
   }
 }
-template <class T> RESHARD_BOTH inline void storeAs(uint64_t address, uint32_t bytes, const uint32_t (&words)[kVector]) {
+template <class T>
+RESHARD_BOTH inline void storeAs(uint64_t address, uint32_t bytes, const uint32_t (&words)[kVector]) {
   RESHARD_UNROLL
   for (uint32_t at = 0; at < sizeof words; at += sizeof(T)) {
     if (at >= bytes)
@@ -104,42 +109,58 @@ template <class T> RESHARD_BOTH inline void storeAs(uint64_t address, uint32_t b
   }
 }
 
-template <bool Again> RESHARD_BOTH inline void loadWords(uint64_t address, uint32_t bytes, uint32_t width, uint32_t (&words)[kVector]) {
+template <bool Again>
+RESHARD_BOTH inline void loadWords(uint64_t address, uint32_t bytes, uint32_t width, uint32_t (&words)[kVector]) {
   switch (width) {
-  case 16: return loadAs<Unit16, Again>(address, bytes, words);
-  case 8: return loadAs<unsigned long long, Again>(address, bytes, words);
-  case 4: return loadAs<unsigned, Again>(address, bytes, words);
-  case 2: return loadAs<unsigned short, Again>(address, bytes, words);
-  default: return loadAs<unsigned char, Again>(address, bytes, words);
+  case 16:
+    return loadAs<Unit16, Again>(address, bytes, words);
+  case 8:
+    return loadAs<unsigned long long, Again>(address, bytes, words);
+  case 4:
+    return loadAs<unsigned, Again>(address, bytes, words);
+  case 2:
+    return loadAs<unsigned short, Again>(address, bytes, words);
+  default:
+    return loadAs<unsigned char, Again>(address, bytes, words);
   }
 }
 
-RESHARD_BOTH inline void storeWords(uint64_t address, uint32_t bytes, uint32_t width, const uint32_t (&words)[kVector]) {
+RESHARD_BOTH inline void storeWords(uint64_t address, uint32_t bytes, uint32_t width,
+                                    const uint32_t (&words)[kVector]) {
   switch (width) {
-  case 16: return storeAs<Unit16>(address, bytes, words);
-  case 8: return storeAs<unsigned long long>(address, bytes, words);
-  case 4: return storeAs<unsigned>(address, bytes, words);
-  case 2: return storeAs<unsigned short>(address, bytes, words);
-  default: return storeAs<unsigned char>(address, bytes, words);
+  case 16:
+    return storeAs<Unit16>(address, bytes, words);
+  case 8:
+    return storeAs<unsigned long long>(address, bytes, words);
+  case 4:
+    return storeAs<unsigned>(address, bytes, words);
+  case 2:
+    return storeAs<unsigned short>(address, bytes, words);
+  default:
+    return storeAs<unsigned char>(address, bytes, words);
   }
 }
 
-/// Codes that stand side by side in words, to fp32 bits and back. Elements behind the unit's last are those of zeros, or nobody's.
+/// Codes that stand side by side in words, to fp32 bits and back. Elements behind the unit's last are those of zeros,
+/// or nobody's.
 template <Format Of> RESHARD_BOTH inline void decodeWords(const uint32_t (&words)[kVector], uint32_t (&bits)[kVector]) {
   constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
   RESHARD_UNROLL
   for (uint32_t k = 0; k < kVector; ++k)
     bits[k] = decodeBits<Of>(words[k / kEach] << (32 - kBits - k % kEach * kBits) >> (32 - kBits));
 }
-template <Format Of> RESHARD_BOTH inline void encodeWords(const uint32_t (&bits)[kVector], Overflow overflow, uint32_t (&words)[kVector]) {
+template <Format Of>
+RESHARD_BOTH inline void encodeWords(const uint32_t (&bits)[kVector], Overflow overflow, uint32_t (&words)[kVector]) {
   constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   if constexpr (Of == Format::fp8_e4m3)
-    if (overflow == Overflow::saturate) { // one instruction for two, but for the sign of a NaN; of E5M2 it would make another NaN
+    if (overflow ==
+        Overflow::saturate) { // one instruction for two, but for the sign of a NaN; of E5M2 it would make another NaN
       RESHARD_UNROLL
       for (uint32_t k = 0; k < kVector; k += 2) {
         const float2 two = make_float2(sameBits<float>(bits[k]), sameBits<float>(bits[k + 1]));
-        const uint32_t signs = (bits[k] >> 24 & 0x80) | (bits[k + 1] >> 16 & 0x8000), codes = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
+        const uint32_t signs = (bits[k] >> 24 & 0x80) | (bits[k + 1] >> 16 & 0x8000),
+                       codes = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
         words[k / kEach] = (k % kEach > 0 ? words[k / kEach] : 0) | (codes | signs) << k % kEach * kBits;
       }
       return;
@@ -155,28 +176,48 @@ RESHARD_BOTH inline uint32_t bitsOf(Format format) {
 }
 
 template <bool Again = false>
-RESHARD_BOTH inline void loadElements(Format format, uint64_t address, uint32_t count, uint32_t width, uint32_t (&bits)[kVector]) {
+RESHARD_BOTH inline void loadElements(Format format, uint64_t address, uint32_t count, uint32_t width,
+                                      uint32_t (&bits)[kVector]) {
   uint32_t words[kVector] = {};
   loadWords<Again>(address, (count * bitsOf(format) + 7) / 8, width, words);
   switch (format) {
-  case Format::fp32: return decodeWords<Format::fp32>(words, bits);
-  case Format::bf16: return decodeWords<Format::bf16>(words, bits);
-  case Format::fp16: return decodeWords<Format::fp16>(words, bits);
-  case Format::fp8_e4m3: return decodeWords<Format::fp8_e4m3>(words, bits);
-  case Format::fp8_e5m2: return decodeWords<Format::fp8_e5m2>(words, bits);
-  case Format::fp4_e2m1: return decodeWords<Format::fp4_e2m1>(words, bits);
+  case Format::fp32:
+    return decodeWords<Format::fp32>(words, bits);
+  case Format::bf16:
+    return decodeWords<Format::bf16>(words, bits);
+  case Format::fp16:
+    return decodeWords<Format::fp16>(words, bits);
+  case Format::fp8_e4m3:
+    return decodeWords<Format::fp8_e4m3>(words, bits);
+  case Format::fp8_e5m2:
+    return decodeWords<Format::fp8_e5m2>(words, bits);
+  case Format::fp4_e2m1:
+    return decodeWords<Format::fp4_e2m1>(words, bits);
   }
 }
 
-RESHARD_BOTH inline void storeElements(Format format, uint64_t address, uint32_t count, uint32_t width, Overflow overflow, const uint32_t (&bits)[kVector]) {
+RESHARD_BOTH inline void storeElements(Format format, uint64_t address, uint32_t count, uint32_t width,
+                                       Overflow overflow, const uint32_t (&bits)[kVector]) {
   uint32_t words[kVector] = {};
   switch (format) {
-  case Format::fp32: encodeWords<Format::fp32>(bits, overflow, words); break;
-  case Format::bf16: encodeWords<Format::bf16>(bits, overflow, words); break;
-  case Format::fp16: encodeWords<Format::fp16>(bits, overflow, words); break;
-  case Format::fp8_e4m3: encodeWords<Format::fp8_e4m3>(bits, overflow, words); break;
-  case Format::fp8_e5m2: encodeWords<Format::fp8_e5m2>(bits, overflow, words); break;
-  case Format::fp4_e2m1: encodeWords<Format::fp4_e2m1>(bits, overflow, words); break;
+  case Format::fp32:
+    encodeWords<Format::fp32>(bits, overflow, words);
+    break;
+  case Format::bf16:
+    encodeWords<Format::bf16>(bits, overflow, words);
+    break;
+  case Format::fp16:
+    encodeWords<Format::fp16>(bits, overflow, words);
+    break;
+  case Format::fp8_e4m3:
+    encodeWords<Format::fp8_e4m3>(bits, overflow, words);
+    break;
+  case Format::fp8_e5m2:
+    encodeWords<Format::fp8_e5m2>(bits, overflow, words);
+    break;
+  case Format::fp4_e2m1:
+    encodeWords<Format::fp4_e2m1>(bits, overflow, words);
+    break;
   }
   storeWords(address, (count * bitsOf(format) + 7) / 8, width, words);
 }
@@ -208,13 +249,20 @@ RESHARD_BOTH inline uint64_t scaleAddress(const TableMatrices &m, uint64_t eleme
   const uint64_t row = quotient(within, m.columns), column = within - row * m.columns;
   if (m.blockElements == 0)
     return m.scales + 4 * ((matrix * m.shape.rows + row / 128) * m.shape.columns + column / 128);
-  return m.scales + matrix * m.scaleBytes + swizzledOffset(m.shape, row, m.blockElements == 32 ? column / 32 : column / 16);
+  return m.scales + matrix * m.scaleBytes +
+         swizzledOffset(m.shape, row, m.blockElements == 32 ? column / 32 : column / 16);
 }
 
-RESHARD_BOTH inline float tensorScaleOf(const TableMatrices &m, uint64_t element) { return loadFloat(m.tensorScales + 4 * quotient(element, m.matrixElements)); }
+RESHARD_BOTH inline float tensorScaleOf(const TableMatrices &m, uint64_t element) {
+  return loadFloat(m.tensorScales + 4 * quotient(element, m.matrixElements));
+}
 
-RESHARD_BOTH inline float e8m0(uint32_t code) { return sameBits<float>(code == 255 ? kNanBits : code == 0 ? 1u << 22 : code << 23); }
-RESHARD_BOTH inline float inverseE8m0(uint32_t code) { return sameBits<float>(code == 255 ? kNanBits : code == 254 ? 1u << 22 : (254 - code) << 23); }
+RESHARD_BOTH inline float e8m0(uint32_t code) {
+  return sameBits<float>(code == 255 ? kNanBits : code == 0 ? 1u << 22 : code << 23);
+}
+RESHARD_BOTH inline float inverseE8m0(uint32_t code) {
+  return sameBits<float>(code == 255 ? kNanBits : code == 254 ? 1u << 22 : (254 - code) << 23);
+}
 
 /// Divides by, or multiplies with, one number.
 RESHARD_BOTH inline void divide(uint32_t (&bits)[kVector], float divisor) {
@@ -235,7 +283,8 @@ RESHARD_BOTH inline uint32_t largestOf(const uint32_t (&bits)[kVector], uint32_t
   return most;
 }
 
-/// The numbers by which kernels/convert.h has scales, from the bits of a largest magnitude; one that is not finite is the one NaN.
+/// The numbers by which kernels/convert.h has scales, from the bits of a largest magnitude; one that is not finite is
+/// the one NaN.
 RESHARD_BOTH inline uint32_t finiteOrNan(uint32_t largest) { return largest >= kInfinityBits ? kNanBits : largest; }
 RESHARD_BOTH inline uint32_t quotientOrOne(uint32_t largest, float divisor) {
   const float scale = sameBits<float>(largest) / divisor;
@@ -243,7 +292,8 @@ RESHARD_BOTH inline uint32_t quotientOrOne(uint32_t largest, float divisor) {
 }
 
 /// Elements that are read at once, as fp32 bits.
-RESHARD_BOTH inline void readElements(const ChangeView &view, const ChangePiece &piece, uint64_t source, uint32_t (&bits)[kVector]) {
+RESHARD_BOTH inline void readElements(const ChangeView &view, const ChangePiece &piece, uint64_t source,
+                                      uint32_t (&bits)[kVector]) {
   if (piece.reads != Reads::elements) {
     if (piece.source)
       loadElements(piece.loads, source, piece.sourceVector, piece.sourceWidth, bits);
@@ -265,7 +315,8 @@ RESHARD_BOTH inline void readElements(const ChangeView &view, const ChangePiece 
       loadElements(Format::fp4_e2m1, m.codes + element / 2, 2, 1, bits);
       bits[0] = bits[1];
     }
-    multiply(bits, sameBits<float>(decodeBits<Format::fp8_e4m3>(load<unsigned char, true>(scale))) * tensorScaleOf(m, element));
+    multiply(bits, sameBits<float>(decodeBits<Format::fp8_e4m3>(load<unsigned char, true>(scale))) *
+                       tensorScaleOf(m, element));
   } else {
     loadElements(Format::fp8_e4m3, m.codes + element, piece.sourceVector, piece.sourceWidth, bits);
     multiply(bits, m.blockElements == 0 ? loadFloat(scale) : e8m0(load<unsigned char, true>(scale)));
@@ -275,10 +326,12 @@ RESHARD_BOTH inline void readElements(const ChangeView &view, const ChangePiece 
 }
 
 /// A unit's elements. Those that are read one by one come last, and move up.
-RESHARD_BOTH inline void readUnit(const ChangeView &view, const ChangePiece &piece, uint64_t source, uint32_t (&bits)[kVector]) {
+RESHARD_BOTH inline void readUnit(const ChangeView &view, const ChangePiece &piece, uint64_t source,
+                                  uint32_t (&bits)[kVector]) {
   const bool together = piece.sourceVector == piece.vector;
   RESHARD_ROLLED
-  for (uint32_t one = 0; one < piece.vector; one += piece.sourceVector, ++source) { // of matrices, whose elements count one each
+  for (uint32_t one = 0; one < piece.vector;
+       one += piece.sourceVector, ++source) { // of matrices, whose elements count one each
     uint32_t next[kVector] = {};
     readElements(view, piece, source, next);
     RESHARD_UNROLL
@@ -289,21 +342,26 @@ RESHARD_BOTH inline void readUnit(const ChangeView &view, const ChangePiece &pie
 }
 
 /// A unit's codes, and from the first unit of a block its scale, by the largest magnitude of the block.
-RESHARD_BOTH inline void quantizeUnit(const ChangePiece &piece, const TableMatrices &m, uint64_t element, uint32_t largest, uint32_t (&bits)[kVector]) {
+RESHARD_BOTH inline void quantizeUnit(const ChangePiece &piece, const TableMatrices &m, uint64_t element,
+                                      uint32_t largest, uint32_t (&bits)[kVector]) {
   const uint64_t at = scaleAddress(m, element);
   const bool first = element % m.blockElements == 0;
   if (m.blockElements == 32) {
     // The smallest power of two that brings the largest magnitude to 448 = 1.75 * 2^8 or below.
-    const uint32_t exponent = (largest + 0x1FFFFF) >> 23, code = largest >= kInfinityBits ? 255 : exponent > 8 ? exponent - 8 : 0;
+    const uint32_t exponent = (largest + 0x1FFFFF) >> 23, code = largest >= kInfinityBits ? 255
+                                                                 : exponent > 8           ? exponent - 8
+                                                                                          : 0;
     if (first)
       store(at, static_cast<unsigned char>(code));
     if (!m.codes)
       return;
     multiply(bits, inverseE8m0(code));
-    return storeElements(Format::fp8_e4m3, m.codes + element, piece.vector, piece.targetWidth, Overflow::saturate, bits); // nothing is beyond 448 but NaN
+    return storeElements(Format::fp8_e4m3, m.codes + element, piece.vector, piece.targetWidth, Overflow::saturate,
+                         bits); // nothing is beyond 448 but NaN
   }
   const float ofTensor = tensorScaleOf(m, element);
-  const uint32_t code = encodeBits<Format::fp8_e4m3>(quotientOrOne(largest, 6 * ofTensor) & kMagnitudeBits, Overflow::saturate);
+  const uint32_t code =
+      encodeBits<Format::fp8_e4m3>(quotientOrOne(largest, 6 * ofTensor) & kMagnitudeBits, Overflow::saturate);
   if (first)
     store(at, static_cast<unsigned char>(code));
   if (!m.codes)
@@ -314,7 +372,8 @@ RESHARD_BOTH inline void quantizeUnit(const ChangePiece &piece, const TableMatri
 }
 
 /// Units [begin, end) of rows, of one tile.
-RESHARD_BOTH inline void changeUnits(const ChangeView &view, const ChangePiece &piece, uint32_t begin, uint32_t end, uint32_t lane) {
+RESHARD_BOTH inline void changeUnits(const ChangeView &view, const ChangePiece &piece, uint32_t begin, uint32_t end,
+                                     uint32_t lane) {
   const TableShape shape = view.shapes[piece.shape];
   const uint32_t sourceStep = piece.vector * (piece.reads == Reads::elements ? 1 : bitsOf(piece.loads) / 8);
   const uint32_t targetStep = piece.vector * (piece.writes == Writes::quantized ? 1 : bitsOf(piece.stores) / 8);
@@ -370,11 +429,13 @@ RESHARD_BOTH inline void changeUnits(const ChangeView &view, const ChangePiece &
 /// A block of 128 x 128, or what of it there is: its largest magnitude, its scale, its codes.
 RESHARD_BOTH inline void changeBlock(const ChangeView &view, const ChangePiece &piece, uint32_t number, uint32_t lane) {
   const TableMatrices &m = view.matrices[piece.to];
-  const uint64_t below = quotient(number, m.shape.columns), blockRow = piece.first + below, matrix = quotient(blockRow, m.shape.rows);
+  const uint64_t below = quotient(number, m.shape.columns), blockRow = piece.first + below,
+                 matrix = quotient(blockRow, m.shape.rows);
   const uint64_t row = (blockRow - matrix * m.shape.rows) * 128, column = (number - below * m.shape.columns) * 128;
   const uint64_t element = matrix * m.matrixElements + row * m.columns + column;
   const auto rows = static_cast<uint32_t>(m.rows - row < 128 ? m.rows - row : 128);
-  const auto units = static_cast<uint32_t>(m.columns - column < 128 ? m.columns - column : 128) / piece.vector; // of a row
+  const auto units =
+      static_cast<uint32_t>(m.columns - column < 128 ? m.columns - column : 128) / piece.vector; // of a row
   const uint32_t all = rows * units, item = bitsOf(piece.loads) / 8;
   uint32_t most[kLanesHere] = {}, scale = 0;
   for (int pass = 0; pass < (m.codes ? 2 : 1); ++pass) {
@@ -415,7 +476,8 @@ RESHARD_BOTH inline void changeOne(const ChangeView &view, const ChangePiece &pi
   if (piece.task == Task::tensorScales) {
     uint32_t most = 0;
     for (uint32_t i = 0; i < piece.first; ++i) {
-      const uint32_t one = sameBits<uint32_t>(loadFloat(piece.source + 4 * (uint64_t{unit} * piece.first + i))) & kMagnitudeBits;
+      const uint32_t one =
+          sameBits<uint32_t>(loadFloat(piece.source + 4 * (uint64_t{unit} * piece.first + i))) & kMagnitudeBits;
       most = one > most ? one : most;
     }
     return storeFloat(piece.target + 4 * uint64_t{unit}, quotientOrOne(most, 448 * 6));
@@ -425,24 +487,32 @@ RESHARD_BOTH inline void changeOne(const ChangeView &view, const ChangePiece &pi
   const uint64_t matrix = quotient(unit, each), within = unit - matrix * each;
   if (piece.task == Task::unswizzle) {
     const uint64_t row = quotient(within, m.shape.columns);
-    return store(piece.target + unit, load<unsigned char>(m.scales + matrix * m.scaleBytes + swizzledOffset(m.shape, row, within - row * m.shape.columns)));
+    return store(piece.target + unit,
+                 load<unsigned char>(m.scales + matrix * m.scaleBytes +
+                                     swizzledOffset(m.shape, row, within - row * m.shape.columns)));
   }
-  const uint64_t tile = within / kScaleTileBytes, tiles = (m.shape.columns + kScaleTileColumns - 1) / kScaleTileColumns, down = quotient(tile, tiles);
+  const uint64_t tile = within / kScaleTileBytes, tiles = (m.shape.columns + kScaleTileColumns - 1) / kScaleTileColumns,
+                 down = quotient(tile, tiles);
   const uint64_t row = down * kScaleTileRows + within % 16 / kScaleTileColumns * 32 + within % kScaleTileBytes / 16;
   const uint64_t column = (tile - down * tiles) * kScaleTileColumns + within % kScaleTileColumns;
   const bool inside = row < m.shape.rows && column < m.shape.columns;
   if (piece.task == Task::swizzle || !inside)
-    store(m.scales + unit, inside ? load<unsigned char>(piece.source + (matrix * m.shape.rows + row) * m.shape.columns + column) : static_cast<unsigned char>(0));
+    store(m.scales + unit,
+          inside ? load<unsigned char>(piece.source + (matrix * m.shape.rows + row) * m.shape.columns + column)
+                 : static_cast<unsigned char>(0));
 }
 
 } // namespace detail
 
 /// Tiles of a piece.
-RESHARD_BOTH inline uint64_t tilesOf(const ChangePiece &piece) { return piece.task == Task::blocks ? piece.units : (uint64_t{piece.units} + kTileUnits - 1) / kTileUnits; }
+RESHARD_BOTH inline uint64_t tilesOf(const ChangePiece &piece) {
+  return piece.task == Task::blocks ? piece.units : (uint64_t{piece.units} + kTileUnits - 1) / kTileUnits;
+}
 
-/// What warp `warp` of block `block` of `blocks` changes, lane `lane` of it on a GPU, all lanes on the host (0). All warps of all blocks change everything
-/// once. Blocks have equally many tiles; their warps take them in turn.
-RESHARD_BOTH inline void changeWarp(const ChangeView &view, uint32_t block, uint32_t blocks, uint32_t warp, uint32_t lane) {
+/// What warp `warp` of block `block` of `blocks` changes, lane `lane` of it on a GPU, all lanes on the host (0). All
+/// warps of all blocks change everything once. Blocks have equally many tiles; their warps take them in turn.
+RESHARD_BOTH inline void changeWarp(const ChangeView &view, uint32_t block, uint32_t blocks, uint32_t warp,
+                                    uint32_t lane) {
   const uint64_t begin = view.tiles / blocks * block + view.tiles % blocks * block / blocks;
   const uint64_t end = view.tiles / blocks * (block + 1) + view.tiles % blocks * (block + 1) / blocks;
   if (begin == end)
@@ -466,8 +536,8 @@ RESHARD_BOTH inline void changeWarp(const ChangeView &view, uint32_t block, uint
     }
     for (uint32_t i = 0; i < kLanesHere; ++i)
       RESHARD_ROLLED
-      for (uint32_t unit = first + lane + i; unit < last; unit += kWarpThreads)
-        detail::changeOne(view, piece, unit);
+    for (uint32_t unit = first + lane + i; unit < last; unit += kWarpThreads)
+      detail::changeOne(view, piece, unit);
   }
 }
 

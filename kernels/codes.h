@@ -1,4 +1,5 @@
-// Conversion of one value between fp32 and a stored format in a few instructions, for a GPU; what kernels/formats.h defines.
+// Conversion of one value between fp32 and a stored format in a few instructions, for a GPU; what kernels/formats.h
+// defines.
 #pragma once
 
 #include "kernels/both.h"
@@ -39,13 +40,17 @@ template <Format To> RESHARD_BOTH inline uint32_t encodeBits(uint32_t bits, Over
     return (nan ? e.nan : (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16) | sign;
   } else {
     // The largest value, or the one after it, where the code of infinity or NaN is.
-    constexpr float kLargest = To == Format::fp16 ? 65536 : To == Format::fp8_e4m3 ? 448 : To == Format::fp8_e5m2 ? 57344 : 6;
+    constexpr float kLargest = To == Format::fp16       ? 65536
+                               : To == Format::fp8_e4m3 ? 448
+                               : To == Format::fp8_e5m2 ? 57344
+                                                        : 6;
     constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp4_e2m1 ? 6 : 65536;
     const uint32_t limit = sameBits<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond);
     const uint32_t clamped = magnitude < limit ? magnitude : limit;
-    // Adding 2^23 units of the code's last place rounds to whole ones, which are then the sum's lowest bits; values below the format's normal ones
-    // have the unit of these. What is above the code's bits is noise.
-    constexpr uint32_t kLowest = static_cast<uint32_t>(127 - e.bias + 1), kDropped = static_cast<uint32_t>(23 - e.mantissaBits);
+    // Adding 2^23 units of the code's last place rounds to whole ones, which are then the sum's lowest bits; values
+    // below the format's normal ones have the unit of these. What is above the code's bits is noise.
+    constexpr uint32_t kLowest = static_cast<uint32_t>(127 - e.bias + 1),
+                       kDropped = static_cast<uint32_t>(23 - e.mantissaBits);
     const uint32_t own = clamped & kInfinityBits, exponent = own > kLowest << 23 ? own : kLowest << 23;
     const float sum = sameBits<float>(clamped) + sameBits<float>(exponent + (kDropped << 23));
     const uint32_t code = sameBits<uint32_t>(sum) + (exponent >> kDropped) - (kLowest << e.mantissaBits);
@@ -54,6 +59,8 @@ template <Format To> RESHARD_BOTH inline uint32_t encodeBits(uint32_t bits, Over
 }
 
 /// A result of arithmetic with the sign of what it came from, which a NaN's arithmetic loses.
-RESHARD_BOTH inline uint32_t withSign(float result, uint32_t of) { return (sameBits<uint32_t>(result) & kMagnitudeBits) | (of & ~kMagnitudeBits); }
+RESHARD_BOTH inline uint32_t withSign(float result, uint32_t of) {
+  return (sameBits<uint32_t>(result) & kMagnitudeBits) | (of & ~kMagnitudeBits);
+}
 
 } // namespace reshard::kernels

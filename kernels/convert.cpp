@@ -47,7 +47,8 @@ template <class Visit> void forBlocks(const Matrix &matrix, uint64_t targetBytes
   uint64_t index = 0;
   for (uint64_t row = 0; row < matrix.rows; row += kFp8Block)
     for (uint64_t column = 0; column < matrix.columns; column += kFp8Block, ++index)
-      visit(Matrix{std::min(kFp8Block, matrix.rows - row), std::min(kFp8Block, matrix.columns - column), matrix.targetStride, matrix.sourceStride},
+      visit(Matrix{std::min(kFp8Block, matrix.rows - row), std::min(kFp8Block, matrix.columns - column),
+                   matrix.targetStride, matrix.sourceStride},
             static_cast<int64_t>(row) * matrix.targetStride + static_cast<int64_t>(column * targetBytes),
             static_cast<int64_t>(row) * matrix.sourceStride + static_cast<int64_t>(column * sourceBytes), index);
 }
@@ -58,12 +59,16 @@ template <class Visit> void forRows(const Matrix &matrix, Visit visit) {
     visit(static_cast<int64_t>(row) * matrix.targetStride, static_cast<int64_t>(row) * matrix.sourceStride);
 }
 
-void divideRows(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix, const Conversion &how) {
+void divideRows(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix,
+                const Conversion &how) {
   const auto divide = kernels(how.level).divide[wideIndex(wide)];
-  forRows(matrix, [&](int64_t to, int64_t from) { divide(target + to, source + from, matrix.columns, scale, streams(how, target + to)); });
+  forRows(matrix, [&](int64_t to, int64_t from) {
+    divide(target + to, source + from, matrix.columns, scale, streams(how, target + to));
+  });
 }
 
-void multiplyRows(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix, const Conversion &how) {
+void multiplyRows(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix,
+                  const Conversion &how) {
   const auto multiply = kernels(how.level).multiply[static_cast<size_t>(Format::fp8_e4m3)][wideIndex(wide)];
   forRows(matrix, [&](int64_t to, int64_t from) {
     multiply(target + to, source + from, matrix.columns, scale, Overflow::infinity, streams(how, target + to));
@@ -72,14 +77,16 @@ void multiplyRows(Format wide, std::byte *target, const std::byte *source, float
 
 } // namespace
 
-void cast(Format to, std::byte *target, Format from, const std::byte *source, uint64_t count, Overflow overflow, Conversion how) {
+void cast(Format to, std::byte *target, Format from, const std::byte *source, uint64_t count, Overflow overflow,
+          Conversion how) {
   const auto multiply = kernels(how.level).multiply[static_cast<size_t>(from)][static_cast<size_t>(to)];
   assert(multiply);
   multiply(target, source, count, 1, overflow, streams(how, target));
   finish(how);
 }
 
-void quantizeMxfp8(std::byte *target, std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how) {
+void quantizeMxfp8(std::byte *target, std::byte *scales, Format wide, const std::byte *source, uint64_t count,
+                   Conversion how) {
   kernels(how.level).quantizeMxfp8[wideIndex(wide)](target, scales, source, count, streams(how, target));
   finish(how);
 }
@@ -88,18 +95,21 @@ void scaleMxfp8(std::byte *scales, Format wide, const std::byte *source, uint64_
   kernels(how.level).scaleMxfp8[wideIndex(wide)](scales, source, count);
 }
 
-void encodeMxfp8(std::byte *target, const std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how) {
+void encodeMxfp8(std::byte *target, const std::byte *scales, Format wide, const std::byte *source, uint64_t count,
+                 Conversion how) {
   kernels(how.level).encodeMxfp8[wideIndex(wide)](target, scales, source, count, streams(how, target));
   finish(how);
 }
 
-void dequantizeMxfp8(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, Conversion how) {
+void dequantizeMxfp8(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count,
+                     Conversion how) {
   kernels(how.level).dequantizeMxfp8[wideIndex(wide)](target, source, scales, count, streams(how, target));
   finish(how);
 }
 
 float amax(Format wide, const std::byte *source, const Matrix &matrix, Conversion how) {
-  return fromMagnitude(kernels(how.level).largest[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride));
+  return fromMagnitude(
+      kernels(how.level).largest[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride));
 }
 
 float fp8Scale(float amax) {
@@ -107,17 +117,20 @@ float fp8Scale(float amax) {
   return scale == 0 ? 1 : scale;
 }
 
-void quantizeFp8(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix, Conversion how) {
+void quantizeFp8(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix,
+                 Conversion how) {
   divideRows(target, scale, wide, source, matrix, how);
   finish(how);
 }
 
-void dequantizeFp8(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix, Conversion how) {
+void dequantizeFp8(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix,
+                   Conversion how) {
   multiplyRows(wide, target, source, scale, matrix, how);
   finish(how);
 }
 
-void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::byte *source, const Matrix &matrix, Conversion how) {
+void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::byte *source, const Matrix &matrix,
+                      Conversion how) {
   forBlocks(matrix, 1, itemBytes(wide), [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
     scales[index] = fp8Scale(amax(wide, source + from, block, how));
     divideRows(target + to, scales[index], wide, source + from, block, how);
@@ -125,14 +138,16 @@ void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::
   finish(how);
 }
 
-void encodeBlockFp8(std::byte *target, const float *scales, Format wide, const std::byte *source, const Matrix &matrix, Conversion how) {
+void encodeBlockFp8(std::byte *target, const float *scales, Format wide, const std::byte *source, const Matrix &matrix,
+                    Conversion how) {
   forBlocks(matrix, 1, itemBytes(wide), [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
     divideRows(target + to, scales[index], wide, source + from, block, how);
   });
   finish(how);
 }
 
-void dequantizeBlockFp8(Format wide, std::byte *target, const std::byte *source, const float *scales, const Matrix &matrix, Conversion how) {
+void dequantizeBlockFp8(Format wide, std::byte *target, const std::byte *source, const float *scales,
+                        const Matrix &matrix, Conversion how) {
   forBlocks(matrix, itemBytes(wide), 1, [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
     multiplyRows(wide, target + to, source + from, scales[index], block, how);
   });
@@ -144,17 +159,19 @@ float nvfp4TensorScale(float amax) {
   return scale == 0 ? 1 : scale;
 }
 
-void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count, Conversion how) {
+void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source,
+                   uint64_t count, Conversion how) {
   kernels(how.level).quantizeNvfp4[wideIndex(wide)](target, scales, tensorScale, source, count, streams(how, target));
   finish(how);
 }
 
-void scaleNvfp4(std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count, Conversion how) {
+void scaleNvfp4(std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count,
+                Conversion how) {
   kernels(how.level).scaleNvfp4[wideIndex(wide)](scales, tensorScale, source, count);
 }
 
-void dequantizeNvfp4(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count,
-                     Conversion how) {
+void dequantizeNvfp4(Format wide, std::byte *target, const std::byte *source, const std::byte *scales,
+                     float tensorScale, uint64_t count, Conversion how) {
   kernels(how.level).dequantizeNvfp4[wideIndex(wide)](target, source, scales, tensorScale, count, streams(how, target));
   finish(how);
 }

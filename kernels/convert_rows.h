@@ -1,8 +1,9 @@
-// Row kernels, written once for all levels. `Lanes` is a level's vector of kLanes fp32 values (Floats; Bits as integers): load<Format>(at) decodes,
-// store<Format>(at, scaled, value, overflow, stream) encodes the magnitude of `scaled` with the sign of `value`, which a NaN's arithmetic may lose.
+// Row kernels, written once for all levels. `Lanes` is a level's vector of kLanes fp32 values (Floats; Bits as
+// integers): load<Format>(at) decodes, store<Format>(at, scaled, value, overflow, stream) encodes the magnitude of
+// `scaled` with the sign of `value`, which a NaN's arithmetic may lose.
 //
-// Included by one file for each level, which is compiled for that level: nothing here may be used by two of them, so all is in an
-// unnamed namespace and functions of the standard library are avoided.
+// Included by one file for each level, which is compiled for that level: nothing here may be used by two of them, so
+// all is in an unnamed namespace and functions of the standard library are avoided.
 #pragma once
 
 #include "kernels/convert.h"
@@ -34,8 +35,8 @@ template <class Lanes> struct Rows {
   using Bits = typename Lanes::Bits;
   static constexpr uint64_t kLanes = Lanes::kLanes;
 
-  /// Calls step(chunk, target, source, stream) for each `Chunk` elements, of so many bytes on each side. The last ones come in a buffer with
-  /// zeros behind them, and what they become behind the `count`th is dropped.
+  /// Calls step(chunk, target, source, stream) for each `Chunk` elements, of so many bytes on each side. The last ones
+  /// come in a buffer with zeros behind them, and what they become behind the `count`th is dropped.
   template <uint64_t Chunk, uint64_t TargetBytes, uint64_t SourceBytes, class Step>
   static void walk(std::byte *target, const std::byte *source, uint64_t count, bool stream, Step step) {
     uint64_t chunk = 0;
@@ -74,14 +75,17 @@ template <class Lanes> struct Rows {
   }
 
   template <Format From, Format To>
-  static void multiply(std::byte *target, const std::byte *source, uint64_t count, float factor, Overflow overflow, bool stream) {
+  static void multiply(std::byte *target, const std::byte *source, uint64_t count, float factor, Overflow overflow,
+                       bool stream) {
     walk<kCastChunk, kCastChunk * kItemBytes<To>, kCastChunk * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t, std::byte *to, const std::byte *from, bool past) {
-          convert<From, To, kCastChunk>(to, from, overflow, past, [&](Floats value) { return value * Lanes::broadcast(factor); });
+          convert<From, To, kCastChunk>(to, from, overflow, past,
+                                        [&](Floats value) { return value * Lanes::broadcast(factor); });
         });
   }
 
-  template <Format From> static void divide(std::byte *target, const std::byte *source, uint64_t count, float divisor, bool stream) {
+  template <Format From>
+  static void divide(std::byte *target, const std::byte *source, uint64_t count, float divisor, bool stream) {
     walk<kCastChunk, kCastChunk, kCastChunk * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t, std::byte *to, const std::byte *from, bool past) {
           convert<From, Format::fp8_e4m3, kCastChunk>(to, from, Overflow::saturate, past,
@@ -89,7 +93,8 @@ template <class Lanes> struct Rows {
         });
   }
 
-  template <Format From> static uint32_t largest(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride) {
+  template <Format From>
+  static uint32_t largest(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride) {
     Bits most = {};
     for (uint64_t row = 0; row < rows; ++row, source += stride) {
       uint64_t at = 0;
@@ -124,26 +129,33 @@ template <class Lanes> struct Rows {
     return Lanes::largestOfEach(each);
   }
 
-  /// Codes of the smallest E8M0 scales that bring magnitudes to 448 = 1.75 * 2^8 or below; those of what is not finite are NaN.
+  /// Codes of the smallest E8M0 scales that bring magnitudes to 448 = 1.75 * 2^8 or below; those of what is not finite
+  /// are NaN.
   static Bits mxScales(Bits magnitudes) {
     const Bits exponents = (magnitudes + 0x1FFFFF) >> 23; // one more where the mantissa is above 1.75
     return magnitudes >= kInfinity ? Bits{} + 255 : exponents > 8 ? exponents - 8 : Bits{};
   }
 
-  /// Elements of a block whose scale has this code. Of the scales that mxScales makes none has an inverse that is subnormal: 254.
+  /// Elements of a block whose scale has this code. Of the scales that mxScales makes none has an inverse that is
+  /// subnormal: 254.
   template <Format From> static void mxBlock(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
-    const Floats inverse = Lanes::broadcast(as<float>(code == 255 ? kQuietNan : code == 254 ? 1u << 22 : (254 - code) << 23));
+    const Floats inverse = Lanes::broadcast(as<float>(code == 255   ? kQuietNan
+                                                      : code == 254 ? 1u << 22
+                                                                    : (254 - code) << 23));
     // What is beyond 448 becomes NaN, and that mode makes NaN of NaN in the same step.
-    convert<From, Format::fp8_e4m3, kMxBlock>(target, source, Overflow::infinity, stream, [&](Floats value) { return value * inverse; });
+    convert<From, Format::fp8_e4m3, kMxBlock>(target, source, Overflow::infinity, stream,
+                                              [&](Floats value) { return value * inverse; });
   }
 
   /// Apart, so that its constants take no registers from a loop that rarely comes here.
-  template <Format From> [[gnu::noinline]] static void mxBlockApart(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
+  template <Format From>
+  [[gnu::noinline]] static void mxBlockApart(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
     mxBlock<From>(target, source, code, stream);
   }
 
   template <Format From>
-  static void quantizeMxfp8(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
+  static void quantizeMxfp8(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count,
+                            bool stream) {
     constexpr uint64_t kGroup = kMxBlock * kLanes;
     walk<kGroup, kGroup, kGroup * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
@@ -155,7 +167,8 @@ template <class Lanes> struct Rows {
             scales[group * kLanes + block] = static_cast<std::byte>(code[block]);
             std::byte *const elements = to + block * kMxBlock;
             const std::byte *const values = from + block * kMxBlock * kItemBytes<From>;
-            if constexpr (From == Format::bf16 && requires { Lanes::template storePairs<kMxBlock>(elements, values, 0, past); }) {
+            if constexpr (From == Format::bf16 &&
+                          requires { Lanes::template storePairs<kMxBlock>(elements, values, 0, past); }) {
               if (!Lanes::template storePairs<kMxBlock>(elements, values, code[block], past))
                 mxBlockApart<From>(elements, values, code[block], past);
             } else {
@@ -167,18 +180,20 @@ template <class Lanes> struct Rows {
 
   template <Format From> static void scaleMxfp8(std::byte *scales, const std::byte *source, uint64_t count) {
     constexpr uint64_t kGroup = kMxBlock * kLanes;
-    walk<kGroup, kLanes, kGroup * kItemBytes<From>>(scales, source, count, false, [&](uint64_t, std::byte *to, const std::byte *from, bool) {
-      const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
-      uint32_t code[kLanes];
-      std::memcpy(code, &codes, sizeof(codes));
-      for (uint64_t block = 0; block < kLanes; ++block)
-        to[block] = static_cast<std::byte>(code[block]);
-    });
+    walk<kGroup, kLanes, kGroup * kItemBytes<From>>(scales, source, count, false,
+                                                    [&](uint64_t, std::byte *to, const std::byte *from, bool) {
+                                                      const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
+                                                      uint32_t code[kLanes];
+                                                      std::memcpy(code, &codes, sizeof(codes));
+                                                      for (uint64_t block = 0; block < kLanes; ++block)
+                                                        to[block] = static_cast<std::byte>(code[block]);
+                                                    });
   }
 
   /// As quantizeMxfp8 does once it knows the scales.
   template <Format From>
-  static void encodeMxfp8(std::byte *target, const std::byte *scales, const std::byte *source, uint64_t count, bool stream) {
+  static void encodeMxfp8(std::byte *target, const std::byte *scales, const std::byte *source, uint64_t count,
+                          bool stream) {
     walk<kMxBlock, kMxBlock, kMxBlock * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
           mxBlock<From>(to, from, static_cast<uint32_t>(scales[block]), past);
@@ -186,12 +201,14 @@ template <class Lanes> struct Rows {
   }
 
   template <Format To>
-  static void dequantizeMxfp8(std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count, bool stream) {
+  static void dequantizeMxfp8(std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count,
+                              bool stream) {
     walk<kMxBlock, kMxBlock * kItemBytes<To>, kMxBlock>(
         target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
           const auto code = static_cast<uint32_t>(scales[block]);
           const Floats scale = Lanes::broadcast(as<float>(code == 255 ? kQuietNan : code == 0 ? 1u << 22 : code << 23));
-          convert<Format::fp8_e4m3, To, kMxBlock>(to, from, Overflow::infinity, past, [&](Floats value) { return value * scale; });
+          convert<Format::fp8_e4m3, To, kMxBlock>(to, from, Overflow::infinity, past,
+                                                  [&](Floats value) { return value * scale; });
         });
   }
 
@@ -211,14 +228,16 @@ template <class Lanes> struct Rows {
     Lanes::template store<Format::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
   }
 
-  template <Format From> static void scaleNvfp4(std::byte *scales, float tensorScale, const std::byte *source, uint64_t count) {
+  template <Format From>
+  static void scaleNvfp4(std::byte *scales, float tensorScale, const std::byte *source, uint64_t count) {
     walk<kNvfp4Group, kLanes, kNvfp4Group * kItemBytes<From>>(
         scales, source, count, false,
         [&](uint64_t, std::byte *to, const std::byte *from, bool) { nvfp4Scales<From>(to, tensorScale, from); });
   }
 
   template <Format From>
-  static void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source, uint64_t count, bool stream) {
+  static void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source,
+                            uint64_t count, bool stream) {
     walk<kNvfp4Group, kNvfp4Group / 2, kNvfp4Group * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
           const uint64_t blocks = blocksOfGroup(kNvfp4Block, count, group);
@@ -232,7 +251,8 @@ template <class Lanes> struct Rows {
           for (uint64_t block = 0; block < blocks; ++block) {
             alignas(kLine) std::byte elements[kNvfp4Block];
             const Floats divisor = Lanes::broadcast(divisors[block]);
-            convert<From, Format::fp4_e2m1, kNvfp4Block>(elements, from + block * kNvfp4Block * kItemBytes<From>, Overflow::saturate, false,
+            convert<From, Format::fp4_e2m1, kNvfp4Block>(elements, from + block * kNvfp4Block * kItemBytes<From>,
+                                                         Overflow::saturate, false,
                                                          [&](Floats value) { return value / divisor; });
             Lanes::store8(to + block * sizeof(uint64_t), Lanes::pack(elements), past);
           }
@@ -242,7 +262,8 @@ template <class Lanes> struct Rows {
   }
 
   template <Format To>
-  static void dequantizeNvfp4(std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale, uint64_t count, bool stream) {
+  static void dequantizeNvfp4(std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale,
+                              uint64_t count, bool stream) {
     walk<kNvfp4Group, kNvfp4Group * kItemBytes<To>, kNvfp4Group / 2>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
           alignas(kLine) std::byte codes[kLanes] = {};
@@ -256,8 +277,9 @@ template <class Lanes> struct Rows {
             std::memcpy(&packed, from + block * sizeof(packed), sizeof(packed));
             alignas(kLine) std::byte elements[kNvfp4Block];
             Lanes::unpack(elements, packed);
-            convert<Format::fp4_e2m1, To, kNvfp4Block>(to + block * kNvfp4Block * kItemBytes<To>, elements, Overflow::infinity, past,
-                                                       [&](Floats value) { return value * Lanes::broadcast(each[block]); });
+            convert<Format::fp4_e2m1, To, kNvfp4Block>(
+                to + block * kNvfp4Block * kItemBytes<To>, elements, Overflow::infinity, past,
+                [&](Floats value) { return value * Lanes::broadcast(each[block]); });
           }
         });
   }
@@ -268,8 +290,10 @@ template <class Lanes> struct Rows {
         {{nullptr, multiply<fp32, bf16>, multiply<fp32, fp16>, multiply<fp32, fp8_e4m3>, multiply<fp32, fp8_e5m2>},
          {multiply<bf16, fp32>, nullptr, multiply<bf16, fp16>, multiply<bf16, fp8_e4m3>, multiply<bf16, fp8_e5m2>},
          {multiply<fp16, fp32>, multiply<fp16, bf16>, nullptr, multiply<fp16, fp8_e4m3>, multiply<fp16, fp8_e5m2>},
-         {multiply<fp8_e4m3, fp32>, multiply<fp8_e4m3, bf16>, multiply<fp8_e4m3, fp16>, nullptr, multiply<fp8_e4m3, fp8_e5m2>},
-         {multiply<fp8_e5m2, fp32>, multiply<fp8_e5m2, bf16>, multiply<fp8_e5m2, fp16>, multiply<fp8_e5m2, fp8_e4m3>, nullptr}},
+         {multiply<fp8_e4m3, fp32>, multiply<fp8_e4m3, bf16>, multiply<fp8_e4m3, fp16>, nullptr,
+          multiply<fp8_e4m3, fp8_e5m2>},
+         {multiply<fp8_e5m2, fp32>, multiply<fp8_e5m2, bf16>, multiply<fp8_e5m2, fp16>, multiply<fp8_e5m2, fp8_e4m3>,
+          nullptr}},
         {divide<fp32>, divide<bf16>, divide<fp16>},
         {largest<fp32>, largest<bf16>, largest<fp16>},
         {quantizeMxfp8<fp32>, quantizeMxfp8<bf16>, quantizeMxfp8<fp16>},

@@ -10,8 +10,8 @@ namespace reshard::kernels {
 
 namespace {
 
-/// Rows shorter than this that do not lie on lines are not worth streaming one by one: too much of them are first and last lines, which are
-/// written the usual way.
+/// Rows shorter than this that do not lie on lines are not worth streaming one by one: too much of them are first and
+/// last lines, which are written the usual way.
 constexpr uint64_t kStreamRowBytes = 256;
 
 /// Rows longer than this the CPU's own prefetchers follow well enough for usual stores.
@@ -65,14 +65,22 @@ void copyLong(Rows rows) {
 
 void copyPlain(const Rows &rows) {
   switch (rows.rowBytes) {
-  case 1: return copyFixed<1>(rows);
-  case 2: return copyFixed<2>(rows);
-  case 4: return copyFixed<4>(rows);
-  case 8: return copyFixed<8>(rows);
-  case 16: return copyFixed<16>(rows);
-  case 32: return copyFixed<32>(rows);
-  case 64: return copyFixed<64>(rows);
-  case 128: return copyFixed<128>(rows);
+  case 1:
+    return copyFixed<1>(rows);
+  case 2:
+    return copyFixed<2>(rows);
+  case 4:
+    return copyFixed<4>(rows);
+  case 8:
+    return copyFixed<8>(rows);
+  case 16:
+    return copyFixed<16>(rows);
+  case 32:
+    return copyFixed<32>(rows);
+  case 64:
+    return copyFixed<64>(rows);
+  case 128:
+    return copyFixed<128>(rows);
   }
   if (rows.rowBytes < 4)
     return copyHalves<2>(rows);
@@ -90,7 +98,8 @@ void copyPlain(const Rows &rows) {
 uint64_t toNextLine(const std::byte *target) { return (kLine - reinterpret_cast<uintptr_t>(target) % kLine) % kLine; }
 
 bool onLines(const Rows &rows) {
-  return rows.rowBytes % kLine == 0 && toNextLine(rows.target) == 0 && rows.targetStride % static_cast<int64_t>(kLine) == 0;
+  return rows.rowBytes % kLine == 0 && toNextLine(rows.target) == 0 &&
+         rows.targetStride % static_cast<int64_t>(kLine) == 0;
 }
 
 /// Short rows that join on the target side: gathered in the cache, streamed as whole lines.
@@ -134,27 +143,34 @@ void streamStretch(StreamLines stream, const Rows &rows) {
   if (onLines(rows))
     return stream({rows.target, rows.source, rows.count, rows.rowBytes / kLine, rows.targetStride, rows.sourceStride});
   if (rows.rowBytes < kStreamRowBytes) {
-    const bool joined = rows.targetStride == static_cast<int64_t>(rows.rowBytes) && rows.count * rows.rowBytes >= kGatherBytes;
+    const bool joined =
+        rows.targetStride == static_cast<int64_t>(rows.rowBytes) && rows.count * rows.rowBytes >= kGatherBytes;
     return joined ? streamJoined(stream, rows) : copyPlain(rows);
   }
   for (uint64_t i = 0; i < rows.count; ++i)
-    streamRow(stream, rows.target + static_cast<int64_t>(i) * rows.targetStride, rows.source + static_cast<int64_t>(i) * rows.sourceStride,
-              rows.rowBytes, rows.sourceStride);
+    streamRow(stream, rows.target + static_cast<int64_t>(i) * rows.targetStride,
+              rows.source + static_cast<int64_t>(i) * rows.sourceStride, rows.rowBytes, rows.sourceStride);
 }
 
 } // namespace
 
-void copyRowsAt(Level level, std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, bool stream) {
+void copyRowsAt(Level level, std::byte *target, const std::byte *source, const Strided &shape, uint64_t first,
+                uint64_t count, bool stream) {
   const StreamLines streamLines = stream ? lineStreamer(level) : nullptr;
   const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
   const bool transposed = transposes(shape);
   forBlocks(shape, first, count, [&](int64_t to, int64_t from, uint64_t steps, uint64_t rows) {
     if (transposed)
-      return transposeBlock(level, streamLines, target + to, source + from, shape.rowBytes, {steps, outer.sourceStride, outer.targetStride},
+      return transposeBlock(level, streamLines, target + to, source + from, shape.rowBytes,
+                            {steps, outer.sourceStride, outer.targetStride},
                             {rows, inner.sourceStride, inner.targetStride});
     for (uint64_t i = 0; i < steps; ++i) {
-      const Rows stretch = {target + to + static_cast<int64_t>(i) * outer.targetStride, source + from + static_cast<int64_t>(i) * outer.sourceStride,
-                            shape.rowBytes, rows, inner.targetStride, inner.sourceStride};
+      const Rows stretch = {target + to + static_cast<int64_t>(i) * outer.targetStride,
+                            source + from + static_cast<int64_t>(i) * outer.sourceStride,
+                            shape.rowBytes,
+                            rows,
+                            inner.targetStride,
+                            inner.sourceStride};
       if (streamLines)
         streamStretch(streamLines, stretch);
       else
@@ -165,7 +181,8 @@ void copyRowsAt(Level level, std::byte *target, const std::byte *source, const S
     finishStreaming();
 }
 
-void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, bool stream) {
+void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
+              bool stream) {
   copyRowsAt(cpuLevel(), target, source, shape, first, count, stream);
 }
 
@@ -174,7 +191,9 @@ void fillRows(std::byte *target, const Strided &shape, uint64_t first, uint64_t 
   forBlocks(shape, first, count, [&](int64_t to, int64_t, uint64_t steps, uint64_t rows) {
     for (uint64_t i = 0; i < steps; ++i)
       for (uint64_t k = 0; k < rows; ++k)
-        std::memset(target + to + static_cast<int64_t>(i) * outer.targetStride + static_cast<int64_t>(k) * inner.targetStride, 0, shape.rowBytes);
+        std::memset(target + to + static_cast<int64_t>(i) * outer.targetStride +
+                        static_cast<int64_t>(k) * inner.targetStride,
+                    0, shape.rowBytes);
   });
 }
 

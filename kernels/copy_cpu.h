@@ -7,6 +7,7 @@
 namespace reshard::kernels {
 
 /// As copyRows, with what `level` has; `level` must not be above cpuLevel().
-void copyRowsAt(Level level, std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, bool stream);
+void copyRowsAt(Level level, std::byte *target, const std::byte *source, const Strided &shape, uint64_t first,
+                uint64_t count, bool stream);
 
 } // namespace reshard::kernels

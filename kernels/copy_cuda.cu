@@ -8,7 +8,8 @@ namespace {
 /// Blocks that stand on a multiprocessor at once, by the registers of a thread.
 constexpr int kBlocksEach = 3;
 
-__global__ void __launch_bounds__(kBlockThreads, kBlocksEach) copyTable(const TableView table, volatile uint32_t *progress, uint32_t number) {
+__global__ void __launch_bounds__(kBlockThreads, kBlocksEach)
+    copyTable(const TableView table, volatile uint32_t *progress, uint32_t number) {
   if (blockIdx.x == 0 && threadIdx.x == 0)
     *progress = number;
   copyThread(table, blockIdx.x, gridDim.x, threadIdx.x);
@@ -16,7 +17,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksEach) copyTable(const Ta
 
 } // namespace
 
-cudaError_t launchCopies(const TableView &table, uint32_t blocks, volatile uint32_t *progress, uint32_t number, cudaStream_t stream) {
+cudaError_t launchCopies(const TableView &table, uint32_t blocks, volatile uint32_t *progress, uint32_t number,
+                         cudaStream_t stream) {
   copyTable<<<blocks, kBlockThreads, 0, stream>>>(table, progress, number);
   return cudaGetLastError();
 }
@@ -25,10 +27,12 @@ cudaError_t launchBlocks(uint64_t slots, uint32_t &blocks) {
   int device = 0, processors = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess)
     return error;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device); error != cudaSuccess)
+  if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      error != cudaSuccess)
     return error;
   const uint64_t blockSlots = kBlockThreads / kWarpThreads * kTileSlots;
-  blocks = static_cast<uint32_t>(std::clamp<uint64_t>((slots + blockSlots - 1) / blockSlots, 1, static_cast<uint64_t>(processors) * kBlocksEach));
+  blocks = static_cast<uint32_t>(
+      std::clamp<uint64_t>((slots + blockSlots - 1) / blockSlots, 1, static_cast<uint64_t>(processors) * kBlocksEach));
   return cudaSuccess;
 }
 

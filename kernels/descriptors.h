@@ -1,5 +1,5 @@
-// A table of strided copies, and what one thread of a launch does of it. Plain structs and inline functions, so that a GPU and the host
-// run the same code on the same table: tests run it thread by thread.
+// A table of strided copies, and what one thread of a launch does of it. Plain structs and inline functions, so that a
+// GPU and the host run the same code on the same table: tests run it thread by thread.
 #pragma once
 
 #include "kernels/both.h"
@@ -17,13 +17,14 @@ struct TableShape {
   uint32_t rowUnits, firstLoop, loopCount;
 };
 
-/// Units [first, first + units) of a shape (numbered along rows, the innermost loop fastest). The shape has fewer than 2^32 units.
+/// Units [first, first + units) of a shape (numbered along rows, the innermost loop fastest). The shape has fewer than
+/// 2^32 units.
 struct TablePiece {
   uint64_t source, target; // addresses of the shape's first unit; source 0: zeros
   uint64_t slot;           // the first of the piece in the table
   uint32_t first, units;
   uint32_t shape;
-  uint32_t width;          // bytes of a unit, to which both sides are aligned: 16, 8, 4, 2 or 1
+  uint32_t width; // bytes of a unit, to which both sides are aligned: 16, 8, 4, 2 or 1
 };
 
 /// Work is dealt out in slots of kSlotBytes. A piece begins with a slot of its own, so a slot belongs to one piece.
@@ -66,7 +67,8 @@ template <class T, bool Again = false> RESHARD_BOTH inline T load(uint64_t addre
 template <class T> RESHARD_BOTH inline void store(uint64_t address, const T &value) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 16)
-    __stcs(reinterpret_cast<uint4 *>(address), make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]));
+    __stcs(reinterpret_cast<uint4 *>(address),
+           make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]));
   else
     __stcs(reinterpret_cast<T *>(address), value);
 #else
@@ -75,7 +77,8 @@ template <class T> RESHARD_BOTH inline void store(uint64_t address, const T &val
 }
 
 /// Moves both addresses from the first row of a shape to row `row`.
-RESHARD_BOTH inline void addRow(const TableLoop *loops, const TableShape &shape, uint32_t row, uint64_t &source, uint64_t &target) {
+RESHARD_BOTH inline void addRow(const TableLoop *loops, const TableShape &shape, uint32_t row, uint64_t &source,
+                                uint64_t &target) {
   RESHARD_ROLLED
   for (uint32_t l = shape.loopCount; l-- > 0;) {
     const TableLoop &loop = loops[shape.firstLoop + l];
@@ -87,7 +90,8 @@ RESHARD_BOTH inline void addRow(const TableLoop *loops, const TableShape &shape,
 }
 
 /// The piece of [low, high) that has a slot.
-template <class Piece> RESHARD_BOTH inline uint32_t findPiece(const Piece *pieces, uint32_t low, uint32_t high, uint64_t slot) {
+template <class Piece>
+RESHARD_BOTH inline uint32_t findPiece(const Piece *pieces, uint32_t low, uint32_t high, uint64_t slot) {
   RESHARD_ROLLED
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
@@ -99,9 +103,11 @@ template <class Piece> RESHARD_BOTH inline uint32_t findPiece(const Piece *piece
   return low;
 }
 
-/// Units begin, begin + step, … below `end` of a piece. A decoded place is good until the row ends: long rows are decoded seldom.
+/// Units begin, begin + step, … below `end` of a piece. A decoded place is good until the row ends: long rows are
+/// decoded seldom.
 template <class T>
-RESHARD_BOTH inline void copyUnits(const TableView &table, const TablePiece &piece, uint32_t begin, uint32_t end, uint32_t step) {
+RESHARD_BOTH inline void copyUnits(const TableView &table, const TablePiece &piece, uint32_t begin, uint32_t end,
+                                   uint32_t step) {
   const TableShape shape = table.shapes[piece.shape];
   uint32_t within = shape.rowUnits; // of its row; rowUnits: the place is not known
   uint64_t source = 0, target = 0;  // of the row
@@ -134,16 +140,22 @@ RESHARD_BOTH inline void copyUnits(const TableView &table, const TablePiece &pie
 }
 
 /// Slots [begin, end) of a piece, from its first: every step-th unit from `lane` on.
-RESHARD_BOTH inline void copySlots(const TableView &table, const TablePiece &piece, uint64_t begin, uint64_t end, uint32_t lane, uint32_t step) {
+RESHARD_BOTH inline void copySlots(const TableView &table, const TablePiece &piece, uint64_t begin, uint64_t end,
+                                   uint32_t lane, uint32_t step) {
   const auto perSlot = kSlotBytes / piece.width;
   const auto first = static_cast<uint32_t>(begin * perSlot) + lane;
   const auto last = static_cast<uint32_t>(end * perSlot < piece.units ? end * perSlot : piece.units);
   switch (piece.width) {
-  case 16: return copyUnits<Unit16>(table, piece, first, last, step);
-  case 8: return copyUnits<unsigned long long>(table, piece, first, last, step);
-  case 4: return copyUnits<unsigned>(table, piece, first, last, step);
-  case 2: return copyUnits<unsigned short>(table, piece, first, last, step);
-  default: return copyUnits<unsigned char>(table, piece, first, last, step);
+  case 16:
+    return copyUnits<Unit16>(table, piece, first, last, step);
+  case 8:
+    return copyUnits<unsigned long long>(table, piece, first, last, step);
+  case 4:
+    return copyUnits<unsigned>(table, piece, first, last, step);
+  case 2:
+    return copyUnits<unsigned short>(table, piece, first, last, step);
+  default:
+    return copyUnits<unsigned char>(table, piece, first, last, step);
   }
 }
 
@@ -156,8 +168,9 @@ RESHARD_BOTH inline uint64_t firstSlot(uint64_t slots, uint32_t block, uint32_t 
   return slot < slots ? slot : slots;
 }
 
-/// What thread `thread` of block `block` of `blocks` copies; all threads of all blocks copy every byte once. The warps of a block take its
-/// tiles in turn. In a tile of one piece neighbours copy neighbouring units; in one of several each thread copies slots of its own.
+/// What thread `thread` of block `block` of `blocks` copies; all threads of all blocks copy every byte once. The warps
+/// of a block take its tiles in turn. In a tile of one piece neighbours copy neighbouring units; in one of several each
+/// thread copies slots of its own.
 RESHARD_BOTH inline void copyThread(const TableView &table, uint32_t block, uint32_t blocks, uint32_t thread) {
   const uint64_t begin = firstSlot(table.slots, block, blocks), end = firstSlot(table.slots, block + 1, blocks);
   if (begin == end)
@@ -166,7 +179,8 @@ RESHARD_BOTH inline void copyThread(const TableView &table, uint32_t block, uint
   const uint32_t after = detail::findPiece(table.pieces, 0, table.pieceCount, end - 1) + 1;
   uint32_t piece = 0;
   RESHARD_ROLLED
-  for (uint64_t tile = begin + uint64_t{warp} * kTileSlots; tile < end; tile += kBlockThreads / kWarpThreads * kTileSlots) {
+  for (uint64_t tile = begin + uint64_t{warp} * kTileSlots; tile < end;
+       tile += kBlockThreads / kWarpThreads * kTileSlots) {
     const uint64_t tileEnd = tile + kTileSlots < end ? tile + kTileSlots : end;
     if (table.pieces[piece + 1].slot <= tile)
       piece = detail::findPiece(table.pieces, piece + 1, after, tile);
@@ -174,7 +188,8 @@ RESHARD_BOTH inline void copyThread(const TableView &table, uint32_t block, uint
     RESHARD_ROLLED
     for (uint64_t slot = together ? tile : tile + lane; slot < tileEnd; slot += together ? kTileSlots : kWarpThreads) {
       const TablePiece &own = table.pieces[together ? piece : detail::findPiece(table.pieces, piece, after, slot)];
-      detail::copySlots(table, own, slot - own.slot, (together ? tileEnd : slot + 1) - own.slot, together ? lane : 0, together ? kWarpThreads : 1);
+      detail::copySlots(table, own, slot - own.slot, (together ? tileEnd : slot + 1) - own.slot, together ? lane : 0,
+                        together ? kWarpThreads : 1);
     }
   }
 }

@@ -9,8 +9,11 @@
 namespace reshard::kernels {
 
 std::optional<Format> formatNamed(std::string_view name) {
-  constexpr std::pair<std::string_view, Format> kNames[] = {
-      {"fp32", Format::fp32}, {"bf16", Format::bf16}, {"fp16", Format::fp16}, {"fp8_e4m3", Format::fp8_e4m3}, {"fp8_e5m2", Format::fp8_e5m2}};
+  constexpr std::pair<std::string_view, Format> kNames[] = {{"fp32", Format::fp32},
+                                                            {"bf16", Format::bf16},
+                                                            {"fp16", Format::fp16},
+                                                            {"fp8_e4m3", Format::fp8_e4m3},
+                                                            {"fp8_e5m2", Format::fp8_e5m2}};
   for (const auto &[known, format] : kNames)
     if (known == name)
       return format;
@@ -28,10 +31,12 @@ float decode(Format format, uint32_t code) {
   const uint32_t magnitude = code & (e.sign() - 1);
   const float sign = code & e.sign() ? -1.0f : 1.0f;
   if (magnitude > e.largest)
-    return std::copysign(std::bit_cast<float>(magnitude == e.infinity && e.infinity != e.nan ? kFloat.infinity : kFloat.nan), sign);
+    return std::copysign(
+        std::bit_cast<float>(magnitude == e.infinity && e.infinity != e.nan ? kFloat.infinity : kFloat.nan), sign);
   const uint32_t exponent = magnitude >> e.mantissaBits, mantissa = magnitude & ((1u << e.mantissaBits) - 1);
   const uint32_t significand = exponent > 0 ? mantissa | 1u << e.mantissaBits : mantissa;
-  return sign * std::ldexp(static_cast<float>(significand), std::max(static_cast<int>(exponent), 1) - e.bias - e.mantissaBits);
+  return sign *
+         std::ldexp(static_cast<float>(significand), std::max(static_cast<int>(exponent), 1) - e.bias - e.mantissaBits);
 }
 
 uint32_t encode(Format format, float value, Overflow overflow) {
@@ -42,12 +47,14 @@ uint32_t encode(Format format, float value, Overflow overflow) {
     return sign | e.nan;
   if (format == Format::fp32)
     return bits;
-  // The value is significand * 2^(exponent - 127 - 23); subnormal fp32 values have the exponent of the smallest normal one.
+  // The value is significand * 2^(exponent - 127 - 23); subnormal fp32 values have the exponent of the smallest normal
+  // one.
   int exponent = static_cast<int>(magnitude >> kFloat.mantissaBits);
   const uint32_t mantissa = magnitude & ((1u << kFloat.mantissaBits) - 1);
   const uint32_t significand = exponent > 0 ? mantissa | 1u << kFloat.mantissaBits : mantissa;
   exponent = std::max(exponent, 1);
-  const int lowest = kFloat.bias - e.bias + 1; // exponent of the format's smallest normal value, and of its subnormal ones
+  const int lowest =
+      kFloat.bias - e.bias + 1; // exponent of the format's smallest normal value, and of its subnormal ones
   const int drop = kFloat.mantissaBits - e.mantissaBits + std::max(lowest - exponent, 0);
   if (drop > kFloat.mantissaBits + 1) // below half of the smallest value
     return sign;

@@ -24,17 +24,19 @@ struct Strided {
   uint64_t bytes() const { return rows() * rowBytes; }
 };
 
-/// The same bytes with fewer, longer loops: loops of one step vanish, loops that continue one another join, rows that touch on both
-/// sides grow.
+/// The same bytes with fewer, longer loops: loops of one step vanish, loops that continue one another join, rows that
+/// touch on both sides grow.
 void simplify(Strided &shape);
 
-/// Rows to copy at a time so that it is about `bytes`: more where the two innermost loops transpose elements, since those are copied well only
-/// where both loops fill lines of the cache.
+/// Rows to copy at a time so that it is about `bytes`: more where the two innermost loops transpose elements, since
+/// those are copied well only where both loops fill lines of the cache.
 uint64_t chunkRows(const Strided &shape, uint64_t bytes);
 
-/// Copies rows [first, first + count) of a shape (numbered with the innermost loop fastest). Source and target must not overlap.
-/// `stream`: whole lines by-pass the cache on their way out where the CPU can, which pays where much more than the cache holds is moved.
-void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count, bool stream = false);
+/// Copies rows [first, first + count) of a shape (numbered with the innermost loop fastest). Source and target must not
+/// overlap. `stream`: whole lines by-pass the cache on their way out where the CPU can, which pays where much more than
+/// the cache holds is moved.
+void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
+              bool stream = false);
 
 /// Zeros to the target side of rows [first, first + count).
 void fillRows(std::byte *target, const Strided &shape, uint64_t first, uint64_t count);

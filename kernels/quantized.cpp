@@ -25,13 +25,17 @@ float tensorScale(const Quantized &of, uint64_t element) {
   return scale;
 }
 
-std::byte *codesAt(const Quantized &of, uint64_t element) { return of.codes + (of.format == Quantization::nvfp4 ? element / 2 : element); }
+std::byte *codesAt(const Quantized &of, uint64_t element) {
+  return of.codes + (of.format == Quantization::nvfp4 ? element / 2 : element);
+}
 
 enum class Access { read, write };
 
-/// mxfp8, nvfp4: calls visit(first block, count, their scales side by side) for parts of blocks [first, first + count) that lie in one matrix each. Swizzled
-/// scales are brought there and back: of whole rows as many as the scratch has room for, of longer rows a part.
-template <Access kAccess, class Visit> void forBlocks(const Quantized &of, uint64_t first, uint64_t count, Visit visit) {
+/// mxfp8, nvfp4: calls visit(first block, count, their scales side by side) for parts of blocks [first, first + count)
+/// that lie in one matrix each. Swizzled scales are brought there and back: of whole rows as many as the scratch has
+/// room for, of longer rows a part.
+template <Access kAccess, class Visit>
+void forBlocks(const Quantized &of, uint64_t first, uint64_t count, Visit visit) {
   const ScaleShape shape = scaleShape(of);
   const uint64_t ofMatrix = shape.rows * shape.columns, end = first + count;
   std::byte scratch[kScratch];
@@ -59,14 +63,16 @@ template <Access kAccess, class Visit> void forBlocks(const Quantized &of, uint6
   }
 }
 
-/// block_fp8: calls visit(first element, matrix of elements side by side in their rows, its scales) for rows of blocks [first, first + count), or for parts
-/// of them, and stores the scales, which may lie anywhere.
+/// block_fp8: calls visit(first element, matrix of elements side by side in their rows, its scales) for rows of blocks
+/// [first, first + count), or for parts of them, and stores the scales, which may lie anywhere.
 template <class Visit> void forBlockRows(const Quantized &of, uint64_t first, uint64_t count, Visit visit) {
   const ScaleShape shape = scaleShape(of);
-  const auto codeStride = static_cast<int64_t>(of.columns), wideStride = static_cast<int64_t>(of.columns * itemBytes(of.wide));
+  const auto codeStride = static_cast<int64_t>(of.columns),
+             wideStride = static_cast<int64_t>(of.columns * itemBytes(of.wide));
   float scales[kScratchFloats];
   for (uint64_t blockRow = first; blockRow < first + count; ++blockRow) {
-    const uint64_t row = blockRow % shape.rows * kFp8Block, element = (blockRow / shape.rows * of.rows + row) * of.columns;
+    const uint64_t row = blockRow % shape.rows * kFp8Block,
+                   element = (blockRow / shape.rows * of.rows + row) * of.columns;
     for (uint64_t block = 0; block < shape.columns; block += kScratchFloats) {
       const uint64_t blocks = std::min(kScratchFloats, shape.columns - block), column = block * kFp8Block;
       const uint64_t columns = std::min(blocks * kFp8Block, of.columns - column);
@@ -76,9 +82,10 @@ template <class Visit> void forBlockRows(const Quantized &of, uint64_t first, ui
   }
 }
 
-/// Calls step(first element, count, scales) for elements [first, end) of one row of blocks whose first scale is given: for those of a block whose
-/// beginning, `skipped` elements before, is not among them, and for the others together.
-template <class Scale, class Step> void fromBlock(uint64_t first, uint64_t end, uint64_t skipped, uint64_t block, const Scale *scales, Step step) {
+/// Calls step(first element, count, scales) for elements [first, end) of one row of blocks whose first scale is given:
+/// for those of a block whose beginning, `skipped` elements before, is not among them, and for the others together.
+template <class Scale, class Step>
+void fromBlock(uint64_t first, uint64_t end, uint64_t skipped, uint64_t block, const Scale *scales, Step step) {
   if (skipped > 0) {
     const uint64_t rest = std::min(block - skipped, end - first);
     step(first, rest, scales++);
@@ -93,10 +100,12 @@ template <class Step> void forElements(const Quantized &of, uint64_t first, uint
   const uint64_t block = blockShape(of.format).columns, end = first + count;
   if (count == 0)
     return;
-  forBlocks<Access::read>(of, first / block, (end + block - 1) / block - first / block, [&](uint64_t index, uint64_t blocks, const std::byte *scales) {
-    const uint64_t from = std::max(first, index * block), to = std::min(end, (index + blocks) * block);
-    fromBlock(from, to, from % block, block, scales, step);
-  });
+  forBlocks<Access::read>(of, first / block, (end + block - 1) / block - first / block,
+                          [&](uint64_t index, uint64_t blocks, const std::byte *scales) {
+                            const uint64_t from = std::max(first, index * block),
+                                           to = std::min(end, (index + blocks) * block);
+                            fromBlock(from, to, from % block, block, scales, step);
+                          });
 }
 
 /// block_fp8: the same for parts that lie in one row each.
@@ -121,14 +130,16 @@ Matrix oneRow(uint64_t columns) { return {1, columns, 0, 0}; }
 
 uint64_t Quantized::scaleBytes() const {
   const ScaleShape shape = scaleShape(*this);
-  return swizzled ? swizzledBytes(shape) : shape.rows * shape.columns * (format == Quantization::block_fp8 ? sizeof(float) : 1);
+  return swizzled ? swizzledBytes(shape)
+                  : shape.rows * shape.columns * (format == Quantization::block_fp8 ? sizeof(float) : 1);
 }
 
 uint64_t Quantized::blockRows() const { return matrices * scaleShape(*this).rows; }
 
 void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, Conversion how) {
   if (target.format != Quantization::block_fp8)
-    return quantizeBlocks(target, first * target.columns, wide + first * target.columns * itemBytes(target.wide), count * target.columns, how);
+    return quantizeBlocks(target, first * target.columns, wide + first * target.columns * itemBytes(target.wide),
+                          count * target.columns, how);
   forBlockRows(target, first, count, [&](uint64_t element, const Matrix &matrix, float *scales) {
     quantizeBlockFp8(target.codes + element, scales, target.wide, wide + element * itemBytes(target.wide), matrix, how);
   });
@@ -152,13 +163,14 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
       std::transform(scales, scales + blocks, scales, fp8Scale);
     });
   const uint64_t columns = scaleShape(target).columns;
-  forBlocks<Access::write>(target, first * columns, count * columns, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
-    const std::byte *const from = wide + index * block * item;
-    if (target.format == Quantization::mxfp8)
-      scaleMxfp8(scales, target.wide, from, blocks * block, how);
-    else
-      scaleNvfp4(scales, tensorScale(target, index * block), target.wide, from, blocks * block, how);
-  });
+  forBlocks<Access::write>(
+      target, first * columns, count * columns, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+        const std::byte *const from = wide + index * block * item;
+        if (target.format == Quantization::mxfp8)
+          scaleMxfp8(scales, target.wide, from, blocks * block, how);
+        else
+          scaleNvfp4(scales, tensorScale(target, index * block), target.wide, from, blocks * block, how);
+      });
 }
 
 void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count, Conversion how) {
@@ -170,21 +182,25 @@ void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wi
     else
       quantizeNvfp4(codes, scales, tensorScale(target, element), target.wide, from, elements, how);
   };
-  forBlocks<Access::write>(target, first / block, count / block, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
-    const uint64_t element = index * block;
-    std::byte *const codes = codesAt(target, element);
-    if (wide)
-      return quantize(codes, scales, element, wide + (element - first) * itemBytes(target.wide), blocks * block);
-    // All blocks of zeros are like one, and all bytes of its codes like the first. The scale, which the tensor's may make NaN, is the quantiser's to say.
-    constexpr std::byte kZeros[kMxBlock * sizeof(float)] = {};
-    std::byte one[kMxBlock], scale;
-    quantize(one, &scale, element, kZeros, block);
-    std::memset(codes, static_cast<int>(one[0]), static_cast<uint64_t>(codesAt(target, element + blocks * block) - codes));
-    std::memset(scales, static_cast<int>(scale), blocks);
-  });
+  forBlocks<Access::write>(
+      target, first / block, count / block, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+        const uint64_t element = index * block;
+        std::byte *const codes = codesAt(target, element);
+        if (wide)
+          return quantize(codes, scales, element, wide + (element - first) * itemBytes(target.wide), blocks * block);
+        // All blocks of zeros are like one, and all bytes of its codes like the first. The scale, which the tensor's
+        // may make NaN, is the quantiser's to say.
+        constexpr std::byte kZeros[kMxBlock * sizeof(float)] = {};
+        std::byte one[kMxBlock], scale;
+        quantize(one, &scale, element, kZeros, block);
+        std::memset(codes, static_cast<int>(one[0]),
+                    static_cast<uint64_t>(codesAt(target, element + blocks * block) - codes));
+        std::memset(scales, static_cast<int>(scale), blocks);
+      });
 }
 
-void encodeElements(const Quantized &with, uint64_t first, std::byte *codes, const std::byte *wide, uint64_t count, Conversion how) {
+void encodeElements(const Quantized &with, uint64_t first, std::byte *codes, const std::byte *wide, uint64_t count,
+                    Conversion how) {
   assert(with.format != Quantization::nvfp4);
   const uint64_t item = itemBytes(with.wide), begin = first;
   if (with.format == Quantization::mxfp8)
@@ -192,7 +208,8 @@ void encodeElements(const Quantized &with, uint64_t first, std::byte *codes, con
       encodeMxfp8(codes + (element - begin), scales, with.wide, wide + (element - begin) * item, elements, how);
     });
   forRowElements(with, first, count, [&](uint64_t element, uint64_t elements, const float *scales) {
-    encodeBlockFp8(codes + (element - begin), scales, with.wide, wide + (element - begin) * item, oneRow(elements), how);
+    encodeBlockFp8(codes + (element - begin), scales, with.wide, wide + (element - begin) * item, oneRow(elements),
+                   how);
   });
 }
 
@@ -200,7 +217,8 @@ void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, ui
   const uint64_t item = itemBytes(source.wide), begin = first;
   if (source.format == Quantization::block_fp8)
     return forRowElements(source, first, count, [&](uint64_t element, uint64_t elements, const float *scales) {
-      dequantizeBlockFp8(source.wide, wide + (element - begin) * item, source.codes + element, scales, oneRow(elements), how);
+      dequantizeBlockFp8(source.wide, wide + (element - begin) * item, source.codes + element, scales, oneRow(elements),
+                         how);
     });
   forElements(source, first, count, [&](uint64_t element, uint64_t elements, const std::byte *scales) {
     std::byte *const to = wide + (element - begin) * item;
@@ -212,7 +230,8 @@ void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, ui
       return dequantizeNvfp4(source.wide, to, codesAt(source, element), scales, ofTensor, elements, how);
     // It may begin within a byte: the whole block, of which a part is taken.
     std::byte block[kNvfp4Block * sizeof(float)];
-    dequantizeNvfp4(source.wide, block, codesAt(source, element - skipped), scales, ofTensor, kNvfp4Block, {false, how.level});
+    dequantizeNvfp4(source.wide, block, codesAt(source, element - skipped), scales, ofTensor, kNvfp4Block,
+                    {false, how.level});
     std::memcpy(to, block + skipped * item, elements * item);
   });
 }
@@ -220,15 +239,16 @@ void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, ui
 void unswizzle(const Quantized &source, std::byte *plain) {
   const ScaleShape shape = scaleShape(source);
   for (uint64_t matrix = 0; matrix < source.matrices; ++matrix)
-    unswizzleScales(plain + matrix * shape.rows * shape.columns, static_cast<int64_t>(shape.columns), source.scales + matrix * swizzledBytes(shape), shape,
-                    {0, 0, shape.rows, shape.columns});
+    unswizzleScales(plain + matrix * shape.rows * shape.columns, static_cast<int64_t>(shape.columns),
+                    source.scales + matrix * swizzledBytes(shape), shape, {0, 0, shape.rows, shape.columns});
 }
 
 void swizzle(const Quantized &target, const std::byte *plain) {
   const ScaleShape shape = scaleShape(target);
   for (uint64_t matrix = 0; matrix < target.matrices; ++matrix) {
     std::byte *const scales = target.scales + matrix * swizzledBytes(shape);
-    swizzleScales(scales, shape, {0, 0, shape.rows, shape.columns}, plain + matrix * shape.rows * shape.columns, static_cast<int64_t>(shape.columns));
+    swizzleScales(scales, shape, {0, 0, shape.rows, shape.columns}, plain + matrix * shape.rows * shape.columns,
+                  static_cast<int64_t>(shape.columns));
     clearScalePadding(scales, shape);
   }
 }

@@ -9,7 +9,8 @@ namespace {
 
 uint64_t tiles(uint64_t count, uint64_t each) { return (count + each - 1) / each; }
 
-/// Calls visit(offset in the swizzled layout, row, column, columns) for each run of scales of a slice that touch in it: up to four of a row.
+/// Calls visit(offset in the swizzled layout, row, column, columns) for each run of scales of a slice that touch in it:
+/// up to four of a row.
 template <class Visit> void forRuns(ScaleShape shape, const ScaleSlice &slice, Visit visit) {
   for (uint64_t row = slice.row; row < slice.row + slice.rows; ++row)
     for (uint64_t column = slice.column, end = slice.column + slice.columns; column < end;) {
@@ -33,24 +34,30 @@ void copyRun(std::byte *target, const std::byte *source, uint64_t columns) {
 
 } // namespace
 
-uint64_t swizzledBytes(ScaleShape shape) { return tiles(shape.rows, kScaleTileRows) * tiles(shape.columns, kScaleTileColumns) * kScaleTileBytes; }
+uint64_t swizzledBytes(ScaleShape shape) {
+  return tiles(shape.rows, kScaleTileRows) * tiles(shape.columns, kScaleTileColumns) * kScaleTileBytes;
+}
 
-void swizzleScales(std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice, const std::byte *plain, int64_t stride) {
+void swizzleScales(std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice, const std::byte *plain,
+                   int64_t stride) {
   forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
     copyRun(swizzled + offset, plain + plainOffset(slice, stride, row, column), columns);
   });
 }
 
-void unswizzleScales(std::byte *plain, int64_t stride, const std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice) {
+void unswizzleScales(std::byte *plain, int64_t stride, const std::byte *swizzled, ScaleShape shape,
+                     const ScaleSlice &slice) {
   forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
     copyRun(plain + plainOffset(slice, stride, row, column), swizzled + offset, columns);
   });
 }
 
 void clearScalePadding(std::byte *swizzled, ScaleShape shape) {
-  const uint64_t rows = tiles(shape.rows, kScaleTileRows) * kScaleTileRows, columns = tiles(shape.columns, kScaleTileColumns) * kScaleTileColumns;
+  const uint64_t rows = tiles(shape.rows, kScaleTileRows) * kScaleTileRows,
+                 columns = tiles(shape.columns, kScaleTileColumns) * kScaleTileColumns;
   auto clear = [&](const ScaleSlice &slice) {
-    forRuns(shape, slice, [&](uint64_t offset, uint64_t, uint64_t, uint64_t count) { std::memset(swizzled + offset, 0, count); });
+    forRuns(shape, slice,
+            [&](uint64_t offset, uint64_t, uint64_t, uint64_t count) { std::memset(swizzled + offset, 0, count); });
   };
   clear({0, shape.columns, shape.rows, columns - shape.columns});
   clear({shape.rows, 0, rows - shape.rows, columns});

@@ -42,7 +42,8 @@ void streamSse2(const LineRows &rows) {
   for (LineWalk at(rows); !at.done(); at.next()) {
     at.prefetch();
     for (int k = 0; k < 4; ++k)
-      _mm_stream_si128(reinterpret_cast<__m128i *>(at.target) + k, _mm_loadu_si128(reinterpret_cast<const __m128i *>(at.source) + k));
+      _mm_stream_si128(reinterpret_cast<__m128i *>(at.target) + k,
+                       _mm_loadu_si128(reinterpret_cast<const __m128i *>(at.source) + k));
   }
 }
 
@@ -50,7 +51,8 @@ __attribute__((target("avx2"))) void streamAvx2(const LineRows &rows) {
   for (LineWalk at(rows); !at.done(); at.next()) {
     at.prefetch();
     for (int k = 0; k < 2; ++k)
-      _mm256_stream_si256(reinterpret_cast<__m256i *>(at.target) + k, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at.source) + k));
+      _mm256_stream_si256(reinterpret_cast<__m256i *>(at.target) + k,
+                          _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at.source) + k));
   }
 }
 
@@ -60,8 +62,8 @@ Level cpuLevel() {
   static const Level level = [] {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c"))
       return Level::Sse2;
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vl");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     return avx512 ? Level::Avx512 : Level::Avx2;
   }();
   return level;
@@ -70,9 +72,12 @@ Level cpuLevel() {
 StreamLines lineStreamer(Level level) {
   switch (level) {
   case Level::Avx512:
-  case Level::Avx2: return streamAvx2;
-  case Level::Sse2: return streamSse2;
-  case Level::Portable: break;
+  case Level::Avx2:
+    return streamAvx2;
+  case Level::Sse2:
+    return streamSse2;
+  case Level::Portable:
+    break;
   }
   return nullptr;
 }

@@ -6,7 +6,8 @@
 
 namespace reshard::kernels {
 
-/// What the CPU can do; each level has those below it. Portable: no streaming stores, any CPU. Avx2 has F16C too, Avx512 is F, BW, DQ and VL.
+/// What the CPU can do; each level has those below it. Portable: no streaming stores, any CPU. Avx2 has F16C too,
+/// Avx512 is F, BW, DQ and VL.
 enum class Level { Portable, Sse2, Avx2, Avx512 };
 
 /// The highest level of this CPU, found once.
@@ -17,10 +18,12 @@ constexpr uint64_t kLine = 64, kAhead = 2048;
 
 /// Bytes from where a row is read to where it pays to prefetch: some rows on, or further in the row where it is long.
 constexpr int64_t prefetchDistance(uint64_t rowBytes, int64_t sourceStride) {
-  return rowBytes > 2 * kAhead ? static_cast<int64_t>(kAhead) : static_cast<int64_t>((kAhead + rowBytes - 1) / rowBytes) * sourceStride;
+  return rowBytes > 2 * kAhead ? static_cast<int64_t>(kAhead)
+                               : static_cast<int64_t>((kAhead + rowBytes - 1) / rowBytes) * sourceStride;
 }
 
-/// Rows of whole lines, at least one line each; strides in bytes. The target and its stride are multiples of a line, the source lies anywhere.
+/// Rows of whole lines, at least one line each; strides in bytes. The target and its stride are multiples of a line,
+/// the source lies anywhere.
 struct LineRows {
   std::byte *target;
   const std::byte *source;

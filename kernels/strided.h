@@ -12,8 +12,8 @@ inline Loop innerLoop(const Strided &shape, size_t depth) {
   return depth < shape.loopCount ? shape.loops[shape.loopCount - 1 - depth] : Loop{1, 0, 0};
 }
 
-/// Walks rows [first, first + count) in blocks of the two innermost loops: visit(target offset, source offset, steps of the outer, rows of the
-/// inner). What begins or ends within the inner loop is a block of one step.
+/// Walks rows [first, first + count) in blocks of the two innermost loops: visit(target offset, source offset, steps of
+/// the outer, rows of the inner). What begins or ends within the inner loop is a block of one step.
 template <class Visit> void forBlocks(const Strided &shape, uint64_t first, uint64_t count, Visit visit) {
   const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
   const size_t outside = std::max<size_t>(shape.loopCount, 2) - 2; // loops around the two
@@ -26,10 +26,14 @@ template <class Visit> void forBlocks(const Strided &shape, uint64_t first, uint
     source += static_cast<int64_t>(at[l]) * shape.loops[l].sourceStride;
   }
   while (count > 0) {
-    const uint64_t steps = innerAt > 0 || count < inner.count ? 1 : std::min(count / inner.count, outer.count - outerAt);
+    const uint64_t steps =
+        innerAt > 0 || count < inner.count ? 1 : std::min(count / inner.count, outer.count - outerAt);
     const uint64_t rows = steps > 1 ? inner.count : std::min(count, inner.count - innerAt);
-    visit(target + static_cast<int64_t>(outerAt) * outer.targetStride + static_cast<int64_t>(innerAt) * inner.targetStride,
-          source + static_cast<int64_t>(outerAt) * outer.sourceStride + static_cast<int64_t>(innerAt) * inner.sourceStride, steps, rows);
+    visit(target + static_cast<int64_t>(outerAt) * outer.targetStride +
+              static_cast<int64_t>(innerAt) * inner.targetStride,
+          source + static_cast<int64_t>(outerAt) * outer.sourceStride +
+              static_cast<int64_t>(innerAt) * inner.sourceStride,
+          steps, rows);
     count -= steps * rows;
     innerAt += rows;
     if (innerAt < inner.count)
@@ -51,14 +55,17 @@ template <class Visit> void forBlocks(const Strided &shape, uint64_t first, uint
   }
 }
 
-/// Cuts bytes [first, first + bytes) of a shape into those of two halves of its outermost loop, or of its row where it has none, which is cut between units:
-/// visit(half, bytes of the row before it, steps of the outermost loop before it, first, bytes).
-template <class Visit> void forHalves(const Strided &shape, uint64_t unit, uint64_t first, uint64_t bytes, Visit visit) {
+/// Cuts bytes [first, first + bytes) of a shape into those of two halves of its outermost loop, or of its row where it
+/// has none, which is cut between units: visit(half, bytes of the row before it, steps of the outermost loop before it,
+/// first, bytes).
+template <class Visit>
+void forHalves(const Strided &shape, uint64_t unit, uint64_t first, uint64_t bytes, Visit visit) {
   const bool row = shape.loopCount == 0;
   const uint64_t count = row ? shape.rowBytes / unit : shape.loops[0].count, lower = count / 2;
   const uint64_t cut = row ? lower * unit : shape.bytes() / count * lower;
   for (const bool upper : {false, true}) {
-    const uint64_t begin = upper ? std::max(first, cut) : first, end = upper ? first + bytes : std::min(first + bytes, cut);
+    const uint64_t begin = upper ? std::max(first, cut) : first,
+                   end = upper ? first + bytes : std::min(first + bytes, cut);
     Strided half = shape;
     if (row) {
       half.rowBytes = upper ? shape.rowBytes - cut : cut;
@@ -67,7 +74,8 @@ template <class Visit> void forHalves(const Strided &shape, uint64_t unit, uint6
       --half.loopCount;
     }
     if (begin < end)
-      visit(half, static_cast<int64_t>(row && upper ? cut : 0), static_cast<int64_t>(!row && upper ? lower : 0), begin - (upper ? cut : 0), end - begin);
+      visit(half, static_cast<int64_t>(row && upper ? cut : 0), static_cast<int64_t>(!row && upper ? lower : 0),
+            begin - (upper ? cut : 0), end - begin);
   }
 }
 

@@ -8,17 +8,20 @@
 
 namespace reshard::kernels {
 
-/// The number of a shape with rows of so many units: that of the last one where both are alike, or one that is appended.
-uint32_t shapeNumber(std::vector<TableShape> &shapes, std::vector<TableLoop> &loops, const Strided &shape, uint64_t units);
+/// The number of a shape with rows of so many units: that of the last one where both are alike, or one that is
+/// appended.
+uint32_t shapeNumber(std::vector<TableShape> &shapes, std::vector<TableLoop> &loops, const Strided &shape,
+                     uint64_t units);
 
 /// What one launch copies. No two bytes of it may be written to one place, and none may be read that it writes.
 class Table {
 public:
-  /// Pieces of a shape of `maxUnits` units and more are cut: units are numbered in 32 bits, and a thread looks some ahead.
+  /// Pieces of a shape of `maxUnits` units and more are cut: units are numbered in 32 bits, and a thread looks some
+  /// ahead.
   explicit Table(uint64_t maxUnits = uint64_t{1} << 31) : maxUnits_(maxUnits) {}
 
-  /// Appends bytes [first, first + bytes) of a shape, numbered along rows, the innermost loop fastest. Addresses are of the shape's first
-  /// row, source 0: zeros. The source strides of a fill count for nothing.
+  /// Appends bytes [first, first + bytes) of a shape, numbered along rows, the innermost loop fastest. Addresses are of
+  /// the shape's first row, source 0: zeros. The source strides of a fill count for nothing.
   void add(uint64_t target, uint64_t source, const Strided &shape, uint64_t first, uint64_t bytes);
   void add(uint64_t target, uint64_t source, const Strided &shape) { add(target, source, shape, 0, shape.bytes()); }
 
@@ -26,7 +29,10 @@ public:
   uint64_t bytes() const { return bytes_; }
 
   /// The table in host memory, as long as nothing is added. One piece stands behind the others.
-  TableView view() const { return {pieces_.data(), shapes_.data(), loops_.data(), pieces_.back().slot, static_cast<uint32_t>(pieces_.size() - 1)}; }
+  TableView view() const {
+    return {pieces_.data(), shapes_.data(), loops_.data(), pieces_.back().slot,
+            static_cast<uint32_t>(pieces_.size() - 1)};
+  }
   const std::vector<TablePiece> &pieces() const { return pieces_; }
   const std::vector<TableShape> &shapes() const { return shapes_; }
   const std::vector<TableLoop> &loops() const { return loops_; }

@@ -25,7 +25,8 @@ bool walks(uint64_t elementBytes, const Loop &along, const Loop &across) {
   return along.sourceStride == element && across.targetStride == element;
 }
 
-template <size_t Bytes> void copyElements(std::byte *target, const std::byte *source, const Loop &along, const Loop &across) {
+template <size_t Bytes>
+void copyElements(std::byte *target, const std::byte *source, const Loop &along, const Loop &across) {
   for (uint64_t a = 0; a < across.count; ++a)
     for (uint64_t i = 0; i < along.count; ++i)
       std::memcpy(target + a * Bytes + static_cast<int64_t>(i) * along.targetStride,
@@ -36,16 +37,21 @@ template <size_t Bytes> void copyElements(std::byte *target, const std::byte *so
 
 template <size_t Bytes, bool High> __m128i interleave(__m128i a, __m128i b) {
   switch (Bytes) {
-  case 1: return High ? _mm_unpackhi_epi8(a, b) : _mm_unpacklo_epi8(a, b);
-  case 2: return High ? _mm_unpackhi_epi16(a, b) : _mm_unpacklo_epi16(a, b);
-  case 4: return High ? _mm_unpackhi_epi32(a, b) : _mm_unpacklo_epi32(a, b);
-  default: return High ? _mm_unpackhi_epi64(a, b) : _mm_unpacklo_epi64(a, b);
+  case 1:
+    return High ? _mm_unpackhi_epi8(a, b) : _mm_unpacklo_epi8(a, b);
+  case 2:
+    return High ? _mm_unpackhi_epi16(a, b) : _mm_unpacklo_epi16(a, b);
+  case 4:
+    return High ? _mm_unpackhi_epi32(a, b) : _mm_unpacklo_epi32(a, b);
+  default:
+    return High ? _mm_unpackhi_epi64(a, b) : _mm_unpacklo_epi64(a, b);
   }
 }
 
-/// Squares of 16 bytes a side are transposed in registers: a perfect shuffle of the registers' elements turns the bits of an element's place
-/// by one, and log2(side) of them exchange row and column.
-template <size_t Bytes> void fillTileInRegisters(Tile<Bytes> &tile, const std::byte *source, int64_t stride, uint64_t count) {
+/// Squares of 16 bytes a side are transposed in registers: a perfect shuffle of the registers' elements turns the bits
+/// of an element's place by one, and log2(side) of them exchange row and column.
+template <size_t Bytes>
+void fillTileInRegisters(Tile<Bytes> &tile, const std::byte *source, int64_t stride, uint64_t count) {
   constexpr uint64_t kSide = 16 / Bytes;
   for (uint64_t row = 0; row < count; row += kSide, source += kSide * stride) {
     for (uint64_t i = 0; i < kSide; ++i)
@@ -53,7 +59,8 @@ template <size_t Bytes> void fillTileInRegisters(Tile<Bytes> &tile, const std::b
     for (uint64_t column = 0; column < kLine; column += 16) {
       __m128i square[kSide], shuffled[kSide];
       for (uint64_t i = 0; i < kSide; ++i)
-        square[i] = _mm_loadu_si128(reinterpret_cast<const __m128i *>(source + static_cast<int64_t>(i) * stride + column));
+        square[i] =
+            _mm_loadu_si128(reinterpret_cast<const __m128i *>(source + static_cast<int64_t>(i) * stride + column));
       for (uint64_t round = 1; round < kSide; round *= 2) {
         for (uint64_t i = 0; i < kSide / 2; ++i) {
           shuffled[2 * i] = interleave<Bytes, false>(square[i], square[i + kSide / 2]);
@@ -62,7 +69,8 @@ template <size_t Bytes> void fillTileInRegisters(Tile<Bytes> &tile, const std::b
         std::copy(shuffled, shuffled + kSide, square);
       }
       for (uint64_t i = 0; i < kSide; ++i)
-        _mm_store_si128(reinterpret_cast<__m128i *>(tile.bytes + (column / Bytes + i) * kTileRow + row * Bytes), square[i]);
+        _mm_store_si128(reinterpret_cast<__m128i *>(tile.bytes + (column / Bytes + i) * kTileRow + row * Bytes),
+                        square[i]);
     }
   }
 }
@@ -70,7 +78,9 @@ template <size_t Bytes> void fillTileInRegisters(Tile<Bytes> &tile, const std::b
 #endif
 
 /// One source line of each of `count` rows into the columns of the tile.
-template <size_t Bytes> void fillTile([[maybe_unused]] Level level, Tile<Bytes> &tile, const std::byte *source, int64_t stride, uint64_t count) {
+template <size_t Bytes>
+void fillTile([[maybe_unused]] Level level, Tile<Bytes> &tile, const std::byte *source, int64_t stride,
+              uint64_t count) {
 #if defined(__x86_64__)
   if (level > Level::Portable)
     return fillTileInRegisters(tile, source, stride, count);
@@ -79,7 +89,8 @@ template <size_t Bytes> void fillTile([[maybe_unused]] Level level, Tile<Bytes> 
 }
 
 template <size_t Bytes>
-void transposeTiles(Level level, StreamLines stream, std::byte *target, const std::byte *source, Loop along, Loop across) {
+void transposeTiles(Level level, StreamLines stream, std::byte *target, const std::byte *source, Loop along,
+                    Loop across) {
   using Tile = kernels::Tile<Bytes>;
   Tile tile;
   const uint64_t head = (kLine - reinterpret_cast<uintptr_t>(target) % kLine) % kLine;
@@ -109,7 +120,8 @@ void transposeTiles(Level level, StreamLines stream, std::byte *target, const st
           std::memcpy(to + static_cast<int64_t>(i) * along.targetStride, tile.bytes + i * kTileRow, count * Bytes);
     }
     copyElements<Bytes>(target + static_cast<int64_t>(at) * along.targetStride, source + at * Bytes,
-                        {along.count - at, along.sourceStride, along.targetStride}, {count, across.sourceStride, across.targetStride});
+                        {along.count - at, along.sourceStride, along.targetStride},
+                        {count, across.sourceStride, across.targetStride});
     skip(count);
   }
   elements(across.count);
@@ -132,16 +144,21 @@ uint64_t chunkRows(const Strided &shape, uint64_t bytes) {
   return std::max<uint64_t>(1, rows / tiles) * tiles;
 }
 
-void transposeBlock(Level level, StreamLines stream, std::byte *target, const std::byte *source, uint64_t elementBytes, const Loop &outer,
-                    const Loop &inner) {
+void transposeBlock(Level level, StreamLines stream, std::byte *target, const std::byte *source, uint64_t elementBytes,
+                    const Loop &outer, const Loop &inner) {
   const bool sourceOrder = walks(elementBytes, inner, outer);
   const Loop &along = sourceOrder ? inner : outer, &across = sourceOrder ? outer : inner;
   switch (elementBytes) {
-  case 1: return transposeTiles<1>(level, stream, target, source, along, across);
-  case 2: return transposeTiles<2>(level, stream, target, source, along, across);
-  case 4: return transposeTiles<4>(level, stream, target, source, along, across);
-  case 8: return transposeTiles<8>(level, stream, target, source, along, across);
-  default: return transposeTiles<16>(level, stream, target, source, along, across);
+  case 1:
+    return transposeTiles<1>(level, stream, target, source, along, across);
+  case 2:
+    return transposeTiles<2>(level, stream, target, source, along, across);
+  case 4:
+    return transposeTiles<4>(level, stream, target, source, along, across);
+  case 8:
+    return transposeTiles<8>(level, stream, target, source, along, across);
+  default:
+    return transposeTiles<16>(level, stream, target, source, along, across);
   }
 }
 

@@ -15,13 +15,16 @@ int64_t blocks(int64_t length, int64_t block) { return (length + block - 1) / bl
 
 class FaceCheck {
 public:
-  FaceCheck(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work) : endpoint_(endpoint), target_(target), role_(role), work_(work) {}
+  FaceCheck(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work)
+      : endpoint_(endpoint), target_(target), role_(role), work_(work) {}
 
   std::string run() {
     for (uint32_t p = 0; p < sizeOf(endpoint_.params()) && error_.empty(); ++p) {
       const Param &param = *endpoint_.params()->Get(p);
-      require(!transformed(param) || !(endpoint_.storage() || param.stored() || param.face() || param.made()), p, "has a transform where none may be");
-      require(!param.made() || (sizeOf(param.parts()) == 0 && !param.face()), p, "is made of others, but a face or with parts");
+      require(!transformed(param) || !(endpoint_.storage() || param.stored() || param.face() || param.made()), p,
+              "has a transform where none may be");
+      require(!param.made() || (sizeOf(param.parts()) == 0 && !param.face()), p,
+              "is made of others, but a face or with parts");
       if (param.face() && error_.empty())
         face(p);
     }
@@ -35,33 +38,45 @@ private:
     return holds;
   }
 
-  const Param *shown(uint32_t number) const { return number < sizeOf(endpoint_.params()) ? endpoint_.params()->Get(number) : nullptr; }
+  const Param *shown(uint32_t number) const {
+    return number < sizeOf(endpoint_.params()) ? endpoint_.params()->Get(number) : nullptr;
+  }
 
   void face(uint32_t p) {
     const Param &param = *endpoint_.params()->Get(p);
     const Face &face = *param.face();
-    if (!require(face.over() == 0 || (face.kind() == FaceKind::amax && !target_), p, "is over dimensions of what it does not show"))
+    if (!require(face.over() == 0 || (face.kind() == FaceKind::amax && !target_), p,
+                 "is over dimensions of what it does not show"))
       return;
     if (!require(face.kind() <= FaceKind::MAX && face.format() <= Quantization::MAX, p, "shows something unknown") ||
-        !require(face.gathered() ? face.kind() != FaceKind::codes && (target_ || face.kind() != FaceKind::elements) : face.kind() <= FaceKind::codes, p, "is gathered where it may not be, or not where it must be") ||
-        !require(!face.gathered() || !endpoint_.storage() || face.kind() == FaceKind::amax || face.kind() == FaceKind::elements, p, "is gathered in files") ||
-        !require(face.format() != Quantization::block_fp8 || !face.swizzled(), p, "swizzles scales of block_fp8") || !require(sizeOf(param.shape()) >= (face.kind() == FaceKind::amax ? 1 : 2), p, "is no matrix"))
+        !require(face.gathered() ? face.kind() != FaceKind::codes && (target_ || face.kind() != FaceKind::elements)
+                                 : face.kind() <= FaceKind::codes,
+                 p, "is gathered where it may not be, or not where it must be") ||
+        !require(!face.gathered() || !endpoint_.storage() || face.kind() == FaceKind::amax ||
+                     face.kind() == FaceKind::elements,
+                 p, "is gathered in files") ||
+        !require(face.format() != Quantization::block_fp8 || !face.swizzled(), p, "swizzles scales of block_fp8") ||
+        !require(sizeOf(param.shape()) >= (face.kind() == FaceKind::amax ? 1 : 2), p, "is no matrix"))
       return;
     const Param *codes = shown(face.codes()), *scales = shown(face.scales()), *tensorScale = shown(face.tensor_scale());
     for (const Param *other : {codes, scales, tensorScale})
       if (!require(other && like(param, *other), p, "shows a param that is not there wherever it is"))
         return;
-    // Fields that its kind has no use for are as the compiler writes them: what reads a face need not look at its kind first.
+    // Fields that its kind has no use for are as the compiler writes them: what reads a face need not look at its kind
+    // first.
     const bool one = face.scales() == face.codes() && face.tensor_scale() == face.codes();
-    const bool usual = face.kind() == FaceKind::elements  ? face.format() == Quantization::nvfp4 || face.tensor_scale() == face.scales()
-                       : face.kind() == FaceKind::codes   ? face.tensor_scale() == face.scales() && !face.swizzled()
-                       : face.kind() == FaceKind::amax    ? (target_ || one) && !face.swizzled()
-                                                          : one && face.swizzled() == (face.kind() == FaceKind::plain_scales);
+    const bool usual =
+        face.kind() == FaceKind::elements ? face.format() == Quantization::nvfp4 || face.tensor_scale() == face.scales()
+        : face.kind() == FaceKind::codes  ? face.tensor_scale() == face.scales() && !face.swizzled()
+        : face.kind() == FaceKind::amax   ? (target_ || one) && !face.swizzled()
+                                          : one && face.swizzled() == (face.kind() == FaceKind::plain_scales);
     if (!require(usual, p, "names params, or swizzled scales, that its kind does not show"))
       return;
     const bool wide = param.dtype() == DType::fp32 || param.dtype() == DType::bf16 || param.dtype() == DType::fp16;
     const DType code = face.format() == Quantization::nvfp4 ? DType::u8 : DType::fp8_e4m3;
-    const DType scale = face.format() == Quantization::mxfp8 ? DType::u8 : face.format() == Quantization::block_fp8 ? DType::fp32 : DType::fp8_e4m3;
+    const DType scale = face.format() == Quantization::mxfp8       ? DType::u8
+                        : face.format() == Quantization::block_fp8 ? DType::fp32
+                                                                   : DType::fp8_e4m3;
     const bool plain = !codes->face() && !scales->face();
     switch (face.kind()) {
     case FaceKind::elements:
@@ -70,28 +85,36 @@ private:
               p, "shows params of other dtypes than its format has");
       break;
     case FaceKind::codes:
-      require(!codes->face() && scales->face() && scales->face()->kind() == FaceKind::scales && scales->face()->codes() == face.codes() &&
-                  scales->face()->format() == face.format() && param.dtype() == code && face.format() != Quantization::nvfp4,
+      require(!codes->face() && scales->face() && scales->face()->kind() == FaceKind::scales &&
+                  scales->face()->codes() == face.codes() && scales->face()->format() == face.format() &&
+                  param.dtype() == code && face.format() != Quantization::nvfp4,
               p, "shows codes without their scales");
       require(isWide(codes->dtype()), p, "shows a param that is not fp32, bf16 or fp16");
       break;
     case FaceKind::scales:
-      require(!codes->face() && isWide(codes->dtype()) && param.dtype() == scale && face.format() != Quantization::nvfp4, p, "shows scales of a param that has none");
+      require(!codes->face() && isWide(codes->dtype()) && param.dtype() == scale &&
+                  face.format() != Quantization::nvfp4,
+              p, "shows scales of a param that has none");
       break;
-    case FaceKind::plain_scales: require(plain && codes->dtype() == scale && param.dtype() == scale, p, "shows scales of another dtype"); break;
+    case FaceKind::plain_scales:
+      require(plain && codes->dtype() == scale && param.dtype() == scale, p, "shows scales of another dtype");
+      break;
     case FaceKind::amax: {
       const Face *other = codes->face();
-      const bool made = other && other->kind() == FaceKind::elements && other->format() == Quantization::nvfp4 && other->tensor_scale() == face.scales();
-      const bool read = isWide(codes->dtype()) && (!other || other->kind() == FaceKind::elements) && face.part() < sizeOf(codes->parts());
-      require(param.dtype() == DType::fp32 && (target_ ? made : read), p, "shows the largest magnitudes of what has none");
+      const bool made = other && other->kind() == FaceKind::elements && other->format() == Quantization::nvfp4 &&
+                        other->tensor_scale() == face.scales();
+      const bool read = isWide(codes->dtype()) && (!other || other->kind() == FaceKind::elements) &&
+                        face.part() < sizeOf(codes->parts());
+      require(param.dtype() == DType::fp32 && (target_ ? made : read), p,
+              "shows the largest magnitudes of what has none");
       if (error_.empty() && !target_)
         part(p, *codes, *codes->parts()->Get(face.part()), sizeOf(param.shape()));
     }
     }
     for (uint32_t place = 0; error_.empty() && place < endpoint_.ranks()->size(); ++place, work_ += 8)
       if (instanceCount(endpoint_, param, place) > 0)
-        require(shapes(face, target_, localShape(endpoint_, param, place), localShape(endpoint_, *codes, place), localShape(endpoint_, *scales, place),
-                       localShape(endpoint_, *tensorScale, place)),
+        require(shapes(face, target_, localShape(endpoint_, param, place), localShape(endpoint_, *codes, place),
+                       localShape(endpoint_, *scales, place), localShape(endpoint_, *tensorScale, place)),
                 p, "has another shape than what it shows");
   }
 
@@ -102,7 +125,8 @@ private:
     shown_.clear();
     const uint32_t most = sizeOf(part.dimensions());
     const Face &shows = *endpoint_.params()->Get(face)->face();
-    require(part.family() >= 0 && most >= (shows.over() == 0 ? 2 : 1) && (most >= 32 || shows.over() >> most == 0), face, "shows the largest magnitudes of what is no matrix");
+    require(part.family() >= 0 && most >= (shows.over() == 0 ? 2 : 1) && (most >= 32 || shows.over() >> most == 0),
+            face, "shows the largest magnitudes of what is no matrix");
     for (uint32_t d = 0; error_.empty() && d < most; ++d) {
       const int32_t at = part.dimensions()->Get(d)->param();
       const bool matrix = isOver(shows, part, d);
@@ -122,17 +146,22 @@ private:
 
   /// Whether two params have the same instances on every place.
   static bool like(const Param &a, const Param &b) {
-    auto equal = [](const auto *x, const auto *y) { return sizeOf(x) == sizeOf(y) && (sizeOf(x) == 0 || std::equal(x->begin(), x->end(), y->begin())); };
-    if (!equal(a.variables(), b.variables()) || !equal(a.instances(), b.instances()) || sizeOf(a.presence()) != sizeOf(b.presence()))
+    auto equal = [](const auto *x, const auto *y) {
+      return sizeOf(x) == sizeOf(y) && (sizeOf(x) == 0 || std::equal(x->begin(), x->end(), y->begin()));
+    };
+    if (!equal(a.variables(), b.variables()) || !equal(a.instances(), b.instances()) ||
+        sizeOf(a.presence()) != sizeOf(b.presence()))
       return false;
     for (uint32_t i = 0; i < sizeOf(a.presence()); ++i)
-      if (a.presence()->Get(i)->axis() != b.presence()->Get(i)->axis() || !equal(a.presence()->Get(i)->coordinates(), b.presence()->Get(i)->coordinates()))
+      if (a.presence()->Get(i)->axis() != b.presence()->Get(i)->axis() ||
+          !equal(a.presence()->Get(i)->coordinates(), b.presence()->Get(i)->coordinates()))
         return false;
     return true;
   }
 
   /// Of the face itself, and of what it names `codes`, `scales` and `tensor_scale`.
-  bool shapes(const Face &face, bool target, const Lengths &own, const Lengths &codes, const Lengths &scales, const Lengths &tensorScale) const {
+  bool shapes(const Face &face, bool target, const Lengths &own, const Lengths &codes, const Lengths &scales,
+              const Lengths &tensorScale) const {
     const int64_t columns = face.format() == Quantization::mxfp8 ? 32 : face.format() == Quantization::nvfp4 ? 16 : 128;
     const int64_t rows = face.format() == Quantization::block_fp8 ? 128 : 1;
     auto scalesOf = [&](Lengths shape, bool swizzled) {
@@ -156,14 +185,17 @@ private:
       return (whole || own.back() % columns == 0) && codes == code && scales == scalesOf(own, face.swizzled()) &&
              (face.format() != Quantization::nvfp4 || tensorScale == Lengths(own.begin(), own.end() - 2));
     }
-    case FaceKind::codes: return (whole || own.back() % columns == 0) && codes == own && scales == scalesOf(own, false);
-    case FaceKind::scales: return !codes.empty() && (whole || codes.back() % columns == 0) && own == scalesOf(codes, false);
+    case FaceKind::codes:
+      return (whole || own.back() % columns == 0) && codes == own && scales == scalesOf(own, false);
+    case FaceKind::scales:
+      return !codes.empty() && (whole || codes.back() % columns == 0) && own == scalesOf(codes, false);
     case FaceKind::plain_scales: {
       Lengths swizzled(own.begin(), own.end() - 1);
       swizzled.back() = blocks(swizzled.back(), 128) * blocks(own.back(), 4) * 512;
       return codes == swizzled;
     }
-    case FaceKind::amax: break;
+    case FaceKind::amax:
+      break;
     }
     if (target) // numbers of each matrix
       return scales == Lengths(own.begin(), own.end() - 1);
@@ -183,6 +215,8 @@ private:
 
 } // namespace
 
-std::string checkFaces(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work) { return FaceCheck(endpoint, target, role, work).run(); }
+std::string checkFaces(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work) {
+  return FaceCheck(endpoint, target, role, work).run();
+}
 
 } // namespace reshard::schema

@@ -7,7 +7,8 @@
 
 namespace reshard::schema {
 
-/// All else about the endpoint's params must hold. `work` counts what was looked at. An error text, empty where all is well.
+/// All else about the endpoint's params must hold. `work` counts what was looked at. An error text, empty where all is
+/// well.
 std::string checkFaces(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work);
 
 } // namespace reshard::schema

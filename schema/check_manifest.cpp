@@ -47,9 +47,7 @@ class ManifestCheck {
 public:
   explicit ManifestCheck(const Manifest &manifest) : manifest_(manifest) {}
 
-  std::string run() {
-    return general() && families() && endpoints() ? checkNames(manifest_, work_, kMaxWork) : error_;
-  }
+  std::string run() { return general() && families() && endpoints() ? checkNames(manifest_, work_, kMaxWork) : error_; }
 
 private:
   bool fail(std::string text) {
@@ -135,7 +133,8 @@ private:
     const auto &first = *share.first();
     const auto &runs = *share.runs();
     if (static_cast<int64_t>(first.size()) != coordinates + 1)
-      return fail(owner + " has a share with " + std::to_string(first.size()) + " bounds, expected " + std::to_string(coordinates + 1));
+      return fail(owner + " has a share with " + std::to_string(first.size()) + " bounds, expected " +
+                  std::to_string(coordinates + 1));
     if (!aligned(&first) || !aligned(&runs))
       return fail(owner + " has a share that is not aligned");
     if (first.Get(0) != 0 || first.Get(first.size() - 1) != runs.size())
@@ -148,7 +147,8 @@ private:
         if (!run(*runs.Get(r), reaches[c]))
           return fail(owner + " has a share with an impossible run");
       if (reaches[c].size > reaches[c].to) // a few bytes would ask for any number of steps
-        return fail(owner + " has a share that puts " + std::to_string(reaches[c].size) + " positions in " + std::to_string(reaches[c].to));
+        return fail(owner + " has a share that puts " + std::to_string(reaches[c].size) + " positions in " +
+                    std::to_string(reaches[c].to));
     }
     return true;
   }
@@ -226,7 +226,8 @@ private:
         continue;
       }
       if (rank >= manifest_.world())
-        return fail(role_ + " has rank " + std::to_string(rank) + ", expected fewer than " + std::to_string(manifest_.world()));
+        return fail(role_ + " has rank " + std::to_string(rank) + ", expected fewer than " +
+                    std::to_string(manifest_.world()));
       if (seen[rank])
         return fail(role_ + " has rank " + std::to_string(rank) + " twice");
       seen[rank] = true;
@@ -344,9 +345,11 @@ private:
     if (param.dtype() > DType::MAX)
       return fail(name + " has an unknown dtype");
     auto castable = [](DType type) {
-      return type == DType::fp32 || type == DType::bf16 || type == DType::fp16 || type == DType::fp8_e4m3 || type == DType::fp8_e5m2;
+      return type == DType::fp32 || type == DType::bf16 || type == DType::fp16 || type == DType::fp8_e4m3 ||
+             type == DType::fp8_e5m2;
     };
-    if (param.stored() && (!castable(*param.stored()) || !castable(param.dtype()) || *param.stored() == param.dtype() || param.face() || param.made()))
+    if (param.stored() && (!castable(*param.stored()) || !castable(param.dtype()) || *param.stored() == param.dtype() ||
+                           param.face() || param.made()))
       return fail(name + " is stored in a dtype that its elements cannot be cast to");
     int64_t bytes = std::max(itemBytes(param.dtype()), itemBytes(storedType(param)));
     for (size_t d = 0; d < sizeOf(param.shape()); ++d) {
@@ -355,7 +358,8 @@ private:
       if (wanted < 0)
         return false;
       if (static_cast<int64_t>(extent.at()->size()) != wanted || !aligned(extent.at()))
-        return fail(name + " has lengths in dimension " + std::to_string(d) + ": " + count(extent.at()->size(), wanted));
+        return fail(name + " has lengths in dimension " + std::to_string(d) + ": " +
+                    count(extent.at()->size(), wanted));
       const auto [least, most] = std::minmax_element(extent.at()->begin(), extent.at()->end());
       if (*least < 0)
         return fail(name + " has a negative length in dimension " + std::to_string(d));
@@ -369,10 +373,12 @@ private:
   bool part(const Param &param, const Part &part, const std::string &name) {
     const size_t families = sizeOf(manifest_.families());
     if (part.family() < -1 || part.family() >= static_cast<int64_t>(families))
-      return fail(name + " holds tensor " + std::to_string(part.family()) + ", expected fewer than " + std::to_string(families));
+      return fail(name + " holds tensor " + std::to_string(part.family()) + ", expected fewer than " +
+                  std::to_string(families));
     const Family *family = part.family() < 0 ? nullptr : manifest_.families()->Get(part.family());
     if (family && family->dtype() != param.dtype()) // what comes is nothing else
-      return fail(name + " is " + dtypeName(param.dtype()) + ", but '" + family->name()->str() + "' comes as " + dtypeName(family->dtype()));
+      return fail(name + " is " + dtypeName(param.dtype()) + ", but '" + family->name()->str() + "' comes as " +
+                  dtypeName(family->dtype()));
     const auto *variables = family ? family->variables() : param.variables();
     const size_t named = sizeOf(variables);
     const size_t dimensions = named + (family ? sizeOf(family->shape()) : sizeOf(param.shape()));
@@ -394,7 +400,8 @@ private:
                         family->name()->str() + "'");
       }
       if (dimension.param() < -1 || dimension.param() >= static_cast<int64_t>(sizeOf(param.shape())))
-        return fail(name + " places a tensor in dimension " + std::to_string(dimension.param()) + ", expected fewer than " + std::to_string(sizeOf(param.shape())));
+        return fail(name + " places a tensor in dimension " + std::to_string(dimension.param()) +
+                    ", expected fewer than " + std::to_string(sizeOf(param.shape())));
       if (dimension.param() >= 0) {
         if (std::any_of(part.dimensions()->begin(), part.dimensions()->begin() + d,
                         [&](const PartDimension *other) { return other->param() == dimension.param(); })) {
@@ -420,7 +427,8 @@ private:
     return true;
   }
 
-  /// Where several dimensions of a tensor stand on one of the param (a flat buffer), the sum of their positions is inside.
+  /// Where several dimensions of a tensor stand on one of the param (a flat buffer), the sum of their positions is
+  /// inside.
   bool insideTogether(const Param &param, const Part &part, int32_t dimension, const std::string &name) {
     const Extent &extent = *param.shape()->Get(dimension);
     const int64_t places = static_cast<int64_t>(endpoint_->ranks()->size());
@@ -441,7 +449,8 @@ private:
           return fail(name + " holds positions beyond its own size");
       }
       const int64_t length = extent.at()->Get(coordinate(*endpoint_, extent.axes(), place));
-      if (!empty && (last >= length || positions < 0 || positions > length) && instanceCount(*endpoint_, param, place) > 0)
+      if (!empty && (last >= length || positions < 0 || positions > length) &&
+          instanceCount(*endpoint_, param, place) > 0)
         return fail(name + " holds positions beyond its own size");
     }
     return true;

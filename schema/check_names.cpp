@@ -17,11 +17,12 @@ template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return 
 constexpr int64_t kNameWork = 64; // of making a name and looking it up, in steps of checkManifest's other loops
 constexpr char kRun = '\1';
 
-/// A name with its placeholders. `skeleton` has kRun for each run of digits and placeholders, which print digits: so names that are equal have equal skeletons.
+/// A name with its placeholders. `skeleton` has kRun for each run of digits and placeholders, which print digits: so
+/// names that are equal have equal skeletons.
 struct Pattern {
   std::string skeleton;
-  bool literal = true;                // no placeholder
-  bool touching = false;              // placeholders without text between them: {a}{b} prints 1, 11 and 11, 1 alike
+  bool literal = true;                   // no placeholder
+  bool touching = false;                 // placeholders without text between them: {a}{b} prints 1, 11 and 11, 1 alike
   std::vector<bool> value, local, chunk; // by variable of the owner: whether {x}, {x.local}, {x.chunk} stand in it
 };
 
@@ -52,15 +53,18 @@ private:
     for (uint32_t v = 0; v < sizeOf(manifest_.variables()); ++v) {
       const std::string name = variableName(v);
       if (name.empty() || name.find_first_of("{.}") != std::string::npos)
-        return fail("index variable '" + name + "' cannot stand in a placeholder, expected a name without '{', '.' and '}'");
+        return fail("index variable '" + name +
+                    "' cannot stand in a placeholder, expected a name without '{', '.' and '}'");
       if (!names.insert(name).second)
         return fail("found index variable '" + name + "' twice");
     }
     return true;
   }
 
-  /// Reads a name, in which each variable stands once, as {x}, or where `positions` as {x.local}; {x.chunk} may stand beside either.
-  bool read(const std::string &name, const flatbuffers::Vector<uint32_t> *variables, bool positions, const std::string &owner, Pattern &pattern) {
+  /// Reads a name, in which each variable stands once, as {x}, or where `positions` as {x.local}; {x.chunk} may stand
+  /// beside either.
+  bool read(const std::string &name, const flatbuffers::Vector<uint32_t> *variables, bool positions,
+            const std::string &owner, Pattern &pattern) {
     const size_t count = sizeOf(variables);
     pattern.value.assign(count, false);
     pattern.local = pattern.chunk = pattern.value;
@@ -100,13 +104,14 @@ private:
           break;
       }
       if (!known)
-        return fail(owner + " has '" + name.substr(i, end - i + 1) + "' in its name, expected each of its own index variables once");
+        return fail(owner + " has '" + name.substr(i, end - i + 1) +
+                    "' in its name, expected each of its own index variables once");
       i = end;
     }
     for (size_t v = 0; v < count; ++v)
       if (const std::string variable = variableName(variables->Get(v)); pattern.value[v] == pattern.local[v])
-        return fail(owner + " lacks index variable '" + variable + "' in its name, or has it twice, expected '{" + variable + "}'" +
-                    (positions ? " or '{" + variable + ".local}'" : "") + " once");
+        return fail(owner + " lacks index variable '" + variable + "' in its name, or has it twice, expected '{" +
+                    variable + "}'" + (positions ? " or '{" + variable + ".local}'" : "") + " once");
     return true;
   }
 
@@ -115,14 +120,18 @@ private:
   /// Owners of names that may be equal: of one skeleton. Where none has a placeholder, only those of one name.
   class Groups {
   public:
-    void add(uint32_t owner, std::string_view name, Pattern pattern) { groups_[std::move(pattern.skeleton)].push_back({owner, name, pattern.literal, pattern.touching}); }
+    void add(uint32_t owner, std::string_view name, Pattern pattern) {
+      groups_[std::move(pattern.skeleton)].push_back({owner, name, pattern.literal, pattern.touching});
+    }
 
     /// Calls visit(owners) for each list of owners of which two names could be equal; false ends it.
     bool forEach(const std::function<bool(const std::vector<uint32_t> &)> &visit) const {
       for (const auto &[skeleton, members] : groups_) {
         std::map<std::string_view, std::vector<uint32_t>> lists;
-        const bool literal = std::all_of(members.begin(), members.end(), [](const Member &member) { return member.literal; });
-        const bool touching = std::any_of(members.begin(), members.end(), [](const Member &member) { return member.touching; });
+        const bool literal =
+            std::all_of(members.begin(), members.end(), [](const Member &member) { return member.literal; });
+        const bool touching =
+            std::any_of(members.begin(), members.end(), [](const Member &member) { return member.touching; });
         for (const Member &member : members)
           lists[literal ? member.name : std::string_view()].push_back(member.owner);
         for (const auto &[name, owners] : lists)
@@ -152,7 +161,8 @@ private:
     }
     return groups.forEach([&](const std::vector<uint32_t> &families) {
       std::unordered_set<std::string> names;
-      return std::all_of(families.begin(), families.end(), [&](uint32_t f) { return tensorNames(*manifest_.families()->Get(f), names); });
+      return std::all_of(families.begin(), families.end(),
+                         [&](uint32_t f) { return tensorNames(*manifest_.families()->Get(f), names); });
     });
   }
 
@@ -205,7 +215,8 @@ private:
         continue;
       }
       Pattern pattern;
-      if (!read(param.name()->str(), param.variables(), true, name, pattern) || !positions(endpoint, param, pattern, name))
+      if (!read(param.name()->str(), param.variables(), true, name, pattern) ||
+          !positions(endpoint, param, pattern, name))
         return false;
       groups.add(p, param.name()->string_view(), std::move(pattern));
     }
@@ -217,28 +228,33 @@ private:
     const Face &face = *param.face();
     if (face.kind() != FaceKind::amax || &endpoint != manifest_.endpoints()->Get(0))
       return true;
-    const Family &of = *manifest_.families()->Get(static_cast<uint32_t>(endpoint.params()->Get(face.codes())->parts()->Get(face.part())->family()));
+    const Family &of = *manifest_.families()->Get(
+        static_cast<uint32_t>(endpoint.params()->Get(face.codes())->parts()->Get(face.part())->family()));
     for (uint32_t i = 0; i < sizeOf(param.parts()); ++i) {
       const int32_t number = param.parts()->Get(i)->family();
       if (number < 0)
         continue;
       const Family &family = *manifest_.families()->Get(static_cast<uint32_t>(number));
       if (!family.name()->str().starts_with(of.name()->str()))
-        return fail(name + " holds '" + family.name()->str() + "', expected a name that begins with '" + of.name()->str() + "'");
+        return fail(name + " holds '" + family.name()->str() + "', expected a name that begins with '" +
+                    of.name()->str() + "'");
     }
     return true;
   }
 
-  /// Of the variables of a tensor one may be stacked, in a dimension of the param; the others are told from the param's name, and padding has no other.
+  /// Of the variables of a tensor one may be stacked, in a dimension of the param; the others are told from the param's
+  /// name, and padding has no other.
   bool stacks(const Param &param, const std::string &name) {
     for (size_t i = 0; i < sizeOf(param.parts()); ++i) {
       const Part &part = *param.parts()->Get(i);
-      const Family *family = part.family() < 0 ? nullptr : manifest_.families()->Get(static_cast<uint32_t>(part.family()));
+      const Family *family =
+          part.family() < 0 ? nullptr : manifest_.families()->Get(static_cast<uint32_t>(part.family()));
       size_t stacked = 0;
       for (size_t d = 0; d < sizeOf(family ? family->variables() : param.variables()); ++d)
         stacked += part.dimensions()->Get(d)->param() >= 0;
       if (stacked > (family ? 1 : 0))
-        return fail(name + " stacks " + std::to_string(stacked) + " index variables of " + (family ? "'" + family->name()->str() + "', expected one at most" : "padding, expected none"));
+        return fail(name + " stacks " + std::to_string(stacked) + " index variables of " +
+                    (family ? "'" + family->name()->str() + "', expected one at most" : "padding, expected none"));
     }
     return true;
   }
@@ -247,7 +263,8 @@ private:
   bool positions(const Endpoint &endpoint, const Param &param, const Pattern &pattern, const std::string &name) {
     for (size_t v = 0; v < pattern.local.size(); ++v) {
       const uint32_t variable = param.variables()->Get(v), share = param.instances()->Get(v);
-      if (lookedUp_.emplace(share, variable).second && !lookUps(*endpoint.shares()->Get(share), *endpoint.shares()->Get(endpoint.placement()->Get(variable))))
+      if (lookedUp_.emplace(share, variable).second &&
+          !lookUps(*endpoint.shares()->Get(share), *endpoint.shares()->Get(endpoint.placement()->Get(variable))))
         return false;
       if (!pattern.local[v])
         continue;
@@ -255,10 +272,12 @@ private:
       if (added && !positions(endpoint, nullptr, share, variable, pattern.chunk[v], known->second))
         return false;
       bool good = known->second;
-      if (!good && !positions(endpoint, &param, share, variable, pattern.chunk[v], good)) // there may be none where it differs
+      if (!good &&
+          !positions(endpoint, &param, share, variable, pattern.chunk[v], good)) // there may be none where it differs
         return false;
       if (!good)
-        return fail(name + " has '{" + variableName(variable) + ".local}' in its name, which does not tell its instances apart");
+        return fail(name + " has '{" + variableName(variable) +
+                    ".local}' in its name, which does not tell its instances apart");
     }
     return true;
   }
@@ -275,8 +294,10 @@ private:
   }
 
   /// Whether positions differ, on all places or on those that have a param.
-  bool positions(const Endpoint &endpoint, const Param *param, uint32_t shareNumber, uint32_t variable, bool chunk, bool &good) {
-    const Share &values = *endpoint.shares()->Get(shareNumber), &placement = *endpoint.shares()->Get(endpoint.placement()->Get(variable));
+  bool positions(const Endpoint &endpoint, const Param *param, uint32_t shareNumber, uint32_t variable, bool chunk,
+                 bool &good) {
+    const Share &values = *endpoint.shares()->Get(shareNumber),
+                &placement = *endpoint.shares()->Get(endpoint.placement()->Get(variable));
     std::set<std::pair<int64_t, int64_t>> seen; // coordinates
     const int64_t places = static_cast<int64_t>(endpoint.ranks()->size());
     if (!spend(places))
@@ -284,7 +305,8 @@ private:
     good = true;
     for (int64_t place = 0; place < places && good; ++place) {
       if ((param && instanceCount(endpoint, *param, place) == 0) ||
-          !seen.emplace(coordinate(endpoint, values.axes(), place), coordinate(endpoint, placement.axes(), place)).second)
+          !seen.emplace(coordinate(endpoint, values.axes(), place), coordinate(endpoint, placement.axes(), place))
+               .second)
         continue;
       const Runs here = runs(endpoint, values, place), placed = runs(endpoint, placement, place);
       if (!spend(here.size() * (1 + (placed.end - placed.begin))))
@@ -303,7 +325,8 @@ private:
     return true;
   }
 
-  /// The names of these params on each place. Places of the same coordinates on all axes that matter have the same names.
+  /// The names of these params on each place. Places of the same coordinates on all axes that matter have the same
+  /// names.
   bool paramNames(const Endpoint &endpoint, const std::vector<uint32_t> &owners, const std::string &role) {
     std::set<uint32_t> axes;
     auto depend = [&](uint32_t share) {
@@ -334,7 +357,8 @@ private:
           return false;
         for (ParamInstance &instance : instances(manifest_, endpoint, p, static_cast<int64_t>(place)))
           if (const auto [name, added] = names.insert(std::move(instance.name)); !added)
-            return fail(role + " has two params of the name '" + *name + "' on " + (endpoint.storage() ? "file " : "rank ") +
+            return fail(role + " has two params of the name '" + *name + "' on " +
+                        (endpoint.storage() ? "file " : "rank ") +
                         std::to_string(endpoint.ranks()->Get(static_cast<uint32_t>(place))));
       }
     }
@@ -344,13 +368,16 @@ private:
   const Manifest &manifest_;
   int64_t &work_;
   const int64_t most_;
-  std::map<std::tuple<uint32_t, uint32_t, bool>, bool> positions_; // share, variable, whether with its chunk: whether they are told apart on every place
-  std::set<std::pair<uint32_t, uint32_t>> lookedUp_;                // share, variable
+  std::map<std::tuple<uint32_t, uint32_t, bool>, bool>
+      positions_; // share, variable, whether with its chunk: whether they are told apart on every place
+  std::set<std::pair<uint32_t, uint32_t>> lookedUp_; // share, variable
   std::string error_;
 };
 
 } // namespace
 
-std::string checkNames(const Manifest &manifest, int64_t &work, int64_t most) { return NameCheck(manifest, work, most).run(); }
+std::string checkNames(const Manifest &manifest, int64_t &work, int64_t most) {
+  return NameCheck(manifest, work, most).run();
+}
 
 } // namespace reshard::schema

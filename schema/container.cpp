@@ -25,7 +25,8 @@ static_assert(std::endian::native == std::endian::little, "the header is written
 
 constexpr char kMagic[8] = {'R', 'E', 'S', 'H', 'A', 'R', 'D', '\n'};
 constexpr uint32_t kVersion = 1;
-constexpr uint64_t kKnownFeatures = kFeatureCasts | kFeatureFaces | kFeatureTransforms | kFeatureOver | kFeatureRelays; // a set bit that is not here belongs to a newer compiler
+constexpr uint64_t kKnownFeatures = kFeatureCasts | kFeatureFaces | kFeatureTransforms | kFeatureOver |
+                                    kFeatureRelays; // a set bit that is not here belongs to a newer compiler
 constexpr uint64_t kAlignment = 64;
 
 /// The first 32 bytes mean the same in every version, so that any reader can tell absent, foreign, newer and truncated

@@ -14,7 +14,8 @@ namespace reshard::schema {
 
 using Bytes = std::span<const std::byte>;
 
-/// Features of a plan, which a reader that does not know them must refuse. Casts: elements that are cast on their way into memory (Param.stored).
+/// Features of a plan, which a reader that does not know them must refuse. Casts: elements that are cast on their way
+/// into memory (Param.stored).
 constexpr uint64_t kFeatureCasts = 1;
 /// … that shows or makes params in another form (Param.face).
 constexpr uint64_t kFeatureFaces = 2;
@@ -25,9 +26,8 @@ constexpr uint64_t kFeatureOver = 8;
 /// … with ranks that hold in their arenas what they send on (relays).
 constexpr uint64_t kFeatureRelays = 16;
 
-/// Writes a plan; the file appears complete (by rename) on finish() or not at all. What is no regular file (a device, a FIFO) gets
-/// the bytes on finish(). Every call returns an error text,
-/// empty on success.
+/// Writes a plan; the file appears complete (by rename) on finish() or not at all. What is no regular file (a device, a
+/// FIFO) gets the bytes on finish(). Every call returns an error text, empty on success.
 class ContainerWriter {
 public:
   ContainerWriter();

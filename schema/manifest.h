@@ -42,7 +42,9 @@ inline bool transformed(const Param &param) { return param.transform() && param.
 /// Whether the caller binds it, or a file holds it.
 inline bool bindable(const Param &param) { return !param.face() && !transformed(param); }
 /// Whether its instances have memory of their own in the arena.
-inline bool inArena(const Param &param) { return param.face() ? param.face()->gathered() && param.face()->kind() != FaceKind::elements : transformed(param); }
+inline bool inArena(const Param &param) {
+  return param.face() ? param.face()->gathered() && param.face()->kind() != FaceKind::elements : transformed(param);
+}
 /// Bytes that such an instance takes there.
 inline uint64_t gatheredBytes(const BufferRun &run) { return (run.bytes() + 63) / 64 * 64; }
 

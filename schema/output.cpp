@@ -20,7 +20,7 @@ constexpr int kMaxLinks = 40; // as in the kernel
 } // namespace
 
 Output outputAt(const std::string &path) {
-  struct stat status {};
+  struct stat status{};
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
     return {path, true};
   fs::path at = path;
@@ -66,7 +66,8 @@ std::string writeThrough(int file, const std::string &path) {
 
 bool sameFile(const std::string &one, const std::string &other) {
   std::error_code error;
-  return fs::is_regular_file(one, error) && fs::is_regular_file(other, error) && fs::equivalent(one, other, error) && !error;
+  return fs::is_regular_file(one, error) && fs::is_regular_file(other, error) && fs::equivalent(one, other, error) &&
+         !error;
 }
 
 } // namespace reshard::schema

@@ -7,8 +7,9 @@ namespace reshard::schema {
 
 /// The place of an output.
 struct Output {
-  std::string path;    // behind symbolic links: the file that is made, or replaced by a rename
-  bool direct = false; // what stands there is no regular file (a device, a FIFO, /dev/stdout): it is written to, never replaced
+  std::string path; // behind symbolic links: the file that is made, or replaced by a rename
+  bool direct =
+      false; // what stands there is no regular file (a device, a FIFO, /dev/stdout): it is written to, never replaced
 };
 
 /// What stands at a path, whether it exists or not.

@@ -76,7 +76,8 @@ static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(
               uint8_t(DType::i8) == 6 && uint8_t(DType::i16) == 7 && uint8_t(DType::i32) == 8 &&
               uint8_t(DType::i64) == 9 && uint8_t(DType::u8) == 10 && uint8_t(DType::u16) == 11 &&
               uint8_t(DType::u32) == 12 && uint8_t(DType::u64) == 13 && uint8_t(DType::boolean) == 14);
-static_assert(uint8_t(Quantization::mxfp8) == 0 && uint8_t(Quantization::block_fp8) == 1 && uint8_t(Quantization::nvfp4) == 2);
+static_assert(uint8_t(Quantization::mxfp8) == 0 && uint8_t(Quantization::block_fp8) == 1 &&
+              uint8_t(Quantization::nvfp4) == 2);
 static_assert(uint8_t(FaceKind::elements) == 0 && uint8_t(FaceKind::codes) == 1 && uint8_t(FaceKind::scales) == 2 &&
               uint8_t(FaceKind::plain_scales) == 3 && uint8_t(FaceKind::amax) == 4);
 static_assert(uint8_t(StepKind::copy) == 0 && uint8_t(StepKind::send) == 1 && uint8_t(StepKind::recv) == 2 &&

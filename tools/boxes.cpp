@@ -42,7 +42,8 @@ bool Boxes::add(Box box) {
     outer = {outer.count * inner.count, inner.step, inner.value};
     dimensions.erase(dimensions.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  // Where one step of a dimension is shorter than what lies within, places have no digits: one box for each value of it.
+  // Where one step of a dimension is shorter than what lies within, places have no digits: one box for each value of
+  // it.
   int64_t reach = 1;
   size_t crossing = dimensions.size() > kMaxBoxDimensions ? 0 : dimensions.size();
   for (size_t i = dimensions.size(); i-- > 0; reach += (dimensions[i].count - 1) * dimensions[i].step)
@@ -115,7 +116,9 @@ const Box *Boxes::find(int64_t place, Digits &digits, size_t &hint, uint64_t &wo
 }
 
 bool Boxes::partition(int64_t count, uint64_t &work) const {
-  return places_ == count && (count == 0 || Cutter(*this, work).run({0, 0, 0, {{count, 1, 0, 0}}}, [](const Piece &) { return true; }) == Cut::done);
+  return places_ == count && (count == 0 || Cutter(*this, work).run({0, 0, 0, {{count, 1, 0, 0}}}, [](const Piece &) {
+           return true;
+         }) == Cut::done);
 }
 
 Cut Cutter::run(const Nest &nest, const std::function<bool(const Piece &)> &visit) {
@@ -129,7 +132,8 @@ Cut Cutter::run(const Nest &nest, const std::function<bool(const Piece &)> &visi
     return result;
   }
   // Too many to keep: half of it first. Each half is cut again, which at most doubles the work.
-  const auto longest = std::max_element(nest.loops.begin(), nest.loops.end(), [](const auto &a, const auto &b) { return a.count < b.count; });
+  const auto longest = std::max_element(nest.loops.begin(), nest.loops.end(),
+                                        [](const auto &a, const auto &b) { return a.count < b.count; });
   Nest half = nest;
   Nest::Loop &loop = half.loops[static_cast<size_t>(longest - nest.loops.begin())];
   loop.count = longest->count / 2;
@@ -186,9 +190,10 @@ Cut Cutter::cut(const Nest::Loop *loops, size_t count, int64_t place, int64_t wi
   return Cut::done;
 }
 
-/// `first` around `loops`. What stands within one iteration, or within as many as make one step of a box, is cut once and then repeated as often as it
-/// stays in its boxes.
-Cut Cutter::cut(const Nest::Loop *loops, size_t count, const Nest::Loop &first, int64_t place, int64_t with, int64_t also) {
+/// `first` around `loops`. What stands within one iteration, or within as many as make one step of a box, is cut once
+/// and then repeated as often as it stays in its boxes.
+Cut Cutter::cut(const Nest::Loop *loops, size_t count, const Nest::Loop &first, int64_t place, int64_t with,
+                int64_t also) {
   for (int64_t i = 0; i < first.count;) {
     const int64_t at = place + i * first.place, left = first.count - i;
     int64_t together = 1; // iterations that make a step of the box
@@ -207,7 +212,8 @@ Cut Cutter::cut(const Nest::Loop *loops, size_t count, const Nest::Loop &first, 
     }
     const size_t begin = pieces_.size();
     const int64_t w = with + i * first.with, a = also + i * first.also;
-    const Cut inner = together > 1 ? cut(loops, count, {together, first.place, first.with, first.also}, at, w, a) : cut(loops, count, at, w, a);
+    const Cut inner = together > 1 ? cut(loops, count, {together, first.place, first.with, first.also}, at, w, a)
+                                   : cut(loops, count, at, w, a);
     if (inner != Cut::done)
       return inner;
     const int64_t most = left / together, step = together * first.place;

@@ -1,5 +1,6 @@
-// Regular sets of places (rows, columns, blocks of them) with the value at each place, and the one operation that the proof needs:
-// to cut a strided access into pieces that stand in one such set each. Its cost grows with the pieces, not with the places.
+// Regular sets of places (rows, columns, blocks of them) with the value at each place, and the one operation that the
+// proof needs: to cut a strided access into pieces that stand in one such set each. Its cost grows with the pieces, not
+// with the places.
 #pragma once
 
 #include <array>
@@ -18,7 +19,7 @@ struct Box {
   int64_t begin = 0, value = 0;
   uint32_t tag = 0; // what the values are of
   std::vector<Dimension> dimensions;
-  int64_t end = 0;  // behind the last place; set by Boxes::add
+  int64_t end = 0; // behind the last place; set by Boxes::add
 };
 
 /// Digits of a place in a box: the d_i above.
@@ -31,7 +32,8 @@ public:
   bool add(Box box);
   /// To be called between the last `add` and the first `find`.
   void finish();
-  /// A box that has a place, with the place's digits; null where there is none. `hint`: an index, for accesses that go on from one another.
+  /// A box that has a place, with the place's digits; null where there is none. `hint`: an index, for accesses that go
+  /// on from one another.
   const Box *find(int64_t place, Digits &digits, size_t &hint, uint64_t &work) const;
   /// Whether each of the places [0, count) is in exactly one box.
   bool partition(int64_t count, uint64_t &work) const;
@@ -44,13 +46,13 @@ public:
 private:
   const Box *search(size_t first, size_t last, int64_t place, Digits &digits, uint64_t &work) const;
 
-  std::vector<Box> list_;      // by begin
-  std::vector<int64_t> most_;  // of the middle of each half, quarter, …: the largest end in it
+  std::vector<Box> list_;     // by begin
+  std::vector<int64_t> most_; // of the middle of each half, quarter, …: the largest end in it
   int64_t places_ = 0;
 };
 
-/// A strided access: from `place` on, loops outermost first, the elements of a row being the last. `with` and `also` count along: what the caller
-/// compares with, and where it stands.
+/// A strided access: from `place` on, loops outermost first, the elements of a row being the last. `with` and `also`
+/// count along: what the caller compares with, and where it stands.
 struct Nest {
   struct Loop {
     int64_t count, place, with, also;
@@ -67,7 +69,7 @@ struct Piece {
   const Box *box = nullptr;
   int64_t place = 0, with = 0, also = 0, value = 0; // of the first element
   std::vector<Loop> loops;
-  Digits low{}, high{};                             // of all elements
+  Digits low{}, high{}; // of all elements
 };
 
 enum class Cut { done, missing, stopped, fragmented };
@@ -76,12 +78,14 @@ enum class Cut { done, missing, stopped, fragmented };
 class Cutter {
 public:
   Cutter(const Boxes &boxes, uint64_t &work) : boxes_(boxes), work_(work) {}
-  /// Calls visit(piece) for all of a nest, until it returns false. missing: at `place()` and `also()` there is no box; fragmented: `work` is beyond kMaxWork.
+  /// Calls visit(piece) for all of a nest, until it returns false. missing: at `place()` and `also()` there is no box;
+  /// fragmented: `work` is beyond kMaxWork.
   Cut run(const Nest &nest, const std::function<bool(const Piece &)> &visit);
   int64_t place() const { return place_; }
   int64_t also() const { return also_; }
 
-  /// Looked-at boxes, of everything that shares `work`: a few minutes. Plans of the compiler take about one for each piece.
+  /// Looked-at boxes, of everything that shares `work`: a few minutes. Plans of the compiler take about one for each
+  /// piece.
   static constexpr uint64_t kMaxWork = uint64_t{1} << 33;
 
 private:

@@ -30,7 +30,8 @@ public:
     else
       shown_ = reference_.tensor(name_);
     if (shown_ && shown_->conflict() >= 0 && unclear_.empty())
-      unclear_ = "params of the source that hold tensor '" + name_ + "' show two values of element " + std::to_string(shown_->conflict()) +
+      unclear_ = "params of the source that hold tensor '" + name_ + "' show two values of element " +
+                 std::to_string(shown_->conflict()) +
                  ", since they quantise it in other blocks, and the layouts do not say which of them comes";
   }
   bool shown() const { return shown_ != nullptr; }
@@ -38,7 +39,9 @@ public:
   const std::string &unclear() const { return unclear_; }
 
   /// An element as it comes; nothing where the source does not have it.
-  const std::byte *at(int64_t element, int64_t item) const { return shown_->known(element) ? shown_->at(element, item) : nullptr; }
+  const std::byte *at(int64_t element, int64_t item) const {
+    return shown_->known(element) ? shown_->at(element, item) : nullptr;
+  }
 
   /// An element as a param stores it.
   std::optional<uint64_t> code(const Values &values, int64_t element) const {
@@ -60,7 +63,9 @@ private:
   std::shared_ptr<const TensorValues> shown_;
 };
 
-template <class Element> int64_t differences(const Element *in, int64_t step, uint64_t key, int64_t logical, int64_t logicalStep, int64_t count) {
+template <class Element>
+int64_t differences(const Element *in, int64_t step, uint64_t key, int64_t logical, int64_t logicalStep,
+                    int64_t count) {
   int64_t wrong = 0;
   for (int64_t k = 0; k < count; ++k)
     wrong += in[k * step] != static_cast<Element>(elementHash(key, static_cast<uint64_t>(logical + k * logicalStep)));
@@ -74,16 +79,25 @@ int64_t wrong(const std::byte *memory, const ElementRun &run, const Tensor &tens
     int64_t count = 0;
     for (int64_t k = 0; k < run.count; ++k) {
       const std::optional<uint64_t> code = run.tensor ? tensor.code(values, run.logical + k * run.logicalStep) : 0;
-      count += !code || std::memcmp(memory + (run.local + k * run.localStep) * item, &*code, static_cast<size_t>(item)) != 0; // little-endian
+      count += !code || std::memcmp(memory + (run.local + k * run.localStep) * item, &*code,
+                                    static_cast<size_t>(item)) != 0; // little-endian
     }
     return count;
   }
   const std::byte *at = memory + run.local * item;
   switch (item) {
-  case 1: return differences(reinterpret_cast<const uint8_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep, run.count);
-  case 2: return differences(reinterpret_cast<const uint16_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep, run.count);
-  case 4: return differences(reinterpret_cast<const uint32_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep, run.count);
-  default: return differences(reinterpret_cast<const uint64_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep, run.count);
+  case 1:
+    return differences(reinterpret_cast<const uint8_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep,
+                       run.count);
+  case 2:
+    return differences(reinterpret_cast<const uint16_t *>(at), run.localStep, tensor.key(), run.logical,
+                       run.logicalStep, run.count);
+  case 4:
+    return differences(reinterpret_cast<const uint32_t *>(at), run.localStep, tensor.key(), run.logical,
+                       run.logicalStep, run.count);
+  default:
+    return differences(reinterpret_cast<const uint64_t *>(at), run.localStep, tensor.key(), run.logical,
+                       run.logicalStep, run.count);
   }
 }
 
@@ -99,7 +113,8 @@ std::string hex(const std::byte *at, int64_t bytes) {
 class InstanceCheck {
 public:
   InstanceCheck(const Plan &plan, const PlaceMemory &memory, Reference &reference)
-      : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(memory.endpoint)), memory_(memory), reference_(reference) {}
+      : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(memory.endpoint)), memory_(memory),
+        reference_(reference) {}
 
   /// Elements where they stand.
   CheckResult elements(const ParamInstance &instance) const {
@@ -128,10 +143,12 @@ public:
     const Face &face = *endpoint_.params()->Get(instance.param)->face();
     CheckResult result;
     const Bytes written = this->written(instance, result);
-    const std::vector<Bytes> expected = make(endpoint_, instance.param, memory_.place, written.data(), tensorScales(instance));
+    const std::vector<Bytes> expected =
+        make(endpoint_, instance.param, memory_.place, written.data(), tensorScales(instance));
     const std::vector<uint32_t> params = shownParams(face);
     for (size_t i = 0; i < params.size(); ++i) {
-      const int64_t item = itemBytes(endpoint_.params()->Get(params[i])->dtype()), count = static_cast<int64_t>(expected[i].size()) / item;
+      const int64_t item = itemBytes(endpoint_.params()->Get(params[i])->dtype()),
+                    count = static_cast<int64_t>(expected[i].size()) / item;
       const std::byte *found = memory_.params[params[i]][instance.instance];
       result.checkedBytes += expected[i].size();
       if (expected[i].empty() || std::memcmp(found, expected[i].data(), expected[i].size()) == 0)
@@ -142,8 +159,9 @@ public:
           continue;
         ++result.mismatches;
         if (result.first.empty())
-          result.first = place() + " param '" + nameOf(params[i], instance.instance) + "' element " + std::to_string(e) + " (quantised as " +
-                         EnumNameQuantization(face.format()) + "): found " + hex(is, item) + ", expected " + hex(right, item);
+          result.first = place() + " param '" + nameOf(params[i], instance.instance) + "' element " +
+                         std::to_string(e) + " (quantised as " + EnumNameQuantization(face.format()) + "): found " +
+                         hex(is, item) + ", expected " + hex(right, item);
       }
     }
     return result;
@@ -151,9 +169,12 @@ public:
 
 private:
   std::string place() const {
-    return endpoint_.role()->str() + (endpoint_.storage() ? " file " : " rank ") + std::to_string(endpoint_.ranks()->Get(memory_.place));
+    return endpoint_.role()->str() + (endpoint_.storage() ? " file " : " rank ") +
+           std::to_string(endpoint_.ranks()->Get(memory_.place));
   }
-  std::string nameOf(uint32_t param, uint32_t number) const { return instances(plan_.manifest(), endpoint_, param, memory_.place)[number].name; }
+  std::string nameOf(uint32_t param, uint32_t number) const {
+    return instances(plan_.manifest(), endpoint_, param, memory_.place)[number].name;
+  }
 
   static void addMissing(const ParamInstance &instance, const Cover &cover, CheckResult &result) {
     const int64_t missing = cover.missing();
@@ -161,11 +182,12 @@ private:
       return;
     result.mismatches += static_cast<uint64_t>(missing);
     if (result.first.empty())
-      result.first = "param '" + instance.name + "': no part of its layout covers " + std::to_string(missing) + " of " + std::to_string(cover.elements()) +
-                     " elements";
+      result.first = "param '" + instance.name + "': no part of its layout covers " + std::to_string(missing) + " of " +
+                     std::to_string(cover.elements()) + " elements";
   }
 
-  std::string firstWrong(const ParamInstance &instance, const std::byte *memory, const ElementRun &run, const Tensor &tensor, const Values &values) const {
+  std::string firstWrong(const ParamInstance &instance, const std::byte *memory, const ElementRun &run,
+                         const Tensor &tensor, const Values &values) const {
     const int64_t item = itemBytes(values.stored);
     for (int64_t k = 0; k < run.count; ++k) {
       ElementRun one = run;
@@ -176,9 +198,10 @@ private:
         continue;
       const std::optional<uint64_t> code = run.tensor ? tensor.code(values, one.logical) : 0;
       return place() + " param '" + instance.name + "' element " + std::to_string(one.local) + " (" +
-             (run.tensor ? "'" + *run.tensor + "' element " + std::to_string(one.logical) : std::string("padding")) + "): found " +
-             hex(memory + one.local * item, item) +
-             (code ? ", expected " + hex(reinterpret_cast<const std::byte *>(&*code), item) : ", which the source does not have");
+             (run.tensor ? "'" + *run.tensor + "' element " + std::to_string(one.logical) : std::string("padding")) +
+             "): found " + hex(memory + one.local * item, item) +
+             (code ? ", expected " + hex(reinterpret_cast<const std::byte *>(&*code), item)
+                   : ", which the source does not have");
     }
     return {};
   }
@@ -199,8 +222,8 @@ private:
         if (const std::byte *from = tensor.at(run.logical + k * run.logicalStep, item))
           std::memcpy(bytes.data() + (run.local + k * run.localStep) * item, from, static_cast<size_t>(item));
         else if (++result.mismatches; result.first.empty())
-          result.first = place() + " param '" + instance.name + "': the source does not have '" + *run.tensor + "' element " +
-                         std::to_string(run.logical + k * run.logicalStep);
+          result.first = place() + " param '" + instance.name + "': the source does not have '" + *run.tensor +
+                         "' element " + std::to_string(run.logical + k * run.logicalStep);
     });
     result.unclear = tensor.unclear();
     addMissing(instance, cover, result);
@@ -218,7 +241,8 @@ private:
       matrices *= instance.shape[d];
     std::vector<float> scales(static_cast<size_t>(matrices));
     for (uint32_t p = 0; p < all(endpoint_.params()).size(); ++p)
-      if (const Face *face = endpoint_.params()->Get(p)->face(); face && face->kind() == FaceKind::amax && face->codes() == instance.param) {
+      if (const Face *face = endpoint_.params()->Get(p)->face();
+          face && face->kind() == FaceKind::amax && face->codes() == instance.param) {
         const ParamInstance largest = sibling(endpoint_, instance, p, memory_.place);
         forEachRun(plan_.manifest(), endpoint_, p, memory_.place, largest, [&](ElementRun run) {
           for (; run.tensor && run.count > 0; --run.count, run.local += run.localStep, run.logical += run.logicalStep) {
@@ -238,7 +262,8 @@ private:
   Reference &reference_;
 };
 
-CheckResult checkPlace(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads, bool faces) {
+CheckResult checkPlace(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads,
+                       bool faces) {
   const Endpoint &endpoint = *plan.manifest().endpoints()->Get(memory.endpoint);
   const std::vector<bool> made = madeByFaces(endpoint);
   const InstanceCheck checks(plan, memory, reference);

@@ -26,8 +26,9 @@ void help(const Command &command) {
     const std::string left = std::string(flag.name) + (*flag.value ? std::string("=") + flag.value : "");
     std::printf("  %-28s %s\n", left.c_str(), flag.help);
   }
-  std::printf("  %-28s %s\n  %-28s %s\n\nexit: 0 done; 1 a negative answer; 2 wrong usage or input; 3 a failure at run time\n", "--help",
-              "this text", "--version", "the version");
+  std::printf(
+      "  %-28s %s\n  %-28s %s\n\nexit: 0 done; 1 a negative answer; 2 wrong usage or input; 3 a failure at run time\n",
+      "--help", "this text", "--version", "the version");
 }
 
 } // namespace
@@ -35,22 +36,27 @@ void help(const Command &command) {
 std::string printable(std::string_view text) {
   std::string result;
   for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]), next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    const bool control = byte < 0x20 || byte == 0x7f || (byte == 0xc2 && next >= 0x80 && next < 0xa0); // UTF-8 of U+0080 to U+009F
+    const auto byte = static_cast<unsigned char>(text[i]),
+               next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    const bool control =
+        byte < 0x20 || byte == 0x7f || (byte == 0xc2 && next >= 0x80 && next < 0xa0); // UTF-8 of U+0080 to U+009F
     char escaped[12];
     if (!control)
       result += text[i];
     else if (byte == '\n' || byte == '\r' || byte == '\t')
       result += byte == '\n' ? "\\n" : byte == '\r' ? "\\r" : "\\t";
     else if (byte == 0xc2)
-      result.append(escaped, static_cast<size_t>(std::snprintf(escaped, sizeof escaped, "\\x%02x\\x%02x", byte, text[++i] & 0xff)));
+      result.append(escaped, static_cast<size_t>(
+                                 std::snprintf(escaped, sizeof escaped, "\\x%02x\\x%02x", byte, text[++i] & 0xff)));
     else
       result.append(escaped, static_cast<size_t>(std::snprintf(escaped, sizeof escaped, "\\x%02x", byte)));
   }
   return result;
 }
 
-void complain(const char *command, const std::string &message) { std::fprintf(stderr, "%s: error: %s\n", command, printable(message).c_str()); }
+void complain(const char *command, const std::string &message) {
+  std::fprintf(stderr, "%s: error: %s\n", command, printable(message).c_str());
+}
 
 std::string explain(const std::exception &exception, const std::string &doing) {
   if (!dynamic_cast<const std::bad_alloc *>(&exception) && !dynamic_cast<const std::length_error *>(&exception))
@@ -83,7 +89,8 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
     }
     const size_t equals = argument.find('=');
     const std::string name = argument.substr(0, equals);
-    const auto flag = std::find_if(command.flags.begin(), command.flags.end(), [&](const Flag &f) { return name == f.name; });
+    const auto flag =
+        std::find_if(command.flags.begin(), command.flags.end(), [&](const Flag &f) { return name == f.name; });
     if (flag == command.flags.end()) {
       std::vector<std::string> known = {"--help", "--version"};
       for (const Flag &f : command.flags)
@@ -111,7 +118,8 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
     }
   }
   if (arguments.size() != command.arguments) {
-    complain(command.name, "found " + std::to_string(arguments.size()) + " arguments, expected: " + command.name + " " + command.synopsis);
+    complain(command.name, "found " + std::to_string(arguments.size()) + " arguments, expected: " + command.name + " " +
+                               command.synopsis);
     return kUsage;
   }
   return -1;
@@ -144,15 +152,20 @@ std::function<std::string(const std::string &)> setBytes(uint64_t &bytes) {
   return [&bytes](const std::string &value) -> std::string {
     uint64_t unit = 1;
     std::string_view digits = value;
-    for (const auto &[suffix, each] : {std::pair<std::string_view, uint64_t>("KiB", uint64_t{1} << 10), {"MiB", uint64_t{1} << 20}, {"GiB", uint64_t{1} << 30},
-                                       {"KB", 1'000}, {"MB", 1'000'000}, {"GB", 1'000'000'000}})
+    for (const auto &[suffix, each] : {std::pair<std::string_view, uint64_t>("KiB", uint64_t{1} << 10),
+                                       {"MiB", uint64_t{1} << 20},
+                                       {"GiB", uint64_t{1} << 30},
+                                       {"KB", 1'000},
+                                       {"MB", 1'000'000},
+                                       {"GB", 1'000'000'000}})
       if (digits.ends_with(suffix)) {
         unit = each;
         digits.remove_suffix(suffix.size());
         break;
       }
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), bytes);
-    if (error != std::errc() || end != digits.data() + digits.size() || bytes == 0 || bytes > (uint64_t{1} << 62) / unit)
+    if (error != std::errc() || end != digits.data() + digits.size() || bytes == 0 ||
+        bytes > (uint64_t{1} << 62) / unit)
       return "found '" + value + "', expected bytes: an integer, or one with KiB, MiB, GiB, KB, MB or GB";
     bytes *= unit;
     return {};
@@ -213,26 +226,32 @@ std::string writeFile(const std::string &path, const std::string &text) {
   return error;
 }
 
-bool refuseOutput(const char *command, const char *option, const std::string &output, const std::vector<std::string> &inputs) {
+bool refuseOutput(const char *command, const char *option, const std::string &output,
+                  const std::vector<std::string> &inputs) {
   for (const std::string &input : inputs)
     if (!output.empty() && schema::sameFile(output, input)) {
-      complain(command, "option '" + std::string(option) + "': '" + output + "' is the input '" + input + "' itself, expected another file");
+      complain(command, "option '" + std::string(option) + "': '" + output + "' is the input '" + input +
+                            "' itself, expected another file");
       return true;
     }
   return false;
 }
 
-bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other, const std::string &otherOutput) {
+bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other,
+                      const std::string &otherOutput) {
   if (output.empty() || otherOutput.empty() || schema::outputAt(output).direct || schema::outputAt(otherOutput).direct)
     return false;
   std::error_code error;
-  const auto one = std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(output).path, error), error);
+  const auto one =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(output).path, error), error);
   if (error) // the write will say why
     return false;
-  const auto two = std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(otherOutput).path, error), error);
+  const auto two =
+      std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(otherOutput).path, error), error);
   if (error || one != two)
     return false;
-  complain(command, "options '" + std::string(other) + "' and '" + option + "' both write '" + output + "', expected two files");
+  complain(command,
+           "options '" + std::string(other) + "' and '" + option + "' both write '" + output + "', expected two files");
   return true;
 }
 
@@ -258,8 +277,8 @@ void Progress::at(double fraction) {
   last_ = time;
   shown_ = true;
   const int filled = static_cast<int>(std::clamp(fraction, 0.0, 1.0) * 30);
-  std::fprintf(stderr, "\r%s [%.*s%*s] %3.0f %%", what_.c_str(), filled, "##############################", 30 - filled, "",
-               std::clamp(fraction, 0.0, 1.0) * 100);
+  std::fprintf(stderr, "\r%s [%.*s%*s] %3.0f %%", what_.c_str(), filled, "##############################", 30 - filled,
+               "", std::clamp(fraction, 0.0, 1.0) * 100);
 }
 
 } // namespace reshard::tools

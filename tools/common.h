@@ -1,4 +1,5 @@
-// What all commands share: exit codes, flags, sizes for people, a progress line. No LLVM here: the executor's commands stay lean.
+// What all commands share: exit codes, flags, sizes for people, a progress line. No LLVM here: the executor's commands
+// stay lean.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +26,19 @@ struct Flag {
 
 /// One command: its table of flags gives parsing, help and order.
 struct Command {
-  const char *name;    // "reshard-exec"
+  const char *name;     // "reshard-exec"
   const char *synopsis; // "PLAN --source=DIR --target=DIR"
-  const char *about;   // one sentence
+  const char *about;    // one sentence
   std::vector<Flag> flags;
-  size_t arguments;    // how many positional ones
+  size_t arguments; // how many positional ones
 };
 
-/// What every command does first. A limit on the size of files (ulimit -f) is an error of the write then, not a signal that ends the process and leaves what is half written.
+/// What every command does first. A limit on the size of files (ulimit -f) is an error of the write then, not a signal
+/// that ends the process and leaves what is half written.
 void ignoreFileSizeSignal();
 
-/// Parses `--flag=value`, `--flag value`, switches and positional arguments. --help and --version print and end. Returns -1 to go
-/// on, else the exit code; messages are printed.
+/// Parses `--flag=value`, `--flag value`, switches and positional arguments. --help and --version print and end.
+/// Returns -1 to go on, else the exit code; messages are printed.
 int parseFlags(const Command &command, int argc, char **argv, std::vector<std::string> &arguments);
 
 /// Setters for Flag::set.
@@ -62,15 +64,18 @@ std::string humanBytes(double bytes);
 /// The nearest of some names, as ", did you mean 'x'?", or nothing.
 std::string nearest(const std::string &name, const std::vector<std::string> &known);
 
-/// Writes a file whole or not at all; one behind a symbolic link stands where it stood. What is no regular file (a device, a
-/// FIFO, /dev/stdout) is written to. An error text, empty on success.
+/// Writes a file whole or not at all; one behind a symbolic link stands where it stood. What is no regular file (a
+/// device, a FIFO, /dev/stdout) is written to. An error text, empty on success.
 std::string writeFile(const std::string &path, const std::string &text);
 
 /// Whether the output that an option names is one of the inputs, which it would replace; a message says so.
-bool refuseOutput(const char *command, const char *option, const std::string &output, const std::vector<std::string> &inputs);
+bool refuseOutput(const char *command, const char *option, const std::string &output,
+                  const std::vector<std::string> &inputs);
 
-/// Whether two options name one file as their output (one of them would be lost); a message says so. Devices and pipes may be shared.
-bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other, const std::string &otherOutput);
+/// Whether two options name one file as their output (one of them would be lost); a message says so. Devices and pipes
+/// may be shared.
+bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other,
+                      const std::string &otherOutput);
 
 /// The most bytes of this process that were resident at once, so far.
 uint64_t peakResidentBytes();

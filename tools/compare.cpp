@@ -49,18 +49,22 @@ void checkCover(const Plan &plan, const Memory &target, CheckResult &result) {
 /// All that an instance of a param holds, in order.
 std::string contents(const Plan &plan, const PlaceMemory &place, const ParamInstance &instance) {
   std::string text = std::to_string(instance.param) + ":" + std::to_string(instance.bytes);
-  forEachRun(plan.manifest(), *plan.manifest().endpoints()->Get(place.endpoint), instance.param, place.place, instance, [&](const ElementRun &run) {
-    text += run.tensor ? " '" + *run.tensor + "'" : " padding";
-    for (const int64_t number : {run.logical, run.logicalStep, run.local, run.localStep, run.count})
-      text += " " + std::to_string(number);
-  });
+  forEachRun(plan.manifest(), *plan.manifest().endpoints()->Get(place.endpoint), instance.param, place.place, instance,
+             [&](const ElementRun &run) {
+               text += run.tensor ? " '" + *run.tensor + "'" : " padding";
+               for (const int64_t number : {run.logical, run.logicalStep, run.local, run.localStep, run.count})
+                 text += " " + std::to_string(number);
+             });
   return text;
 }
 
-const std::byte *memoryOf(const Occurrence &occurrence) { return occurrence.place->params[occurrence.instance.param][occurrence.instance.instance]; }
+const std::byte *memoryOf(const Occurrence &occurrence) {
+  return occurrence.place->params[occurrence.instance.param][occurrence.instance.instance];
+}
 
-/// Codes and scales of params that stand quantised and are no tensors of their own: those of one param that hold the same elements, and so the same blocks.
-/// Padding is part of its block. Values of different params may differ by their blocks.
+/// Codes and scales of params that stand quantised and are no tensors of their own: those of one param that hold the
+/// same elements, and so the same blocks. Padding is part of its block. Values of different params may differ by their
+/// blocks.
 void compareQuantised(const Plan &plan, const Memory &source, ReplicaResult &result) {
   const Endpoint &endpoint = *plan.manifest().endpoints()->Get(0);
   std::map<uint32_t, std::set<uint32_t>> holders; // of a tensor pattern
@@ -99,8 +103,10 @@ void compareQuantised(const Plan &plan, const Memory &source, ReplicaResult &res
           if (!here || !there || all(endpoint.params()->Get(mine.instance.param)->parts()).size() > 0)
             continue;
           result.comparedBytes += static_cast<uint64_t>(mine.instance.bytes);
-          if (const auto same = std::mismatch(here, here + mine.instance.bytes, there).first - here; same < mine.instance.bytes)
-            result.differences.push_back(nameOf(plan, mine) + " differs from " + nameOf(plan, other) + " from byte " + std::to_string(same) + " on");
+          if (const auto same = std::mismatch(here, here + mine.instance.bytes, there).first - here;
+              same < mine.instance.bytes)
+            result.differences.push_back(nameOf(plan, mine) + " differs from " + nameOf(plan, other) + " from byte " +
+                                         std::to_string(same) + " on");
         }
       }
     }
@@ -122,20 +128,27 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
         CheckResult one;
         const TensorValues tensor = reference.gather(name);
         if (tensor.conflict() >= 0)
-          one.unclear = "params of the source that hold tensor '" + name + "' show two values of element " + std::to_string(tensor.conflict());
+          one.unclear = "params of the source that hold tensor '" + name + "' show two values of element " +
+                        std::to_string(tensor.conflict());
         const std::byte zeros[8] = {};
         for (const auto &occurrence : targets) {
-          const Param &param = *plan.manifest().endpoints()->Get(occurrence->place->endpoint)->params()->Get(occurrence->instance.param);
+          const Param &param =
+              *plan.manifest().endpoints()->Get(occurrence->place->endpoint)->params()->Get(occurrence->instance.param);
           forEachElement(plan, *occurrence, name, [&](const std::byte *at, int64_t element, int64_t item) {
             one.checkedBytes += static_cast<uint64_t>(item);
             const bool padding = name.empty();
             uint64_t cast = 0;
             if (param.stored() && !padding && tensor.known(element)) {
-              std::memcpy(&cast, tensor.at(element, itemBytes(param.dtype())), static_cast<size_t>(itemBytes(param.dtype())));
+              std::memcpy(&cast, tensor.at(element, itemBytes(param.dtype())),
+                          static_cast<size_t>(itemBytes(param.dtype())));
               cast = castCode(param, cast);
             }
             if ((padding || tensor.known(element)) &&
-                std::memcmp(at, padding ? zeros : param.stored() ? reinterpret_cast<const std::byte *>(&cast) : tensor.at(element, item), static_cast<size_t>(item)) == 0)
+                std::memcmp(at,
+                            padding          ? zeros
+                            : param.stored() ? reinterpret_cast<const std::byte *>(&cast)
+                                             : tensor.at(element, item),
+                            static_cast<size_t>(item)) == 0)
               return;
             ++one.mismatches;
             if (one.first.empty())

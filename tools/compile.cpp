@@ -45,9 +45,19 @@ Json counts(const Statistics &s) {
           {"transfers", s.transfers},
           {"messages", s.messages},
           {"rounds", s.rounds},
-          {"coalesce", {{"messages", {{"before", s.messagesBefore}, {"after", s.messages}}}, {"in_place", {{"sends", s.sendsInPlace}, {"receives", s.receivesInPlace}}}}},
+          {"coalesce",
+           {{"messages", {{"before", s.messagesBefore}, {"after", s.messages}}},
+            {"in_place", {{"sends", s.sendsInPlace}, {"receives", s.receivesInPlace}}}}},
           {"descriptors", {{"before", s.descriptorsBefore}, {"after", s.descriptors}}},
-          {"bytes", {{"target", s.targetBytes}, {"local", s.localBytes}, {"remote", s.remoteBytes}, {"between_nodes", s.betweenNodes}, {"between_nodes_least", s.floors.betweenNodes}, {"passed_on", s.passedBytes}, {"storage", s.storageBytes}, {"padding", s.paddingBytes}}},
+          {"bytes",
+           {{"target", s.targetBytes},
+            {"local", s.localBytes},
+            {"remote", s.remoteBytes},
+            {"between_nodes", s.betweenNodes},
+            {"between_nodes_least", s.floors.betweenNodes},
+            {"passed_on", s.passedBytes},
+            {"storage", s.storageBytes},
+            {"padding", s.paddingBytes}}},
           {"floors",
            {{"rank_local", s.floors.rankLocal},
             {"rank_ingress", s.floors.rankIngress},
@@ -56,7 +66,15 @@ Json counts(const Statistics &s) {
             {"nic_ingress", s.floors.nicIngress},
             {"nic_egress", s.floors.nicEgress},
             {"nic_share", s.floors.nicShare}}},
-          {"balance", {{"egress_max", s.egressMax}, {"egress_floor", s.egressFloor}, {"egress_floor_anywhere", s.egressFree}, {"ingress_max", s.ingressMax}, {"ingress_floor", s.ingressFloor}, {"storage_max", s.storageMax}, {"storage_floor", s.storageFloor}, {"storage_megatron", s.storageMegatron}}}};
+          {"balance",
+           {{"egress_max", s.egressMax},
+            {"egress_floor", s.egressFloor},
+            {"egress_floor_anywhere", s.egressFree},
+            {"ingress_max", s.ingressMax},
+            {"ingress_floor", s.ingressFloor},
+            {"storage_max", s.storageMax},
+            {"storage_floor", s.storageFloor},
+            {"storage_megatron", s.storageMegatron}}}};
 }
 
 /// The last good IR and the line that goes on from it, so that a failure can be taken home.
@@ -73,8 +91,8 @@ void saveReproducer(const std::string &output, const CompileResult &result) {
       rest += (rest.empty() ? "" : ",") + std::string(pass.name);
   }
   if (writeFile(path, printed(result.module)).empty())
-    std::fprintf(stderr, "%s: note: the IR before it is in '%s'; to go on from there: %s %s --passes=%s\n", kName, path.c_str(), kName,
-                 path.c_str(), rest.c_str());
+    std::fprintf(stderr, "%s: note: the IR before it is in '%s'; to go on from there: %s %s --passes=%s\n", kName,
+                 path.c_str(), kName, path.c_str(), rest.c_str());
 }
 
 /// Whether an output is one of the files that were read, or the other output.
@@ -93,8 +111,8 @@ bool replacesStored(const Options &options, const std::string &job, const ir::La
       if (!endpoint.storage || output.empty() || error || !fs::is_regular_file(file, error) ||
           !fs::equivalent(file.parent_path(), fs::path(job).parent_path() / endpoint.directory, error))
         continue;
-      complain(kName, "option '" + std::string(option) + "': '" + output + "' is a file of the " + endpoint.role + "'s storage '" + endpoint.directory +
-                          "', expected another file");
+      complain(kName, "option '" + std::string(option) + "': '" + output + "' is a file of the " + endpoint.role +
+                          "'s storage '" + endpoint.directory + "', expected another file");
       return true;
     }
   return false;
@@ -113,7 +131,8 @@ int describe(const Options &options) {
   if (replaces(options, {inputs.begin(), inputs.end()}))
     return kUsage;
   std::error_code error;
-  auto config = std::filesystem::absolute(options.describe + "/config.json", error).lexically_normal(); // wherever the YAML goes
+  auto config =
+      std::filesystem::absolute(options.describe + "/config.json", error).lexically_normal(); // wherever the YAML goes
   if (!std::filesystem::is_regular_file(config, error))
     config.clear();
   const std::string text = describeModel(checkpoint.tensors, options.describe, config);
@@ -149,7 +168,8 @@ Kept keptOf(const Plan &plan) {
   for (uint32_t e = 1; e < endpoints.size(); ++e) {
     const schema::Endpoint &endpoint = *endpoints.Get(e);
     for (uint32_t place = 0; place < endpoint.ranks()->size() && !endpoint.storage(); ++place) {
-      const uint32_t generation = endpoint.generations() && endpoint.generations()->size() > 0 ? endpoint.generations()->Get(place) : 0;
+      const uint32_t generation =
+          endpoint.generations() && endpoint.generations()->size() > 0 ? endpoint.generations()->Get(place) : 0;
       kept.generations[{endpoint.role()->str(), static_cast<int32_t>(endpoint.ranks()->Get(place))}] = generation;
       kept.next = std::max(kept.next, generation + 1);
     }
@@ -195,7 +215,8 @@ int compile(const std::string &job, Options &options) {
       diagnostics.error({}, "--print-ir-after of unknown pass '" + name + "'");
   }
   options.compile.afterPass = [&](const std::string &pass, const ir::Module &module) {
-    if (options.printAll || std::find(options.printAfter.begin(), options.printAfter.end(), pass) != options.printAfter.end())
+    if (options.printAll ||
+        std::find(options.printAfter.begin(), options.printAfter.end(), pass) != options.printAfter.end())
       std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
   };
   options.compile.readStored = storedNames;
@@ -217,18 +238,22 @@ int compile(const std::string &job, Options &options) {
   if (replaces(options, inputs) || replacesStored(options, job, result.module.layout))
     return kUsage;
 
-  std::FILE *speech = schema::outputAt(options.output).direct ? stderr : stdout; // never into a plan that goes to standard output
+  std::FILE *speech =
+      schema::outputAt(options.output).direct ? stderr : stdout; // never into a plan that goes to standard output
   std::string digest;
   int64_t planBytes = 0;
   if (options.emit == "plan") {
     const double start = now();
-    if (const std::string error = writePlan(result.module, result.statistics, options.output, options.compile.jobs, digest, planBytes); !error.empty()) {
+    if (const std::string error =
+            writePlan(result.module, result.statistics, options.output, options.compile.jobs, digest, planBytes);
+        !error.empty()) {
       complain(kName, error);
       return kFailure;
     }
     result.times.push_back({"emit", now() - start});
     if (old)
-      std::fprintf(speech, "  kept %lld of %u segments of %s\n", static_cast<long long>(sameSegments(*old, options.output)), old->world(), options.keep.c_str());
+      std::fprintf(speech, "  kept %lld of %u segments of %s\n",
+                   static_cast<long long>(sameSegments(*old, options.output)), old->world(), options.keep.c_str());
   } else if (options.output.empty()) {
     std::cout << printed(result.module);
   } else if (const std::string error = writeFile(options.output, printed(result.module)); !error.empty()) {
@@ -268,9 +293,11 @@ int compile(const std::string &job, Options &options) {
     }
   }
   if (options.emit == "plan")
-    std::fprintf(speech, "  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n", options.output.c_str(), static_cast<long long>(s.transfers),
-                static_cast<long long>(s.messages), humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
-                humanBytes(static_cast<double>(s.targetBytes)).c_str(), humanBytes(static_cast<double>(planBytes)).c_str());
+    std::fprintf(speech, "  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n", options.output.c_str(),
+                 static_cast<long long>(s.transfers), static_cast<long long>(s.messages),
+                 humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
+                 humanBytes(static_cast<double>(s.targetBytes)).c_str(),
+                 humanBytes(static_cast<double>(planBytes)).c_str());
   return kDone;
 }
 
@@ -297,7 +324,10 @@ int main(int argc, char **argv) {
       return error;
     Allowed &allowed = options.compile.allowed;
     for (const std::string &name : names) {
-      bool *known = name == "axis" ? &allowed.axis : name == "gap" ? &allowed.gap : name == "missing" ? &allowed.missing : nullptr;
+      bool *known = name == "axis"      ? &allowed.axis
+                    : name == "gap"     ? &allowed.gap
+                    : name == "missing" ? &allowed.missing
+                                        : nullptr;
       if (!known)
         return "found '" + name + "', expected axis, gap or missing";
       *known = true;
@@ -306,33 +336,50 @@ int main(int argc, char **argv) {
   };
   auto override = [&](const std::string &value) {
     options.compile.overrides.push_back(value);
-    return value.find('=') == std::string::npos || value[0] == '=' ? "found '" + value + "', expected a.b=value" : std::string();
+    return value.find('=') == std::string::npos || value[0] == '=' ? "found '" + value + "', expected a.b=value"
+                                                                   : std::string();
   };
   std::string algorithm = "optimum";
   std::string passNames = "which passes, in this order (";
   for (const PassInfo &pass : passes())
     passNames += (passNames.back() == '(' ? "" : ", ") + std::string(pass.name);
   passNames += ")";
-  Command command{kName,
-                  "JOB.yaml|IR.rir -o PLAN",
-                  "Compiles a job into a plan, or refuses it with errors that point at the place.",
-                  {{"-o", "FILE", "the plan, or with --emit=ir|layout the text (default: standard output)", setText(options.output)},
-                   {"--set", "a.b=c", "overrides a value of the job, the model's included; may be repeated", override},
-                   {"--allow", "LIST", "warn of these only: axis (unknown: its size is 1), gap (the source leaves elements on no rank that no target needs), missing (target params that the source lacks: they are left out)", allow},
-                   {"--emit", "KIND", "plan, ir (fully lowered), or layout (as resolved)", setChoice(options.emit, {"plan", "ir", "layout"})},
-                   {"--report", "FILE", "write a JSON report", setText(options.report)},
-                   {"--keep", "PLAN", "an earlier plan of the job with fewer target ranks: its choices stand, ranks whose transfers are the same keep their segments", setText(options.keep)},
-                   {"--relabel-target", "", "give each target's ranks to its places in the order that leaves most bytes local; the report says which", setSwitch(options.compile.relabel)},
-                   {"--algorithm", "NAME", "who reads or writes which part of a checkpoint: optimum (the busiest rank as little as can be), or megatron (whole shards, in Megatron-Core's order)", setChoice(algorithm, {"optimum", "megatron"})},
-                   {"--describe", "DIR", "print a model YAML to start from, made from the headers of the checkpoint in DIR; takes no job", setText(options.describe)},
-                   {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},
-                   {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},
-                   {"--print-ir-after", "PASS", "print the IR after these passes, on standard error", append(options.printAfter)},
-                   {"--print-ir-after-all", "", "… after every pass", setSwitch(options.printAll)},
-                   {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
-                   {"--time-passes", "", "print the time of every pass", setSwitch(options.timePasses)},
-                   {"--stats", "", "print the counts", setSwitch(options.stats)}},
-                  1};
+  Command command{
+      kName,
+      "JOB.yaml|IR.rir -o PLAN",
+      "Compiles a job into a plan, or refuses it with errors that point at the place.",
+      {{"-o", "FILE", "the plan, or with --emit=ir|layout the text (default: standard output)",
+        setText(options.output)},
+       {"--set", "a.b=c", "overrides a value of the job, the model's included; may be repeated", override},
+       {"--allow", "LIST",
+        "warn of these only: axis (unknown: its size is 1), gap (the source leaves elements on no rank that no target "
+        "needs), missing (target params that the source lacks: they are left out)",
+        allow},
+       {"--emit", "KIND", "plan, ir (fully lowered), or layout (as resolved)",
+        setChoice(options.emit, {"plan", "ir", "layout"})},
+       {"--report", "FILE", "write a JSON report", setText(options.report)},
+       {"--keep", "PLAN",
+        "an earlier plan of the job with fewer target ranks: its choices stand, ranks whose transfers are the same "
+        "keep their segments",
+        setText(options.keep)},
+       {"--relabel-target", "",
+        "give each target's ranks to its places in the order that leaves most bytes local; the report says which",
+        setSwitch(options.compile.relabel)},
+       {"--algorithm", "NAME",
+        "who reads or writes which part of a checkpoint: optimum (the busiest rank as little as can be), or megatron "
+        "(whole shards, in Megatron-Core's order)",
+        setChoice(algorithm, {"optimum", "megatron"})},
+       {"--describe", "DIR",
+        "print a model YAML to start from, made from the headers of the checkpoint in DIR; takes no job",
+        setText(options.describe)},
+       {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},
+       {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},
+       {"--print-ir-after", "PASS", "print the IR after these passes, on standard error", append(options.printAfter)},
+       {"--print-ir-after-all", "", "… after every pass", setSwitch(options.printAll)},
+       {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
+       {"--time-passes", "", "print the time of every pass", setSwitch(options.timePasses)},
+       {"--stats", "", "print the counts", setSwitch(options.stats)}},
+      1};
   for (int i = 1; i < argc; ++i) // the only use without a job
     if (std::string_view(argv[i]).starts_with("--describe"))
       command.arguments = 0;

@@ -118,19 +118,21 @@ bool Contents::make(const BufferRun &run, uint32_t number, Boxes &boxes) {
   return apart(boxes) || boxes.partition(elements, work) || disjoint(run, number, boxes);
 }
 
-/// Parts may say the same of an element twice; of parts that contradict each other nothing is left. Layouts of the compiler do neither, so element by element
-/// will do.
+/// Parts may say the same of an element twice; of parts that contradict each other nothing is left. Layouts of the
+/// compiler do neither, so element by element will do.
 bool Contents::disjoint(const BufferRun &run, uint32_t number, Boxes &boxes) {
   std::vector<Stretch> sorted;
   bool good = true;
-  forEachRun(manifest_, *manifest_.endpoints()->Get(run.endpoint()), run.param(), run.place(), instance(run, number), [&](const ElementRun &r) {
-    const uint32_t tensor = numberOf(r.tensor);
-    const bool whole = r.localStep == 1 && (r.logicalStep == 1 || tensor == 0);
-    const int64_t count = whole ? 1 : r.count;
-    good = good && sorted.size() + static_cast<uint64_t>(count) <= Boxes::kMost;
-    for (int64_t k = 0; good && k < count; ++k)
-      sorted.push_back({r.local + k * r.localStep, whole ? r.count : 1, tensor, r.logical + k * r.logicalStep});
-  });
+  forEachRun(manifest_, *manifest_.endpoints()->Get(run.endpoint()), run.param(), run.place(), instance(run, number),
+             [&](const ElementRun &r) {
+               const uint32_t tensor = numberOf(r.tensor);
+               const bool whole = r.localStep == 1 && (r.logicalStep == 1 || tensor == 0);
+               const int64_t count = whole ? 1 : r.count;
+               good = good && sorted.size() + static_cast<uint64_t>(count) <= Boxes::kMost;
+               for (int64_t k = 0; good && k < count; ++k)
+                 sorted.push_back(
+                     {r.local + k * r.localStep, whole ? r.count : 1, tensor, r.logical + k * r.logicalStep});
+             });
   boxes = {};
   if (!good)
     return false;
@@ -140,7 +142,8 @@ bool Contents::disjoint(const BufferRun &run, uint32_t number, Boxes &boxes) {
     if (kept > 0) {
       const Stretch &back = sorted[kept - 1];
       if (const int64_t shared = std::min(back.local + back.count - next.local, next.count); shared > 0) {
-        const bool agree = back.tensor == next.tensor && (next.tensor == 0 || next.logical - back.logical == next.local - back.local);
+        const bool agree =
+            back.tensor == next.tensor && (next.tensor == 0 || next.logical - back.logical == next.local - back.local);
         if (!agree)
           return true;
         next = {next.local + shared, next.count - shared, next.tensor, next.logical + shared};

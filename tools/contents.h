@@ -16,8 +16,8 @@ namespace reshard::tools {
 /// The run of buffers that has a buffer; null: none, which is the arena.
 const schema::BufferRun *runOf(const schema::Segment &segment, uint32_t buffer);
 
-/// Remembers as long as memory allows. An element is in one box at most; the tag of a box is the number of the tensor, 0 for padding; its values are positions
-/// in the tensor.
+/// Remembers as long as memory allows. An element is in one box at most; the tag of a box is the number of the tensor,
+/// 0 for padding; its values are positions in the tensor.
 class Contents {
 public:
   explicit Contents(const schema::Manifest &manifest) : manifest_(manifest) { tensors_[""] = 0; }

@@ -20,7 +20,8 @@ using namespace schema;
 
 class Prover {
 public:
-  explicit Prover(const Plan &plan) : plan_(plan), paired_(plan), gathered_(plan, paired_), contents_(plan.manifest()) {}
+  explicit Prover(const Plan &plan)
+      : plan_(plan), paired_(plan), gathered_(plan, paired_), contents_(plan.manifest()) {}
 
   CoverageResult run(const std::function<void(double)> &progress) {
     result_.error = paired_.load();
@@ -54,7 +55,8 @@ private:
   std::string where(uint32_t rank, uint32_t buffer, uint64_t offset) {
     const BufferRun &run = *runOf(paired_.segment(rank), buffer);
     const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run.endpoint());
-    return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") + std::to_string(endpoint.ranks()->Get(run.place())) + " param '" +
+    return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
+           std::to_string(endpoint.ranks()->Get(run.place())) + " param '" +
            contents_.instance(run, buffer - run.first()).name + "' byte " + std::to_string(offset);
   }
 
@@ -65,7 +67,8 @@ private:
   }
 
   bool failFragmented(const std::string &place) {
-    return fail(place + " cannot be proven: what is written there and what its layout says have more pieces in common than can be looked at");
+    return fail(place + " cannot be proven: what is written there and what its layout says have more pieces in common "
+                        "than can be looked at");
   }
 
   /// All moves to one rank's own target buffers: they must tile each buffer, each with the right content.
@@ -85,7 +88,8 @@ private:
       for (uint32_t i = 0; i < run->count(); ++i) {
         const uint32_t buffer = run->first() + i;
         const auto first = next;
-        next = std::find_if(first, moves.end(), [&](const Placed &placed) { return placed.move.targetBuffer != buffer; });
+        next =
+            std::find_if(first, moves.end(), [&](const Placed &placed) { return placed.move.targetBuffer != buffer; });
         if (param.made() && first != next) {
           fail(where(rank, buffer, first->move.targetOffset) + " is written, but is made of what is written to a face");
           return;
@@ -96,14 +100,16 @@ private:
         for (const Placed &placed : here) {
           ++result_.moves;
           result_.bytes += placed.move.bytes();
-          if (!checkSource(rank, placed.move, param.dtype()) || !checkContent(rank, placed.move, itemBytes(param.dtype())))
+          if (!checkSource(rank, placed.move, param.dtype()) ||
+              !checkContent(rank, placed.move, itemBytes(param.dtype())))
             return;
         }
       }
     }
   }
 
-  /// Each byte of a buffer is written once: as many bytes are written as it has, and each of them. Of a face of largest magnitudes those that are in its layout.
+  /// Each byte of a buffer is written once: as many bytes are written as it has, and each of them. Of a face of largest
+  /// magnitudes those that are in its layout.
   bool checkTiling(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const Placed> moves) {
     Boxes written;
     uint64_t sum = 0;
@@ -143,14 +149,17 @@ private:
     return (missing == bytes && sum == expected) || failTiling(param, rank, buffer, bytes, moves, missing);
   }
 
-  /// Names the first byte that is never written, or written twice: row by row, as long as there are not too many; `missing` is never written, unless it is the end.
-  bool failTiling(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const Placed> moves, uint64_t missing) {
+  /// Names the first byte that is never written, or written twice: row by row, as long as there are not too many;
+  /// `missing` is never written, unless it is the end.
+  bool failTiling(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const Placed> moves,
+                  uint64_t missing) {
     constexpr uint64_t kMostRows = 1 << 24;
     uint64_t count = 0, at = 0;
     for (const Placed &placed : moves)
       count += placed.move.bytes() / placed.move.rowBytes;
     if (count > kMostRows)
-      return fail(where(rank, buffer, missing == bytes ? 0 : missing) + (missing == bytes ? " or one that follows is written twice" : " is never written"));
+      return fail(where(rank, buffer, missing == bytes ? 0 : missing) +
+                  (missing == bytes ? " or one that follows is written twice" : " is never written"));
     std::vector<std::pair<uint64_t, uint64_t>> rows; // offset, bytes
     for (const Placed &placed : moves)
       forEachRow(placed.move, [&](const Move &row) { rows.emplace_back(row.targetOffset, row.rowBytes); });
@@ -160,13 +169,15 @@ private:
       if (offset > at && nothingIn(param, rank, buffer, at, offset))
         at = offset;
       if (offset != at)
-        return fail(where(rank, buffer, std::min(at, offset)) + (offset > at ? " is never written" : " is written twice"));
+        return fail(where(rank, buffer, std::min(at, offset)) +
+                    (offset > at ? " is never written" : " is written twice"));
       at += length;
     }
     return fail(where(rank, buffer, 0) + " or one that follows is written beyond its layout");
   }
 
-  /// Whether no part of a face of largest magnitudes covers a range: those of tensors that a matrix has not, which are zero.
+  /// Whether no part of a face of largest magnitudes covers a range: those of tensors that a matrix has not, which are
+  /// zero.
   bool nothingIn(const Param &param, uint32_t rank, uint32_t buffer, uint64_t begin, uint64_t end) {
     if (!param.face() || param.face()->kind() != FaceKind::amax)
       return false;
@@ -180,7 +191,8 @@ private:
     return true;
   }
 
-  /// What is made of others has one face that makes it, which is proven like a param: each of its bytes is written, and becomes part of what it shows.
+  /// What is made of others has one face that makes it, which is proven like a param: each of its bytes is written, and
+  /// becomes part of what it shows.
   bool madeOnce(const Endpoint &endpoint, const BufferRun &run, uint32_t rank) {
     int faces = 0;
     for (const Param *param : all(endpoint.params()))
@@ -188,36 +200,41 @@ private:
         const std::vector<uint32_t> made = madeParams(*face);
         faces += static_cast<int>(std::count(made.begin(), made.end(), run.param()));
       }
-    return faces == 1 || fail(where(rank, run.first(), 0) + " is made by way of " + std::to_string(faces) + " faces, expected one");
+    return faces == 1 ||
+           fail(where(rank, run.first(), 0) + " is made by way of " + std::to_string(faces) + " faces, expected one");
   }
 
   /// What a face makes is not written in another way.
   bool makes(const Endpoint &endpoint, const Face &face, const BufferRun &run, uint32_t rank) {
     for (const uint32_t made : madeParams(face))
       if (!endpoint.params()->Get(made)->made())
-        return fail(where(rank, run.first(), 0) + " makes param '" + endpoint.params()->Get(made)->name()->str() + "', which has bytes of its own");
+        return fail(where(rank, run.first(), 0) + " makes param '" + endpoint.params()->Get(made)->name()->str() +
+                    "', which has bytes of its own");
     return true;
   }
 
-  /// A move comes from the source, as it was before the run, or from a target rank that passes it on, of which checkRelays sees that
-  /// it was there. And bytes are only the same value in the same dtype.
+  /// A move comes from the source, as it was before the run, or from a target rank that passes it on, of which
+  /// checkRelays sees that it was there. And bytes are only the same value in the same dtype.
   bool checkSource(uint32_t rank, const Move &move, DType dtype) {
     if (move.zero)
       return true;
     const BufferRun *from = runOf(paired_.segment(move.sourceRank), move.sourceBuffer);
     if (!from || plan_.manifest().endpoints()->Get(from->endpoint())->storage() > (from->endpoint() == 0))
-      return fail(where(rank, move.targetBuffer, move.targetOffset) + " comes from " + (from ? "a written file" : "the arena") +
-                  " of rank " + std::to_string(move.sourceRank) + ", not from the source or a target rank");
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " comes from " +
+                  (from ? "a written file" : "the arena") + " of rank " + std::to_string(move.sourceRank) +
+                  ", not from the source or a target rank");
     const Param &param = *plan_.manifest().endpoints()->Get(from->endpoint())->params()->Get(from->param());
     // What is quantised, or made, does not stand as it came.
     if (from->endpoint() > 0 && (param.face() ? param.face()->kind() == FaceKind::elements : param.made()))
-      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is passed on by rank " + std::to_string(move.sourceRank) + ", where it is quantised");
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is passed on by rank " +
+                  std::to_string(move.sourceRank) + ", where it is quantised");
     const DType found = param.dtype();
     return found == dtype || fail(where(rank, move.targetBuffer, move.targetOffset) + " is " + dtypeName(dtype) +
                                   ", but comes from " + dtypeName(found));
   }
 
-  /// What a rank passes on must have been written by receives and copies that the send waits for; nothing is written twice, so it is still there.
+  /// What a rank passes on must have been written by receives and copies that the send waits for; nothing is written
+  /// twice, so it is still there.
   void checkRelays(uint32_t rank) {
     const Segment &segment = paired_.segment(rank);
     auto target = [&](const Operand &operand) {
@@ -238,10 +255,12 @@ private:
       for (uint32_t i = 0; i < step->after_count() && !read.empty(); ++i) {
         const Step &before = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
         for (uint32_t o = 0; o < before.output_count() && before.kind() != StepKind::send && problem.empty(); ++o)
-          problem = paired_.forEachMove(rank, *segment.operands()->Get(before.first_output() + o), [&](const Move &move) {
-            if (const auto at = written.find(move.targetBuffer); at != written.end() && !addTo(at->second, move))
-              problem = "rank " + std::to_string(rank) + ": what it passes on stands in more pieces than can be looked at";
-          });
+          problem =
+              paired_.forEachMove(rank, *segment.operands()->Get(before.first_output() + o), [&](const Move &move) {
+                if (const auto at = written.find(move.targetBuffer); at != written.end() && !addTo(at->second, move))
+                  problem = "rank " + std::to_string(rank) +
+                            ": what it passes on stands in more pieces than can be looked at";
+              });
       }
       if (!problem.empty()) {
         fail(problem);
@@ -261,14 +280,16 @@ private:
         if (cut == Cut::fragmented)
           failFragmented(where(rank, move.targetBuffer, move.targetOffset));
         else
-          fail(where(rank, move.targetBuffer, static_cast<uint64_t>(cutter.place())) + " is passed on to rank " + std::to_string(step->peer()) + " in round " +
-               std::to_string(step->round()) + ", but no step that this waits for writes it");
+          fail(where(rank, move.targetBuffer, static_cast<uint64_t>(cutter.place())) + " is passed on to rank " +
+               std::to_string(step->peer()) + " in round " + std::to_string(step->round()) +
+               ", but no step that this waits for writes it");
         return;
       }
     }
   }
 
-  /// All elements of a move, cut where the layouts of its target and of its source go on in another way: what they say must go in the same steps.
+  /// All elements of a move, cut where the layouts of its target and of its source go on in another way: what they say
+  /// must go in the same steps.
   bool checkContent(uint32_t rank, const Move &move, int64_t item) {
     const auto size = static_cast<uint64_t>(item);
     bool whole = move.targetOffset % size == 0 && move.rowBytes % size == 0 && move.sourceOffset % size == 0;
@@ -277,15 +298,17 @@ private:
     if (!whole)
       return fail(where(rank, move.targetBuffer, move.targetOffset) + " is written in parts of elements");
     const std::shared_ptr<const Boxes> wanted = contents_.of(paired_.segment(rank), move.targetBuffer);
-    const std::shared_ptr<const Boxes> found = move.zero ? nullptr : contents_.of(paired_.segment(move.sourceRank), move.sourceBuffer);
+    const std::shared_ptr<const Boxes> found =
+        move.zero ? nullptr : contents_.of(paired_.segment(move.sourceRank), move.sourceBuffer);
     if (!wanted || !(found || move.zero))
       return failFragmented(where(rank, move.targetBuffer, move.targetOffset));
     auto failAt = [&](int64_t element, const std::string &why) {
       return fail(where(rank, move.targetBuffer, static_cast<uint64_t>(element * item)) + why);
     };
     auto differ = [&](const Piece &want, const Piece &have, int64_t target, int64_t expected, int64_t logical) {
-      return failAt(target, " must be tensor '" + contents_.name(want.box->tag) + "' element " + std::to_string(expected) + ", but comes from tensor '" +
-                                contents_.name(have.box->tag) + "' element " + std::to_string(logical) + " of rank " + std::to_string(move.sourceRank));
+      return failAt(target, " must be tensor '" + contents_.name(want.box->tag) + "' element " +
+                                std::to_string(expected) + ", but comes from tensor '" + contents_.name(have.box->tag) +
+                                "' element " + std::to_string(logical) + " of rank " + std::to_string(move.sourceRank));
     };
     const auto target = static_cast<int64_t>(move.targetOffset) / item;
     Nest nest{target, static_cast<int64_t>(move.sourceOffset) / item, target, {}};
@@ -404,8 +427,8 @@ void forEachRow(const Move &move, const std::function<void(const Move &)> &visit
   }
 }
 
-std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Operand *input, const Segment &to, const Operand &output,
-                              const std::function<void(const Move &)> &visit) const {
+std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Operand *input, const Segment &to,
+                              const Operand &output, const std::function<void(const Move &)> &visit) const {
   const Shape &target = *to.shapes()->Get(output.shape());
   const Shape &source = input ? *from->shapes()->Get(input->shape()) : target;
   if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
@@ -420,7 +443,8 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
   move.rowBytes = target.row_bytes();
   move.sourceRank = fromRank;
   for (uint32_t l = 0; l < target.loop_count(); ++l) {
-    const Loop &t = *to.loops()->Get(target.first_loop() + l), &s = input ? *from->loops()->Get(source.first_loop() + l) : t;
+    const Loop &t = *to.loops()->Get(target.first_loop() + l),
+               &s = input ? *from->loops()->Get(source.first_loop() + l) : t;
     if (s.count() != t.count())
       return "an operand differs between its two sides";
     const int64_t sourceStep = input ? s.buffer_step() : 0, sourceStride = input ? s.stride() : 0;
@@ -430,7 +454,8 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
       move.loops.push_back({static_cast<int64_t>(t.count()), t.stride(), sourceStride});
   }
   while (true) {
-    auto targetOffset = static_cast<int64_t>(output.offset()), sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0;
+    auto targetOffset = static_cast<int64_t>(output.offset()),
+         sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0;
     int64_t targetBuffer = output.buffer(), sourceBuffer = input ? input->buffer() : 0;
     for (const Jump &jump : jumps) {
       const auto at = static_cast<int64_t>(jump.at);
@@ -453,7 +478,8 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
   }
 }
 
-std::string PairedPlan::forEachMove(uint32_t rank, uint32_t number, const std::function<void(const Move &)> &visit) const {
+std::string PairedPlan::forEachMove(uint32_t rank, uint32_t number,
+                                    const std::function<void(const Move &)> &visit) const {
   const Segment &to = *segments_[rank];
   const Step &step = *to.steps()->Get(number);
   if (step.kind() == StepKind::send)
@@ -464,12 +490,15 @@ std::string PairedPlan::forEachMove(uint32_t rank, uint32_t number, const std::f
   const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
   for (uint32_t i = 0; i < step.output_count(); ++i) {
     const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
-    if (std::string error = moves(from, fromRank, input, to, *to.operands()->Get(step.first_output() + i), visit); !error.empty())
+    if (std::string error = moves(from, fromRank, input, to, *to.operands()->Get(step.first_output() + i), visit);
+        !error.empty())
       return "rank " + std::to_string(rank) + ": " + error;
   }
   return {};
 }
 
-CoverageResult prove(const Plan &plan, const std::function<void(double)> &progress) { return Prover(plan).run(progress); }
+CoverageResult prove(const Plan &plan, const std::function<void(double)> &progress) {
+  return Prover(plan).run(progress);
+}
 
 } // namespace reshard::tools

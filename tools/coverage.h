@@ -1,5 +1,5 @@
-// The proof that a plan is right, from the plan alone: it plays every segment and asks the manifest's layouts, never the planner, what
-// each byte must be. What moves in even steps is proven as a whole (tools/boxes.h).
+// The proof that a plan is right, from the plan alone: it plays every segment and asks the manifest's layouts, never
+// the planner, what each byte must be. What moves in even steps is proven as a whole (tools/boxes.h).
 #pragma once
 
 #include "executor/load.h"
@@ -12,7 +12,8 @@
 
 namespace reshard::tools {
 
-/// What an operand of a plan moves from one buffer to one buffer, of one rank each: rows in loops, outermost first. No source: zeros.
+/// What an operand of a plan moves from one buffer to one buffer, of one rank each: rows in loops, outermost first. No
+/// source: zeros.
 struct Move {
   struct Loop {
     int64_t count, target, source; // bytes from row to row
@@ -39,7 +40,8 @@ public:
   /// Everything that ends on a rank by a step; also in its arena (buffer 0), and from there.
   std::string forEachMove(uint32_t rank, uint32_t step, const std::function<void(const Move &)> &visit) const;
   /// Everything of one operand of a rank: `visit(move)` with its place as the target.
-  std::string forEachMove(uint32_t rank, const schema::Operand &operand, const std::function<void(const Move &)> &visit) const {
+  std::string forEachMove(uint32_t rank, const schema::Operand &operand,
+                          const std::function<void(const Move &)> &visit) const {
     return moves(nullptr, rank, nullptr, *segments_[rank], operand, visit);
   }
   const schema::Segment &segment(uint32_t rank) const { return *segments_[rank]; }
@@ -51,8 +53,9 @@ private:
     uint32_t rank = 0;
     const schema::Step *step = nullptr;
   };
-  std::string moves(const schema::Segment *from, uint32_t fromRank, const schema::Operand *input, const schema::Segment &to,
-                    const schema::Operand &output, const std::function<void(const Move &)> &visit) const;
+  std::string moves(const schema::Segment *from, uint32_t fromRank, const schema::Operand *input,
+                    const schema::Segment &to, const schema::Operand &output,
+                    const std::function<void(const Move &)> &visit) const;
 
   const Plan &plan_;
   std::vector<const schema::Segment *> segments_;
@@ -60,12 +63,12 @@ private:
 };
 
 struct CoverageResult {
-  std::string error;          // the first byte that is wrong, in words; empty: the plan is right
+  std::string error; // the first byte that is wrong, in words; empty: the plan is right
   uint64_t bytes = 0, moves = 0;
 };
 
-/// Every byte of every target param is written exactly once, from the byte that the layouts say, or zero where they say padding.
-/// Time grows with the pieces that the operands and the layouts have in common, memory with those of one rank.
+/// Every byte of every target param is written exactly once, from the byte that the layouts say, or zero where they say
+/// padding. Time grows with the pieces that the operands and the layouts have in common, memory with those of one rank.
 CoverageResult prove(const Plan &plan, const std::function<void(double)> &progress);
 
 } // namespace reshard::tools

@@ -6,7 +6,8 @@
 
 namespace reshard::tools {
 
-/// While it lives, work in any thread that goes on for longer ends with a Failure that says what was not done. One at a time in a process.
+/// While it lives, work in any thread that goes on for longer ends with a Failure that says what was not done. One at a
+/// time in a process.
 class Deadline {
 public:
   /// `what`: "the check"; 0 seconds: no deadline.
@@ -15,7 +16,8 @@ public:
   Deadline(const Deadline &) = delete;
   Deadline &operator=(const Deadline &) = delete;
 
-  /// Called by every loop whose length a plan's numbers decide, with about as many steps as it does: now and then it looks at the clock.
+  /// Called by every loop whose length a plan's numbers decide, with about as many steps as it does: now and then it
+  /// looks at the clock.
   static void spend(int64_t steps) {
     if ((left_ -= steps) < 0)
       look();

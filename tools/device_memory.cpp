@@ -38,7 +38,9 @@ std::string DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &d
 std::string DeviceMemory::copy(bool toDevice) const {
   for (const Piece &piece : pieces_)
     if (piece.bytes > 0)
-      if (std::string error = toDevice ? device_->copy(piece.there, piece.host, piece.bytes) : device_->copy(piece.host, piece.there, piece.bytes); !error.empty())
+      if (std::string error = toDevice ? device_->copy(piece.there, piece.host, piece.bytes)
+                                       : device_->copy(piece.host, piece.there, piece.bytes);
+          !error.empty())
         return error;
   return {};
 }

@@ -68,7 +68,8 @@ std::string describe(const Endpoint &endpoint, const Share &share) {
   return text;
 }
 
-/// Params of all endpoints by "role name", each with a text of all that decides what it holds. What shows a param in another form is of that param.
+/// Params of all endpoints by "role name", each with a text of all that decides what it holds. What shows a param in
+/// another form is of that param.
 std::map<std::string, std::string> params(const Plan &plan) {
   std::map<std::string, std::string> result;
   const Manifest &m = plan.manifest();
@@ -78,8 +79,8 @@ std::map<std::string, std::string> params(const Plan &plan) {
       const Param *named = param;
       for (const Face *face = param->face(); face; face = named->face()) {
         named = endpoint->params()->Get(face->codes());
-        text += std::string(" ") + EnumNameFaceKind(face->kind()) + " " + EnumNameQuantization(face->format()) + (face->gathered() ? " gathered" : "") +
-                (face->swizzled() ? " swizzled" : "");
+        text += std::string(" ") + EnumNameFaceKind(face->kind()) + " " + EnumNameQuantization(face->format()) +
+                (face->gathered() ? " gathered" : "") + (face->swizzled() ? " swizzled" : "");
       }
       if (param->stored())
         text += std::string(" stored ") + dtypeName(*param->stored());
@@ -98,9 +99,12 @@ std::map<std::string, std::string> params(const Plan &plan) {
       if (transformed(*param))
         text += " transform " + param->transform()->str();
       for (const Part *part : all(param->parts())) {
-        text += part->family() < 0 ? " zeros" : " holds " + m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str();
+        text += part->family() < 0
+                    ? " zeros"
+                    : " holds " + m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str();
         for (const PartDimension *dimension : all(part->dimensions()))
-          text += " " + std::to_string(dimension->param()) + describe(*endpoint, *endpoint->shares()->Get(dimension->share()));
+          text += " " + std::to_string(dimension->param()) +
+                  describe(*endpoint, *endpoint->shares()->Get(dimension->share()));
       }
       result[endpoint->role()->str() + " " + named->name()->str()] += text;
     }
@@ -119,7 +123,8 @@ std::string number(double value) {
 /// The grammar of expressions in YAML (docs/yaml.md) without `ceil`, over numbers with fractions: recursive descent.
 class Condition {
 public:
-  Condition(const std::string &text, const std::map<std::string, double> &names, std::string &error) : text_(text), names_(names), error_(error) {}
+  Condition(const std::string &text, const std::map<std::string, double> &names, std::string &error)
+      : text_(text), names_(names), error_(error) {}
   bool run() {
     const bool value = condition(disjunction());
     if (error_.empty() && at_ < text_.size())
@@ -157,7 +162,8 @@ private:
   std::string word() {
     skip();
     const size_t first = at_;
-    while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' || text_[at_] == '.'))
+    while (at_ < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' || text_[at_] == '.'))
       ++at_;
     return text_.substr(first, at_ - first);
   }
@@ -204,7 +210,12 @@ private:
       if (takeSign(sign)) {
         const double a = number(left), b = number(sum());
         const std::string s = sign;
-        const bool holds = s == "<=" ? a <= b : s == ">=" ? a >= b : s == "==" ? a == b : s == "!=" ? a != b : s == "<" ? a < b : a > b;
+        const bool holds = s == "<="   ? a <= b
+                           : s == ">=" ? a >= b
+                           : s == "==" ? a == b
+                           : s == "!=" ? a != b
+                           : s == "<"  ? a < b
+                                       : a > b;
         skip();
         return {holds ? 1.0 : 0.0, true};
       }
@@ -283,7 +294,9 @@ private:
 
 } // namespace
 
-bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error) { return Condition(expression, names, error).run(); }
+bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error) {
+  return Condition(expression, names, error).run();
+}
 
 int difference(const DifferenceOptions &options) {
   std::unique_ptr<Plan> before, after;
@@ -324,7 +337,8 @@ int difference(const DifferenceOptions &options) {
       if (!pb.count(name))
         removed.push_back(name);
     for (uint32_t rank = 0; rank < std::max(before->world(), after->world()); ++rank)
-      if (rank >= before->world() || rank >= after->world() || before->container().segmentDigest(rank) != after->container().segmentDigest(rank))
+      if (rank >= before->world() || rank >= after->world() ||
+          before->container().segmentDigest(rank) != after->container().segmentDigest(rank))
         ranks.push_back(rank);
   }
   for (const auto &[name, value] : b) {
@@ -353,7 +367,12 @@ int difference(const DifferenceOptions &options) {
     Json measures = Json::object();
     for (const auto &[name, value] : b)
       measures[name] = {{"before", a.at(name)}, {"after", value}};
-    std::printf("%s\n", Json{{"equal", equal}, {"digest", {{"before", before->digest()}, {"after", after->digest()}}}, {"numbers", measures}, {"params", {{"added", added}, {"removed", removed}, {"changed", changed}}}, {"ranks_changed", ranks}, {"failed", failed}}
+    std::printf("%s\n", Json{{"equal", equal},
+                             {"digest", {{"before", before->digest()}, {"after", after->digest()}}},
+                             {"numbers", measures},
+                             {"params", {{"added", added}, {"removed", removed}, {"changed", changed}}},
+                             {"ranks_changed", ranks},
+                             {"failed", failed}}
                             .dump(2)
                             .c_str());
   } else if (equal) {
@@ -361,14 +380,18 @@ int difference(const DifferenceOptions &options) {
   } else {
     const bool markdown = options.format == "markdown";
     if (markdown)
-      std::printf("| | before | after |\n|---|---:|---:|\n| digest | `%s` | `%s` |\n", before->digest().c_str(), after->digest().c_str());
+      std::printf("| | before | after |\n|---|---:|---:|\n| digest | `%s` | `%s` |\n", before->digest().c_str(),
+                  after->digest().c_str());
     else
       std::printf("%-16s %32s %32s\n", "digest", before->digest().c_str(), after->digest().c_str());
     for (const auto &[name, value] : b)
       if (value != a.at(name))
-        std::printf(markdown ? "| %s | %s | %s |\n" : "%-16s %32s %32s\n", name.c_str(), number(a.at(name)).c_str(), number(value).c_str());
-    std::printf(markdown ? "\n%zu of %u ranks have another segment.\n\n" : "%zu of %u ranks have another segment\n", ranks.size(), std::max(before->world(), after->world()));
-    for (const auto &[title, list] : {std::make_pair("added", &added), std::make_pair("removed", &removed), std::make_pair("changed", &changed)})
+        std::printf(markdown ? "| %s | %s | %s |\n" : "%-16s %32s %32s\n", name.c_str(), number(a.at(name)).c_str(),
+                    number(value).c_str());
+    std::printf(markdown ? "\n%zu of %u ranks have another segment.\n\n" : "%zu of %u ranks have another segment\n",
+                ranks.size(), std::max(before->world(), after->world()));
+    for (const auto &[title, list] :
+         {std::make_pair("added", &added), std::make_pair("removed", &removed), std::make_pair("changed", &changed)})
       for (const std::string &name : *list)
         std::printf(markdown ? "- %s `%s`\n" : "%s: %s\n", title, name.c_str());
   }

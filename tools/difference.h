@@ -15,8 +15,8 @@ struct DifferenceOptions {
 /// Prints to stdout, complains on stderr; returns the exit code.
 int difference(const DifferenceOptions &options);
 
-/// The value of `expression` over `names`: comparisons of numbers and names with < <= > >= == !=, joined by `and` and `or` (and binds
-/// tighter). An error text in `error`.
+/// The value of `expression` over `names`: comparisons of numbers and names with < <= > >= == !=, joined by `and` and
+/// `or` (and binds tighter). An error text in `error`.
 bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error);
 
 } // namespace reshard::tools

@@ -35,7 +35,14 @@ namespace {
 /// Phases with their times, for --trace.
 class Trace {
 public:
-  void add(const std::string &name, double begin) { events_.push_back({{"name", name}, {"ph", "X"}, {"pid", 1}, {"tid", 1}, {"ts", (begin - start_) * 1e6}, {"dur", (now() - begin) * 1e6}}); }
+  void add(const std::string &name, double begin) {
+    events_.push_back({{"name", name},
+                       {"ph", "X"},
+                       {"pid", 1},
+                       {"tid", 1},
+                       {"ts", (begin - start_) * 1e6},
+                       {"dur", (now() - begin) * 1e6}});
+  }
   std::string text() const { return Json{{"traceEvents", events_}, {"displayTimeUnit", "ms"}}.dump(1) + "\n"; }
 
 private:
@@ -50,13 +57,15 @@ struct Run {
 class Execution {
 public:
   explicit Execution(const ExecutionOptions &options)
-      : options_(options), threads_(options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency())) {}
+      : options_(options),
+        threads_(options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency())) {}
   ~Execution() {
     if (options_.transport != "threads")
       holdExits(whileJoining()); // until the process ends: what waits for peers in MPI may be left behind
   }
 
-  /// The exit code. What fails in one process fails in all of them, with the code of the cause, as far as they still hear of each other.
+  /// The exit code. What fails in one process fails in all of them, with the code of the cause, as far as they still
+  /// hear of each other.
   int run() {
     int code = kFailure;
     try {
@@ -74,7 +83,7 @@ public:
       code = tell(kFailure);
     }
     try {
-      agree(0); // the folder is gone: the launcher ends all processes after the first that fails
+      agree(0);                 // the folder is gone: the launcher ends all processes after the first that fails
     } catch (const Failure &) { // others no longer answer
     }
     return code;
@@ -135,10 +144,12 @@ private:
     const bool samePlan = agree(digest) == -agree(-digest);
     answering_ = false; // in prepare and in runs the others wait for messages of those
     if (const reshard_status status = reshard_prepare(executor_.get()); status != RESHARD_OK)
-      throw Failure{samePlan && (status == RESHARD_TIMEOUT || status == RESHARD_FAILED) ? kFailure : kUsage, reshard_error(executor_.get())};
+      throw Failure{samePlan && (status == RESHARD_TIMEOUT || status == RESHARD_FAILED) ? kFailure : kUsage,
+                    reshard_error(executor_.get())};
     answering_ = true;
     trace_.add("prepare", begin);
-    const ResidentLimit limit(options_.synthesize ? std::vector<const Memory *>() : std::vector<const Memory *>{&source, &target},
+    const ResidentLimit limit(options_.synthesize ? std::vector<const Memory *>()
+                                                  : std::vector<const Memory *>{&source, &target},
                               options_.memory);
     std::optional<Memory> whole; // the source of all processes
     if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
@@ -148,7 +159,8 @@ private:
 
     agree(0); // all come to the run
     answering_ = false;
-    // Under --check synthesised values come twice, from two seeds: a target that a run does not write cannot be right both times.
+    // Under --check synthesised values come twice, from two seeds: a target that a run does not write cannot be right
+    // both times.
     const int seeds = options_.synthesize && options_.check ? 2 : 1;
     for (int s = 0; s < seeds; ++s) {
       if (options_.synthesize)
@@ -171,7 +183,8 @@ private:
       for (uint32_t e = 1; e < endpoints; ++e)
         if (plan_->manifest().endpoints()->Get(e)->storage() && !first())
           target.leave(e);
-      result_ = compare(*plan_, whole ? *whole : source, target, threads_, [&](double fraction) { progress.at(fraction); });
+      result_ =
+          compare(*plan_, whole ? *whole : source, target, threads_, [&](double fraction) { progress.at(fraction); });
       trace_.add("check", begin);
     }
     need(source.changed(), kFailure);
@@ -196,11 +209,13 @@ private:
       throw Failure{kFailure, reshard_error(executor_.get())};
     }
     if (const uint64_t said = static_cast<uint64_t>(least) - static_cast<uint64_t>(kFailed); said >> 32 <= kFailure)
-      throw Agreed{{static_cast<int>(said >> 32), "rank " + std::to_string(said & UINT32_MAX) + " failed; its own output says why"}};
+      throw Agreed{{static_cast<int>(said >> 32),
+                    "rank " + std::to_string(said & UINT32_MAX) + " failed; its own output says why"}};
     return least;
   }
 
-  /// The source's files, and a folder with the targets'. The first process makes the folder, and the files that several write.
+  /// The source's files, and a folder with the targets'. The first process makes the folder, and the files that several
+  /// write.
   std::unique_ptr<NewFolder> openFolders(Memory &source, Memory &target) {
     std::unique_ptr<NewFolder> folder;
     const int64_t number = agree(first() ? NewFolder::ownNumber() : INT64_MAX);
@@ -209,8 +224,11 @@ private:
     const bool oneHost = agree(host) == -agree(-host);
     for (uint32_t e = 1; e < endpoints.size(); ++e)
       if (endpoints.Get(e)->storage() && !oneHost) // pages of mapped files are not shared by hosts
-        throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() + " are written by processes of several hosts, expected one host"};
-    auto path = [&](uint32_t e) { return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : ""); };
+        throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() +
+                                  " are written by processes of several hosts, expected one host"};
+    auto path = [&](uint32_t e) {
+      return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : "");
+    };
     need(source.openFiles(0, source_, false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
     need(insideOf(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
@@ -257,7 +275,8 @@ private:
     const double begin = now();
     const Deadline deadline("the comparison of replicas", options_.timeout);
     Progress progress("compare replicas");
-    const ReplicaResult result = compareReplicas(*plan_, source, threads_, [&](double fraction) { progress.at(fraction); });
+    const ReplicaResult result =
+        compareReplicas(*plan_, source, threads_, [&](double fraction) { progress.at(fraction); });
     trace_.add("compare replicas", begin);
     constexpr size_t kShown = 20;
     for (size_t i = 0; i < result.differences.size() && i < kShown; ++i)
@@ -265,11 +284,14 @@ private:
     if (result.differences.size() > kShown)
       complain("reshard-exec", "and " + std::to_string(result.differences.size() - kShown) + " more");
     for (const std::string &name : result.left)
-      std::printf("  %-10s '%s' stands in several params of the source, one of them quantised: not compared with each other\n", "replicas", printable(name).c_str());
+      std::printf(
+          "  %-10s '%s' stands in several params of the source, one of them quantised: not compared with each other\n",
+          "replicas", printable(name).c_str());
     if (result.comparedBytes == 0 && result.left.empty())
       std::printf("  %-10s nothing is held more than once\n", "replicas");
     else if (result.differences.empty() && result.comparedBytes > 0)
-      std::printf("  %-10s %12s compared, all equal\n", "replicas", humanBytes(static_cast<double>(result.comparedBytes)).c_str());
+      std::printf("  %-10s %12s compared, all equal\n", "replicas",
+                  humanBytes(static_cast<double>(result.comparedBytes)).c_str());
     return result.differences.empty();
   }
 
@@ -299,10 +321,15 @@ private:
     }
     if (!plan_) // it cannot be opened here, whatever the reason was
       return;
-    for (const std::string &name : namesOf(*plan_, &schema::Param::refresh)) // there is no engine here that could do anything
+    for (const std::string &name :
+         namesOf(*plan_, &schema::Param::refresh)) // there is no engine here that could do anything
       needOk(reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr));
-    const auto send = [](void *execution, const reshard_transformed *param) { return static_cast<Execution *>(execution)->convert(*param, true); };
-    const auto finalise = [](void *execution, const reshard_transformed *param) { return static_cast<Execution *>(execution)->convert(*param, false); };
+    const auto send = [](void *execution, const reshard_transformed *param) {
+      return static_cast<Execution *>(execution)->convert(*param, true);
+    };
+    const auto finalise = [](void *execution, const reshard_transformed *param) {
+      return static_cast<Execution *>(execution)->convert(*param, false);
+    };
     const reshard_transform copies{send, nullptr, finalise, this};
     for (const std::string &name : namesOf(*plan_, &schema::Param::transform))
       needOk(reshard_set_transform(executor, name.c_str(), &copies));
@@ -329,7 +356,8 @@ private:
     Launch launch;
     if (options_.transport == "nccl")
       launch = findLaunch();
-    need(reshard::openDevice(options_.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1, device_), kFailure);
+    need(reshard::openDevice(options_.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1, device_),
+         kFailure);
   }
 
   void bind(const std::vector<PlaceMemory> &places) {
@@ -338,11 +366,11 @@ private:
       for (uint32_t p = 0; p < place.params.size(); ++p)
         for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
           if (schema::transformed(*endpoint.params()->Get(p)))
-            storages_[{place.endpoint, endpoint.ranks()->Get(place.place), instance.name}] = place.params[p][instance.instance];
-          else if (std::byte *pointer = place.params[p][instance.instance];
-              pointer)
-            needOk(reshard_bind(executor_.get(), place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(), pointer,
-                                static_cast<uint64_t>(instance.bytes)));
+            storages_[{place.endpoint, endpoint.ranks()->Get(place.place), instance.name}] =
+                place.params[p][instance.instance];
+          else if (std::byte *pointer = place.params[p][instance.instance]; pointer)
+            needOk(reshard_bind(executor_.get(), place.endpoint, endpoint.ranks()->Get(place.place),
+                                instance.name.c_str(), pointer, static_cast<uint64_t>(instance.bytes)));
     }
   }
 
@@ -381,8 +409,10 @@ private:
 
   /// Of all processes, the bytes that come each way.
   Json bytesBy() {
-    constexpr std::pair<const char *, reshard_way> kWays[] = {
-        {"local", RESHARD_LOCAL}, {"shared_memory", RESHARD_SHARED_MEMORY}, {"wire", RESHARD_WIRE}, {"wire_inside_host", RESHARD_WIRE_INSIDE_HOST}};
+    constexpr std::pair<const char *, reshard_way> kWays[] = {{"local", RESHARD_LOCAL},
+                                                              {"shared_memory", RESHARD_SHARED_MEMORY},
+                                                              {"wire", RESHARD_WIRE},
+                                                              {"wire_inside_host", RESHARD_WIRE_INSIDE_HOST}};
     Json json;
     for (const auto &[name, way] : kWays) {
       const auto mine = static_cast<int64_t>(reshard_bytes_by(executor_.get(), way));
@@ -398,10 +428,12 @@ private:
     if (!ranks_.empty()) // of several processes each has its own
       printCheck("rank " + std::to_string(ranks_[0]) + ": ");
     if (const uint64_t fallen = reshard_bytes_by(executor_.get(), RESHARD_WIRE_INSIDE_HOST); fallen > 0)
-      std::printf("  rank %u: %s from ranks of this host come as messages, since their memory cannot be reached\n", ranks_[0],
-                  humanBytes(static_cast<double>(fallen)).c_str());
-    if (!leftOut_.empty() && (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // a checkpoint is opened by all
-      std::printf("  %-10s '%s'%s of the source's files, which the plan does not know\n", "left out", printable(*leftOut_.begin()).c_str(),
+      std::printf("  rank %u: %s from ranks of this host come as messages, since their memory cannot be reached\n",
+                  ranks_[0], humanBytes(static_cast<double>(fallen)).c_str());
+    if (!leftOut_.empty() &&
+        (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // a checkpoint is opened by all
+      std::printf("  %-10s '%s'%s of the source's files, which the plan does not know\n", "left out",
+                  printable(*leftOut_.begin()).c_str(),
                   leftOut_.size() > 1 ? (" and " + std::to_string(leftOut_.size() - 1) + " more").c_str() : "");
     const bool wanted = agree(options_.report.empty()) == 0; // by any process
     const Json by = wanted ? bytesBy() : Json();
@@ -416,41 +448,59 @@ private:
       runs.push_back({{"seconds", run.seconds}, {"bytes", bytes}, {"gb_per_s", rate}});
       fastest = std::max(fastest, rate);
     }
-    const Json json = {{"digest", plan_->digest()}, {"transport", options_.transport}, {"device", options_.device}, {"ranks", plan_->world()},
-                       {"threads", threads_}, {"runs", runs}, {"bytes_by", by}, {"checked_bytes", result_.checkedBytes}, {"mismatches", result_.mismatches},
+    const Json json = {{"digest", plan_->digest()},
+                       {"transport", options_.transport},
+                       {"device", options_.device},
+                       {"ranks", plan_->world()},
+                       {"threads", threads_},
+                       {"runs", runs},
+                       {"bytes_by", by},
+                       {"checked_bytes", result_.checkedBytes},
+                       {"mismatches", result_.mismatches},
                        {"refresh", namesOf(*plan_, &schema::Param::refresh)},
-                       {"transform", namesOf(*plan_, &schema::Param::transform)}, {"left_out", leftOut_}, {"copied", modelFiles_.names}, {"peak_rss_bytes", peakResidentBytes()}};
+                       {"transform", namesOf(*plan_, &schema::Param::transform)},
+                       {"left_out", leftOut_},
+                       {"copied", modelFiles_.names},
+                       {"peak_rss_bytes", peakResidentBytes()}};
     if (!options_.report.empty())
       need(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())
       need(writeFile(options_.trace, trace_.text()), kFailure);
     std::printf("  %-10s %12s in %u ranks\n", "moved", humanBytes(static_cast<double>(bytes)).c_str(), plan_->world());
     std::printf("  %-10s %12s\n", "local", humanBytes(static_cast<double>(manifest.bytes_local())).c_str());
-    std::printf("  %-10s %12s in %llu messages\n", "remote", humanBytes(static_cast<double>(manifest.bytes_remote())).c_str(), static_cast<unsigned long long>(manifest.messages()));
+    std::printf("  %-10s %12s in %llu messages\n", "remote",
+                humanBytes(static_cast<double>(manifest.bytes_remote())).c_str(),
+                static_cast<unsigned long long>(manifest.messages()));
     if (manifest.bytes_storage() > 0)
       std::printf("  %-10s %12s\n", "storage", humanBytes(static_cast<double>(manifest.bytes_storage())).c_str());
     if (!options_.copy.empty())
-      std::printf("  %-10s %12zu file(s) of '%s', not %zu more: weights, folders, hidden ones\n", "copied", modelFiles_.names.size(), options_.copy.c_str(), modelFiles_.left);
-    const auto best = std::min_element(runs_.begin(), runs_.end(), [](const Run &a, const Run &b) { return a.seconds < b.seconds; });
-    std::printf("  %-10s %10.4f s, %.2f GB/s%s\n", "time", best->seconds, fastest, runs_.size() > 1 ? " (fastest run)" : "");
+      std::printf("  %-10s %12zu file(s) of '%s', not %zu more: weights, folders, hidden ones\n", "copied",
+                  modelFiles_.names.size(), options_.copy.c_str(), modelFiles_.left);
+    const auto best =
+        std::min_element(runs_.begin(), runs_.end(), [](const Run &a, const Run &b) { return a.seconds < b.seconds; });
+    std::printf("  %-10s %10.4f s, %.2f GB/s%s\n", "time", best->seconds, fastest,
+                runs_.size() > 1 ? " (fastest run)" : "");
     if (ranks_.empty())
       printCheck("all ");
   }
 
   void printCheck(const std::string &whose) const {
     if (options_.check && !result_.unclear.empty())
-      std::printf("  %scannot be checked: %s\n", ranks_.empty() ? "" : whose.c_str(), printable(result_.unclear).c_str());
+      std::printf("  %scannot be checked: %s\n", ranks_.empty() ? "" : whose.c_str(),
+                  printable(result_.unclear).c_str());
     else if (options_.check && result_.mismatches == 0)
       std::printf("  %s%llu bytes right\n", whose.c_str(), static_cast<unsigned long long>(result_.checkedBytes));
     else if (options_.check)
-      std::printf("  %s%llu elements WRONG; %s\n", ranks_.empty() ? "" : whose.c_str(), static_cast<unsigned long long>(result_.mismatches), printable(result_.first).c_str());
+      std::printf("  %s%llu elements WRONG; %s\n", ranks_.empty() ? "" : whose.c_str(),
+                  static_cast<unsigned long long>(result_.mismatches), printable(result_.first).c_str());
   }
 
   struct Close {
     void operator()(reshard_executor *executor) const { reshard_close(executor); }
   };
 
-  static constexpr int64_t kFailed = INT64_MIN; // plus an exit code and a rank: what a process that failed says in place of anything else
+  static constexpr int64_t kFailed =
+      INT64_MIN; // plus an exit code and a rank: what a process that failed says in place of anything else
 
   const ExecutionOptions &options_;
   const unsigned threads_;
@@ -458,12 +508,14 @@ private:
   std::unique_ptr<Plan> plan_;
   std::string source_, target_; // folders
   std::vector<uint32_t> ranks_; // of this process; none: all
-  std::map<std::tuple<uint32_t, uint32_t, std::string>, std::byte *> storages_; // behind transforms, by endpoint, rank and name
+  std::map<std::tuple<uint32_t, uint32_t, std::string>, std::byte *>
+      storages_;                   // behind transforms, by endpoint, rank and name
   std::unique_ptr<Device> device_; // of the params
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<Run> runs_;
-  ModelFiles modelFiles_; // of the first process
-  std::set<std::string> leftOut_; // tensors of the source's files that the plan does not know; those of this process's ranks, or of the checkpoint
+  ModelFiles modelFiles_;         // of the first process
+  std::set<std::string> leftOut_; // tensors of the source's files that the plan does not know; those of this process's
+                                  // ranks, or of the checkpoint
   CheckResult result_;
   Trace trace_;
 };

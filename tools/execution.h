@@ -16,8 +16,8 @@ struct ExecutionOptions {
   unsigned threads = 0; // 0: all cores
   double timeout = 0;   // 0: none
   bool noLocalShortcut = false;
-  uint64_t memory = 0;  // bytes that may be resident; 0: no limit
-  std::string copy;     // the folder of a model, whose files other than weights go beside those of written checkpoints
+  uint64_t memory = 0; // bytes that may be resident; 0: no limit
+  std::string copy;    // the folder of a model, whose files other than weights go beside those of written checkpoints
   uint64_t shardBytes = 0; // of a written checkpoint's file; 0: as Hugging Face cuts them
 };
 

@@ -12,8 +12,8 @@ namespace reshard::tools {
 /// The folder of the source's files: --source, else `storage` of the job's source; empty where neither is given.
 std::string sourceFolder(const ExecutionOptions &options, const Plan &plan);
 
-/// The folder to make: --target, else `storage` of the job's only target. Several targets appear together in one folder,
-/// which only --target names. Empty where there is none.
+/// The folder to make: --target, else `storage` of the job's only target. Several targets appear together in one
+/// folder, which only --target names. Empty where there is none.
 std::string targetFolder(const ExecutionOptions &options, const Plan &plan);
 
 /// Throws a Failure where options do not fit each other or the plan.

@@ -10,7 +10,9 @@ namespace reshard::tools {
 
 using namespace schema;
 
-std::string Gathered::fail(uint32_t step, const std::string &why) const { return "rank " + std::to_string(rank_) + " step " + std::to_string(step) + why; }
+std::string Gathered::fail(uint32_t step, const std::string &why) const {
+  return "rank " + std::to_string(rank_) + " step " + std::to_string(step) + why;
+}
 
 bool Gathered::waits(uint32_t number, uint32_t earlier) {
   if (std::exchange(lookedAt_, number) != number) {
@@ -54,7 +56,8 @@ std::string Gathered::forEachMove(uint32_t rank, const std::function<void(const 
       const uint32_t buffer = segment_->operands()->Get(step.first_input() + i)->buffer();
       for (const uint32_t writer : largest_[buffer])
         if (!waits(s, writer))
-          error = fail(s, " takes the largest of what step " + std::to_string(writer) + " brings, and does not wait for it");
+          error = fail(s, " takes the largest of what step " + std::to_string(writer) +
+                              " brings, and does not wait for it");
       reduced_[buffer] = s;
     }
     uint32_t last = 0; // most rows of a step go to few buffers
@@ -85,11 +88,13 @@ std::string Gathered::forEachMove(uint32_t rank, const std::function<void(const 
     }
   }
   if (error.empty() && !brought_.empty())
-    error = fail(brought_.begin()->second.step, " gathers bytes at " + std::to_string(brought_.begin()->first) + " that are never quantised");
+    error = fail(brought_.begin()->second.step,
+                 " gathers bytes at " + std::to_string(brought_.begin()->first) + " that are never quantised");
   return error;
 }
 
-/// Bytes may be taken over when what stood there has been quantised, by a step that this waits for. That nothing is brought twice is seen when it is quantised.
+/// Bytes may be taken over when what stood there has been quantised, by a step that this waits for. That nothing is
+/// brought twice is seen when it is quantised.
 std::string Gathered::write(uint32_t step, const Move &move) {
   uint64_t begin = move.targetOffset, end = begin + move.rowBytes;
   for (const Move::Loop &loop : move.loops)
@@ -99,7 +104,8 @@ std::string Gathered::write(uint32_t step, const Move &move) {
     --at;
   for (; at != quantised_.end() && at->first < end; ++at)
     if (!waitsForCopy(step, at->second.step))
-      return fail(step, " gathers over what step " + std::to_string(at->second.step) + " quantises, and does not wait for it");
+      return fail(step, " gathers over what step " + std::to_string(at->second.step) +
+                            " quantises, and does not wait for it");
   brought_.emplace(begin, Brought{move, step, end});
   return {};
 }
@@ -112,7 +118,8 @@ bool Gathered::tiled(uint64_t begin, uint64_t end, uint64_t &missing) {
       return false;
   boxes.finish();
   Cutter cutter(boxes, work_);
-  const Cut cut = cutter.run({static_cast<int64_t>(begin), 0, 0, {{static_cast<int64_t>(end - begin), 1, 0, 0}}}, [](const Piece &) { return true; });
+  const Cut cut = cutter.run({static_cast<int64_t>(begin), 0, 0, {{static_cast<int64_t>(end - begin), 1, 0, 0}}},
+                             [](const Piece &) { return true; });
   if (cut == Cut::missing)
     missing = static_cast<uint64_t>(cutter.place());
   return cut == Cut::done && boxes.places() == static_cast<int64_t>(end - begin);
@@ -122,13 +129,16 @@ bool Gathered::tiled(uint64_t begin, uint64_t end, uint64_t &missing) {
 bool Gathered::split(uint64_t begin, uint64_t end) {
   std::vector<Brought> whole;
   for (auto at = brought_.begin(); at != brought_.end() && at->first < end;) {
-    const bool beyond = at->second.end > begin && (at->first < begin || at->second.end > end) && !at->second.move.loops.empty();
+    const bool beyond =
+        at->second.end > begin && (at->first < begin || at->second.end > end) && !at->second.move.loops.empty();
     if (beyond)
       whole.push_back(std::move(at->second));
     at = beyond ? brought_.erase(at) : std::next(at);
   }
   for (const Brought &brought : whole)
-    forEachRow(brought.move, [&](const Move &row) { brought_.emplace(row.targetOffset, Brought{row, brought.step, row.targetOffset + row.rowBytes}); });
+    forEachRow(brought.move, [&](const Move &row) {
+      brought_.emplace(row.targetOffset, Brought{row, brought.step, row.targetOffset + row.rowBytes});
+    });
   return !whole.empty();
 }
 
@@ -139,12 +149,14 @@ std::string Gathered::read(uint32_t step, const Move &row, const std::function<v
     for (const auto &[from, brought] : brought_)
       if (from < end && brought.end > begin && (from < begin || brought.end > end))
         return fail(step, " quantises a part of the bytes at " + std::to_string(from) + " that came together");
-    return missing < end ? fail(step, " quantises bytes at " + std::to_string(missing) + " that nobody brought")
-                         : fail(step, " quantises bytes from " + std::to_string(begin) + " on of which some came twice");
+    return missing < end
+               ? fail(step, " quantises bytes at " + std::to_string(missing) + " that nobody brought")
+               : fail(step, " quantises bytes from " + std::to_string(begin) + " on of which some came twice");
   }
   for (auto at = brought_.lower_bound(begin); at != brought_.end() && at->first < end; at = brought_.erase(at)) {
     if (!waits(step, at->second.step))
-      return fail(step, " quantises what step " + std::to_string(at->second.step) + " brings, and does not wait for it");
+      return fail(step,
+                  " quantises what step " + std::to_string(at->second.step) + " brings, and does not wait for it");
     Move straight = at->second.move;
     straight.targetBuffer = row.targetBuffer;
     straight.targetOffset += row.targetOffset - begin;
@@ -169,7 +181,8 @@ std::string Gathered::read(uint32_t step, const Move &row, const std::function<v
 /// Who writes elements of nvfp4 waits for the tensor scale; largest magnitudes are noted.
 std::string Gathered::scale(uint32_t step, uint32_t buffer) {
   const auto &runs = all(segment_->buffers());
-  const BufferRun &run = **std::prev(std::upper_bound(runs.begin(), runs.end(), buffer, [](uint32_t b, const BufferRun *r) { return b < r->first(); }));
+  const BufferRun &run = **std::prev(std::upper_bound(runs.begin(), runs.end(), buffer,
+                                                      [](uint32_t b, const BufferRun *r) { return b < r->first(); }));
   const auto &params = *plan_.manifest().endpoints()->Get(run.endpoint())->params();
   const Face *face = params.Get(run.param())->face();
   if (!face)
@@ -180,10 +193,12 @@ std::string Gathered::scale(uint32_t step, uint32_t buffer) {
     return {};
   for (const BufferRun *other : runs)
     if (const Face *amax = params.Get(std::min(other->param(), params.size() - 1))->face();
-        other->endpoint() == run.endpoint() && other->place() == run.place() && amax && amax->kind() == FaceKind::amax && amax->codes() == run.param()) {
+        other->endpoint() == run.endpoint() && other->place() == run.place() && amax &&
+        amax->kind() == FaceKind::amax && amax->codes() == run.param()) {
       const auto reduced = reduced_.find(other->first() + (buffer - run.first()));
       if (reduced == reduced_.end() || !waits(step, reduced->second))
-        return fail(step, " quantises param '" + params.Get(face->codes())->name()->str() + "' (buffer " + std::to_string(buffer) + ") with a tensor scale that it does not wait for");
+        return fail(step, " quantises param '" + params.Get(face->codes())->name()->str() + "' (buffer " +
+                              std::to_string(buffer) + ") with a tensor scale that it does not wait for");
       return {};
     }
   return fail(step, " quantises with a tensor scale that nobody makes");

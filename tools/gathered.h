@@ -1,5 +1,5 @@
-// Rows of a plan that come by way of a rank's arena, where they are gathered to be quantised: followed from where they come to where they end, with proof that
-// they are there when they are read, and until then.
+// Rows of a plan that come by way of a rank's arena, where they are gathered to be quantised: followed from where they
+// come to where they end, with proof that they are there when they are read, and until then.
 #pragma once
 
 #include "tools/coverage.h"
@@ -13,8 +13,9 @@ class Gathered {
 public:
   Gathered(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired), relayed_(paired) {}
 
-  /// Everything that ends in a buffer of a rank; of what a copy reads from the arena, or another rank relays, what brought it. An error text, empty on success: bytes that are
-  /// read were not written by steps that the copy waits for, or are written over before; or tensor scales are used by a step that does not wait for them.
+  /// Everything that ends in a buffer of a rank; of what a copy reads from the arena, or another rank relays, what
+  /// brought it. An error text, empty on success: bytes that are read were not written by steps that the copy waits
+  /// for, or are written over before; or tensor scales are used by a step that does not wait for them.
   std::string forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit);
 
 private:
@@ -44,14 +45,14 @@ private:
   Relayed relayed_;
   uint32_t rank_ = 0;
   const schema::Segment *segment_ = nullptr;
-  uint32_t lookedAt_ = UINT32_MAX; // the step of after_
-  std::vector<uint32_t> after_;    // sorted
-  std::multimap<uint64_t, Brought> brought_;               // by begin
-  std::map<uint64_t, Quantised> quantised_;                // by begin, apart
-  uint64_t work_ = 0;                                      // of Cutters
-  std::vector<uint32_t> copies_;   // copies from the arena, each of which waits for the one before
-  std::map<uint32_t, std::vector<uint32_t>> largest_;      // buffers of faces `amax`: the steps that write them
-  std::map<uint32_t, uint32_t> reduced_;                   // the same: the step that makes tensor scales of them
+  uint32_t lookedAt_ = UINT32_MAX;                    // the step of after_
+  std::vector<uint32_t> after_;                       // sorted
+  std::multimap<uint64_t, Brought> brought_;          // by begin
+  std::map<uint64_t, Quantised> quantised_;           // by begin, apart
+  uint64_t work_ = 0;                                 // of Cutters
+  std::vector<uint32_t> copies_;                      // copies from the arena, each of which waits for the one before
+  std::map<uint32_t, std::vector<uint32_t>> largest_; // buffers of faces `amax`: the steps that write them
+  std::map<uint32_t, uint32_t> reduced_;              // the same: the step that makes tensor scales of them
 };
 
 } // namespace reshard::tools

@@ -20,22 +20,28 @@ int main(int argc, char **argv) {
     return error;
   };
   std::string topology;
-  Command command{"reshard-inspect",
-                  "PLAN",
-                  "Prints what a plan holds; --verify proves it.",
-                  {{"--rank", "N", "every step of one rank, with names", rank},
-                   {"--param", "GLOB", "the target params whose names match: what they hold and where it comes from", setText(options.param)},
-                   {"--format", "FORMAT", "text or json", setChoice(options.format, {"text", "json"})},
-                   {"--verify", "", "prove that every target byte is written once, from the right source byte", setSwitch(options.verify)},
-                   {"--simulate", "TOPOLOGY", "predict the time on a topology file, beside the least that any plan could take", setText(topology)},
-                   {"--trace", "FILE", "write what is simulated for Perfetto", setText(options.trace)},
-                   {"--timeout", "S", "deadline in seconds of --verify, --param and --simulate (none)", setSeconds(options.timeout)}},
-                  1};
+  Command command{
+      "reshard-inspect",
+      "PLAN",
+      "Prints what a plan holds; --verify proves it.",
+      {{"--rank", "N", "every step of one rank, with names", rank},
+       {"--param", "GLOB", "the target params whose names match: what they hold and where it comes from",
+        setText(options.param)},
+       {"--format", "FORMAT", "text or json", setChoice(options.format, {"text", "json"})},
+       {"--verify", "", "prove that every target byte is written once, from the right source byte",
+        setSwitch(options.verify)},
+       {"--simulate", "TOPOLOGY", "predict the time on a topology file, beside the least that any plan could take",
+        setText(topology)},
+       {"--trace", "FILE", "write what is simulated for Perfetto", setText(options.trace)},
+       {"--timeout", "S", "deadline in seconds of --verify, --param and --simulate (none)",
+        setSeconds(options.timeout)}},
+      1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
   if (const int asked = (options.rank >= 0) + !options.param.empty() + !topology.empty() + options.verify; asked > 1) {
-    complain(command.name, "found " + std::to_string(asked) + " of --rank, --param, --simulate and --verify, expected one at a time");
+    complain(command.name,
+             "found " + std::to_string(asked) + " of --rank, --param, --simulate and --verify, expected one at a time");
     return kUsage;
   }
   options.fits = [&](const std::string &name) { return reshard::fits(options.param, name); };

@@ -25,7 +25,9 @@ constexpr const char *kName = "reshard-inspect";
 std::string textOf(const flatbuffers::String *text) { return text ? text->str() : std::string(); }
 
 /// "1 round", "2 rounds"
-std::string counted(uint64_t count, const std::string &what) { return std::to_string(count) + " " + what + (count == 1 ? "" : "s"); }
+std::string counted(uint64_t count, const std::string &what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
 
 /// Counts of the params that stand quantised; empty where there is none.
 Json quantizedJson(const Manifest &m, uint32_t endpoint) {
@@ -95,12 +97,17 @@ void printSummary(const Json &s) {
   auto text = [](const Json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
   auto size = [](const Json &bytes) { return humanBytes(bytes.get<double>()); };
   auto number = [](const Json &count, const char *what) { return counted(count.get<uint64_t>(), what); };
-  std::printf("model      %s\ndigest     %s\nplan       %s, manifest %s, largest segment %s (rank %s)\nworld      %s\n", text(s["model"]).c_str(), text(s["digest"]).c_str(),
-              size(s["plan_bytes"]).c_str(), size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(), text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
+  std::printf("model      %s\ndigest     %s\nplan       %s, manifest %s, largest segment %s (rank %s)\nworld      %s\n",
+              text(s["model"]).c_str(), text(s["digest"]).c_str(), size(s["plan_bytes"]).c_str(),
+              size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(),
+              text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
   for (const Json &endpoint : s["endpoints"]) {
-    std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(), endpoint["storage"] ? "files" : "ranks",
-                (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(), number(endpoint["places"], endpoint["storage"] ? "file" : "place").c_str(),
-                number(endpoint["params"], "param").c_str(), number(endpoint["param_patterns"], "pattern").c_str(), endpoint["axes"].dump().c_str());
+    std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(),
+                endpoint["storage"] ? "files" : "ranks",
+                (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(),
+                number(endpoint["places"], endpoint["storage"] ? "file" : "place").c_str(),
+                number(endpoint["params"], "param").c_str(), number(endpoint["param_patterns"], "pattern").c_str(),
+                endpoint["axes"].dump().c_str());
     std::string quantized;
     const Json &counts = endpoint["quantized"];
     for (const QuantizerName &name : kQuantizers)
@@ -114,9 +121,11 @@ void printSummary(const Json &s) {
   }
   if (s["gathered_bytes"] > 0)
     std::printf("gathers    %s at most in the arena of a rank, to be quantised\n", size(s["gathered_bytes"]).c_str());
-  std::printf("moves      %s: local %s, remote %s, storage %s\n", size(s["bytes"]["target"]).c_str(), size(s["bytes"]["local"]).c_str(), size(s["bytes"]["remote"]).c_str(),
+  std::printf("moves      %s: local %s, remote %s, storage %s\n", size(s["bytes"]["target"]).c_str(),
+              size(s["bytes"]["local"]).c_str(), size(s["bytes"]["remote"]).c_str(),
               size(s["bytes"]["storage"]).c_str());
-  std::printf("by         %s, %s, %s in %s\n", number(s["transfers"], "transfer").c_str(), number(s["descriptors"], "descriptor").c_str(), number(s["messages"], "message").c_str(),
+  std::printf("by         %s, %s, %s in %s\n", number(s["transfers"], "transfer").c_str(),
+              number(s["descriptors"], "descriptor").c_str(), number(s["messages"], "message").c_str(),
               number(s["rounds"], "round").c_str());
 }
 
@@ -151,7 +160,9 @@ Json operandJson(const Segment &segment, Names &names, const Operand &operand) {
     bytes *= loop.count();
     loops.push_back({{"count", loop.count()}, {"stride", loop.stride()}, {"buffer_step", loop.buffer_step()}});
   }
-  return {{"buffer", operand.buffer()}, {"name", names.of(operand.buffer())}, {"offset", operand.offset()}, {"bytes", bytes}, {"row_bytes", shape.row_bytes()}, {"loops", loops}};
+  return {{"buffer", operand.buffer()},     {"name", names.of(operand.buffer())},
+          {"offset", operand.offset()},     {"bytes", bytes},
+          {"row_bytes", shape.row_bytes()}, {"loops", loops}};
 }
 
 int inspectRank(const Plan &plan, uint32_t rank, bool json) {
@@ -168,7 +179,8 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
       one.update({{"message", step->message()}, {"peer", step->peer()}});
     if (step->staging() != UINT64_MAX)
       one["staging"] = step->staging();
-    for (const auto &[key, first, count] : {std::make_tuple("inputs", step->first_input(), step->input_count()), std::make_tuple("outputs", step->first_output(), step->output_count())}) {
+    for (const auto &[key, first, count] : {std::make_tuple("inputs", step->first_input(), step->input_count()),
+                                            std::make_tuple("outputs", step->first_output(), step->output_count())}) {
       one[key] = Json::array();
       for (uint32_t i = 0; i < count; ++i)
         one[key].push_back(operandJson(*segment, names, *segment->operands()->Get(first + i)));
@@ -176,26 +188,31 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
     steps.push_back(std::move(one));
   }
   if (json) {
-    std::printf("%s\n", Json{{"rank", rank}, {"arena_bytes", segment->arena_bytes()}, {"steps", steps}}.dump(2).c_str());
+    std::printf("%s\n",
+                Json{{"rank", rank}, {"arena_bytes", segment->arena_bytes()}, {"steps", steps}}.dump(2).c_str());
     return kDone;
   }
   uint64_t buffers = 0;
   for (const BufferRun *run : all(segment->buffers()))
     buffers += run->count();
-  std::printf("rank %u: %s, arena %s, %s\n", rank, counted(buffers, "buffer").c_str(), humanBytes(static_cast<double>(segment->arena_bytes())).c_str(),
-              counted(steps.size(), "step").c_str());
+  std::printf("rank %u: %s, arena %s, %s\n", rank, counted(buffers, "buffer").c_str(),
+              humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), counted(steps.size(), "step").c_str());
   for (const Json &step : steps) {
-    std::printf("round %u %s %s", step["round"].get<uint32_t>(), step["kind"].get<std::string>().c_str(), humanBytes(step["bytes"].get<double>()).c_str());
+    std::printf("round %u %s %s", step["round"].get<uint32_t>(), step["kind"].get<std::string>().c_str(),
+                humanBytes(step["bytes"].get<double>()).c_str());
     if (step.contains("peer"))
-      std::printf(" %s rank %u, message %u, %s", step["kind"] == "send" ? "to" : "from", step["peer"].get<uint32_t>(), step["message"].get<uint32_t>(),
+      std::printf(" %s rank %u, message %u, %s", step["kind"] == "send" ? "to" : "from", step["peer"].get<uint32_t>(),
+                  step["message"].get<uint32_t>(),
                   step.contains("staging") ? ("staged at " + step["staging"].dump()).c_str() : "in place");
     std::printf("\n");
     for (const char *side : {"inputs", "outputs"})
       for (const Json &operand : step[side]) {
-        std::printf("  %s %-70s +%-10llu %12llu bytes: rows of %llu", side[0] == 'i' ? "<-" : "->", operand["name"].get<std::string>().c_str(), operand["offset"].get<unsigned long long>(),
+        std::printf("  %s %-70s +%-10llu %12llu bytes: rows of %llu", side[0] == 'i' ? "<-" : "->",
+                    operand["name"].get<std::string>().c_str(), operand["offset"].get<unsigned long long>(),
                     operand["bytes"].get<unsigned long long>(), operand["row_bytes"].get<unsigned long long>());
         for (const Json &loop : operand["loops"])
-          std::printf(loop["buffer_step"] == 0 ? " x %llu every %lld" : " x %llu, %lld bytes and %lld params on", loop["count"].get<unsigned long long>(), loop["stride"].get<long long>(),
+          std::printf(loop["buffer_step"] == 0 ? " x %llu every %lld" : " x %llu, %lld bytes and %lld params on",
+                      loop["count"].get<unsigned long long>(), loop["stride"].get<long long>(),
                       loop["buffer_step"].get<long long>());
         std::printf("\n");
       }
@@ -203,7 +220,8 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
   return kDone;
 }
 
-/// For every target rank and matching param: its shape, what its layout says it holds, and how many bytes come from which rank.
+/// For every target rank and matching param: its shape, what its layout says it holds, and how many bytes come from
+/// which rank.
 int inspectParam(const Plan &plan, const InspectionOptions &options) {
   const Manifest &m = plan.manifest();
   PairedPlan paired(plan);
@@ -221,8 +239,9 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
       uint32_t buffer;
       uint64_t bytes, of; // its own, which are made of so many
     };
-    std::map<uint32_t, Json> wanted;                  // by buffer
-    std::map<uint32_t, std::vector<Made>> writtenBy; // of a buffer that something is written to, those that it is for: of a face, what it shows
+    std::map<uint32_t, Json> wanted; // by buffer
+    std::map<uint32_t, std::vector<Made>>
+        writtenBy; // of a buffer that something is written to, those that it is for: of a face, what it shows
     for (const BufferRun *run : all(segment.buffers())) {
       const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
       if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->face())
@@ -230,7 +249,8 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
       const std::optional<Standing> &standing = known[run->endpoint()][run->param()];
       const BufferRun *written = run;
       for (const BufferRun *other : all(segment.buffers()))
-        if (standing && other->endpoint() == run->endpoint() && other->place() == run->place() && static_cast<int32_t>(other->param()) == standing->face)
+        if (standing && other->endpoint() == run->endpoint() && other->place() == run->place() &&
+            static_cast<int32_t>(other->param()) == standing->face)
           written = other;
       for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->place())) {
         if (!options.fits(instance.name))
@@ -238,18 +258,30 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
         const Param &param = *endpoint.params()->Get(run->param());
         Json holds = Json::array();
         for (const Part *part : all(endpoint.params()->Get(written->param())->parts()))
-          holds.push_back(part->family() < 0 ? "zero padding" : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
-        wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())}, {"rank", endpoint.ranks()->Get(run->place())}, {"name", instance.name}, {"dtype", dtypeName(storedType(param))},
-                                                    {"shape", instance.shape}, {"bytes", instance.bytes}, {"declared", textOf(param.origin())}, {"refresh", textOf(param.refresh())},
-                                                    {"transform", textOf(param.transform())}, {"holds", holds}};
+          holds.push_back(part->family() < 0 ? "zero padding"
+                                             : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
+        wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())},
+                                                    {"rank", endpoint.ranks()->Get(run->place())},
+                                                    {"name", instance.name},
+                                                    {"dtype", dtypeName(storedType(param))},
+                                                    {"shape", instance.shape},
+                                                    {"bytes", instance.bytes},
+                                                    {"declared", textOf(param.origin())},
+                                                    {"refresh", textOf(param.refresh())},
+                                                    {"transform", textOf(param.transform())},
+                                                    {"holds", holds}};
         Json &one = wanted[run->first() + instance.instance];
         if (standing)
           one["quantized"] = {{"format", EnumNameQuantization(standing->format)},
-                              {"is", standing->codes ? "codes" : standing->format == Quantization::nvfp4 && storedType(param) == DType::fp32 ? "tensor scale" : "scales"},
+                              {"is", standing->codes ? "codes"
+                                     : standing->format == Quantization::nvfp4 && storedType(param) == DType::fp32
+                                         ? "tensor scale"
+                                         : "scales"},
                               {"swizzled", standing->swizzled},
                               {"how", kQuantizers[static_cast<size_t>(standing->by)].key}};
         one["from"] = Json::object();
-        writtenBy[written->first() + instance.instance].push_back({run->first() + instance.instance, static_cast<uint64_t>(instance.bytes), written->bytes()});
+        writtenBy[written->first() + instance.instance].push_back(
+            {run->first() + instance.instance, static_cast<uint64_t>(instance.bytes), written->bytes()});
       }
     }
     if (wanted.empty())
@@ -290,8 +322,10 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
     return kDone;
   }
   for (const Json &one : found) {
-    std::printf("%s rank %s %s %s %s, %s (declared at %s)\n  holds", one["endpoint"].get<std::string>().c_str(), one["rank"].dump().c_str(), one["name"].get<std::string>().c_str(),
-                one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(), humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
+    std::printf("%s rank %s %s %s %s, %s (declared at %s)\n  holds", one["endpoint"].get<std::string>().c_str(),
+                one["rank"].dump().c_str(), one["name"].get<std::string>().c_str(),
+                one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(),
+                humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
     for (const Json &tensor : one["holds"])
       std::printf(" %s", tensor.get<std::string>().c_str());
     if (one.contains("quantized")) {
@@ -299,8 +333,8 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
       const bool swizzled = quantized["is"] == "scales" && quantized["swizzled"].get<bool>();
       for (const QuantizerName &name : kQuantizers)
         if (quantized["how"] == name.key)
-          std::printf("\n  quantised as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(), swizzled ? "swizzled " : "",
-                      quantized["is"].get<std::string>().c_str(), name.words);
+          std::printf("\n  quantised as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(),
+                      swizzled ? "swizzled " : "", quantized["is"].get<std::string>().c_str(), name.words);
     }
     if (const std::string transform = one["transform"]; !transform.empty())
       std::printf("\n  then the engine's transform '%s'", transform.c_str());
@@ -318,9 +352,14 @@ int verify(const Plan &plan, bool json) {
   Progress progress("verify");
   const CoverageResult result = prove(plan, [&](double fraction) { progress.at(fraction); });
   if (json)
-    std::printf("%s\n", Json{{"right", result.error.empty()}, {"error", result.error}, {"bytes", result.bytes}, {"moves", result.moves}}.dump(2).c_str());
+    std::printf(
+        "%s\n",
+        Json{{"right", result.error.empty()}, {"error", result.error}, {"bytes", result.bytes}, {"moves", result.moves}}
+            .dump(2)
+            .c_str());
   else if (result.error.empty())
-    std::printf("right: all %llu target bytes are written once, from the right source byte (%llu moves)\n", static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
+    std::printf("right: all %llu target bytes are written once, from the right source byte (%llu moves)\n",
+                static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
   if (result.error.empty())
     return kDone;
   complain(kName, "the plan is wrong: " + result.error);
@@ -336,7 +375,10 @@ int inspect(const InspectionOptions &options) {
     return kUsage;
   }
   const bool json = options.format == "json";
-  const Deadline deadline(options.verify ? "the proof" : options.topology ? "the simulation" : "the summary", options.timeout);
+  const Deadline deadline(options.verify     ? "the proof"
+                          : options.topology ? "the simulation"
+                                             : "the summary",
+                          options.timeout);
   if (options.rank >= 0)
     return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
   if (!options.param.empty())

@@ -12,7 +12,7 @@ namespace reshard::tools {
 
 struct InspectionOptions {
   std::string plan, param, format = "text";
-  int64_t rank = -1; // -1: none asked for
+  int64_t rank = -1;                             // -1: none asked for
   std::function<bool(const std::string &)> fits; // whether a name fits `param`
   bool verify = false;
   std::optional<ir::Topology> topology; // to simulate on

@@ -24,8 +24,8 @@ std::string shapeText(const std::vector<int64_t> &shape) {
   return text + "]";
 }
 
-/// Whether every tensor of a param is held by another param of the endpoint as well: then a checkpoint may leave it out (tied
-/// weights are usually stored once). Of one that stands quantised, its elements count.
+/// Whether every tensor of a param is held by another param of the endpoint as well: then a checkpoint may leave it out
+/// (tied weights are usually stored once). Of one that stands quantised, its elements count.
 bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
   if (const auto by = shownAsElements(endpoint)[number])
     number = by->face;
@@ -41,7 +41,9 @@ bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
 }
 
 std::string placeName(const schema::Endpoint &endpoint, uint32_t place) {
-  return endpoint.checkpoint() ? "the checkpoint" : (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(place));
+  return endpoint.checkpoint()
+             ? "the checkpoint"
+             : (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(place));
 }
 
 } // namespace
@@ -83,19 +85,21 @@ std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_
   for (uint32_t p = 0; p < all(endpoint.params()).size(); ++p)
     if (schema::bindable(*endpoint.params()->Get(p)))
       for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place))
-        result.push_back({std::move(instance.name), schema::storedType(*endpoint.params()->Get(p)), std::move(instance.shape), instance.bytes});
+        result.push_back({std::move(instance.name), schema::storedType(*endpoint.params()->Get(p)),
+                          std::move(instance.shape), instance.bytes});
   return result;
 }
 
 bool Memory::mine(const schema::Endpoint &endpoint, uint32_t place) const {
-  return ranks_.empty() || endpoint.storage() || std::binary_search(ranks_.begin(), ranks_.end(), endpoint.ranks()->Get(place));
+  return ranks_.empty() || endpoint.storage() ||
+         std::binary_search(ranks_.begin(), ranks_.end(), endpoint.ranks()->Get(place));
 }
 
 std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
   constexpr int64_t kAlignment = 64;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   // Every page is touched, and a system that promises more memory than it has ends processes where it runs out.
-  struct sysinfo system {};
+  struct sysinfo system{};
   ::sysinfo(&system);
   const uint64_t machine = (uint64_t{system.totalram} + system.totalswap) * system.mem_unit;
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
@@ -119,8 +123,9 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
     forEach([&](std::byte *&, int64_t bytes) { fits = fits && !__builtin_add_overflow(total, bytes, &total); });
     allocated_ += fits ? static_cast<uint64_t>(total) : 0;
     if (!fits || allocated_ > machine)
-      return "cannot allocate the params of " + endpoint.role()->str() + ": those up to " + placeName(endpoint, p) + " take " +
-             (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") + ", and this machine has " + humanBytes(static_cast<double>(machine));
+      return "cannot allocate the params of " + endpoint.role()->str() + ": those up to " + placeName(endpoint, p) +
+             " take " + (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") +
+             ", and this machine has " + humanBytes(static_cast<double>(machine));
     if (total == 0)
       total = kAlignment;
     int file = -1;
@@ -128,7 +133,9 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
       shared_.push_back(file);
     const bool sized = !shared || (file >= 0 && ::ftruncate(file, static_cast<off_t>(total)) == 0);
     const int kind = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-    void *map = sized ? ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, kind | MAP_POPULATE, file, 0) : MAP_FAILED;
+    void *map = sized
+                    ? ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, kind | MAP_POPULATE, file, 0)
+                    : MAP_FAILED;
     if (map == MAP_FAILED)
       return "cannot allocate " + humanBytes(static_cast<double>(total)) + " for " + endpoint.role()->str() + " " +
              placeName(endpoint, p) + ": " + std::strerror(errno);
@@ -142,8 +149,10 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
   return {};
 }
 
-/// Binds a place to the tensors of its file; nothing may be missing or other, and nothing too many that does not go to `unknown`.
-std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const std::string &what, Checkpoint &checkpoint, std::set<std::string> *unknown) {
+/// Binds a place to the tensors of its file; nothing may be missing or other, and nothing too many that does not go to
+/// `unknown`.
+std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const std::string &what,
+                            Checkpoint &checkpoint, std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   PlaceMemory &memory = place(endpointNumber, placeNumber);
   std::set<std::string> left;
@@ -162,10 +171,12 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
       }
       const TensorView &view = found->second;
       if (view.dtype != schema::storedType(param))
-        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " + schema::dtypeName(schema::storedType(param)) +
+        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " +
+               schema::dtypeName(schema::storedType(param)) +
                (endpointNumber == 0 ? "; 'dtype: stored' in the job's source takes the dtypes of its files" : "");
       if (view.shape != instance.shape)
-        return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " + shapeText(instance.shape);
+        return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " +
+               shapeText(instance.shape);
       left.erase(instance.name);
       memory.params[p][instance.instance] = view.data;
     }
@@ -174,7 +185,8 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
     unknown->merge(left);
   else if (!left.empty())
     return what + " has tensor '" + *left.begin() + "', which the plan does not know" +
-           (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") + (endpointNumber == 0 ? "; --allow=extra leaves such tensors out" : "");
+           (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") +
+           (endpointNumber == 0 ? "; --allow=extra leaves such tensors out" : "");
   return {};
 }
 
@@ -182,7 +194,8 @@ void Memory::leave(uint32_t endpoint) {
   std::erase_if(places_, [&](const PlaceMemory &place) { return place.endpoint == endpoint; });
 }
 
-std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable, std::set<std::string> *unknown) {
+std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable,
+                              std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
@@ -203,13 +216,15 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
       continue;
     const std::string name = rankFile(endpoint.ranks()->Get(p)), path = folder + "/" + name;
     if (files.erase(name) == 0)
-      return "'" + folder + "' lacks '" + name + "', the params of " + endpoint.role()->str() + " " + placeName(endpoint, p);
+      return "'" + folder + "' lacks '" + name + "', the params of " + endpoint.role()->str() + " " +
+             placeName(endpoint, p);
     if (!mine(endpoint, p))
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     if (std::string problem = readSafetensors(path, *checkpoints_.back(), writable); !problem.empty())
       return problem;
-    if (std::string problem = useFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown); !problem.empty())
+    if (std::string problem = useFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown);
+        !problem.empty())
       return problem;
   }
   if (!files.empty())
@@ -228,8 +243,10 @@ std::string Memory::createFiles(uint32_t endpointNumber, const std::string &fold
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     Checkpoint &checkpoint = *checkpoints_.back();
-    std::string problem = endpoint.checkpoint() ? createCheckpoint(folder, tensors, static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
-                                                : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
+    std::string problem =
+        endpoint.checkpoint()
+            ? createCheckpoint(folder, tensors, static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
+            : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
     if (problem.empty())
       problem = useFile(endpointNumber, p, "'" + folder + "'", checkpoint);
     if (!problem.empty())

@@ -23,10 +23,13 @@ public:
 
   /// Anonymous memory for an endpoint, every page touched; `shared`: such that other processes can map it.
   std::string allocate(uint32_t endpoint, bool shared = false);
-  /// The files of a folder, checked against the manifest before anything is used: missing and extra files, names, shapes, dtypes. `writable`: to be
-  /// written as well. `unknown`: gets the names of tensors that the plan does not know, which are refused without it.
-  std::string openFiles(uint32_t endpoint, const std::string &folder, bool writable = false, std::set<std::string> *unknown = nullptr);
-  /// New files in an empty folder, of their final size; of a checkpoint each of `shardBytes` at most (0: 5 GB, as Hugging Face), or of one tensor.
+  /// The files of a folder, checked against the manifest before anything is used: missing and extra files, names,
+  /// shapes, dtypes. `writable`: to be written as well. `unknown`: gets the names of tensors that the plan does not
+  /// know, which are refused without it.
+  std::string openFiles(uint32_t endpoint, const std::string &folder, bool writable = false,
+                        std::set<std::string> *unknown = nullptr);
+  /// New files in an empty folder, of their final size; of a checkpoint each of `shardBytes` at most (0: 5 GB, as
+  /// Hugging Face), or of one tensor.
   std::string createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes);
   /// Leaves the places of an endpoint to others; its memory stays.
   void leave(uint32_t endpoint);
@@ -40,7 +43,8 @@ public:
 
 private:
   PlaceMemory &place(uint32_t endpoint, uint32_t place);
-  std::string useFile(uint32_t endpoint, uint32_t place, const std::string &what, Checkpoint &checkpoint, std::set<std::string> *unknown = nullptr);
+  std::string useFile(uint32_t endpoint, uint32_t place, const std::string &what, Checkpoint &checkpoint,
+                      std::set<std::string> *unknown = nullptr);
 
   bool mine(const schema::Endpoint &endpoint, uint32_t place) const;
 
@@ -61,12 +65,13 @@ std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t plac
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
                     const std::function<void(double)> &progress = {});
 
-/// Source replicas that do not hold the same, each with the instance it was compared with. Of params that stand quantised codes and scales are compared, where
-/// the blocks are the same.
+/// Source replicas that do not hold the same, each with the instance it was compared with. Of params that stand
+/// quantised codes and scales are compared, where the blocks are the same.
 struct ReplicaResult {
   uint64_t comparedBytes = 0;
   std::vector<std::string> differences; // by tensor, then by place; then those of quantised params
-  std::vector<std::string> left;        // tensor patterns that several params hold, one of them quantised: not compared with each other
+  std::vector<std::string>
+      left; // tensor patterns that several params hold, one of them quantised: not compared with each other
 };
 ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
                               const std::function<void(double)> &progress = {});

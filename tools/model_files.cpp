@@ -12,8 +12,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kLargest = uint64_t{256} << 20; // tokenizers take some 30 MiB
-constexpr const char *kWeights[] = {".safetensors", ".index.json", ".bin", ".pt",   ".pth",  ".ckpt", ".gguf", ".h5",
-                                    ".msgpack",     ".onnx",       ".npz", ".npy",  ".pkl"};
+constexpr const char *kWeights[] = {".safetensors", ".index.json", ".bin",  ".pt",  ".pth", ".ckpt", ".gguf",
+                                    ".h5",          ".msgpack",    ".onnx", ".npz", ".npy", ".pkl"};
 
 bool isWeights(const std::string &name) {
   return std::any_of(std::begin(kWeights), std::end(kWeights), [&](const char *end) { return name.ends_with(end); });
@@ -38,13 +38,18 @@ ModelFiles findModelFiles(const std::string &folder) {
       continue;
     }
     if (!isPlain(name))
-      throw Failure{kUsage, "'" + at->path().string() + "' has a name that is not of printable ASCII characters, expected files such as config.json"};
+      throw Failure{kUsage,
+                    "'" + at->path().string() +
+                        "' has a name that is not of printable ASCII characters, expected files such as config.json"};
     const uint64_t bytes = fs::is_regular_file(status) ? fs::file_size(at->path(), lost) : 0;
     if (lost || !fs::is_regular_file(status))
-      throw Failure{kUsage, "'" + at->path().string() + "' " + (status.type() == fs::file_type::not_found ? "leads to no file" : "is no regular file") +
-                                ", expected files to copy"};
+      throw Failure{kUsage,
+                    "'" + at->path().string() + "' " +
+                        (status.type() == fs::file_type::not_found ? "leads to no file" : "is no regular file") +
+                        ", expected files to copy"};
     if (bytes > kLargest)
-      throw Failure{kUsage, "'" + at->path().string() + "' has " + std::to_string(bytes) + " bytes, expected small files beside the weights, of at most " +
+      throw Failure{kUsage, "'" + at->path().string() + "' has " + std::to_string(bytes) +
+                                " bytes, expected small files beside the weights, of at most " +
                                 std::to_string(kLargest)};
     found.names.push_back(name);
   }
@@ -61,7 +66,8 @@ void copyModelFiles(const ModelFiles &files, const std::string &folder) {
     std::error_code error;
     fs::copy_file(files.folder + "/" + name, folder + "/" + name, fs::copy_options::none, error);
     if (error)
-      throw Failure{kFailure, "cannot copy '" + files.folder + "/" + name + "' to '" + folder + "': " + error.message()};
+      throw Failure{kFailure,
+                    "cannot copy '" + files.folder + "/" + name + "' to '" + folder + "': " + error.message()};
   }
 }
 

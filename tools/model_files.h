@@ -12,7 +12,8 @@ struct ModelFiles {
   size_t left = 0;                // weights, folders and hidden files, which are not among them
 };
 
-/// The small files of a folder that are no weights. Throws Failure where it has no config.json, or one that cannot be copied.
+/// The small files of a folder that are no weights. Throws Failure where it has no config.json, or one that cannot be
+/// copied.
 ModelFiles findModelFiles(const std::string &folder);
 /// Copies them into a folder. Throws Failure where one of that name is there.
 void copyModelFiles(const ModelFiles &files, const std::string &folder);

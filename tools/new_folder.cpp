@@ -49,10 +49,11 @@ std::string unreadPage(const void *address) {
       uint64_t begin = 0, end = 0, offset = 0;
       int name = 0;
       const auto at = reinterpret_cast<uint64_t>(address);
-      if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %" SCNx64 " %*s %*s %n", &begin, &end, &offset, &name) < 3 || at < begin || at >= end || line[name] != '/')
+      if (std::sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %" SCNx64 " %*s %*s %n", &begin, &end, &offset, &name) < 3 ||
+          at < begin || at >= end || line[name] != '/')
         continue;
       line[std::strcspn(line, "\n")] = 0;
-      struct stat status {};
+      struct stat status{};
       text = "'" + std::string(line + name) + "': byte " + std::to_string(at - begin + offset) + " cannot be read: ";
       if (::stat(line + name, &status) == 0 && static_cast<uint64_t>(status.st_size) <= at - begin + offset)
         text += "the file was made shorter during the run, it has " + std::to_string(status.st_size) + " bytes now";
@@ -69,13 +70,15 @@ int lockFolder(int folder, int how) { return folder < 0 ? EBADF : ::flock(folder
 
 /// Whether a descriptor is that of what now stands at a path.
 bool standsAt(int folder, const fs::path &path) {
-  struct stat open {}, there {};
-  return ::fstat(folder, &open) == 0 && ::lstat(path.c_str(), &there) == 0 && open.st_dev == there.st_dev && open.st_ino == there.st_ino;
+  struct stat open{}, there{};
+  return ::fstat(folder, &open) == 0 && ::lstat(path.c_str(), &there) == 0 && open.st_dev == there.st_dev &&
+         open.st_ino == there.st_ino;
 }
 
 int openFolder(const fs::path &path) { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); }
 
-/// Removes what processes of this host that were killed have left beside `path`: whoever fills a folder holds a lock on it, which goes with the process.
+/// Removes what processes of this host that were killed have left beside `path`: whoever fills a folder holds a lock on
+/// it, which goes with the process.
 void removeStale(const fs::path &path, const std::string &prefix, const std::string &host) {
   std::error_code error;
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
@@ -115,7 +118,7 @@ void watchSignals() {
       return;
     for (const int number : {SIGINT, SIGTERM})
       std::signal(number, handle);
-    struct sigaction page {};
+    struct sigaction page{};
     page.sa_sigaction = handlePage;
     page.sa_flags = SA_SIGINFO;
     ::sigaction(SIGBUS, &page, nullptr);
@@ -145,7 +148,8 @@ std::string insideOf(const std::string &path, const std::string &folder) {
   for (fs::path each = own; !error; each = each.parent_path()) {
     std::error_code absent;
     if (fs::equivalent(each, folder, absent))
-      return "'" + path + (each == own ? "' is the source '" : "' is inside the source '") + folder + "', expected a new folder outside of it";
+      return "'" + path + (each == own ? "' is the source '" : "' is inside the source '") + folder +
+             "', expected a new folder outside of it";
     if (each == each.root_path())
       break;
   }
@@ -158,7 +162,8 @@ int64_t NewFolder::ownNumber() {
   return static_cast<int64_t>(schema::hashOf(host) >> 33 << 32) | getpid();
 }
 
-NewFolder::NewFolder(const std::string &path, int64_t number, bool make) : path_(fs::path(path).lexically_normal()), mine_(make) {
+NewFolder::NewFolder(const std::string &path, int64_t number, bool make)
+    : path_(fs::path(path).lexically_normal()), mine_(make) {
   if (!path_.has_filename())
     path_ = path_.parent_path();
   char host[16];
@@ -176,7 +181,8 @@ NewFolder::NewFolder(const std::string &path, int64_t number, bool make) : path_
   // Until it is locked, another process may take it for what a dead one has left.
   for (int tries = 0; lock_ < 0; ++tries) {
     if (!fs::create_directory(temporary_, error))
-      throw Failure{kUsage, "cannot create '" + temporary_.string() + "': " + (error ? error : std::make_error_code(std::errc::file_exists)).message()};
+      throw Failure{kUsage, "cannot create '" + temporary_.string() +
+                                "': " + (error ? error : std::make_error_code(std::errc::file_exists)).message()};
     lock_ = openFolder(temporary_);
     lockFolder(lock_, LOCK_EX); // without locks on this file system, nobody removes what is stale
     if (lock_ >= 0 && !standsAt(lock_, temporary_) && tries < 100) {

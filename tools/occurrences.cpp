@@ -5,10 +5,13 @@ namespace reshard::tools {
 using namespace schema;
 
 Occurrences occurrences(const Plan &plan, const Memory &memory) {
-  return occurrences(plan, memory.places(), [](const PlaceMemory &place, uint32_t param, uint32_t instance) { return place.params[param][instance] != nullptr; });
+  return occurrences(plan, memory.places(), [](const PlaceMemory &place, uint32_t param, uint32_t instance) {
+    return place.params[param][instance] != nullptr;
+  });
 }
 
-Occurrences occurrences(const Plan &plan, const std::vector<PlaceMemory> &places, const std::function<bool(const PlaceMemory &, uint32_t, uint32_t)> &accept) {
+Occurrences occurrences(const Plan &plan, const std::vector<PlaceMemory> &places,
+                        const std::function<bool(const PlaceMemory &, uint32_t, uint32_t)> &accept) {
   Occurrences result;
   for (const PlaceMemory &place : places) {
     const Endpoint &endpoint = *plan.manifest().endpoints()->Get(place.endpoint);

@@ -21,7 +21,8 @@ struct Occurrence {
 using Occurrences = std::map<std::string, std::vector<std::shared_ptr<const Occurrence>>>;
 Occurrences occurrences(const Plan &plan, const Memory &memory);
 /// Of those instances for which accept(place, param, instance).
-Occurrences occurrences(const Plan &plan, const std::vector<PlaceMemory> &places, const std::function<bool(const PlaceMemory &, uint32_t, uint32_t)> &accept);
+Occurrences occurrences(const Plan &plan, const std::vector<PlaceMemory> &places,
+                        const std::function<bool(const PlaceMemory &, uint32_t, uint32_t)> &accept);
 
 /// "rank 3 param 'x'".
 std::string nameOf(const Plan &plan, const Occurrence &occurrence);

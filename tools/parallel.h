@@ -11,8 +11,9 @@
 
 namespace reshard::tools {
 
-/// Calls work(i) for each i below `count` on `threads` threads, fewer where the system has no more; `progress`, where there is one, on this thread. The first
-/// exception is thrown again on this thread once all threads have ended; nobody begins an item after it.
+/// Calls work(i) for each i below `count` on `threads` threads, fewer where the system has no more; `progress`, where
+/// there is one, on this thread. The first exception is thrown again on this thread once all threads have ended; nobody
+/// begins an item after it.
 template <class Work>
 void parallelFor(size_t count, unsigned threads, Work work, const std::function<void(double)> &progress = {}) {
   std::atomic<size_t> next{0};

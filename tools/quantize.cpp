@@ -65,16 +65,25 @@ std::vector<bool> madeByFaces(const Endpoint &endpoint) {
 
 std::vector<uint32_t> madeParams(const Face &face) {
   switch (face.kind()) {
-  case FaceKind::elements: return {face.codes(), face.scales()};
-  case FaceKind::plain_scales: return {face.codes()};
-  case FaceKind::amax: return {face.scales()};
-  default: return {};
+  case FaceKind::elements:
+    return {face.codes(), face.scales()};
+  case FaceKind::plain_scales:
+    return {face.codes()};
+  case FaceKind::amax:
+    return {face.scales()};
+  default:
+    return {};
   }
 }
 
 ParamInstance sibling(const Endpoint &endpoint, const ParamInstance &instance, uint32_t number, int64_t place) {
   const Param &param = *endpoint.params()->Get(number);
-  ParamInstance other{number, instance.instance, instance.values, instance.name, localShape(endpoint, param, place), itemBytes(storedType(param))};
+  ParamInstance other{number,
+                      instance.instance,
+                      instance.values,
+                      instance.name,
+                      localShape(endpoint, param, place),
+                      itemBytes(storedType(param))};
   for (const int64_t length : other.shape)
     other.bytes *= length;
   return other;
@@ -102,14 +111,16 @@ Bytes show(const Endpoint &endpoint, uint32_t number, uint32_t place, const std:
       kernels::unswizzle(matrices, plain.data());
     return plain;
   }
-  default: break;
+  default:
+    break;
   }
   Room room(matrices);
   quantize(matrices, memory[0]);
   return face.kind() == FaceKind::codes ? std::move(room.codes) : std::move(room.scales);
 }
 
-std::vector<Bytes> make(const Endpoint &endpoint, uint32_t number, uint32_t place, const std::byte *values, const std::vector<float> &tensorScales) {
+std::vector<Bytes> make(const Endpoint &endpoint, uint32_t number, uint32_t place, const std::byte *values,
+                        const std::vector<float> &tensorScales) {
   const Face &face = *endpoint.params()->Get(number)->face();
   kernels::Quantized matrices = FaceWork::matricesOf(endpoint, number, place);
   if (face.kind() == FaceKind::plain_scales) {
@@ -143,7 +154,8 @@ std::vector<float> synthesisedTensorScales(const Endpoint &endpoint, const Param
 }
 
 float largestOf(DType type, const std::byte *elements, int64_t count) {
-  return kernels::amax(kernels::formatNamed(dtypeName(type)).value(), elements, {1, static_cast<uint64_t>(count), 0, 0});
+  return kernels::amax(kernels::formatNamed(dtypeName(type)).value(), elements,
+                       {1, static_cast<uint64_t>(count), 0, 0});
 }
 
 float largerOf(float a, float b) { return std::isnan(a) || a > b ? a : b; }

@@ -40,9 +40,11 @@ void Reserved::grow(size_t bytes) {
     return;
   }
   void *grown = bytes_ >= kMapped ? ::mremap(data_, bytes_, bytes, MREMAP_MAYMOVE)
-                                  : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                                  : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (grown == MAP_FAILED)
-    throw Failure{kFailure, "cannot put a tensor together from what the source holds: no addresses for " + humanBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno)};
+    throw Failure{kFailure, "cannot put a tensor together from what the source holds: no addresses for " +
+                                humanBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno)};
   if (data_ && bytes_ < kMapped) {
     std::memcpy(grown, data_, bytes_);
     std::free(data_);
@@ -76,13 +78,15 @@ void TensorValues::put(const ElementRun &run, const std::byte *memory, int64_t i
   for (int64_t k = 0; k < run.count; ++k) {
     const int64_t element = run.logical + k * run.logicalStep;
     const std::byte *from = memory + (run.local + k * run.localStep) * item;
-    if (agree && known(element) && std::memcmp(at(element, item), from, static_cast<size_t>(item)) != 0 && conflict_ < 0)
+    if (agree && known(element) && std::memcmp(at(element, item), from, static_cast<size_t>(item)) != 0 &&
+        conflict_ < 0)
       conflict_ = element;
     set(element, from, item);
   }
 }
 
-Reference::Reference(const Plan &plan, uint64_t seed) : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), seed_(seed) {
+Reference::Reference(const Plan &plan, uint64_t seed)
+    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), seed_(seed) {
   for (uint32_t place = 0; place < endpoint_.ranks()->size(); ++place) {
     places_.push_back({0, place, {}});
     for (const Param *param : all(endpoint_.params()))
@@ -91,7 +95,8 @@ Reference::Reference(const Plan &plan, uint64_t seed) : plan_(plan), endpoint_(*
   find(places_);
 }
 
-Reference::Reference(const Plan &plan, const Memory &source) : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), source_(&source) {
+Reference::Reference(const Plan &plan, const Memory &source)
+    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), source_(&source) {
   find(source.places());
 }
 
@@ -171,7 +176,8 @@ std::shared_ptr<const std::vector<Bytes>> Reference::made(const PlaceMemory &pla
         Bytes wide(static_cast<size_t>(elements.bytes));
         synthesizeInstance(plan_.manifest(), endpoint_, place.place, elements, seed_, wide.data());
         const std::vector<float> tensorScales = synthesisedTensorScales(endpoint_, elements, place.place);
-        return std::make_shared<std::vector<Bytes>>(make(endpoint_, elements.param, place.place, wide.data(), tensorScales));
+        return std::make_shared<std::vector<Bytes>>(
+            make(endpoint_, elements.param, place.place, wide.data(), tensorScales));
       },
       [](const std::vector<Bytes> &list) {
         size_t sum = 0;
@@ -187,16 +193,19 @@ TensorValues Reference::gather(const std::string &name) {
     for (const auto &holder : found->second) {
       const std::shared_ptr<const std::byte> memory = bytes(*holder->place, holder->instance);
       const int64_t item = itemBytes(endpoint_.params()->Get(holder->instance.param)->dtype());
-      forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance, [&](const ElementRun &run) {
-        if (run.tensor && *run.tensor == name)
-          tensor.put(run, memory.get(), item, shown(run.family));
-      });
+      forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance,
+                 [&](const ElementRun &run) {
+                   if (run.tensor && *run.tensor == name)
+                     tensor.put(run, memory.get(), item, shown(run.family));
+                 });
     }
   return tensor;
 }
 
 std::shared_ptr<const TensorValues> Reference::tensor(const std::string &name) {
-  return tensors_.get(name, [&] { return std::make_shared<const TensorValues>(gather(name)); }, [](const TensorValues &tensor) { return tensor.size(); });
+  return tensors_.get(
+      name, [&] { return std::make_shared<const TensorValues>(gather(name)); },
+      [](const TensorValues &tensor) { return tensor.size(); });
 }
 
 std::optional<float> Reference::largest(const ElementRun &run, const Values &values) {
@@ -204,7 +213,8 @@ std::optional<float> Reference::largest(const ElementRun &run, const Values &val
   if (of == largestOf_.end())
     return std::nullopt;
   const auto &families = *plan_.manifest().families();
-  const Family &family = *families.Get(static_cast<uint32_t>(of->second.family)), &numbers = *families.Get(static_cast<uint32_t>(run.family));
+  const Family &family = *families.Get(static_cast<uint32_t>(of->second.family)),
+               &numbers = *families.Get(static_cast<uint32_t>(run.family));
   // The names are those of the patterns, of which one goes on where the other ends.
   const std::string name = run.tensor->substr(0, run.tensor->size() - (numbers.name()->size() - family.name()->size()));
   const auto list = largest_.get(
@@ -244,29 +254,33 @@ std::vector<float> Reference::largest(const std::string &name, const Over &of, c
   Bytes some(static_cast<size_t>(kAtOnce * item));
   std::vector<float> list(static_cast<size_t>(count));
   const auto found = holders_.find(name);
-  for (const auto &holder : found == holders_.end() ? std::vector<std::shared_ptr<const Occurrence>>() : found->second) {
+  for (const auto &holder :
+       found == holders_.end() ? std::vector<std::shared_ptr<const Occurrence>>() : found->second) {
     if (!sendsLargest(*holder->place, holder->instance.param))
       continue;
     const std::shared_ptr<const std::byte> memory = made ? nullptr : bytes(*holder->place, holder->instance);
-    forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance, [&](const ElementRun &run) {
-      if (!run.tensor || *run.tensor != name)
-        return;
-      for (int64_t k = 0, taken = 0; k < run.count; k += taken) {
-        ElementRun part;
-        part.logical = run.logical + k * run.logicalStep;
-        part.logicalStep = run.logicalStep;
-        const int64_t row = part.logical / together;
-        const int64_t most = run.logicalStep > 0 ? ((row + 1) * together - 1 - part.logical) / run.logicalStep + 1 : 1;
-        part.count = taken = std::min({kAtOnce, run.count - k, most});
-        Deadline::spend(part.count);
-        if (made)
-          fill(some.data(), part, key, values);
-        for (int64_t i = 0; !made && i < part.count; ++i)
-          std::memcpy(some.data() + i * item, memory.get() + (run.local + (k + i) * run.localStep) * item, static_cast<size_t>(item));
-        float &magnitude = list[numberOf(row)];
-        magnitude = largerOf(largestOf(values.comes, some.data(), part.count), magnitude);
-      }
-    });
+    forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance,
+               [&](const ElementRun &run) {
+                 if (!run.tensor || *run.tensor != name)
+                   return;
+                 for (int64_t k = 0, taken = 0; k < run.count; k += taken) {
+                   ElementRun part;
+                   part.logical = run.logical + k * run.logicalStep;
+                   part.logicalStep = run.logicalStep;
+                   const int64_t row = part.logical / together;
+                   const int64_t most =
+                       run.logicalStep > 0 ? ((row + 1) * together - 1 - part.logical) / run.logicalStep + 1 : 1;
+                   part.count = taken = std::min({kAtOnce, run.count - k, most});
+                   Deadline::spend(part.count);
+                   if (made)
+                     fill(some.data(), part, key, values);
+                   for (int64_t i = 0; !made && i < part.count; ++i)
+                     std::memcpy(some.data() + i * item, memory.get() + (run.local + (k + i) * run.localStep) * item,
+                                 static_cast<size_t>(item));
+                   float &magnitude = list[numberOf(row)];
+                   magnitude = largerOf(largestOf(values.comes, some.data(), part.count), magnitude);
+                 }
+               });
   }
   return list;
 }

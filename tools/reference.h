@@ -1,5 +1,6 @@
-// What the source shows of each tensor: of params that stand quantised their elements as dequantised, of codes and scales that go those of the source's own
-// blocks. From synthesised values or from memory, through the layouts of the manifest.
+// What the source shows of each tensor: of params that stand quantised their elements as dequantised, of codes and
+// scales that go those of the source's own blocks. From synthesised values or from memory, through the layouts of the
+// manifest.
 #pragma once
 
 #include "tools/occurrences.h"
@@ -18,11 +19,13 @@ namespace reshard::tools {
 
 struct Values; // tools/values.h
 
-/// Zeros that take memory where they are written: a plan may declare a tensor that is far larger than what anybody holds of it.
+/// Zeros that take memory where they are written: a plan may declare a tensor that is far larger than what anybody
+/// holds of it.
 class Reserved {
 public:
   Reserved() = default;
-  Reserved(Reserved &&other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Reserved(Reserved &&other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Reserved &operator=(Reserved &&) = delete;
   ~Reserved();
 
@@ -42,7 +45,9 @@ public:
   /// Takes a run of elements over from an instance. `agree`: what is known already must be the same.
   void put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree);
   void put(int64_t element, const std::byte *from, int64_t item);
-  bool known(int64_t element) const { return element < room_ && (std::to_integer<int>(known_[element / 8]) >> (element % 8) & 1) != 0; }
+  bool known(int64_t element) const {
+    return element < room_ && (std::to_integer<int>(known_[element / 8]) >> (element % 8) & 1) != 0;
+  }
   /// Where an element that is known stands.
   const std::byte *at(int64_t element, int64_t item) const { return &bytes_[element * item]; }
   /// An element of which two holders show different values; -1: none.
@@ -106,7 +111,8 @@ public:
   /// Of a source in memory, which must outlive this.
   Reference(const Plan &plan, const Memory &source);
 
-  /// Of a tensor pattern, whether synthesised values are not all: some param of the source that holds it stands quantised, or a face shows it.
+  /// Of a tensor pattern, whether synthesised values are not all: some param of the source that holds it stands
+  /// quantised, or a face shows it.
   bool shown(int family) const { return family >= 0 && families_.count(family) > 0; }
   bool synthesised() const { return !source_; }
   uint64_t seed() const { return seed_; }
@@ -116,8 +122,8 @@ public:
   /// The same, made anew.
   TensorValues gather(const std::string &name);
 
-  /// The largest magnitude of the whole matrix whose parts have theirs in an element, the first of a run, of a face of kind amax; `values`: of a param that has
-  /// the matrix as it comes.
+  /// The largest magnitude of the whole matrix whose parts have theirs in an element, the first of a run, of a face of
+  /// kind amax; `values`: of a param that has the matrix as it comes.
   std::optional<float> largest(const ElementRun &run, const Values &values);
 
 private:

@@ -12,8 +12,8 @@
 #include <optional>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unordered_set>
 #include <unistd.h>
+#include <unordered_set>
 
 namespace reshard::tools {
 
@@ -29,8 +29,10 @@ std::string systemError(const char *what, const std::string &path) {
 }
 
 /// Maps a whole file for reading. Empty files map to nothing.
-std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, struct stat &status, bool writable = false) {
-  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); // a pipe shall not make us wait
+std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, struct stat &status,
+                    bool writable = false) {
+  const int file =
+      ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); // a pipe shall not make us wait
   if (file < 0)
     return systemError("open", path);
   std::string error;
@@ -53,8 +55,8 @@ std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, 
   return error;
 }
 
-/// Reads a JSON object in one pass: a tree takes several times as long, and its look-ups by name are quadratic. Finds what
-/// a tree hides: a key that is there twice, and nesting without a bound.
+/// Reads a JSON object in one pass: a tree takes several times as long, and its look-ups by name are quadratic. Finds
+/// what a tree hides: a key that is there twice, and nesting without a bound.
 class ObjectReader : public nlohmann::json_sax<Json> {
 public:
   /// An error text; empty on success.
@@ -74,7 +76,7 @@ protected:
   const std::string &keyAt(int depth) const { return levels_[depth].key; }
   virtual void onText(const std::string &text) = 0;
   virtual void onNumber(uint64_t number) = 0;
-  virtual void onOther() = 0; // null, a boolean, or a number that is negative or no integer
+  virtual void onOther() = 0;           // null, a boolean, or a number that is negative or no integer
   virtual void onBegin(bool array) = 0; // depth(): before it
   virtual void onEnd() {}               // depth(): after it
 
@@ -159,10 +161,10 @@ private:
   void onOther() override { add({}); }
   void onBegin(bool array) override {
     add({});
-    if (Numbers *numbers = depth() != 1 || !array     ? nullptr
+    if (Numbers *numbers = depth() != 1 || !array       ? nullptr
                            : keyAt(1) == "shape"        ? &entries.back().shape
                            : keyAt(1) == "data_offsets" ? &entries.back().offsets
-                                                      : nullptr)
+                                                        : nullptr)
       (array_ = numbers)->emplace();
   }
   void onEnd() override {
@@ -199,8 +201,8 @@ private:
   }
 };
 
-std::string readEntry(const std::string &path, const HeaderReader::Entry &entry, std::byte *data, uint64_t dataBytes, TensorView &view,
-                      uint64_t &begin) {
+std::string readEntry(const std::string &path, const HeaderReader::Entry &entry, std::byte *data, uint64_t dataBytes,
+                      TensorView &view, uint64_t &begin) {
   auto refuse = [&](const std::string &why) { return "'" + path + "': tensor '" + entry.name + "': " + why; };
   if (!entry.dtype || !entry.shape || !entry.offsets || entry.offsets->size() != 2)
     return refuse("expected dtype, shape and data_offsets");
@@ -222,7 +224,8 @@ std::string readEntry(const std::string &path, const HeaderReader::Entry &entry,
   if (begin > end || end > dataBytes)
     return refuse("its data_offsets lie outside the file");
   if (end - begin != bytes)
-    return refuse("its shape and dtype are " + std::to_string(bytes) + " bytes, its data_offsets " + std::to_string(end - begin));
+    return refuse("its shape and dtype are " + std::to_string(bytes) + " bytes, its data_offsets " +
+                  std::to_string(end - begin));
   view.file = path;
   view.dtype = *dtype;
   view.bytes = static_cast<int64_t>(bytes);
@@ -235,12 +238,13 @@ std::string readEntry(const std::string &path, const HeaderReader::Entry &entry,
 void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
 
 std::string MappedFile::changed() const {
-  struct stat now {};
+  struct stat now{};
   // One that was replaced, or removed, is still mapped.
   if (path_.empty() || ::stat(path_.c_str(), &now) != 0 || now.st_dev != status_.st_dev || now.st_ino != status_.st_ino)
     return {};
   if (now.st_size != status_.st_size)
-    return "'" + path_ + "' changed during the run: it has " + std::to_string(now.st_size) + " bytes, and had " + std::to_string(status_.st_size);
+    return "'" + path_ + "' changed during the run: it has " + std::to_string(now.st_size) + " bytes, and had " +
+           std::to_string(status_.st_size);
   if (now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec)
     return "'" + path_ + "' changed during the run: it was written to";
   return {};
@@ -260,7 +264,7 @@ std::string rankFile(uint32_t rank) {
 std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable) {
   std::byte *data = nullptr;
   uint64_t bytes = 0;
-  struct stat status {};
+  struct stat status{};
   if (std::string error = mapFile(path, data, bytes, status, writable); !error.empty())
     return error;
   checkpoint.files.push_back(std::make_unique<MappedFile>(data, bytes, path, status));
@@ -269,7 +273,8 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, boo
   uint64_t headerBytes = 0;
   std::memcpy(&headerBytes, data, 8);
   if (headerBytes > kMaxHeaderBytes || headerBytes > bytes - 8)
-    return "'" + path + "': a header of " + std::to_string(headerBytes) + " bytes, but the file has " + std::to_string(bytes);
+    return "'" + path + "': a header of " + std::to_string(headerBytes) + " bytes, but the file has " +
+           std::to_string(bytes);
   HeaderReader header;
   if (std::string error = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !error.empty())
     return error;
@@ -290,11 +295,13 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, boo
   uint64_t next = 0;
   for (const auto &[begin, end] : ranges) {
     if (begin != next)
-      return "'" + path + "': damaged header: the data has a gap or an overlap at byte " + std::to_string(std::min(begin, next));
+      return "'" + path + "': damaged header: the data has a gap or an overlap at byte " +
+             std::to_string(std::min(begin, next));
     next = end;
   }
   if (next != dataBytes)
-    return "'" + path + "': damaged: the file has " + std::to_string(dataBytes) + " bytes of data, its tensors " + std::to_string(next);
+    return "'" + path + "': damaged: the file has " + std::to_string(dataBytes) + " bytes of data, its tensors " +
+           std::to_string(next);
   return {};
 }
 
@@ -304,7 +311,7 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
     return readSafetensors(folder + "/model.safetensors", checkpoint, writable);
   std::byte *data = nullptr;
   uint64_t bytes = 0;
-  struct stat status {};
+  struct stat status{};
   if (std::string error = mapFile(index, data, bytes, status); !error.empty())
     return error;
   const MappedFile unmap(data, bytes);
@@ -326,10 +333,12 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
     if (std::string error = readSafetensors(folder + "/" + file, checkpoint, writable); !error.empty())
       return error;
     if (checkpoint.tensors.size() - before != count)
-      return "'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) + " tensors, the index says " + std::to_string(count);
+      return "'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) +
+             " tensors, the index says " + std::to_string(count);
   }
   for (const auto &[name, file] : json.files)
-    if (const auto at = checkpoint.tensors.find(name); at == checkpoint.tensors.end() || at->second.file != folder + "/" + file)
+    if (const auto at = checkpoint.tensors.find(name);
+        at == checkpoint.tensors.end() || at->second.file != folder + "/" + file)
       return "'" + index + "': tensor '" + name + "' is not in '" + file + "'";
   return {};
 }
@@ -337,7 +346,8 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
 namespace {
 
 /// `metadata`: "key":value, to begin the header with, or empty.
-std::string createFile(const std::string &path, const std::vector<TensorSpec> &unordered, const std::string &metadata, Checkpoint &checkpoint) {
+std::string createFile(const std::string &path, const std::vector<TensorSpec> &unordered, const std::string &metadata,
+                       Checkpoint &checkpoint) {
   // Large elements first, as the safetensors package writes them: then every tensor is aligned to its elements.
   std::vector<TensorSpec> tensors = unordered;
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSpec &a, const TensorSpec &b) {
@@ -347,8 +357,9 @@ std::string createFile(const std::string &path, const std::vector<TensorSpec> &u
   uint64_t next = 0;
   for (const TensorSpec &tensor : tensors) {
     const uint64_t end = next + static_cast<uint64_t>(tensor.bytes);
-    header += (header.size() == 1 ? "" : ",") + Json(tensor.name).dump() + R"(:{"dtype":")" + schema::safetensorsName(tensor.dtype) +
-              R"(","shape":)" + Json(tensor.shape).dump() + R"(,"data_offsets":[)" + std::to_string(next) + "," + std::to_string(end) + "]}";
+    header += (header.size() == 1 ? "" : ",") + Json(tensor.name).dump() + R"(:{"dtype":")" +
+              schema::safetensorsName(tensor.dtype) + R"(","shape":)" + Json(tensor.shape).dump() +
+              R"(,"data_offsets":[)" + std::to_string(next) + "," + std::to_string(end) + "]}";
     next = end;
   }
   header += "}";
@@ -359,7 +370,8 @@ std::string createFile(const std::string &path, const std::vector<TensorSpec> &u
     return systemError("create", path);
   std::string error;
   void *map = MAP_FAILED;
-  if (const int code = ::posix_fallocate(file, 0, static_cast<off_t>(total)); code != 0) // a full disk is an error now, not a signal later
+  if (const int code = ::posix_fallocate(file, 0, static_cast<off_t>(total));
+      code != 0) // a full disk is an error now, not a signal later
     error = "cannot reserve " + std::to_string(total) + " bytes for '" + path + "': " + std::strerror(code);
   else if ((map = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) == MAP_FAILED)
     error = systemError("map", path);
@@ -384,8 +396,10 @@ std::string createSafetensors(const std::string &path, const std::vector<TensorS
   return createFile(path, tensors, "", checkpoint);
 }
 
-std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes, Checkpoint &checkpoint) {
-  constexpr const char *kMetadata = R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; not all versions load files without
+std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                             Checkpoint &checkpoint) {
+  constexpr const char *kMetadata =
+      R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; not all versions load files without
   std::vector<std::vector<TensorSpec>> files(1);
   int64_t filled = 0, total = 0;
   for (const TensorSpec &tensor : tensors) {
@@ -408,8 +422,8 @@ std::string createCheckpoint(const std::string &folder, const std::vector<Tensor
     if (std::string error = createFile(folder + "/" + name, files[i], kMetadata, checkpoint); !error.empty())
       return error;
   }
-  const std::string text =
-      "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) + "\n  },\n  \"weight_map\": {\n" + map + "\n  }\n}\n";
+  const std::string text = "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) +
+                           "\n  },\n  \"weight_map\": {\n" + map + "\n  }\n}\n";
   return writeFile(folder + "/model.safetensors.index.json", text);
 }
 

@@ -1,5 +1,5 @@
-// safetensors files: 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, the data. Files, folders with
-// one file per rank, and Hugging Face checkpoints (model.safetensors, or an index and its files).
+// safetensors files: 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, the data. Files,
+// folders with one file per rank, and Hugging Face checkpoints (model.safetensors, or an index and its files).
 #pragma once
 
 #include "schema/manifest.h"
@@ -41,7 +41,8 @@ public:
   ~MappedFile();
   MappedFile(const MappedFile &) = delete;
   MappedFile &operator=(const MappedFile &) = delete;
-  /// Gives its pages back; what was written stays in the file, and comes back when it is touched. Any thread may, any time.
+  /// Gives its pages back; what was written stays in the file, and comes back when it is touched. Any thread may, any
+  /// time.
   void release() const;
   /// Whether the file is another than when it was mapped: an error text, empty where it is not.
   std::string changed() const;
@@ -59,12 +60,13 @@ struct Checkpoint {
   std::vector<std::unique_ptr<MappedFile>> files;
 };
 
-/// Adds a file's tensors. Refuses what the format forbids: lengths, JSON, dtypes, offsets with gaps or overlaps, a shape that does
-/// not fit its bytes, a name twice. `writable`: to be written as well. An error text that names file and tensor; empty on success.
+/// Adds a file's tensors. Refuses what the format forbids: lengths, JSON, dtypes, offsets with gaps or overlaps, a
+/// shape that does not fit its bytes, a name twice. `writable`: to be written as well. An error text that names file
+/// and tensor; empty on success.
 std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable = false);
 
-/// A Hugging Face checkpoint folder: model.safetensors.index.json and its files, or model.safetensors. Every file must hold just the
-/// tensors that the index puts there.
+/// A Hugging Face checkpoint folder: model.safetensors.index.json and its files, or model.safetensors. Every file must
+/// hold just the tensors that the index puts there.
 std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable = false);
 
 /// Creates a file of the final size with its header, mapped for writing; the data is zero. Tensors of large elements
@@ -72,7 +74,8 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
 std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
 
 /// Creates a checkpoint: one model.safetensors, or files of at most `fileBytes` and an index.
-std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes, Checkpoint &checkpoint);
+std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                             Checkpoint &checkpoint);
 
 /// "rank-00007.safetensors"
 std::string rankFile(uint32_t rank);

@@ -96,7 +96,8 @@ private:
     share(flow.resources);
   }
 
-  /// New rates for all flows that compete, directly or not, on these resources: the fullest resource first (progressive filling).
+  /// New rates for all flows that compete, directly or not, on these resources: the fullest resource first (progressive
+  /// filling).
   void share(const std::vector<uint32_t> &changed) {
     std::vector<uint32_t> resources = changed, flows;
     for (size_t i = 0; i < resources.size(); ++i)
@@ -183,7 +184,8 @@ public:
         ended(done, true);
     }
     if (finished_ != tasks_.size())
-      return "step " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) + " is the last that can start: the steps wait for each other";
+      return "step " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) +
+             " is the last that can start: the steps wait for each other";
     report();
     return {};
   }
@@ -225,7 +227,8 @@ private:
     std::vector<Chunks> messages(plan_.manifest().messages());
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
       for (const Step *step : all(segments[rank]->steps())) {
-        Activity activity{Activity::Kind::copy, static_cast<int32_t>(rank), -1, step->message(), step->round(), step->bytes()};
+        Activity activity{Activity::Kind::copy, static_cast<int32_t>(rank), -1, step->message(), step->round(),
+                          step->bytes()};
         if (step->kind() != StepKind::send) {
           if (step->kind() != StepKind::recv)
             local_[{rank, step}] = add(activity, copies_[rank], copies_[rank]);
@@ -238,7 +241,8 @@ private:
         for (uint64_t c = 0; c < chunks.size(); ++c) {
           activity.bytes = chunkBytes(*step, c);
           activity.kind = Activity::Kind::wire;
-          chunks[c].wire = local ? add(activity, links_[0][rank], links_[1][step->peer()], static_cast<double>(topology_.linkLatency) * 1e-9)
+          chunks[c].wire = local ? add(activity, links_[0][rank], links_[1][step->peer()],
+                                       static_cast<double>(topology_.linkLatency) * 1e-9)
                                  : add(activity, nics_[0][topology_.nic(rank)], nics_[1][topology_.nic(step->peer())],
                                        static_cast<double>(topology_.nicLatency) * 1e-9);
           if (step->staging() == UINT64_MAX)
@@ -253,8 +257,8 @@ private:
         if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX)
           for (uint64_t c = 0; c < chunkCount(*step); ++c) {
             Tasks &tasks = messages[step->message()][c];
-            tasks.unpack = add({Activity::Kind::unpack, static_cast<int32_t>(rank), static_cast<int32_t>(step->peer()), step->message(), step->round(),
-                                chunkBytes(*step, c)},
+            tasks.unpack = add({Activity::Kind::unpack, static_cast<int32_t>(rank), static_cast<int32_t>(step->peer()),
+                                step->message(), step->round(), chunkBytes(*step, c)},
                                copies_[rank], copies_[rank]);
             after(tasks.wire, true, tasks.unpack);
           }
@@ -262,12 +266,12 @@ private:
       order(rank, *segments[rank], messages);
   }
 
-  /// What a rank's chunks wait for: the one before in their tier and direction, the packing, or unpacking, of the one before, the slot of
-  /// the arena that two chunks ago was taken, and where they pass on what came, that.
+  /// What a rank's chunks wait for: the one before in their tier and direction, the packing, or unpacking, of the one
+  /// before, the slot of the arena that two chunks ago was taken, and where they pass on what came, that.
   void order(uint32_t rank, const Segment &segment, const std::vector<Chunks> &messages) {
     struct Sequence {
       uint32_t last = kNone, copying = kNone; // on the wire, packed or unpacked
-      uint32_t slots[2] = {kNone, kNone}; // who has them
+      uint32_t slots[2] = {kNone, kNone};     // who has them
       size_t staged = 0;
     } sequences[2][2];
     for (const Step *step : all(segment.steps())) {
@@ -294,7 +298,8 @@ private:
       if (send && step->after_count() > 0)
         follow(rank, segment, *step, messages);
       for (uint32_t i = 0; !send && i < step->after_count(); ++i) // what a rank relays leaves its room
-        if (const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i)); earlier.kind() == StepKind::send)
+        if (const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
+            earlier.kind() == StepKind::send)
           for (const Tasks &tasks : chunks)
             after(messages[earlier.message()].back().wire, false, tasks.wire);
     }
@@ -308,8 +313,9 @@ private:
       const Step &earlier = *segment.steps()->Get(segment.after()->Get(send.first_after() + i));
       for (size_t c = 0; c < chunks.size(); ++c)
         if (before[i][c] > 0)
-          after(earlier.kind() == StepKind::recv ? messages[earlier.message()][before[i][c] - 1].last() : local_.at({rank, &earlier}), true,
-                chunks[c].pack != kNone ? chunks[c].pack : chunks[c].wire);
+          after(earlier.kind() == StepKind::recv ? messages[earlier.message()][before[i][c] - 1].last()
+                                                 : local_.at({rank, &earlier}),
+                true, chunks[c].pack != kNone ? chunks[c].pack : chunks[c].wire);
     }
   }
 
@@ -366,8 +372,11 @@ private:
     if (!floors || floors->ranks_per_node() != static_cast<uint64_t>(topology_.ranksPerNode) ||
         floors->nics_per_node() != static_cast<uint64_t>(topology_.nicsPerNode))
       return;
-    const auto rank = static_cast<double>(topology_.linkRate + (floors->nodes() > 1 ? topology_.nicRate : 0)), nic = static_cast<double>(topology_.nicRate);
-    auto term = [&](const char *name, uint64_t bytes, double rate) { result_.floor.push_back({name, static_cast<double>(bytes) / rate}); };
+    const auto rank = static_cast<double>(topology_.linkRate + (floors->nodes() > 1 ? topology_.nicRate : 0)),
+               nic = static_cast<double>(topology_.nicRate);
+    auto term = [&](const char *name, uint64_t bytes, double rate) {
+      result_.floor.push_back({name, static_cast<double>(bytes) / rate});
+    };
     term("into a rank", floors->rank_ingress(), rank);
     term("out of the holders' ranks", floors->rank_egress(), rank);
     term("through all ranks", floors->rank_share(), rank);

@@ -35,12 +35,12 @@ struct Simulation {
   std::vector<Activity> activities;        // where asked for
 };
 
-/// Plays all steps, messages chunk by chunk: packing and unpacking (of what is not in place) and local copies share a rank's copying
-/// bandwidth; chunks inside a node share the links of their two ranks, others their two NICs, by max-min fairness; what was sent
-/// arrives a latency later. A chunk starts when it is packed, when the receiver has room for it, when what it passes on is there, and
-/// when its ranks are done with the chunk before it in the same tier and direction, in which chunks are packed, and unpacked, one
-/// after the other as well. Rates are full from the start and nothing is lost to protocols. `keep`: fill `activities`. An error text, empty on
-/// success.
+/// Plays all steps, messages chunk by chunk: packing and unpacking (of what is not in place) and local copies share a
+/// rank's copying bandwidth; chunks inside a node share the links of their two ranks, others their two NICs, by max-min
+/// fairness; what was sent arrives a latency later. A chunk starts when it is packed, when the receiver has room for
+/// it, when what it passes on is there, and when its ranks are done with the chunk before it in the same tier and
+/// direction, in which chunks are packed, and unpacked, one after the other as well. Rates are full from the start and
+/// nothing is lost to protocols. `keep`: fill `activities`. An error text, empty on success.
 std::string simulate(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result);
 
 } // namespace reshard::tools

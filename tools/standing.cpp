@@ -35,10 +35,16 @@ std::map<int32_t, Derived> derived(const Manifest &manifest) {
         for (const uint32_t shown : shownParams(*face))
           add(shown, {face->format(), Quantizer::passed, shown != face->codes()});
         break;
-      case FaceKind::plain_scales: add(p, {face->format(), Quantizer::passed, true}); break;
+      case FaceKind::plain_scales:
+        add(p, {face->format(), Quantizer::passed, true});
+        break;
       case FaceKind::codes:
-      case FaceKind::scales: add(p, {face->format(), Quantizer::sender, face->kind() == FaceKind::scales}); break;
-      case FaceKind::amax: add(p, {face->format(), Quantizer::gathered, true}); break; // which the receiver needs
+      case FaceKind::scales:
+        add(p, {face->format(), Quantizer::sender, face->kind() == FaceKind::scales});
+        break;
+      case FaceKind::amax:
+        add(p, {face->format(), Quantizer::gathered, true});
+        break; // which the receiver needs
       }
     }
   return result;
@@ -54,8 +60,11 @@ std::vector<std::optional<Standing>> standings(const Manifest &manifest, uint32_
   for (uint32_t p = 0; p < params.size(); ++p)
     if (const Face *face = params.Get(p)->face(); face && face->kind() == FaceKind::elements)
       for (const uint32_t shown : shownParams(*face))
-        result[shown] = {face->format(), number == 0 ? Quantizer::held : face->gathered() ? Quantizer::gathered : Quantizer::arrival, face->swizzled(),
-                         shown == face->codes(), number == 0 ? -1 : static_cast<int32_t>(p)};
+        result[shown] = {face->format(),
+                         number == 0        ? Quantizer::held
+                         : face->gathered() ? Quantizer::gathered
+                                            : Quantizer::arrival,
+                         face->swizzled(), shown == face->codes(), number == 0 ? -1 : static_cast<int32_t>(p)};
   if (number == 0)
     return result;
   // What holds codes or scales that come. Swizzled scales come by way of plain ones.
@@ -69,7 +78,8 @@ std::vector<std::optional<Standing>> standings(const Manifest &manifest, uint32_
     if (result[p] || params.Get(p)->face() || parts.size() == 0)
       continue;
     if (const auto found = families.find(parts.Get(0)->family()); found != families.end())
-      result[p] = {found->second.format, found->second.by, by != plain.end(), !found->second.scales, by == plain.end() ? -1 : by->second};
+      result[p] = {found->second.format, found->second.by, by != plain.end(), !found->second.scales,
+                   by == plain.end() ? -1 : by->second};
   }
   return result;
 }
@@ -82,16 +92,20 @@ QuantizedCounts countQuantized(const Manifest &manifest, uint32_t number) {
   QuantizedCounts counts;
   for (uint32_t p = 0; p < standing.size(); ++p) {
     const Param &param = *endpoint.params()->Get(p);
-    const bool sends = param.face() && param.face()->kind() == FaceKind::codes, codes = standing[p] && standing[p]->codes;
+    const bool sends = param.face() && param.face()->kind() == FaceKind::codes,
+               codes = standing[p] && standing[p]->codes;
     for (uint32_t place = 0; (sends || codes) && place < endpoint.ranks()->size(); ++place)
-      (codes ? counts.params[standing[p]->by][standing[p]->format] : counts.sends) += instanceCount(endpoint, param, place);
+      (codes ? counts.params[standing[p]->by][standing[p]->format] : counts.sends) +=
+          instanceCount(endpoint, param, place);
   }
   return counts;
 }
 
 std::string mostGathered(const Plan &plan, uint64_t &bytes) {
   std::map<uint32_t, uint64_t> memory; // by rank: of faces that have some
-  auto add = [](uint64_t &sum, uint64_t more) { return !__builtin_add_overflow(sum, more, &sum) && sum <= static_cast<uint64_t>(kMaxSize); };
+  auto add = [](uint64_t &sum, uint64_t more) {
+    return !__builtin_add_overflow(sum, more, &sum) && sum <= static_cast<uint64_t>(kMaxSize);
+  };
   bool rows = false;
   for (uint32_t e = 0; e < plan.manifest().endpoints()->size(); ++e) {
     const Endpoint &endpoint = *plan.manifest().endpoints()->Get(e);
@@ -100,15 +114,18 @@ std::string mostGathered(const Plan &plan, uint64_t &bytes) {
       if (!param.face() || !param.face()->gathered())
         continue;
       rows = rows || param.face()->kind() == FaceKind::elements;
-      for (uint32_t place = 0; place < endpoint.ranks()->size() && param.face()->kind() != FaceKind::elements; ++place) {
+      for (uint32_t place = 0; place < endpoint.ranks()->size() && param.face()->kind() != FaceKind::elements;
+           ++place) {
         uint64_t each = static_cast<uint64_t>(itemBytes(param.dtype())), of = 0;
         for (const int64_t length : localShape(endpoint, param, place))
           each *= static_cast<uint64_t>(length); // the loader has seen that these are at most kMaxSize
         // Every rank has those of files.
         uint64_t &sum = memory[endpoint.storage() ? UINT32_MAX : endpoint.ranks()->Get(place)];
-        if (__builtin_mul_overflow(static_cast<uint64_t>(instanceCount(endpoint, param, place)), gatheredBytes({e, place, p, 0, 1, 0, each}), &of) || !add(sum, of))
-          return "param '" + param.name()->str() + "' of endpoint '" + endpoint.role()->str() + "' gathers more than " + std::to_string(kMaxSize) +
-                 " bytes on a rank with what stands before it, expected at most so many";
+        if (__builtin_mul_overflow(static_cast<uint64_t>(instanceCount(endpoint, param, place)),
+                                   gatheredBytes({e, place, p, 0, 1, 0, each}), &of) ||
+            !add(sum, of))
+          return "param '" + param.name()->str() + "' of endpoint '" + endpoint.role()->str() + "' gathers more than " +
+                 std::to_string(kMaxSize) + " bytes on a rank with what stands before it, expected at most so many";
       }
     }
   }
@@ -121,7 +138,8 @@ std::string mostGathered(const Plan &plan, uint64_t &bytes) {
     if (std::string error = rows ? plan.segment(rank, segment) : std::string(); !error.empty())
       return error;
     if (!add(sum, memory[UINT32_MAX]) || !add(sum, segment ? arenaBegin(*segment) : 0))
-      return "rank " + std::to_string(rank) + " gathers more than " + std::to_string(kMaxSize) + " bytes, expected at most so many";
+      return "rank " + std::to_string(rank) + " gathers more than " + std::to_string(kMaxSize) +
+             " bytes, expected at most so many";
     bytes = std::max(bytes, sum);
   }
   return {};

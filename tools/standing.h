@@ -11,7 +11,8 @@
 
 namespace reshard::tools {
 
-/// Who quantises: nobody, of the source; the receiver where bytes come, or when it has gathered all; the sender; nobody, since codes and scales pass through.
+/// Who quantises: nobody, of the source; the receiver where bytes come, or when it has gathered all; the sender;
+/// nobody, since codes and scales pass through.
 enum class Quantizer { held, arrival, gathered, sender, passed };
 
 struct Standing {
@@ -46,8 +47,8 @@ struct QuantizedCounts {
 };
 QuantizedCounts countQuantized(const schema::Manifest &manifest, uint32_t endpoint);
 
-/// Of the arena of the rank that needs most, the bytes of what is gathered to be quantised, and of scales and magnitudes on their way. Reads segments where
-/// elements are gathered: an error text, empty on success.
+/// Of the arena of the rank that needs most, the bytes of what is gathered to be quantised, and of scales and
+/// magnitudes on their way. Reads segments where elements are gathered: an error text, empty on success.
 std::string mostGathered(const Plan &plan, uint64_t &bytes);
 
 } // namespace reshard::tools

@@ -70,11 +70,13 @@ void walk(const std::vector<Dimension> &dimensions, size_t d, int64_t logical, i
         continue;
       }
       for (int64_t k = 0; k < r.length(); ++k)
-        walk(dimensions, d + 1, logical + (from + k) * dimension.logicalStride, local + (to + k) * dimension.localStride, run, visit);
+        walk(dimensions, d + 1, logical + (from + k) * dimension.logicalStride,
+             local + (to + k) * dimension.localStride, run, visit);
     }
 }
 
-template <class Element> void fillRun(Element *out, int64_t step, uint64_t key, int64_t logical, int64_t logicalStep, int64_t count) {
+template <class Element>
+void fillRun(Element *out, int64_t step, uint64_t key, int64_t logical, int64_t logicalStep, int64_t count) {
   for (int64_t k = 0; k < count; ++k)
     out[k * step] = static_cast<Element>(elementHash(key, static_cast<uint64_t>(logical + k * logicalStep)));
 }
@@ -99,7 +101,8 @@ Values::Values(const Manifest &manifest, const Param &of) : param(&of), comes(of
 
 uint64_t Values::operator()(uint64_t key, uint64_t element) const {
   const auto bits = static_cast<unsigned>(8 * itemBytes(comes));
-  const uint64_t code = ((elementHash(key, element) & mask) | ones) & (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1);
+  const uint64_t code =
+      ((elementHash(key, element) & mask) | ones) & (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1);
   if (comes == stored)
     return comes == DType::boolean ? code & 1 : code;
   return castCode(*param, code);
@@ -111,21 +114,27 @@ void fill(std::byte *memory, const ElementRun &run, uint64_t key, const Values &
   if (!values.plain()) {
     for (int64_t k = 0; k < run.count; ++k) {
       const uint64_t code = values(key, static_cast<uint64_t>(run.logical + k * run.logicalStep));
-      std::memcpy(memory + (run.local + k * run.localStep) * item, &code, static_cast<size_t>(item)); // little-endian, as files are
+      std::memcpy(memory + (run.local + k * run.localStep) * item, &code,
+                  static_cast<size_t>(item)); // little-endian, as files are
     }
     return;
   }
   std::byte *at = memory + run.local * item;
   if (type == DType::boolean) {
     for (int64_t k = 0; k < run.count; ++k)
-      at[k * run.localStep] = static_cast<std::byte>(elementHash(key, static_cast<uint64_t>(run.logical + k * run.logicalStep)) & 1);
+      at[k * run.localStep] =
+          static_cast<std::byte>(elementHash(key, static_cast<uint64_t>(run.logical + k * run.logicalStep)) & 1);
     return;
   }
   switch (item) {
-  case 1: return fillRun(reinterpret_cast<uint8_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
-  case 2: return fillRun(reinterpret_cast<uint16_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
-  case 4: return fillRun(reinterpret_cast<uint32_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
-  default: return fillRun(reinterpret_cast<uint64_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
+  case 1:
+    return fillRun(reinterpret_cast<uint8_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
+  case 2:
+    return fillRun(reinterpret_cast<uint16_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
+  case 4:
+    return fillRun(reinterpret_cast<uint32_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
+  default:
+    return fillRun(reinterpret_cast<uint64_t *>(at), run.localStep, key, run.logical, run.logicalStep, run.count);
   }
 }
 
@@ -150,8 +159,10 @@ int64_t Cover::missing() const {
 }
 
 uint64_t castCode(const Param &param, uint64_t code) {
-  const auto from = kernels::formatNamed(dtypeName(param.dtype())), to = kernels::formatNamed(dtypeName(storedType(param)));
-  return kernels::encode(to.value(), kernels::decode(from.value(), static_cast<uint32_t>(code)), kernels::Overflow::saturate);
+  const auto from = kernels::formatNamed(dtypeName(param.dtype())),
+             to = kernels::formatNamed(dtypeName(storedType(param)));
+  return kernels::encode(to.value(), kernels::decode(from.value(), static_cast<uint32_t>(code)),
+                         kernels::Overflow::saturate);
 }
 
 uint64_t tensorKey(std::string_view tensor, uint64_t seed) {
@@ -163,14 +174,15 @@ uint64_t tensorKey(std::string_view tensor, uint64_t seed) {
 
 uint64_t elementHash(uint64_t key, uint64_t index) { return finish(key + 0xd1b54a32d192ed03u * index); }
 
-void forEachGrid(const Manifest &manifest, const Endpoint &endpoint, uint32_t paramNumber, int64_t place, const ParamInstance &instance,
-                 const std::function<void(const Grid &)> &visit) {
+void forEachGrid(const Manifest &manifest, const Endpoint &endpoint, uint32_t paramNumber, int64_t place,
+                 const ParamInstance &instance, const std::function<void(const Grid &)> &visit) {
   const Param &param = *endpoint.params()->Get(paramNumber);
   std::vector<int64_t> strides(instance.shape.size(), 1);
   for (size_t d = strides.size(); d-- > 1;)
     strides[d - 1] = strides[d] * instance.shape[d];
   for (const Part *part : all(param.parts())) {
-    const Family *family = part->family() < 0 ? nullptr : manifest.families()->Get(static_cast<uint32_t>(part->family()));
+    const Family *family =
+        part->family() < 0 ? nullptr : manifest.families()->Get(static_cast<uint32_t>(part->family()));
     const size_t variables = family ? all(family->variables()).size() : all(param.variables()).size();
     const size_t rank = all(part->dimensions()).size();
     std::vector<int64_t> logicalStrides(rank, 0);
@@ -230,8 +242,8 @@ void forEachGrid(const Manifest &manifest, const Endpoint &endpoint, uint32_t pa
   }
 }
 
-void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t place, const ParamInstance &instance,
-                const std::function<void(const ElementRun &)> &visit) {
+void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t place,
+                const ParamInstance &instance, const std::function<void(const ElementRun &)> &visit) {
   forEachGrid(manifest, endpoint, param, place, instance, [&](const Grid &grid) {
     ElementRun run;
     run.tensor = grid.tensor;
@@ -251,7 +263,9 @@ int64_t uncovered(const Manifest &manifest, const Endpoint &endpoint, uint32_t p
 std::vector<int64_t> likeness(const Endpoint &endpoint, uint32_t number, int64_t place) {
   const Param &param = *endpoint.params()->Get(number);
   std::vector<int64_t> coordinates = {number};
-  auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) { coordinates.push_back(coordinate(endpoint, axes, place)); };
+  auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) {
+    coordinates.push_back(coordinate(endpoint, axes, place));
+  };
   for (const uint32_t share : all(param.instances()))
     depend(endpoint.shares()->Get(share)->axes());
   for (const Extent *extent : all(param.shape()))
@@ -262,7 +276,8 @@ std::vector<int64_t> likeness(const Endpoint &endpoint, uint32_t number, int64_t
   return coordinates;
 }
 
-void synthesizeInstance(const Manifest &manifest, const Endpoint &endpoint, uint32_t place, const ParamInstance &instance, uint64_t seed, std::byte *memory) {
+void synthesizeInstance(const Manifest &manifest, const Endpoint &endpoint, uint32_t place,
+                        const ParamInstance &instance, uint64_t seed, std::byte *memory) {
   const Values values(manifest, *endpoint.params()->Get(instance.param));
   const int64_t item = itemBytes(values.stored);
   std::string name;
@@ -286,15 +301,18 @@ void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsi
   forEachInstance(plan, memory, threads, [&](const Endpoint &endpoint, const ParamInstance &instance) {
     const Face *face = endpoint.params()->Get(instance.param)->face();
     if (!face && !shownBy[instance.param])
-      return synthesizeInstance(plan.manifest(), endpoint, memory.place, instance, seed, memory.params[instance.param][instance.instance]);
+      return synthesizeInstance(plan.manifest(), endpoint, memory.place, instance, seed,
+                                memory.params[instance.param][instance.instance]);
     if (!face || face->kind() != FaceKind::elements)
       return;
     Bytes wide(static_cast<size_t>(instance.bytes));
     synthesizeInstance(plan.manifest(), endpoint, memory.place, instance, seed, wide.data());
-    const std::vector<Bytes> made = make(endpoint, instance.param, memory.place, wide.data(), synthesisedTensorScales(endpoint, instance, memory.place));
+    const std::vector<Bytes> made = make(endpoint, instance.param, memory.place, wide.data(),
+                                         synthesisedTensorScales(endpoint, instance, memory.place));
     const std::vector<uint32_t> params = shownParams(*face);
     for (size_t i = 0; i < made.size(); ++i)
-      std::copy(made[i].begin(), made[i].end(), memory.params[params[i]][instance.instance]); // also where there is nothing
+      std::copy(made[i].begin(), made[i].end(),
+                memory.params[params[i]][instance.instance]); // also where there is nothing
   });
 }
 

@@ -20,8 +20,8 @@ uint64_t castCode(const schema::Param &param, uint64_t code);
 uint64_t tensorKey(std::string_view tensor, uint64_t seed);
 uint64_t elementHash(uint64_t key, uint64_t index);
 
-/// The memory of all instances of one place of one endpoint: by param, instance by instance. Faces have none; what has a transform has some where
-/// the tools stand in for the caller.
+/// The memory of all instances of one place of one endpoint: by param, instance by instance. Faces have none; what has
+/// a transform has some where the tools stand in for the caller.
 struct PlaceMemory {
   uint32_t endpoint = 0, place = 0;
   std::vector<std::vector<std::byte *>> params;
@@ -38,7 +38,8 @@ struct ElementRun {
   int64_t count = 0;
 };
 
-/// What a part of a param holds of one tensor, or of zeros, in one instance: an element for each choice of a position of each dimension.
+/// What a part of a param holds of one tensor, or of zeros, in one instance: an element for each choice of a position
+/// of each dimension.
 struct Grid {
   /// Positions in runs: (logical, local) blocks.
   struct Dimension {
@@ -47,7 +48,7 @@ struct Grid {
   };
   const std::string *tensor = nullptr; // as in ElementRun
   int family = -1;
-  int64_t local = 0;                   // of the positions 0
+  int64_t local = 0; // of the positions 0
   std::vector<Dimension> dimensions;
 };
 void forEachGrid(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
@@ -77,21 +78,21 @@ private:
   std::vector<uint64_t> words_;
 };
 
-/// Fills the memory of a place with synthesised values; padding gets 0xAB, which no target may take over. What stands quantised becomes what its elements are
-/// quantised to.
+/// Fills the memory of a place with synthesised values; padding gets 0xAB, which no target may take over. What stands
+/// quantised becomes what its elements are quantised to.
 void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
 
 struct CheckResult {
   uint64_t checkedBytes = 0, mismatches = 0; // bytes; elements
   std::string first;                         // the first mismatch in words
-  std::string unclear;                       // why there is no saying what is right, where the source shows two values of one element
+  std::string unclear; // why there is no saying what is right, where the source shows two values of one element
 
   /// Takes in what a part of the work found.
   void add(CheckResult &&part);
 };
 
-/// Compares every element of a target place with what its layout says it must be. An element that no part covers counts as a mismatch. Codes and scales are
-/// compared with what the values that come are quantised to.
+/// Compares every element of a target place with what its layout says it must be. An element that no part covers counts
+/// as a mismatch. Codes and scales are compared with what the values that come are quantised to.
 CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
 
 /// The same where the source's values are known (tools/reference.h): all places may share them.

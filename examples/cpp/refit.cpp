@@ -14,7 +14,8 @@ namespace {
 uint32_t endpointOf(const reshard::PlanFile &plan, uint32_t rank) {
   for (uint32_t number = 0; number < plan.summary().endpoints; ++number) {
     const reshard_endpoint endpoint = plan.endpoint(number);
-    if (std::find(endpoint.places, endpoint.places + endpoint.place_count, rank) != endpoint.places + endpoint.place_count)
+    if (std::find(endpoint.places, endpoint.places + endpoint.place_count, rank) !=
+        endpoint.places + endpoint.place_count)
       return number;
   }
   throw std::runtime_error("rank " + std::to_string(rank) + " neither trains nor serves");

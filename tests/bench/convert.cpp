@@ -1,5 +1,6 @@
-// Conversions beside memcpy of their source bytes, one thread, 256 MiB of source in memory touched beforehand, in turns within one run: quote the
-// ratio, not the rates, which are of source bytes. `NAME/LEVEL` is at a level of the CPU; values are those of weights, normal around 0.
+// Conversions beside memcpy of their source bytes, one thread, 256 MiB of source in memory touched beforehand, in turns
+// within one run: quote the ratio, not the rates, which are of source bytes. `NAME/LEVEL` is at a level of the CPU;
+// values are those of weights, normal around 0.
 //   bench-convert [--benchmark_filter=…]
 
 #include "kernels/convert.h"
@@ -87,13 +88,16 @@ void paired(benchmark::State &state, const Case &each, Level level) {
 }
 
 Matrix square(uint64_t count, uint64_t targetBytes, uint64_t sourceBytes) {
-  return {count / kColumns, kColumns, static_cast<int64_t>(kColumns * targetBytes), static_cast<int64_t>(kColumns * sourceBytes)};
+  return {count / kColumns, kColumns, static_cast<int64_t>(kColumns * targetBytes),
+          static_cast<int64_t>(kColumns * sourceBytes)};
 }
 
 const std::vector<Case> &cases() {
   static const std::vector<Case> all = {
       {"bf16-to-mxfp8", Format::bf16,
-       [](const Memory &m, uint64_t count, Conversion how) { quantizeMxfp8(m.target, m.scales, Format::bf16, m.source, count, how); }},
+       [](const Memory &m, uint64_t count, Conversion how) {
+         quantizeMxfp8(m.target, m.scales, Format::bf16, m.source, count, how);
+       }},
       {"bf16-to-fp8_e4m3", Format::bf16,
        [](const Memory &m, uint64_t count, Conversion how) {
          cast(Format::fp8_e4m3, m.target, Format::bf16, m.source, count, Overflow::saturate, how);
@@ -103,10 +107,13 @@ const std::vector<Case> &cases() {
          cast(Format::bf16, m.target, Format::fp32, m.source, count, Overflow::saturate, how);
        }},
       {"mxfp8-to-bf16", Format::fp8_e4m3,
-       [](const Memory &m, uint64_t count, Conversion how) { dequantizeMxfp8(Format::bf16, m.target, m.source, m.scales, count, how); }},
+       [](const Memory &m, uint64_t count, Conversion how) {
+         dequantizeMxfp8(Format::bf16, m.target, m.source, m.scales, count, how);
+       }},
       {"bf16-to-block-fp8", Format::bf16,
        [](const Memory &m, uint64_t count, Conversion how) {
-         quantizeBlockFp8(m.target, reinterpret_cast<float *>(m.scales), Format::bf16, m.source, square(count, 1, 2), how);
+         quantizeBlockFp8(m.target, reinterpret_cast<float *>(m.scales), Format::bf16, m.source, square(count, 1, 2),
+                          how);
        }},
       {"bf16-to-nvfp4", Format::bf16, // both phases
        [](const Memory &m, uint64_t count, Conversion how) {
@@ -120,7 +127,8 @@ const std::vector<Case> &cases() {
 } // namespace
 
 int main(int argc, char **argv) {
-  const std::pair<const char *, Level> levels[] = {{"portable", Level::Portable}, {"avx2", Level::Avx2}, {"avx512", Level::Avx512}};
+  const std::pair<const char *, Level> levels[] = {
+      {"portable", Level::Portable}, {"avx2", Level::Avx2}, {"avx512", Level::Avx512}};
   for (const Case &each : cases())
     for (const auto &[name, level] : levels)
       if (level <= cpuLevel())

@@ -1,7 +1,7 @@
-// copyRows beside a loop of memcpy over the same rows, one thread, 256 MiB of payload in memory touched beforehand, in turns within one run:
-// quote the ratio, not the rates. A stride is four rows, as in the columns of four ranks; the transposed shapes are near squares whose
-// sides are powers of two, as weights have them. `…-shifted` begins 16 bytes after a line's boundary, `pack-LEVEL` is pack at each level
-// of the CPU.
+// copyRows beside a loop of memcpy over the same rows, one thread, 256 MiB of payload in memory touched beforehand, in
+// turns within one run: quote the ratio, not the rates. A stride is four rows, as in the columns of four ranks; the
+// transposed shapes are near squares whose sides are powers of two, as weights have them. `…-shifted` begins 16 bytes
+// after a line's boundary, `pack-LEVEL` is pack at each level of the CPU.
 //   bench-kernels [--benchmark_filter=…]
 
 #include "kernels/copy_cpu.h"
@@ -25,7 +25,8 @@ Strided apart(uint64_t rowBytes, uint64_t sourceGap, uint64_t targetGap) {
   Strided shape;
   shape.rowBytes = rowBytes;
   shape.loopCount = 1;
-  shape.loops[0] = {kPayload / rowBytes, static_cast<int64_t>(sourceGap * rowBytes), static_cast<int64_t>(targetGap * rowBytes)};
+  shape.loops[0] = {kPayload / rowBytes, static_cast<int64_t>(sourceGap * rowBytes),
+                    static_cast<int64_t>(targetGap * rowBytes)};
   return shape;
 }
 
@@ -50,7 +51,8 @@ void memcpyRows(std::byte *target, const std::byte *source, const Strided &shape
   for (uint64_t i = 0; i < outer.count; ++i)
     for (uint64_t k = 0; k < inner.count; ++k)
       std::memcpy(target + static_cast<int64_t>(i) * outer.targetStride + static_cast<int64_t>(k) * inner.targetStride,
-                  source + static_cast<int64_t>(i) * outer.sourceStride + static_cast<int64_t>(k) * inner.sourceStride, shape.rowBytes);
+                  source + static_cast<int64_t>(i) * outer.sourceStride + static_cast<int64_t>(k) * inner.sourceStride,
+                  shape.rowBytes);
 }
 
 /// Memory for the widest shape, on a page's boundary, as large tensors are.

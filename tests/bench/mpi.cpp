@@ -1,7 +1,8 @@
-// A whole run over MPI beside what people would write without us, on the same memory, touched beforehand, in turns within one run: one
-// MPI_Alltoallw with derived datatypes, one MPI_Isend and MPI_Irecv for each transfer, made anew or persistent, and for block-cyclic matrices ScaLAPACK's pdgemr2d. Ours also
-// without memory shared inside the host, all as messages. All processes run the same benchmarks with the same
-// number of iterations; the first one reports, after a barrier before and behind each.
+// A whole run over MPI beside what people would write without us, on the same memory, touched beforehand, in turns
+// within one run: one MPI_Alltoallw with derived datatypes, one MPI_Isend and MPI_Irecv for each transfer, made anew or
+// persistent, and for block-cyclic matrices ScaLAPACK's pdgemr2d. Ours also without memory shared inside the host, all
+// as messages. All processes run the same benchmarks with the same number of iterations; the first one reports, after a
+// barrier before and behind each.
 //   mpirun -n 4 bench-mpi
 
 #ifdef RESHARD_SCALAPACK
@@ -64,7 +65,8 @@ struct Case {
       Diagnostics diagnostics;
       std::string digest;
       int64_t planBytes = 0;
-      if (!compileJob(path + ".yaml", {}, result, diagnostics) || !writePlan(result.module, result.statistics, path, 1, digest, planBytes).empty())
+      if (!compileJob(path + ".yaml", {}, result, diagnostics) ||
+          !writePlan(result.module, result.statistics, path, 1, digest, planBytes).empty())
         fail(diagnostics.text());
     }
     MPI_Barrier(MPI_COMM_WORLD);
@@ -96,8 +98,8 @@ struct Case {
       const Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
       for (uint32_t p = 0; p < place.params.size(); ++p)
         for (const ParamInstance &instance : instances(plan->manifest(), endpoint, p, place.place))
-          if (reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(), place.params[p][instance.instance],
-                           static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
+          if (reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
+                           place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
             fail(reshard_error(executor));
     }
     if (reshard_prepare(executor) != RESHARD_OK)
@@ -151,13 +153,15 @@ struct Case {
   }
   static MPI_Datatype join(const std::vector<MPI_Aint> &at, const std::vector<MPI_Datatype> &parts) {
     MPI_Datatype type;
-    MPI_Type_create_struct(static_cast<int>(parts.size()), std::vector<int>(parts.size(), 1).data(), at.data(), parts.data(), &type);
+    MPI_Type_create_struct(static_cast<int>(parts.size()), std::vector<int>(parts.size(), 1).data(), at.data(),
+                           parts.data(), &type);
     MPI_Type_commit(&type);
     return type;
   }
 
   void describe() {
-    std::map<std::pair<bool, int>, std::map<std::pair<uint32_t, uint32_t>, MPI_Datatype>> byPeer; // (message, operand) -> type, in the same order on both sides
+    std::map<std::pair<bool, int>, std::map<std::pair<uint32_t, uint32_t>, MPI_Datatype>>
+        byPeer; // (message, operand) -> type, in the same order on both sides
     for (const Step *step : all(segment->steps())) {
       if (step->kind() == StepKind::fill)
         continue;
@@ -165,12 +169,14 @@ struct Case {
       for (uint32_t i = 0; i < step->input_count(); ++i) {
         const MPI_Datatype one = type(*segment->operands()->Get(step->first_input() + i));
         byPeer[{true, local ? rank : static_cast<int>(step->peer())}][{local ? 0 : step->message(), i}] = one;
-        ones.push_back({local ? rank : static_cast<int>(step->peer()), local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), true, one});
+        ones.push_back({local ? rank : static_cast<int>(step->peer()),
+                        local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), true, one});
       }
       for (uint32_t i = 0; i < step->output_count(); ++i) {
         const MPI_Datatype one = type(*segment->operands()->Get(step->first_output() + i));
         byPeer[{false, local ? rank : static_cast<int>(step->peer())}][{local ? 0 : step->message(), i}] = one;
-        ones.push_back({local ? rank : static_cast<int>(step->peer()), local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), false, one});
+        ones.push_back({local ? rank : static_cast<int>(step->peer()),
+                        local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), false, one});
       }
     }
     for (const bool send : {true, false})
@@ -178,7 +184,8 @@ struct Case {
         std::vector<MPI_Datatype> parts;
         for (const auto &[key, one] : byPeer[{send, peer}])
           parts.push_back(one);
-        (send ? sends : receives).push_back(parts.empty() ? MPI_BYTE : join(std::vector<MPI_Aint>(parts.size()), parts));
+        (send ? sends : receives)
+            .push_back(parts.empty() ? MPI_BYTE : join(std::vector<MPI_Aint>(parts.size()), parts));
         (send ? sendCounts : receiveCounts).push_back(parts.empty() ? 0 : 1);
       }
     zeros.assign(static_cast<size_t>(size), 0);
@@ -192,7 +199,8 @@ struct Case {
       fail(reshard_error(executors[messages]));
   }
   void alltoallw() {
-    MPI_Alltoallw(MPI_BOTTOM, sendCounts.data(), zeros.data(), sends.data(), MPI_BOTTOM, receiveCounts.data(), zeros.data(), receives.data(), MPI_COMM_WORLD);
+    MPI_Alltoallw(MPI_BOTTOM, sendCounts.data(), zeros.data(), sends.data(), MPI_BOTTOM, receiveCounts.data(),
+                  zeros.data(), receives.data(), MPI_COMM_WORLD);
   }
   void oneByOne() {
     for (size_t i = 0; i < ones.size(); ++i)
@@ -230,8 +238,10 @@ void compare(Case &job, const std::vector<Way> &ways) {
     for (const PlaceMemory &place : job.memory->places())
       if ((place.endpoint > 0) == target)
         for (uint32_t p = 0; p < place.params.size(); ++p)
-          for (const ParamInstance &instance : instances(job.plan->manifest(), *job.plan->manifest().endpoints()->Get(place.endpoint), p, place.place))
-            visit(reinterpret_cast<uint16_t *>(place.params[p][instance.instance]), static_cast<size_t>(instance.bytes) / 2);
+          for (const ParamInstance &instance :
+               instances(job.plan->manifest(), *job.plan->manifest().endpoints()->Get(place.endpoint), p, place.place))
+            visit(reinterpret_cast<uint16_t *>(place.params[p][instance.instance]),
+                  static_cast<size_t>(instance.bytes) / 2);
   };
   uint32_t value = static_cast<uint32_t>(rank) + 1;
   each(false, [&](uint16_t *at, size_t count) {
@@ -293,10 +303,15 @@ constexpr int kMatrix = 4096;
 std::map<std::string, std::array<int, 4>> cyclicBlocks; // of such a job
 
 /// A matrix of fp64 from blocks of one size over x and y to blocks of another.
-std::string cyclic(int rows, int columns, const std::string &mesh, int newRows, int newColumns, const std::string &newMesh) {
-  auto layout = [](int r, int c) { return "{params: same, shard: {w: {0: {axis: x, cyclic: " + std::to_string(r) + "}, 1: {axis: y, cyclic: " + std::to_string(c) + "}}}}"; };
+std::string cyclic(int rows, int columns, const std::string &mesh, int newRows, int newColumns,
+                   const std::string &newMesh) {
+  auto layout = [](int r, int c) {
+    return "{params: same, shard: {w: {0: {axis: x, cyclic: " + std::to_string(r) +
+           "}, 1: {axis: y, cyclic: " + std::to_string(c) + "}}}}";
+  };
   const std::string size = std::to_string(kMatrix);
-  std::string text = "version: 1\nmodel: {dtype: fp64, tensors: {w: [" + size + ", " + size + "]}, layouts: {a: " + layout(rows, columns) + ", b: " + layout(newRows, newColumns) +
+  std::string text = "version: 1\nmodel: {dtype: fp64, tensors: {w: [" + size + ", " + size +
+                     "]}, layouts: {a: " + layout(rows, columns) + ", b: " + layout(newRows, newColumns) +
                      "}}\nsource: {layout: a, mesh: " + mesh + "}\ntarget: {layout: b, mesh: " + newMesh + "}\n";
   cyclicBlocks[text] = {rows, columns, newRows, newColumns};
   return text;
@@ -310,7 +325,8 @@ std::function<void()> scalapack(const Case &job, const std::array<int, 4> &block
         return reinterpret_cast<double *>(place.params[0][0]);
     fail("no matrix");
   };
-  return ScalapackMove(*job.plan, {kMatrix, kMatrix}, {{blocks[0], blocks[1]}, {"x", "y"}, local(0)}, {{blocks[2], blocks[3]}, {"x", "y"}, local(1)}, static_cast<uint32_t>(rank));
+  return ScalapackMove(*job.plan, {kMatrix, kMatrix}, {{blocks[0], blocks[1]}, {"x", "y"}, local(0)},
+                       {{blocks[2], blocks[3]}, {"x", "y"}, local(1)}, static_cast<uint32_t>(rank));
 }
 #endif
 
@@ -329,31 +345,46 @@ int main(int argc, char **argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   const std::string models = "version: 1\nmodel: {extend: " RESHARD_SOURCE_DIR "/examples/models/";
   const std::pair<const char *, std::string> jobs[] = {
-      {"rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [16384, 8192], shard: {0: tp}}}}\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 4}, ranks: [1, 2, 3, 0]}\n"},
-      {"columns-to-rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: [8192, 8192]}, layouts: {c: {params: same, shard: {w: {1: tp}}}, r: {params: same, shard: {w: {0: tp}}}}}\n"
+      {"rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [16384, 8192], shard: {0: tp}}}}\nsource: {mesh: "
+               "{tp: 4}}\ntarget: {mesh: {tp: 4}, ranks: [1, 2, 3, 0]}\n"},
+      {"columns-to-rows", "version: 1\nmodel: {dtype: bf16, tensors: {w: [8192, 8192]}, layouts: {c: {params: same, "
+                          "shard: {w: {1: tp}}}, r: {params: same, shard: {w: {0: tp}}}}}\n"
                           "source: {layout: c, mesh: {tp: 4}}\ntarget: {layout: r, mesh: {tp: 4}}\n"},
       {"block-cyclic-2x2-to-4x1", cyclic(64, 64, "{x: 2, y: 2}", 48, 80, "{x: 4, y: 1}")},
       {"block-cyclic-4x1-to-1x4", cyclic(32, 128, "{x: 4, y: 1}", 128, 32, "{x: 1, y: 4}")},
-      {"qwen3-0.6b", models + "qwen3-0.6b.yaml}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, pp: 2}}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
-      {"qwen3-0.6b-tp4-tp2", models + "qwen3-0.6b.yaml}\nsource: {layout: megatron, mesh: {megatron: {tp: 4}}}\ntarget: {layout: vllm, mesh: {tp: 2}}\n"},
-      {"qwen3-0.6b-fsdp", models + "qwen3-0.6b.yaml}\nsource: {layout: fsdp2, mesh: {fsdp: 4}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
-      {"qwen3-30b-a3b-2-layers", models + "qwen3-30b-a3b.yaml, let: {layers: 2}}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, ep: 4, dp: 2}}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
-      {"llama3-8b-2-layers", models + "llama3-8b.yaml, let: {layers: 2}}\nsource: {layout: megatron, mesh: {megatron: {tp: 4}}}\ntarget: {layout: vllm, mesh: {tp: 2, dp: 2}}\n"},
+      {"qwen3-0.6b", models + "qwen3-0.6b.yaml}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, pp: 2}}}\ntarget: "
+                              "{layout: vllm, mesh: {tp: 4}}\n"},
+      {"qwen3-0.6b-tp4-tp2", models + "qwen3-0.6b.yaml}\nsource: {layout: megatron, mesh: {megatron: {tp: "
+                                      "4}}}\ntarget: {layout: vllm, mesh: {tp: 2}}\n"},
+      {"qwen3-0.6b-fsdp",
+       models + "qwen3-0.6b.yaml}\nsource: {layout: fsdp2, mesh: {fsdp: 4}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
+      {"qwen3-30b-a3b-2-layers",
+       models + "qwen3-30b-a3b.yaml, let: {layers: 2}}\nsource: {layout: megatron, mesh: {megatron: {tp: 2, ep: 4, dp: "
+                "2}}}\ntarget: {layout: vllm, mesh: {tp: 4}}\n"},
+      {"llama3-8b-2-layers", models + "llama3-8b.yaml, let: {layers: 2}}\nsource: {layout: megatron, mesh: {megatron: "
+                                      "{tp: 4}}}\ntarget: {layout: vllm, mesh: {tp: 2, dp: 2}}\n"},
   };
   for (const auto &[name, yaml] : jobs)
-    benchmark::RegisterBenchmark(name, [text = yaml](benchmark::State &state) {
-      const auto job = std::make_unique<Case>(text);
-      std::vector<Way> ways = {{"ours", [&] { job->ours(false); }}, {"messages", [&] { job->ours(true); }}, {"alltoallw", [&] { job->alltoallw(); }}, {"one_by_one", [&] { job->oneByOne(); }},
-                               {"persistent", [&] { job->persistent(); }}};
+    benchmark::RegisterBenchmark(name,
+                                 [text = yaml](benchmark::State &state) {
+                                   const auto job = std::make_unique<Case>(text);
+                                   std::vector<Way> ways = {{"ours", [&] { job->ours(false); }},
+                                                            {"messages", [&] { job->ours(true); }},
+                                                            {"alltoallw", [&] { job->alltoallw(); }},
+                                                            {"one_by_one", [&] { job->oneByOne(); }},
+                                                            {"persistent", [&] { job->persistent(); }}};
 #ifdef RESHARD_SCALAPACK
-      if (const auto blocks = cyclicBlocks.find(text); blocks != cyclicBlocks.end())
-        ways.push_back({"pdgemr2d", scalapack(*job, blocks->second)});
+                                   if (const auto blocks = cyclicBlocks.find(text); blocks != cyclicBlocks.end())
+                                     ways.push_back({"pdgemr2d", scalapack(*job, blocks->second)});
 #endif
-      compare(*job, ways);
-      paired(state, *job, ways);
-      for (reshard_executor *executor : job->executors)
-        reshard_close(executor);
-    })->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(11);
+                                   compare(*job, ways);
+                                   paired(state, *job, ways);
+                                   for (reshard_executor *executor : job->executors)
+                                     reshard_close(executor);
+                                 })
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond)
+        ->Iterations(11);
   benchmark::Initialize(&argc, argv);
   Silent silent;
   if (rank == 0)

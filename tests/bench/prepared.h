@@ -1,4 +1,5 @@
-// A plan on the threads transport, all in memory that was touched beforehand, and memcpy with as many threads to hold beside a run of it.
+// A plan on the threads transport, all in memory that was touched beforehand, and memcpy with as many threads to hold
+// beside a run of it.
 #pragma once
 
 #include "compiler/compile.h"
@@ -40,14 +41,16 @@ struct Bound {
 class Prepared {
 public:
   Prepared(const std::string &job, const std::vector<std::string> &overrides) {
-    const std::string path = std::filesystem::temp_directory_path() / ("reshard-bench-" + std::to_string(getpid()) + ".rplan");
+    const std::string path =
+        std::filesystem::temp_directory_path() / ("reshard-bench-" + std::to_string(getpid()) + ".rplan");
     CompileOptions options;
     options.overrides = overrides;
     CompileResult result;
     Diagnostics diagnostics;
     std::string digest;
     int64_t bytes = 0;
-    if (!compileJob(RESHARD_SOURCE_DIR "/" + job, options, result, diagnostics) || !writePlan(result.module, result.statistics, path, 0, digest, bytes).empty() ||
+    if (!compileJob(RESHARD_SOURCE_DIR "/" + job, options, result, diagnostics) ||
+        !writePlan(result.module, result.statistics, path, 0, digest, bytes).empty() ||
         !Plan::open(path, plan_).empty())
       fail(diagnostics.text());
     memory_ = std::make_unique<tools::Memory>(*plan_);
@@ -64,9 +67,11 @@ public:
           continue;
         for (schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place)) {
           std::byte *const at = place.params[p][instance.instance];
-          if (reshard_bind(executor_, place.endpoint, rank, instance.name.c_str(), at, static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
+          if (reshard_bind(executor_, place.endpoint, rank, instance.name.c_str(), at,
+                           static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
             fail(reshard_error(executor_));
-          (place.endpoint == 0 ? sources : targets).push_back({rank, schema::storedType(*endpoint.params()->Get(p)), std::move(instance), at});
+          (place.endpoint == 0 ? sources : targets)
+              .push_back({rank, schema::storedType(*endpoint.params()->Get(p)), std::move(instance), at});
         }
       }
     }
@@ -119,7 +124,8 @@ private:
 /// As many as the transport uses.
 inline unsigned threads() { return std::max(1u, std::thread::hardware_concurrency()); }
 
-/// memcpy of so many bytes, 1 MiB at a time, from consecutive source memory into consecutive target memory; a side that ends begins again.
+/// memcpy of so many bytes, 1 MiB at a time, from consecutive source memory into consecutive target memory; a side that
+/// ends begins again.
 class Copy {
 public:
   Copy(const std::vector<Bound> &from, const std::vector<Bound> &to, size_t bytes) {
@@ -140,7 +146,8 @@ public:
   /// Seconds of it.
   double run() const {
     const double begin = tools::now();
-    tools::parallelFor(pieces_.size(), threads(), [&](size_t i) { std::memcpy(pieces_[i].to, pieces_[i].from, pieces_[i].bytes); });
+    tools::parallelFor(pieces_.size(), threads(),
+                       [&](size_t i) { std::memcpy(pieces_[i].to, pieces_[i].from, pieces_[i].bytes); });
     return tools::now() - begin;
   }
 

@@ -1,6 +1,7 @@
-// Whole runs that quantise or dequantise beside the naive way, which is the same refit without, into wide buffers, and a pass of the same kernels over them (of a
-// quantised source before it), and beside memcpy of the source's bytes. All with as many threads, in memory touched beforehand, in turns within one run: quote
-// the ratios, not the rates, which are of the bytes of the wide values. Both ways must leave the same bytes, before anything is measured.
+// Whole runs that quantise or dequantise beside the naive way, which is the same refit without, into wide buffers, and
+// a pass of the same kernels over them (of a quantised source before it), and beside memcpy of the source's bytes. All
+// with as many threads, in memory touched beforehand, in turns within one run: quote the ratios, not the rates, which
+// are of the bytes of the wide values. Both ways must leave the same bytes, before anything is measured.
 //   bench-quantize [--benchmark_filter=…]
 
 #include "kernels/quantized.h"
@@ -53,9 +54,11 @@ public:
       matrix.scales = named.at({param.rank, param.instance.name + scale});
       if (stands.format == Quantization::nvfp4)
         matrix.tensorScales = named.at({param.rank, param.instance.name + "_scale_2"});
-      const uint64_t row = blockShape(stands.format).rows * matrix.columns * itemBytes(matrix.wide), each = std::max<uint64_t>(1, (1 << 20) / row);
+      const uint64_t row = blockShape(stands.format).rows * matrix.columns * itemBytes(matrix.wide),
+                     each = std::max<uint64_t>(1, (1 << 20) / row);
       for (uint64_t first = 0; first < matrix.blockRows(); first += each)
-        parts_.push_back({matrix, param.memory, first, std::min(each, matrix.blockRows() - first), &largest_[param.instance.name]});
+        parts_.push_back(
+            {matrix, param.memory, first, std::min(each, matrix.blockRows() - first), &largest_[param.instance.name]});
     }
   }
 
@@ -67,7 +70,8 @@ public:
   void dequantize() const {
     forEach([](const Part &part) {
       const uint64_t element = part.first * part.matrix.columns; // of formats whose blocks have one row
-      decodeElements(part.matrix, element, part.wide + element * itemBytes(part.matrix.wide), part.count * part.matrix.columns, {.stream = true});
+      decodeElements(part.matrix, element, part.wide + element * itemBytes(part.matrix.wide),
+                     part.count * part.matrix.columns, {.stream = true});
     });
   }
 
@@ -131,7 +135,8 @@ private:
 
 /// Weights: a normal distribution of a usual width, in bf16.
 void fillWeights(const std::vector<Bound> &params) {
-  constexpr size_t kPeriod = (1 << 20) + 3; // drawing all would take longer than the benchmark; no two blocks of a matrix are alike
+  constexpr size_t kPeriod =
+      (1 << 20) + 3; // drawing all would take longer than the benchmark; no two blocks of a matrix are alike
   std::mt19937_64 random(1);
   std::normal_distribution<float> weight(0, 0.02f);
   std::vector<uint16_t> weights(kPeriod);
@@ -148,7 +153,8 @@ void copyLike(const std::vector<Bound> &from, const std::vector<Bound> &to) {
   for (const Bound &param : from)
     named[{param.rank, param.instance.name}] = &param;
   for (const Bound &param : to)
-    if (const auto at = named.find({param.rank, param.instance.name}); at != named.end() && at->second->type == param.type)
+    if (const auto at = named.find({param.rank, param.instance.name});
+        at != named.end() && at->second->type == param.type)
       std::memcpy(param.memory, at->second->memory, param.bytes());
 }
 
@@ -181,7 +187,8 @@ void paired(benchmark::State &state, const Case &each) {
     const size_t expected = behind->hash();
     behind->clear();
     ours.refit();
-    // What was quantised need not be quantised to the same again: a largest code that was rounded down lets the scale be smaller.
+    // What was quantised need not be quantised to the same again: a largest code that was rounded down lets the scale
+    // be smaller.
     if (!before && behind->hash() != expected)
       fail(std::string(each.name) + ": codes or scales differ from those of the naive way");
   } else {
@@ -211,14 +218,18 @@ void paired(benchmark::State &state, const Case &each) {
 }
 
 const std::vector<Case> &cases() {
-  constexpr Stands mxfp8{Quantization::mxfp8}, swizzled{Quantization::mxfp8, true}, blockFp8{Quantization::block_fp8}, nvfp4{Quantization::nvfp4};
+  constexpr Stands mxfp8{Quantization::mxfp8}, swizzled{Quantization::mxfp8, true}, blockFp8{Quantization::block_fp8},
+      nvfp4{Quantization::nvfp4};
   static const std::vector<Case> all = {
       {"plain", {}, {}, {}},
       {"mxfp8", {"target.quantize=mxfp8"}, {}, mxfp8},
       {"mxfp8/swizzled", {"target.quantize={format: mxfp8, scale_layout: swizzled}"}, {}, swizzled},
       {"mxfp8/sender", {"target.quantize={format: mxfp8, by: sender}"}, {}, mxfp8},
       {"block_fp8", {"target.quantize=block_fp8"}, {}, blockFp8}, // by the sender
-      {"block_fp8/receiver", {"target.quantize={format: block_fp8, by: receiver}", "options.staging=64MiB"}, {}, blockFp8},
+      {"block_fp8/receiver",
+       {"target.quantize={format: block_fp8, by: receiver}", "options.staging=64MiB"},
+       {},
+       blockFp8},
       {"nvfp4", {"target.quantize=nvfp4"}, {}, nvfp4},
       {"mxfp8-to-plain", {"source.quantize=mxfp8"}, mxfp8, {}},
       {"mxfp8-to-mxfp8", {"source.quantize=mxfp8", "target.quantize=mxfp8"}, mxfp8, mxfp8},

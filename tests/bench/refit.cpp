@@ -1,6 +1,7 @@
-// A whole run of a plan on the threads transport, beside memcpy of the same bytes and beside a plain strided copy, each with as many threads. All touch the
-// same memory, touched beforehand, in turns within one run: quote the ratios, not the rates. `memcpy` moves each target param from a buffer of its size;
-// `strided` does what a hand-written copy would: the plan's own rows, listed beforehand in the order of the targets, a memcpy each.
+// A whole run of a plan on the threads transport, beside memcpy of the same bytes and beside a plain strided copy, each
+// with as many threads. All touch the same memory, touched beforehand, in turns within one run: quote the ratios, not
+// the rates. `memcpy` moves each target param from a buffer of its size; `strided` does what a hand-written copy would:
+// the plan's own rows, listed beforehand in the order of the targets, a memcpy each.
 //   bench-refit [--benchmark_filter=…]
 
 #include "tests/bench/prepared.h"
@@ -19,7 +20,12 @@ public:
     const tools::PairedPlan paired = prepared.paired();
     for (uint32_t rank = 0; rank < prepared.plan().world(); ++rank)
       for (uint32_t step = 0; step < paired.segment(rank).steps()->size(); ++step)
-        if (const std::string error = paired.forEachMove(rank, step, [&](const tools::Move &move) { forEachRow(move, [&](const tools::Move &row) { add(prepared, rank, row); }); }); !error.empty())
+        if (const std::string error =
+                paired.forEachMove(rank, step,
+                                   [&](const tools::Move &move) {
+                                     forEachRow(move, [&](const tools::Move &row) { add(prepared, rank, row); });
+                                   });
+            !error.empty())
           fail(error);
     std::sort(rows_.begin(), rows_.end(), [](const Row &a, const Row &b) { return a.to < b.to; });
     for (size_t i = 0, bytes = 0; i < rows_.size(); ++i)
@@ -84,6 +90,8 @@ void paired(benchmark::State &state, const char *job, const std::vector<std::str
 // Rows alone: every move is contiguous on both sides.
 BENCHMARK_CAPTURE(paired, contiguous, "tests/bench/contiguous.yaml", {})->Iterations(21)->Unit(benchmark::kMillisecond);
 // Rows, columns, interleaved QKV and gate/up of a real model.
-BENCHMARK_CAPTURE(paired, llama3_8b_4_layers, "examples/llama3-8b-16-to-8.yaml", {"model.let.layers=4"})->Iterations(11)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(paired, llama3_8b_4_layers, "examples/llama3-8b-16-to-8.yaml", {"model.let.layers=4"})
+    ->Iterations(11)
+    ->Unit(benchmark::kMillisecond);
 
 BENCHMARK_MAIN();

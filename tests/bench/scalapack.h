@@ -12,7 +12,8 @@
 extern "C" {
 void Cblacs_get(int context, int what, int *value);
 void Cblacs_gridmap(int *context, int *map, int leading, int rows, int columns);
-void Cpdgemr2d(int rows, int columns, double *from, int fromRow, int fromColumn, int *fromDescriptor, double *to, int toRow, int toColumn, int *toDescriptor, int context);
+void Cpdgemr2d(int rows, int columns, double *from, int fromRow, int fromColumn, int *fromDescriptor, double *to,
+               int toRow, int toColumn, int *toDescriptor, int context);
 }
 
 namespace reshard {
@@ -27,7 +28,8 @@ public:
     double *local;
   };
 
-  ScalapackMove(const Plan &plan, std::array<int, 2> shape, const Side &source, const Side &target, uint32_t rank) : shape_(shape) {
+  ScalapackMove(const Plan &plan, std::array<int, 2> shape, const Side &source, const Side &target, uint32_t rank)
+      : shape_(shape) {
     const Side *sides[2] = {&source, &target};
     for (uint32_t e : {0u, 1u}) {
       const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(e);
@@ -44,7 +46,8 @@ public:
       coordinate(0, 1);
       std::vector<int> map(endpoint.ranks()->size());
       for (uint32_t at = 0; at < map.size(); ++at) {
-        map[static_cast<size_t>(coordinate(at, 1) + coordinate(at, 0) * sizes[1])] = static_cast<int>(endpoint.ranks()->Get(at));
+        map[static_cast<size_t>(coordinate(at, 1) + coordinate(at, 0) * sizes[1])] =
+            static_cast<int>(endpoint.ranks()->Get(at));
         place = endpoint.ranks()->Get(at) == rank ? static_cast<int>(at) : place;
       }
       int context;
@@ -60,7 +63,10 @@ public:
     }
   }
 
-  void operator()() { Cpdgemr2d(shape_[1], shape_[0], local_[0], 1, 1, descriptors_[0].data(), local_[1], 1, 1, descriptors_[1].data(), context_); }
+  void operator()() {
+    Cpdgemr2d(shape_[1], shape_[0], local_[0], 1, 1, descriptors_[0].data(), local_[1], 1, 1, descriptors_[1].data(),
+              context_);
+  }
 
 private:
   std::array<int, 2> shape_;

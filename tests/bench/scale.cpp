@@ -1,7 +1,7 @@
-// The compiler as a user runs it: the whole process from start to the written file, one core, no cache between runs, no fsync; median of five
-// (families: one run).
-// Counters: peak memory, transfers, bytes of the plan, and nanoseconds for each transfer and rank. Then what readers of the largest plans wait
-// for: a rank that opens, verifies and binds its part, reshard-inspect, reshard-diff of two plans and of two equal ones.
+// The compiler as a user runs it: the whole process from start to the written file, one core, no cache between runs, no
+// fsync; median of five (families: one run). Counters: peak memory, transfers, bytes of the plan, and nanoseconds for
+// each transfer and rank. Then what readers of the largest plans wait for: a rank that opens, verifies and binds its
+// part, reshard-inspect, reshard-diff of two plans and of two equal ones.
 //   bench-scale [--benchmark_filter=…]        RESHARD_BIN: the folder of the commands
 
 #include "executor/reshard.h"
@@ -66,10 +66,12 @@ Spent run(std::vector<std::string> command, int code = 0) {
   rusage usage{};
   if (wait4(child, &status, 0, &usage) != child || !WIFEXITED(status) || WEXITSTATUS(status) != code)
     fail("'" + command[0] + " " + command[1] + "' failed");
-  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), static_cast<double>(usage.ru_maxrss) / 1024};
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+          static_cast<double>(usage.ru_maxrss) / 1024};
 }
 
-std::vector<std::string> compileCommand(const std::string &job, const std::string &plan, const std::vector<std::string> &options) {
+std::vector<std::string> compileCommand(const std::string &job, const std::string &plan,
+                                        const std::vector<std::string> &options) {
   std::vector<std::string> command = {binaries() + "/reshard-compile", job, "-o", plan, "--jobs=1", "--allow=missing"};
   command.insert(command.end(), options.begin(), options.end());
   return command;
@@ -103,9 +105,12 @@ std::string familyJob(const std::string &model, const std::string &source, const
   const std::string path = temporary(model + "-" + source + ".yaml");
   const bool uneven = model == "deepseek-v3" || model == "kimi-k2"; // 61 layers
   const std::string mesh = source == "megatron" ? "{megatron: {tp: 2, pp: 2, dp: 256, ep: 8}}" : "{fsdp: 1024}";
-  std::ofstream(path) << "version: 1\nmodel: " RESHARD_SOURCE_DIR "/examples/models/" << model << ".yaml\nsource: {layout: " << source << ", mesh: " << mesh
-                      << (source == "megatron" && uneven ? ", place: {layer: {axis: pp, sizes: [31, 30]}, expert: ep}" : "")
-                      << "}\ntarget: {layout: " << target << ", mesh: {tp: 4, dp: 256, views: [{ep: 8, copy: 128}]}, ranks: 1024..2047}\n";
+  std::ofstream(path) << "version: 1\nmodel: " RESHARD_SOURCE_DIR "/examples/models/" << model
+                      << ".yaml\nsource: {layout: " << source << ", mesh: " << mesh
+                      << (source == "megatron" && uneven ? ", place: {layer: {axis: pp, sizes: [31, 30]}, expert: ep}"
+                                                         : "")
+                      << "}\ntarget: {layout: " << target
+                      << ", mesh: {tp: 4, dp: 256, views: [{ep: 8, copy: 128}]}, ranks: 1024..2047}\n";
   return path;
 }
 
@@ -123,10 +128,14 @@ std::string longJob() {
 /// kimi-k2 on ever more ranks, whose instances and data parallel copies grow alike.
 std::string seriesJob(int copies) {
   const std::string path = temporary("series-" + std::to_string(copies) + ".yaml"), half = std::to_string(copies / 2);
-  std::ofstream(path) << "version: 1\nmodel: " RESHARD_SOURCE_DIR "/examples/models/kimi-k2.yaml\nsource: {layout: megatron, mesh: {megatron: {tp: 8, pp: 16, dp: " << copies
-                      << ", ep: " << std::min(128, 8 * copies) << ", etp: 1}}, place: {layer: {axis: pp, sizes: [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3]}, expert: ep}}\n"
-                      << "target: {layout: vllm, mesh: {tp: 8, dp: 16, instance: " << half << ", views: [{ep: 128, instance: " << half << "}]}, ranks: " << 128 * copies << ".."
-                      << 192 * copies - 1 << "}\n";
+  std::ofstream(path)
+      << "version: 1\nmodel: " RESHARD_SOURCE_DIR
+         "/examples/models/kimi-k2.yaml\nsource: {layout: megatron, mesh: {megatron: {tp: 8, pp: 16, dp: "
+      << copies << ", ep: " << std::min(128, 8 * copies)
+      << ", etp: 1}}, place: {layer: {axis: pp, sizes: [4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3]}, expert: "
+         "ep}}\n"
+      << "target: {layout: vllm, mesh: {tp: 8, dp: 16, instance: " << half << ", views: [{ep: 128, instance: " << half
+      << "}]}, ranks: " << 128 * copies << ".." << 192 * copies - 1 << "}\n";
   return path;
 }
 
@@ -200,11 +209,14 @@ void command(benchmark::State &state, const std::vector<std::string> &words, int
 } // namespace
 
 int main(int argc, char **argv) {
-  auto once = [](benchmark::internal::Benchmark *bench) { bench->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(1); };
+  auto once = [](benchmark::internal::Benchmark *bench) {
+    bench->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(1);
+  };
   auto median = [](benchmark::internal::Benchmark *bench) {
     bench->UseManualTime()->Unit(benchmark::kMillisecond)->Iterations(1)->Repetitions(5)->ReportAggregatesOnly();
   };
-  for (const char *job : {"qwen3-30b-a3b-32-to-16", "kimi-k2-256-to-128", "kimi-k2-2048-to-1024", "clusters/kimi-k2-16384-to-8192"})
+  for (const char *job :
+       {"qwen3-30b-a3b-32-to-16", "kimi-k2-256-to-128", "kimi-k2-2048-to-1024", "clusters/kimi-k2-16384-to-8192"})
     for (const bool nodes : {false, true})
       median(benchmark::RegisterBenchmark((std::string("compile/") + job + (nodes ? "/h100x8" : "")).c_str(), compile,
                                           std::string(RESHARD_SOURCE_DIR "/examples/") + job + ".yaml",
@@ -212,13 +224,15 @@ int main(int argc, char **argv) {
   std::vector<std::string> written;
   for (const int copies : {2, 4, 8, 16}) {
     written.push_back(seriesJob(copies));
-    median(benchmark::RegisterBenchmark(("series/" + std::to_string(128 * copies)).c_str(), compile, written.back(), std::vector<std::string>{}));
+    median(benchmark::RegisterBenchmark(("series/" + std::to_string(128 * copies)).c_str(), compile, written.back(),
+                                        std::vector<std::string>{}));
   }
-  for (const char *model : {"llama3-70b", "llama3-405b", "qwen2.5-72b", "qwen3-32b", "qwen3-235b-a22b", "mixtral-8x7b", "deepseek-v3", "kimi-k2", "glm-4.5",
-                            "gpt-oss-120b", "nemotron-h-8b"})
+  for (const char *model : {"llama3-70b", "llama3-405b", "qwen2.5-72b", "qwen3-32b", "qwen3-235b-a22b", "mixtral-8x7b",
+                            "deepseek-v3", "kimi-k2", "glm-4.5", "gpt-oss-120b", "nemotron-h-8b"})
     for (const char *source : {"megatron", "fsdp2"}) {
       written.push_back(familyJob(model, source, "vllm"));
-      once(benchmark::RegisterBenchmark((std::string("compile-1024/") + model + "/" + source).c_str(), compile, written.back(), std::vector<std::string>{}));
+      once(benchmark::RegisterBenchmark((std::string("compile-1024/") + model + "/" + source).c_str(), compile,
+                                        written.back(), std::vector<std::string>{}));
     }
   written.push_back(longJob());
   median(benchmark::RegisterBenchmark("yaml/20000-tensors/layout", [job = written.back()](benchmark::State &state) {
@@ -226,9 +240,15 @@ int main(int argc, char **argv) {
   }));
   median(benchmark::RegisterBenchmark("yaml/20000-tensors/plan", compile, written.back(), std::vector<std::string>{}));
   benchmark::RegisterBenchmark("read/open-verify-bind", openAndBind)->Unit(benchmark::kMillisecond);
-  median(benchmark::RegisterBenchmark("read/inspect", [](benchmark::State &state) { command(state, {binaries() + "/reshard-inspect", plans().a}, 0); }));
-  median(benchmark::RegisterBenchmark("read/diff", [](benchmark::State &state) { command(state, {binaries() + "/reshard-diff", plans().a, plans().b}, 1); }));
-  median(benchmark::RegisterBenchmark("read/diff-equal", [](benchmark::State &state) { command(state, {binaries() + "/reshard-diff", plans().a, plans().copy}, 0); }));
+  median(benchmark::RegisterBenchmark("read/inspect", [](benchmark::State &state) {
+    command(state, {binaries() + "/reshard-inspect", plans().a}, 0);
+  }));
+  median(benchmark::RegisterBenchmark("read/diff", [](benchmark::State &state) {
+    command(state, {binaries() + "/reshard-diff", plans().a, plans().b}, 1);
+  }));
+  median(benchmark::RegisterBenchmark("read/diff-equal", [](benchmark::State &state) {
+    command(state, {binaries() + "/reshard-diff", plans().a, plans().copy}, 0);
+  }));
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   for (const std::string &path : written)

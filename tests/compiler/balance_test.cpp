@@ -1,4 +1,5 @@
-// balance: near the optimum, which optimum_test.cpp checks by its definition; by the locality rule; never inside a unit.
+// balance: near the optimum, which optimum_test.cpp checks by its definition; by the locality rule; never inside a
+// unit.
 
 #include "compiler/compile.h"
 #include "compiler/floors.h"
@@ -78,7 +79,8 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
     for (const Transfer &transfer : module.transfers.transfers) {
       const Tile &tile = module.transfers.tiles[transfer.tile];
       const std::vector<int32_t> allowed = candidates(layout, tile, transfer.target);
-      ASSERT_TRUE(std::count(allowed.begin(), allowed.end(), transfer.source)) << "seed " << seed << " breaks the locality rule";
+      ASSERT_TRUE(std::count(allowed.begin(), allowed.end(), transfer.source))
+          << "seed " << seed << " breaks the locality rule";
       chosen += allowed.size() > 1;
       if (source.ranks[transfer.source] != layout.endpoints[tile.endpoint].ranks[transfer.target])
         egress[transfer.source] += bytes(module.transfers, transfer);
@@ -97,9 +99,11 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
       mostByRank = std::max(mostByRank, bytes);
     const int64_t floor = egressFloor(layout, module.transfers);
     const int64_t allowed = floor + floor / 100 + largestIndivisible(module);
-    EXPECT_LE(most, allowed) << "seed " << seed << ": floor " << floor << ", largest piece " << largestIndivisible(module);
+    EXPECT_LE(most, allowed) << "seed " << seed << ": floor " << floor << ", largest piece "
+                             << largestIndivisible(module);
     EXPECT_LE(most, mostByRank) << "seed " << seed << ": worse than round-robin by rank";
-    if (module.transfers.routes.empty()) { // the locality rule takes candidates away, so the floor without it is no higher
+    if (module.transfers.routes
+            .empty()) { // the locality rule takes candidates away, so the floor without it is no higher
       const int64_t anywhere = floors(layout, module.transfers).egressAnywhere;
       EXPECT_LE(anywhere, floor) << "seed " << seed;
       local += anywhere < floor;
@@ -111,7 +115,8 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
 
 /// A tensor of 1000 rows, three replicas, one other rank that wants it.
 Module threeReplicas(const std::string &rule, const std::string &shape = "[1000, 8]") {
-  const std::string path = std::filesystem::temp_directory_path() / ("balance_test." + std::to_string(getpid()) + ".yaml");
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("balance_test." + std::to_string(getpid()) + ".yaml");
   std::ofstream(path) << "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: " << shape << ", shard: {0: " << rule
                       << "}}}}\nsource: {mesh: {tp: 1, dp: 3}}\ntarget: {mesh: {tp: 1}, ranks: 3..3}\n";
   CompileOptions options;
@@ -135,7 +140,8 @@ TEST(Balance, CutsATensorBetweenReplicas) {
 }
 
 TEST(Balance, CutsBetweenUnitsAlone) {
-  EXPECT_EQ(cuts(threeReplicas("{axis: tp, unit: 128}")), (std::vector<std::pair<int64_t, int64_t>>{{0, 384}, {384, 640}, {640, 1000}}));
+  EXPECT_EQ(cuts(threeReplicas("{axis: tp, unit: 128}")),
+            (std::vector<std::pair<int64_t, int64_t>>{{0, 384}, {384, 640}, {640, 1000}}));
   EXPECT_EQ(threeReplicas("{axis: tp, unit: 1000}", "[1000]").transfers.transfers.size(), 1u);
 }
 

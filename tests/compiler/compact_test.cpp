@@ -13,7 +13,8 @@ using namespace reshard;
 namespace {
 
 CompileResult compiled(const std::string &text) {
-  const std::string path = std::filesystem::temp_directory_path() / ("reshard-compact-" + std::to_string(getpid()) + ".yaml");
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("reshard-compact-" + std::to_string(getpid()) + ".yaml");
   std::ofstream(path) << text;
   CompileOptions options;
   options.verifyEach = true;
@@ -46,15 +47,16 @@ TEST(Compact, AMillionBlocksAreAFewDescriptors) {
 }
 
 TEST(Compact, ABlockCyclicDimensionMeetsAFlatBuffer) {
-  const CompileResult result = compiled("version: 1\n"
-                                        "model:\n"
-                                        "  dtype: bf16\n"
-                                        "  tensors: {a: [1048576, 3]}\n"
-                                        "  layouts:\n"
-                                        "    train: {params: {f: {flat: [a], shard: {0: {axis: fsdp, scheme: chunk}}}}}\n"
-                                        "    serve: {params: {a: {holds: a, shard: {0: {axis: tp, scheme: round_robin}}}}}\n"
-                                        "source: {layout: train, mesh: {fsdp: 7}}\n"
-                                        "target: {layout: serve, mesh: {tp: 4}}\n");
+  const CompileResult result =
+      compiled("version: 1\n"
+               "model:\n"
+               "  dtype: bf16\n"
+               "  tensors: {a: [1048576, 3]}\n"
+               "  layouts:\n"
+               "    train: {params: {f: {flat: [a], shard: {0: {axis: fsdp, scheme: chunk}}}}}\n"
+               "    serve: {params: {a: {holds: a, shard: {0: {axis: tp, scheme: round_robin}}}}}\n"
+               "source: {layout: train, mesh: {fsdp: 7}}\n"
+               "target: {layout: serve, mesh: {tp: 4}}\n");
   EXPECT_EQ(result.statistics.targetBytes, 1048576 * 6);
   EXPECT_LE(result.statistics.descriptors, 200);
 }

@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <ctime>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -218,7 +218,8 @@ TEST(Errors, HostileConfigs) {
       {"{\"hidden\": 99999999999999999999}", "a number with a fraction or past 2^63"},
       {"{\"hidden\": \"\xff\"}", "not JSON"},
       {std::string("\0\0", 2), "not JSON"},
-      {"{\"hidden\": 8, \"t\": {\"hidden\": [{\"hidden\": 1}, \"hidden\"]},\n \"a\": \"\\\"hidden\\\": 1\", \"hi\\u0064den\": 9}",
+      {"{\"hidden\": 8, \"t\": {\"hidden\": [{\"hidden\": 1}, \"hidden\"]},\n \"a\": \"\\\"hidden\\\": 1\", "
+       "\"hi\\u0064den\": 9}",
        "c.json:2:24: error: duplicate key 'hidden'"},
       {"{\"hidden\": 8, \"t\": [[{\"a\": 1, \"b\": 2, \"a\": 3}]]}", "c.json:1:39: error: duplicate key 'a'"},
   };

@@ -102,7 +102,8 @@ TEST_F(JobTest, Options) {
   EXPECT_EQ(read(ends + "options: {topology: {ranks_per_node: 8}}").topology.ranksPerNode, 8);
   write("t/h100.yaml", "ranks_per_node: 16\n");
   EXPECT_EQ(read(ends + "options: {topology: t/h100.yaml}").topology.ranksPerNode, 16);
-  EXPECT_EQ(read(ends + "options: {topology: t/h100.yaml}", {"options.topology.ranks_per_node=4"}).topology.ranksPerNode, 4);
+  EXPECT_EQ(
+      read(ends + "options: {topology: t/h100.yaml}", {"options.topology.ranks_per_node=4"}).topology.ranksPerNode, 4);
 }
 
 TEST_F(JobTest, LayoutsAndSwitches) {

@@ -90,12 +90,15 @@ TEST(Model, ConfigKeys) {
            "k: $text_config.heads, d: $text_config.dim or 2, e: $theta}\ntensors: {w: [h]}\n",
            folder);
   EXPECT_EQ(model.let, (Environment{{"h", 8}, {"t", 1}, {"n", 4}, {"m", 3}, {"k", 4}, {"d", 2}, {"e", 1000000}}));
-  const Model other = read("config: config.json\ndtype: bf16\n"
-                           "let: {a: $missing or $hidden_size, b: $none or $missing or a / 2, l: $layers or $types}\nindex: {layer: l}\n"
-                           "tensors:\n  \"m.{layer}\": {shape: [a], where: {layer: {pattern: $pattern or $types, is: [M, mamba]}}}\n"
-                           "  \"n.{layer}\": {shape: [b], where: {layer: {pattern: $letters or $types, is: [M, mamba]}}}\n",
-                           folder);
-  EXPECT_EQ(other.let, (Environment{{"a", 8}, {"b", 4}, {"l", 3}})); // the first that is there and not null; of an array how many it has
+  const Model other = read(
+      "config: config.json\ndtype: bf16\n"
+      "let: {a: $missing or $hidden_size, b: $none or $missing or a / 2, l: $layers or $types}\nindex: {layer: l}\n"
+      "tensors:\n  \"m.{layer}\": {shape: [a], where: {layer: {pattern: $pattern or $types, is: [M, mamba]}}}\n"
+      "  \"n.{layer}\": {shape: [b], where: {layer: {pattern: $letters or $types, is: [M, mamba]}}}\n",
+      folder);
+  EXPECT_EQ(
+      other.let,
+      (Environment{{"a", 8}, {"b", 4}, {"l", 3}})); // the first that is there and not null; of an array how many it has
   for (const TensorDeclaration &tensor : other.tensors) {
     const auto &layers = tensor.where.at("layer");
     ASSERT_EQ(layers.size(), 2u);

@@ -125,7 +125,8 @@ TEST(Packs, RelationsAndCutsOfRandomPacks) {
       }
       // who holds which positions
       Scheme scheme;
-      scheme.name = std::vector<std::string>{"even", "chunk", "balanced", "vllm", "sglang", "round_robin", "cyclic", "stride"}[upTo(7)];
+      scheme.name = std::vector<std::string>{"even",   "chunk",       "balanced", "vllm",
+                                             "sglang", "round_robin", "cyclic",   "stride"}[upTo(7)];
       if (scheme.name == "cyclic" || scheme.name == "stride")
         scheme.numbers = {1 + upTo(2)};
       scheme.unit = upTo(3) == 0 ? 1 + upTo(3) : 0;

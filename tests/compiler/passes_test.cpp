@@ -1,5 +1,6 @@
-// The passes as one: random layouts, built directly, are lowered to steps, and the steps are played on labelled elements, in a random
-// order. Every target element must end with the label that its share says, however the passes got there.
+// The passes as one: random layouts, built directly, are lowered to steps, and the steps are played on labelled
+// elements, in a random order. Every target element must end with the label that its share says, however the passes got
+// there.
 
 #include "compiler/pass.h"
 #include "ir/text.h"
@@ -43,7 +44,8 @@ Memory labels(const Layout &layout, const Endpoint &endpoint) {
           }
           const Share &share = endpoint.shares[part.dimensions[d].share];
           const bool variable = d < family.variables.size();
-          const int64_t n = variable ? layout.variables[family.variables[d]].size : family.shape[d - family.variables.size()];
+          const int64_t n =
+              variable ? layout.variables[family.variables[d]].size : family.shape[d - family.variables.size()];
           for (const auto &[from, to] : expand(share.at[coordinate(endpoint, share.axes, place)])) {
             int64_t step = 0, stride = 0;
             if (part.dimensions[d].param >= 0) {

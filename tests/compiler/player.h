@@ -1,4 +1,5 @@
-// Plays a schedule on labelled elements as the least orderly executor would: whatever may happen next happens in a random order.
+// Plays a schedule on labelled elements as the least orderly executor would: whatever may happen next happens in a
+// random order.
 #pragma once
 
 #include "ir/ir.h"
@@ -15,14 +16,16 @@ namespace reshard::ir {
 /// Memory of every instance of every place of an endpoint, one 64-bit label an element, by place and instance.
 using Memory = std::vector<std::vector<std::vector<int64_t>>>;
 
-/// Steps wait for `after` alone. A chunk of a message is packed into the sender's slot (or read where it stands when it is sent)
-/// once the one before the last has left it, crosses when the receiver's slot is free and its step may start, and is unpacked some
-/// time later. So an early read, or a slot that is taken too soon, gives wrong labels, and a cycle gives an end with steps left.
+/// Steps wait for `after` alone. A chunk of a message is packed into the sender's slot (or read where it stands when it
+/// is sent) once the one before the last has left it, crosses when the receiver's slot is free and its step may start,
+/// and is unpacked some time later. So an early read, or a slot that is taken too soon, gives wrong labels, and a cycle
+/// gives an end with steps left.
 class Player {
 public:
   static constexpr int64_t kUnwritten = -1;
 
-  Player(const Module &module, const Memory &source, Memory &target, uint64_t seed) : module_(module), source_(source), target_(target), random_(seed) {
+  Player(const Module &module, const Memory &source, Memory &target, uint64_t seed)
+      : module_(module), source_(source), target_(target), random_(seed) {
     for (const RankSchedule &rank : module.schedule.ranks) {
       arenas_.emplace_back(rank.arenaBytes, kUnwritten);
       states_.emplace_back(rank.steps.size());
@@ -104,7 +107,8 @@ private:
     }
     if (!crosses)
       return false;
-    const std::vector<Element> elements = step.staging >= 0 ? get(at, step.inputs, state.crossed) : read(at, state.crossed);
+    const std::vector<Element> elements =
+        step.staging >= 0 ? get(at, step.inputs, state.crossed) : read(at, state.crossed);
     if (receive.staging >= 0)
       put(to, there.crossed, elements);
     else
@@ -192,7 +196,8 @@ private:
     for (const Place &place : chunk(at, stepAt(at).outputs, number)) {
       ASSERT_LT(next, elements.size());
       const bool relayed = place.memory == &arenas_[at.rank]; // in turn
-      ASSERT_TRUE(relayed || place.memory->at(place.element) == kUnwritten) << "rank " << at.rank << " step " << at.step << " writes twice";
+      ASSERT_TRUE(relayed || place.memory->at(place.element) == kUnwritten)
+          << "rank " << at.rank << " step " << at.step << " writes twice";
       place.memory->at(place.element) = elements[next++].label;
     }
     ASSERT_EQ(next, elements.size());

@@ -120,7 +120,8 @@ private:
     std::vector<unsigned> axes = {0, 1, 2};
     std::shuffle(axes.begin(), axes.end(), random_);
     for (const IndexVariable &variable : layout.variables)
-      endpoint.placement.push_back(share(endpoint, variable.size, pick(0, 1) ? someAxes(axes) : std::vector<unsigned>{}));
+      endpoint.placement.push_back(
+          share(endpoint, variable.size, pick(0, 1) ? someAxes(axes) : std::vector<unsigned>{}));
     for (unsigned f = 0; f < layout.families.size(); ++f)
       for (int copies = source ? pick(1, 2) : pick(0, 2); copies > 0; --copies)
         endpoint.params.push_back(param(layout, endpoint, f, axes, copies));

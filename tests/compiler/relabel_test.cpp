@@ -5,7 +5,6 @@
 
 #include <gtest/gtest.h>
 
-
 using namespace reshard;
 using namespace reshard::ir;
 
@@ -17,7 +16,8 @@ int64_t localBytes(const Module &module, const std::vector<int32_t> &ranks) {
   for (const Tile &tile : module.transfers.tiles)
     for (int32_t place : tile.targets)
       for (const Holder &holder : tile.holders)
-        if (std::any_of(holder.places.begin(), holder.places.end(), [&](int32_t p) { return module.layout.endpoints[0].ranks[p] == ranks[place]; })) {
+        if (std::any_of(holder.places.begin(), holder.places.end(),
+                        [&](int32_t p) { return module.layout.endpoints[0].ranks[p] == ranks[place]; })) {
           bytes += tile.family < 0 ? 0 : tile.bytes * tile.tensors;
           break;
         }

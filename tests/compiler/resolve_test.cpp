@@ -407,10 +407,11 @@ struct Same {
   Same() { std::filesystem::create_directory(folder); }
   ~Same() { std::filesystem::remove_all(folder); }
   Resolved target(const std::string &layouts, const std::string &layout) const {
-    std::ofstream(folder / "base.yaml") << "dtype: bf16\nindex: {x: 2}\n"
-                                           "tensors: {\"l.{x}\": [3], norm: [2], scale: [], gone: {shape: [1], when: 0}}\n"
-                                           "layouts: {same: {params: same},\n"
-                                           "          cut: {params: same, shard: {\"*\": {0: {axis: tp, scheme: chunk}}}}}\n";
+    std::ofstream(folder / "base.yaml")
+        << "dtype: bf16\nindex: {x: 2}\n"
+           "tensors: {\"l.{x}\": [3], norm: [2], scale: [], gone: {shape: [1], when: 0}}\n"
+           "layouts: {same: {params: same},\n"
+           "          cut: {params: same, shard: {\"*\": {0: {axis: tp, scheme: chunk}}}}}\n";
     std::ofstream(folder / "job.yaml") << "version: 1\nmodel: {extend: base.yaml, layouts: " + layouts +
                                               "}\nsource: {layout: same, mesh: {}}\ntarget: {layout: " + layout +
                                               ", mesh: {tp: 2}}\n";
@@ -422,7 +423,8 @@ TEST(Resolve, GlobsThatCutDoNotFitScalars) {
   const Same same;
   const Resolved cut = same.target("{}", "cut");
   ASSERT_TRUE(cut.layout) << cut.diagnostics.text();
-  EXPECT_EQ(contents(*cut.layout, 1, 1), (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [1] norm:1", "scale [] scale"}));
+  EXPECT_EQ(contents(*cut.layout, 1, 1),
+            (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [1] norm:1", "scale [] scale"}));
   expectError(same.target("{scalars: {params: same, shard: {\"sc*\": {0: tp}}}}", "scalars"),
               "'sc*' in 'shard' of layout 'scalars' fits no param but scalars, which have no dimension to cut");
   expectError(same.target("{scalar: {params: same, shard: {scale: {0: tp}}}}", "scalar"),
@@ -439,7 +441,8 @@ TEST(Resolve, AnEmptyShardOfItsOwnComesBeforeGlobs) {
 
 TEST(Resolve, ParamsOntoTheSame) {
   const Same same;
-  const std::string params = "params: {scale: null, gone: null, norm: {holds: norm, pad: {0: 4}}, twice: {concat: [norm, norm]}}}}";
+  const std::string params =
+      "params: {scale: null, gone: null, norm: {holds: norm, pad: {0: 4}}, twice: {concat: [norm, norm]}}}}";
   const Lines expected{"l.0 [3] l.0:0 l.0:1 l.0:2", "l.1 [3] l.1:0 l.1:1 l.1:2", "norm [4] norm:0 norm:1 z z",
                        "twice [4] norm:0 norm:1 norm:0 norm:1"};
   // Of a layout above, and of the layout of the same name in the file that is extended.

@@ -1,5 +1,5 @@
-// Rounds: nothing collides, nothing is forwarded before it is there, and without relays there are as many rounds as the busiest
-// port has chunks.
+// Rounds: nothing collides, nothing is forwarded before it is there, and without relays there are as many rounds as the
+// busiest port has chunks.
 
 #include "compiler/rounds.h"
 
@@ -37,8 +37,10 @@ protected:
   int64_t pick(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random_); }
 
   /// Chunk by chunk what the header promises; returns the number of rounds.
-  uint32_t check(const std::vector<Stream> &streams, const ir::Topology &topology, const RoundLimits &limits, const std::vector<Message> &messages) {
-    std::map<std::pair<uint32_t, uint32_t>, std::map<int64_t, uint32_t>> there; // by stream and hop: end of a chunk's bytes -> the round in which they can go on
+  uint32_t check(const std::vector<Stream> &streams, const ir::Topology &topology, const RoundLimits &limits,
+                 const std::vector<Message> &messages) {
+    std::map<std::pair<uint32_t, uint32_t>, std::map<int64_t, uint32_t>>
+        there; // by stream and hop: end of a chunk's bytes -> the round in which they can go on
     std::vector<std::vector<int64_t>> sent;
     for (const Stream &stream : streams)
       sent.emplace_back(stream.hops.size());
@@ -53,7 +55,8 @@ protected:
       const bool local = topology.node(message.from) == topology.node(message.to);
       const int64_t most = local ? limits.localBytes : limits.bytes;
       const uint32_t each = local ? 1 : limits.rounds;
-      EXPECT_TRUE(message.bytes > 0 && (message.chunk == 0 ? message.bytes <= most : message.chunk <= most && message.bytes > most));
+      EXPECT_TRUE(message.bytes > 0 &&
+                  (message.chunk == 0 ? message.bytes <= most : message.chunk <= most && message.bytes > most));
       const int64_t chunk = message.chunk > 0 ? message.chunk : message.bytes;
       EXPECT_EQ(message.chunk % 256, 0);
       const auto chunks = static_cast<uint32_t>((message.bytes + chunk - 1) / chunk);
@@ -133,7 +136,8 @@ TEST_F(Rounds, ForwardInOrder) {
       std::shuffle(ranks.begin(), ranks.end(), random_);
       for (int64_t h = 0, hops = pick(1, 8); h < hops; ++h) {
         const auto after = static_cast<int32_t>(pick(-1, h - 1));
-        stream.hops.push_back(h == 0 ? Stream::Hop{ranks[0], ranks[1], -1} : Stream::Hop{ranks[std::max(after, 0) + 1], ranks[h + 1], std::max(after, 0)});
+        stream.hops.push_back(h == 0 ? Stream::Hop{ranks[0], ranks[1], -1}
+                                     : Stream::Hop{ranks[std::max(after, 0) + 1], ranks[h + 1], std::max(after, 0)});
       }
     }
     check(streams, topology, limits, dealRounds(streams, topology, limits, RandomCuts(round)));

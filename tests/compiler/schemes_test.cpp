@@ -224,7 +224,8 @@ TEST(Schemes, RandomAgainstRowByRow) {
 TEST(Schemes, PipelineStagesOfTheEngines) { // their own functions made the tables (tests/library/stages.py)
   for (const char *engine : {"vllm", "sglang"}) {
     std::ifstream file(std::string(RESHARD_SOURCE_DIR "/tests/library/stages/") + engine + ".txt");
-    std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> more; // ranks, rows mod ranks -> by rank: 1 where it has one more
+    std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>>
+        more; // ranks, rows mod ranks -> by rank: 1 where it has one more
     for (std::string line; std::getline(file, line);) {
       if (line.empty() || !std::isdigit(static_cast<unsigned char>(line[0])))
         continue;

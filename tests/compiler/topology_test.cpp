@@ -19,7 +19,9 @@ std::optional<ir::Topology> read(const std::string &text, std::string &errors) {
 
 TEST(Topology, ReadsUnits) {
   std::string errors;
-  const auto t = read("ranks_per_node: 4\nlink: {rate: 10GB/s, latency: 2us}\nnics: {per_node: 2, rate: 100 Gb/s, latency: 500ns}\ncopy: {rate: 8MB/s}\n", errors);
+  const auto t = read("ranks_per_node: 4\nlink: {rate: 10GB/s, latency: 2us}\nnics: {per_node: 2, rate: 100 Gb/s, "
+                      "latency: 500ns}\ncopy: {rate: 8MB/s}\n",
+                      errors);
   ASSERT_TRUE(t) << errors;
   EXPECT_EQ(*t, (ir::Topology{4, 10'000'000'000, 2000, 2, 12'500'000'000, 500, 8'000'000}));
 }

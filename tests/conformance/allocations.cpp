@@ -15,7 +15,9 @@ std::atomic<bool> counting{false};
 std::atomic<uint64_t> ours{0}, libraries{0};
 void *first = nullptr; // who made the first call of ours
 
-[[maybe_unused]] bool startsWith(const char *text, const char *with) { return std::strncmp(text, with, std::strlen(with)) == 0; }
+[[maybe_unused]] bool startsWith(const char *text, const char *with) {
+  return std::strncmp(text, with, std::strlen(with)) == 0;
+}
 
 const char *fileOf(void *address, Dl_info &info) {
   if (!dladdr(address, &info) || !info.dli_fname)
@@ -45,7 +47,8 @@ const char *fileOf(void *address, Dl_info &info) {
   }
   Dl_info program{};
   const char *own = fileOf(reinterpret_cast<void *>(&beginCounting), program);
-  if (f >= depth || !*file || std::strcmp(file, own) == 0 || startsWith(file, "libreshard_")) { // or a caller that cannot be told
+  if (f >= depth || !*file || std::strcmp(file, own) == 0 ||
+      startsWith(file, "libreshard_")) { // or a caller that cannot be told
     if (ours++ == 0)
       first = f < depth ? frames[f] : caller;
   } else {

@@ -6,7 +6,8 @@
 
 namespace reshard::conformance {
 
-/// Sanitizers bring their own allocator, and keep records of what runs: with them neither calls nor the growth of memory or time count.
+/// Sanitizers bring their own allocator, and keep records of what runs: with them neither calls nor the growth of
+/// memory or time count.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kAllocationsAreCounted = false;
 #else

@@ -1,5 +1,5 @@
-// One suite for every transport and device: runs all plans of a folder, each under two seeds, and checks every target byte. Under mpirun all
-// processes go from plan to plan together, also where one of them failed.
+// One suite for every transport and device: runs all plans of a folder, each under two seeds, and checks every target
+// byte. Under mpirun all processes go from plan to plan together, also where one of them failed.
 
 #include "executor/reshard.h"
 #include "tests/conformance/allocations.h"
@@ -59,7 +59,8 @@ public:
     }
     const uint64_t right = processes_.sum(right_);
     if (processes_.first())
-      std::printf("%zu plans, %llu bytes right, %zu wrong\n", paths.size(), static_cast<unsigned long long>(right), wrong_.size());
+      std::printf("%zu plans, %llu bytes right, %zu wrong\n", paths.size(), static_cast<unsigned long long>(right),
+                  wrong_.size());
     std::fflush(stdout);
     return wrong_.empty() ? kDone : kNegative;
   }
@@ -74,15 +75,18 @@ private:
     return processes_.largest(error.empty() ? 0 : 1) == 0;
   }
 
-  /// Opens a plan, gives it memory and prepares it; false where a process refuses it. The steps in which the processes wait for each other
-  /// come after all have done the step before.
+  /// Opens a plan, gives it memory and prepares it; false where a process refuses it. The steps in which the processes
+  /// wait for each other come after all have done the step before.
   bool prepare(const std::string &path, Subject &subject) const {
     subject.name = std::filesystem::path(path).filename();
-    return agreed(subject, Plan::open(path, subject.plan)) && agreed(subject, open(path, subject)) && agreed(subject, allocate(subject)) &&
-           agreed(subject, bind(subject)) && agreed(subject, said(subject, reshard_prepare(subject.executor.get())));
+    return agreed(subject, Plan::open(path, subject.plan)) && agreed(subject, open(path, subject)) &&
+           agreed(subject, allocate(subject)) && agreed(subject, bind(subject)) &&
+           agreed(subject, said(subject, reshard_prepare(subject.executor.get())));
   }
 
-  static std::string said(const Subject &subject, reshard_status status) { return status == RESHARD_OK ? "" : reshard_error(subject.executor.get()); }
+  static std::string said(const Subject &subject, reshard_status status) {
+    return status == RESHARD_OK ? "" : reshard_error(subject.executor.get());
+  }
 
   std::string open(const std::string &path, Subject &subject) const {
     reshard_options options{};
@@ -120,7 +124,9 @@ private:
           if (place.endpoint > 0)
             std::memset(memory, kOld, bytes);
           const uint32_t rank = endpoint.ranks()->Get(place.place);
-          if (std::string error = said(subject, reshard_bind(executor, place.endpoint, rank, instance.name.c_str(), memory, bytes)); !error.empty())
+          if (std::string error =
+                  said(subject, reshard_bind(executor, place.endpoint, rank, instance.name.c_str(), memory, bytes));
+              !error.empty())
             return error;
         }
         // Nobody is there who could refresh anything.
@@ -131,7 +137,9 @@ private:
     return {};
   }
 
-  std::string once(const Subject &subject) const { return said(subject, reshard_run(subject.executor.get(), options_.timeout)); }
+  std::string once(const Subject &subject) const {
+    return said(subject, reshard_run(subject.executor.get(), options_.timeout));
+  }
 
   /// Runs a prepared plan; whether all is right.
   bool examine(const std::string &path, const Subject &subject) {
@@ -163,7 +171,9 @@ private:
         first = first.empty() ? result.first : first;
       }
     right_ += mismatches == 0 ? bytes : 0;
-    return agreed(subject, mismatches == 0 ? "" : std::to_string(mismatches) + " elements WRONG under seed " + std::to_string(seed) + "; " + first);
+    return agreed(subject, mismatches == 0 ? ""
+                                           : std::to_string(mismatches) + " elements WRONG under seed " +
+                                                 std::to_string(seed) + "; " + first);
   }
 
   bool allocatesNothing(const Subject &subject) const {
@@ -176,14 +186,17 @@ private:
     const Allocations found = endCounting();
     const uint64_t libraries = processes_.sum(found.libraries);
     if (processes_.first())
-      std::printf("%s: %llu allocations by libraries in a run\n", subject.name.c_str(), static_cast<unsigned long long>(libraries));
+      std::printf("%s: %llu allocations by libraries in a run\n", subject.name.c_str(),
+                  static_cast<unsigned long long>(libraries));
     const bool none = !error.empty() || found.ours == 0;
-    return agreed(subject, none ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
+    return agreed(subject,
+                  none ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
   }
 
-  /// Many runs: neither memory nor time may grow. At the end they take turns with those of a newly opened executor, and the fastest of each are
-  /// compared: what else the machine does changes times tenfold from minute to minute, but for both alike. Processes that share cores may fall into a step in
-  /// which one of the two always waits for a slice of time; that passes, and runs that became slower stay so.
+  /// Many runs: neither memory nor time may grow. At the end they take turns with those of a newly opened executor, and
+  /// the fastest of each are compared: what else the machine does changes times tenfold from minute to minute, but for
+  /// both alike. Processes that share cores may fall into a step in which one of the two always waits for a slice of
+  /// time; that passes, and runs that became slower stay so.
   bool repeats(const std::string &path, const Subject &subject) {
     constexpr uint64_t kWindow = 100, kWindows = 10, kMayGrow = 1 << 20, kMaySlow = 3;
     constexpr uint64_t kWake = 100'000; // ns: a worker on a core that is shared takes so long to wake, and stays there
@@ -199,7 +212,8 @@ private:
     });
     if (!right)
       return false;
-    const uint64_t after = residentBytes(), growth = after > before ? after - before : 0, most = processes_.largest(growth);
+    const uint64_t after = residentBytes(), growth = after > before ? after - before : 0,
+                   most = processes_.largest(growth);
     Subject newer;
     if (!prepare(path, newer))
       return false;
@@ -212,14 +226,19 @@ private:
       (old ? last : first) = std::min(old ? last : first, nanoseconds);
     }
     if (processes_.first())
-      std::printf("%s: memory grew by %llu KiB in %llu runs, which took %.1f us when new, %.1f us at last\n", subject.name.c_str(),
-                  static_cast<unsigned long long>(most >> 10), static_cast<unsigned long long>(options_.repeat),
-                  static_cast<double>(first) / 1e3, static_cast<double>(last) / 1e3);
-    return agreed(subject, !kAllocationsAreCounted ? "" : growth > kMayGrow ? "memory grew by " + std::to_string(growth) + " bytes" : slower() ? "runs became slower" : "");
+      std::printf("%s: memory grew by %llu KiB in %llu runs, which took %.1f us when new, %.1f us at last\n",
+                  subject.name.c_str(), static_cast<unsigned long long>(most >> 10),
+                  static_cast<unsigned long long>(options_.repeat), static_cast<double>(first) / 1e3,
+                  static_cast<double>(last) / 1e3);
+    return agreed(subject, !kAllocationsAreCounted ? ""
+                           : growth > kMayGrow     ? "memory grew by " + std::to_string(growth) + " bytes"
+                           : slower()              ? "runs became slower"
+                                                   : "");
   }
 
-  /// A run and the time of its slowest process. Small messages are sent before anybody receives them: if the processes did not meet, sources would
-  /// be runs ahead, and MPI would keep what they sent. An error text where any process failed.
+  /// A run and the time of its slowest process. Small messages are sent before anybody receives them: if the processes
+  /// did not meet, sources would be runs ahead, and MPI would keep what they sent. An error text where any process
+  /// failed.
   std::string together(const Subject &subject, uint64_t &nanoseconds) const {
     const double begin = now();
     std::string error = once(subject);
@@ -240,11 +259,13 @@ int main(int argc, char **argv) {
   Command command{"conformance",
                   "FOLDER",
                   "Runs every plan of a folder and checks every target byte.",
-                  {{"--transport", "NAME", "threads (default), or under mpirun mpi, nccl", setChoice(options.transport, {"threads", "mpi", "nccl"})},
+                  {{"--transport", "NAME", "threads (default), or under mpirun mpi, nccl",
+                    setChoice(options.transport, {"threads", "mpi", "nccl"})},
                    {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
                    {"--count-allocations", "", "a further run must not allocate", setSwitch(options.countAllocations)},
                    {"--repeat", "N", "N further runs must not grow", setNumber(options.repeat, 200, 1'000'000)},
-                   {"--no-local-shortcut", "", "messages even where a peer's memory could be reached", setSwitch(options.noLocalShortcut)},
+                   {"--no-local-shortcut", "", "messages even where a peer's memory could be reached",
+                    setSwitch(options.noLocalShortcut)},
                    {"--timeout", "S", "deadline of a run in seconds (60)", setSeconds(options.timeout)}},
                   1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)

@@ -12,7 +12,8 @@ namespace {
 /// Shapes: 0 is rows of 1000 bytes, 1 is 4 x 256 bytes. Operands of the receive first, then those of the send.
 class Chunks : public testing::Test {
 protected:
-  std::vector<uint64_t> before(std::vector<Operand> received, uint64_t receiveChunk, std::vector<Operand> sent, uint64_t sendChunk) {
+  std::vector<uint64_t> before(std::vector<Operand> received, uint64_t receiveChunk, std::vector<Operand> sent,
+                               uint64_t sendChunk) {
     SegmentT segment;
     segment.loops = {Loop(4, 512, 0)};
     segment.shapes = {Shape(1000, 0, 0), Shape(256, 0, 1)};
@@ -23,7 +24,8 @@ protected:
         bytes += operand.shape() == 0 ? 1000 : 1024;
       segment.operands.insert(segment.operands.end(), operands.begin(), operands.end());
       const bool send = kind == StepKind::send;
-      segment.steps.push_back(Step(bytes, 0, first, send ? count : 0, first + (send ? count : 0), send ? 0 : count, 0, 1, 0, 0, send, kind, 0, 0, chunk));
+      segment.steps.push_back(Step(bytes, 0, first, send ? count : 0, first + (send ? count : 0), send ? 0 : count, 0,
+                                   1, 0, 0, send, kind, 0, 0, chunk));
     };
     segment.buffers = {BufferRun(0, 0, 0, 1, 1, 0, 4096), BufferRun(1, 0, 0, 2, 2, 0, 4096)}; // a is of the source
     segment.after = {0};
@@ -39,7 +41,8 @@ protected:
 };
 
 TEST_F(Chunks, CountAndSize) {
-  const Step whole(1000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, StepKind::send, 0, 0, 0), parts(1000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, StepKind::send, 0, 0, 256);
+  const Step whole(1000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, StepKind::send, 0, 0, 0),
+      parts(1000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, StepKind::send, 0, 0, 256);
   EXPECT_EQ(chunkCount(whole), 1u);
   EXPECT_EQ(chunkBytes(whole, 0), 1000u);
   EXPECT_EQ(chunkCount(parts), 4u);

@@ -1,5 +1,5 @@
-// What changes on its way, on a device of this process: messages in chunks that part elements and blocks, what is gathered, tensor scales; against direct copies by
-// threads on the CPU.
+// What changes on its way, on a device of this process: messages in chunks that part elements and blocks, what is
+// gathered, tensor scales; against direct copies by threads on the CPU.
 
 #include "executor/faces.h"
 #include "executor/phases.h"
@@ -30,12 +30,15 @@ public:
     for (const schema::BufferRun *run : *local.segment->buffers()) {
       std::vector<std::byte *> &table = tables_.emplace_back();
       const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(run->endpoint());
-      for (const schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, run->param(), run->place())) {
-        std::vector<std::byte> &memory = memory_.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE}); // and a guard
+      for (const schema::ParamInstance &instance :
+           schema::instances(plan.manifest(), endpoint, run->param(), run->place())) {
+        std::vector<std::byte> &memory =
+            memory_.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE}); // and a guard
         table.push_back(memory.data());
         std::mt19937_64 random(seed * 1000 + run->param() * 10 + instance.instance + 100 * run->place());
         if (run->endpoint() == 0)
-          std::generate_n(memory.data(), instance.bytes, [&] { return static_cast<std::byte>(random() % 4 ? random() : random() % 3); });
+          std::generate_n(memory.data(), instance.bytes,
+                          [&] { return static_cast<std::byte>(random() % 4 ? random() : random() % 3); });
       }
     }
     for (const auto &table : tables_)
@@ -70,15 +73,21 @@ BoundRanks ranAlone(const Plan &plan, uint64_t seed, Transport &transport) {
   return ranks;
 }
 
-const std::string kModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {odd: {shape: [4099], dtype: u8}, a: [96, 64], \"r.{l}\": {shape: [96, 96], shard: {0: tp}}, "
-                           "wide: {shape: [130, 384], shard: {1: tp}, dtype: fp32}, \"c.{l}\": {shape: [64, 384], shard: {1: tp}}}}\n";
+const std::string kModel =
+    "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {odd: {shape: [4099], dtype: u8}, a: [96, 64], "
+    "\"r.{l}\": {shape: [96, 96], shard: {0: tp}}, "
+    "wide: {shape: [130, 384], shard: {1: tp}, dtype: fp32}, \"c.{l}\": {shape: [64, 384], shard: {1: tp}}}}\n";
 const std::string kLayouts[] = {
-    "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13, FORM}\noptions: {staging: 300KiB, topology: {ranks_per_node: 4}}\n",
-    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}, FORM}\noptions: {staging: 200KiB, topology: {ranks_per_node: 1}}\n",
+    "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13, FORM}\noptions: {staging: 300KiB, topology: "
+    "{ranks_per_node: 4}}\n",
+    "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}, FORM}\noptions: {staging: 200KiB, topology: "
+    "{ranks_per_node: 1}}\n",
     "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2}, ranks: 1..2, FORM}\noptions: {staging: 400KiB}\n",
     "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, FORM}\n",
-    "source: {mesh: {tp: 3}, quantize: nvfp4}\ntarget: {mesh: {tp: 2}, ranks: 3..4, FORM}\noptions: {staging: 300KiB}\n",
-    "source: {mesh: {tp: 2}, quantize: {format: mxfp8, scale_layout: swizzled}}\ntarget: {mesh: {tp: 3}, ranks: 1..3, FORM}\noptions: {staging: 300KiB, topology: {ranks_per_node: 1}}\n",
+    "source: {mesh: {tp: 3}, quantize: nvfp4}\ntarget: {mesh: {tp: 2}, ranks: 3..4, FORM}\noptions: {staging: "
+    "300KiB}\n",
+    "source: {mesh: {tp: 2}, quantize: {format: mxfp8, scale_layout: swizzled}}\ntarget: {mesh: {tp: 3}, ranks: 1..3, "
+    "FORM}\noptions: {staging: 300KiB, topology: {ranks_per_node: 1}}\n",
     "source: {mesh: {tp: 2}, quantize: block_fp8}\ntarget: {mesh: {tp: 1}, FORM}\n",
 };
 const std::string kForms[] = {
@@ -91,7 +100,9 @@ const std::string kForms[] = {
     "quantize: {format: nvfp4, scale_layout: swizzled}",
 };
 
-std::string jobOf(std::string layout, const std::string &form) { return kModel + layout.replace(layout.find("FORM"), 4, form); }
+std::string jobOf(std::string layout, const std::string &form) {
+  return kModel + layout.replace(layout.find("FORM"), 4, form);
+}
 
 void expectSame(const BoundRanks &expected, const BoundRanks &found) {
   ASSERT_EQ(expected.size(), found.size());
@@ -109,7 +120,8 @@ TEST(Converted, AllRanksOnOneDevice) {
       std::unique_ptr<Plan> plan;
       ASSERT_NO_FATAL_FAILURE(compile(jobOf(layout, form), folder / "plan"));
       ASSERT_EQ(Plan::open(folder / "plan", plan), "");
-      const auto threads = makeThreadsTransport(2), device = makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, {});
+      const auto threads = makeThreadsTransport(2),
+                 device = makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, {});
       const BoundRanks expected = ranAlone(*plan, 1, *threads), found = ranAlone(*plan, 1, *device);
       expectSame(expected, found);
       EXPECT_EQ(threads->bytes(), device->bytes());
@@ -132,7 +144,7 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
         Lobby lobby;
         std::vector<std::string> errors(plan->world());
         std::vector<std::thread> running;
-        
+
         for (uint32_t rank = 0; rank < plan->world(); ++rank)
           running.emplace_back([&, rank] {
             ranks[rank] = std::make_unique<BoundRank>(*plan, rank, 7);
@@ -140,7 +152,8 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
             const CpuDevice &recorded = *device;
             RecordedOptions options;
             options.selfMessages = self;
-            const auto transport = makeRecordedTransport(std::move(device), std::make_unique<CpuGroup>(lobby, rank, plan->world()), options);
+            const auto transport = makeRecordedTransport(
+                std::move(device), std::make_unique<CpuGroup>(lobby, rank, plan->world()), options);
             const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
             bool late = false;
             errors[rank] = ranks[rank]->bind(*plan, *transport);

@@ -1,6 +1,7 @@
-// A device and a group of this process: what a GPU and NCCL do, as strictly as they may. A thread of the device's own does what was recorded,
-// launches in any order of blocks and threads, one beside a group before it or after it; a send is not done before its receive takes the bytes, out of the sender's memory; ends of one pair
-// of ranks meet in their order.
+// A device and a group of this process: what a GPU and NCCL do, as strictly as they may. A thread of the device's own
+// does what was recorded, launches in any order of blocks and threads, one beside a group before it or after it; a send
+// is not done before its receive takes the bytes, out of the sender's memory; ends of one pair of ranks meet in their
+// order.
 #pragma once
 
 #include "executor/group.h"
@@ -108,11 +109,15 @@ private:
     using namespace kernels;
     auto copy = [&](const Table &table) {
       if (!table.empty())
-        inAnyOrder(kBlockThreads, [&](uint32_t block, uint32_t blocks, uint32_t thread) { copyThread(table.view(), block, blocks, thread); });
+        inAnyOrder(kBlockThreads, [&](uint32_t block, uint32_t blocks, uint32_t thread) {
+          copyThread(table.view(), block, blocks, thread);
+        });
     };
     copy(tables.copies);
     if (!tables.changes.empty())
-      inAnyOrder(kBlockThreads / kWarpThreads, [&](uint32_t block, uint32_t blocks, uint32_t warp) { changeWarp(tables.changes.view(), block, blocks, warp, 0); });
+      inAnyOrder(kBlockThreads / kWarpThreads, [&](uint32_t block, uint32_t blocks, uint32_t warp) {
+        changeWarp(tables.changes.view(), block, blocks, warp, 0);
+      });
     copy(tables.rest);
   }
 
@@ -168,9 +173,11 @@ public:
     lobby_.changed.notify_all();
     while (!abandoned_) {
       for (auto &[peer, receives] : wanted)
-        for (auto &offers = lobby_.offers[{peer, rank_}]; !receives.empty() && !offers.empty(); lobby_.changed.notify_all()) {
+        for (auto &offers = lobby_.offers[{peer, rank_}]; !receives.empty() && !offers.empty();
+             lobby_.changed.notify_all()) {
           if (offers.front()->bytes != receives.front()->bytes)
-            return "a message of " + std::to_string(offers.front()->bytes) + " bytes for one of " + std::to_string(receives.front()->bytes);
+            return "a message of " + std::to_string(offers.front()->bytes) + " bytes for one of " +
+                   std::to_string(receives.front()->bytes);
           std::memcpy(receives.front()->memory, offers.front()->memory, offers.front()->bytes);
           offers.front()->taken = true;
           offers.pop_front();

@@ -1,4 +1,5 @@
-// The life cycle through the C API, on a compiled plan: every refusal by its text, torn targets and versions, no allocation in run.
+// The life cycle through the C API, on a compiled plan: every refusal by its text, torn targets and versions, no
+// allocation in run.
 
 #include "executor/reshard.h"
 
@@ -87,7 +88,8 @@ public:
       const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
       for (uint32_t p = 0; p < place.params.size(); ++p)
         for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
-          if (alone.empty() ? place.endpoint > 0 || instance.name != except : place.endpoint == 0 && instance.name == alone) {
+          if (alone.empty() ? place.endpoint > 0 || instance.name != except
+                            : place.endpoint == 0 && instance.name == alone) {
             ASSERT_EQ(reshard_bind(executor_, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
                                    place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)),
                       RESHARD_OK)
@@ -145,7 +147,8 @@ TEST_F(ExecutorTest, CallsHooksOfRefreshedParamsAfterEachRun) {
              "  tensors: {a: [8, 2], b: [4]}\n"
              "  layouts:\n"
              "    train: {params: same}\n"
-             "    serve: {params: {a: {holds: a, shard: {0: tp}, refresh: absorb}, b: {holds: b, at: {tp: last}, refresh: scale}}}\n"
+             "    serve: {params: {a: {holds: a, shard: {0: tp}, refresh: absorb}, b: {holds: b, at: {tp: last}, "
+             "refresh: scale}}}\n"
              "source: {layout: train, mesh: {}}\n"
              "target: {layout: serve, mesh: {tp: 2}}\n",
              file);
@@ -238,7 +241,8 @@ TEST_F(ExecutorTest, RefusesWrongOptionsAndPlans) {
   reshard_close(executor_);
   const uint32_t twice[] = {0, 0}, far[] = {99};
   EXPECT_EQ(reshard_open(path_.c_str(), twice, 0, nullptr, &executor_), RESHARD_INVALID);
-  EXPECT_EQ(error(), "found a list of 0 ranks, expected 1 or more, or no list, which means every rank of the plan, or this process's own");
+  EXPECT_EQ(error(), "found a list of 0 ranks, expected 1 or more, or no list, which means every rank of the plan, or "
+                     "this process's own");
   reshard_close(executor_);
   EXPECT_EQ(reshard_open(path_.c_str(), twice, 2, nullptr, &executor_), RESHARD_INVALID);
   reshard_close(executor_);
@@ -251,15 +255,20 @@ TEST_F(ExecutorTest, RefusesWrongBindings) {
   open();
   char memory[64 * 96 * 2];
   auto bind = [&](uint32_t endpoint, uint32_t rank, const char *name, void *at, uint64_t bytes) {
-    return reshard_bind(executor_, endpoint, rank, name, at, bytes) == RESHARD_BAD_BINDING ? error() : std::string("bound");
+    return reshard_bind(executor_, endpoint, rank, name, at, bytes) == RESHARD_BAD_BINDING ? error()
+                                                                                           : std::string("bound");
   };
   EXPECT_EQ(bind(5, 0, "x", memory, 1), "there is no endpoint 5, the plan has 2");
   EXPECT_EQ(bind(0, 8, "x", memory, 1), "source rank 8 is not in the plan");
-  EXPECT_EQ(bind(0, 0, "layers.0.norn.weight", memory, 1), "source rank 0 has no param 'layers.0.norn.weight', did you mean 'layers.0.norm.weight'?");
-  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 1), "source rank 0 param 'layers.0.norm.weight' is given 1 bytes, expected 128");
-  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", nullptr, 128), "source rank 0 param 'layers.0.norm.weight' is given no memory");
+  EXPECT_EQ(bind(0, 0, "layers.0.norn.weight", memory, 1),
+            "source rank 0 has no param 'layers.0.norn.weight', did you mean 'layers.0.norm.weight'?");
+  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 1),
+            "source rank 0 param 'layers.0.norm.weight' is given 1 bytes, expected 128");
+  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", nullptr, 128),
+            "source rank 0 param 'layers.0.norm.weight' is given no memory");
   EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128), "bound");
-  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128), "source rank 0 param 'layers.0.norm.weight' is bound already");
+  EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128),
+            "source rank 0 param 'layers.0.norm.weight' is bound already");
   EXPECT_EQ(reshard_run(executor_, 0), RESHARD_INVALID);
   EXPECT_EQ(error(), "run before prepare");
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
@@ -273,7 +282,8 @@ TEST_F(ExecutorTest, PreparedAgainWithTheSourceThatWasMissing) {
   EXPECT_EQ(error(), "source rank 0 param 'layers.{layer}.up.weight' is used, and not bound on every instance");
   bindAll({}, "layers.0.up.weight");
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
-  EXPECT_EQ(reshard_bytes(executor_), (8 * 64 + 2 * 64 * 96) * 2u * 2u); // of each rank the norm, of all of them the rest
+  EXPECT_EQ(reshard_bytes(executor_),
+            (8 * 64 + 2 * 64 * 96) * 2u * 2u); // of each rank the norm, of all of them the rest
   fill(5);
   ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
   EXPECT_EQ(mismatches(5), 0u);
@@ -285,11 +295,14 @@ TEST_F(ExecutorTest, RefusesOverlap) {
   ASSERT_EQ(reshard_bind(executor_, 0, 0, "layers.0.norm.weight", memory, 128), RESHARD_OK);
   ASSERT_EQ(reshard_bind(executor_, 1, 0, "layers.0.norm.weight", memory + 127, 128), RESHARD_OK);
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
-  EXPECT_EQ(error(), "source rank 0 param 'layers.0.norm.weight' and target rank 0 param 'layers.0.norm.weight' overlap in memory");
+  EXPECT_EQ(
+      error(),
+      "source rank 0 param 'layers.0.norm.weight' and target rank 0 param 'layers.0.norm.weight' overlap in memory");
 }
 
 TEST_F(ExecutorTest, TheLastRankIsFoundAsFastAsTheFirst) {
-  std::ofstream(folder_ + "/wide.yaml") << "{version: 1, model: {dtype: u8, tensors: {a: [8]}}, source: {mesh: {dp: 30000}}, target: {mesh: {}}}";
+  std::ofstream(folder_ + "/wide.yaml")
+      << "{version: 1, model: {dtype: u8, tensors: {a: [8]}}, source: {mesh: {dp: 30000}}, target: {mesh: {}}}";
   compileJobAt(folder_ + "/wide.yaml", {});
   const uint32_t some[] = {0};
   ASSERT_EQ(reshard_open(path_.c_str(), some, 1, nullptr, &executor_), RESHARD_OK);
@@ -316,12 +329,15 @@ TEST_F(ExecutorTest, RefusesOneFileMappedTwice) {
     size_t source, target;
     bool shared;
   };
-  for (const Case &each : {Case{"layers.0.norm.weight", 0, 127, true}, {"layers.0.norm.weight", 4000, 4100, true}, {"layers.0.norm.weight", 0, 128, false}}) {
+  for (const Case &each : {Case{"layers.0.norm.weight", 0, 127, true},
+                           {"layers.0.norm.weight", 4000, 4100, true},
+                           {"layers.0.norm.weight", 0, 128, false}}) {
     open();
     ASSERT_EQ(reshard_bind(executor_, 0, 0, each.name, maps[0] + each.source, 128), RESHARD_OK);
     ASSERT_EQ(reshard_bind(executor_, 1, 0, each.name, maps[1] + each.target, 128), RESHARD_OK);
     EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
-    const std::string names = "source rank 0 param 'layers.0.norm.weight' and target rank 0 param 'layers.0.norm.weight' overlap in a file that is mapped more than once";
+    const std::string names = "source rank 0 param 'layers.0.norm.weight' and target rank 0 param "
+                              "'layers.0.norm.weight' overlap in a file that is mapped more than once";
     EXPECT_EQ(error() == names, each.shared) << error();
     reshard_close(executor_);
     executor_ = nullptr;
@@ -336,7 +352,9 @@ TEST_F(ExecutorTest, SomeRanksAloneNeedTheOthers) {
   ASSERT_EQ(reshard_open(path_.c_str(), one, 1, nullptr, &executor_), RESHARD_OK);
   bindAll();
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_FAILED);
-  EXPECT_NE(error().find("which is not in this process; transport 'threads' needs all ranks of the plan"), std::string::npos) << error();
+  EXPECT_NE(error().find("which is not in this process; transport 'threads' needs all ranks of the plan"),
+            std::string::npos)
+      << error();
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_INVALID);
   EXPECT_EQ(error(), "an earlier prepare failed half way, expected a new executor");
 }

@@ -15,8 +15,9 @@ namespace {
 class LaunchTest : public testing::Test {
 public:
   LaunchTest() {
-    for (const char *name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "RANK", "WORLD_SIZE",
-                             "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"})
+    for (const char *name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK",
+                             "PMI_SIZE", "MPI_LOCALRANKID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID",
+                             "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"})
       unsetenv(name);
   }
   tests::Folder folder;
@@ -82,9 +83,12 @@ TEST_F(LaunchTest, RankZeroWritesAndTheOthersRead) {
     EXPECT_EQ(errors[rank], "");
     EXPECT_EQ(ids[rank][99], std::byte{7});
   }
-  EXPECT_EQ(shareByFile(path, 0, ids[0], 100, {}, late[0]), "'" + path + "' is there already, expected a new file for each launch");
-  EXPECT_EQ(shareByFile(path, 1, ids[1], 99, {}, late[1]), "'" + path + "' is not of 99 bytes, expected what rank 0 of this launch writes");
+  EXPECT_EQ(shareByFile(path, 0, ids[0], 100, {}, late[0]),
+            "'" + path + "' is there already, expected a new file for each launch");
+  EXPECT_EQ(shareByFile(path, 1, ids[1], 99, {}, late[1]),
+            "'" + path + "' is not of 99 bytes, expected what rank 0 of this launch writes");
   EXPECT_FALSE(late[1]);
-  EXPECT_EQ(shareByFile(folder / "other", 1, ids[1], 100, in(15), late[1]), "the deadline passed without '" + (folder / "other") + "', which rank 0 writes");
+  EXPECT_EQ(shareByFile(folder / "other", 1, ids[1], 100, in(15), late[1]),
+            "the deadline passed without '" + (folder / "other") + "', which rank 0 writes");
   EXPECT_TRUE(late[1]);
 }

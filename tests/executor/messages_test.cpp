@@ -1,5 +1,5 @@
-// The message transport over a wire that does its worst: what was sent arrives late, requests are seen done in any order, ranks get on at
-// different speeds. Every plan must end, with the same targets as by direct copies.
+// The message transport over a wire that does its worst: what was sent arrives late, requests are seen done in any
+// order, ranks get on at different speeds. Every plan must end, with the same targets as by direct copies.
 
 #include "compiler/pass.h"
 #include "executor/agreement.h"
@@ -37,7 +37,8 @@ struct Air {
 
 class SlowWire : public Wire {
 public:
-  SlowWire(Air &air, uint32_t rank, uint32_t size, uint64_t seed, uint32_t maxTag = 32767) : air_(air), rank_(rank), size_(size), maxTag_(maxTag), random_(seed * 1000 + rank) {}
+  SlowWire(Air &air, uint32_t rank, uint32_t size, uint64_t seed, uint32_t maxTag = 32767)
+      : air_(air), rank_(rank), size_(size), maxTag_(maxTag), random_(seed * 1000 + rank) {}
 
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
@@ -69,7 +70,8 @@ public:
       auto &arrived = air_.messages[{request.peer, rank_, request.tag}];
       if (waiting.front() == number && !arrived.empty()) {
         if (arrived.front().size() != request.bytes)
-          return "a message of " + std::to_string(arrived.front().size()) + " bytes for one of " + std::to_string(request.bytes);
+          return "a message of " + std::to_string(arrived.front().size()) + " bytes for one of " +
+                 std::to_string(request.bytes);
         std::memcpy(request.data, arrived.front().data(), request.bytes);
         arrived.pop_front();
         waiting.pop_front();
@@ -125,7 +127,8 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
         for (const schema::Step *step : *memory->local.segment->steps()) {
           chunked += step->chunk() > 0;
           passedOn += step->kind() == schema::StepKind::send && step->after_count() > 0;
-          relayed = relayed || (step->kind() == schema::StepKind::send && memory->local.segment->operands()->Get(step->first_input())->buffer() == 0);
+          relayed = relayed || (step->kind() == schema::StepKind::send &&
+                                memory->local.segment->operands()->Get(step->first_input())->buffer() == 0);
         }
       }
       const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
@@ -138,10 +141,13 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
       std::vector<std::thread> ranks;
       for (uint32_t rank = 0; rank < plan->world(); ++rank)
         ranks.emplace_back([&, rank] {
-          const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), seed));
+          const std::unique_ptr<Transport> messages =
+              makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), seed));
           bool late = false;
-          errors[rank] = messages->prepare(*plan, {sent[rank]->local}, std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
-          // Every run moves other values, and ranks are late by turns: who takes something before it is there, or after it has changed, is found out.
+          errors[rank] = messages->prepare(*plan, {sent[rank]->local},
+                                           std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
+          // Every run moves other values, and ranks are late by turns: who takes something before it is there, or after
+          // it has changed, is found out.
           std::mt19937_64 random(seed * 1000 + rank);
           for (uint64_t run = 0; run < runs && errors[rank].empty(); ++run) {
             if (random() % 3 == 0)
@@ -166,9 +172,9 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
   EXPECT_GT(passedOn, 50);
 }
 
-/// Cuts the messages of a plan of ranks 0 to 4 into messages of one operand each, in a round of their own: at first one from each sender to each
-/// receiver, then all others from rank 0 to rank 3, then the rest. Their chunks fill by turns a half and the whole of two slots: a step
-/// that fills the whole takes it over from two others.
+/// Cuts the messages of a plan of ranks 0 to 4 into messages of one operand each, in a round of their own: at first one
+/// from each sender to each receiver, then all others from rank 0 to rank 3, then the rest. Their chunks fill by turns
+/// a half and the whole of two slots: a step that fills the whole takes it over from two others.
 void cutMessages(ir::Module &module, uint32_t count) {
   const std::pair<int32_t, int32_t> ends[] = {{0, 2}, {1, 3}, {1, 4}, {0, 3}}; // sender and receiver
   ir::Schedule &schedule = module.schedule;
@@ -202,8 +208,8 @@ void cutMessages(ir::Module &module, uint32_t count) {
   ASSERT_EQ(assignBuffers(module), "");
 }
 
-// Of 64 messages one after another that are pulled, each second one takes its slots over from two: 2^32 ways lead through them, from a message
-// of the wire behind them to one before.
+// Of 64 messages one after another that are pulled, each second one takes its slots over from two: 2^32 ways lead
+// through them, from a message of the wire behind them to one before.
 TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
   constexpr uint32_t kCount = 64;
   const tests::Folder folder;
@@ -241,7 +247,8 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < plan->world(); ++rank)
     ranks.emplace_back([&, rank] {
-      const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), 1), shortcut(rank));
+      const std::unique_ptr<Transport> messages =
+          makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), 1), shortcut(rank));
       const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(20); };
       const auto end = soon();
       bool late = false;
@@ -259,7 +266,8 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
     EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
   }
   EXPECT_EQ(air.sent, wireChunks);
-  for (uint32_t rank = 0; rank < plan->world(); ++rank) { // a column is 512 bytes; rank 3 has two from rank 0 and two from rank 1
+  for (uint32_t rank = 0; rank < plan->world();
+       ++rank) { // a column is 512 bytes; rank 3 has two from rank 0 and two from rank 1
     const uint64_t columns = kCount * 512, shared = rank == 3 ? 2 * columns : 0;
     EXPECT_EQ(by[rank].sharedMemory, shared);
     EXPECT_EQ(by[rank].wire, rank < 2 ? 0 : 4 * columns - shared);
@@ -276,7 +284,8 @@ TEST(Messages, RankZeroTellsTheOthersWhereItIs) {
     ranks.emplace_back([&, rank] {
       SlowWire wire(air, rank, 4, 1);
       bool late = false;
-      EXPECT_EQ(shareByWire(wire, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60), late), "");
+      EXPECT_EQ(shareByWire(wire, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60), late),
+                "");
     });
   for (std::thread &rank : ranks)
     rank.join();
@@ -284,14 +293,17 @@ TEST(Messages, RankZeroTellsTheOthersWhereItIs) {
     EXPECT_EQ(std::memcmp(id, ids[0], 128), 0);
   SlowWire alone(air, 1, 2, 1);
   bool late = false;
-  EXPECT_EQ(shareByWire(alone, ids[1], 128, std::chrono::steady_clock::now(), late), "the deadline passed: rank 0 is waited for, to join");
+  EXPECT_EQ(shareByWire(alone, ids[1], 128, std::chrono::steady_clock::now(), late),
+            "the deadline passed: rank 0 is waited for, to join");
   EXPECT_TRUE(late);
 }
 
 TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [66, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 1}}\n", folder / "plan");
+  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [66, 32], shard: {0: tp}}}}\nsource: {mesh: "
+                 "{tp: 3}}\ntarget: {mesh: {tp: 1}}\n",
+                 folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
   tests::Ranks memory = tests::fillRanks(*plan, 1);
   std::byte *const nothing[] = {nullptr, nullptr};
@@ -302,7 +314,8 @@ TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
   for (uint32_t rank = 0; rank < 3; ++rank)
     ranks.emplace_back([&, rank] {
       bool late = false;
-      errors[rank] = makeMessageTransport(std::make_unique<SlowWire>(air, rank, 3, 1), false)->prepare(*plan, {memory[rank]->local}, {}, late);
+      errors[rank] = makeMessageTransport(std::make_unique<SlowWire>(air, rank, 3, 1), false)
+                         ->prepare(*plan, {memory[rank]->local}, {}, late);
       EXPECT_FALSE(late);
     });
   for (std::thread &rank : ranks)
@@ -312,7 +325,8 @@ TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
   EXPECT_EQ(errors[2], "a buffer of rank 2 is used but not bound");
 }
 
-// A process may close what its memory was mapped from, and open something else under the number, before others have mapped it.
+// A process may close what its memory was mapped from, and open something else under the number, before others have
+// mapped it.
 TEST(Messages, AWireWithTooFewTagsIsRefused) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
@@ -323,15 +337,19 @@ TEST(Messages, AWireWithTooFewTagsIsRefused) {
   ASSERT_GT(messages, 1u);
   Air air;
   bool late = false;
-  const auto transport = makeMessageTransport(std::make_unique<SlowWire>(air, 0, plan->world(), 1, Agreement::kTags + messages - 2));
-  EXPECT_EQ(transport->prepare(*plan, {memory.local}, {}, late),
-            "the plan has " + std::to_string(messages) + " messages, and the wire tags for " + std::to_string(messages - 1));
+  const auto transport =
+      makeMessageTransport(std::make_unique<SlowWire>(air, 0, plan->world(), 1, Agreement::kTags + messages - 2));
+  EXPECT_EQ(transport->prepare(*plan, {memory.local}, {}, late), "the plan has " + std::to_string(messages) +
+                                                                     " messages, and the wire tags for " +
+                                                                     std::to_string(messages - 1));
 }
 
 TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n", folder / "plan");
+  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
+                 "{tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
+                 folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
   for (const bool replaced : {false, true}) {
     RankMemory memory(*plan, 1, Shown::all), other(*plan, 0);
@@ -341,7 +359,8 @@ TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
     ASSERT_EQ(meets.show(other.local), "");
     if (replaced) {
       std::vector<int> opened;
-      const int number = SharedMappings().find(memory.local.pointer(1), 1, opened).file, file = memfd_create("other", MFD_CLOEXEC);
+      const int number = SharedMappings().find(memory.local.pointer(1), 1, opened).file,
+                file = memfd_create("other", MFD_CLOEXEC);
       ASSERT_EQ(ftruncate(file, 1 << 20), 0);
       ASSERT_EQ(dup2(file, number), number);
       close(file);
@@ -358,7 +377,9 @@ TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
 TEST(Messages, APeerThatIsGoneIsNamed) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n", folder / "plan");
+  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
+                 "{tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
+                 folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
   const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
   bool late = false;
@@ -366,7 +387,8 @@ TEST(Messages, APeerThatIsGoneIsNamed) {
   {
     Air air; // rank 1 never comes
     const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, 0, 2, 1));
-    EXPECT_EQ(messages->prepare(*plan, {memory.local}, soon(), late), "the deadline passed: rank 1 is waited for, in prepare");
+    EXPECT_EQ(messages->prepare(*plan, {memory.local}, soon(), late),
+              "the deadline passed: rank 1 is waited for, in prepare");
     EXPECT_TRUE(late);
   }
   late = false;

@@ -32,7 +32,8 @@ public:
     const bool shared = shown == Shown::all || (shown == Shown::some && rank % 2 == 0);
     if (shared && ((file_ = memfd_create("params", 0)) < 0 || ftruncate(file_, static_cast<off_t>(bytes_)) != 0))
       throw std::runtime_error("no memory");
-    memory_ = static_cast<std::byte *>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file_, 0));
+    memory_ = static_cast<std::byte *>(
+        mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file_, 0));
     std::memset(memory_, 0xEE, bytes_);
     std::byte *next = memory_;
     for (const schema::BufferRun *run : *local.segment->buffers()) {
@@ -105,35 +106,45 @@ inline Ranks copied(const Plan &plan, uint64_t seed, uint64_t *bytes = nullptr) 
 }
 
 namespace detail {
-inline const std::string kRelayModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
+inline const std::string kRelayModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], "
+                                       "\"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
                                        "\"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";
 /// Of sizes that make chunks of many sizes.
-inline const std::string kUnevenModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], b: {shape: [5, 36], shard: {1: tp}}, d: {shape: [24, 240], shard: {1: tp}}, "
-                                        "\"r.{l}\": {shape: [96, 48], shard: {0: tp}}, \"c.{l}\": {shape: [60, 144], shard: {1: tp}}}}\n";
+inline const std::string kUnevenModel =
+    "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], b: {shape: [5, 36], shard: {1: tp}}, d: "
+    "{shape: [24, 240], shard: {1: tp}}, "
+    "\"r.{l}\": {shape: [96, 48], shard: {0: tp}}, \"c.{l}\": {shape: [60, 144], shard: {1: tp}}}}\n";
 } // namespace detail
 
 inline const std::string kRelayJobs[] = {
     detail::kRelayModel + "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2}, ranks: 1..2}\noptions: {staging: 4KiB}\n",
     detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4, dp: 2}}\noptions: {staging: 2KiB}\n",
-    detail::kRelayModel + "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1, dp: 5}, ranks: 1..5}\noptions: {staging: 4KiB, topology: {ranks_per_node: 1}}\n",
-    detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2, dp: 3}, ranks: 2..7}\noptions: {staging: 4KiB, topology: {ranks_per_node: 2}}\n",
-    detail::kRelayModel +
-        "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4, nics: {per_node: 1, rate: 100Gb/s}}}\n",
+    detail::kRelayModel + "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1, dp: 5}, ranks: 1..5}\noptions: {staging: "
+                          "4KiB, topology: {ranks_per_node: 1}}\n",
+    detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2, dp: 3}, ranks: 2..7}\noptions: {staging: "
+                          "4KiB, topology: {ranks_per_node: 2}}\n",
+    detail::kRelayModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}}\noptions: {staging: 8KiB, topology: "
+                          "{ranks_per_node: 4, nics: {per_node: 1, rate: 100Gb/s}}}\n",
 };
 
 /// Jobs in which idle ranks of the senders' node relay, in one phase and in several.
 inline const std::string kRelayedJobs[] = {
-    detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4}, ranks: 6..9}\noptions: {topology: {ranks_per_node: 6, nics: {per_node: 6, rate: 1MB/s, latency: 1ns}}}\n",
-    detail::kRelayModel +
-        "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4}, ranks: 6..9}\noptions: {staging: 8KiB, topology: {ranks_per_node: 6, nics: {per_node: 6, rate: 1MB/s, latency: 1ns}}}\n",
+    detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4}, ranks: 6..9}\noptions: {topology: "
+                          "{ranks_per_node: 6, nics: {per_node: 6, rate: 1MB/s, latency: 1ns}}}\n",
+    detail::kRelayModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4}, ranks: 6..9}\noptions: {staging: 8KiB, "
+                          "topology: {ranks_per_node: 6, nics: {per_node: 6, rate: 1MB/s, latency: 1ns}}}\n",
 };
 
 /// Jobs whose chunks follow one another closely, and are packed anew on their way.
 inline const std::string kUnevenJobs[] = {
-    detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13}\noptions: {staging: 100KiB, topology: {ranks_per_node: 4}}\n",
-    detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}, ranks: 6..11}\noptions: {staging: 100KiB, topology: {ranks_per_node: 2}}\n",
-    detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}}\noptions: {staging: 20KiB, topology: {ranks_per_node: 1}}\n",
-    detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 1, dp: 3}, ranks: 6..8}\noptions: {staging: 8KiB, topology: {ranks_per_node: 4}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13}\noptions: {staging: "
+                           "100KiB, topology: {ranks_per_node: 4}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}, ranks: 6..11}\noptions: {staging: "
+                           "100KiB, topology: {ranks_per_node: 2}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3, dp: 2}}\noptions: {staging: 20KiB, "
+                           "topology: {ranks_per_node: 1}}\n",
+    detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 1, dp: 3}, ranks: 6..8}\noptions: {staging: "
+                           "8KiB, topology: {ranks_per_node: 4}}\n",
 };
 
 } // namespace reshard::tests

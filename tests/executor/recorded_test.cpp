@@ -26,8 +26,9 @@ void spoilTargets(const Ranks &ranks) {
 }
 
 schema::Step altered(const schema::Step &step, uint64_t staging, uint32_t round) {
-  return {step.bytes(), staging, step.first_input(), step.input_count(), step.first_output(), step.output_count(), round, step.peer(), step.message(),
-          step.first_after(), step.after_count(), step.kind(), step.slot(), step.reserved(), step.chunk()};
+  return {step.bytes(),        staging,     step.first_input(), step.input_count(), step.first_output(),
+          step.output_count(), round,       step.peer(),        step.message(),     step.first_after(),
+          step.after_count(),  step.kind(), step.slot(),        step.reserved(),    step.chunk()};
 }
 
 /// Addresses that a table reads or writes.
@@ -37,7 +38,8 @@ std::set<uint64_t> addresses(const kernels::Table &table, bool written) {
     const kernels::TablePiece &piece = table.pieces()[p];
     const kernels::TableShape &shape = table.shapes()[piece.shape];
     for (uint64_t unit = piece.first; unit < uint64_t{piece.first} + piece.units; ++unit) {
-      uint64_t row = unit / shape.rowUnits, at = (written ? piece.target : piece.source) + unit % shape.rowUnits * piece.width;
+      uint64_t row = unit / shape.rowUnits,
+               at = (written ? piece.target : piece.source) + unit % shape.rowUnits * piece.width;
       for (uint32_t l = shape.loopCount; l-- > 0; row /= table.loops()[shape.firstLoop + l].count) {
         const kernels::TableLoop &loop = table.loops()[shape.firstLoop + l];
         at += row % loop.count * static_cast<uint64_t>(written ? loop.targetStride : loop.sourceStride);
@@ -49,11 +51,14 @@ std::set<uint64_t> addresses(const kernels::Table &table, bool written) {
   return result;
 }
 
-/// Bytes that a launch beside a group has in common with the group, or reads and writes: at least one of each such pair of accesses writes.
+/// Bytes that a launch beside a group has in common with the group, or reads and writes: at least one of each such pair
+/// of accesses writes.
 size_t shared(const Exchange &exchange) {
-  const std::set<uint64_t> reads = addresses(exchange.beside.copies, false), writes = addresses(exchange.beside.copies, true);
+  const std::set<uint64_t> reads = addresses(exchange.beside.copies, false),
+                           writes = addresses(exchange.beside.copies, true);
   auto common = [&](uint64_t at, bool alsoReads) { return writes.contains(at) || (alsoReads && reads.contains(at)); };
-  auto count = static_cast<size_t>(std::count_if(reads.begin(), reads.end(), [&](uint64_t at) { return common(at, false); }));
+  auto count =
+      static_cast<size_t>(std::count_if(reads.begin(), reads.end(), [&](uint64_t at) { return common(at, false); }));
   for (const Transfer &transfer : exchange.transfers)
     for (uint64_t byte = 0; byte < transfer.bytes; ++byte)
       count += common(reinterpret_cast<uint64_t>(transfer.memory) + byte, !transfer.send);
@@ -72,7 +77,8 @@ public:
   std::unique_ptr<Plan> plan_;
 };
 
-const std::string kTwoRanks = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n";
+const std::string kTwoRanks = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: "
+                              "tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n";
 
 } // namespace
 
@@ -120,10 +126,12 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
           const CpuDevice &recorded = *device;
           RecordedOptions options;
           options.selfMessages = seed % 2 == 1;
-          const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), std::make_unique<CpuGroup>(lobby, rank, plan_->world()), options);
+          const std::unique_ptr<Transport> transport = makeRecordedTransport(
+              std::move(device), std::make_unique<CpuGroup>(lobby, rank, plan_->world()), options);
           bool late = false;
           errors[rank] = transport->prepare(*plan_, {ranks[rank]->local}, in(60), late);
-          // One run, since what a second one passes on too early would be right from the first; or two, which need each other in step.
+          // One run, since what a second one passes on too early would be right from the first; or two, which need each
+          // other in step.
           for (uint64_t run = 0; run < 1 + seed / 2 && errors[rank].empty(); ++run)
             errors[rank] = transport->run(in(60), late);
           const BytesBy by = transport->bytesBy();
@@ -155,7 +163,8 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
 }
 
 TEST_F(RecordedTest, WhatSharesAnArenaIsNotLaunchedBesideAGroup) {
-  compile(detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 2}}\noptions: {topology: {ranks_per_node: 4}}\n");
+  compile(detail::kUnevenModel +
+          "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 2}}\noptions: {topology: {ranks_per_node: 4}}\n");
   const uint64_t slot = 1 << 20;
   for (const uint64_t slots : {1, 2}) { // every round in one slot; or neighbours in two, both directions in the same
     size_t groups = 0, beside = 0;
@@ -184,14 +193,16 @@ TEST_F(RecordedTest, WhatSharesAnArenaIsNotLaunchedBesideAGroup) {
 }
 
 TEST_F(RecordedTest, LargePlansHaveWhatTheyNeedInEarlierRounds) {
-  for (const char *overrides : {"options.topology=" RESHARD_SOURCE_DIR "/examples/topologies/h100x8.yaml", "options.staging=64MiB"}) {
+  for (const char *overrides :
+       {"options.topology=" RESHARD_SOURCE_DIR "/examples/topologies/h100x8.yaml", "options.staging=64MiB"}) {
     CompileOptions options;
     options.overrides = {overrides};
     CompileResult result;
     Diagnostics diagnostics;
     std::string digest;
     int64_t written = 0;
-    ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/qwen3-30b-a3b-32-to-16.yaml", options, result, diagnostics)) << diagnostics.text();
+    ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/qwen3-30b-a3b-32-to-16.yaml", options, result, diagnostics))
+        << diagnostics.text();
     ASSERT_EQ(writePlan(result.module, result.statistics, folder_ / "plan", 1, digest, written), "");
     ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
     uint64_t moved = 0;
@@ -222,7 +233,8 @@ TEST_F(RecordedTest, LargePlansHaveWhatTheyNeedInEarlierRounds) {
 }
 
 TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
-  compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [256, 64], shard: {1: tp}}, b: [33]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
+  compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [256, 64], shard: {1: tp}}, b: [33]}}\nsource: {mesh: "
+          "{tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
   const Ranks expected = copied(*plan_, 3), ranks = fillRanks(*plan_, 3);
   for (const bool self : {false, true}) {
     Lobby lobby;
@@ -247,7 +259,8 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
 }
 
 TEST_F(RecordedTest, SelfMessagesGoInChunks) {
-  compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [100, 30], shard: {1: tp}}, b: [333]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
+  compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [100, 30], shard: {1: tp}}, b: [333]}}\nsource: "
+          "{mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
   const Ranks expected = copied(*plan_, 3), ranks = fillRanks(*plan_, 3);
   const LocalRank &rank = ranks[0]->local;
   Staging staging;
@@ -259,7 +272,9 @@ TEST_F(RecordedTest, SelfMessagesGoInChunks) {
   uint64_t bytes = 0;
   ASSERT_EQ(addPhases(rank, staging, operations, bytes), "");
   EXPECT_EQ(bytes, 6000u + 666);
-  EXPECT_EQ(operations.size(), 1u + 7 + 1); // 6,666 bytes in chunks of 1,024: the first is packed before all groups, the last unpacked after
+  EXPECT_EQ(operations.size(),
+            1u + 7 +
+                1); // 6,666 bytes in chunks of 1,024: the first is packed before all groups, the last unpacked after
   Lobby lobby;
   CpuGroup group(lobby, 0, 1);
   bool late = false;
@@ -287,7 +302,9 @@ TEST_F(RecordedTest, HooksAreRecordedOnceAndComeLast) {
   EXPECT_TRUE(std::holds_alternative<Call>(recorded.operations().back()));
   EXPECT_EQ(transport->stream(), &recorded);
   options.refresh = [] { return "no memory left"; };
-  EXPECT_EQ(makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, options)->prepare(*plan_, locals(ranks), {}, late), "no memory left");
+  EXPECT_EQ(
+      makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, options)->prepare(*plan_, locals(ranks), {}, late),
+      "no memory left");
 }
 
 TEST_F(RecordedTest, ARefitOnAStreamOfTheCallers) {
@@ -311,12 +328,15 @@ TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
   compile(kTwoRanks);
   Lobby lobby; // rank 1 prepares, and is never heard of again
   const std::string digest = plan_->digest();
-  lobby.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()), reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
+  lobby.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()),
+                           reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
   const Ranks ranks = fillRanks(*plan_, 1);
-  const std::unique_ptr<Transport> transport = makeRecordedTransport(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 2), {});
+  const std::unique_ptr<Transport> transport =
+      makeRecordedTransport(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 2), {});
   bool late = false;
   ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
-  EXPECT_EQ(transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30), late), "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
+  EXPECT_EQ(transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30), late),
+            "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
   EXPECT_TRUE(late);
   EXPECT_EQ(transport->run({}, late), "an earlier run failed with messages on their way, expected a new launch");
   EXPECT_EQ(transport->enqueue(nullptr), "an earlier run failed with messages on their way, expected a new launch");
@@ -325,7 +345,8 @@ TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
 TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {
   compile(kTwoRanks);
   const Ranks ranks = fillRanks(*plan_, 1);
-  auto prepare = [&](std::unique_ptr<CpuDevice> device, std::unique_ptr<Group> group, const std::vector<LocalRank> &which) {
+  auto prepare = [&](std::unique_ptr<CpuDevice> device, std::unique_ptr<Group> group,
+                     const std::vector<LocalRank> &which) {
     bool late = false;
     return makeRecordedTransport(std::move(device), std::move(group), {})->prepare(*plan_, which, {}, late);
   };
@@ -333,10 +354,13 @@ TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {
   lobby.gathered[1].assign(32, std::byte{'x'});
   EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 2), {ranks[0]->local}),
             "rank 1 runs plan " + std::string(32, 'x') + ", rank 0 plan " + plan_->digest() + ", expected the same");
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 3), {ranks[0]->local}), "the plan has 2 ranks, the group 3, expected as many");
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 1, 2), {ranks[0]->local}), "this process is rank 1 of its group and runs that rank alone");
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 3), {ranks[0]->local}),
+            "the plan has 2 ranks, the group 3, expected as many");
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 1, 2), {ranks[0]->local}),
+            "this process is rank 1 of its group and runs that rank alone");
   EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), nullptr, {ranks[0]->local}),
-            "message 0 of rank 0 needs rank 1, which is not in this process; transport 'threads' needs all ranks of the plan");
+            "message 0 of rank 0 needs rank 1, which is not in this process; transport 'threads' needs all ranks of "
+            "the plan");
   auto device = std::make_unique<CpuDevice>(1);
   device->unreachable = ranks[1]->local.runs[0][0];
   const auto transport = makeRecordedTransport(std::move(device), nullptr, {});
@@ -346,12 +370,14 @@ TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {
 
 TEST_F(RecordedTest, RefusesPlansWhoseRoundsDoNotOrderWhatTheyNeed) {
   compile(kRelayJobs[2]);
-  // A step that waits for an earlier one, moved into its round on both ends: valid, since `after` still says what to wait for.
+  // A step that waits for an earlier one, moved into its round on both ends: valid, since `after` still says what to
+  // wait for.
   Parts parts = takeApart(folder_ / "plan");
   uint32_t moved = 0, of = 0;
   for (uint32_t rank = 0; rank < parts.segments.size() && moved == 0; ++rank)
     for (const schema::Step &step : parts.segments[rank]->steps)
-      if (step.kind() == schema::StepKind::send && step.after_count() > 0 && parts.segments[rank]->steps[parts.segments[rank]->after[step.first_after()]].round() < step.round()) {
+      if (step.kind() == schema::StepKind::send && step.after_count() > 0 &&
+          parts.segments[rank]->steps[parts.segments[rank]->after[step.first_after()]].round() < step.round()) {
         moved = step.message();
         of = parts.segments[rank]->steps[parts.segments[rank]->after[step.first_after()]].round();
         break;

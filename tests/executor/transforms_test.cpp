@@ -1,5 +1,5 @@
-// Params that stand behind a caller's transform: values arrive, hooks come once a run and in order, failures and what is missing are named; on a device hooks
-// come in prepare.
+// Params that stand behind a caller's transform: values arrive, hooks come once a run and in order, failures and what
+// is missing are named; on a device hooks come in prepare.
 
 #include "executor/recorded.h"
 #include "executor/reshard.h"
@@ -19,16 +19,18 @@ namespace {
 using testing::ElementsAre;
 
 /// Tensor w of two layers in rows on two ranks, in columns on two others; n is bound on both sides.
-const std::string kJob = "version: 1\n"
-                         "model:\n"
-                         "  dtype: u8\n"
-                         "  index: {layer: 2}\n"
-                         "  tensors: {\"l.{layer}.w\": [4, 6], n: [8]}\n"
-                         "  layouts:\n"
-                         "    train: {params: {\"l.{layer}.w\": {holds: w, shard: {0: tp}, transform: unpack}, n: {holds: n}}}\n"
-                         "    serve: {params: {\"w{layer}\": {holds: w, shard: {1: tp}, pad: {0: 8}, transform: pack, refresh: absorb}, n: {holds: n}}}\n"
-                         "source: {layout: train, mesh: {tp: 2}}\n"
-                         "target: {layout: serve, mesh: {tp: 2}, ranks: 1..2}\n";
+const std::string kJob =
+    "version: 1\n"
+    "model:\n"
+    "  dtype: u8\n"
+    "  index: {layer: 2}\n"
+    "  tensors: {\"l.{layer}.w\": [4, 6], n: [8]}\n"
+    "  layouts:\n"
+    "    train: {params: {\"l.{layer}.w\": {holds: w, shard: {0: tp}, transform: unpack}, n: {holds: n}}}\n"
+    "    serve: {params: {\"w{layer}\": {holds: w, shard: {1: tp}, pad: {0: 8}, transform: pack, refresh: absorb}, n: "
+    "{holds: n}}}\n"
+    "source: {layout: train, mesh: {tp: 2}}\n"
+    "target: {layout: serve, mesh: {tp: 2}, ranks: 1..2}\n";
 
 /// A caller: its own storage holds each byte inverted, one more in each run.
 struct Caller {
@@ -49,7 +51,9 @@ struct Caller {
     known = param.memory;
     return calls.back() == fails;
   }
-  static uint8_t value(int layer, int64_t row, int64_t column, uint8_t run) { return static_cast<uint8_t>(100 * layer + 10 * row + column + run); }
+  static uint8_t value(int layer, int64_t row, int64_t column, uint8_t run) {
+    return static_cast<uint8_t>(100 * layer + 10 * row + column + run);
+  }
 
   static int send(void *user, const reshard_transformed *param) {
     auto &caller = *static_cast<Caller *>(user);
@@ -61,7 +65,8 @@ struct Caller {
     EXPECT_EQ(param->stream, nullptr);
     for (int64_t row = 0; row < param->shape[0]; ++row)
       for (int64_t column = 0; column < param->shape[1]; ++column)
-        static_cast<uint8_t *>(param->memory)[row * param->shape[1] + column] = value(param->name[2] - '0', 2 * param->rank + row, column, caller.run);
+        static_cast<uint8_t *>(param->memory)[row * param->shape[1] + column] =
+            value(param->name[2] - '0', 2 * param->rank + row, column, caller.run);
     return caller.call("send", *param);
   }
   static int receive(void *user, const reshard_transformed *param) {
@@ -99,7 +104,9 @@ public:
 
   std::string error() const { return reshard_error(executor_); }
   std::string missing() { return reshard_prepare(executor_) == RESHARD_BAD_BINDING ? error() : "prepared"; }
-  void set(const char *name, const reshard_transform &transform) { ASSERT_EQ(reshard_set_transform(executor_, name, &transform), RESHARD_OK) << error(); }
+  void set(const char *name, const reshard_transform &transform) {
+    ASSERT_EQ(reshard_set_transform(executor_, name, &transform), RESHARD_OK) << error();
+  }
   void prepare() {
     set("unpack", {Caller::send, nullptr, nullptr, &caller_});
     set("pack", {nullptr, Caller::receive, Caller::finalise, &caller_});
@@ -128,11 +135,15 @@ TEST_F(TransformsTest, ValuesArriveAndHooksComeInOrder) {
   for (caller_.run = 1; caller_.run < 4; ++caller_.run) {
     caller_.calls.clear();
     ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
-    EXPECT_THAT(caller_.calls, ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "receive 1 w0", "receive 1 w1", "receive 2 w0", "receive 2 w1",
-                                           "finalise 1 w0", "finalise 1 w1", "finalise 2 w0", "finalise 2 w1", "absorb 1", "absorb 2"));
+    EXPECT_THAT(caller_.calls,
+                ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "receive 1 w0",
+                            "receive 1 w1", "receive 2 w0", "receive 2 w1", "finalise 1 w0", "finalise 1 w1",
+                            "finalise 2 w0", "finalise 2 w1", "absorb 1", "absorb 2"));
     for (uint32_t rank = 1; rank < 3; ++rank)
       for (int layer = 0; layer < 2; ++layer)
-        EXPECT_EQ(caller_.taken[std::to_string(rank) + " w" + std::to_string(layer)], expected(layer, rank, caller_.run)) << rank << " " << layer;
+        EXPECT_EQ(caller_.taken[std::to_string(rank) + " w" + std::to_string(layer)],
+                  expected(layer, rank, caller_.run))
+            << rank << " " << layer;
     EXPECT_EQ(to_[0], from_);
     EXPECT_EQ(to_[1], from_);
   }
@@ -142,9 +153,10 @@ TEST_F(TransformsTest, ValuesArriveAndHooksComeInOrder) {
 TEST_F(TransformsTest, AFailingHookFailsTheRun) {
   prepare();
   ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
-  const std::pair<const char *, const char *> cases[] = {{"send 1 l.0.w", "prepare_send of the transform 'unpack' failed for param 'l.0.w' on rank 1"},
-                                                         {"receive 2 w1", "prepare_receive of the transform 'pack' failed for param 'w1' on rank 2"},
-                                                         {"finalise 1 w1", "finalise of the transform 'pack' failed for param 'w1' on rank 1"}};
+  const std::pair<const char *, const char *> cases[] = {
+      {"send 1 l.0.w", "prepare_send of the transform 'unpack' failed for param 'l.0.w' on rank 1"},
+      {"receive 2 w1", "prepare_receive of the transform 'pack' failed for param 'w1' on rank 2"},
+      {"finalise 1 w1", "finalise of the transform 'pack' failed for param 'w1' on rank 1"}};
   for (const auto &[fails, message] : cases) {
     caller_.fails = fails;
     caller_.calls.clear();
@@ -170,8 +182,9 @@ TEST_F(TransformsTest, PrepareSaysWhatIsMissing) {
   ASSERT_EQ(reshard_set_hook(executor_, "absorb", Caller::refresh, &caller_), RESHARD_OK);
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
-  EXPECT_THAT(caller_.calls, ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "finalise 1 w0", "finalise 1 w1", "finalise 2 w0", "finalise 2 w1",
-                                         "absorb 1", "absorb 2"));
+  EXPECT_THAT(caller_.calls,
+              ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "finalise 1 w0",
+                          "finalise 1 w1", "finalise 2 w0", "finalise 2 w1", "absorb 1", "absorb 2"));
   EXPECT_EQ(caller_.taken["2 w1"], expected(1, 2, 0));
   const reshard_transform late{};
   EXPECT_EQ(reshard_set_transform(executor_, "pack", &late), RESHARD_INVALID);
@@ -189,16 +202,17 @@ TEST_F(TransformsTest, NobodyBindsThem) {
 }
 
 TEST_F(TransformsTest, PreparedAnewAfterAFailureBesideQuantisedParams) {
-  ASSERT_NO_FATAL_FAILURE(tests::compile("version: 1\n"
-                                         "model:\n"
-                                         "  dtype: fp32\n"
-                                         "  tensors: {w: [256, 256]}\n"
-                                         "  layouts:\n"
-                                         "    train: {params: {w: {holds: w, shard: {0: tp}, transform: unpack}}}\n"
-                                         "    serve: {params: {w: {holds: w, shard: {1: tp}, quantize: block_fp8, refresh: absorb}}}\n"
-                                         "source: {layout: train, mesh: {tp: 2}}\n"
-                                         "target: {layout: serve, mesh: {tp: 2}}\n",
-                                         folder_ / "quantised"));
+  ASSERT_NO_FATAL_FAILURE(
+      tests::compile("version: 1\n"
+                     "model:\n"
+                     "  dtype: fp32\n"
+                     "  tensors: {w: [256, 256]}\n"
+                     "  layouts:\n"
+                     "    train: {params: {w: {holds: w, shard: {0: tp}, transform: unpack}}}\n"
+                     "    serve: {params: {w: {holds: w, shard: {1: tp}, quantize: block_fp8, refresh: absorb}}}\n"
+                     "source: {layout: train, mesh: {tp: 2}}\n"
+                     "target: {layout: serve, mesh: {tp: 2}}\n",
+                     folder_ / "quantised"));
   std::vector<std::vector<uint8_t>> held; // by the first executor, then by the other
   for (const bool twice : {false, true}) {
     reshard_close(executor_);
@@ -208,7 +222,8 @@ TEST_F(TransformsTest, PreparedAnewAfterAFailureBesideQuantisedParams) {
       held.emplace_back(i % 2 ? 2 * 4 : 256 * 128);
     for (uint32_t rank = 0; rank < 2; ++rank) {
       ASSERT_EQ(reshard_bind(executor_, 1, rank, "w", held[first + 2 * rank].data(), 256 * 128), RESHARD_OK) << error();
-      ASSERT_EQ(reshard_bind(executor_, 1, rank, "w_scale_inv", held[first + 2 * rank + 1].data(), 2 * 4), RESHARD_OK) << error();
+      ASSERT_EQ(reshard_bind(executor_, 1, rank, "w_scale_inv", held[first + 2 * rank + 1].data(), 2 * 4), RESHARD_OK)
+          << error();
     }
     const auto send = [](void *, const reshard_transformed *param) {
       for (uint64_t i = 0; i < param->bytes / sizeof(float); ++i)
@@ -270,12 +285,20 @@ TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceWhileItRecords) {
   const void *stream = device->stream();
   RecordedOptions options{false, [&] { return transforms.prepare(); }, [&] { return transforms.finalise(); }};
   const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), nullptr, std::move(options));
-  transforms.set("unpack", {[](void *user, const reshard_transformed *param) { return static_cast<Recorder *>(user)->call("send", *param); }, nullptr, nullptr, &recorder});
-  transforms.set("pack", {nullptr, nullptr, [](void *user, const reshard_transformed *param) { return static_cast<Recorder *>(user)->call("finalise", *param); }, &recorder});
+  transforms.set("unpack", {[](void *user, const reshard_transformed *param) {
+                              return static_cast<Recorder *>(user)->call("send", *param);
+                            },
+                            nullptr, nullptr, &recorder});
+  transforms.set("pack", {nullptr, nullptr,
+                          [](void *user, const reshard_transformed *param) {
+                            return static_cast<Recorder *>(user)->call("finalise", *param);
+                          },
+                          &recorder});
   bool missing = false, late = false;
   ASSERT_EQ(transforms.bind(*plan, locals, *transport, missing), "");
   ASSERT_EQ(transport->prepare(*plan, locals, {}, late), "");
-  EXPECT_THAT(recorder.calls, ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "finalise 1 w0", "finalise 1 w1", "finalise 2 w0", "finalise 2 w1"));
+  EXPECT_THAT(recorder.calls, ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w",
+                                          "finalise 1 w0", "finalise 1 w1", "finalise 2 w0", "finalise 2 w1"));
   for (const auto &[where, param] : recorder.seen)
     EXPECT_EQ(param.stream, stream) << where;
   caller_.record = false;

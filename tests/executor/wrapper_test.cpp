@@ -104,8 +104,10 @@ TEST_F(WrapperTest, ManyThreadsAsk) {
 
 TEST_F(WrapperTest, WhatAPlanDoesNotHave) {
   const reshard::PlanFile plan(path_);
-  EXPECT_EQ(thrown([&] { plan.endpoint(2); }), std::make_pair(int{RESHARD_INVALID}, std::string("there is no endpoint 2, the plan has 2")));
-  EXPECT_EQ(thrown([&] { plan.params(1, 0); }), std::make_pair(int{RESHARD_INVALID}, std::string("target has no place 0")));
+  EXPECT_EQ(thrown([&] { plan.endpoint(2); }),
+            std::make_pair(int{RESHARD_INVALID}, std::string("there is no endpoint 2, the plan has 2")));
+  EXPECT_EQ(thrown([&] { plan.params(1, 0); }),
+            std::make_pair(int{RESHARD_INVALID}, std::string("target has no place 0")));
   const auto [status, text] = thrown([&] { reshard::PlanFile(folder_ + "/absent"); });
   EXPECT_EQ(status, RESHARD_BAD_PLAN);
   EXPECT_THAT(text, HasSubstr("/absent'"));
@@ -119,7 +121,8 @@ TEST_F(WrapperTest, NothingIsAskedOfNothing) {
   size_t count = 0;
   EXPECT_EQ(reshard_plan_open(path_.c_str(), nullptr), RESHARD_INVALID);
   EXPECT_EQ(reshard_plan_open(nullptr, &plan), RESHARD_INVALID);
-  for (const reshard_plan *each : {static_cast<const reshard_plan *>(plan), static_cast<const reshard_plan *>(nullptr)}) {
+  for (const reshard_plan *each :
+       {static_cast<const reshard_plan *>(plan), static_cast<const reshard_plan *>(nullptr)}) {
     EXPECT_STRNE(reshard_plan_error(each), "");
     EXPECT_EQ(reshard_plan_summary(each, &summary), RESHARD_INVALID);
     EXPECT_EQ(reshard_plan_endpoint(each, 0, &endpoint), RESHARD_INVALID);
@@ -154,11 +157,13 @@ TEST_F(WrapperTest, RunsAndHooks) {
   EXPECT_EQ(executor.version(), 1u);
   EXPECT_EQ(executor.state(), RESHARD_COMPLETE);
   EXPECT_EQ(executor.agree(5), 5);
-  EXPECT_EQ(thrown([&] { executor.run(); }), std::make_pair(int{RESHARD_FAILED}, std::string("the hook 'fold' failed on rank 2")));
+  EXPECT_EQ(thrown([&] { executor.run(); }),
+            std::make_pair(int{RESHARD_FAILED}, std::string("the hook 'fold' failed on rank 2")));
   EXPECT_EQ(executor.state(), RESHARD_TORN);
   executor.run();
   EXPECT_EQ(executor.version(), 2u);
-  EXPECT_EQ(thrown([&] { executor.enqueue(nullptr); }), std::make_pair(int{RESHARD_INVALID}, std::string("its memory is the host's, which has no streams")));
+  EXPECT_EQ(thrown([&] { executor.enqueue(nullptr); }),
+            std::make_pair(int{RESHARD_INVALID}, std::string("its memory is the host's, which has no streams")));
 }
 
 TEST_F(WrapperTest, Transforms) {
@@ -179,9 +184,14 @@ TEST_F(WrapperTest, Transforms) {
   reshard::Executor executor(path_);
   std::vector<float> taken;
   int begun = 0;
-  executor.setTransform("unpack", {[](const reshard_transformed &param) { std::fill_n(static_cast<float *>(param.memory), 6, 3.0f + static_cast<float>(param.rank)); }, nullptr, nullptr});
+  executor.setTransform("unpack", {[](const reshard_transformed &param) {
+                                     std::fill_n(static_cast<float *>(param.memory), 6,
+                                                 3.0f + static_cast<float>(param.rank));
+                                   },
+                                   nullptr, nullptr});
   EXPECT_EQ(thrown([&] { executor.prepare(); }),
-            std::make_pair(int{RESHARD_BAD_BINDING}, std::string("rank 2 param 'w' needs finalise of the transform 'pack', which is not set")));
+            std::make_pair(int{RESHARD_BAD_BINDING},
+                           std::string("rank 2 param 'w' needs finalise of the transform 'pack', which is not set")));
   const auto take = [&](const reshard_transformed &param) {
     EXPECT_THAT(std::vector(param.shape, param.shape + param.dimensions), ElementsAre(2, 6));
     if (!taken.empty())
@@ -192,7 +202,9 @@ TEST_F(WrapperTest, Transforms) {
   executor.prepare();
   executor.run(60);
   EXPECT_THAT(taken, ElementsAre(3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4));
-  EXPECT_EQ(thrown([&] { executor.run(); }), std::make_pair(int{RESHARD_FAILED}, std::string("finalise of the transform 'pack' failed for param 'w' on rank 2")));
+  EXPECT_EQ(thrown([&] { executor.run(); }),
+            std::make_pair(int{RESHARD_FAILED},
+                           std::string("finalise of the transform 'pack' failed for param 'w' on rank 2")));
   EXPECT_EQ(begun, 2);
 }
 

@@ -1,4 +1,5 @@
-// Pack and unpack, and a whole refit, beside a copy from device to device of as many bytes. Both are recorded and replayed the same way, in turns.
+// Pack and unpack, and a whole refit, beside a copy from device to device of as many bytes. Both are recorded and
+// replayed the same way, in turns.
 
 #include "executor/phases.h"
 #include "tests/gpu/plan_on_gpu.h"
@@ -69,14 +70,17 @@ std::pair<double, double> compare(Recording &ours, Recording &theirs) {
 auto copyOf(std::byte *target, const std::byte *source, uint64_t bytes) {
   return [=](Device &device, std::vector<Operation> &operations) {
     operations.push_back(Call([=, &device]() -> std::string {
-      const cudaError_t error = cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(device.stream()));
+      const cudaError_t error =
+          cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(device.stream()));
       return error == cudaSuccess ? std::string() : cudaGetErrorString(error);
     }));
   };
 }
 
 auto tableOf(const kernels::Table &table) {
-  return [&table](Device &, std::vector<Operation> &operations) { operations.push_back(Tables{table, kernels::ChangeTable(), kernels::Table()}); };
+  return [&table](Device &, std::vector<Operation> &operations) {
+    operations.push_back(Tables{table, kernels::ChangeTable(), kernels::Table()});
+  };
 }
 
 /// Memory of a device that holds no zeros.
@@ -90,13 +94,15 @@ std::byte *randomMemory(Device &device, uint64_t bytes) {
     return values;
   }();
   for (uint64_t at = 0; at < bytes; at += block.size() * 8)
-    need(device.copy(memory + at, reinterpret_cast<const std::byte *>(block.data()), std::min<uint64_t>(block.size() * 8, bytes - at)));
+    need(device.copy(memory + at, reinterpret_cast<const std::byte *>(block.data()),
+                     std::min<uint64_t>(block.size() * 8, bytes - at)));
   return memory;
 }
 
 bool benchRows(Device &memory) {
   bool met = true;
-  std::byte *strided = randomMemory(memory, 2 * kPayload), *packed = randomMemory(memory, kPayload), *other = randomMemory(memory, kPayload);
+  std::byte *strided = randomMemory(memory, 2 * kPayload), *packed = randomMemory(memory, kPayload),
+            *other = randomMemory(memory, kPayload);
   Recording copy(copyOf(other, packed, kPayload), kRepeats);
   std::printf("  %-28s %12s %12s\n", "1 GiB in rows of", "pack / copy", "unpack / copy");
   for (uint64_t row = 16; row <= std::min<uint64_t>(4 << 20, kPayload); row *= row < 16384 ? 2 : 16) {
@@ -112,7 +118,8 @@ bool benchRows(Device &memory) {
     const double out = compare(packing, copy).first, in = compare(unpacking, copy).first;
     const bool below = row >= 4096 && std::min(out, in) < kPackTarget;
     met = met && !below;
-    std::printf("  %-28llu %12.3f %12.3f%s\n", static_cast<unsigned long long>(row), out, in, below ? "   BELOW 0.85" : "");
+    std::printf("  %-28llu %12.3f %12.3f%s\n", static_cast<unsigned long long>(row), out, in,
+                below ? "   BELOW 0.85" : "");
   }
   // One huge piece beside a hundred thousand small ones, which no row or piece may hold up.
   kernels::Table mixed;
@@ -121,7 +128,8 @@ bool benchRows(Device &memory) {
   small.rowBytes = 5232;
   mixed.add(reinterpret_cast<uint64_t>(packed), reinterpret_cast<uint64_t>(strided), huge);
   for (uint64_t i = 0; i < kSmallPieces; ++i)
-    mixed.add(reinterpret_cast<uint64_t>(packed + kPayload / 2 + i * small.rowBytes), reinterpret_cast<uint64_t>(strided + kPayload / 2 + i * 10'000), small);
+    mixed.add(reinterpret_cast<uint64_t>(packed + kPayload / 2 + i * small.rowBytes),
+              reinterpret_cast<uint64_t>(strided + kPayload / 2 + i * 10'000), small);
   Recording mixing(tableOf(mixed), kRepeats), same(copyOf(other, packed, mixed.bytes()), kRepeats);
   const double ratio = compare(mixing, same).first;
   std::printf("  %-28s %12.3f%s\n", "1 huge piece, 100,000 small", ratio, ratio < kPackTarget ? "   BELOW 0.85" : "");
@@ -133,11 +141,14 @@ bool benchRows(Device &memory) {
 bool benchConversions(Device &memory) {
   using namespace kernels;
   const uint64_t kColumns = kTiny ? 512 : 16384, kRows = kColumns, kElements = kRows * kColumns;
-  std::byte *wide = randomMemory(memory, kElements * 4), *stored = randomMemory(memory, kElements * 4), *scales = randomMemory(memory, kElements / 4);
+  std::byte *wide = randomMemory(memory, kElements * 4), *stored = randomMemory(memory, kElements * 4),
+            *scales = randomMemory(memory, kElements / 4);
   bool met = true;
   std::printf("  %-28s %12s\n", "16384 x 16384 of bf16", "/ copy");
   auto compareWith = [&](const char *what, uint64_t bytes, const ChangeTable &table) {
-    Recording changing([&](Device &, std::vector<Operation> &operations) { operations.push_back(Tables{Table(), table, Table()}); }, kRepeats);
+    Recording changing(
+        [&](Device &, std::vector<Operation> &operations) { operations.push_back(Tables{Table(), table, Table()}); },
+        kRepeats);
     Recording copy(copyOf(wide, stored, bytes / 2), kRepeats);
     const double ratio = compare(changing, copy).first;
     met = met && ratio >= kConvertTarget;
@@ -146,15 +157,18 @@ bool benchConversions(Device &memory) {
   const auto source = reinterpret_cast<uint64_t>(wide), target = reinterpret_cast<uint64_t>(stored);
   Strided all;
   all.rowBytes = kElements * 2;
-  for (const auto &[what, to] : {std::pair("to fp32", Format::fp32), std::pair("to fp16", Format::fp16), std::pair("to fp8_e4m3", Format::fp8_e4m3)}) {
+  for (const auto &[what, to] : {std::pair("to fp32", Format::fp32), std::pair("to fp16", Format::fp16),
+                                 std::pair("to fp8_e4m3", Format::fp8_e4m3)}) {
     ChangeTable table;
     table.add(target, source, all, {{}, castForm(Format::bf16, to), nullptr, nullptr}, 0, all.rowBytes);
     compareWith(what, kElements * (2 + itemBytes(to)), table);
   }
-  const std::pair<const char *, Quantized> kinds[] = {{"mxfp8", {Quantization::mxfp8, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales}},
-                                                      {"mxfp8, swizzled", {Quantization::mxfp8, Format::bf16, true, 1, kRows, kColumns, stored, scales, scales}},
-                                                      {"block_fp8", {Quantization::block_fp8, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales}},
-                                                      {"nvfp4", {Quantization::nvfp4, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales + kElements / 8}}};
+  const std::pair<const char *, Quantized> kinds[] = {
+      {"mxfp8", {Quantization::mxfp8, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales}},
+      {"mxfp8, swizzled", {Quantization::mxfp8, Format::bf16, true, 1, kRows, kColumns, stored, scales, scales}},
+      {"block_fp8", {Quantization::block_fp8, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales}},
+      {"nvfp4",
+       {Quantization::nvfp4, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales + kElements / 8}}};
   for (const auto &[name, matrices] : kinds) {
     const Shown shown{matrices, stored};
     const Form form{Form::Kind::elements, Format::bf16, Format::fp8_e4m3, 2};
@@ -189,11 +203,13 @@ bool benchRefit(Device &memory, const std::string &path) {
   std::vector<Operation> operations;
   need(addWaves(*plan, ranks, operations, bytes));
   std::byte *source = randomMemory(memory, bytes), *target = randomMemory(memory, bytes);
-  Recording refit([&](Device &, std::vector<Operation> &all) { all.insert(all.end(), operations.begin(), operations.end()); }, 1);
+  Recording refit(
+      [&](Device &, std::vector<Operation> &all) { all.insert(all.end(), operations.begin(), operations.end()); }, 1);
   Recording copy(copyOf(target, source, bytes), 1);
   const auto [ratio, seconds] = compare(refit, copy);
   const double host = median(refit.host);
-  std::printf("  refit of %.2f GB in %zu launches: %.3f ms, %.3f times the copy's%s\n", static_cast<double>(bytes) / 1e9, operations.size(), seconds * 1e3, 1 / ratio,
+  std::printf("  refit of %.2f GB in %zu launches: %.3f ms, %.3f times the copy's%s\n",
+              static_cast<double>(bytes) / 1e9, operations.size(), seconds * 1e3, 1 / ratio,
               1 / ratio > kRefitTarget ? "   ABOVE 1.10" : "");
   std::printf("  host time of a replay: %.1f us%s\n", host * 1e6, host > kHostSeconds ? "   ABOVE 20" : "");
   return 1 / ratio <= kRefitTarget && host <= kHostSeconds;

@@ -68,7 +68,8 @@ void testConsumer(const std::string &path) {
     need(cudaGraphLaunch(graph, stream));
     need(cudaStreamSynchronize(stream));
     if (const uint64_t wrong = copies.mismatches(plan, seed); wrong > 0)
-      throw std::runtime_error("a consumer's graph saw " + std::to_string(wrong) + " wrong elements after refit " + std::to_string(seed));
+      throw std::runtime_error("a consumer's graph saw " + std::to_string(wrong) + " wrong elements after refit " +
+                               std::to_string(seed));
   }
   need(cudaGraphExecDestroy(graph));
   need(cudaGraphDestroy(captured));
@@ -98,12 +99,14 @@ void testRefresh(const std::string &path) {
       &hook);
   plan.prepare();
   if (hook.calls != 2)
-    throw std::runtime_error("the hook was called " + std::to_string(hook.calls) + " times in prepare, expected once for each of two ranks");
+    throw std::runtime_error("the hook was called " + std::to_string(hook.calls) +
+                             " times in prepare, expected once for each of two ranks");
   for (const uint64_t seed : {1, 2, 3}) {
     plan.fill(seed);
     plan.run();
     if (const uint64_t wrong = hook.copies.mismatches(plan, seed); wrong > 0)
-      throw std::runtime_error("what the hook derives had " + std::to_string(wrong) + " wrong elements after refit " + std::to_string(seed));
+      throw std::runtime_error("what the hook derives had " + std::to_string(wrong) + " wrong elements after refit " +
+                               std::to_string(seed));
   }
   if (hook.calls != 2)
     throw std::runtime_error("the hook was called in a run");
@@ -137,7 +140,8 @@ void testEnqueue(const std::string &path) {
       need(cudaGraphLaunch(graph, stream));
     need(cudaStreamSynchronize(stream));
     if (const uint64_t wrong = copies.mismatches(plan, seed); wrong > 0)
-      throw std::runtime_error("what followed refit " + std::to_string(seed) + " saw " + std::to_string(wrong) + " wrong elements");
+      throw std::runtime_error("what followed refit " + std::to_string(seed) + " saw " + std::to_string(wrong) +
+                               " wrong elements");
   }
   need(cudaGraphExecDestroy(graph));
   need(cudaGraphDestroy(captured));
@@ -161,7 +165,8 @@ std::string refusal(const std::string &path, const std::function<std::byte *(siz
     for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p)
       for (uint32_t number = 0; number < endpoint.params()->size(); ++number)
         for (const schema::ParamInstance &instance : schema::instances(opened->manifest(), endpoint, number, p))
-          reshard_bind(executor, e, endpoint.ranks()->Get(p), instance.name.c_str(), allocate(static_cast<size_t>(instance.bytes)), static_cast<uint64_t>(instance.bytes));
+          reshard_bind(executor, e, endpoint.ranks()->Get(p), instance.name.c_str(),
+                       allocate(static_cast<size_t>(instance.bytes)), static_cast<uint64_t>(instance.bytes));
   }
   reshard_set_hook(executor, "derive", answer, nullptr);
   const reshard_status status = reshard_prepare(executor);
@@ -175,7 +180,8 @@ std::string refusal(const std::string &path, const std::function<std::byte *(siz
 /// Memory that is not the device's is refused before anything moves.
 void testRefusals(const std::string &path) {
   std::vector<std::unique_ptr<std::byte[]>> ofHost;
-  std::string error = refusal(path, [&](size_t bytes) { return ofHost.emplace_back(std::make_unique<std::byte[]>(bytes)).get(); });
+  std::string error =
+      refusal(path, [&](size_t bytes) { return ofHost.emplace_back(std::make_unique<std::byte[]>(bytes)).get(); });
   if (error != "source rank 0 param 'a': memory of the host, expected of device 0")
     throw std::runtime_error("memory of the host was not refused: " + error);
   std::printf("  memory of the host is refused: %s\n", error.c_str());

@@ -34,7 +34,8 @@ void checkPlan(const std::string &path, const char *transport) {
 
 int main(int argc, char **argv) {
   const std::string command = argc > 1 ? argv[1] : "";
-  if (argc < 3 || (command != "check" && command != "self" && command != "ranks" && command != "graph" && command != "bench")) {
+  if (argc < 3 ||
+      (command != "check" && command != "self" && command != "ranks" && command != "graph" && command != "bench")) {
     std::fprintf(stderr, "usage: gpu-test check|self|ranks|graph|bench PLAN...\n");
     return 2;
   }

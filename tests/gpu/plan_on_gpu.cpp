@@ -12,7 +12,8 @@ void need(const std::string &error) {
     throw std::runtime_error(error);
 }
 
-PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile, double joinSeconds) {
+PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile,
+                     double joinSeconds) {
   need(Plan::open(path, plan_));
   need(openDevice("cuda", -1, device_));
   reshard_options options{};
@@ -36,7 +37,8 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
       place.endpoint = e;
       place.place = p;
       for (uint32_t number = 0; number < (endpoint.params() ? endpoint.params()->size() : 0); ++number) {
-        auto &instances = place.params.emplace_back(schema::instanceCount(endpoint, *endpoint.params()->Get(number), p), nullptr);
+        auto &instances =
+            place.params.emplace_back(schema::instanceCount(endpoint, *endpoint.params()->Get(number), p), nullptr);
         if (!schema::bindable(*endpoint.params()->Get(number)))
           continue; // a face
         for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, number, p)) {
@@ -48,7 +50,8 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
           need(device_->allocate(bytes + 16, there));
           there += 16;
           pieces_.push_back({e, instance.name, memory_.back().get(), there, bytes});
-          if (reshard_bind(executor_.get(), e, endpoint.ranks()->Get(p), instance.name.c_str(), there, bytes) != RESHARD_OK)
+          if (reshard_bind(executor_.get(), e, endpoint.ranks()->Get(p), instance.name.c_str(), there, bytes) !=
+              RESHARD_OK)
             throw std::runtime_error(reshard_error(executor_.get()));
         }
       }
@@ -59,7 +62,8 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
 void PlanOnGpu::setHook(reshard_hook hook, void *user) {
   for (const schema::Endpoint *endpoint : *plan_->manifest().endpoints())
     for (uint32_t p = 0; p < (endpoint->params() ? endpoint->params()->size() : 0); ++p)
-      if (const auto *name = endpoint->params()->Get(p)->refresh(); name && name->size() > 0 && reshard_set_hook(executor_.get(), name->c_str(), hook, user) != RESHARD_OK)
+      if (const auto *name = endpoint->params()->Get(p)->refresh();
+          name && name->size() > 0 && reshard_set_hook(executor_.get(), name->c_str(), hook, user) != RESHARD_OK)
         throw std::runtime_error(reshard_error(executor_.get()));
 }
 

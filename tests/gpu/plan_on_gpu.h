@@ -1,4 +1,5 @@
-// A plan, or a rank of one, with all memory on one GPU, through the C API. Values are synthesised and checked on the host.
+// A plan, or a rank of one, with all memory on one GPU, through the C API. Values are synthesised and checked on the
+// host.
 #pragma once
 
 #include "executor/device.h"
@@ -15,9 +16,11 @@ namespace reshard::gpu {
 class PlanOnGpu {
 public:
   /// transport: "threads", all ranks on the GPU; "nccl", a world of one that sends itself all that it copies.
-  PlanOnGpu(const std::string &path, const char *transport) : PlanOnGpu(path, transport, nullptr, nullptr, kJoinSeconds) {}
+  PlanOnGpu(const std::string &path, const char *transport)
+      : PlanOnGpu(path, transport, nullptr, nullptr, kJoinSeconds) {}
   /// This rank alone, over "nccl", on the thread's device; the others are found by a file.
-  PlanOnGpu(const std::string &path, uint32_t rank, const std::string &idFile, double joinSeconds) : PlanOnGpu(path, "nccl", &rank, idFile.c_str(), joinSeconds) {}
+  PlanOnGpu(const std::string &path, uint32_t rank, const std::string &idFile, double joinSeconds)
+      : PlanOnGpu(path, "nccl", &rank, idFile.c_str(), joinSeconds) {}
 
   /// One hook for all names of the plan.
   void setHook(reshard_hook hook, void *user);
@@ -44,7 +47,8 @@ public:
 
 private:
   static constexpr double kJoinSeconds = 60;
-  PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile, double joinSeconds);
+  PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile,
+            double joinSeconds);
   struct Close {
     void operator()(reshard_executor *executor) const { reshard_close(executor); }
   };

@@ -1,4 +1,5 @@
-// All ranks of a plan, each a thread with a GPU of its own, over NCCL: exact, and over at the deadline where one of them does not come.
+// All ranks of a plan, each a thread with a GPU of its own, over NCCL: exact, and over at the deadline where one of
+// them does not come.
 
 #include "tests/gpu/plan_on_gpu.h"
 
@@ -17,7 +18,8 @@ namespace {
 
 /// Seconds: of a run, and of open and prepare, that one rank stays away from.
 constexpr double kRunDeadline = 1, kJoinDeadline = 10;
-/// Open and prepare are tried with so many ranks at most: what they show does not depend on it, and each takes the deadline's time.
+/// Open and prepare are tried with so many ranks at most: what they show does not depend on it, and each takes the
+/// deadline's time.
 constexpr uint32_t kMostThatJoin = 4;
 
 /// Where the late rank stays away.
@@ -29,7 +31,8 @@ struct Part {
   uint64_t checked = 0;
 };
 
-void runRank(const std::string &path, uint32_t rank, Stage stage, bool late, const std::string &idFile, std::barrier<> &together, Part &part) {
+void runRank(const std::string &path, uint32_t rank, Stage stage, bool late, const std::string &idFile,
+             std::barrier<> &together, Part &part) {
   try {
     if (cudaSetDevice(static_cast<int>(rank)) != cudaSuccess)
       throw std::runtime_error("cannot use device " + std::to_string(rank));
@@ -132,14 +135,15 @@ void testRanks(const std::string &path) {
     throw std::runtime_error("nothing was checked");
   if (named == 0)
     throw std::runtime_error("nobody named rank " + std::to_string(late) + ", which did not come");
-  std::printf("  %-60s nccl %12llu bytes right; %llu of %u ranks name the late one: %s\n", path.c_str(), static_cast<unsigned long long>(checked), static_cast<unsigned long long>(named), world,
-              text.c_str());
+  std::printf("  %-60s nccl %12llu bytes right; %llu of %u ranks name the late one: %s\n", path.c_str(),
+              static_cast<unsigned long long>(checked), static_cast<unsigned long long>(named), world, text.c_str());
   if (world > kMostThatJoin)
     return;
   for (const auto &[stage, name] : {std::pair(Stage::open, "open"), std::pair(Stage::prepare, "prepare")}) {
     const std::string waiting = runRanks(path, world, stage, late)[late > 0 ? 0 : 1].waiting;
     // Without rank 0 nobody gets as far as NCCL: there is no file with its id.
-    const char *expected = stage == Stage::open && late == 0 ? "/id', which rank 0 writes" : "the deadline passed: not all ranks have come";
+    const char *expected = stage == Stage::open && late == 0 ? "/id', which rank 0 writes"
+                                                             : "the deadline passed: not all ranks have come";
     if (waiting.find(expected) == std::string::npos)
       throw std::runtime_error(std::string(name) + " without rank " + std::to_string(late) + ": " + waiting);
     std::printf("  %s without it: %s\n", name, waiting.c_str());

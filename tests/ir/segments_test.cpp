@@ -15,7 +15,9 @@ namespace {
 
 using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 
-int64_t pick(std::mt19937_64 &random, int64_t least, int64_t most) { return least + static_cast<int64_t>(random() % (most - least + 1)); }
+int64_t pick(std::mt19937_64 &random, int64_t least, int64_t most) {
+  return least + static_cast<int64_t>(random() % (most - least + 1));
+}
 
 /// A few periodic pieces that do not meet on either side; one in six runs backwards on the `to` side.
 Segments randomRelation(std::mt19937_64 &random) {

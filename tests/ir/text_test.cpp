@@ -1,4 +1,5 @@
-// What is printed reads back as the same module, at every level, and prints the same again; what cannot be read is refused at its place.
+// What is printed reads back as the same module, at every level, and prints the same again; what cannot be read is
+// refused at its place.
 
 #include "ir/text.h"
 
@@ -33,7 +34,8 @@ void checkRoundTrip(const Module &module) {
 
 /// The whole lessons and the smaller examples, after every pass.
 std::vector<std::string> jobs() {
-  std::vector<std::string> paths = {"examples/quickstart.yaml", "examples/qwen3-0.6b-8-to-4.yaml", "examples/qwen3-30b-a3b-32-to-16.yaml"};
+  std::vector<std::string> paths = {"examples/quickstart.yaml", "examples/qwen3-0.6b-8-to-4.yaml",
+                                    "examples/qwen3-30b-a3b-32-to-16.yaml"};
   for (const auto &entry : std::filesystem::directory_iterator(RESHARD_SOURCE_DIR "/tests/compiler/lessons"))
     if (const std::string name = entry.path().filename(); !name.starts_with("failed"))
       paths.push_back("tests/compiler/lessons/" + name);
@@ -50,7 +52,8 @@ std::string where(const std::string &text) {
 }
 
 const std::string kHeader = "module \"m\" layout world 1 staging 0 ranks-per-node 0 fingerprint \"\"\n";
-const std::string kTwoEndpoints = "endpoint \"source\" layout \"\" ranks [0]\nendpoint \"target\" layout \"\" ranks [0]\n";
+const std::string kTwoEndpoints =
+    "endpoint \"source\" layout \"\" ranks [0]\nendpoint \"target\" layout \"\" ranks [0]\n";
 
 } // namespace
 
@@ -92,11 +95,14 @@ TEST(Text, RefusesAtThePlace) {
   EXPECT_EQ(where(""), "1:1: expected 'module', found 'the end'");
   EXPECT_EQ(where("module \"m\" lay"), "1:12: expected layout, transfer or schedule, found 'lay'");
   EXPECT_EQ(where(kHeader), "2:1: expected 'endpoint', found 'the end'");
-  EXPECT_EQ(where(kHeader + kTwoEndpoints + "nonsense"), "4:1: expected the end or another item of this level, found 'nonsense'");
+  EXPECT_EQ(where(kHeader + kTwoEndpoints + "nonsense"),
+            "4:1: expected the end or another item of this level, found 'nonsense'");
   EXPECT_EQ(where(kHeader + "tensor %1 \"t\" bf16 [1]"), "2:9: expected tensor 0, found 1");
   EXPECT_EQ(where(kHeader + "tensor %0 \"t\" bf17 [1]"), "2:15: expected a dtype, found 'bf17'");
-  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0:99999999999]"), "2:31: expected an ascending range of bounded size, found 0:99999999999");
-  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] place x #0"), "2:40: expected an index variable, found 'x'");
+  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0:99999999999]"),
+            "2:31: expected an ascending range of bounded size, found 0:99999999999");
+  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] place x #0"),
+            "2:40: expected an index variable, found 'x'");
   EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] param $0 \"p\" bf16 [1] holds %0"),
             "2:63: expected the number of a tensor, of which there are 0, found 0");
 }

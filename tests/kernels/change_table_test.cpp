@@ -1,5 +1,5 @@
-// Tables of changes, run warp by warp as a GPU runs them, against what the CPU's kernels make of the same memory, byte for byte: by the code of the host, and lane by lane by
-// that of a GPU.
+// Tables of changes, run warp by warp as a GPU runs them, against what the CPU's kernels make of the same memory, byte
+// for byte: by the code of the host, and lane by lane by that of a GPU.
 
 #include "kernels/change_table.h"
 #include "tests/kernels/gpu_lanes.h"
@@ -25,7 +25,8 @@ uint64_t at(const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointe
 /// Memory of any alignment.
 class Memory {
 public:
-  Memory(std::mt19937_64 &random, uint64_t bytes) : bytes_(bytes + 2 * kGuard + 16, std::byte{0xEE}), begin_(kGuard + (random() % 2 ? random() % 16 : 0)) {}
+  Memory(std::mt19937_64 &random, uint64_t bytes)
+      : bytes_(bytes + 2 * kGuard + 16, std::byte{0xEE}), begin_(kGuard + (random() % 2 ? random() % 16 : 0)) {}
   std::byte *begin() { return bytes_.data() + begin_; }
   Bytes &all() { return bytes_; }
 
@@ -41,7 +42,8 @@ void fillElements(std::mt19937_64 &random, Format format, std::byte *to, uint64_
   for (uint64_t i = 0; i < count; ++i) {
     uint32_t code = static_cast<uint32_t>(random());
     if (!any) {
-      const float value = std::ldexp(static_cast<float>(static_cast<int64_t>(random() % 2001) - 1000) / 1000, static_cast<int>(random() % 24) - 14);
+      const float value = std::ldexp(static_cast<float>(static_cast<int64_t>(random() % 2001) - 1000) / 1000,
+                                     static_cast<int>(random() % 24) - 14);
       code = encode(format, i / 40 % 7 == 3 ? 0.0f : value, Overflow::saturate);
     }
     if (!strange && !std::isfinite(decode(format, code)))
@@ -53,11 +55,21 @@ void fillElements(std::mt19937_64 &random, Format format, std::byte *to, uint64_
 /// Matrices with memory of their own.
 struct Matrices {
   Matrices(std::mt19937_64 &random, Quantization format, Format wide, bool filled)
-      : quantized{format, wide, format != Quantization::block_fp8 && random() % 2 == 0, 1 + random() % 3, 1 + random() % (format == Quantization::block_fp8 ? 200 : 40),
-                  format == Quantization::block_fp8 ? 1 + random() % 300 : blockShape(format).columns * (1 + random() % 12), nullptr, nullptr, nullptr},
-        codes(random, quantized.codeBytes()), scales(random, quantized.matrices * quantized.scaleBytes()), tensorScales(random, quantized.matrices * sizeof(float)) {
+      : quantized{format,
+                  wide,
+                  format != Quantization::block_fp8 && random() % 2 == 0,
+                  1 + random() % 3,
+                  1 + random() % (format == Quantization::block_fp8 ? 200 : 40),
+                  format == Quantization::block_fp8 ? 1 + random() % 300
+                                                    : blockShape(format).columns * (1 + random() % 12),
+                  nullptr,
+                  nullptr,
+                  nullptr},
+        codes(random, quantized.codeBytes()), scales(random, quantized.matrices * quantized.scaleBytes()),
+        tensorScales(random, quantized.matrices * sizeof(float)) {
     if (format == Quantization::block_fp8 && random() % 2)
-      quantized.columns = (quantized.columns + 7) / 8 * 8, codes = Memory(random, quantized.codeBytes()), scales = Memory(random, quantized.matrices * quantized.scaleBytes());
+      quantized.columns = (quantized.columns + 7) / 8 * 8, codes = Memory(random, quantized.codeBytes()),
+      scales = Memory(random, quantized.matrices * quantized.scaleBytes());
     point();
     if (filled) {
       for (uint64_t i = 0; i < quantized.codeBytes(); ++i)
@@ -68,7 +80,9 @@ struct Matrices {
         fillElements(random, Format::fp32, quantized.scales, quantized.matrices * quantized.scaleBytes() / 4);
     }
     for (uint64_t m = 0; m < quantized.matrices; ++m) {
-      const float scale = random() % 16 == 0 ? NAN : std::ldexp(1.0f + static_cast<float>(random() % 100) / 100, static_cast<int>(random() % 12) - 9);
+      const float scale = random() % 16 == 0 ? NAN
+                                             : std::ldexp(1.0f + static_cast<float>(random() % 100) / 100,
+                                                          static_cast<int>(random() % 12) - 9);
       std::memcpy(quantized.tensorScales + 4 * m, &scale, 4);
     }
   }
@@ -81,9 +95,12 @@ struct Matrices {
   Memory codes, scales, tensorScales;
 };
 
-Format anyFormat(std::mt19937_64 &random, int count) { return static_cast<Format>(random() % static_cast<uint64_t>(count)); }
+Format anyFormat(std::mt19937_64 &random, int count) {
+  return static_cast<Format>(random() % static_cast<uint64_t>(count));
+}
 
-/// Rows of matrices, or of parts of them, whose first column and width are multiples of `unit`: loops of strides of elements on one side.
+/// Rows of matrices, or of parts of them, whose first column and width are multiples of `unit`: loops of strides of
+/// elements on one side.
 struct Rectangle {
   Rectangle(std::mt19937_64 &random, const Quantized &of, uint64_t unit) {
     const uint64_t units = of.columns / unit;
@@ -128,8 +145,11 @@ struct Random {
     if (quantizes && random() % 4 == 0) { // whole rows of blocks
       to.emplace_back(random, Quantization::block_fp8, wide, false);
       const Quantized &q = to[0].quantized;
-      const uint64_t below = (q.rows + kFp8Block - 1) / kFp8Block, first = random() % (q.matrices * below), last = first + 1 + random() % (q.matrices * below - first);
-      auto element = [&](uint64_t blockRow) { return (blockRow / below * q.rows + std::min(blockRow % below * kFp8Block, q.rows)) * q.columns; };
+      const uint64_t below = (q.rows + kFp8Block - 1) / kFp8Block, first = random() % (q.matrices * below),
+                     last = first + 1 + random() % (q.matrices * below - first);
+      auto element = [&](uint64_t blockRow) {
+        return (blockRow / below * q.rows + std::min(blockRow % below * kFp8Block, q.rows)) * q.columns;
+      };
       one.what = "gathered";
       shown[1] = {q, q.codes};
       one.change.to = &shown[1];
@@ -162,7 +182,8 @@ struct Random {
       Quantized &q = from[0].quantized;
       const bool codes = !quantizes && format != Quantization::nvfp4 && random() % 2;
       if (quantizes) { // of what goes on to matrices, as many rows as these have, from anywhere
-        q.columns = (width + 64 + blockShape(q.format).columns - 1) / blockShape(q.format).columns * blockShape(q.format).columns;
+        q.columns = (width + 64 + blockShape(q.format).columns - 1) / blockShape(q.format).columns *
+                    blockShape(q.format).columns;
         q.rows = count + 2;
         q.matrices = 1;
         from[0].codes = Memory(random, q.codeBytes());
@@ -268,7 +289,8 @@ protected:
         changeWarp(table.view(), i % blocks, blocks, i / blocks, 0);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Code, ChangeTables, testing::Bool(), [](const auto &code) { return code.param ? "OfAGpu" : "OfTheHost"; });
+INSTANTIATE_TEST_SUITE_P(Code, ChangeTables, testing::Bool(),
+                         [](const auto &code) { return code.param ? "OfAGpu" : "OfTheHost"; });
 
 } // namespace
 
@@ -277,13 +299,16 @@ TEST(ChangeCodes, AreThoseOfTheFormats) {
     const uint32_t codes = Of == Format::fp32 ? 0 : 1u << encoding(Of).bits;
     for (uint32_t code = 0; code < codes; ++code) {
       const float value = decode(Of, code), mine = std::bit_cast<float>(decodeBits<Of>(code));
-      ASSERT_TRUE(std::isnan(value) ? std::isnan(mine) && std::signbit(value) == std::signbit(mine) : std::bit_cast<uint32_t>(value) == std::bit_cast<uint32_t>(mine)) << code;
+      ASSERT_TRUE(std::isnan(value) ? std::isnan(mine) && std::signbit(value) == std::signbit(mine)
+                                    : std::bit_cast<uint32_t>(value) == std::bit_cast<uint32_t>(mine))
+          << code;
     }
     for (const Overflow overflow : {Overflow::saturate, Overflow::infinity})
       for (uint64_t high = 0; high < 1 << 16; ++high)
         for (const uint32_t low : {0u, 1u, 0x1000u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) {
           const uint32_t bits = static_cast<uint32_t>(high << 16) | low;
-          ASSERT_EQ(encodeBits<Of>(bits, overflow), encode(Of, std::bit_cast<float>(bits), overflow)) << std::hex << bits << " to format " << static_cast<int>(Of);
+          ASSERT_EQ(encodeBits<Of>(bits, overflow), encode(Of, std::bit_cast<float>(bits), overflow))
+              << std::hex << bits << " to format " << static_cast<int>(Of);
         }
   };
   check(std::integral_constant<Format, Format::fp32>());
@@ -311,7 +336,8 @@ TEST_P(ChangeTables, WarpsChangeWhatTheCpuChanges) {
       *memory[m] = before[m];
     }
     ChangeTable table(seed % 3 == 0 ? 8 + seed % 50 : uint64_t{1} << 31);
-    const uint64_t bytes = one.shape.bytes(), cut = all.random() % 2 ? all.random() % (bytes / one.unit + 1) * one.unit : bytes;
+    const uint64_t bytes = one.shape.bytes(),
+                   cut = all.random() % 2 ? all.random() % (bytes / one.unit + 1) * one.unit : bytes;
     table.add(at(one.target), at(one.source), one.shape, one.change, 0, cut);
     table.add(at(one.target), at(one.source), one.shape, one.change, cut, bytes - cut);
     ASSERT_EQ(table.bytes(), bytes);
@@ -319,7 +345,8 @@ TEST_P(ChangeTables, WarpsChangeWhatTheCpuChanges) {
     for (size_t m = 0; m < memory.size(); ++m)
       ASSERT_TRUE(*memory[m] == expected[m]) << "seed " << seed << ": " << one.what << ", memory " << m;
   }
-  for (const char *kind : {"gathered", "quantises 0", "quantises 2", "quantises 0 dequantises", "quantises 2 dequantises", " codes", " dequantises", "casts"})
+  for (const char *kind : {"gathered", "quantises 0", "quantises 2", "quantises 0 dequantises",
+                           "quantises 2 dequantises", " codes", " dequantises", "casts"})
     EXPECT_GT(kinds[kind], 20) << kind;
 }
 
@@ -401,11 +428,13 @@ TEST_P(ChangeTables, LargestMagnitudesAndTensorScales) {
     shape.rowBytes = part.width * item;
     shape.loopCount = 1;
     shape.loops[0] = {part.count, static_cast<int64_t>(part.step * item), 0};
-    const float expected = amax(wide, elements.begin() + part.first * item, {part.count, part.width, 0, static_cast<int64_t>(part.step * item)});
+    const float expected = amax(wide, elements.begin() + part.first * item,
+                                {part.count, part.width, 0, static_cast<int64_t>(part.step * item)});
     alignas(16) float numbers[4] = {0, 0, 0, 0};
     ChangeTable table(seed % 5 == 0 ? 8 : uint64_t{1} << 31);
     if (seed % 2)
-      table.addLargest(at(reinterpret_cast<std::byte *>(numbers + 1)), wide, at(elements.begin()) + part.first * item, shape, nullptr);
+      table.addLargest(at(reinterpret_cast<std::byte *>(numbers + 1)), wide, at(elements.begin()) + part.first * item,
+                       shape, nullptr);
     else
       table.addLargest(at(reinterpret_cast<std::byte *>(numbers + 1)), wide, part.first * item, shape, &q);
     run(random, table);
@@ -413,7 +442,8 @@ TEST_P(ChangeTables, LargestMagnitudesAndTensorScales) {
     numbers[3] = seed % 4 == 0 ? INFINITY : 3;
     float scales[2];
     ChangeTable scaling;
-    scaling.addTensorScales(at(reinterpret_cast<std::byte *>(scales)), at(reinterpret_cast<std::byte *>(numbers)), 2, 2);
+    scaling.addTensorScales(at(reinterpret_cast<std::byte *>(scales)), at(reinterpret_cast<std::byte *>(numbers)), 2,
+                            2);
     run(random, scaling);
     EXPECT_EQ(std::bit_cast<uint32_t>(scales[0]), std::bit_cast<uint32_t>(nvfp4TensorScale(expected)));
     EXPECT_EQ(std::bit_cast<uint32_t>(scales[1]), std::bit_cast<uint32_t>(nvfp4TensorScale(seed % 4 == 0 ? NAN : 3)));

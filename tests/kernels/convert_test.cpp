@@ -1,5 +1,5 @@
-// The conversions at every level of this CPU against the definitions of formats.h, element by element and block by block, and those against the
-// host functions of CUDA's headers where the build found them.
+// The conversions at every level of this CPU against the definitions of formats.h, element by element and block by
+// block, and those against the host functions of CUDA's headers where the build found them.
 
 #include "kernels/convert.h"
 #include "kernels/scales.h"
@@ -34,7 +34,8 @@ std::vector<float> floatSample() {
   for (uint32_t top = 0; top < 512; ++top) { // sign and exponent
     for (uint32_t mantissa : {0u, 1u, 0x400000u, 0x7FFFFFu})
       add(top << 23 | mantissa);
-    for (uint32_t drop = 12; drop <= 23; ++drop) // the last bit dropped, of a format that drops so many, or of its subnormal values
+    for (uint32_t drop = 12; drop <= 23;
+         ++drop) // the last bit dropped, of a format that drops so many, or of its subnormal values
       for (uint32_t i = 0; i < 8; ++i) {
         const uint32_t tie = (static_cast<uint32_t>(random()) << drop | 1u << (drop - 1)) & 0x7FFFFF;
         for (uint32_t near : {tie - 1, tie, tie + 1})
@@ -68,7 +69,8 @@ Bytes randomElements(std::mt19937_64 &random, Format format, uint64_t count) {
   float width = 1;
   for (uint64_t i = 0; i < count; ++i) {
     if (i % 16 == 0)
-      width = std::ldexp(1.0f, random() % 8 ? static_cast<int>(random() % 40) - 20 : static_cast<int>(random() % 254) - 130);
+      width = std::ldexp(1.0f,
+                         random() % 8 ? static_cast<int>(random() % 40) - 20 : static_cast<int>(random() % 254) - 130);
     float value = random() % 16 ? normal(random) * width : random() % 2 ? 448 * width : -0.0f;
     if (random() % 2000 == 0)
       value = random() % 2 ? -INFINITY : NAN;
@@ -77,7 +79,9 @@ Bytes randomElements(std::mt19937_64 &random, Format format, uint64_t count) {
   return bytes;
 }
 
-float magnitudeAt(const std::byte *elements, Format format, uint64_t i) { return std::fabs(decode(format, codeAt(elements, format, i))); }
+float magnitudeAt(const std::byte *elements, Format format, uint64_t i) {
+  return std::fabs(decode(format, codeAt(elements, format, i)));
+}
 
 /// The sign of an element in the place of a format's.
 uint32_t signAt(const std::byte *elements, Format format, uint64_t i, Format of) {
@@ -102,7 +106,8 @@ TEST(Formats, CodesOfTheirOwnValues) {
     for (uint32_t code = 0; code < 1u << encoding(format).bits; ++code) {
       const float value = decode(format, code);
       const uint32_t sign = code & encoding(format).sign();
-      ASSERT_EQ(encode(format, value, Overflow::infinity), std::isnan(value) ? sign | encoding(format).nan : code) << code;
+      ASSERT_EQ(encode(format, value, Overflow::infinity), std::isnan(value) ? sign | encoding(format).nan : code)
+          << code;
     }
   EXPECT_EQ(decode(Format::fp8_e4m3, 0x7E), 448);
   EXPECT_EQ(decode(Format::fp8_e5m2, 0x7B), 57344);
@@ -138,15 +143,23 @@ TEST(Formats, AsInCudasHeaders) {
     return ours == theirs || (std::isnan(decode(format, ours)) && std::isnan(decode(format, theirs)));
   };
   auto check = [&](float value) {
-    ASSERT_TRUE(same(Format::bf16, encode(Format::bf16, value, Overflow::saturate), raw(__float2bfloat16_rn(value)))) << value;
-    ASSERT_TRUE(same(Format::fp16, encode(Format::fp16, value, Overflow::saturate), raw(__float2half_rn(value)))) << value;
+    ASSERT_TRUE(same(Format::bf16, encode(Format::bf16, value, Overflow::saturate), raw(__float2bfloat16_rn(value))))
+        << value;
+    ASSERT_TRUE(same(Format::fp16, encode(Format::fp16, value, Overflow::saturate), raw(__float2half_rn(value))))
+        << value;
     for (const Overflow overflow : {Overflow::saturate, Overflow::infinity}) {
       const auto saturation = overflow == Overflow::saturate ? __NV_SATFINITE : __NV_NOSAT;
-      ASSERT_TRUE(same(Format::fp8_e4m3, encode(Format::fp8_e4m3, value, overflow), __nv_cvt_float_to_fp8(value, saturation, __NV_E4M3))) << value;
-      ASSERT_TRUE(same(Format::fp8_e5m2, encode(Format::fp8_e5m2, value, overflow), __nv_cvt_float_to_fp8(value, saturation, __NV_E5M2))) << value;
+      ASSERT_TRUE(same(Format::fp8_e4m3, encode(Format::fp8_e4m3, value, overflow),
+                       __nv_cvt_float_to_fp8(value, saturation, __NV_E4M3)))
+          << value;
+      ASSERT_TRUE(same(Format::fp8_e5m2, encode(Format::fp8_e5m2, value, overflow),
+                       __nv_cvt_float_to_fp8(value, saturation, __NV_E5M2)))
+          << value;
     }
     const uint32_t sign = std::signbit(value) ? 0x80 : 0; // kernels/changes.h adds it to what a GPU's instruction gives
-    ASSERT_EQ(encode(Format::fp8_e4m3, value, Overflow::saturate), __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3) | sign) << value;
+    ASSERT_EQ(encode(Format::fp8_e4m3, value, Overflow::saturate),
+              __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3) | sign)
+        << value;
     const uint32_t four = encode(Format::fp4_e2m1, value, Overflow::saturate);
     ASSERT_EQ(std::isnan(value) ? four & 7 : four, __nv_cvt_float_to_fp4(value, __NV_E2M1, cudaRoundNearest)) << value;
   };
@@ -160,7 +173,9 @@ TEST(Formats, AsInCudasHeaders) {
     const float wide[] = {__bfloat162float(__nv_bfloat16(bf16)), __half2float(__half(fp16))};
     const float ours[] = {decode(Format::bf16, code), decode(Format::fp16, code)};
     for (int i = 0; i < 2; ++i)
-      ASSERT_TRUE(std::bit_cast<uint32_t>(ours[i]) == std::bit_cast<uint32_t>(wide[i]) || (std::isnan(ours[i]) && std::isnan(wide[i]))) << code;
+      ASSERT_TRUE(std::bit_cast<uint32_t>(ours[i]) == std::bit_cast<uint32_t>(wide[i]) ||
+                  (std::isnan(ours[i]) && std::isnan(wide[i])))
+          << code;
   }
   for (uint32_t code = 0; code < 256; ++code) {
     const auto byte = static_cast<__nv_fp8_storage_t>(code);
@@ -258,7 +273,8 @@ TEST(Convert, MxScalesAroundTheirSteps) {
   };
   atEveryLevel([&](Conversion how) {
     EXPECT_EQ(scaleOf(448, how.level), 127);
-    EXPECT_EQ(scaleOf(std::nextafter(448.0f, 1e9f), how.level), 128); // floor(log2(amax)) - 8 would say 127, and saturate
+    EXPECT_EQ(scaleOf(std::nextafter(448.0f, 1e9f), how.level),
+              128); // floor(log2(amax)) - 8 would say 127, and saturate
     EXPECT_EQ(scaleOf(-1, how.level), 119);
     EXPECT_EQ(scaleOf(0, how.level), 0);
     EXPECT_EQ(scaleOf(0x1p-149f, how.level), 0);
@@ -294,9 +310,12 @@ TEST(Convert, BlockFp8) {
         for (uint64_t column = 0; column < columns; ++column) {
           const float scale = expectedScales[row / kFp8Block * blockColumns + column / kFp8Block];
           const uint64_t i = row * pitch + column;
-          const uint32_t element = encode(Format::fp8_e4m3, magnitudeAt(source.data(), wide, i) / scale, Overflow::saturate) & 0x7F;
-          expected[row * targetPitch + column] = static_cast<std::byte>(element | signAt(source.data(), wide, i, Format::fp8_e4m3));
-          const uint32_t value = encode(wide, decode(Format::fp8_e4m3, element) * scale, Overflow::infinity) & ~encoding(wide).sign();
+          const uint32_t element =
+              encode(Format::fp8_e4m3, magnitudeAt(source.data(), wide, i) / scale, Overflow::saturate) & 0x7F;
+          expected[row * targetPitch + column] =
+              static_cast<std::byte>(element | signAt(source.data(), wide, i, Format::fp8_e4m3));
+          const uint32_t value =
+              encode(wide, decode(Format::fp8_e4m3, element) * scale, Overflow::infinity) & ~encoding(wide).sign();
           putCode(back.data(), wide, row * columns + column, value | signAt(source.data(), wide, i, wide));
         }
       atEveryLevel([&](Conversion how) {
@@ -306,10 +325,13 @@ TEST(Convert, BlockFp8) {
         quantizeBlockFp8(target.data(), scales.data(), wide, source.data(),
                          {rows, columns, static_cast<int64_t>(targetPitch), static_cast<int64_t>(pitch) * item}, how);
         for (uint64_t block = 0; block < scales.size(); ++block)
-          ASSERT_TRUE(scales[block] == expectedScales[block] || (std::isnan(scales[block]) && std::isnan(expectedScales[block]))) << block;
+          ASSERT_TRUE(scales[block] == expectedScales[block] ||
+                      (std::isnan(scales[block]) && std::isnan(expectedScales[block])))
+              << block;
         ASSERT_TRUE(target.contents() == expected) << rows << " x " << columns;
         dequantizeBlockFp8(wide, wideAgain.data(), target.data(), scales.data(),
-                           {rows, columns, static_cast<int64_t>(columns) * item, static_cast<int64_t>(targetPitch)}, how);
+                           {rows, columns, static_cast<int64_t>(columns) * item, static_cast<int64_t>(targetPitch)},
+                           how);
         ASSERT_TRUE(wideAgain.contents() == back) << rows << " x " << columns;
       });
     }
@@ -328,7 +350,8 @@ TEST(Convert, BlockFp8InParts) {
   Bytes expected(kFp8Block * kFp8Block), ours(expected.size());
   float scale;
   quantizeBlockFp8(expected.data(), &scale, Format::bf16, source.data(), whole);
-  const float most = std::max(amax(Format::bf16, source.data(), part), amax(Format::bf16, source.data() + 48 * 2, rest));
+  const float most =
+      std::max(amax(Format::bf16, source.data(), part), amax(Format::bf16, source.data() + 48 * 2, rest));
   EXPECT_EQ(fp8Scale(most), scale);
   quantizeFp8(ours.data(), scale, Format::bf16, source.data(), part);
   quantizeFp8(ours.data() + 48, scale, Format::bf16, source.data() + 48 * 2, rest);
@@ -392,14 +415,16 @@ TEST(Scales, FollowTheFormula) {
 TEST(Scales, SlicesThereAndBack) {
   std::mt19937_64 random(7);
   for (const ScaleShape shape : {ScaleShape{1, 1}, {128, 4}, {300, 13}, {129, 8}}) {
-    Bytes plain(shape.rows * shape.columns), swizzled(swizzledBytes(shape), std::byte{0x5A}), expected(swizzled.size()), back(plain.size());
+    Bytes plain(shape.rows * shape.columns), swizzled(swizzledBytes(shape), std::byte{0x5A}), expected(swizzled.size()),
+        back(plain.size());
     for (uint64_t i = 0; i < plain.size(); ++i) {
       plain[i] = static_cast<std::byte>(random());
       expected[swizzledOffset(shape, i / shape.columns, i % shape.columns)] = plain[i];
     }
     clearScalePadding(swizzled.data(), shape);
     const uint64_t row = random() % shape.rows, column = random() % shape.columns;
-    for (const ScaleSlice &slice : {ScaleSlice{0, 0, row, shape.columns}, {row, 0, shape.rows - row, column},
+    for (const ScaleSlice &slice : {ScaleSlice{0, 0, row, shape.columns},
+                                    {row, 0, shape.rows - row, column},
                                     {row, column, shape.rows - row, shape.columns - column}}) {
       const uint64_t first = slice.row * shape.columns + slice.column;
       swizzleScales(swizzled.data(), shape, slice, plain.data() + first, static_cast<int64_t>(shape.columns));

@@ -1,5 +1,5 @@
-// copyRows, at every level of this CPU, and fillRows against a loop over rows: random shapes, every small row size, transposed and reversed
-// loops, bases that lie anywhere in a line, guard bytes around.
+// copyRows, at every level of this CPU, and fillRows against a loop over rows: random shapes, every small row size,
+// transposed and reversed loops, bases that lie anywhere in a line, guard bytes around.
 
 #include "kernels/copy_cpu.h"
 
@@ -19,7 +19,8 @@ using namespace reshard::kernels;
 namespace {
 
 /// Calls visit(source offset, target offset) for every row, the innermost loop fastest.
-void forEachRow(const Strided &shape, size_t l, int64_t source, int64_t target, const std::function<void(int64_t, int64_t)> &visit) {
+void forEachRow(const Strided &shape, size_t l, int64_t source, int64_t target,
+                const std::function<void(int64_t, int64_t)> &visit) {
   if (l == shape.loopCount)
     return visit(source, target);
   for (uint64_t i = 0; i < shape.loops[l].count; ++i)
@@ -27,7 +28,8 @@ void forEachRow(const Strided &shape, size_t l, int64_t source, int64_t target, 
                target + static_cast<int64_t>(i) * shape.loops[l].targetStride, visit);
 }
 
-/// Random loops whose rows do not meet on either side: the two sides nest the loops in their own order, as a permuted tensor does.
+/// Random loops whose rows do not meet on either side: the two sides nest the loops in their own order, as a permuted
+/// tensor does.
 Strided randomShape(std::mt19937_64 &random, uint64_t rowBytes, size_t loops) {
   Strided shape;
   shape.rowBytes = rowBytes;
@@ -52,7 +54,8 @@ Strided randomShape(std::mt19937_64 &random, uint64_t rowBytes, size_t loops) {
 std::pair<int64_t, int64_t> extent(const Strided &shape, bool target) {
   int64_t below = 0, above = static_cast<int64_t>(shape.rowBytes);
   for (size_t l = 0; l < shape.loopCount; ++l) {
-    const int64_t last = static_cast<int64_t>(shape.loops[l].count - 1) * (target ? shape.loops[l].targetStride : shape.loops[l].sourceStride);
+    const int64_t last = static_cast<int64_t>(shape.loops[l].count - 1) *
+                         (target ? shape.loops[l].targetStride : shape.loops[l].sourceStride);
     (last < 0 ? below : above) += last;
   }
   return {-below, above};
@@ -95,11 +98,13 @@ void checkCopy(std::mt19937_64 &random, const Strided &shape, uint64_t targetOff
         for (const bool cut : {false, true}) { // in random runs of rows, as the workers do it
           target.reset();
           for (uint64_t first = 0; first < each.rows();) {
-            const uint64_t count = cut ? std::min(each.rows() - first, 1 + random() % (1 + random() % (each.rows() + 5))) : each.rows();
+            const uint64_t count =
+                cut ? std::min(each.rows() - first, 1 + random() % (1 + random() % (each.rows() + 5))) : each.rows();
             copyRowsAt(static_cast<Level>(level), target.first(), source.first(), each, first, count, stream);
             first += count;
           }
-          ASSERT_TRUE(target.bytes() == expected) << "row " << shape.rowBytes << " level " << level << " stream " << stream << " cut " << cut;
+          ASSERT_TRUE(target.bytes() == expected)
+              << "row " << shape.rowBytes << " level " << level << " stream " << stream << " cut " << cut;
         }
   target.reset();
   forEachRow(shape, 0, 0, 0, [&](int64_t, int64_t to) { std::memset(target.first() + to, 0, shape.rowBytes); });
@@ -178,7 +183,8 @@ TEST(Copy, LargeRows) {
     checkCopy(random, randomShape(random, row, row < (1u << 20) ? 1 : 0));
 }
 
-// Both orders of the loops, with and without whole tiles, lines and room between the matrix' lines, under a loop of matrices.
+// Both orders of the loops, with and without whole tiles, lines and room between the matrix' lines, under a loop of
+// matrices.
 TEST(Copy, Transposed) {
   std::mt19937_64 random(6);
   for (uint64_t element : {1, 2, 3, 4, 8, 16, 32})

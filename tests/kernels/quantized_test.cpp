@@ -1,4 +1,5 @@
-// Ranges of quantised matrices against the conversions of whole ones (kernels/convert.h), at every level of this CPU: in parts, in any order, from anywhere.
+// Ranges of quantised matrices against the conversions of whole ones (kernels/convert.h), at every level of this CPU:
+// in parts, in any order, from anywhere.
 
 #include "kernels/quantized.h"
 #include "kernels/scales.h"
@@ -23,7 +24,8 @@ struct Sample {
   Bytes wide, codes, scales, plainScales, tensorScales, back;
 };
 
-/// Elements whose size is their block's; blocks of zeros, of subnormal values, and with an element that is not finite, an infinity or a NaN.
+/// Elements whose size is their block's; blocks of zeros, of subnormal values, and with an element that is not finite,
+/// an infinity or a NaN.
 Bytes blocks(std::mt19937_64 &random, const Quantized &of) {
   const BlockShape block = blockShape(of.format);
   const uint64_t across = (of.columns + block.columns - 1) / block.columns;
@@ -31,13 +33,15 @@ Bytes blocks(std::mt19937_64 &random, const Quantized &of) {
   std::vector<bool> infinite(widths.size());
   const int least = of.wide == Format::fp16 ? -24 : -140, most = of.wide == Format::fp16 ? 6 : 116;
   for (uint64_t i = 0; i < widths.size(); ++i) {
-    widths[i] = random() % 8 ? std::ldexp(1.0f, least + static_cast<int>(random() % static_cast<uint64_t>(most - least))) : 0;
+    widths[i] =
+        random() % 8 ? std::ldexp(1.0f, least + static_cast<int>(random() % static_cast<uint64_t>(most - least))) : 0;
     infinite[i] = random() % 8 == 0;
   }
   std::normal_distribution<float> normal;
   Bytes bytes(of.elements() * itemBytes(of.wide));
   for (uint64_t i = 0; i < of.elements(); ++i) {
-    const uint64_t row = i / of.columns, blockRow = row / of.rows * (of.blockRows() / of.matrices) + row % of.rows / block.rows;
+    const uint64_t row = i / of.columns,
+                   blockRow = row / of.rows * (of.blockRows() / of.matrices) + row % of.rows / block.rows;
     const uint64_t index = blockRow * across + i % of.columns / block.columns;
     float value = (random() % 16 ? normal(random) : 448) * widths[index];
     if (random() % 16 == 0)
@@ -63,7 +67,8 @@ Sample sample(std::mt19937_64 &random, Quantized shape) {
   of.tensorScales.resize(shape.matrices * sizeof(float));
   for (uint64_t matrix = 0; matrix < shape.matrices; ++matrix) {
     const std::byte *wide = of.wide.data() + matrix * elements * item;
-    std::byte *codes = of.codes.data() + matrix * codeBytes, *scales = of.plainScales.data() + matrix * plain.scaleBytes();
+    std::byte *codes = of.codes.data() + matrix * codeBytes,
+              *scales = of.plainScales.data() + matrix * plain.scaleBytes();
     std::byte *back = of.back.data() + matrix * elements * item;
     const float tensorScale = matrix % 4 == 3 ? NAN : std::ldexp(1.5f, static_cast<int>(random() % 60) - 40);
     std::memcpy(of.tensorScales.data() + matrix * sizeof(float), &tensorScale, sizeof(float));
@@ -75,7 +80,8 @@ Sample sample(std::mt19937_64 &random, Quantized shape) {
       dequantizeNvfp4(shape.wide, back, codes, scales, tensorScale, elements);
     } else {
       std::vector<float> floats(plain.scaleBytes() / sizeof(float));
-      const auto codeStride = static_cast<int64_t>(shape.columns), wideStride = static_cast<int64_t>(shape.columns * item);
+      const auto codeStride = static_cast<int64_t>(shape.columns),
+                 wideStride = static_cast<int64_t>(shape.columns * item);
       quantizeBlockFp8(codes, floats.data(), shape.wide, wide, {shape.rows, shape.columns, codeStride, wideStride});
       dequantizeBlockFp8(shape.wide, back, codes, floats.data(), {shape.rows, shape.columns, wideStride, codeStride});
       std::copy_n(reinterpret_cast<const std::byte *>(floats.data()), plain.scaleBytes(), scales);
@@ -89,7 +95,8 @@ Sample sample(std::mt19937_64 &random, Quantized shape) {
   return of;
 }
 
-/// Calls test(sample, conversion, random) for matrices of each format in all their ways. Of the long rows the scales do not fit a scratch.
+/// Calls test(sample, conversion, random) for matrices of each format in all their ways. Of the long rows the scales do
+/// not fit a scratch.
 template <class Test> void forSamples(std::initializer_list<Quantization> formats, Test test) {
   std::mt19937_64 random(11);
   for (const Quantization format : formats)
@@ -99,12 +106,15 @@ template <class Test> void forSamples(std::initializer_list<Quantization> format
           continue;
         // In units of a block's columns where these must be whole.
         const uint64_t unit = format == Quantization::block_fp8 ? 1 : blockShape(format).columns;
-        std::vector<std::array<uint64_t, 3>> shapes = {{1, 1, 1}, {5, 130, 3}, {2, 7, 13}, {3, 1, 1030}, {0, 3, 1}, {2, 0, 4}};
+        std::vector<std::array<uint64_t, 3>> shapes = {{1, 1, 1},    {5, 130, 3}, {2, 7, 13},
+                                                       {3, 1, 1030}, {0, 3, 1},   {2, 0, 4}};
         if (format == Quantization::block_fp8)
-          shapes = {{1, 1, 1}, {1, 128, 128}, {3, 130, 301}, {2, 5, 7}, {2, 3, 257 * kFp8Block + 5}, {2, 257, 3}, {0, 3, 1}, {2, 0, 4}};
+          shapes = {{1, 1, 1},   {1, 128, 128}, {3, 130, 301}, {2, 5, 7}, {2, 3, 257 * kFp8Block + 5},
+                    {2, 257, 3}, {0, 3, 1},     {2, 0, 4}};
         for (const auto &[matrices, rows, columns] : shapes) {
-          SCOPED_TRACE(testing::Message() << "format " << static_cast<int>(format) << " from " << static_cast<int>(wide) << (swizzled ? ", swizzled, " : ", ")
-                                          << matrices << " of " << rows << " x " << columns * unit);
+          SCOPED_TRACE(testing::Message()
+                       << "format " << static_cast<int>(format) << " from " << static_cast<int>(wide)
+                       << (swizzled ? ", swizzled, " : ", ") << matrices << " of " << rows << " x " << columns * unit);
           Quantized shape;
           shape.format = format;
           shape.wide = wide;
@@ -219,16 +229,18 @@ TEST(Quantized, BlocksOfZeros) {
 }
 
 TEST(Quantized, ElementsWithScalesThatAreThere) {
-  forSamples({Quantization::mxfp8, Quantization::block_fp8}, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
-    for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
-      const uint64_t item = itemBytes(of.shape.wide);
-      Guarded codes(count, random() % 2 * 5);
-      const Bytes wide(of.wide.begin() + static_cast<long>(first * item), of.wide.begin() + static_cast<long>((first + count) * item));
-      encodeElements(source(of), first, codes.data(), wide.data(), count, how);
-      const auto part = of.codes.begin() + static_cast<long>(first);
-      ASSERT_TRUE(codes.contents() == Bytes(part, part + static_cast<long>(count))) << first << " + " << count;
-    }
-  });
+  forSamples(
+      {Quantization::mxfp8, Quantization::block_fp8}, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
+        for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
+          const uint64_t item = itemBytes(of.shape.wide);
+          Guarded codes(count, random() % 2 * 5);
+          const Bytes wide(of.wide.begin() + static_cast<long>(first * item),
+                           of.wide.begin() + static_cast<long>((first + count) * item));
+          encodeElements(source(of), first, codes.data(), wide.data(), count, how);
+          const auto part = of.codes.begin() + static_cast<long>(first);
+          ASSERT_TRUE(codes.contents() == Bytes(part, part + static_cast<long>(count))) << first << " + " << count;
+        }
+      });
 }
 
 TEST(Quantized, ElementsBack) {
@@ -254,7 +266,9 @@ TEST(Quantized, ElementsWithAnyScale) {
     for (uint64_t row = 0; row < shape.rows; ++row) {
       scales[row] = static_cast<std::byte>(row);
       for (uint64_t i = row * kMxBlock; i < (row + 1) * kMxBlock; ++i)
-        putCode(elements.data(), wide, i, encode(wide, std::ldexp(normal(random), static_cast<int>(row + random() % 24) - 139), Overflow::saturate));
+        putCode(
+            elements.data(), wide, i,
+            encode(wide, std::ldexp(normal(random), static_cast<int>(row + random() % 24) - 139), Overflow::saturate));
     }
     for (uint64_t i = 0; i < expected.size(); ++i) {
       const float value = decode(wide, codeAt(elements.data(), wide, i));

@@ -47,7 +47,8 @@ public:
   Bytes contents() {
     for (uint64_t i = 0; i < memory_.size(); ++i)
       if ((i < first_ || i >= first_ + bytes_) && memory_[i] != kGuard) {
-        ADD_FAILURE() << "a byte outside was written: " << static_cast<int64_t>(i) - static_cast<int64_t>(first_) << " of " << bytes_;
+        ADD_FAILURE() << "a byte outside was written: " << static_cast<int64_t>(i) - static_cast<int64_t>(first_)
+                      << " of " << bytes_;
         break;
       }
     return Bytes(data(), data() + bytes_);

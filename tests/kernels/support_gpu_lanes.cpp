@@ -104,7 +104,9 @@ void Warp::enter() {
 }
 
 // What a GPU has built in.
-uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int step) { return warp.shuffle(mask, value, static_cast<uint32_t>(step)); }
+uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int step) {
+  return warp.shuffle(mask, value, static_cast<uint32_t>(step));
+}
 void atomicMax(unsigned *address, unsigned value) {
   warp.access(address, sizeof *address);
   *address = value > *address ? value : *address;
@@ -130,7 +132,8 @@ template <class T> void __stcs(T *address, T value) {
 #endif
 #define kernels kernels_on_gpu
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // of arrays of one element, which are written before they are read
+#pragma GCC diagnostic ignored                                                                                         \
+    "-Wmaybe-uninitialized" // of arrays of one element, which are written before they are read
 #include "kernels/changes.h"
 #pragma GCC diagnostic pop
 #undef kernels
@@ -144,7 +147,9 @@ std::string changeWarpOfLanes(const kernels::ChangeView &view, uint32_t block, u
 
 std::string copyWarpOfLanes(const kernels::TableView &view, uint32_t block, uint32_t blocks, uint32_t number) {
   const auto &table = reinterpret_cast<const kernels_on_gpu::TableView &>(view);
-  return warp.run([&](uint32_t lane) { kernels_on_gpu::copyThread(table, block, blocks, number * kernels_on_gpu::kWarpThreads + lane); });
+  return warp.run([&](uint32_t lane) {
+    kernels_on_gpu::copyThread(table, block, blocks, number * kernels_on_gpu::kWarpThreads + lane);
+  });
 }
 
 } // namespace reshard::tests

@@ -1,4 +1,5 @@
-// Tables of descriptors, run thread by thread as a GPU runs them, against a loop over bytes: by the code of the host, and by that of a GPU.
+// Tables of descriptors, run thread by thread as a GPU runs them, against a loop over bytes: by the code of the host,
+// and by that of a GPU.
 
 #include "kernels/table.h"
 #include "tests/kernels/gpu_lanes.h"
@@ -21,12 +22,13 @@ int64_t place(const Strided &shape, uint64_t number, bool target) {
   auto at = static_cast<int64_t>(number % shape.rowBytes);
   uint64_t row = number / shape.rowBytes;
   for (size_t l = shape.loopCount; l-- > 0; row /= shape.loops[l].count)
-    at += static_cast<int64_t>(row % shape.loops[l].count) * (target ? shape.loops[l].targetStride : shape.loops[l].sourceStride);
+    at += static_cast<int64_t>(row % shape.loops[l].count) *
+          (target ? shape.loops[l].targetStride : shape.loops[l].sourceStride);
   return at;
 }
 
-/// A side whose loops nest in any order, with gaps that are multiples of `unit` bytes, and may run backwards. Returns where the first row
-/// stands, and the extent.
+/// A side whose loops nest in any order, with gaps that are multiples of `unit` bytes, and may run backwards. Returns
+/// where the first row stands, and the extent.
 std::pair<int64_t, int64_t> randomSide(std::mt19937_64 &random, Strided &shape, bool target, uint64_t unit) {
   std::vector<size_t> order(shape.loopCount);
   for (size_t l = 0; l < order.size(); ++l)
@@ -62,14 +64,16 @@ void fillCase(std::mt19937_64 &random, Case &all, int pieces, uint64_t maxRow) {
   for (int p = 0; p < pieces; ++p) {
     const uint64_t unit = uint64_t{1} << random() % 5;
     Job job{};
-    job.shape.rowBytes = std::max<uint64_t>(1, random() % maxRow / unit * unit + (random() % 3 == 0 ? random() % 16 : unit));
+    job.shape.rowBytes =
+        std::max<uint64_t>(1, random() % maxRow / unit * unit + (random() % 3 == 0 ? random() % 16 : unit));
     job.shape.loopCount = random() % 4;
     for (size_t l = 0; l < job.shape.loopCount; ++l)
       job.shape.loops[l].count = 1 + random() % 6;
     const auto [sourceFirst, sourceBytes] = randomSide(random, job.shape, false, unit);
     const auto [targetFirst, targetBytes] = randomSide(random, job.shape, true, unit);
     sourceEnd = (sourceEnd + 15) / 16 * 16 + random() % 3 * unit;
-    targetEnd = random() % 2 ? (targetEnd + 15) / 16 * 16 + sourceEnd % 16 : targetEnd + random() % 3 * unit; // misaligned alike, or not
+    targetEnd = random() % 2 ? (targetEnd + 15) / 16 * 16 + sourceEnd % 16
+                             : targetEnd + random() % 3 * unit; // misaligned alike, or not
     job.source = sourceEnd + static_cast<uint64_t>(sourceFirst);
     job.target = targetEnd + static_cast<uint64_t>(targetFirst);
     sourceEnd += static_cast<uint64_t>(sourceBytes);
@@ -89,8 +93,9 @@ void fillCase(std::mt19937_64 &random, Case &all, int pieces, uint64_t maxRow) {
     for (uint64_t b = job.first; b < job.first + job.bytes; ++b)
       all.expected[job.target + static_cast<uint64_t>(place(job.shape, b, true))] =
           job.zeros ? 0 : all.source[job.source + static_cast<uint64_t>(place(job.shape, b, false))];
-    all.table.add(reinterpret_cast<uint64_t>(all.target.data() + job.target), job.zeros ? 0 : reinterpret_cast<uint64_t>(all.source.data() + job.source), job.shape,
-                  job.first, job.bytes);
+    all.table.add(reinterpret_cast<uint64_t>(all.target.data() + job.target),
+                  job.zeros ? 0 : reinterpret_cast<uint64_t>(all.source.data() + job.source), job.shape, job.first,
+                  job.bytes);
     bytes += job.bytes;
   }
   ASSERT_EQ(all.table.bytes(), bytes);
@@ -174,7 +179,8 @@ TEST(Table, AccessesAreAsWideAsAlignmentAllows) {
     table.add(target, source, shape, first, bytes ? bytes : shape.bytes());
     std::vector<std::pair<uint32_t, uint64_t>> result;
     for (uint32_t p = 0; p < table.view().pieceCount; ++p)
-      result.emplace_back(table.view().pieces[p].width, uint64_t{table.view().pieces[p].units} * table.view().pieces[p].width);
+      result.emplace_back(table.view().pieces[p].width,
+                          uint64_t{table.view().pieces[p].units} * table.view().pieces[p].width);
     return result;
   };
   using Widths = std::vector<std::pair<uint32_t, uint64_t>>;
@@ -183,10 +189,10 @@ TEST(Table, AccessesAreAsWideAsAlignmentAllows) {
   rows.loopCount = 1;
   rows.loops[0] = {4, 8192, 5120};
   EXPECT_EQ(widths(0x1000, 0x8000, rows), (Widths{{16, 4 * 4096}}));
-  EXPECT_EQ(widths(0x1008, 0x8000, rows), (Widths{{8, 4 * 4096}}));             // misaligned unlike
+  EXPECT_EQ(widths(0x1008, 0x8000, rows), (Widths{{8, 4 * 4096}}));                           // misaligned unlike
   EXPECT_EQ(widths(0x1002, 0x8002, rows), (Widths{{2, 4 * 14}, {16, 4 * 4080}, {2, 4 * 2}})); // alike: head, body, tail
-  EXPECT_EQ(widths(0x1000, 0x8000, rows, 4096 + 4, 100), (Widths{{4, 100}}));   // of rows, a part of one
-  EXPECT_EQ(widths(0x1008, 0, rows), (Widths{{8, 4 * 8}, {16, 4 * 4080}, {8, 4 * 8}})); // zeros
+  EXPECT_EQ(widths(0x1000, 0x8000, rows, 4096 + 4, 100), (Widths{{4, 100}}));                 // of rows, a part of one
+  EXPECT_EQ(widths(0x1008, 0, rows), (Widths{{8, 4 * 8}, {16, 4 * 4080}, {8, 4 * 8}}));       // zeros
   rows.loops[0].targetStride = 4098;
   EXPECT_EQ(widths(0x1000, 0x8000, rows), (Widths{{2, 4 * 4096}}));
   Strided line;

@@ -1,4 +1,5 @@
-// Every scalar, string and vector of a serialized table, found by reflection over the schema, to be altered where it stands.
+// Every scalar, string and vector of a serialized table, found by reflection over the schema, to be altered where it
+// stands.
 #pragma once
 
 #include <flatbuffers/reflection_generated.h>
@@ -17,8 +18,8 @@ namespace reshard::tests {
 /// A field of one table or struct, or an element of a vector.
 struct Place {
   enum Kind { number, string, vector } kind;
-  size_t at;     // of the number, or of the length of a string or vector
-  size_t width;  // bytes, of a number or of an element of a vector
+  size_t at;    // of the number, or of the length of a string or vector
+  size_t width; // bytes, of a number or of an element of a vector
   bool isSigned;
 };
 
@@ -27,7 +28,8 @@ using Places = std::map<std::string, std::vector<Place>>;
 
 class Fields {
 public:
-  Fields(const reflection::Schema &schema, const std::string &bytes, Places &places) : schema_(schema), bytes_(bytes), places_(places) {}
+  Fields(const reflection::Schema &schema, const std::string &bytes, Places &places)
+      : schema_(schema), bytes_(bytes), places_(places) {}
 
   /// Of the table whose size-prefixed buffer begins at `at`.
   void root(size_t at, const char *name) {
@@ -44,10 +46,22 @@ private:
   static size_t widthOf(reflection::BaseType type) {
     using enum reflection::BaseType;
     switch (type) {
-    case Short: case UShort: return 2;
-    case Int: case UInt: case Float: case String: case Vector: case Obj: return 4;
-    case Long: case ULong: case Double: return 8;
-    default: return 1;
+    case Short:
+    case UShort:
+      return 2;
+    case Int:
+    case UInt:
+    case Float:
+    case String:
+    case Vector:
+    case Obj:
+      return 4;
+    case Long:
+    case ULong:
+    case Double:
+      return 8;
+    default:
+      return 1;
     }
   }
   static bool isSigned(reflection::BaseType type) {
@@ -72,20 +86,24 @@ private:
     case reflection::String:
       places_[name].push_back({Place::string, at + read<uint32_t>(at), 1, false});
       return;
-    case reflection::Vector: return vector(at + read<uint32_t>(at), declared, name);
+    case reflection::Vector:
+      return vector(at + read<uint32_t>(at), declared, name);
     case reflection::Obj: {
       const reflection::Object &object = *schema_.objects()->Get(static_cast<uint32_t>(declared->index()));
       return object.is_struct() ? inlined(at, object) : table(at + read<uint32_t>(at), object);
     }
-    default: places_[name].push_back({Place::number, at, widthOf(type), isSigned(type)});
+    default:
+      places_[name].push_back({Place::number, at, widthOf(type), isSigned(type)});
     }
   }
 
   void vector(size_t at, const reflection::Type *declared, const std::string &name) {
     const reflection::BaseType element = declared->element();
-    const reflection::Object *object = element == reflection::Obj ? schema_.objects()->Get(static_cast<uint32_t>(declared->index())) : nullptr;
+    const reflection::Object *object =
+        element == reflection::Obj ? schema_.objects()->Get(static_cast<uint32_t>(declared->index())) : nullptr;
     const size_t width = object && object->is_struct() ? static_cast<size_t>(object->bytesize()) : widthOf(element);
-    places_[name + "[]"].push_back({Place::vector, at, object && !object->is_struct() ? 0 : width, false}); // offsets to tables cannot change places
+    places_[name + "[]"].push_back({Place::vector, at, object && !object->is_struct() ? 0 : width,
+                                    false}); // offsets to tables cannot change places
     for (uint32_t i = 0; i < read<uint32_t>(at); ++i)
       value(at + sizeof(uint32_t) + i * width, element, declared, name);
   }
@@ -118,9 +136,26 @@ inline std::string alter(std::string &bytes, const Places &places, std::mt19937_
     const Place &other = list[any(list.size())];
     const auto unsignedOld = static_cast<uint64_t>(old);
     const uint64_t same = static_cast<uint64_t>(read(other.at, other.width, other.isSigned)); // of another table
-    const uint64_t numbers[] = {0, 1, 2, ~uint64_t{0}, unsignedOld + 1, unsignedOld - 1, unsignedOld + 2, unsignedOld * 2, unsignedOld / 2, 0 - unsignedOld,
-                                unsignedOld ^ (uint64_t{1} << any(8 * place.width)), unsignedOld + any(64) - 32, same, same, any(16), INT32_MAX, UINT32_MAX,
-                                uint64_t{1} << any(63), unsignedOld | (any(INT32_MAX) << 32), INT64_MAX};
+    const uint64_t numbers[] = {0,
+                                1,
+                                2,
+                                ~uint64_t{0},
+                                unsignedOld + 1,
+                                unsignedOld - 1,
+                                unsignedOld + 2,
+                                unsignedOld * 2,
+                                unsignedOld / 2,
+                                0 - unsignedOld,
+                                unsignedOld ^ (uint64_t{1} << any(8 * place.width)),
+                                unsignedOld + any(64) - 32,
+                                same,
+                                same,
+                                any(16),
+                                INT32_MAX,
+                                UINT32_MAX,
+                                uint64_t{1} << any(63),
+                                unsignedOld | (any(INT32_MAX) << 32),
+                                INT64_MAX};
     const uint64_t now = numbers[any(std::size(numbers))];
     std::memcpy(bytes.data() + place.at, &now, place.width);
     return where + std::to_string(old) + " becomes " + std::to_string(read(place.at, place.width, place.isSigned));
@@ -141,7 +176,8 @@ inline std::string alter(std::string &bytes, const Places &places, std::mt19937_
     return where + std::to_string(length) + " elements become " + std::to_string(now);
   }
   const size_t a = any(length), b = any(length);
-  std::swap_ranges(bytes.begin() + static_cast<long>(begin + a * place.width), bytes.begin() + static_cast<long>(begin + (a + 1) * place.width),
+  std::swap_ranges(bytes.begin() + static_cast<long>(begin + a * place.width),
+                   bytes.begin() + static_cast<long>(begin + (a + 1) * place.width),
                    bytes.begin() + static_cast<long>(begin + b * place.width));
   return where + "elements " + std::to_string(a) + " and " + std::to_string(b) + " change places";
 }

@@ -1,9 +1,11 @@
-// Plans with one to three fields changed and every digest made good again, deterministic by seed: mutants FOLDER COUNT SEED [ONE].
+// Plans with one to three fields changed and every digest made good again, deterministic by seed: mutants FOLDER COUNT
+// SEED [ONE].
 //
-// For each mutant the loader, the proof (reshard-inspect --verify) and the check (reshard-exec --synthesize --check) are compared. What the loader refuses,
-// reshard-exec must refuse; what is proven must be right where it runs. The proof is stricter than the check, which sees bytes: of dtypes, of what a step waits for,
-// of elements that are equal by chance. All in children with little memory: one that dies, or does not end, is told with the
-// mutant that it was at, and another goes on behind it. With ONE, that mutant alone, in this process.
+// For each mutant the loader, the proof (reshard-inspect --verify) and the check (reshard-exec --synthesize --check)
+// are compared. What the loader refuses, reshard-exec must refuse; what is proven must be right where it runs. The
+// proof is stricter than the check, which sees bytes: of dtypes, of what a step waits for, of elements that are equal
+// by chance. All in children with little memory: one that dies, or does not end, is told with the mutant that it was
+// at, and another goes on behind it. With ONE, that mutant alone, in this process.
 
 #include "executor/load.h"
 #include "schema/container.h"
@@ -37,11 +39,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr double kDeadline = 10;      // seconds of each of proof, synthesis, run and check
+constexpr double kDeadline = 10; // seconds of each of proof, synthesis, run and check
 constexpr double kHang = 6 * kDeadline;
-constexpr uint64_t kBatch = 500;      // mutants of a child
+constexpr uint64_t kBatch = 500; // mutants of a child
 constexpr rlim_t kMemory = rlim_t{2} << 30;
-constexpr double kMostDeclared = 1 << 30; // bytes of params, beyond which a plan is not run: that the tools refuse what the machine has not is a test of its own
+constexpr double kMostDeclared = 1 << 30; // bytes of params, beyond which a plan is not run: that the tools refuse what
+                                          // the machine has not is a test of its own
 constexpr uint64_t kMostBytes = 1 << 17, kMostMoves = 4000; // of a plan's targets, so that a mutant takes milliseconds
 constexpr uint64_t kEnough = 1000; // mutants, from which on outcomes have the shares that are asked for
 
@@ -75,7 +78,9 @@ struct Base {
 std::string written(const Plan &plan, const std::string &path) {
   const std::string spelled = path + ".spelled";
   const uint64_t features = number(readFile(path), 16);
-  auto bytes = [](const flatbuffers::FlatBufferBuilder &b) { return schema::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize()); };
+  auto bytes = [](const flatbuffers::FlatBufferBuilder &b) {
+    return schema::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize());
+  };
   schema::ContainerWriter writer;
   must(writer.create(spelled, plan.world(), features));
   flatbuffers::FlatBufferBuilder builder;
@@ -126,10 +131,12 @@ std::vector<Base> readBases(const std::string &folder) {
     must(proof.error);
     if (proof.moves > kMostMoves)
       continue;
-    Base &base = bases.emplace_back(Base{fs::path(path).filename(), written(*plan, path), {}, std::vector<Places>(plan->world())});
+    Base &base = bases.emplace_back(
+        Base{fs::path(path).filename(), written(*plan, path), {}, std::vector<Places>(plan->world())});
     Fields(schema, base.bytes, base.manifest).root(number(base.bytes, 48), "reshard.schema.Manifest");
     for (uint32_t rank = 0; rank < plan->world(); ++rank)
-      Fields(schema, base.bytes, base.segments[rank]).root(number(base.bytes, number(base.bytes, 40) + 32 * rank), "reshard.schema.Segment");
+      Fields(schema, base.bytes, base.segments[rank])
+          .root(number(base.bytes, number(base.bytes, 40) + 32 * rank), "reshard.schema.Segment");
   }
   return bases;
 }
@@ -154,7 +161,14 @@ Mutant mutant(const std::vector<Base> &bases, uint64_t seed, uint64_t n) {
 }
 
 enum Outcome { right, wrong, stricter, unclear, refused, refusedLater, undone, disagrees, kOutcomes };
-constexpr const char *kNames[] = {"proven and right", "wrong by both", "refused by the proof alone", "unclear", "refused by the loader", "proven, refused or failed when run", "not finished", "DISAGREE"};
+constexpr const char *kNames[] = {"proven and right",
+                                  "wrong by both",
+                                  "refused by the proof alone",
+                                  "unclear",
+                                  "refused by the loader",
+                                  "proven, refused or failed when run",
+                                  "not finished",
+                                  "DISAGREE"};
 
 struct Told {
   Outcome outcome;
@@ -172,12 +186,14 @@ public:
   int file() const { return file_; }
   std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
   void put(const std::string &bytes) {
-    if (::ftruncate(file_, 0) != 0 || ::pwrite(file_, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+    if (::ftruncate(file_, 0) != 0 ||
+        ::pwrite(file_, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
       die("cannot write a file in memory");
   }
   std::string take() {
     std::string text(static_cast<size_t>(::lseek(file_, 0, SEEK_END)), ' ');
-    if (::pread(file_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) || ::ftruncate(file_, 0) != 0 || ::lseek(file_, 0, SEEK_SET) != 0)
+    if (::pread(file_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()) ||
+        ::ftruncate(file_, 0) != 0 || ::lseek(file_, 0, SEEK_SET) != 0)
       die("cannot read a file in memory");
     return text;
   }
@@ -233,7 +249,8 @@ Told tell(const std::string &path, Hidden *output) {
   std::unique_ptr<Plan> plan;
   if (const std::string error = loaded(path, plan); !error.empty()) {
     const int code = executed(path);
-    return {code == kUsage ? refused : disagrees, "the loader: " + error + "; reshard-exec: exit " + std::to_string(code)};
+    return {code == kUsage ? refused : disagrees,
+            "the loader: " + error + "; reshard-exec: exit " + std::to_string(code)};
   }
   std::string proof;
   try {
@@ -254,7 +271,8 @@ Told tell(const std::string &path, Hidden *output) {
   if (code == kDone)
     return {right, ""};
   if (code == kNegative)
-    return {said.find("cannot be checked") != std::string::npos ? unclear : disagrees, "proven, and the check says: " + said};
+    return {said.find("cannot be checked") != std::string::npos ? unclear : disagrees,
+            "proven, and the check says: " + said};
   for (const char *text : {"was not finished", "not enough memory", "cannot put a tensor together"})
     if (said.find(text) != std::string::npos)
       return {undone, said};
@@ -295,7 +313,8 @@ public:
     std::printf("%zu plans, seed %llu, %.1f s:", bases_.size(), static_cast<unsigned long long>(seed_), now() - begin);
     for (int o = 0; o < kOutcomes; ++o)
       std::printf(" %llu %s,", static_cast<unsigned long long>(shared_->counts[o]), kNames[o]);
-    std::printf("\n%llu mutants: %llu crashes, %llu hangs, %llu disagreements\n", static_cast<unsigned long long>(count), static_cast<unsigned long long>(crashes_),
+    std::printf("\n%llu mutants: %llu crashes, %llu hangs, %llu disagreements\n",
+                static_cast<unsigned long long>(count), static_cast<unsigned long long>(crashes_),
                 static_cast<unsigned long long>(hangs_), static_cast<unsigned long long>(shared_->counts[disagrees]));
     if (crashes_ + hangs_ + shared_->counts[disagrees] > 0)
       return 1;
@@ -303,7 +322,8 @@ public:
     const uint64_t late = shared_->counts[undone] + shared_->counts[refusedLater];
     if (count < kEnough || (shared_->counts[right] >= count / 20 && shared_->counts[wrong] > 0 && late <= count / 50))
       return 0;
-    std::printf("too few mutants were compared: expected at least %llu proven and right, 1 wrong by both, and at most %llu that were not finished or failed when run\n",
+    std::printf("too few mutants were compared: expected at least %llu proven and right, 1 wrong by both, and at most "
+                "%llu that were not finished or failed when run\n",
                 static_cast<unsigned long long>(count / 20), static_cast<unsigned long long>(count / 50));
     return 1;
   }
@@ -341,7 +361,8 @@ private:
         if (told.outcome == disagrees)
           keep(n, m, told.why);
         else
-          std::printf("%llu %s: %s\n%s", static_cast<unsigned long long>(n), kNames[told.outcome], told.why.c_str(), m.changes.c_str());
+          std::printf("%llu %s: %s\n%s", static_cast<unsigned long long>(n), kNames[told.outcome], told.why.c_str(),
+                      m.changes.c_str());
         std::fflush(stdout);
         ::dup2(output.file(), 1);
       }
@@ -366,7 +387,8 @@ private:
       return true;
     ++crashes_;
     keep(shared_->at, mutant(bases_, seed_, shared_->at),
-         WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status)) : "exit " + std::to_string(WEXITSTATUS(status)));
+         WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status))
+                             : "exit " + std::to_string(WEXITSTATUS(status)));
     return false;
   }
 
@@ -374,9 +396,11 @@ private:
   void keep(uint64_t n, const Mutant &m, const std::string &why) const {
     const std::string path = folder_ + "/mutant-" + std::to_string(seed_) + "-" + std::to_string(n) + ".bad";
     std::ofstream(path, std::ios::binary) << m.bytes;
-    std::printf("mutant %llu of seed %llu, of %s: %s\n%s  see: mutants %s 0 %llu %llu, or reshard-inspect --verify and reshard-exec --synthesize --check of %s\n",
-                static_cast<unsigned long long>(n), static_cast<unsigned long long>(seed_), m.base->name.c_str(), why.c_str(), m.changes.c_str(), folder_.c_str(),
-                static_cast<unsigned long long>(seed_), static_cast<unsigned long long>(n), path.c_str());
+    std::printf("mutant %llu of seed %llu, of %s: %s\n%s  see: mutants %s 0 %llu %llu, or reshard-inspect --verify and "
+                "reshard-exec --synthesize --check of %s\n",
+                static_cast<unsigned long long>(n), static_cast<unsigned long long>(seed_), m.base->name.c_str(),
+                why.c_str(), m.changes.c_str(), folder_.c_str(), static_cast<unsigned long long>(seed_),
+                static_cast<unsigned long long>(n), path.c_str());
     std::fflush(stdout);
   }
 

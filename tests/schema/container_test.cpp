@@ -185,7 +185,8 @@ TEST(Container, Refusals) {
   EXPECT_EQ(open(with(good, 12, uint32_t{64})),
             "damaged: found container version 1 with a header of 64 bytes, expected version 1 with 128");
   EXPECT_EQ(open(with(good, 16, uint64_t{4})), "damaged: the header does not match its digest");
-  EXPECT_EQ(open(withGood(good, 16, uint64_t{0x500001})), "written by a newer compiler: found unknown feature bits 0x500000");
+  EXPECT_EQ(open(withGood(good, 16, uint64_t{0x500001})),
+            "written by a newer compiler: found unknown feature bits 0x500000");
   EXPECT_EQ(open(withGood(good, 24, uint64_t{385})), "truncated: found 384 bytes, expected 385");
 
   const std::string outside = "damaged: the header points outside the file";

@@ -167,14 +167,16 @@ TEST(Emit, Refusals) {
   for (const unsigned jobs : {1u, 4u})
     EXPECT_EQ(write(module, path, jobs), "rank 42 has a shape of 17 loops, expected at most 16");
   module.schedule.ranks[42].shapes[0].loops = {{int64_t{1} << 40, 0, 0}, {int64_t{1} << 40, 0, 1}};
-  EXPECT_EQ(write(module, path, 1), "rank 42 has loops that make more than 16777216 pieces of operands, expected at most so many");
+  EXPECT_EQ(write(module, path, 1),
+            "rank 42 has loops that make more than 16777216 pieces of operands, expected at most so many");
 
   module = many(20);
   ir::Step &step = module.schedule.ranks[42].steps[0];
   step.bytes = int64_t{1} << 32;
   step.chunk = 256;
   step.after = {0};
-  EXPECT_EQ(write(module, path, 1), "rank 42 has messages of more than 16777216 chunks, expected a higher options.staging");
+  EXPECT_EQ(write(module, path, 1),
+            "rank 42 has messages of more than 16777216 chunks, expected a higher options.staging");
 
   EXPECT_EQ(write(tinyModule(), folder / "no/plan", 1),
             "cannot create '" + folder / "no/plan" + "': No such file or directory");

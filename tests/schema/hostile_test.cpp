@@ -1,4 +1,5 @@
-// Plans that nobody compiles: what is absent, what overflows, what asks for more than there is. Good digests, and a valid FlatBuffer unless a test says otherwise.
+// Plans that nobody compiles: what is absent, what overflows, what asks for more than there is. Good digests, and a
+// valid FlatBuffer unless a test says otherwise.
 
 #include "schema/limits.h"
 #include "tests/schema/support.h"
@@ -30,7 +31,8 @@ protected:
   const std::string rankOne_ = "the segment of rank 1 does not hold together: ";
 };
 
-/// The tiny plan with 16 instances of 2^60 bytes that a transform takes over on rank 1, in place of those that steps write.
+/// The tiny plan with 16 instances of 2^60 bytes that a transform takes over on rank 1, in place of those that steps
+/// write.
 Parts hugeTransform() {
   Parts parts = tinyParts();
   parts.manifest.variables[0]->size = 16;
@@ -59,7 +61,8 @@ TEST_F(Hostile, WhatIsGatheredOverflows) {
       run.bytes = run.endpoint == 1 ? uint64_t{1} << 60 : run.bytes;
       run.first = run.endpoint == 1 && &each != segment.buffers.data() ? 17 : 1;
     }
-  EXPECT_EQ(read(parts), rankOne_ + "buffer run 1: found 16 buffers of 1152921504606846976 bytes to gather, expected at most 1152921504606846976 bytes of all");
+  EXPECT_EQ(read(parts), rankOne_ + "buffer run 1: found 16 buffers of 1152921504606846976 bytes to gather, expected "
+                                    "at most 1152921504606846976 bytes of all");
 }
 
 // The builder leaves out none of them; whoever writes another one must not, either: the executor looks at all.
@@ -69,16 +72,19 @@ TEST_F(Hostile, AbsentTables) {
   for (const SegmentT &segment : parts.segments)
     segments.push_back(serialized(segment));
   const std::string idle = segments[3];
-  const std::pair<const char *, uint16_t> fields[] = {{"buffers", Segment::VT_BUFFERS}, {"loops", Segment::VT_LOOPS}, {"shapes", Segment::VT_SHAPES},
-                                                      {"operands", Segment::VT_OPERANDS}, {"steps", Segment::VT_STEPS}, {"after", Segment::VT_AFTER}};
+  const std::pair<const char *, uint16_t> fields[] = {
+      {"buffers", Segment::VT_BUFFERS},   {"loops", Segment::VT_LOOPS}, {"shapes", Segment::VT_SHAPES},
+      {"operands", Segment::VT_OPERANDS}, {"steps", Segment::VT_STEPS}, {"after", Segment::VT_AFTER}};
   for (const auto &[name, field] : fields) {
     segments[3] = idle;
-    char *root = segments[3].data() + (reinterpret_cast<const char *>(flatbuffers::GetSizePrefixedRoot<Segment>(idle.data())) - idle.data());
+    char *root = segments[3].data() +
+                 (reinterpret_cast<const char *>(flatbuffers::GetSizePrefixedRoot<Segment>(idle.data())) - idle.data());
     int32_t back = 0;
     std::memcpy(&back, root, sizeof back);
     std::memset(root - back + field, 0, sizeof(uint16_t));
     writeContainer(path_, serialized(parts.manifest), segments);
-    EXPECT_EQ(readAll(path_), std::string("the segment of rank 3 does not hold together: found no table '") + name + "', expected one, though it be empty");
+    EXPECT_EQ(readAll(path_), std::string("the segment of rank 3 does not hold together: found no table '") + name +
+                                  "', expected one, though it be empty");
   }
 }
 
@@ -89,7 +95,8 @@ TEST_F(Hostile, ReducesASource) {
   step.peer = UINT32_MAX;
   step.message = 0;
   step.staging = UINT64_MAX;
-  EXPECT_EQ(read(parts), "the segment of rank 0 does not hold together: step 0 operand 0: reduces what has no largest magnitudes");
+  EXPECT_EQ(read(parts),
+            "the segment of rank 0 does not hold together: step 0 operand 0: reduces what has no largest magnitudes");
 }
 
 // Loops that go from buffer to buffer and back stay within both, and ask for a piece each time.
@@ -106,9 +113,12 @@ TEST_F(Hostile, PiecesWithoutEnd) {
     parts.step(1, 3).staging = UINT64_MAX;
     const std::string error = read(parts);
     if (count == uint64_t{1} << 10)
-      EXPECT_EQ(error, "message 2 from rank 1 to rank 2: found bytes 2097152 on the sender, 24 on the receiver, expected the same");
+      EXPECT_EQ(
+          error,
+          "message 2 from rank 1 to rank 2: found bytes 2097152 on the sender, 24 on the receiver, expected the same");
     else
-      EXPECT_EQ(error, rankOne_ + "step 3 operand 4: found loops that make more than " + std::to_string(kMaxPieces) + " pieces of operands, expected at most so many");
+      EXPECT_EQ(error, rankOne_ + "step 3 operand 4: found loops that make more than " + std::to_string(kMaxPieces) +
+                           " pieces of operands, expected at most so many");
   }
 }
 
@@ -126,9 +136,11 @@ TEST_F(Hostile, ChunksWithoutEnd) {
     step.staging = UINT64_MAX;
     const std::string error = read(parts);
     if (count == uint64_t{1} << 30)
-      EXPECT_EQ(error, "message 2 from rank 1 to rank 2: found bytes 1073741824 on the sender, 24 on the receiver, expected the same");
+      EXPECT_EQ(error, "message 2 from rank 1 to rank 2: found bytes 1073741824 on the sender, 24 on the receiver, "
+                       "expected the same");
     else
-      EXPECT_EQ(error, rankOne_ + "step 3 found messages of more than " + std::to_string(kMaxChunks) + " chunks, counted again for each step that they wait for, expected at most so many");
+      EXPECT_EQ(error, rankOne_ + "step 3 found messages of more than " + std::to_string(kMaxChunks) +
+                           " chunks, counted again for each step that they wait for, expected at most so many");
   }
 }
 
@@ -151,7 +163,8 @@ TEST_F(Hostile, AMillionTablesAreNone) {
 TEST_F(Hostile, TablesWithinTables) {
   constexpr size_t kMany = 1 << 16;
   flatbuffers::FlatBufferBuilder builder;
-  const auto share = CreateShare(builder, 0, builder.CreateVector(std::vector<uint32_t>{0, 0}), builder.CreateVectorOfStructs(std::vector<schema::Run>()));
+  const auto share = CreateShare(builder, 0, builder.CreateVector(std::vector<uint32_t>{0, 0}),
+                                 builder.CreateVectorOfStructs(std::vector<schema::Run>()));
   const auto exists = builder.CreateVector(std::vector(kMany, share));
   const auto family = CreateFamily(builder, builder.CreateString("w"), 0, exists);
   const auto families = builder.CreateVector(std::vector(kMany, family));

@@ -76,7 +76,8 @@ TEST(Load, SegmentRefusals) {
           {"rank", [](Parts &p) { p.segments[1].rank = 2; }, "found rank 2, expected 1"},
           {"arena over the manifest's", [](Parts &p) { p.segments[1].arena_bytes = 49; },
            "found an arena of 49 bytes, expected at most the 48 of the manifest"},
-          {"arena without room for a transform", [](Parts &p) { p.manifest.endpoints[1]->params[0]->transform = "pack"; },
+          {"arena without room for a transform",
+           [](Parts &p) { p.manifest.endpoints[1]->params[0]->transform = "pack"; },
            "found an arena of 24 bytes, expected 128 or more to gather"},
           {"arena over the limit", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 65; },
            "found an arena of 65 bytes, expected at most the staging limit of 64"},
@@ -233,7 +234,8 @@ TEST(Load, SegmentRefusals) {
            "step 1 operand 2: writes to buffer 1 of the source"},
           {"a copy from the target", // of rows 0, 1 to rows 2, 3
            [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; },
-           "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for a receive or a copy"},
+           "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for "
+           "a receive or a copy"},
           {"a copy from what is cast",
            [](Parts &p) {
              p.manifest.endpoints[1]->params[0]->stored = DType::fp32;

@@ -408,26 +408,32 @@ TEST(Manifest, Refusals) {
       {"a variable of others", [](Parts &p) { p.manifest.families[0]->name = "w{layer}{expert}"; },
        "tensor 'w{layer}{expert}' has '{expert}' in its name, expected each of its own index variables once"},
       {"a param without its variable", [](Parts &p) { p.param(0).name = "weight"; },
-       "endpoint 'source' param 'weight' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' or '{layer.local}' once"},
+       "endpoint 'source' param 'weight' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' "
+       "or '{layer.local}' once"},
       {"a param with a chunk alone", [](Parts &p) { p.param(0).name = "weight{layer.chunk}"; },
-       "endpoint 'source' param 'weight{layer.chunk}' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' or '{layer.local}' once"},
+       "endpoint 'source' param 'weight{layer.chunk}' lacks index variable 'layer' in its name, or has it twice, "
+       "expected '{layer}' or '{layer.local}' once"},
       {"value and position", [](Parts &p) { p.param(0).name = "weight{layer}.{layer.local}"; },
-       "endpoint 'source' param 'weight{layer}.{layer.local}' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' or '{layer.local}' once"},
+       "endpoint 'source' param 'weight{layer}.{layer.local}' lacks index variable 'layer' in its name, or has it "
+       "twice, expected '{layer}' or '{layer.local}' once"},
       {"positions that are not there",
        [](Parts &p) {
          p.param(0).name = "weight{layer.local}";
          p.manifest.endpoints[0]->placement[0] = 3;
          p.manifest.endpoints[0]->shares.push_back(share({}, {{{0, 0, 1, 1, 0, 0}}}));
        },
-       "endpoint 'source' param 'weight{layer.local}' has '{layer.local}' in its name, which does not tell its instances apart"},
+       "endpoint 'source' param 'weight{layer.local}' has '{layer.local}' in its name, which does not tell its "
+       "instances apart"},
       {"positions in several chunks",
        [](Parts &p) {
          p.param(0).name = "weight{layer.local}";
          p.manifest.endpoints[0]->placement[0] = 3;
          p.manifest.endpoints[0]->shares.push_back(share({}, {{{0, 0, 1, 2, 1, kChunk}}}));
        },
-       "endpoint 'source' param 'weight{layer.local}' has '{layer.local}' in its name, which does not tell its instances apart"},
-      {"tensors of one name", [](Parts &p) { p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0])); },
+       "endpoint 'source' param 'weight{layer.local}' has '{layer.local}' in its name, which does not tell its "
+       "instances apart"},
+      {"tensors of one name",
+       [](Parts &p) { p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0])); },
        "two tensors have the name 'w0'"},
       {"a tensor of another's name",
        [](Parts &p) {

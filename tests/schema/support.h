@@ -162,7 +162,8 @@ inline ir::Module tinyModule() {
 inline void writeTiny(const std::string &path) {
   std::string digest;
   int64_t bytes = 0;
-  if (const std::string error = writePlan(tinyModule(), statistics(tinyModule()), path, 1, digest, bytes); !error.empty())
+  if (const std::string error = writePlan(tinyModule(), statistics(tinyModule()), path, 1, digest, bytes);
+      !error.empty())
     throw std::runtime_error(error);
 }
 

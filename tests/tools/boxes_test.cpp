@@ -28,7 +28,9 @@ template <class Loops, class Visit> void forEach(const Loops &loops, Visit visit
 
 TEST(Boxes, PiecesSayWhatElementsSay) {
   std::mt19937_64 random(1);
-  auto between = [&](int64_t low, int64_t high) { return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1)); };
+  auto between = [&](int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+  };
   int done = 0, missing = 0, folded = 0;
   for (int round = 0; round < 20000; ++round) {
     Boxes boxes;
@@ -73,7 +75,8 @@ TEST(Boxes, PiecesSayWhatElementsSay) {
     Nest nest{between(0, tiles ? 3 : 30), 7, 0, {}};
     int64_t elements = 1;
     for (int64_t l = between(0, 3); l > 0; --l)
-      nest.loops.push_back({between(1, 5), tiles && l > 1 ? period * between(0, 1) : between(-2, 5), between(-4, 9), 0});
+      nest.loops.push_back(
+          {between(1, 5), tiles && l > 1 ? period * between(0, 1) : between(-2, 5), between(-4, 9), 0});
     for (size_t l = nest.loops.size(); l-- > 0;) { // so that `also` is a number of the element
       nest.loops[l].also = elements;
       elements *= nest.loops[l].count;
@@ -108,7 +111,8 @@ TEST(Boxes, PiecesSayWhatElementsSay) {
         ASSERT_TRUE(also >= 0 && also < elements);
         const auto &[place, expectedWith] = expected[static_cast<size_t>(also)];
         EXPECT_EQ(with, expectedWith);
-        EXPECT_TRUE(truth[place].count({piece.box->tag, value})) << "place " << place << " tag " << piece.box->tag << " value " << value;
+        EXPECT_TRUE(truth[place].count({piece.box->tag, value}))
+            << "place " << place << " tag " << piece.box->tag << " value " << value;
         ++seen[static_cast<size_t>(also)];
       });
       return true;
@@ -137,7 +141,8 @@ TEST(Boxes, WorkGrowsWithPieces) {
   constexpr int64_t kRows = int64_t{1} << 30, kColumns = 64, kWidth = 256;
   Boxes boxes;
   for (int64_t c = 0; c < kColumns; ++c)
-    ASSERT_TRUE(boxes.add({c * kWidth, 0, static_cast<uint32_t>(c), {{kRows, kColumns * kWidth, kWidth}, {kWidth, 1, 1}}, 0}));
+    ASSERT_TRUE(
+        boxes.add({c * kWidth, 0, static_cast<uint32_t>(c), {{kRows, kColumns * kWidth, kWidth}, {kWidth, 1, 1}}, 0}));
   boxes.finish();
   uint64_t work = 0;
   EXPECT_TRUE(boxes.partition(kRows * kColumns * kWidth, work));
@@ -148,7 +153,9 @@ TEST(Boxes, WorkGrowsWithPieces) {
   // Columns of another width, and from the middle of a row.
   EXPECT_EQ(cutter.run({100, 0, 0, {{kRows - 1, kColumns * kWidth, 384, 0}, {384, 1, 1, 0}}}, count), Cut::done);
   EXPECT_EQ(pieces, 2);
-  EXPECT_EQ(cutter.run({kColumns * kWidth - 100, 0, 0, {{kRows - 1, kColumns * kWidth, 384, 0}, {384, 1, 1, 0}}}, count), Cut::done);
+  EXPECT_EQ(
+      cutter.run({kColumns * kWidth - 100, 0, 0, {{kRows - 1, kColumns * kWidth, 384, 0}, {384, 1, 1, 0}}}, count),
+      Cut::done);
   EXPECT_EQ(pieces, 5);
   EXPECT_LT(work, 2000u);
 }
@@ -178,15 +185,21 @@ TEST(Boxes, ManyPieces) {
   boxes.finish();
   uint64_t work = 0;
   int64_t next = 0, sum = 0;
-  EXPECT_EQ(Cutter(boxes, work).run({0, 0, 0, {{kCount, 1, 1, 1}}}, [&](const Piece &piece) {
-    sum += piece.value - piece.with * piece.with;
-    return piece.also == next++;
-  }), Cut::done);
+  EXPECT_EQ(Cutter(boxes, work)
+                .run({0, 0, 0, {{kCount, 1, 1, 1}}},
+                     [&](const Piece &piece) {
+                       sum += piece.value - piece.with * piece.with;
+                       return piece.also == next++;
+                     }),
+            Cut::done);
   EXPECT_EQ(next, kCount);
   EXPECT_EQ(sum, 0);
-  EXPECT_EQ(Cutter(boxes, work).run({0, 0, 0, {{kCount, 1, 1, 1}}}, [&](const Piece &piece) { return piece.place < 10; }), Cut::stopped);
+  EXPECT_EQ(
+      Cutter(boxes, work).run({0, 0, 0, {{kCount, 1, 1, 1}}}, [&](const Piece &piece) { return piece.place < 10; }),
+      Cut::stopped);
   work = Cutter::kMaxWork;
-  EXPECT_EQ(Cutter(boxes, work).run({0, 0, 0, {{kCount, 1, 1, 1}}}, [](const Piece &) { return true; }), Cut::fragmented);
+  EXPECT_EQ(Cutter(boxes, work).run({0, 0, 0, {{kCount, 1, 1, 1}}}, [](const Piece &) { return true; }),
+            Cut::fragmented);
 }
 
 } // namespace

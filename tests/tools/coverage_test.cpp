@@ -138,7 +138,9 @@ TEST_F(Coverage, WhatIsReadMustBeTheSource) {
     const fbs::Operand &out = segment.operands[copy.first_output() + i];
     segment.operands[copy.first_input() + i] = fbs::Operand(out.offset(), out.buffer(), out.shape());
   }
-  EXPECT_THAT(error(parts), testing::HasSubstr("step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send"));
+  EXPECT_THAT(error(parts),
+              testing::HasSubstr(
+                  "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send"));
 
   for (uint32_t i = 0; i < copy.input_count(); ++i)
     segment.operands[copy.first_input() + i] = fbs::Operand(0, 0, segment.operands[copy.first_output() + i].shape());
@@ -149,18 +151,22 @@ TEST_F(Coverage, WhatIsReadMustBeTheSource) {
   parts.manifest->arena_bytes = parts.segments[0]->arena_bytes = 4096;
   fbs::Operand &output = parts.segments[0]->operands[copy.first_output()];
   output = fbs::Operand(0, 0, output.shape());
-  EXPECT_THAT(error(parts), testing::HasSubstr("writes to the arena, expected that of receives alone on a rank that gathers nothing"));
+  EXPECT_THAT(error(parts), testing::HasSubstr(
+                                "writes to the arena, expected that of receives alone on a rank that gathers nothing"));
 }
 
 // One rank of a node of four has all, and three relay the most of it: in several phases, by way of the same bytes.
 TEST_F(Coverage, WhatIsRelayedMustHaveCome) {
-  Parts parts = compiled(R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [96, 64], shard: {1: tp}}, b: {shape: [4, 50], shard: {0: tp}}}}, source: {mesh: {tp: 1}},
+  Parts parts = compiled(
+      R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [96, 64], shard: {1: tp}}, b: {shape: [4, 50], shard: {0: tp}}}}, source: {mesh: {tp: 1}},
       target: {mesh: {tp: 4}, ranks: 4..7}, options: {staging: 4KiB, topology: {ranks_per_node: 4, nics: {per_node: 4, rate: 1MB/s, latency: 1ns}}}})");
   ASSERT_EQ(error(parts), "");
   int waits = 0, places = 0, again = 0;
   for (size_t rank = 1; rank < 4; ++rank) {
     fbs::SegmentT &segment = *parts.segments[rank];
-    auto relays = [&](const fbs::Step &step) { return step.kind() == fbs::StepKind::send && segment.operands[step.first_input()].buffer() == 0; };
+    auto relays = [&](const fbs::Step &step) {
+      return step.kind() == fbs::StepKind::send && segment.operands[step.first_input()].buffer() == 0;
+    };
     for (uint32_t s = 0; s < segment.steps.size(); ++s) {
       const fbs::Step step = segment.steps[s];
       for (uint32_t i = 0; i < step.after_count(); ++i) {
@@ -244,7 +250,8 @@ TEST_F(Coverage, VectorsLeftOutAreEmpty) {
 }
 
 // Columns of 64 tensors of 7168 rows, stacked: 29 million rows, in 4096 moves. The time is the processor's.
-const char *const kColumns = R"({version: 1, model: {dtype: fp8_e4m3, index: {x: 64}, tensors: {"t.{x}": [7168, 2048]}, layouts: {
+const char *const kColumns =
+    R"({version: 1, model: {dtype: fp8_e4m3, index: {x: 64}, tensors: {"t.{x}": [7168, 2048]}, layouts: {
     whole: {place: {x: ep}, params: {"t.{x}": {holds: "t.{x}"}}}, columns: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
     source: {layout: whole, mesh: {ep: 64}}, target: {layout: columns, mesh: {tp: 8, dp: 8}, ranks: 0..63}})";
 
@@ -259,7 +266,8 @@ TEST_F(Coverage, ColumnsAreProvenAsColumns) {
 }
 
 TEST_F(Coverage, AColumnThatGoesElsewhereIsNamed) {
-  Parts parts = compiled(R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
+  Parts parts = compiled(
+      R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
       source: {layout: columns, mesh: {tp: 2}}, target: {layout: whole, mesh: {}, ranks: [2]}})");
   ASSERT_EQ(error(parts), "");
   // Rank 2 gets rows of 16 bytes from each, 32 apart.
@@ -275,13 +283,16 @@ TEST_F(Coverage, AColumnThatGoesElsewhereIsNamed) {
     if (operand.offset() == 16)
       operand = moved(operand, -16);
   EXPECT_EQ(error(parts), "target rank 2 param 't' byte 0 is written twice");
-  parts = compiled(R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
+  parts = compiled(
+      R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
       source: {layout: whole, mesh: {}}, target: {layout: columns, mesh: {tp: 2}, ranks: 1..2}})");
   ASSERT_EQ(error(parts), "");
   fbs::SegmentT &sender = *parts.segments[0];
   ASSERT_FALSE(sender.loops.empty());
   sender.loops.back() = fbs::Loop(100, 28, 0);
-  EXPECT_EQ(error(parts), "target rank 1 param 't' byte 16 must be tensor 't' element 8, but comes from tensor 't' element 7 of rank 0");
+  EXPECT_EQ(
+      error(parts),
+      "target rank 1 param 't' byte 16 must be tensor 't' element 8, but comes from tensor 't' element 7 of rank 0");
 }
 
 TEST_F(Coverage, MessagesMustPair) {

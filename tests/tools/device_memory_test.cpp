@@ -1,8 +1,8 @@
 // A mirror on a device of this process: everything goes there and back, each instance in memory of its own.
 
-#include "tools/device_memory.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/tools/support.h"
+#include "tools/device_memory.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,8 @@ using namespace reshard::tools;
 TEST(DeviceMemory, GoesThereAndBack) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"a.{l}\": {shape: [64, 7], shard: {0: tp}}, b: [33]}}\n"
+  tests::compile("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"a.{l}\": {shape: [64, 7], shard: {0: "
+                 "tp}}, b: [33]}}\n"
                  "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
                  folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");

@@ -17,15 +17,17 @@ TEST(FailOn, Holds) {
         "remote_bytes <= 100", "remote_bytes_ratio > 1.04", "messages_delta < 0", "messages_delta == -3",
         "-3 == messages_delta", "messages_delta < -messages_delta",
         // and binds tighter than or
-        "1 == 1 or 1 == 2 and 1 == 2", "1 == 2 and 1 == 2 or 1 == 1", "  remote_bytes > 99 and messages_delta < 0  ", "(remote_bytes > 0)", "((remote_bytes) > (0))", "1 == 1 and (1 == 2 or 1 == 1)",
-        "not remote_bytes < 100", "not (1 == 1 and 1 == 2) and 2 > 1", "(remote_bytes + 20) / 2 * 3 == 180", "10 - 2 - 3 == 5", "1 + 2 * 3 == 7",
+        "1 == 1 or 1 == 2 and 1 == 2", "1 == 2 and 1 == 2 or 1 == 1", "  remote_bytes > 99 and messages_delta < 0  ",
+        "(remote_bytes > 0)", "((remote_bytes) > (0))", "1 == 1 and (1 == 2 or 1 == 1)", "not remote_bytes < 100",
+        "not (1 == 1 and 1 == 2) and 2 > 1", "(remote_bytes + 20) / 2 * 3 == 180", "10 - 2 - 3 == 5", "1 + 2 * 3 == 7",
         "remote_bytes - -messages_delta == 97", "-(1 + 2) == messages_delta", "remote_bytes>0 and(world>1)"}) {
     std::string error;
     EXPECT_TRUE(holds(expression, kNames, error)) << expression;
     EXPECT_EQ(error, "") << expression;
   }
-  for (const char *expression : {"remote_bytes < 100", "remote_bytes > 0 and messages_delta > 0", "1 == 2 or 2 == 3", "(1 == 2)",
-                                 "(1 == 1 or 1 == 2) and 1 == 2", "not (remote_bytes > 0)", "not 1 == 1 or 1 == 2"}) {
+  for (const char *expression :
+       {"remote_bytes < 100", "remote_bytes > 0 and messages_delta > 0", "1 == 2 or 2 == 3", "(1 == 2)",
+        "(1 == 1 or 1 == 2) and 1 == 2", "not (remote_bytes > 0)", "not 1 == 1 or 1 == 2"}) {
     std::string error;
     EXPECT_FALSE(holds(expression, kNames, error)) << expression;
     EXPECT_EQ(error, "") << expression;

@@ -1,4 +1,5 @@
-// What is gathered in the arena to be quantised: plans in which a step no longer waits, or bytes stand elsewhere, are found by the proof or refused by the loader.
+// What is gathered in the arena to be quantised: plans in which a step no longer waits, or bytes stand elsewhere, are
+// found by the proof or refused by the loader.
 
 #include <gmock/gmock.h>
 
@@ -16,15 +17,15 @@ namespace {
 
 // Blocks of the targets lie on two source ranks each; a limit lets a rank gather a row of blocks or two at a time.
 std::string job(const char *format, const char *staging) {
-  return std::string("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 96], shard: {1: tp}}, b: {shape: [256, 96], shard: {1: tp}}}}, source: {mesh: {tp: 4}},") +
-         "target: {mesh: {tp: 1, dp: 2}, ranks: 3..4, quantize: {format: " + format + ", by: receiver}}, options: {staging: " + staging + "}}";
+  return std::string("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 96], shard: {1: tp}}, b: {shape: "
+                     "[256, 96], shard: {1: tp}}}}, source: {mesh: {tp: 4}},") +
+         "target: {mesh: {tp: 1, dp: 2}, ranks: 3..4, quantize: {format: " + format +
+         ", by: receiver}}, options: {staging: " + staging + "}}";
 }
 
 class GatheredRows : public testing::TestWithParam<const char *> {
 protected:
-  void SetUp() override {
-    use("64KiB");
-  }
+  void SetUp() override { use("64KiB"); }
   void use(const char *staging) {
     compile(job(GetParam(), staging).c_str(), folder_ / "good.rplan");
     parts_ = takeApart(folder_ / "good.rplan");
@@ -63,13 +64,15 @@ TEST_P(GatheredRows, EachWaitMatters) {
         uint32_t &before = segment->after[step.first_after() + i];
         const uint32_t right = before;
         const fbs::StepKind kind = segment->steps[right].kind();
-        if (right == 0 || (kind == fbs::StepKind::recv && step.kind() == fbs::StepKind::recv)) // the latter are about slots
+        if (right == 0 ||
+            (kind == fbs::StepKind::recv && step.kind() == fbs::StepKind::recv)) // the latter are about slots
           continue;
         before = 0;
         // A copy need not wait for the one before it where nobody counts on that: the last one.
         const bool chain = fromArena(*segment, step) && fromArena(*segment, segment->steps[right]);
         const std::string found = error();
-        EXPECT_TRUE(chain || !found.empty()) << "step of kind " << EnumNameStepKind(step.kind()) << " without step " << right;
+        EXPECT_TRUE(chain || !found.empty())
+            << "step of kind " << EnumNameStepKind(step.kind()) << " without step " << right;
         before = right;
         ++altered;
       }
@@ -103,7 +106,8 @@ TEST_P(GatheredRows, TheLoaderRefusesPartsOfRows) {
       fbs::Operand &output = segment->operands[step.first_output()];
       const fbs::Operand right = output;
       output = fbs::Operand(right.offset() + 2, right.buffer(), right.shape());
-      EXPECT_THAT(error(), testing::AnyOf(testing::HasSubstr("whole rows of blocks"), testing::HasSubstr("expected them in")));
+      EXPECT_THAT(error(),
+                  testing::AnyOf(testing::HasSubstr("whole rows of blocks"), testing::HasSubstr("expected them in")));
       output = right;
       return;
     }
@@ -114,15 +118,18 @@ TEST_P(GatheredRows, TheLoaderRefusesMessagesThere) {
   fbs::SegmentT &segment = *parts_.segments[4];
   for (fbs::Step &step : segment.steps)
     if (step.kind() == fbs::StepKind::recv && step.staging() != UINT64_MAX) {
-      step = fbs::Step(step.bytes(), 0, step.first_input(), step.input_count(), step.first_output(), step.output_count(), step.round(), step.peer(), step.message(), step.first_after(),
+      step = fbs::Step(step.bytes(), 0, step.first_input(), step.input_count(), step.first_output(),
+                       step.output_count(), step.round(), step.peer(), step.message(), step.first_after(),
                        step.after_count(), step.kind(), step.slot(), step.reserved(), step.chunk());
-      EXPECT_THAT(error(), testing::AnyOf(testing::HasSubstr("behind what is gathered"), testing::HasSubstr("takes over bytes of the arena")));
+      EXPECT_THAT(error(), testing::AnyOf(testing::HasSubstr("behind what is gathered"),
+                                          testing::HasSubstr("takes over bytes of the arena")));
       return;
     }
   FAIL() << "no message is staged";
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, GatheredRows, testing::Values("mxfp8", "block_fp8", "nvfp4"), [](const auto &info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Formats, GatheredRows, testing::Values("mxfp8", "block_fp8", "nvfp4"),
+                         [](const auto &info) { return std::string(info.param); });
 
 // Columns of 32 tensors from 32 ranks, 59 million rows in the arenas, in 8192 moves. The time is the processor's.
 TEST(GatheredColumns, AreProvenAsColumns) {
@@ -143,7 +150,8 @@ TEST(GatheredColumns, AreProvenAsColumns) {
 // Elements of nvfp4 that are quantised where they come wait for the tensor scale.
 TEST(TensorScales, AreWaitedFor) {
   const Folder folder;
-  compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}}",
+  compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}}}, source: {mesh: {tp: "
+          "2}}, target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}}",
           folder / "good.rplan");
   Parts parts = takeApart(folder / "good.rplan");
   auto error = [&] {

@@ -1,5 +1,5 @@
-// Plans with valid digests whose numbers ask for more memory or time than there is: the tools accept a right one, and end soon
-// with an error message otherwise.
+// Plans with valid digests whose numbers ask for more memory or time than there is: the tools accept a right one, and
+// end soon with an error message otherwise.
 
 #include "tests/tools/support.h"
 #include "tools/coverage.h"
@@ -62,19 +62,22 @@ protected:
 
 } // namespace
 
-// Rows of 2^31 - 1 columns, of which the source holds 256: what they say of an element's number is far apart, and no memory is taken for what nobody holds.
+// Rows of 2^31 - 1 columns, of which the source holds 256: what they say of an element's number is far apart, and no
+// memory is taken for what nobody holds.
 TEST_F(HostilePlans, ATensorMuchWiderThanWhatIsHeldOfIt) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the sanitizer keeps records of all addresses";
 #endif
-  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: [256, 256]}}, source: {mesh: {}, quantize: block_fp8}, target: {mesh: {tp: 2}, ranks: 1..2}})");
+  const Parts parts = read(
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [256, 256]}}, source: {mesh: {}, quantize: block_fp8}, target: {mesh: {tp: 2}, ranks: 1..2}})");
   family(parts, "w").shape[1] = INT32_MAX;
   EXPECT_EQ(run(parts, 60), std::pair(kDone, std::string()));
   EXPECT_THAT(said_, HasSubstr("bytes right"));
 }
 
 TEST_F(HostilePlans, ATensorThatHasNoAddresses) {
-  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: [256, 256]}}, source: {mesh: {}, quantize: block_fp8}, target: {mesh: {tp: 2}, ranks: 1..2}})");
+  const Parts parts = read(
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [256, 256]}}, source: {mesh: {}, quantize: block_fp8}, target: {mesh: {tp: 2}, ranks: 1..2}})");
   family(parts, "w").shape[1] = uint64_t{1} << 50;
   const auto [code, said] = run(parts, 60);
   EXPECT_EQ(code, kFailure);
@@ -83,7 +86,8 @@ TEST_F(HostilePlans, ATensorThatHasNoAddresses) {
 
 // The largest magnitude of a matrix is taken of what the source holds, however large the matrix is said to be.
 TEST_F(HostilePlans, AMatrixMuchTallerThanWhatIsHeldOfIt) {
-  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: 2..2, quantize: nvfp4}})");
+  const Parts parts = read(
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: 2..2, quantize: nvfp4}})");
   for (const auto &family : parts.manifest->families)
     if (family->name == "w")
       family->shape[0] = uint64_t{1} << 50;
@@ -92,15 +96,18 @@ TEST_F(HostilePlans, AMatrixMuchTallerThanWhatIsHeldOfIt) {
 }
 
 TEST_F(HostilePlans, LongWorkHasADeadline) {
-  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: {shape: [65536, 2048], shard: {1: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: 2..2}})");
+  const Parts parts = read(
+      R"({version: 1, model: {dtype: bf16, tensors: {w: {shape: [65536, 2048], shard: {1: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: 2..2}})");
   const auto [code, said] = run(parts, 0.02);
   EXPECT_EQ(code, kFailure);
   EXPECT_THAT(said, HasSubstr("the synthesis was not finished at the deadline of 0.02 s (--timeout)"));
 }
 
-// Fields that do not belong to a face's kind must have their defaults: the executor and the check read them without asking for the kind.
+// Fields that do not belong to a face's kind must have their defaults: the executor and the check read them without
+// asking for the kind.
 TEST_F(HostilePlans, FacesOfAnotherKind) {
-  const std::string yaml = R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: HOW}})";
+  const std::string yaml =
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: HOW}})";
   const auto how = [&](const std::string &text) { return std::string(yaml).replace(yaml.find("HOW"), 3, text); };
   const std::string sender = how("{format: mxfp8, by: sender, scale_layout: swizzled}"), nvfp4 = how("nvfp4");
   const char *other = "names params, or swizzled scales, that its kind does not show";
@@ -125,23 +132,29 @@ TEST_F(HostilePlans, FacesOfAnotherKind) {
     violation.alter(*param(parts, violation.endpoint, violation.face).face);
     EXPECT_EQ(run(parts, 60).first, kUsage);
     std::unique_ptr<Plan> plan;
-    EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest does not hold together: endpoint '" + (violation.endpoint ? "target" : "source") + "' param '" +
-                                          violation.face + "' " + violation.message);
+    EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest does not hold together: endpoint '" +
+                                           (violation.endpoint ? "target" : "source") + "' param '" + violation.face +
+                                           "' " + violation.message);
   }
 }
 
 TEST_F(HostilePlans, LargestMagnitudesOfANameOfTheirOwn) {
-  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: nvfp4}})");
+  const Parts parts = read(
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: nvfp4}})");
   family(parts, "w").name = "v";
   putTogether(parts, path_);
   std::unique_ptr<Plan> plan;
-  EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest does not hold together: endpoint 'source' param 'w (largest of 'w')' holds 'w (largest)', " +
-                                        "expected a name that begins with 'v'");
+  EXPECT_EQ(
+      Plan::open(path_, plan),
+      "'" + path_ +
+          "': the manifest does not hold together: endpoint 'source' param 'w (largest of 'w')' holds 'w (largest)', " +
+          "expected a name that begins with 'v'");
 }
 
 // Both sides of a message are looked at before anything is allocated.
 TEST_F(HostilePlans, AMessageThatNobodySends) {
-  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
+  const Parts parts = read(
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
   parts.manifest->messages = 2;
   const auto [code, said] = run(parts, 60);
   EXPECT_EQ(code, kUsage);
@@ -149,7 +162,8 @@ TEST_F(HostilePlans, AMessageThatNobodySends) {
 }
 
 TEST_F(HostilePlans, ParamsThatTheMachineCannotHold) {
-  const Parts parts = read(R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
+  const Parts parts = read(
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
   for (const int endpoint : {0, 1})
     parts.manifest->endpoints[endpoint]->params[0]->shape[0]->at[0] = int64_t{1} << 40;
   for (const auto &segment : parts.segments)
@@ -157,5 +171,6 @@ TEST_F(HostilePlans, ParamsThatTheMachineCannotHold) {
       run = fbs::BufferRun(run.endpoint(), run.place(), run.param(), run.first(), run.count(), 0, uint64_t{1} << 47);
   const auto [code, said] = run(parts, 60);
   EXPECT_EQ(code, kFailure);
-  EXPECT_THAT(said, HasSubstr("cannot allocate the params of source: those up to rank 0 take 128.0 TiB, and this machine has"));
+  EXPECT_THAT(
+      said, HasSubstr("cannot allocate the params of source: those up to rank 0 take 128.0 TiB, and this machine has"));
 }

@@ -1,5 +1,6 @@
-// Single descriptors of compiled plans are altered (offset, shape's length or stride, buffer, peer, order), digests made good again. Whatever then
-// moves a wrong byte must be found: refused by the loader or the executor, or by the check against the layouts; and by the proof.
+// Single descriptors of compiled plans are altered (offset, shape's length or stride, buffer, peer, order), digests
+// made good again. Whatever then moves a wrong byte must be found: refused by the loader or the executor, or by the
+// check against the layouts; and by the proof.
 
 #include "compiler/compile.h"
 #include "executor/reshard.h"
@@ -96,7 +97,8 @@ std::string alter(Parts &parts, std::mt19937_64 &random, int64_t item) {
       return "shape of operand " + std::to_string(operand) + at;
     case 3: {
       fbs::Shape &shape = segment.shapes[random() % segment.shapes.size()];
-      shape = fbs::Shape(static_cast<uint64_t>(static_cast<int64_t>(shape.row_bytes()) + delta), shape.first_loop(), shape.loop_count());
+      shape = fbs::Shape(static_cast<uint64_t>(static_cast<int64_t>(shape.row_bytes()) + delta), shape.first_loop(),
+                         shape.loop_count());
       return "a row's length" + at;
     }
     case 4:
@@ -111,9 +113,9 @@ std::string alter(Parts &parts, std::mt19937_64 &random, int64_t item) {
       fbs::Step &step = segment.steps[random() % segment.steps.size()];
       if (step.peer() == UINT32_MAX)
         continue;
-      step = fbs::Step(step.bytes(), step.staging(), step.first_input(), step.input_count(), step.first_output(), step.output_count(),
-                       step.round(), static_cast<uint32_t>(random() % parts.segments.size()), step.message(), step.first_after(),
-                       step.after_count(), step.kind(), 0, 0, 0);
+      step = fbs::Step(step.bytes(), step.staging(), step.first_input(), step.input_count(), step.first_output(),
+                       step.output_count(), step.round(), static_cast<uint32_t>(random() % parts.segments.size()),
+                       step.message(), step.first_after(), step.after_count(), step.kind(), 0, 0, 0);
       return "a peer" + at;
     }
     default: { // two neighbouring operands change places
@@ -151,8 +153,9 @@ std::string play(const std::string &path, uint64_t seed, std::vector<std::vector
         const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
         for (uint32_t p = 0; p < place.params.size(); ++p)
           for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place.place))
-            good = good && reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
-                                        place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)) == RESHARD_OK;
+            good = good && reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place),
+                                        instance.name.c_str(), place.params[p][instance.instance],
+                                        static_cast<uint64_t>(instance.bytes)) == RESHARD_OK;
       }
     for (const PlaceMemory &place : memory.source.places())
       synthesize(*plan, place, seed, 1);
@@ -163,7 +166,8 @@ std::string play(const std::string &path, uint64_t seed, std::vector<std::vector
         const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
         for (uint32_t p = 0; p < place.params.size(); ++p)
           for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place.place))
-            targets->emplace_back(place.params[p][instance.instance], place.params[p][instance.instance] + instance.bytes);
+            targets->emplace_back(place.params[p][instance.instance],
+                                  place.params[p][instance.instance] + instance.bytes);
       }
       outcome = mismatches ? "wrong" : "right";
     }
@@ -218,8 +222,8 @@ TEST(Mutate, EveryWrongByteIsFound) {
     }
   }
   std::filesystem::remove_all(folder);
-  std::printf("%d alterations: %d refused, %d moved a wrong byte and were found, %d changed nothing that counts\n", refused + wrong + harmless,
-              refused, wrong, harmless);
+  std::printf("%d alterations: %d refused, %d moved a wrong byte and were found, %d changed nothing that counts\n",
+              refused + wrong + harmless, refused, wrong, harmless);
   EXPECT_GT(refused, count / 20);
   EXPECT_GT(wrong, count / 20);
 }

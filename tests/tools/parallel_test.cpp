@@ -34,7 +34,8 @@ TEST(Parallel, AnExceptionComesBack) {
         std::this_thread::yield();
       const bool fails = (std::this_thread::get_id() != own) == helper;
       if (!fails)
-        std::this_thread::sleep_for(std::chrono::milliseconds(50)); // so that it still runs when the other one throws: parallelFor must join it
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(50)); // so that it still runs when the other one throws: parallelFor must join it
       --working;
       if (fails)
         throw std::bad_alloc();
@@ -43,7 +44,8 @@ TEST(Parallel, AnExceptionComesBack) {
     EXPECT_EQ(working, 0);
     EXPECT_LT(begun, 10) << "items were begun after the exception";
   }
-  EXPECT_THROW(parallelFor(10, 1, [](size_t) {}, [](double) { throw std::runtime_error("progress"); }), std::runtime_error);
+  EXPECT_THROW(
+      parallelFor(10, 1, [](size_t) {}, [](double) { throw std::runtime_error("progress"); }), std::runtime_error);
 }
 
 TEST(Deadline, EndsWorkOnEveryThread) {

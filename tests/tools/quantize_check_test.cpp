@@ -1,5 +1,5 @@
-// Params that stand quantised: synthesised, run, checked byte by byte, proven, compared and counted. Values are compared with another implementation in
-// quantize_test.py.
+// Params that stand quantised: synthesised, run, checked byte by byte, proven, compared and counted. Values are
+// compared with another implementation in quantize_test.py.
 
 #include <gmock/gmock.h>
 
@@ -25,8 +25,9 @@ namespace {
 
 /// Two layers of a matrix [rows, 96], of two ranks on four, and a vector.
 std::string job(int rows, const std::string &source, const std::string &target) {
-  return R"({version: 1, model: {dtype: bf16, index: {layer: 2}, tensors: {"l.{layer}.w": {shape: [)" + std::to_string(rows) +
-         ", 96], shard: {0: tp}}, n: [8]}}, source: {mesh: {tp: 2, dp: 2}" + source + "}, target: {mesh: {tp: 4}" + target + "}}";
+  return R"({version: 1, model: {dtype: bf16, index: {layer: 2}, tensors: {"l.{layer}.w": {shape: [)" +
+         std::to_string(rows) + ", 96], shard: {0: tp}}, n: [8]}}, source: {mesh: {tp: 2, dp: 2}" + source +
+         "}, target: {mesh: {tp: 4}" + target + "}}";
 }
 std::string quantized(const std::string &how) { return ", quantize: " + how; }
 
@@ -70,12 +71,15 @@ protected:
   template <class Visit> void forEachBound(const PlaceMemory &place, Visit visit) const {
     for (uint32_t p = 0; p < place.params.size(); ++p)
       if (!endpoint(place.endpoint).params()->Get(p)->face())
-        for (const fbs::ParamInstance &instance : fbs::instances(plan_->manifest(), endpoint(place.endpoint), p, place.place))
+        for (const fbs::ParamInstance &instance :
+             fbs::instances(plan_->manifest(), endpoint(place.endpoint), p, place.place))
           visit(instance, place.params[p][instance.instance]);
   }
   std::byte *find(const PlaceMemory &place, const std::string &name) const {
     std::byte *found = nullptr;
-    forEachBound(place, [&](const fbs::ParamInstance &instance, std::byte *memory) { found = instance.name == name ? memory : found; });
+    forEachBound(place, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+      found = instance.name == name ? memory : found;
+    });
     return found;
   }
 
@@ -83,12 +87,15 @@ protected:
     reshard_options options{};
     options.threads = 2;
     reshard_executor *executor = nullptr;
-    ASSERT_EQ(reshard_open((folder_ / "p.rplan").c_str(), nullptr, 0, &options, &executor), RESHARD_OK) << reshard_error(executor);
+    ASSERT_EQ(reshard_open((folder_ / "p.rplan").c_str(), nullptr, 0, &options, &executor), RESHARD_OK)
+        << reshard_error(executor);
     for (const Memory *memory : {source_.get(), target_.get()})
       for (const PlaceMemory &place : memory->places())
         forEachBound(place, [&](const fbs::ParamInstance &instance, std::byte *at) {
           const uint32_t rank = endpoint(place.endpoint).ranks()->Get(place.place);
-          ASSERT_EQ(reshard_bind(executor, place.endpoint, rank, instance.name.c_str(), at, static_cast<uint64_t>(instance.bytes)), RESHARD_OK)
+          ASSERT_EQ(reshard_bind(executor, place.endpoint, rank, instance.name.c_str(), at,
+                                 static_cast<uint64_t>(instance.bytes)),
+                    RESHARD_OK)
               << reshard_error(executor);
         });
     ASSERT_EQ(reshard_prepare(executor), RESHARD_OK) << reshard_error(executor);
@@ -127,7 +134,8 @@ TEST_F(Quantised, TheCheckFindsEveryWrongByte) {
         bytes += static_cast<uint64_t>(instance.bytes);
         if (place.place != 1)
           return;
-        const int64_t step = std::max<int64_t>(1, instance.bytes / 97); // of large ones a part, in no order that blocks have
+        const int64_t step =
+            std::max<int64_t>(1, instance.bytes / 97); // of large ones a part, in no order that blocks have
         for (int64_t i = 0; i < instance.bytes; i += step) {
           memory[i] ^= std::byte{0x10};
           const CheckResult bad = check(*plan_, place, 5, 1);
@@ -145,8 +153,10 @@ TEST_F(Quantised, TheCheckFindsEveryWrongByte) {
 }
 
 TEST_F(Quantised, SynthesisedBlocksAreNearTheirElements) {
-  // The same tensors, not quantised: what the target of the one holds, dequantised, is near what that of the other holds. Few elements are 0.
-  for (const auto &[format, near] : {std::pair("mxfp8", 1.0 / 16), std::pair("block_fp8", 1.0 / 16), std::pair("nvfp4", 1.0 / 2)}) {
+  // The same tensors, not quantised: what the target of the one holds, dequantised, is near what that of the other
+  // holds. Few elements are 0.
+  for (const auto &[format, near] :
+       {std::pair("mxfp8", 1.0 / 16), std::pair("block_fp8", 1.0 / 16), std::pair("nvfp4", 1.0 / 2)}) {
     open(job(8, quantized(format), ""));
     int64_t zeros = 0, elements = 0;
     for (const PlaceMemory &place : source_->places()) {
@@ -171,10 +181,13 @@ TEST_F(Quantised, SynthesisedBlocksAreNearTheirElements) {
               uint16_t found = 0;
               std::memcpy(&found, wide.data() + 2 * (run.local + k * run.localStep), 2);
               // By the definition: exponents 112 to 127.
-              const uint64_t hash = elementHash(tensorKey(*run.tensor, 5), static_cast<uint64_t>(run.logical + k * run.logicalStep));
+              const uint64_t hash =
+                  elementHash(tensorKey(*run.tensor, 5), static_cast<uint64_t>(run.logical + k * run.logicalStep));
               const auto code = static_cast<uint16_t>((hash & 0xBFFF) | 0x3800);
               zeros += value(found) == 0;
-              EXPECT_LE(std::abs(value(found) - value(code)), near * std::abs(value(code)) + std::ldexp(1.0, format == std::string("nvfp4") ? -2 : -17)) << format;
+              EXPECT_LE(std::abs(value(found) - value(code)),
+                        near * std::abs(value(code)) + std::ldexp(1.0, format == std::string("nvfp4") ? -2 : -17))
+                  << format;
             }
           });
         }
@@ -194,8 +207,10 @@ TEST_F(Quantised, TwoValuesOfOneElementCannotBeChecked) {
       source: {layout: twice, mesh: {}}, target: {layout: once, mesh: {}}})";
   open(kTwice);
   run();
-  EXPECT_THAT(check(*plan_, target_->places()[0], 5, 1).unclear, testing::HasSubstr("hold tensor 'w' show two values of element "));
-  EXPECT_THAT(compare(*plan_, *source_, *target_, 1).unclear, testing::HasSubstr("hold tensor 'w' show two values of element "));
+  EXPECT_THAT(check(*plan_, target_->places()[0], 5, 1).unclear,
+              testing::HasSubstr("hold tensor 'w' show two values of element "));
+  EXPECT_THAT(compare(*plan_, *source_, *target_, 1).unclear,
+              testing::HasSubstr("hold tensor 'w' show two values of element "));
   EXPECT_THAT(compareReplicas(*plan_, *source_, 1).left, testing::ElementsAre("w"));
 }
 
@@ -212,7 +227,8 @@ TEST_F(Quantised, ReplicasAreCompared) {
       find(source_->places()[2], scale)[0] ^= std::byte{1};
       result = compareReplicas(*plan_, *source_, 2);
       ASSERT_EQ(result.differences.size(), 1u) << format << target;
-      EXPECT_THAT(result.differences[0], testing::HasSubstr("rank 2 param '" + scale + "' differs from rank 0 param '" + scale + "'"));
+      EXPECT_THAT(result.differences[0],
+                  testing::HasSubstr("rank 2 param '" + scale + "' differs from rank 0 param '" + scale + "'"));
     }
 }
 
@@ -245,7 +261,8 @@ TEST_F(Quantised, TheProofFollowsFaces) {
     const std::string refused = Plan::open(folder_ / "altered.rplan", plan);
     return refused.empty() ? prove(*plan, [](double) {}).error : refused;
   };
-  const char *const kWhole = R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64], v: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, quantize: HOW}})";
+  const char *const kWhole =
+      R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64], v: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, quantize: HOW}})";
   auto compiled = [&](const std::string &how) {
     std::string yaml = kWhole;
     compile(yaml.replace(yaml.find("HOW"), 3, how), folder_ / "good.rplan");
@@ -264,7 +281,8 @@ TEST_F(Quantised, TheProofFollowsFaces) {
   for (fbs::Operand &operand : segment.operands)
     if (operand.buffer() == 2)
       operand = fbs::Operand(operand.offset(), 1, operand.shape());
-  EXPECT_EQ(error(parts), "target rank 0 param 'v (elements)' byte 0 must be tensor 'v' element 0, but comes from tensor 'w' element 0 of rank 0");
+  EXPECT_EQ(error(parts), "target rank 0 param 'v (elements)' byte 0 must be tensor 'v' element 0, but comes from "
+                          "tensor 'w' element 0 of rank 0");
 
   parts = compiled("mxfp8");
   param(parts, 1, "w_scale").made = false;
@@ -278,7 +296,9 @@ TEST_F(Quantised, TheProofFollowsFaces) {
   parts = compiled("{format: mxfp8, by: sender}");
   ASSERT_EQ(error(parts), "");
   std::swap(param(parts, 1, "w").parts, param(parts, 1, "v").parts);
-  EXPECT_THAT(error(parts), testing::HasSubstr("must be tensor 'v (codes of mxfp8)' element 0, but comes from tensor 'w (codes of mxfp8)'"));
+  EXPECT_THAT(
+      error(parts),
+      testing::HasSubstr("must be tensor 'v (codes of mxfp8)' element 0, but comes from tensor 'w (codes of mxfp8)'"));
 }
 
 TEST_F(Quantised, ReportsSayWho) {
@@ -298,7 +318,8 @@ TEST_F(Quantised, ReportsSayWho) {
 
   InspectionOptions inspection;
   inspection.format = "text";
-  for (const auto &[file, words] : {std::pair("before.rplan", "8 mxfp8 by the receiver on arrival"), std::pair("after.rplan", "8 mxfp8 by the sender")}) {
+  for (const auto &[file, words] : {std::pair("before.rplan", "8 mxfp8 by the receiver on arrival"),
+                                    std::pair("after.rplan", "8 mxfp8 by the sender")}) {
     inspection.plan = folder_ / file;
     testing::internal::CaptureStdout();
     EXPECT_EQ(inspect(inspection), 0);

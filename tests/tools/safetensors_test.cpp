@@ -227,8 +227,11 @@ TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
   constexpr int kNames = 200'000;
   std::vector<TensorSpec> specs;
   for (int i = 0; i < kNames; ++i)
-    specs.push_back({"model.layers." + std::to_string(i / 1000) + ".mlp.experts." + std::to_string(i % 1000) + ".up_proj.weight",
-                     DType::u8, {1}, 1});
+    specs.push_back(
+        {"model.layers." + std::to_string(i / 1000) + ".mlp.experts." + std::to_string(i % 1000) + ".up_proj.weight",
+         DType::u8,
+         {1},
+         1});
   const double begin = cpuSeconds();
   {
     Checkpoint made;

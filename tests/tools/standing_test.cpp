@@ -13,10 +13,12 @@ namespace fbs = reshard::schema;
 
 namespace {
 
-/// The error of mostGathered where the target's face of largest magnitudes has `slots` of 4 bytes in each of 64 instances.
+/// The error of mostGathered where the target's face of largest magnitudes has `slots` of 4 bytes in each of 64
+/// instances.
 std::string gathered(int64_t slots, uint64_t &bytes) {
   const Folder folder;
-  compile("{version: 1, model: {dtype: bf16, index: {x: 64}, tensors: {'t.{x}': {shape: [32, 32], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, "
+  compile("{version: 1, model: {dtype: bf16, index: {x: 64}, tensors: {'t.{x}': {shape: [32, 32], shard: {0: tp}}}}, "
+          "source: {mesh: {tp: 2}}, "
           "target: {mesh: {}, ranks: [2], quantize: nvfp4}}",
           folder / "good.rplan");
   Parts parts = takeApart(folder / "good.rplan");
@@ -38,7 +40,9 @@ TEST(Standing, SumsDoNotOverflow) {
   EXPECT_EQ(bytes, 64u * 4096);
   for (const int64_t slots : {int64_t{1} << 56, int64_t{1} << 57, int64_t{1} << 58}) {
     bytes = 0;
-    EXPECT_THAT(gathered(slots, bytes), testing::HasSubstr("of endpoint 'target' gathers more than 1152921504606846976 bytes on a rank")) << slots;
+    EXPECT_THAT(gathered(slots, bytes),
+                testing::HasSubstr("of endpoint 'target' gathers more than 1152921504606846976 bytes on a rank"))
+        << slots;
     EXPECT_EQ(bytes, 0u);
   }
 }

@@ -53,11 +53,13 @@ Work workOf(const CUgraph_st &graph) {
     size_t left;
   };
   return [nodes] {
-    auto run = std::make_shared<Run>(Run{std::vector<Step>(nodes.size()), std::vector<bool>(nodes.size()), nodes.size()});
+    auto run =
+        std::make_shared<Run>(Run{std::vector<Step>(nodes.size()), std::vector<bool>(nodes.size()), nodes.size()});
     return [nodes, run] {
       std::vector<size_t> ready;
       for (size_t n = 0; n < nodes.size(); ++n)
-        if (!run->done[n] && std::all_of(nodes[n].after.begin(), nodes[n].after.end(), [&](size_t before) { return run->done[before]; }))
+        if (!run->done[n] &&
+            std::all_of(nodes[n].after.begin(), nodes[n].after.end(), [&](size_t before) { return run->done[before]; }))
           ready.push_back(n);
       std::shuffle(ready.begin(), ready.end(), Gpu::get().random);
       for (const size_t n : ready) {
@@ -130,7 +132,8 @@ void Gpu::waitFor(const std::function<bool()> &done, const char *what) {
 }
 
 bool Gpu::idle(int device) const {
-  return std::all_of(streams_.begin(), streams_.end(), [&](const auto &stream) { return stream->device != device || stream->tasks.empty(); });
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [&](const auto &stream) { return stream->device != device || stream->tasks.empty(); });
 }
 
 cudaError_t Gpu::permitted(cudaStream_t stream) {
@@ -139,7 +142,9 @@ cudaError_t Gpu::permitted(cudaStream_t stream) {
     return cudaErrorStreamCaptureUnsupported;
   }
   for (const auto &capture : captures_)
-    if (!stream && (capture->mode == cudaStreamCaptureModeGlobal || (capture->mode == cudaStreamCaptureModeThreadLocal && capture->thread == std::this_thread::get_id()))) {
+    if (!stream &&
+        (capture->mode == cudaStreamCaptureModeGlobal ||
+         (capture->mode == cudaStreamCaptureModeThreadLocal && capture->thread == std::this_thread::get_id()))) {
       capture->broken = true;
       return cudaErrorStreamCaptureUnsupported;
     }
@@ -150,7 +155,8 @@ cudaError_t Gpu::beginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   if (stream->capture)
     return cudaErrorIllegalState;
   ++alive["graphs"];
-  captures_.push_back(std::make_unique<Capture>(Capture{new CUgraph_st, stream, mode, std::this_thread::get_id(), {stream}, false}));
+  captures_.push_back(
+      std::make_unique<Capture>(Capture{new CUgraph_st, stream, mode, std::this_thread::get_id(), {stream}, false}));
   stream->capture = captures_.back().get();
   stream->last.clear();
   return cudaSuccess;
@@ -170,12 +176,15 @@ cudaError_t Gpu::endCapture(cudaStream_t stream, cudaGraph_t *graph) {
   }
   bool joined = true;
   for (const cudaStream_t other : capture->streams) {
-    joined = joined && std::all_of(other->last.begin(), other->last.end(), [&](cudaGraphNode_t node) { return before.count(node) > 0; });
+    joined = joined && std::all_of(other->last.begin(), other->last.end(),
+                                   [&](cudaGraphNode_t node) { return before.count(node) > 0; });
     other->capture = nullptr;
     other->last.clear();
   }
   *graph = capture->graph;
-  const cudaError_t error = capture->broken ? cudaErrorStreamCaptureInvalidated : joined ? cudaSuccess : cudaErrorStreamCaptureUnjoined;
+  const cudaError_t error = capture->broken ? cudaErrorStreamCaptureInvalidated
+                            : joined        ? cudaSuccess
+                                            : cudaErrorStreamCaptureUnjoined;
   if (error != cudaSuccess) {
     delete capture->graph;
     --alive["graphs"];
@@ -186,7 +195,8 @@ cudaError_t Gpu::endCapture(cudaStream_t stream, cudaGraph_t *graph) {
 }
 
 cudaError_t Gpu::follow(cudaStream_t stream, cudaEvent_t event) {
-  const bool live = std::any_of(captures_.begin(), captures_.end(), [&](const auto &each) { return each.get() == event->capture; });
+  const bool live =
+      std::any_of(captures_.begin(), captures_.end(), [&](const auto &each) { return each.get() == event->capture; });
   if (event->capture && !live)
     return cudaErrorCapturedEvent;
   if (!event->capture && stream->capture) {
@@ -205,13 +215,16 @@ cudaError_t Gpu::follow(cudaStream_t stream, cudaEvent_t event) {
         stream->last.push_back(node);
     return cudaSuccess;
   }
-  return enqueue(stream, atOnce([] {}), [progress = event->progress, version = event->progress->recorded] { return progress->done >= version; });
+  return enqueue(stream, atOnce([] {}), [progress = event->progress, version = event->progress->recorded] {
+    return progress->done >= version;
+  });
 }
 
 cudaError_t Gpu::allocate(size_t bytes, void **memory) {
   constexpr size_t kAlignment = 256;
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t whole = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment, pageBytes = (whole + page - 1) / page * page + page;
+  const size_t whole = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment,
+               pageBytes = (whole + page - 1) / page * page + page;
   void *pages = mmap(nullptr, pageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED)
     return cudaErrorMemoryAllocation;
@@ -244,7 +257,8 @@ int Gpu::deviceOf(const void *memory, size_t bytes) const {
   if (at >= begin + std::max<size_t>(allocation.bytes, 1))
     return -1;
   if (bytes > begin + std::max<size_t>(allocation.bytes, 1) - at)
-    die("a copy of " + std::to_string(bytes) + " bytes at byte " + std::to_string(at - begin) + " of an allocation of " + std::to_string(allocation.bytes));
+    die("a copy of " + std::to_string(bytes) + " bytes at byte " + std::to_string(at - begin) +
+        " of an allocation of " + std::to_string(allocation.bytes));
   return allocation.device;
 }
 

@@ -1,7 +1,9 @@
-// GPUs that are not there: what backends/cuda.cpp, backends/nccl.cpp and tests/gpu ask of CUDA's runtime and of NCCL, done by the host, as strictly and as late as these may do it. Work that
-// was enqueued begins when somebody waits or asks, streams in any order, the nodes of a graph in any that their edges allow; kernels run by the code that a GPU runs, lane by lane
-// (tests/kernels/gpu_lanes.h); memory of a device ends at a page that nobody may touch. What a stream under capture forbids is an error. Against all else that a GPU would
-// not bear the process ends, and says why; so it does where streams, graphs or memory are left at its end.
+// GPUs that are not there: what backends/cuda.cpp, backends/nccl.cpp and tests/gpu ask of CUDA's runtime and of NCCL,
+// done by the host, as strictly and as late as these may do it. Work that was enqueued begins when somebody waits or
+// asks, streams in any order, the nodes of a graph in any that their edges allow; kernels run by the code that a GPU
+// runs, lane by lane (tests/kernels/gpu_lanes.h); memory of a device ends at a page that nobody may touch. What a
+// stream under capture forbids is an error. Against all else that a GPU would not bear the process ends, and says why;
+// so it does where streams, graphs or memory are left at its end.
 #pragma once
 
 #include <cuda_runtime_api.h>

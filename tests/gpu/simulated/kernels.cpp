@@ -46,7 +46,10 @@ void **__cudaRegisterFatBinary(void *) {
 }
 void __cudaRegisterFatBinaryEnd(void **) {}
 void __cudaUnregisterFatBinary(void **) {}
-void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int, uint3 *, uint3 *, dim3 *, dim3 *, int *) { names()[host] = name; }
+void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int, uint3 *, uint3 *, dim3 *, dim3 *,
+                            int *) {
+  names()[host] = name;
+}
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
   configurations.push_back({grid, block, shared, stream});
@@ -66,7 +69,8 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host) {
   return cudaSuccess;
 }
 
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t, cudaStream_t stream) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t,
+                               cudaStream_t stream) {
   const std::lock_guard lock(Gpu::get().mutex);
   if (!stream)
     die("a kernel is launched on the null stream");
@@ -90,7 +94,11 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
   }
   if (name.find("changeTable") != std::string::npos) {
     const auto view = *static_cast<const ChangeView *>(arguments[0]);
-    return Gpu::get().enqueue(stream, atOnce([=] { inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) { return reshard::tests::changeWarpOfLanes(view, own, blocks, warp); }); }));
+    return Gpu::get().enqueue(stream, atOnce([=] {
+                                inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) {
+                                  return reshard::tests::changeWarpOfLanes(view, own, blocks, warp);
+                                });
+                              }));
   }
   die("kernel '" + name + "' is not simulated");
 }

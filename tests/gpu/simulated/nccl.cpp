@@ -1,5 +1,6 @@
-// NCCL, what of it is used: communicators that do not block, whose ranks are threads of one process. What is called is done when somebody has asked for its state often enough; a group
-// is done when all its messages have met their other ends, which those of one pair of ranks do in their order.
+// NCCL, what of it is used: communicators that do not block, whose ranks are threads of one process. What is called is
+// done when somebody has asked for its state often enough; a group is done when all its messages have met their other
+// ends, which those of one pair of ranks do in their order.
 
 #include "tests/gpu/simulated/gpu.h"
 
@@ -76,7 +77,9 @@ ncclResult_t later(ncclComm_t communicator, std::function<std::optional<ncclResu
   return ncclInProgress;
 }
 
-ncclResult_t enqueued(cudaStream_t stream, Work work) { return Gpu::get().enqueue(stream, std::move(work)) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError; }
+ncclResult_t enqueued(cudaStream_t stream, Work work) {
+  return Gpu::get().enqueue(stream, std::move(work)) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
 
 /// An end comes to the room: it meets the first that waits for it, or waits itself.
 void meet(const Rank &rank, const std::shared_ptr<End> &end) {
@@ -103,13 +106,16 @@ Work groupOf(const std::shared_ptr<Rank> &rank, const std::vector<End> &ends) {
           own->push_back(std::make_shared<End>(end));
           meet(*rank, own->back());
         }
-      return rank->aborted || std::all_of(own->begin(), own->end(), [](const auto &end) { return end->met; }) ? State::done : State::stuck;
+      return rank->aborted || std::all_of(own->begin(), own->end(), [](const auto &end) { return end->met; })
+                 ? State::done
+                 : State::stuck;
     };
   };
 }
 
 /// All ranks come to it with something; the last one calls `act`.
-Work gatheringOf(const std::shared_ptr<Rank> &rank, const void *mine, void *all, std::function<void(const Room::Gathering &)> act) {
+Work gatheringOf(const std::shared_ptr<Rank> &rank, const void *mine, void *all,
+                 std::function<void(const Room::Gathering &)> act) {
   return [=] {
     const uint64_t number = rank->gatherings++;
     auto arrived = std::make_shared<bool>(false);
@@ -130,7 +136,8 @@ Work gatheringOf(const std::shared_ptr<Rank> &rank, const void *mine, void *all,
 ncclResult_t add(Message message) {
   const std::lock_guard lock(Gpu::get().mutex);
   const Rank &rank = *message.communicator->rank;
-  if (message.end.peer < 0 || message.end.peer >= rank.room->size || Gpu::get().deviceOf(message.end.memory, message.end.bytes) < 0)
+  if (message.end.peer < 0 || message.end.peer >= rank.room->size ||
+      Gpu::get().deviceOf(message.end.memory, message.end.bytes) < 0)
     return refuse(message.communicator, "a message to no rank, or of memory of the host");
   if (depth == 0)
     return refuse(message.communicator, "a message outside of a group");
@@ -142,7 +149,9 @@ ncclResult_t add(Message message) {
 
 extern "C" {
 
-const char *ncclGetErrorString(ncclResult_t result) { return result == ncclInvalidUsage ? "invalid usage" : result == ncclSuccess ? "no error" : "simulated error"; }
+const char *ncclGetErrorString(ncclResult_t result) {
+  return result == ncclInvalidUsage ? "invalid usage" : result == ncclSuccess ? "no error" : "simulated error";
+}
 const char *ncclGetLastError(ncclComm_t communicator) { return communicator ? communicator->last.c_str() : ""; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
@@ -151,7 +160,8 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
   std::snprintf(id->internal, sizeof id->internal, "simulated %llu", static_cast<unsigned long long>(++ids));
   return ncclSuccess;
 }
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config) {
   const std::lock_guard lock(Gpu::get().mutex);
   if (std::strncmp(id.internal, "simulated ", 10) != 0 || rank < 0 || rank >= size || config->blocking != 0)
     return ncclInvalidArgument;
@@ -163,7 +173,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniq
   ++Gpu::get().alive["communicators"];
   *communicator = new ncclComm;
   (*communicator)->rank = std::make_shared<Rank>(Rank{room, rank});
-  return later(*communicator, [room] { return room->joined >= room->size ? std::optional(ncclSuccess) : std::nullopt; });
+  return later(*communicator,
+               [room] { return room->joined >= room->size ? std::optional(ncclSuccess) : std::nullopt; });
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *state) {
   const std::lock_guard lock(Gpu::get().mutex);
@@ -226,15 +237,23 @@ ncclResult_t ncclGroupEnd() {
       die("a group of several communicators or streams is not simulated");
     ends.push_back(message.end);
   }
-  return later(group[0].communicator, [stream = group[0].stream, rank = group[0].communicator->rank, ends] { return std::optional(enqueued(stream, groupOf(rank, ends))); });
+  return later(group[0].communicator, [stream = group[0].stream, rank = group[0].communicator->rank, ends] {
+    return std::optional(enqueued(stream, groupOf(rank, ends)));
+  });
 }
-ncclResult_t ncclSend(const void *memory, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
-  return type == ncclChar ? add({communicator, {true, static_cast<std::byte *>(const_cast<void *>(memory)), count, peer}, stream}) : ncclInvalidArgument;
+ncclResult_t ncclSend(const void *memory, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator,
+                      cudaStream_t stream) {
+  return type == ncclChar
+             ? add({communicator, {true, static_cast<std::byte *>(const_cast<void *>(memory)), count, peer}, stream})
+             : ncclInvalidArgument;
 }
-ncclResult_t ncclRecv(void *memory, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator, cudaStream_t stream) {
-  return type == ncclChar ? add({communicator, {false, static_cast<std::byte *>(memory), count, peer}, stream}) : ncclInvalidArgument;
+ncclResult_t ncclRecv(void *memory, size_t count, ncclDataType_t type, int peer, ncclComm_t communicator,
+                      cudaStream_t stream) {
+  return type == ncclChar ? add({communicator, {false, static_cast<std::byte *>(memory), count, peer}, stream})
+                          : ncclInvalidArgument;
 }
-ncclResult_t ncclAllGather(const void *mine, void *all, size_t count, ncclDataType_t type, ncclComm_t communicator, cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void *mine, void *all, size_t count, ncclDataType_t type, ncclComm_t communicator,
+                           cudaStream_t stream) {
   const std::lock_guard lock(Gpu::get().mutex);
   const auto size = static_cast<size_t>(communicator->rank->room->size);
   if (type != ncclChar || Gpu::get().deviceOf(mine, count) < 0 || Gpu::get().deviceOf(all, count * size) < 0)
@@ -244,13 +263,18 @@ ncclResult_t ncclAllGather(const void *mine, void *all, size_t count, ncclDataTy
       for (const auto &[other, from] : gathering.of)
         std::memmove(static_cast<std::byte *>(to.second) + static_cast<size_t>(other) * count, from.first, count);
   };
-  return later(communicator, [=, rank = communicator->rank] { return std::optional(enqueued(stream, gatheringOf(rank, mine, all, act))); });
+  return later(communicator, [=, rank = communicator->rank] {
+    return std::optional(enqueued(stream, gatheringOf(rank, mine, all, act)));
+  });
 }
-ncclResult_t ncclAllReduce(const void *mine, void *all, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t communicator, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void *mine, void *all, size_t count, ncclDataType_t type, ncclRedOp_t,
+                           ncclComm_t communicator, cudaStream_t stream) {
   const std::lock_guard lock(Gpu::get().mutex);
   if (type != ncclInt || mine != all || Gpu::get().deviceOf(all, count * sizeof(int)) < 0)
     return ncclInvalidArgument;
   // Of its values nothing is looked at.
-  return later(communicator, [=, rank = communicator->rank] { return std::optional(enqueued(stream, gatheringOf(rank, mine, all, [](const Room::Gathering &) {}))); });
+  return later(communicator, [=, rank = communicator->rank] {
+    return std::optional(enqueued(stream, gatheringOf(rank, mine, all, [](const Room::Gathering &) {})));
+  });
 }
 }

@@ -14,7 +14,9 @@ namespace {
 using Lock = std::lock_guard<std::recursive_mutex>;
 
 /// What is done of `stream` or of nobody's: the null stream is not simulated.
-bool known(cudaStream_t stream) { return stream ? true : (die("the null stream is used, which waits for all others"), false); }
+bool known(cudaStream_t stream) {
+  return stream ? true : (die("the null stream is used, which waits for all others"), false);
+}
 
 } // namespace
 
@@ -42,13 +44,20 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
 }
 const char *cudaGetErrorString(cudaError_t error) {
   switch (error) {
-  case cudaSuccess: return "no error";
-  case cudaErrorNotReady: return "device not ready";
-  case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-  case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-  case cudaErrorStreamCaptureUnjoined: return "capturing stream has unjoined work";
-  case cudaErrorStreamCaptureIsolation: return "dependency created on uncaptured work in another stream";
-  default: break;
+  case cudaSuccess:
+    return "no error";
+  case cudaErrorNotReady:
+    return "device not ready";
+  case cudaErrorStreamCaptureUnsupported:
+    return "operation not permitted when stream is capturing";
+  case cudaErrorStreamCaptureInvalidated:
+    return "operation failed due to a previous error during capture";
+  case cudaErrorStreamCaptureUnjoined:
+    return "capturing stream has unjoined work";
+  case cudaErrorStreamCaptureIsolation:
+    return "dependency created on uncaptured work in another stream";
+  default:
+    break;
   }
   thread_local std::string text;
   text = "simulated error " + std::to_string(error);
@@ -104,13 +113,16 @@ cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cuda
   const Lock lock(Gpu::get().mutex);
   known(stream);
   Gpu &gpu = Gpu::get();
-  const bool fromHost = gpu.deviceOf(source, std::max<size_t>(bytes, 1)) < 0, toHost = gpu.deviceOf(target, std::max<size_t>(bytes, 1)) < 0;
-  if ((kind == cudaMemcpyDeviceToDevice && (fromHost || toHost)) || (kind == cudaMemcpyHostToDevice && (!fromHost || toHost)))
+  const bool fromHost = gpu.deviceOf(source, std::max<size_t>(bytes, 1)) < 0,
+             toHost = gpu.deviceOf(target, std::max<size_t>(bytes, 1)) < 0;
+  if ((kind == cudaMemcpyDeviceToDevice && (fromHost || toHost)) ||
+      (kind == cudaMemcpyHostToDevice && (!fromHost || toHost)))
     return cudaErrorInvalidMemcpyDirection;
   if (!fromHost)
     return gpu.enqueue(stream, atOnce([=] { std::memcpy(target, source, bytes); }));
   // Memory that is not pinned is read before the call returns.
-  auto kept = std::make_shared<std::vector<char>>(static_cast<const char *>(source), static_cast<const char *>(source) + bytes);
+  auto kept =
+      std::make_shared<std::vector<char>>(static_cast<const char *>(source), static_cast<const char *>(source) + bytes);
   return gpu.enqueue(stream, atOnce([=] { std::memcpy(target, kept->data(), kept->size()); }));
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *memory) {
@@ -186,7 +198,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->nodes = stream->last;
   if (stream->capture)
     return stream->capture->broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
-  return Gpu::get().enqueue(stream, atOnce([progress = event->progress, version = ++event->progress->recorded] { progress->done = version; }));
+  return Gpu::get().enqueue(stream, atOnce([progress = event->progress, version = ++event->progress->recorded] {
+                              progress->done = version;
+                            }));
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Lock lock(Gpu::get().mutex);
@@ -210,10 +224,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
   const Lock lock(Gpu::get().mutex);
-  *status = !stream->capture ? cudaStreamCaptureStatusNone : stream->capture->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+  *status = !stream->capture          ? cudaStreamCaptureStatusNone
+            : stream->capture->broken ? cudaStreamCaptureStatusInvalidated
+                                      : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
                                      size_t *count) {
   const Lock lock(Gpu::get().mutex);
   cudaStreamIsCapturing(stream, status);
@@ -226,7 +243,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
   }
   return cudaSuccess;
 }
-cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *nodes, const cudaGraphEdgeData *, size_t count, unsigned flags) {
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t *nodes, const cudaGraphEdgeData *,
+                                                size_t count, unsigned flags) {
   const Lock lock(Gpu::get().mutex);
   if (!stream->capture)
     return cudaErrorIllegalState;
@@ -236,7 +254,8 @@ cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNo
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphAddChildGraphNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *before, size_t count, cudaGraph_t child) {
+cudaError_t cudaGraphAddChildGraphNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *before,
+                                       size_t count, cudaGraph_t child) {
   const Lock lock(Gpu::get().mutex);
   graph->nodes.push_back(std::make_unique<CUgraphNode_st>(CUgraphNode_st{workOf(*child), {before, before + count}}));
   *node = graph->nodes.back().get();

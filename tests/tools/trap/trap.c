@@ -1,6 +1,6 @@
-/* Preloaded into a process of an MPI run: raises a signal at a chosen call of MPI. RESHARD_TRAP="FUNCTION COUNT SIGNAL RANK": before the
-   COUNT-th call (from 0) of FUNCTION; "MPI_Init_thread" with COUNT 1 is when it returns, "MPI_Finalize" likewise. SIGNAL 0: ends the process as MPI does
-   where its start fails. */
+/* Preloaded into a process of an MPI run: raises a signal at a chosen call of MPI. RESHARD_TRAP="FUNCTION COUNT SIGNAL
+   RANK": before the COUNT-th call (from 0) of FUNCTION; "MPI_Init_thread" with COUNT 1 is when it returns,
+   "MPI_Finalize" likewise. SIGNAL 0: ends the process as MPI does where its start fails. */
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
