@@ -1,9 +1,9 @@
 // libreshard_cuda.so: a GPU. What is recorded becomes one graph, captured from a stream; a replay is one launch of it.
 
 #include "backends/current_device.h"
+#include "executor/communicator.h"
 #include "executor/device.h"
-#include "executor/group.h"
-#include "kernels/change_cuda.h"
+#include "kernels/convert_cuda.h"
 #include "kernels/copy_cuda.h"
 
 #include <chrono>
@@ -14,7 +14,7 @@ namespace reshard {
 namespace {
 
 /// For what was abandoned.
-constexpr std::chrono::seconds kPatience(1);
+constexpr std::chrono::seconds kGracePeriod(1);
 
 std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
 
@@ -24,7 +24,7 @@ public:
   ~CudaDevice() override {
     const CurrentDevice current(number_);
     // A communicator that was aborted lets go soon.
-    const auto end = std::chrono::steady_clock::now() + kPatience;
+    const auto end = std::chrono::steady_clock::now() + kGracePeriod;
     while (abandoned_ && cudaStreamQuery(stream_) == cudaErrorNotReady)
       if (std::chrono::steady_clock::now() > end)
         return; // what still runs keeps all that it uses
@@ -37,7 +37,7 @@ public:
     for (const cudaEvent_t event : {done_, turn_})
       if (event)
         cudaEventDestroy(event);
-    for (const cudaStream_t stream : {stream_, beside_})
+    for (const cudaStream_t stream : {stream_, concurrent_})
       if (stream)
         cudaStreamDestroy(stream);
     if (begun_)
@@ -50,7 +50,7 @@ public:
     const CurrentDevice current(number_);
     void *begun = nullptr;
     cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
-    error = error ? error : cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking);
+    error = error ? error : cudaStreamCreateWithFlags(&concurrent_, cudaStreamNonBlocking);
     error = error ? error : cudaEventCreateWithFlags(&done_, cudaEventDisableTiming);
     error = error ? error : cudaEventCreateWithFlags(&turn_, cudaEventDisableTiming);
     error = error ? error : cudaHostAlloc(&begun, sizeof *begun_, cudaHostAllocMapped | cudaHostAllocPortable);
@@ -96,14 +96,14 @@ public:
                : "";
   }
 
-  std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline,
+  std::string record(const std::vector<Operation> &operations, Communicator *communicator, const Deadline &deadline,
                      bool &timedOut) override {
     const CurrentDevice current(number_);
-    std::vector<Launch> launches;
+    std::vector<TablesLaunch> launches;
     for (const Operation &operation : operations) {
-      const auto *exchange = std::get_if<Exchange>(&operation);
+      const auto *batch = std::get_if<P2pBatch>(&operation);
       if (std::string error =
-              upload(exchange ? &exchange->beside : std::get_if<Tables>(&operation), launches.emplace_back());
+              upload(batch ? &batch->concurrent : std::get_if<Tables>(&operation), launches.emplace_back());
           !error.empty())
         return error;
     }
@@ -113,16 +113,16 @@ public:
     std::string problem;
     for (size_t o = 0; o < operations.size() && problem.empty(); ++o) {
       const auto number = static_cast<uint32_t>(o);
-      if (const auto *exchange = std::get_if<Exchange>(&operations[o])) {
+      if (const auto *batch = std::get_if<P2pBatch>(&operations[o])) {
         // The launch beside a group stands on a branch of its own. An empty one as well: it says that the group has
         // begun.
-        problem = follow(stream_, beside_);
+        problem = follow(stream_, concurrent_);
         if (problem.empty())
-          problem = launch(launches[o], number, beside_);
+          problem = launch(launches[o], number, concurrent_);
         if (problem.empty())
-          problem = group->exchange(exchange->transfers, stream_, deadline, timedOut);
+          problem = communicator->exchange(batch->ops, stream_, deadline, timedOut);
         if (problem.empty())
-          problem = follow(beside_, stream_);
+          problem = follow(concurrent_, stream_);
       } else if (const Call *call = std::get_if<Call>(&operations[o])) {
         problem = launch({}, number, stream_); // says that it has begun
         if (problem.empty())
@@ -184,20 +184,20 @@ public:
 
 private:
   /// Tables in memory of the device.
-  struct Copies {
-    kernels::TableView table{};
+  struct CopyLaunch {
+    kernels::CopyTableView table{};
     uint32_t blocks = 1;
   };
-  struct Launch {
-    Copies copies, rest;
-    kernels::ChangeView changes{};
+  struct TablesLaunch {
+    CopyLaunch copies, rest;
+    kernels::ConversionTableView conversions{};
   };
 
   /// Enqueues them one after the other. The first says that the operation has begun, even if it copies nothing.
-  std::string launch(const Launch &tables, uint32_t number, cudaStream_t stream) {
+  std::string launch(const TablesLaunch &tables, uint32_t number, cudaStream_t stream) {
     cudaError_t error = kernels::launchCopies(tables.copies.table, tables.copies.blocks, begunThere_, number, stream);
-    if (!error && tables.changes.tiles > 0)
-      error = kernels::launchChanges(tables.changes, stream);
+    if (!error && tables.conversions.tiles > 0)
+      error = kernels::launchConversions(tables.conversions, stream);
     if (!error && tables.rest.table.slots > 0)
       error = kernels::launchCopies(tables.rest.table, tables.rest.blocks, begunThere_, number, stream);
     return checked(error);
@@ -241,41 +241,41 @@ private:
     size_t bytes_ = 0;
   };
 
-  std::string upload(const kernels::Table &table, Copies &copies) {
+  std::string upload(const kernels::CopyTable &table, CopyLaunch &copies) {
     if (table.empty())
       return {};
-    kernels::TableView &view = copies.table = table.view();
+    kernels::CopyTableView &view = copies.table = table.view();
     std::string error = Upload()
-                            .add(table.pieces(), view.pieces)
+                            .add(table.entries(), view.entries)
                             .add(table.shapes(), view.shapes)
                             .add(table.loops(), view.loops)
                             .to(*this);
     return error.empty() ? checked(kernels::launchBlocks(view.slots, copies.blocks)) : error;
   }
 
-  std::string upload(const kernels::ChangeTable &table, kernels::ChangeView &view) {
+  std::string upload(const kernels::ConversionTable &table, kernels::ConversionTableView &view) {
     if (table.empty())
       return {};
     view = table.view();
     return Upload()
-        .add(table.pieces(), view.pieces)
+        .add(table.entries(), view.entries)
         .add(table.shapes(), view.shapes)
         .add(table.loops(), view.loops)
         .add(table.matrices(), view.matrices)
         .to(*this);
   }
 
-  std::string upload(const Tables *tables, Launch &launch) {
+  std::string upload(const Tables *tables, TablesLaunch &launch) {
     std::string error = tables ? upload(tables->copies, launch.copies) : "";
     if (tables && error.empty())
-      error = upload(tables->changes, launch.changes);
+      error = upload(tables->conversions, launch.conversions);
     if (tables && error.empty())
       error = upload(tables->rest, launch.rest);
     return error;
   }
 
   const int number_;
-  cudaStream_t stream_ = nullptr, beside_ = nullptr;
+  cudaStream_t stream_ = nullptr, concurrent_ = nullptr;
   cudaEvent_t done_ = nullptr, turn_ = nullptr;
   cudaGraph_t captured_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;    // of it

@@ -2,8 +2,8 @@
 // the end. Nothing waits inside MPI for longer than the deadline: requests are polled, and what has no request runs on
 // a thread of its own, which is left behind when it is late.
 
-#include "backends/presence.h"
-#include "executor/wire.h"
+#include "backends/liveness_lock.h"
+#include "executor/channel.h"
 
 #include <algorithm>
 #include <atomic>
@@ -62,15 +62,15 @@ struct Start {
 };
 Start start;
 
-bool finalised() {
+bool finalized() {
   int flag = 0;
   MPI_Finalized(&flag);
   return flag != 0;
 }
 
-class MpiWire : public Wire {
+class MpiChannel : public Channel {
 public:
-  MpiWire(MPI_Comm all, double seconds) : all_(all), seconds_(seconds) {
+  MpiChannel(MPI_Comm all, double seconds) : all_(all), seconds_(seconds) {
     ++start.wires;
     int rank = 0, size = 0;
     MPI_Comm_rank(all_, &rank);
@@ -81,9 +81,9 @@ public:
     if (MPI_Comm_get_attr(all_, MPI_TAG_UB, &most, &found) == MPI_SUCCESS && found)
       maxTag_ = static_cast<uint32_t>(*most);
   }
-  ~MpiWire() override {
+  ~MpiChannel() override {
     const bool last = --start.wires == 0;
-    if (start.broken || finalised()) // by the program, which may do so before it closes
+    if (start.broken || finalized()) // by the program, which may do so before it closes
       return;
     MPI_Comm_free(&all_);
     if (start.begun && last)
@@ -144,26 +144,26 @@ private:
 
 extern "C" {
 
-extern const uint32_t reshard_open_wire_version = reshard::kWireVersion;
+extern const uint32_t reshard_open_channel_version = reshard::kChannelVersion;
 
-reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *timed_out) {
+reshard::Channel *reshard_open_channel(double seconds, char *error, size_t room, int *timed_out) {
   using namespace reshard;
-  static const Presence presence; // for as long as the process lives
+  static const LivenessLock livenessLock; // for as long as the process lives
   const auto begin = std::chrono::steady_clock::now();
-  auto late = [&](const char *where) -> Wire * {
-    std::snprintf(error, room, "the deadline passed in %s: %s", where, presence.missing().c_str());
+  auto late = [&](const char *where) -> Channel * {
+    std::snprintf(error, room, "the deadline passed in %s: %s", where, livenessLock.missing().c_str());
     *timed_out = 1;
     return nullptr;
   };
-  auto failed = [&](const char *where, int code) -> Wire * {
+  auto failed = [&](const char *where, int code) -> Channel * {
     std::snprintf(error, room, "%s: %s", where, text(code).c_str());
     return nullptr;
   };
-  auto refused = [&](const char *why) -> Wire * {
+  auto refused = [&](const char *why) -> Channel * {
     std::snprintf(error, room, "%s", why);
     return nullptr;
   };
-  if (finalised())
+  if (finalized())
     return refused("MPI is finalised, as it is when the last executor is closed; expected a program that calls "
                    "MPI_Init and MPI_Finalize itself");
   int before = 0;
@@ -172,12 +172,12 @@ reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *
     if (start.begun.exchange(true))
       return refused("an earlier MPI_Init has not returned, expected a new process");
     const auto code = std::make_shared<int>(MPI_SUCCESS);
-    auto initialise = [code] {
+    auto initialize = [code] {
       int provided = 0;
       *code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED,
                               &provided); // called from several threads, one after the other
     };
-    if (!callFor(seconds, initialise))
+    if (!callFor(seconds, initialize))
       return late("MPI_Init");
     if (*code != MPI_SUCCESS)
       return failed("MPI_Init_thread", *code);
@@ -200,13 +200,13 @@ reshard::Wire *reshard_open_wire(double seconds, char *error, size_t room, int *
         code = MPI_Test(&copy->request, &done, MPI_STATUS_IGNORE);
         return done != 0 || code != MPI_SUCCESS;
       })) {
-    [[maybe_unused]] Copy *const kept = copy.release();
+    [[maybe_unused]] Copy *const leaked = copy.release();
     start.broken = true;
     return late("MPI_Comm_idup");
   }
   if (code != MPI_SUCCESS)
     return failed("MPI_Comm_idup", code);
   MPI_Comm_set_errhandler(copy->all, MPI_ERRORS_RETURN);
-  return new MpiWire(copy->all, seconds);
+  return new MpiChannel(copy->all, seconds);
 }
 }

@@ -2,7 +2,7 @@
 // clock.
 
 #include "backends/current_device.h"
-#include "executor/group.h"
+#include "executor/communicator.h"
 
 #include <cstdio>
 #include <future>
@@ -17,33 +17,33 @@ namespace {
 std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
 
 /// For peers that may be gone.
-constexpr std::chrono::seconds kPatience(10);
+constexpr std::chrono::seconds kGracePeriod(10);
 
-class NcclGroup : public Group {
+class NcclCommunicator : public Communicator {
 public:
-  explicit NcclGroup(int device) : device_(device) {}
-  ~NcclGroup() override {
+  explicit NcclCommunicator(int device) : device_(device) {}
+  ~NcclCommunicator() override {
     const CurrentDevice current(device_);
     if (stream_)
       cudaStreamDestroy(stream_);
     cudaFree(word_);
-    if (!communicator_ || !own_ || abandoned_)
+    if (!comm_ || !own_ || abandoned_)
       return;
     bool late = false;
-    if (settled(ncclCommFinalize(communicator_), std::chrono::steady_clock::now() + kPatience, late).empty())
-      ncclCommDestroy(communicator_);
+    if (settled(ncclCommFinalize(comm_), std::chrono::steady_clock::now() + kGracePeriod, late).empty())
+      ncclCommDestroy(comm_);
     else
       abandon();
   }
 
-  std::string open(const GroupOptions &options, bool &timedOut) {
+  std::string open(const CommunicatorOptions &options, bool &timedOut) {
     cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
     error = error ? error : cudaMalloc(&word_, sizeof(int));
     error = error ? error : cudaMemset(word_, 0, sizeof(int));
     if (error)
       return checked(error);
     if (options.communicator) {
-      communicator_ = static_cast<ncclComm_t>(options.communicator);
+      comm_ = static_cast<ncclComm_t>(options.communicator);
       own_ = false;
     } else {
       ncclUniqueId id;
@@ -57,17 +57,17 @@ public:
           return error;
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;
-      const ncclResult_t result = ncclCommInitRankConfig(&communicator_, static_cast<int>(options.size), id,
-                                                         static_cast<int>(options.rank), &config);
+      const ncclResult_t result =
+          ncclCommInitRankConfig(&comm_, static_cast<int>(options.size), id, static_cast<int>(options.rank), &config);
       if (std::string error = settled(result, options.deadline, timedOut); !error.empty()) {
-        if (communicator_)
+        if (comm_)
           abandon();
         return timedOut ? error + ": not all ranks have come" : error;
       }
     }
     int rank = 0, size = 0;
-    ncclResult_t result = ncclCommUserRank(communicator_, &rank);
-    result = result == ncclSuccess ? ncclCommCount(communicator_, &size) : result;
+    ncclResult_t result = ncclCommUserRank(comm_, &rank);
+    result = result == ncclSuccess ? ncclCommCount(comm_, &size) : result;
     rank_ = static_cast<uint32_t>(rank);
     size_ = static_cast<uint32_t>(size);
     return result == ncclSuccess ? std::string() : text(result);
@@ -76,8 +76,8 @@ public:
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
 
-  std::string gather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline,
-                     bool &timedOut) override {
+  std::string allGather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline,
+                        bool &timedOut) override {
     if (std::string error = check(); !error.empty())
       return error;
     const CurrentDevice current(device_);
@@ -87,7 +87,7 @@ public:
     auto *gathered = static_cast<std::byte *>(memory) + bytes;
     std::string problem = checked(cudaMemcpyAsync(memory, mine, bytes, cudaMemcpyHostToDevice, stream_));
     if (problem.empty())
-      problem = settled(ncclAllGather(memory, gathered, bytes, ncclChar, communicator_, stream_), deadline, timedOut);
+      problem = settled(ncclAllGather(memory, gathered, bytes, ncclChar, comm_, stream_), deadline, timedOut);
     for (cudaError_t state = cudaErrorNotReady; problem.empty() && state == cudaErrorNotReady;) {
       state = cudaStreamQuery(stream_);
       if (state != cudaErrorNotReady)
@@ -105,16 +105,14 @@ public:
     return problem;
   }
 
-  std::string exchange(const std::vector<Transfer> &transfers, void *stream, const Deadline &deadline,
-                       bool &timedOut) override {
+  std::string exchange(const std::vector<P2pOp> &ops, void *stream, const Deadline &deadline, bool &timedOut) override {
     const CurrentDevice current(device_);
     ncclResult_t result = ncclGroupStart();
-    for (const Transfer &transfer : transfers) {
-      const auto peer = static_cast<int>(transfer.peer);
+    for (const P2pOp &op : ops) {
+      const auto peer = static_cast<int>(op.peer);
       const auto queue = static_cast<cudaStream_t>(stream);
-      const ncclResult_t added = transfer.send
-                                     ? ncclSend(transfer.memory, transfer.bytes, ncclChar, peer, communicator_, queue)
-                                     : ncclRecv(transfer.memory, transfer.bytes, ncclChar, peer, communicator_, queue);
+      const ncclResult_t added = op.send ? ncclSend(op.memory, op.bytes, ncclChar, peer, comm_, queue)
+                                         : ncclRecv(op.memory, op.bytes, ncclChar, peer, comm_, queue);
       if (result == ncclSuccess && added != ncclInProgress)
         result = added;
     }
@@ -124,15 +122,15 @@ public:
 
   std::string barrier(void *stream, const Deadline &deadline, bool &timedOut) override {
     const CurrentDevice current(device_);
-    return settled(ncclAllReduce(word_, word_, 1, ncclInt, ncclMax, communicator_, static_cast<cudaStream_t>(stream)),
-                   deadline, timedOut);
+    return settled(ncclAllReduce(word_, word_, 1, ncclInt, ncclMax, comm_, static_cast<cudaStream_t>(stream)), deadline,
+                   timedOut);
   }
 
   std::string check() override {
     if (abandoned_)
       return "the communicator was aborted";
     ncclResult_t state = ncclSuccess;
-    const ncclResult_t result = ncclCommGetAsyncError(communicator_, &state);
+    const ncclResult_t result = ncclCommGetAsyncError(comm_, &state);
     state = result == ncclSuccess ? state : result;
     return state == ncclSuccess || state == ncclInProgress ? std::string() : text(state);
   }
@@ -143,12 +141,12 @@ public:
       return;
     abandoned_ = true;
     auto aborted = std::make_shared<std::promise<void>>();
-    std::thread([communicator = communicator_, device = device_, aborted] {
+    std::thread([communicator = comm_, device = device_, aborted] {
       const CurrentDevice current(device);
       ncclCommAbort(communicator);
       aborted->set_value();
     }).detach();
-    aborted->get_future().wait_for(kPatience);
+    aborted->get_future().wait_for(kGracePeriod);
   }
 
 private:
@@ -158,7 +156,7 @@ private:
   }
 
   std::string text(ncclResult_t result) const {
-    const char *last = ncclGetLastError(communicator_);
+    const char *last = ncclGetLastError(comm_);
     return std::string("NCCL: ") + ncclGetErrorString(result) +
            (last && *last ? std::string(": ") + last : std::string());
   }
@@ -169,14 +167,14 @@ private:
       if (passed(deadline))
         return late(timedOut);
       sched_yield();
-      if (const ncclResult_t asked = ncclCommGetAsyncError(communicator_, &result); asked != ncclSuccess)
+      if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result); asked != ncclSuccess)
         result = asked;
     }
     return result == ncclSuccess ? std::string() : text(result);
   }
 
   const int device_;
-  ncclComm_t communicator_ = nullptr;
+  ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr; // of gather
   void *word_ = nullptr;          // of barrier; what is in it counts for nothing
   uint32_t rank_ = 0, size_ = 1;
@@ -188,16 +186,17 @@ private:
 
 extern "C" {
 
-extern const uint32_t reshard_open_group_version = reshard::kGroupVersion;
+extern const uint32_t reshard_open_communicator_version = reshard::kCommunicatorVersion;
 
-reshard::Group *reshard_open_group(const reshard::GroupOptions &options, char *error, size_t room, int *timed_out) {
+reshard::Communicator *reshard_open_communicator(const reshard::CommunicatorOptions &options, char *error, size_t room,
+                                                 int *timed_out) {
   const reshard::CurrentDevice current(options.device);
-  auto group = std::make_unique<reshard::NcclGroup>(options.device);
+  auto communicator = std::make_unique<reshard::NcclCommunicator>(options.device);
   bool late = false;
-  const std::string problem = group->open(options, late);
+  const std::string problem = communicator->open(options, late);
   *timed_out = late;
   if (problem.empty())
-    return group.release();
+    return communicator.release();
   std::snprintf(error, room, "%s", problem.c_str());
   return nullptr;
 }

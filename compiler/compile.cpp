@@ -1,11 +1,11 @@
 #include "compiler/compile.h"
 
-#include "compiler/floors.h"
-#include "compiler/frontend.h"
+#include "compiler/frontend/frontend.h"
+#include "compiler/frontend/reading.h"
 #include "compiler/pass.h"
-#include "compiler/reading.h"
-#include "compiler/shard_distribution.h"
-#include "compiler/staging.h"
+#include "compiler/transfer/lower_bounds.h"
+#include "compiler/transfer/shard_distribution.h"
+#include "compiler/transfer/staging.h"
 #include "ir/text.h"
 
 #include "llvm/Support/MemoryBuffer.h"
@@ -98,7 +98,7 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   std::optional<Job> job;
   {
     Stopwatch watch("frontend", result.times);
-    job = readJob(path, options.overrides, diagnostics, options.allowed, options.readStored);
+    job = readJob(path, options.overrides, diagnostics, options.allowed, options.readStoredTensors);
   }
   if (!job || !diagnostics.ok())
     return false;
@@ -119,16 +119,16 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   if (!diagnostics.ok())
     return false;
   result.module.layout.files.megatron = options.megatron;
-  if (options.kept)
+  if (options.pinned)
     for (Endpoint &endpoint : result.module.layout.endpoints) {
       if (&endpoint == &result.module.layout.endpoints[0] || endpoint.storage)
         continue;
       for (int32_t rank : endpoint.ranks) {
-        const auto known = options.kept->generations.find({endpoint.role, rank});
-        endpoint.generations.push_back(known == options.kept->generations.end() ? options.kept->next : known->second);
+        const auto known = options.pinned->epochs.find({endpoint.role, rank});
+        endpoint.epochs.push_back(known == options.pinned->epochs.end() ? options.pinned->next : known->second);
       }
-      if (std::all_of(endpoint.generations.begin(), endpoint.generations.end(), [](uint32_t g) { return g == 0; }))
-        endpoint.generations.clear();
+      if (std::all_of(endpoint.epochs.begin(), endpoint.epochs.end(), [](uint32_t g) { return g == 0; }))
+        endpoint.epochs.clear();
     }
   result.module.fingerprint = job->fingerprint;
   return true;
@@ -141,10 +141,10 @@ bool done(const PassInfo &pass, const Module &module) {
     return !transfers.empty();
   if (pass.run == balance)
     return !transfers.empty() && std::none_of(transfers.begin(), transfers.end(),
-                                              [](const Transfer &t) { return t.source == Transfer::kOpen; });
+                                              [](const Transfer &t) { return t.source == Transfer::kUnassigned; });
   if (pass.run == coalesce)
     return !module.transfers.descriptors.empty();
-  return pass.run != assignBuffers && pass.level <= module.level;
+  return pass.run != assignStaging && pass.level <= module.level;
 }
 
 /// What a level-changing pass left half done.
@@ -157,22 +157,22 @@ void discard(Module &module, const PassInfo &failed) {
 
 /// Tensors of codes, scales and largest magnitudes: those that faces of the source show, or params that its faces show
 /// as elements.
-std::set<int> derivedFamilies(const Layout &layout) {
+std::set<int> derivedTensorPatterns(const Layout &layout) {
   std::set<int> result;
   const std::vector<Param> &params = layout.endpoints.front().params;
   auto add = [&](const Param &param) {
     for (const Part &part : param.parts)
-      if (part.family >= 0)
-        result.insert(part.family);
+      if (part.pattern >= 0)
+        result.insert(part.pattern);
   };
   for (const Param &param : params)
-    if (param.face && param.face->kind != FaceKind::elements) {
+    if (param.view && param.view->kind != ViewKind::elements) {
       add(param);
-    } else if (param.face) {
-      add(params[param.face->codes]);
-      add(params[param.face->scales]);
-      if (param.face->format == Quantization::nvfp4)
-        add(params[param.face->tensorScale]);
+    } else if (param.view) {
+      add(params[param.view->codes]);
+      add(params[param.view->scales]);
+      if (param.view->format == Quantization::nvfp4)
+        add(params[param.view->tensorScale]);
     }
   return result;
 }
@@ -231,38 +231,38 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
 Statistics statistics(const Module &module) {
   Statistics s;
   const Layout &layout = module.layout;
-  const std::set<int> derived = derivedFamilies(layout);
-  for (size_t f = 0; f < layout.families.size(); ++f) {
+  const std::set<int> derived = derivedTensorPatterns(layout);
+  for (size_t f = 0; f < layout.tensorPatterns.size(); ++f) {
     int64_t count = derived.count(static_cast<int>(f)) ? 0 : 1;
-    for (const Segments &values : layout.families[f].exists)
+    for (const IndexMap &values : layout.tensorPatterns[f].exists)
       count *= size(values);
     s.tensors += count;
   }
   for (const Endpoint &endpoint : layout.endpoints)
     for (const Param &param : endpoint.params)
-      for (int64_t place = 0; place < endpoint.places() && !param.face; ++place)
-        s.params += instances(endpoint, param, place);
+      for (int64_t meshRank = 0; meshRank < endpoint.meshRanks() && !param.view; ++meshRank)
+        s.params += instances(endpoint, param, meshRank);
 
   const Endpoint &source = layout.endpoints.front();
   std::vector<int64_t> egress(layout.world), ingress(layout.world), files(layout.world);
   auto moves = [&](int32_t from, int32_t to, int64_t bytes, int64_t tensors) {
     s.remoteBytes += bytes;
     s.messagesBefore += tensors;
-    s.betweenNodes += layout.topology.node(from) != layout.topology.node(to) ? bytes : 0;
+    s.internodeBytes += layout.topology.node(from) != layout.topology.node(to) ? bytes : 0;
     ingress[to] += bytes;
   };
-  for (const Tile &tile : module.transfers.tiles)
-    s.transfers += tile.family < 0 ? 0 : tile.tensors * static_cast<int64_t>(tile.targets.size());
+  for (const Overlap &overlap : module.transfers.overlaps)
+    s.transfers += overlap.pattern < 0 ? 0 : overlap.tensors * static_cast<int64_t>(overlap.targets.size());
   for (const Transfer &transfer : module.transfers.transfers) {
-    const Tile &tile = module.transfers.tiles[transfer.tile];
-    const Endpoint &target = layout.endpoints[tile.endpoint];
+    const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
+    const Endpoint &target = layout.endpoints[overlap.endpoint];
     const int64_t bytes = ir::bytes(module.transfers, transfer);
     const Route none, &route = transfer.route < 0 ? none : module.transfers.routes[transfer.route];
     for (const Hop &hop : route)
       moves(target.ranks[hop.from], target.ranks[hop.to], bytes, transfer.count);
-    s.passedBytes += bytes * static_cast<int64_t>(route.size());
+    s.forwardedBytes += bytes * static_cast<int64_t>(route.size());
     s.targetBytes += bytes * static_cast<int64_t>(1 + route.size());
-    if (tile.family < 0) {
+    if (overlap.pattern < 0) {
       s.paddingBytes += bytes;
       continue;
     }
@@ -272,7 +272,7 @@ Statistics statistics(const Module &module) {
         s.storageMax =
             std::max(s.storageMax,
                      files[source.storage ? target.ranks[transfer.target] : source.ranks[transfer.source]] += bytes);
-    } else if (transfer.source == Transfer::kOpen) {
+    } else if (transfer.source == Transfer::kUnassigned) {
       continue;
     } else if (source.ranks[transfer.source] == target.ranks[transfer.target]) {
       s.localBytes += bytes;
@@ -285,17 +285,17 @@ Statistics statistics(const Module &module) {
     s.egressMax = *std::max_element(egress.begin(), egress.end());
     s.ingressMax = *std::max_element(ingress.begin(), ingress.end());
   }
-  s.egressFloor = egressFloor(layout, module.transfers);
-  s.storageFloor = storageFloor(layout, module.transfers);
+  s.egressBound = egressBound(layout, module.transfers);
+  s.storageBound = storageBound(layout, module.transfers);
   s.storageMegatron = megatronLoad(layout, module.transfers);
-  s.floors = floors(layout, module.transfers);
-  s.egressFree = s.floors.egressAnywhere;
-  s.ingressFloor = s.floors.rankIngress;
+  s.lowerBounds = lowerBounds(layout, module.transfers);
+  s.egressWithoutRelays = s.lowerBounds.egressWithoutRelays;
+  s.ingressBound = s.lowerBounds.rankIngress;
   for (const Transfer &transfer : module.transfers.transfers) {
     int64_t pieces = transfer.count;
-    const Tile &tile = module.transfers.tiles[transfer.tile];
-    const std::vector<unsigned> &relations = tile.holders[transfer.holder].relations;
-    const size_t variables = tile.family < 0 ? 0 : layout.families[tile.family].variables.size();
+    const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
+    const std::vector<unsigned> &relations = overlap.replicaGroups[transfer.replicaGroup].relations;
+    const size_t variables = overlap.pattern < 0 ? 0 : layout.tensorPatterns[overlap.pattern].variables.size();
     for (size_t d = variables; d < relations.size(); ++d)
       pieces *= static_cast<int64_t>(module.transfers.relations[relations[d]].size());
     s.descriptorsBefore += pieces;

@@ -1,10 +1,10 @@
 // The compiler as a library: a job file in, a module or plan bytes out.
 #pragma once
 
-#include "compiler/allowed.h"
-#include "compiler/diagnostics.h"
-#include "compiler/floors.h"
-#include "compiler/stored_types.h"
+#include "compiler/frontend/allowed.h"
+#include "compiler/frontend/diagnostics.h"
+#include "compiler/frontend/stored_types.h"
+#include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
 
 #include <functional>
@@ -20,17 +20,17 @@ constexpr const char *kCompilerVersion = "reshard 0.1.0";
 
 /// An earlier plan whose choices stand (--keep): when each target rank joined, by role and rank. Ranks that are not in
 /// it join now; they are planned after the others, on top of what those made of the source.
-struct Kept {
-  std::map<std::pair<std::string, int32_t>, uint32_t> generations;
+struct Pinned {
+  std::map<std::pair<std::string, int32_t>, uint32_t> epochs;
   uint32_t next = 0; // of those that join now
 };
 
 /// What the command line asks of a compilation.
 struct CompileOptions {
   std::vector<std::string> overrides;        // --set a.b=c
-  std::optional<Kept> kept;                  // --keep
+  std::optional<Pinned> pinned;              // --keep
   Allowed allowed;                           // --allow
-  ReadStored readStored;                     // of files' headers, for `dtype: stored`
+  ReadStoredTensors readStoredTensors;       // of files' headers, for `dtype: stored`
   std::vector<std::string> passes;           // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
   bool relabel = false;                      // --relabel-target
@@ -53,11 +53,11 @@ struct Statistics {
   int64_t messagesBefore = 0; // one for each tensor that goes from rank to rank
   int64_t sendsInPlace = 0, receivesInPlace = 0;
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
-  int64_t betweenNodes = 0, passedBytes = 0; // of the remote ones: between nodes; passed on by targets
-  int64_t egressMax = 0, egressFloor = 0, egressFree = 0, ingressMax = 0, ingressFloor = 0, stagingMax = 0;
-  int64_t storageMax = 0, storageFloor = 0,
+  int64_t internodeBytes = 0, forwardedBytes = 0; // of the remote ones: between nodes; passed on by targets
+  int64_t egressMax = 0, egressBound = 0, egressWithoutRelays = 0, ingressMax = 0, ingressBound = 0, stagingMax = 0;
+  int64_t storageMax = 0, storageBound = 0,
           storageMegatron = 0; // of files, by the rank that reads or writes most; with --algorithm=megatron
-  Floors floors;
+  LowerBounds lowerBounds;
 };
 
 struct CompileResult {

@@ -2,8 +2,8 @@
 // both the IR and the plan format. The bytes depend on the module alone, not on the number of threads.
 
 #include "compiler/compile.h"
-#include "compiler/frontend.h"
-#include "compiler/staging.h"
+#include "compiler/frontend/frontend.h"
+#include "compiler/transfer/staging.h"
 #include "schema/container.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"
@@ -26,16 +26,16 @@ using flatbuffers::Offset;
 
 fbs::DType dtype(ir::DType type) { return static_cast<fbs::DType>(type); }
 
-Offset<fbs::Share> share(FlatBufferBuilder &builder, const std::vector<unsigned> &axes,
-                         const std::vector<ir::Segments> &lists) {
+Offset<fbs::Sharding> sharding(FlatBufferBuilder &builder, const std::vector<unsigned> &axes,
+                               const std::vector<ir::IndexMap> &lists) {
   std::vector<uint32_t> first = {0};
-  std::vector<fbs::Run> runs;
-  for (const ir::Segments &list : lists) {
-    for (const ir::Segment &s : list)
-      runs.emplace_back(s.from, s.to, s.length, s.count, s.fromStep, s.toStep);
-    first.push_back(static_cast<uint32_t>(runs.size()));
+  std::vector<fbs::IndexBlock> blocks;
+  for (const ir::IndexMap &list : lists) {
+    for (const ir::IndexBlock &s : list)
+      blocks.emplace_back(s.from, s.to, s.length, s.count, s.fromStep, s.toStep);
+    first.push_back(static_cast<uint32_t>(blocks.size()));
   }
-  return fbs::CreateShareDirect(builder, &axes, &first, &runs);
+  return fbs::CreateShardingDirect(builder, &axes, &first, &blocks);
 }
 
 Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
@@ -51,19 +51,19 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
   for (const ir::Part &part : param.parts) {
     std::vector<fbs::PartDimension> dimensions;
     for (const ir::PartDimension &dimension : part.dimensions)
-      dimensions.emplace_back(dimension.share, dimension.param);
-    parts.push_back(fbs::CreatePartDirect(builder, part.family, &dimensions));
+      dimensions.emplace_back(dimension.sharding, dimension.param);
+    parts.push_back(fbs::CreatePartDirect(builder, part.pattern, &dimensions));
   }
-  Offset<fbs::Face> face;
-  if (const auto &shows = param.face)
-    face = fbs::CreateFace(builder, static_cast<fbs::FaceKind>(shows->kind),
-                           static_cast<fbs::Quantization>(shows->format), shows->gathered, shows->swizzled,
-                           shows->codes, shows->scales, shows->tensorScale, shows->part, shows->over);
+  Offset<fbs::QuantizedView> view;
+  if (const auto &shows = param.view)
+    view = fbs::CreateQuantizedView(
+        builder, static_cast<fbs::ViewKind>(shows->kind), static_cast<fbs::Quantization>(shows->format), shows->staged,
+        shows->swizzled, shows->codes, shows->scales, shows->tensorScale, shows->part, shows->amaxDimensions);
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
                                 dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
-                                param.stored ? flatbuffers::Optional<fbs::DType>(dtype(*param.stored))
-                                             : flatbuffers::nullopt,
-                                face, param.made, param.transform.empty() ? nullptr : param.transform.c_str());
+                                param.storageDtype ? flatbuffers::Optional<fbs::DType>(dtype(*param.storageDtype))
+                                                   : flatbuffers::nullopt,
+                                view, param.derived, param.transform.empty() ? nullptr : param.transform.c_str());
 }
 
 /// Whether a param of any endpoint is such.
@@ -85,10 +85,12 @@ uint64_t features(const ir::Module &module) {
         });
       });
   return (relays ? schema::kFeatureRelays : 0) |
-         (any(layout, [](const ir::Param &param) { return param.stored.has_value(); }) ? schema::kFeatureCasts : 0) |
-         (any(layout, [](const ir::Param &param) { return param.face.has_value(); }) ? schema::kFeatureFaces : 0) |
-         (any(layout, [](const ir::Param &param) { return param.face && param.face->over > 0; }) ? schema::kFeatureOver
-                                                                                                 : 0) |
+         (any(layout, [](const ir::Param &param) { return param.storageDtype.has_value(); }) ? schema::kFeatureCasts
+                                                                                             : 0) |
+         (any(layout, [](const ir::Param &param) { return param.view.has_value(); }) ? schema::kFeatureViews : 0) |
+         (any(layout, [](const ir::Param &param) { return param.view && param.view->amaxDimensions > 0; })
+              ? schema::kFeatureAmaxDimensions
+              : 0) |
          (any(layout, [](const ir::Param &param) { return !param.transform.empty(); }) ? schema::kFeatureTransforms
                                                                                        : 0);
 }
@@ -97,33 +99,32 @@ Offset<fbs::Endpoint> endpoint(FlatBufferBuilder &builder, const ir::Endpoint &e
   std::vector<Offset<fbs::Axis>> axes;
   for (const ir::Axis &axis : endpoint.axes)
     axes.push_back(fbs::CreateAxisDirect(builder, axis.name.c_str(), axis.size, axis.stride));
-  std::vector<Offset<fbs::Share>> shares;
-  for (const ir::Share &each : endpoint.shares)
-    shares.push_back(share(builder, each.axes, each.at));
+  std::vector<Offset<fbs::Sharding>> shardings;
+  for (const ir::Sharding &each : endpoint.shardings)
+    shardings.push_back(sharding(builder, each.axes, each.at));
   std::vector<Offset<fbs::Param>> params;
   for (const ir::Param &each : endpoint.params)
     params.push_back(param(builder, each));
   const std::vector<uint32_t> ranks(endpoint.ranks.begin(), endpoint.ranks.end());
   return fbs::CreateEndpointDirect(builder, endpoint.role.c_str(), endpoint.layout.c_str(), endpoint.storage,
-                                   endpoint.checkpoint, endpoint.directory.c_str(), &axes, &ranks, &shares,
-                                   &endpoint.placement, &params,
-                                   endpoint.generations.empty() ? nullptr : &endpoint.generations);
+                                   endpoint.checkpoint, endpoint.directory.c_str(), &axes, &ranks, &shardings,
+                                   &endpoint.placement, &params, endpoint.epochs.empty() ? nullptr : &endpoint.epochs);
 }
 
 void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statistics &counts) {
   const ir::Layout &layout = module.layout;
-  const Floors &least = counts.floors;
+  const LowerBounds &least = counts.lowerBounds;
   std::vector<Offset<fbs::Variable>> variables;
   for (const ir::IndexVariable &variable : layout.variables)
     variables.push_back(fbs::CreateVariableDirect(builder, variable.name.c_str(), variable.size));
-  std::vector<Offset<fbs::Family>> families;
-  for (const ir::Family &family : layout.families) {
-    std::vector<Offset<fbs::Share>> exists;
-    for (const ir::Segments &values : family.exists)
-      exists.push_back(share(builder, {}, {values}));
-    const std::vector<uint64_t> shape(family.shape.begin(), family.shape.end());
-    families.push_back(
-        fbs::CreateFamilyDirect(builder, family.name.c_str(), &family.variables, &exists, &shape, dtype(family.dtype)));
+  std::vector<Offset<fbs::TensorPattern>> tensorPatterns;
+  for (const ir::TensorPattern &pattern : layout.tensorPatterns) {
+    std::vector<Offset<fbs::Sharding>> exists;
+    for (const ir::IndexMap &values : pattern.exists)
+      exists.push_back(sharding(builder, {}, {values}));
+    const std::vector<uint64_t> shape(pattern.shape.begin(), pattern.shape.end());
+    tensorPatterns.push_back(fbs::CreateTensorPatternDirect(builder, pattern.name.c_str(), &pattern.variables, &exists,
+                                                            &shape, dtype(pattern.dtype)));
   }
   std::vector<Offset<fbs::Endpoint>> endpoints;
   for (const ir::Endpoint &each : layout.endpoints)
@@ -132,12 +133,12 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
       fbs::CreateManifestDirect(
           builder, kCompilerVersion, module.fingerprint.c_str(), layout.model.c_str(),
           static_cast<uint32_t>(layout.world), layout.stagingLimit, static_cast<uint32_t>(layout.topology.ranksPerNode),
-          &variables, &families, &endpoints, module.schedule.rounds, module.schedule.messages, counts.transfers,
+          &variables, &tensorPatterns, &endpoints, module.schedule.rounds, module.schedule.messages, counts.transfers,
           counts.descriptors, counts.targetBytes, counts.localBytes, counts.remoteBytes, counts.storageBytes,
-          fbs::CreateFloors(builder, static_cast<uint32_t>(layout.topology.ranksPerNode),
-                            static_cast<uint32_t>(layout.topology.nicsPerNode), static_cast<uint32_t>(least.nodes),
-                            least.rankLocal, least.rankIngress, least.rankEgress, least.rankShare, least.nicIngress,
-                            least.nicEgress, least.nicShare),
+          fbs::CreateLowerBounds(builder, static_cast<uint32_t>(layout.topology.ranksPerNode),
+                                 static_cast<uint32_t>(layout.topology.nicsPerNode), static_cast<uint32_t>(least.nodes),
+                                 least.rankLocal, least.rankIngress, least.rankEgress, least.rankMean, least.nicIngress,
+                                 least.nicEgress, least.nicMean),
           static_cast<uint64_t>(counts.stagingMax)),
       fbs::kManifestIdentifier);
 }
@@ -162,13 +163,13 @@ struct Counts {
   }
   /// At least what the FlatBuffer will have.
   uint64_t bytes() const {
-    return 256 + buffers * sizeof(fbs::BufferRun) + loops * sizeof(fbs::Loop) + shapes * sizeof(fbs::Shape) +
+    return 256 + buffers * sizeof(fbs::BufferRange) + loops * sizeof(fbs::Loop) + shapes * sizeof(fbs::Shape) +
            operands * sizeof(fbs::Operand) + steps * sizeof(fbs::Step) + after * sizeof(uint32_t);
   }
 };
 
 /// Whether loops make at most schema::kMaxPieces of the operands, counted as the loader counts them.
-bool fewPieces(const ir::RankSchedule &rank) {
+bool rangesWithinLimit(const ir::RankSchedule &rank) {
   std::vector<int64_t> ofShape;
   for (const ir::OperandShape &shape : rank.shapes) {
     int64_t pieces = 0, all = 1;
@@ -179,7 +180,7 @@ bool fewPieces(const ir::RankSchedule &rank) {
     }
     ofShape.push_back(pieces);
   }
-  int64_t left = schema::kMaxPieces;
+  int64_t left = schema::kMaxOperandRanges;
   for (const ir::Step &step : rank.steps)
     for (const auto *operands : {&step.inputs, &step.outputs})
       for (const ir::Operand &operand : *operands)
@@ -189,7 +190,7 @@ bool fewPieces(const ir::RankSchedule &rank) {
 }
 
 /// Whether messages have at most schema::kMaxChunks chunks, counted as the loader counts them.
-bool fewChunks(const ir::RankSchedule &rank) {
+bool chunksWithinLimit(const ir::RankSchedule &rank) {
   int64_t left = schema::kMaxChunks;
   for (const ir::Step &step : rank.steps)
     if (step.chunk > 0) {
@@ -223,10 +224,10 @@ public:
       if (shape.loops.size() > schema::kMaxLoops)
         return "rank " + std::to_string(rank.rank) + " has a shape of " + std::to_string(shape.loops.size()) +
                " loops, expected at most " + std::to_string(schema::kMaxLoops);
-    if (!fewPieces(rank))
+    if (!rangesWithinLimit(rank))
       return "rank " + std::to_string(rank.rank) + " has loops that make more than " +
-             std::to_string(schema::kMaxPieces) + " pieces of operands, expected at most so many";
-    if (!fewChunks(rank))
+             std::to_string(schema::kMaxOperandRanges) + " pieces of operands, expected at most so many";
+    if (!chunksWithinLimit(rank))
       return "rank " + std::to_string(rank.rank) + " has messages of more than " + std::to_string(schema::kMaxChunks) +
              " chunks, expected a higher options.staging";
     if (!builder_ || capacity_ < counts.bytes())
@@ -241,10 +242,10 @@ public:
 private:
   void tables(const ir::RankSchedule &rank, const Counts &counts) {
     FlatBufferBuilder &builder = *builder_;
-    const auto buffers = table<fbs::BufferRun>(builder, counts.buffers, [&](fbs::BufferRun *next) {
-      for (const ir::BufferRun &run : rank.buffers)
+    const auto buffers = table<fbs::BufferRange>(builder, counts.buffers, [&](fbs::BufferRange *next) {
+      for (const ir::BufferRange &run : rank.buffers)
         *next++ = {run.endpoint,
-                   static_cast<uint32_t>(run.place),
+                   static_cast<uint32_t>(run.meshRank),
                    run.param,
                    run.first,
                    run.count,

@@ -9,15 +9,15 @@
 
 namespace reshard {
 
-Bindable bindableOf(const Plan &plan, uint32_t endpointNumber, uint32_t place) {
+Bindable bindableOf(const Plan &plan, uint32_t endpointNumber, uint32_t meshRank) {
   const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
   Bindable result;
   result.role = endpoint.role()->str();
-  result.place = place;
+  result.meshRank = meshRank;
   uint32_t next = 0;
   for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p) {
     result.firstInstance.push_back(next);
-    for (const schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place)) {
+    for (const schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, meshRank)) {
       if (schema::bindable(*endpoint.params()->Get(p)))
         result.names.emplace(instance.name, std::make_pair(next, static_cast<uint64_t>(instance.bytes)));
       ++next;
@@ -27,10 +27,10 @@ Bindable bindableOf(const Plan &plan, uint32_t endpointNumber, uint32_t place) {
   return result;
 }
 
-std::string nearest(const std::string &name, const Bindable &place) {
+std::string nearest(const std::string &name, const Bindable &bindable) {
   Nearest nearest(name);
   size_t looked = 0;
-  for (const auto &[known, where] : place.names) {
+  for (const auto &[known, where] : bindable.names) {
     if (++looked > 100'000)
       break;
     nearest.offer(known);
@@ -41,10 +41,10 @@ std::string nearest(const std::string &name, const Bindable &place) {
 namespace {
 
 /// Of ranges in ascending order the first two that share something of a target.
-std::string firstOverlap(const std::vector<Range> &ranges, const char *where) {
-  const Range *last = nullptr, *lastTarget = nullptr; // those that reach furthest
-  for (const Range &range : ranges) {
-    const Range *other = range.target ? last : lastTarget;
+std::string firstOverlap(const std::vector<BoundRange> &ranges, const char *where) {
+  const BoundRange *last = nullptr, *lastTarget = nullptr; // those that reach furthest
+  for (const BoundRange &range : ranges) {
+    const BoundRange *other = range.target ? last : lastTarget;
     if (other && other->end > range.begin && range.end > range.begin)
       return other->name + " and " + range.name + " overlap in " + where;
     if (!last || range.end > last->end)
@@ -55,20 +55,20 @@ std::string firstOverlap(const std::vector<Range> &ranges, const char *where) {
   return {};
 }
 
-void sort(std::vector<Range> &ranges) {
-  std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
+void sort(std::vector<BoundRange> &ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const BoundRange &a, const BoundRange &b) { return a.begin < b.begin; });
 }
 
 } // namespace
 
-std::string overlap(std::vector<Range> &ranges) {
+std::string checkOverlaps(std::vector<BoundRange> &ranges) {
   sort(ranges);
   if (std::string error = firstOverlap(ranges, "memory"); !error.empty())
     return error;
   // One file may be mapped at several addresses.
   const SharedMappings mappings;
-  std::map<std::pair<uint64_t, uint64_t>, std::vector<Range>> files;
-  for (const Range &range : ranges)
+  std::map<std::pair<uint64_t, uint64_t>, std::vector<BoundRange>> files;
+  for (const BoundRange &range : ranges)
     for (const FileRange &part : mappings.ranges(range.begin, range.end)) {
       const auto *begin = reinterpret_cast<const std::byte *>(part.offset); // as if the file were the address space
       files[{part.device, part.inode}].push_back({begin, begin + part.bytes, range.target, range.name});

@@ -42,7 +42,7 @@ std::string compare(uint32_t message, const Ends &ends, const Segment &from, con
   for (uint32_t i = 0; i < send.input_count(); ++i) {
     const Shape &x = *from.shapes()->Get(from.operands()->Get(send.first_input() + i)->shape());
     const Shape &y = *to.shapes()->Get(to.operands()->Get(receive.first_output() + i)->shape());
-    if (!alike(from, x, to, y))
+    if (!shapesMatch(from, x, to, y))
       return name(message, ends) + ": found unlike shapes at operand " + std::to_string(i) +
              ", expected equal rows and loop counts";
   }

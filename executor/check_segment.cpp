@@ -23,8 +23,8 @@ std::string range(int64_t begin, int64_t end) { return "[" + std::to_string(begi
 /// operands.
 class SegmentCheck {
 public:
-  SegmentCheck(const Manifest &manifest, const PlaceIndex &places, const Segment &segment, uint32_t rank)
-      : manifest_(manifest), places_(places), segment_(segment), rank_(rank) {}
+  SegmentCheck(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment, uint32_t rank)
+      : manifest_(manifest), meshRanks_(meshRanks), segment_(segment), rank_(rank) {}
 
   std::string run() {
     const bool good = general() && buffers() && shapes() && steps() && arena();
@@ -36,11 +36,11 @@ private:
   struct Buffers {
     int64_t first, count, bytes;
     bool source, storage;
-    bool made = false;
+    bool derived = false;
     int64_t block = 0; // of what is converted where it comes, the bytes that are written at once: of an element, or of
                        // a block; else 0
     int64_t matrix = 0, rows = 0; // of what is gathered before: bytes of a matrix, and of a row of its blocks
-    bool largest = false;         // of a target's face `amax`
+    bool amax = false;            // of a target's face `amax`
   };
   /// What a shape covers, relative to its operand's start: rows begin at [low, high], in buffers [lowBuffer,
   /// highBuffer].
@@ -86,9 +86,9 @@ private:
 
   /// What is gathered at the arena's beginning and the slots of messages do not meet.
   bool arena() {
-    const uint64_t begin = arenaBegin(segment_);
-    if (begin > segment_.arena_bytes() - gathered_)
-      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(begin + gathered_) +
+    const uint64_t begin = arenaHeadBytes(segment_);
+    if (begin > segment_.arena_bytes() - staged_)
+      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(begin + staged_) +
                   " or more");
     for (uint32_t s = 0; s < sizeOf(segment_.steps()); ++s)
       if (const Step *step = segment_.steps()->Get(s);
@@ -107,51 +107,52 @@ private:
     size_t at = 0;
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e) {
       const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
-      const std::optional<uint32_t> own = endpoint.storage() ? std::nullopt : places_.find(e, rank_);
+      const std::optional<uint32_t> own = endpoint.storage() ? std::nullopt : meshRanks_.find(e, rank_);
       const uint32_t begin = own.value_or(0), end = endpoint.storage() ? endpoint.ranks()->size() : own ? begin + 1 : 0;
-      for (uint32_t place = begin; place < end; ++place) {
+      for (uint32_t meshRank = begin; meshRank < end; ++meshRank) {
         for (uint32_t p = 0; p < sizeOf(endpoint.params()); ++p) {
           const Param &param = *endpoint.params()->Get(p);
-          const uint64_t count = static_cast<uint64_t>(instanceCount(endpoint, param, place));
+          const uint64_t count = static_cast<uint64_t>(instanceCount(endpoint, param, meshRank));
           if (count == 0)
             continue;
           uint64_t bytes = static_cast<uint64_t>(itemBytes(param.dtype()));
-          for (int64_t length : localShape(endpoint, param, place))
+          for (int64_t length : localShape(endpoint, param, meshRank))
             bytes *= static_cast<uint64_t>(length);
           if (at == sizeOf(segment_.buffers()))
             return fail("found " + text(at) + " runs of buffers, expected one more for param '" + param.name()->str() +
                         "' of endpoint " + text(e));
-          const BufferRun &run = *segment_.buffers()->Get(static_cast<uint32_t>(at));
+          const BufferRange &run = *segment_.buffers()->Get(static_cast<uint32_t>(at));
           const std::string where = "buffer run " + text(at++) + ": ";
           auto is = [&](const char *what, uint64_t found, uint64_t expected) {
             return found == expected || fail(where + "found " + what + " " + text(found) + ", expected " +
                                              text(expected) + " (param '" + param.name()->str() + "')");
           };
-          if (!is("endpoint", run.endpoint(), e) || !is("place", run.place(), place) || !is("param", run.param(), p) ||
-              !is("first buffer", run.first(), next) || !is("count", run.count(), count) ||
-              !is("bytes", run.bytes(), bytes) || !is("reserved", run.reserved(), 0))
+          if (!is("endpoint", run.endpoint(), e) || !is("mesh rank", run.mesh_rank(), meshRank) ||
+              !is("param", run.param(), p) || !is("first buffer", run.first(), next) ||
+              !is("count", run.count(), count) || !is("bytes", run.bytes(), bytes) ||
+              !is("reserved", run.reserved(), 0))
             return false;
-          const Face *face = param.face();
-          const bool elements = face && face->kind() == FaceKind::elements && e > 0,
-                     arrives = elements && !face->gathered();
+          const QuantizedView *view = param.view();
+          const bool elements = view && view->kind() == ViewKind::elements && e > 0,
+                     arrives = elements && !view->staged();
           const int64_t block = elements && !arrives ? itemBytes(param.dtype())
-                                : arrives ? itemBytes(param.dtype()) * (face->format() == Quantization::mxfp8 ? 32 : 16)
-                                : param.stored() ? itemBytes(param.dtype())
-                                                 : 0;
+                                : arrives ? itemBytes(param.dtype()) * (view->format() == Quantization::mxfp8 ? 32 : 16)
+                                : param.storage_dtype() ? itemBytes(param.dtype())
+                                                        : 0;
           buffers_.push_back({static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes),
-                              e == 0, endpoint.storage(), param.made(), block, 0, 0, false});
+                              e == 0, endpoint.storage(), param.derived(), block, 0, 0, false});
           if (elements && !arrives && bytes > 0) { // by whole rows of blocks
-            const std::vector<int64_t> shape = localShape(endpoint, param, place);
+            const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
             const int64_t rows = shape[shape.size() - 2], row = shape.back() * itemBytes(param.dtype());
             buffers_.back().matrix = rows * row;
-            buffers_.back().rows = (face->format() == Quantization::block_fp8 ? 128 : 1) * row;
-            gathers_ = true;
+            buffers_.back().rows = (view->format() == Quantization::block_fp8 ? 128 : 1) * row;
+            stages_ = true;
           }
-          buffers_.back().largest = e > 0 && face && face->kind() == FaceKind::amax;
+          buffers_.back().amax = e > 0 && view && view->kind() == ViewKind::amax;
           // What the executor adds up for its memory is at most this, so it overflows nowhere after this check.
-          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, gatheredBytes(run), &each) ||
-                                                    __builtin_add_overflow(gathered_, each, &gathered_) ||
-                                                    gathered_ > static_cast<uint64_t>(kMaxSize)))
+          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, stagedBytes(run), &each) ||
+                                                    __builtin_add_overflow(staged_, each, &staged_) ||
+                                                    staged_ > static_cast<uint64_t>(kMaxSize)))
             return fail(where + "found " + text(count) + " buffers of " + text(bytes) +
                         " bytes to gather, expected at most " + text(kMaxSize) + " bytes of all");
           next += count;
@@ -160,8 +161,8 @@ private:
         }
       }
     }
-    if (gathered_ > segment_.arena_bytes())
-      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(gathered_) +
+    if (staged_ > segment_.arena_bytes())
+      return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(staged_) +
                   " or more to gather");
     return at == sizeOf(segment_.buffers()) || fail("found " + text(sizeOf(segment_.buffers())) +
                                                     " runs of buffers, expected " + text(at) + " by the manifest");
@@ -291,7 +292,7 @@ private:
         return false;
     for (uint32_t i = 0; i < step.output_count(); ++i)
       if (!operand(step.first_output() + i, true, out) ||
-          (last_->first == 0 && !gathers_ && !relay(step, step.first_output() + i)))
+          (last_->first == 0 && !stages_ && !relay(step, step.first_output() + i)))
         return false;
     const uint64_t found =
         static_cast<uint64_t>(step.kind() == StepKind::send || step.kind() == StepKind::reduce ? in : out);
@@ -333,10 +334,9 @@ private:
     if (step.staging() == kInPlace)
       return true;
     const uint64_t staged = step.chunk() > 0 ? 2 * step.chunk() : step.bytes();
-    if (step.staging() > segment_.arena_bytes() - gathered_ ||
-        staged > segment_.arena_bytes() - gathered_ - step.staging())
+    if (step.staging() > segment_.arena_bytes() - staged_ || staged > segment_.arena_bytes() - staged_ - step.staging())
       return failStep("stages " + text(staged) + " bytes at " + text(step.staging()) +
-                      ", expected them in an arena of " + text(segment_.arena_bytes() - gathered_) + " bytes");
+                      ", expected them in an arena of " + text(segment_.arena_bytes() - staged_) + " bytes");
     for (uint32_t before :
          arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_))
       if (!waits(step, before))
@@ -357,7 +357,7 @@ private:
       return failStep("operand " + text(number) +
                       ": reads what is converted where it comes, expected one that stands as it came");
     if (step.kind() == StepKind::reduce)
-      return last_->largest || failStep("operand " + text(number) + ": reduces what has no largest magnitudes");
+      return last_->amax || failStep("operand " + text(number) + ": reduces what has no largest magnitudes");
     if (last_->source)
       return true;
     if (step.kind() == StepKind::copy && last_->first == 0) // what was gathered
@@ -383,7 +383,7 @@ private:
     auto fail = [&](const std::string &why) { return failStep("operand " + text(number) + ": " + why); };
     if (step.kind() != StepKind::send && step.kind() != StepKind::recv)
       return fail("writes to the arena, expected that of receives alone on a rank that gathers nothing");
-    if (gathers_)
+    if (stages_)
       return fail("sends bytes of the arena, where the rank gathers what it quantises");
     int64_t stride = extents_[operand.shape()].bytes;
     const auto begin = static_cast<int64_t>(operand.offset()), end = begin + stride;
@@ -405,7 +405,7 @@ private:
   bool gathers(const Step &step) {
     for (uint32_t i = 0; i < step.output_count(); ++i) {
       const Operand &output = *segment_.operands()->Get(step.first_output() + i);
-      const Buffers &run = runOf(output.buffer());
+      const Buffers &run = bufferRunOf(output.buffer());
       const bool fromArena =
           step.kind() == StepKind::copy && segment_.operands()->Get(step.first_input() + i)->buffer() == 0;
       if (fromArena != (run.rows > 0))
@@ -424,7 +424,7 @@ private:
     return true;
   }
 
-  const Buffers &runOf(uint32_t buffer) const {
+  const Buffers &bufferRunOf(uint32_t buffer) const {
     return *std::prev(std::upper_bound(buffers_.begin(), buffers_.end(), int64_t{buffer},
                                        [](int64_t b, const Buffers &r) { return b < r.first; }));
   }
@@ -433,7 +433,7 @@ private:
     for (uint32_t i = 0; i < step.input_count(); ++i) {
       const uint32_t from = segment_.operands()->Get(step.first_input() + i)->shape();
       const uint32_t to = segment_.operands()->Get(step.first_output() + i)->shape();
-      if (from != to && !alike(segment_, *segment_.shapes()->Get(from), segment_, *segment_.shapes()->Get(to)))
+      if (from != to && !shapesMatch(segment_, *segment_.shapes()->Get(from), segment_, *segment_.shapes()->Get(to)))
         return failStep("copies input " + text(i) + " of shape " + text(from) + " to an output of shape " + text(to) +
                         ", expected equal rows and loop counts");
     }
@@ -473,7 +473,7 @@ private:
     if (run->block > 0 && (extent.unit % run->block != 0 || offset % run->block != 0))
       return failStep("operand " + text(number) + ": begins or goes on within what is converted at once, " +
                       text(run->block) + " bytes");
-    if (output && run->made)
+    if (output && run->derived)
       return failStep("operand " + text(number) + ": writes buffer " + text(operand.buffer()) +
                       ", which is made of others");
     // More bytes than there are to write would be written twice, and might take for ever.
@@ -482,8 +482,8 @@ private:
     if (output && extent.bytes > room)
       return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes over " +
                       text(static_cast<uint64_t>(room)));
-    if (extent.pieces > kMaxPieces - pieces_)
-      return failStep("operand " + text(number) + ": found loops that make more than " + text(kMaxPieces) +
+    if (extent.pieces > kMaxOperandRanges - pieces_)
+      return failStep("operand " + text(number) + ": found loops that make more than " + text(kMaxOperandRanges) +
                       " pieces of operands, expected at most so many");
     pieces_ += extent.pieces;
     sum += extent.bytes;
@@ -491,17 +491,17 @@ private:
   }
 
   const Manifest &manifest_;
-  const PlaceIndex &places_;
+  const MeshRankIndex &meshRanks_;
   const Segment &segment_;
   const uint32_t rank_;
   uint32_t step_ = 0;
   std::vector<Buffers> buffers_;
-  uint64_t gathered_ = 0;       // bytes of the arena's end
+  uint64_t staged_ = 0;         // bytes of the arena's end
   std::vector<Extent> extents_; // by shape
   int64_t pieces_ = 0;          // of all operands
   int64_t chunks_ = 0;          // of all messages, as kMaxChunks counts them
   ArenaUse arena_, relayed_;
-  bool gathers_ = false;         // rows of blocks, in the arena
+  bool stages_ = false;          // rows of blocks, in the arena
   const Buffers *last_ = &kNone; // operands come in runs that share a buffer
   static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};
   std::string error_;
@@ -509,7 +509,7 @@ private:
 
 } // namespace
 
-uint64_t arenaBegin(const Segment &segment) {
+uint64_t arenaHeadBytes(const Segment &segment) {
   uint64_t end = 0;
   for (uint32_t i = 0; segment.operands() && i < segment.operands()->size(); ++i)
     if (const Operand *operand = segment.operands()->Get(i); operand->buffer() == 0) {
@@ -524,7 +524,7 @@ uint64_t arenaBegin(const Segment &segment) {
   return (end + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
 }
 
-bool alike(const Segment &a, const Shape &x, const Segment &b, const Shape &y) {
+bool shapesMatch(const Segment &a, const Shape &x, const Segment &b, const Shape &y) {
   if (x.row_bytes() != y.row_bytes() || x.loop_count() != y.loop_count())
     return false;
   for (uint32_t l = 0; l < x.loop_count(); ++l)
@@ -533,8 +533,9 @@ bool alike(const Segment &a, const Shape &x, const Segment &b, const Shape &y) {
   return true;
 }
 
-std::string checkSegment(const Manifest &manifest, const PlaceIndex &places, const Segment &segment, uint32_t rank) {
-  return SegmentCheck(manifest, places, segment, rank).run();
+std::string checkSegment(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment,
+                         uint32_t rank) {
+  return SegmentCheck(manifest, meshRanks, segment, rank).run();
 }
 
 } // namespace reshard

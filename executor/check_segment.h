@@ -2,7 +2,7 @@
 // manifest.
 #pragma once
 
-#include "executor/place_index.h"
+#include "executor/mesh_rank_index.h"
 #include "schema/manifest.h"
 
 #include <string>
@@ -13,14 +13,14 @@ namespace reshard {
 /// over all its loops, inputs from source, arena or targets, outputs to targets or arena, both sides of a copy alike,
 /// rounds in order. Otherwise what was found and expected. The manifest must have passed checkManifest. Linear in the
 /// segment.
-std::string checkSegment(const schema::Manifest &manifest, const PlaceIndex &places, const schema::Segment &segment,
-                         uint32_t rank);
+std::string checkSegment(const schema::Manifest &manifest, const MeshRankIndex &meshRanks,
+                         const schema::Segment &segment, uint32_t rank);
 
 /// Whether two shapes of the same or of different segments can be walked together: equal rows, equal loop counts.
-bool alike(const schema::Segment &a, const schema::Shape &x, const schema::Segment &b, const schema::Shape &y);
+bool shapesMatch(const schema::Segment &a, const schema::Shape &x, const schema::Segment &b, const schema::Shape &y);
 
 /// Bytes of a rank's arena, from its beginning, where steps gather what is quantised in rows of blocks; slots of
 /// messages lie behind. Of a segment whose operands have been checked.
-uint64_t arenaBegin(const schema::Segment &segment);
+uint64_t arenaHeadBytes(const schema::Segment &segment);
 
 } // namespace reshard

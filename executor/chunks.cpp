@@ -21,11 +21,11 @@ uint64_t bytesOf(const Segment &segment, const Operand &operand) {
 } // namespace
 
 std::vector<std::vector<uint64_t>> chunksBefore(const Segment &segment, const Step &send) {
-  struct Place {
+  struct Origin {
     uint32_t step;  // of `after`
     uint64_t begin; // in bytes of its message
   };
-  std::map<std::array<uint64_t, 3>, Place> brought; // by operand
+  std::map<std::array<uint64_t, 3>, Origin> brought; // by operand
   const uint64_t chunks = chunkCount(send);
   std::vector<std::vector<uint64_t>> result(send.after_count(), std::vector<uint64_t>(chunks));
   auto earlier = [&](uint32_t i) -> const Step & {

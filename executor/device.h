@@ -3,8 +3,8 @@
 #pragma once
 
 #include "executor/deadline.h"
-#include "kernels/change_table.h"
-#include "kernels/table.h"
+#include "kernels/conversion_table.h"
+#include "kernels/copy_table.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace reshard {
 
-class Group;
+class Communicator;
 
 /// One end of a chunk of a message. Those of one pair of ranks meet in their order.
-struct Transfer {
+struct P2pOp {
   bool send;
   uint32_t peer;
   std::byte *memory;
@@ -33,22 +33,22 @@ using Call = std::function<std::string()>;
 
 /// One after the other: copies, what changes on its way, and copies of what was changed. Within each there is no order.
 struct Tables {
-  kernels::Table copies;
-  kernels::ChangeTable changes;
-  kernels::Table rest;
-  bool empty() const { return copies.empty() && changes.empty() && rest.empty(); }
+  kernels::CopyTable copies;
+  kernels::ConversionTable conversions;
+  kernels::CopyTable rest;
+  bool empty() const { return copies.empty() && conversions.empty() && rest.empty(); }
   /// Bytes that go into targets.
-  uint64_t bytes() const { return copies.bytes() + changes.bytes(); }
+  uint64_t bytes() const { return copies.bytes() + conversions.bytes(); }
 };
 
 /// One group of sends and receives, and a launch that has nothing to do with them, at the same time.
-struct Exchange {
-  std::vector<Transfer> transfers;
-  Tables beside; // may be empty
+struct P2pBatch {
+  std::vector<P2pOp> ops;
+  Tables concurrent; // may be empty
 };
 
 /// A part of a refit: tables, or one group, or what the caller enqueues.
-using Operation = std::variant<Tables, Exchange, Call>;
+using Operation = std::variant<Tables, P2pBatch, Call>;
 
 /// All error texts are empty on success.
 class Device {
@@ -66,8 +66,8 @@ public:
   /// Records operations, none of which begins before the one before it is done; once. Makes each call then, and never
   /// again. `group` carries the transfers and must live as long as the device; null where there are none. `timedOut`
   /// says that the deadline passed while ranks met.
-  virtual std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &deadline,
-                             bool &timedOut) = 0;
+  virtual std::string record(const std::vector<Operation> &operations, Communicator *communicator,
+                             const Deadline &deadline, bool &timedOut) = 0;
   /// Begins to do what was recorded, on the device's stream. Allocates nothing.
   virtual std::string replay() = 0;
   /// Enqueues what was recorded on a stream of the caller's, or adds it to the graph that is being captured there.

@@ -2,15 +2,15 @@
 
 #include "executor/reshard.h"
 
-#include "executor/agreement.h"
 #include "executor/bindings.h"
-#include "executor/faces.h"
+#include "executor/bootstrap.h"
+#include "executor/channel.h"
 #include "executor/launch.h"
 #include "executor/operands.h"
 #include "executor/recorded.h"
 #include "executor/transforms.h"
 #include "executor/transport.h"
-#include "executor/wire.h"
+#include "executor/view_jobs.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -40,11 +40,11 @@ struct Refresh {
 struct reshard_executor {
   std::unique_ptr<Plan> plan;
   std::vector<uint32_t> ranks;
-  std::map<std::pair<uint32_t, uint32_t>, Bindable> places; // (endpoint, world rank or file number)
+  std::map<std::pair<uint32_t, uint32_t>, Bindable> bindables; // (endpoint, world rank or file number)
   std::vector<LocalRank> locals;
-  std::vector<FaceWork> faces; // by local rank
+  std::vector<ViewJobs> viewJobs; // by local rank
   Transforms transforms;
-  std::vector<Range> ranges;
+  std::vector<BoundRange> ranges;
   std::map<std::string, Hook> hooks;
   std::vector<Refresh> refreshes; // in the order of ranks, then of params
   std::unique_ptr<Transport> transport;
@@ -71,10 +71,10 @@ struct reshard_executor {
     return {};
   }
 
-  Bindable &bindable(uint32_t endpoint, uint32_t place, uint32_t key) {
-    const auto [at, added] = places.try_emplace({endpoint, key});
+  Bindable &bindable(uint32_t endpoint, uint32_t meshRank, uint32_t key) {
+    const auto [at, added] = bindables.try_emplace({endpoint, key});
     if (added)
-      at->second = bindableOf(*plan, endpoint, place);
+      at->second = bindableOf(*plan, endpoint, meshRank);
     return at->second;
   }
 };
@@ -104,7 +104,7 @@ Transport::Deadline deadlineIn(double seconds) {
 /// The hooks that the params of the local ranks need; an error where one is not set.
 std::string findRefreshes(reshard_executor &e) {
   for (const LocalRank &local : e.locals)
-    for (const fbs::BufferRun *run : *local.segment->buffers()) {
+    for (const fbs::BufferRange *run : *local.segment->buffers()) {
       const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(run->endpoint());
       const fbs::Param &param = *endpoint.params()->Get(run->param());
       if (run->endpoint() == 0 || endpoint.storage() || !param.refresh() || param.refresh()->size() == 0)
@@ -133,14 +133,14 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
   if (std::string error = openDevice("cuda", launch.localRank ? static_cast<int>(*launch.localRank) : -1, device);
       !error.empty())
     return error;
-  std::unique_ptr<Group> group;
+  std::unique_ptr<Communicator> communicator;
   if (transport == "nccl") {
-    GroupOptions how{given.value_or(launch.rank.value_or(0)),
-                     e.plan->world(),
-                     device->number(),
-                     options->communicator,
-                     {},
-                     deadlineIn(e.joinSeconds)};
+    CommunicatorOptions how{given.value_or(launch.rank.value_or(0)),
+                            e.plan->world(),
+                            device->number(),
+                            options->communicator,
+                            {},
+                            deadlineIn(e.joinSeconds)};
     if (!how.communicator && how.size > 1) {
       if (!given && !launch.rank)
         return "this process does not know its rank: neither the caller says it, nor the launcher's environment";
@@ -153,9 +153,9 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
                "RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun";
       if (!named && !std::getenv("NCCL_COMM_ID"))
         how.share = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
-          std::unique_ptr<Wire> wire;
-          std::string error = openWire("mpi", seconds, wire, late);
-          return error.empty() ? shareByWire(*wire, id, bytes, deadline, late) : error;
+          std::unique_ptr<Channel> channel;
+          std::string error = openChannel("mpi", seconds, channel, late);
+          return error.empty() ? shareByChannel(*channel, id, bytes, deadline, late) : error;
         };
       if (named)
         how.share = [path = std::string(named), rank = how.rank](std::byte *id, size_t bytes, const Deadline &deadline,
@@ -163,23 +163,23 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
           return shareByFile(path, rank, id, bytes, deadline, late);
         };
     }
-    if (std::string error = openGroup("nccl", how, group, timedOut); !error.empty())
+    if (std::string error = openCommunicator("nccl", how, communicator, timedOut); !error.empty())
       return error;
-    own = group->rank();
+    own = communicator->rank();
   }
   e.recorded = true;
   RecordedOptions how{options->no_local_shortcut != 0, [&e] { return e.transforms.prepare(); },
                       [&e] { return e.refresh(); }};
-  opened = makeRecordedTransport(std::move(device), std::move(group), std::move(how));
+  opened = makeRecordedTransport(std::move(device), std::move(communicator), std::move(how));
   return {};
 }
 
 /// The segments of the ranks of this process: those given, or `own`, or all.
 reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t count, std::optional<uint32_t> own,
-                         const Wire *wire) {
-  if (wire && wire->size() != e.plan->world())
+                         const Channel *channel) {
+  if (channel && channel->size() != e.plan->world())
     return e.fail(RESHARD_INVALID, "the plan has " + std::to_string(e.plan->world()) + " ranks, the wire " +
-                                       std::to_string(wire->size()) + " processes, expected as many");
+                                       std::to_string(channel->size()) + " processes, expected as many");
   if (ranks)
     e.ranks.assign(ranks, ranks + count);
   else if (own)
@@ -203,20 +203,20 @@ reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t coun
 /// Of several processes all open or none: the ones that could wait for what a peer says, instead of for messages of a
 /// peer that has given up. `mine`: what came of this process's own open. Returns the status that all have: the least
 /// that is not RESHARD_OK.
-reshard_status openTogether(reshard_executor &e, Wire &wire, reshard_status mine) {
-  wire.reserve(Agreement::kRequests);
-  auto agreement = std::make_unique<Agreement>(wire, 0);
+reshard_status openTogether(reshard_executor &e, Channel &channel, reshard_status mine) {
+  channel.reserve(Bootstrap::kRequests);
+  auto bootstrap = std::make_unique<Bootstrap>(channel, 0);
   bool late = false;
-  int64_t least = 0;
-  const int64_t said = mine == RESHARD_OK ? INT64_MAX : static_cast<int64_t>(mine) << 32 | wire.rank();
-  if (std::string error = agreement->least(said, least, deadlineIn(e.joinSeconds), late); !error.empty()) {
-    [[maybe_unused]] Agreement *const kept = agreement.release(); // MPI may still write to it
+  int64_t minimum = 0;
+  const int64_t said = mine == RESHARD_OK ? INT64_MAX : static_cast<int64_t>(mine) << 32 | channel.rank();
+  if (std::string error = bootstrap->allReduceMin(said, minimum, deadlineIn(e.joinSeconds), late); !error.empty()) {
+    [[maybe_unused]] Bootstrap *const leaked = bootstrap.release(); // MPI may still write to it
     return mine == RESHARD_OK ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error)) : mine;
   }
-  if (least == INT64_MAX)
+  if (minimum == INT64_MAX)
     return RESHARD_OK;
-  const auto all = static_cast<reshard_status>(least >> 32);
-  return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(least & UINT32_MAX) +
+  const auto all = static_cast<reshard_status>(minimum >> 32);
+  return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(minimum & UINT32_MAX) +
                                               " could not open the plan; its own error says why")
                             : all;
 }
@@ -250,7 +250,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     if (!unopened.empty() && transport != "mpi")
       return e.fail(RESHARD_BAD_PLAN, unopened);
     e.joinSeconds = options ? options->join_seconds : 0;
-    std::unique_ptr<Wire> wire;
+    std::unique_ptr<Channel> channel;
     std::unique_ptr<Transport> recorded; // of a GPU
     bool late = false;
     std::optional<uint32_t> own; // rank of this process, where it has one
@@ -261,32 +261,32 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
           !error.empty())
         return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     } else if (transport != "threads") {
-      if (std::string error = openWire(transport, e.joinSeconds, wire, late); !error.empty())
+      if (std::string error = openChannel(transport, e.joinSeconds, channel, late); !error.empty())
         return unopened.empty() ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error))
                                 : e.fail(RESHARD_BAD_PLAN, unopened);
-      own = wire->rank();
+      own = channel->rank();
     }
     struct Abandon { // of a wire that no transport has taken: where this open fails, the others are not waited for
-      std::unique_ptr<Wire> &wire;
+      std::unique_ptr<Channel> &channel;
       ~Abandon() {
-        if (wire)
-          wire->abandon();
+        if (channel)
+          channel->abandon();
       }
-    } abandon{wire};
+    } abandon{channel};
     const reshard_status mine =
-        unopened.empty() ? openRanks(e, ranks, rank_count, own, wire.get()) : e.fail(RESHARD_BAD_PLAN, unopened);
-    if (const reshard_status all = wire ? openTogether(e, *wire, mine) : mine; all != RESHARD_OK)
+        unopened.empty() ? openRanks(e, ranks, rank_count, own, channel.get()) : e.fail(RESHARD_BAD_PLAN, unopened);
+    if (const reshard_status all = channel ? openTogether(e, *channel, mine) : mine; all != RESHARD_OK)
       return all;
     if (recorded)
       e.transport = std::move(recorded);
     else
-      e.transport = wire ? makeMessageTransport(std::move(wire), !options->no_local_shortcut)
-                         : makeThreadsTransport(options ? options->threads : 0);
+      e.transport = channel ? makeMessageTransport(std::move(channel), !options->no_local_shortcut)
+                            : makeThreadsTransport(options ? options->threads : 0);
     return RESHARD_OK;
   });
 }
 
-reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t place, const char *param,
+reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t rank, const char *param,
                             void *pointer, uint64_t bytes) {
   if (!executor)
     return RESHARD_INVALID;
@@ -301,14 +301,14 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
       return e.fail(RESHARD_BAD_BINDING, "there is no endpoint " + std::to_string(endpoint) + ", the plan has " +
                                              std::to_string(endpoints->size()));
     const fbs::Endpoint &at = *endpoints->Get(endpoint);
-    const std::optional<uint32_t> number = e.plan->places().find(endpoint, place);
-    const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(place);
+    const std::optional<uint32_t> number = e.plan->meshRanks().find(endpoint, rank);
+    const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(rank);
     if (!number)
       return e.fail(RESHARD_BAD_BINDING, where + " is not in the plan");
-    Bindable &here = e.bindable(endpoint, *number, place);
+    Bindable &here = e.bindable(endpoint, *number, rank);
     const auto found = here.names.find(param);
     if (found == here.names.end())
-      if (const std::string transform = transformOf(e.plan->manifest(), at, here.place, param); !transform.empty())
+      if (const std::string transform = transformOf(e.plan->manifest(), at, here.meshRank, param); !transform.empty())
         return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is for the transform '" + transform +
                                                "', expected not to be bound");
     if (found == here.names.end())
@@ -366,30 +366,30 @@ reshard_status reshard_prepare(reshard_executor *executor) {
       return e.fail(RESHARD_INVALID, e.prepared ? "it is prepared already"
                                      : e.broken ? "an earlier prepare failed half way, expected a new executor"
                                                 : "the plan is not open");
-    if (std::string error = overlap(e.ranges); !error.empty())
+    if (std::string error = checkOverlaps(e.ranges); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
     for (LocalRank &local : e.locals) {
       const LocalRank opened{local.rank, local.segment, {}, {}, {}, nullptr, nullptr, 0};
       local = opened; // without what an earlier call left that failed
-      for (const fbs::BufferRun *run : *local.segment->buffers()) {
+      for (const fbs::BufferRange *run : *local.segment->buffers()) {
         const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(run->endpoint());
-        Bindable &place = e.bindable(run->endpoint(), run->place(), endpoint.ranks()->Get(run->place()));
-        local.runs.push_back(place.pointers.data() + place.firstInstance[run->param()]);
+        Bindable &bound = e.bindable(run->endpoint(), run->mesh_rank(), endpoint.ranks()->Get(run->mesh_rank()));
+        local.runs.push_back(bound.pointers.data() + bound.firstInstance[run->param()]);
         const fbs::Param &param = *endpoint.params()->Get(run->param());
         std::byte *const *first = local.runs.back(), *const *end = first + run->count();
         if (run->endpoint() > 0 && fbs::bindable(param) && run->bytes() > 0 && std::find(first, end, nullptr) != end)
-          return e.fail(RESHARD_BAD_BINDING, place.role + (endpoint.storage() ? " file " : " rank ") +
-                                                 std::to_string(endpoint.ranks()->Get(run->place())) + " param '" +
+          return e.fail(RESHARD_BAD_BINDING, bound.role + (endpoint.storage() ? " file " : " rank ") +
+                                                 std::to_string(endpoint.ranks()->Get(run->mesh_rank())) + " param '" +
                                                  param.name()->str() + "' is not bound on every instance");
       }
     }
     bool missing = false;
     if (std::string error = e.transforms.bind(*e.plan, e.locals, *e.transport, missing); !error.empty())
       return e.fail(missing ? RESHARD_BAD_BINDING : RESHARD_FAILED, std::move(error));
-    e.faces.clear();
-    e.faces.resize(e.locals.size());
+    e.viewJobs.clear();
+    e.viewJobs.resize(e.locals.size());
     for (size_t l = 0; l < e.locals.size(); ++l)
-      if (std::string error = e.faces[l].bind(*e.plan, e.locals[l], *e.transport); !error.empty())
+      if (std::string error = e.viewJobs[l].bind(*e.plan, e.locals[l], *e.transport); !error.empty())
         return e.fail(RESHARD_FAILED, std::move(error));
     e.refreshes.clear();
     if (std::string error = findRefreshes(e); !error.empty())
@@ -457,7 +457,8 @@ reshard_status reshard_agree(reshard_executor *executor, int64_t mine, int64_t *
     if (!e.transport || !least)
       return e.fail(RESHARD_INVALID, e.transport ? "no place for the least is given" : "the plan is not open");
     bool timedOut = false;
-    if (std::string error = e.transport->least(mine, *least, deadlineIn(e.joinSeconds), timedOut); !error.empty())
+    if (std::string error = e.transport->allReduceMin(mine, *least, deadlineIn(e.joinSeconds), timedOut);
+        !error.empty())
       return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     return RESHARD_OK;
   });
@@ -490,9 +491,9 @@ uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_way way) {
   case RESHARD_SHARED_MEMORY:
     return by.sharedMemory;
   case RESHARD_WIRE:
-    return by.wire;
+    return by.messages;
   case RESHARD_WIRE_INSIDE_HOST:
-    return by.wireInsideHost;
+    return by.messagesInsideHost;
   }
   return 0;
 }

@@ -1,6 +1,6 @@
 #include "executor/launch.h"
 
-#include "executor/wire.h"
+#include "executor/channel.h"
 
 #include <cerrno>
 #include <charconv>
@@ -73,13 +73,14 @@ std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data,
   return {};
 }
 
-std::string shareByWire(Wire &wire, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut) {
-  wire.reserve(1);
+std::string shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut) {
+  channel.reserve(1);
   // Rank 0 tells one after the other: all are about to wait for it anyway.
-  for (uint32_t peer = wire.rank() == 0 ? 1 : 0; peer < (wire.rank() == 0 ? wire.size() : 1); ++peer) {
-    std::string error = wire.rank() == 0 ? wire.send(0, peer, 0, data, bytes) : wire.receive(0, peer, 0, data, bytes);
+  for (uint32_t peer = channel.rank() == 0 ? 1 : 0; peer < (channel.rank() == 0 ? channel.size() : 1); ++peer) {
+    std::string error =
+        channel.rank() == 0 ? channel.send(0, peer, 0, data, bytes) : channel.receive(0, peer, 0, data, bytes);
     for (bool done = false; error.empty() && !done;) {
-      error = wire.test(0, done);
+      error = channel.test(0, done);
       if (error.empty() && !done && passed(deadline)) {
         timedOut = true;
         error = "the deadline passed: rank " + std::to_string(peer) + " is waited for, to join";
@@ -88,7 +89,7 @@ std::string shareByWire(Wire &wire, std::byte *data, size_t bytes, const Deadlin
         std::this_thread::yield();
     }
     if (!error.empty()) {
-      wire.abandon();
+      channel.abandon();
       return error;
     }
   }

@@ -25,8 +25,8 @@ Launch findLaunch();
 std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline,
                         bool &timedOut);
 
-class Wire;
+class Channel;
 /// The same over a wire, request and tag 0 of which it uses.
-std::string shareByWire(Wire &wire, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut);
+std::string shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut);
 
 } // namespace reshard

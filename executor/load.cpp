@@ -16,13 +16,13 @@ constexpr size_t kLeastTableBytes = 2 * sizeof(flatbuffers::uoffset_t);
 /// The verifier reads prefix, root offset and identifier before it knows that they are there.
 constexpr size_t kLeastBytes = 12;
 
-template <class Table> const Table *verified(schema::Bytes bytes, const char *identifier) {
+template <class CopyTable> const CopyTable *verified(schema::Bytes bytes, const char *identifier) {
   const auto tables = static_cast<flatbuffers::uoffset_t>(
       std::min<size_t>(bytes.size() / kLeastTableBytes, FLATBUFFERS_MAX_BUFFER_SIZE));
   flatbuffers::Verifier verifier(reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), kMaxDepth, tables);
-  if (bytes.size() < kLeastBytes || !verifier.VerifySizePrefixedBuffer<Table>(identifier))
+  if (bytes.size() < kLeastBytes || !verifier.VerifySizePrefixedBuffer<CopyTable>(identifier))
     return nullptr;
-  return flatbuffers::GetSizePrefixedRoot<Table>(bytes.data());
+  return flatbuffers::GetSizePrefixedRoot<CopyTable>(bytes.data());
 }
 
 } // namespace
@@ -45,7 +45,7 @@ std::string Plan::open(const std::string &path, std::unique_ptr<Plan> &plan) {
   if (manifest.messages() > static_cast<uint64_t>(opened->container_->bytes()) / (2 * sizeof(schema::Step)))
     return "'" + path + "': the manifest does not hold together: found " + std::to_string(manifest.messages()) +
            " messages, which a file of " + std::to_string(opened->container_->bytes()) + " bytes cannot have";
-  opened->places_.emplace(manifest);
+  opened->meshRanks_.emplace(manifest);
   plan = std::move(opened);
   return {};
 }
@@ -58,7 +58,7 @@ std::string Plan::segment(uint32_t rank, const schema::Segment *&segment) const 
   const schema::Segment *root = verified<schema::Segment>(bytes, schema::SegmentIdentifier());
   if (!root)
     return where + "is no valid FlatBuffer";
-  if (std::string error = checkSegment(*manifest_, *places_, *root, rank); !error.empty())
+  if (std::string error = checkSegment(*manifest_, *meshRanks_, *root, rank); !error.empty())
     return where + "does not hold together: " + error;
   segment = root;
   return {};

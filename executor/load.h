@@ -2,7 +2,7 @@
 // index against the manifest's buffers.
 #pragma once
 
-#include "executor/place_index.h"
+#include "executor/mesh_rank_index.h"
 #include "schema/container.h"
 #include "schema/manifest.h"
 
@@ -20,7 +20,7 @@ public:
   const schema::Container &container() const { return *container_; }
   uint32_t world() const { return container_->segments(); }
   /// Where world ranks are in each endpoint.
-  const PlaceIndex &places() const { return *places_; }
+  const MeshRankIndex &meshRanks() const { return *meshRanks_; }
   const std::string &digest() const { return container_->digest(); }
   /// A rank's segment, verified and checked for meaning (bounds of every operand over all its loops, kinds, peers,
   /// rounds, equal sizes of the two sides of a copy, arena, order), anew at every call. Empty on success, else a text
@@ -31,7 +31,7 @@ private:
   std::string path_;
   std::unique_ptr<schema::Container> container_;
   const schema::Manifest *manifest_ = nullptr;
-  std::optional<PlaceIndex> places_;
+  std::optional<MeshRankIndex> meshRanks_;
 };
 
 /// What no rank can see alone: each message has one send and one receive, which name each other, with the same round,

@@ -8,10 +8,10 @@ namespace reshard {
 
 using namespace schema;
 
-size_t runOf(const Segment &segment, uint32_t buffer) {
+size_t bufferRunOf(const Segment &segment, uint32_t buffer) {
   const auto *list = segment.buffers();
   const auto after = std::upper_bound(list->begin(), list->end(), buffer,
-                                      [](uint32_t b, const BufferRun *r) { return b < r->first(); });
+                                      [](uint32_t b, const BufferRange *r) { return b < r->first(); });
   if (after == list->begin())
     return list->size();
   const auto run = static_cast<size_t>(after - list->begin()) - 1;
@@ -30,49 +30,50 @@ kernels::Format formatOf(DType type) { return kernels::formatNamed(dtypeName(typ
 std::byte *LocalRank::pointer(uint32_t buffer) const {
   if (buffer == 0)
     return arena;
-  const size_t run = runOf(*segment, buffer);
+  const size_t run = bufferRunOf(*segment, buffer);
   return run < runs.size() ? runs[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()] : nullptr;
 }
 
-kernels::Form LocalRank::form(uint32_t buffer) const {
+kernels::StorageForm LocalRank::form(uint32_t buffer) const {
   if (forms.empty())
     return {};
-  const size_t run = runOf(*segment, buffer);
-  return run < forms.size() ? forms[run] : kernels::Form{};
+  const size_t run = bufferRunOf(*segment, buffer);
+  return run < forms.size() ? forms[run] : kernels::StorageForm{};
 }
 
-const kernels::Shown *LocalRank::matrices(uint32_t buffer) const {
-  if (shown.empty())
+const kernels::ViewBase *LocalRank::viewBase(uint32_t buffer) const {
+  if (viewBases.empty())
     return nullptr;
-  const size_t run = runOf(*segment, buffer);
-  return run < shown.size() && !shown[run].empty()
-             ? &shown[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()]
+  const size_t run = bufferRunOf(*segment, buffer);
+  return run < viewBases.size() && !viewBases[run].empty()
+             ? &viewBases[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()]
              : nullptr;
 }
 
-std::vector<kernels::Form> formsOf(const Plan &plan, const Segment &segment) {
-  using kernels::Form;
-  std::vector<Form> forms;
+std::vector<kernels::StorageForm> formsOf(const Plan &plan, const Segment &segment) {
+  using kernels::StorageForm;
+  std::vector<StorageForm> forms;
   bool any = false;
-  for (const BufferRun *run : *segment.buffers()) {
+  for (const BufferRange *run : *segment.buffers()) {
     const auto &params = *plan.manifest().endpoints()->Get(run->endpoint())->params();
     const Param &param = *params.Get(run->param());
-    const Face *face = param.face();
-    Form &form = forms.emplace_back();
-    if (param.stored()) {
-      form = kernels::castForm(formatOf(param.dtype()), formatOf(*param.stored()));
-    } else if (face && face->kind() <= FaceKind::codes) {
-      const bool elements = face->kind() == FaceKind::elements;
+    const QuantizedView *view = param.view();
+    StorageForm &form = forms.emplace_back();
+    if (param.storage_dtype()) {
+      form = kernels::castForm(formatOf(param.dtype()), formatOf(*param.storage_dtype()));
+    } else if (view && view->kind() <= ViewKind::codes) {
+      const bool elements = view->kind() == ViewKind::elements;
       const kernels::Format code = kernels::Format::fp8_e4m3,
-                            wide = formatOf((elements ? param : *params.Get(face->codes())).dtype());
-      form = {elements ? Form::Kind::elements : Form::Kind::codes, elements ? wide : code, elements ? code : wide, 1};
-      form.block = form.item() * (elements && run->endpoint() > 0 && !face->gathered()
-                                      ? kernels::blockShape(static_cast<kernels::Quantization>(face->format())).columns
+                            wide = formatOf((elements ? param : *params.Get(view->codes())).dtype());
+      form = {elements ? StorageForm::Kind::elements : StorageForm::Kind::codes, elements ? wide : code,
+              elements ? code : wide, 1};
+      form.block = form.item() * (elements && run->endpoint() > 0 && !view->staged()
+                                      ? kernels::blockShape(static_cast<kernels::Quantization>(view->format())).columns
                                       : 1);
     }
     any = any || form;
   }
-  return any ? forms : std::vector<Form>();
+  return any ? forms : std::vector<StorageForm>();
 }
 
 } // namespace reshard

@@ -15,7 +15,7 @@
 
 namespace reshard {
 
-uint64_t hostNumber() {
+uint64_t hostId() {
   // The machine's name, since containers and tests share a kernel; its boot; the space of process numbers.
   std::string text(256, '\0');
   gethostname(text.data(), text.size() - 1);
@@ -62,7 +62,7 @@ SharedMappings::SharedMappings() {
   }
 }
 
-FilePlace SharedMappings::find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened) {
+FileLocation SharedMappings::find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened) {
   const auto at = reinterpret_cast<uint64_t>(begin);
   auto area =
       std::upper_bound(areas_.begin(), areas_.end(), at, [](uint64_t a, const Area &other) { return a < other.begin; });

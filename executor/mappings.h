@@ -10,10 +10,10 @@
 namespace reshard {
 
 /// Equal for processes that see the same memory and the same process numbers.
-uint64_t hostNumber();
+uint64_t hostId();
 
 /// Where memory stands in a file.
-struct FilePlace {
+struct FileLocation {
   int file = -1;                  // a descriptor of the process, which may close it, and open another under its number
   uint64_t device = 0, inode = 0; // of the file that is meant
   uint64_t offset = 0;
@@ -31,7 +31,7 @@ public:
 
   /// Where [begin, begin + bytes) stands; file -1 where that is not one shared mapping of a file that can be reached. A
   /// descriptor that had to be opened is appended to `opened`.
-  FilePlace find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened);
+  FileLocation find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened);
 
   /// The parts of files that stand in [begin, end) by shared mappings, devices' left out.
   std::vector<FileRange> ranges(const std::byte *begin, const std::byte *end) const;

@@ -7,15 +7,15 @@
 // begun theirs; a chunk begins when its slot is free and what it passes on is there. So the message that is first of
 // all that are left can always go on, on both sides: no process waits for ever on another that is alive.
 
-#include "executor/agreement.h"
+#include "executor/backoff.h"
+#include "executor/bootstrap.h"
+#include "executor/channel.h"
+#include "executor/chunked_copies.h"
 #include "executor/chunks.h"
-#include "executor/copies.h"
-#include "executor/faces.h"
-#include "executor/neighbours.h"
+#include "executor/local_peers.h"
 #include "executor/packing.h"
-#include "executor/patience.h"
 #include "executor/transport.h"
-#include "executor/wire.h"
+#include "executor/view_jobs.h"
 
 #include <algorithm>
 #include <array>
@@ -41,63 +41,65 @@ constexpr uint64_t kPullBytes = 1 << 20;
 constexpr uint64_t kStreamBytes = 64 << 20;
 
 /// How a step moves its bytes: over the wire; out of a peer's memory, or into a peer's hands; within the rank.
-enum Way { kReceive, kSend, kPull, kPost, kLocal };
+enum Method { kReceive, kSend, kPull, kPost, kLocal };
 
-struct Message {
+struct MessageState {
   const Step *step = nullptr;
   Packing packing;
   uint64_t chunks = 1;
   uint64_t begun = 0, done = 0;  // in a run
   std::vector<uint32_t> sharing; // of the wire: earlier steps of its direction that had its slots
   std::vector<std::pair<uint32_t, std::vector<uint64_t>>>
-      brought;                  // of a send: step -> chunks of it that must be done before each chunk
+      dependencies;             // of a send: step -> chunks of it that must be done before each chunk
   Progress *progress = nullptr; // of what goes without the wire, in the sender's block
   uint64_t copied = 0;          // bytes pulled, in a run
 };
 
 /// A chunk on its way.
-struct Flight {
-  Message *message = nullptr; // null: free
+struct ChunkInFlight {
+  MessageState *message = nullptr; // null: free
   uint64_t chunk = 0;
   std::byte *begin = nullptr, *end = nullptr; // in the arena; null where in place
 };
 
 class MessageTransport : public Transport {
 public:
-  MessageTransport(std::unique_ptr<Wire> wire, bool shortcut)
-      : wire_(std::move(wire)), shortcut_(shortcut), agreement_(*wire_, 2 * kInFlight) {
-    wire_->reserve(2 * kInFlight + Agreement::kRequests);
+  MessageTransport(std::unique_ptr<Channel> channel, bool shortcut)
+      : channel_(std::move(channel)), shortcut_(shortcut), bootstrap_(*channel_, 2 * kInFlight) {
+    channel_->reserve(2 * kInFlight + Bootstrap::kRequests);
   }
   ~MessageTransport() override {
-    wire_.reset();
+    channel_.reset();
     if (!abandoned_) // else what is on its way may still be written there
       std::free(arena_);
   }
 
   std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline,
                       bool &timedOut) override {
-    if (ranks.size() != 1 || ranks[0].rank != wire_->rank())
-      return "this process is rank " + std::to_string(wire_->rank()) + " of its wire and runs that rank alone";
-    if (const uint32_t tags = wire_->maxTag() - Agreement::kTags + 1; plan.manifest().messages() > tags)
+    if (ranks.size() != 1 || ranks[0].rank != channel_->rank())
+      return "this process is rank " + std::to_string(channel_->rank()) + " of its wire and runs that rank alone";
+    if (const uint32_t tags = channel_->maxTag() - Bootstrap::kTags + 1; plan.manifest().messages() > tags)
       return "the plan has " + std::to_string(plan.manifest().messages()) + " messages, and the wire tags for " +
              std::to_string(tags);
     const LocalRank &rank = ranks[0];
-    work_ = rank.work;
+    viewJobs_ = rank.viewJobs;
     if (shortcut_)
-      if (std::string error = neighbours_.show(rank); !error.empty())
+      if (std::string error = localPeers_.publish(rank); !error.empty())
         return error;
-    std::map<uint32_t, Invitation> near;
-    if (std::string error = agreement_.meet(plan.digest(), neighbours_.invitation(), deadline, timedOut, near);
+    std::map<uint32_t, PeerAddress> localPeers;
+    if (std::string error =
+            bootstrap_.exchangeAddresses(plan.digest(), localPeers_.address(), deadline, timedOut, localPeers);
         !error.empty())
       return abandon(error);
     // Receivers decide which messages they copy themselves; when all have, the senders follow.
     where_.resize(rank.segment->steps()->size());
-    if (std::string error = agree(addSteps(plan, rank, near, false), deadline, timedOut); !error.empty())
+    if (std::string error = agree(addSteps(plan, rank, localPeers, false), deadline, timedOut); !error.empty())
       return error;
-    neighbours_.settle();
-    std::string error = addSteps(plan, rank, near, true);
-    stream_ = bytes() * (near.size() + 1) >= kStreamBytes; // as if the others copied as much
-    const uint64_t bytes = rank.segment->arena_bytes() - (work_ ? work_->begin() + work_->end() : 0) - rank.transformed;
+    localPeers_.closeFiles();
+    std::string error = addSteps(plan, rank, localPeers, true);
+    stream_ = bytes() * (localPeers.size() + 1) >= kStreamBytes; // as if the others copied as much
+    const uint64_t bytes = rank.segment->arena_bytes() -
+                           (viewJobs_ ? viewJobs_->headBytes() + viewJobs_->tailBytes() : 0) - rank.transformed;
     if (error.empty() && bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
       if (arena_)
@@ -107,10 +109,10 @@ public:
     }
     if (error = agree(std::move(error), deadline, timedOut); !error.empty())
       return error;
-    for (const Way way : {kReceive, kSend, kPull, kPost})
-      for (Message &message : messages_[way])
-        link(*rank.segment, way, message);
-    for (Message &local : locals_)
+    for (const Method method : {kReceive, kSend, kPull, kPost})
+      for (MessageState &message : messages_[method])
+        link(*rank.segment, method, message);
+    for (MessageState &local : locals_)
       link(*rank.segment, kLocal, local);
     return {};
   }
@@ -118,17 +120,17 @@ public:
   std::string run(Deadline deadline, bool &timedOut) override {
     if (abandoned_)
       return "an earlier run failed with messages on their way, expected a new launch";
-    for (auto &way : messages_)
-      for (Message &message : way)
+    for (auto &method : messages_)
+      for (MessageState &message : method)
         message.begun = message.done = message.copied = 0;
     first_ = {};
     copied_ = local_ = 0;
-    if (!work(FaceWork::kBefore, deadline)) {
+    if (!runViewJobs(ViewJobs::kBefore, deadline)) {
       timedOut = true;
       return abandon("the deadline passed before anything was sent");
     }
-    Patience patience;
-    for (uint64_t looks = 0;; ++looks) {
+    Backoff backoff;
+    for (uint64_t polls = 0;; ++polls) {
       bool any = false;
       if (std::string error = exchange(any); !error.empty())
         return abandon(error);
@@ -139,75 +141,76 @@ public:
         break;
       // The wire needs to be looked after.
       if (any || first_[kSend] < messages_[kSend].size() || first_[kReceive] < messages_[kReceive].size())
-        patience.found();
+        backoff.reset();
       if (!any)
-        patience.wait();
-      if (deadline && looks % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
+        backoff.wait();
+      if (deadline && polls % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
         timedOut = true;
         return abandon(late());
       }
     }
     ++runs_;
-    if (!work(FaceWork::kAfter, deadline)) {
+    if (!runViewJobs(ViewJobs::kAfter, deadline)) {
       timedOut = true;
       return abandon("the deadline passed before all was quantised");
     }
     // Complete on all ranks, or failed.
-    std::string error = agreement_.barrier(deadline, timedOut);
+    std::string error = bootstrap_.barrier(deadline, timedOut);
     return error.empty() ? error : abandon(error);
   }
 
-  std::string least(int64_t mine, int64_t &least, Deadline deadline, bool &timedOut) override {
+  std::string allReduceMin(int64_t mine, int64_t &minimum, Deadline deadline, bool &timedOut) override {
     if (abandoned_)
       return "an earlier run failed";
-    std::string error = agreement_.least(mine, least, deadline, timedOut);
+    std::string error = bootstrap_.allReduceMin(mine, minimum, deadline, timedOut);
     return error.empty() ? error : abandon(error);
   }
 
-  uint64_t bytes() const override { return by_.local + by_.sharedMemory + by_.wire; }
+  uint64_t bytes() const override { return by_.local + by_.sharedMemory + by_.messages; }
   BytesBy bytesBy() const override { return by_; }
 
 private:
   /// What is on its way cannot be told from what a later run would send.
   std::string abandon(std::string error) {
     abandoned_ = true;
-    wire_->abandon();
+    channel_->abandon();
     return error;
   }
 
   /// Whether all ranks have come so far without an error; where one has not, all of them fail.
   std::string agree(std::string error, const Deadline &deadline, bool &timedOut) {
     int64_t first = 0;
-    const std::string lost = agreement_.least(error.empty() ? wire_->size() : wire_->rank(), first, deadline, timedOut);
+    const std::string lost =
+        bootstrap_.allReduceMin(error.empty() ? channel_->size() : channel_->rank(), first, deadline, timedOut);
     if (!error.empty())
       timedOut = false;
     else if (!lost.empty())
       error = lost;
-    else if (first < wire_->size())
+    else if (first < channel_->size())
       error = "rank " + std::to_string(first) + " could not prepare, and says why";
     return error.empty() ? error : abandon(error);
   }
 
   /// Jobs of the rank's faces; false where the deadline passed.
-  bool work(FaceWork::Stage stage, const Deadline &deadline) const {
-    for (size_t job = 0; work_ && job < work_->size(stage); ++job) {
+  bool runViewJobs(ViewJobs::JobSet set, const Deadline &deadline) const {
+    for (size_t job = 0; viewJobs_ && job < viewJobs_->size(set); ++job) {
       if (passed(deadline))
         return false;
-      work_->run(stage, job);
+      viewJobs_->run(set, job);
     }
     return true;
   }
 
-  std::string addSteps(const Plan &plan, const LocalRank &rank, const std::map<uint32_t, Invitation> &near,
+  std::string addSteps(const Plan &plan, const LocalRank &rank, const std::map<uint32_t, PeerAddress> &localPeers,
                        bool sends) {
     std::string error;
     for (uint32_t s = 0; s < where_.size() && error.empty(); ++s)
-      error = addStep(plan, rank, s, near, sends);
+      error = addStep(plan, rank, s, localPeers, sends);
     return error;
   }
 
   std::string addStep(const Plan &plan, const LocalRank &rank, uint32_t number,
-                      const std::map<uint32_t, Invitation> &near, bool sends) {
+                      const std::map<uint32_t, PeerAddress> &localPeers, bool sends) {
     const Step &step = *rank.segment->steps()->Get(number);
     if ((step.kind() == StepKind::send) != sends)
       return {};
@@ -227,48 +230,49 @@ private:
       localEnds_.push_back(copies_.size());
       return {};
     }
-    Message message;
+    MessageState message;
     message.step = &step;
     message.chunks = chunkCount(step);
-    Way way = sends ? kSend : kReceive;
+    Method method = sends ? kSend : kReceive;
     if (sends) {
-      if (shortcut_ && neighbours_.progress(number).pulled) {
-        way = kPost;
-        message.progress = &neighbours_.progress(number);
+      if (shortcut_ && localPeers_.progress(number).pulled) {
+        method = kPost;
+        message.progress = &localPeers_.progress(number);
       }
     } else {
-      const auto peer = near.find(step.peer());
+      const auto peer = localPeers.find(step.peer());
       bool relayed = false;
-      if (peer != near.end())
-        if (const LocalRank *other = neighbours_.meet(plan, step.peer(), peer->second)) {
+      if (peer != localPeers.end())
+        if (const LocalRank *other = localPeers_.attach(plan, step.peer(), peer->second)) {
           bool reached = false;
           if (std::string error = addPull(rank, *other, message, reached, relayed); !error.empty())
             return error;
-          way = reached ? kPull : kReceive;
+          method = reached ? kPull : kReceive;
         }
-      (way == kPull ? by_.sharedMemory : by_.wire) += step.bytes();
-      if (way == kReceive && shortcut_ && peer != near.end() && !relayed)
-        by_.wireInsideHost += step.bytes();
+      (method == kPull ? by_.sharedMemory : by_.messages) += step.bytes();
+      if (method == kReceive && shortcut_ && peer != localPeers.end() && !relayed)
+        by_.messagesInsideHost += step.bytes();
     }
-    if (way == kSend || way == kReceive) {
+    if (method == kSend || method == kReceive) {
       const uint32_t first = sends ? step.first_input() : step.first_output(),
                      count = sends ? step.input_count() : step.output_count();
       for (uint32_t i = 0; i < count; ++i)
         if (std::string error = message.packing.add(rank, *operand(first + i)); !error.empty())
           return error;
-      if (chunkBytes(step, 0) > kMaxWireBytes)
-        return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxWireBytes) +
+      if (chunkBytes(step, 0) > kMaxChannelBytes)
+        return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxChannelBytes) +
                " bytes at once";
       if (step.staging() == UINT64_MAX && !message.packing.contiguous())
         return "step " + std::to_string(number) + " is in place, but its bytes do not stand side by side";
     }
-    where_[number] = {way, messages_[way].size()};
-    messages_[way].push_back(std::move(message));
+    where_[number] = {method, messages_[method].size()};
+    messages_[method].push_back(std::move(message));
     return {};
   }
 
   /// A receive whose sender's memory is at hand, if all of what it sends is; what the sender relays never is.
-  std::string addPull(const LocalRank &rank, const LocalRank &other, Message &message, bool &reached, bool &relayed) {
+  std::string addPull(const LocalRank &rank, const LocalRank &other, MessageState &message, bool &reached,
+                      bool &relayed) {
     const Step &step = *message.step;
     const auto *steps = other.segment->steps();
     const auto send = std::find_if(steps->begin(), steps->end(), [&](const Step *s) {
@@ -288,7 +292,7 @@ private:
           !error.empty())
         return error;
     if (reached) {
-      message.progress = &neighbours_.progress(other.rank, static_cast<uint32_t>(send - steps->begin()));
+      message.progress = &localPeers_.progress(other.rank, static_cast<uint32_t>(send - steps->begin()));
       message.progress->pulled = 1;
     } else {
       message.packing = {};
@@ -296,34 +300,34 @@ private:
     return {};
   }
 
-  void link(const Segment &segment, Way way, Message &message) {
-    const bool send = way == kSend || way == kPost;
+  void link(const Segment &segment, Method method, MessageState &message) {
+    const bool send = method == kSend || method == kPost;
     const std::vector<std::vector<uint64_t>> before =
         send ? chunksBefore(segment, *message.step) : std::vector<std::vector<uint64_t>>();
     for (uint32_t i = 0; i < message.step->after_count(); ++i) {
       const uint32_t earlier = segment.after()->Get(message.step->first_after() + i);
       const StepKind kind = segment.steps()->Get(earlier)->kind();
       if (kind == message.step->kind())
-        share(segment, way, earlier, message);
+        share(segment, method, earlier, message);
       else if (send)
-        message.brought.emplace_back(earlier, before[i]);
+        message.dependencies.emplace_back(earlier, before[i]);
       else
-        message.brought.emplace_back(earlier,
-                                     std::vector<uint64_t>(message.chunks, chunkCount(*segment.steps()->Get(earlier))));
+        message.dependencies.emplace_back(
+            earlier, std::vector<uint64_t>(message.chunks, chunkCount(*segment.steps()->Get(earlier))));
     }
   }
 
   /// Slots pass from step to step of a direction, also by way of those that do not use theirs: each of these is looked
   /// at once, since ways through them part and meet again.
-  void share(const Segment &segment, Way way, uint32_t earlier, Message &message) const {
-    if (way != kSend && way != kReceive)
+  void share(const Segment &segment, Method method, uint32_t earlier, MessageState &message) const {
+    if (method != kSend && method != kReceive)
       return;
     std::set<uint32_t> seen = {earlier};
     std::vector<uint32_t> left = {earlier};
     while (!left.empty()) {
       const uint32_t number = left.back();
       left.pop_back();
-      if (where_[number].first == way) {
+      if (where_[number].first == method) {
         message.sharing.push_back(static_cast<uint32_t>(where_[number].second));
         continue;
       }
@@ -337,41 +341,41 @@ private:
   }
 
   bool finished() const {
-    for (const Way way : {kReceive, kSend, kPull, kPost})
-      if (first_[way] < messages_[way].size())
+    for (const Method method : {kReceive, kSend, kPull, kPost})
+      if (first_[method] < messages_[method].size())
         return false;
     return copied_ == copies_.size();
   }
 
   /// Of a step, the chunks that are done.
   uint64_t done(uint32_t step) const {
-    const auto [way, at] = where_[step];
-    return way == kLocal ? copied_ >= at : messages_[way][at].done;
+    const auto [method, at] = where_[step];
+    return method == kLocal ? copied_ >= at : messages_[method][at].done;
   }
 
   /// Whether what the next chunk of a message passes on is there.
-  bool brought(const Message &message) const {
-    for (const auto &[step, chunks] : message.brought)
+  bool dependenciesDone(const MessageState &message) const {
+    for (const auto &[step, chunks] : message.dependencies)
       if (done(step) < chunks[message.begun])
         return false;
     return true;
   }
 
   /// The next chunk of a message of the wire, where it may begin.
-  bool ready(Way way, const Message &message) const {
+  bool ready(Method method, const MessageState &message) const {
     if (message.begun == message.chunks || message.begun - message.done == kOfOne)
       return false;
     for (uint32_t earlier : message.sharing)
-      if (messages_[way][earlier].begun < messages_[way][earlier].chunks)
+      if (messages_[method][earlier].begun < messages_[method][earlier].chunks)
         return false;
-    return brought(message);
+    return dependenciesDone(message);
   }
 
   /// Does a part of the local steps, which go one after the other.
   void copy(bool &any) {
     while (local_ < locals_.size() && copied_ == localEnds_[local_])
       ++local_;
-    if (local_ == locals_.size() || !brought(locals_[local_]))
+    if (local_ == locals_.size() || !dependenciesDone(locals_[local_]))
       return;
     copies_.run(copied_++, stream_);
     any = true;
@@ -381,7 +385,7 @@ private:
   void post(bool &any) {
     auto &all = messages_[kPost];
     for (size_t m = first_[kPost]; m < std::min(all.size(), first_[kPost] + kAhead); ++m)
-      for (Message &message = all[m]; message.begun < message.chunks && brought(message); any = true)
+      for (MessageState &message = all[m]; message.begun < message.chunks && dependenciesDone(message); any = true)
         message.progress->posted.store(runs_ * message.chunks + (message.done = ++message.begun),
                                        std::memory_order_release);
     while (first_[kPost] < all.size() && all[first_[kPost]].done == all[first_[kPost]].chunks)
@@ -392,8 +396,8 @@ private:
   void pull(bool &any) {
     auto &all = messages_[kPull];
     for (size_t m = first_[kPull]; m < std::min(all.size(), first_[kPull] + kAhead); ++m) {
-      Message &message = all[m];
-      if (message.done == message.chunks || !brought(message) ||
+      MessageState &message = all[m];
+      if (message.done == message.chunks || !dependenciesDone(message) ||
           message.progress->posted.load(std::memory_order_acquire) <= runs_ * message.chunks + message.done)
         continue;
       const uint64_t end = message.done * message.step->chunk() + chunkBytes(*message.step, message.done),
@@ -409,33 +413,33 @@ private:
   }
 
   /// Where the next chunk is packed, or received: its slot of the arena, or its memory.
-  std::byte *place(const Message &message, std::byte *&end) const {
+  std::byte *nextChunk(const MessageState &message, std::byte *&end) const {
     const Step &step = *message.step;
     if (step.staging() == UINT64_MAX) {
       end = nullptr;
       return message.packing.contiguous() + message.begun * step.chunk();
     }
-    std::byte *begin =
-        arena_ + step.staging() - (work_ ? work_->begin() : 0) + (step.slot() + message.begun) % 2 * step.chunk();
+    std::byte *begin = arena_ + step.staging() - (viewJobs_ ? viewJobs_->headBytes() : 0) +
+                       (step.slot() + message.begun) % 2 * step.chunk();
     end = begin + chunkBytes(step, message.begun);
     return begin;
   }
 
   /// The messages of the wire.
   std::string exchange(bool &any) {
-    for (const Way send : {kReceive, kSend})
+    for (const Method send : {kReceive, kSend})
       for (size_t f = 0; f < kInFlight; ++f) {
-        Flight &flight = flights_[send][f];
+        ChunkInFlight &flight = inFlight_[send][f];
         // Chunks of one message are done in their order: who passes them on counts them.
         if (!flight.message || flight.chunk != flight.message->done)
           continue;
         bool arrived = false;
-        if (std::string error = wire_->test(send * kInFlight + f, arrived); !error.empty())
+        if (std::string error = channel_->test(send * kInFlight + f, arrived); !error.empty())
           return error + named(send, *flight.message, flight.chunk);
         if (!arrived)
           continue;
         any = true;
-        Message &message = *flight.message;
+        MessageState &message = *flight.message;
         if (!send && flight.begin)
           message.packing.unpack(flight.chunk * message.step->chunk(),
                                  flight.chunk * message.step->chunk() + chunkBytes(*message.step, flight.chunk),
@@ -443,7 +447,7 @@ private:
         flight.message = nullptr;
         ++message.done;
       }
-    for (const Way send : {kReceive, kSend}) {
+    for (const Method send : {kReceive, kSend}) {
       auto &all = messages_[send];
       while (first_[send] < all.size() && all[first_[send]].done == all[first_[send]].chunks)
         ++first_[send];
@@ -461,34 +465,34 @@ private:
   }
 
   /// Begins the next chunk, unless its slot is taken, or no more than `reserved` flights are left.
-  std::string begin(Way send, Message &message, size_t reserved, bool &begun) {
-    std::byte *end = nullptr, *data = place(message, end);
-    for (const auto &direction : flights_)
-      for (const Flight &flight : direction)
+  std::string begin(Method send, MessageState &message, size_t reserved, bool &begun) {
+    std::byte *end = nullptr, *data = nextChunk(message, end);
+    for (const auto &direction : inFlight_)
+      for (const ChunkInFlight &flight : direction)
         if (flight.message && end && flight.begin && flight.begin < end && data < flight.end)
           return {}; // the slot is taken
-    const auto free = static_cast<size_t>(
-        std::find_if(flights_[send].begin(), flights_[send].end(), [](const Flight &f) { return !f.message; }) -
-        flights_[send].begin());
-    const auto left = static_cast<size_t>(
-        std::count_if(flights_[send].begin(), flights_[send].end(), [](const Flight &f) { return !f.message; }));
+    const auto free = static_cast<size_t>(std::find_if(inFlight_[send].begin(), inFlight_[send].end(),
+                                                       [](const ChunkInFlight &f) { return !f.message; }) -
+                                          inFlight_[send].begin());
+    const auto left = static_cast<size_t>(std::count_if(inFlight_[send].begin(), inFlight_[send].end(),
+                                                        [](const ChunkInFlight &f) { return !f.message; }));
     if (left <= reserved)
       return {};
     const Step &step = *message.step;
     const uint64_t at = message.begun * step.chunk(), bytes = chunkBytes(step, message.begun);
     if (send && end)
       message.packing.pack(at, at + bytes, data);
-    flights_[send][free] = {&message, message.begun, end ? data : nullptr, end};
+    inFlight_[send][free] = {&message, message.begun, end ? data : nullptr, end};
     begun = true;
     const size_t request = send * kInFlight + free;
     const uint64_t chunk = message.begun++;
-    const uint32_t tag = Agreement::kTags + step.message();
-    std::string error = send ? wire_->send(request, step.peer(), tag, data, bytes)
-                             : wire_->receive(request, step.peer(), tag, data, bytes);
+    const uint32_t tag = Bootstrap::kTags + step.message();
+    std::string error = send ? channel_->send(request, step.peer(), tag, data, bytes)
+                             : channel_->receive(request, step.peer(), tag, data, bytes);
     return error.empty() ? error : error + named(send, message, chunk);
   }
 
-  static std::string named(bool send, const Message &message, uint64_t chunk) {
+  static std::string named(bool send, const MessageState &message, uint64_t chunk) {
     return std::string(": message ") + std::to_string(message.step->message()) + " of round " +
            std::to_string(message.step->round()) + (send ? " to rank " : " from rank ") +
            std::to_string(message.step->peer()) + ", chunk " + std::to_string(chunk) + " of " +
@@ -497,39 +501,39 @@ private:
 
   /// Who is waited for.
   std::string late() const {
-    for (const Way way : {kReceive, kPull, kSend})
-      for (size_t m = first_[way]; m < messages_[way].size(); ++m)
-        if (const Message &message = messages_[way][m];
-            way == kPull ? message.done < message.chunks : message.begun > message.done)
-          return "the deadline passed" + named(way == kSend, message, message.done);
+    for (const Method method : {kReceive, kPull, kSend})
+      for (size_t m = first_[method]; m < messages_[method].size(); ++m)
+        if (const MessageState &message = messages_[method][m];
+            method == kPull ? message.done < message.chunks : message.begun > message.done)
+          return "the deadline passed" + named(method == kSend, message, message.done);
     return "the deadline passed with steps that could not begin";
   }
 
-  std::unique_ptr<Wire> wire_;
+  std::unique_ptr<Channel> channel_;
   const bool shortcut_;
-  Agreement agreement_;
-  Neighbours neighbours_;
+  Bootstrap bootstrap_;
+  LocalPeers localPeers_;
   std::byte *arena_ = nullptr;
-  std::array<std::vector<Message>, 4> messages_; // by way, in the order of the plan
-  const FaceWork *work_ = nullptr;
-  Copies copies_;                             // of local steps, step after step
-  std::vector<std::pair<Way, size_t>> where_; // by step: into messages_ or copies_
-  std::array<size_t, 4> first_{};             // unfinished, by way
-  uint64_t runs_ = 0;                         // before this one
+  std::array<std::vector<MessageState>, 4> messages_; // by way, in the order of the plan
+  const ViewJobs *viewJobs_ = nullptr;
+  ChunkedCopies copies_;                         // of local steps, step after step
+  std::vector<std::pair<Method, size_t>> where_; // by step: into messages_ or copies_
+  std::array<size_t, 4> first_{};                // unfinished, by way
+  uint64_t runs_ = 0;                            // before this one
   bool stream_ = false;
-  std::array<std::array<Flight, kInFlight>, 2> flights_;
+  std::array<std::array<ChunkInFlight, kInFlight>, 2> inFlight_;
   size_t copied_ = 0;
-  std::vector<Message> locals_;   // local steps: what they wait for
-  std::vector<size_t> localEnds_; // where the copies of each end
-  size_t local_ = 0;              // unfinished
+  std::vector<MessageState> locals_; // local steps: what they wait for
+  std::vector<size_t> localEnds_;    // where the copies of each end
+  size_t local_ = 0;                 // unfinished
   bool abandoned_ = false;
   BytesBy by_;
 };
 
 } // namespace
 
-std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Wire> wire, bool shortcut) {
-  return std::make_unique<MessageTransport>(std::move(wire), shortcut);
+std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Channel> channel, bool shortcut) {
+  return std::make_unique<MessageTransport>(std::move(channel), shortcut);
 }
 
 } // namespace reshard

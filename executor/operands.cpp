@@ -13,13 +13,13 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
     if (sides[s].operand)
       shapes[s] = sides[s].rank->segment->shapes()->Get(sides[s].operand->shape());
   const Shape &known = *(shapes[1] ? shapes[1] : shapes[0]);
-  auto unlike = [&] {
+  auto mismatch = [&] {
     return "an operand of rank " + std::to_string(source.rank->rank) + " is unlike its partner on rank " +
            std::to_string(target.rank->rank);
   };
   if (shapes[0] && shapes[1] &&
       (shapes[0]->row_bytes() != shapes[1]->row_bytes() || shapes[0]->loop_count() != shapes[1]->loop_count()))
-    return unlike();
+    return mismatch();
 
   // From the innermost loop out, as long as no side changes its buffer; from there on loops are run here, so that the
   // order stays.
@@ -35,7 +35,7 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
     for (int s = 0; s < 2; ++s) {
       const Loop *loop = shapes[s] ? sides[s].rank->segment->loops()->Get(shapes[s]->first_loop() + l) : nullptr;
       if (loop && s == 1 && shapes[0] && loop->count() != both.count)
-        return unlike();
+        return mismatch();
       if (loop)
         both.count = loop->count();
       both.stride[s] = loop ? loop->stride() : 0;
@@ -60,11 +60,11 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
   kernels::simplify(shape);
 
   // Offsets and strides of a plan are those of what goes; those of memory that has another form follow.
-  kernels::Form forms[2];
+  kernels::StorageForm forms[2];
   for (int s = 0; s < 2; ++s)
     if (sides[s].operand)
       forms[s] = sides[s].rank->form(sides[s].operand->buffer());
-  if (forms[0].kind == kernels::Form::Kind::cast && shapes[1])
+  if (forms[0].kind == kernels::StorageForm::Kind::cast && shapes[1])
     return "rank " + std::to_string(source.rank->rank) + " passes on what it has cast";
   expansion.source = forms[0];
   expansion.target = forms[1];
@@ -77,7 +77,7 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
   expansion.at.reserve(pieces);
   for (uint64_t n = 0; n < pieces; ++n) {
     std::byte *at[2];
-    const kernels::Shown *shown[2] = {};
+    const kernels::ViewBase *bases[2] = {};
     for (int s = 0; s < 2; ++s) {
       int64_t buffer = sides[s].operand ? sides[s].operand->buffer() : 0;
       int64_t offset = sides[s].operand ? static_cast<int64_t>(sides[s].operand->offset()) : 0;
@@ -90,15 +90,15 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
       std::byte *memory = sides[s].operand ? sides[s].rank->pointer(static_cast<uint32_t>(buffer)) : nullptr;
       at[s] = memory ? memory + forms[s].scale(offset) : nullptr;
       if (forms[s] && sides[s].operand)
-        shown[s] = sides[s].rank->matrices(static_cast<uint32_t>(buffer));
+        bases[s] = sides[s].rank->viewBase(static_cast<uint32_t>(buffer));
     }
-    expansion.at.push_back({at[0], at[1], shown[0], shown[1]});
+    expansion.at.push_back({at[0], at[1], bases[0], bases[1]});
   }
   return {};
 }
 
 void castZeros(Expansion &expansion) {
-  if (expansion.target.kind != kernels::Form::Kind::cast)
+  if (expansion.target.kind != kernels::StorageForm::Kind::cast)
     return;
   expansion.shape.rowBytes =
       static_cast<uint64_t>(expansion.target.scale(static_cast<int64_t>(expansion.shape.rowBytes)));
@@ -115,13 +115,13 @@ std::string checkBound(const Plan &plan, const LocalRank &rank) {
         return error;
       if (std::all_of(expansion.at.begin(), expansion.at.end(), [](const auto &at) { return at.source; }))
         continue;
-      const size_t run = runOf(segment, operand.buffer());
+      const size_t run = bufferRunOf(segment, operand.buffer());
       if (run == segment.buffers()->size())
         return "a buffer of rank " + std::to_string(rank.rank) + " is used and stands nowhere";
-      const BufferRun &of = *segment.buffers()->Get(static_cast<uint32_t>(run));
+      const BufferRange &of = *segment.buffers()->Get(static_cast<uint32_t>(run));
       const Endpoint &endpoint = *plan.manifest().endpoints()->Get(of.endpoint());
       return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
-             std::to_string(endpoint.ranks()->Get(of.place())) + " param '" +
+             std::to_string(endpoint.ranks()->Get(of.mesh_rank())) + " param '" +
              endpoint.params()->Get(of.param())->name()->str() + "' is used, and not bound on every instance";
     }
     return std::string();
@@ -142,13 +142,13 @@ std::string addCopy(const Side &source, const Side &target, Tables &tables) {
     return error;
   if (!source.operand)
     castZeros(expansion);
-  for (const auto &[from, to, shownFrom, shownTo] : expansion.at) {
+  for (const auto &[from, to, sourceBase, targetBase] : expansion.at) {
     if (!to || (source.operand && !from))
       return "a buffer of rank " + std::to_string(to ? source.rank->rank : target.rank->rank) +
              " is used but not bound";
     const auto there = reinterpret_cast<uint64_t>(to), here = source.operand ? reinterpret_cast<uint64_t>(from) : 0;
-    if (const kernels::Change change{expansion.source, expansion.target, shownFrom, shownTo})
-      tables.changes.add(there, here, expansion.shape, change, 0, expansion.shape.bytes());
+    if (const kernels::Conversion conversion{expansion.source, expansion.target, sourceBase, targetBase})
+      tables.conversions.add(there, here, expansion.shape, conversion, 0, expansion.shape.bytes());
     else
       tables.copies.add(there, here, expansion.shape);
   }

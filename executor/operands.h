@@ -21,11 +21,11 @@ struct Side {
 /// they are its bytes in packed order.
 struct Expansion {
   struct At {
-    std::byte *source, *target;      // null where there is no operand, or its buffer is not bound
-    const kernels::Shown *from, *to; // behind faces
+    std::byte *source, *target;         // null where there is no operand, or its buffer is not bound
+    const kernels::ViewBase *from, *to; // behind faces
   };
-  kernels::Strided shape;       // rowBytes of what goes; strides of each side's memory
-  kernels::Form source, target; // of the memory of each side that there is
+  kernels::Strided shape;              // rowBytes of what goes; strides of each side's memory
+  kernels::StorageForm source, target; // of the memory of each side that there is
   std::vector<At> at;
 };
 

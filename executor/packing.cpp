@@ -57,24 +57,24 @@ std::string Packing::add(const Side &source, const Side &target, bool &reached) 
 void Packing::append(const Expansion &expansion) {
   bool any = false;
   for (const auto &[source, target, from, to] : expansion.at) {
-    const kernels::Change change{expansion.source, expansion.target, from, to};
-    if (!any || !(changes_.back() == change)) {
+    const kernels::Conversion conversion{expansion.source, expansion.target, from, to};
+    if (!any || !(conversions_.back() == conversion)) {
       out_.push_back(expansion.shape);
       in_.push_back(expansion.shape);
-      changes_.push_back(change);
+      conversions_.push_back(conversion);
       any = true;
     }
-    pieces_.push_back({source, target, bytes_, out_.size() - 1});
+    entries_.push_back({source, target, bytes_, out_.size() - 1});
     bytes_ += expansion.shape.bytes();
   }
   converts_ = converts_ || expansion.source || expansion.target;
 }
 
 std::byte *Packing::contiguous() const {
-  return pieces_.size() == 1 && !converts_ && out_[pieces_[0].shape].loopCount == 0 ? pieces_[0].source : nullptr;
+  return entries_.size() == 1 && !converts_ && out_[entries_[0].shape].loopCount == 0 ? entries_[0].source : nullptr;
 }
 
-std::byte *Parted::at(const void *message, uint64_t byte) {
+std::byte *SplitUnits::at(const void *message, uint64_t byte) {
   const auto [known, added] = known_.try_emplace({message, byte}, left_ > 0 ? next_ : nullptr);
   if (added && left_ > 0) {
     next_ += kUnit;
@@ -85,39 +85,39 @@ std::byte *Parted::at(const void *message, uint64_t byte) {
 
 /// As move(), which says what belongs to which range; but where a range parts a unit, all of it is kept in a place of
 /// its own: of packed bytes until its last byte is there, of what is packed for the copies of its parts.
-std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, Parted &parted,
+std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, SplitUnits &splitUnits,
                               Tables &tables) const {
   auto address = [](const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); };
-  auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin,
-                                          [](uint64_t at, const Piece &p) { return at < p.begin; }));
-  for (; piece != pieces_.end() && piece->begin < end; ++piece) {
-    const kernels::Strided &shape = (unpacks ? in_ : out_)[piece->shape];
-    uint64_t first = std::max(begin, piece->begin) - piece->begin, last = std::min(end - piece->begin, shape.bytes());
-    const uint64_t memory = address(piece->source), side = address(packed) + piece->begin - begin;
-    kernels::Change change = changes_[piece->shape];
-    (unpacks ? change.read : change.write) = {};
-    if (!change) {
+  auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), begin,
+                                          [](uint64_t at, const Entry &p) { return at < p.begin; }));
+  for (; entry != entries_.end() && entry->begin < end; ++entry) {
+    const kernels::Strided &shape = (unpacks ? in_ : out_)[entry->shape];
+    uint64_t first = std::max(begin, entry->begin) - entry->begin, last = std::min(end - entry->begin, shape.bytes());
+    const uint64_t memory = address(entry->source), side = address(packed) + entry->begin - begin;
+    kernels::Conversion conversion = conversions_[entry->shape];
+    (unpacks ? conversion.read : conversion.write) = {};
+    if (!conversion) {
       tables.copies.add(unpacks ? memory : side, unpacks ? side : memory, shape, first, last - first);
       continue;
     }
-    const uint64_t unit = std::max(change.read.item(), change.write.block);
+    const uint64_t unit = std::max(conversion.read.item(), conversion.write.block);
     // Bytes [from, to) of one unit.
     auto part = [&](uint64_t from, uint64_t to) {
       const uint64_t whole = from / unit * unit;
-      std::byte *const kept = parted.at(this, piece->begin + whole);
+      std::byte *const unitMemory = splitUnits.at(this, entry->begin + whole);
       kernels::Strided bytes;
       bytes.rowBytes = to - from;
-      if (!kept)
+      if (!unitMemory)
         return false;
       // Where byte 0 of the packed side would be, if the unit stood there.
-      const uint64_t apart = address(kept) - whole;
+      const uint64_t apart = address(unitMemory) - whole;
       if (!unpacks) {
-        tables.changes.add(apart, memory, shape, change, whole, unit);
+        tables.conversions.add(apart, memory, shape, conversion, whole, unit);
         tables.rest.add(side + from, apart + from, bytes);
       } else {
         tables.copies.add(apart + from, side + from, bytes);
         if (to == whole + unit)
-          tables.changes.add(memory, apart, shape, change, whole, unit);
+          tables.conversions.add(memory, apart, shape, conversion, whole, unit);
       }
       return true;
     };
@@ -134,7 +134,7 @@ std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::b
     if (!room)
       return "there is no room for what its chunks part";
     if (first < last)
-      tables.changes.add(unpacks ? memory : side, unpacks ? side : memory, shape, change, first, last - first);
+      tables.conversions.add(unpacks ? memory : side, unpacks ? side : memory, shape, conversion, first, last - first);
   }
   return {};
 }
@@ -143,35 +143,35 @@ std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::b
 /// written at once (an element, a block) and parted by two ranges belongs to the one that it ends in; of packed bytes
 /// its beginning is kept until then. An element that is packed in two parts is made twice.
 void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
-  auto piece = std::prev(std::upper_bound(pieces_.begin(), pieces_.end(), begin,
-                                          [](uint64_t at, const Piece &p) { return at < p.begin; }));
-  for (; piece != pieces_.end() && piece->begin < end; ++piece) {
-    const kernels::Strided &shape = packed ? in_[piece->shape] : out_[piece->shape];
-    kernels::Change change = changes_[piece->shape];
+  auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), begin,
+                                          [](uint64_t at, const Entry &p) { return at < p.begin; }));
+  for (; entry != entries_.end() && entry->begin < end; ++entry) {
+    const kernels::Strided &shape = packed ? in_[entry->shape] : out_[entry->shape];
+    kernels::Conversion conversion = conversions_[entry->shape];
     if (packed)
-      change.read = {};
+      conversion.read = {};
     if (packing)
-      change.write = {};
+      conversion.write = {};
     // Both pointers are to the piece's first byte, which may lie before the range.
-    const auto before = static_cast<int64_t>(piece->begin - begin);
-    const std::byte *source = packed ? packed + before : piece->source;
-    std::byte *target = packing ? packing + before : packed ? piece->source : piece->target;
-    uint64_t at = std::max(begin, piece->begin) - piece->begin;
-    uint64_t last = std::min(end - piece->begin, shape.bytes());
+    const auto before = static_cast<int64_t>(entry->begin - begin);
+    const std::byte *source = packed ? packed + before : entry->source;
+    std::byte *target = packing ? packing + before : packed ? entry->source : entry->target;
+    uint64_t at = std::max(begin, entry->begin) - entry->begin;
+    uint64_t last = std::min(end - entry->begin, shape.bytes());
     // A part of one row; one side may be elsewhere.
     auto part = [&](uint64_t from, uint64_t bytes, const std::byte *otherSource = nullptr,
                     std::byte *otherTarget = nullptr) {
       const Offsets row = rowOffsets(shape, from / shape.rowBytes);
       const auto within = static_cast<int64_t>(from % shape.rowBytes);
-      const std::byte *bytesAt = otherSource ? otherSource : source + row.source + change.read.scale(within);
-      std::byte *to = otherTarget ? otherTarget : target + row.target + change.write.scale(within);
-      if (change)
-        kernels::changeRow(to, bytesAt, bytes, change, stream);
+      const std::byte *bytesAt = otherSource ? otherSource : source + row.source + conversion.read.scale(within);
+      std::byte *to = otherTarget ? otherTarget : target + row.target + conversion.write.scale(within);
+      if (conversion)
+        kernels::convertRow(to, bytesAt, bytes, conversion, stream);
       else
         std::memcpy(to, bytesAt, bytes);
     };
     uint64_t left = 0;
-    if (const uint64_t unit = change ? std::max(change.read.item(), change.write.block) : 1; unit > 1) {
+    if (const uint64_t unit = conversion ? std::max(conversion.read.item(), conversion.write.block) : 1; unit > 1) {
       const uint64_t begun = at % unit;
       left = last % unit;
       last -= left;
@@ -189,16 +189,16 @@ void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::b
         }
       } else if (packed && begun > 0) {
         const uint64_t some = std::min(unit - begun, last + left - at);
-        std::memcpy(kept_.data() + begun, source + at, some);
+        std::memcpy(partialBlock_.data() + begun, source + at, some);
         if (begun + some < unit)
           return; // the block goes on in a later range
-        part(at - begun, unit, kept_.data());
+        part(at - begun, unit, partialBlock_.data());
         at += some;
       } else {
         at -= begun;
       }
       if (packed && left > 0)
-        std::memcpy(kept_.data(), source + last, left);
+        std::memcpy(partialBlock_.data(), source + last, left);
     }
     if (const uint64_t within = at % shape.rowBytes; within > 0 && at < last) {
       const uint64_t bytes = std::min(shape.rowBytes - within, last - at);
@@ -206,8 +206,8 @@ void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::b
       at += bytes;
     }
     if (const uint64_t whole = at < last ? (last - at) / shape.rowBytes : 0; whole > 0) {
-      if (change)
-        kernels::changeRows(target, source, shape, at / shape.rowBytes, whole, change, stream);
+      if (conversion)
+        kernels::convertRows(target, source, shape, at / shape.rowBytes, whole, conversion, stream);
       else
         kernels::copyRows(target, source, shape, at / shape.rowBytes, whole, stream);
       at += whole * shape.rowBytes;

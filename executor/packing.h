@@ -11,11 +11,11 @@ namespace reshard {
 
 /// Where a device keeps units (elements, blocks) that two ranges of packed bytes part. Each is of kUnit bytes at most
 /// and has a place of its own.
-class Parted {
+class SplitUnits {
 public:
   static constexpr uint64_t kUnit = kernels::kMxBlock * 4;
-  Parted() = default;
-  Parted(std::byte *memory, uint64_t units) : next_(memory), left_(units) {}
+  SplitUnits() = default;
+  SplitUnits(std::byte *memory, uint64_t units) : next_(memory), left_(units) {}
   /// The place of the unit that begins at a byte of a message; null where there is no more room.
   std::byte *at(const void *message, uint64_t byte);
 
@@ -51,30 +51,30 @@ public:
 
   /// Appends to tables what pack and unpack do; ranges of unpack are run in their order. Each range parts two units at
   /// most; an error text, empty on success: there is no room for them.
-  std::string pack(uint64_t begin, uint64_t end, std::byte *to, Parted &parted, Tables &tables) const {
-    return tabulate(begin, end, false, to, parted, tables);
+  std::string pack(uint64_t begin, uint64_t end, std::byte *to, SplitUnits &splitUnits, Tables &tables) const {
+    return tabulate(begin, end, false, to, splitUnits, tables);
   }
-  std::string unpack(uint64_t begin, uint64_t end, std::byte *from, Parted &parted, Tables &tables) const {
-    return tabulate(begin, end, true, from, parted, tables);
+  std::string unpack(uint64_t begin, uint64_t end, std::byte *from, SplitUnits &splitUnits, Tables &tables) const {
+    return tabulate(begin, end, true, from, splitUnits, tables);
   }
 
 private:
   /// A strided piece of each side's buffer, from byte `begin` of the message on.
-  struct Piece {
+  struct Entry {
     std::byte *source, *target;
     uint64_t begin;
     size_t shape;
   };
   void append(const Expansion &expansion);
-  std::string tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, Parted &parted,
+  std::string tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, SplitUnits &splitUnits,
                        Tables &tables) const;
   void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
 
-  std::vector<Piece> pieces_;
-  std::vector<kernels::Strided> out_, in_; // memory -> packed, packed -> memory; of pairs the same
-  std::vector<kernels::Change> changes_;   // by shape; of what is only packed or unpacked, both sides the same
+  std::vector<Entry> entries_;
+  std::vector<kernels::Strided> out_, in_;       // memory -> packed, packed -> memory; of pairs the same
+  std::vector<kernels::Conversion> conversions_; // by shape; of what is only packed or unpacked, both sides the same
   bool converts_ = false;
-  mutable std::array<std::byte, kernels::kMxBlock * 4> kept_{}; // of a block that a later range ends
+  mutable std::array<std::byte, kernels::kMxBlock * 4> partialBlock_{}; // of a block that a later range ends
   uint64_t bytes_ = 0;
 };
 

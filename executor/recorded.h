@@ -1,7 +1,7 @@
 // Transports of a device: what a run does is recorded in prepare() and replayed by run().
 #pragma once
 
-#include "executor/group.h"
+#include "executor/communicator.h"
 #include "executor/transport.h"
 
 namespace reshard {
@@ -15,7 +15,7 @@ struct RecordedOptions {
 
 /// All bound memory is the device's. Without a group: all ranks of the plan on one device, by direct copies. With one:
 /// the group's rank, by messages as compiled.
-std::unique_ptr<Transport> makeRecordedTransport(std::unique_ptr<Device> device, std::unique_ptr<Group> group,
-                                                 RecordedOptions options);
+std::unique_ptr<Transport> makeRecordedTransport(std::unique_ptr<Device> device,
+                                                 std::unique_ptr<Communicator> communicator, RecordedOptions options);
 
 } // namespace reshard

@@ -74,7 +74,7 @@ const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count);
 /* Binds a param's memory. endpoint: as in the job, 0 is the source. place: the world rank, or for a storage endpoint
    the file number (0 for a checkpoint). The memory stays the caller's and must live, unmoved, until close. bytes must
    be exact. */
-reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t place, const char *param,
+reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t rank, const char *param,
                             void *pointer, uint64_t bytes);
 
 /* What the engine does after each run to params that the plan marks `refresh: NAME` (derived weights, caches). Called

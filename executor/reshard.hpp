@@ -53,14 +53,14 @@ public:
   }
 
   /// What `place` of an endpoint (a world rank, or the number of a file) holds.
-  std::span<const reshard_param> params(uint32_t endpointNumber, uint32_t place) const {
+  std::span<const reshard_param> params(uint32_t endpointNumber, uint32_t rank) const {
     const reshard_param *params = nullptr;
     size_t count = 0;
-    if (const reshard_status status = reshard_plan_params(plan_.get(), endpointNumber, place, &params, &count);
+    if (const reshard_status status = reshard_plan_params(plan_.get(), endpointNumber, rank, &params, &count);
         status != RESHARD_OK)
       throw Error(status, status == RESHARD_FAILED
                               ? "out of memory"
-                              : std::string(endpoint(endpointNumber).role) + " has no place " + std::to_string(place));
+                              : std::string(endpoint(endpointNumber).role) + " has no place " + std::to_string(rank));
     return {params, count};
   }
 
@@ -97,8 +97,8 @@ public:
   }
 
   /// Binds memory that must live, unmoved, until this executor is gone.
-  void bind(uint32_t endpoint, uint32_t place, const std::string &param, void *pointer, uint64_t bytes) {
-    check(reshard_bind(executor_.get(), endpoint, place, param.c_str(), pointer, bytes));
+  void bind(uint32_t endpoint, uint32_t rank, const std::string &param, void *pointer, uint64_t bytes) {
+    check(reshard_bind(executor_.get(), endpoint, rank, param.c_str(), pointer, bytes));
   }
 
   /// Called after each run with the rank; what it throws fails the run.

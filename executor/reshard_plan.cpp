@@ -22,19 +22,19 @@ struct Params {
 
 const char *text(const flatbuffers::String *string) { return string ? string->c_str() : ""; }
 
-Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t place) {
+Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t meshRank) {
   const fbs::Endpoint &endpoint = *manifest.endpoints()->Get(number);
   Params result;
   for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
-    if (!endpoint.params()->Get(p)->face())
-      for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, place))
+    if (!endpoint.params()->Get(p)->view())
+      for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, meshRank))
         result.instances.push_back(std::move(instance));
   for (const fbs::ParamInstance &instance : result.instances) {
     const fbs::Param &param = *endpoint.params()->Get(instance.param);
     const bool hook = number > 0 && !endpoint.storage(); // nobody else is called back
-    result.views.push_back({instance.name.c_str(), fbs::dtypeName(storedType(param)), hook ? text(param.refresh()) : "",
-                            text(param.transform()), instance.shape.data(), instance.shape.size(),
-                            static_cast<uint64_t>(instance.bytes)});
+    result.views.push_back({instance.name.c_str(), fbs::dtypeName(storageDtypeOf(param)),
+                            hook ? text(param.refresh()) : "", text(param.transform()), instance.shape.data(),
+                            instance.shape.size(), static_cast<uint64_t>(instance.bytes)});
   }
   return result;
 }
@@ -98,20 +98,20 @@ reshard_status reshard_plan_endpoint(const reshard_plan *plan, uint32_t endpoint
   return RESHARD_OK;
 }
 
-reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t place,
+reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t rank,
                                    const reshard_param **params, size_t *count) {
   const fbs::Endpoint *found = plan ? plan->endpoint(endpoint) : nullptr;
   if (!found || !params || !count)
     return RESHARD_INVALID;
-  const auto number = std::find(found->ranks()->begin(), found->ranks()->end(), place);
+  const auto number = std::find(found->ranks()->begin(), found->ranks()->end(), rank);
   if (number == found->ranks()->end())
     return RESHARD_INVALID;
   try {
     const std::lock_guard lock(plan->mutex);
-    auto at = plan->params.find({endpoint, place});
+    auto at = plan->params.find({endpoint, rank});
     if (at == plan->params.end())
       at = plan->params
-               .emplace(std::make_pair(endpoint, place),
+               .emplace(std::make_pair(endpoint, rank),
                         listParams(plan->plan->manifest(), endpoint, number - found->ranks()->begin()))
                .first;
     *params = at->second.views.data();

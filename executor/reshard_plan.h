@@ -31,11 +31,11 @@ typedef struct {
 } reshard_summary;
 
 typedef struct {
-  const char *role;       /* "source", "target", "target.0" … */
-  const char *layout;     /* "" where it has none */
-  int storage;            /* not 0: files, not ranks */
-  const uint32_t *places; /* the world ranks, or the numbers of the files */
-  size_t place_count;
+  const char *role;      /* "source", "target", "target.0" … */
+  const char *layout;    /* "" where it has none */
+  int storage;           /* not 0: files, not ranks */
+  const uint32_t *ranks; /* the world ranks, or the numbers of the files */
+  size_t rank_count;
 } reshard_endpoint;
 
 typedef struct {
@@ -65,7 +65,7 @@ reshard_status reshard_plan_endpoint(const reshard_plan *plan, uint32_t endpoint
 /* *params: the *count params that a place of an endpoint holds, in the order of the plan. RESHARD_INVALID where there
    is no such place; RESHARD_FAILED where memory is short. The first call for a place makes the list, later ones find
    it. */
-reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t place,
+reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t rank,
                                    const reshard_param **params, size_t *count);
 
 void reshard_plan_close(reshard_plan *plan);

@@ -1,10 +1,10 @@
 // Transport `threads`: all ranks in one process. prepare() cuts the copies of all waves into chunks; run() lets all
 // cores pull chunks. Nothing is staged. Between waves all cores wait for each other.
 
-#include "executor/copies.h"
-#include "executor/faces.h"
+#include "executor/chunked_copies.h"
+#include "executor/dependency_levels.h"
 #include "executor/transport.h"
-#include "executor/waves.h"
+#include "executor/view_jobs.h"
 
 #include <algorithm>
 #include <atomic>
@@ -38,11 +38,11 @@ public:
   std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline, bool &) override {
     uint32_t last = 0;
     if (std::string error = forEachCopy(plan, ranks,
-                                        [&](uint32_t wave, const LocalRank &from, const Operand *input,
+                                        [&](uint32_t level, const LocalRank &from, const Operand *input,
                                             const LocalRank &to, const Operand *output) {
-                                          if (wave > last)
-                                            waveEnds_.push_back(copies_.size());
-                                          last = wave;
+                                          if (level > last)
+                                            levelEnds_.push_back(copies_.size());
+                                          last = level;
                                           if (output)
                                             return copies_.add(from, input, to, *output);
                                           copies_.addReduce(to, input->buffer());
@@ -50,9 +50,9 @@ public:
                                         });
         !error.empty())
       return error;
-    waveEnds_.push_back(copies_.size());
+    levelEnds_.push_back(copies_.size());
     addWork(ranks);
-    for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, waveEnds_.back())); ++t)
+    for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, levelEnds_.back())); ++t)
       workers_.emplace_back([this] { work(); });
     return {};
   }
@@ -61,13 +61,13 @@ public:
     deadline_ = deadline;
     expired_ = false;
     next_ = 0;
-    for (size_t end : waveEnds_) {
+    for (size_t end : levelEnds_) {
       {
         std::lock_guard lock(mutex_);
-        next_ = std::min<size_t>(next_, waveEnd_); // what cores took past the end of the wave before was nothing
-        waveEnd_ = end;
+        next_ = std::min<size_t>(next_, levelEnd_); // what cores took past the end of the wave before was nothing
+        levelEnd_ = end;
         busy_ = workers_.size();
-        ++generation_;
+        ++ticket_;
       }
       wake_.notify_all();
       pull();
@@ -83,43 +83,43 @@ public:
 private:
   /// A job of a rank's faces.
   struct Work {
-    const FaceWork *faces;
-    FaceWork::Stage stage;
+    const ViewJobs *viewJobs;
+    ViewJobs::JobSet set;
     size_t job;
   };
 
   /// Jobs of faces are waves of their own, before and behind those of copies.
   void addWork(const std::vector<LocalRank> &ranks) {
-    auto add = [&](FaceWork::Stage stage) {
+    auto add = [&](ViewJobs::JobSet set) {
       const size_t known = work_.size();
       for (const LocalRank &rank : ranks)
-        for (size_t job = 0; rank.work && job < rank.work->size(stage); ++job)
-          work_.push_back({rank.work, stage, job});
+        for (size_t job = 0; rank.viewJobs && job < rank.viewJobs->size(set); ++job)
+          work_.push_back({rank.viewJobs, set, job});
       return work_.size() > known;
     };
-    if (add(FaceWork::kBefore)) {
+    if (add(ViewJobs::kBefore)) {
       before_ = work_.size();
-      for (size_t &end : waveEnds_)
+      for (size_t &end : levelEnds_)
         end += before_;
-      waveEnds_.insert(waveEnds_.begin(), before_);
+      levelEnds_.insert(levelEnds_.begin(), before_);
     }
-    if (add(FaceWork::kAfter))
-      waveEnds_.push_back(work_.size() + copies_.size());
+    if (add(ViewJobs::kAfter))
+      levelEnds_.push_back(work_.size() + copies_.size());
   }
 
   void pull() {
-    for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < waveEnd_;
+    for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < levelEnd_;
          i = next_.fetch_add(1, std::memory_order_relaxed)) {
       if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) {
         expired_ = true;
         return;
       }
       if (i < before_)
-        work_[i].faces->run(FaceWork::kBefore, work_[i].job);
+        work_[i].viewJobs->run(ViewJobs::kBefore, work_[i].job);
       else if (i - before_ < copies_.size())
         copies_.run(i - before_, copies_.bytes() >= kStreamBytes);
       else if (const Work &work = work_[i - copies_.size()]; true)
-        work.faces->run(work.stage, work.job);
+        work.viewJobs->run(work.set, work.job);
     }
   }
 
@@ -127,10 +127,10 @@ private:
     uint64_t seen = 0;
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
+      wake_.wait(lock, [&] { return stop_ || ticket_ != seen; });
       if (stop_)
         return;
-      seen = generation_;
+      seen = ticket_;
       lock.unlock();
       pull();
       lock.lock();
@@ -140,19 +140,19 @@ private:
   }
 
   const unsigned threads_;
-  Copies copies_;
+  ChunkedCopies copies_;
   std::vector<Work> work_; // before copies, of which there are before_, and behind them
   size_t before_ = 0;
-  std::vector<size_t> waveEnds_; // by number: work before, copies, work behind
+  std::vector<size_t> levelEnds_; // by number: work before, copies, work behind
 
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   bool stop_ = false;
-  uint64_t generation_ = 0;
+  uint64_t ticket_ = 0;
   size_t busy_ = 0;
   std::atomic<size_t> next_{0};
-  size_t waveEnd_ = 0;
+  size_t levelEnd_ = 0;
   std::atomic<bool> expired_{false};
   Deadline deadline_;
 };

@@ -13,16 +13,17 @@ using namespace schema;
 
 namespace {
 
-const Param &paramOf(const Plan &plan, const BufferRun &run) {
+const Param &paramOf(const Plan &plan, const BufferRange &run) {
   return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param());
 }
 
 } // namespace
 
-std::string transformOf(const Manifest &manifest, const Endpoint &endpoint, uint32_t place, const std::string &name) {
+std::string transformOf(const Manifest &manifest, const Endpoint &endpoint, uint32_t meshRank,
+                        const std::string &name) {
   for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
     if (const Param &param = *endpoint.params()->Get(p); transformed(param))
-      for (const ParamInstance &instance : schema::instances(manifest, endpoint, p, place))
+      for (const ParamInstance &instance : schema::instances(manifest, endpoint, p, meshRank))
         if (instance.name == name)
           return param.transform()->str();
   return {};
@@ -33,10 +34,10 @@ std::string Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Tr
   for (LocalRank &rank : ranks) {
     rank.transformed = 0;
     bool any = false;
-    for (const BufferRun *run : *rank.segment->buffers())
+    for (const BufferRange *run : *rank.segment->buffers())
       if (transformed(paramOf(plan, *run))) {
         any = true;
-        rank.transformed += run->count() * gatheredBytes(*run);
+        rank.transformed += run->count() * stagedBytes(*run);
       }
     if (!any)
       continue;
@@ -57,7 +58,7 @@ std::string Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Tr
 
 std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream, bool &missing) {
   for (uint32_t r = 0; r < rank.segment->buffers()->size(); ++r) {
-    const BufferRun &run = *rank.segment->buffers()->Get(r);
+    const BufferRange &run = *rank.segment->buffers()->Get(r);
     const Endpoint &endpoint = *plan.manifest().endpoints()->Get(run.endpoint());
     const Param &param = paramOf(plan, run);
     if (!transformed(param))
@@ -71,7 +72,7 @@ std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory
              "', which is not set";
     }
     std::vector<std::byte *> &table = tables_.emplace_back();
-    for (ParamInstance &each : schema::instances(plan.manifest(), endpoint, run.param(), run.place())) {
+    for (ParamInstance &each : schema::instances(plan.manifest(), endpoint, run.param(), run.mesh_rank())) {
       const ParamInstance &instance = instances_.emplace_back(std::move(each));
       table.push_back(memory);
       (source ? sources_ : targets_)
@@ -79,7 +80,7 @@ std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory
               {{param.transform()->c_str(), instance.name.c_str(), run.endpoint(), rank.rank, dtypeName(param.dtype()),
                 instance.shape.data(), instance.shape.size(), memory, run.bytes(), stream},
                found->second});
-      memory += gatheredBytes(run);
+      memory += stagedBytes(run);
     }
     rank.runs[r] = table.data();
   }

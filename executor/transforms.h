@@ -11,7 +11,7 @@
 namespace reshard {
 
 /// The transform of a param of a place, by the name of an instance; "" where there is none.
-std::string transformOf(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t place,
+std::string transformOf(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t meshRank,
                         const std::string &name);
 
 /// Of all ranks of a process.
@@ -43,7 +43,7 @@ private:
   };
   std::string add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream, bool &missing);
   /// Host memory; `shared` with other processes of the host, where that can be: they copy out of it
-  /// (executor/neighbours.h).
+  /// (executor/local_peers.h).
   std::string allocate(uint64_t bytes, bool shared, std::byte *&memory);
   void release();
   static std::string failed(const char *hook, const Converted &converted);

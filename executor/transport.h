@@ -4,7 +4,7 @@
 
 #include "executor/deadline.h"
 #include "executor/load.h"
-#include "kernels/change_rows.h"
+#include "kernels/convert_strided.h"
 
 #include <cstddef>
 #include <memory>
@@ -16,7 +16,7 @@ namespace reshard {
 /// The memory of all buffers of one (endpoint, place), instance by instance; null where nothing is bound.
 using PointerTable = std::vector<std::byte *>;
 
-class FaceWork;
+class ViewJobs;
 
 /// One rank of this process, as a transport sees it.
 struct LocalRank {
@@ -25,11 +25,11 @@ struct LocalRank {
   /// Per BufferRun of the segment: the bound memory of its first instance, further ones follow in the table.
   std::vector<std::byte *const *> runs;
   /// Per BufferRun: how its memory differs from what goes. Empty: not at all, anywhere.
-  std::vector<kernels::Form> forms;
+  std::vector<kernels::StorageForm> forms;
   /// Per BufferRun, where it is a face: the matrices behind each instance.
-  std::vector<std::vector<kernels::Shown>> shown;
+  std::vector<std::vector<kernels::ViewBase>> viewBases;
   /// What is to be converted before and after all else.
-  const FaceWork *work = nullptr;
+  const ViewJobs *viewJobs = nullptr;
   /// The arena's beginning, where what comes in parts is gathered; null where the rank gathers nothing.
   std::byte *arena = nullptr;
   /// Bytes of the rank's arena that are of params with a transform, which no transport allocates.
@@ -37,22 +37,23 @@ struct LocalRank {
 
   /// The memory of a buffer, or null where it is not bound.
   std::byte *pointer(uint32_t buffer) const;
-  kernels::Form form(uint32_t buffer) const;
+  kernels::StorageForm form(uint32_t buffer) const;
   /// Null where the buffer is no face.
-  const kernels::Shown *matrices(uint32_t buffer) const;
+  const kernels::ViewBase *viewBase(uint32_t buffer) const;
 };
 
 /// The run that has a buffer, or as many as there are.
-size_t runOf(const schema::Segment &segment, uint32_t buffer);
+size_t bufferRunOf(const schema::Segment &segment, uint32_t buffer);
 
 /// The forms of a segment's buffers, as its plan says.
-std::vector<kernels::Form> formsOf(const Plan &plan, const schema::Segment &segment);
+std::vector<kernels::StorageForm> formsOf(const Plan &plan, const schema::Segment &segment);
 
 /// Bytes that a run moves into the memory of this process's ranks, by the way that they come.
 struct BytesBy {
   uint64_t local = 0, sharedMemory = 0,
-           wire = 0;           // copied within the process; out of a peer's memory; received as messages
-  uint64_t wireInsideHost = 0; // of `wire`: from ranks of this host whose memory should be reached, and cannot be
+           messages = 0; // copied within the process; out of a peer's memory; received as messages
+  uint64_t messagesInsideHost =
+      0; // of `messages`: from ranks of this host whose memory should be reached, and cannot be
 };
 
 class Transport {
@@ -69,8 +70,8 @@ public:
   /// Moves every byte; allocates nothing. `timedOut` says that the deadline passed.
   virtual std::string run(Deadline deadline, bool &timedOut) = 0;
   /// The least of what all processes of the run say; each calls it as often as the others.
-  virtual std::string least(int64_t mine, int64_t &least, Deadline, bool &) {
-    least = mine;
+  virtual std::string allReduceMin(int64_t mine, int64_t &minimum, Deadline, bool &) {
+    minimum = mine;
     return {};
   }
   /// Of a device's: has a run done on a stream of the caller's, and returns.
@@ -89,15 +90,15 @@ public:
 };
 
 /// Why ranks that should run one plan cannot go on; digests as Plan::digest().
-std::string unlikePlans(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest);
+std::string planMismatch(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest);
 
 /// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` workers (0:
 /// all cores).
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
 
-class Wire;
+class Channel;
 /// One rank of the plan in each process: messages over a wire, as compiled. `shortcut`: inside a host, where memory can
 /// be shared, the receiver copies a message out of the sender's memory instead.
-std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Wire> wire, bool shortcut = true);
+std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Channel> channel, bool shortcut = true);
 
 } // namespace reshard

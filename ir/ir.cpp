@@ -41,19 +41,19 @@ std::optional<DType> parseDType(const std::string &text) {
   return std::nullopt;
 }
 
-int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, int64_t place) {
+int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, int64_t meshRank) {
   int64_t combined = 0;
   for (unsigned axis : axes)
-    combined = combined * endpoint.axes[axis].size + place / endpoint.axes[axis].stride % endpoint.axes[axis].size;
+    combined = combined * endpoint.axes[axis].size + meshRank / endpoint.axes[axis].stride % endpoint.axes[axis].size;
   return combined;
 }
 
 namespace {
 
-bool passes(const Endpoint &endpoint, const std::vector<Presence> &rules, int64_t place) {
+bool passes(const Endpoint &endpoint, const std::vector<Presence> &rules, int64_t meshRank) {
   return std::all_of(rules.begin(), rules.end(), [&](const Presence &rule) {
     return std::binary_search(rule.coordinates.begin(), rule.coordinates.end(),
-                              coordinate(endpoint, {rule.axis}, place));
+                              coordinate(endpoint, {rule.axis}, meshRank));
   });
 }
 
@@ -77,67 +77,69 @@ const char *name(Quantization format) {
 
 std::optional<Quantization> parseQuantization(const std::string &text) { return parseNamed<Quantization>(text, 3); }
 
-const char *name(FaceKind kind) {
+const char *name(ViewKind kind) {
   const char *names[] = {"elements", "codes", "scales", "plain_scales", "amax"};
   return names[static_cast<int>(kind)];
 }
 
-std::optional<FaceKind> parseFaceKind(const std::string &text) { return parseNamed<FaceKind>(text, 5); }
+std::optional<ViewKind> parseViewKind(const std::string &text) { return parseNamed<ViewKind>(text, 5); }
 
-int64_t gatheredBytes(const Layout &layout, const std::vector<BufferRun> &buffers) {
+int64_t stagedBytes(const Layout &layout, const std::vector<BufferRange> &buffers) {
   int64_t bytes = 0;
-  for (const BufferRun &run : buffers)
+  for (const BufferRange &run : buffers)
     if (layout.endpoints[run.endpoint].params[run.param].inArena())
       bytes += run.count * ((run.bytes + 63) / 64 * 64);
   return bytes;
 }
 
-bool present(const Endpoint &endpoint, const Param &param, int64_t place) {
-  return passes(endpoint, param.presence, place);
+bool present(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
+  return passes(endpoint, param.presence, meshRank);
 }
 
-bool authorised(const Endpoint &endpoint, int64_t place) { return passes(endpoint, endpoint.authority, place); }
+bool mayRead(const Endpoint &endpoint, int64_t meshRank) { return passes(endpoint, endpoint.authority, meshRank); }
 
-int64_t instances(const Endpoint &endpoint, const Param &param, int64_t place) {
-  if (!present(endpoint, param, place))
+int64_t instances(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
+  if (!present(endpoint, param, meshRank))
     return 0;
   int64_t count = 1;
-  for (unsigned share : param.instances) {
-    const Share &values = endpoint.shares[share];
-    count *= size(values.at[coordinate(endpoint, values.axes, place)]);
+  for (unsigned sharding : param.instances) {
+    const Sharding &values = endpoint.shardings[sharding];
+    count *= size(values.at[coordinate(endpoint, values.axes, meshRank)]);
   }
   return count;
 }
 
-std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t place) {
+std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
   std::vector<int64_t> shape;
   for (const Extent &extent : param.shape)
-    shape.push_back(extent.at[coordinate(endpoint, extent.axes, place)]);
+    shape.push_back(extent.at[coordinate(endpoint, extent.axes, meshRank)]);
   return shape;
 }
 
-int64_t localBytes(const Endpoint &endpoint, const Param &param, int64_t place) {
+int64_t localBytes(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
   int64_t bytes = itemBytes(param.dtype);
-  for (int64_t length : localShape(endpoint, param, place))
+  for (int64_t length : localShape(endpoint, param, meshRank))
     bytes *= length;
   return bytes;
 }
 
-std::string instanceName(const Layout &layout, const Endpoint &endpoint, const Param &param, int64_t place,
+std::string instanceName(const Layout &layout, const Endpoint &endpoint, const Param &param, int64_t meshRank,
                          int64_t instance) {
   std::vector<std::pair<std::string, std::string>> placeholders;
   for (size_t i = param.variables.size(); i-- > 0;) {
-    const Share &share = endpoint.shares[param.instances[i]];
-    const Segments &values = share.at[coordinate(endpoint, share.axes, place)];
+    const Sharding &sharding = endpoint.shardings[param.instances[i]];
+    const IndexMap &values = sharding.at[coordinate(endpoint, sharding.axes, meshRank)];
     const int64_t count = size(values);
     const int64_t value = map(inverse(values), instance % count);
     instance /= count;
     const unsigned variable = param.variables[i];
-    const Share &positions = endpoint.shares[endpoint.placement[variable]];
-    const int64_t position = map(positions.at[coordinate(endpoint, positions.axes, place)], value);
+    const Sharding &positions = endpoint.shardings[endpoint.placement[variable]];
+    const int64_t position = map(positions.at[coordinate(endpoint, positions.axes, meshRank)], value);
     placeholders.emplace_back("{" + layout.variables[variable].name + "}", std::to_string(value));
-    placeholders.emplace_back("{" + layout.variables[variable].name + ".local}", std::to_string(position % kChunk));
-    placeholders.emplace_back("{" + layout.variables[variable].name + ".chunk}", std::to_string(position / kChunk));
+    placeholders.emplace_back("{" + layout.variables[variable].name + ".local}",
+                              std::to_string(position % kChunkStride));
+    placeholders.emplace_back("{" + layout.variables[variable].name + ".chunk}",
+                              std::to_string(position / kChunkStride));
   }
   std::string result = param.name;
   for (const auto &[from, to] : placeholders)
@@ -160,28 +162,28 @@ std::optional<Exchange> parseExchange(const std::string &text) {
 }
 
 int64_t bytes(const Transfers &transfers, const Transfer &transfer) {
-  const Tile &tile = transfers.tiles[transfer.tile];
+  const Overlap &overlap = transfers.overlaps[transfer.overlap];
   if (!transfer.cut())
-    return tile.bytes * transfer.count;
-  return tile.bytes / size(transfers.relations[tile.holders[0].relations[transfer.dimension]]) *
+    return overlap.bytes * transfer.count;
+  return overlap.bytes / size(transfers.relations[overlap.replicaGroups[0].relations[transfer.dimension]]) *
          (transfer.end - transfer.begin);
 }
 
-std::vector<std::vector<BufferRun>> buffers(const Layout &layout) {
-  std::vector<std::vector<BufferRun>> result(layout.world);
+std::vector<std::vector<BufferRange>> buffers(const Layout &layout) {
+  std::vector<std::vector<BufferRange>> result(layout.world);
   std::vector<uint32_t> next(layout.world, 1);
   for (unsigned e = 0; e < layout.endpoints.size(); ++e) {
     const Endpoint &endpoint = layout.endpoints[e];
-    for (int64_t place = 0; place < endpoint.places(); ++place) {
-      std::vector<BufferRun> runs;
+    for (int64_t meshRank = 0; meshRank < endpoint.meshRanks(); ++meshRank) {
+      std::vector<BufferRange> runs;
       for (unsigned p = 0; p < endpoint.params.size(); ++p)
-        if (const int64_t count = instances(endpoint, endpoint.params[p], place); count > 0)
-          runs.push_back({e, static_cast<int32_t>(place), p, 0, static_cast<uint32_t>(count),
-                          localBytes(endpoint, endpoint.params[p], place)});
-      const int32_t first = endpoint.storage ? 0 : endpoint.ranks[place];
+        if (const int64_t count = instances(endpoint, endpoint.params[p], meshRank); count > 0)
+          runs.push_back({e, static_cast<int32_t>(meshRank), p, 0, static_cast<uint32_t>(count),
+                          localBytes(endpoint, endpoint.params[p], meshRank)});
+      const int32_t first = endpoint.storage ? 0 : endpoint.ranks[meshRank];
       const int32_t end = endpoint.storage ? static_cast<int32_t>(layout.world) : first + 1;
       for (int32_t rank = first; rank < end; ++rank)
-        for (BufferRun run : runs) {
+        for (BufferRange run : runs) {
           run.first = next[rank];
           next[rank] += run.count;
           result[rank].push_back(run);

@@ -2,7 +2,7 @@
 // verify.cpp says what holds at each level, passes (compiler/passes.def) lower one level to the next.
 #pragma once
 
-#include "ir/segments.h"
+#include "ir/index_map.h"
 
 #include "llvm/ADT/SmallVector.h"
 
@@ -53,23 +53,23 @@ struct IndexVariable {
 
 /// All tensors of one name pattern: `model.layers.{layer}.mlp.up_proj.weight` for each layer for which it exists.
 /// Its *dimensions* are its index variables first (in the order of the name), then the tensor's own.
-struct Family {
+struct TensorPattern {
   std::string name;                // with {variable} placeholders
   std::vector<unsigned> variables; // into Layout::variables
-  std::vector<Segments> exists;    // per variable: the values for which it exists (from side; dense on the to side)
+  std::vector<IndexMap> exists;    // per variable: the values for which it exists (from side; dense on the to side)
   std::vector<int64_t> shape;      // elements
   DType dtype = DType::bf16;
   size_t rank() const { return variables.size() + shape.size(); }
-  bool operator==(const Family &) const = default;
+  bool operator==(const TensorPattern &) const = default;
 };
 
 /// How one dimension, or the values of an index variable, is shared out: for every coordinate of `axes` (several
 /// count as one, outermost first) the relation from logical position to local position.
-struct Share {
+struct Sharding {
   std::vector<unsigned> axes; // into Endpoint::axes; empty: the same on every place
-  std::vector<Segments> at;   // by coordinate; one entry where axes is empty
+  std::vector<IndexMap> at;   // by coordinate; one entry where axes is empty
   int64_t unit = 1;           // logical positions [i * unit, (i + 1) * unit) stay together: no later pass cuts inside
-  bool operator==(const Share &) const = default;
+  bool operator==(const Sharding &) const = default;
 };
 
 /// The local length of one param dimension, by coordinate of `axes`.
@@ -82,15 +82,15 @@ struct Extent {
 /// One dimension of a family inside a param. Where several stand on one param dimension (a flat buffer), a position
 /// there is the sum of theirs.
 struct PartDimension {
-  unsigned share = 0; // into Endpoint::shares: logical -> local position along `param`
-  int param = -1;     // the param's dimension; -1: an index variable in the param's name (local = instance, dense)
+  unsigned sharding = 0; // into Endpoint::shares: logical -> local position along `param`
+  int param = -1;        // the param's dimension; -1: an index variable in the param's name (local = instance, dense)
   bool operator==(const PartDimension &) const = default;
 };
 
 /// A tensor family, whole or sharded, inside a param; or, with family -1, zero padding: then there is one dimension
 /// for each name variable and each param dimension, in that order, and only the `to` side means anything.
 struct Part {
-  int family = -1;
+  int pattern = -1;
   std::vector<PartDimension> dimensions; // one for each dimension of the family
   bool operator==(const Part &) const = default;
 };
@@ -106,25 +106,25 @@ struct Presence {
 enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4 };
 const char *name(Quantization format);
 std::optional<Quantization> parseQuantization(const std::string &text);
-enum class FaceKind : uint8_t { elements, codes, scales, plain_scales, amax };
-const char *name(FaceKind kind);
-std::optional<FaceKind> parseFaceKind(const std::string &text);
+enum class ViewKind : uint8_t { elements, codes, scales, plain_scales, amax };
+const char *name(ViewKind kind);
+std::optional<ViewKind> parseViewKind(const std::string &text);
 
 /// Of a param that is not bound itself but shows others of its endpoint in another form: see schema/plan.fbs. Params
 /// are numbers into Endpoint::params.
-struct Face {
-  FaceKind kind = FaceKind::elements;
+struct QuantizedView {
+  ViewKind kind = ViewKind::elements;
   Quantization format = Quantization::mxfp8;
-  bool gathered =
+  bool staged =
       false; // it has memory in the arena; of `elements`, what comes goes there first, rows of blocks at a time
-  bool swizzled = false;    // the scales
-  unsigned codes = 0;       // of `elements` the codes, of others the param that is shown
-  unsigned scales = 0;      // of `elements` and `codes`
-  unsigned tensorScale = 0; // of `elements` of nvfp4
-  unsigned part = 0;        // of `amax` of a source: of the param that is shown
-  unsigned over = 0; // of `amax` of a source: the dimensions of the tensor that each number is over, bit i the last but
-                     // i; 0: the last two
-  bool operator==(const Face &) const = default;
+  bool swizzled = false;       // the scales
+  unsigned codes = 0;          // of `elements` the codes, of others the param that is shown
+  unsigned scales = 0;         // of `elements` and `codes`
+  unsigned tensorScale = 0;    // of `elements` of nvfp4
+  unsigned part = 0;           // of `amax` of a source: of the param that is shown
+  unsigned amaxDimensions = 0; // of `amax` of a source: the dimensions of the tensor that each number is over, bit i
+                               // the last but i; 0: the last two
+  bool operator==(const QuantizedView &) const = default;
 };
 
 /// All params of one name pattern at one endpoint. A place has one instance for each combination of the name
@@ -140,20 +140,20 @@ struct Param {
   std::string origin;  // "file:line" of its YAML, for explanations
   std::string refresh; // the engine's hook after each run; empty: none
   std::optional<DType>
-      stored; // of a target, in which its bytes stand where that is another: each element is cast when it comes
-  std::optional<Face> face;
-  bool made = false;     // of a target: without parts, written by way of a face
+      storageDtype; // of a target, in which its bytes stand where that is another: each element is cast when it comes
+  std::optional<QuantizedView> view;
+  bool derived = false;  // of a target: without parts, written by way of a face
   std::string transform; // the caller's conversion that it stands behind, in memory of the arena; empty: none
   /// Whether bytes change on their way into its memory, or out of it.
-  bool converts() const { return stored || (face && face->kind <= FaceKind::codes); }
+  bool converts() const { return storageDtype || (view && view->kind <= ViewKind::codes); }
   /// Whether its instances have memory of their own in the arena.
-  bool inArena() const { return face ? face->gathered && face->kind != FaceKind::elements : !transform.empty(); }
+  bool inArena() const { return view ? view->staged && view->kind != ViewKind::elements : !transform.empty(); }
   bool operator==(const Param &) const = default;
 };
 
 /// Positions of an index variable's values on a place are numbered from c * kChunk on in chunk c (virtual pipeline
 /// stages; 0 without them): `{x.local}` is the position modulo kChunk, `{x.chunk}` the position divided by it.
-constexpr int64_t kChunk = int64_t{1} << 20;
+constexpr int64_t kChunkStride = int64_t{1} << 20;
 
 /// One side of the job: where places are world ranks, or the files of a checkpoint.
 struct Endpoint {
@@ -164,16 +164,16 @@ struct Endpoint {
   bool checkpoint = false; // storage: one Hugging Face checkpoint, not a file per place
   std::vector<Axis> axes;
   std::vector<int32_t> ranks; // world rank of each place; for storage 0, 1, 2 … (file numbers)
-  std::vector<Share> shares;
+  std::vector<Sharding> shardings;
   std::vector<unsigned> placement; // per index variable of the model: the Share value -> position on the place (kChunk)
   std::vector<Param> params;
-  std::vector<Presence> authority;   // of the source: the places that may be read; empty: all
-  std::vector<uint32_t> generations; // of a target, by place: when it joined (--keep); empty: all at once
-  uint32_t generation(int64_t place) const { return generations.empty() ? 0 : generations[place]; }
-  int64_t relabelled = 0; // bytes that are local since `relabel` chose the order of the ranks
+  std::vector<Presence> authority; // of the source: the places that may be read; empty: all
+  std::vector<uint32_t> epochs;    // of a target, by place: when it joined (--keep); empty: all at once
+  uint32_t epoch(int64_t meshRank) const { return epochs.empty() ? 0 : epochs[meshRank]; }
+  int64_t relabeled = 0; // bytes that are local since `relabel` chose the order of the ranks
   std::vector<std::string>
-      leftOut; // params of the layout that the endpoint does not have: only, ignore, --allow=missing
-  int64_t places() const { return static_cast<int64_t>(ranks.size()); }
+      omitted; // params of the layout that the endpoint does not have: only, ignore, --allow=missing
+  int64_t meshRanks() const { return static_cast<int64_t>(ranks.size()); }
   bool operator==(const Endpoint &) const = default;
 };
 
@@ -208,11 +208,11 @@ const char *name(Exchange exchange);
 std::optional<Exchange> parseExchange(const std::string &text);
 
 /// How the work on files that every rank can reach is shared out.
-struct FileSharing {
+struct FileDistribution {
   Exchange exchange = Exchange::automatic;
   bool megatron = false; // --algorithm=megatron: whole shards in Megatron-Core's order; else the fractional optimum
   std::vector<std::string> group; // axes: ranks that differ along these alone read for each other; empty: all do
-  bool operator==(const FileSharing &) const = default;
+  bool operator==(const FileDistribution &) const = default;
 };
 
 /// The layout level: what the YAML said, resolved. Endpoint 0 is the source.
@@ -221,50 +221,50 @@ struct Layout {
   int64_t world = 0;
   int64_t stagingLimit = 0; // bytes per rank; 0: unlimited
   Topology topology;
-  FileSharing files;
+  FileDistribution files;
   std::vector<IndexVariable> variables;
-  std::vector<Family> families;
+  std::vector<TensorPattern> tensorPatterns;
   std::vector<Endpoint> endpoints;
-  std::vector<std::string> untaken; // names (patterns) of source tensors that no target takes
+  std::vector<std::string> unused; // names (patterns) of source tensors that no target takes
   bool operator==(const Layout &) const = default;
 };
 
 /// The coordinate of `place` over `axes` (outermost first) of an endpoint.
-int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, int64_t place);
+int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, int64_t meshRank);
 /// Whether a place passes a param's presence rules. It may still have no instance of it.
-bool present(const Endpoint &endpoint, const Param &param, int64_t place);
+bool present(const Endpoint &endpoint, const Param &param, int64_t meshRank);
 /// Whether a source place may be read.
-bool authorised(const Endpoint &endpoint, int64_t place);
+bool mayRead(const Endpoint &endpoint, int64_t meshRank);
 /// Number of instances of a param on a place; 0 where it is absent.
-int64_t instances(const Endpoint &endpoint, const Param &param, int64_t place);
+int64_t instances(const Endpoint &endpoint, const Param &param, int64_t meshRank);
 /// Local shape in elements; bytes of one instance.
-std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t place);
-int64_t localBytes(const Endpoint &endpoint, const Param &param, int64_t place);
+std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t meshRank);
+int64_t localBytes(const Endpoint &endpoint, const Param &param, int64_t meshRank);
 /// The name of instance `instance` of a param on a place.
-std::string instanceName(const Layout &layout, const Endpoint &endpoint, const Param &param, int64_t place,
+std::string instanceName(const Layout &layout, const Endpoint &endpoint, const Param &param, int64_t meshRank,
                          int64_t instance);
 
 // -------------------------------------------------------------------------------------------- transfer level
 
 /// One alternative source of a tile: places that hold the same elements at the same local positions.
-struct Holder {
+struct ReplicaGroup {
   unsigned param = 0, part = 0;    // of endpoint 0
-  std::vector<int32_t> places;     // ascending
+  std::vector<int32_t> meshRanks;  // ascending
   std::vector<unsigned> relations; // per dimension of the target part, into Transfers::relations: source -> target
                                    // local; padding: itself -> target local
-  bool operator==(const Holder &) const = default;
+  bool operator==(const ReplicaGroup &) const = default;
 };
 
-/// What lcm-tile makes: for one family and one set of elements of it (a product over its dimensions, index variables
+/// What overlap makes: for one family and one set of elements of it (a product over its dimensions, index variables
 /// included), who can give it and who wants it. It stands for one transfer for each tensor in it and each target place.
-struct Tile {
-  int family = -1;                            // -1: zero padding of the target: one holder, with the one place -1
+struct Overlap {
+  int pattern = -1;                           // -1: zero padding of the target: one holder, with the one place -1
   unsigned endpoint = 1, param = 0, part = 0; // target
   std::vector<int32_t> targets; // places of the endpoint that want it, at the same local positions, ascending
-  std::vector<Holder> holders;
+  std::vector<ReplicaGroup> replicaGroups;
   int64_t tensors = 1; // product of the index dimensions' sizes
   int64_t bytes = 0;   // of one tensor's piece
-  bool operator==(const Tile &) const = default;
+  bool operator==(const Overlap &) const = default;
 };
 
 /// Who passes on what it got: `to` gets it from `from`, both places of one target endpoint; `from` is the transfer's
@@ -278,13 +278,13 @@ using Route = std::vector<Hop>;
 /// Tensors [first, first + count) of the tile (numbered in the order of the target, the last index variable fastest)
 /// from one place to one place, and on from there by a route.
 struct Transfer {
-  static constexpr int32_t kOpen = -2; // a source that balance has yet to choose
-  uint32_t tile = 0;
+  static constexpr int32_t kUnassigned = -2; // a source that balance has yet to choose
+  uint32_t overlap = 0;
   uint32_t first = 0, count = 1;
-  uint32_t holder = 0;
-  int32_t source = kOpen; // place of endpoint 0; -1 for padding
-  int32_t target = 0;     // place of the tile's endpoint
-  int32_t route = -1;     // into Transfers::routes; -1: it ends at the target
+  uint32_t replicaGroup = 0;
+  int32_t source = kUnassigned; // place of endpoint 0; -1 for padding
+  int32_t target = 0;           // place of the tile's endpoint
+  int32_t route = -1;           // into Transfers::routes; -1: it ends at the target
   // One tensor may be cut: then only local positions [begin, end) of the target along `dimension` of the part.
   uint32_t dimension = 0;
   int64_t begin = 0, end = 0;
@@ -321,8 +321,8 @@ struct Descriptor {
 };
 
 struct Transfers {
-  std::vector<Segments> relations;     // interned
-  std::vector<Tile> tiles;             // by lcm-tile
+  std::vector<IndexMap> relations;     // interned
+  std::vector<Overlap> overlaps;       // by overlap
   std::vector<Route> routes;           // by distribute
   std::vector<Transfer> transfers;     // by distribute, open; by balance: ordered by tile, target, first tensor
   std::vector<Shape> shapes;           // by coalesce, interned
@@ -382,25 +382,25 @@ struct Step {
       0; // send, recv: of a message that goes in several chunks, the bytes of each but the last; 0: it goes in one
   uint8_t slot = 0; // of its first chunk, where there are several: 0 at `staging`, 1 a chunk behind
   /// Of the arena, from `staging` on.
-  int64_t staged() const { return chunk > 0 ? 2 * chunk : bytes; }
+  int64_t stagingBytes() const { return chunk > 0 ? 2 * chunk : bytes; }
   bool operator==(const Step &) const = default;
 };
 
 /// A run of buffers of one rank: all instances of one param at one place of one endpoint.
-struct BufferRun {
+struct BufferRange {
   unsigned endpoint = 0;
-  int32_t place = 0;
+  int32_t meshRank = 0;
   unsigned param = 0;
   uint32_t first = 0; // number of the first buffer
   uint32_t count = 0;
   int64_t bytes = 0; // of each
-  bool operator==(const BufferRun &) const = default;
+  bool operator==(const BufferRange &) const = default;
 };
 
 /// What one rank does, in order; rounds ascend.
 struct RankSchedule {
   int32_t rank = 0;
-  std::vector<BufferRun> buffers;
+  std::vector<BufferRange> buffers;
   std::vector<OperandShape> shapes;
   std::vector<Step> steps;
   int64_t arenaBytes = 0;
@@ -428,10 +428,10 @@ struct Module {
 
 /// Bytes that the instances among a rank's buffers that stand in its arena (Param::inArena) take there, at its end,
 /// each from a multiple of 64 on.
-int64_t gatheredBytes(const Layout &layout, const std::vector<BufferRun> &buffers);
+int64_t stagedBytes(const Layout &layout, const std::vector<BufferRange> &buffers);
 
 /// The buffers of every world rank: its places in every endpoint, then the storage endpoints' places that its steps may
 /// use. Buffer numbers start at 1 (0 is the arena). A run is listed only where it has instances.
-std::vector<std::vector<BufferRun>> buffers(const Layout &layout);
+std::vector<std::vector<BufferRange>> buffers(const Layout &layout);
 
 } // namespace reshard::ir

@@ -15,7 +15,7 @@ protected:
       return;
     layout_.files.megatron = take("megatron");
     expect("exchange");
-    const size_t at = place();
+    const size_t at = position();
     const std::string text = string();
     const auto exchange = parseExchange(text);
     if (!exchange)
@@ -39,7 +39,7 @@ protected:
   }
 
   DType dtype() {
-    const size_t at = place();
+    const size_t at = position();
     const std::string text = word();
     const auto type = parseDType(text);
     if (!type)
@@ -47,7 +47,7 @@ protected:
     return *type;
   }
   unsigned variable() {
-    const size_t at = place();
+    const size_t at = position();
     const std::string text = word();
     for (unsigned v = 0; v < layout_.variables.size(); ++v)
       if (layout_.variables[v].name == text)
@@ -55,7 +55,7 @@ protected:
     fail(at, "expected an index variable, found '" + text + "'");
   }
   unsigned axis(const Endpoint &endpoint) {
-    const size_t at = place();
+    const size_t at = position();
     const std::string text = word();
     for (unsigned a = 0; a < endpoint.axes.size(); ++a)
       if (endpoint.axes[a].name == text)
@@ -72,13 +72,13 @@ protected:
     }
     return result;
   }
-  Segments segments() {
-    Segments result;
+  IndexMap indexMap() {
+    IndexMap result;
     if (take("none"))
       return result;
     while (take("[")) {
-      Segment s;
-      const size_t at = place();
+      IndexBlock s;
+      const size_t at = position();
       s.from = number();
       expect(":");
       if (__builtin_sub_overflow(number(), s.from, &s.length) || s.length <= 0)
@@ -99,11 +99,11 @@ protected:
       result.push_back(s);
     }
     if (result.empty())
-      fail(place(), "expected segments or 'none', found '" + std::string(peek()) + "'");
+      fail(position(), "expected segments or 'none', found '" + std::string(peek()) + "'");
     return result;
   }
   void counted(size_t have, const char *what) {
-    const size_t at = place();
+    const size_t at = position();
     const int64_t n = number();
     if (n != static_cast<int64_t>(have))
       fail(at, "expected " + std::string(what) + " " + std::to_string(have) + ", found " + std::to_string(n));
@@ -118,24 +118,24 @@ protected:
     }
     while (take("tensor")) {
       expect("%");
-      counted(layout_.families.size(), "tensor");
-      Family family;
-      family.name = string();
-      family.dtype = dtype();
-      family.shape = list<int64_t>();
+      counted(layout_.tensorPatterns.size(), "tensor");
+      TensorPattern pattern;
+      pattern.name = string();
+      pattern.dtype = dtype();
+      pattern.shape = list<int64_t>();
       while (take("for")) {
-        family.variables.push_back(variable());
-        family.exists.push_back(segments());
+        pattern.variables.push_back(variable());
+        pattern.exists.push_back(indexMap());
         expect(";");
       }
-      layout_.families.push_back(std::move(family));
+      layout_.tensorPatterns.push_back(std::move(pattern));
     }
-    while (take("untaken"))
-      layout_.untaken.push_back(string());
+    while (take("unused"))
+      layout_.unused.push_back(string());
     while (take("endpoint"))
       endpoint();
     if (layout_.endpoints.empty())
-      fail(place(), "expected 'endpoint', found '" + std::string(peek()) + "'");
+      fail(position(), "expected 'endpoint', found '" + std::string(peek()) + "'");
   }
 
   void endpoint() {
@@ -159,35 +159,35 @@ protected:
       axis.stride = after("stride");
       endpoint.axes.push_back(axis);
     }
-    while (take("share")) {
+    while (take("sharding")) {
       expect("#");
-      counted(endpoint.shares.size(), "share");
+      counted(endpoint.shardings.size(), "sharding");
       expect("over");
-      Share share;
-      share.axes = axes(endpoint);
+      Sharding sharding;
+      sharding.axes = axes(endpoint);
       if (take("unit"))
-        share.unit = number();
+        sharding.unit = number();
       while (take("|"))
-        share.at.push_back(segments());
-      endpoint.shares.push_back(std::move(share));
+        sharding.at.push_back(indexMap());
+      endpoint.shardings.push_back(std::move(sharding));
     }
-    while (take("place")) {
-      const size_t at = place();
+    while (take("placement")) {
+      const size_t at = position();
       if (variable() != endpoint.placement.size())
         fail(at, "expected the index variables in order");
       expect("#");
-      reference(endpoint.placement.emplace_back(), endpoint.shares.size(), "share");
+      reference(endpoint.placement.emplace_back(), endpoint.shardings.size(), "sharding");
     }
     while (take("authority"))
       endpoint.authority.push_back(presence(endpoint));
-    if (take("generations"))
-      endpoint.generations = list<uint32_t>();
-    if (take("relabelled")) {
-      endpoint.relabelled = number();
+    if (take("epochs"))
+      endpoint.epochs = list<uint32_t>();
+    if (take("relabeled")) {
+      endpoint.relabeled = number();
       expect("bytes");
     }
-    while (take("without"))
-      endpoint.leftOut.push_back(string());
+    while (take("omitted"))
+      endpoint.omitted.push_back(string());
     while (take("param"))
       param(endpoint);
     layout_.endpoints.push_back(std::move(endpoint));
@@ -206,14 +206,14 @@ protected:
     Param param;
     param.name = string();
     param.dtype = dtype();
-    if (take("stored"))
-      param.stored = dtype();
-    param.made = take("made");
-    const bool gathered = take("gathered");
-    if (take("face"))
-      face(param, gathered);
-    else if (gathered)
-      fail(place(), "expected 'face', found '" + std::string(peek()) + "'");
+    if (take("storage"))
+      param.storageDtype = dtype();
+    param.derived = take("derived");
+    const bool staged = take("staged");
+    if (take("view"))
+      view(param, staged);
+    else if (staged)
+      fail(position(), "expected 'face', found '" + std::string(peek()) + "'");
     expect("[");
     while (!take("]")) {
       if (!param.shape.empty())
@@ -230,7 +230,7 @@ protected:
     while (take("for")) {
       param.variables.push_back(variable());
       expect("#");
-      reference(param.instances.emplace_back(), endpoint.shares.size(), "share");
+      reference(param.instances.emplace_back(), endpoint.shardings.size(), "sharding");
     }
     while (take("at"))
       param.presence.push_back(presence(endpoint));
@@ -244,13 +244,13 @@ protected:
       Part part;
       if (take("holds")) {
         expect("%");
-        reference(part.family, layout_.families.size(), "tensor");
+        reference(part.pattern, layout_.tensorPatterns.size(), "tensor");
       } else {
         expect("zeros");
       }
       while (take("#")) {
         PartDimension dimension;
-        reference(dimension.share, endpoint.shares.size(), "share");
+        reference(dimension.sharding, endpoint.shardings.size(), "sharding");
         expect("->");
         if (!take("name"))
           reference(dimension.param, param.shape.size(), "dimension");
@@ -261,30 +261,30 @@ protected:
     endpoint.params.push_back(std::move(param));
   }
 
-  void face(Param &param, bool gathered) {
-    Face face;
-    face.gathered = gathered;
-    size_t at = place();
-    if (const auto kind = parseFaceKind(std::string(word())))
-      face.kind = *kind;
+  void view(Param &param, bool staged) {
+    QuantizedView view;
+    view.staged = staged;
+    size_t at = position();
+    if (const auto kind = parseViewKind(std::string(word())))
+      view.kind = *kind;
     else
       fail(at, "expected what a face shows");
-    at = place();
+    at = position();
     if (const auto format = parseQuantization(std::string(word())))
-      face.format = *format;
+      view.format = *format;
     else
       fail(at, "expected a format of quantised params");
-    face.swizzled = take("swizzled");
+    view.swizzled = take("swizzled");
     expect("of");
-    for (unsigned *number : {&face.codes, &face.scales, &face.tensorScale}) {
+    for (unsigned *number : {&view.codes, &view.scales, &view.tensorScale}) {
       expect("$");
       *number = static_cast<unsigned>(this->number());
     }
     if (take("part"))
-      face.part = static_cast<unsigned>(number());
+      view.part = static_cast<unsigned>(number());
     if (take("over"))
-      face.over = static_cast<unsigned>(number());
-    param.face = face;
+      view.amaxDimensions = static_cast<unsigned>(number());
+    param.view = view;
   }
 
   Layout &layout_;

@@ -36,11 +36,11 @@ public:
         break;
     }
   }
-  size_t place() {
+  size_t position() {
     skip();
     return at_;
   }
-  static bool wordly(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-'; }
+  static bool isWordCharacter(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-'; }
 
   /// The next token, not taken: a word, a sign, or nothing at the end.
   std::string_view peek() {
@@ -48,7 +48,7 @@ public:
     if (at_ >= text_.size())
       return "the end";
     size_t end = at_;
-    while (end < text_.size() && wordly(text_[end]))
+    while (end < text_.size() && isWordCharacter(text_[end]))
       ++end;
     return text_.substr(at_, std::max<size_t>(end - at_, 1));
   }
@@ -56,7 +56,8 @@ public:
     skip();
     if (text_.substr(at_, token.size()) != token)
       return false;
-    return !wordly(token.back()) || at_ + token.size() >= text_.size() || !wordly(text_[at_ + token.size()]);
+    return !isWordCharacter(token.back()) || at_ + token.size() >= text_.size() ||
+           !isWordCharacter(text_[at_ + token.size()]);
   }
   bool take(std::string_view token) {
     if (!is(token))
@@ -66,12 +67,12 @@ public:
   }
   void expect(std::string_view token) {
     if (!take(token))
-      fail(place(), "expected '" + std::string(token) + "', found '" + std::string(peek()) + "'");
+      fail(position(), "expected '" + std::string(token) + "', found '" + std::string(peek()) + "'");
   }
   std::string word() {
     skip();
     const std::string_view token = peek();
-    if (at_ >= text_.size() || !wordly(token[0]))
+    if (at_ >= text_.size() || !isWordCharacter(token[0]))
       fail(at_, "expected a word, found '" + std::string(token) + "'");
     at_ += token.size();
     return std::string(token);
@@ -92,7 +93,7 @@ public:
   }
   /// A number that refers to one of `count` things.
   template <class Integer> void reference(Integer &value, size_t count, const char *what) {
-    const size_t at = place();
+    const size_t at = position();
     const int64_t n = number();
     if (n < 0 || static_cast<uint64_t>(n) >= count)
       fail(at, "expected the number of a " + std::string(what) + ", of which there are " + std::to_string(count) +
@@ -100,7 +101,7 @@ public:
     value = static_cast<Integer>(n);
   }
   template <class Integer> void bounded(Integer &value) {
-    const size_t at = place();
+    const size_t at = position();
     const int64_t n = number();
     if (static_cast<int64_t>(static_cast<Integer>(n)) != n)
       fail(at, "expected a number that fits, found " + std::to_string(n));
@@ -147,7 +148,7 @@ public:
     while (!take("]")) {
       if (!numbers.empty())
         expect(",");
-      const size_t at = place();
+      const size_t at = position();
       int32_t first = 0;
       bounded(first);
       const int64_t last = take(":") ? number() : int64_t{first} + 1;

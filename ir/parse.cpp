@@ -17,7 +17,7 @@ public:
   void run() {
     expect("module");
     layout_.model = string();
-    const size_t at = place();
+    const size_t at = position();
     const std::string level = word();
     if (level == "layout")
       module_.level = Level::layout;
@@ -50,10 +50,10 @@ private:
     while (take("relation")) {
       expect("~");
       counted(t.relations.size(), "relation");
-      t.relations.push_back(segments());
+      t.relations.push_back(indexMap());
     }
-    while (take("tile"))
-      tile();
+    while (take("overlap"))
+      overlap();
     while (take("route")) {
       counted(t.routes.size(), "route");
       Route route;
@@ -68,26 +68,27 @@ private:
     }
     while (take("transfer")) {
       Transfer transfer;
-      reference(transfer.tile, t.tiles.size(), "tile");
+      reference(transfer.overlap, t.overlaps.size(), "overlap");
       expect("tensors");
       bounded(transfer.first);
       expect(":");
-      const size_t at = place();
+      const size_t at = position();
       uint32_t last = 0;
       bounded(last);
-      if (last <= transfer.first || last > t.tiles[transfer.tile].tensors)
-        fail(at, "expected tensors of the tile, of which there are " + std::to_string(t.tiles[transfer.tile].tensors));
+      if (last <= transfer.first || last > t.overlaps[transfer.overlap].tensors)
+        fail(at, "expected tensors of the tile, of which there are " +
+                     std::to_string(t.overlaps[transfer.overlap].tensors));
       transfer.count = last - transfer.first;
       if (take("dimension")) {
-        reference(transfer.dimension, t.tiles[transfer.tile].holders[0].relations.size(), "dimension");
+        reference(transfer.dimension, t.overlaps[transfer.overlap].replicaGroups[0].relations.size(), "dimension");
         transfer.begin = after("local");
         expect(":");
         transfer.end = number();
         if (transfer.begin < 0 || transfer.end <= transfer.begin)
-          fail(place(), "expected local positions that ascend from 0 on");
+          fail(position(), "expected local positions that ascend from 0 on");
       }
-      if (take("holder")) {
-        reference(transfer.holder, t.tiles[transfer.tile].holders.size(), "holder");
+      if (take("replica-group")) {
+        reference(transfer.replicaGroup, t.overlaps[transfer.overlap].replicaGroups.size(), "replica group");
         expect("from");
         bounded(transfer.source);
       }
@@ -113,7 +114,7 @@ private:
       }
       t.shapes.push_back(std::move(shape));
     }
-    while (take("move")) {
+    while (take("descriptor")) {
       Descriptor d;
       expect("^");
       reference(d.shape, t.shapes.size(), "shape");
@@ -135,44 +136,44 @@ private:
     }
   }
 
-  void tile() {
+  void overlap() {
     Transfers &t = module_.transfers;
-    counted(t.tiles.size(), "tile");
-    Tile tile;
+    counted(t.overlaps.size(), "overlap");
+    Overlap overlap;
     if (!take("zeros")) {
       expect("%");
-      reference(tile.family, layout_.families.size(), "tensor");
+      reference(overlap.pattern, layout_.tensorPatterns.size(), "tensor");
     }
     expect("->");
     expect("@");
-    reference(tile.endpoint, layout_.endpoints.size(), "endpoint");
-    const Endpoint &target = layout_.endpoints[tile.endpoint];
+    reference(overlap.endpoint, layout_.endpoints.size(), "endpoint");
+    const Endpoint &target = layout_.endpoints[overlap.endpoint];
     expect("$");
-    reference(tile.param, target.params.size(), "param");
+    reference(overlap.param, target.params.size(), "param");
     expect(".");
-    reference(tile.part, target.params[tile.param].parts.size(), "part");
+    reference(overlap.part, target.params[overlap.param].parts.size(), "part");
     expect("on");
-    tile.targets = ranges();
+    overlap.targets = ranges();
     expect(",");
-    tile.tensors = number();
+    overlap.tensors = number();
     expect("x");
-    tile.bytes = number();
+    overlap.bytes = number();
     expect("bytes");
     while (take("from")) {
-      Holder holder;
+      ReplicaGroup replicaGroup;
       const Endpoint &source = layout_.endpoints[0];
       expect("$");
-      reference(holder.param, tile.family < 0 ? 1 : source.params.size(), "param");
+      reference(replicaGroup.param, overlap.pattern < 0 ? 1 : source.params.size(), "param");
       expect(".");
-      reference(holder.part, tile.family < 0 ? 1 : source.params[holder.param].parts.size(), "part");
+      reference(replicaGroup.part, overlap.pattern < 0 ? 1 : source.params[replicaGroup.param].parts.size(), "part");
       expect("on");
-      holder.places = ranges();
+      replicaGroup.meshRanks = ranges();
       expect("by");
       while (take("~"))
-        reference(holder.relations.emplace_back(), t.relations.size(), "relation");
-      tile.holders.push_back(std::move(holder));
+        reference(replicaGroup.relations.emplace_back(), t.relations.size(), "relation");
+      overlap.replicaGroups.push_back(std::move(replicaGroup));
     }
-    t.tiles.push_back(std::move(tile));
+    t.overlaps.push_back(std::move(overlap));
   }
 
   void schedule() {
@@ -189,8 +190,8 @@ private:
       rank.rank = static_cast<int32_t>(s.ranks.size());
       rank.arenaBytes = after("arena");
       while (take("buffers")) {
-        BufferRun run;
-        const size_t at = place();
+        BufferRange run;
+        const size_t at = position();
         if (text_.substr(at, 1) != "b")
           fail(at, "expected a buffer");
         ++at_;
@@ -201,7 +202,7 @@ private:
         expect("bytes");
         expect("@");
         reference(run.endpoint, layout_.endpoints.size(), "endpoint");
-        reference(run.place, layout_.endpoints[run.endpoint].ranks.size(), "place");
+        reference(run.meshRank, layout_.endpoints[run.endpoint].ranks.size(), "mesh rank");
         expect("$");
         reference(run.param, layout_.endpoints[run.endpoint].params.size(), "param");
         rank.buffers.push_back(run);
@@ -266,7 +267,7 @@ private:
   void operands(const RankSchedule &rank, const char *what, Operands &list) {
     while (take(what)) {
       Operand operand;
-      const size_t at = place();
+      const size_t at = position();
       if (text_.substr(at, 1) != "b")
         fail(at, "expected a buffer");
       ++at_;

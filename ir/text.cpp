@@ -35,7 +35,7 @@ private:
     if (t != usual)
       out_ << "topology link " << t.linkRate << " latency " << t.linkLatency << " nics " << t.nicsPerNode << " rate "
            << t.nicRate << " latency " << t.nicLatency << " copy " << t.copyRate << "\n";
-    if (layout_.files != FileSharing()) {
+    if (layout_.files != FileDistribution()) {
       out_ << "files" << (layout_.files.megatron ? " megatron" : "") << " exchange "
            << quoted(name(layout_.files.exchange)) << " group";
       for (const std::string &axis : layout_.files.group)
@@ -84,11 +84,11 @@ private:
     return text + "]";
   }
 
-  std::string segments(const Segments &list) {
+  std::string indexMap(const IndexMap &list) {
     if (list.empty())
       return "none";
     std::string text;
-    for (const Segment &s : list) {
+    for (const IndexBlock &s : list) {
       text += (text.empty() ? "" : " ") + std::string("[") + std::to_string(s.from) + ":" +
               std::to_string(s.from + s.length);
       if (s.count != 1)
@@ -111,15 +111,16 @@ private:
   void layout() {
     for (const IndexVariable &variable : layout_.variables)
       out_ << "index " << variable.name << " " << variable.size << "\n";
-    for (size_t f = 0; f < layout_.families.size(); ++f) {
-      const Family &family = layout_.families[f];
-      out_ << "tensor %" << f << " " << quoted(family.name) << " " << name(family.dtype) << " " << list(family.shape);
-      for (size_t v = 0; v < family.variables.size(); ++v)
-        out_ << " for " << layout_.variables[family.variables[v]].name << " " << segments(family.exists[v]) << ";";
+    for (size_t f = 0; f < layout_.tensorPatterns.size(); ++f) {
+      const TensorPattern &pattern = layout_.tensorPatterns[f];
+      out_ << "tensor %" << f << " " << quoted(pattern.name) << " " << name(pattern.dtype) << " "
+           << list(pattern.shape);
+      for (size_t v = 0; v < pattern.variables.size(); ++v)
+        out_ << " for " << layout_.variables[pattern.variables[v]].name << " " << indexMap(pattern.exists[v]) << ";";
       out_ << "\n";
     }
-    for (const std::string &tensor : layout_.untaken)
-      out_ << "untaken " << quoted(tensor) << "\n";
+    for (const std::string &tensor : layout_.unused)
+      out_ << "unused " << quoted(tensor) << "\n";
     for (const Endpoint &each : layout_.endpoints)
       endpoint(each);
   }
@@ -132,29 +133,29 @@ private:
     out_ << "\n";
     for (const Axis &axis : endpoint.axes)
       out_ << "  axis " << axis.name << " " << axis.size << " stride " << axis.stride << "\n";
-    for (size_t s = 0; s < endpoint.shares.size(); ++s) {
-      const Share &share = endpoint.shares[s];
-      out_ << "  share #" << s << " over " << axes(endpoint, share.axes);
-      if (share.unit != 1)
-        out_ << " unit " << share.unit;
-      for (const Segments &at : share.at)
-        out_ << " | " << segments(at);
+    for (size_t s = 0; s < endpoint.shardings.size(); ++s) {
+      const Sharding &sharding = endpoint.shardings[s];
+      out_ << "  sharding #" << s << " over " << axes(endpoint, sharding.axes);
+      if (sharding.unit != 1)
+        out_ << " unit " << sharding.unit;
+      for (const IndexMap &at : sharding.at)
+        out_ << " | " << indexMap(at);
       out_ << "\n";
     }
     for (size_t v = 0; v < endpoint.placement.size(); ++v)
-      out_ << "  place " << layout_.variables[v].name << " #" << endpoint.placement[v] << "\n";
+      out_ << "  placement " << layout_.variables[v].name << " #" << endpoint.placement[v] << "\n";
     for (const Presence &rule : endpoint.authority)
       out_ << "  authority " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates) << "\n";
-    if (!endpoint.generations.empty())
-      out_ << "  generations " << list(endpoint.generations) << "\n";
-    if (endpoint.relabelled > 0)
-      out_ << "  relabelled " << endpoint.relabelled << " bytes\n";
-    for (const std::string &param : endpoint.leftOut)
-      out_ << "  without " << quoted(param) << "\n";
+    if (!endpoint.epochs.empty())
+      out_ << "  epochs " << list(endpoint.epochs) << "\n";
+    if (endpoint.relabeled > 0)
+      out_ << "  relabeled " << endpoint.relabeled << " bytes\n";
+    for (const std::string &param : endpoint.omitted)
+      out_ << "  omitted " << quoted(param) << "\n";
     for (size_t p = 0; p < endpoint.params.size(); ++p) {
       const Param &param = endpoint.params[p];
       out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype)
-           << (param.stored ? std::string(" stored ") + name(*param.stored) : "") << face(param) << " [";
+           << (param.storageDtype ? std::string(" storage ") + name(*param.storageDtype) : "") << view(param) << " [";
       for (size_t d = 0; d < param.shape.size(); ++d) {
         out_ << (d ? ", " : "");
         if (param.shape[d].axes.empty() && param.shape[d].at.size() == 1)
@@ -175,55 +176,56 @@ private:
         out_ << " from " << quoted(param.origin);
       out_ << "\n";
       for (const Part &part : param.parts) {
-        if (part.family < 0)
+        if (part.pattern < 0)
           out_ << "    zeros";
         else
-          out_ << "    holds %" << part.family;
+          out_ << "    holds %" << part.pattern;
         for (const PartDimension &dimension : part.dimensions) {
-          out_ << " #" << dimension.share << " -> ";
+          out_ << " #" << dimension.sharding << " -> ";
           if (dimension.param < 0)
             out_ << "name";
           else
             out_ << dimension.param;
         }
-        if (part.family >= 0)
-          out_ << " // " << layout_.families[part.family].name;
+        if (part.pattern >= 0)
+          out_ << " // " << layout_.tensorPatterns[part.pattern].name;
         out_ << "\n";
       }
     }
   }
 
-  static std::string face(const Param &param) {
-    if (!param.face)
-      return param.made ? " made" : "";
-    const Face &face = *param.face;
-    return std::string(face.gathered ? " gathered" : "") + " face " + name(face.kind) + " " + name(face.format) +
-           (face.swizzled ? " swizzled" : "") + " of $" + std::to_string(face.codes) + " $" +
-           std::to_string(face.scales) + " $" + std::to_string(face.tensorScale) +
-           (face.part > 0 ? " part " + std::to_string(face.part) : "") +
-           (face.over > 0 ? " over " + std::to_string(face.over) : "");
+  static std::string view(const Param &param) {
+    if (!param.view)
+      return param.derived ? " derived" : "";
+    const QuantizedView &view = *param.view;
+    return std::string(view.staged ? " staged" : "") + " view " + name(view.kind) + " " + name(view.format) +
+           (view.swizzled ? " swizzled" : "") + " of $" + std::to_string(view.codes) + " $" +
+           std::to_string(view.scales) + " $" + std::to_string(view.tensorScale) +
+           (view.part > 0 ? " part " + std::to_string(view.part) : "") +
+           (view.amaxDimensions > 0 ? " over " + std::to_string(view.amaxDimensions) : "");
   }
 
   void transfers() {
     const Transfers &t = module_.transfers;
     out_ << "\n";
     for (size_t r = 0; r < t.relations.size(); ++r)
-      out_ << "relation ~" << r << " " << segments(t.relations[r]) << "\n";
-    for (size_t n = 0; n < t.tiles.size(); ++n) {
-      const Tile &tile = t.tiles[n];
-      const Endpoint &target = layout_.endpoints[tile.endpoint];
-      out_ << "tile " << n << " ";
-      if (tile.family < 0)
+      out_ << "relation ~" << r << " " << indexMap(t.relations[r]) << "\n";
+    for (size_t n = 0; n < t.overlaps.size(); ++n) {
+      const Overlap &overlap = t.overlaps[n];
+      const Endpoint &target = layout_.endpoints[overlap.endpoint];
+      out_ << "overlap " << n << " ";
+      if (overlap.pattern < 0)
         out_ << "zeros";
       else
-        out_ << "%" << tile.family;
-      out_ << " -> @" << tile.endpoint << " $" << tile.param << "." << tile.part << " on " << ranges(tile.targets)
-           << ", " << tile.tensors << " x " << tile.bytes << " bytes // "
-           << (tile.family < 0 ? std::string("padding") : layout_.families[tile.family].name) << " -> "
-           << target.params[tile.param].name << "\n";
-      for (const Holder &holder : tile.holders) {
-        out_ << "  from $" << holder.param << "." << holder.part << " on " << ranges(holder.places) << " by";
-        for (const unsigned relation : holder.relations)
+        out_ << "%" << overlap.pattern;
+      out_ << " -> @" << overlap.endpoint << " $" << overlap.param << "." << overlap.part << " on "
+           << ranges(overlap.targets) << ", " << overlap.tensors << " x " << overlap.bytes << " bytes // "
+           << (overlap.pattern < 0 ? std::string("padding") : layout_.tensorPatterns[overlap.pattern].name) << " -> "
+           << target.params[overlap.param].name << "\n";
+      for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
+        out_ << "  from $" << replicaGroup.param << "." << replicaGroup.part << " on " << ranges(replicaGroup.meshRanks)
+             << " by";
+        for (const unsigned relation : replicaGroup.relations)
           out_ << " ~" << relation;
         out_ << "\n";
       }
@@ -235,11 +237,12 @@ private:
       out_ << "\n";
     }
     for (const Transfer &transfer : t.transfers) {
-      out_ << "transfer " << transfer.tile << " tensors " << transfer.first << ":" << transfer.first + transfer.count;
+      out_ << "transfer " << transfer.overlap << " tensors " << transfer.first << ":"
+           << transfer.first + transfer.count;
       if (transfer.cut())
         out_ << " dimension " << transfer.dimension << " local " << transfer.begin << ":" << transfer.end;
-      if (transfer.source != Transfer::kOpen)
-        out_ << " holder " << transfer.holder << " from " << transfer.source;
+      if (transfer.source != Transfer::kUnassigned)
+        out_ << " replica-group " << transfer.replicaGroup << " from " << transfer.source;
       out_ << " to " << transfer.target;
       if (transfer.route >= 0)
         out_ << " route " << transfer.route;
@@ -253,9 +256,9 @@ private:
       out_ << "\n";
     }
     for (const Descriptor &d : t.descriptors)
-      out_ << "move ^" << d.shape << " from " << d.source << " instance " << d.sourceInstance << " + " << d.sourceOffset
-           << " to @" << d.endpoint << " " << d.target << " instance " << d.targetInstance << " + " << d.targetOffset
-           << (d.route >= 0 ? " route " + std::to_string(d.route) : std::string()) << "\n";
+      out_ << "descriptor ^" << d.shape << " from " << d.source << " instance " << d.sourceInstance << " + "
+           << d.sourceOffset << " to @" << d.endpoint << " " << d.target << " instance " << d.targetInstance << " + "
+           << d.targetOffset << (d.route >= 0 ? " route " + std::to_string(d.route) : std::string()) << "\n";
   }
 
   void operands(const RankSchedule &rank, const char *what, const Operands &list) {
@@ -265,11 +268,11 @@ private:
   }
 
   std::string meaning(const RankSchedule &rank, uint32_t buffer) {
-    for (const BufferRun &run : rank.buffers)
+    for (const BufferRange &run : rank.buffers)
       if (buffer >= run.first && buffer - run.first < run.count) {
         const Endpoint &endpoint = layout_.endpoints[run.endpoint];
         return " // " + endpoint.role + " " +
-               instanceName(layout_, endpoint, endpoint.params[run.param], run.place, buffer - run.first);
+               instanceName(layout_, endpoint, endpoint.params[run.param], run.meshRank, buffer - run.first);
       }
     return "";
   }
@@ -278,9 +281,9 @@ private:
     out_ << "\nschedule " << module_.schedule.rounds << " rounds, " << module_.schedule.messages << " messages\n";
     for (const RankSchedule &rank : module_.schedule.ranks) {
       out_ << "rank " << rank.rank << " arena " << rank.arenaBytes << "\n";
-      for (const BufferRun &run : rank.buffers)
+      for (const BufferRange &run : rank.buffers)
         out_ << "  buffers b" << run.first << " x " << run.count << " of " << run.bytes << " bytes @" << run.endpoint
-             << " " << run.place << " $" << run.param << " // "
+             << " " << run.meshRank << " $" << run.param << " // "
              << layout_.endpoints[run.endpoint].params[run.param].name << "\n";
       for (size_t s = 0; s < rank.shapes.size(); ++s) {
         out_ << "  shape ^" << s << " row " << rank.shapes[s].rowBytes;

@@ -1,5 +1,6 @@
 // What must hold between passes. Exact where it is cheap (references, bounds, sums, both sides of a message); that each
-// byte comes from the right byte is proved on the emitted plan by tools/coverage.cpp, which shares no code with this.
+// byte comes from the right byte is proved on the emitted plan by tools/plan_verifier.cpp, which shares no code with
+// this.
 
 #include "ir/text.h"
 #include "schema/arena.h"
@@ -43,23 +44,23 @@ private:
     require(t.ranksPerNode >= 0 && t.nicsPerNode >= 0 && t.linkRate > 0 && t.nicRate > 0 && t.copyRate > 0 &&
                 t.linkLatency >= 0 && t.nicLatency >= 0,
             "a topology with a rate that is not positive");
-    for (const Family &family : layout_.families) {
-      require(family.variables.size() == family.exists.size(),
-              "tensor '" + family.name + "' does not say where it exists");
-      for (size_t v = 0; error_.empty() && v < family.variables.size(); ++v)
-        if (require(family.variables[v] < layout_.variables.size(),
-                    "tensor '" + family.name + "' has an unknown index variable"))
-          segments(family.exists[v], layout_.variables[family.variables[v]].size, "tensor '" + family.name + "'");
-      for (int64_t length : family.shape)
-        require(length >= 0, "tensor '" + family.name + "' has a negative length");
+    for (const TensorPattern &pattern : layout_.tensorPatterns) {
+      require(pattern.variables.size() == pattern.exists.size(),
+              "tensor '" + pattern.name + "' does not say where it exists");
+      for (size_t v = 0; error_.empty() && v < pattern.variables.size(); ++v)
+        if (require(pattern.variables[v] < layout_.variables.size(),
+                    "tensor '" + pattern.name + "' has an unknown index variable"))
+          indexMap(pattern.exists[v], layout_.variables[pattern.variables[v]].size, "tensor '" + pattern.name + "'");
+      for (int64_t length : pattern.shape)
+        require(length >= 0, "tensor '" + pattern.name + "' has a negative length");
     }
     for (const Endpoint &each : layout_.endpoints)
       endpoint(each);
   }
 
   /// Sorted, disjoint on the `from` side, within [0, limit).
-  void segments(const Segments &list, int64_t limit, const std::string &where) {
-    for (const Segment &s : list)
+  void indexMap(const IndexMap &list, int64_t limit, const std::string &where) {
+    for (const IndexBlock &s : list)
       require(s.length > 0 && s.count > 0 && s.from >= 0 && s.to >= 0 &&
                   (s.count == 1 ? s.fromStep == 0 && s.toStep == 0
                                 : s.fromStep >= s.length && std::abs(s.toStep) >= s.length) &&
@@ -67,9 +68,9 @@ private:
                   s.to + (s.count - 1) * s.toStep >= 0, // an explicit map may run backwards locally
               where + " has a segment outside 0:" + std::to_string(limit));
     if (error_.empty() && list.size() > 1)
-      require(
-          std::is_sorted(list.begin(), list.end(), [](const Segment &a, const Segment &b) { return a.from < b.from; }),
-          where + " has segments out of order");
+      require(std::is_sorted(list.begin(), list.end(),
+                             [](const IndexBlock &a, const IndexBlock &b) { return a.from < b.from; }),
+              where + " has segments out of order");
   }
 
   int64_t coordinates(const Endpoint &endpoint, const std::vector<unsigned> &axes) {
@@ -88,18 +89,18 @@ private:
     for (int32_t rank : endpoint.ranks)
       require(rank >= 0 && (endpoint.storage || rank < layout_.world),
               endpoint.role + " has rank " + std::to_string(rank) + " outside the world");
-    for (const Share &share : endpoint.shares) {
-      require(share.unit > 0, endpoint.role + " has a share in units of no positions");
-      require(coordinates(endpoint, share.axes) == static_cast<int64_t>(share.at.size()),
+    for (const Sharding &sharding : endpoint.shardings) {
+      require(sharding.unit > 0, endpoint.role + " has a share in units of no positions");
+      require(coordinates(endpoint, sharding.axes) == static_cast<int64_t>(sharding.at.size()),
               endpoint.role + " has a share with a list too many or missing");
-      for (const Segments &at : share.at)
-        segments(at, INT64_MAX / 4, endpoint.role);
+      for (const IndexMap &at : sharding.at)
+        indexMap(at, INT64_MAX / 4, endpoint.role);
     }
     require(endpoint.placement.size() == layout_.variables.size(),
             endpoint.role + " does not place every index variable");
-    for (unsigned share : endpoint.placement)
-      require(share < endpoint.shares.size(), endpoint.role + " refers to a share that is not there");
-    require(endpoint.generations.empty() || endpoint.generations.size() == endpoint.ranks.size(),
+    for (unsigned sharding : endpoint.placement)
+      require(sharding < endpoint.shardings.size(), endpoint.role + " refers to a share that is not there");
+    require(endpoint.epochs.empty() || endpoint.epochs.size() == endpoint.ranks.size(),
             endpoint.role + " does not say for every place when it joined");
     for (const Presence &rule : endpoint.authority)
       require(rule.axis < endpoint.axes.size(), endpoint.role + " refers to an axis that is not there");
@@ -112,52 +113,54 @@ private:
     const std::string where = endpoint.role + " param '" + param.name + "'";
     require(param.variables.size() == param.instances.size(), where + " does not number its instances");
     for (size_t v = 0; v < param.variables.size() && error_.empty(); ++v)
-      require(param.variables[v] < layout_.variables.size() && param.instances[v] < endpoint.shares.size(),
+      require(param.variables[v] < layout_.variables.size() && param.instances[v] < endpoint.shardings.size(),
               where + " refers to a share that is not there");
     for (const Presence &rule : param.presence)
       require(rule.axis < endpoint.axes.size(), where + " refers to an axis that is not there");
     for (const Extent &extent : param.shape)
       require(coordinates(endpoint, extent.axes) == static_cast<int64_t>(extent.at.size()),
               where + " has an extent too many or missing");
-    if (param.face) {
-      require(param.face->gathered || param.face->kind <= FaceKind::codes, where + " needs memory of its own");
-      for (unsigned number : {param.face->codes, param.face->scales, param.face->tensorScale})
+    if (param.view) {
+      require(param.view->staged || param.view->kind <= ViewKind::codes, where + " needs memory of its own");
+      for (unsigned number : {param.view->codes, param.view->scales, param.view->tensorScale})
         require(number < endpoint.params.size(), where + " shows a param that is not there");
     }
-    require(!param.made || param.parts.empty(), where + " is made by way of a face, but has parts");
-    require(param.transform.empty() || !(endpoint.storage || param.stored || param.face || param.made),
+    require(!param.derived || param.parts.empty(), where + " is made by way of a face, but has parts");
+    require(param.transform.empty() || !(endpoint.storage || param.storageDtype || param.view || param.derived),
             where + " has a transform where none may be");
     for (const Part &part : param.parts) {
-      if (!require(part.family < static_cast<int>(layout_.families.size()),
+      if (!require(part.pattern < static_cast<int>(layout_.tensorPatterns.size()),
                    where + " holds a tensor that is not there"))
         return;
       const size_t rank =
-          part.family < 0 ? param.variables.size() + param.shape.size() : layout_.families[part.family].rank();
+          part.pattern < 0 ? param.variables.size() + param.shape.size() : layout_.tensorPatterns[part.pattern].rank();
       if (!require(part.dimensions.size() == rank, where + " does not say where each dimension lies"))
         return;
-      if (part.family >= 0)
-        require(layout_.families[part.family].dtype == param.dtype, where + " has another dtype than its tensor");
+      if (part.pattern >= 0)
+        require(layout_.tensorPatterns[part.pattern].dtype == param.dtype,
+                where + " has another dtype than its tensor");
       for (size_t d = 0; d < rank && error_.empty(); ++d) {
         const PartDimension &dimension = part.dimensions[d];
-        if (!require(dimension.share < endpoint.shares.size() && dimension.param < static_cast<int>(param.shape.size()),
+        if (!require(dimension.sharding < endpoint.shardings.size() &&
+                         dimension.param < static_cast<int>(param.shape.size()),
                      where + " refers to a share or dimension that is not there"))
           return;
         if (dimension.param >= 0)
-          within(endpoint, endpoint.shares[dimension.share], param.shape[dimension.param], where);
+          within(endpoint, endpoint.shardings[dimension.sharding], param.shape[dimension.param], where);
       }
     }
   }
 
   /// A share's local positions lie within the param's extent, wherever both depend on the same axes.
-  void within(const Endpoint &endpoint, const Share &share, const Extent &extent, const std::string &where) {
-    if (share.axes != extent.axes && !extent.axes.empty() && !share.axes.empty())
+  void within(const Endpoint &endpoint, const Sharding &sharding, const Extent &extent, const std::string &where) {
+    if (sharding.axes != extent.axes && !extent.axes.empty() && !sharding.axes.empty())
       return;
-    for (size_t c = 0; c < share.at.size(); ++c)
-      for (const Segment &s : share.at[c]) {
+    for (size_t c = 0; c < sharding.at.size(); ++c)
+      for (const IndexBlock &s : sharding.at[c]) {
         const int64_t reach = s.to + std::max<int64_t>(0, (s.count - 1) * s.toStep) + s.length;
-        const int64_t limit = extent.axes.empty()  ? extent.at[0]
-                              : share.axes.empty() ? *std::max_element(extent.at.begin(), extent.at.end())
-                                                   : extent.at[c];
+        const int64_t limit = extent.axes.empty()     ? extent.at[0]
+                              : sharding.axes.empty() ? *std::max_element(extent.at.begin(), extent.at.end())
+                                                      : extent.at[c];
         require(reach <= limit,
                 where + " holds position " + std::to_string(reach - 1) + " of a dimension of " + std::to_string(limit));
       }
@@ -167,78 +170,81 @@ private:
   // ---------------------------------------------------------------------------------------------------------- transfer
 
   /// A matrix has no largest magnitudes of tensors that are not in it.
-  static int64_t bytesOfParts(const Endpoint &endpoint, const Param &param, int64_t place) {
+  static int64_t partBytes(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
     int64_t bytes = 0;
     for (const Part &part : param.parts) {
       int64_t positions = itemBytes(param.dtype);
       for (const PartDimension &dimension : part.dimensions) {
-        const Share &share = endpoint.shares[dimension.share];
-        positions *= size(share.at[coordinate(endpoint, share.axes, place)]);
+        const Sharding &sharding = endpoint.shardings[dimension.sharding];
+        positions *= size(sharding.at[coordinate(endpoint, sharding.axes, meshRank)]);
       }
       bytes += positions;
     }
     return bytes;
   }
 
-  int64_t bytesOfPlace(unsigned e, int64_t place) {
+  int64_t meshRankBytes(unsigned e, int64_t meshRank) {
     const Endpoint &endpoint = layout_.endpoints[e];
     int64_t bytes = 0;
     for (const Param &param : endpoint.params)
-      if (const int64_t count = param.made ? 0 : instances(endpoint, param, place))
-        bytes += param.face && param.face->kind == FaceKind::amax ? bytesOfParts(endpoint, param, place)
-                                                                  : count * localBytes(endpoint, param, place);
+      if (const int64_t count = param.derived ? 0 : instances(endpoint, param, meshRank))
+        bytes += param.view && param.view->kind == ViewKind::amax ? partBytes(endpoint, param, meshRank)
+                                                                  : count * localBytes(endpoint, param, meshRank);
     return bytes;
   }
 
   void transfers() {
     const Transfers &t = module_.transfers;
     // What every target place gets must add up to what it holds: less is a gap, more an overlap.
-    std::map<std::pair<unsigned, int32_t>, int64_t> tiled, chosen, moved;
-    for (size_t n = 0; n < t.tiles.size() && error_.empty(); ++n) {
-      const Tile &tile = t.tiles[n];
+    std::map<std::pair<unsigned, int32_t>, int64_t> overlapped, chosen, moved;
+    for (size_t n = 0; n < t.overlaps.size() && error_.empty(); ++n) {
+      const Overlap &overlap = t.overlaps[n];
       const std::string where = "tile " + std::to_string(n);
-      require(tile.endpoint > 0 && !tile.holders.empty() && !tile.targets.empty(),
+      require(overlap.endpoint > 0 && !overlap.replicaGroups.empty() && !overlap.targets.empty(),
               where + " has no source or no target");
-      require(std::is_sorted(tile.targets.begin(), tile.targets.end()), where + " has targets out of order");
-      const Param &param = layout_.endpoints[tile.endpoint].params[tile.param];
-      for (const Holder &holder : tile.holders) {
-        require(!holder.places.empty() && std::is_sorted(holder.places.begin(), holder.places.end()),
+      require(std::is_sorted(overlap.targets.begin(), overlap.targets.end()), where + " has targets out of order");
+      const Param &param = layout_.endpoints[overlap.endpoint].params[overlap.param];
+      for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
+        require(!replicaGroup.meshRanks.empty() &&
+                    std::is_sorted(replicaGroup.meshRanks.begin(), replicaGroup.meshRanks.end()),
                 where + " has holders out of order");
-        require(holder.relations.size() == param.parts[tile.part].dimensions.size(),
+        require(replicaGroup.relations.size() == param.parts[overlap.part].dimensions.size(),
                 where + " does not relate every dimension");
         const size_t variables =
-            tile.family < 0 ? param.variables.size() : layout_.families[tile.family].variables.size();
+            overlap.pattern < 0 ? param.variables.size() : layout_.tensorPatterns[overlap.pattern].variables.size();
         int64_t tensors = 1, bytes = itemBytes(param.dtype);
-        for (size_t d = 0; d < holder.relations.size() && error_.empty(); ++d)
-          if (require(holder.relations[d] < t.relations.size(), where + " refers to a relation that is not there"))
-            (d < variables ? tensors : bytes) *= size(t.relations[holder.relations[d]]);
-        require(tensors == tile.tensors && bytes == tile.bytes,
-                where + " says " + std::to_string(tile.tensors) + " x " + std::to_string(tile.bytes) +
+        for (size_t d = 0; d < replicaGroup.relations.size() && error_.empty(); ++d)
+          if (require(replicaGroup.relations[d] < t.relations.size(),
+                      where + " refers to a relation that is not there"))
+            (d < variables ? tensors : bytes) *= size(t.relations[replicaGroup.relations[d]]);
+        require(tensors == overlap.tensors && bytes == overlap.bytes,
+                where + " says " + std::to_string(overlap.tensors) + " x " + std::to_string(overlap.bytes) +
                     " bytes, its relations " + std::to_string(tensors) + " x " + std::to_string(bytes) + " bytes");
       }
-      for (int32_t target : tile.targets)
-        tiled[{tile.endpoint, target}] += tile.tensors * tile.bytes;
+      for (int32_t target : overlap.targets)
+        overlapped[{overlap.endpoint, target}] += overlap.tensors * overlap.bytes;
     }
     if (!error_.empty())
       return;
     bool open = false;
     for (const Transfer &transfer : t.transfers) {
-      const Tile &tile = t.tiles[transfer.tile];
+      const Overlap &overlap = t.overlaps[transfer.overlap];
       const std::string where =
-          "transfer of tile " + std::to_string(transfer.tile) + " to " + std::to_string(transfer.target);
-      if (!require(transfer.holder < tile.holders.size(), where + " has a holder that is not there") ||
-          !require(transfer.first + transfer.count <= tile.tensors, where + " has more tensors than the tile") ||
+          "transfer of tile " + std::to_string(transfer.overlap) + " to " + std::to_string(transfer.target);
+      if (!require(transfer.replicaGroup < overlap.replicaGroups.size(), where + " has a holder that is not there") ||
+          !require(transfer.first + transfer.count <= overlap.tensors, where + " has more tensors than the tile") ||
           !require(transfer.route < static_cast<int32_t>(t.routes.size()), where + " has a route that is not there") ||
           !cut(transfer, where))
         return;
-      open = open || transfer.source == Transfer::kOpen;
-      const std::vector<int32_t> &places = tile.holders[transfer.holder].places;
-      require(transfer.source == Transfer::kOpen || std::binary_search(places.begin(), places.end(), transfer.source),
+      open = open || transfer.source == Transfer::kUnassigned;
+      const std::vector<int32_t> &meshRanks = overlap.replicaGroups[transfer.replicaGroup].meshRanks;
+      require(transfer.source == Transfer::kUnassigned ||
+                  std::binary_search(meshRanks.begin(), meshRanks.end(), transfer.source),
               where + " comes from place " + std::to_string(transfer.source) + ", which does not hold it");
       std::vector<int32_t> there = {transfer.target};
       if (transfer.route >= 0) {
-        const Endpoint &source = layout_.endpoints[0], &target = layout_.endpoints[tile.endpoint];
-        require(tile.family >= 0 && !target.storage &&
+        const Endpoint &source = layout_.endpoints[0], &target = layout_.endpoints[overlap.endpoint];
+        require(overlap.pattern >= 0 && !target.storage &&
                     (source.storage || transfer.source < 0 ||
                      source.ranks[transfer.source] != target.ranks[transfer.target]),
                 where + " is the target's own, or goes to files, but goes on");
@@ -250,11 +256,11 @@ private:
           there.push_back(hop.to);
         }
       }
-      for (int32_t place : there) {
-        require(std::binary_search(tile.targets.begin(), tile.targets.end(), place),
-                where + (place == transfer.target ? "" : " goes on to " + std::to_string(place) + ", which") +
+      for (int32_t meshRank : there) {
+        require(std::binary_search(overlap.targets.begin(), overlap.targets.end(), meshRank),
+                where + (meshRank == transfer.target ? "" : " goes on to " + std::to_string(meshRank) + ", which") +
                     " is not wanted there");
-        chosen[{tile.endpoint, place}] += bytes(t, transfer);
+        chosen[{overlap.endpoint, meshRank}] += bytes(t, transfer);
       }
     }
     require(!open || t.descriptors.empty(), "there are descriptors, but transfers without a source");
@@ -270,17 +276,17 @@ private:
           moved[{d.endpoint, hop.to}] += bytes;
     }
     for (unsigned e = 1; e < layout_.endpoints.size(); ++e)
-      for (int64_t place = 0; place < layout_.endpoints[e].places() && error_.empty(); ++place) {
-        const std::pair<unsigned, int32_t> key{e, static_cast<int32_t>(place)};
-        const int64_t wanted = bytesOfPlace(e, place);
+      for (int64_t meshRank = 0; meshRank < layout_.endpoints[e].meshRanks() && error_.empty(); ++meshRank) {
+        const std::pair<unsigned, int32_t> key{e, static_cast<int32_t>(meshRank)};
+        const int64_t wanted = meshRankBytes(e, meshRank);
         const auto check = [&](const auto &found, bool done, const char *what) {
           const auto at = found.find(key);
           const int64_t bytes = at == found.end() ? 0 : at->second;
-          require(!done || bytes == wanted, layout_.endpoints[e].role + " place " + std::to_string(place) + " holds " +
-                                                std::to_string(wanted) + " bytes, " + what + " give it " +
+          require(!done || bytes == wanted, layout_.endpoints[e].role + " place " + std::to_string(meshRank) +
+                                                " holds " + std::to_string(wanted) + " bytes, " + what + " give it " +
                                                 std::to_string(bytes));
         };
-        check(tiled, true, "tiles");
+        check(overlapped, true, "tiles");
         check(chosen, !t.transfers.empty(), "transfers");
         check(moved, !t.descriptors.empty(), "descriptors");
       }
@@ -290,14 +296,14 @@ private:
   bool cut(const Transfer &transfer, const std::string &where) {
     if (!transfer.cut())
       return true;
-    const Tile &tile = module_.transfers.tiles[transfer.tile];
-    const size_t variables = tile.family < 0 ? 0 : layout_.families[tile.family].variables.size();
+    const Overlap &overlap = module_.transfers.overlaps[transfer.overlap];
+    const size_t variables = overlap.pattern < 0 ? 0 : layout_.tensorPatterns[overlap.pattern].variables.size();
     if (!require(transfer.count == 1 && transfer.dimension >= variables &&
-                     transfer.dimension < tile.holders[0].relations.size(),
+                     transfer.dimension < overlap.replicaGroups[0].relations.size(),
                  where + " is cut along no dimension of one tensor"))
       return false;
-    const Segments local = inverse(module_.transfers.relations[tile.holders[0].relations[transfer.dimension]]);
-    const Segments within = {{transfer.begin, transfer.begin, transfer.end - transfer.begin, 1, 0, 0}};
+    const IndexMap local = inverse(module_.transfers.relations[overlap.replicaGroups[0].relations[transfer.dimension]]);
+    const IndexMap within = {{transfer.begin, transfer.begin, transfer.end - transfer.begin, 1, 0, 0}};
     return require(size(restrict(local, within)) == transfer.end - transfer.begin, where + " is cut outside the tile");
   }
 
@@ -308,7 +314,7 @@ private:
     const Step *step = nullptr;
   };
 
-  bool alike(const RankSchedule &a, const Operand &x, const RankSchedule &b, const Operand &y) {
+  bool sameShape(const RankSchedule &a, const Operand &x, const RankSchedule &b, const Operand &y) {
     const OperandShape &s = a.shapes[x.shape], &t = b.shapes[y.shape];
     return s.rowBytes == t.rowBytes &&
            std::equal(s.loops.begin(), s.loops.end(), t.loops.begin(), t.loops.end(),
@@ -322,7 +328,7 @@ private:
                      std::to_string(layout_.world)))
       return;
     std::map<uint32_t, End> sends, receives;
-    const std::vector<std::vector<BufferRun>> all = buffers(layout_);
+    const std::vector<std::vector<BufferRange>> all = buffers(layout_);
     for (const RankSchedule &rank : s.ranks) {
       const std::string who = "rank " + std::to_string(rank.rank);
       require(rank.rank >= 0 && rank.rank < layout_.world && rank.buffers == all[rank.rank],
@@ -356,17 +362,17 @@ private:
         require(step.chunk >= 0 && step.chunk % 256 == 0 && (step.chunk == 0 || (message && step.chunk < step.bytes)) &&
                     step.slot <= (step.chunk > 0 && step.staging >= 0),
                 where + " has chunks that cannot be");
-        require(step.staging < 0 || step.staged() <= rank.arenaBytes - step.staging,
+        require(step.staging < 0 || step.stagingBytes() <= rank.arenaBytes - step.staging,
                 where + " is staged outside the arena");
         if (step.staging >= 0)
-          for (uint32_t before : arena.take(step.staging, step.staging + step.staged(), static_cast<uint32_t>(n)))
+          for (uint32_t before : arena.take(step.staging, step.staging + step.stagingBytes(), static_cast<uint32_t>(n)))
             require(std::find(step.after.begin(), step.after.end(), before) != step.after.end(),
                     where + " takes over bytes of the arena from step " + std::to_string(before) +
                         ", and does not wait for it");
         if (step.kind == StepKind::copy &&
             require(step.inputs.size() == step.outputs.size(), where + " copies unlike lists"))
           for (size_t i = 0; i < step.inputs.size(); ++i)
-            require(alike(rank, step.inputs[i], rank, step.outputs[i]), where + " copies between unlike shapes");
+            require(sameShape(rank, step.inputs[i], rank, step.outputs[i]), where + " copies between unlike shapes");
         if (message &&
             !(step.kind == StepKind::send ? sends : receives).try_emplace(step.message, End{&rank, &step}).second)
           require(false, where + " is a second end of message " + std::to_string(step.message));
@@ -386,7 +392,7 @@ private:
                   send.step->chunk == receive.step->chunk && send.step->inputs.size() == receive.step->outputs.size(),
               where + " differs between its two ends");
       for (size_t i = 0; i < send.step->inputs.size() && error_.empty(); ++i)
-        require(alike(*send.rank, send.step->inputs[i], *receive.rank, receive.step->outputs[i]),
+        require(sameShape(*send.rank, send.step->inputs[i], *receive.rank, receive.step->outputs[i]),
                 where + " has unlike operands");
     }
   }
@@ -396,10 +402,10 @@ private:
                        const std::string &where) {
     if (!require(operand.shape < rank.shapes.size(), where + " has a shape that is not there"))
       return 0;
-    const BufferRun arena{0, 0, 0, 0, 1, rank.arenaBytes};
-    const BufferRun *run = &arena;
+    const BufferRange arena{0, 0, 0, 0, 1, rank.arenaBytes};
+    const BufferRange *run = &arena;
     if (operand.buffer > 0) {
-      const auto found = std::find_if(rank.buffers.begin(), rank.buffers.end(), [&](const BufferRun &r) {
+      const auto found = std::find_if(rank.buffers.begin(), rank.buffers.end(), [&](const BufferRange &r) {
         return operand.buffer >= r.first && operand.buffer - r.first < r.count;
       });
       if (!require(found != rank.buffers.end(), where + " has a buffer that is not there"))

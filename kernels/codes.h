@@ -2,8 +2,8 @@
 // defines.
 #pragma once
 
-#include "kernels/both.h"
 #include "kernels/formats.h"
+#include "kernels/host_device.h"
 
 namespace reshard::kernels {
 
@@ -11,7 +11,7 @@ namespace reshard::kernels {
 constexpr uint32_t kMagnitudeBits = 0x7FFFFFFF, kInfinityBits = 0x7F800000, kNanBits = 0x7FC00000;
 
 /// The fp32 bits of a code's value; a NaN has the code's sign.
-template <Format From> RESHARD_BOTH inline uint32_t decodeBits(uint32_t code) {
+template <Format From> RESHARD_HOST_DEVICE inline uint32_t decodeBits(uint32_t code) {
   if constexpr (From == Format::fp32) {
     return code;
   } else if constexpr (From == Format::bf16) {
@@ -21,15 +21,15 @@ template <Format From> RESHARD_BOTH inline uint32_t decodeBits(uint32_t code) {
     constexpr uint32_t kSign = e.sign(), kScale = static_cast<uint32_t>(2 * 127 - e.bias) << 23;
     const uint32_t magnitude = code & (kSign - 1), sign = (code & kSign) << (32 - e.bits);
     // Where fp32 has its exponent and mantissa; its larger bias is made up for.
-    uint32_t value = sameBits<uint32_t>(sameBits<float>(magnitude << (23 - e.mantissaBits)) * sameBits<float>(kScale));
-    if (magnitude > e.largest)
+    uint32_t value = bitCast<uint32_t>(bitCast<float>(magnitude << (23 - e.mantissaBits)) * bitCast<float>(kScale));
+    if (magnitude > e.maxFinite)
       value = magnitude == e.infinity && e.infinity != e.nan ? kInfinityBits : kNanBits;
     return value | sign;
   }
 }
 
 /// The code of the value nearest to that of fp32 bits, of two the even one.
-template <Format To> RESHARD_BOTH inline uint32_t encodeBits(uint32_t bits, Overflow overflow) {
+template <Format To> RESHARD_HOST_DEVICE inline uint32_t encodeBits(uint32_t bits, Overflow overflow) {
   constexpr Encoding e = encoding(To);
   constexpr uint32_t kSign = e.sign();
   const uint32_t magnitude = bits & kMagnitudeBits, sign = (bits >> 31) << (e.bits - 1);
@@ -45,22 +45,22 @@ template <Format To> RESHARD_BOTH inline uint32_t encodeBits(uint32_t bits, Over
                                : To == Format::fp8_e5m2 ? 57344
                                                         : 6;
     constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp4_e2m1 ? 6 : 65536;
-    const uint32_t limit = sameBits<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond);
+    const uint32_t limit = bitCast<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond);
     const uint32_t clamped = magnitude < limit ? magnitude : limit;
     // Adding 2^23 units of the code's last place rounds to whole ones, which are then the sum's lowest bits; values
     // below the format's normal ones have the unit of these. What is above the code's bits is noise.
     constexpr uint32_t kLowest = static_cast<uint32_t>(127 - e.bias + 1),
                        kDropped = static_cast<uint32_t>(23 - e.mantissaBits);
     const uint32_t own = clamped & kInfinityBits, exponent = own > kLowest << 23 ? own : kLowest << 23;
-    const float sum = sameBits<float>(clamped) + sameBits<float>(exponent + (kDropped << 23));
-    const uint32_t code = sameBits<uint32_t>(sum) + (exponent >> kDropped) - (kLowest << e.mantissaBits);
+    const float sum = bitCast<float>(clamped) + bitCast<float>(exponent + (kDropped << 23));
+    const uint32_t code = bitCast<uint32_t>(sum) + (exponent >> kDropped) - (kLowest << e.mantissaBits);
     return (nan && To != Format::fp4_e2m1 ? e.nan : code & (kSign - 1)) | sign;
   }
 }
 
 /// A result of arithmetic with the sign of what it came from, which a NaN's arithmetic loses.
-RESHARD_BOTH inline uint32_t withSign(float result, uint32_t of) {
-  return (sameBits<uint32_t>(result) & kMagnitudeBits) | (of & ~kMagnitudeBits);
+RESHARD_HOST_DEVICE inline uint32_t withSign(float result, uint32_t of) {
+  return (bitCast<uint32_t>(result) & kMagnitudeBits) | (of & ~kMagnitudeBits);
 }
 
 } // namespace reshard::kernels

@@ -28,12 +28,12 @@ size_t wideIndex(Format wide) {
 }
 
 /// Streaming stores want whole lines; what begins elsewhere is stored the usual way.
-bool streams(const Conversion &how, const std::byte *target) {
+bool streams(const ConvertOptions &how, const std::byte *target) {
   return how.stream && how.level != Level::Portable && reinterpret_cast<uintptr_t>(target) % kLine == 0;
 }
 
 /// Ends a conversion: another thread may read the target then.
-void finish(const Conversion &how) {
+void finish(const ConvertOptions &how) {
   if (how.stream && how.finish)
     finishStreaming();
 }
@@ -60,7 +60,7 @@ template <class Visit> void forRows(const Matrix &matrix, Visit visit) {
 }
 
 void divideRows(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix,
-                const Conversion &how) {
+                const ConvertOptions &how) {
   const auto divide = kernels(how.level).divide[wideIndex(wide)];
   forRows(matrix, [&](int64_t to, int64_t from) {
     divide(target + to, source + from, matrix.columns, scale, streams(how, target + to));
@@ -68,7 +68,7 @@ void divideRows(std::byte *target, float scale, Format wide, const std::byte *so
 }
 
 void multiplyRows(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix,
-                  const Conversion &how) {
+                  const ConvertOptions &how) {
   const auto multiply = kernels(how.level).multiply[static_cast<size_t>(Format::fp8_e4m3)][wideIndex(wide)];
   forRows(matrix, [&](int64_t to, int64_t from) {
     multiply(target + to, source + from, matrix.columns, scale, Overflow::infinity, streams(how, target + to));
@@ -78,7 +78,7 @@ void multiplyRows(Format wide, std::byte *target, const std::byte *source, float
 } // namespace
 
 void cast(Format to, std::byte *target, Format from, const std::byte *source, uint64_t count, Overflow overflow,
-          Conversion how) {
+          ConvertOptions how) {
   const auto multiply = kernels(how.level).multiply[static_cast<size_t>(from)][static_cast<size_t>(to)];
   assert(multiply);
   multiply(target, source, count, 1, overflow, streams(how, target));
@@ -86,30 +86,30 @@ void cast(Format to, std::byte *target, Format from, const std::byte *source, ui
 }
 
 void quantizeMxfp8(std::byte *target, std::byte *scales, Format wide, const std::byte *source, uint64_t count,
-                   Conversion how) {
+                   ConvertOptions how) {
   kernels(how.level).quantizeMxfp8[wideIndex(wide)](target, scales, source, count, streams(how, target));
   finish(how);
 }
 
-void scaleMxfp8(std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how) {
+void scaleMxfp8(std::byte *scales, Format wide, const std::byte *source, uint64_t count, ConvertOptions how) {
   kernels(how.level).scaleMxfp8[wideIndex(wide)](scales, source, count);
 }
 
 void encodeMxfp8(std::byte *target, const std::byte *scales, Format wide, const std::byte *source, uint64_t count,
-                 Conversion how) {
+                 ConvertOptions how) {
   kernels(how.level).encodeMxfp8[wideIndex(wide)](target, scales, source, count, streams(how, target));
   finish(how);
 }
 
 void dequantizeMxfp8(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count,
-                     Conversion how) {
+                     ConvertOptions how) {
   kernels(how.level).dequantizeMxfp8[wideIndex(wide)](target, source, scales, count, streams(how, target));
   finish(how);
 }
 
-float amax(Format wide, const std::byte *source, const Matrix &matrix, Conversion how) {
+float amax(Format wide, const std::byte *source, const Matrix &matrix, ConvertOptions how) {
   return fromMagnitude(
-      kernels(how.level).largest[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride));
+      kernels(how.level).amax[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride));
 }
 
 float fp8Scale(float amax) {
@@ -118,19 +118,19 @@ float fp8Scale(float amax) {
 }
 
 void quantizeFp8(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix,
-                 Conversion how) {
+                 ConvertOptions how) {
   divideRows(target, scale, wide, source, matrix, how);
   finish(how);
 }
 
 void dequantizeFp8(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix,
-                   Conversion how) {
+                   ConvertOptions how) {
   multiplyRows(wide, target, source, scale, matrix, how);
   finish(how);
 }
 
 void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::byte *source, const Matrix &matrix,
-                      Conversion how) {
+                      ConvertOptions how) {
   forBlocks(matrix, 1, itemBytes(wide), [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
     scales[index] = fp8Scale(amax(wide, source + from, block, how));
     divideRows(target + to, scales[index], wide, source + from, block, how);
@@ -139,7 +139,7 @@ void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::
 }
 
 void encodeBlockFp8(std::byte *target, const float *scales, Format wide, const std::byte *source, const Matrix &matrix,
-                    Conversion how) {
+                    ConvertOptions how) {
   forBlocks(matrix, 1, itemBytes(wide), [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
     divideRows(target + to, scales[index], wide, source + from, block, how);
   });
@@ -147,7 +147,7 @@ void encodeBlockFp8(std::byte *target, const float *scales, Format wide, const s
 }
 
 void dequantizeBlockFp8(Format wide, std::byte *target, const std::byte *source, const float *scales,
-                        const Matrix &matrix, Conversion how) {
+                        const Matrix &matrix, ConvertOptions how) {
   forBlocks(matrix, itemBytes(wide), 1, [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
     multiplyRows(wide, target + to, source + from, scales[index], block, how);
   });
@@ -160,18 +160,18 @@ float nvfp4TensorScale(float amax) {
 }
 
 void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source,
-                   uint64_t count, Conversion how) {
+                   uint64_t count, ConvertOptions how) {
   kernels(how.level).quantizeNvfp4[wideIndex(wide)](target, scales, tensorScale, source, count, streams(how, target));
   finish(how);
 }
 
 void scaleNvfp4(std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count,
-                Conversion how) {
+                ConvertOptions how) {
   kernels(how.level).scaleNvfp4[wideIndex(wide)](scales, tensorScale, source, count);
 }
 
 void dequantizeNvfp4(Format wide, std::byte *target, const std::byte *source, const std::byte *scales,
-                     float tensorScale, uint64_t count, Conversion how) {
+                     float tensorScale, uint64_t count, ConvertOptions how) {
   kernels(how.level).dequantizeNvfp4[wideIndex(wide)](target, source, scales, tensorScale, count, streams(how, target));
   finish(how);
 }

@@ -17,7 +17,7 @@ namespace reshard::kernels {
 constexpr uint64_t kMxBlock = 32, kNvfp4Block = 16, kFp8Block = 128;
 
 /// How to convert; `level` must not be above cpuLevel(), and all levels give the same bytes.
-struct Conversion {
+struct ConvertOptions {
   bool stream = false;
   Level level = cpuLevel();
   bool finish = true; ///< false: the caller calls finishStreaming() once, behind many short conversions, each of which
@@ -27,21 +27,21 @@ struct Conversion {
 /// `count` elements to another format, of 8 bits or more on both sides. Equal formats are copied elsewhere: NaNs and
 /// all.
 void cast(Format to, std::byte *target, Format from, const std::byte *source, uint64_t count, Overflow overflow,
-          Conversion how = {});
+          ConvertOptions how = {});
 
 /// MXFP8 (OCP Microscaling 1.0): E4M3 elements and ceil(count / 32) scales in E8M0. The scale is the smallest power of
 /// two with which nothing saturates, 2^ceil(log2(amax / 448)), as Megatron-Core, FlashInfer and Transformer Engine have
 /// it (not 2^(floor(log2(amax)) - 8), the example of OCP's text, which saturates); that of zeros is 2^-127, code 0.
 void quantizeMxfp8(std::byte *target, std::byte *scales, Format wide, const std::byte *source, uint64_t count,
-                   Conversion how = {});
+                   ConvertOptions how = {});
 void dequantizeMxfp8(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count,
-                     Conversion how = {});
+                     ConvertOptions how = {});
 
 /// The scales alone, and the elements alone with scales that are there: what quantizeMxfp8 gives with these, NaN where
 /// such a scale is too small.
-void scaleMxfp8(std::byte *scales, Format wide, const std::byte *source, uint64_t count, Conversion how = {});
+void scaleMxfp8(std::byte *scales, Format wide, const std::byte *source, uint64_t count, ConvertOptions how = {});
 void encodeMxfp8(std::byte *target, const std::byte *scales, Format wide, const std::byte *source, uint64_t count,
-                 Conversion how = {});
+                 ConvertOptions how = {});
 
 /// A matrix on both sides; strides between rows in bytes.
 struct Matrix {
@@ -51,7 +51,7 @@ struct Matrix {
 
 /// The largest magnitude of a matrix (targetStride does not matter): 0 where it has no element, NaN where it holds a
 /// NaN or an infinity.
-float amax(Format wide, const std::byte *source, const Matrix &matrix, Conversion how = {});
+float amax(Format wide, const std::byte *source, const Matrix &matrix, ConvertOptions how = {});
 
 /// The scale of a block of FP8 with this amax: amax / 448, or 1 where that is 0. DeepSeek stores it as
 /// `weight_scale_inv`.
@@ -60,19 +60,19 @@ float fp8Scale(float amax);
 /// E4M3 elements x / scale (saturating) of a matrix, and back: x * scale. For blocks whose scale is known, as those
 /// that are cut between ranks.
 void quantizeFp8(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix,
-                 Conversion how = {});
+                 ConvertOptions how = {});
 void dequantizeFp8(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix,
-                   Conversion how = {});
+                   ConvertOptions how = {});
 
 /// Block FP8 as DeepSeek's checkpoints have it: blocks of 128 x 128 from the matrix' first element on, with their
 /// fp8Scale. `scales` is row-major, a row of ceil(columns / 128) for each 128 rows.
 void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::byte *source, const Matrix &matrix,
-                      Conversion how = {});
+                      ConvertOptions how = {});
 /// The elements alone, with scales that are there.
 void encodeBlockFp8(std::byte *target, const float *scales, Format wide, const std::byte *source, const Matrix &matrix,
-                    Conversion how = {});
+                    ConvertOptions how = {});
 void dequantizeBlockFp8(Format wide, std::byte *target, const std::byte *source, const float *scales,
-                        const Matrix &matrix, Conversion how = {});
+                        const Matrix &matrix, ConvertOptions how = {});
 
 /// The scale of an NVFP4 tensor with this amax, that of all its parts: amax / (448 * 6), or 1 where that is 0
 /// (`weight_scale_2` of ModelOpt).
@@ -82,11 +82,11 @@ float nvfp4TensorScale(float amax);
 /// it), and ceil(count / 16) scales in E4M3: amax / (6 * tensorScale), saturating, 1 where that is 0. An element is x /
 /// (scale * tensorScale), or 0 where that scale was rounded to 0; in a block that is NaN it is some code of its sign.
 void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source,
-                   uint64_t count, Conversion how = {});
+                   uint64_t count, ConvertOptions how = {});
 /// The scales alone.
 void scaleNvfp4(std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count,
-                Conversion how = {});
+                ConvertOptions how = {});
 void dequantizeNvfp4(Format wide, std::byte *target, const std::byte *source, const std::byte *scales,
-                     float tensorScale, uint64_t count, Conversion how = {});
+                     float tensorScale, uint64_t count, ConvertOptions how = {});
 
 } // namespace reshard::kernels

@@ -17,7 +17,7 @@ struct ConvertKernels {
   /// E4M3 target = source / divisor
   void (*divide[kWideFormats])(std::byte *target, const std::byte *source, uint64_t count, float divisor, bool stream);
   /// Bits of the largest magnitude of a matrix as fp32, infinities and NaNs above all; `stride` in bytes.
-  uint32_t (*largest[kWideFormats])(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride);
+  uint32_t (*amax[kWideFormats])(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride);
   void (*quantizeMxfp8[kWideFormats])(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count,
                                       bool stream);
   void (*scaleMxfp8[kWideFormats])(std::byte *scales, const std::byte *source, uint64_t count);

@@ -42,7 +42,7 @@ template <class Machine> struct Lanes {
   }
 
   /// Lane i is the largest lane of each[i].
-  static Bits largestOfEach(const Bits (&each)[kLanes]) { return mergeAll<1>(each); }
+  static Bits maxOfEach(const Bits (&each)[kLanes]) { return mergeAll<1>(each); }
 
   template <class Vector> static Vector read(const std::byte *at) {
     Vector vector;
@@ -128,7 +128,7 @@ template <class Machine> struct Lanes {
   /// lanes.
   template <uint64_t Count>
     requires(Count % kPairs == 0)
-  static Bits largestOfPairs(const std::byte *source) {
+  static Bits amaxOfPairs(const std::byte *source) {
     Pairs most = {};
     for (uint64_t i = 0; i < Count; i += kPairs) {
       const Pairs magnitude = read<Pairs>(source + i * sizeof(uint16_t)) & 0x7FFF;

@@ -13,7 +13,7 @@ struct Single {
   static Bits bits(Floats value) { return as<Bits>(value); }
   static Floats floats(Bits bits) { return as<Floats>(bits); }
   static Floats broadcast(float value) { return value; }
-  static Bits largestOfEach(const Bits (&each)[kLanes]) { return each[0]; }
+  static Bits maxOfEach(const Bits (&each)[kLanes]) { return each[0]; }
 
   template <Format From> static Floats load(const std::byte *at) {
     uint32_t code = 0;

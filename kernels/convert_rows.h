@@ -57,9 +57,9 @@ template <class Lanes> struct Rows {
   static Bits larger(Bits a, Bits b) { return a > b ? a : b; }
 
   /// The larger of `most` and the magnitudes of `Count` elements, lane by lane.
-  template <Format From, uint64_t Count> static Bits largestOf(Bits most, const std::byte *source) {
-    if constexpr (From == Format::bf16 && requires { Lanes::template largestOfPairs<Count>(source); })
-      return larger(most, Lanes::template largestOfPairs<Count>(source));
+  template <Format From, uint64_t Count> static Bits amaxOf(Bits most, const std::byte *source) {
+    if constexpr (From == Format::bf16 && requires { Lanes::template amaxOfPairs<Count>(source); })
+      return larger(most, Lanes::template amaxOfPairs<Count>(source));
     for (uint64_t i = 0; i < Count; i += kLanes)
       most = larger(most, Lanes::bits(Lanes::template load<From>(source + i * kItemBytes<From>)) & kMagnitude);
     return most;
@@ -94,18 +94,18 @@ template <class Lanes> struct Rows {
   }
 
   template <Format From>
-  static uint32_t largest(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride) {
+  static uint32_t amax(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride) {
     Bits most = {};
     for (uint64_t row = 0; row < rows; ++row, source += stride) {
       uint64_t at = 0;
       for (; at + kCastChunk <= columns; at += kCastChunk) {
         __builtin_prefetch(source + at * kItemBytes<From> + kAhead);
-        most = largestOf<From, kCastChunk>(most, source + at * kItemBytes<From>);
+        most = amaxOf<From, kCastChunk>(most, source + at * kItemBytes<From>);
       }
       if (at < columns) {
         alignas(kLine) std::byte rest[kCastChunk * kItemBytes<From>] = {};
         std::memcpy(rest, source + at * kItemBytes<From>, (columns - at) * kItemBytes<From>);
-        most = largestOf<From, kCastChunk>(most, rest);
+        most = amaxOf<From, kCastChunk>(most, rest);
       }
     }
     uint32_t each[kLanes], all = 0;
@@ -122,11 +122,11 @@ template <class Lanes> struct Rows {
   }
 
   /// Largest magnitudes of the blocks of a group.
-  template <Format From, uint64_t Block> static Bits largestOfGroup(const std::byte *source) {
+  template <Format From, uint64_t Block> static Bits amaxOfGroup(const std::byte *source) {
     Bits each[kLanes];
     for (uint64_t block = 0; block < kLanes; ++block)
-      each[block] = largestOf<From, Block>(Bits{}, source + block * Block * kItemBytes<From>);
-    return Lanes::largestOfEach(each);
+      each[block] = amaxOf<From, Block>(Bits{}, source + block * Block * kItemBytes<From>);
+    return Lanes::maxOfEach(each);
   }
 
   /// Codes of the smallest E8M0 scales that bring magnitudes to 448 = 1.75 * 2^8 or below; those of what is not finite
@@ -160,7 +160,7 @@ template <class Lanes> struct Rows {
     walk<kGroup, kGroup, kGroup * kItemBytes<From>>(
         target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
           const uint64_t blocks = blocksOfGroup(kMxBlock, count, group);
-          const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
+          const Bits codes = mxScales(amaxOfGroup<From, kMxBlock>(from));
           uint32_t code[kLanes];
           std::memcpy(code, &codes, sizeof(codes));
           for (uint64_t block = 0; block < blocks; ++block) {
@@ -182,7 +182,7 @@ template <class Lanes> struct Rows {
     constexpr uint64_t kGroup = kMxBlock * kLanes;
     walk<kGroup, kLanes, kGroup * kItemBytes<From>>(scales, source, count, false,
                                                     [&](uint64_t, std::byte *to, const std::byte *from, bool) {
-                                                      const Bits codes = mxScales(largestOfGroup<From, kMxBlock>(from));
+                                                      const Bits codes = mxScales(amaxOfGroup<From, kMxBlock>(from));
                                                       uint32_t code[kLanes];
                                                       std::memcpy(code, &codes, sizeof(codes));
                                                       for (uint64_t block = 0; block < kLanes; ++block)
@@ -221,7 +221,7 @@ template <class Lanes> struct Rows {
 
   /// Codes of the scales of a group.
   template <Format From> static void nvfp4Scales(std::byte *codes, float tensorScale, const std::byte *source) {
-    Bits magnitude = largestOfGroup<From, kNvfp4Block>(source);
+    Bits magnitude = amaxOfGroup<From, kNvfp4Block>(source);
     magnitude = magnitude >= kInfinity ? Bits{} + kQuietNan : magnitude;
     Floats scale = Lanes::floats(magnitude) / Lanes::broadcast(6 * tensorScale);
     scale = scale == 0.0f ? Floats{} + 1.0f : scale;
@@ -295,7 +295,7 @@ template <class Lanes> struct Rows {
          {multiply<fp8_e5m2, fp32>, multiply<fp8_e5m2, bf16>, multiply<fp8_e5m2, fp16>, multiply<fp8_e5m2, fp8_e4m3>,
           nullptr}},
         {divide<fp32>, divide<bf16>, divide<fp16>},
-        {largest<fp32>, largest<bf16>, largest<fp16>},
+        {amax<fp32>, amax<bf16>, amax<fp16>},
         {quantizeMxfp8<fp32>, quantizeMxfp8<bf16>, quantizeMxfp8<fp16>},
         {scaleMxfp8<fp32>, scaleMxfp8<bf16>, scaleMxfp8<fp16>},
         {encodeMxfp8<fp32>, encodeMxfp8<bf16>, encodeMxfp8<fp16>},

@@ -9,7 +9,7 @@ namespace {
 constexpr int kBlocksEach = 3;
 
 __global__ void __launch_bounds__(kBlockThreads, kBlocksEach)
-    copyTable(const TableView table, volatile uint32_t *progress, uint32_t number) {
+    copyTable(const CopyTableView table, volatile uint32_t *progress, uint32_t number) {
   if (blockIdx.x == 0 && threadIdx.x == 0)
     *progress = number;
   copyThread(table, blockIdx.x, gridDim.x, threadIdx.x);
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksEach)
 
 } // namespace
 
-cudaError_t launchCopies(const TableView &table, uint32_t blocks, volatile uint32_t *progress, uint32_t number,
+cudaError_t launchCopies(const CopyTableView &table, uint32_t blocks, volatile uint32_t *progress, uint32_t number,
                          cudaStream_t stream) {
   copyTable<<<blocks, kBlockThreads, 0, stream>>>(table, progress, number);
   return cudaGetLastError();

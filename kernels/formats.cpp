@@ -30,7 +30,7 @@ float decode(Format format, uint32_t code) {
   const Encoding e = encoding(format);
   const uint32_t magnitude = code & (e.sign() - 1);
   const float sign = code & e.sign() ? -1.0f : 1.0f;
-  if (magnitude > e.largest)
+  if (magnitude > e.maxFinite)
     return std::copysign(
         std::bit_cast<float>(magnitude == e.infinity && e.infinity != e.nan ? kFloat.infinity : kFloat.nan), sign);
   const uint32_t exponent = magnitude >> e.mantissaBits, mantissa = magnitude & ((1u << e.mantissaBits) - 1);
@@ -64,9 +64,9 @@ uint32_t encode(Format format, float value, Overflow overflow) {
     ++kept;
   // `kept` holds the leading one of normal values, which adds the missing one to the exponent; so does a carry.
   const uint32_t code = (static_cast<uint32_t>(std::max(exponent - lowest, 0)) << e.mantissaBits) + kept;
-  if (code <= e.largest)
+  if (code <= e.maxFinite)
     return sign | code;
-  return sign | (overflow == Overflow::saturate && e.bits <= 8 ? e.largest : e.infinity);
+  return sign | (overflow == Overflow::saturate && e.bits <= 8 ? e.maxFinite : e.infinity);
 }
 
 float decodeE8m0(uint8_t code) { return code == 255 ? std::bit_cast<float>(kFloat.nan) : std::ldexp(1.0f, code - 127); }

@@ -2,7 +2,7 @@
 // kernels/convert.h must give.
 #pragma once
 
-#include "kernels/both.h"
+#include "kernels/host_device.h"
 
 #include <cstddef>
 #include <optional>
@@ -24,16 +24,16 @@ std::optional<Format> formatNamed(std::string_view name);
 
 /// Codes of a format without their sign bit. Every conversion makes a NaN the one `nan` of its target, with its sign.
 struct Encoding {
-  int bits;         ///< of a code
-  int mantissaBits; ///< behind the point
-  int bias;         ///< of the exponent
-  uint32_t largest; ///< finite value
+  int bits;           ///< of a code
+  int mantissaBits;   ///< behind the point
+  int bias;           ///< of the exponent
+  uint32_t maxFinite; ///< largest finite value
   uint32_t infinity, nan;
-  RESHARD_BOTH constexpr uint32_t sign() const { return 1u << (bits - 1); }
+  RESHARD_HOST_DEVICE constexpr uint32_t sign() const { return 1u << (bits - 1); }
 };
 
 /// That of a format. In fp8_e4m3 the infinity is the NaN, in fp4_e2m1 both are the largest value.
-RESHARD_BOTH constexpr Encoding encoding(Format format) {
+RESHARD_HOST_DEVICE constexpr Encoding encoding(Format format) {
   switch (format) {
   case Format::fp32:
     return {32, 23, 127, 0x7F7FFFFF, 0x7F800000, 0x7FC00000};

@@ -136,7 +136,7 @@ uint64_t Quantized::scaleBytes() const {
 
 uint64_t Quantized::blockRows() const { return matrices * scaleShape(*this).rows; }
 
-void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, Conversion how) {
+void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how) {
   if (target.format != Quantization::block_fp8)
     return quantizeBlocks(target, first * target.columns, wide + first * target.columns * itemBytes(target.wide),
                           count * target.columns, how);
@@ -145,7 +145,7 @@ void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first
   });
 }
 
-void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, Conversion how) {
+void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how) {
   const uint64_t item = itemBytes(target.wide), block = blockShape(target.format).columns;
   if (target.format == Quantization::block_fp8)
     return forBlockRows(target, first, count, [&](uint64_t element, const Matrix &matrix, float *scales) {
@@ -156,9 +156,9 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
         for (uint64_t b = 0; b < blocks; ++b) {
           const uint64_t column = b * kFp8Block;
           const Matrix part = oneRow(std::min(kFp8Block, matrix.columns - column));
-          const float largest = amax(target.wide, wide + (element + row * target.columns + column) * item, part, how);
-          if (!(largest <= scales[b]) && !std::isnan(scales[b]))
-            scales[b] = largest;
+          const float blockAmax = amax(target.wide, wide + (element + row * target.columns + column) * item, part, how);
+          if (!(blockAmax <= scales[b]) && !std::isnan(scales[b]))
+            scales[b] = blockAmax;
         }
       std::transform(scales, scales + blocks, scales, fp8Scale);
     });
@@ -173,7 +173,8 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
       });
 }
 
-void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count, Conversion how) {
+void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count,
+                    ConvertOptions how) {
   const uint64_t block = blockShape(target.format).columns;
   assert(target.format != Quantization::block_fp8 && first % block == 0 && count % block == 0);
   auto quantize = [&](std::byte *codes, std::byte *scales, uint64_t element, const std::byte *from, uint64_t elements) {
@@ -200,7 +201,7 @@ void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wi
 }
 
 void encodeElements(const Quantized &with, uint64_t first, std::byte *codes, const std::byte *wide, uint64_t count,
-                    Conversion how) {
+                    ConvertOptions how) {
   assert(with.format != Quantization::nvfp4);
   const uint64_t item = itemBytes(with.wide), begin = first;
   if (with.format == Quantization::mxfp8)
@@ -213,7 +214,7 @@ void encodeElements(const Quantized &with, uint64_t first, std::byte *codes, con
   });
 }
 
-void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count, Conversion how) {
+void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count, ConvertOptions how) {
   const uint64_t item = itemBytes(source.wide), begin = first;
   if (source.format == Quantization::block_fp8)
     return forRowElements(source, first, count, [&](uint64_t element, uint64_t elements, const float *scales) {

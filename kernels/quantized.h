@@ -38,21 +38,22 @@ struct Quantized {
 
 /// Rows of blocks [first, first + count) from their elements; `wide` is where element 0 stands, or would. Codes and
 /// scales, or scales alone. Of nvfp4 the tensor scales must be there. Padding of swizzled scales is left alone.
-void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, Conversion how = {});
-void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, Conversion how = {});
+void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
+                  ConvertOptions how = {});
+void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how = {});
 
 /// mxfp8, nvfp4: elements [first, first + count), whole blocks, from `wide`, where they stand side by side; null:
 /// zeros.
 void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count,
-                    Conversion how = {});
+                    ConvertOptions how = {});
 
 /// mxfp8, block_fp8: codes of elements [first, first + count) with the scales that are there. Any range; `wide` and
 /// `codes` are where its own begin.
 void encodeElements(const Quantized &with, uint64_t first, std::byte *codes, const std::byte *wide, uint64_t count,
-                    Conversion how = {});
+                    ConvertOptions how = {});
 
 /// Elements [first, first + count), any range, dequantised to where `wide` begins.
-void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count, Conversion how = {});
+void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count, ConvertOptions how = {});
 
 /// The swizzled scales of all matrices to plain ones, which stand matrix by matrix, and back (padding becomes zeros).
 void unswizzle(const Quantized &source, std::byte *plain);

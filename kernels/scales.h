@@ -4,7 +4,7 @@
 // rows r, r + 32, r + 64 and r + 96 stand together: 16 bytes, four for each row.
 #pragma once
 
-#include "kernels/both.h"
+#include "kernels/host_device.h"
 
 #include <cstddef>
 
@@ -21,7 +21,7 @@ constexpr uint64_t kScaleTileRows = 128, kScaleTileColumns = 4, kScaleTileBytes 
 uint64_t swizzledBytes(ScaleShape shape);
 
 /// Where the scale of (row, column) lies in it.
-RESHARD_BOTH inline uint64_t swizzledOffset(ScaleShape shape, uint64_t row, uint64_t column) {
+RESHARD_HOST_DEVICE inline uint64_t swizzledOffset(ScaleShape shape, uint64_t row, uint64_t column) {
   const uint64_t tile =
       row / kScaleTileRows * ((shape.columns + kScaleTileColumns - 1) / kScaleTileColumns) + column / kScaleTileColumns;
   return tile * kScaleTileBytes + row % 32 * 16 + row % kScaleTileRows / 32 * kScaleTileColumns +

@@ -1,8 +1,8 @@
 // Whether a manifest's numbers refer to something and stay within bounds. It trusts nothing but the FlatBuffers
 // verifier: after it, the functions of manifest.h cannot read outside the manifest, overflow, or run for ever.
 
-#include "schema/check_faces.h"
 #include "schema/check_names.h"
+#include "schema/check_views.h"
 #include "schema/limits.h"
 #include "schema/manifest.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 /// Places × params, index values and the like that one check may look at. Real plans stay a thousand times below.
 constexpr int64_t kMaxWork = int64_t{1} << 28;
-constexpr int64_t kMaxPlaces = int64_t{1} << 24;
+constexpr int64_t kMaxMeshRanks = int64_t{1} << 24;
 constexpr size_t kMaxList = 64; // axes of a share, variables of a name
 
 template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
@@ -47,7 +47,9 @@ class ManifestCheck {
 public:
   explicit ManifestCheck(const Manifest &manifest) : manifest_(manifest) {}
 
-  std::string run() { return general() && families() && endpoints() ? checkNames(manifest_, work_, kMaxWork) : error_; }
+  std::string run() {
+    return general() && tensorPatterns() && endpoints() ? checkNames(manifest_, work_, kMaxWork) : error_;
+  }
 
 private:
   bool fail(std::string text) {
@@ -91,36 +93,36 @@ private:
 
   // ------------------------------------------------------------------------------------------------------- families
 
-  bool families() {
-    for (size_t f = 0; f < sizeOf(manifest_.families()); ++f)
-      if (!family(*manifest_.families()->Get(f)))
+  bool tensorPatterns() {
+    for (size_t f = 0; f < sizeOf(manifest_.tensor_patterns()); ++f)
+      if (!pattern(*manifest_.tensor_patterns()->Get(f)))
         return false;
     return true;
   }
 
-  bool family(const Family &family) {
-    const std::string name = "tensor '" + family.name()->str() + "'";
-    if (!variables(family.variables(), name))
+  bool pattern(const TensorPattern &pattern) {
+    const std::string name = "tensor '" + pattern.name()->str() + "'";
+    if (!variables(pattern.variables(), name))
       return false;
-    if (family.dtype() > DType::MAX)
+    if (pattern.dtype() > DType::MAX)
       return fail(name + " has an unknown dtype");
-    if (sizeOf(family.exists()) != sizeOf(family.variables()))
+    if (sizeOf(pattern.exists()) != sizeOf(pattern.variables()))
       return fail(name + " says for how many variables it exists: " +
-                  count(sizeOf(family.exists()), sizeOf(family.variables())));
-    if (!aligned(family.shape()))
+                  count(sizeOf(pattern.exists()), sizeOf(pattern.variables())));
+    if (!aligned(pattern.shape()))
       return fail(name + " is not aligned");
-    int64_t bytes = itemBytes(family.dtype());
-    for (size_t d = 0; d < sizeOf(family.shape()); ++d)
-      bytes = product(bytes, static_cast<int64_t>(std::min<uint64_t>(family.shape()->Get(d), INT64_MAX)));
+    int64_t bytes = itemBytes(pattern.dtype());
+    for (size_t d = 0; d < sizeOf(pattern.shape()); ++d)
+      bytes = product(bytes, static_cast<int64_t>(std::min<uint64_t>(pattern.shape()->Get(d), INT64_MAX)));
     if (bytes < 0)
       return fail(name + " is too large");
-    for (size_t v = 0; v < sizeOf(family.exists()); ++v) {
+    for (size_t v = 0; v < sizeOf(pattern.exists()); ++v) {
       Reaches reaches;
-      if (sizeOf(family.exists()->Get(v)->axes()) != 0)
+      if (sizeOf(pattern.exists()->Get(v)->axes()) != 0)
         return fail(name + " exists by axis, expected the same everywhere");
-      if (!share(*family.exists()->Get(v), 1, name, reaches))
+      if (!sharding(*pattern.exists()->Get(v), 1, name, reaches))
         return false;
-      if (reaches[0].from > variableSize(family.variables()->Get(v)))
+      if (reaches[0].from > variableSize(pattern.variables()->Get(v)))
         return fail(name + " exists beyond the values of its variable");
     }
     return true;
@@ -129,9 +131,9 @@ private:
   // --------------------------------------------------------------------------------------------------------- shares
 
   /// Well-formed lists for `coordinates` coordinates, all positions in [0, kMaxSize].
-  bool share(const Share &share, int64_t coordinates, const std::string &owner, Reaches &reaches) {
-    const auto &first = *share.first();
-    const auto &runs = *share.runs();
+  bool sharding(const Sharding &sharding, int64_t coordinates, const std::string &owner, Reaches &reaches) {
+    const auto &first = *sharding.first();
+    const auto &runs = *sharding.blocks();
     if (static_cast<int64_t>(first.size()) != coordinates + 1)
       return fail(owner + " has a share with " + std::to_string(first.size()) + " bounds, expected " +
                   std::to_string(coordinates + 1));
@@ -153,7 +155,7 @@ private:
     return true;
   }
 
-  static bool run(const Run &run, Reach &reach) {
+  static bool run(const IndexBlock &run, Reach &reach) {
     if (run.length() < 1 || run.length() > kMaxSize || run.count() < 1 || run.count() > kMaxSize)
       return false;
     if (run.count() > 1 && run.from_step() < run.length())
@@ -174,8 +176,8 @@ private:
   }
 
   /// Values of a variable → 0, 1, 2 …, each once: what numbers the instances of a param.
-  bool numbering(const Share &share, const Reaches &reaches, int64_t values, const std::string &owner) {
-    const auto &first = *share.first();
+  bool numbering(const Sharding &sharding, const Reaches &reaches, int64_t values, const std::string &owner) {
+    const auto &first = *sharding.first();
     std::vector<int64_t> value;
     for (size_t c = 0; c < reaches.size(); ++c) {
       const int64_t size = reaches[c].size;
@@ -185,7 +187,7 @@ private:
         return false;
       value.assign(size, -1);
       for (uint32_t r = first.Get(c); r < first.Get(c + 1); ++r) {
-        const Run &run = *share.runs()->Get(r);
+        const IndexBlock &run = *sharding.blocks()->Get(r);
         for (int64_t block = 0; block < run.count(); ++block)
           for (int64_t k = 0; k < run.length(); ++k) {
             int64_t &at = value[run.to() + block * run.to_step() + k];
@@ -207,22 +209,23 @@ private:
     for (size_t e = 0; e < manifest_.endpoints()->size(); ++e) {
       endpoint_ = manifest_.endpoints()->Get(e);
       role_ = "endpoint '" + endpoint_->role()->str() + "'";
-      if (!places() || !axes() || !shares() || !params())
+      if (!meshRanks() || !axes() || !shardings() || !params())
         return false;
     }
     return true;
   }
 
-  bool places() {
-    const int64_t places = static_cast<int64_t>(sizeOf(endpoint_->ranks()));
-    if (places == 0 || places > kMaxPlaces)
-      return fail(role_ + " has " + std::to_string(places) + " places, expected 1 to " + std::to_string(kMaxPlaces));
+  bool meshRanks() {
+    const int64_t meshRanks = static_cast<int64_t>(sizeOf(endpoint_->ranks()));
+    if (meshRanks == 0 || meshRanks > kMaxMeshRanks)
+      return fail(role_ + " has " + std::to_string(meshRanks) + " places, expected 1 to " +
+                  std::to_string(kMaxMeshRanks));
     std::vector<bool> seen(manifest_.world());
-    for (int64_t place = 0; place < places; ++place) {
-      const uint32_t rank = endpoint_->ranks()->Get(place);
+    for (int64_t meshRank = 0; meshRank < meshRanks; ++meshRank) {
+      const uint32_t rank = endpoint_->ranks()->Get(meshRank);
       if (endpoint_->storage()) {
-        if (rank != place)
-          return fail(role_ + " has file number " + std::to_string(rank) + ", expected " + std::to_string(place));
+        if (rank != meshRank)
+          return fail(role_ + " has file number " + std::to_string(rank) + ", expected " + std::to_string(meshRank));
         continue;
       }
       if (rank >= manifest_.world())
@@ -232,12 +235,13 @@ private:
         return fail(role_ + " has rank " + std::to_string(rank) + " twice");
       seen[rank] = true;
     }
-    if (endpoint_->checkpoint() && (!endpoint_->storage() || places != 1))
-      return fail(role_ + " is a checkpoint of " + std::to_string(places) + " places, expected one place in storage");
-    if (sizeOf(endpoint_->generations()) != 0 && static_cast<int64_t>(sizeOf(endpoint_->generations())) != places)
-      return fail(role_ + " says when places joined: " + count(sizeOf(endpoint_->generations()), places));
+    if (endpoint_->checkpoint() && (!endpoint_->storage() || meshRanks != 1))
+      return fail(role_ + " is a checkpoint of " + std::to_string(meshRanks) +
+                  " places, expected one place in storage");
+    if (sizeOf(endpoint_->epochs()) != 0 && static_cast<int64_t>(sizeOf(endpoint_->epochs())) != meshRanks)
+      return fail(role_ + " says when places joined: " + count(sizeOf(endpoint_->epochs()), meshRanks));
     // Each rank's segment looks at all params of its places (of all places in storage).
-    return spend(product(places, static_cast<int64_t>(sizeOf(endpoint_->params())) + 1) + manifest_.world() / 64);
+    return spend(product(meshRanks, static_cast<int64_t>(sizeOf(endpoint_->params())) + 1) + manifest_.world() / 64);
   }
 
   bool axes() {
@@ -272,27 +276,27 @@ private:
     return count;
   }
 
-  bool shares() {
-    reaches_.assign(sizeOf(endpoint_->shares()), {});
+  bool shardings() {
+    reaches_.assign(sizeOf(endpoint_->shardings()), {});
     numbered_.clear();
-    for (size_t s = 0; s < sizeOf(endpoint_->shares()); ++s) {
-      const Share &each = *endpoint_->shares()->Get(s);
+    for (size_t s = 0; s < sizeOf(endpoint_->shardings()); ++s) {
+      const Sharding &each = *endpoint_->shardings()->Get(s);
       const int64_t wanted = coordinates(each.axes(), role_);
-      if (wanted < 0 || !share(each, wanted, role_, reaches_[s]))
+      if (wanted < 0 || !sharding(each, wanted, role_, reaches_[s]))
         return false;
     }
     if (sizeOf(endpoint_->placement()) != sizeOf(manifest_.variables()))
       return fail(role_ +
                   " places index variables: " + count(sizeOf(endpoint_->placement()), sizeOf(manifest_.variables())));
     for (size_t v = 0; v < sizeOf(endpoint_->placement()); ++v)
-      if (!hasShare(endpoint_->placement()->Get(v), role_))
+      if (!hasSharding(endpoint_->placement()->Get(v), role_))
         return false;
     return true;
   }
 
-  bool hasShare(uint32_t share, const std::string &owner) {
-    return share < reaches_.size() || fail(owner + " refers to share " + std::to_string(share) +
-                                           ", expected fewer than " + std::to_string(reaches_.size()));
+  bool hasSharding(uint32_t sharding, const std::string &owner) {
+    return sharding < reaches_.size() || fail(owner + " refers to share " + std::to_string(sharding) +
+                                              ", expected fewer than " + std::to_string(reaches_.size()));
   }
 
   // --------------------------------------------------------------------------------------------------------- params
@@ -307,7 +311,7 @@ private:
         if (!part(each, *each.parts()->Get(i), name))
           return false;
     }
-    error_ = checkFaces(*endpoint_, endpoint_ != manifest_.endpoints()->Get(0), role_, work_);
+    error_ = checkViews(*endpoint_, endpoint_ != manifest_.endpoints()->Get(0), role_, work_);
     return error_.empty() && spend(0);
   }
 
@@ -325,14 +329,14 @@ private:
       return fail(name + " numbers index variables: " + count(sizeOf(param.instances()), sizeOf(param.variables())));
     int64_t instances = 1;
     for (size_t v = 0; v < sizeOf(param.instances()); ++v) {
-      const uint32_t share = param.instances()->Get(v), variable = param.variables()->Get(v);
-      if (!hasShare(share, name))
+      const uint32_t sharding = param.instances()->Get(v), variable = param.variables()->Get(v);
+      if (!hasSharding(sharding, name))
         return false;
-      if (numbered_.emplace(std::pair(share, variable), true).second &&
-          !numbering(*endpoint_->shares()->Get(share), reaches_[share], variableSize(variable), name))
+      if (numbered_.emplace(std::pair(sharding, variable), true).second &&
+          !numbering(*endpoint_->shardings()->Get(sharding), reaches_[sharding], variableSize(variable), name))
         return false;
       int64_t most = 0;
-      for (const Reach &reach : reaches_[share])
+      for (const Reach &reach : reaches_[sharding])
         most = std::max(most, reach.size);
       instances = product(instances, most);
       if (instances < 0 || instances > kMaxInstances)
@@ -348,10 +352,10 @@ private:
       return type == DType::fp32 || type == DType::bf16 || type == DType::fp16 || type == DType::fp8_e4m3 ||
              type == DType::fp8_e5m2;
     };
-    if (param.stored() && (!castable(*param.stored()) || !castable(param.dtype()) || *param.stored() == param.dtype() ||
-                           param.face() || param.made()))
+    if (param.storage_dtype() && (!castable(*param.storage_dtype()) || !castable(param.dtype()) ||
+                                  *param.storage_dtype() == param.dtype() || param.view() || param.derived()))
       return fail(name + " is stored in a dtype that its elements cannot be cast to");
-    int64_t bytes = std::max(itemBytes(param.dtype()), itemBytes(storedType(param)));
+    int64_t bytes = std::max(itemBytes(param.dtype()), itemBytes(storageDtypeOf(param)));
     for (size_t d = 0; d < sizeOf(param.shape()); ++d) {
       const Extent &extent = *param.shape()->Get(d);
       const int64_t wanted = coordinates(extent.axes(), name);
@@ -371,33 +375,33 @@ private:
   }
 
   bool part(const Param &param, const Part &part, const std::string &name) {
-    const size_t families = sizeOf(manifest_.families());
-    if (part.family() < -1 || part.family() >= static_cast<int64_t>(families))
-      return fail(name + " holds tensor " + std::to_string(part.family()) + ", expected fewer than " +
-                  std::to_string(families));
-    const Family *family = part.family() < 0 ? nullptr : manifest_.families()->Get(part.family());
-    if (family && family->dtype() != param.dtype()) // what comes is nothing else
-      return fail(name + " is " + dtypeName(param.dtype()) + ", but '" + family->name()->str() + "' comes as " +
-                  dtypeName(family->dtype()));
-    const auto *variables = family ? family->variables() : param.variables();
+    const size_t tensorPatterns = sizeOf(manifest_.tensor_patterns());
+    if (part.pattern() < -1 || part.pattern() >= static_cast<int64_t>(tensorPatterns))
+      return fail(name + " holds tensor " + std::to_string(part.pattern()) + ", expected fewer than " +
+                  std::to_string(tensorPatterns));
+    const TensorPattern *pattern = part.pattern() < 0 ? nullptr : manifest_.tensor_patterns()->Get(part.pattern());
+    if (pattern && pattern->dtype() != param.dtype()) // what comes is nothing else
+      return fail(name + " is " + dtypeName(param.dtype()) + ", but '" + pattern->name()->str() + "' comes as " +
+                  dtypeName(pattern->dtype()));
+    const auto *variables = pattern ? pattern->variables() : param.variables();
     const size_t named = sizeOf(variables);
-    const size_t dimensions = named + (family ? sizeOf(family->shape()) : sizeOf(param.shape()));
+    const size_t dimensions = named + (pattern ? sizeOf(pattern->shape()) : sizeOf(param.shape()));
     if (sizeOf(part.dimensions()) != dimensions)
       return fail(name + " places dimensions of a tensor: " + count(sizeOf(part.dimensions()), dimensions));
     for (size_t d = 0; d < dimensions; ++d)
-      if (!hasShare(part.dimensions()->Get(d)->share(), name))
+      if (!hasSharding(part.dimensions()->Get(d)->sharding(), name))
         return false;
     for (size_t d = 0; d < dimensions; ++d) {
       const PartDimension &dimension = *part.dimensions()->Get(d);
-      if (family) {
+      if (pattern) {
         const int64_t length =
-            d < named ? variableSize(variables->Get(d)) : static_cast<int64_t>(family->shape()->Get(d - named));
-        if (!spend(static_cast<int64_t>(reaches_[dimension.share()].size())))
+            d < named ? variableSize(variables->Get(d)) : static_cast<int64_t>(pattern->shape()->Get(d - named));
+        if (!spend(static_cast<int64_t>(reaches_[dimension.sharding()].size())))
           return false;
-        for (const Reach &reach : reaches_[dimension.share()])
+        for (const Reach &reach : reaches_[dimension.sharding()])
           if (reach.from > length)
             return fail(name + " holds positions beyond dimension " + std::to_string(d) + " of '" +
-                        family->name()->str() + "'");
+                        pattern->name()->str() + "'");
       }
       if (dimension.param() < -1 || dimension.param() >= static_cast<int64_t>(sizeOf(param.shape())))
         return fail(name + " places a tensor in dimension " + std::to_string(dimension.param()) +
@@ -410,18 +414,18 @@ private:
           continue;
         }
         const Extent &extent = *param.shape()->Get(dimension.param());
-        if (!inside(param, dimension.share(), extent.axes(), [&](int64_t c) { return extent.at()->Get(c); }, name))
+        if (!inside(param, dimension.sharding(), extent.axes(), [&](int64_t c) { return extent.at()->Get(c); }, name))
           return false;
         continue;
       }
       // A family lists its variables in its own order.
-      const size_t variable = d >= named ? SIZE_MAX : family ? nameVariable(param, variables->Get(d)) : d;
+      const size_t variable = d >= named ? SIZE_MAX : pattern ? nameVariable(param, variables->Get(d)) : d;
       if (variable >= sizeOf(param.instances()))
         return fail(name + " places dimension " + std::to_string(d) +
                     " of a tensor in its name, which has no such variable");
       const uint32_t numbers = param.instances()->Get(variable);
       const auto count = [&](int64_t c) { return reaches_[numbers][c].size; };
-      if (!inside(param, dimension.share(), endpoint_->shares()->Get(numbers)->axes(), count, name))
+      if (!inside(param, dimension.sharding(), endpoint_->shardings()->Get(numbers)->axes(), count, name))
         return false;
     }
     return true;
@@ -431,15 +435,15 @@ private:
   /// inside.
   bool insideTogether(const Param &param, const Part &part, int32_t dimension, const std::string &name) {
     const Extent &extent = *param.shape()->Get(dimension);
-    const int64_t places = static_cast<int64_t>(endpoint_->ranks()->size());
-    if (!spend(places * static_cast<int64_t>(part.dimensions()->size())))
+    const int64_t meshRanks = static_cast<int64_t>(endpoint_->ranks()->size());
+    if (!spend(meshRanks * static_cast<int64_t>(part.dimensions()->size())))
       return false;
-    for (int64_t place = 0; place < places; ++place) {
+    for (int64_t meshRank = 0; meshRank < meshRanks; ++meshRank) {
       int64_t last = 0, positions = 1; // the furthest, and how many
       bool empty = false;
       for (const PartDimension *each : *part.dimensions()) {
-        const auto *axes = endpoint_->shares()->Get(each->share())->axes();
-        const Reach &reach = reaches_[each->share()][coordinate(*endpoint_, axes, place)];
+        const auto *axes = endpoint_->shardings()->Get(each->sharding())->axes();
+        const Reach &reach = reaches_[each->sharding()][coordinate(*endpoint_, axes, meshRank)];
         empty = empty || reach.size == 0;
         if (each->param() == dimension) {
           last += reach.to - 1;
@@ -448,9 +452,9 @@ private:
         if (last > kMaxSize)
           return fail(name + " holds positions beyond its own size");
       }
-      const int64_t length = extent.at()->Get(coordinate(*endpoint_, extent.axes(), place));
+      const int64_t length = extent.at()->Get(coordinate(*endpoint_, extent.axes(), meshRank));
       if (!empty && (last >= length || positions < 0 || positions > length) &&
-          instanceCount(*endpoint_, param, place) > 0)
+          instanceCount(*endpoint_, param, meshRank) > 0)
         return fail(name + " holds positions beyond its own size");
     }
     return true;
@@ -469,12 +473,12 @@ private:
 
   /// On each place that has the param, the share's positions are below `length` (by coordinate over `axes`).
   template <class Length>
-  bool inside(const Param &param, uint32_t share, const flatbuffers::Vector<uint32_t> *axes, Length length,
+  bool inside(const Param &param, uint32_t sharding, const flatbuffers::Vector<uint32_t> *axes, Length length,
               const std::string &name) {
-    const auto *shareAxes = endpoint_->shares()->Get(share)->axes();
-    const Reaches &reaches = reaches_[share];
+    const auto *shardingAxes = endpoint_->shardings()->Get(sharding)->axes();
+    const Reaches &reaches = reaches_[sharding];
     bool good = true;
-    if (sameAxes(shareAxes, axes)) {
+    if (sameAxes(shardingAxes, axes)) {
       if (!spend(static_cast<int64_t>(reaches.size())))
         return false;
       for (size_t c = 0; c < reaches.size(); ++c)
@@ -483,12 +487,12 @@ private:
         return true;
     }
     // Coordinates that no place of the param has may say anything.
-    const int64_t places = static_cast<int64_t>(endpoint_->ranks()->size());
-    if (!spend(places))
+    const int64_t meshRanks = static_cast<int64_t>(endpoint_->ranks()->size());
+    if (!spend(meshRanks))
       return false;
-    for (int64_t place = 0; place < places; ++place)
-      if (reaches[coordinate(*endpoint_, shareAxes, place)].to > length(coordinate(*endpoint_, axes, place)) &&
-          instanceCount(*endpoint_, param, place) > 0)
+    for (int64_t meshRank = 0; meshRank < meshRanks; ++meshRank)
+      if (reaches[coordinate(*endpoint_, shardingAxes, meshRank)].to > length(coordinate(*endpoint_, axes, meshRank)) &&
+          instanceCount(*endpoint_, param, meshRank) > 0)
         return fail(name + " holds positions beyond its own size");
     return true;
   }

@@ -19,7 +19,7 @@ constexpr char kRun = '\1';
 
 /// A name with its placeholders. `skeleton` has kRun for each run of digits and placeholders, which print digits: so
 /// names that are equal have equal skeletons.
-struct Pattern {
+struct NamePattern {
   std::string skeleton;
   bool literal = true;                   // no placeholder
   bool touching = false;                 // placeholders without text between them: {a}{b} prints 1, 11 and 11, 1 alike
@@ -64,25 +64,25 @@ private:
   /// Reads a name, in which each variable stands once, as {x}, or where `positions` as {x.local}; {x.chunk} may stand
   /// beside either.
   bool read(const std::string &name, const flatbuffers::Vector<uint32_t> *variables, bool positions,
-            const std::string &owner, Pattern &pattern) {
+            const std::string &owner, NamePattern &namePattern) {
     const size_t count = sizeOf(variables);
-    pattern.value.assign(count, false);
-    pattern.local = pattern.chunk = pattern.value;
+    namePattern.value.assign(count, false);
+    namePattern.local = namePattern.chunk = namePattern.value;
     bool inRun = false, placeholderInRun = false;
     for (size_t i = 0; i < name.size(); ++i) {
       const char c = name[i];
       if (c != '{' && (c < '0' || c > '9')) {
         inRun = placeholderInRun = false;
-        pattern.skeleton += c;
+        namePattern.skeleton += c;
         continue;
       }
       if (!inRun)
-        pattern.skeleton += kRun;
+        namePattern.skeleton += kRun;
       inRun = true;
       if (c != '{')
         continue;
-      pattern.literal = false;
-      pattern.touching = pattern.touching || placeholderInRun;
+      namePattern.literal = false;
+      namePattern.touching = namePattern.touching || placeholderInRun;
       placeholderInRun = true;
       const size_t end = std::min(name.find('}', i), name.size());
       const std::string inside = name.substr(i + 1, end - i - 1);
@@ -95,10 +95,10 @@ private:
           known = !found[v];
           found[v] = true;
         };
-        is(pattern.value, variable);
+        is(namePattern.value, variable);
         if (positions) {
-          is(pattern.local, variable + ".local");
-          is(pattern.chunk, variable + ".chunk");
+          is(namePattern.local, variable + ".local");
+          is(namePattern.chunk, variable + ".chunk");
         }
         if (known)
           break;
@@ -109,7 +109,7 @@ private:
       i = end;
     }
     for (size_t v = 0; v < count; ++v)
-      if (const std::string variable = variableName(variables->Get(v)); pattern.value[v] == pattern.local[v])
+      if (const std::string variable = variableName(variables->Get(v)); namePattern.value[v] == namePattern.local[v])
         return fail(owner + " lacks index variable '" + variable + "' in its name, or has it twice, expected '{" +
                     variable + "}'" + (positions ? " or '{" + variable + ".local}'" : "") + " once");
     return true;
@@ -120,8 +120,8 @@ private:
   /// Owners of names that may be equal: of one skeleton. Where none has a placeholder, only those of one name.
   class Groups {
   public:
-    void add(uint32_t owner, std::string_view name, Pattern pattern) {
-      groups_[std::move(pattern.skeleton)].push_back({owner, name, pattern.literal, pattern.touching});
+    void add(uint32_t owner, std::string_view name, NamePattern namePattern) {
+      groups_[std::move(namePattern.skeleton)].push_back({owner, name, namePattern.literal, namePattern.touching});
     }
 
     /// Calls visit(owners) for each list of owners of which two names could be equal; false ends it.
@@ -152,31 +152,32 @@ private:
 
   bool tensors() {
     Groups groups;
-    for (uint32_t f = 0; f < sizeOf(manifest_.families()); ++f) {
-      const Family &family = *manifest_.families()->Get(f);
-      Pattern pattern;
-      if (!read(family.name()->str(), family.variables(), false, "tensor '" + family.name()->str() + "'", pattern))
+    for (uint32_t f = 0; f < sizeOf(manifest_.tensor_patterns()); ++f) {
+      const TensorPattern &pattern = *manifest_.tensor_patterns()->Get(f);
+      NamePattern namePattern;
+      if (!read(pattern.name()->str(), pattern.variables(), false, "tensor '" + pattern.name()->str() + "'",
+                namePattern))
         return false;
-      groups.add(f, family.name()->string_view(), std::move(pattern));
+      groups.add(f, pattern.name()->string_view(), std::move(namePattern));
     }
-    return groups.forEach([&](const std::vector<uint32_t> &families) {
+    return groups.forEach([&](const std::vector<uint32_t> &tensorPatterns) {
       std::unordered_set<std::string> names;
-      return std::all_of(families.begin(), families.end(),
-                         [&](uint32_t f) { return tensorNames(*manifest_.families()->Get(f), names); });
+      return std::all_of(tensorPatterns.begin(), tensorPatterns.end(),
+                         [&](uint32_t f) { return tensorNames(*manifest_.tensor_patterns()->Get(f), names); });
     });
   }
 
   /// Adds the names of all tensors of a family, of which none may be there.
-  bool tensorNames(const Family &family, std::unordered_set<std::string> &names) {
-    std::vector<std::vector<int64_t>> values(sizeOf(family.variables()));
+  bool tensorNames(const TensorPattern &pattern, std::unordered_set<std::string> &names) {
+    std::vector<std::vector<int64_t>> values(sizeOf(pattern.variables()));
     __int128 count = 1;
     for (size_t v = 0; v < values.size(); ++v) {
       int64_t size = 0;
-      for (const Run *run : *family.exists()->Get(v)->runs())
+      for (const IndexBlock *run : *pattern.exists()->Get(v)->blocks())
         size += run->length() * run->count();
       if (!spend(size))
         return false;
-      for (const Run *run : *family.exists()->Get(v)->runs())
+      for (const IndexBlock *run : *pattern.exists()->Get(v)->blocks())
         for (int64_t block = 0; block < run->count(); ++block)
           for (int64_t k = 0; k < run->length(); ++k)
             values[v].push_back(run->from() + block * run->from_step() + k);
@@ -191,7 +192,7 @@ private:
       int64_t rest = n;
       for (size_t v = values.size(); v-- > 0; rest /= static_cast<int64_t>(values[v].size()))
         at[v] = values[v][static_cast<size_t>(rest) % values[v].size()];
-      if (const auto [name, added] = names.insert(tensorName(manifest_, family, at)); !added)
+      if (const auto [name, added] = names.insert(tensorName(manifest_, pattern, at)); !added)
         return fail("two tensors have the name '" + *name + "'");
     }
     return true;
@@ -209,34 +210,34 @@ private:
       const std::string name = role + " param '" + param.name()->str() + "'";
       if (!stacks(param, name))
         return false;
-      if (param.face()) { // has no name of its own
+      if (param.view()) { // has no name of its own
         if (!largest(endpoint, param, name))
           return false;
         continue;
       }
-      Pattern pattern;
-      if (!read(param.name()->str(), param.variables(), true, name, pattern) ||
-          !positions(endpoint, param, pattern, name))
+      NamePattern namePattern;
+      if (!read(param.name()->str(), param.variables(), true, name, namePattern) ||
+          !positions(endpoint, param, namePattern, name))
         return false;
-      groups.add(p, param.name()->string_view(), std::move(pattern));
+      groups.add(p, param.name()->string_view(), std::move(namePattern));
     }
     return groups.forEach([&](const std::vector<uint32_t> &owners) { return paramNames(endpoint, owners, role); });
   }
 
   /// The tools find the tensor that largest magnitudes are of by its name, which theirs continues.
   bool largest(const Endpoint &endpoint, const Param &param, const std::string &name) {
-    const Face &face = *param.face();
-    if (face.kind() != FaceKind::amax || &endpoint != manifest_.endpoints()->Get(0))
+    const QuantizedView &view = *param.view();
+    if (view.kind() != ViewKind::amax || &endpoint != manifest_.endpoints()->Get(0))
       return true;
-    const Family &of = *manifest_.families()->Get(
-        static_cast<uint32_t>(endpoint.params()->Get(face.codes())->parts()->Get(face.part())->family()));
+    const TensorPattern &of = *manifest_.tensor_patterns()->Get(
+        static_cast<uint32_t>(endpoint.params()->Get(view.codes())->parts()->Get(view.part())->pattern()));
     for (uint32_t i = 0; i < sizeOf(param.parts()); ++i) {
-      const int32_t number = param.parts()->Get(i)->family();
+      const int32_t number = param.parts()->Get(i)->pattern();
       if (number < 0)
         continue;
-      const Family &family = *manifest_.families()->Get(static_cast<uint32_t>(number));
-      if (!family.name()->str().starts_with(of.name()->str()))
-        return fail(name + " holds '" + family.name()->str() + "', expected a name that begins with '" +
+      const TensorPattern &pattern = *manifest_.tensor_patterns()->Get(static_cast<uint32_t>(number));
+      if (!pattern.name()->str().starts_with(of.name()->str()))
+        return fail(name + " holds '" + pattern.name()->str() + "', expected a name that begins with '" +
                     of.name()->str() + "'");
     }
     return true;
@@ -247,33 +248,35 @@ private:
   bool stacks(const Param &param, const std::string &name) {
     for (size_t i = 0; i < sizeOf(param.parts()); ++i) {
       const Part &part = *param.parts()->Get(i);
-      const Family *family =
-          part.family() < 0 ? nullptr : manifest_.families()->Get(static_cast<uint32_t>(part.family()));
+      const TensorPattern *pattern =
+          part.pattern() < 0 ? nullptr : manifest_.tensor_patterns()->Get(static_cast<uint32_t>(part.pattern()));
       size_t stacked = 0;
-      for (size_t d = 0; d < sizeOf(family ? family->variables() : param.variables()); ++d)
+      for (size_t d = 0; d < sizeOf(pattern ? pattern->variables() : param.variables()); ++d)
         stacked += part.dimensions()->Get(d)->param() >= 0;
-      if (stacked > (family ? 1 : 0))
+      if (stacked > (pattern ? 1 : 0))
         return fail(name + " stacks " + std::to_string(stacked) + " index variables of " +
-                    (family ? "'" + family->name()->str() + "', expected one at most" : "padding, expected none"));
+                    (pattern ? "'" + pattern->name()->str() + "', expected one at most" : "padding, expected none"));
     }
     return true;
   }
 
   /// {x.local} prints positions, which must be there and differ: those of all chunks, unless {x.chunk} stands beside.
-  bool positions(const Endpoint &endpoint, const Param &param, const Pattern &pattern, const std::string &name) {
-    for (size_t v = 0; v < pattern.local.size(); ++v) {
-      const uint32_t variable = param.variables()->Get(v), share = param.instances()->Get(v);
-      if (lookedUp_.emplace(share, variable).second &&
-          !lookUps(*endpoint.shares()->Get(share), *endpoint.shares()->Get(endpoint.placement()->Get(variable))))
+  bool positions(const Endpoint &endpoint, const Param &param, const NamePattern &namePattern,
+                 const std::string &name) {
+    for (size_t v = 0; v < namePattern.local.size(); ++v) {
+      const uint32_t variable = param.variables()->Get(v), sharding = param.instances()->Get(v);
+      if (lookedUp_.emplace(sharding, variable).second &&
+          !lookUps(*endpoint.shardings()->Get(sharding),
+                   *endpoint.shardings()->Get(endpoint.placement()->Get(variable))))
         return false;
-      if (!pattern.local[v])
+      if (!namePattern.local[v])
         continue;
-      const auto [known, added] = positions_.try_emplace({share, variable, pattern.chunk[v]}, true);
-      if (added && !positions(endpoint, nullptr, share, variable, pattern.chunk[v], known->second))
+      const auto [known, added] = positions_.try_emplace({sharding, variable, namePattern.chunk[v]}, true);
+      if (added && !positions(endpoint, nullptr, sharding, variable, namePattern.chunk[v], known->second))
         return false;
       bool good = known->second;
-      if (!good &&
-          !positions(endpoint, &param, share, variable, pattern.chunk[v], good)) // there may be none where it differs
+      if (!good && !positions(endpoint, &param, sharding, variable, namePattern.chunk[v],
+                              good)) // there may be none where it differs
         return false;
       if (!good)
         return fail(name + " has '{" + variableName(variable) +
@@ -283,41 +286,41 @@ private:
   }
 
   /// To name the instances of a place each value is looked up among the runs of its variable's placement.
-  bool lookUps(const Share &values, const Share &placement) {
+  bool lookUps(const Sharding &values, const Sharding &placement) {
     int64_t most = 0, longest = 0;
-    const Run *list = reinterpret_cast<const Run *>(values.runs()->Data());
+    const IndexBlock *list = reinterpret_cast<const IndexBlock *>(values.blocks()->Data());
     for (uint32_t c = 0; c + 1 < values.first()->size(); ++c)
-      most = std::max(most, Runs{list + values.first()->Get(c), list + values.first()->Get(c + 1)}.size());
+      most = std::max(most, IndexMap{list + values.first()->Get(c), list + values.first()->Get(c + 1)}.size());
     for (uint32_t c = 0; c + 1 < placement.first()->size(); ++c)
       longest = std::max(longest, int64_t{placement.first()->Get(c + 1)} - placement.first()->Get(c));
     return spend(most * longest);
   }
 
   /// Whether positions differ, on all places or on those that have a param.
-  bool positions(const Endpoint &endpoint, const Param *param, uint32_t shareNumber, uint32_t variable, bool chunk,
+  bool positions(const Endpoint &endpoint, const Param *param, uint32_t shardingNumber, uint32_t variable, bool chunk,
                  bool &good) {
-    const Share &values = *endpoint.shares()->Get(shareNumber),
-                &placement = *endpoint.shares()->Get(endpoint.placement()->Get(variable));
+    const Sharding &values = *endpoint.shardings()->Get(shardingNumber),
+                   &placement = *endpoint.shardings()->Get(endpoint.placement()->Get(variable));
     std::set<std::pair<int64_t, int64_t>> seen; // coordinates
-    const int64_t places = static_cast<int64_t>(endpoint.ranks()->size());
-    if (!spend(places))
+    const int64_t meshRanks = static_cast<int64_t>(endpoint.ranks()->size());
+    if (!spend(meshRanks))
       return false;
     good = true;
-    for (int64_t place = 0; place < places && good; ++place) {
-      if ((param && instanceCount(endpoint, *param, place) == 0) ||
-          !seen.emplace(coordinate(endpoint, values.axes(), place), coordinate(endpoint, placement.axes(), place))
+    for (int64_t meshRank = 0; meshRank < meshRanks && good; ++meshRank) {
+      if ((param && instanceCount(endpoint, *param, meshRank) == 0) ||
+          !seen.emplace(coordinate(endpoint, values.axes(), meshRank), coordinate(endpoint, placement.axes(), meshRank))
                .second)
         continue;
-      const Runs here = runs(endpoint, values, place), placed = runs(endpoint, placement, place);
+      const IndexMap here = indexMap(endpoint, values, meshRank), placed = indexMap(endpoint, placement, meshRank);
       if (!spend(here.size() * (1 + (placed.end - placed.begin))))
         return false;
       std::vector<int64_t> numbers;
-      for (const Run *run = here.begin; run != here.end && good; ++run)
+      for (const IndexBlock *run = here.begin; run != here.end && good; ++run)
         for (int64_t block = 0; block < run->count() && good; ++block)
           for (int64_t k = 0; k < run->length() && good; ++k) {
             const std::optional<int64_t> position = placed.map(run->from() + block * run->from_step() + k);
             good = position.has_value();
-            numbers.push_back(chunk ? position.value_or(0) : position.value_or(0) % kChunk);
+            numbers.push_back(chunk ? position.value_or(0) : position.value_or(0) % kChunkStride);
           }
       std::sort(numbers.begin(), numbers.end());
       good = good && std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
@@ -329,9 +332,9 @@ private:
   /// names.
   bool paramNames(const Endpoint &endpoint, const std::vector<uint32_t> &owners, const std::string &role) {
     std::set<uint32_t> axes;
-    auto depend = [&](uint32_t share) {
-      for (size_t i = 0; i < sizeOf(endpoint.shares()->Get(share)->axes()); ++i)
-        axes.insert(endpoint.shares()->Get(share)->axes()->Get(i));
+    auto depend = [&](uint32_t sharding) {
+      for (size_t i = 0; i < sizeOf(endpoint.shardings()->Get(sharding)->axes()); ++i)
+        axes.insert(endpoint.shardings()->Get(sharding)->axes()->Get(i));
     };
     for (const uint32_t p : owners) {
       const Param &param = *endpoint.params()->Get(p);
@@ -343,23 +346,24 @@ private:
       }
     }
     std::set<std::vector<uint64_t>> seen;
-    for (uint64_t place = 0; place < endpoint.ranks()->size(); ++place) {
+    for (uint64_t meshRank = 0; meshRank < endpoint.ranks()->size(); ++meshRank) {
       std::vector<uint64_t> coordinates;
       for (const uint32_t axis : axes)
-        coordinates.push_back(place / endpoint.axes()->Get(axis)->stride() % endpoint.axes()->Get(axis)->size());
+        coordinates.push_back(meshRank / endpoint.axes()->Get(axis)->stride() % endpoint.axes()->Get(axis)->size());
       if (!spend(1 + static_cast<int64_t>(axes.size())))
         return false;
       if (!seen.insert(std::move(coordinates)).second)
         continue;
       std::unordered_set<std::string> names;
       for (const uint32_t p : owners) {
-        if (!spend((1 + instanceCount(endpoint, *endpoint.params()->Get(p), static_cast<int64_t>(place))) * kNameWork))
+        if (!spend((1 + instanceCount(endpoint, *endpoint.params()->Get(p), static_cast<int64_t>(meshRank))) *
+                   kNameWork))
           return false;
-        for (ParamInstance &instance : instances(manifest_, endpoint, p, static_cast<int64_t>(place)))
+        for (ParamInstance &instance : instances(manifest_, endpoint, p, static_cast<int64_t>(meshRank)))
           if (const auto [name, added] = names.insert(std::move(instance.name)); !added)
             return fail(role + " has two params of the name '" + *name + "' on " +
                         (endpoint.storage() ? "file " : "rank ") +
-                        std::to_string(endpoint.ranks()->Get(static_cast<uint32_t>(place))));
+                        std::to_string(endpoint.ranks()->Get(static_cast<uint32_t>(meshRank))));
       }
     }
     return true;

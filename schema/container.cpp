@@ -25,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "the header is written
 
 constexpr char kMagic[8] = {'R', 'E', 'S', 'H', 'A', 'R', 'D', '\n'};
 constexpr uint32_t kVersion = 1;
-constexpr uint64_t kKnownFeatures = kFeatureCasts | kFeatureFaces | kFeatureTransforms | kFeatureOver |
+constexpr uint64_t kKnownFeatures = kFeatureCasts | kFeatureViews | kFeatureTransforms | kFeatureAmaxDimensions |
                                     kFeatureRelays; // a set bit that is not here belongs to a newer compiler
 constexpr uint64_t kAlignment = 64;
 

@@ -18,11 +18,11 @@ using Bytes = std::span<const std::byte>;
 /// into memory (Param.stored).
 constexpr uint64_t kFeatureCasts = 1;
 /// … that shows or makes params in another form (Param.face).
-constexpr uint64_t kFeatureFaces = 2;
+constexpr uint64_t kFeatureViews = 2;
 /// … that the caller fills and takes over by hooks (Param.transform).
 constexpr uint64_t kFeatureTransforms = 4;
 /// … with largest magnitudes over other dimensions of a tensor than the last two (Face.over).
-constexpr uint64_t kFeatureOver = 8;
+constexpr uint64_t kFeatureAmaxDimensions = 8;
 /// … with ranks that hold in their arenas what they send on (relays).
 constexpr uint64_t kFeatureRelays = 16;
 

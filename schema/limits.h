@@ -18,7 +18,7 @@ inline constexpr int64_t kMaxInstances = int64_t{1} << 22;
 /// Pieces that loops make of the operands of one segment, beyond one for each operand: one each time that they change
 /// the buffer. So a few loops cannot ask an executor, which takes some 32 bytes for each, for all memory there is. A
 /// rank of a model of a trillion parameters has about a thousand.
-inline constexpr int64_t kMaxPieces = int64_t{1} << 24;
+inline constexpr int64_t kMaxOperandRanges = int64_t{1} << 24;
 /// Chunks of the messages of one segment, each counted once more for every step that its message waits for: an executor
 /// keeps a number for each of these. In chunks of 64 KiB a terabyte.
 inline constexpr int64_t kMaxChunks = int64_t{1} << 24;

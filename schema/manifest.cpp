@@ -37,25 +37,25 @@ std::optional<DType> dtypeFromSafetensors(std::string_view name) {
   return std::nullopt;
 }
 
-int64_t coordinate(const Endpoint &endpoint, const flatbuffers::Vector<uint32_t> *axes, int64_t place) {
+int64_t coordinate(const Endpoint &endpoint, const flatbuffers::Vector<uint32_t> *axes, int64_t meshRank) {
   int64_t combined = 0;
   for (size_t i = 0; i < sizeOf(axes); ++i) {
     const Axis *axis = endpoint.axes()->Get(axes->Get(i));
     combined = combined * static_cast<int64_t>(axis->size()) +
-               place / static_cast<int64_t>(axis->stride()) % static_cast<int64_t>(axis->size());
+               meshRank / static_cast<int64_t>(axis->stride()) % static_cast<int64_t>(axis->size());
   }
   return combined;
 }
 
-int64_t Runs::size() const {
+int64_t IndexMap::size() const {
   int64_t total = 0;
-  for (const Run *run = begin; run != end; ++run)
+  for (const IndexBlock *run = begin; run != end; ++run)
     total += run->length() * run->count();
   return total;
 }
 
-std::optional<int64_t> Runs::map(int64_t from) const {
-  for (const Run *run = begin; run != end; ++run) {
+std::optional<int64_t> IndexMap::map(int64_t from) const {
+  for (const IndexBlock *run = begin; run != end; ++run) {
     const int64_t offset = from - run->from();
     if (offset < 0)
       continue;
@@ -67,50 +67,50 @@ std::optional<int64_t> Runs::map(int64_t from) const {
   return std::nullopt;
 }
 
-Runs runs(const Endpoint &endpoint, const Share &share, int64_t place) {
-  const int64_t at = coordinate(endpoint, share.axes(), place);
-  const Run *data = reinterpret_cast<const Run *>(share.runs()->Data());
-  return {data + share.first()->Get(at), data + share.first()->Get(at + 1)};
+IndexMap indexMap(const Endpoint &endpoint, const Sharding &sharding, int64_t meshRank) {
+  const int64_t at = coordinate(endpoint, sharding.axes(), meshRank);
+  const IndexBlock *data = reinterpret_cast<const IndexBlock *>(sharding.blocks()->Data());
+  return {data + sharding.first()->Get(at), data + sharding.first()->Get(at + 1)};
 }
 
-bool present(const Endpoint &endpoint, const Param &param, int64_t place) {
+bool present(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
   for (size_t i = 0; i < sizeOf(param.presence()); ++i) {
     const Presence *rule = param.presence()->Get(i);
     const Axis *axis = endpoint.axes()->Get(rule->axis());
-    const uint64_t at = static_cast<uint64_t>(place) / axis->stride() % axis->size();
+    const uint64_t at = static_cast<uint64_t>(meshRank) / axis->stride() % axis->size();
     if (!std::binary_search(rule->coordinates()->begin(), rule->coordinates()->end(), at))
       return false;
   }
   return true;
 }
 
-int64_t instanceCount(const Endpoint &endpoint, const Param &param, int64_t place) {
-  if (!present(endpoint, param, place))
+int64_t instanceCount(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
+  if (!present(endpoint, param, meshRank))
     return 0;
   int64_t count = 1;
   for (size_t i = 0; i < sizeOf(param.instances()); ++i)
-    count *= runs(endpoint, *endpoint.shares()->Get(param.instances()->Get(i)), place).size();
+    count *= indexMap(endpoint, *endpoint.shardings()->Get(param.instances()->Get(i)), meshRank).size();
   return count;
 }
 
-std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t place) {
+std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
   std::vector<int64_t> shape;
   for (size_t d = 0; d < sizeOf(param.shape()); ++d) {
     const Extent *extent = param.shape()->Get(d);
-    shape.push_back(extent->at()->Get(coordinate(endpoint, extent->axes(), place)));
+    shape.push_back(extent->at()->Get(coordinate(endpoint, extent->axes(), meshRank)));
   }
   return shape;
 }
 
 std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &endpoint, uint32_t number,
-                                     int64_t place) {
+                                     int64_t meshRank) {
   const Param &param = *endpoint.params()->Get(number);
   std::vector<ParamInstance> result;
-  const int64_t count = instanceCount(endpoint, param, place);
+  const int64_t count = instanceCount(endpoint, param, meshRank);
   if (count == 0)
     return result;
-  const std::vector<int64_t> shape = localShape(endpoint, param, place);
-  int64_t bytes = itemBytes(storedType(param));
+  const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
+  int64_t bytes = itemBytes(storageDtypeOf(param));
   for (int64_t length : shape)
     bytes *= length;
 
@@ -124,10 +124,11 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
     const uint32_t variable = param.variables()->Get(i);
     const std::string name = manifest.variables()->Get(variable)->name()->str();
     Values values{"{" + name + "}", "{" + name + ".local}", "{" + name + ".chunk}", {}, {}};
-    const Runs here = runs(endpoint, *endpoint.shares()->Get(param.instances()->Get(i)), place);
-    const Runs placed = runs(endpoint, *endpoint.shares()->Get(endpoint.placement()->Get(variable)), place);
+    const IndexMap here = indexMap(endpoint, *endpoint.shardings()->Get(param.instances()->Get(i)), meshRank);
+    const IndexMap placed =
+        indexMap(endpoint, *endpoint.shardings()->Get(endpoint.placement()->Get(variable)), meshRank);
     values.value.resize(here.size());
-    for (const Run *run = here.begin; run != here.end; ++run)
+    for (const IndexBlock *run = here.begin; run != here.end; ++run)
       for (int64_t block = 0; block < run->count(); ++block)
         for (int64_t k = 0; k < run->length(); ++k)
           values.value[run->to() + block * run->to_step() + k] = run->from() + block * run->from_step() + k;
@@ -146,18 +147,18 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
       rest /= static_cast<int64_t>(values.value.size());
       instance.values[v] = values.value[at];
       fill(instance.name, values.global, values.value[at]);
-      fill(instance.name, values.local, values.position[at] % kChunk);
-      fill(instance.name, values.chunk, values.position[at] / kChunk);
+      fill(instance.name, values.local, values.position[at] % kChunkStride);
+      fill(instance.name, values.chunk, values.position[at] / kChunkStride);
     }
     result.push_back(std::move(instance));
   }
   return result;
 }
 
-std::string tensorName(const Manifest &manifest, const Family &family, const std::vector<int64_t> &values) {
-  std::string name = family.name()->str();
+std::string tensorName(const Manifest &manifest, const TensorPattern &pattern, const std::vector<int64_t> &values) {
+  std::string name = pattern.name()->str();
   for (size_t v = 0; v < values.size(); ++v)
-    fill(name, "{" + manifest.variables()->Get(family.variables()->Get(v))->name()->str() + "}", values[v]);
+    fill(name, "{" + manifest.variables()->Get(pattern.variables()->Get(v))->name()->str() + "}", values[v]);
   return name;
 }
 

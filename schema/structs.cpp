@@ -17,26 +17,26 @@ namespace reshard::schema {
 #define FIELD(name, field, offset, type)                                                                               \
   static_assert(offsetof(name, field##_) == offset && std::is_same_v<decltype(name::field##_), type>)
 
-STRUCT(Run, 48, 8);
-FIELD(Run, from, 0, int64_t);
-FIELD(Run, to, 8, int64_t);
-FIELD(Run, length, 16, int64_t);
-FIELD(Run, count, 24, int64_t);
-FIELD(Run, from_step, 32, int64_t);
-FIELD(Run, to_step, 40, int64_t);
+STRUCT(IndexBlock, 48, 8);
+FIELD(IndexBlock, from, 0, int64_t);
+FIELD(IndexBlock, to, 8, int64_t);
+FIELD(IndexBlock, length, 16, int64_t);
+FIELD(IndexBlock, count, 24, int64_t);
+FIELD(IndexBlock, from_step, 32, int64_t);
+FIELD(IndexBlock, to_step, 40, int64_t);
 
 STRUCT(PartDimension, 8, 4);
-FIELD(PartDimension, share, 0, uint32_t);
+FIELD(PartDimension, sharding, 0, uint32_t);
 FIELD(PartDimension, param, 4, int32_t);
 
-STRUCT(BufferRun, 32, 8);
-FIELD(BufferRun, endpoint, 0, uint32_t);
-FIELD(BufferRun, place, 4, uint32_t);
-FIELD(BufferRun, param, 8, uint32_t);
-FIELD(BufferRun, first, 12, uint32_t);
-FIELD(BufferRun, count, 16, uint32_t);
-FIELD(BufferRun, reserved, 20, uint32_t);
-FIELD(BufferRun, bytes, 24, uint64_t);
+STRUCT(BufferRange, 32, 8);
+FIELD(BufferRange, endpoint, 0, uint32_t);
+FIELD(BufferRange, mesh_rank, 4, uint32_t);
+FIELD(BufferRange, param, 8, uint32_t);
+FIELD(BufferRange, first, 12, uint32_t);
+FIELD(BufferRange, count, 16, uint32_t);
+FIELD(BufferRange, reserved, 20, uint32_t);
+FIELD(BufferRange, bytes, 24, uint64_t);
 
 STRUCT(Loop, 24, 8);
 FIELD(Loop, count, 0, uint64_t);
@@ -78,8 +78,8 @@ static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(
               uint8_t(DType::u32) == 12 && uint8_t(DType::u64) == 13 && uint8_t(DType::boolean) == 14);
 static_assert(uint8_t(Quantization::mxfp8) == 0 && uint8_t(Quantization::block_fp8) == 1 &&
               uint8_t(Quantization::nvfp4) == 2);
-static_assert(uint8_t(FaceKind::elements) == 0 && uint8_t(FaceKind::codes) == 1 && uint8_t(FaceKind::scales) == 2 &&
-              uint8_t(FaceKind::plain_scales) == 3 && uint8_t(FaceKind::amax) == 4);
+static_assert(uint8_t(ViewKind::elements) == 0 && uint8_t(ViewKind::codes) == 1 && uint8_t(ViewKind::scales) == 2 &&
+              uint8_t(ViewKind::plain_scales) == 3 && uint8_t(ViewKind::amax) == 4);
 static_assert(uint8_t(StepKind::copy) == 0 && uint8_t(StepKind::send) == 1 && uint8_t(StepKind::recv) == 2 &&
               uint8_t(StepKind::fill) == 3 && uint8_t(StepKind::convert) == 4 && uint8_t(StepKind::reduce) == 5 &&
               uint8_t(StepKind::barrier) == 6 && uint8_t(StepKind::hook) == 7);

@@ -1,8 +1,8 @@
 // Whether a target place holds what its layout says, element by element.
 
+#include "tools/flatbuffer_vectors.h"
 #include "tools/reference.h"
-#include "tools/values.h"
-#include "tools/vectors.h"
+#include "tools/synthesized_values.h"
 
 #include <cstdio>
 #include <cstring>
@@ -15,52 +15,52 @@ using namespace schema;
 namespace {
 
 /// The tensor of a run: where values are synthesised, by its key, and else as the source shows it.
-class Tensor {
+class ExpectedTensor {
 public:
-  explicit Tensor(Reference &reference) : reference_(reference) {}
+  explicit ExpectedTensor(Reference &reference) : reference_(reference) {}
 
   /// Goes on to the tensor of a run.
   void select(const ElementRun &run) {
     if (!run.tensor || name_ == *run.tensor)
       return;
     name_ = *run.tensor;
-    shown_.reset();
-    if (reference_.synthesised() && !reference_.shown(run.family))
+    sourceValues_.reset();
+    if (reference_.synthesized() && !reference_.viewed(run.pattern))
       key_ = tensorKey(name_, reference_.seed());
     else
-      shown_ = reference_.tensor(name_);
-    if (shown_ && shown_->conflict() >= 0 && unclear_.empty())
-      unclear_ = "params of the source that hold tensor '" + name_ + "' show two values of element " +
-                 std::to_string(shown_->conflict()) +
-                 ", since they quantise it in other blocks, and the layouts do not say which of them comes";
+      sourceValues_ = reference_.tensor(name_);
+    if (sourceValues_ && sourceValues_->conflict() >= 0 && ambiguity_.empty())
+      ambiguity_ = "params of the source that hold tensor '" + name_ + "' show two values of element " +
+                   std::to_string(sourceValues_->conflict()) +
+                   ", since they quantise it in other blocks, and the layouts do not say which of them comes";
   }
-  bool shown() const { return shown_ != nullptr; }
+  bool fromSource() const { return sourceValues_ != nullptr; }
   uint64_t key() const { return key_; }
-  const std::string &unclear() const { return unclear_; }
+  const std::string &ambiguity() const { return ambiguity_; }
 
   /// An element as it comes; nothing where the source does not have it.
   const std::byte *at(int64_t element, int64_t item) const {
-    return shown_->known(element) ? shown_->at(element, item) : nullptr;
+    return sourceValues_->known(element) ? sourceValues_->at(element, item) : nullptr;
   }
 
   /// An element as a param stores it.
-  std::optional<uint64_t> code(const Values &values, int64_t element) const {
-    if (!shown_)
+  std::optional<uint64_t> code(const SynthesizedValues &values, int64_t element) const {
+    if (!sourceValues_)
       return values(key_, static_cast<uint64_t>(element));
     uint64_t code = 0;
-    const int64_t item = itemBytes(values.comes);
+    const int64_t item = itemBytes(values.sentDtype);
     const std::byte *found = at(element, item);
     if (!found)
       return std::nullopt;
     std::memcpy(&code, found, static_cast<size_t>(item));
-    return values.comes == values.stored ? code : castCode(*values.param, code);
+    return values.sentDtype == values.storageDtype ? code : castCode(*values.param, code);
   }
 
 private:
   Reference &reference_;
-  std::string name_, unclear_;
+  std::string name_, ambiguity_;
   uint64_t key_ = 0;
-  std::shared_ptr<const TensorValues> shown_;
+  std::shared_ptr<const TensorValues> sourceValues_;
 };
 
 template <class Element>
@@ -72,10 +72,11 @@ int64_t differences(const Element *in, int64_t step, uint64_t key, int64_t logic
   return wrong;
 }
 
-int64_t wrong(const std::byte *memory, const ElementRun &run, const Tensor &tensor, const Values &values) {
-  const DType type = values.stored;
+int64_t wrong(const std::byte *memory, const ElementRun &run, const ExpectedTensor &tensor,
+              const SynthesizedValues &values) {
+  const DType type = values.storageDtype;
   const int64_t item = itemBytes(type);
-  if (!run.tensor || type == DType::boolean || tensor.shown() || !values.plain()) {
+  if (!run.tensor || type == DType::boolean || tensor.fromSource() || !values.plain()) {
     int64_t count = 0;
     for (int64_t k = 0; k < run.count; ++k) {
       const std::optional<uint64_t> code = run.tensor ? tensor.code(values, run.logical + k * run.logicalStep) : 0;
@@ -112,40 +113,40 @@ std::string hex(const std::byte *at, int64_t bytes) {
 /// Of one instance at a time.
 class InstanceCheck {
 public:
-  InstanceCheck(const Plan &plan, const PlaceMemory &memory, Reference &reference)
+  InstanceCheck(const Plan &plan, const MeshRankMemory &memory, Reference &reference)
       : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(memory.endpoint)), memory_(memory),
         reference_(reference) {}
 
   /// Elements where they stand.
   CheckResult elements(const ParamInstance &instance) const {
-    const Values values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
+    const SynthesizedValues values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
     const std::byte *memory = memory_.params[instance.param][instance.instance];
-    const int64_t item = itemBytes(values.stored);
+    const int64_t item = itemBytes(values.storageDtype);
     CheckResult result;
-    Tensor tensor(reference_);
-    Cover cover(instance.bytes / item);
-    forEachRun(plan_.manifest(), endpoint_, instance.param, memory_.place, instance, [&](const ElementRun &run) {
+    ExpectedTensor tensor(reference_);
+    Coverage coverage(instance.bytes / item);
+    forEachRun(plan_.manifest(), endpoint_, instance.param, memory_.meshRank, instance, [&](const ElementRun &run) {
       tensor.select(run);
-      cover.add(run.local, run.localStep, run.count);
+      coverage.add(run.local, run.localStep, run.count);
       const int64_t bad = wrong(memory, run, tensor, values);
       if (bad > 0 && result.first.empty())
         result.first = firstWrong(instance, memory, run, tensor, values);
       result.mismatches += static_cast<uint64_t>(bad);
     });
     result.checkedBytes = static_cast<uint64_t>(instance.bytes);
-    result.unclear = tensor.unclear();
-    addMissing(instance, cover, result);
+    result.ambiguity = tensor.ambiguity();
+    addMissing(instance, coverage, result);
     return result;
   }
 
   /// What stands there of the elements, or plain scales, that were written to a face.
-  CheckResult made(const ParamInstance &instance) const {
-    const Face &face = *endpoint_.params()->Get(instance.param)->face();
+  CheckResult derived(const ParamInstance &instance) const {
+    const QuantizedView &view = *endpoint_.params()->Get(instance.param)->view();
     CheckResult result;
     const Bytes written = this->written(instance, result);
     const std::vector<Bytes> expected =
-        make(endpoint_, instance.param, memory_.place, written.data(), tensorScales(instance));
-    const std::vector<uint32_t> params = shownParams(face);
+        writeView(endpoint_, instance.param, memory_.meshRank, written.data(), tensorScales(instance));
+    const std::vector<uint32_t> params = baseParams(view);
     for (size_t i = 0; i < params.size(); ++i) {
       const int64_t item = itemBytes(endpoint_.params()->Get(params[i])->dtype()),
                     count = static_cast<int64_t>(expected[i].size()) / item;
@@ -159,8 +160,8 @@ public:
           continue;
         ++result.mismatches;
         if (result.first.empty())
-          result.first = place() + " param '" + nameOf(params[i], instance.instance) + "' element " +
-                         std::to_string(e) + " (quantised as " + EnumNameQuantization(face.format()) + "): found " +
+          result.first = where() + " param '" + nameOf(params[i], instance.instance) + "' element " +
+                         std::to_string(e) + " (quantised as " + EnumNameQuantization(view.format()) + "): found " +
                          hex(is, item) + ", expected " + hex(right, item);
       }
     }
@@ -168,27 +169,27 @@ public:
   }
 
 private:
-  std::string place() const {
+  std::string where() const {
     return endpoint_.role()->str() + (endpoint_.storage() ? " file " : " rank ") +
-           std::to_string(endpoint_.ranks()->Get(memory_.place));
+           std::to_string(endpoint_.ranks()->Get(memory_.meshRank));
   }
   std::string nameOf(uint32_t param, uint32_t number) const {
-    return instances(plan_.manifest(), endpoint_, param, memory_.place)[number].name;
+    return instances(plan_.manifest(), endpoint_, param, memory_.meshRank)[number].name;
   }
 
-  static void addMissing(const ParamInstance &instance, const Cover &cover, CheckResult &result) {
-    const int64_t missing = cover.missing();
+  static void addMissing(const ParamInstance &instance, const Coverage &coverage, CheckResult &result) {
+    const int64_t missing = coverage.missing();
     if (missing == 0)
       return;
     result.mismatches += static_cast<uint64_t>(missing);
     if (result.first.empty())
       result.first = "param '" + instance.name + "': no part of its layout covers " + std::to_string(missing) + " of " +
-                     std::to_string(cover.elements()) + " elements";
+                     std::to_string(coverage.elements()) + " elements";
   }
 
   std::string firstWrong(const ParamInstance &instance, const std::byte *memory, const ElementRun &run,
-                         const Tensor &tensor, const Values &values) const {
-    const int64_t item = itemBytes(values.stored);
+                         const ExpectedTensor &tensor, const SynthesizedValues &values) const {
+    const int64_t item = itemBytes(values.storageDtype);
     for (int64_t k = 0; k < run.count; ++k) {
       ElementRun one = run;
       one.logical += k * run.logicalStep;
@@ -197,7 +198,7 @@ private:
       if (wrong(memory, one, tensor, values) == 0)
         continue;
       const std::optional<uint64_t> code = run.tensor ? tensor.code(values, one.logical) : 0;
-      return place() + " param '" + instance.name + "' element " + std::to_string(one.local) + " (" +
+      return where() + " param '" + instance.name + "' element " + std::to_string(one.local) + " (" +
              (run.tensor ? "'" + *run.tensor + "' element " + std::to_string(one.logical) : std::string("padding")) +
              "): found " + hex(memory + one.local * item, item) +
              (code ? ", expected " + hex(reinterpret_cast<const std::byte *>(&*code), item)
@@ -208,46 +209,46 @@ private:
 
   /// The values that a face was given.
   Bytes written(const ParamInstance &instance, CheckResult &result) const {
-    const Values values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
-    const int64_t item = itemBytes(values.comes);
+    const SynthesizedValues values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
+    const int64_t item = itemBytes(values.sentDtype);
     Bytes bytes(static_cast<size_t>(instance.bytes)); // padding is zero
-    Tensor tensor(reference_);
-    Cover cover(instance.bytes / item);
-    forEachRun(plan_.manifest(), endpoint_, instance.param, memory_.place, instance, [&](const ElementRun &run) {
+    ExpectedTensor tensor(reference_);
+    Coverage coverage(instance.bytes / item);
+    forEachRun(plan_.manifest(), endpoint_, instance.param, memory_.meshRank, instance, [&](const ElementRun &run) {
       tensor.select(run);
-      cover.add(run.local, run.localStep, run.count);
-      if (run.tensor && !tensor.shown())
+      coverage.add(run.local, run.localStep, run.count);
+      if (run.tensor && !tensor.fromSource())
         return fill(bytes.data(), run, tensor.key(), values);
       for (int64_t k = 0; run.tensor && k < run.count; ++k)
         if (const std::byte *from = tensor.at(run.logical + k * run.logicalStep, item))
           std::memcpy(bytes.data() + (run.local + k * run.localStep) * item, from, static_cast<size_t>(item));
         else if (++result.mismatches; result.first.empty())
-          result.first = place() + " param '" + instance.name + "': the source does not have '" + *run.tensor +
+          result.first = where() + " param '" + instance.name + "': the source does not have '" + *run.tensor +
                          "' element " + std::to_string(run.logical + k * run.logicalStep);
     });
-    result.unclear = tensor.unclear();
-    addMissing(instance, cover, result);
+    result.ambiguity = tensor.ambiguity();
+    addMissing(instance, coverage, result);
     return bytes;
   }
 
   /// Of elements of nvfp4: what follows from whole matrices, of which here may be parts.
   std::vector<float> tensorScales(const ParamInstance &instance) const {
     const Param &param = *endpoint_.params()->Get(instance.param);
-    if (param.face()->kind() != FaceKind::elements || param.face()->format() != Quantization::nvfp4)
+    if (param.view()->kind() != ViewKind::elements || param.view()->format() != Quantization::nvfp4)
       return {};
-    const Values values(plan_.manifest(), param);
+    const SynthesizedValues values(plan_.manifest(), param);
     int64_t matrices = 1;
     for (size_t d = 0; d + 2 < instance.shape.size(); ++d)
       matrices *= instance.shape[d];
     std::vector<float> scales(static_cast<size_t>(matrices));
-    for (uint32_t p = 0; p < all(endpoint_.params()).size(); ++p)
-      if (const Face *face = endpoint_.params()->Get(p)->face();
-          face && face->kind() == FaceKind::amax && face->codes() == instance.param) {
-        const ParamInstance largest = sibling(endpoint_, instance, p, memory_.place);
-        forEachRun(plan_.manifest(), endpoint_, p, memory_.place, largest, [&](ElementRun run) {
+    for (uint32_t p = 0; p < orEmpty(endpoint_.params()).size(); ++p)
+      if (const QuantizedView *view = endpoint_.params()->Get(p)->view();
+          view && view->kind() == ViewKind::amax && view->codes() == instance.param) {
+        const ParamInstance amax = sibling(endpoint_, instance, p, memory_.meshRank);
+        forEachRun(plan_.manifest(), endpoint_, p, memory_.meshRank, amax, [&](ElementRun run) {
           for (; run.tensor && run.count > 0; --run.count, run.local += run.localStep, run.logical += run.logicalStep) {
-            float &scale = scales[static_cast<size_t>(run.local / largest.shape.back())];
-            scale = largerOf(reference_.largest(run, values).value_or(scale), scale);
+            float &scale = scales[static_cast<size_t>(run.local / amax.shape.back())];
+            scale = largerAmax(reference_.amax(run, values).value_or(scale), scale);
           }
         });
       }
@@ -258,22 +259,22 @@ private:
 
   const Plan &plan_;
   const Endpoint &endpoint_;
-  const PlaceMemory &memory_;
+  const MeshRankMemory &memory_;
   Reference &reference_;
 };
 
-CheckResult checkPlace(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads,
-                       bool faces) {
+CheckResult checkMeshRank(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads,
+                          bool faces) {
   const Endpoint &endpoint = *plan.manifest().endpoints()->Get(memory.endpoint);
-  const std::vector<bool> made = madeByFaces(endpoint);
+  const std::vector<bool> derived = derivedParams(endpoint);
   const InstanceCheck checks(plan, memory, reference);
   CheckResult result;
   std::mutex mutex;
   forEachInstance(plan, memory, threads, [&](const Endpoint &, const ParamInstance &instance) {
-    const bool face = endpoint.params()->Get(instance.param)->face();
-    if (made[instance.param] || (faces && !face))
+    const bool view = endpoint.params()->Get(instance.param)->view();
+    if (derived[instance.param] || (faces && !view))
       return;
-    CheckResult one = face ? checks.made(instance) : checks.elements(instance);
+    CheckResult one = view ? checks.derived(instance) : checks.elements(instance);
     const std::lock_guard lock(mutex);
     result.add(std::move(one));
   });
@@ -287,21 +288,21 @@ void CheckResult::add(CheckResult &&part) {
   mismatches += part.mismatches;
   if (first.empty())
     first = std::move(part.first);
-  if (unclear.empty())
-    unclear = std::move(part.unclear);
+  if (ambiguity.empty())
+    ambiguity = std::move(part.ambiguity);
 }
 
-CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads) {
+CheckResult check(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, unsigned threads) {
   Reference reference(plan, seed);
   return check(plan, memory, reference, threads);
 }
 
-CheckResult check(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads) {
-  return checkPlace(plan, memory, reference, threads, false);
+CheckResult check(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads) {
+  return checkMeshRank(plan, memory, reference, threads, false);
 }
 
-CheckResult checkFaces(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads) {
-  return checkPlace(plan, memory, reference, threads, true);
+CheckResult checkViews(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads) {
+  return checkMeshRank(plan, memory, reference, threads, true);
 }
 
 } // namespace reshard::tools

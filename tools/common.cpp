@@ -54,14 +54,14 @@ std::string printable(std::string_view text) {
   return result;
 }
 
-void complain(const char *command, const std::string &message) {
+void printError(const char *command, const std::string &message) {
   std::fprintf(stderr, "%s: error: %s\n", command, printable(message).c_str());
 }
 
 std::string explain(const std::exception &exception, const std::string &doing) {
   if (!dynamic_cast<const std::bad_alloc *>(&exception) && !dynamic_cast<const std::length_error *>(&exception))
     return exception.what() + doing;
-  return "out of memory" + doing + ": it had taken " + humanBytes(static_cast<double>(peakResidentBytes())) +
+  return "out of memory" + doing + ": it had taken " + humanBytes(static_cast<double>(peakRssBytes())) +
          " and could not have more";
 }
 
@@ -95,7 +95,7 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
       std::vector<std::string> known = {"--help", "--version"};
       for (const Flag &f : command.flags)
         known.push_back(f.name);
-      complain(command.name, "unknown option '" + name + "'" + nearest(name, known));
+      printError(command.name, "unknown option '" + name + "'" + nearest(name, known));
       return kUsage;
     }
     std::string value;
@@ -105,21 +105,21 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
       } else if (++i < argc) {
         value = argv[i];
       } else {
-        complain(command.name, "option '" + name + "' needs a value: " + name + "=" + flag->value);
+        printError(command.name, "option '" + name + "' needs a value: " + name + "=" + flag->value);
         return kUsage;
       }
     } else if (equals != std::string::npos) {
-      complain(command.name, "option '" + name + "' takes no value");
+      printError(command.name, "option '" + name + "' takes no value");
       return kUsage;
     }
     if (const std::string error = flag->set(value); !error.empty()) {
-      complain(command.name, "option '" + name + "': " + error);
+      printError(command.name, "option '" + name + "': " + error);
       return kUsage;
     }
   }
   if (arguments.size() != command.arguments) {
-    complain(command.name, "found " + std::to_string(arguments.size()) + " arguments, expected: " + command.name + " " +
-                               command.synopsis);
+    printError(command.name, "found " + std::to_string(arguments.size()) + " arguments, expected: " + command.name +
+                                 " " + command.synopsis);
     return kUsage;
   }
   return -1;
@@ -230,8 +230,8 @@ bool refuseOutput(const char *command, const char *option, const std::string &ou
                   const std::vector<std::string> &inputs) {
   for (const std::string &input : inputs)
     if (!output.empty() && schema::sameFile(output, input)) {
-      complain(command, "option '" + std::string(option) + "': '" + output + "' is the input '" + input +
-                            "' itself, expected another file");
+      printError(command, "option '" + std::string(option) + "': '" + output + "' is the input '" + input +
+                              "' itself, expected another file");
       return true;
     }
   return false;
@@ -250,12 +250,12 @@ bool refuseSameOutput(const char *command, const char *option, const std::string
       std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(otherOutput).path, error), error);
   if (error || one != two)
     return false;
-  complain(command,
-           "options '" + std::string(other) + "' and '" + option + "' both write '" + output + "', expected two files");
+  printError(command, "options '" + std::string(other) + "' and '" + option + "' both write '" + output +
+                          "', expected two files");
   return true;
 }
 
-uint64_t peakResidentBytes() {
+uint64_t peakRssBytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
@@ -263,14 +263,15 @@ uint64_t peakResidentBytes() {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-Progress::Progress(std::string what) : what_(std::move(what)), start_(now()), terminal_(isatty(STDERR_FILENO)) {}
+ProgressLine::ProgressLine(std::string what)
+    : what_(std::move(what)), start_(now()), terminal_(isatty(STDERR_FILENO)) {}
 
-Progress::~Progress() {
+ProgressLine::~ProgressLine() {
   if (shown_)
     std::fprintf(stderr, "\r\033[K");
 }
 
-void Progress::at(double fraction) {
+void ProgressLine::at(double fraction) {
   const double time = now();
   if (!terminal_ || time - start_ < 1 || time - last_ < 0.1)
     return;

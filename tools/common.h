@@ -53,7 +53,7 @@ std::function<std::string(const std::string &)> setChoice(std::string &text, std
 std::string printable(std::string_view text);
 
 /// Prints "name: error: message" on stderr, the message as printable().
-void complain(const char *command, const std::string &message);
+void printError(const char *command, const std::string &message);
 
 /// What to say of an exception that ends a command. `doing`: what it was at, " in pass 'schedule'", or nothing.
 std::string explain(const std::exception &exception, const std::string &doing = {});
@@ -78,16 +78,16 @@ bool refuseSameOutput(const char *command, const char *option, const std::string
                       const std::string &otherOutput);
 
 /// The most bytes of this process that were resident at once, so far.
-uint64_t peakResidentBytes();
+uint64_t peakRssBytes();
 
 /// Seconds on a steady clock.
 double now();
 
 /// A line on stderr that grows, on a terminal, for what takes more than a second.
-class Progress {
+class ProgressLine {
 public:
-  explicit Progress(std::string what);
-  ~Progress();
+  explicit ProgressLine(std::string what);
+  ~ProgressLine();
   void at(double fraction);
 
 private:

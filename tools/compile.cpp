@@ -53,27 +53,27 @@ Json counts(const Statistics &s) {
            {{"target", s.targetBytes},
             {"local", s.localBytes},
             {"remote", s.remoteBytes},
-            {"between_nodes", s.betweenNodes},
-            {"between_nodes_least", s.floors.betweenNodes},
-            {"passed_on", s.passedBytes},
+            {"between_nodes", s.internodeBytes},
+            {"between_nodes_bound", s.lowerBounds.betweenNodes},
+            {"relayed", s.forwardedBytes},
             {"storage", s.storageBytes},
             {"padding", s.paddingBytes}}},
-          {"floors",
-           {{"rank_local", s.floors.rankLocal},
-            {"rank_ingress", s.floors.rankIngress},
-            {"rank_egress", s.floors.rankEgress},
-            {"rank_share", s.floors.rankShare},
-            {"nic_ingress", s.floors.nicIngress},
-            {"nic_egress", s.floors.nicEgress},
-            {"nic_share", s.floors.nicShare}}},
+          {"lower_bounds",
+           {{"rank_local", s.lowerBounds.rankLocal},
+            {"rank_ingress", s.lowerBounds.rankIngress},
+            {"rank_egress", s.lowerBounds.rankEgress},
+            {"rank_mean", s.lowerBounds.rankMean},
+            {"nic_ingress", s.lowerBounds.nicIngress},
+            {"nic_egress", s.lowerBounds.nicEgress},
+            {"nic_mean", s.lowerBounds.nicMean}}},
           {"balance",
            {{"egress_max", s.egressMax},
-            {"egress_floor", s.egressFloor},
-            {"egress_floor_anywhere", s.egressFree},
+            {"egress_bound", s.egressBound},
+            {"egress_bound_without_relays", s.egressWithoutRelays},
             {"ingress_max", s.ingressMax},
-            {"ingress_floor", s.ingressFloor},
+            {"ingress_bound", s.ingressBound},
             {"storage_max", s.storageMax},
-            {"storage_floor", s.storageFloor},
+            {"storage_bound", s.storageBound},
             {"storage_megatron", s.storageMegatron}}}};
 }
 
@@ -111,8 +111,8 @@ bool replacesStored(const Options &options, const std::string &job, const ir::La
       if (!endpoint.storage || output.empty() || error || !fs::is_regular_file(file, error) ||
           !fs::equivalent(file.parent_path(), fs::path(job).parent_path() / endpoint.directory, error))
         continue;
-      complain(kName, "option '" + std::string(option) + "': '" + output + "' is a file of the " + endpoint.role +
-                          "'s storage '" + endpoint.directory + "', expected another file");
+      printError(kName, "option '" + std::string(option) + "': '" + output + "' is a file of the " + endpoint.role +
+                            "'s storage '" + endpoint.directory + "', expected another file");
       return true;
     }
   return false;
@@ -122,7 +122,7 @@ bool replacesStored(const Options &options, const std::string &job, const ir::La
 int describe(const Options &options) {
   Checkpoint checkpoint;
   if (const std::string error = readCheckpoint(options.describe, checkpoint); !error.empty()) {
-    complain(kName, error);
+    printError(kName, error);
     return kUsage;
   }
   std::set<std::string> inputs{options.describe + "/config.json", options.describe + "/model.safetensors.index.json"};
@@ -139,17 +139,17 @@ int describe(const Options &options) {
   if (options.output.empty()) {
     std::cout << text;
   } else if (const std::string error = writeFile(options.output, text); !error.empty()) {
-    complain(kName, error);
+    printError(kName, error);
     return kFailure;
   }
   return kDone;
 }
 
 /// What the headers of a source's files say, for `dtype: stored`.
-std::string storedNames(const std::string &folder, bool checkpoint, int64_t places, StoredNames &names) {
-  for (int64_t place = 0; place < (checkpoint ? 1 : places); ++place) {
+std::string storedNames(const std::string &folder, bool checkpoint, int64_t meshRanks, StoredTensors &names) {
+  for (int64_t meshRank = 0; meshRank < (checkpoint ? 1 : meshRanks); ++meshRank) {
     Checkpoint files;
-    const std::string path = checkpoint ? folder : folder + "/" + rankFile(static_cast<uint32_t>(place));
+    const std::string path = checkpoint ? folder : folder + "/" + rankFile(static_cast<uint32_t>(meshRank));
     std::error_code unknown;
     if (!checkpoint && !std::filesystem::exists(path, unknown))
       continue; // a rank without params
@@ -162,19 +162,18 @@ std::string storedNames(const std::string &folder, bool checkpoint, int64_t plac
 }
 
 /// When the target ranks of an earlier plan joined.
-Kept keptOf(const Plan &plan) {
-  Kept kept;
+Pinned pinnedOf(const Plan &plan) {
+  Pinned pinned;
   const auto &endpoints = *plan.manifest().endpoints();
   for (uint32_t e = 1; e < endpoints.size(); ++e) {
     const schema::Endpoint &endpoint = *endpoints.Get(e);
-    for (uint32_t place = 0; place < endpoint.ranks()->size() && !endpoint.storage(); ++place) {
-      const uint32_t generation =
-          endpoint.generations() && endpoint.generations()->size() > 0 ? endpoint.generations()->Get(place) : 0;
-      kept.generations[{endpoint.role()->str(), static_cast<int32_t>(endpoint.ranks()->Get(place))}] = generation;
-      kept.next = std::max(kept.next, generation + 1);
+    for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size() && !endpoint.storage(); ++meshRank) {
+      const uint32_t epoch = endpoint.epochs() && endpoint.epochs()->size() > 0 ? endpoint.epochs()->Get(meshRank) : 0;
+      pinned.epochs[{endpoint.role()->str(), static_cast<int32_t>(endpoint.ranks()->Get(meshRank))}] = epoch;
+      pinned.next = std::max(pinned.next, epoch + 1);
     }
   }
-  return kept;
+  return pinned;
 }
 
 /// How many segments of an earlier plan a new one has byte for byte; none where the new one went through a pipe.
@@ -195,10 +194,10 @@ int compile(const std::string &job, Options &options) {
   std::unique_ptr<Plan> old;
   if (!options.keep.empty()) {
     if (const std::string error = Plan::open(options.keep, old); !error.empty()) {
-      complain(kName, error);
+      printError(kName, error);
       return kUsage;
     }
-    options.compile.kept = keptOf(*old);
+    options.compile.pinned = pinnedOf(*old);
   }
   // Never freed, and what passes free is kept for the next: with large plans the rest would be page faults.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
@@ -219,12 +218,12 @@ int compile(const std::string &job, Options &options) {
         std::find(options.printAfter.begin(), options.printAfter.end(), pass) != options.printAfter.end())
       std::fprintf(stderr, "// ---- IR after %s ----\n%s", pass.c_str(), printed(module).c_str());
   };
-  options.compile.readStored = storedNames;
+  options.compile.readStoredTensors = storedNames;
   bool good = false;
   try {
     good = diagnostics.ok() && compileJob(job, options.compile, result, diagnostics);
   } catch (const std::exception &exception) { // the pass that was left is the last of which there is a time
-    complain(kName, explain(exception, result.times.empty() ? "" : " in '" + result.times.back().pass + "'"));
+    printError(kName, explain(exception, result.times.empty() ? "" : " in '" + result.times.back().pass + "'"));
     return kFailure;
   }
   std::fputs(diagnostics.text().c_str(), stderr);
@@ -247,7 +246,7 @@ int compile(const std::string &job, Options &options) {
     if (const std::string error =
             writePlan(result.module, result.statistics, options.output, options.compile.jobs, digest, planBytes);
         !error.empty()) {
-      complain(kName, error);
+      printError(kName, error);
       return kFailure;
     }
     result.times.push_back({"emit", now() - start});
@@ -257,7 +256,7 @@ int compile(const std::string &job, Options &options) {
   } else if (options.output.empty()) {
     std::cout << printed(result.module);
   } else if (const std::string error = writeFile(options.output, printed(result.module)); !error.empty()) {
-    complain(kName, error);
+    printError(kName, error);
     return kFailure;
   }
 
@@ -274,21 +273,21 @@ int compile(const std::string &job, Options &options) {
     Json passTimes = Json::object();
     for (const PassTime &time : result.times)
       passTimes[time.pass] = time.seconds * 1e3;
-    json["untaken"] = result.module.layout.untaken;
-    Json leftOut = Json::object();
+    json["unused"] = result.module.layout.unused;
+    Json omitted = Json::object();
     for (const ir::Endpoint &endpoint : result.module.layout.endpoints)
-      if (!endpoint.leftOut.empty())
-        leftOut[endpoint.role] = endpoint.leftOut;
-    json["left_out"] = leftOut;
+      if (!endpoint.omitted.empty())
+        omitted[endpoint.role] = endpoint.omitted;
+    json["omitted"] = omitted;
     for (const ir::Endpoint &endpoint : result.module.layout.endpoints)
       if (options.compile.relabel && &endpoint != &result.module.layout.endpoints[0] && !endpoint.storage)
-        json["relabel"][endpoint.role] = {{"bytes_saved", endpoint.relabelled}, {"ranks", endpoint.ranks}};
+        json["relabel"][endpoint.role] = {{"bytes_saved", endpoint.relabeled}, {"ranks", endpoint.ranks}};
     if (old)
-      json["kept_segments"] = options.emit == "plan" ? sameSegments(*old, options.output) : 0;
+      json["pinned_segments"] = options.emit == "plan" ? sameSegments(*old, options.output) : 0;
     json["time_ms"] = {{"total", (now() - begin) * 1e3}, {"passes", passTimes}};
-    json["peak_rss_bytes"] = peakResidentBytes();
+    json["peak_rss_bytes"] = peakRssBytes();
     if (const std::string error = writeFile(options.report, json.dump(2) + "\n"); !error.empty()) {
-      complain(kName, error);
+      printError(kName, error);
       return kFailure;
     }
   }
@@ -390,21 +389,21 @@ int main(int argc, char **argv) {
   if (options.emit == "layout")
     options.compile.stopAfter = ir::Level::layout;
   if (options.compile.relabel && !options.keep.empty()) {
-    complain(kName, "--relabel-target chooses the ranks anew, --keep leaves them, expected one of them");
+    printError(kName, "--relabel-target chooses the ranks anew, --keep leaves them, expected one of them");
     return kUsage;
   }
   if (options.compile.megatron && !options.keep.empty()) {
-    complain(kName, "--algorithm=megatron assigns shards anew, --keep leaves them, expected one of them");
+    printError(kName, "--algorithm=megatron assigns shards anew, --keep leaves them, expected one of them");
     return kUsage;
   }
   if (options.emit == "plan" && options.output.empty() && options.describe.empty()) {
-    complain(kName, "expected -o PLAN");
+    printError(kName, "expected -o PLAN");
     return kUsage;
   }
   try {
     return options.describe.empty() ? compile(arguments[0], options) : describe(options);
   } catch (const std::exception &exception) {
-    complain(kName, explain(exception));
+    printError(kName, explain(exception));
     return kFailure;
   }
 }

@@ -136,7 +136,7 @@ std::string describeModel(const TensorViews &tensors, const std::string &origin,
   std::vector<Line> lines;
   std::map<std::string, int64_t> sizes;
   for (const auto &[pattern, groups] : patterns) {
-    const auto largest = std::max_element(groups.begin(), groups.end(), [](const auto &a, const auto &b) {
+    const auto mostNames = std::max_element(groups.begin(), groups.end(), [](const auto &a, const auto &b) {
       return a.second.names.size() < b.second.names.size();
     });
     for (const auto &[each, group] : groups) {
@@ -147,7 +147,7 @@ std::string describeModel(const TensorViews &tensors, const std::string &origin,
       size_t product = 1;
       for (const auto &set : sets)
         product *= set.size();
-      if (&group == &largest->second && product == group.names.size()) {
+      if (&group == &mostNames->second && product == group.names.size()) {
         for (size_t v = 0; v < sets.size(); ++v)
           sizes[variables[pattern][v]] = std::max(sizes[variables[pattern][v]], *sets[v].rbegin() + 1);
         lines.push_back({pattern, each, std::move(sets)});

@@ -11,22 +11,22 @@ public:
   /// Memory of the device for all that `host` has; both must outlive this. An error text, empty on success.
   std::string mirror(const Plan &plan, const Memory &host, Device &device);
   /// The same places as the host's, with pointers of the device.
-  const std::vector<PlaceMemory> &places() const { return places_; }
+  const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
 
   /// Copies everything. An error text, empty on success.
   std::string toDevice() const { return copy(true); }
   std::string toHost() const { return copy(false); }
 
 private:
-  struct Piece {
+  struct BufferPair {
     std::byte *host, *there;
     uint64_t bytes;
   };
   std::string copy(bool toDevice) const;
 
   Device *device_ = nullptr;
-  std::vector<PlaceMemory> places_;
-  std::vector<Piece> pieces_; // by instance
+  std::vector<MeshRankMemory> rankMemories_;
+  std::vector<BufferPair> pairs_; // by instance
 };
 
 } // namespace reshard::tools

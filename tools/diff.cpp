@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
   try {
     return difference(options);
   } catch (const std::exception &exception) {
-    complain("reshard-diff", explain(exception));
+    printError("reshard-diff", explain(exception));
     return kFailure;
   }
 }

@@ -1,8 +1,8 @@
 #include "tools/difference.h"
 
 #include "executor/load.h"
-#include "tools/standing.h"
-#include "tools/vectors.h"
+#include "tools/flatbuffer_vectors.h"
+#include "tools/storage_forms.h"
 
 #include <nlohmann/json.hpp>
 
@@ -25,15 +25,15 @@ constexpr const char *kName = "reshard-diff";
 /// What the names of --fail-on stand for; an error text, empty on success.
 std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
   const Manifest &m = plan.manifest();
-  std::map<Quantizer, double> quantized; // instances of target params, all endpoints
+  std::map<QuantizedBy, double> quantized; // instances of target params, all endpoints
   for (uint32_t e = 0; e < m.endpoints()->size(); ++e) {
     const QuantizedCounts counts = countQuantized(m, e);
     for (const auto &[by, formats] : counts.params)
       for (const auto &[format, count] : formats)
         quantized[by] += static_cast<double>(count);
   }
-  uint64_t gathered = 0;
-  if (std::string error = mostGathered(plan, gathered); !error.empty())
+  uint64_t staged = 0;
+  if (std::string error = peakStagedBytes(plan, staged); !error.empty())
     return error;
   result = {{"world", m.world()},
             {"rounds", m.rounds()},
@@ -46,23 +46,23 @@ std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
             {"storage_bytes", static_cast<double>(m.bytes_storage())},
             {"staging_limit", static_cast<double>(m.staging_limit())},
             {"arena_bytes", static_cast<double>(m.arena_bytes())}, // of the rank that needs most
-            {"quantized_on_arrival", quantized[Quantizer::arrival]},
-            {"quantized_gathered", quantized[Quantizer::gathered]},
-            {"quantized_by_sender", quantized[Quantizer::sender]},
-            {"quantized_passed_on", quantized[Quantizer::passed]},
-            {"gathered_bytes", static_cast<double>(gathered)},
+            {"quantized_on_arrival", quantized[QuantizedBy::arrival]},
+            {"quantized_staged", quantized[QuantizedBy::staged]},
+            {"quantized_by_sender", quantized[QuantizedBy::sender]},
+            {"quantized_passthrough", quantized[QuantizedBy::passthrough]},
+            {"staged_bytes", static_cast<double>(staged)},
             {"plan_bytes", static_cast<double>(plan.container().bytes())}};
   return {};
 }
 
-std::string describe(const Endpoint &endpoint, const Share &share) {
+std::string describe(const Endpoint &endpoint, const Sharding &sharding) {
   std::string text = "(";
-  for (uint32_t axis : all(share.axes()))
+  for (uint32_t axis : orEmpty(sharding.axes()))
     text += endpoint.axes()->Get(axis)->name()->str() + ",";
   text += ")";
-  for (uint32_t first : *share.first())
+  for (uint32_t first : *sharding.first())
     text += std::to_string(first) + ";";
-  for (const Run *run : all(share.runs()))
+  for (const IndexBlock *run : orEmpty(sharding.blocks()))
     for (int64_t field : {run->from(), run->to(), run->length(), run->count(), run->from_step(), run->to_step()})
       text += std::to_string(field) + " ";
   return text;
@@ -74,37 +74,37 @@ std::map<std::string, std::string> params(const Plan &plan) {
   std::map<std::string, std::string> result;
   const Manifest &m = plan.manifest();
   for (const Endpoint *endpoint : *m.endpoints())
-    for (const Param *param : all(endpoint->params())) {
+    for (const Param *param : orEmpty(endpoint->params())) {
       std::string text = dtypeName(param->dtype());
       const Param *named = param;
-      for (const Face *face = param->face(); face; face = named->face()) {
-        named = endpoint->params()->Get(face->codes());
-        text += std::string(" ") + EnumNameFaceKind(face->kind()) + " " + EnumNameQuantization(face->format()) +
-                (face->gathered() ? " gathered" : "") + (face->swizzled() ? " swizzled" : "");
+      for (const QuantizedView *view = param->view(); view; view = named->view()) {
+        named = endpoint->params()->Get(view->codes());
+        text += std::string(" ") + EnumNameViewKind(view->kind()) + " " + EnumNameQuantization(view->format()) +
+                (view->staged() ? " gathered" : "") + (view->swizzled() ? " swizzled" : "");
       }
-      if (param->stored())
-        text += std::string(" stored ") + dtypeName(*param->stored());
-      for (const Extent *extent : all(param->shape()))
+      if (param->storage_dtype())
+        text += std::string(" stored ") + dtypeName(*param->storage_dtype());
+      for (const Extent *extent : orEmpty(param->shape()))
         for (int64_t length : *extent->at())
           text += " " + std::to_string(length);
-      for (const Presence *rule : all(param->presence())) {
+      for (const Presence *rule : orEmpty(param->presence())) {
         text += " at " + endpoint->axes()->Get(rule->axis())->name()->str();
-        for (uint64_t coordinate : all(rule->coordinates()))
+        for (uint64_t coordinate : orEmpty(rule->coordinates()))
           text += " " + std::to_string(coordinate);
       }
-      for (uint32_t share : all(param->instances()))
-        text += " for " + describe(*endpoint, *endpoint->shares()->Get(share));
+      for (uint32_t sharding : orEmpty(param->instances()))
+        text += " for " + describe(*endpoint, *endpoint->shardings()->Get(sharding));
       if (param->refresh() && param->refresh()->size() > 0)
         text += " refresh " + param->refresh()->str();
       if (transformed(*param))
         text += " transform " + param->transform()->str();
-      for (const Part *part : all(param->parts())) {
-        text += part->family() < 0
+      for (const Part *part : orEmpty(param->parts())) {
+        text += part->pattern() < 0
                     ? " zeros"
-                    : " holds " + m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str();
-        for (const PartDimension *dimension : all(part->dimensions()))
+                    : " holds " + m.tensor_patterns()->Get(static_cast<uint32_t>(part->pattern()))->name()->str();
+        for (const PartDimension *dimension : orEmpty(part->dimensions()))
           text += " " + std::to_string(dimension->param()) +
-                  describe(*endpoint, *endpoint->shares()->Get(dimension->share()));
+                  describe(*endpoint, *endpoint->shardings()->Get(dimension->sharding()));
       }
       result[endpoint->role()->str() + " " + named->name()->str()] += text;
     }
@@ -302,7 +302,7 @@ int difference(const DifferenceOptions &options) {
   std::unique_ptr<Plan> before, after;
   for (const auto &[path, plan] : {std::make_pair(&options.before, &before), std::make_pair(&options.after, &after)})
     if (const std::string error = Plan::open(*path, *plan); !error.empty()) {
-      complain(kName, error);
+      printError(kName, error);
       return kUsage;
     }
   const bool equal = before->digest() == after->digest();
@@ -310,7 +310,7 @@ int difference(const DifferenceOptions &options) {
   std::map<std::string, double> a, b;
   for (const auto &[plan, result] : {std::make_pair(before.get(), &a), std::make_pair(after.get(), &b)})
     if (const std::string error = numbers(*plan, *result); !error.empty()) {
-      complain(kName, error);
+      printError(kName, error);
       return kUsage;
     }
   std::map<std::string, double> names;
@@ -321,7 +321,7 @@ int difference(const DifferenceOptions &options) {
       for (uint32_t rank = 0; rank < plan->world(); ++rank) {
         const Segment *segment = nullptr;
         if (const std::string error = plan->segment(rank, segment); !error.empty()) {
-          complain(kName, error);
+          printError(kName, error);
           return kUsage;
         }
       }
@@ -358,7 +358,7 @@ int difference(const DifferenceOptions &options) {
     std::string error;
     failed = holds(options.failOn, names, error);
     if (!error.empty()) {
-      complain(kName, "--fail-on: " + error);
+      printError(kName, "--fail-on: " + error);
       return kUsage;
     }
   }

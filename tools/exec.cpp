@@ -1,7 +1,7 @@
 // reshard-exec: runs a plan on files or on synthesised values, and checks what came out.
 
 #include "tools/execution.h"
-#include "tools/held_exit.h"
+#include "tools/guarded_exit.h"
 
 #include <cstdio>
 

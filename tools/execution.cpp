@@ -3,15 +3,15 @@
 #include "executor/launch.h"
 #include "executor/mappings.h"
 #include "executor/reshard.h"
-#include "tools/deadline.h"
 #include "tools/device_memory.h"
 #include "tools/execution_options.h"
-#include "tools/held_exit.h"
+#include "tools/footprint.h"
+#include "tools/guarded_exit.h"
 #include "tools/memory.h"
 #include "tools/model_files.h"
 #include "tools/new_folder.h"
 #include "tools/reference.h"
-#include "tools/resident.h"
+#include "tools/work_deadline.h"
 
 #include <nlohmann/json.hpp>
 
@@ -50,7 +50,7 @@ private:
   Json events_ = Json::array();
 };
 
-struct Run {
+struct RunTime {
   double seconds;
 };
 
@@ -61,7 +61,7 @@ public:
         threads_(options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency())) {}
   ~Execution() {
     if (options_.transport != "threads")
-      holdExits(whileJoining()); // until the process ends: what waits for peers in MPI may be left behind
+      guardExits(whileJoining()); // until the process ends: what waits for peers in MPI may be left behind
   }
 
   /// The exit code. What fails in one process fails in all of them, with the code of the cause, as far as they still
@@ -74,12 +74,12 @@ public:
       return code;
     } catch (const Agreed &all) {
       code = all.code;
-      complain("reshard-exec", all.message);
+      printError("reshard-exec", all.message);
     } catch (const Failure &own) {
-      complain("reshard-exec", own.message);
+      printError("reshard-exec", own.message);
       code = tell(own.code);
     } catch (const std::exception &exception) { // out of memory, mostly
-      complain("reshard-exec", explain(exception));
+      printError("reshard-exec", explain(exception));
       code = tell(kFailure);
     }
     try {
@@ -107,13 +107,13 @@ private:
   }
 
   int steps() {
-    need(Plan::open(options_.plan, plan_), kUsage);
+    throwOnError(Plan::open(options_.plan, plan_), kUsage);
     const uint32_t endpoints = plan_->manifest().endpoints()->size();
     checkOptions(options_, *plan_);
     source_ = sourceFolder(options_, *plan_);
     target_ = targetFolder(options_, *plan_);
     if (options_.transport == "threads") // all ranks are here, and so are both sides of each message
-      need(checkMessages(*plan_), kUsage);
+      throwOnError(checkMessages(*plan_), kUsage);
     if (options_.synthesize && !options_.source.empty()) {
       writeSource();
       return kDone;
@@ -123,23 +123,23 @@ private:
     Memory source(*plan_, ranks_), target(*plan_, ranks_);
     std::unique_ptr<NewFolder> folder;
     if (options_.synthesize) {
-      need(source.allocate(0, !ranks_.empty()), kFailure);
+      throwOnError(source.allocate(0, !ranks_.empty()), kFailure);
       for (uint32_t e = 1; e < endpoints; ++e)
-        need(target.allocate(e, !ranks_.empty()), kFailure);
+        throwOnError(target.allocate(e, !ranks_.empty()), kFailure);
     } else {
       folder = openFolders(source, target);
     }
     trace_.add("bind memory", begin);
 
     begin = now();
-    std::optional<DeviceMemory> sourceThere, targetThere;
+    std::optional<DeviceMemory> sourceOnDevice, targetOnDevice;
     if (options_.device == "cuda") {
       openDevice();
-      need(sourceThere.emplace().mirror(*plan_, source, *device_), kFailure);
-      need(targetThere.emplace().mirror(*plan_, target, *device_), kFailure);
+      throwOnError(sourceOnDevice.emplace().mirror(*plan_, source, *device_), kFailure);
+      throwOnError(targetOnDevice.emplace().mirror(*plan_, target, *device_), kFailure);
     }
-    bind(sourceThere ? sourceThere->places() : source.places());
-    bind(targetThere ? targetThere->places() : target.places());
+    bind(sourceOnDevice ? sourceOnDevice->rankMemories() : source.rankMemories());
+    bind(targetOnDevice ? targetOnDevice->rankMemories() : target.rankMemories());
     const auto digest = static_cast<int64_t>(std::stoull(plan_->digest().substr(0, 15), nullptr, 16));
     const bool samePlan = agree(digest) == -agree(-digest);
     answering_ = false; // in prepare and in runs the others wait for messages of those
@@ -148,12 +148,13 @@ private:
                     reshard_error(executor_.get())};
     answering_ = true;
     trace_.add("prepare", begin);
-    const ResidentLimit limit(options_.synthesize ? std::vector<const Memory *>()
-                                                  : std::vector<const Memory *>{&source, &target},
-                              options_.memory);
+    const FootprintLimit limit(options_.synthesize ? std::vector<const Memory *>()
+                                                   : std::vector<const Memory *>{&source, &target},
+                               options_.memory);
     std::optional<Memory> whole; // the source of all processes
     if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
-      need(whole.emplace(*plan_).openFiles(0, source_, false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
+      throwOnError(whole.emplace(*plan_).openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_),
+                   kUsage);
     if (options_.checkReplicas && agree(!first() || replicasAgree(whole ? *whole : source)) == 0)
       return kNegative;
 
@@ -165,20 +166,20 @@ private:
     for (int s = 0; s < seeds; ++s) {
       if (options_.synthesize)
         fill(source, target, options_.seed + static_cast<uint64_t>(s), s == 0);
-      if (sourceThere)
-        need(sourceThere->toDevice(), kFailure);
+      if (sourceOnDevice)
+        throwOnError(sourceOnDevice->toDevice(), kFailure);
       for (uint64_t n = 0; n < (s == 0 ? options_.repeat : 1); ++n)
         runOnce();
-      if (targetThere)
-        need(targetThere->toHost(), kFailure);
+      if (targetOnDevice)
+        throwOnError(targetOnDevice->toHost(), kFailure);
       if (options_.synthesize && options_.check)
-        checkSynthesised(target, options_.seed + static_cast<uint64_t>(s));
+        checkSynthesized(target, options_.seed + static_cast<uint64_t>(s));
     }
     answering_ = true;
     if (!options_.synthesize && options_.check) {
       begin = now();
-      const Deadline deadline("the check", options_.timeout);
-      Progress progress("check");
+      const WorkDeadline deadline("the check", options_.timeout);
+      ProgressLine progress("check");
       // Of the targets this process's; the first one's the files that all write.
       for (uint32_t e = 1; e < endpoints; ++e)
         if (plan_->manifest().endpoints()->Get(e)->storage() && !first())
@@ -187,8 +188,8 @@ private:
           compare(*plan_, whole ? *whole : source, target, threads_, [&](double fraction) { progress.at(fraction); });
       trace_.add("check", begin);
     }
-    need(source.changed(), kFailure);
-    const bool right = agree(result_.mismatches == 0 && result_.unclear.empty()) != 0;
+    throwOnError(source.changed(), kFailure);
+    const bool right = agree(result_.mismatches == 0 && result_.ambiguity.empty()) != 0;
     if (folder && right)
       folder->commit();
     folder.reset();
@@ -220,7 +221,7 @@ private:
     std::unique_ptr<NewFolder> folder;
     const int64_t number = agree(first() ? NewFolder::ownNumber() : INT64_MAX);
     const auto &endpoints = *plan_->manifest().endpoints();
-    const auto host = static_cast<int64_t>(hostNumber() >> 2);
+    const auto host = static_cast<int64_t>(hostId() >> 2);
     const bool oneHost = agree(host) == -agree(-host);
     for (uint32_t e = 1; e < endpoints.size(); ++e)
       if (endpoints.Get(e)->storage() && !oneHost) // pages of mapped files are not shared by hosts
@@ -229,24 +230,24 @@ private:
     auto path = [&](uint32_t e) {
       return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : "");
     };
-    need(source.openFiles(0, source_, false, options_.allow.empty() ? nullptr : &leftOut_), kUsage);
-    need(insideOf(target_, source_), kUsage);
+    throwOnError(source.openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_), kUsage);
+    throwOnError(insideOf(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
       modelFiles_ = findModelFiles(options_.copy);
     folder = std::make_unique<NewFolder>(target_, number, first());
     for (uint32_t e = 1; e < endpoints.size() && first(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())
-        need(target.createFiles(e, path(e), options_.shardBytes), kFailure);
+        throwOnError(target.createFiles(e, path(e), options_.shardBytes), kFailure);
       if (endpoints.Get(e)->checkpoint())
         copyModelFiles(modelFiles_, path(e));
     }
     agree(0); // the files of all are there
     for (uint32_t e = 1; e < endpoints.size(); ++e)
       if (!endpoints.Get(e)->storage())
-        need(target.createFiles(e, path(e), options_.shardBytes), kFailure);
+        throwOnError(target.createFiles(e, path(e), options_.shardBytes), kFailure);
       else if (!first())
-        need(target.openFiles(e, path(e), true), kFailure);
+        throwOnError(target.openFiles(e, path(e), true), kFailure);
     return folder;
   }
 
@@ -256,16 +257,16 @@ private:
       throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected transport 'threads'"};
     NewFolder folder(options_.source, NewFolder::ownNumber(), true);
     Memory memory(*plan_);
-    need(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
-    const ResidentLimit limit({&memory}, options_.memory);
-    const Deadline deadline("writing the source's files", options_.timeout);
-    Progress progress("write");
-    for (size_t i = 0; i < memory.places().size(); ++i) {
-      synthesize(*plan_, memory.places()[i], options_.seed, threads_);
-      progress.at(static_cast<double>(i + 1) / static_cast<double>(memory.places().size()));
+    throwOnError(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
+    const FootprintLimit limit({&memory}, options_.memory);
+    const WorkDeadline deadline("writing the source's files", options_.timeout);
+    ProgressLine progress("write");
+    for (size_t i = 0; i < memory.rankMemories().size(); ++i) {
+      synthesize(*plan_, memory.rankMemories()[i], options_.seed, threads_);
+      progress.at(static_cast<double>(i + 1) / static_cast<double>(memory.rankMemories().size()));
     }
     folder.commit();
-    std::printf("  wrote %zu file(s) to %s\n", memory.places().size(), options_.source.c_str());
+    std::printf("  wrote %zu file(s) to %s\n", memory.rankMemories().size(), options_.source.c_str());
   }
 
   /// Whether all source replicas are equal; those that are not are named.
@@ -273,21 +274,21 @@ private:
     if (options_.synthesize)
       fill(source, source, options_.seed, true);
     const double begin = now();
-    const Deadline deadline("the comparison of replicas", options_.timeout);
-    Progress progress("compare replicas");
+    const WorkDeadline deadline("the comparison of replicas", options_.timeout);
+    ProgressLine progress("compare replicas");
     const ReplicaResult result =
         compareReplicas(*plan_, source, threads_, [&](double fraction) { progress.at(fraction); });
     trace_.add("compare replicas", begin);
     constexpr size_t kShown = 20;
     for (size_t i = 0; i < result.differences.size() && i < kShown; ++i)
-      complain("reshard-exec", result.differences[i]);
+      printError("reshard-exec", result.differences[i]);
     if (result.differences.size() > kShown)
-      complain("reshard-exec", "and " + std::to_string(result.differences.size() - kShown) + " more");
-    for (const std::string &name : result.left)
+      printError("reshard-exec", "and " + std::to_string(result.differences.size() - kShown) + " more");
+    for (const std::string &name : result.skipped)
       std::printf(
           "  %-10s '%s' stands in several params of the source, one of them quantised: not compared with each other\n",
           "replicas", printable(name).c_str());
-    if (result.comparedBytes == 0 && result.left.empty())
+    if (result.comparedBytes == 0 && result.skipped.empty())
       std::printf("  %-10s nothing is held more than once\n", "replicas");
     else if (result.differences.empty() && result.comparedBytes > 0)
       std::printf("  %-10s %12s compared, all equal\n", "replicas",
@@ -296,7 +297,7 @@ private:
   }
 
   /// With a deadline the main thread says who is missing.
-  OtherExits whileJoining() const { return options_.timeout > 0 ? OtherExits::wait : OtherExits::fail; }
+  ExitPolicy whileJoining() const { return options_.timeout > 0 ? ExitPolicy::wait : ExitPolicy::fail; }
 
   void open() {
     reshard_options options{};
@@ -307,12 +308,12 @@ private:
     options.no_local_shortcut = options_.noLocalShortcut;
     reshard_executor *executor = nullptr;
     if (options_.transport != "threads")
-      holdExits(whileJoining());
+      guardExits(whileJoining());
     const reshard_status status = reshard_open(options_.plan.c_str(), nullptr, 0, &options, &executor);
     executor_.reset(executor);
     if (status != RESHARD_OK)
       throw Failure{status == RESHARD_FAILED || status == RESHARD_TIMEOUT ? kFailure : kUsage, reshard_error(executor)};
-    holdExits(OtherExits::pass);
+    guardExits(ExitPolicy::pass);
     if (options_.transport != "threads") {
       size_t count = 0;
       const uint32_t *ranks = reshard_ranks(executor, &count);
@@ -323,20 +324,21 @@ private:
       return;
     for (const std::string &name :
          namesOf(*plan_, &schema::Param::refresh)) // there is no engine here that could do anything
-      needOk(reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr));
+      throwOnStatus(
+          reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr));
     const auto send = [](void *execution, const reshard_transformed *param) {
       return static_cast<Execution *>(execution)->convert(*param, true);
     };
-    const auto finalise = [](void *execution, const reshard_transformed *param) {
+    const auto finalize = [](void *execution, const reshard_transformed *param) {
       return static_cast<Execution *>(execution)->convert(*param, false);
     };
-    const reshard_transform copies{send, nullptr, finalise, this};
+    const reshard_transform copies{send, nullptr, finalize, this};
     for (const std::string &name : namesOf(*plan_, &schema::Param::transform))
-      needOk(reshard_set_transform(executor, name.c_str(), &copies));
+      throwOnStatus(reshard_set_transform(executor, name.c_str(), &copies));
   }
 
   /// Of calls that do nothing else than to take what they are given.
-  void needOk(reshard_status status) const {
+  void throwOnStatus(reshard_status status) const {
     if (status != RESHARD_OK)
       throw Failure{status == RESHARD_FAILED ? kFailure : kUsage, reshard_error(executor_.get())};
   }
@@ -356,31 +358,33 @@ private:
     Launch launch;
     if (options_.transport == "nccl")
       launch = findLaunch();
-    need(reshard::openDevice(options_.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1, device_),
-         kFailure);
+    throwOnError(
+        reshard::openDevice(options_.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1, device_),
+        kFailure);
   }
 
-  void bind(const std::vector<PlaceMemory> &places) {
-    for (const PlaceMemory &place : places) {
-      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
-      for (uint32_t p = 0; p < place.params.size(); ++p)
-        for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
+  void bind(const std::vector<MeshRankMemory> &rankMemories) {
+    for (const MeshRankMemory &rankMemory : rankMemories) {
+      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
+      for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+        for (const schema::ParamInstance &instance :
+             schema::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank))
           if (schema::transformed(*endpoint.params()->Get(p)))
-            storages_[{place.endpoint, endpoint.ranks()->Get(place.place), instance.name}] =
-                place.params[p][instance.instance];
-          else if (std::byte *pointer = place.params[p][instance.instance]; pointer)
-            needOk(reshard_bind(executor_.get(), place.endpoint, endpoint.ranks()->Get(place.place),
-                                instance.name.c_str(), pointer, static_cast<uint64_t>(instance.bytes)));
+            storages_[{rankMemory.endpoint, endpoint.ranks()->Get(rankMemory.meshRank), instance.name}] =
+                rankMemory.params[p][instance.instance];
+          else if (std::byte *pointer = rankMemory.params[p][instance.instance]; pointer)
+            throwOnStatus(reshard_bind(executor_.get(), rankMemory.endpoint, endpoint.ranks()->Get(rankMemory.meshRank),
+                                       instance.name.c_str(), pointer, static_cast<uint64_t>(instance.bytes)));
     }
   }
 
   void fill(const Memory &source, const Memory &target, uint64_t seed, bool first) {
     const double begin = now();
-    const Deadline deadline("the synthesis", options_.timeout);
-    Progress progress("synthesize");
-    for (size_t i = 0; i < source.places().size(); ++i) {
-      synthesize(*plan_, source.places()[i], seed, threads_);
-      progress.at(static_cast<double>(i + 1) / static_cast<double>(source.places().size()));
+    const WorkDeadline deadline("the synthesis", options_.timeout);
+    ProgressLine progress("synthesize");
+    for (size_t i = 0; i < source.rankMemories().size(); ++i) {
+      synthesize(*plan_, source.rankMemories()[i], seed, threads_);
+      progress.at(static_cast<double>(i + 1) / static_cast<double>(source.rankMemories().size()));
     }
     (void)target; // under the second seed it still holds the values of the first, all of which must change
     trace_.add(first ? "synthesize" : "synthesize again", begin);
@@ -395,14 +399,14 @@ private:
       throw Failure{kFailure, reshard_error(executor_.get())};
   }
 
-  void checkSynthesised(const Memory &target, uint64_t seed) {
+  void checkSynthesized(const Memory &target, uint64_t seed) {
     const double begin = now();
-    const Deadline deadline("the check", options_.timeout);
-    Progress progress("check");
+    const WorkDeadline deadline("the check", options_.timeout);
+    ProgressLine progress("check");
     Reference reference(*plan_, seed);
-    for (size_t i = 0; i < target.places().size(); ++i) {
-      result_.add(check(*plan_, target.places()[i], reference, threads_));
-      progress.at(static_cast<double>(i + 1) / static_cast<double>(target.places().size()));
+    for (size_t i = 0; i < target.rankMemories().size(); ++i) {
+      result_.add(check(*plan_, target.rankMemories()[i], reference, threads_));
+      progress.at(static_cast<double>(i + 1) / static_cast<double>(target.rankMemories().size()));
     }
     trace_.add("check", begin);
   }
@@ -430,11 +434,11 @@ private:
     if (const uint64_t fallen = reshard_bytes_by(executor_.get(), RESHARD_WIRE_INSIDE_HOST); fallen > 0)
       std::printf("  rank %u: %s from ranks of this host come as messages, since their memory cannot be reached\n",
                   ranks_[0], humanBytes(static_cast<double>(fallen)).c_str());
-    if (!leftOut_.empty() &&
+    if (!omitted_.empty() &&
         (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // a checkpoint is opened by all
       std::printf("  %-10s '%s'%s of the source's files, which the plan does not know\n", "left out",
-                  printable(*leftOut_.begin()).c_str(),
-                  leftOut_.size() > 1 ? (" and " + std::to_string(leftOut_.size() - 1) + " more").c_str() : "");
+                  printable(*omitted_.begin()).c_str(),
+                  omitted_.size() > 1 ? (" and " + std::to_string(omitted_.size() - 1) + " more").c_str() : "");
     const bool wanted = agree(options_.report.empty()) == 0; // by any process
     const Json by = wanted ? bytesBy() : Json();
     if (!ranks_.empty() && ranks_[0] != 0)
@@ -443,7 +447,7 @@ private:
     const uint64_t bytes = ranks_.empty() ? reshard_bytes(executor_.get()) : manifest.bytes_target();
     Json runs = Json::array();
     double fastest = 0;
-    for (const Run &run : runs_) {
+    for (const RunTime &run : runs_) {
       const double rate = run.seconds > 0 ? static_cast<double>(bytes) / run.seconds / 1e9 : 0;
       runs.push_back({{"seconds", run.seconds}, {"bytes", bytes}, {"gb_per_s", rate}});
       fastest = std::max(fastest, rate);
@@ -459,13 +463,13 @@ private:
                        {"mismatches", result_.mismatches},
                        {"refresh", namesOf(*plan_, &schema::Param::refresh)},
                        {"transform", namesOf(*plan_, &schema::Param::transform)},
-                       {"left_out", leftOut_},
+                       {"omitted", omitted_},
                        {"copied", modelFiles_.names},
-                       {"peak_rss_bytes", peakResidentBytes()}};
+                       {"peak_rss_bytes", peakRssBytes()}};
     if (!options_.report.empty())
-      need(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
+      throwOnError(writeFile(options_.report, json.dump(2) + "\n"), kFailure);
     if (!options_.trace.empty())
-      need(writeFile(options_.trace, trace_.text()), kFailure);
+      throwOnError(writeFile(options_.trace, trace_.text()), kFailure);
     std::printf("  %-10s %12s in %u ranks\n", "moved", humanBytes(static_cast<double>(bytes)).c_str(), plan_->world());
     std::printf("  %-10s %12s\n", "local", humanBytes(static_cast<double>(manifest.bytes_local())).c_str());
     std::printf("  %-10s %12s in %llu messages\n", "remote",
@@ -475,9 +479,9 @@ private:
       std::printf("  %-10s %12s\n", "storage", humanBytes(static_cast<double>(manifest.bytes_storage())).c_str());
     if (!options_.copy.empty())
       std::printf("  %-10s %12zu file(s) of '%s', not %zu more: weights, folders, hidden ones\n", "copied",
-                  modelFiles_.names.size(), options_.copy.c_str(), modelFiles_.left);
-    const auto best =
-        std::min_element(runs_.begin(), runs_.end(), [](const Run &a, const Run &b) { return a.seconds < b.seconds; });
+                  modelFiles_.names.size(), options_.copy.c_str(), modelFiles_.skipped);
+    const auto best = std::min_element(runs_.begin(), runs_.end(),
+                                       [](const RunTime &a, const RunTime &b) { return a.seconds < b.seconds; });
     std::printf("  %-10s %10.4f s, %.2f GB/s%s\n", "time", best->seconds, fastest,
                 runs_.size() > 1 ? " (fastest run)" : "");
     if (ranks_.empty())
@@ -485,9 +489,9 @@ private:
   }
 
   void printCheck(const std::string &whose) const {
-    if (options_.check && !result_.unclear.empty())
+    if (options_.check && !result_.ambiguity.empty())
       std::printf("  %scannot be checked: %s\n", ranks_.empty() ? "" : whose.c_str(),
-                  printable(result_.unclear).c_str());
+                  printable(result_.ambiguity).c_str());
     else if (options_.check && result_.mismatches == 0)
       std::printf("  %s%llu bytes right\n", whose.c_str(), static_cast<unsigned long long>(result_.checkedBytes));
     else if (options_.check)
@@ -512,9 +516,9 @@ private:
       storages_;                   // behind transforms, by endpoint, rank and name
   std::unique_ptr<Device> device_; // of the params
   std::unique_ptr<reshard_executor, Close> executor_;
-  std::vector<Run> runs_;
+  std::vector<RunTime> runs_;
   ModelFiles modelFiles_;         // of the first process
-  std::set<std::string> leftOut_; // tensors of the source's files that the plan does not know; those of this process's
+  std::set<std::string> omitted_; // tensors of the source's files that the plan does not know; those of this process's
                                   // ranks, or of the checkpoint
   CheckResult result_;
   Trace trace_;

@@ -1,7 +1,7 @@
 #include "tools/execution_options.h"
 
+#include "tools/flatbuffer_vectors.h"
 #include "tools/new_folder.h"
-#include "tools/vectors.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -79,7 +79,7 @@ void checkOptions(const ExecutionOptions &options, const Plan &plan) {
 std::vector<std::string> namesOf(const Plan &plan, const flatbuffers::String *(schema::Param::*name)() const) {
   std::set<std::string> names;
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints())
-    for (const schema::Param *param : all(endpoint->params()))
+    for (const schema::Param *param : orEmpty(endpoint->params()))
       if (const flatbuffers::String *text = (param->*name)(); text && text->size() > 0)
         names.insert(text->str());
   return {names.begin(), names.end()};

@@ -1,7 +1,7 @@
 // reshard-inspect: what a plan is, what one rank does, where a param comes from, and whether it is right.
 
-#include "compiler/reading.h"
-#include "compiler/topology.h"
+#include "compiler/frontend/reading.h"
+#include "compiler/frontend/topology.h"
 #include "tools/inspection.h"
 #include "tools/new_folder.h"
 
@@ -40,11 +40,11 @@ int main(int argc, char **argv) {
     return code;
   options.plan = arguments[0];
   if (const int asked = (options.rank >= 0) + !options.param.empty() + !topology.empty() + options.verify; asked > 1) {
-    complain(command.name,
-             "found " + std::to_string(asked) + " of --rank, --param, --simulate and --verify, expected one at a time");
+    printError(command.name, "found " + std::to_string(asked) +
+                                 " of --rank, --param, --simulate and --verify, expected one at a time");
     return kUsage;
   }
-  options.fits = [&](const std::string &name) { return reshard::fits(options.param, name); };
+  options.fits = [&](const std::string &name) { return reshard::matchesGlob(options.param, name); };
   if (refuseOutput(command.name, "--trace", options.trace, {options.plan, topology}))
     return kUsage;
   if (!topology.empty()) {
@@ -55,16 +55,16 @@ int main(int argc, char **argv) {
       return kUsage;
     }
   } else if (!options.trace.empty()) {
-    complain("reshard-inspect", "--trace writes what --simulate does, which is not asked for");
+    printError("reshard-inspect", "--trace writes what --simulate does, which is not asked for");
     return kUsage;
   }
   try {
     return inspect(options);
   } catch (const Failure &failure) {
-    complain("reshard-inspect", failure.message);
+    printError("reshard-inspect", failure.message);
     return failure.code;
   } catch (const std::exception &exception) {
-    complain("reshard-inspect", explain(exception));
+    printError("reshard-inspect", explain(exception));
     return kFailure;
   }
 }

@@ -1,10 +1,10 @@
 #include "tools/inspection.h"
 
-#include "tools/deadline.h"
-#include "tools/gathered.h"
-#include "tools/simulation.h"
-#include "tools/standing.h"
-#include "tools/vectors.h"
+#include "tools/flatbuffer_vectors.h"
+#include "tools/simulation_report.h"
+#include "tools/staged.h"
+#include "tools/storage_forms.h"
+#include "tools/work_deadline.h"
 
 #include <nlohmann/json.hpp>
 
@@ -35,41 +35,41 @@ Json quantizedJson(const Manifest &m, uint32_t endpoint) {
   Json json = Json::object();
   for (const auto &[by, formats] : counts.params)
     for (const auto &[format, count] : formats)
-      json[kQuantizers[static_cast<size_t>(by)].key][EnumNameQuantization(format)] = count;
+      json[kQuantizedByNames[static_cast<size_t>(by)].key][EnumNameQuantization(format)] = count;
   if (counts.sends > 0)
     json["to_send"] = counts.sends;
   return json;
 }
 
-Json summary(const Plan &plan, uint64_t gathered) {
+Json summary(const Plan &plan, uint64_t staged) {
   const Manifest &m = plan.manifest();
   Json endpoints = Json::array();
   for (uint32_t e = 0; e < m.endpoints()->size(); ++e) {
     const Endpoint *endpoint = m.endpoints()->Get(e);
     Json axes = Json::object();
-    for (const Axis *axis : all(endpoint->axes()))
+    for (const Axis *axis : orEmpty(endpoint->axes()))
       axes[axis->name()->str()] = axis->size();
     int64_t params = 0, patterns = 0;
-    for (const Param *param : all(endpoint->params())) {
-      patterns += !param->face();
-      for (uint32_t place = 0; place < endpoint->ranks()->size() && !param->face(); ++place)
-        params += instanceCount(*endpoint, *param, place);
+    for (const Param *param : orEmpty(endpoint->params())) {
+      patterns += !param->view();
+      for (uint32_t meshRank = 0; meshRank < endpoint->ranks()->size() && !param->view(); ++meshRank)
+        params += instanceCount(*endpoint, *param, meshRank);
     }
     endpoints.push_back({{"role", textOf(endpoint->role())},
                          {"layout", textOf(endpoint->layout())},
                          {"storage", endpoint->storage()},
                          {"axes", axes},
-                         {"places", endpoint->ranks()->size()},
+                         {"mesh_ranks", endpoint->ranks()->size()},
                          {"first_rank", endpoint->ranks()->Get(0)},
                          {"last_rank", *std::max_element(endpoint->ranks()->begin(), endpoint->ranks()->end())},
                          {"param_patterns", patterns},
                          {"params", params},
                          {"quantized", quantizedJson(m, e)}});
   }
-  uint32_t largest = 0;
+  uint32_t largestSegment = 0;
   for (uint32_t rank = 1; rank < plan.world(); ++rank)
-    if (plan.container().segmentBytes(rank) > plan.container().segmentBytes(largest))
-      largest = rank;
+    if (plan.container().segmentBytes(rank) > plan.container().segmentBytes(largestSegment))
+      largestSegment = rank;
   return {{"model", textOf(m.model())},
           {"digest", plan.digest()},
           {"fingerprint", textOf(m.fingerprint())},
@@ -78,7 +78,7 @@ Json summary(const Plan &plan, uint64_t gathered) {
           {"manifest_bytes", plan.container().manifest().size()},
           {"world", m.world()},
           {"endpoints", endpoints},
-          {"tensor_patterns", all(m.families()).size() - derivedFamilies(m)},
+          {"tensor_patterns", orEmpty(m.tensor_patterns()).size() - derivedTensorPatterns(m)},
           {"transfers", m.transfers()},
           {"descriptors", m.descriptors()},
           {"messages", m.messages()},
@@ -89,8 +89,8 @@ Json summary(const Plan &plan, uint64_t gathered) {
             {"remote", m.bytes_remote()},
             {"storage", m.bytes_storage()}}},
           {"staging_limit", m.staging_limit()},
-          {"gathered_bytes", gathered},
-          {"largest_segment", {{"rank", largest}, {"bytes", plan.container().segmentBytes(largest)}}}};
+          {"staged_bytes", staged},
+          {"largest_segment", {{"rank", largestSegment}, {"bytes", plan.container().segmentBytes(largestSegment)}}}};
 }
 
 void printSummary(const Json &s) {
@@ -105,12 +105,12 @@ void printSummary(const Json &s) {
     std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(),
                 endpoint["storage"] ? "files" : "ranks",
                 (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(),
-                number(endpoint["places"], endpoint["storage"] ? "file" : "place").c_str(),
+                number(endpoint["mesh_ranks"], endpoint["storage"] ? "file" : "place").c_str(),
                 number(endpoint["params"], "param").c_str(), number(endpoint["param_patterns"], "pattern").c_str(),
                 endpoint["axes"].dump().c_str());
     std::string quantized;
     const Json &counts = endpoint["quantized"];
-    for (const QuantizerName &name : kQuantizers)
+    for (const QuantizedByName &name : kQuantizedByNames)
       if (counts.contains(name.key))
         for (const auto &[format, count] : counts[name.key].items())
           quantized += ", " + text(count) + " " + format + " " + name.words;
@@ -119,8 +119,8 @@ void printSummary(const Json &s) {
     if (!quantized.empty())
       std::printf("%-10s quantised:%s\n", "", quantized.c_str() + 1);
   }
-  if (s["gathered_bytes"] > 0)
-    std::printf("gathers    %s at most in the arena of a rank, to be quantised\n", size(s["gathered_bytes"]).c_str());
+  if (s["staged_bytes"] > 0)
+    std::printf("gathers    %s at most in the arena of a rank, to be quantised\n", size(s["staged_bytes"]).c_str());
   std::printf("moves      %s: local %s, remote %s, storage %s\n", size(s["bytes"]["target"]).c_str(),
               size(s["bytes"]["local"]).c_str(), size(s["bytes"]["remote"]).c_str(),
               size(s["bytes"]["storage"]).c_str());
@@ -134,12 +134,12 @@ class Names {
 public:
   Names(const Plan &plan, const Segment &segment) : plan_(plan), segment_(segment) {}
   std::string of(uint32_t buffer) {
-    for (const BufferRun *run : all(segment_.buffers()))
+    for (const BufferRange *run : orEmpty(segment_.buffers()))
       if (buffer >= run->first() && buffer - run->first() < run->count()) {
         const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
         auto [at, added] = known_.try_emplace(run->first());
         if (added)
-          at->second = instances(plan_.manifest(), endpoint, run->param(), run->place());
+          at->second = instances(plan_.manifest(), endpoint, run->param(), run->mesh_rank());
         return endpoint.role()->str() + " " + at->second[buffer - run->first()].name;
       }
     return "arena";
@@ -168,12 +168,12 @@ Json operandJson(const Segment &segment, Names &names, const Operand &operand) {
 int inspectRank(const Plan &plan, uint32_t rank, bool json) {
   const Segment *segment = nullptr;
   if (const std::string error = plan.segment(rank, segment); !error.empty()) {
-    complain(kName, error);
+    printError(kName, error);
     return kUsage;
   }
   Names names(plan, *segment);
   Json steps = Json::array();
-  for (const Step *step : all(segment->steps())) {
+  for (const Step *step : orEmpty(segment->steps())) {
     Json one = {{"kind", EnumNameStepKind(step->kind())}, {"round", step->round()}, {"bytes", step->bytes()}};
     if (step->peer() != UINT32_MAX)
       one.update({{"message", step->message()}, {"peer", step->peer()}});
@@ -193,7 +193,7 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
     return kDone;
   }
   uint64_t buffers = 0;
-  for (const BufferRun *run : all(segment->buffers()))
+  for (const BufferRange *run : orEmpty(segment->buffers()))
     buffers += run->count();
   std::printf("rank %u: %s, arena %s, %s\n", rank, counted(buffers, "buffer").c_str(),
               humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), counted(steps.size(), "step").c_str());
@@ -226,44 +226,45 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
   const Manifest &m = plan.manifest();
   PairedPlan paired(plan);
   if (const std::string error = paired.load(); !error.empty()) {
-    complain(kName, error);
+    printError(kName, error);
     return kUsage;
   }
-  std::vector<std::vector<std::optional<Standing>>> known;
+  std::vector<std::vector<std::optional<StorageForm>>> known;
   for (uint32_t e = 0; e < m.endpoints()->size(); ++e)
-    known.push_back(standings(m, e));
+    known.push_back(storageForms(m, e));
   Json found = Json::array();
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     const Segment &segment = paired.segment(rank);
-    struct Made {
+    struct DerivedBytes {
       uint32_t buffer;
       uint64_t bytes, of; // its own, which are made of so many
     };
     std::map<uint32_t, Json> wanted; // by buffer
-    std::map<uint32_t, std::vector<Made>>
+    std::map<uint32_t, std::vector<DerivedBytes>>
         writtenBy; // of a buffer that something is written to, those that it is for: of a face, what it shows
-    for (const BufferRun *run : all(segment.buffers())) {
+    for (const BufferRange *run : orEmpty(segment.buffers())) {
       const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
-      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->face())
+      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->view())
         continue;
-      const std::optional<Standing> &standing = known[run->endpoint()][run->param()];
-      const BufferRun *written = run;
-      for (const BufferRun *other : all(segment.buffers()))
-        if (standing && other->endpoint() == run->endpoint() && other->place() == run->place() &&
-            static_cast<int32_t>(other->param()) == standing->face)
+      const std::optional<StorageForm> &form = known[run->endpoint()][run->param()];
+      const BufferRange *written = run;
+      for (const BufferRange *other : orEmpty(segment.buffers()))
+        if (form && other->endpoint() == run->endpoint() && other->mesh_rank() == run->mesh_rank() &&
+            static_cast<int32_t>(other->param()) == form->view)
           written = other;
-      for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->place())) {
+      for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->mesh_rank())) {
         if (!options.fits(instance.name))
           continue;
         const Param &param = *endpoint.params()->Get(run->param());
         Json holds = Json::array();
-        for (const Part *part : all(endpoint.params()->Get(written->param())->parts()))
-          holds.push_back(part->family() < 0 ? "zero padding"
-                                             : m.families()->Get(static_cast<uint32_t>(part->family()))->name()->str());
+        for (const Part *part : orEmpty(endpoint.params()->Get(written->param())->parts()))
+          holds.push_back(part->pattern() < 0
+                              ? "zero padding"
+                              : m.tensor_patterns()->Get(static_cast<uint32_t>(part->pattern()))->name()->str());
         wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())},
-                                                    {"rank", endpoint.ranks()->Get(run->place())},
+                                                    {"rank", endpoint.ranks()->Get(run->mesh_rank())},
                                                     {"name", instance.name},
-                                                    {"dtype", dtypeName(storedType(param))},
+                                                    {"dtype", dtypeName(storageDtypeOf(param))},
                                                     {"shape", instance.shape},
                                                     {"bytes", instance.bytes},
                                                     {"declared", textOf(param.origin())},
@@ -271,14 +272,14 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
                                                     {"transform", textOf(param.transform())},
                                                     {"holds", holds}};
         Json &one = wanted[run->first() + instance.instance];
-        if (standing)
-          one["quantized"] = {{"format", EnumNameQuantization(standing->format)},
-                              {"is", standing->codes ? "codes"
-                                     : standing->format == Quantization::nvfp4 && storedType(param) == DType::fp32
-                                         ? "tensor scale"
-                                         : "scales"},
-                              {"swizzled", standing->swizzled},
-                              {"how", kQuantizers[static_cast<size_t>(standing->by)].key}};
+        if (form)
+          one["quantized"] = {{"format", EnumNameQuantization(form->format)},
+                              {"content", form->codes ? "codes"
+                                          : form->format == Quantization::nvfp4 && storageDtypeOf(param) == DType::fp32
+                                              ? "tensor scale"
+                                              : "scales"},
+                              {"swizzled", form->swizzled},
+                              {"quantized_by", kQuantizedByNames[static_cast<size_t>(form->by)].key}};
         one["from"] = Json::object();
         writtenBy[written->first() + instance.instance].push_back(
             {run->first() + instance.instance, static_cast<uint64_t>(instance.bytes), written->bytes()});
@@ -288,17 +289,17 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
       continue;
     Names names(plan, segment);
     std::map<uint32_t, std::map<std::string, uint64_t>> from; // bytes that are written
-    std::map<uint32_t, const Made *> made;
+    std::map<uint32_t, const DerivedBytes *> derived;
     for (const auto &[buffer, list] : writtenBy)
-      for (const Made &one : list)
-        made[one.buffer] = &one;
-    const std::string error = Gathered(plan, paired).forEachMove(rank, [&](const Move &move) {
+      for (const DerivedBytes &one : list)
+        derived[one.buffer] = &one;
+    const std::string error = StagedMoves(plan, paired).forEachMove(rank, [&](const Move &move) {
       if (const auto at = writtenBy.find(move.targetBuffer); at != writtenBy.end())
-        for (const Made &one : at->second)
+        for (const DerivedBytes &one : at->second)
           from[one.buffer][move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] += move.bytes();
     });
     if (!error.empty()) {
-      complain(kName, error);
+      printError(kName, error);
       return kUsage;
     }
     for (auto &[buffer, one] : wanted) {
@@ -306,7 +307,7 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
       uint64_t shown = 0;
       for (const auto &[source, bytes] : from[buffer]) { // rounded so that they add up
         sum += bytes;
-        const auto upTo = static_cast<uint64_t>(sum * made[buffer]->bytes / made[buffer]->of);
+        const auto upTo = static_cast<uint64_t>(sum * derived[buffer]->bytes / derived[buffer]->of);
         one["from"][source] = upTo - shown;
         shown = upTo;
       }
@@ -314,7 +315,7 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
     }
   }
   if (found.empty()) {
-    complain(kName, "no target param matches '" + options.param + "'");
+    printError(kName, "no target param matches '" + options.param + "'");
     return kNegative;
   }
   if (options.format == "json") {
@@ -330,11 +331,11 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
       std::printf(" %s", tensor.get<std::string>().c_str());
     if (one.contains("quantized")) {
       const Json &quantized = one["quantized"];
-      const bool swizzled = quantized["is"] == "scales" && quantized["swizzled"].get<bool>();
-      for (const QuantizerName &name : kQuantizers)
-        if (quantized["how"] == name.key)
+      const bool swizzled = quantized["content"] == "scales" && quantized["swizzled"].get<bool>();
+      for (const QuantizedByName &name : kQuantizedByNames)
+        if (quantized["quantized_by"] == name.key)
           std::printf("\n  quantised as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(),
-                      swizzled ? "swizzled " : "", quantized["is"].get<std::string>().c_str(), name.words);
+                      swizzled ? "swizzled " : "", quantized["content"].get<std::string>().c_str(), name.words);
     }
     if (const std::string transform = one["transform"]; !transform.empty())
       std::printf("\n  then the engine's transform '%s'", transform.c_str());
@@ -349,8 +350,8 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
 }
 
 int verify(const Plan &plan, bool json) {
-  Progress progress("verify");
-  const CoverageResult result = prove(plan, [&](double fraction) { progress.at(fraction); });
+  ProgressLine progress("verify");
+  const VerifyResult result = verifyPlan(plan, [&](double fraction) { progress.at(fraction); });
   if (json)
     std::printf(
         "%s\n",
@@ -362,7 +363,7 @@ int verify(const Plan &plan, bool json) {
                 static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
   if (result.error.empty())
     return kDone;
-  complain(kName, "the plan is wrong: " + result.error);
+  printError(kName, "the plan is wrong: " + result.error);
   return kNegative;
 }
 
@@ -371,14 +372,14 @@ int verify(const Plan &plan, bool json) {
 int inspect(const InspectionOptions &options) {
   std::unique_ptr<Plan> plan;
   if (const std::string error = Plan::open(options.plan, plan); !error.empty()) {
-    complain(kName, error);
+    printError(kName, error);
     return kUsage;
   }
   const bool json = options.format == "json";
-  const Deadline deadline(options.verify     ? "the proof"
-                          : options.topology ? "the simulation"
-                                             : "the summary",
-                          options.timeout);
+  const WorkDeadline deadline(options.verify     ? "the proof"
+                              : options.topology ? "the simulation"
+                                                 : "the summary",
+                              options.timeout);
   if (options.rank >= 0)
     return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
   if (!options.param.empty())
@@ -387,12 +388,12 @@ int inspect(const InspectionOptions &options) {
     return inspectSimulation(*plan, options);
   if (options.verify)
     return verify(*plan, json);
-  uint64_t gathered = 0;
-  if (const std::string error = mostGathered(*plan, gathered); !error.empty()) {
-    complain(kName, error);
+  uint64_t staged = 0;
+  if (const std::string error = peakStagedBytes(*plan, staged); !error.empty()) {
+    printError(kName, error);
     return kUsage;
   }
-  const Json s = summary(*plan, gathered);
+  const Json s = summary(*plan, staged);
   if (json)
     std::printf("%s\n", s.dump(2).c_str());
   else

@@ -1,8 +1,8 @@
 #include "tools/memory.h"
 
 #include "tools/common.h"
-#include "tools/quantize.h"
-#include "tools/vectors.h"
+#include "tools/flatbuffer_vectors.h"
+#include "tools/quantized_views.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -27,23 +27,23 @@ std::string shapeText(const std::vector<int64_t> &shape) {
 /// Whether every tensor of a param is held by another param of the endpoint as well: then a checkpoint may leave it out
 /// (tied weights are usually stored once). Of one that stands quantised, its elements count.
 bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
-  if (const auto by = shownAsElements(endpoint)[number])
-    number = by->face;
-  for (const schema::Part *part : all(endpoint.params()->Get(number)->parts())) {
+  if (const auto by = elementViews(endpoint)[number])
+    number = by->view;
+  for (const schema::Part *part : orEmpty(endpoint.params()->Get(number)->parts())) {
     bool found = false;
     for (uint32_t p = 0; p < number && !found; ++p)
-      for (const schema::Part *other : all(endpoint.params()->Get(p)->parts()))
-        found = found || (part->family() >= 0 && other->family() == part->family());
+      for (const schema::Part *other : orEmpty(endpoint.params()->Get(p)->parts()))
+        found = found || (part->pattern() >= 0 && other->pattern() == part->pattern());
     if (!found)
       return false;
   }
   return true;
 }
 
-std::string placeName(const schema::Endpoint &endpoint, uint32_t place) {
+std::string meshRankName(const schema::Endpoint &endpoint, uint32_t meshRank) {
   return endpoint.checkpoint()
              ? "the checkpoint"
-             : (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(place));
+             : (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(meshRank));
 }
 
 } // namespace
@@ -69,30 +69,30 @@ std::string Memory::changed() const {
   return {};
 }
 
-PlaceMemory &Memory::place(uint32_t endpointNumber, uint32_t place) {
+MeshRankMemory &Memory::addRank(uint32_t endpointNumber, uint32_t meshRank) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
-  PlaceMemory &memory = places_.emplace_back();
+  MeshRankMemory &memory = rankMemories_.emplace_back();
   memory.endpoint = endpointNumber;
-  memory.place = place;
-  for (const schema::Param *param : all(endpoint.params()))
-    memory.params.emplace_back(schema::instanceCount(endpoint, *param, place), nullptr);
+  memory.meshRank = meshRank;
+  for (const schema::Param *param : orEmpty(endpoint.params()))
+    memory.params.emplace_back(schema::instanceCount(endpoint, *param, meshRank), nullptr);
   return memory;
 }
 
-std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_t place) {
+std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_t meshRank) {
   const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
   std::vector<TensorSpec> result;
-  for (uint32_t p = 0; p < all(endpoint.params()).size(); ++p)
+  for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p)
     if (schema::bindable(*endpoint.params()->Get(p)))
-      for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, place))
-        result.push_back({std::move(instance.name), schema::storedType(*endpoint.params()->Get(p)),
+      for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, meshRank))
+        result.push_back({std::move(instance.name), schema::storageDtypeOf(*endpoint.params()->Get(p)),
                           std::move(instance.shape), instance.bytes});
   return result;
 }
 
-bool Memory::mine(const schema::Endpoint &endpoint, uint32_t place) const {
+bool Memory::mine(const schema::Endpoint &endpoint, uint32_t meshRank) const {
   return ranks_.empty() || endpoint.storage() ||
-         std::binary_search(ranks_.begin(), ranks_.end(), endpoint.ranks()->Get(place));
+         std::binary_search(ranks_.begin(), ranks_.end(), endpoint.ranks()->Get(meshRank));
 }
 
 std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
@@ -105,14 +105,14 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
     if (!mine(endpoint, p))
       continue;
-    PlaceMemory &memory = place(endpointNumber, p);
+    MeshRankMemory &memory = addRank(endpointNumber, p);
     int64_t total = 0;
     auto forEach = [&](auto visit) {
       for (uint32_t i = 0; i < memory.params.size(); ++i) {
         const schema::Param &param = *endpoint.params()->Get(i);
-        if (param.face())
+        if (param.view())
           continue;
-        int64_t bytes = schema::itemBytes(schema::storedType(param));
+        int64_t bytes = schema::itemBytes(schema::storageDtypeOf(param));
         for (int64_t length : schema::localShape(endpoint, param, p))
           bytes *= length;
         for (std::byte *&pointer : memory.params[i])
@@ -123,7 +123,7 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
     forEach([&](std::byte *&, int64_t bytes) { fits = fits && !__builtin_add_overflow(total, bytes, &total); });
     allocated_ += fits ? static_cast<uint64_t>(total) : 0;
     if (!fits || allocated_ > machine)
-      return "cannot allocate the params of " + endpoint.role()->str() + ": those up to " + placeName(endpoint, p) +
+      return "cannot allocate the params of " + endpoint.role()->str() + ": those up to " + meshRankName(endpoint, p) +
              " take " + (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") +
              ", and this machine has " + humanBytes(static_cast<double>(machine));
     if (total == 0)
@@ -138,7 +138,7 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
                     : MAP_FAILED;
     if (map == MAP_FAILED)
       return "cannot allocate " + humanBytes(static_cast<double>(total)) + " for " + endpoint.role()->str() + " " +
-             placeName(endpoint, p) + ": " + std::strerror(errno);
+             meshRankName(endpoint, p) + ": " + std::strerror(errno);
     mappings_.emplace_back(map, static_cast<size_t>(total));
     auto *next = static_cast<std::byte *>(map);
     forEach([&](std::byte *&pointer, int64_t bytes) {
@@ -151,10 +151,10 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
 
 /// Binds a place to the tensors of its file; nothing may be missing or other, and nothing too many that does not go to
 /// `unknown`.
-std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const std::string &what,
+std::string Memory::useFile(uint32_t endpointNumber, uint32_t meshRankNumber, const std::string &what,
                             Checkpoint &checkpoint, std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
-  PlaceMemory &memory = place(endpointNumber, placeNumber);
+  MeshRankMemory &memory = addRank(endpointNumber, meshRankNumber);
   std::set<std::string> left;
   for (const auto &[name, view] : checkpoint.tensors)
     left.insert(name);
@@ -162,7 +162,7 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
     const schema::Param &param = *endpoint.params()->Get(p);
     if (!schema::bindable(param))
       continue;
-    for (const schema::ParamInstance &instance : schema::instances(plan_.manifest(), endpoint, p, placeNumber)) {
+    for (const schema::ParamInstance &instance : schema::instances(plan_.manifest(), endpoint, p, meshRankNumber)) {
       const auto found = checkpoint.tensors.find(instance.name);
       if (found == checkpoint.tensors.end()) {
         if (endpoint.checkpoint() && endpointNumber == 0 && heldElsewhere(endpoint, p))
@@ -170,9 +170,9 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
         return what + " lacks tensor '" + instance.name + "'" + nearest(instance.name, {left.begin(), left.end()});
       }
       const TensorView &view = found->second;
-      if (view.dtype != schema::storedType(param))
+      if (view.dtype != schema::storageDtypeOf(param))
         return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " +
-               schema::dtypeName(schema::storedType(param)) +
+               schema::dtypeName(schema::storageDtypeOf(param)) +
                (endpointNumber == 0 ? "; 'dtype: stored' in the job's source takes the dtypes of its files" : "");
       if (view.shape != instance.shape)
         return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " +
@@ -191,7 +191,7 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t placeNumber, const
 }
 
 void Memory::leave(uint32_t endpoint) {
-  std::erase_if(places_, [&](const PlaceMemory &place) { return place.endpoint == endpoint; });
+  std::erase_if(rankMemories_, [&](const MeshRankMemory &each) { return each.endpoint == endpoint; });
 }
 
 std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable,
@@ -217,7 +217,7 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
     const std::string name = rankFile(endpoint.ranks()->Get(p)), path = folder + "/" + name;
     if (files.erase(name) == 0)
       return "'" + folder + "' lacks '" + name + "', the params of " + endpoint.role()->str() + " " +
-             placeName(endpoint, p);
+             meshRankName(endpoint, p);
     if (!mine(endpoint, p))
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());

@@ -39,18 +39,18 @@ public:
   /// Whether a file that was opened is another than then (MappedFile::changed): an error text, empty where none is.
   std::string changed() const;
 
-  const std::vector<PlaceMemory> &places() const { return places_; }
+  const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
 
 private:
-  PlaceMemory &place(uint32_t endpoint, uint32_t place);
-  std::string useFile(uint32_t endpoint, uint32_t place, const std::string &what, Checkpoint &checkpoint,
+  MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
+  std::string useFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, Checkpoint &checkpoint,
                       std::set<std::string> *unknown = nullptr);
 
-  bool mine(const schema::Endpoint &endpoint, uint32_t place) const;
+  bool mine(const schema::Endpoint &endpoint, uint32_t meshRank) const;
 
   const Plan &plan_;
   std::vector<uint32_t> ranks_; // none: all
-  std::vector<PlaceMemory> places_;
+  std::vector<MeshRankMemory> rankMemories_;
   std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
   std::vector<std::pair<void *, size_t>> mappings_;
   uint64_t allocated_ = 0;
@@ -58,7 +58,7 @@ private:
 };
 
 /// All params of a place as they stand in its file.
-std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t place);
+std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
 
 /// Compares target memory with source memory through the layouts, tensor by tensor; padding with zeros. An element that
 /// no part covers counts as a mismatch. `progress` is called by this thread.
@@ -71,7 +71,7 @@ struct ReplicaResult {
   uint64_t comparedBytes = 0;
   std::vector<std::string> differences; // by tensor, then by place; then those of quantised params
   std::vector<std::string>
-      left; // tensor patterns that several params hold, one of them quantised: not compared with each other
+      skipped; // tensor patterns that several params hold, one of them quantised: not compared with each other
 };
 ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
                               const std::function<void(double)> &progress = {});

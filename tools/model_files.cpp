@@ -34,7 +34,7 @@ ModelFiles findModelFiles(const std::string &folder) {
     std::error_code lost;
     const fs::file_status status = at->status(lost); // of what a link leads to
     if (name.starts_with('.') || isWeights(name) || fs::is_directory(status)) {
-      ++found.left;
+      ++found.skipped;
       continue;
     }
     if (!isPlain(name))

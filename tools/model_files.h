@@ -9,7 +9,7 @@ namespace reshard::tools {
 struct ModelFiles {
   std::string folder;
   std::vector<std::string> names; // sorted
-  size_t left = 0;                // weights, folders and hidden files, which are not among them
+  size_t skipped = 0;             // weights, folders and hidden files, which are not among them
 };
 
 /// The small files of a folder that are no weights. Throws Failure where it has no config.json, or one that cannot be

@@ -2,7 +2,7 @@
 
 #include "schema/hash.h"
 
-#include "tools/held_exit.h"
+#include "tools/guarded_exit.h"
 
 #include <atomic>
 #include <cerrno>
@@ -128,7 +128,7 @@ void watchSignals() {
       }
       const std::string text = number == SIGBUS ? unreadPage(unread) : std::string();
       if (!text.empty())
-        complain("reshard-exec", text);
+        printError("reshard-exec", text);
       const std::lock_guard lock(mutex); // kept: nothing is committed any more
       std::error_code failed(EAGAIN, std::generic_category());
       for (int tries = 0; failed && tries < 100 && !unfinished.empty(); ++tries) // files may still be made in it

@@ -16,7 +16,7 @@ struct Failure {
 };
 
 /// Throws where there is an error.
-inline void need(const std::string &error, int code) {
+inline void throwOnError(const std::string &error, int code) {
   if (!error.empty())
     throw Failure{code, error};
 }

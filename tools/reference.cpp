@@ -1,9 +1,9 @@
 #include "tools/reference.h"
 
-#include "tools/deadline.h"
+#include "tools/flatbuffer_vectors.h"
 #include "tools/new_folder.h"
-#include "tools/values.h"
-#include "tools/vectors.h"
+#include "tools/synthesized_values.h"
+#include "tools/work_deadline.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -20,14 +20,14 @@ namespace {
 constexpr size_t kMapped = 1 << 20; // from here on pages that are never touched save more than two system calls cost
 }
 
-Reserved::~Reserved() {
+LazyBuffer::~LazyBuffer() {
   if (bytes_ >= kMapped)
     ::munmap(data_, bytes_);
   else
     std::free(data_);
 }
 
-void Reserved::grow(size_t bytes) {
+void LazyBuffer::grow(size_t bytes) {
   if (bytes <= bytes_)
     return;
   if (bytes < kMapped) {
@@ -87,80 +87,83 @@ void TensorValues::put(const ElementRun &run, const std::byte *memory, int64_t i
 
 Reference::Reference(const Plan &plan, uint64_t seed)
     : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), seed_(seed) {
-  for (uint32_t place = 0; place < endpoint_.ranks()->size(); ++place) {
-    places_.push_back({0, place, {}});
-    for (const Param *param : all(endpoint_.params()))
-      places_.back().params.emplace_back(instanceCount(endpoint_, *param, place), nullptr);
+  for (uint32_t meshRank = 0; meshRank < endpoint_.ranks()->size(); ++meshRank) {
+    rankMemories_.push_back({0, meshRank, {}});
+    for (const Param *param : orEmpty(endpoint_.params()))
+      rankMemories_.back().params.emplace_back(instanceCount(endpoint_, *param, meshRank), nullptr);
   }
-  find(places_);
+  find(rankMemories_);
 }
 
 Reference::Reference(const Plan &plan, const Memory &source)
     : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), source_(&source) {
-  find(source.places());
+  find(source.rankMemories());
 }
 
-void Reference::find(const std::vector<PlaceMemory> &places) {
-  shownBy_ = shownAsElements(endpoint_);
-  for (uint32_t p = 0; p < shownBy_.size(); ++p)
-    for (const Part *part : all(endpoint_.params()->Get(p)->parts()))
-      if (part->family() >= 0 && (shownBy_[p] || endpoint_.params()->Get(p)->face()))
-        families_.insert(part->family());
+void Reference::find(const std::vector<MeshRankMemory> &rankMemories) {
+  baseOf_ = elementViews(endpoint_);
+  for (uint32_t p = 0; p < baseOf_.size(); ++p)
+    for (const Part *part : orEmpty(endpoint_.params()->Get(p)->parts()))
+      if (part->pattern() >= 0 && (baseOf_[p] || endpoint_.params()->Get(p)->view()))
+        tensorPatterns_.insert(part->pattern());
   // Largest magnitudes are not asked for as tensors, but tensors for theirs.
-  for (const Param *param : all(endpoint_.params()))
-    if (const Face *face = param->face(); face && face->kind() == FaceKind::amax && all(param->parts()).size() > 0) {
-      const int family = endpoint_.params()->Get(face->codes())->parts()->Get(face->part())->family();
-      largestOf_[param->parts()->Get(0)->family()] = {family, face->over() == 0 ? 3 : face->over()};
+  for (const Param *param : orEmpty(endpoint_.params()))
+    if (const QuantizedView *view = param->view();
+        view && view->kind() == ViewKind::amax && orEmpty(param->parts()).size() > 0) {
+      const int pattern = endpoint_.params()->Get(view->codes())->parts()->Get(view->part())->pattern();
+      amaxOf_[param->parts()->Get(0)->pattern()] = {pattern,
+                                                    view->amax_dimensions() == 0 ? 3 : view->amax_dimensions()};
     }
   // Of places that hold the same, one says what the source shows; without faces, each is read as it is.
   std::set<std::vector<int64_t>> seen;
-  holders_ = occurrences(plan_, places, [&](const PlaceMemory &place, uint32_t p, uint32_t instance) {
-    if (const Face *face = endpoint_.params()->Get(p)->face(); face && face->kind() == FaceKind::amax)
-      return false;
-    bool shows = false;
-    for (const Part *part : all(endpoint_.params()->Get(p)->parts()))
-      shows = shows || shown(part->family());
-    if (!shows && !source_ && !sendsLargest(place, p))
-      return false;
-    std::vector<int64_t> like = likeness(endpoint_, p, place.place);
-    like.push_back(instance);
-    return has(place, p, instance) && (source_ && !shows ? true : seen.insert(std::move(like)).second);
-  });
+  holders_ =
+      instancesByTensor(plan_, rankMemories, [&](const MeshRankMemory &rankMemory, uint32_t p, uint32_t instance) {
+        if (const QuantizedView *view = endpoint_.params()->Get(p)->view(); view && view->kind() == ViewKind::amax)
+          return false;
+        bool anyViewed = false;
+        for (const Part *part : orEmpty(endpoint_.params()->Get(p)->parts()))
+          anyViewed = anyViewed || viewed(part->pattern());
+        if (!anyViewed && !source_ && !sendsAmax(rankMemory, p))
+          return false;
+        std::vector<int64_t> key = equivalenceKey(endpoint_, p, rankMemory.meshRank);
+        key.push_back(instance);
+        return has(rankMemory, p, instance) && (source_ && !anyViewed ? true : seen.insert(std::move(key)).second);
+      });
 }
 
-bool Reference::has(const PlaceMemory &place, uint32_t p, uint32_t instance) const {
+bool Reference::has(const MeshRankMemory &rankMemory, uint32_t p, uint32_t instance) const {
   if (!source_)
     return true;
-  const Face *face = endpoint_.params()->Get(p)->face();
-  if (!face)
-    return place.params[p][instance] != nullptr;
-  const std::vector<uint32_t> shown = shownParams(*face);
-  return std::all_of(shown.begin(), shown.end(), [&](uint32_t each) { return has(place, each, instance); });
+  const QuantizedView *view = endpoint_.params()->Get(p)->view();
+  if (!view)
+    return rankMemory.params[p][instance] != nullptr;
+  const std::vector<uint32_t> bases = baseParams(*view);
+  return std::all_of(bases.begin(), bases.end(), [&](uint32_t each) { return has(rankMemory, each, instance); });
 }
 
-std::shared_ptr<const std::byte> Reference::bytes(const PlaceMemory &place, const ParamInstance &instance) {
-  const Face *face = endpoint_.params()->Get(instance.param)->face();
-  if (!face && source_)
-    return {std::shared_ptr<const std::byte>(), place.params[instance.param][instance.instance]};
-  if (const auto &by = shownBy_[instance.param]; !face && by) {
-    const auto all = made(place, sibling(endpoint_, instance, by->face, place.place));
+std::shared_ptr<const std::byte> Reference::bytes(const MeshRankMemory &rankMemory, const ParamInstance &instance) {
+  const QuantizedView *view = endpoint_.params()->Get(instance.param)->view();
+  if (!view && source_)
+    return {std::shared_ptr<const std::byte>(), rankMemory.params[instance.param][instance.instance]};
+  if (const auto &by = baseOf_[instance.param]; !view && by) {
+    const auto all = quantized(rankMemory, sibling(endpoint_, instance, by->view, rankMemory.meshRank));
     return {all, (*all)[by->number].data()};
   }
   const auto result = instances_.get(
-      {place.place, instance.param, instance.instance},
+      {rankMemory.meshRank, instance.param, instance.instance},
       [&] {
         auto own = std::make_shared<Bytes>();
-        if (face) {
-          std::vector<std::shared_ptr<const std::byte>> shown;
+        if (view) {
+          std::vector<std::shared_ptr<const std::byte>> bases;
           std::vector<const std::byte *> memory;
-          for (uint32_t each : shownParams(*face)) {
-            shown.push_back(bytes(place, sibling(endpoint_, instance, each, place.place)));
-            memory.push_back(shown.back().get());
+          for (uint32_t each : baseParams(*view)) {
+            bases.push_back(bytes(rankMemory, sibling(endpoint_, instance, each, rankMemory.meshRank)));
+            memory.push_back(bases.back().get());
           }
-          *own = show(endpoint_, instance.param, place.place, memory);
+          *own = readView(endpoint_, instance.param, rankMemory.meshRank, memory);
         } else {
           own->resize(static_cast<size_t>(instance.bytes));
-          synthesizeInstance(plan_.manifest(), endpoint_, place.place, instance, seed_, own->data());
+          synthesizeInstance(plan_.manifest(), endpoint_, rankMemory.meshRank, instance, seed_, own->data());
         }
         return own;
       },
@@ -169,15 +172,16 @@ std::shared_ptr<const std::byte> Reference::bytes(const PlaceMemory &place, cons
 }
 
 /// What synthesised elements are quantised to.
-std::shared_ptr<const std::vector<Bytes>> Reference::made(const PlaceMemory &place, const ParamInstance &elements) {
-  return made_.get(
-      {place.place, elements.param, elements.instance},
+std::shared_ptr<const std::vector<Bytes>> Reference::quantized(const MeshRankMemory &rankMemory,
+                                                               const ParamInstance &elements) {
+  return quantized_.get(
+      {rankMemory.meshRank, elements.param, elements.instance},
       [&] {
         Bytes wide(static_cast<size_t>(elements.bytes));
-        synthesizeInstance(plan_.manifest(), endpoint_, place.place, elements, seed_, wide.data());
-        const std::vector<float> tensorScales = synthesisedTensorScales(endpoint_, elements, place.place);
+        synthesizeInstance(plan_.manifest(), endpoint_, rankMemory.meshRank, elements, seed_, wide.data());
+        const std::vector<float> tensorScales = synthesizedTensorScales(endpoint_, elements, rankMemory.meshRank);
         return std::make_shared<std::vector<Bytes>>(
-            make(endpoint_, elements.param, place.place, wide.data(), tensorScales));
+            writeView(endpoint_, elements.param, rankMemory.meshRank, wide.data(), tensorScales));
       },
       [](const std::vector<Bytes> &list) {
         size_t sum = 0;
@@ -187,16 +191,16 @@ std::shared_ptr<const std::vector<Bytes>> Reference::made(const PlaceMemory &pla
       });
 }
 
-TensorValues Reference::gather(const std::string &name) {
+TensorValues Reference::assemble(const std::string &name) {
   TensorValues tensor;
   if (const auto found = holders_.find(name); !name.empty() && found != holders_.end())
     for (const auto &holder : found->second) {
-      const std::shared_ptr<const std::byte> memory = bytes(*holder->place, holder->instance);
+      const std::shared_ptr<const std::byte> memory = bytes(*holder->rankMemory, holder->instance);
       const int64_t item = itemBytes(endpoint_.params()->Get(holder->instance.param)->dtype());
-      forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance,
+      forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->rankMemory->meshRank, holder->instance,
                  [&](const ElementRun &run) {
                    if (run.tensor && *run.tensor == name)
-                     tensor.put(run, memory.get(), item, shown(run.family));
+                     tensor.put(run, memory.get(), item, viewed(run.pattern));
                  });
     }
   return tensor;
@@ -204,21 +208,22 @@ TensorValues Reference::gather(const std::string &name) {
 
 std::shared_ptr<const TensorValues> Reference::tensor(const std::string &name) {
   return tensors_.get(
-      name, [&] { return std::make_shared<const TensorValues>(gather(name)); },
+      name, [&] { return std::make_shared<const TensorValues>(assemble(name)); },
       [](const TensorValues &tensor) { return tensor.size(); });
 }
 
-std::optional<float> Reference::largest(const ElementRun &run, const Values &values) {
-  const auto of = largestOf_.find(run.family);
-  if (of == largestOf_.end())
+std::optional<float> Reference::amax(const ElementRun &run, const SynthesizedValues &values) {
+  const auto of = amaxOf_.find(run.pattern);
+  if (of == amaxOf_.end())
     return std::nullopt;
-  const auto &families = *plan_.manifest().families();
-  const Family &family = *families.Get(static_cast<uint32_t>(of->second.family)),
-               &numbers = *families.Get(static_cast<uint32_t>(run.family));
+  const auto &tensorPatterns = *plan_.manifest().tensor_patterns();
+  const TensorPattern &pattern = *tensorPatterns.Get(static_cast<uint32_t>(of->second.pattern)),
+                      &numbers = *tensorPatterns.Get(static_cast<uint32_t>(run.pattern));
   // The names are those of the patterns, of which one goes on where the other ends.
-  const std::string name = run.tensor->substr(0, run.tensor->size() - (numbers.name()->size() - family.name()->size()));
-  const auto list = largest_.get(
-      *run.tensor, [&] { return std::make_shared<std::vector<float>>(largest(name, of->second, values)); },
+  const std::string name =
+      run.tensor->substr(0, run.tensor->size() - (numbers.name()->size() - pattern.name()->size()));
+  const auto list = amax_.get(
+      *run.tensor, [&] { return std::make_shared<std::vector<float>>(amax(name, of->second, values)); },
       [](const std::vector<float> &list) { return list.size() * sizeof(float); });
   const auto shards = static_cast<int64_t>(numbers.shape()->Get(numbers.shape()->size() - 1));
   const auto number = static_cast<size_t>(run.logical / std::max<int64_t>(shards, 1));
@@ -226,9 +231,9 @@ std::optional<float> Reference::largest(const ElementRun &run, const Values &val
 }
 
 /// Over all that the source holds of a tensor, for each position along the dimensions that they are not over.
-std::vector<float> Reference::largest(const std::string &name, const Over &of, const Values &values) {
+std::vector<float> Reference::amax(const std::string &name, const Over &of, const SynthesizedValues &values) {
   constexpr int64_t kAtOnce = 4096;
-  const auto &shape = all(plan_.manifest().families()->Get(static_cast<uint32_t>(of.family))->shape());
+  const auto &shape = orEmpty(plan_.manifest().tensor_patterns()->Get(static_cast<uint32_t>(of.pattern))->shape());
   const auto isOver = [&](uint32_t d) { return (of.dimensions >> (shape.size() - 1 - d) & 1) != 0; };
   uint32_t inner = shape.size(); // from here on, all dimensions are such
   while (inner > 0 && isOver(inner - 1))
@@ -248,18 +253,18 @@ std::vector<float> Reference::largest(const std::string &name, const Over &of, c
     }
     return static_cast<size_t>(number);
   };
-  const int64_t item = itemBytes(values.comes);
+  const int64_t item = itemBytes(values.sentDtype);
   const uint64_t key = tensorKey(name, seed_);
-  const bool made = synthesised() && !shown(of.family);
+  const bool generated = synthesized() && !viewed(of.pattern);
   Bytes some(static_cast<size_t>(kAtOnce * item));
   std::vector<float> list(static_cast<size_t>(count));
   const auto found = holders_.find(name);
   for (const auto &holder :
-       found == holders_.end() ? std::vector<std::shared_ptr<const Occurrence>>() : found->second) {
-    if (!sendsLargest(*holder->place, holder->instance.param))
+       found == holders_.end() ? std::vector<std::shared_ptr<const TensorInstance>>() : found->second) {
+    if (!sendsAmax(*holder->rankMemory, holder->instance.param))
       continue;
-    const std::shared_ptr<const std::byte> memory = made ? nullptr : bytes(*holder->place, holder->instance);
-    forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->place->place, holder->instance,
+    const std::shared_ptr<const std::byte> memory = generated ? nullptr : bytes(*holder->rankMemory, holder->instance);
+    forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->rankMemory->meshRank, holder->instance,
                [&](const ElementRun &run) {
                  if (!run.tensor || *run.tensor != name)
                    return;
@@ -271,14 +276,14 @@ std::vector<float> Reference::largest(const std::string &name, const Over &of, c
                    const int64_t most =
                        run.logicalStep > 0 ? ((row + 1) * together - 1 - part.logical) / run.logicalStep + 1 : 1;
                    part.count = taken = std::min({kAtOnce, run.count - k, most});
-                   Deadline::spend(part.count);
-                   if (made)
+                   WorkDeadline::spend(part.count);
+                   if (generated)
                      fill(some.data(), part, key, values);
-                   for (int64_t i = 0; !made && i < part.count; ++i)
+                   for (int64_t i = 0; !generated && i < part.count; ++i)
                      std::memcpy(some.data() + i * item, memory.get() + (run.local + (k + i) * run.localStep) * item,
                                  static_cast<size_t>(item));
                    float &magnitude = list[numberOf(row)];
-                   magnitude = largerOf(largestOf(values.comes, some.data(), part.count), magnitude);
+                   magnitude = largerAmax(amaxOf(values.sentDtype, some.data(), part.count), magnitude);
                  }
                });
   }
@@ -286,12 +291,12 @@ std::vector<float> Reference::largest(const std::string &name, const Over &of, c
 }
 
 /// Whether largest magnitudes of what a param holds on a place are sent: those of places that may not be read are not.
-bool Reference::sendsLargest(const PlaceMemory &place, uint32_t number) const {
-  for (const Param *param : all(endpoint_.params()))
-    if (const Face *face = param->face(); face && face->kind() == FaceKind::amax && face->codes() == number)
-      for (const Part *part : all(param->parts())) {
+bool Reference::sendsAmax(const MeshRankMemory &rankMemory, uint32_t number) const {
+  for (const Param *param : orEmpty(endpoint_.params()))
+    if (const QuantizedView *view = param->view(); view && view->kind() == ViewKind::amax && view->codes() == number)
+      for (const Part *part : orEmpty(param->parts())) {
         const PartDimension &shard = *part->dimensions()->Get(part->dimensions()->size() - 1);
-        const Runs list = runs(endpoint_, *endpoint_.shares()->Get(shard.share()), place.place);
+        const IndexMap list = indexMap(endpoint_, *endpoint_.shardings()->Get(shard.sharding()), rankMemory.meshRank);
         if (list.begin != list.end)
           return true;
       }

@@ -3,8 +3,8 @@
 // manifest.
 #pragma once
 
-#include "tools/occurrences.h"
-#include "tools/quantize.h"
+#include "tools/quantized_views.h"
+#include "tools/tensor_instances.h"
 
 #include <array>
 #include <future>
@@ -17,17 +17,17 @@
 
 namespace reshard::tools {
 
-struct Values; // tools/values.h
+struct SynthesizedValues; // tools/synthesized_values.h
 
 /// Zeros that take memory where they are written: a plan may declare a tensor that is far larger than what anybody
 /// holds of it.
-class Reserved {
+class LazyBuffer {
 public:
-  Reserved() = default;
-  Reserved(Reserved &&other) noexcept
+  LazyBuffer() = default;
+  LazyBuffer(LazyBuffer &&other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  Reserved &operator=(Reserved &&) = delete;
-  ~Reserved();
+  LazyBuffer &operator=(LazyBuffer &&) = delete;
+  ~LazyBuffer();
 
   std::byte &operator[](int64_t at) { return data_[at]; }
   const std::byte &operator[](int64_t at) const { return data_[at]; }
@@ -59,13 +59,13 @@ private:
   void set(int64_t element, const std::byte *from, int64_t item);
   void grow(int64_t end, int64_t item);
 
-  Reserved bytes_, known_; // a bit for each element
+  LazyBuffer bytes_, known_; // a bit for each element
   int64_t room_ = 0, conflict_ = -1;
   size_t size_ = 0;
 };
 
 /// Remembers what was made last, for several threads; who asks for what is being made waits for it.
-template <class Key, class Value> class Remembered {
+template <class Key, class Value> class Cache {
 public:
   using Pointer = std::shared_ptr<const Value>;
   template <class Make, class Size> Pointer get(const Key &key, Make make, Size size) {
@@ -81,20 +81,20 @@ public:
     }
     if (known.valid())
       return known.get();
-    Pointer made;
+    Pointer value;
     try {
-      made = make();
+      value = make();
     } catch (...) { // who waits for it gets the same
       promise.set_exception(std::current_exception());
       throw;
     }
-    promise.set_value(made);
+    promise.set_value(value);
     const std::lock_guard lock(mutex_);
-    if ((bytes_ += size(*made)) > kMaxBytes) {
+    if ((bytes_ += size(*value)) > kMaxBytes) {
       known_.clear();
       bytes_ = 0;
     }
-    return made;
+    return value;
   }
 
 private:
@@ -113,46 +113,47 @@ public:
 
   /// Of a tensor pattern, whether synthesised values are not all: some param of the source that holds it stands
   /// quantised, or a face shows it.
-  bool shown(int family) const { return family >= 0 && families_.count(family) > 0; }
-  bool synthesised() const { return !source_; }
+  bool viewed(int pattern) const { return pattern >= 0 && tensorPatterns_.count(pattern) > 0; }
+  bool synthesized() const { return !source_; }
   uint64_t seed() const { return seed_; }
 
   /// A tensor by its full name: of synthesised values only of a pattern that is shown. Remembered for a while.
   std::shared_ptr<const TensorValues> tensor(const std::string &name);
   /// The same, made anew.
-  TensorValues gather(const std::string &name);
+  TensorValues assemble(const std::string &name);
 
   /// The largest magnitude of the whole matrix whose parts have theirs in an element, the first of a run, of a face of
   /// kind amax; `values`: of a param that has the matrix as it comes.
-  std::optional<float> largest(const ElementRun &run, const Values &values);
+  std::optional<float> amax(const ElementRun &run, const SynthesizedValues &values);
 
 private:
   using Key = std::array<uint32_t, 3>; // place, param, instance
 
   struct Over {
-    int family;          // pattern of a tensor
+    int pattern;         // pattern of a tensor
     uint32_t dimensions; // as in Face.over
   };
-  std::vector<float> largest(const std::string &name, const Over &of, const Values &values);
-  bool sendsLargest(const PlaceMemory &place, uint32_t param) const;
-  void find(const std::vector<PlaceMemory> &places);
-  bool has(const PlaceMemory &place, uint32_t param, uint32_t instance) const;
-  std::shared_ptr<const std::byte> bytes(const PlaceMemory &place, const schema::ParamInstance &instance);
-  std::shared_ptr<const std::vector<Bytes>> made(const PlaceMemory &place, const schema::ParamInstance &elements);
+  std::vector<float> amax(const std::string &name, const Over &of, const SynthesizedValues &values);
+  bool sendsAmax(const MeshRankMemory &rankMemory, uint32_t param) const;
+  void find(const std::vector<MeshRankMemory> &rankMemories);
+  bool has(const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) const;
+  std::shared_ptr<const std::byte> bytes(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance);
+  std::shared_ptr<const std::vector<Bytes>> quantized(const MeshRankMemory &rankMemory,
+                                                      const schema::ParamInstance &elements);
 
   const Plan &plan_;
   const schema::Endpoint &endpoint_; // the source
   const Memory *source_ = nullptr;
   uint64_t seed_ = 0;
-  std::set<int> families_;
-  std::vector<std::optional<ShownBy>> shownBy_;
-  std::vector<PlaceMemory> places_; // without memory, where values are synthesised
-  Occurrences holders_;
-  Remembered<std::string, TensorValues> tensors_;
-  Remembered<Key, Bytes> instances_;
-  Remembered<Key, std::vector<Bytes>> made_;
-  std::map<int, Over> largestOf_; // by the pattern of largest magnitudes, what they are of
-  Remembered<std::string, std::vector<float>> largest_;
+  std::set<int> tensorPatterns_;
+  std::vector<std::optional<BaseOf>> baseOf_;
+  std::vector<MeshRankMemory> rankMemories_; // without memory, where values are synthesised
+  InstancesByTensor holders_;
+  Cache<std::string, TensorValues> tensors_;
+  Cache<Key, Bytes> instances_;
+  Cache<Key, std::vector<Bytes>> quantized_;
+  std::map<int, Over> amaxOf_; // by the pattern of largest magnitudes, what they are of
+  Cache<std::string, std::vector<float>> amax_;
 };
 
 } // namespace reshard::tools

@@ -1,6 +1,6 @@
 #include "tools/relayed.h"
 
-#include "tools/vectors.h"
+#include "tools/flatbuffer_vectors.h"
 
 #include <algorithm>
 
@@ -8,11 +8,11 @@ namespace reshard::tools {
 
 using namespace schema;
 
-std::string Relayed::read(uint32_t rank, const Step &send) {
+std::string RelayedMoves::read(uint32_t rank, const Step &send) {
   const Segment &segment = paired_.segment(rank);
   send_ = nullptr;
-  brought_.clear();
-  boxes_ = {};
+  arrivals_.clear();
+  sets_ = {};
   const std::string where = "rank " + std::to_string(rank) + ": what it relays to rank " + std::to_string(send.peer()) +
                             " in round " + std::to_string(send.round());
   std::vector<std::pair<uint64_t, uint64_t>>
@@ -25,25 +25,25 @@ std::string Relayed::read(uint32_t rank, const Step &send) {
       if (move.targetBuffer != 0)
         return;
       ranges.emplace_back(move.targetOffset, move.targetOffset + move.bytes());
-      brought_.push_back(move);
+      arrivals_.push_back(move);
     });
     if (!error.empty())
       return error;
   }
-  for (size_t m = 0; m < brought_.size(); ++m) {
-    const Move &move = brought_[m];
-    Box box{static_cast<int64_t>(move.targetOffset),
-            static_cast<int64_t>(move.sourceOffset),
-            static_cast<uint32_t>(m),
-            {},
-            0};
+  for (size_t m = 0; m < arrivals_.size(); ++m) {
+    const Move &move = arrivals_[m];
+    RegularSet set{static_cast<int64_t>(move.targetOffset),
+                   static_cast<int64_t>(move.sourceOffset),
+                   static_cast<uint32_t>(m),
+                   {},
+                   0};
     for (const Move::Loop &loop : move.loops)
-      box.dimensions.push_back({loop.count, loop.target, loop.source});
-    box.dimensions.push_back({static_cast<int64_t>(move.rowBytes), 1, 1});
-    if (!boxes_.add(std::move(box)))
+      set.dimensions.push_back({loop.count, loop.target, loop.source});
+    set.dimensions.push_back({static_cast<int64_t>(move.rowBytes), 1, 1});
+    if (!sets_.add(std::move(set)))
       return where + " stands in more pieces than can be looked at";
   }
-  boxes_.finish();
+  sets_.finish();
   std::sort(ranges.begin(), ranges.end());
   for (size_t r = 1; r < ranges.size(); ++r)
     if (ranges[r].first < ranges[r - 1].second)
@@ -53,34 +53,34 @@ std::string Relayed::read(uint32_t rank, const Step &send) {
   return {};
 }
 
-std::string Relayed::resolve(const Move &move, const Step &send, const std::function<void(const Move &)> &visit) {
+std::string RelayedMoves::resolve(const Move &move, const Step &send, const std::function<void(const Move &)> &visit) {
   if (send_ != &send)
     if (std::string error = read(move.sourceRank, send); !error.empty())
       return error;
-  Nest nest{static_cast<int64_t>(move.sourceOffset), static_cast<int64_t>(move.targetOffset), 0, {}};
+  LoopNest nest{static_cast<int64_t>(move.sourceOffset), static_cast<int64_t>(move.targetOffset), 0, {}};
   for (const Move::Loop &loop : move.loops)
     nest.loops.push_back({loop.count, loop.source, loop.target, 0});
   nest.loops.push_back({static_cast<int64_t>(move.rowBytes), 1, 1, 0});
-  Cutter cutter(boxes_, work_);
-  const Cut cut = cutter.run(nest, [&](const Piece &piece) {
-    const Move &from = brought_[piece.box->tag];
-    Move straight{move.targetBuffer, static_cast<uint64_t>(piece.with),  1, false, from.sourceRank,
-                  from.sourceBuffer, static_cast<uint64_t>(piece.value), {}};
-    auto loop = piece.loops.begin(); // the innermost
-    if (loop != piece.loops.end() && loop->with == 1 && loop->value == 1)
+  NestSplitter splitter(sets_, work_);
+  const SplitStatus status = splitter.run(nest, [&](const Fragment &fragment) {
+    const Move &from = arrivals_[fragment.set->tag];
+    Move straight{move.targetBuffer, static_cast<uint64_t>(fragment.counterpart), 1, false, from.sourceRank,
+                  from.sourceBuffer, static_cast<uint64_t>(fragment.value),       {}};
+    auto loop = fragment.loops.begin(); // the innermost
+    if (loop != fragment.loops.end() && loop->counterpart == 1 && loop->value == 1)
       straight.rowBytes = static_cast<uint64_t>((loop++)->count);
-    for (auto outer = piece.loops.rbegin(); outer != std::make_reverse_iterator(loop); ++outer)
-      straight.loops.push_back({outer->count, outer->with, outer->value});
+    for (auto outer = fragment.loops.rbegin(); outer != std::make_reverse_iterator(loop); ++outer)
+      straight.loops.push_back({outer->count, outer->counterpart, outer->value});
     visit(straight);
     return true;
   });
-  if (cut == Cut::done)
+  if (status == SplitStatus::done)
     return {};
   return "rank " + std::to_string(move.sourceRank) + " sends byte " +
-         std::to_string(cut == Cut::missing ? cutter.place() : nest.place) + " of its arena to rank " +
-         std::to_string(send.peer()) + " in round " + std::to_string(send.round()) +
-         (cut == Cut::missing ? ", but no receive that this waits for brings it"
-                              : ", which stands in more pieces than can be looked at");
+         std::to_string(status == SplitStatus::missing ? splitter.position() : nest.position) +
+         " of its arena to rank " + std::to_string(send.peer()) + " in round " + std::to_string(send.round()) +
+         (status == SplitStatus::missing ? ", but no receive that this waits for brings it"
+                                         : ", which stands in more pieces than can be looked at");
 }
 
 } // namespace reshard::tools

@@ -2,13 +2,13 @@
 // stood before.
 #pragma once
 
-#include "tools/coverage.h"
+#include "tools/plan_verifier.h"
 
 namespace reshard::tools {
 
-class Relayed {
+class RelayedMoves {
 public:
-  explicit Relayed(const PairedPlan &paired) : paired_(paired) {}
+  explicit RelayedMoves(const PairedPlan &paired) : paired_(paired) {}
 
   /// Of a move out of the arena of the rank that sends it, as moves from where the receives that the send waits for
   /// have it from. An error text, empty on success: they do not bring all of it, or bring some of it twice.
@@ -19,8 +19,8 @@ private:
 
   const PairedPlan &paired_;
   const schema::Step *send_ = nullptr; // of which the following tell
-  std::vector<Move> brought_;          // to the arena
-  Boxes boxes_;                        // the same: tags are numbers of moves, values offsets in their sources
+  std::vector<Move> arrivals_;         // to the arena
+  RegularSets sets_;                   // the same: tags are numbers of moves, values offsets in their sources
   uint64_t work_ = 0;                  // of Cutters
 };
 

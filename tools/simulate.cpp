@@ -1,9 +1,9 @@
 #include "tools/simulate.h"
 
 #include "executor/chunks.h"
-#include "tools/coverage.h"
-#include "tools/deadline.h"
-#include "tools/vectors.h"
+#include "tools/flatbuffer_vectors.h"
+#include "tools/plan_verifier.h"
+#include "tools/work_deadline.h"
 
 #include <algorithm>
 #include <cmath>
@@ -43,7 +43,7 @@ public:
         resources_[r].since = now_;
       resources_[r].flows.push_back(id);
     }
-    share(flow.resources);
+    updateRates(flow.resources);
   }
 
   /// Calls back at a time.
@@ -93,16 +93,16 @@ private:
       if (resources_[r].flows.empty())
         resources_[r].busy += now_ - resources_[r].since;
     }
-    share(flow.resources);
+    updateRates(flow.resources);
   }
 
   /// New rates for all flows that compete, directly or not, on these resources: the fullest resource first (progressive
   /// filling).
-  void share(const std::vector<uint32_t> &changed) {
+  void updateRates(const std::vector<uint32_t> &changed) {
     std::vector<uint32_t> resources = changed, flows;
     for (size_t i = 0; i < resources.size(); ++i)
       for (uint32_t f : resources_[resources[i]].flows) {
-        Deadline::spend(1 + static_cast<int64_t>(flows.size() + resources.size()) / 8);
+        WorkDeadline::spend(1 + static_cast<int64_t>(flows.size() + resources.size()) / 8);
         if (std::find(flows.begin(), flows.end(), f) == flows.end()) {
           flows.push_back(f);
           for (uint32_t r : flows_[f].resources)
@@ -120,7 +120,7 @@ private:
       double least = INFINITY;
       uint32_t tightest = 0;
       for (uint32_t r : resources) {
-        Deadline::spend(1 + static_cast<int64_t>(resources_[r].flows.size()));
+        WorkDeadline::spend(1 + static_cast<int64_t>(resources_[r].flows.size()));
         double rest = resources_[r].rate;
         int sharing = 0;
         for (uint32_t f : resources_[r].flows)
@@ -155,7 +155,7 @@ public:
     const uint32_t world = plan_.world();
     std::vector<const Segment *> segments(world);
     for (uint32_t rank = 0; rank < world; ++rank) {
-      Deadline::spend(1024);
+      WorkDeadline::spend(1024);
       if (std::string error = plan_.segment(rank, segments[rank]); !error.empty())
         return error;
     }
@@ -217,16 +217,16 @@ private:
 
   /// The tasks of one chunk of a message.
   struct Tasks {
-    uint32_t pack = kNone, wire = kNone, unpack = kNone;
+    uint32_t pack = kNone, transmit = kNone, unpack = kNone;
     /// That ends when the chunk is there.
-    uint32_t last() const { return unpack != kNone ? unpack : wire; }
+    uint32_t last() const { return unpack != kNone ? unpack : transmit; }
   };
   using Chunks = std::vector<Tasks>;
 
   void build(const std::vector<const Segment *> &segments) {
     std::vector<Chunks> messages(plan_.manifest().messages());
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
-      for (const Step *step : all(segments[rank]->steps())) {
+      for (const Step *step : orEmpty(segments[rank]->steps())) {
         Activity activity{Activity::Kind::copy, static_cast<int32_t>(rank), -1, step->message(), step->round(),
                           step->bytes()};
         if (step->kind() != StepKind::send) {
@@ -240,27 +240,28 @@ private:
         activity.peer = static_cast<int32_t>(step->peer());
         for (uint64_t c = 0; c < chunks.size(); ++c) {
           activity.bytes = chunkBytes(*step, c);
-          activity.kind = Activity::Kind::wire;
-          chunks[c].wire = local ? add(activity, links_[0][rank], links_[1][step->peer()],
-                                       static_cast<double>(topology_.linkLatency) * 1e-9)
-                                 : add(activity, nics_[0][topology_.nic(rank)], nics_[1][topology_.nic(step->peer())],
-                                       static_cast<double>(topology_.nicLatency) * 1e-9);
+          activity.kind = Activity::Kind::transmit;
+          chunks[c].transmit = local
+                                   ? add(activity, links_[0][rank], links_[1][step->peer()],
+                                         static_cast<double>(topology_.linkLatency) * 1e-9)
+                                   : add(activity, nics_[0][topology_.nic(rank)], nics_[1][topology_.nic(step->peer())],
+                                         static_cast<double>(topology_.nicLatency) * 1e-9);
           if (step->staging() == UINT64_MAX)
             continue;
           activity.kind = Activity::Kind::pack;
           chunks[c].pack = add(activity, copies_[rank], copies_[rank]);
-          after(chunks[c].pack, true, chunks[c].wire);
+          after(chunks[c].pack, true, chunks[c].transmit);
         }
       }
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
-      for (const Step *step : all(segments[rank]->steps()))
+      for (const Step *step : orEmpty(segments[rank]->steps()))
         if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX)
           for (uint64_t c = 0; c < chunkCount(*step); ++c) {
             Tasks &tasks = messages[step->message()][c];
             tasks.unpack = add({Activity::Kind::unpack, static_cast<int32_t>(rank), static_cast<int32_t>(step->peer()),
                                 step->message(), step->round(), chunkBytes(*step, c)},
                                copies_[rank], copies_[rank]);
-            after(tasks.wire, true, tasks.unpack);
+            after(tasks.transmit, true, tasks.unpack);
           }
     for (uint32_t rank = 0; rank < segments.size(); ++rank)
       order(rank, *segments[rank], messages);
@@ -274,7 +275,7 @@ private:
       uint32_t slots[2] = {kNone, kNone};     // who has them
       size_t staged = 0;
     } sequences[2][2];
-    for (const Step *step : all(segment.steps())) {
+    for (const Step *step : orEmpty(segment.steps())) {
       const bool send = step->kind() == StepKind::send;
       if (!send && step->kind() != StepKind::recv)
         continue;
@@ -282,8 +283,8 @@ private:
       Sequence &sequence = sequences[send][topology_.node(rank) == topology_.node(step->peer())];
       for (const Tasks &tasks : chunks) {
         if (sequence.last != kNone)
-          after(sequence.last, false, tasks.wire);
-        sequence.last = tasks.wire;
+          after(sequence.last, false, tasks.transmit);
+        sequence.last = tasks.transmit;
         const uint32_t copying = send ? tasks.pack : tasks.unpack;
         if (copying == kNone)
           continue;
@@ -292,8 +293,8 @@ private:
         sequence.copying = copying;
         uint32_t &slot = sequence.slots[sequence.staged++ % 2];
         if (slot != kNone)
-          after(slot, !send, send ? copying : tasks.wire);
-        slot = send ? tasks.wire : copying;
+          after(slot, !send, send ? copying : tasks.transmit);
+        slot = send ? tasks.transmit : copying;
       }
       if (send && step->after_count() > 0)
         follow(rank, segment, *step, messages);
@@ -301,7 +302,7 @@ private:
         if (const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
             earlier.kind() == StepKind::send)
           for (const Tasks &tasks : chunks)
-            after(messages[earlier.message()].back().wire, false, tasks.wire);
+            after(messages[earlier.message()].back().transmit, false, tasks.transmit);
     }
   }
 
@@ -315,7 +316,7 @@ private:
         if (before[i][c] > 0)
           after(earlier.kind() == StepKind::recv ? messages[earlier.message()][before[i][c] - 1].last()
                                                  : local_.at({rank, &earlier}),
-                true, chunks[c].pack != kNone ? chunks[c].pack : chunks[c].wire);
+                true, chunks[c].pack != kNone ? chunks[c].pack : chunks[c].transmit);
     }
   }
 
@@ -359,33 +360,33 @@ private:
       const int kind = static_cast<int>(task.activity.kind);
       double &sum = spent[{kind, task.activity.rank}];
       sum += task.activity.end - task.activity.begin;
-      result_.stages[kind] = std::max(result_.stages[kind], sum);
+      result_.secondsByKind[kind] = std::max(result_.secondsByKind[kind], sum);
       if (keep_)
         result_.activities.push_back(task.activity);
     }
-    floor();
+    lowerBound();
   }
 
-  void floor() {
+  void lowerBound() {
     const Manifest &m = plan_.manifest();
-    const Floors *floors = m.floors();
-    if (!floors || floors->ranks_per_node() != static_cast<uint64_t>(topology_.ranksPerNode) ||
-        floors->nics_per_node() != static_cast<uint64_t>(topology_.nicsPerNode))
+    const LowerBounds *bounds = m.lower_bounds();
+    if (!bounds || bounds->ranks_per_node() != static_cast<uint64_t>(topology_.ranksPerNode) ||
+        bounds->nics_per_node() != static_cast<uint64_t>(topology_.nicsPerNode))
       return;
-    const auto rank = static_cast<double>(topology_.linkRate + (floors->nodes() > 1 ? topology_.nicRate : 0)),
+    const auto rank = static_cast<double>(topology_.linkRate + (bounds->nodes() > 1 ? topology_.nicRate : 0)),
                nic = static_cast<double>(topology_.nicRate);
     auto term = [&](const char *name, uint64_t bytes, double rate) {
-      result_.floor.push_back({name, static_cast<double>(bytes) / rate});
+      result_.lowerBound.push_back({name, static_cast<double>(bytes) / rate});
     };
-    term("into a rank", floors->rank_ingress(), rank);
-    term("out of the holders' ranks", floors->rank_egress(), rank);
-    term("through all ranks", floors->rank_share(), rank);
-    term("into a node's NICs", floors->nic_ingress(), nic);
-    term("out of the holders' NICs", floors->nic_egress(), nic);
-    term("through all NICs", floors->nic_share(), nic);
-    term("copies on a rank", floors->rank_local(), static_cast<double>(topology_.copyRate));
-    for (const FloorTerm &each : result_.floor)
-      result_.floorSeconds = std::max(result_.floorSeconds, each.seconds);
+    term("into a rank", bounds->rank_ingress(), rank);
+    term("out of the holders' ranks", bounds->rank_egress(), rank);
+    term("through all ranks", bounds->rank_mean(), rank);
+    term("into a node's NICs", bounds->nic_ingress(), nic);
+    term("out of the holders' NICs", bounds->nic_egress(), nic);
+    term("through all NICs", bounds->nic_mean(), nic);
+    term("copies on a rank", bounds->rank_local(), static_cast<double>(topology_.copyRate));
+    for (const LowerBoundTerm &each : result_.lowerBound)
+      result_.lowerBoundSeconds = std::max(result_.lowerBoundSeconds, each.seconds);
   }
 
   static constexpr uint32_t kNone = UINT32_MAX;

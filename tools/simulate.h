@@ -12,7 +12,7 @@ namespace reshard::tools {
 
 /// One activity of the simulation, for a trace.
 struct Activity {
-  enum class Kind : uint8_t { pack, wire, unpack, copy } kind;
+  enum class Kind : uint8_t { pack, transmit, unpack, copy } kind;
   int32_t rank = 0, peer = -1; // wire: from `rank` to `peer`
   uint32_t message = 0, round = 0;
   uint64_t bytes = 0;
@@ -20,18 +20,18 @@ struct Activity {
 };
 
 /// A part of the floor: what it is, and seconds.
-struct FloorTerm {
+struct LowerBoundTerm {
   const char *name;
   double seconds;
 };
 
 struct Simulation {
   double seconds = 0;
-  std::vector<FloorTerm> floor; // the largest counts; empty where the plan was compiled for other nodes
-  double floorSeconds = 0;
+  std::vector<LowerBoundTerm> lowerBound; // the largest counts; empty where the plan was compiled for other nodes
+  double lowerBoundSeconds = 0;
   int64_t busiestRank = 0, busiestNic = 0; // by the time that they send or receive; NIC -1: nothing goes between nodes
   double rankBusy = 0, nicBusy = 0;        // seconds
-  double stages[4] = {};                   // by Activity::Kind, of the rank that spends most on it, in seconds
+  double secondsByKind[4] = {};            // by Activity::Kind, of the rank that spends most on it, in seconds
   std::vector<Activity> activities;        // where asked for
 };
 

@@ -1,9 +1,9 @@
 #include "tools/synthesize.h"
 
 #include "kernels/formats.h"
-#include "tools/deadline.h"
-#include "tools/values.h"
-#include "tools/vectors.h"
+#include "tools/flatbuffer_vectors.h"
+#include "tools/synthesized_values.h"
+#include "tools/work_deadline.h"
 
 #include <algorithm>
 #include <bit>
@@ -21,7 +21,7 @@ uint64_t finish(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-using Dimension = Grid::Dimension;
+using Dimension = PartGrid::Dimension;
 
 /// Makes one dimension of the last two while the last is held whole: runs get longer, so that all that follows is
 /// faster.
@@ -29,13 +29,14 @@ void collapse(std::vector<Dimension> &dimensions) {
   while (dimensions.size() > 1) {
     const Dimension &last = dimensions.back();
     Dimension &outer = dimensions[dimensions.size() - 2];
-    if (last.runs.size() != 1 || last.runs[0].count() != 1 || last.runs[0].from() != 0 || last.runs[0].to() != 0)
+    if (last.blocks.size() != 1 || last.blocks[0].count() != 1 || last.blocks[0].from() != 0 ||
+        last.blocks[0].to() != 0)
       return;
-    const int64_t n = last.runs[0].length();
+    const int64_t n = last.blocks[0].length();
     if (outer.logicalStride != n * last.logicalStride || outer.localStride != n * last.localStride)
       return;
-    for (Run &r : outer.runs)
-      r = Run(r.from() * n, r.to() * n, r.length() * n, r.count(), r.from_step() * n, r.to_step() * n);
+    for (IndexBlock &r : outer.blocks)
+      r = IndexBlock(r.from() * n, r.to() * n, r.length() * n, r.count(), r.from_step() * n, r.to_step() * n);
     outer.logicalStride = last.logicalStride;
     outer.localStride = last.localStride;
     dimensions.pop_back();
@@ -50,13 +51,13 @@ void walk(const std::vector<Dimension> &dimensions, size_t d, int64_t logical, i
     run.local = local;
     run.logicalStep = run.localStep = 1;
     run.count = 1;
-    Deadline::spend(1);
+    WorkDeadline::spend(1);
     visit(run);
     return;
   }
   const Dimension &dimension = dimensions[d];
   const bool last = d + 1 == dimensions.size();
-  for (const Run &r : dimension.runs)
+  for (const IndexBlock &r : dimension.blocks)
     for (int64_t block = 0; block < r.count(); ++block) {
       const int64_t from = r.from() + block * r.from_step(), to = r.to() + block * r.to_step();
       if (last) {
@@ -65,7 +66,7 @@ void walk(const std::vector<Dimension> &dimensions, size_t d, int64_t logical, i
         run.logicalStep = dimension.logicalStride;
         run.localStep = dimension.localStride;
         run.count = r.length();
-        Deadline::spend(run.count);
+        WorkDeadline::spend(run.count);
         visit(run);
         continue;
       }
@@ -83,14 +84,15 @@ void fillRun(Element *out, int64_t step, uint64_t key, int64_t logical, int64_t 
 
 } // namespace
 
-Values::Values(const Manifest &manifest, const Param &of) : param(&of), comes(of.dtype()), stored(storedType(of)) {
+SynthesizedValues::SynthesizedValues(const Manifest &manifest, const Param &of)
+    : param(&of), sentDtype(of.dtype()), storageDtype(storageDtypeOf(of)) {
   bool cast = false, quantised = false;
   for (const Endpoint *endpoint : *manifest.endpoints())
-    for (const Param *each : all(endpoint->params())) {
-      cast = cast || each->stored();
-      quantised = quantised || each->face();
+    for (const Param *each : orEmpty(endpoint->params())) {
+      cast = cast || each->storage_dtype();
+      quantised = quantised || each->view();
     }
-  const auto format = kernels::formatNamed(dtypeName(comes));
+  const auto format = kernels::formatNamed(dtypeName(sentDtype));
   if (!(cast || quantised) || !format)
     return;
   const kernels::Encoding encoding = kernels::encoding(*format);
@@ -99,17 +101,17 @@ Values::Values(const Manifest &manifest, const Param &of) : param(&of), comes(of
     ones = ((uint64_t{1} << (exponent - 1)) - (1 << 4)) << encoding.mantissaBits;
 }
 
-uint64_t Values::operator()(uint64_t key, uint64_t element) const {
-  const auto bits = static_cast<unsigned>(8 * itemBytes(comes));
+uint64_t SynthesizedValues::operator()(uint64_t key, uint64_t element) const {
+  const auto bits = static_cast<unsigned>(8 * itemBytes(sentDtype));
   const uint64_t code =
       ((elementHash(key, element) & mask) | ones) & (bits == 64 ? ~uint64_t{0} : (uint64_t{1} << bits) - 1);
-  if (comes == stored)
-    return comes == DType::boolean ? code & 1 : code;
+  if (sentDtype == storageDtype)
+    return sentDtype == DType::boolean ? code & 1 : code;
   return castCode(*param, code);
 }
 
-void fill(std::byte *memory, const ElementRun &run, uint64_t key, const Values &values) {
-  const DType type = values.stored;
+void fill(std::byte *memory, const ElementRun &run, uint64_t key, const SynthesizedValues &values) {
+  const DType type = values.storageDtype;
   const int64_t item = itemBytes(type);
   if (!values.plain()) {
     for (int64_t k = 0; k < run.count; ++k) {
@@ -138,7 +140,7 @@ void fill(std::byte *memory, const ElementRun &run, uint64_t key, const Values &
   }
 }
 
-void Cover::add(int64_t first, int64_t step, int64_t count) {
+void Coverage::add(int64_t first, int64_t step, int64_t count) {
   if (step != 1) {
     for (int64_t k = 0; k < count; ++k)
       words_[static_cast<size_t>((first + k * step) / 64)] |= uint64_t{1} << ((first + k * step) % 64);
@@ -151,7 +153,7 @@ void Cover::add(int64_t first, int64_t step, int64_t count) {
   }
 }
 
-int64_t Cover::missing() const {
+int64_t Coverage::missing() const {
   int64_t left = elements_;
   for (const uint64_t word : words_)
     left -= std::popcount(word);
@@ -160,7 +162,7 @@ int64_t Cover::missing() const {
 
 uint64_t castCode(const Param &param, uint64_t code) {
   const auto from = kernels::formatNamed(dtypeName(param.dtype())),
-             to = kernels::formatNamed(dtypeName(storedType(param)));
+             to = kernels::formatNamed(dtypeName(storageDtypeOf(param)));
   return kernels::encode(to.value(), kernels::decode(from.value(), static_cast<uint32_t>(code)),
                          kernels::Overflow::saturate);
 }
@@ -174,40 +176,40 @@ uint64_t tensorKey(std::string_view tensor, uint64_t seed) {
 
 uint64_t elementHash(uint64_t key, uint64_t index) { return finish(key + 0xd1b54a32d192ed03u * index); }
 
-void forEachGrid(const Manifest &manifest, const Endpoint &endpoint, uint32_t paramNumber, int64_t place,
-                 const ParamInstance &instance, const std::function<void(const Grid &)> &visit) {
+void forEachPartGrid(const Manifest &manifest, const Endpoint &endpoint, uint32_t paramNumber, int64_t meshRank,
+                     const ParamInstance &instance, const std::function<void(const PartGrid &)> &visit) {
   const Param &param = *endpoint.params()->Get(paramNumber);
   std::vector<int64_t> strides(instance.shape.size(), 1);
   for (size_t d = strides.size(); d-- > 1;)
     strides[d - 1] = strides[d] * instance.shape[d];
-  for (const Part *part : all(param.parts())) {
-    const Family *family =
-        part->family() < 0 ? nullptr : manifest.families()->Get(static_cast<uint32_t>(part->family()));
-    const size_t variables = family ? all(family->variables()).size() : all(param.variables()).size();
-    const size_t rank = all(part->dimensions()).size();
+  for (const Part *part : orEmpty(param.parts())) {
+    const TensorPattern *pattern =
+        part->pattern() < 0 ? nullptr : manifest.tensor_patterns()->Get(static_cast<uint32_t>(part->pattern()));
+    const size_t variables = pattern ? orEmpty(pattern->variables()).size() : orEmpty(param.variables()).size();
+    const size_t rank = orEmpty(part->dimensions()).size();
     std::vector<int64_t> logicalStrides(rank, 0);
-    if (family) {
+    if (pattern) {
       int64_t stride = 1;
       for (size_t d = rank; d-- > variables;) {
         logicalStrides[d] = stride;
-        stride *= static_cast<int64_t>(family->shape()->Get(static_cast<uint32_t>(d - variables)));
+        stride *= static_cast<int64_t>(pattern->shape()->Get(static_cast<uint32_t>(d - variables)));
       }
     }
     // A stacked variable makes one tensor for each of its values; the name variables are fixed by the instance.
     std::vector<int64_t> values(variables, 0);
     int stacked = -1;
     bool here = true;
-    Grid grid;
-    grid.family = part->family();
+    PartGrid grid;
+    grid.pattern = part->pattern();
     std::vector<Dimension> &dimensions = grid.dimensions;
     for (size_t d = 0; d < rank; ++d) {
       const PartDimension &at = *part->dimensions()->Get(static_cast<uint32_t>(d));
-      const Runs list = runs(endpoint, *endpoint.shares()->Get(at.share()), place);
+      const IndexMap list = indexMap(endpoint, *endpoint.shardings()->Get(at.sharding()), meshRank);
       if (d < variables && at.param() < 0) {
-        if (!family)
+        if (!pattern)
           continue;
         for (size_t v = 0; v < instance.values.size(); ++v)
-          if (param.variables()->Get(static_cast<uint32_t>(v)) == family->variables()->Get(static_cast<uint32_t>(d)))
+          if (param.variables()->Get(static_cast<uint32_t>(v)) == pattern->variables()->Get(static_cast<uint32_t>(d)))
             values[d] = instance.values[v];
         here = here && list.map(values[d]);
         continue;
@@ -225,16 +227,16 @@ void forEachGrid(const Manifest &manifest, const Endpoint &endpoint, uint32_t pa
       dimensions.erase(dimensions.begin());
     collapse(dimensions);
     if (!stacks) {
-      const std::string name = family ? tensorName(manifest, *family, values) : std::string();
-      grid.tensor = family ? &name : nullptr;
+      const std::string name = pattern ? tensorName(manifest, *pattern, values) : std::string();
+      grid.tensor = pattern ? &name : nullptr;
       visit(grid);
       continue;
     }
-    for (const Run &r : slots.runs)
+    for (const IndexBlock &r : slots.blocks)
       for (int64_t block = 0; block < r.count(); ++block)
         for (int64_t k = 0; k < r.length(); ++k) {
           values[static_cast<size_t>(stacked)] = r.from() + block * r.from_step() + k;
-          const std::string name = tensorName(manifest, *family, values);
+          const std::string name = tensorName(manifest, *pattern, values);
           grid.tensor = &name;
           grid.local = (r.to() + block * r.to_step() + k) * slots.localStride;
           visit(grid);
@@ -242,47 +244,47 @@ void forEachGrid(const Manifest &manifest, const Endpoint &endpoint, uint32_t pa
   }
 }
 
-void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t place,
+void forEachRun(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t meshRank,
                 const ParamInstance &instance, const std::function<void(const ElementRun &)> &visit) {
-  forEachGrid(manifest, endpoint, param, place, instance, [&](const Grid &grid) {
+  forEachPartGrid(manifest, endpoint, param, meshRank, instance, [&](const PartGrid &grid) {
     ElementRun run;
     run.tensor = grid.tensor;
-    run.family = grid.family;
+    run.pattern = grid.pattern;
     walk(grid.dimensions, 0, 0, grid.local, run, visit);
   });
 }
 
-int64_t uncovered(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t place,
+int64_t uncovered(const Manifest &manifest, const Endpoint &endpoint, uint32_t param, int64_t meshRank,
                   const ParamInstance &instance) {
-  Cover cover(instance.bytes / itemBytes(storedType(*endpoint.params()->Get(param))));
-  forEachRun(manifest, endpoint, param, place, instance,
-             [&](const ElementRun &run) { cover.add(run.local, run.localStep, run.count); });
-  return cover.missing();
+  Coverage coverage(instance.bytes / itemBytes(storageDtypeOf(*endpoint.params()->Get(param))));
+  forEachRun(manifest, endpoint, param, meshRank, instance,
+             [&](const ElementRun &run) { coverage.add(run.local, run.localStep, run.count); });
+  return coverage.missing();
 }
 
-std::vector<int64_t> likeness(const Endpoint &endpoint, uint32_t number, int64_t place) {
+std::vector<int64_t> equivalenceKey(const Endpoint &endpoint, uint32_t number, int64_t meshRank) {
   const Param &param = *endpoint.params()->Get(number);
   std::vector<int64_t> coordinates = {number};
   auto depend = [&](const flatbuffers::Vector<uint32_t> *axes) {
-    coordinates.push_back(coordinate(endpoint, axes, place));
+    coordinates.push_back(coordinate(endpoint, axes, meshRank));
   };
-  for (const uint32_t share : all(param.instances()))
-    depend(endpoint.shares()->Get(share)->axes());
-  for (const Extent *extent : all(param.shape()))
+  for (const uint32_t sharding : orEmpty(param.instances()))
+    depend(endpoint.shardings()->Get(sharding)->axes());
+  for (const Extent *extent : orEmpty(param.shape()))
     depend(extent->axes());
-  for (const Part *part : all(param.parts()))
-    for (const PartDimension *dimension : all(part->dimensions()))
-      depend(endpoint.shares()->Get(dimension->share())->axes());
+  for (const Part *part : orEmpty(param.parts()))
+    for (const PartDimension *dimension : orEmpty(part->dimensions()))
+      depend(endpoint.shardings()->Get(dimension->sharding())->axes());
   return coordinates;
 }
 
-void synthesizeInstance(const Manifest &manifest, const Endpoint &endpoint, uint32_t place,
+void synthesizeInstance(const Manifest &manifest, const Endpoint &endpoint, uint32_t meshRank,
                         const ParamInstance &instance, uint64_t seed, std::byte *memory) {
-  const Values values(manifest, *endpoint.params()->Get(instance.param));
-  const int64_t item = itemBytes(values.stored);
+  const SynthesizedValues values(manifest, *endpoint.params()->Get(instance.param));
+  const int64_t item = itemBytes(values.storageDtype);
   std::string name;
   uint64_t key = 0;
-  forEachRun(manifest, endpoint, instance.param, place, instance, [&](const ElementRun &run) {
+  forEachRun(manifest, endpoint, instance.param, meshRank, instance, [&](const ElementRun &run) {
     if (!run.tensor) {
       for (int64_t k = 0; k < run.count; ++k)
         std::memset(memory + (run.local + k * run.localStep) * item, 0xAB, static_cast<size_t>(item));
@@ -296,22 +298,22 @@ void synthesizeInstance(const Manifest &manifest, const Endpoint &endpoint, uint
   });
 }
 
-void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads) {
-  const auto shownBy = shownAsElements(*plan.manifest().endpoints()->Get(memory.endpoint));
+void synthesize(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, unsigned threads) {
+  const auto shownBy = elementViews(*plan.manifest().endpoints()->Get(memory.endpoint));
   forEachInstance(plan, memory, threads, [&](const Endpoint &endpoint, const ParamInstance &instance) {
-    const Face *face = endpoint.params()->Get(instance.param)->face();
-    if (!face && !shownBy[instance.param])
-      return synthesizeInstance(plan.manifest(), endpoint, memory.place, instance, seed,
+    const QuantizedView *view = endpoint.params()->Get(instance.param)->view();
+    if (!view && !shownBy[instance.param])
+      return synthesizeInstance(plan.manifest(), endpoint, memory.meshRank, instance, seed,
                                 memory.params[instance.param][instance.instance]);
-    if (!face || face->kind() != FaceKind::elements)
+    if (!view || view->kind() != ViewKind::elements)
       return;
     Bytes wide(static_cast<size_t>(instance.bytes));
-    synthesizeInstance(plan.manifest(), endpoint, memory.place, instance, seed, wide.data());
-    const std::vector<Bytes> made = make(endpoint, instance.param, memory.place, wide.data(),
-                                         synthesisedTensorScales(endpoint, instance, memory.place));
-    const std::vector<uint32_t> params = shownParams(*face);
-    for (size_t i = 0; i < made.size(); ++i)
-      std::copy(made[i].begin(), made[i].end(),
+    synthesizeInstance(plan.manifest(), endpoint, memory.meshRank, instance, seed, wide.data());
+    const std::vector<Bytes> derived = writeView(endpoint, instance.param, memory.meshRank, wide.data(),
+                                                 synthesizedTensorScales(endpoint, instance, memory.meshRank));
+    const std::vector<uint32_t> params = baseParams(*view);
+    for (size_t i = 0; i < derived.size(); ++i)
+      std::copy(derived[i].begin(), derived[i].end(),
                 memory.params[params[i]][instance.instance]); // also where there is nothing
   });
 }

@@ -22,15 +22,15 @@ uint64_t elementHash(uint64_t key, uint64_t index);
 
 /// The memory of all instances of one place of one endpoint: by param, instance by instance. Faces have none; what has
 /// a transform has some where the tools stand in for the caller.
-struct PlaceMemory {
-  uint32_t endpoint = 0, place = 0;
+struct MeshRankMemory {
+  uint32_t endpoint = 0, meshRank = 0;
   std::vector<std::vector<std::byte *>> params;
 };
 
 /// A run of consecutive logical elements of one tensor inside a param instance, or of zeros.
 struct ElementRun {
   const std::string *tensor = nullptr; // full name; null: padding
-  int family = -1;                     // its pattern
+  int pattern = -1;                    // its pattern
   int64_t logical = 0;                 // first row-major index in the logical tensor
   int64_t logicalStep = 1;             // between neighbours
   int64_t local = 0;                   // first element in the instance
@@ -40,35 +40,36 @@ struct ElementRun {
 
 /// What a part of a param holds of one tensor, or of zeros, in one instance: an element for each choice of a position
 /// of each dimension.
-struct Grid {
+struct PartGrid {
   /// Positions in runs: (logical, local) blocks.
   struct Dimension {
-    std::vector<schema::Run> runs;
+    std::vector<schema::IndexBlock> blocks;
     int64_t logicalStride = 0, localStride = 0; // elements per position
   };
   const std::string *tensor = nullptr; // as in ElementRun
-  int family = -1;
+  int pattern = -1;
   int64_t local = 0; // of the positions 0
   std::vector<Dimension> dimensions;
 };
-void forEachGrid(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
-                 const schema::ParamInstance &instance, const std::function<void(const Grid &)> &visit);
+void forEachPartGrid(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param,
+                     int64_t meshRank, const schema::ParamInstance &instance,
+                     const std::function<void(const PartGrid &)> &visit);
 
 /// Calls visit(run) for every run of one instance of a param on a place, part by part.
-void forEachRun(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
+void forEachRun(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t meshRank,
                 const schema::ParamInstance &instance, const std::function<void(const ElementRun &)> &visit);
 
 /// What a param's layout on a place depends on: places where it is the same hold the same.
-std::vector<int64_t> likeness(const schema::Endpoint &endpoint, uint32_t param, int64_t place);
+std::vector<int64_t> equivalenceKey(const schema::Endpoint &endpoint, uint32_t param, int64_t meshRank);
 
 /// How many elements of an instance no part of its layout covers.
-int64_t uncovered(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t place,
+int64_t uncovered(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t param, int64_t meshRank,
                   const schema::ParamInstance &instance);
 
 /// Which elements of an instance its parts have covered.
-class Cover {
+class Coverage {
 public:
-  explicit Cover(int64_t elements) : elements_(elements), words_(static_cast<size_t>((elements + 63) / 64)) {}
+  explicit Coverage(int64_t elements) : elements_(elements), words_(static_cast<size_t>((elements + 63) / 64)) {}
   void add(int64_t first, int64_t step, int64_t count);
   int64_t missing() const;
   int64_t elements() const { return elements_; }
@@ -80,12 +81,12 @@ private:
 
 /// Fills the memory of a place with synthesised values; padding gets 0xAB, which no target may take over. What stands
 /// quantised becomes what its elements are quantised to.
-void synthesize(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
+void synthesize(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, unsigned threads);
 
 struct CheckResult {
   uint64_t checkedBytes = 0, mismatches = 0; // bytes; elements
   std::string first;                         // the first mismatch in words
-  std::string unclear; // why there is no saying what is right, where the source shows two values of one element
+  std::string ambiguity; // why there is no saying what is right, where the source shows two values of one element
 
   /// Takes in what a part of the work found.
   void add(CheckResult &&part);
@@ -93,13 +94,13 @@ struct CheckResult {
 
 /// Compares every element of a target place with what its layout says it must be. An element that no part covers counts
 /// as a mismatch. Codes and scales are compared with what the values that come are quantised to.
-CheckResult check(const Plan &plan, const PlaceMemory &memory, uint64_t seed, unsigned threads);
+CheckResult check(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, unsigned threads);
 
 /// The same where the source's values are known (tools/reference.h): all places may share them.
 class Reference;
-CheckResult check(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads);
+CheckResult check(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads);
 
 /// The faces alone, of values from a source in memory too: params that stand quantised.
-CheckResult checkFaces(const Plan &plan, const PlaceMemory &memory, Reference &reference, unsigned threads);
+CheckResult checkViews(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads);
 
 } // namespace reshard::tools

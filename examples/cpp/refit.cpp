@@ -14,8 +14,7 @@ namespace {
 uint32_t endpointOf(const reshard::PlanFile &plan, uint32_t rank) {
   for (uint32_t number = 0; number < plan.summary().endpoints; ++number) {
     const reshard_endpoint endpoint = plan.endpoint(number);
-    if (std::find(endpoint.places, endpoint.places + endpoint.place_count, rank) !=
-        endpoint.places + endpoint.place_count)
+    if (std::find(endpoint.ranks, endpoint.ranks + endpoint.rank_count, rank) != endpoint.ranks + endpoint.rank_count)
       return number;
   }
   throw std::runtime_error("rank " + std::to_string(rank) + " neither trains nor serves");
@@ -44,7 +43,7 @@ void refit(const std::string &path) {
     for (const std::vector<float> &weight : weights)
       if (std::count(weight.begin(), weight.end(), static_cast<float>(step)) != static_cast<ptrdiff_t>(weight.size()))
         throw std::runtime_error("rank " + std::to_string(rank) + " has other weights");
-    if (rank == plan.endpoint(endpoint).places[0])
+    if (rank == plan.endpoint(endpoint).ranks[0])
       std::printf("%s rank %u: step %d, %.4f s, version %llu\n", plan.endpoint(endpoint).role, rank, step, seconds,
                   static_cast<unsigned long long>(executor.version()));
   }

@@ -57,5 +57,5 @@ with reshard.Executor(plan, join_timeout=120, **how) as executor:
         seconds = time.perf_counter() - began
         if side.role == "target":
             assert all((weight == step).all() for weight in weights.values()), f"step {step}: rank {rank} serves other weights"
-        if rank == side.places[0]:
+        if rank == side.ranks[0]:
             print(f"{side.role} rank {rank}: step {step}, {seconds:.4f} s, version {executor.version}", flush=True)

@@ -50,7 +50,7 @@ class Summary(ctypes.Structure):
 class Endpoint(ctypes.Structure):
     """reshard_endpoint."""
 
-    _fields_ = [("role", c_char_p), ("layout", c_char_p), ("storage", c_int), ("places", POINTER(c_uint32)), ("place_count", c_size_t)]
+    _fields_ = [("role", c_char_p), ("layout", c_char_p), ("storage", c_int), ("ranks", POINTER(c_uint32)), ("rank_count", c_size_t)]
 
 
 class Param(ctypes.Structure):

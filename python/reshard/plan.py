@@ -62,7 +62,7 @@ class Endpoint:
     role: str  #: "source", "target", "target.0" …
     layout: str
     storage: bool  #: files, not ranks
-    places: tuple[int, ...]  #: world ranks, or numbers of files
+    ranks: tuple[int, ...]  #: world ranks, or numbers of files
 
 
 class Plan:
@@ -108,18 +108,18 @@ class Plan:
         for number in range(self.summary.endpoints):
             found = _library.Endpoint()
             library.reshard_plan_endpoint(self._handle, number, ctypes.byref(found))
-            places = tuple(found.places[: found.place_count])
-            result.append(Endpoint(number, found.role.decode(), found.layout.decode(), bool(found.storage), places))
+            ranks = tuple(found.ranks[: found.rank_count])
+            result.append(Endpoint(number, found.role.decode(), found.layout.decode(), bool(found.storage), ranks))
         return tuple(result)
 
-    def endpoint(self, which: str | int | None, place: int) -> Endpoint:
+    def endpoint(self, which: str | int | None, rank: int) -> Endpoint:
         """The endpoint of a role or a number; with None the only one that a rank (or file) is part of. Raises Error where there is none, or several."""
         endpoints = self.endpoints
         if which is None:
-            fit = [endpoint for endpoint in endpoints if place in endpoint.places]
+            fit = [endpoint for endpoint in endpoints if rank in endpoint.ranks]
             if len(fit) != 1:
                 roles = " and ".join(endpoint.role for endpoint in fit) or "no endpoint"
-                raise Error(f"rank {place} is in {roles}, expected endpoint=… to say which" if fit else f"rank {place} is in no endpoint of the plan")
+                raise Error(f"rank {rank} is in {roles}, expected endpoint=… to say which" if fit else f"rank {rank} is in no endpoint of the plan")
             return fit[0]
         for endpoint in endpoints:
             if which in (endpoint.role, endpoint.number):

@@ -58,7 +58,7 @@ double median(std::vector<double> values) {
 struct Case {
   const char *name;
   Format source;
-  std::function<void(const Memory &, uint64_t count, Conversion)> convert;
+  std::function<void(const Memory &, uint64_t count, ConvertOptions)> convert;
 };
 
 /// Ours and memcpy in turns; one iteration is a pair.
@@ -95,28 +95,28 @@ Matrix square(uint64_t count, uint64_t targetBytes, uint64_t sourceBytes) {
 const std::vector<Case> &cases() {
   static const std::vector<Case> all = {
       {"bf16-to-mxfp8", Format::bf16,
-       [](const Memory &m, uint64_t count, Conversion how) {
+       [](const Memory &m, uint64_t count, ConvertOptions how) {
          quantizeMxfp8(m.target, m.scales, Format::bf16, m.source, count, how);
        }},
       {"bf16-to-fp8_e4m3", Format::bf16,
-       [](const Memory &m, uint64_t count, Conversion how) {
+       [](const Memory &m, uint64_t count, ConvertOptions how) {
          cast(Format::fp8_e4m3, m.target, Format::bf16, m.source, count, Overflow::saturate, how);
        }},
       {"fp32-to-bf16", Format::fp32,
-       [](const Memory &m, uint64_t count, Conversion how) {
+       [](const Memory &m, uint64_t count, ConvertOptions how) {
          cast(Format::bf16, m.target, Format::fp32, m.source, count, Overflow::saturate, how);
        }},
       {"mxfp8-to-bf16", Format::fp8_e4m3,
-       [](const Memory &m, uint64_t count, Conversion how) {
+       [](const Memory &m, uint64_t count, ConvertOptions how) {
          dequantizeMxfp8(Format::bf16, m.target, m.source, m.scales, count, how);
        }},
       {"bf16-to-block-fp8", Format::bf16,
-       [](const Memory &m, uint64_t count, Conversion how) {
+       [](const Memory &m, uint64_t count, ConvertOptions how) {
          quantizeBlockFp8(m.target, reinterpret_cast<float *>(m.scales), Format::bf16, m.source, square(count, 1, 2),
                           how);
        }},
       {"bf16-to-nvfp4", Format::bf16, // both phases
-       [](const Memory &m, uint64_t count, Conversion how) {
+       [](const Memory &m, uint64_t count, ConvertOptions how) {
          const float scale = nvfp4TensorScale(amax(Format::bf16, m.source, {1, count, 0, 0}, how));
          quantizeNvfp4(m.target, m.scales, scale, Format::bf16, m.source, count, how);
        }},

@@ -11,8 +11,8 @@
 
 #include "compiler/compile.h"
 #include "executor/reshard.h"
+#include "tools/flatbuffer_vectors.h"
 #include "tools/memory.h"
-#include "tools/vectors.h"
 
 #include <benchmark/benchmark.h>
 
@@ -94,12 +94,13 @@ struct Case {
     options.no_local_shortcut = messages;
     if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) != RESHARD_OK)
       fail(reshard_error(executor));
-    for (const PlaceMemory &place : memory->places()) {
-      const Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
-      for (uint32_t p = 0; p < place.params.size(); ++p)
-        for (const ParamInstance &instance : instances(plan->manifest(), endpoint, p, place.place))
-          if (reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
-                           place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
+    for (const MeshRankMemory &rankMemory : memory->rankMemories()) {
+      const Endpoint &endpoint = *plan->manifest().endpoints()->Get(rankMemory.endpoint);
+      for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+        for (const ParamInstance &instance : instances(plan->manifest(), endpoint, p, rankMemory.meshRank))
+          if (reshard_bind(executor, rankMemory.endpoint, endpoint.ranks()->Get(rankMemory.meshRank),
+                           instance.name.c_str(), rankMemory.params[p][instance.instance],
+                           static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
             fail(reshard_error(executor));
     }
     if (reshard_prepare(executor) != RESHARD_OK)
@@ -107,11 +108,11 @@ struct Case {
   }
 
   std::byte *pointer(int64_t buffer) const {
-    for (const BufferRun *run : all(segment->buffers()))
+    for (const BufferRange *run : orEmpty(segment->buffers()))
       if (buffer >= run->first() && buffer < run->first() + run->count())
-        for (const PlaceMemory &place : memory->places())
-          if (place.endpoint == run->endpoint() && place.place == run->place())
-            return place.params[run->param()][static_cast<size_t>(buffer - run->first())];
+        for (const MeshRankMemory &rankMemory : memory->rankMemories())
+          if (rankMemory.endpoint == run->endpoint() && rankMemory.meshRank == run->mesh_rank())
+            return rankMemory.params[run->param()][static_cast<size_t>(buffer - run->first())];
     fail("no such buffer");
   }
 
@@ -162,7 +163,7 @@ struct Case {
   void describe() {
     std::map<std::pair<bool, int>, std::map<std::pair<uint32_t, uint32_t>, MPI_Datatype>>
         byPeer; // (message, operand) -> type, in the same order on both sides
-    for (const Step *step : all(segment->steps())) {
+    for (const Step *step : orEmpty(segment->steps())) {
       if (step->kind() == StepKind::fill)
         continue;
       const bool local = step->kind() == StepKind::copy;
@@ -235,12 +236,13 @@ struct Way {
 /// All must leave the same in the targets.
 void compare(Case &job, const std::vector<Way> &ways) {
   auto each = [&](bool target, auto visit) {
-    for (const PlaceMemory &place : job.memory->places())
-      if ((place.endpoint > 0) == target)
-        for (uint32_t p = 0; p < place.params.size(); ++p)
+    for (const MeshRankMemory &rankMemory : job.memory->rankMemories())
+      if ((rankMemory.endpoint > 0) == target)
+        for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
           for (const ParamInstance &instance :
-               instances(job.plan->manifest(), *job.plan->manifest().endpoints()->Get(place.endpoint), p, place.place))
-            visit(reinterpret_cast<uint16_t *>(place.params[p][instance.instance]),
+               instances(job.plan->manifest(), *job.plan->manifest().endpoints()->Get(rankMemory.endpoint), p,
+                         rankMemory.meshRank))
+            visit(reinterpret_cast<uint16_t *>(rankMemory.params[p][instance.instance]),
                   static_cast<size_t>(instance.bytes) / 2);
   };
   uint32_t value = static_cast<uint32_t>(rank) + 1;
@@ -320,9 +322,9 @@ std::string cyclic(int rows, int columns, const std::string &mesh, int newRows, 
 #ifdef RESHARD_SCALAPACK
 std::function<void()> scalapack(const Case &job, const std::array<int, 4> &blocks) {
   auto local = [&](uint32_t endpoint) {
-    for (const PlaceMemory &place : job.memory->places())
-      if (place.endpoint == endpoint)
-        return reinterpret_cast<double *>(place.params[0][0]);
+    for (const MeshRankMemory &rankMemory : job.memory->rankMemories())
+      if (rankMemory.endpoint == endpoint)
+        return reinterpret_cast<double *>(rankMemory.params[0][0]);
     fail("no matrix");
   };
   return ScalapackMove(*job.plan, {kMatrix, kMatrix}, {{blocks[0], blocks[1]}, {"x", "y"}, local(0)},

@@ -6,9 +6,9 @@
 #include "executor/reshard.h"
 #include "executor/transport.h"
 #include "tools/common.h"
-#include "tools/coverage.h"
 #include "tools/memory.h"
 #include "tools/parallel.h"
+#include "tools/plan_verifier.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -59,19 +59,19 @@ public:
         fail(error);
     if (reshard_open(path.c_str(), nullptr, 0, nullptr, &executor_) != RESHARD_OK)
       fail(reshard_error(executor_));
-    for (const tools::PlaceMemory &place : memory_->places()) {
-      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
-      const uint32_t rank = endpoint.ranks()->Get(place.place);
-      for (uint32_t p = 0; p < place.params.size(); ++p) {
+    for (const tools::MeshRankMemory &rankMemory : memory_->rankMemories()) {
+      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
+      const uint32_t rank = endpoint.ranks()->Get(rankMemory.meshRank);
+      for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
         if (!schema::bindable(*endpoint.params()->Get(p)))
           continue;
-        for (schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place)) {
-          std::byte *const at = place.params[p][instance.instance];
-          if (reshard_bind(executor_, place.endpoint, rank, instance.name.c_str(), at,
+        for (schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank)) {
+          std::byte *const at = rankMemory.params[p][instance.instance];
+          if (reshard_bind(executor_, rankMemory.endpoint, rank, instance.name.c_str(), at,
                            static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
             fail(reshard_error(executor_));
-          (place.endpoint == 0 ? sources : targets)
-              .push_back({rank, schema::storedType(*endpoint.params()->Get(p)), std::move(instance), at});
+          (rankMemory.endpoint == 0 ? sources : targets)
+              .push_back({rank, schema::storageDtypeOf(*endpoint.params()->Get(p)), std::move(instance), at});
         }
       }
     }
@@ -106,10 +106,10 @@ public:
     const schema::Segment *segment = nullptr;
     if (const std::string error = plan_->segment(rank, segment); !error.empty())
       fail(error);
-    const schema::BufferRun &run = *segment->buffers()->Get(static_cast<uint32_t>(runOf(*segment, buffer)));
-    for (const tools::PlaceMemory &place : memory_->places())
-      if (place.endpoint == run.endpoint() && place.place == run.place())
-        return place.params[run.param()][buffer - run.first()];
+    const schema::BufferRange &run = *segment->buffers()->Get(static_cast<uint32_t>(bufferRunOf(*segment, buffer)));
+    for (const tools::MeshRankMemory &rankMemory : memory_->rankMemories())
+      if (rankMemory.endpoint == run.endpoint() && rankMemory.meshRank == run.mesh_rank())
+        return rankMemory.params[run.param()][buffer - run.first()];
     fail("a buffer has no memory");
   }
 

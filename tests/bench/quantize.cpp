@@ -97,7 +97,7 @@ private:
     Quantized matrix;
     std::byte *wide;
     uint64_t first, count;
-    float *largest; // of the matrix on all ranks
+    float *amax; // of the matrix on all ranks
   };
   static std::vector<std::pair<std::byte *, uint64_t>> ranges(const Quantized &m) {
     std::vector<std::pair<std::byte *, uint64_t>> all = {{m.codes, m.codeBytes()}, {m.scales, m.scaleBytes()}};
@@ -116,15 +116,15 @@ private:
   void findTensorScales() const {
     std::vector<float> found(parts_.size());
     tools::parallelFor(parts_.size(), threads(), [&](size_t i) {
-      const auto &[m, wide, first, count, largest] = parts_[i];
+      const auto &[m, wide, first, count, amax] = parts_[i];
       found[i] = amax(m.wide, wide + first * m.columns * itemBytes(m.wide), {1, count * m.columns, 0, 0});
     });
     for (const Part &part : parts_)
-      *part.largest = 0;
+      *part.amax = 0;
     for (size_t i = 0; i < parts_.size(); ++i)
-      *parts_[i].largest = std::max(*parts_[i].largest, found[i]);
+      *parts_[i].amax = std::max(*parts_[i].amax, found[i]);
     for (const Part &part : parts_) {
-      const float scale = nvfp4TensorScale(*part.largest);
+      const float scale = nvfp4TensorScale(*part.amax);
       std::memcpy(part.matrix.tensorScales, &scale, sizeof scale);
     }
   }

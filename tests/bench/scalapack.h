@@ -33,7 +33,7 @@ public:
     const Side *sides[2] = {&source, &target};
     for (uint32_t e : {0u, 1u}) {
       const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(e);
-      int sizes[2] = {1, 1}, place = 0;
+      int sizes[2] = {1, 1}, meshRank = 0;
       auto coordinate = [&](uint32_t at, int dimension) {
         for (const schema::Axis *axis : *endpoint.axes())
           if (axis->name()->str() == sides[e]->axes[dimension]) {
@@ -48,14 +48,14 @@ public:
       for (uint32_t at = 0; at < map.size(); ++at) {
         map[static_cast<size_t>(coordinate(at, 1) + coordinate(at, 0) * sizes[1])] =
             static_cast<int>(endpoint.ranks()->Get(at));
-        place = endpoint.ranks()->Get(at) == rank ? static_cast<int>(at) : place;
+        meshRank = endpoint.ranks()->Get(at) == rank ? static_cast<int>(at) : meshRank;
       }
       int context;
       Cblacs_get(0, 0, &context);
       Cblacs_gridmap(&context, map.data(), sizes[1], sizes[1], sizes[0]);
       context_ = context;
       int leading = 0; // how much of dimension 1 is here
-      const int mine = coordinate(static_cast<uint32_t>(place), 1), block = sides[e]->blocks[1];
+      const int mine = coordinate(static_cast<uint32_t>(meshRank), 1), block = sides[e]->blocks[1];
       for (int begin = mine * block; begin < shape[1]; begin += sizes[1] * block)
         leading += std::min(block, shape[1] - begin);
       descriptors_[e] = {1, context, shape[1], shape[0], block, sides[e]->blocks[0], 0, 0, std::max(1, leading)};

@@ -101,7 +101,7 @@ void compile(benchmark::State &state, const std::string &job, const std::vector<
 }
 
 /// Two jobs of every family at 1024 ranks: Megatron's to the engine's layout, and sharded data parallel's to the same.
-std::string familyJob(const std::string &model, const std::string &source, const std::string &target) {
+std::string patternJob(const std::string &model, const std::string &source, const std::string &target) {
   const std::string path = temporary(model + "-" + source + ".yaml");
   const bool uneven = model == "deepseek-v3" || model == "kimi-k2"; // 61 layers
   const std::string mesh = source == "megatron" ? "{megatron: {tp: 2, pp: 2, dp: 256, ep: 8}}" : "{fsdp: 1024}";
@@ -176,10 +176,10 @@ void openAndBind(benchmark::State &state) {
       fail(error);
     for (uint32_t e = 0; e < plan->manifest().endpoints()->size(); ++e) {
       const schema::Endpoint &endpoint = *plan->manifest().endpoints()->Get(e);
-      for (uint32_t place = 0; place < endpoint.ranks()->size(); ++place)
-        if (endpoint.ranks()->Get(place) == kRank)
+      for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size(); ++meshRank)
+        if (endpoint.ranks()->Get(meshRank) == kRank)
           for (uint32_t p = 0; p < endpoint.params()->size(); ++p)
-            for (const schema::ParamInstance &each : schema::instances(plan->manifest(), endpoint, p, place)) {
+            for (const schema::ParamInstance &each : schema::instances(plan->manifest(), endpoint, p, meshRank)) {
               instances.push_back({e, each.name, static_cast<uint64_t>(each.bytes)});
               most = std::max(most, static_cast<uint64_t>(each.bytes));
             }
@@ -230,7 +230,7 @@ int main(int argc, char **argv) {
   for (const char *model : {"llama3-70b", "llama3-405b", "qwen2.5-72b", "qwen3-32b", "qwen3-235b-a22b", "mixtral-8x7b",
                             "deepseek-v3", "kimi-k2", "glm-4.5", "gpt-oss-120b", "nemotron-h-8b"})
     for (const char *source : {"megatron", "fsdp2"}) {
-      written.push_back(familyJob(model, source, "vllm"));
+      written.push_back(patternJob(model, source, "vllm"));
       once(benchmark::RegisterBenchmark((std::string("compile-1024/") + model + "/" + source).c_str(), compile,
                                         written.back(), std::vector<std::string>{}));
     }

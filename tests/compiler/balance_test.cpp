@@ -2,8 +2,8 @@
 // unit.
 
 #include "compiler/compile.h"
-#include "compiler/floors.h"
 #include "compiler/pass.h"
+#include "compiler/transfer/lower_bounds.h"
 #include "ir/text.h"
 #include "tests/compiler/random_module.h"
 
@@ -24,18 +24,18 @@ namespace {
 /// The largest part of a tensor that cannot be cut: a step along its outermost dimension that is one run on the target.
 int64_t largestIndivisible(const Module &module) {
   int64_t largest = 0;
-  for (const Tile &tile : module.transfers.tiles) {
-    if (tile.family < 0)
+  for (const Overlap &overlap : module.transfers.overlaps) {
+    if (overlap.pattern < 0)
       continue;
-    int64_t smallest = tile.bytes;
-    const auto &relations = tile.holders[0].relations;
-    for (size_t d = module.layout.families[tile.family].variables.size(); d < relations.size(); ++d) {
+    int64_t smallest = overlap.bytes;
+    const auto &relations = overlap.replicaGroups[0].relations;
+    for (size_t d = module.layout.tensorPatterns[overlap.pattern].variables.size(); d < relations.size(); ++d) {
       std::vector<int64_t> local;
       for (const auto &[from, to] : expand(module.transfers.relations[relations[d]]))
         local.push_back(to);
       std::sort(local.begin(), local.end());
       if (local.size() > 1 && local.back() - local.front() == static_cast<int64_t>(local.size()) - 1) {
-        smallest = tile.bytes / static_cast<int64_t>(local.size());
+        smallest = overlap.bytes / static_cast<int64_t>(local.size());
         break;
       }
     }
@@ -45,18 +45,18 @@ int64_t largestIndivisible(const Module &module) {
 }
 
 /// Candidates by the rule as docs/yaml.md has it, place by place.
-std::vector<int32_t> candidates(const Layout &layout, const Tile &tile, int32_t target) {
+std::vector<int32_t> candidates(const Layout &layout, const Overlap &overlap, int32_t target) {
   const Endpoint &source = layout.endpoints[0];
-  const int32_t rank = layout.endpoints[tile.endpoint].ranks[target];
+  const int32_t rank = layout.endpoints[overlap.endpoint].ranks[target];
   std::set<int32_t> own, node, all;
-  for (const Holder &holder : tile.holders)
-    for (int32_t place : holder.places) {
-      all.insert(place);
-      if (source.ranks[place] == rank)
-        own.insert(place);
+  for (const ReplicaGroup &replicaGroup : overlap.replicaGroups)
+    for (int32_t meshRank : replicaGroup.meshRanks) {
+      all.insert(meshRank);
+      if (source.ranks[meshRank] == rank)
+        own.insert(meshRank);
       const int64_t n = layout.topology.ranksPerNode;
-      if (n > 0 && source.ranks[place] / n == rank / n)
-        node.insert(place);
+      if (n > 0 && source.ranks[meshRank] / n == rank / n)
+        node.insert(meshRank);
     }
   const auto &best = !own.empty() ? own : !node.empty() ? node : all;
   return {best.begin(), best.end()};
@@ -68,7 +68,7 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
   for (int i = 0; i <= cases; ++i) {
     const int seed = i < cases ? i : 6040; // which needs a chain of moves
     Module module = RandomModule(seed).module();
-    for (PassFunction pass : {lcmTile, distribute, balance})
+    for (PassFunction pass : {findOverlaps, distribute, balance})
       ASSERT_EQ(pass(module), "") << "seed " << seed;
     const Layout &layout = module.layout;
     const Endpoint &source = layout.endpoints[0];
@@ -77,34 +77,34 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
     ASSERT_EQ(verify(module), "") << seed;
     std::map<int32_t, int64_t> egress, byRank;
     for (const Transfer &transfer : module.transfers.transfers) {
-      const Tile &tile = module.transfers.tiles[transfer.tile];
-      const std::vector<int32_t> allowed = candidates(layout, tile, transfer.target);
+      const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
+      const std::vector<int32_t> allowed = candidates(layout, overlap, transfer.target);
       ASSERT_TRUE(std::count(allowed.begin(), allowed.end(), transfer.source))
           << "seed " << seed << " breaks the locality rule";
       chosen += allowed.size() > 1;
-      if (source.ranks[transfer.source] != layout.endpoints[tile.endpoint].ranks[transfer.target])
+      if (source.ranks[transfer.source] != layout.endpoints[overlap.endpoint].ranks[transfer.target])
         egress[transfer.source] += bytes(module.transfers, transfer);
     }
-    for (const Tile &tile : module.transfers.tiles)
-      for (int32_t target : tile.targets) {
-        const std::vector<int32_t> allowed = candidates(layout, tile, target);
-        const int32_t rank = layout.endpoints[tile.endpoint].ranks[target];
+    for (const Overlap &overlap : module.transfers.overlaps)
+      for (int32_t target : overlap.targets) {
+        const std::vector<int32_t> allowed = candidates(layout, overlap, target);
+        const int32_t rank = layout.endpoints[overlap.endpoint].ranks[target];
         if (source.ranks[allowed[0]] != rank)
-          byRank[allowed[rank % allowed.size()]] += tile.bytes * tile.tensors;
+          byRank[allowed[rank % allowed.size()]] += overlap.bytes * overlap.tensors;
       }
     int64_t most = 0, mostByRank = 0;
-    for (const auto &[place, bytes] : egress)
+    for (const auto &[meshRank, bytes] : egress)
       most = std::max(most, bytes);
-    for (const auto &[place, bytes] : byRank)
+    for (const auto &[meshRank, bytes] : byRank)
       mostByRank = std::max(mostByRank, bytes);
-    const int64_t floor = egressFloor(layout, module.transfers);
+    const int64_t floor = egressBound(layout, module.transfers);
     const int64_t allowed = floor + floor / 100 + largestIndivisible(module);
     EXPECT_LE(most, allowed) << "seed " << seed << ": floor " << floor << ", largest piece "
                              << largestIndivisible(module);
     EXPECT_LE(most, mostByRank) << "seed " << seed << ": worse than round-robin by rank";
     if (module.transfers.routes
             .empty()) { // the locality rule takes candidates away, so the floor without it is no higher
-      const int64_t anywhere = floors(layout, module.transfers).egressAnywhere;
+      const int64_t anywhere = lowerBounds(layout, module.transfers).egressWithoutRelays;
       EXPECT_LE(anywhere, floor) << "seed " << seed;
       local += anywhere < floor;
     }
@@ -120,7 +120,7 @@ Module threeReplicas(const std::string &rule, const std::string &shape = "[1000,
   std::ofstream(path) << "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: " << shape << ", shard: {0: " << rule
                       << "}}}}\nsource: {mesh: {tp: 1, dp: 3}}\ntarget: {mesh: {tp: 1}, ranks: 3..3}\n";
   CompileOptions options;
-  options.passes = {"lcm-tile", "distribute", "balance"};
+  options.passes = {"overlap", "distribute", "balance"};
   CompileResult result;
   Diagnostics diagnostics;
   EXPECT_TRUE(compileJob(path, options, result, diagnostics)) << diagnostics.text();

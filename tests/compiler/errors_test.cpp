@@ -1,7 +1,7 @@
 // Wrong jobs and what is said about them, whole. A job of errors/ ends with its message, one `# expect: ` for each
 // line, and may begin with `# set: a.b=c`. RESHARD_UPDATE=1 rewrites the expectations.
 
-#include "compiler/frontend.h"
+#include "compiler/frontend/frontend.h"
 
 #include <gtest/gtest.h>
 

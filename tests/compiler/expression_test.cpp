@@ -1,6 +1,6 @@
 // What expressions mean, and where their errors point. Whole messages: errors/let_expressions.yaml and others.
 
-#include "compiler/frontend.h"
+#include "compiler/frontend/frontend.h"
 
 #include <gtest/gtest.h>
 

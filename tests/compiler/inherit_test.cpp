@@ -1,6 +1,6 @@
 // `extend: FILE` of models: what wins, what is removed, where paths start; and hostile chains.
 
-#include "compiler/reading.h"
+#include "compiler/frontend/reading.h"
 
 #include <gtest/gtest.h>
 
@@ -64,8 +64,9 @@ TEST_F(ModelExtend, JoinsEntryByEntry) {
   EXPECT_EQ(names(good->endpoints[0]), (std::vector<std::string>{"p.{layer}", "q", "s"}));
   EXPECT_EQ(names(good->endpoints[1]), (std::vector<std::string>{"p.{layer}", "q", "s"}));
   EXPECT_EQ(good->variables[0].size, 3);
-  EXPECT_EQ(good->families[0].shape, (std::vector<int64_t>{4})) << "own `let` values reach the base's expressions";
-  EXPECT_EQ(good->families[good->endpoints[1].params[1].parts[0].family].name, "d");
+  EXPECT_EQ(good->tensorPatterns[0].shape, (std::vector<int64_t>{4}))
+      << "own `let` values reach the base's expressions";
+  EXPECT_EQ(good->tensorPatterns[good->endpoints[1].params[1].parts[0].pattern].name, "d");
 }
 
 TEST_F(ModelExtend, OverridesReachTheWhole) {
@@ -73,7 +74,7 @@ TEST_F(ModelExtend, OverridesReachTheWhole) {
   write("own.yaml", "extend: bases/base.yaml\n");
   const auto found = layout("source: {mesh: {}}\ntarget: {mesh: {}}\n", {"model.let.width=10"});
   ASSERT_TRUE(found) << errors();
-  EXPECT_EQ(found->families[0].shape, (std::vector<int64_t>{10}));
+  EXPECT_EQ(found->tensorPatterns[0].shape, (std::vector<int64_t>{10}));
 }
 
 TEST_F(ModelExtend, RefusesLoopsAndWhatIsNotThere) {
@@ -90,12 +91,12 @@ TEST_F(ModelExtend, RefusesLoopsAndWhatIsNotThere) {
 }
 
 TEST(Globs, FitWholeNames) {
-  EXPECT_TRUE(fits("*", ""));
-  EXPECT_TRUE(fits("*.experts.*", "layers.{layer}.experts.{expert}.up"));
-  EXPECT_TRUE(fits("a?c", "abc"));
-  EXPECT_TRUE(fits("*a*b*", "xxaxxbxx"));
-  EXPECT_FALSE(fits("a?c", "ac"));
-  EXPECT_FALSE(fits("a*", "ba"));
-  EXPECT_FALSE(fits("", "a"));
-  EXPECT_FALSE(fits("*" + std::string(50, 'a') + "*b", std::string(100000, 'a'))) << "and in bounded time";
+  EXPECT_TRUE(matchesGlob("*", ""));
+  EXPECT_TRUE(matchesGlob("*.experts.*", "layers.{layer}.experts.{expert}.up"));
+  EXPECT_TRUE(matchesGlob("a?c", "abc"));
+  EXPECT_TRUE(matchesGlob("*a*b*", "xxaxxbxx"));
+  EXPECT_FALSE(matchesGlob("a?c", "ac"));
+  EXPECT_FALSE(matchesGlob("a*", "ba"));
+  EXPECT_FALSE(matchesGlob("", "a"));
+  EXPECT_FALSE(matchesGlob("*" + std::string(50, 'a') + "*b", std::string(100000, 'a'))) << "and in bounded time";
 }

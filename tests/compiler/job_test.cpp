@@ -1,6 +1,6 @@
 // A job as read: includes, --set, meshes, ranks, world, options, fingerprint. What is refused: errors/*.yaml.
 
-#include "compiler/frontend.h"
+#include "compiler/frontend/frontend.h"
 
 #include <gtest/gtest.h>
 
@@ -52,8 +52,8 @@ TEST_F(JobTest, Meshes) {
   const Job job = read(
       kModel + std::string("source: {mesh: {tp: 2, dp: n, views: [{ep: 8}, {etp: 2, edp: 4}]}}\ntarget: {mesh: {}}\n"));
   EXPECT_EQ(axes(job.endpoints.at(0)), "tp=2/1 dp=4/2 ep=8/1 etp=2/1 edp=4/2 ");
-  EXPECT_EQ(job.endpoints[0].places, 8);
-  EXPECT_EQ(job.endpoints.at(1).places, 1);
+  EXPECT_EQ(job.endpoints[0].meshSize, 8);
+  EXPECT_EQ(job.endpoints.at(1).meshSize, 1);
   EXPECT_EQ(job.world, 8);
 }
 
@@ -116,7 +116,7 @@ TEST_F(JobTest, LayoutsAndSwitches) {
            "target: {layout: train, mesh: {tp: 4}, switches: {deep: 2 * n}}\n");
   EXPECT_EQ(job.model.path, folder_ + "/models/m.yaml");
   EXPECT_EQ(job.endpoints.at(0).layoutDeclaration, &job.model.layouts.at(0));
-  EXPECT_EQ(job.endpoints[0].place.at("layer").scheme, "sizes");
+  EXPECT_EQ(job.endpoints[0].placement.at("layer").scheme, "sizes");
   EXPECT_EQ(job.endpoints[0].switches, (std::map<std::string, int64_t>{{"fused", 8}, {"deep", 0}}));
   EXPECT_EQ(job.endpoints.at(1).switches, (std::map<std::string, int64_t>{{"fused", 16}, {"deep", 8}}));
 }

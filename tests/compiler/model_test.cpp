@@ -1,6 +1,6 @@
 // A model as read: let and config, index, tensors, layouts. What is refused: errors/*.yaml.
 
-#include "compiler/reading.h"
+#include "compiler/frontend/reading.h"
 
 #include <gtest/gtest.h>
 
@@ -153,7 +153,7 @@ layouts:
   const LayoutDeclaration &layout = model.layouts[0];
   EXPECT_EQ(layout.name, "engine-1.0");
   EXPECT_EQ(layout.axes->size(), 2u);
-  EXPECT_EQ(layout.place.at("expert").scheme, "balanced");
+  EXPECT_EQ(layout.placement.at("expert").scheme, "balanced");
   EXPECT_EQ(layout.switches.at("depth").text, "2 * tp");
   const ParamDeclaration &param = layout.params.at(0);
   EXPECT_EQ(param.name, "l.{layer.local}.w13");
@@ -169,10 +169,10 @@ layouts:
   EXPECT_EQ(param.stackDimension, 1);
   EXPECT_EQ(param.pad.at(0).text, "128 * tp");
   EXPECT_TRUE(param.joined);
-  ASSERT_EQ(param.places.size(), 2u);
-  ASSERT_EQ(param.places[0].second.coordinates.size(), 2u);
-  EXPECT_EQ(param.places[0].second.coordinates[1].text, "last");
-  EXPECT_EQ(param.places[1].second.coordinates.at(0).text, "first");
+  ASSERT_EQ(param.presence.size(), 2u);
+  ASSERT_EQ(param.presence[0].second.coordinates.size(), 2u);
+  EXPECT_EQ(param.presence[0].second.coordinates[1].text, "last");
+  EXPECT_EQ(param.presence[1].second.coordinates.at(0).text, "first");
   EXPECT_EQ(param.when->text, "fused");
   EXPECT_EQ(param.form.dtype->first, ir::DType::bf16);
   EXPECT_EQ(layout.params.at(1).pack.permute, std::vector<int64_t>{0});

@@ -1,6 +1,6 @@
-// The balance certificate against its definition: the largest quotient over all sets of places, one by one.
+// The balance certificate against its definition: the largest quotient over all sets of senders, one by one.
 
-#include "compiler/optimum.h"
+#include "compiler/transfer/optimum.h"
 
 #include <gtest/gtest.h>
 
@@ -11,12 +11,12 @@ using namespace reshard;
 
 namespace {
 
-/// max over H of ceil((bytes of classes within H + base of H) / |H|), over places that occur.
+/// max over H of ceil((bytes of classes within H + base of H) / |H|), over senders that occur.
 int64_t byDefinition(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
   uint32_t occur = 0;
   for (const SendClass &each : classes)
-    for (int32_t place : each.places)
-      occur |= 1u << place;
+    for (int32_t sender : each.senders)
+      occur |= 1u << sender;
   int64_t most = 0;
   for (uint32_t set = 1; set < 1u << base.size(); ++set) {
     if (set & ~occur)
@@ -25,7 +25,7 @@ int64_t byDefinition(const std::vector<SendClass> &classes, const std::vector<in
     for (size_t p = 0; p < base.size(); ++p)
       bytes += set >> p & 1 ? base[p] : 0;
     for (const SendClass &each : classes)
-      if (std::all_of(each.places.begin(), each.places.end(), [&](int32_t p) { return set >> p & 1; }))
+      if (std::all_of(each.senders.begin(), each.senders.end(), [&](int32_t p) { return set >> p & 1; }))
         bytes += each.bytes;
     const int64_t size = __builtin_popcount(set);
     most = std::max(most, (bytes + size - 1) / size);
@@ -37,18 +37,18 @@ TEST(Optimum, IsTheLargestQuotient) {
   std::mt19937_64 random(3);
   auto pick = [&](int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random); };
   for (int round = 0; round < 3000; ++round) {
-    const int64_t places = pick(1, 8);
-    std::vector<int64_t> base(places);
+    const int64_t senders = pick(1, 8);
+    std::vector<int64_t> base(senders);
     if (pick(0, 1))
       for (int64_t &bytes : base)
         bytes = pick(0, 1) ? 0 : pick(0, 50);
     std::vector<SendClass> classes(pick(0, 7));
     for (SendClass &each : classes) {
-      for (int32_t p = 0; p < places; ++p)
+      for (int32_t p = 0; p < senders; ++p)
         if (pick(0, 2) == 0)
-          each.places.push_back(p);
-      if (each.places.empty())
-        each.places.push_back(static_cast<int32_t>(pick(0, places - 1)));
+          each.senders.push_back(p);
+      if (each.senders.empty())
+        each.senders.push_back(static_cast<int32_t>(pick(0, senders - 1)));
       each.bytes = pick(0, 1) ? pick(0, 20) : pick(0, 1'000'000'000'000);
     }
     const Optimum found = optimum(classes, base);
@@ -56,16 +56,16 @@ TEST(Optimum, IsTheLargestQuotient) {
     std::vector<int64_t> load(base);
     for (size_t c = 0; c < classes.size(); ++c) {
       int64_t sum = 0;
-      for (size_t i = 0; i < classes[c].places.size(); ++i) {
+      for (size_t i = 0; i < classes[c].senders.size(); ++i) {
         ASSERT_GE(found.bytes[c][i], 0);
         sum += found.bytes[c][i];
-        load[classes[c].places[i]] += found.bytes[c][i];
+        load[classes[c].senders[i]] += found.bytes[c][i];
       }
       ASSERT_EQ(sum, classes[c].bytes);
     }
     for (const SendClass &each : classes)
-      for (int32_t place : each.places)
-        ASSERT_LE(load[place], found.load);
+      for (int32_t sender : each.senders)
+        ASSERT_LE(load[sender], found.load);
   }
 }
 

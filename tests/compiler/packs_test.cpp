@@ -1,5 +1,5 @@
 // Random packs of packs against docs/yaml.md, section 6, read naively: lists of positions, made one by one.
-#include "compiler/packs.h"
+#include "compiler/resolve/packs.h"
 
 #include <gtest/gtest.h>
 
@@ -69,11 +69,11 @@ std::optional<List> naiveCut(const PackTree &tree, int64_t d, int64_t n, const S
                              bool joined) {
   auto schemeOf = [&](int64_t unit) -> std::optional<List> {
     std::string error;
-    const auto shares = share(scheme, n, k, unit, error);
-    if (!shares)
+    const auto shards = applyScheme(scheme, n, k, unit, error);
+    if (!shards)
       return std::nullopt;
-    List list(shares->lengths[r]);
-    for (const auto &[row, local] : expand(shares->at[r]))
+    List list(shards->lengths[r]);
+    for (const auto &[row, local] : expand(shards->at[r]))
       list[local] = row;
     return list;
   };
@@ -114,14 +114,14 @@ TEST(Packs, RelationsAndCutsOfRandomPacks) {
     const PackTree tree = randomPack(3, -1, 0);
     for (int64_t d = 0; d < 2; ++d) {
       // where the leaves' rows stand
-      const auto relations = joinedRelations(tree, d);
-      ASSERT_EQ(static_cast<int>(relations.size()), leafCount(tree));
+      const auto indexMaps = joinedIndexMaps(tree, d);
+      ASSERT_EQ(static_cast<int>(indexMaps.size()), leafCount(tree));
       for (int64_t choice = 0; choice < 3; ++choice) {
         int leaf = 0;
         const Where where = rows(tree, d, choice, leaf);
         ASSERT_EQ(static_cast<int64_t>(where.size()), tree.shape[d]);
         for (size_t p = 0; p < where.size(); ++p)
-          ASSERT_EQ(map(relations[where[p].first], where[p].second), static_cast<int64_t>(p));
+          ASSERT_EQ(map(indexMaps[where[p].first], where[p].second), static_cast<int64_t>(p));
       }
       // who holds which positions
       Scheme scheme;
@@ -132,23 +132,23 @@ TEST(Packs, RelationsAndCutsOfRandomPacks) {
       scheme.unit = upTo(3) == 0 ? 1 + upTo(3) : 0;
       const int64_t k = 1 + upTo(3);
       const bool joined = upTo(2) == 0;
-      const int64_t padded = cutsComponents(tree, d) && !joined ? tree.shape[d] : tree.shape[d] + upTo(3);
+      const int64_t padded = splitsComponents(tree, d) && !joined ? tree.shape[d] : tree.shape[d] + upTo(3);
       std::string error;
-      const auto shares = cutDimension(tree, d, padded, scheme, k, joined, error);
+      const auto shards = shardDimension(tree, d, padded, scheme, k, joined, error);
       for (int64_t r = 0; r < k; ++r) {
         const auto list = naiveCut(tree, d, padded, scheme, k, r, joined);
         if (!list)
           continue;
-        if (!shares) // refused for what another rank holds
+        if (!shards) // refused for what another rank holds
           break;
-        ASSERT_EQ(static_cast<int64_t>(list->size()), shares->lengths[r]);
-        ASSERT_EQ(static_cast<int64_t>(list->size()), size(shares->at[r]));
+        ASSERT_EQ(static_cast<int64_t>(list->size()), shards->lengths[r]);
+        ASSERT_EQ(static_cast<int64_t>(list->size()), size(shards->at[r]));
         for (size_t local = 0; local < list->size(); ++local)
-          ASSERT_EQ(map(shares->at[r], (*list)[local]), static_cast<int64_t>(local));
+          ASSERT_EQ(map(shards->at[r], (*list)[local]), static_cast<int64_t>(local));
         ++cuts;
         nested += leafCount(tree) > 2;
       }
-      if (!shares) {
+      if (!shards) {
         bool refused = false;
         for (int64_t r = 0; r < k; ++r)
           refused = refused || !naiveCut(tree, d, padded, scheme, k, r, joined);
@@ -170,12 +170,12 @@ TEST(Packs, AMillionGroupsStayPeriodic) { // q q k v, a million times over 8 ran
   pack.shape = {4 * million};
   pack.of = {q, k, v};
   std::string error;
-  const auto shares = cutDimension(pack, 0, 4 * million, Scheme(), 8, false, error);
-  ASSERT_TRUE(shares) << error;
-  const auto relations = joinedRelations(pack, 0);
-  const ir::Segments third = compose(relations[0], shares->at[3]);
+  const auto shards = shardDimension(pack, 0, 4 * million, Scheme(), 8, false, error);
+  ASSERT_TRUE(shards) << error;
+  const auto indexMaps = joinedIndexMaps(pack, 0);
+  const ir::IndexMap third = compose(indexMaps[0], shards->at[3]);
   // q's rows of rank 3: 2 of every 4 local rows, 125,000 times
-  EXPECT_EQ(third, (ir::Segments{{3 * 250'000, 0, 2, 125'000, 2, 4}}));
+  EXPECT_EQ(third, (ir::IndexMap{{3 * 250'000, 0, 2, 125'000, 2, 4}}));
 }
 
 } // namespace

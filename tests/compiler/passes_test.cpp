@@ -4,8 +4,8 @@
 
 #include "compiler/pass.h"
 #include "ir/text.h"
-#include "tests/compiler/player.h"
 #include "tests/compiler/random_module.h"
+#include "tests/compiler/schedule_interpreter.h"
 
 #include <gtest/gtest.h>
 
@@ -21,32 +21,32 @@ namespace {
 
 /// What each element of an endpoint is, straight from the shares.
 Memory labels(const Layout &layout, const Endpoint &endpoint) {
-  Memory memory(endpoint.places());
-  for (int64_t place = 0; place < endpoint.places(); ++place)
+  Memory memory(endpoint.meshRanks());
+  for (int64_t meshRank = 0; meshRank < endpoint.meshRanks(); ++meshRank)
     for (const Param &param : endpoint.params) {
-      const int64_t count = instances(endpoint, param, place);
-      const std::vector<int64_t> shape = localShape(endpoint, param, place);
+      const int64_t count = instances(endpoint, param, meshRank);
+      const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
       int64_t elements = 1;
       for (int64_t n : shape)
         elements *= n;
-      const size_t base = memory[place].size();
-      memory[place].resize(base + count, std::vector<int64_t>(elements, -2));
+      const size_t base = memory[meshRank].size();
+      memory[meshRank].resize(base + count, std::vector<int64_t>(elements, -2));
       if (count == 0)
         continue;
       for (const Part &part : param.parts) {
-        const Family &family = layout.families[part.family];
+        const TensorPattern &pattern = layout.tensorPatterns[part.pattern];
         // Walk all combinations of positions of all dimensions.
         std::function<void(size_t, int64_t, int64_t, int64_t)> walk = [&](size_t d, int64_t label, int64_t instance,
                                                                           int64_t offset) {
-          if (d == family.rank()) {
-            memory[place][base + instance][offset] = label;
+          if (d == pattern.rank()) {
+            memory[meshRank][base + instance][offset] = label;
             return;
           }
-          const Share &share = endpoint.shares[part.dimensions[d].share];
-          const bool variable = d < family.variables.size();
+          const Sharding &sharding = endpoint.shardings[part.dimensions[d].sharding];
+          const bool variable = d < pattern.variables.size();
           const int64_t n =
-              variable ? layout.variables[family.variables[d]].size : family.shape[d - family.variables.size()];
-          for (const auto &[from, to] : expand(share.at[coordinate(endpoint, share.axes, place)])) {
+              variable ? layout.variables[pattern.variables[d]].size : pattern.shape[d - pattern.variables.size()];
+          for (const auto &[from, to] : expand(sharding.at[coordinate(endpoint, sharding.axes, meshRank)])) {
             int64_t step = 0, stride = 0;
             if (part.dimensions[d].param >= 0) {
               stride = 1;
@@ -54,15 +54,15 @@ Memory labels(const Layout &layout, const Endpoint &endpoint) {
                 stride *= shape[k];
             } else {
               step = 1;
-              for (size_t v = param.variables.size(); v-- > 0 && param.variables[v] != family.variables[d];) {
-                const Share &inner = endpoint.shares[param.instances[v]];
-                step *= size(inner.at[coordinate(endpoint, inner.axes, place)]);
+              for (size_t v = param.variables.size(); v-- > 0 && param.variables[v] != pattern.variables[d];) {
+                const Sharding &inner = endpoint.shardings[param.instances[v]];
+                step *= size(inner.at[coordinate(endpoint, inner.axes, meshRank)]);
               }
             }
             walk(d + 1, label * n + from, instance + to * step, offset + to * stride);
           }
         };
-        walk(0, part.family, 0, 0);
+        walk(0, part.pattern, 0, 0);
       }
     }
   return memory;
@@ -79,15 +79,15 @@ TEST(Passes, EveryElementArrives) {
     const Memory source = labels(module.layout, module.layout.endpoints[0]);
     const Memory expected = labels(module.layout, module.layout.endpoints[1]);
     Memory found = expected;
-    for (auto &place : found)
-      for (auto &instance : place)
-        std::fill(instance.begin(), instance.end(), Player::kUnwritten);
+    for (auto &meshRank : found)
+      for (auto &instance : meshRank)
+        std::fill(instance.begin(), instance.end(), ScheduleInterpreter::kUnwritten);
 
     for (const PassInfo &pass : passes()) {
       const std::string error = pass.run(module);
       ASSERT_EQ(error, "") << "seed " << seed << " pass " << pass.name;
     }
-    Player(module, source, found, seed).run();
+    ScheduleInterpreter(module, source, found, seed).run();
     for (const RankSchedule &rank : module.schedule.ranks) {
       bool relays = false;
       for (const Step &step : rank.steps) {

@@ -26,27 +26,27 @@ public:
       layout.topology.nicRate = 1'000'000; // little bytes are worth relaying
       layout.topology.nicLatency = 1;
     }
-    const int families = pick(1, 3);
-    for (int f = 0; f < families; ++f) {
-      Family family;
-      family.name = "t" + std::to_string(f);
+    const int tensorPatterns = pick(1, 3);
+    for (int f = 0; f < tensorPatterns; ++f) {
+      TensorPattern pattern;
+      pattern.name = "t" + std::to_string(f);
       for (unsigned v = 0; v < 2; ++v)
         if (pick(0, 1)) {
-          family.variables.push_back(v);
-          family.name += ".{" + layout.variables[v].name + "}";
-          family.exists.push_back(identity(layout.variables[v].size));
+          pattern.variables.push_back(v);
+          pattern.name += ".{" + layout.variables[v].name + "}";
+          pattern.exists.push_back(identity(layout.variables[v].size));
         }
       for (int d = pick(1, 2); d > 0; --d)
-        family.shape.push_back(pick(1, 24));
-      family.dtype = pick(0, 1) ? DType::bf16 : DType::fp32;
-      layout.families.push_back(family);
+        pattern.shape.push_back(pick(1, 24));
+      pattern.dtype = pick(0, 1) ? DType::bf16 : DType::fp32;
+      layout.tensorPatterns.push_back(pattern);
     }
     layout.endpoints.push_back(endpoint(layout, "source", true));
     layout.endpoints.push_back(endpoint(layout, "target", false));
     if (files_) {
       layout.endpoints[0].storage = true;
-      for (size_t place = 0; place < layout.endpoints[0].ranks.size(); ++place)
-        layout.endpoints[0].ranks[place] = static_cast<int32_t>(place);
+      for (size_t meshRank = 0; meshRank < layout.endpoints[0].ranks.size(); ++meshRank)
+        layout.endpoints[0].ranks[meshRank] = static_cast<int32_t>(meshRank);
     }
     for (const Endpoint &endpoint : layout.endpoints)
       for (int32_t rank : endpoint.storage ? std::vector<int32_t>() : endpoint.ranks)
@@ -58,37 +58,37 @@ private:
   int pick(int least, int most) { return std::uniform_int_distribution<int>(least, most)(random_); }
 
   /// n rows over `axes`: contiguous uneven, or dealt out in blocks, or whole.
-  unsigned share(Endpoint &endpoint, int64_t n, std::vector<unsigned> axes) {
-    Share share;
-    share.axes = std::move(axes);
+  unsigned sharding(Endpoint &endpoint, int64_t n, std::vector<unsigned> axes) {
+    Sharding sharding;
+    sharding.axes = std::move(axes);
     int64_t k = 1;
-    for (unsigned axis : share.axes)
+    for (unsigned axis : sharding.axes)
       k *= endpoint.axes[axis].size;
     if (k == 1) {
-      share.axes.clear();
-      share.at = {identity(n)};
+      sharding.axes.clear();
+      sharding.at = {identity(n)};
     } else if (pick(0, 1)) { // contiguous, uneven
       std::vector<int64_t> cuts = {0, n};
       for (int64_t i = 1; i < k; ++i)
         cuts.push_back(pick(0, static_cast<int>(n)));
       std::sort(cuts.begin(), cuts.end());
       for (int64_t i = 0; i < k; ++i)
-        share.at.push_back(normalize({{cuts[i], 0, cuts[i + 1] - cuts[i], 1, 0, 0}}));
+        sharding.at.push_back(normalize({{cuts[i], 0, cuts[i + 1] - cuts[i], 1, 0, 0}}));
     } else { // block cyclic
       const int64_t block = pick(1, 3);
       for (int64_t i = 0; i < k; ++i) {
-        Segments segments;
+        IndexMap indexMap;
         int64_t local = 0;
         for (int64_t at = i * block; at < n; at += k * block) {
           const int64_t length = std::min(block, n - at);
-          segments.push_back({at, local, length, 1, 0, 0});
+          indexMap.push_back({at, local, length, 1, 0, 0});
           local += length;
         }
-        share.at.push_back(normalize(segments));
+        sharding.at.push_back(normalize(indexMap));
       }
     }
-    endpoint.shares.push_back(share);
-    return static_cast<unsigned>(endpoint.shares.size() - 1);
+    endpoint.shardings.push_back(sharding);
+    return static_cast<unsigned>(endpoint.shardings.size() - 1);
   }
 
   std::vector<unsigned> someAxes(std::vector<unsigned> &left) {
@@ -103,11 +103,11 @@ private:
   Endpoint endpoint(const Layout &layout, const char *role, bool source) {
     Endpoint endpoint;
     endpoint.role = role;
-    int64_t places = 1;
+    int64_t meshRanks = 1;
     for (const char *axis : {"a", "b", "c"}) {
       const int64_t size = pick(1, 3);
-      endpoint.axes.push_back({axis, size, places});
-      places *= size;
+      endpoint.axes.push_back({axis, size, meshRanks});
+      meshRanks *= size;
     }
     std::vector<int32_t> ranks(30);
     for (int32_t r = 0; r < 30; ++r)
@@ -115,53 +115,53 @@ private:
     if (pick(0, 1))
       std::shuffle(ranks.begin(), ranks.end(), random_);
     const int offset = pick(0, 3);
-    for (int64_t p = 0; p < places; ++p)
+    for (int64_t p = 0; p < meshRanks; ++p)
       endpoint.ranks.push_back(ranks[offset + p > 29 ? p : offset + p]);
     std::vector<unsigned> axes = {0, 1, 2};
     std::shuffle(axes.begin(), axes.end(), random_);
     for (const IndexVariable &variable : layout.variables)
       endpoint.placement.push_back(
-          share(endpoint, variable.size, pick(0, 1) ? someAxes(axes) : std::vector<unsigned>{}));
-    for (unsigned f = 0; f < layout.families.size(); ++f)
+          sharding(endpoint, variable.size, pick(0, 1) ? someAxes(axes) : std::vector<unsigned>{}));
+    for (unsigned f = 0; f < layout.tensorPatterns.size(); ++f)
       for (int copies = source ? pick(1, 2) : pick(0, 2); copies > 0; --copies)
         endpoint.params.push_back(param(layout, endpoint, f, axes, copies));
     return endpoint;
   }
 
   Param param(const Layout &layout, Endpoint &endpoint, unsigned f, std::vector<unsigned> axes, int number) {
-    const Family &family = layout.families[f];
+    const TensorPattern &pattern = layout.tensorPatterns[f];
     Param param;
     param.name = "p" + std::to_string(f) + "." + std::to_string(number);
-    param.dtype = family.dtype;
+    param.dtype = pattern.dtype;
     Part part;
-    part.family = static_cast<int>(f);
+    part.pattern = static_cast<int>(f);
     int stacked = -1;
     std::vector<unsigned> order;
-    for (unsigned v : family.variables)
+    for (unsigned v : pattern.variables)
       if (stacked < 0 && pick(0, 2) == 0)
         stacked = static_cast<int>(v);
       else
         order.push_back(v);
     std::shuffle(order.begin(), order.end(), random_);
     auto dense = [&](unsigned v) {
-      Share values = endpoint.shares[endpoint.placement[v]];
-      for (Segments &segments : values.at)
-        segments = ir::dense(segments);
-      endpoint.shares.push_back(values);
-      return static_cast<unsigned>(endpoint.shares.size() - 1);
+      Sharding values = endpoint.shardings[endpoint.placement[v]];
+      for (IndexMap &indexMap : values.at)
+        indexMap = ir::dense(indexMap);
+      endpoint.shardings.push_back(values);
+      return static_cast<unsigned>(endpoint.shardings.size() - 1);
     };
     std::map<unsigned, unsigned> dense_;
-    for (unsigned v : family.variables)
+    for (unsigned v : pattern.variables)
       dense_[v] = dense(v);
     for (unsigned v : order) {
       param.variables.push_back(v);
       param.instances.push_back(dense_[v]);
       param.name += ".{" + layout.variables[v].name + "}";
     }
-    auto extent = [&](unsigned share) {
-      Extent extent{endpoint.shares[share].axes, {}};
-      for (const Segments &segments : endpoint.shares[share].at)
-        extent.at.push_back(size(segments));
+    auto extent = [&](unsigned sharding) {
+      Extent extent{endpoint.shardings[sharding].axes, {}};
+      for (const IndexMap &indexMap : endpoint.shardings[sharding].at)
+        extent.at.push_back(size(indexMap));
       return extent;
     };
     int next = 0;
@@ -169,17 +169,17 @@ private:
       param.shape.push_back(extent(dense_[stacked]));
       ++next;
     }
-    for (unsigned v : family.variables)
+    for (unsigned v : pattern.variables)
       part.dimensions.push_back({dense_[v], static_cast<int>(v) == stacked ? 0 : -1});
-    std::vector<int> places(family.shape.size());
-    for (size_t d = 0; d < places.size(); ++d)
-      places[d] = next + static_cast<int>(d);
-    std::shuffle(places.begin(), places.end(), random_); // a permuted param
-    param.shape.resize(next + places.size());
-    for (size_t d = 0; d < family.shape.size(); ++d) {
-      const unsigned s = share(endpoint, family.shape[d], someAxes(axes));
-      part.dimensions.push_back({s, places[d]});
-      param.shape[places[d]] = extent(s);
+    std::vector<int> permutation(pattern.shape.size());
+    for (size_t d = 0; d < permutation.size(); ++d)
+      permutation[d] = next + static_cast<int>(d);
+    std::shuffle(permutation.begin(), permutation.end(), random_); // a permuted param
+    param.shape.resize(next + permutation.size());
+    for (size_t d = 0; d < pattern.shape.size(); ++d) {
+      const unsigned s = sharding(endpoint, pattern.shape[d], someAxes(axes));
+      part.dimensions.push_back({s, permutation[d]});
+      param.shape[permutation[d]] = extent(s);
     }
     param.parts.push_back(part);
     return param;

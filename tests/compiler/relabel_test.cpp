@@ -13,12 +13,12 @@ namespace {
 /// Bytes that target places find on their own ranks, tile by tile.
 int64_t localBytes(const Module &module, const std::vector<int32_t> &ranks) {
   int64_t bytes = 0;
-  for (const Tile &tile : module.transfers.tiles)
-    for (int32_t place : tile.targets)
-      for (const Holder &holder : tile.holders)
-        if (std::any_of(holder.places.begin(), holder.places.end(),
-                        [&](int32_t p) { return module.layout.endpoints[0].ranks[p] == ranks[place]; })) {
-          bytes += tile.family < 0 ? 0 : tile.bytes * tile.tensors;
+  for (const Overlap &overlap : module.transfers.overlaps)
+    for (int32_t meshRank : overlap.targets)
+      for (const ReplicaGroup &replicaGroup : overlap.replicaGroups)
+        if (std::any_of(replicaGroup.meshRanks.begin(), replicaGroup.meshRanks.end(),
+                        [&](int32_t p) { return module.layout.endpoints[0].ranks[p] == ranks[meshRank]; })) {
+          bytes += overlap.pattern < 0 ? 0 : overlap.bytes * overlap.tensors;
           break;
         }
   return bytes;
@@ -29,9 +29,9 @@ TEST(Relabel, IsTheBestPermutation) {
   for (int seed = 0; seed < 2500; ++seed) {
     Module module = RandomModule(seed).module();
     Endpoint &target = module.layout.endpoints[1];
-    if (target.places() > 6 || module.layout.endpoints[0].storage)
+    if (target.meshRanks() > 6 || module.layout.endpoints[0].storage)
       continue;
-    ASSERT_EQ(lcmTile(module), "");
+    ASSERT_EQ(findOverlaps(module), "");
     const std::vector<int32_t> before = target.ranks;
     std::vector<int32_t> ranks = before;
     std::sort(ranks.begin(), ranks.end());
@@ -41,14 +41,14 @@ TEST(Relabel, IsTheBestPermutation) {
     while (std::next_permutation(ranks.begin(), ranks.end()));
     ASSERT_EQ(relabel(module), "");
     EXPECT_EQ(localBytes(module, target.ranks), best) << "seed " << seed;
-    EXPECT_EQ(target.relabelled, best - localBytes(module, before));
+    EXPECT_EQ(target.relabeled, best - localBytes(module, before));
     std::vector<int32_t> same = target.ranks;
     std::sort(same.begin(), same.end());
     EXPECT_EQ(same, ranks); // sorted again after the last permutation
-    if (target.relabelled == 0) {
+    if (target.relabeled == 0) {
       EXPECT_EQ(target.ranks, before) << "seed " << seed;
     }
-    ++(target.relabelled > 0 ? moved : stayed);
+    ++(target.relabeled > 0 ? moved : stayed);
     const std::vector<int32_t> chosen = target.ranks;
     ASSERT_EQ(relabel(module), "");
     EXPECT_EQ(target.ranks, chosen);

@@ -1,7 +1,7 @@
 // resolve: packs, cuts, placing and padding on shapes small enough to check by hand (most are drawn in docs/yaml.md,
 // section 6), and the errors of comparing two sides. A param is shown element by element: `q:3` is row 3 of tensor q,
 // `z` is padding.
-#include "compiler/frontend.h"
+#include "compiler/frontend/frontend.h"
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@
 namespace reshard {
 namespace {
 
-using ir::Segments;
+using ir::IndexMap;
 
 struct Resolved {
   Diagnostics diagnostics;
@@ -46,20 +46,20 @@ std::string replaced(std::string text, const std::string &from, const std::strin
   return text;
 }
 
-const Segments &at(const ir::Endpoint &endpoint, unsigned share, int64_t place) {
-  return endpoint.shares[share].at[coordinate(endpoint, endpoint.shares[share].axes, place)];
+const IndexMap &at(const ir::Endpoint &endpoint, unsigned sharding, int64_t meshRank) {
+  return endpoint.shardings[sharding].at[coordinate(endpoint, endpoint.shardings[sharding].axes, meshRank)];
 }
 
 /// What stands at each element of an instance, row-major, from the relations alone; `?` nothing, `!` two things.
-std::string show(const ir::Layout &layout, const ir::Endpoint &endpoint, const ir::Param &param, int64_t place,
+std::string show(const ir::Layout &layout, const ir::Endpoint &endpoint, const ir::Param &param, int64_t meshRank,
                  int64_t instance) {
-  const std::vector<int64_t> shape = localShape(endpoint, param, place);
+  const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
   int64_t elements = 1;
   for (int64_t n : shape)
     elements *= n;
   std::vector<int64_t> instanceOf(param.variables.size()); // per name variable
   for (size_t i = param.variables.size(); i-- > 0;) {
-    const int64_t count = size(at(endpoint, param.instances[i], place));
+    const int64_t count = size(at(endpoint, param.instances[i], meshRank));
     instanceOf[i] = instance % count;
     instance /= count;
   }
@@ -76,27 +76,27 @@ std::string show(const ir::Layout &layout, const ir::Endpoint &endpoint, const i
         int64_t local = 0;
         if (dimension.param >= 0)
           local = position[dimension.param];
-        else if (part.family < 0)
+        else if (part.pattern < 0)
           local = instanceOf[d];
         else
           local = instanceOf[std::find(param.variables.begin(), param.variables.end(),
-                                       layout.families[part.family].variables[d]) -
+                                       layout.tensorPatterns[part.pattern].variables[d]) -
                              param.variables.begin()];
-        logical.push_back(map(inverse(at(endpoint, dimension.share, place)), local));
+        logical.push_back(map(inverse(at(endpoint, dimension.sharding, meshRank)), local));
       }
       if (std::find(logical.begin(), logical.end(), -1) != logical.end())
         continue;
       if (!label.empty()) {
         label = "!";
-      } else if (part.family < 0) {
+      } else if (part.pattern < 0) {
         label = "z";
       } else {
-        const ir::Family &family = layout.families[part.family];
-        label = family.name;
-        for (size_t v = 0; v < family.variables.size(); ++v)
-          label = replaced(label, "{" + layout.variables[family.variables[v]].name + "}", std::to_string(logical[v]));
-        for (size_t d = family.variables.size(); d < logical.size(); ++d)
-          label += (d == family.variables.size() ? ":" : ",") + std::to_string(logical[d]);
+        const ir::TensorPattern &pattern = layout.tensorPatterns[part.pattern];
+        label = pattern.name;
+        for (size_t v = 0; v < pattern.variables.size(); ++v)
+          label = replaced(label, "{" + layout.variables[pattern.variables[v]].name + "}", std::to_string(logical[v]));
+        for (size_t d = pattern.variables.size(); d < logical.size(); ++d)
+          label += (d == pattern.variables.size() ? ":" : ",") + std::to_string(logical[d]);
       }
     }
     text += (e ? " " : "") + (label.empty() ? "?" : label);
@@ -105,16 +105,16 @@ std::string show(const ir::Layout &layout, const ir::Endpoint &endpoint, const i
 }
 
 /// All params of a place: "name [shape] elements".
-std::vector<std::string> contents(const ir::Layout &layout, size_t endpointNumber, int64_t place) {
+std::vector<std::string> contents(const ir::Layout &layout, size_t endpointNumber, int64_t meshRank) {
   const ir::Endpoint &endpoint = layout.endpoints[endpointNumber];
   std::vector<std::string> lines;
   for (const ir::Param &param : endpoint.params)
-    for (int64_t i = 0; i < instances(endpoint, param, place); ++i) {
+    for (int64_t i = 0; i < instances(endpoint, param, meshRank); ++i) {
       std::string shape;
-      for (int64_t n : localShape(endpoint, param, place))
+      for (int64_t n : localShape(endpoint, param, meshRank))
         shape += (shape.empty() ? "" : "x") + std::to_string(n);
-      lines.push_back(instanceName(layout, endpoint, param, place, i) + " [" + shape + "] " +
-                      show(layout, endpoint, param, place, i));
+      lines.push_back(instanceName(layout, endpoint, param, meshRank, i) + " [" + shape + "] " +
+                      show(layout, endpoint, param, meshRank, i));
     }
   return lines;
 }
@@ -123,9 +123,9 @@ using Lines = std::vector<std::string>;
 
 /// A job whose target holds one param, cut over tp (and ep); the source holds every tensor whole.
 Resolved target(const std::string &tensors, const std::string &params, const std::string &mesh = "{tp: 2}",
-                const std::string &place = "{}", const std::string &index = "{}") {
+                const std::string &placement = "{}", const std::string &index = "{}") {
   return resolveText("version: 1\nmodel:\n  dtype: bf16\n  index: " + index + "\n  tensors: " + tensors +
-                     "\n  layouts:\n    cut: {place: " + place + ", params: " + params +
+                     "\n  layouts:\n    cut: {place: " + placement + ", params: " + params +
                      "}\nsource: {mesh: {}}\ntarget: {layout: cut, mesh: " + mesh + "}\n");
 }
 
@@ -136,8 +136,8 @@ Lines elements(const Resolved &resolved) {
     ADD_FAILURE() << resolved.diagnostics.text();
     return result;
   }
-  for (int64_t place = 0; place < resolved.layout->endpoints[1].places(); ++place)
-    for (const std::string &line : contents(*resolved.layout, 1, place))
+  for (int64_t meshRank = 0; meshRank < resolved.layout->endpoints[1].meshRanks(); ++meshRank)
+    for (const std::string &line : contents(*resolved.layout, 1, meshRank))
       result.push_back(line.substr(line.find(' ') + 1));
   return result;
 }
@@ -266,7 +266,7 @@ TEST(Resolve, PresenceAndConditions) {
   EXPECT_EQ(contents(*resolved.layout, 1, 1), (Lines{"a [1] t:0", "d [1] u:0"}));
   EXPECT_EQ(contents(*resolved.layout, 1, 2), Lines{});
   EXPECT_EQ(contents(*resolved.layout, 1, 5), (Lines{"b [1] t:0", "d [1] u:0"}));
-  EXPECT_EQ(resolved.layout->untaken, Lines{"v"});
+  EXPECT_EQ(resolved.layout->unused, Lines{"v"});
   EXPECT_NE(resolved.diagnostics.text().find("no target takes 1 of the source's tensors: 'v'"), std::string::npos);
 }
 
@@ -316,7 +316,7 @@ TEST(Resolve, EqualSharesHaveOneNumber) {
   ASSERT_TRUE(resolved.layout);
   const auto &params = resolved.layout->endpoints[1].params;
   EXPECT_EQ(params[0].parts[0].dimensions, params[1].parts[0].dimensions);
-  EXPECT_EQ(resolved.layout->endpoints[1].shares.size(), 2u); // rows over tp, two whole columns
+  EXPECT_EQ(resolved.layout->endpoints[1].shardings.size(), 2u); // rows over tp, two whole columns
 }
 
 // ------------------------------------------------------------------------------------------------ errors
@@ -495,19 +495,19 @@ TEST(Resolve, AxesOfSeveralViewsAgainstEachPlace) {
     };
     std::vector<Axis> axes;
     std::string mesh;
-    int places = 1;
+    int meshRanks = 1;
     const size_t views = 1 + random() % 3;
     for (size_t v = 0; v < views; ++v) {
       std::shuffle(factors.begin(), factors.end(), random);
       std::string text;
-      places = 1;
+      meshRanks = 1;
       for (size_t f = 0; f < factors.size();) {
         int size = factors[f++];
         while (f < factors.size() && random() % 3 == 0)
           size *= factors[f++];
-        axes.push_back({"v" + std::to_string(axes.size()), size, places});
+        axes.push_back({"v" + std::to_string(axes.size()), size, meshRanks});
         text += (text.empty() ? "" : ", ") + axes.back().name + ": " + std::to_string(size);
-        places *= size;
+        meshRanks *= size;
       }
       mesh += v == 0 ? text : (v == 1 ? ", views: [" : ", ") + ("{" + text + "}");
     }
@@ -519,10 +519,10 @@ TEST(Resolve, AxesOfSeveralViewsAgainstEachPlace) {
     size_t elements = 1;
     for (const Axis &axis : axes)
       elements *= axis.size;
-    for (int place = 0; place < places; ++place) {
+    for (int meshRank = 0; meshRank < meshRanks; ++meshRank) {
       std::vector<int> element;
       for (const Axis &axis : axes)
-        element.push_back(place / axis.stride % axis.size);
+        element.push_back(meshRank / axis.stride % axis.size);
       held.insert(element);
     }
     std::vector<std::pair<std::string, int>> cut;

@@ -1,7 +1,7 @@
 // Rounds: nothing collides, nothing is forwarded before it is there, and without relays there are as many rounds as the
 // busiest port has chunks.
 
-#include "compiler/rounds.h"
+#include "compiler/schedule/rounds.h"
 
 #include <gtest/gtest.h>
 
@@ -37,24 +37,24 @@ protected:
   int64_t pick(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random_); }
 
   /// Chunk by chunk what the header promises; returns the number of rounds.
-  uint32_t check(const std::vector<Stream> &streams, const ir::Topology &topology, const RoundLimits &limits,
+  uint32_t check(const std::vector<Stream> &flows, const ir::Topology &topology, const RoundLimits &limits,
                  const std::vector<Message> &messages) {
     std::map<std::pair<uint32_t, uint32_t>, std::map<int64_t, uint32_t>>
         there; // by stream and hop: end of a chunk's bytes -> the round in which they can go on
     std::vector<std::vector<int64_t>> sent;
-    for (const Stream &stream : streams)
-      sent.emplace_back(stream.hops.size());
+    for (const Stream &flow : flows)
+      sent.emplace_back(flow.hops.size());
     std::map<std::tuple<uint32_t, bool, bool, int32_t>, int> busy; // (round, local, sends, rank) -> chunks
     struct Part {
-      uint32_t round, stream, hop;
+      uint32_t round, flow, hop;
       int64_t begin, end;
     };
     std::vector<Part> parts;
     uint32_t rounds = 0;
     for (const Message &message : messages) {
       const bool local = topology.node(message.from) == topology.node(message.to);
-      const int64_t most = local ? limits.localBytes : limits.bytes;
-      const uint32_t each = local ? 1 : limits.rounds;
+      const int64_t most = local ? limits.intranodeBytes : limits.internodeBytes;
+      const uint32_t each = local ? 1 : limits.internodeRounds;
       EXPECT_TRUE(message.bytes > 0 &&
                   (message.chunk == 0 ? message.bytes <= most : message.chunk <= most && message.bytes > most));
       const int64_t chunk = message.chunk > 0 ? message.chunk : message.bytes;
@@ -71,15 +71,15 @@ protected:
         }
       int64_t at = 0;
       for (const Grant &grant : message.grants) {
-        const Stream::Hop &hop = streams[grant.stream].hops[grant.hop];
+        const Stream::Hop &hop = flows[grant.flow].hops[grant.hop];
         EXPECT_TRUE(hop.from == message.from && hop.to == message.to && grant.begin < grant.end);
-        EXPECT_EQ(grant.begin, sent[grant.stream][grant.hop]) << "a hop's bytes go in order";
-        sent[grant.stream][grant.hop] = grant.end;
+        EXPECT_EQ(grant.begin, sent[grant.flow][grant.hop]) << "a hop's bytes go in order";
+        sent[grant.flow][grant.hop] = grant.end;
         for (int64_t begin = grant.begin; begin < grant.end;) {
           const auto c = static_cast<uint32_t>(at / chunk);
           const int64_t end = std::min(grant.end, begin + (c + 1) * chunk - at);
-          parts.push_back({message.round + c * each, grant.stream, grant.hop, begin, end});
-          there[{grant.stream, grant.hop}][end] = message.round + (c + 2) * each;
+          parts.push_back({message.round + c * each, grant.flow, grant.hop, begin, end});
+          there[{grant.flow, grant.hop}][end] = message.round + (c + 2) * each;
           at += end - begin;
           begin = end;
         }
@@ -87,14 +87,14 @@ protected:
       EXPECT_EQ(at, message.bytes);
     }
     for (const Part &part : parts)
-      if (const int32_t after = streams[part.stream].hops[part.hop].after; after >= 0) {
-        const auto &ends = there[{part.stream, static_cast<uint32_t>(after)}];
+      if (const int32_t after = flows[part.flow].hops[part.hop].after; after >= 0) {
+        const auto &ends = there[{part.flow, static_cast<uint32_t>(after)}];
         const auto brought = ends.lower_bound(part.end);
         EXPECT_TRUE(brought != ends.end() && brought->second <= part.round) << "sent on before it was there";
       }
-    for (size_t s = 0; s < streams.size(); ++s)
+    for (size_t s = 0; s < flows.size(); ++s)
       for (int64_t bytes : sent[s])
-        EXPECT_EQ(bytes, streams[s].bytes);
+        EXPECT_EQ(bytes, flows[s].bytes);
     return rounds;
   }
 };
@@ -109,15 +109,15 @@ TEST_F(Rounds, AreAsManyAsTheBusiestPortHasChunks) {
       if (from != to)
         bytes[{from, to}] += pick(1, 4000);
     }
-    std::vector<Stream> streams;
+    std::vector<Stream> flows;
     std::map<std::pair<int32_t, bool>, int64_t> degree;
     int64_t most = 0;
     for (const auto &[pair, sum] : bytes) {
-      streams.push_back({{{pair.first, pair.second, -1}}, sum});
+      flows.push_back({{{pair.first, pair.second, -1}}, sum});
       for (const auto &port : {std::make_pair(pair.first, true), std::make_pair(pair.second, false)})
-        most = std::max(most, degree[port] += (sum + limits.localBytes - 1) / limits.localBytes);
+        most = std::max(most, degree[port] += (sum + limits.intranodeBytes - 1) / limits.intranodeBytes);
     }
-    EXPECT_EQ(check(streams, {}, limits, dealRounds(streams, {}, limits, AnyCuts())), most) << "round " << round;
+    EXPECT_EQ(check(flows, {}, limits, assignRounds(flows, {}, limits, AnyCuts())), most) << "round " << round;
   }
 }
 
@@ -127,27 +127,27 @@ TEST_F(Rounds, ForwardInOrder) {
     topology.ranksPerNode = pick(1, 4);
     topology.nicsPerNode = pick(1, topology.ranksPerNode);
     const RoundLimits limits{256 * pick(1, 3), 256 * pick(1, 3), static_cast<uint32_t>(pick(1, 4))};
-    std::vector<Stream> streams(pick(1, 6));
-    for (Stream &stream : streams) {
-      stream.bytes = pick(0, 5000);
+    std::vector<Stream> flows(pick(1, 6));
+    for (Stream &flow : flows) {
+      flow.bytes = pick(0, 5000);
       std::vector<int32_t> ranks(12);
       for (int32_t r = 0; r < 12; ++r)
         ranks[r] = r;
       std::shuffle(ranks.begin(), ranks.end(), random_);
       for (int64_t h = 0, hops = pick(1, 8); h < hops; ++h) {
         const auto after = static_cast<int32_t>(pick(-1, h - 1));
-        stream.hops.push_back(h == 0 ? Stream::Hop{ranks[0], ranks[1], -1}
-                                     : Stream::Hop{ranks[std::max(after, 0) + 1], ranks[h + 1], std::max(after, 0)});
+        flow.hops.push_back(h == 0 ? Stream::Hop{ranks[0], ranks[1], -1}
+                                   : Stream::Hop{ranks[std::max(after, 0) + 1], ranks[h + 1], std::max(after, 0)});
       }
     }
-    check(streams, topology, limits, dealRounds(streams, topology, limits, RandomCuts(round)));
+    check(flows, topology, limits, assignRounds(flows, topology, limits, RandomCuts(round)));
   }
 }
 
 TEST_F(Rounds, AChainIsAPipeline) {
-  std::vector<Stream> streams = {{{{0, 1, -1}, {1, 2, 0}, {2, 3, 1}, {3, 4, 2}}, 25'600}};
+  std::vector<Stream> flows = {{{{0, 1, -1}, {1, 2, 0}, {2, 3, 1}, {3, 4, 2}}, 25'600}};
   const RoundLimits limits{256, 256, 1};
-  EXPECT_EQ(check(streams, {}, limits, dealRounds(streams, {}, limits, AnyCuts())), 100u + 3 * 2);
+  EXPECT_EQ(check(flows, {}, limits, assignRounds(flows, {}, limits, AnyCuts())), 100u + 3 * 2);
 }
 
 } // namespace

@@ -1,5 +1,5 @@
 // Each scheme against a naive reading of docs/yaml.md, section 5: a list of rows for each rank, made row by row.
-#include "compiler/schemes.h"
+#include "compiler/resolve/schemes.h"
 
 #include <gtest/gtest.h>
 
@@ -106,17 +106,17 @@ std::optional<Rows> naive(const Scheme &scheme, int64_t n, int64_t k) {
 }
 
 /// What Shares say, as lists of rows. Fails on a local position that is filled twice or not at all.
-Rows expanded(const Shares &shares) {
+Rows expanded(const DimensionShards &shards) {
   Rows rows;
-  for (size_t r = 0; r < shares.at.size(); ++r) {
+  for (size_t r = 0; r < shards.at.size(); ++r) {
     std::map<int64_t, int64_t> local;
-    for (size_t i = 0; i < shares.layers(); ++i) {
-      const ir::Segments &layer = shares.layer(i)[r];
+    for (size_t i = 0; i < shards.layers(); ++i) {
+      const ir::IndexMap &layer = shards.layer(i)[r];
       EXPECT_EQ(layer, ir::normalize(layer));
       for (const auto &[row, position] : expand(layer))
         EXPECT_TRUE(local.emplace(position, row).second) << "local position twice";
     }
-    EXPECT_EQ(static_cast<int64_t>(local.size()), shares.lengths[r]);
+    EXPECT_EQ(static_cast<int64_t>(local.size()), shards.lengths[r]);
     auto &list = rows.emplace_back();
     for (const auto &[position, row] : local) {
       EXPECT_EQ(position, static_cast<int64_t>(list.size()));
@@ -137,14 +137,14 @@ Scheme scheme(std::string name, std::vector<int64_t> numbers = {}, int64_t unit 
 
 Rows shared(const Scheme &s, int64_t n, int64_t k, int64_t defaultUnit = 1) {
   std::string error;
-  const auto shares = share(s, n, k, defaultUnit, error);
-  EXPECT_TRUE(shares) << error;
-  return shares ? expanded(*shares) : Rows();
+  const auto shards = applyScheme(s, n, k, defaultUnit, error);
+  EXPECT_TRUE(shards) << error;
+  return shards ? expanded(*shards) : Rows();
 }
 
 std::string refused(const Scheme &s, int64_t n, int64_t k) {
   std::string error;
-  EXPECT_FALSE(share(s, n, k, 1, error));
+  EXPECT_FALSE(applyScheme(s, n, k, 1, error));
   return error;
 }
 
@@ -176,7 +176,7 @@ TEST(Schemes, RandomAgainstRowByRow) {
   std::map<std::string, int> checked;
   std::set<std::string> names;
 #define SCHEME(name, argument, help) names.insert(#name);
-#include "compiler/schemes.def"
+#include "compiler/frontend/schemes.def"
 #undef SCHEME
   for (const std::string &name : names)
     for (int round = 0; round < 2000; ++round) {
@@ -209,12 +209,12 @@ TEST(Schemes, RandomAgainstRowByRow) {
       }
       const auto wanted = naive(s, n, k);
       std::string error;
-      const auto shares = share(s, n, k, 1, error);
-      ASSERT_EQ(wanted.has_value(), shares.has_value())
+      const auto shards = applyScheme(s, n, k, 1, error);
+      ASSERT_EQ(wanted.has_value(), shards.has_value())
           << name << " n " << n << " k " << k << " u " << s.unit << ": " << error;
       if (!wanted)
         continue;
-      ASSERT_EQ(*wanted, expanded(*shares)) << name << " n " << n << " k " << k << " u " << s.unit;
+      ASSERT_EQ(*wanted, expanded(*shards)) << name << " n " << n << " k " << k << " u " << s.unit;
       ++checked[name];
     }
   for (const std::string &name : names)
@@ -255,11 +255,11 @@ TEST(Schemes, AMillionBlocksAreOneSegment) {
   for (const auto &[s, n] :
        {std::pair(scheme("round_robin"), 8 * million), std::pair(scheme("cyclic", {4}), 32 * million),
         std::pair(scheme("stride", {million}), 16 * million), std::pair(scheme("cyclic", {2}, 16), 256 * million)}) {
-    const auto shares = share(s, n, 8, 1, error);
-    ASSERT_TRUE(shares) << error;
-    for (const ir::Segments &segments : shares->at) {
-      ASSERT_EQ(segments.size(), 1u) << s.name;
-      EXPECT_EQ(segments[0].count, million);
+    const auto shards = applyScheme(s, n, 8, 1, error);
+    ASSERT_TRUE(shards) << error;
+    for (const ir::IndexMap &indexMap : shards->at) {
+      ASSERT_EQ(indexMap.size(), 1u) << s.name;
+      EXPECT_EQ(indexMap[0].count, million);
     }
   }
 }
@@ -274,10 +274,10 @@ TEST(Schemes, MapRepeatsAreLayers) {
   Scheme map = scheme("map", {}, 2); // units of 2 in 5 rows: unit 2 is row 4 alone
   map.lists = {{2, 0, 2}, {1}};
   std::string error;
-  const auto shares = share(map, 5, 2, 1, error);
-  ASSERT_TRUE(shares);
-  EXPECT_EQ(shares->repeats.size(), 1u);
-  EXPECT_EQ(expanded(*shares), (Rows{{4, 0, 1, 4}, {2, 3}}));
+  const auto shards = applyScheme(map, 5, 2, 1, error);
+  ASSERT_TRUE(shards);
+  EXPECT_EQ(shards->repeats.size(), 1u);
+  EXPECT_EQ(expanded(*shards), (Rows{{4, 0, 1, 4}, {2, 3}}));
 }
 
 TEST(Schemes, MessagesNameTheNumbers) {

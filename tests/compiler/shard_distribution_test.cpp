@@ -2,7 +2,7 @@
 // read across groups: a read of another group's shard is assigned last and changes no other assignment. Main replicas
 // are stated here; the compiler takes the lowest rank, which for d and f this row does not.
 
-#include "compiler/shard_distribution.h"
+#include "compiler/transfer/shard_distribution.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 struct Placement {
   std::string name;
-  std::vector<int32_t> holders; // the main replica first
+  std::vector<int32_t> replicas; // the main replica first
 };
 const std::vector<Placement> kPlacements = {
     {"a", {0}}, {"b", {0, 1, 2, 3, 4, 5, 6, 7}}, {"c", {0, 2, 4}}, {"d", {1, 0, 7}}, {"e", {1, 5}}, {"f", {1, 0, 5}},
@@ -28,30 +28,30 @@ std::map<std::string, std::vector<int32_t>> elected(bool read) {
   ir::Transfers transfers;
   std::vector<Shard> shards;
   for (uint32_t t = 0; t < kPlacements.size(); ++t) {
-    ir::Family family;
-    family.name = kPlacements[t].name;
-    layout.families.push_back(family);
-    ir::Tile tile;
-    tile.family = static_cast<int>(t);
-    transfers.tiles.push_back(tile);
+    ir::TensorPattern pattern;
+    pattern.name = kPlacements[t].name;
+    layout.tensorPatterns.push_back(pattern);
+    ir::Overlap overlap;
+    overlap.pattern = static_cast<int>(t);
+    transfers.overlaps.push_back(overlap);
     for (const int64_t group : {0, 1}) {
       Shard shard;
-      shard.tile = t;
+      shard.overlap = t;
       shard.group = group;
-      shard.cross = kPlacements[t].holders[0] % 2 != group;
+      shard.cross = kPlacements[t].replicas[0] % 2 != group;
       shard.bytes = 4;
-      for (int32_t rank : kPlacements[t].holders)
+      for (int32_t rank : kPlacements[t].replicas)
         if (rank % 2 == group)
-          shard.holders.push_back(rank);
-      std::sort(shard.holders.begin(), shard.holders.end());
-      if (!shard.holders.empty() && (read || !shard.cross))
+          shard.replicas.push_back(rank);
+      std::sort(shard.replicas.begin(), shard.replicas.end());
+      if (!shard.replicas.empty() && (read || !shard.cross))
         shards.push_back(shard);
     }
   }
-  elect(layout, transfers, shards);
+  assignShards(layout, transfers, shards);
   std::map<std::string, std::vector<int32_t>> result;
   for (const Shard &shard : shards)
-    result[kPlacements[shard.tile].name].push_back(shard.rank);
+    result[kPlacements[shard.overlap].name].push_back(shard.rank);
   for (auto &[name, ranks] : result)
     std::sort(ranks.begin(), ranks.end());
   return result;

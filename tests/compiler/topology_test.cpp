@@ -1,7 +1,7 @@
 // topology.yaml: every key, its units, and what is refused.
 
-#include "compiler/reading.h"
-#include "compiler/topology.h"
+#include "compiler/frontend/reading.h"
+#include "compiler/frontend/topology.h"
 
 #include <gtest/gtest.h>
 

@@ -5,9 +5,9 @@
 #include "tests/conformance/allocations.h"
 #include "tests/conformance/processes.h"
 #include "tools/common.h"
+#include "tools/flatbuffer_vectors.h"
+#include "tools/footprint.h"
 #include "tools/memory.h"
-#include "tools/resident.h"
-#include "tools/vectors.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -72,7 +72,7 @@ private:
       std::printf("%s: rank %d: %s\n", subject.name.c_str(), processes_.rank(), error.c_str());
       std::fflush(stdout);
     }
-    return processes_.largest(error.empty() ? 0 : 1) == 0;
+    return processes_.max(error.empty() ? 0 : 1) == 0;
   }
 
   /// Opens a plan, gives it memory and prepares it; false where a process refuses it. The steps in which the processes
@@ -115,17 +115,17 @@ private:
     constexpr int kOld = 0xAB; // in targets before the first run: their padding must become zero
     reshard_executor *executor = subject.executor.get();
     const schema::Manifest &manifest = subject.plan->manifest();
-    for (const PlaceMemory &place : subject.memory->places()) {
-      const schema::Endpoint &endpoint = *manifest.endpoints()->Get(place.endpoint);
-      for (uint32_t p = 0; p < place.params.size(); ++p) {
-        for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, p, place.place)) {
-          std::byte *memory = place.params[p][instance.instance];
+    for (const MeshRankMemory &rankMemory : subject.memory->rankMemories()) {
+      const schema::Endpoint &endpoint = *manifest.endpoints()->Get(rankMemory.endpoint);
+      for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
+        for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, p, rankMemory.meshRank)) {
+          std::byte *memory = rankMemory.params[p][instance.instance];
           const auto bytes = static_cast<uint64_t>(instance.bytes);
-          if (place.endpoint > 0)
+          if (rankMemory.endpoint > 0)
             std::memset(memory, kOld, bytes);
-          const uint32_t rank = endpoint.ranks()->Get(place.place);
-          if (std::string error =
-                  said(subject, reshard_bind(executor, place.endpoint, rank, instance.name.c_str(), memory, bytes));
+          const uint32_t rank = endpoint.ranks()->Get(rankMemory.meshRank);
+          if (std::string error = said(
+                  subject, reshard_bind(executor, rankMemory.endpoint, rank, instance.name.c_str(), memory, bytes));
               !error.empty())
             return error;
         }
@@ -154,18 +154,18 @@ private:
 
   /// Whether `move` brings the values of a seed to where they belong, in all processes.
   template <class Move> bool exact(const Subject &subject, uint64_t seed, Move move) {
-    for (const PlaceMemory &place : subject.memory->places())
-      if (place.endpoint == 0)
-        synthesize(*subject.plan, place, seed, 1);
+    for (const MeshRankMemory &rankMemory : subject.memory->rankMemories())
+      if (rankMemory.endpoint == 0)
+        synthesize(*subject.plan, rankMemory, seed, 1);
     if (!agreed(subject, move())) {
       processes_.abandon();
       return false;
     }
     uint64_t mismatches = 0, bytes = 0;
     std::string first;
-    for (const PlaceMemory &place : subject.memory->places())
-      if (place.endpoint > 0) {
-        const CheckResult result = check(*subject.plan, place, seed, 1);
+    for (const MeshRankMemory &rankMemory : subject.memory->rankMemories())
+      if (rankMemory.endpoint > 0) {
+        const CheckResult result = check(*subject.plan, rankMemory, seed, 1);
         mismatches += result.mismatches;
         bytes += result.checkedBytes;
         first = first.empty() ? result.first : first;
@@ -205,15 +205,14 @@ private:
       std::string error;
       for (uint64_t n = 0; n < options_.repeat && error.empty(); ++n) {
         if (n == kWindow)
-          before = residentBytes();
+          before = rssBytes();
         error = together(subject, nanoseconds);
       }
       return error;
     });
     if (!right)
       return false;
-    const uint64_t after = residentBytes(), growth = after > before ? after - before : 0,
-                   most = processes_.largest(growth);
+    const uint64_t after = rssBytes(), growth = after > before ? after - before : 0, most = processes_.max(growth);
     Subject newer;
     if (!prepare(path, newer))
       return false;
@@ -242,8 +241,8 @@ private:
   std::string together(const Subject &subject, uint64_t &nanoseconds) const {
     const double begin = now();
     std::string error = once(subject);
-    nanoseconds = processes_.largest(static_cast<uint64_t>((now() - begin) * 1e9));
-    return processes_.largest(error.empty() ? 0 : 1) > 0 && error.empty() ? "another process failed" : error;
+    nanoseconds = processes_.max(static_cast<uint64_t>((now() - begin) * 1e9));
+    return processes_.max(error.empty() ? 0 : 1) > 0 && error.empty() ? "another process failed" : error;
   }
   const Options &options_;
   Processes processes_;
@@ -272,13 +271,13 @@ int main(int argc, char **argv) {
     return code;
   options.folder = arguments[0];
   if (options.countAllocations && !kAllocationsAreCounted) {
-    complain("conformance", "a build with sanitizers counts no allocations");
+    printError("conformance", "a build with sanitizers counts no allocations");
     return kUsage;
   }
   try {
     return Conformance(options).run();
   } catch (const std::exception &exception) {
-    complain("conformance", exception.what());
+    printError("conformance", exception.what());
     return kFailure;
   }
 }

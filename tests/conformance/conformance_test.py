@@ -20,7 +20,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "semantics", "tools")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "semantics", "quantize", "mpi", "lib")]
 
 import generate  # noqa: E402
 import harness  # noqa: E402

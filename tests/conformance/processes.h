@@ -46,17 +46,17 @@ public:
   bool first() const { return rank_ == 0; }
 
   /// Of all processes; waits for all.
-  uint64_t largest(uint64_t mine) const { return reduce(mine, true); }
+  uint64_t max(uint64_t mine) const { return reduce(mine, true); }
   uint64_t sum(uint64_t mine) const { return reduce(mine, false); }
 
   /// A run failed with messages on their way: MPI_Finalize might wait for them.
   void abandon() { abandoned_ = true; }
 
 private:
-  uint64_t reduce(uint64_t mine, [[maybe_unused]] bool largest) const {
+  uint64_t reduce(uint64_t mine, [[maybe_unused]] bool max) const {
 #ifdef RESHARD_MPI
     if (several_)
-      MPI_Allreduce(MPI_IN_PLACE, &mine, 1, MPI_UINT64_T, largest ? MPI_MAX : MPI_SUM, MPI_COMM_WORLD);
+      MPI_Allreduce(MPI_IN_PLACE, &mine, 1, MPI_UINT64_T, max ? MPI_MAX : MPI_SUM, MPI_COMM_WORLD);
 #endif
     return mine;
   }

@@ -52,10 +52,10 @@ def drawing(text):
             for row in range(tensor.shape[0]):
                 names[base + row] = short + "".join(f"[{value}]" for value in values) + str(row)
     lines = []
-    for endpoint, places in zip(job.endpoints, job.check()):
-        for place, params in enumerate(places):
+    for endpoint, mesh_ranks in zip(job.endpoints, job.check()):
+        for mesh_rank, params in enumerate(mesh_ranks):
             for i, (name, held) in enumerate(params.items()):
-                head = f"{endpoint.role:<7} rank {endpoint.ranks[place]}" if i == 0 else ""
+                head = f"{endpoint.role:<7} rank {endpoint.ranks[mesh_rank]}" if i == 0 else ""
                 rows = " ".join(names[label] for label in held.labels.reshape(-1).tolist())
                 lines.append(f"{head:<15} {name:<22} {rows}".rstrip())
     return "\n".join(lines) + "\n"
@@ -69,10 +69,10 @@ def drawn(text):
 def grammar():
     """The keys that the readers of the YAML ask for."""
     keys = set()
-    for name in ("model", "layouts", "job", "mesh", "shard_rule", "read_pipeline", "where"):
-        source = (ROOT / "compiler" / f"{name}.cpp").read_text()
+    for name in ("model", "layouts", "job", "mesh", "shard_rule", "read_pipeline", "expression"):
+        source = (ROOT / "compiler/frontend" / f"{name}.cpp").read_text()
         keys |= set(re.findall(r'(?:find|require|number)\("(\w+)"', source))
-    keys |= set(re.findall(r"^SCHEME\((\w+),", (ROOT / "compiler" / "schemes.def").read_text(), re.MULTILINE))
+    keys |= set(re.findall(r"^SCHEME\((\w+),", (ROOT / "compiler/frontend/schemes.def").read_text(), re.MULTILINE))
     return keys - {"even"}  # the default; a name of `scheme`
 
 
@@ -249,8 +249,8 @@ def run_tutorial(document):
         for made in (package / "bin", package / "lib", commands, work):
             made.mkdir()
         for name in ("compile", "exec", "inspect", "diff"):
-            for place in (commands, package / "bin"):
-                (place / f"reshard-{name}").symlink_to(BIN / f"reshard-{name}")
+            for mesh_rank in (commands, package / "bin"):
+                (mesh_rank / f"reshard-{name}").symlink_to(BIN / f"reshard-{name}")
         (package / "lib" / library.name).symlink_to(library)
         python = commands / "python3"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

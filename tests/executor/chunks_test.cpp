@@ -27,7 +27,7 @@ protected:
       segment.steps.push_back(Step(bytes, 0, first, send ? count : 0, first + (send ? count : 0), send ? 0 : count, 0,
                                    1, 0, 0, send, kind, 0, 0, chunk));
     };
-    segment.buffers = {BufferRun(0, 0, 0, 1, 1, 0, 4096), BufferRun(1, 0, 0, 2, 2, 0, 4096)}; // a is of the source
+    segment.buffers = {BufferRange(0, 0, 0, 1, 1, 0, 4096), BufferRange(1, 0, 0, 2, 2, 0, 4096)}; // a is of the source
     segment.after = {0};
     step(received, StepKind::recv, receiveChunk);
     step(sent, StepKind::send, sendChunk);

@@ -1,9 +1,9 @@
 // What changes on its way, on a device of this process: messages in chunks that part elements and blocks, what is
 // gathered, tensor scales; against direct copies by threads on the CPU.
 
-#include "executor/faces.h"
-#include "executor/phases.h"
+#include "executor/device_rounds.h"
 #include "executor/recorded.h"
+#include "executor/view_jobs.h"
 #include "schema/manifest.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/tools/support.h"
@@ -27,15 +27,15 @@ public:
     local.rank = rank;
     if (const std::string error = plan.segment(rank, local.segment); !error.empty())
       throw std::runtime_error(error);
-    for (const schema::BufferRun *run : *local.segment->buffers()) {
+    for (const schema::BufferRange *run : *local.segment->buffers()) {
       std::vector<std::byte *> &table = tables_.emplace_back();
       const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(run->endpoint());
       for (const schema::ParamInstance &instance :
-           schema::instances(plan.manifest(), endpoint, run->param(), run->place())) {
+           schema::instances(plan.manifest(), endpoint, run->param(), run->mesh_rank())) {
         std::vector<std::byte> &memory =
             memory_.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE}); // and a guard
         table.push_back(memory.data());
-        std::mt19937_64 random(seed * 1000 + run->param() * 10 + instance.instance + 100 * run->place());
+        std::mt19937_64 random(seed * 1000 + run->param() * 10 + instance.instance + 100 * run->mesh_rank());
         if (run->endpoint() == 0)
           std::generate_n(memory.data(), instance.bytes,
                           [&] { return static_cast<std::byte>(random() % 4 ? random() : random() % 3); });
@@ -45,7 +45,7 @@ public:
       local.runs.push_back(table.data());
   }
 
-  std::string bind(const Plan &plan, Transport &transport) { return faces_.bind(plan, local, transport); }
+  std::string bind(const Plan &plan, Transport &transport) { return viewJobs_.bind(plan, local, transport); }
   const std::deque<std::vector<std::byte>> &memory() const { return memory_; }
 
   LocalRank local;
@@ -53,7 +53,7 @@ public:
 private:
   std::deque<std::vector<std::byte *>> tables_;
   std::deque<std::vector<std::byte>> memory_;
-  FaceWork faces_;
+  ViewJobs viewJobs_;
 };
 
 using BoundRanks = std::vector<std::unique_ptr<BoundRank>>;
@@ -129,7 +129,7 @@ TEST(Converted, AllRanksOnOneDevice) {
 }
 
 TEST(Converted, ARankInEachGroupMakesTheSame) {
-  std::atomic<size_t> packed{0}, beside{0}, reduced{0}, gathered{0}, kept{0};
+  std::atomic<size_t> packed{0}, concurrent{0}, reduced{0}, gathered{0}, kept{0};
   for (const std::string &layout : kLayouts)
     for (const std::string &form : kForms)
       for (const bool self : {false, true}) {
@@ -141,7 +141,7 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
         const auto threads = makeThreadsTransport(2);
         const BoundRanks expected = ranAlone(*plan, 7, *threads);
         BoundRanks ranks(plan->world());
-        Lobby lobby;
+        FakeFabric fabric;
         std::vector<std::string> errors(plan->world());
         std::vector<std::thread> running;
 
@@ -153,7 +153,7 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
             RecordedOptions options;
             options.selfMessages = self;
             const auto transport = makeRecordedTransport(
-                std::move(device), std::make_unique<CpuGroup>(lobby, rank, plan->world()), options);
+                std::move(device), std::make_unique<CpuCommunicator>(fabric, rank, plan->world()), options);
             const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
             bool late = false;
             errors[rank] = ranks[rank]->bind(*plan, *transport);
@@ -163,18 +163,18 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
               errors[rank] = transport->run(deadline, late);
             for (size_t o = 0; o < recorded.operations().size(); ++o) {
               const Operation &operation = recorded.operations()[o];
-              const auto *exchange = std::get_if<Exchange>(&operation);
-              const auto *tables = exchange ? &exchange->beside : std::get_if<Tables>(&operation);
+              const auto *batch = std::get_if<P2pBatch>(&operation);
+              const auto *tables = batch ? &batch->concurrent : std::get_if<Tables>(&operation);
               if (!tables)
                 continue;
               packed += !tables->rest.empty();
-              beside += exchange && !tables->changes.empty();
-              for (const kernels::ChangePiece &piece : tables->changes.pieces()) {
-                reduced += piece.task == kernels::Task::tensorScales && piece.units > 0;
-                gathered += piece.task == kernels::Task::blocks && piece.units > 0 && o > 1;
+              concurrent += batch && !tables->conversions.empty();
+              for (const kernels::ConversionEntry &entry : tables->conversions.entries()) {
+                reduced += entry.task == kernels::Task::tensorScales && entry.units > 0;
+                gathered += entry.task == kernels::Task::blocks && entry.units > 0 && o > 1;
               }
             }
-            kept += partedUnits(ranks[rank]->local, 0) > 0;
+            kept += splitUnitCount(ranks[rank]->local, 0) > 0;
           });
         for (std::thread &thread : running)
           thread.join();
@@ -184,7 +184,7 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
       }
   // Of all that is special there is enough.
   EXPECT_GT(packed, 0u);
-  EXPECT_GT(beside, 0u);
+  EXPECT_GT(concurrent, 0u);
   EXPECT_GT(reduced, 0u);
   EXPECT_GT(gathered, 0u);
   EXPECT_GT(kept, 0u);

@@ -4,7 +4,7 @@
 // order.
 #pragma once
 
-#include "executor/group.h"
+#include "executor/communicator.h"
 
 #include <algorithm>
 #include <atomic>
@@ -42,9 +42,10 @@ public:
   }
   std::string reach(const std::byte *memory) override { return memory == unreachable ? "no memory of the device" : ""; }
 
-  std::string record(const std::vector<Operation> &operations, Group *group, const Deadline &, bool &) override {
+  std::string record(const std::vector<Operation> &operations, Communicator *communicator, const Deadline &,
+                     bool &) override {
     operations_ = operations;
-    group_ = group;
+    communicator_ = communicator;
     for (const Operation &operation : operations)
       if (const Call *call = std::get_if<Call>(&operation))
         if (std::string error = (*call)(); !error.empty())
@@ -59,13 +60,13 @@ public:
         if (const auto *tables = std::get_if<Tables>(&operations_[o]))
           launch(*tables);
         bool late = false;
-        if (const auto *exchange = std::get_if<Exchange>(&operations_[o])) {
+        if (const auto *batch = std::get_if<P2pBatch>(&operations_[o])) {
           const bool first = random_() % 2 == 0; // the two have nothing to do with each other
           if (first)
-            launch(exchange->beside);
-          error_ = group_->exchange(exchange->transfers, nullptr, {}, late);
+            launch(batch->concurrent);
+          error_ = communicator_->exchange(batch->ops, nullptr, {}, late);
           if (!first)
-            launch(exchange->beside);
+            launch(batch->concurrent);
         }
       }
       done_ = true;
@@ -107,16 +108,16 @@ private:
 
   void launch(const Tables &tables) {
     using namespace kernels;
-    auto copy = [&](const Table &table) {
+    auto copy = [&](const CopyTable &table) {
       if (!table.empty())
         inAnyOrder(kBlockThreads, [&](uint32_t block, uint32_t blocks, uint32_t thread) {
           copyThread(table.view(), block, blocks, thread);
         });
     };
     copy(tables.copies);
-    if (!tables.changes.empty())
+    if (!tables.conversions.empty())
       inAnyOrder(kBlockThreads / kWarpThreads, [&](uint32_t block, uint32_t blocks, uint32_t warp) {
-        changeWarp(tables.changes.view(), block, blocks, warp, 0);
+        convertWarp(tables.conversions.view(), block, blocks, warp, 0);
       });
     copy(tables.rest);
   }
@@ -124,7 +125,7 @@ private:
   std::mt19937_64 random_;
   std::vector<void *> memory_;
   std::vector<Operation> operations_;
-  Group *group_ = nullptr;
+  Communicator *communicator_ = nullptr;
   std::thread worker_;
   std::atomic<bool> done_{true};
   std::atomic<size_t> begun_{0};
@@ -132,7 +133,7 @@ private:
 };
 
 /// Where the ranks of a process meet.
-struct Lobby {
+struct FakeFabric {
   struct Offer {
     const std::byte *memory;
     uint64_t bytes;
@@ -144,37 +145,37 @@ struct Lobby {
   std::map<uint32_t, std::vector<std::byte>> gathered;
 };
 
-class CpuGroup : public Group {
+class CpuCommunicator : public Communicator {
 public:
-  CpuGroup(Lobby &lobby, uint32_t rank, uint32_t size) : lobby_(lobby), rank_(rank), size_(size) {}
+  CpuCommunicator(FakeFabric &fabric, uint32_t rank, uint32_t size) : fabric_(fabric), rank_(rank), size_(size) {}
 
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
-  std::string gather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &, bool &) override {
-    std::unique_lock lock(lobby_.mutex);
-    lobby_.gathered[rank_].assign(mine, mine + bytes);
-    lobby_.changed.notify_all();
-    lobby_.changed.wait(lock, [this] { return lobby_.gathered.size() == size_; });
+  std::string allGather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &, bool &) override {
+    std::unique_lock lock(fabric_.mutex);
+    fabric_.gathered[rank_].assign(mine, mine + bytes);
+    fabric_.changed.notify_all();
+    fabric_.changed.wait(lock, [this] { return fabric_.gathered.size() == size_; });
     for (uint32_t rank = 0; rank < size_; ++rank)
-      std::memcpy(all + rank * bytes, lobby_.gathered[rank].data(), bytes);
+      std::memcpy(all + rank * bytes, fabric_.gathered[rank].data(), bytes);
     return {};
   }
-  std::string exchange(const std::vector<Transfer> &transfers, void *, const Deadline &, bool &) override {
-    std::unique_lock lock(lobby_.mutex);
-    std::deque<Lobby::Offer> mine;
-    std::map<uint32_t, std::deque<const Transfer *>> wanted; // by peer
-    for (const Transfer &transfer : transfers)
-      if (transfer.send) {
-        mine.push_back({transfer.memory, transfer.bytes});
-        lobby_.offers[{rank_, transfer.peer}].push_back(&mine.back());
+  std::string exchange(const std::vector<P2pOp> &ops, void *, const Deadline &, bool &) override {
+    std::unique_lock lock(fabric_.mutex);
+    std::deque<FakeFabric::Offer> mine;
+    std::map<uint32_t, std::deque<const P2pOp *>> wanted; // by peer
+    for (const P2pOp &op : ops)
+      if (op.send) {
+        mine.push_back({op.memory, op.bytes});
+        fabric_.offers[{rank_, op.peer}].push_back(&mine.back());
       } else {
-        wanted[transfer.peer].push_back(&transfer);
+        wanted[op.peer].push_back(&op);
       }
-    lobby_.changed.notify_all();
+    fabric_.changed.notify_all();
     while (!abandoned_) {
       for (auto &[peer, receives] : wanted)
-        for (auto &offers = lobby_.offers[{peer, rank_}]; !receives.empty() && !offers.empty();
-             lobby_.changed.notify_all()) {
+        for (auto &offers = fabric_.offers[{peer, rank_}]; !receives.empty() && !offers.empty();
+             fabric_.changed.notify_all()) {
           if (offers.front()->bytes != receives.front()->bytes)
             return "a message of " + std::to_string(offers.front()->bytes) + " bytes for one of " +
                    std::to_string(receives.front()->bytes);
@@ -184,9 +185,9 @@ public:
           receives.pop_front();
         }
       if (std::all_of(wanted.begin(), wanted.end(), [](const auto &each) { return each.second.empty(); }) &&
-          std::all_of(mine.begin(), mine.end(), [](const Lobby::Offer &offer) { return offer.taken; }))
+          std::all_of(mine.begin(), mine.end(), [](const FakeFabric::Offer &offer) { return offer.taken; }))
         return {};
-      lobby_.changed.wait_for(lock, std::chrono::milliseconds(5));
+      fabric_.changed.wait_for(lock, std::chrono::milliseconds(5));
     }
     return "abandoned";
   }
@@ -200,7 +201,7 @@ public:
   int barriers = 0;
 
 private:
-  Lobby &lobby_;
+  FakeFabric &fabric_;
   const uint32_t rank_, size_;
   std::atomic<bool> abandoned_{false};
 };

@@ -84,29 +84,31 @@ public:
   }
   /// All, but for one source; or that alone.
   void bindAll(const std::string &except = {}, const std::string &alone = {}) {
-    for (const PlaceMemory &place : memory_->places()) {
-      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
-      for (uint32_t p = 0; p < place.params.size(); ++p)
-        for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, place.place))
-          if (alone.empty() ? place.endpoint > 0 || instance.name != except
-                            : place.endpoint == 0 && instance.name == alone) {
-            ASSERT_EQ(reshard_bind(executor_, place.endpoint, endpoint.ranks()->Get(place.place), instance.name.c_str(),
-                                   place.params[p][instance.instance], static_cast<uint64_t>(instance.bytes)),
+    for (const MeshRankMemory &rankMemory : memory_->rankMemories()) {
+      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
+      for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+        for (const schema::ParamInstance &instance :
+             schema::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank))
+          if (alone.empty() ? rankMemory.endpoint > 0 || instance.name != except
+                            : rankMemory.endpoint == 0 && instance.name == alone) {
+            ASSERT_EQ(reshard_bind(executor_, rankMemory.endpoint, endpoint.ranks()->Get(rankMemory.meshRank),
+                                   instance.name.c_str(), rankMemory.params[p][instance.instance],
+                                   static_cast<uint64_t>(instance.bytes)),
                       RESHARD_OK)
                 << reshard_error(executor_);
           }
     }
   }
   void fill(uint64_t seed) {
-    for (const PlaceMemory &place : memory_->places())
-      if (place.endpoint == 0)
-        synthesize(*plan_, place, seed, 1);
+    for (const MeshRankMemory &rankMemory : memory_->rankMemories())
+      if (rankMemory.endpoint == 0)
+        synthesize(*plan_, rankMemory, seed, 1);
   }
   uint64_t mismatches(uint64_t seed) {
     uint64_t wrong = 0;
-    for (const PlaceMemory &place : memory_->places())
-      if (place.endpoint > 0)
-        wrong += check(*plan_, place, seed, 1).mismatches;
+    for (const MeshRankMemory &rankMemory : memory_->rankMemories())
+      if (rankMemory.endpoint > 0)
+        wrong += check(*plan_, rankMemory, seed, 1).mismatches;
     return wrong;
   }
   std::string error() const { return reshard_error(executor_); }

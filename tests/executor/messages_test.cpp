@@ -2,13 +2,13 @@
 // order, ranks get on at different speeds. Every plan must end, with the same targets as by direct copies.
 
 #include "compiler/pass.h"
-#include "executor/agreement.h"
+#include "executor/bootstrap.h"
+#include "executor/channel.h"
 #include "executor/chunks.h"
 #include "executor/launch.h"
+#include "executor/local_peers.h"
 #include "executor/mappings.h"
-#include "executor/neighbours.h"
 #include "executor/transport.h"
-#include "executor/wire.h"
 #include "tests/executor/ranks.h"
 
 #include <gtest/gtest.h>
@@ -23,22 +23,22 @@
 #include <unistd.h>
 
 using namespace reshard;
+using tests::Mappable;
 using tests::RankMemory;
-using tests::Shown;
 
 namespace {
 
 /// What is on its way between all ranks of a process.
-struct Air {
+struct FakeNetwork {
   std::mutex mutex;
   uint64_t sent = 0; // chunks of the plan's messages
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::deque<std::vector<std::byte>>> messages; // from, to, tag
 };
 
-class SlowWire : public Wire {
+class SlowChannel : public Channel {
 public:
-  SlowWire(Air &air, uint32_t rank, uint32_t size, uint64_t seed, uint32_t maxTag = 32767)
-      : air_(air), rank_(rank), size_(size), maxTag_(maxTag), random_(seed * 1000 + rank) {}
+  SlowChannel(FakeNetwork &network, uint32_t rank, uint32_t size, uint64_t seed, uint32_t maxTag = 32767)
+      : network_(network), rank_(rank), size_(size), maxTag_(maxTag), random_(seed * 1000 + rank) {}
 
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
@@ -60,14 +60,14 @@ public:
       --request.delay;
     } else if (request.open && request.sends) {
       // Only now is the memory read: whoever changes it before is found out.
-      std::lock_guard lock(air_.mutex);
-      air_.sent += request.tag >= Agreement::kTags;
-      air_.messages[{rank_, request.peer, request.tag}].emplace_back(request.data, request.data + request.bytes);
+      std::lock_guard lock(network_.mutex);
+      network_.sent += request.tag >= Bootstrap::kTags;
+      network_.messages[{rank_, request.peer, request.tag}].emplace_back(request.data, request.data + request.bytes);
       request.open = false;
     } else if (request.open) {
       auto &waiting = order_[{request.peer, request.tag}];
-      std::lock_guard lock(air_.mutex);
-      auto &arrived = air_.messages[{request.peer, rank_, request.tag}];
+      std::lock_guard lock(network_.mutex);
+      auto &arrived = network_.messages[{request.peer, rank_, request.tag}];
       if (waiting.front() == number && !arrived.empty()) {
         if (arrived.front().size() != request.bytes)
           return "a message of " + std::to_string(arrived.front().size()) + " bytes for one of " +
@@ -93,14 +93,14 @@ private:
   };
   uint64_t delay() { return random_() % 4 == 0 ? random_() % 60 : random_() % 4; }
 
-  Air &air_;
+  FakeNetwork &network_;
   const uint32_t rank_, size_, maxTag_;
   std::mt19937_64 random_;
   std::vector<Request> requests_;
   std::map<std::pair<uint32_t, uint32_t>, std::deque<size_t>> order_; // receives, by peer and tag
 };
 
-TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
+TEST(Messages, CompleteCorrectlyOverSlowChannels) {
   const tests::Folder folder;
   int chunked = 0, passedOn = 0;
   std::vector<std::string> jobs(std::begin(tests::kRelayJobs), std::end(tests::kRelayJobs));
@@ -113,10 +113,10 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
       ASSERT_EQ(Plan::open(folder / "plan", plan), "");
       // The same sources twice: for direct copies, and for messages.
       std::vector<std::unique_ptr<RankMemory>> direct, sent;
-      const Shown shown = seed % 3 == 0 ? Shown::nothing : seed % 3 == 1 ? Shown::all : Shown::some;
+      const Mappable mappable = seed % 3 == 0 ? Mappable::nothing : seed % 3 == 1 ? Mappable::all : Mappable::some;
       for (auto *all : {&direct, &sent})
         for (uint32_t rank = 0; rank < plan->world(); ++rank)
-          all->push_back(std::make_unique<RankMemory>(*plan, rank, all == &sent ? shown : Shown::nothing));
+          all->push_back(std::make_unique<RankMemory>(*plan, rank, all == &sent ? mappable : Mappable::nothing));
       const uint64_t runs = 1 + seed / 3;
       for (auto &memory : direct)
         memory->fill(seed * 10 + runs - 1);
@@ -136,13 +136,13 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
       ASSERT_EQ(copies->prepare(*plan, locals, {}, timedOut), "");
       ASSERT_EQ(copies->run({}, timedOut), "");
 
-      Air air;
+      FakeNetwork network;
       std::vector<std::string> errors(plan->world());
       std::vector<std::thread> ranks;
       for (uint32_t rank = 0; rank < plan->world(); ++rank)
         ranks.emplace_back([&, rank] {
           const std::unique_ptr<Transport> messages =
-              makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), seed));
+              makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), seed));
           bool late = false;
           errors[rank] = messages->prepare(*plan, {sent[rank]->local},
                                            std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
@@ -164,8 +164,8 @@ TEST(Messages, EndAndAreRightOnTheWorstOfWires) {
         EXPECT_EQ(errors[rank], "") << "rank " << rank;
         EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
       }
-      if (shown != Shown::some && !relayed) { // then it depends on the ranks; and nobody shows its arena
-        EXPECT_EQ(air.sent == 0, shown == Shown::all);
+      if (mappable != Mappable::some && !relayed) { // then it depends on the ranks; and nobody shows its arena
+        EXPECT_EQ(network.sent == 0, mappable == Mappable::all);
       }
     }
   EXPECT_GT(chunked, 100);
@@ -205,7 +205,7 @@ void cutMessages(ir::Module &module, uint32_t count) {
     std::sort(steps.begin(), steps.end(), [](const ir::Step &a, const ir::Step &b) { return a.round < b.round; });
     rank.steps = std::move(steps);
   }
-  ASSERT_EQ(assignBuffers(module), "");
+  ASSERT_EQ(assignStaging(module), "");
 }
 
 // Of 64 messages one after another that are pulled, each second one takes its slots over from two: 2^32 ways lead
@@ -233,7 +233,7 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
   uint64_t wireChunks = 0;
   int afterTwo = 0;
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-    sent.push_back(std::make_unique<RankMemory>(*plan, rank, Shown::all));
+    sent.push_back(std::make_unique<RankMemory>(*plan, rank, Mappable::all));
     sent[rank]->fill(1);
     for (const schema::Step *step : *sent[rank]->local.segment->steps()) {
       wireChunks += step->kind() == schema::StepKind::send && !(rank == 0 && step->peer() == 3) ? chunkCount(*step) : 0;
@@ -241,14 +241,14 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
     }
   }
   EXPECT_GE(afterTwo, static_cast<int>(kCount)); // of the sends of rank 0 and of the receives of rank 3 a half
-  Air air;
+  FakeNetwork network;
   std::vector<std::string> errors(plan->world());
   std::vector<BytesBy> by(plan->world());
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < plan->world(); ++rank)
     ranks.emplace_back([&, rank] {
       const std::unique_ptr<Transport> messages =
-          makeMessageTransport(std::make_unique<SlowWire>(air, rank, plan->world(), 1), shortcut(rank));
+          makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), 1), shortcut(rank));
       const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(20); };
       const auto end = soon();
       bool late = false;
@@ -265,35 +265,36 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
     EXPECT_EQ(errors[rank], "") << "rank " << rank;
     EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
   }
-  EXPECT_EQ(air.sent, wireChunks);
+  EXPECT_EQ(network.sent, wireChunks);
   for (uint32_t rank = 0; rank < plan->world();
        ++rank) { // a column is 512 bytes; rank 3 has two from rank 0 and two from rank 1
     const uint64_t columns = kCount * 512, shared = rank == 3 ? 2 * columns : 0;
     EXPECT_EQ(by[rank].sharedMemory, shared);
-    EXPECT_EQ(by[rank].wire, rank < 2 ? 0 : 4 * columns - shared);
-    EXPECT_EQ(by[rank].local + by[rank].wireInsideHost, 0u); // rank 1 says of no host that it is there
+    EXPECT_EQ(by[rank].messages, rank < 2 ? 0 : 4 * columns - shared);
+    EXPECT_EQ(by[rank].local + by[rank].messagesInsideHost, 0u); // rank 1 says of no host that it is there
   }
 }
 
 TEST(Messages, RankZeroTellsTheOthersWhereItIs) {
-  Air air;
+  FakeNetwork network;
   std::byte ids[4][128] = {};
   std::fill_n(ids[0], 128, std::byte{7});
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < 4; ++rank)
     ranks.emplace_back([&, rank] {
-      SlowWire wire(air, rank, 4, 1);
+      SlowChannel channel(network, rank, 4, 1);
       bool late = false;
-      EXPECT_EQ(shareByWire(wire, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60), late),
-                "");
+      EXPECT_EQ(
+          shareByChannel(channel, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60), late),
+          "");
     });
   for (std::thread &rank : ranks)
     rank.join();
   for (const auto &id : ids)
     EXPECT_EQ(std::memcmp(id, ids[0], 128), 0);
-  SlowWire alone(air, 1, 2, 1);
+  SlowChannel alone(network, 1, 2, 1);
   bool late = false;
-  EXPECT_EQ(shareByWire(alone, ids[1], 128, std::chrono::steady_clock::now(), late),
+  EXPECT_EQ(shareByChannel(alone, ids[1], 128, std::chrono::steady_clock::now(), late),
             "the deadline passed: rank 0 is waited for, to join");
   EXPECT_TRUE(late);
 }
@@ -308,13 +309,13 @@ TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
   tests::Ranks memory = tests::fillRanks(*plan, 1);
   std::byte *const nothing[] = {nullptr, nullptr};
   memory[2]->local.runs.assign(memory[2]->local.runs.size(), nothing);
-  Air air;
+  FakeNetwork network;
   std::string errors[3];
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < 3; ++rank)
     ranks.emplace_back([&, rank] {
       bool late = false;
-      errors[rank] = makeMessageTransport(std::make_unique<SlowWire>(air, rank, 3, 1), false)
+      errors[rank] = makeMessageTransport(std::make_unique<SlowChannel>(network, rank, 3, 1), false)
                          ->prepare(*plan, {memory[rank]->local}, {}, late);
       EXPECT_FALSE(late);
     });
@@ -332,13 +333,13 @@ TEST(Messages, AWireWithTooFewTagsIsRefused) {
   std::unique_ptr<Plan> plan;
   tests::compile(tests::kRelayJobs[0], folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
-  const RankMemory memory(*plan, 0, Shown::nothing);
+  const RankMemory memory(*plan, 0, Mappable::nothing);
   const uint32_t messages = static_cast<uint32_t>(plan->manifest().messages());
   ASSERT_GT(messages, 1u);
-  Air air;
+  FakeNetwork network;
   bool late = false;
-  const auto transport =
-      makeMessageTransport(std::make_unique<SlowWire>(air, 0, plan->world(), 1, Agreement::kTags + messages - 2));
+  const auto transport = makeMessageTransport(
+      std::make_unique<SlowChannel>(network, 0, plan->world(), 1, Bootstrap::kTags + messages - 2));
   EXPECT_EQ(transport->prepare(*plan, {memory.local}, {}, late), "the plan has " + std::to_string(messages) +
                                                                      " messages, and the wire tags for " +
                                                                      std::to_string(messages - 1));
@@ -352,11 +353,11 @@ TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
                  folder / "plan");
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
   for (const bool replaced : {false, true}) {
-    RankMemory memory(*plan, 1, Shown::all), other(*plan, 0);
+    RankMemory memory(*plan, 1, Mappable::all), other(*plan, 0);
     memory.fill(3);
-    Neighbours shows, meets;
-    ASSERT_EQ(shows.show(memory.local), "");
-    ASSERT_EQ(meets.show(other.local), "");
+    LocalPeers publisher, reader;
+    ASSERT_EQ(publisher.publish(memory.local), "");
+    ASSERT_EQ(reader.publish(other.local), "");
     if (replaced) {
       std::vector<int> opened;
       const int number = SharedMappings().find(memory.local.pointer(1), 1, opened).file,
@@ -365,11 +366,11 @@ TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
       ASSERT_EQ(dup2(file, number), number);
       close(file);
     }
-    const LocalRank *met = meets.meet(*plan, 1, shows.invitation());
-    ASSERT_NE(met, nullptr);
-    ASSERT_EQ(met->pointer(1) == nullptr, replaced);
+    const LocalRank *attached = reader.attach(*plan, 1, publisher.address());
+    ASSERT_NE(attached, nullptr);
+    ASSERT_EQ(attached->pointer(1) == nullptr, replaced);
     if (!replaced) {
-      EXPECT_EQ(std::memcmp(met->pointer(1), memory.local.pointer(1), 64 * 32), 0);
+      EXPECT_EQ(std::memcmp(attached->pointer(1), memory.local.pointer(1), 64 * 32), 0);
     }
   }
 }
@@ -383,18 +384,18 @@ TEST(Messages, APeerThatIsGoneIsNamed) {
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
   const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
   bool late = false;
-  RankMemory memory(*plan, 0, Shown::nothing), other(*plan, 1, Shown::nothing);
+  RankMemory memory(*plan, 0, Mappable::nothing), other(*plan, 1, Mappable::nothing);
   {
-    Air air; // rank 1 never comes
-    const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, 0, 2, 1));
+    FakeNetwork network; // rank 1 never comes
+    const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowChannel>(network, 0, 2, 1));
     EXPECT_EQ(messages->prepare(*plan, {memory.local}, soon(), late),
               "the deadline passed: rank 1 is waited for, in prepare");
     EXPECT_TRUE(late);
   }
   late = false;
-  Air air; // rank 1 prepares, and is never heard of again
-  const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowWire>(air, 0, 2, 1));
-  const std::unique_ptr<Transport> others = makeMessageTransport(std::make_unique<SlowWire>(air, 1, 2, 1));
+  FakeNetwork network; // rank 1 prepares, and is never heard of again
+  const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowChannel>(network, 0, 2, 1));
+  const std::unique_ptr<Transport> others = makeMessageTransport(std::make_unique<SlowChannel>(network, 1, 2, 1));
   bool lateToo = false;
   std::thread gone([&] { EXPECT_EQ(others->prepare(*plan, {other.local}, {}, lateToo), ""); });
   ASSERT_EQ(messages->prepare(*plan, {memory.local}, {}, late), "");

@@ -19,31 +19,31 @@
 namespace reshard::tests {
 
 /// The memory of one rank's buffers, side by side; whether others can map it.
-enum class Shown { nothing, all, some };
+enum class Mappable { nothing, all, some };
 class RankMemory {
 public:
-  RankMemory(const Plan &plan, uint32_t rank, Shown shown = Shown::nothing) {
+  RankMemory(const Plan &plan, uint32_t rank, Mappable mappable = Mappable::nothing) {
     local.rank = rank;
     if (const std::string error = plan.segment(rank, local.segment); !error.empty())
       throw std::runtime_error(error);
     bytes_ = 1;
-    for (const schema::BufferRun *run : *local.segment->buffers())
+    for (const schema::BufferRange *run : *local.segment->buffers())
       bytes_ += run->count() * (run->bytes() + 1);
-    const bool shared = shown == Shown::all || (shown == Shown::some && rank % 2 == 0);
+    const bool shared = mappable == Mappable::all || (mappable == Mappable::some && rank % 2 == 0);
     if (shared && ((file_ = memfd_create("params", 0)) < 0 || ftruncate(file_, static_cast<off_t>(bytes_)) != 0))
       throw std::runtime_error("no memory");
     memory_ = static_cast<std::byte *>(
         mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file_, 0));
     std::memset(memory_, 0xEE, bytes_);
     std::byte *next = memory_;
-    for (const schema::BufferRun *run : *local.segment->buffers()) {
+    for (const schema::BufferRange *run : *local.segment->buffers()) {
       std::vector<std::byte *> &table = tables_.emplace_back();
       for (uint32_t i = 0; i < run->count(); ++i, next += run->bytes() + 1)
         table.push_back(next);
     }
     for (const auto &table : tables_)
       local.runs.push_back(table.data());
-    relayed_.resize(arenaBegin(*local.segment));
+    relayed_.resize(arenaHeadBytes(*local.segment));
     local.arena = relayed_.empty() ? nullptr : relayed_.data();
   }
   ~RankMemory() {
@@ -55,9 +55,9 @@ public:
   /// New source values. Replicas differ, so that it counts from whom bytes come.
   void fill(uint64_t seed) {
     for (uint32_t r = 0; r < local.segment->buffers()->size(); ++r)
-      if (const schema::BufferRun &run = *local.segment->buffers()->Get(r); run.endpoint() == 0)
+      if (const schema::BufferRange &run = *local.segment->buffers()->Get(r); run.endpoint() == 0)
         for (uint32_t i = 0; i < run.count(); ++i) {
-          std::mt19937_64 random(seed * 100 + run.param() * 10 + i + 1000 * run.place());
+          std::mt19937_64 random(seed * 100 + run.param() * 10 + i + 1000 * run.mesh_rank());
           std::generate_n(local.runs[r][i], run.bytes(), [&] { return static_cast<std::byte>(random()); });
         }
   }

@@ -1,6 +1,6 @@
 // The recorded transport on a device and a group of this process: what a GPU would be told, run on the CPU.
 
-#include "executor/phases.h"
+#include "executor/device_rounds.h"
 #include "executor/recorded.h"
 #include "tests/executor/cpu_device.h"
 #include "tests/executor/ranks.h"
@@ -20,7 +20,7 @@ namespace {
 void spoilTargets(const Ranks &ranks) {
   for (const auto &rank : ranks)
     for (uint32_t r = 0; r < rank->local.runs.size(); ++r)
-      if (const schema::BufferRun &run = *rank->local.segment->buffers()->Get(r); run.endpoint() > 0)
+      if (const schema::BufferRange &run = *rank->local.segment->buffers()->Get(r); run.endpoint() > 0)
         for (uint32_t i = 0; i < run.count(); ++i)
           std::fill_n(rank->local.runs[r][i], run.bytes(), std::byte{0xDD});
 }
@@ -32,19 +32,19 @@ schema::Step altered(const schema::Step &step, uint64_t staging, uint32_t round)
 }
 
 /// Addresses that a table reads or writes.
-std::set<uint64_t> addresses(const kernels::Table &table, bool written) {
+std::set<uint64_t> addresses(const kernels::CopyTable &table, bool written) {
   std::set<uint64_t> result;
-  for (uint32_t p = 0; p < table.view().pieceCount; ++p) {
-    const kernels::TablePiece &piece = table.pieces()[p];
-    const kernels::TableShape &shape = table.shapes()[piece.shape];
-    for (uint64_t unit = piece.first; unit < uint64_t{piece.first} + piece.units; ++unit) {
+  for (uint32_t p = 0; p < table.view().entryCount; ++p) {
+    const kernels::CopyEntry &entry = table.entries()[p];
+    const kernels::TableShape &shape = table.shapes()[entry.shape];
+    for (uint64_t unit = entry.first; unit < uint64_t{entry.first} + entry.units; ++unit) {
       uint64_t row = unit / shape.rowUnits,
-               at = (written ? piece.target : piece.source) + unit % shape.rowUnits * piece.width;
+               at = (written ? entry.target : entry.source) + unit % shape.rowUnits * entry.width;
       for (uint32_t l = shape.loopCount; l-- > 0; row /= table.loops()[shape.firstLoop + l].count) {
         const kernels::TableLoop &loop = table.loops()[shape.firstLoop + l];
         at += row % loop.count * static_cast<uint64_t>(written ? loop.targetStride : loop.sourceStride);
       }
-      for (uint32_t byte = 0; byte < piece.width; ++byte)
+      for (uint32_t byte = 0; byte < entry.width; ++byte)
         result.insert(at + byte);
     }
   }
@@ -53,15 +53,15 @@ std::set<uint64_t> addresses(const kernels::Table &table, bool written) {
 
 /// Bytes that a launch beside a group has in common with the group, or reads and writes: at least one of each such pair
 /// of accesses writes.
-size_t shared(const Exchange &exchange) {
-  const std::set<uint64_t> reads = addresses(exchange.beside.copies, false),
-                           writes = addresses(exchange.beside.copies, true);
+size_t shared(const P2pBatch &batch) {
+  const std::set<uint64_t> reads = addresses(batch.concurrent.copies, false),
+                           writes = addresses(batch.concurrent.copies, true);
   auto common = [&](uint64_t at, bool alsoReads) { return writes.contains(at) || (alsoReads && reads.contains(at)); };
   auto count =
       static_cast<size_t>(std::count_if(reads.begin(), reads.end(), [&](uint64_t at) { return common(at, false); }));
-  for (const Transfer &transfer : exchange.transfers)
-    for (uint64_t byte = 0; byte < transfer.bytes; ++byte)
-      count += common(reinterpret_cast<uint64_t>(transfer.memory) + byte, !transfer.send);
+  for (const P2pOp &op : batch.ops)
+    for (uint64_t byte = 0; byte < op.bytes; ++byte)
+      count += common(reinterpret_cast<uint64_t>(op.memory) + byte, !op.send);
   return count;
 }
 
@@ -111,10 +111,10 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
       SCOPED_TRACE(job + "seed " + std::to_string(seed));
       compile(job);
       const Ranks expected = copied(*plan_, seed), ranks = fillRanks(*plan_, seed);
-      Lobby lobby;
+      FakeFabric fabric;
       std::vector<std::string> errors(plan_->world());
       std::vector<std::thread> threads;
-      std::atomic<size_t> exchanges{0}, beside{0}, wire{0};
+      std::atomic<size_t> exchanges{0}, concurrent{0}, wire{0};
       uint64_t received = 0;
       for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
         for (const schema::Step *step : *ranks[rank]->local.segment->steps()) {
@@ -127,7 +127,7 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
           RecordedOptions options;
           options.selfMessages = seed % 2 == 1;
           const std::unique_ptr<Transport> transport = makeRecordedTransport(
-              std::move(device), std::make_unique<CpuGroup>(lobby, rank, plan_->world()), options);
+              std::move(device), std::make_unique<CpuCommunicator>(fabric, rank, plan_->world()), options);
           bool late = false;
           errors[rank] = transport->prepare(*plan_, {ranks[rank]->local}, in(60), late);
           // One run, since what a second one passes on too early would be right from the first; or two, which need each
@@ -135,13 +135,13 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
           for (uint64_t run = 0; run < 1 + seed / 2 && errors[rank].empty(); ++run)
             errors[rank] = transport->run(in(60), late);
           const BytesBy by = transport->bytesBy();
-          wire += by.wire;
-          EXPECT_EQ(by.local + by.wire, transport->bytes());
+          wire += by.messages;
+          EXPECT_EQ(by.local + by.messages, transport->bytes());
           for (const Operation &operation : recorded.operations()) {
-            const auto *exchange = std::get_if<Exchange>(&operation);
-            exchanges += exchange != nullptr;
-            beside += exchange && !exchange->beside.empty();
-            EXPECT_EQ(exchange ? shared(*exchange) : 0, 0u) << "rank " << rank;
+            const auto *batch = std::get_if<P2pBatch>(&operation);
+            exchanges += batch != nullptr;
+            concurrent += batch && !batch->concurrent.empty();
+            EXPECT_EQ(batch ? shared(*batch) : 0, 0u) << "rank " << rank;
             const auto *table = std::get_if<Tables>(&operation);
             EXPECT_FALSE(table && table->empty()) << "a launch of nothing";
           }
@@ -150,7 +150,7 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
       for (std::thread &thread : threads)
         thread.join();
       groups += exchanges;
-      overlapped += beside;
+      overlapped += concurrent;
       for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
         EXPECT_EQ(errors[rank], "") << "rank " << rank;
         EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
@@ -167,8 +167,8 @@ TEST_F(RecordedTest, WhatSharesAnArenaIsNotLaunchedBesideAGroup) {
           "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 2}}\noptions: {topology: {ranks_per_node: 4}}\n");
   const uint64_t slot = 1 << 20;
   for (const uint64_t slots : {1, 2}) { // every round in one slot; or neighbours in two, both directions in the same
-    size_t groups = 0, beside = 0;
-    for (auto &segment : takeApart(folder_ / "plan").segments) {
+    size_t groups = 0, concurrent = 0;
+    for (auto &segment : unpack(folder_ / "plan").segments) {
       for (schema::Step &step : segment->steps)
         if (step.staging() != UINT64_MAX)
           step = altered(step, step.round() % slots * slot, step.round());
@@ -179,16 +179,16 @@ TEST_F(RecordedTest, WhatSharesAnArenaIsNotLaunchedBesideAGroup) {
       std::vector<std::byte> arena(2 * slot);
       std::vector<Operation> operations;
       uint64_t bytes = 0;
-      ASSERT_EQ(addPhases(memory.local, {arena.data(), nullptr, 0}, operations, bytes), "");
+      ASSERT_EQ(addRounds(memory.local, {arena.data(), nullptr, 0}, operations, bytes), "");
       for (const Operation &operation : operations)
-        if (const auto *exchange = std::get_if<Exchange>(&operation)) {
-          EXPECT_EQ(shared(*exchange), 0u);
+        if (const auto *batch = std::get_if<P2pBatch>(&operation)) {
+          EXPECT_EQ(shared(*batch), 0u);
           ++groups;
-          beside += !exchange->beside.empty();
+          concurrent += !batch->concurrent.empty();
         }
     }
     EXPECT_GT(groups, 10u);
-    EXPECT_GT(beside, 0u);
+    EXPECT_GT(concurrent, 0u);
   }
 }
 
@@ -213,18 +213,18 @@ TEST_F(RecordedTest, LargePlansHaveWhatTheyNeedInEarlierRounds) {
       ASSERT_EQ(plan_->segment(rank, local.segment), "");
       std::deque<std::vector<std::byte *>> tables; // of addresses where nothing is
       uint64_t next = uint64_t{1} << 40;
-      for (const schema::BufferRun *run : *local.segment->buffers()) {
+      for (const schema::BufferRange *run : *local.segment->buffers()) {
         auto &table = tables.emplace_back();
         for (uint32_t i = 0; i < run->count(); ++i, next += (run->bytes() + 255) / 256 * 256)
           table.push_back(reinterpret_cast<std::byte *>(next));
         local.runs.push_back(table.data());
       }
       std::vector<Operation> operations;
-      ASSERT_EQ(addPhases(local, {reinterpret_cast<std::byte *>(next), nullptr, 0}, operations, moved), "");
+      ASSERT_EQ(addRounds(local, {reinterpret_cast<std::byte *>(next), nullptr, 0}, operations, moved), "");
       for (const Operation &operation : operations)
-        if (const auto *exchange = std::get_if<Exchange>(&operation)) {
+        if (const auto *batch = std::get_if<P2pBatch>(&operation)) {
           ++groups;
-          EXPECT_LE(exchange->transfers.size(), 4u) << "one each way between nodes and inside";
+          EXPECT_LE(batch->ops.size(), 4u) << "one each way between nodes and inside";
         }
     }
     EXPECT_EQ(moved, plan_->manifest().bytes_target());
@@ -237,14 +237,15 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
           "{tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
   const Ranks expected = copied(*plan_, 3), ranks = fillRanks(*plan_, 3);
   for (const bool self : {false, true}) {
-    Lobby lobby;
+    FakeFabric fabric;
     auto device = std::make_unique<CpuDevice>(1);
     const CpuDevice &recorded = *device;
     RecordedOptions options;
     options.selfMessages = self;
-    auto group = std::make_unique<CpuGroup>(lobby, 0, 1);
-    const int &barriers = group->barriers;
-    const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), std::move(group), options);
+    auto communicator = std::make_unique<CpuCommunicator>(fabric, 0, 1);
+    const int &barriers = communicator->barriers;
+    const std::unique_ptr<Transport> transport =
+        makeRecordedTransport(std::move(device), std::move(communicator), options);
     bool late = false;
     ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
     EXPECT_EQ(transport->bytes(), 256u * 64 * 2 + 33 * 2);
@@ -253,7 +254,7 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
     ASSERT_EQ(recorded.operations().size(), self ? 4u : 2u); // and the barrier
     EXPECT_EQ(barriers, 1);
     if (self) {
-      EXPECT_EQ(std::get<Exchange>(recorded.operations()[1]).transfers.size(), 2u);
+      EXPECT_EQ(std::get<P2pBatch>(recorded.operations()[1]).ops.size(), 2u);
     }
   }
 }
@@ -270,15 +271,15 @@ TEST_F(RecordedTest, SelfMessagesGoInChunks) {
   ASSERT_EQ(device.allocate(4 * staging.selfBytes, staging.self), "");
   std::vector<Operation> operations;
   uint64_t bytes = 0;
-  ASSERT_EQ(addPhases(rank, staging, operations, bytes), "");
+  ASSERT_EQ(addRounds(rank, staging, operations, bytes), "");
   EXPECT_EQ(bytes, 6000u + 666);
   EXPECT_EQ(operations.size(),
             1u + 7 +
                 1); // 6,666 bytes in chunks of 1,024: the first is packed before all groups, the last unpacked after
-  Lobby lobby;
-  CpuGroup group(lobby, 0, 1);
+  FakeFabric fabric;
+  CpuCommunicator communicator(fabric, 0, 1);
   bool late = false;
-  ASSERT_EQ(device.record(operations, &group, {}, late), "");
+  ASSERT_EQ(device.record(operations, &communicator, {}, late), "");
   ASSERT_EQ(device.replay(), "");
   for (bool done = false; !done;)
     ASSERT_EQ(device.done(done), "");
@@ -326,13 +327,13 @@ TEST_F(RecordedTest, ARefitOnAStreamOfTheCallers) {
 
 TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
   compile(kTwoRanks);
-  Lobby lobby; // rank 1 prepares, and is never heard of again
+  FakeFabric fabric; // rank 1 prepares, and is never heard of again
   const std::string digest = plan_->digest();
-  lobby.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()),
-                           reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
+  fabric.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()),
+                            reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
   const Ranks ranks = fillRanks(*plan_, 1);
   const std::unique_ptr<Transport> transport =
-      makeRecordedTransport(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 2), {});
+      makeRecordedTransport(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 2), {});
   bool late = false;
   ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
   EXPECT_EQ(transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30), late),
@@ -345,18 +346,18 @@ TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
 TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {
   compile(kTwoRanks);
   const Ranks ranks = fillRanks(*plan_, 1);
-  auto prepare = [&](std::unique_ptr<CpuDevice> device, std::unique_ptr<Group> group,
+  auto prepare = [&](std::unique_ptr<CpuDevice> device, std::unique_ptr<Communicator> communicator,
                      const std::vector<LocalRank> &which) {
     bool late = false;
-    return makeRecordedTransport(std::move(device), std::move(group), {})->prepare(*plan_, which, {}, late);
+    return makeRecordedTransport(std::move(device), std::move(communicator), {})->prepare(*plan_, which, {}, late);
   };
-  Lobby lobby;
-  lobby.gathered[1].assign(32, std::byte{'x'});
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 2), {ranks[0]->local}),
+  FakeFabric fabric;
+  fabric.gathered[1].assign(32, std::byte{'x'});
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 2), {ranks[0]->local}),
             "rank 1 runs plan " + std::string(32, 'x') + ", rank 0 plan " + plan_->digest() + ", expected the same");
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 0, 3), {ranks[0]->local}),
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 3), {ranks[0]->local}),
             "the plan has 2 ranks, the group 3, expected as many");
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuGroup>(lobby, 1, 2), {ranks[0]->local}),
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 1, 2), {ranks[0]->local}),
             "this process is rank 1 of its group and runs that rank alone");
   EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), nullptr, {ranks[0]->local}),
             "message 0 of rank 0 needs rank 1, which is not in this process; transport 'threads' needs all ranks of "
@@ -372,7 +373,7 @@ TEST_F(RecordedTest, RefusesPlansWhoseRoundsDoNotOrderWhatTheyNeed) {
   compile(kRelayJobs[2]);
   // A step that waits for an earlier one, moved into its round on both ends: valid, since `after` still says what to
   // wait for.
-  Parts parts = takeApart(folder_ / "plan");
+  UnpackedPlan parts = unpack(folder_ / "plan");
   uint32_t moved = 0, of = 0;
   for (uint32_t rank = 0; rank < parts.segments.size() && moved == 0; ++rank)
     for (const schema::Step &step : parts.segments[rank]->steps)
@@ -387,7 +388,7 @@ TEST_F(RecordedTest, RefusesPlansWhoseRoundsDoNotOrderWhatTheyNeed) {
     for (schema::Step &step : segment->steps)
       if ((step.kind() == schema::StepKind::send || step.kind() == schema::StepKind::recv) && (step.round() > of))
         step = altered(step, step.staging(), of);
-  putTogether(parts, folder_ / "other");
+  pack(parts, folder_ / "other");
   ASSERT_EQ(Plan::open(folder_ / "other", plan_), "");
   std::string errors;
   for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
@@ -395,7 +396,7 @@ TEST_F(RecordedTest, RefusesPlansWhoseRoundsDoNotOrderWhatTheyNeed) {
     std::vector<std::byte> arena(memory.local.segment->arena_bytes() + 1);
     std::vector<Operation> operations;
     uint64_t bytes = 0;
-    errors += addPhases(memory.local, {arena.data(), nullptr, 0}, operations, bytes);
+    errors += addRounds(memory.local, {arena.data(), nullptr, 0}, operations, bytes);
   }
   EXPECT_NE(errors.find("expected it to come in an earlier round"), std::string::npos) << errors;
 }

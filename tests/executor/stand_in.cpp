@@ -7,14 +7,15 @@
 extern "C" {
 
 extern const uint32_t reshard_open_device_version = reshard::kDeviceVersion;
-extern const uint32_t reshard_open_group_version = reshard::kGroupVersion;
+extern const uint32_t reshard_open_communicator_version = reshard::kCommunicatorVersion;
 
 reshard::Device *reshard_open_device(int, char *, size_t) { return new reshard::tests::CpuDevice(1); }
 
-reshard::Group *reshard_open_group(const reshard::GroupOptions &options, char *error, size_t room, int *) {
-  static reshard::tests::Lobby lobby;
+reshard::Communicator *reshard_open_communicator(const reshard::CommunicatorOptions &options, char *error, size_t room,
+                                                 int *) {
+  static reshard::tests::FakeFabric fabric;
   if (options.size == 1)
-    return new reshard::tests::CpuGroup(lobby, 0, 1);
+    return new reshard::tests::CpuCommunicator(fabric, 0, 1);
   std::snprintf(error, room, "a world of %u, expected 1", options.size);
   return nullptr;
 }

@@ -74,8 +74,8 @@ TEST_F(WrapperTest, WhatAPlanSays) {
   const reshard_endpoint source = plan.endpoint(0), target = plan.endpoint(1);
   EXPECT_STREQ(source.role, "source");
   EXPECT_STREQ(target.layout, "serve");
-  EXPECT_THAT(std::vector(source.places, source.places + source.place_count), ElementsAre(0u, 1u));
-  EXPECT_THAT(std::vector(target.places, target.places + target.place_count), ElementsAre(2u));
+  EXPECT_THAT(std::vector(source.ranks, source.ranks + source.rank_count), ElementsAre(0u, 1u));
+  EXPECT_THAT(std::vector(target.ranks, target.ranks + target.rank_count), ElementsAre(2u));
   const auto held = plan.params(0, 1), served = plan.params(1, 2);
   ASSERT_EQ(held.size(), 3u);
   EXPECT_STREQ(held[1].name, "l.1.w");

@@ -191,8 +191,8 @@ def live(case, mesh, rank):
 
 def planned(case, mesh, folder):
     """The same by the layout, by rank."""
-    model, numbers, _, place = CASES[case]
-    source = library.chunked(BIN, model, layout(model), mesh, place, [f"{name}={value}" for name, value in numbers.items()], folder)
+    model, numbers, _, placement = CASES[case]
+    source = library.chunked(BIN, model, layout(model), mesh, placement, [f"{name}={value}" for name, value in numbers.items()], folder)
     return [{name: (shape, dtype, values.get("layer")) for name, shape, dtype, values in source.instances(rank)}
             for rank in range(mesh["tp"] * mesh["pp"] * mesh["dp"])]
 
@@ -217,12 +217,12 @@ def ranged(names, pattern):
 
 def write(folder):
     folder.mkdir(exist_ok=True)
-    for case, (model, numbers, more, place) in CASES.items():
+    for case, (model, numbers, more, placement) in CASES.items():
         lines = [f"# origin: megatron-core {megatron.core.__version__}, GPTModel in two virtual stages on each of two ranks, local specs"
                  + ("" if model in LOCAL else "; names as Transformer Engine's modules have them") + ",",
                  f"# made by tests/frameworks/megatron_test.py --write{''.join(f', {name} {value}' for name, value in more.items())}",
                  f"# model: {model} {layout(model)}", f"# set: {' '.join(f'{name}={value}' for name, value in numbers.items())}",
-                 f"# place: {place}"]
+                 f"# place: {placement}"]
         for rank in range(2):
             found = live(case, WHOLE, rank)
             layers = sorted({(name.split(".layers.")[0], layer) for name, (_, _, layer) in found.items() if layer is not None})
@@ -251,9 +251,9 @@ class VirtualStages(unittest.TestCase):
 
             for case in LOCAL:
                 with self.subTest(case=case):
-                    model, numbers, _, place = CASES[case]
+                    model, numbers, _, placement = CASES[case]
                     path = Path(folder) / "job.yaml"
-                    path.write_text(library.job(model, library.chunked_endpoint(layout(model), CUT, place), "{layout: hf, mesh: {}}"))
+                    path.write_text(library.job(model, library.chunked_endpoint(layout(model), CUT, placement), "{layout: hf, mesh: {}}"))
                     plan = reshard.compile(path, flags=[f"--set=model.let.{name}={value}" for name, value in numbers.items()])
                     target = {name: torch.zeros(param.shape, dtype=torch.bfloat16) for name, param in plan.params(0, "target").items()}
                     with reshard.Executor(plan) as executor:

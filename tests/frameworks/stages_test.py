@@ -17,7 +17,7 @@ BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
 sys.path.insert(0, str(ROOT / "tests" / "library"))
 
 import library  # noqa: E402
-from places import endpoints  # noqa: E402
+from layout_text import endpoints  # noqa: E402
 
 try:
     import torch

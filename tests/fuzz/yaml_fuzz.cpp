@@ -1,6 +1,6 @@
 // libFuzzer: any text is a job or an error. Text that names other files may name none that exist.
 
-#include "compiler/frontend.h"
+#include "compiler/frontend/frontend.h"
 
 #include <cstdio>
 #include <cstdlib>

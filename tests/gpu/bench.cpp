@@ -1,7 +1,7 @@
 // Pack and unpack, and a whole refit, beside a copy from device to device of as many bytes. Both are recorded and
 // replayed the same way, in turns.
 
-#include "executor/phases.h"
+#include "executor/device_rounds.h"
 #include "tests/gpu/plan_on_gpu.h"
 
 #include <cuda_runtime_api.h>
@@ -77,9 +77,9 @@ auto copyOf(std::byte *target, const std::byte *source, uint64_t bytes) {
   };
 }
 
-auto tableOf(const kernels::Table &table) {
+auto tableOf(const kernels::CopyTable &table) {
   return [&table](Device &, std::vector<Operation> &operations) {
-    operations.push_back(Tables{table, kernels::ChangeTable(), kernels::Table()});
+    operations.push_back(Tables{table, kernels::ConversionTable(), kernels::CopyTable()});
   };
 }
 
@@ -110,7 +110,7 @@ bool benchRows(Device &memory) {
     shape.rowBytes = row;
     shape.loopCount = 1;
     shape.loops[0] = {kPayload / row, static_cast<int64_t>(2 * row), static_cast<int64_t>(row)};
-    kernels::Table pack, unpack;
+    kernels::CopyTable pack, unpack;
     pack.add(reinterpret_cast<uint64_t>(packed), reinterpret_cast<uint64_t>(strided), shape);
     std::swap(shape.loops[0].sourceStride, shape.loops[0].targetStride);
     unpack.add(reinterpret_cast<uint64_t>(strided), reinterpret_cast<uint64_t>(packed), shape);
@@ -122,7 +122,7 @@ bool benchRows(Device &memory) {
                 below ? "   BELOW 0.85" : "");
   }
   // One huge piece beside a hundred thousand small ones, which no row or piece may hold up.
-  kernels::Table mixed;
+  kernels::CopyTable mixed;
   kernels::Strided huge, small;
   huge.rowBytes = kPayload / 2;
   small.rowBytes = 5232;
@@ -145,12 +145,14 @@ bool benchConversions(Device &memory) {
             *scales = randomMemory(memory, kElements / 4);
   bool met = true;
   std::printf("  %-28s %12s\n", "16384 x 16384 of bf16", "/ copy");
-  auto compareWith = [&](const char *what, uint64_t bytes, const ChangeTable &table) {
-    Recording changing(
-        [&](Device &, std::vector<Operation> &operations) { operations.push_back(Tables{Table(), table, Table()}); },
+  auto compareWith = [&](const char *what, uint64_t bytes, const ConversionTable &table) {
+    Recording converting(
+        [&](Device &, std::vector<Operation> &operations) {
+          operations.push_back(Tables{CopyTable(), table, CopyTable()});
+        },
         kRepeats);
     Recording copy(copyOf(wide, stored, bytes / 2), kRepeats);
-    const double ratio = compare(changing, copy).first;
+    const double ratio = compare(converting, copy).first;
     met = met && ratio >= kConvertTarget;
     std::printf("  %-28s %12.3f%s\n", what, ratio, ratio < kConvertTarget ? "   BELOW 0.80" : "");
   };
@@ -159,7 +161,7 @@ bool benchConversions(Device &memory) {
   all.rowBytes = kElements * 2;
   for (const auto &[what, to] : {std::pair("to fp32", Format::fp32), std::pair("to fp16", Format::fp16),
                                  std::pair("to fp8_e4m3", Format::fp8_e4m3)}) {
-    ChangeTable table;
+    ConversionTable table;
     table.add(target, source, all, {{}, castForm(Format::bf16, to), nullptr, nullptr}, 0, all.rowBytes);
     compareWith(what, kElements * (2 + itemBytes(to)), table);
   }
@@ -170,13 +172,13 @@ bool benchConversions(Device &memory) {
       {"nvfp4",
        {Quantization::nvfp4, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales + kElements / 8}}};
   for (const auto &[name, matrices] : kinds) {
-    const Shown shown{matrices, stored};
-    const Form form{Form::Kind::elements, Format::bf16, Format::fp8_e4m3, 2};
+    const ViewBase base{matrices, stored};
+    const StorageForm form{StorageForm::Kind::elements, Format::bf16, Format::fp8_e4m3, 2};
     const uint64_t bytes = kElements * 2 + matrices.codeBytes() + matrices.scaleBytes();
-    ChangeTable quantize, dequantize;
-    quantize.add(target, source, all, {{}, form, nullptr, &shown}, 0, all.rowBytes);
+    ConversionTable quantize, dequantize;
+    quantize.add(target, source, all, {{}, form, nullptr, &base}, 0, all.rowBytes);
     compareWith(("to " + std::string(name)).c_str(), bytes, quantize);
-    dequantize.add(source, target, all, {form, {}, &shown, nullptr}, 0, all.rowBytes);
+    dequantize.add(source, target, all, {form, {}, &base, nullptr}, 0, all.rowBytes);
     compareWith(("from " + std::string(name)).c_str(), bytes, dequantize);
   }
   return met;
@@ -192,7 +194,7 @@ bool benchRefit(Device &memory, const std::string &path) {
     LocalRank &rank = ranks.emplace_back();
     rank.rank = r;
     need(plan->segment(r, rank.segment));
-    for (const schema::BufferRun *run : *rank.segment->buffers()) {
+    for (const schema::BufferRange *run : *rank.segment->buffers()) {
       auto &table = tables[r].emplace_back();
       for (uint32_t i = 0; i < run->count(); ++i)
         table.push_back(randomMemory(memory, run->bytes()));
@@ -201,7 +203,7 @@ bool benchRefit(Device &memory, const std::string &path) {
       rank.runs.push_back(table.data());
   }
   std::vector<Operation> operations;
-  need(addWaves(*plan, ranks, operations, bytes));
+  need(addDependencyLevels(*plan, ranks, operations, bytes));
   std::byte *source = randomMemory(memory, bytes), *target = randomMemory(memory, bytes);
   Recording refit(
       [&](Device &, std::vector<Operation> &all) { all.insert(all.end(), operations.begin(), operations.end()); }, 1);

@@ -33,12 +33,12 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
     for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
       if (rank && endpoint.ranks()->Get(p) != *rank)
         continue;
-      tools::PlaceMemory &place = places_.emplace_back();
-      place.endpoint = e;
-      place.place = p;
+      tools::MeshRankMemory &rankMemory = rankMemories_.emplace_back();
+      rankMemory.endpoint = e;
+      rankMemory.meshRank = p;
       for (uint32_t number = 0; number < (endpoint.params() ? endpoint.params()->size() : 0); ++number) {
-        auto &instances =
-            place.params.emplace_back(schema::instanceCount(endpoint, *endpoint.params()->Get(number), p), nullptr);
+        auto &instances = rankMemory.params.emplace_back(
+            schema::instanceCount(endpoint, *endpoint.params()->Get(number), p), nullptr);
         if (!schema::bindable(*endpoint.params()->Get(number)))
           continue; // a face
         for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, number, p)) {
@@ -73,9 +73,9 @@ void PlanOnGpu::prepare() {
 }
 
 void PlanOnGpu::fill(uint64_t seed) {
-  for (const tools::PlaceMemory &place : places_)
-    if (place.endpoint == 0)
-      tools::synthesize(*plan_, place, seed, std::thread::hardware_concurrency());
+  for (const tools::MeshRankMemory &rankMemory : rankMemories_)
+    if (rankMemory.endpoint == 0)
+      tools::synthesize(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
   for (const Piece &piece : pieces_) {
     if (piece.endpoint > 0)
       std::memset(piece.host, 0xE7, piece.bytes);
@@ -98,9 +98,9 @@ uint64_t PlanOnGpu::mismatches(uint64_t seed, uint64_t &checked) {
 
 uint64_t PlanOnGpu::mismatchesOnHost(uint64_t seed, uint64_t &checked) const {
   uint64_t wrong = 0;
-  for (const tools::PlaceMemory &place : places_)
-    if (place.endpoint > 0) {
-      const tools::CheckResult result = tools::check(*plan_, place, seed, std::thread::hardware_concurrency());
+  for (const tools::MeshRankMemory &rankMemory : rankMemories_)
+    if (rankMemory.endpoint > 0) {
+      const tools::CheckResult result = tools::check(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
       wrong += result.mismatches;
       checked += result.checkedBytes;
     }

@@ -56,7 +56,7 @@ private:
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<reshard_executor, Close> executor_;
-  std::vector<tools::PlaceMemory> places_; // of the host
+  std::vector<tools::MeshRankMemory> rankMemories_; // of the host
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<Piece> pieces_;
 };

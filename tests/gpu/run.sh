@@ -35,10 +35,10 @@ compile() {
 export -f compile
 build() {
   local sources="executor/*.cpp schema/*.cpp kernels/*.cpp tests/gpu/*.cpp backends/cuda.cpp" tool kernel
-  for tool in synthesize check reference quantize occurrences common deadline; do sources="$sources tools/$tool.cpp"; done
+  for tool in synthesize check reference quantized_views tensor_instances common work_deadline; do sources="$sources tools/$tool.cpp"; done
   [ -n "${nccl_library:-}" ] && sources="$sources backends/nccl.cpp" && flags="$flags -isystem $nccl_include"
   ls $sources | xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ "$bin" "$flags" {} || return 1
-  for kernel in copy change; do
+  for kernel in copy convert; do
     "$nvcc" -O3 -std=c++17 -fmad=false -Xcompiler -fPIC -I. -gencode arch=compute_90,code=[sm_90,compute_90] -Xptxas -v -c kernels/${kernel}_cuda.cu -o "$bin/objects/${kernel}_cuda.o" || return 1
   done
   local runtime="-L$cuda/lib64 -lcudart_static -ldl -lrt -lpthread"

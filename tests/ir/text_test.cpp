@@ -101,8 +101,8 @@ TEST(Text, RefusesAtThePlace) {
   EXPECT_EQ(where(kHeader + "tensor %0 \"t\" bf17 [1]"), "2:15: expected a dtype, found 'bf17'");
   EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0:99999999999]"),
             "2:31: expected an ascending range of bounded size, found 0:99999999999");
-  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] place x #0"),
-            "2:40: expected an index variable, found 'x'");
+  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] placement x #0"),
+            "2:44: expected an index variable, found 'x'");
   EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] param $0 \"p\" bf16 [1] holds %0"),
             "2:63: expected the number of a tensor, of which there are 0, found 0");
 }

@@ -34,16 +34,16 @@ TEST(Verify, Layout) {
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints.pop_back(); }), "fewer than two endpoints");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[1].ranks[0] = 9; }),
             "target has rank 9 outside the world");
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].shares[0].at.pop_back(); }),
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].shardings[0].at.pop_back(); }),
             "source has a share with a list too many or missing");
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].shares[0].at[0][0].to = 1; }),
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].shardings[0].at[0][0].to = 1; }),
             "source param 'w' holds position 6 of a dimension of 6");
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].params[0].parts[0].family = 7; }),
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].params[0].parts[0].pattern = 7; }),
             "source param 'w' holds a tensor that is not there");
 }
 
 TEST(Verify, Transfers) {
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.tiles[0].bytes = 60; }),
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.overlaps[0].bytes = 60; }),
             "tile 0 says 1 x 60 bytes, its relations 1 x 64 bytes");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.transfers.pop_back(); }),
             "target place 2 holds 64 bytes, transfers give it 0");

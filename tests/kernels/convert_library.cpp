@@ -7,7 +7,7 @@ using namespace reshard::kernels;
 
 namespace {
 
-Conversion at(int level) { return {.stream = true, .level = static_cast<Level>(level)}; }
+ConvertOptions at(int level) { return {.stream = true, .level = static_cast<Level>(level)}; }
 
 } // namespace
 

@@ -156,7 +156,8 @@ TEST(Formats, AsInCudasHeaders) {
                        __nv_cvt_float_to_fp8(value, saturation, __NV_E5M2)))
           << value;
     }
-    const uint32_t sign = std::signbit(value) ? 0x80 : 0; // kernels/changes.h adds it to what a GPU's instruction gives
+    const uint32_t sign =
+        std::signbit(value) ? 0x80 : 0; // kernels/conversion_kernel.h adds it to what a GPU's instruction gives
     ASSERT_EQ(encode(Format::fp8_e4m3, value, Overflow::saturate),
               __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3) | sign)
         << value;
@@ -200,7 +201,7 @@ TEST(Convert, Casts) {
         Bytes expected(count * itemBytes(to));
         for (uint64_t i = 0; i < count; ++i)
           putCode(expected.data(), to, i, encode(to, decode(from, codeAt(source.data(), from, i)), overflow));
-        atEveryLevel([&](Conversion how) {
+        atEveryLevel([&](ConvertOptions how) {
           Guarded target(expected.size(), 0);
           cast(to, target.data(), from, source.data(), count, overflow, how);
           ASSERT_TRUE(target.contents() == expected) << static_cast<int>(from) << " to " << static_cast<int>(to);
@@ -222,7 +223,7 @@ TEST(Convert, CastsOfShortRowsAnywhere) {
     std::copy(elements.begin(), elements.end(), source.begin() + static_cast<long>(shift));
     for (uint64_t i = 0; i < count; ++i)
       putCode(expected.data(), to, i, encode(to, decode(from, codeAt(elements.data(), from, i)), Overflow::saturate));
-    atEveryLevel([&](Conversion how) {
+    atEveryLevel([&](ConvertOptions how) {
       Guarded target(expected.size(), random() % 2 ? random() % 64 : 0);
       cast(to, target.data(), from, source.data() + shift, count, Overflow::saturate, how);
       ASSERT_TRUE(target.contents() == expected) << count;
@@ -252,7 +253,7 @@ TEST(Convert, Mxfp8) {
           putCode(back.data(), wide, i, encode(wide, value, Overflow::infinity) | signAt(source.data(), wide, i, wide));
         }
       }
-      atEveryLevel([&](Conversion how) {
+      atEveryLevel([&](ConvertOptions how) {
         for (const uint64_t offset : {0, 7}) {
           Guarded target(count, offset), scales(blocks, 3), wideAgain(back.size(), offset);
           quantizeMxfp8(target.data(), scales.data(), wide, source.data(), count, how);
@@ -271,7 +272,7 @@ TEST(Convert, MxScalesAroundTheirSteps) {
     quantizeMxfp8(&element, &scale, Format::fp32, reinterpret_cast<const std::byte *>(&value), 1, {false, level});
     return static_cast<int>(scale);
   };
-  atEveryLevel([&](Conversion how) {
+  atEveryLevel([&](ConvertOptions how) {
     EXPECT_EQ(scaleOf(448, how.level), 127);
     EXPECT_EQ(scaleOf(std::nextafter(448.0f, 1e9f), how.level),
               128); // floor(log2(amax)) - 8 would say 127, and saturate
@@ -318,7 +319,7 @@ TEST(Convert, BlockFp8) {
               encode(wide, decode(Format::fp8_e4m3, element) * scale, Overflow::infinity) & ~encoding(wide).sign();
           putCode(back.data(), wide, row * columns + column, value | signAt(source.data(), wide, i, wide));
         }
-      atEveryLevel([&](Conversion how) {
+      atEveryLevel([&](ConvertOptions how) {
         Guarded target(expected.size(), 0), wideAgain(back.size(), 0);
         std::vector<float> scales(expectedScales.size());
         const auto item = static_cast<int64_t>(itemBytes(wide));
@@ -381,7 +382,7 @@ TEST(Convert, Nvfp4) {
             putCode(back.data(), wide, i, (value & ~encoding(wide).sign()) | signAt(source.data(), wide, i, wide));
           }
         }
-        atEveryLevel([&](Conversion how) {
+        atEveryLevel([&](ConvertOptions how) {
           Guarded target(expected.size(), 0), scales(blocks, 5), wideAgain(back.size(), 0);
           quantizeNvfp4(target.data(), scales.data(), tensorScale, wide, source.data(), count, how);
           ASSERT_TRUE(scales.contents() == expectedScales) << count << " " << tensorScale;

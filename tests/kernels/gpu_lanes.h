@@ -7,8 +7,8 @@
 #include <string>
 
 namespace reshard::kernels {
-struct ChangeView;
-struct TableView;
+struct ConversionTableView;
+struct CopyTableView;
 } // namespace reshard::kernels
 
 namespace reshard::tests {
@@ -16,7 +16,8 @@ namespace reshard::tests {
 /// What all lanes of a warp do of changeWarp, and all threads of a block's warp of copyThread. An error text where
 /// lanes part at a shuffle, or an access is not aligned; empty otherwise. Not under ThreadSanitizer, which does not
 /// know of coroutines.
-std::string changeWarpOfLanes(const kernels::ChangeView &view, uint32_t block, uint32_t blocks, uint32_t warp);
-std::string copyWarpOfLanes(const kernels::TableView &view, uint32_t block, uint32_t blocks, uint32_t warp);
+std::string convertWarpOfLanes(const kernels::ConversionTableView &view, uint32_t block, uint32_t blocks,
+                               uint32_t warp);
+std::string copyWarpOfLanes(const kernels::CopyTableView &view, uint32_t block, uint32_t blocks, uint32_t warp);
 
 } // namespace reshard::tests

@@ -123,7 +123,7 @@ template <class Test> void forSamples(std::initializer_list<Quantization> format
           shape.rows = rows;
           shape.columns = columns * unit;
           const Sample of = sample(random, shape);
-          atEveryLevel([&](Conversion how) { test(of, how, random); });
+          atEveryLevel([&](ConvertOptions how) { test(of, how, random); });
           if (testing::Test::HasFatalFailure())
             return;
         }
@@ -185,7 +185,7 @@ TEST(Quantized, CountsItsBytes) {
 }
 
 TEST(Quantized, RowsOfBlocksAsTheWhole) {
-  forSamples(kAll, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
+  forSamples(kAll, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
     Target both(of), scales(of);
     for (const auto &[first, count] : parts(random, of.shape.blockRows(), 1)) {
       quantizeRows(both.matrices, of.wide.data(), first, count, how);
@@ -199,52 +199,54 @@ TEST(Quantized, RowsOfBlocksAsTheWhole) {
 }
 
 TEST(Quantized, BlocksAsTheWhole) {
-  forSamples({Quantization::mxfp8, Quantization::nvfp4}, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
-    Target target(of);
-    for (const auto &[first, count] : parts(random, of.shape.elements(), blockShape(of.shape.format).columns)) {
-      const auto part = of.wide.begin() + static_cast<long>(first * itemBytes(of.shape.wide));
-      const Bytes wide(part, part + static_cast<long>(count * itemBytes(of.shape.wide)));
-      if (count > 0)
-        quantizeBlocks(target.matrices, first, wide.data(), count, how);
-    }
-    ASSERT_TRUE(target.scales.contents() == of.scales);
-    ASSERT_TRUE(target.codes.contents() == of.codes);
-  });
-}
-
-TEST(Quantized, BlocksOfZeros) {
-  forSamples({Quantization::mxfp8, Quantization::nvfp4}, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
-    Target target(of), expected(of);
-    const Bytes zeros(of.wide.size());
-    const auto all = parts(random, of.shape.elements(), blockShape(of.shape.format).columns);
-    for (uint64_t i = 0; i < all.size(); ++i) {
-      const auto [first, count] = all[i];
-      const std::byte *wide = i % 2 ? of.wide.data() + first * itemBytes(of.shape.wide) : nullptr;
-      quantizeBlocks(target.matrices, first, wide, count, how);
-      quantizeBlocks(expected.matrices, first, wide ? wide : zeros.data(), count, how);
-    }
-    ASSERT_TRUE(target.scales.contents() == expected.scales.contents());
-    ASSERT_TRUE(target.codes.contents() == expected.codes.contents());
-  });
-}
-
-TEST(Quantized, ElementsWithScalesThatAreThere) {
   forSamples(
-      {Quantization::mxfp8, Quantization::block_fp8}, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
-        for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
-          const uint64_t item = itemBytes(of.shape.wide);
-          Guarded codes(count, random() % 2 * 5);
-          const Bytes wide(of.wide.begin() + static_cast<long>(first * item),
-                           of.wide.begin() + static_cast<long>((first + count) * item));
-          encodeElements(source(of), first, codes.data(), wide.data(), count, how);
-          const auto part = of.codes.begin() + static_cast<long>(first);
-          ASSERT_TRUE(codes.contents() == Bytes(part, part + static_cast<long>(count))) << first << " + " << count;
+      {Quantization::mxfp8, Quantization::nvfp4}, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
+        Target target(of);
+        for (const auto &[first, count] : parts(random, of.shape.elements(), blockShape(of.shape.format).columns)) {
+          const auto part = of.wide.begin() + static_cast<long>(first * itemBytes(of.shape.wide));
+          const Bytes wide(part, part + static_cast<long>(count * itemBytes(of.shape.wide)));
+          if (count > 0)
+            quantizeBlocks(target.matrices, first, wide.data(), count, how);
         }
+        ASSERT_TRUE(target.scales.contents() == of.scales);
+        ASSERT_TRUE(target.codes.contents() == of.codes);
       });
 }
 
+TEST(Quantized, BlocksOfZeros) {
+  forSamples({Quantization::mxfp8, Quantization::nvfp4},
+             [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
+               Target target(of), expected(of);
+               const Bytes zeros(of.wide.size());
+               const auto all = parts(random, of.shape.elements(), blockShape(of.shape.format).columns);
+               for (uint64_t i = 0; i < all.size(); ++i) {
+                 const auto [first, count] = all[i];
+                 const std::byte *wide = i % 2 ? of.wide.data() + first * itemBytes(of.shape.wide) : nullptr;
+                 quantizeBlocks(target.matrices, first, wide, count, how);
+                 quantizeBlocks(expected.matrices, first, wide ? wide : zeros.data(), count, how);
+               }
+               ASSERT_TRUE(target.scales.contents() == expected.scales.contents());
+               ASSERT_TRUE(target.codes.contents() == expected.codes.contents());
+             });
+}
+
+TEST(Quantized, ElementsWithScalesThatAreThere) {
+  forSamples({Quantization::mxfp8, Quantization::block_fp8}, [](const Sample &of, ConvertOptions how,
+                                                                std::mt19937_64 &random) {
+    for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
+      const uint64_t item = itemBytes(of.shape.wide);
+      Guarded codes(count, random() % 2 * 5);
+      const Bytes wide(of.wide.begin() + static_cast<long>(first * item),
+                       of.wide.begin() + static_cast<long>((first + count) * item));
+      encodeElements(source(of), first, codes.data(), wide.data(), count, how);
+      const auto part = of.codes.begin() + static_cast<long>(first);
+      ASSERT_TRUE(codes.contents() == Bytes(part, part + static_cast<long>(count))) << first << " + " << count;
+    }
+  });
+}
+
 TEST(Quantized, ElementsBack) {
-  forSamples(kAll, [](const Sample &of, Conversion how, std::mt19937_64 &random) {
+  forSamples(kAll, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
     for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
       const uint64_t item = itemBytes(of.shape.wide);
       Guarded wide(count * item, random() % 2 * 6);
@@ -277,7 +279,7 @@ TEST(Quantized, ElementsWithAnyScale) {
       expected[i] = static_cast<std::byte>(code | (std::signbit(value) ? 0x80 : 0));
     }
     shape.scales = scales.data();
-    atEveryLevel([&](Conversion how) {
+    atEveryLevel([&](ConvertOptions how) {
       Guarded codes(expected.size(), 0);
       encodeElements(shape, 0, codes.data(), elements.data(), expected.size(), how);
       ASSERT_TRUE(codes.contents() == expected);

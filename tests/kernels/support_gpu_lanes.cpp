@@ -134,19 +134,20 @@ template <class T> void __stcs(T *address, T value) {
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored                                                                                         \
     "-Wmaybe-uninitialized" // of arrays of one element, which are written before they are read
-#include "kernels/changes.h"
+#include "kernels/conversion_kernel.h"
 #pragma GCC diagnostic pop
 #undef kernels
 
 namespace reshard::tests {
 
-std::string changeWarpOfLanes(const kernels::ChangeView &view, uint32_t block, uint32_t blocks, uint32_t number) {
-  const auto &table = reinterpret_cast<const kernels_on_gpu::ChangeView &>(view);
-  return warp.run([&](uint32_t lane) { kernels_on_gpu::changeWarp(table, block, blocks, number, lane); });
+std::string convertWarpOfLanes(const kernels::ConversionTableView &view, uint32_t block, uint32_t blocks,
+                               uint32_t number) {
+  const auto &table = reinterpret_cast<const kernels_on_gpu::ConversionTableView &>(view);
+  return warp.run([&](uint32_t lane) { kernels_on_gpu::convertWarp(table, block, blocks, number, lane); });
 }
 
-std::string copyWarpOfLanes(const kernels::TableView &view, uint32_t block, uint32_t blocks, uint32_t number) {
-  const auto &table = reinterpret_cast<const kernels_on_gpu::TableView &>(view);
+std::string copyWarpOfLanes(const kernels::CopyTableView &view, uint32_t block, uint32_t blocks, uint32_t number) {
+  const auto &table = reinterpret_cast<const kernels_on_gpu::CopyTableView &>(view);
   return warp.run([&](uint32_t lane) {
     kernels_on_gpu::copyThread(table, block, blocks, number * kernels_on_gpu::kWarpThreads + lane);
   });

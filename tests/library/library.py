@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from places import endpoints
+from layout_text import endpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "examples" / "models"
@@ -29,11 +29,11 @@ def mesh(layout):
 
 
 def endpoint(model, layout):
-    place = ""
+    placement = ""
     if layout.startswith("megatron") and model in ("deepseek-v3", "kimi-k2"):  # 61 layers
-        place = ", place: {layer: {axis: pp, sizes: [31, 30]}, expert: ep}"
+        placement = ", place: {layer: {axis: pp, sizes: [31, 30]}, expert: ep}"
     # From engines, which have some weights in fp32 that are bf16 elsewhere, values are rounded.
-    return "{layout: %s, mesh: %s%s, convert: rne}" % (layout, mesh(layout), place)
+    return "{layout: %s, mesh: %s%s, convert: rne}" % (layout, mesh(layout), placement)
 
 
 def job(model, source, target):
@@ -60,15 +60,15 @@ def params(binaries, model, layout, folder, sets=(), more=""):
     return endpoints(binaries, text, folder, [f"model.let.{each}" for each in sets])["target"].params(0)
 
 
-def chunked_endpoint(layout, mesh, place):
+def chunked_endpoint(layout, mesh, placement):
     """An endpoint of a Megatron layout with two chunks on each rank; `place`: the rule of layers."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.items())
-    return f"{{layout: {layout}, mesh: {{megatron: {{{axes}}}}}, switches: {{vpp: 2}}, place: {{layer: {place}}}}}"
+    return f"{{layout: {layout}, mesh: {{megatron: {{{axes}}}}}, switches: {{vpp: 2}}, place: {{layer: {placement}}}}}"
 
 
-def chunked(binaries, model, layout, mesh, place, sets, folder):
+def chunked(binaries, model, layout, mesh, placement, sets, folder):
     """The same, resolved; `sets`: other `let` values."""
-    source = chunked_endpoint(layout, mesh, place)
+    source = chunked_endpoint(layout, mesh, placement)
     return endpoints(binaries, job(model, source, "{layout: hf, mesh: {}}"), folder, [f"model.let.{each}" for each in sets])["source"]
 
 

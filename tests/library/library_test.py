@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 
 import library
-from places import endpoints
+from layout_text import endpoints
 import stages
 
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
@@ -78,8 +78,8 @@ class Library(unittest.TestCase):
         paths = sorted((library.LISTINGS.parent / "chunks").glob("*.txt"))
         for path in paths:
             head, *ranks = re.split(r"^# rank \d+: ", path.read_text(), flags=re.MULTILINE)
-            (model, layout), place = re.search(r"# model: (\S+) (\S+)", head).groups(), re.search(r"# place: (.*)", head)[1]
-            found = library.chunked(BIN, model, layout, {"pp": len(ranks)}, place, library.numbers(path), self.folder.name)
+            (model, layout), placement = re.search(r"# model: (\S+) (\S+)", head).groups(), re.search(r"# place: (.*)", head)[1]
+            found = library.chunked(BIN, model, layout, {"pp": len(ranks)}, placement, library.numbers(path), self.folder.name)
             self.assertEqual(len(ranks), 2)
             for rank, text in enumerate(ranks):
                 with self.subTest(listing=path.name, rank=rank):
@@ -147,7 +147,7 @@ class Library(unittest.TestCase):
                     with self.subTest(model=model, source=source, target=target):
                         report = library.compile_pair(BIN, model, source, target, self.folder.name)
                         balance = report["balance"]
-                        self.assertLessEqual(balance["egress_max"], 1.01 * balance["egress_floor"], "busiest source rank")
+                        self.assertLessEqual(balance["egress_max"], 1.01 * balance["egress_bound"], "busiest source rank")
                         row = library.row(model, source, target, report)
                         self.assertTrue(row in table, f"docs/library.md is old, run tests/library/table.py: it lacks {row}")
 

@@ -16,7 +16,7 @@
 namespace reshard::tests {
 
 /// A field of one table or struct, or an element of a vector.
-struct Place {
+struct Slot {
   enum Kind { number, string, vector } kind;
   size_t at;    // of the number, or of the length of a string or vector
   size_t width; // bytes, of a number or of an element of a vector
@@ -24,12 +24,12 @@ struct Place {
 };
 
 /// By "Table.field".
-using Places = std::map<std::string, std::vector<Place>>;
+using Slots = std::map<std::string, std::vector<Slot>>;
 
 class Fields {
 public:
-  Fields(const reflection::Schema &schema, const std::string &bytes, Places &places)
-      : schema_(schema), bytes_(bytes), places_(places) {}
+  Fields(const reflection::Schema &schema, const std::string &bytes, Slots &slots)
+      : schema_(schema), bytes_(bytes), slots_(slots) {}
 
   /// Of the table whose size-prefixed buffer begins at `at`.
   void root(size_t at, const char *name) {
@@ -84,7 +84,7 @@ private:
   void value(size_t at, reflection::BaseType type, const reflection::Type *declared, const std::string &name) {
     switch (type) {
     case reflection::String:
-      places_[name].push_back({Place::string, at + read<uint32_t>(at), 1, false});
+      slots_[name].push_back({Slot::string, at + read<uint32_t>(at), 1, false});
       return;
     case reflection::Vector:
       return vector(at + read<uint32_t>(at), declared, name);
@@ -93,7 +93,7 @@ private:
       return object.is_struct() ? inlined(at, object) : table(at + read<uint32_t>(at), object);
     }
     default:
-      places_[name].push_back({Place::number, at, widthOf(type), isSigned(type)});
+      slots_[name].push_back({Slot::number, at, widthOf(type), isSigned(type)});
     }
   }
 
@@ -102,8 +102,8 @@ private:
     const reflection::Object *object =
         element == reflection::Obj ? schema_.objects()->Get(static_cast<uint32_t>(declared->index())) : nullptr;
     const size_t width = object && object->is_struct() ? static_cast<size_t>(object->bytesize()) : widthOf(element);
-    places_[name + "[]"].push_back({Place::vector, at, object && !object->is_struct() ? 0 : width,
-                                    false}); // offsets to tables cannot change places
+    slots_[name + "[]"].push_back({Slot::vector, at, object && !object->is_struct() ? 0 : width,
+                                   false}); // offsets to tables cannot change places
     for (uint32_t i = 0; i < read<uint32_t>(at); ++i)
       value(at + sizeof(uint32_t) + i * width, element, declared, name);
   }
@@ -115,14 +115,14 @@ private:
 
   const reflection::Schema &schema_;
   const std::string &bytes_;
-  Places &places_;
+  Slots &slots_;
 };
 
 /// Alters one field; says which, and how.
-inline std::string alter(std::string &bytes, const Places &places, std::mt19937_64 &random) {
+inline std::string alter(std::string &bytes, const Slots &slots, std::mt19937_64 &random) {
   auto any = [&](uint64_t below) { return random() % below; };
-  const auto &[name, list] = *std::next(places.begin(), static_cast<long>(any(places.size())));
-  const Place &place = list[any(list.size())];
+  const auto &[name, list] = *std::next(slots.begin(), static_cast<long>(any(slots.size())));
+  const Slot &slot = list[any(list.size())];
   auto read = [&](size_t at, size_t width, bool isSigned) {
     uint64_t value = 0;
     std::memcpy(&value, bytes.data() + at, width);
@@ -130,10 +130,10 @@ inline std::string alter(std::string &bytes, const Places &places, std::mt19937_
       value |= ~uint64_t{0} << (8 * width);
     return static_cast<int64_t>(value);
   };
-  const std::string where = name + " at " + std::to_string(place.at) + ": ";
-  if (place.kind == Place::number) {
-    const int64_t old = read(place.at, place.width, place.isSigned);
-    const Place &other = list[any(list.size())];
+  const std::string where = name + " at " + std::to_string(slot.at) + ": ";
+  if (slot.kind == Slot::number) {
+    const int64_t old = read(slot.at, slot.width, slot.isSigned);
+    const Slot &other = list[any(list.size())];
     const auto unsignedOld = static_cast<uint64_t>(old);
     const uint64_t same = static_cast<uint64_t>(read(other.at, other.width, other.isSigned)); // of another table
     const uint64_t numbers[] = {0,
@@ -146,7 +146,7 @@ inline std::string alter(std::string &bytes, const Places &places, std::mt19937_
                                 unsignedOld * 2,
                                 unsignedOld / 2,
                                 0 - unsignedOld,
-                                unsignedOld ^ (uint64_t{1} << any(8 * place.width)),
+                                unsignedOld ^ (uint64_t{1} << any(8 * slot.width)),
                                 unsignedOld + any(64) - 32,
                                 same,
                                 same,
@@ -157,28 +157,28 @@ inline std::string alter(std::string &bytes, const Places &places, std::mt19937_
                                 unsignedOld | (any(INT32_MAX) << 32),
                                 INT64_MAX};
     const uint64_t now = numbers[any(std::size(numbers))];
-    std::memcpy(bytes.data() + place.at, &now, place.width);
-    return where + std::to_string(old) + " becomes " + std::to_string(read(place.at, place.width, place.isSigned));
+    std::memcpy(bytes.data() + slot.at, &now, slot.width);
+    return where + std::to_string(old) + " becomes " + std::to_string(read(slot.at, slot.width, slot.isSigned));
   }
-  const auto length = static_cast<uint32_t>(read(place.at, 4, false));
-  const size_t begin = place.at + sizeof(uint32_t);
+  const auto length = static_cast<uint32_t>(read(slot.at, 4, false));
+  const size_t begin = slot.at + sizeof(uint32_t);
   if (length == 0)
     return where + "nothing";
-  if (place.kind == Place::string) {
+  if (slot.kind == Slot::string) {
     const char letters[] = "a0{}.12le";
     const size_t i = any(length);
     bytes[begin + i] = any(3) == 0 ? letters[any(sizeof letters - 1)] : bytes[begin + any(length)];
     return where + "now '" + bytes.substr(begin, length) + "'";
   }
-  if (any(2) == 0 || place.width == 0 || length < 2) {
+  if (any(2) == 0 || slot.width == 0 || length < 2) {
     const auto now = static_cast<uint32_t>(any(3) == 0 ? any(length) : length - 1);
-    std::memcpy(bytes.data() + place.at, &now, sizeof now);
+    std::memcpy(bytes.data() + slot.at, &now, sizeof now);
     return where + std::to_string(length) + " elements become " + std::to_string(now);
   }
   const size_t a = any(length), b = any(length);
-  std::swap_ranges(bytes.begin() + static_cast<long>(begin + a * place.width),
-                   bytes.begin() + static_cast<long>(begin + (a + 1) * place.width),
-                   bytes.begin() + static_cast<long>(begin + b * place.width));
+  std::swap_ranges(bytes.begin() + static_cast<long>(begin + a * slot.width),
+                   bytes.begin() + static_cast<long>(begin + (a + 1) * slot.width),
+                   bytes.begin() + static_cast<long>(begin + b * slot.width));
   return where + "elements " + std::to_string(a) + " and " + std::to_string(b) + " change places";
 }
 

@@ -11,12 +11,12 @@
 #include "schema/container.h"
 #include "tests/mutants/fields.h"
 #include "tests/schema/digests.h"
-#include "tools/coverage.h"
-#include "tools/deadline.h"
 #include "tools/execution.h"
+#include "tools/flatbuffer_vectors.h"
 #include "tools/inspection.h"
 #include "tools/new_folder.h"
-#include "tools/vectors.h"
+#include "tools/plan_verifier.h"
+#include "tools/work_deadline.h"
 
 #include <chrono>
 #include <csignal>
@@ -71,8 +71,8 @@ uint64_t number(const std::string &file, size_t at) {
 /// A good plan, all fields of which stand in its bytes: those of default values as well, which the compiler leaves out.
 struct Base {
   std::string name, bytes;
-  Places manifest;
-  std::vector<Places> segments;
+  Slots manifest;
+  std::vector<Slots> segments;
 };
 
 std::string written(const Plan &plan, const std::string &path) {
@@ -107,7 +107,7 @@ double declaredBytes(const Plan &plan) {
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     const schema::Segment *segment = nullptr;
     must(plan.segment(rank, segment));
-    for (const schema::BufferRun *run : all(segment->buffers()))
+    for (const schema::BufferRange *run : orEmpty(segment->buffers()))
       bytes += static_cast<double>(run->count()) * static_cast<double>(run->bytes());
   }
   return bytes;
@@ -127,12 +127,12 @@ std::vector<Base> readBases(const std::string &folder) {
     must(Plan::open(path, plan));
     if (plan->manifest().bytes_target() > kMostBytes)
       continue;
-    const CoverageResult proof = prove(*plan, [](double) {});
+    const VerifyResult proof = verifyPlan(*plan, [](double) {});
     must(proof.error);
     if (proof.moves > kMostMoves)
       continue;
     Base &base = bases.emplace_back(
-        Base{fs::path(path).filename(), written(*plan, path), {}, std::vector<Places>(plan->world())});
+        Base{fs::path(path).filename(), written(*plan, path), {}, std::vector<Slots>(plan->world())});
     Fields(schema, base.bytes, base.manifest).root(number(base.bytes, 48), "reshard.schema.Manifest");
     for (uint32_t rank = 0; rank < plan->world(); ++rank)
       Fields(schema, base.bytes, base.segments[rank])
@@ -160,7 +160,7 @@ Mutant mutant(const std::vector<Base> &bases, uint64_t seed, uint64_t n) {
   return result;
 }
 
-enum Outcome { right, wrong, stricter, unclear, refused, refusedLater, undone, disagrees, kOutcomes };
+enum Outcome { right, wrong, stricter, ambiguous, refused, refusedLater, undone, disagrees, kOutcomes };
 constexpr const char *kNames[] = {"proven and right",
                                   "wrong by both",
                                   "refused by the proof alone",
@@ -222,7 +222,7 @@ int executed(const std::string &path) {
   try {
     code = execute(options);
   } catch (const std::exception &exception) { // as the command's main
-    complain("reshard-exec", explain(exception));
+    printError("reshard-exec", explain(exception));
   }
   std::fflush(stdout);
   return code;
@@ -254,8 +254,8 @@ Told tell(const std::string &path, Hidden *output) {
   }
   std::string proof;
   try {
-    const Deadline deadline("the proof", kDeadline);
-    proof = prove(*plan, [](double) {}).error;
+    const WorkDeadline deadline("the proof", kDeadline);
+    proof = verifyPlan(*plan, [](double) {}).error;
   } catch (const Failure &failure) {
     return {undone, failure.message};
   } catch (const std::exception &exception) {
@@ -271,7 +271,7 @@ Told tell(const std::string &path, Hidden *output) {
   if (code == kDone)
     return {right, ""};
   if (code == kNegative)
-    return {said.find("cannot be checked") != std::string::npos ? unclear : disagrees,
+    return {said.find("cannot be checked") != std::string::npos ? ambiguous : disagrees,
             "proven, and the check says: " + said};
   for (const char *text : {"was not finished", "not enough memory", "cannot put a tensor together"})
     if (said.find(text) != std::string::npos)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "tools", "conformance", "semantics")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "quantize", "lib", "conformance", "semantics")]
 
 import generate  # noqa: E402
 import quantize_jobs  # noqa: E402

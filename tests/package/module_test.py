@@ -39,7 +39,7 @@ def has(module):
 class Compile(unittest.TestCase):
     def test_overrides(self):
         plan = reshard.compile(job(), source={"mesh": {"tp": 4}}, **{"target.ranks": [7]})
-        self.assertEqual([endpoint.places for endpoint in plan.endpoints], [(0, 1, 2, 3), (7,)])
+        self.assertEqual([endpoint.ranks for endpoint in plan.endpoints], [(0, 1, 2, 3), (7,)])
         self.assertEqual(plan.world, 8)
 
     def test_output_and_flags(self):
@@ -104,7 +104,7 @@ class Running(unittest.TestCase):
         executor = reshard.Executor(plan)
         arrays = {}
         for endpoint in plan.endpoints:
-            for rank in endpoint.places:
+            for rank in endpoint.ranks:
                 held = {name: np.zeros(param.shape, param.numpy_dtype) for name, param in plan.params(rank).items()}
                 executor.bind({name: make(value) for name, value in held.items()}, endpoint.role, rank)
                 arrays[rank] = held

@@ -32,7 +32,7 @@ def as_list(value: object) -> list:
 class Side:
     """One endpoint in the making: its mesh and what is placed where."""
 
-    def __init__(self, rng: random.Random, name: str, variables: dict[str, int], places_limit: int) -> None:
+    def __init__(self, rng: random.Random, name: str, variables: dict[str, int], mesh_ranks_limit: int) -> None:
         self.rng, self.name = rng, name
         self.layout: dict = {"params": {}}
         self.node: dict = {}
@@ -48,24 +48,24 @@ class Side:
             self.node["mesh"] = {"megatron": shape}
             self.axes = {axis: shape[axis] for axis in ("tp", "dp", "pp", "ep")}
             self.groups = [["tp", "dp", "pp"], ["ep", "pp"]]
-            self.places = total * shape["pp"]
+            self.mesh_ranks = total * shape["pp"]
             self.features.add("megatron")
         else:
             while True:
                 sizes = [rng.choice([1, 2, 2, 3, 4]) for _ in range(rng.randint(1, 3))]
-                self.places = math.prod(sizes)
-                if self.places <= places_limit:
+                self.mesh_ranks = math.prod(sizes)
+                if self.mesh_ranks <= mesh_ranks_limit:
                     break
             names = rng.sample(["tp", "pp", "dp", "ep", "x"], len(sizes))
             self.axes = dict(zip(names, sizes))
             mesh: dict = dict(self.axes)
             self.groups = [list(names)]
-            if rng.random() < 0.2 and self.places > 1:
-                mesh["views"] = [{"all": self.places}]
-                self.axes["all"] = self.places
+            if rng.random() < 0.2 and self.mesh_ranks > 1:
+                mesh["views"] = [{"all": self.mesh_ranks}]
+                self.axes["all"] = self.mesh_ranks
                 self.groups.append(["all"])
                 self.features.add("views")
-            if rng.random() < 0.15 and self.places > 1:
+            if rng.random() < 0.15 and self.mesh_ranks > 1:
                 # The same places in another order of factors: what is cut over axes of both may be whole or not.
                 others = rng.sample(sizes, len(sizes))
                 if rng.random() < 0.3:
@@ -77,14 +77,14 @@ class Side:
                 self.features.add("views")
             self.node["mesh"] = mesh
         self.group = rng.choice(self.groups)
-        place = {}
+        placement = {}
         free = [axis for axis in self.group]
         for variable, size in variables.items():
             if free and rng.random() < 0.55:
                 axis = free.pop(rng.randrange(len(free)))
-                place[variable] = self.pipeline(variable, axis, self.axes[axis], size) or self.placing(axis, self.axes[axis], size)
-        self.placed = {variable: axis for variable, (axis, _) in place.items()}
-        self.layout["place"] = {variable: rule for variable, (_, rule) in place.items()}
+                placement[variable] = self.pipeline(variable, axis, self.axes[axis], size) or self.placing(axis, self.axes[axis], size)
+        self.placed = {variable: axis for variable, (axis, _) in placement.items()}
+        self.layout["place"] = {variable: rule for variable, (_, rule) in placement.items()}
         if not self.layout["place"]:
             del self.layout["place"]
         if self.chunked and rng.random() < 0.5:
@@ -499,12 +499,12 @@ def spread(rng: random.Random, sides: list[Side], relation: str, features: set[s
         return
     for side in sides[1:]:
         if relation == "disjoint":
-            offset = source.places + rng.randint(0, 2)
+            offset = source.mesh_ranks + rng.randint(0, 2)
         elif relation == "overlapping":
-            offset = rng.randint(1, max(1, source.places - 1))
+            offset = rng.randint(1, max(1, source.mesh_ranks - 1))
         else:
             continue
-        ranks = list(range(offset, offset + side.places))
+        ranks = list(range(offset, offset + side.mesh_ranks))
         if rng.random() < 0.3:
             rng.shuffle(ranks)
             features.add("permuted ranks")

@@ -48,7 +48,7 @@ class Model:
         for name, text in node.get("let", {}).items():
             self.let[name] = evaluate(text, self.let)
         self.index = {name: evaluate(text, self.let) for name, text in node.get("index", {}).items()}
-        self.place, self.layouts = node.get("place", {}), extended(node.get("layouts", {}), node["tensors"])
+        self.placement, self.layouts = node.get("place", {}), extended(node.get("layouts", {}), node["tensors"])
         self.tensors: dict[str, Tensor] = {}
         self.labels = 1
         self.dtype_of: list[tuple[int, str]] = []
@@ -125,7 +125,7 @@ class Endpoint:
         self.directory = node.get("storage")
         self.axes: dict[str, tuple[int, int]] = {}
         mesh = node.get("mesh", {})
-        self.places = 1
+        self.mesh_ranks = 1
         self.checkpoint = self.storage and not mesh
         for view in self.views(mesh):
             stride = 1
@@ -134,15 +134,15 @@ class Endpoint:
                     need(self.axes[axis] == (size, stride), f"axis {axis} disagrees")
                 self.axes[axis] = (size, stride)
                 stride *= size
-            need(self.places in (1, stride) or not self.axes, "views differ")
-            self.places = stride
+            need(self.mesh_ranks in (1, stride) or not self.axes, "views differ")
+            self.mesh_ranks = stride
         self.layout = self.model.layouts[node["layout"]] if "layout" in node else None
         ranks = node.get("ranks")
         if self.storage or ranks is None:
-            self.ranks = list(range(self.places))
+            self.ranks = list(range(self.mesh_ranks))
         else:
             self.ranks = self.model.ranges(ranks) if isinstance(ranks, str) else [int(r) for r in ranks]
-        need(len(self.ranks) == self.places, "ranks")
+        need(len(self.ranks) == self.mesh_ranks, "ranks")
         self.node = node
 
     def views(self, mesh: dict) -> list[list[tuple[str, int]]]:
@@ -172,40 +172,40 @@ class Endpoint:
                 names[name] = evaluate(value, {})
         return names
 
-    def coordinate(self, place: int, axes: list[str]) -> tuple[int, int]:
+    def coordinate(self, mesh_rank: int, axes: list[str]) -> tuple[int, int]:
         """The combined coordinate over several axes, outermost first, and how many there are."""
         r, k = 0, 1
         for axis in axes:
             size, stride = self.axes.get(axis, (1, 1))
-            r, k = r * size + place // stride % size, k * size
+            r, k = r * size + mesh_rank // stride % size, k * size
         return r, k
 
     def rules(self) -> dict:
-        rules = {**(self.layout.get("place", {}) if self.layout else self.model.place), **self.node.get("place", {})}
+        rules = {**(self.layout.get("place", {}) if self.layout else self.model.placement), **self.node.get("place", {})}
         kept = lambda rule: not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.names()) != 0  # noqa: E731
         return {variable: rule for variable, rule in rules.items() if kept(rule)}
 
-    def chunks(self, variable: str, place: int) -> list[list[int]]:
+    def chunks(self, variable: str, mesh_rank: int) -> list[list[int]]:
         """V_x(place), chunk by chunk (one, but for virtual stages): ascending, or in a map's order."""
         rules = self.rules()
         if variable not in rules:
             return [list(range(self.model.index[variable]))]
         node = rules[variable]
         axes = node["axis"] if isinstance(node, dict) else node
-        r, k = self.coordinate(place, axes if isinstance(axes, list) else [axes])
+        r, k = self.coordinate(mesh_rank, axes if isinstance(axes, list) else [axes])
         chunks = chunks_of(node, self.model.index[variable], k, r, self.names())
         return chunks if isinstance(node, dict) and "map" in node else [sorted(chunk) for chunk in chunks]
 
-    def values(self, variable: str, place: int) -> list[int]:
-        return [value for chunk in self.chunks(variable, place) for value in chunk]
+    def values(self, variable: str, mesh_rank: int) -> list[int]:
+        return [value for chunk in self.chunks(variable, mesh_rank) for value in chunk]
 
     def placed(self, variable: str) -> bool:
         return variable in self.rules()
 
-    def admits(self, rules: dict, place: int) -> bool:
+    def admits(self, rules: dict, mesh_rank: int) -> bool:
         """Whether a place has the coordinates of `at` or `authority`."""
         for axis, wanted in rules.items():
-            if self.coordinate(place, [axis])[0] not in self.allowed(wanted, self.axes.get(axis, (1, 1))[0]):
+            if self.coordinate(mesh_rank, [axis])[0] not in self.allowed(wanted, self.axes.get(axis, (1, 1))[0]):
                 return False
         return True
 
@@ -256,12 +256,12 @@ class Endpoint:
                 if (not chosen["only"] or any(fits(glob, name) for glob in chosen["only"]))
                 and not any(fits(glob, name) for glob in chosen["ignore"])}
 
-    def params(self, place: int) -> dict[str, Held]:
+    def params(self, mesh_rank: int) -> dict[str, Held]:
         result: dict[str, Held] = {}
         for name, param in self.declared().items():
             if "when" in param and evaluate(param["when"], self.names()) == 0:
                 continue
-            for full, held in Param(self, name, param).at(place).items():
+            for full, held in Param(self, name, param).at(mesh_rank).items():
                 need(full not in result, f"two params {full}")
                 result[full] = held
         return result
@@ -395,7 +395,7 @@ class Param:
         need(all(c == cuts[0] for c in cuts), "entries are cut differently")
         return cuts[0]
 
-    def at(self, place: int) -> dict[str, Held]:
+    def at(self, mesh_rank: int) -> dict[str, Held]:
         endpoint = self.endpoint
         tensors = self.tensors(self.pack)
         if not tensors or all(tensor.absent for tensor in tensors):
@@ -407,7 +407,7 @@ class Param:
         for tensor in tensors:
             need(set(tensor.variables) == set(self.variables) | ({self.stack} if self.stack else set()), "variables")
             need(narrowed(tensor) == exists and tensor.dtype == tensors[0].dtype, "some but not all")
-        self.check(place, exists)
+        self.check(mesh_rank, exists)
         rules, prefixes = dict(self.node.get("at", {})), [""]
         if modules := endpoint.modules():
             variable, axis, ranks, chunks = modules
@@ -416,23 +416,23 @@ class Param:
             if variable not in self.variables:
                 need(axis in rules, "in no chunk")
                 stages = sorted(set(endpoint.allowed(rules.pop(axis), ranks * chunks)))
-                r = endpoint.coordinate(place, [axis])[0]
+                r = endpoint.coordinate(mesh_rank, [axis])[0]
                 prefixes = [PLACEHOLDER.sub(str(stage // ranks), prefixes[0]) for stage in stages if stage % ranks == r]
-        if not endpoint.admits(rules, place):
+        if not endpoint.admits(rules, mesh_rank):
             return {}
-        held = {v: endpoint.values(v, place) for v in exists}
+        held = {v: endpoint.values(v, mesh_rank) for v in exists}
         for v in self.variables:
             need(len(set(held[v])) == len(held[v]), "a value twice in a name")
         result = {}
         for values in itertools.product(*([x for x in held[v] if x in exists[v]] for v in self.variables)):
             fixed = dict(zip(self.variables, values))
             for prefix in prefixes:
-                full = PLACEHOLDER.sub(lambda m: str(self.number(m[1], m[2], fixed[m[1]], place)), prefix + self.name)
+                full = PLACEHOLDER.sub(lambda m: str(self.number(m[1], m[2], fixed[m[1]], mesh_rank)), prefix + self.name)
                 need(full not in result, "one name twice")
-                result[full] = Held(*self.local(place, fixed, exists, held), tensors[0].dtype)
+                result[full] = Held(*self.local(mesh_rank, fixed, exists, held), tensors[0].dtype)
         return result
 
-    def check(self, place: int, exists: dict[str, list[int]]) -> None:
+    def check(self, mesh_rank: int, exists: dict[str, list[int]]) -> None:
         """A rule must fit its dimension, whether or not there is a value for which the param exists."""
         if "flat" in self.pack:
             return
@@ -443,20 +443,20 @@ class Param:
             need(int(d) < len(shape), "no such dimension")
             m = evaluate(self.node["pad"][d], self.environment) if d in self.node.get("pad", {}) else 1
             rule, n = read_rule(node, self.environment), shape[int(d)] + -shape[int(d)] % m
-            r, k = self.endpoint.coordinate(place, rule.axes)
+            r, k = self.endpoint.coordinate(mesh_rank, rule.axes)
             if self.stack and int(d) == self.stack_dim:
                 rows_of(rule, n, k, r, 1)
             else:
                 inner = int(d) - (1 if self.stack and int(d) > self.stack_dim else 0)
                 self.cut(self.pack, inner, n, rule, r, k, self.node.get("cut") == "joined", d in self.node.get("pad", {}))
 
-    def number(self, variable: str, suffix: str | None, value: int, place: int) -> int:
+    def number(self, variable: str, suffix: str | None, value: int, mesh_rank: int) -> int:
         """What a placeholder prints."""
-        chunks = self.endpoint.chunks(variable, place)
+        chunks = self.endpoint.chunks(variable, mesh_rank)
         chunk = next(c for c, values in enumerate(chunks) if value in values)
         return {None: value, ".local": sorted(chunks[chunk]).index(value), ".chunk": chunk}[suffix]
 
-    def local(self, place: int, fixed: dict[str, int], exists: dict[str, list[int]], held: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    def local(self, mesh_rank: int, fixed: dict[str, int], exists: dict[str, list[int]], held: dict[str, list[int]]) -> tuple[np.ndarray, np.ndarray]:
         if self.stack:
             slots = [self.build(self.pack, {**fixed, self.stack: value}) for value in exists[self.stack]]
             shape = self.shape(self.pack)
@@ -481,7 +481,7 @@ class Param:
                 positions.append(list(range(padded.shape[d])))
             else:
                 rule = read_rule(rule_node, self.environment)
-                r, k = self.endpoint.coordinate(place, rule.axes)
+                r, k = self.endpoint.coordinate(mesh_rank, rule.axes)
                 if is_stack:
                     positions.append(rows_of(rule, padded.shape[d], k, r, 1))
                 else:
@@ -508,9 +508,9 @@ class Job:
 
     def check(self) -> list[list[dict[str, Held]]]:
         """All params by endpoint and place; refuses what section 10 refuses."""
-        held = [[endpoint.params(place) for place in range(endpoint.places)] for endpoint in self.endpoints]
+        held = [[endpoint.params(mesh_rank) for mesh_rank in range(endpoint.mesh_ranks)] for endpoint in self.endpoints]
         source = self.endpoints[0]
-        at_source = {label for place, params in enumerate(held[0]) if source.admits(source.node.get("authority", {}), place)
+        at_source = {label for mesh_rank, params in enumerate(held[0]) if source.admits(source.node.get("authority", {}), mesh_rank)
                      for h in params.values() for label in np.unique(h.labels).tolist()}
         for endpoint in held[1:]:
             for params in endpoint:

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from oracle import Job, Refused, Rule, chunks_of, rows_of  # noqa: E402
 
 
-def places(job: dict, endpoint: int = 1) -> list[dict]:
+def params_by_mesh_rank(job: dict, endpoint: int = 1) -> list[dict]:
     """Names of elements ("t0", "-" for padding) by place and param."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(json.dumps({"version": 1, **job}))
@@ -23,12 +23,12 @@ def places(job: dict, endpoint: int = 1) -> list[dict]:
         for values, base in tensor.base.items():
             for i in range(max(1, math.prod(tensor.shape))):
                 names.setdefault(base + i, tensor.name.split(".")[-1] + ".".join(["", *map(str, values)]) * bool(values) + (":" if values else "") + str(i))
-    return [{name: [names[x] for x in held.labels.reshape(-1).tolist()] for name, held in place.items()} for place in parsed.check()[endpoint]]
+    return [{name: [names[x] for x in held.labels.reshape(-1).tolist()] for name, held in mesh_rank.items()} for mesh_rank in parsed.check()[endpoint]]
 
 
 def one(tensors: dict, param: dict, mesh: dict, **extra: object) -> list[list[str]]:
     model = {"dtype": "bf16", "tensors": tensors, "layouts": {"a": {"params": {n: {"holds": n} for n in tensors}}, "b": {"params": {"p": param}}}, **extra}
-    return [place["p"] for place in places({"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": mesh}})]
+    return [mesh_rank["p"] for mesh_rank in params_by_mesh_rank({"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": mesh}})]
 
 
 class Drawings(unittest.TestCase):
@@ -91,7 +91,7 @@ class Drawings(unittest.TestCase):
                    "train": {"place": {"layer": "pp"}, "params": {"d.{layer.local}.fc1": {"concat": ["gate", "up"], "shard": {"0": "tp"}}}},
                    "serve": {"params": {"m.{layer}.gate_up": {"concat": ["gate", "up"], "cut": "joined", "shard": {"0": "tp"}}}}}},
                "source": {"layout": "train", "mesh": {"tp": 2, "pp": 2}}, "target": {"layout": "serve", "mesh": {"tp": 2}, "ranks": "4..5"}}
-        source, target = places(job, 0), places(job, 1)
+        source, target = params_by_mesh_rank(job, 0), params_by_mesh_rank(job, 1)
         self.assertEqual(source[3], {"d.0.fc1": ["gate.1:2", "gate.1:3", "up.1:2", "up.1:3"]})
         self.assertEqual(target[1], {f"m.{i}.gate_up": [f"up.{i}:{n}" for n in range(4)] for i in range(2)})
 
@@ -125,7 +125,7 @@ class NewerDrawings(unittest.TestCase):
         model = {"dtype": "bf16", "index": {"layer": 4}, "tensors": {"l.{layer}.w": [1]}, "layouts": {
             "a": {"params": {"l.{layer}": {"holds": "w"}}},
             "b": {"place": {"layer": {"axis": "pp", "interleave": 2}}, "params": {"c{layer.chunk}.{layer.local}": {"holds": "w"}}}}}
-        self.assertEqual(places({"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {"pp": 2}}}),
+        self.assertEqual(params_by_mesh_rank({"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {"pp": 2}}}),
                          [{"c0.0": ["w.0:0"], "c1.0": ["w.2:0"]}, {"c0.0": ["w.1:0"], "c1.0": ["w.3:0"]}])
 
     def test_chunks_are_modules(self) -> None:
@@ -134,14 +134,14 @@ class NewerDrawings(unittest.TestCase):
             "b": {"place": {"layer": {"axis": "pp", "interleave": "v"}}, "switches": {"v": 1}, "chunks": "m{layer.chunk}.", "params": {
                 "{layer.local}": {"holds": "w"}, "e": {"holds": "e", "at": {"pp": ["first", "head * last"]}}}}}}
         job = {"model": model, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {"pp": 2}}}
-        self.assertEqual(places(job), [{"0": ["w.0:0"], "1": ["w.1:0"], "e": ["e0"]}, {"0": ["w.2:0"], "1": ["w.3:0"], "e": ["e0"]}])
+        self.assertEqual(params_by_mesh_rank(job), [{"0": ["w.0:0"], "1": ["w.1:0"], "e": ["e0"]}, {"0": ["w.2:0"], "1": ["w.3:0"], "e": ["e0"]}])
         job["target"]["switches"] = {"v": 2}
-        self.assertEqual(places(job), [{"m0.0": ["w.0:0"], "m1.0": ["w.2:0"], "m0.e": ["e0"]}, {"m0.0": ["w.1:0"], "m1.0": ["w.3:0"], "m1.e": ["e0"]}])
+        self.assertEqual(params_by_mesh_rank(job), [{"m0.0": ["w.0:0"], "m1.0": ["w.2:0"], "m0.e": ["e0"]}, {"m0.0": ["w.1:0"], "m1.0": ["w.3:0"], "m1.e": ["e0"]}])
         job["target"]["mesh"] = {}
-        self.assertEqual(places(job), [{"m0.0": ["w.0:0"], "m0.1": ["w.1:0"], "m1.0": ["w.2:0"], "m1.1": ["w.3:0"], "m0.e": ["e0"], "m1.e": ["e0"]}])
+        self.assertEqual(params_by_mesh_rank(job), [{"m0.0": ["w.0:0"], "m0.1": ["w.1:0"], "m1.0": ["w.2:0"], "m1.1": ["w.3:0"], "m0.e": ["e0"], "m1.e": ["e0"]}])
         del model["layouts"]["b"]["params"]["e"]["at"]
         with self.assertRaises(Refused):
-            places(job)
+            params_by_mesh_rank(job)
 
     def test_where_and_globs(self) -> None:
         model = {"dtype": "bf16", "let": {"last": 1, "no": 0}, "index": {"layer": 3},
@@ -151,15 +151,15 @@ class NewerDrawings(unittest.TestCase):
                                               "g": {"holds": "gone"}}},
                              "c": {"extend": "b", "params": {"x": None}}}}
         job = {"model": model, "source": {"layout": "a", "mesh": {"tp": 2}}, "target": {"layout": "b", "mesh": {}, "ignore": "x"}}
-        self.assertEqual(places(job, 0), [{"l.0.w": ["w.0:0"], "l.1.w": ["w.1:0"], "l.2.w": ["w.2:0"], "l.1.x": ["x0", "x1"]},
+        self.assertEqual(params_by_mesh_rank(job, 0), [{"l.0.w": ["w.0:0"], "l.1.w": ["w.1:0"], "l.2.w": ["w.2:0"], "l.1.x": ["x0", "x1"]},
                                           {"l.0.w": ["w.0:1"], "l.1.w": ["w.1:1"], "l.2.w": ["w.2:1"], "l.1.x": ["x0", "x1"]}])
         kept = [{"m.0": ["w.0:0", "w.0:1"], "m.2": ["w.2:0", "w.2:1"]}]
-        self.assertEqual(places(job), kept)
+        self.assertEqual(params_by_mesh_rank(job), kept)
         job["target"] = {"layout": "c", "mesh": {}}
-        self.assertEqual(places(job), kept)
+        self.assertEqual(params_by_mesh_rank(job), kept)
         job["source"]["authority"] = {"tp": 0}
         with self.assertRaises(Refused):
-            places(job)
+            params_by_mesh_rank(job)
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def folder_of(endpoint: Endpoint, params: list[dict[str, Held]], values: np.ndar
     """What stands in the files of an endpoint, by file name. Places without authority hold other bytes, which nobody may take."""
     files = {}
     right = values
-    for place, held in enumerate(params):
-        values = right if endpoint.admits(endpoint.node.get("authority", {}), place) else right ^ 0xFF
+    for mesh_rank, held in enumerate(params):
+        values = right if endpoint.admits(endpoint.node.get("authority", {}), mesh_rank) else right ^ 0xFF
         tensors = {name: (h.dtype, list(h.labels.shape), elements(h, values, padding)) for name, h in held.items()}
         if tensors:
-            files["model.safetensors" if endpoint.checkpoint else f"rank-{endpoint.ranks[place]:05d}.safetensors"] = tensors
+            files["model.safetensors" if endpoint.checkpoint else f"rank-{endpoint.ranks[mesh_rank]:05d}.safetensors"] = tensors
     return files
 
 
@@ -67,8 +67,8 @@ def try_job(seed: int, cell: tuple, work: Path) -> tuple[Job, list, set, set, bo
     source = job.endpoints[0]
     if not source.storage:
         own = dict(zip(source.ranks, held[0]))
-        for endpoint, places in zip(job.endpoints[1:], held[1:]):
-            for rank, params in zip(endpoint.ranks, places):
+        for endpoint, mesh_ranks in zip(job.endpoints[1:], held[1:]):
+            for rank, params in zip(endpoint.ranks, mesh_ranks):
                 have = {label for h in own.get(rank, {}).values() for label in h.labels.reshape(-1).tolist()}
                 remote = remote or (not endpoint.storage and any(set(h.labels.reshape(-1).tolist()) - have - {0} for h in params.values()))
     return job, held, cells, features, remote

@@ -63,7 +63,7 @@ TEST(Emit, SegmentsSayWhatTheScheduleSays) {
     ASSERT_EQ(found.buffers.size(), expected.buffers.size());
     for (size_t b = 0; b < found.buffers.size(); ++b) {
       EXPECT_EQ(found.buffers[b].endpoint(), expected.buffers[b].endpoint);
-      EXPECT_EQ(static_cast<int32_t>(found.buffers[b].place()), expected.buffers[b].place);
+      EXPECT_EQ(static_cast<int32_t>(found.buffers[b].mesh_rank()), expected.buffers[b].meshRank);
       EXPECT_EQ(found.buffers[b].param(), expected.buffers[b].param);
       EXPECT_EQ(found.buffers[b].first(), expected.buffers[b].first);
       EXPECT_EQ(found.buffers[b].count(), expected.buffers[b].count);
@@ -117,27 +117,27 @@ TEST(Emit, ManifestSaysWhatTheLayoutSays) {
   ASSERT_EQ(found.variables.size(), 1u);
   EXPECT_EQ(found.variables[0]->name, "layer");
   EXPECT_EQ(found.variables[0]->size, 2u);
-  ASSERT_EQ(found.families.size(), 1u);
-  EXPECT_EQ(found.families[0]->name, "w{layer}");
-  EXPECT_EQ(found.families[0]->shape, (std::vector<uint64_t>{4, 6}));
-  EXPECT_EQ(found.families[0]->dtype, schema::DType::bf16);
+  ASSERT_EQ(found.tensor_patterns.size(), 1u);
+  EXPECT_EQ(found.tensor_patterns[0]->name, "w{layer}");
+  EXPECT_EQ(found.tensor_patterns[0]->shape, (std::vector<uint64_t>{4, 6}));
+  EXPECT_EQ(found.tensor_patterns[0]->dtype, schema::DType::bf16);
   ASSERT_EQ(found.endpoints.size(), 2u);
   const schema::EndpointT &target = *found.endpoints[1];
   EXPECT_EQ(target.role, "target");
   EXPECT_EQ(target.layout, "columns");
   EXPECT_EQ(target.ranks, (std::vector<uint32_t>{1, 2}));
   EXPECT_EQ(target.axes[0]->name, "tp");
-  ASSERT_EQ(target.shares.size(), 4u);
-  EXPECT_EQ(target.shares[2]->axes, (std::vector<uint32_t>{0}));
-  EXPECT_EQ(target.shares[2]->first, (std::vector<uint32_t>{0, 1, 2}));
-  EXPECT_EQ(target.shares[2]->runs[1].from(), 3);
-  EXPECT_EQ(target.shares[2]->runs[1].length(), 3);
+  ASSERT_EQ(target.shardings.size(), 4u);
+  EXPECT_EQ(target.shardings[2]->axes, (std::vector<uint32_t>{0}));
+  EXPECT_EQ(target.shardings[2]->first, (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(target.shardings[2]->blocks[1].from(), 3);
+  EXPECT_EQ(target.shardings[2]->blocks[1].length(), 3);
   ASSERT_EQ(target.params.size(), 1u);
   EXPECT_EQ(target.params[0]->name, "w.{layer}");
   EXPECT_EQ(target.params[0]->origin, "tiny.yaml:9");
   ASSERT_EQ(target.params[0]->parts.size(), 2u);
-  EXPECT_EQ(target.params[0]->parts[1]->family, -1);
-  EXPECT_EQ(target.params[0]->parts[1]->dimensions[2].share(), 3u);
+  EXPECT_EQ(target.params[0]->parts[1]->pattern, -1);
+  EXPECT_EQ(target.params[0]->parts[1]->dimensions[2].sharding(), 3u);
   EXPECT_EQ(target.params[0]->parts[1]->dimensions[2].param(), 1);
   EXPECT_EQ(target.params[0]->parts[1]->dimensions[0].param(), -1);
 }

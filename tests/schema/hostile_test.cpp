@@ -43,9 +43,9 @@ Parts hugeTransform() {
     extent->at = {1};
   param.shape[0]->at = {int64_t{1} << 59}; // times one, times 2 bytes
   for (size_t endpoint : {0, 1})
-    for (auto &share : parts.manifest.endpoints[endpoint]->shares)
-      if (raw<RawRun>(share->runs[0]).length == 2 && share->axes.empty())
-        raw<RawRun>(share->runs[0]).length = 16;
+    for (auto &sharding : parts.manifest.endpoints[endpoint]->shardings)
+      if (raw<RawIndexBlock>(sharding->blocks[0]).length == 2 && sharding->axes.empty())
+        raw<RawIndexBlock>(sharding->blocks[0]).length = 16;
   return parts;
 }
 
@@ -55,7 +55,7 @@ Parts hugeTransform() {
 TEST_F(Hostile, WhatIsGatheredOverflows) {
   Parts parts = hugeTransform();
   for (SegmentT &segment : parts.segments)
-    for (BufferRun &each : segment.buffers) {
+    for (BufferRange &each : segment.buffers) {
       auto &run = raw<RawBufferRun>(each);
       run.count = 16;
       run.bytes = run.endpoint == 1 ? uint64_t{1} << 60 : run.bytes;
@@ -117,8 +117,8 @@ TEST_F(Hostile, PiecesWithoutEnd) {
           error,
           "message 2 from rank 1 to rank 2: found bytes 2097152 on the sender, 24 on the receiver, expected the same");
     else
-      EXPECT_EQ(error, rankOne_ + "step 3 operand 4: found loops that make more than " + std::to_string(kMaxPieces) +
-                           " pieces of operands, expected at most so many");
+      EXPECT_EQ(error, rankOne_ + "step 3 operand 4: found loops that make more than " +
+                           std::to_string(kMaxOperandRanges) + " pieces of operands, expected at most so many");
   }
 }
 
@@ -163,14 +163,14 @@ TEST_F(Hostile, AMillionTablesAreNone) {
 TEST_F(Hostile, TablesWithinTables) {
   constexpr size_t kMany = 1 << 16;
   flatbuffers::FlatBufferBuilder builder;
-  const auto share = CreateShare(builder, 0, builder.CreateVector(std::vector<uint32_t>{0, 0}),
-                                 builder.CreateVectorOfStructs(std::vector<schema::Run>()));
-  const auto exists = builder.CreateVector(std::vector(kMany, share));
-  const auto family = CreateFamily(builder, builder.CreateString("w"), 0, exists);
-  const auto families = builder.CreateVector(std::vector(kMany, family));
+  const auto sharding = CreateSharding(builder, 0, builder.CreateVector(std::vector<uint32_t>{0, 0}),
+                                       builder.CreateVectorOfStructs(std::vector<schema::IndexBlock>()));
+  const auto exists = builder.CreateVector(std::vector(kMany, sharding));
+  const auto pattern = CreateTensorPattern(builder, builder.CreateString("w"), 0, exists);
+  const auto tensorPatterns = builder.CreateVector(std::vector(kMany, pattern));
   const auto endpoints = builder.CreateVector(std::vector<flatbuffers::Offset<Endpoint>>());
   ManifestBuilder manifest(builder);
-  manifest.add_families(families);
+  manifest.add_tensor_patterns(tensorPatterns);
   manifest.add_endpoints(endpoints);
   builder.FinishSizePrefixed(manifest.Finish(), kManifestIdentifier);
   const std::string bytes(reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize());

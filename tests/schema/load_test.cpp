@@ -94,8 +94,8 @@ TEST(Load, SegmentRefusals) {
            "found 3 runs of buffers, expected 2 by the manifest"},
           {"buffers of another endpoint", [](Parts &p) { p.buffers(1, 0).endpoint = 1; },
            "buffer run 0: found endpoint 1, expected 0 (param 'weight{layer}')"},
-          {"buffers of another place", [](Parts &p) { p.buffers(1, 0).place = 0; },
-           "buffer run 0: found place 0, expected 1 (param 'weight{layer}')"},
+          {"buffers of another place", [](Parts &p) { p.buffers(1, 0).meshRank = 0; },
+           "buffer run 0: found mesh rank 0, expected 1 (param 'weight{layer}')"},
           {"buffers of another param", [](Parts &p) { p.buffers(1, 1).param = 1; },
            "buffer run 1: found param 1, expected 0 (param 'w.{layer}')"},
           {"buffer numbers with a gap", [](Parts &p) { p.buffers(1, 1).first = 4; },
@@ -238,13 +238,13 @@ TEST(Load, SegmentRefusals) {
            "a receive or a copy"},
           {"a copy from what is cast",
            [](Parts &p) {
-             p.manifest.endpoints[1]->params[0]->stored = DType::fp32;
+             p.manifest.endpoints[1]->params[0]->storage_dtype = DType::fp32;
              p.operand(1, 1) = {0, 3, 2};
            },
            "step 1 operand 1: reads what is converted where it comes, expected one that stands as it came"},
           {"half an element that is cast",
            [](Parts &p) {
-             p.manifest.endpoints[1]->params[0]->stored = DType::fp32;
+             p.manifest.endpoints[1]->params[0]->storage_dtype = DType::fp32;
              p.shape(1, 2).rowBytes = 5;
            },
            "step 1 operand 2: begins or goes on within what is converted at once, 2 bytes"},

@@ -25,13 +25,14 @@ private:
   std::string bytes_;
 };
 
-std::unique_ptr<ShareT> share(std::vector<uint32_t> axes, const std::vector<std::vector<schema::Run>> &lists) {
-  auto result = std::make_unique<ShareT>();
+std::unique_ptr<ShardingT> sharding(std::vector<uint32_t> axes,
+                                    const std::vector<std::vector<schema::IndexBlock>> &lists) {
+  auto result = std::make_unique<ShardingT>();
   result->axes = std::move(axes);
   result->first = {0};
-  for (const std::vector<schema::Run> &list : lists) {
-    result->runs.insert(result->runs.end(), list.begin(), list.end());
-    result->first.push_back(static_cast<uint32_t>(result->runs.size()));
+  for (const std::vector<schema::IndexBlock> &list : lists) {
+    result->blocks.insert(result->blocks.end(), list.begin(), list.end());
+    result->first.push_back(static_cast<uint32_t>(result->blocks.size()));
   }
   return result;
 }
@@ -50,7 +51,7 @@ ManifestT stages() {
   manifest.variables.clear();
   manifest.variables.push_back(variable("layer", 5));
   manifest.variables.push_back(variable("expert", 4));
-  manifest.families.clear();
+  manifest.tensor_patterns.clear();
 
   EndpointT &endpoint = *manifest.endpoints[0];
   endpoint.ranks = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -61,11 +62,11 @@ ManifestT stages() {
     endpoint.axes.back()->size = 2;
     endpoint.axes.back()->stride = stride;
   }
-  endpoint.shares.clear();
+  endpoint.shardings.clear();
   // 0: where layers stand on a stage; 1: experts; 2: the layers ≥ 1 that have experts, numbered anew
-  endpoint.shares.push_back(share({2}, {{{0, 0, 3, 1, 0, 0}}, {{3, 0, 2, 1, 0, 0}}}));
-  endpoint.shares.push_back(share({1}, {{{0, 0, 1, 2, 2, 1}}, {{1, 0, 1, 2, 2, 1}}}));
-  endpoint.shares.push_back(share({2}, {{{1, 0, 2, 1, 0, 0}}, {{3, 0, 2, 1, 0, 0}}}));
+  endpoint.shardings.push_back(sharding({2}, {{{0, 0, 3, 1, 0, 0}}, {{3, 0, 2, 1, 0, 0}}}));
+  endpoint.shardings.push_back(sharding({1}, {{{0, 0, 1, 2, 2, 1}}, {{1, 0, 1, 2, 2, 1}}}));
+  endpoint.shardings.push_back(sharding({2}, {{{1, 0, 2, 1, 0, 0}}, {{3, 0, 2, 1, 0, 0}}}));
   endpoint.placement = {0, 1};
   ParamT &param = *endpoint.params[0];
   param.name = "layers.{layer.local}.experts.{expert}.w";
@@ -108,22 +109,22 @@ TEST(Manifest, Coordinates) {
   const Endpoint &endpoint = manifest.endpoint(0);
   const auto *stageThenTensor = endpoint.params()->Get(0)->shape()->Get(0)->axes();
   const std::vector<int64_t> expected = {0, 1, 0, 1, 2, 3, 2, 3}; // 2 · (place / 4 mod 2) + place mod 2
-  for (int64_t place = 0; place < 8; ++place)
-    EXPECT_EQ(coordinate(endpoint, stageThenTensor, place), expected[place]) << place;
+  for (int64_t meshRank = 0; meshRank < 8; ++meshRank)
+    EXPECT_EQ(coordinate(endpoint, stageThenTensor, meshRank), expected[meshRank]) << meshRank;
   EXPECT_EQ(coordinate(endpoint, nullptr, 5), 0);
 }
 
 TEST(Manifest, RunsMap) {
-  const std::vector<schema::Run> list = {{0, 100, 2, 3, 10, 2}, {2, 200, 3, 1, 0, 0}};
-  const Runs runs{list.data(), list.data() + list.size()};
+  const std::vector<schema::IndexBlock> list = {{0, 100, 2, 3, 10, 2}, {2, 200, 3, 1, 0, 0}};
+  const IndexMap runs{list.data(), list.data() + list.size()};
   EXPECT_EQ(runs.size(), 9);
   const std::vector<std::pair<int64_t, std::optional<int64_t>>> expected = {
       {0, 100},           {1, 101},  {2, 200},  {4, 202},           {5, std::nullopt},  {10, 102},         {11, 103},
       {12, std::nullopt}, {20, 104}, {21, 105}, {22, std::nullopt}, {30, std::nullopt}, {-1, std::nullopt}};
   for (const auto &[from, to] : expected)
     EXPECT_EQ(runs.map(from), to) << from;
-  EXPECT_EQ(Runs().size(), 0);
-  EXPECT_EQ(Runs().map(0), std::nullopt);
+  EXPECT_EQ(IndexMap().size(), 0);
+  EXPECT_EQ(IndexMap().map(0), std::nullopt);
 }
 
 TEST(Manifest, Instances) {
@@ -170,10 +171,10 @@ TEST(Manifest, Presence) {
   const Read read(manifest);
   ASSERT_EQ(checkManifest(*read), "");
   const Endpoint &endpoint = read.endpoint(0);
-  for (int64_t place = 0; place < 8; ++place) {
-    EXPECT_EQ(present(endpoint, *endpoint.params()->Get(0), place), place >= 4);
-    EXPECT_EQ(instanceCount(endpoint, *endpoint.params()->Get(0), place), place >= 4 ? 4 : 0);
-    EXPECT_EQ(instances(*read, endpoint, 0, place).size(), place >= 4 ? 4u : 0u);
+  for (int64_t meshRank = 0; meshRank < 8; ++meshRank) {
+    EXPECT_EQ(present(endpoint, *endpoint.params()->Get(0), meshRank), meshRank >= 4);
+    EXPECT_EQ(instanceCount(endpoint, *endpoint.params()->Get(0), meshRank), meshRank >= 4 ? 4 : 0);
+    EXPECT_EQ(instances(*read, endpoint, 0, meshRank).size(), meshRank >= 4 ? 4u : 0u);
   }
 }
 
@@ -183,30 +184,30 @@ TEST(Manifest, AgreesWithTheIR) {
   for (uint32_t e = 0; e < 2; ++e) {
     const ir::Endpoint &one = module.layout.endpoints[e];
     const Endpoint &other = manifest.endpoint(e);
-    for (int64_t place = 0; place < one.places(); ++place) {
-      EXPECT_EQ(localShape(other, *other.params()->Get(0), place), ir::localShape(one, one.params[0], place));
-      const std::vector<ParamInstance> list = instances(*manifest, other, 0, place);
-      ASSERT_EQ(static_cast<int64_t>(list.size()), ir::instances(one, one.params[0], place));
+    for (int64_t meshRank = 0; meshRank < one.meshRanks(); ++meshRank) {
+      EXPECT_EQ(localShape(other, *other.params()->Get(0), meshRank), ir::localShape(one, one.params[0], meshRank));
+      const std::vector<ParamInstance> list = instances(*manifest, other, 0, meshRank);
+      ASSERT_EQ(static_cast<int64_t>(list.size()), ir::instances(one, one.params[0], meshRank));
       for (const ParamInstance &instance : list) {
-        EXPECT_EQ(instance.name, ir::instanceName(module.layout, one, one.params[0], place, instance.instance));
-        EXPECT_EQ(instance.bytes, ir::localBytes(one, one.params[0], place));
+        EXPECT_EQ(instance.name, ir::instanceName(module.layout, one, one.params[0], meshRank, instance.instance));
+        EXPECT_EQ(instance.bytes, ir::localBytes(one, one.params[0], meshRank));
       }
     }
   }
-  EXPECT_EQ(tensorName(*manifest, *manifest->families()->Get(0), {1}), "w1");
+  EXPECT_EQ(tensorName(*manifest, *manifest->tensor_patterns()->Get(0), {1}), "w1");
 }
 
 /// A second tensor pattern, of the variables `layer` and, new, `expert`.
-FamilyT &addFamily(Parts &p, const char *name) {
+TensorPatternT &addTensorPattern(Parts &p, const char *name) {
   p.manifest.variables.push_back(std::make_unique<VariableT>(*p.manifest.variables[0]));
   p.manifest.variables[1]->name = "expert";
   for (const auto &endpoint : p.manifest.endpoints)
     endpoint->placement.push_back(0);
-  p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0]));
-  FamilyT &family = *p.manifest.families[1];
-  family.name = name;
-  family.variables = {0, 1};
-  return family;
+  p.manifest.tensor_patterns.push_back(std::make_unique<TensorPatternT>(*p.manifest.tensor_patterns[0]));
+  TensorPatternT &pattern = *p.manifest.tensor_patterns[1];
+  pattern.name = name;
+  pattern.variables = {0, 1};
+  return pattern;
 }
 
 TEST(Manifest, Refusals) {
@@ -228,21 +229,21 @@ TEST(Manifest, Refusals) {
       {"no target", [](Parts &p) { p.manifest.endpoints.pop_back(); },
        "found 1 endpoints, expected a source and a target"},
 
-      {"no such variable", [](Parts &p) { p.manifest.families[0]->variables[0] = 1; },
+      {"no such variable", [](Parts &p) { p.manifest.tensor_patterns[0]->variables[0] = 1; },
        "tensor 'w{layer}' refers to index variable 1, expected fewer than 1"},
-      {"too many variables", [](Parts &p) { p.manifest.families[0]->variables.assign(65, 0); },
+      {"too many variables", [](Parts &p) { p.manifest.tensor_patterns[0]->variables.assign(65, 0); },
        "tensor 'w{layer}' has 65 index variables, expected at most 64"},
-      {"no such dtype", [](Parts &p) { p.manifest.families[0]->dtype = DType(15); },
+      {"no such dtype", [](Parts &p) { p.manifest.tensor_patterns[0]->dtype = DType(15); },
        "tensor 'w{layer}' has an unknown dtype"},
-      {"exists too often", [](Parts &p) { p.manifest.families[0]->exists.push_back(share({}, {{}})); },
+      {"exists too often", [](Parts &p) { p.manifest.tensor_patterns[0]->exists.push_back(sharding({}, {{}})); },
        "tensor 'w{layer}' says for how many variables it exists: found 2, expected 1"},
-      {"exists by axis", [](Parts &p) { p.manifest.families[0]->exists[0]->axes = {0}; },
+      {"exists by axis", [](Parts &p) { p.manifest.tensor_patterns[0]->exists[0]->axes = {0}; },
        "tensor 'w{layer}' exists by axis, expected the same everywhere"},
       {"exists beyond", [](Parts &p) { p.manifest.variables[0]->size = 1; },
        "tensor 'w{layer}' exists beyond the values of its variable"},
-      {"too large", [](Parts &p) { p.manifest.families[0]->shape = {uint64_t{1} << 31, uint64_t{1} << 31}; },
+      {"too large", [](Parts &p) { p.manifest.tensor_patterns[0]->shape = {uint64_t{1} << 31, uint64_t{1} << 31}; },
        "tensor 'w{layer}' is too large"},
-      {"far too large", [](Parts &p) { p.manifest.families[0]->shape = {UINT64_MAX, 2}; },
+      {"far too large", [](Parts &p) { p.manifest.tensor_patterns[0]->shape = {UINT64_MAX, 2}; },
        "tensor 'w{layer}' is too large"},
 
       {"no places", [](Parts &p) { p.manifest.endpoints[0]->ranks.clear(); },
@@ -261,19 +262,19 @@ TEST(Manifest, Refusals) {
       {"a huge axis", [](Parts &p) { p.manifest.endpoints[0]->axes[0]->stride = UINT64_MAX; },
        "endpoint 'source' has axis 'tp' of size 2 and stride 18446744073709551615, expected 1 to 2^31 - 1"},
 
-      {"no such axis", [](Parts &p) { p.manifest.endpoints[0]->shares[1]->axes = {1}; },
+      {"no such axis", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->axes = {1}; },
        "endpoint 'source' refers to axis 1, expected fewer than 1"},
-      {"axes that multiply to too much", [](Parts &p) { p.manifest.endpoints[0]->shares[1]->axes.assign(64, 0); },
+      {"axes that multiply to too much", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->axes.assign(64, 0); },
        "endpoint 'source' lists axes that multiply to too much"},
-      {"too many axes", [](Parts &p) { p.manifest.endpoints[0]->shares[1]->axes.assign(65, 0); },
+      {"too many axes", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->axes.assign(65, 0); },
        "endpoint 'source' lists 65 axes, expected at most 64"},
-      {"bounds missing", [](Parts &p) { p.manifest.endpoints[0]->shares[1]->axes = {0, 0}; },
+      {"bounds missing", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->axes = {0, 0}; },
        "endpoint 'source' has a share with 3 bounds, expected 5"},
-      {"bounds that end elsewhere", [](Parts &p) { p.manifest.endpoints[0]->shares[1]->first[2] = 1; },
+      {"bounds that end elsewhere", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->first[2] = 1; },
        "endpoint 'source' has a share whose bounds do not cover its 2 runs"},
-      {"bounds that begin elsewhere", [](Parts &p) { p.manifest.endpoints[0]->shares[1]->first[0] = 1; },
+      {"bounds that begin elsewhere", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->first[0] = 1; },
        "endpoint 'source' has a share whose bounds do not cover its 2 runs"},
-      {"bounds out of order", [](Parts &p) { p.manifest.endpoints[0]->shares[1]->first[1] = 3; },
+      {"bounds out of order", [](Parts &p) { p.manifest.endpoints[0]->shardings[1]->first[1] = 3; },
        "endpoint 'source' has a share with bounds out of order"},
       {"a run of nothing", [](Parts &p) { p.run(0, 1, 0).length = 0; }, impossible},
       {"a run of less", [](Parts &p) { p.run(0, 1, 0).length = -2; }, impossible},
@@ -316,7 +317,9 @@ TEST(Manifest, Refusals) {
       {"numbers twice", [](Parts &p) { p.run(0, 0, 0) = {0, 1, 1, 2, 1, 0}; },
        "endpoint 'source' param 'weight{layer}' gives two values the same instance"},
       {"values twice",
-       [](Parts &p) { *p.manifest.endpoints[0]->shares[0] = *share({}, {{{0, 0, 1, 1, 0, 0}, {0, 1, 1, 1, 0, 0}}}); },
+       [](Parts &p) {
+         *p.manifest.endpoints[0]->shardings[0] = *sharding({}, {{{0, 0, 1, 1, 0, 0}, {0, 1, 1, 1, 0, 0}}});
+       },
        "endpoint 'source' param 'weight{layer}' gives one value two instances"},
       {"values that are not there", [](Parts &p) { p.run(0, 0, 0).from = 1; },
        "endpoint 'source' param 'weight{layer}' does not number its instances from 0 without gaps"},
@@ -330,13 +333,13 @@ TEST(Manifest, Refusals) {
        "endpoint 'source' param 'weight{layer}' has too many instances, expected at most 4194304"},
       {"no such param dtype", [](Parts &p) { p.param(0).dtype = DType(200); },
        "endpoint 'source' param 'weight{layer}' has an unknown dtype"},
-      {"stored as an integer", [](Parts &p) { p.param(0).stored = DType::i16; },
+      {"stored as an integer", [](Parts &p) { p.param(0).storage_dtype = DType::i16; },
        "endpoint 'source' param 'weight{layer}' is stored in a dtype that its elements cannot be cast to"},
-      {"stored as it comes", [](Parts &p) { p.param(0).stored = p.param(0).dtype; },
+      {"stored as it comes", [](Parts &p) { p.param(0).storage_dtype = p.param(0).dtype; },
        "endpoint 'source' param 'weight{layer}' is stored in a dtype that its elements cannot be cast to"},
       {"transformed, and cast as well",
        [](Parts &p) {
-         p.param(0).stored = DType::fp32;
+         p.param(0).storage_dtype = DType::fp32;
          p.param(0).transform = "pack";
        },
        "endpoint 'source' param 'weight{layer}' has a transform where none may be"},
@@ -353,17 +356,17 @@ TEST(Manifest, Refusals) {
       {"too large a param", [](Parts &p) { p.param(0).shape[1]->at[0] = kFar; },
        "endpoint 'source' param 'weight{layer}' is too large"},
 
-      {"holds no such tensor", [](Parts &p) { p.param(0).parts[0]->family = 1; },
+      {"holds no such tensor", [](Parts &p) { p.param(0).parts[0]->pattern = 1; },
        "endpoint 'source' param 'weight{layer}' holds tensor 1, expected fewer than 1"},
-      {"holds less than no tensor", [](Parts &p) { p.param(0).parts[0]->family = -2; },
+      {"holds less than no tensor", [](Parts &p) { p.param(0).parts[0]->pattern = -2; },
        "endpoint 'source' param 'weight{layer}' holds tensor -2, expected fewer than 1"},
       {"of another dtype", [](Parts &p) { p.param(0).dtype = DType::fp16; },
        "endpoint 'source' param 'weight{layer}' is fp16, but 'w{layer}' comes as bf16"},
       {"dimensions missing", [](Parts &p) { p.param(0).parts[0]->dimensions.pop_back(); },
        "endpoint 'source' param 'weight{layer}' places dimensions of a tensor: found 2, expected 3"},
-      {"a dimension by no share", [](Parts &p) { p.dimension(0, 0, 1).share = 3; },
+      {"a dimension by no share", [](Parts &p) { p.dimension(0, 0, 1).sharding = 3; },
        "endpoint 'source' param 'weight{layer}' refers to share 3, expected fewer than 3"},
-      {"beyond the tensor", [](Parts &p) { p.manifest.families[0]->shape[0] = 3; },
+      {"beyond the tensor", [](Parts &p) { p.manifest.tensor_patterns[0]->shape[0] = 3; },
        "endpoint 'source' param 'weight{layer}' holds positions beyond dimension 1 of 'w{layer}'"},
       {"in no dimension", [](Parts &p) { p.dimension(0, 0, 1).param = 2; },
        "endpoint 'source' param 'weight{layer}' places a tensor in dimension 2, expected fewer than 2"},
@@ -395,17 +398,17 @@ TEST(Manifest, Refusals) {
            endpoint->placement.push_back(0);
        },
        "found index variable 'layer' twice"},
-      {"a tensor without its variable", [](Parts &p) { p.manifest.families[0]->name = "w"; },
+      {"a tensor without its variable", [](Parts &p) { p.manifest.tensor_patterns[0]->name = "w"; },
        "tensor 'w' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' once"},
-      {"a tensor with its variable twice", [](Parts &p) { p.manifest.families[0]->name = "{layer}w{layer}"; },
+      {"a tensor with its variable twice", [](Parts &p) { p.manifest.tensor_patterns[0]->name = "{layer}w{layer}"; },
        "tensor '{layer}w{layer}' has '{layer}' in its name, expected each of its own index variables once"},
-      {"a tensor's position", [](Parts &p) { p.manifest.families[0]->name = "w{layer.local}"; },
+      {"a tensor's position", [](Parts &p) { p.manifest.tensor_patterns[0]->name = "w{layer.local}"; },
        "tensor 'w{layer.local}' has '{layer.local}' in its name, expected each of its own index variables once"},
-      {"a placeholder of nothing", [](Parts &p) { p.manifest.families[0]->name = "w{layer}{}"; },
+      {"a placeholder of nothing", [](Parts &p) { p.manifest.tensor_patterns[0]->name = "w{layer}{}"; },
        "tensor 'w{layer}{}' has '{}' in its name, expected each of its own index variables once"},
-      {"a placeholder without an end", [](Parts &p) { p.manifest.families[0]->name = "w{layer"; },
+      {"a placeholder without an end", [](Parts &p) { p.manifest.tensor_patterns[0]->name = "w{layer"; },
        "tensor 'w{layer' has '{layer' in its name, expected each of its own index variables once"},
-      {"a variable of others", [](Parts &p) { p.manifest.families[0]->name = "w{layer}{expert}"; },
+      {"a variable of others", [](Parts &p) { p.manifest.tensor_patterns[0]->name = "w{layer}{expert}"; },
        "tensor 'w{layer}{expert}' has '{expert}' in its name, expected each of its own index variables once"},
       {"a param without its variable", [](Parts &p) { p.param(0).name = "weight"; },
        "endpoint 'source' param 'weight' lacks index variable 'layer' in its name, or has it twice, expected '{layer}' "
@@ -420,7 +423,7 @@ TEST(Manifest, Refusals) {
        [](Parts &p) {
          p.param(0).name = "weight{layer.local}";
          p.manifest.endpoints[0]->placement[0] = 3;
-         p.manifest.endpoints[0]->shares.push_back(share({}, {{{0, 0, 1, 1, 0, 0}}}));
+         p.manifest.endpoints[0]->shardings.push_back(sharding({}, {{{0, 0, 1, 1, 0, 0}}}));
        },
        "endpoint 'source' param 'weight{layer.local}' has '{layer.local}' in its name, which does not tell its "
        "instances apart"},
@@ -428,25 +431,27 @@ TEST(Manifest, Refusals) {
        [](Parts &p) {
          p.param(0).name = "weight{layer.local}";
          p.manifest.endpoints[0]->placement[0] = 3;
-         p.manifest.endpoints[0]->shares.push_back(share({}, {{{0, 0, 1, 2, 1, kChunk}}}));
+         p.manifest.endpoints[0]->shardings.push_back(sharding({}, {{{0, 0, 1, 2, 1, kChunkStride}}}));
        },
        "endpoint 'source' param 'weight{layer.local}' has '{layer.local}' in its name, which does not tell its "
        "instances apart"},
       {"tensors of one name",
-       [](Parts &p) { p.manifest.families.push_back(std::make_unique<FamilyT>(*p.manifest.families[0])); },
+       [](Parts &p) {
+         p.manifest.tensor_patterns.push_back(std::make_unique<TensorPatternT>(*p.manifest.tensor_patterns[0]));
+       },
        "two tensors have the name 'w0'"},
       {"a tensor of another's name",
        [](Parts &p) {
-         p.manifest.families.push_back(std::make_unique<FamilyT>());
-         p.manifest.families[1]->name = "w1";
+         p.manifest.tensor_patterns.push_back(std::make_unique<TensorPatternT>());
+         p.manifest.tensor_patterns[1]->name = "w1";
        },
        "two tensors have the name 'w1'"},
       {"placeholders that touch",
        [](Parts &p) {
          p.manifest.variables[0]->size = 12;
-         FamilyT &family = addFamily(p, "e{layer}{expert}");
-         family.exists.push_back(share({}, {{{0, 0, 12, 1, 0, 0}}}));
-         family.exists[0] = share({}, {{{0, 0, 12, 1, 0, 0}}});
+         TensorPatternT &pattern = addTensorPattern(p, "e{layer}{expert}");
+         pattern.exists.push_back(sharding({}, {{{0, 0, 12, 1, 0, 0}}}));
+         pattern.exists[0] = sharding({}, {{{0, 0, 12, 1, 0, 0}}});
        },
        "two tensors have the name 'e110'"},
       {"params of one name",
@@ -474,10 +479,10 @@ TEST(Manifest, Refusals) {
        "endpoint 'target' param 'w.{layer}' stacks 1 index variables of padding, expected none"},
       {"two variables stacked",
        [](Parts &p) {
-         FamilyT &family = addFamily(p, "e{layer}.{expert}");
-         family.shape.clear();
-         family.exists.push_back(share({}, {{{0, 0, 2, 1, 0, 0}}}));
-         p.param(0).parts[0]->family = 1;
+         TensorPatternT &pattern = addTensorPattern(p, "e{layer}.{expert}");
+         pattern.shape.clear();
+         pattern.exists.push_back(sharding({}, {{{0, 0, 2, 1, 0, 0}}}));
+         p.param(0).parts[0]->pattern = 1;
          p.param(0).parts[0]->dimensions = {{0, 0}, {0, 1}};
        },
        "endpoint 'source' param 'weight{layer}' stacks 2 index variables of 'e{layer}.{expert}', expected one at most"},
@@ -495,7 +500,7 @@ TEST(Manifest, Allowed) {
       {"numbers in another order", [](Parts &p) { p.run(0, 0, 0) = {0, 1, 1, 2, 1, -1}; }},
       {"a rank without rows",
        [](Parts &p) {
-         p.manifest.endpoints[0]->shares[1] = share({0}, {{{0, 0, 2, 1, 0, 0}}, {}});
+         p.manifest.endpoints[0]->shardings[1] = sharding({0}, {{{0, 0, 2, 1, 0, 0}}, {}});
          p.param(0).shape[0]->axes = {0};
          p.param(0).shape[0]->at = {2, 0};
        }},
@@ -503,11 +508,11 @@ TEST(Manifest, Allowed) {
        [](Parts &p) {
          for (const auto &endpoint : p.manifest.endpoints) {
            endpoint->params.clear();
-           endpoint->shares.resize(1);
-           endpoint->shares[0] = share({}, {{}});
+           endpoint->shardings.resize(1);
+           endpoint->shardings[0] = sharding({}, {{}});
            endpoint->axes.clear();
          }
-         p.manifest.families.clear();
+         p.manifest.tensor_patterns.clear();
        }},
       {"storage",
        [](Parts &p) {
@@ -523,14 +528,14 @@ TEST(Manifest, Allowed) {
        [](Parts &p) {
          p.param(0).name = "weight{layer.local}.{layer.chunk}";
          p.manifest.endpoints[0]->placement[0] = 3;
-         p.manifest.endpoints[0]->shares.push_back(share({}, {{{0, 0, 1, 2, 1, kChunk}}}));
+         p.manifest.endpoints[0]->shardings.push_back(sharding({}, {{{0, 0, 1, 2, 1, kChunkStride}}}));
        }},
       {"names that are alike but for a number",
        [](Parts &p) {
-         p.manifest.families.push_back(std::make_unique<FamilyT>());
-         p.manifest.families[1]->name = "w2";
-         p.manifest.families.push_back(std::make_unique<FamilyT>());
-         p.manifest.families[2]->name = "w01";
+         p.manifest.tensor_patterns.push_back(std::make_unique<TensorPatternT>());
+         p.manifest.tensor_patterns[1]->name = "w2";
+         p.manifest.tensor_patterns.push_back(std::make_unique<TensorPatternT>());
+         p.manifest.tensor_patterns[2]->name = "w01";
        }},
       {"params of one name on different ranks",
        [](Parts &p) {
@@ -561,7 +566,7 @@ TEST(Manifest, BoundedWork) {
   parts.manifest.variables[0]->size = 1 << 20;
   EndpointT &source = *parts.manifest.endpoints[0];
   source.axes[0]->size = 1000;
-  source.shares[1] = share({0}, std::vector<std::vector<schema::Run>>(1000, {{0, 0, 2, 1, 0, 0}}));
-  source.shares[0] = share({0}, std::vector<std::vector<schema::Run>>(1000, {{0, 0, 1 << 20, 1, 0, 0}}));
+  source.shardings[1] = sharding({0}, std::vector<std::vector<schema::IndexBlock>>(1000, {{0, 0, 2, 1, 0, 0}}));
+  source.shardings[0] = sharding({0}, std::vector<std::vector<schema::IndexBlock>>(1000, {{0, 0, 1 << 20, 1, 0, 0}}));
   EXPECT_EQ(checkManifest(*Read(parts.manifest)), "it is too large to be checked");
 }

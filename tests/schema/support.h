@@ -77,14 +77,14 @@ inline ir::Module tinyModule() {
   layout.world = 4;
   layout.stagingLimit = 64;
   layout.variables = {{"layer", 2}};
-  layout.families = {{"w{layer}", {0}, {identity(2)}, {4, 6}, DType::bf16}};
+  layout.tensorPatterns = {{"w{layer}", {0}, {identity(2)}, {4, 6}, DType::bf16}};
 
   Endpoint source;
   source.role = "source";
   source.layout = "rows";
   source.axes = {{"tp", 2, 1}};
   source.ranks = {0, 1};
-  source.shares = {{{}, {identity(2)}}, {{0}, {{{0, 0, 2, 1, 0, 0}}, {{2, 0, 2, 1, 0, 0}}}}, {{}, {identity(6)}}};
+  source.shardings = {{{}, {identity(2)}}, {{0}, {{{0, 0, 2, 1, 0, 0}}, {{2, 0, 2, 1, 0, 0}}}}, {{}, {identity(6)}}};
   source.placement = {0};
   source.params = {{"weight{layer}",
                     {0},
@@ -104,10 +104,10 @@ inline ir::Module tinyModule() {
   target.role = "target";
   target.layout = "columns";
   target.ranks = {1, 2};
-  target.shares = {{{}, {identity(2)}},
-                   {{}, {identity(4)}},
-                   {{0}, {{{0, 0, 3, 1, 0, 0}}, {{3, 0, 3, 1, 0, 0}}}},
-                   {{}, {{{3, 3, 1, 1, 0, 0}}}}};
+  target.shardings = {{{}, {identity(2)}},
+                      {{}, {identity(4)}},
+                      {{0}, {{{0, 0, 3, 1, 0, 0}}, {{3, 0, 3, 1, 0, 0}}}},
+                      {{}, {{{3, 3, 1, 1, 0, 0}}}}};
   target.params = {{"w.{layer}",
                     {0},
                     {0},
@@ -170,11 +170,11 @@ inline void writeTiny(const std::string &path) {
 // ----------------------------------------------------------------------------------------------- apart and together
 
 /// Structs as they stand in a plan, with members to write to. structs.cpp asserts the same offsets.
-struct RawRun {
+struct RawIndexBlock {
   int64_t from, to, length, count, fromStep, toStep;
 };
 struct RawBufferRun {
-  uint32_t endpoint, place, param, first, count, reserved;
+  uint32_t endpoint, meshRank, param, first, count, reserved;
   uint64_t bytes;
 };
 struct RawLoop {
@@ -197,7 +197,7 @@ struct RawStep {
   uint64_t chunk;
 };
 struct RawPartDimension {
-  uint32_t share;
+  uint32_t sharding;
   int32_t param;
 };
 
@@ -216,8 +216,8 @@ struct Parts {
   RawShape &shape(size_t rank, size_t number) { return raw<RawShape>(segments[rank].shapes.at(number)); }
   RawLoop &loop(size_t rank, size_t number) { return raw<RawLoop>(segments[rank].loops.at(number)); }
   RawBufferRun &buffers(size_t rank, size_t number) { return raw<RawBufferRun>(segments[rank].buffers.at(number)); }
-  RawRun &run(size_t endpoint, size_t share, size_t number) {
-    return raw<RawRun>(manifest.endpoints.at(endpoint)->shares.at(share)->runs.at(number));
+  RawIndexBlock &run(size_t endpoint, size_t sharding, size_t number) {
+    return raw<RawIndexBlock>(manifest.endpoints.at(endpoint)->shardings.at(sharding)->blocks.at(number));
   }
   schema::ParamT &param(size_t endpoint, size_t number = 0) {
     return *manifest.endpoints.at(endpoint)->params.at(number);
@@ -297,9 +297,9 @@ inline std::string readAll(const std::string &path) {
     error = checkMessages(*plan);
   if (error.empty())
     for (const schema::Endpoint *endpoint : *plan->manifest().endpoints())
-      for (uint32_t place = 0; place < endpoint->ranks()->size(); ++place)
+      for (uint32_t meshRank = 0; meshRank < endpoint->ranks()->size(); ++meshRank)
         for (uint32_t p = 0; p < (endpoint->params() ? endpoint->params()->size() : 0); ++p)
-          for (const schema::ParamInstance &instance : schema::instances(plan->manifest(), *endpoint, p, place))
+          for (const schema::ParamInstance &instance : schema::instances(plan->manifest(), *endpoint, p, meshRank))
             if (instance.bytes < 0)
               return "an instance has " + std::to_string(instance.bytes) + " bytes";
   const std::string prefix = "'" + path + "': ";

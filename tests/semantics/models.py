@@ -72,9 +72,9 @@ def gpt(layers=2, experts=0, glu=True, latent=0, shared=0, mtp=0, bias=False, ex
         t["eh"] = [h, 2 * h]
         p["mtp.layers.0.eh_proj.weight"] = {"holds": "eh", **rows("tp"), "at": {"pp": "last"}}
     index = {"layer": layers, **({"expert": experts} if experts else {})}
-    place = {"layer": "pp", **({"expert": "ep"} if experts else {})}
+    placement = {"layer": "pp", **({"expert": "ep"} if experts else {})}
     return {"dtype": "bf16", "index": index, "tensors": t,
-            "layouts": {"megatron": {"axes": MEGATRON_AXES, "place": place, "params": p}}}
+            "layouts": {"megatron": {"axes": MEGATRON_AXES, "place": placement, "params": p}}}
 
 
 def mamba(layers=2):

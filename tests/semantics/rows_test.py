@@ -79,11 +79,11 @@ class DataParallelBalance(Case):
 
     def test_tp2dp2_to_dp4(self):
         report = self.moved(plain(self.weights(), mesh(tp=2, dp=2), mesh(4, dp=4)))
-        self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_floor"])
+        self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_bound"])
 
     def test_tp2dp4_to_16(self):
         report = self.moved(plain(self.weights(), mesh(tp=2, dp=4), mesh(8, dp=16)))
-        self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_floor"])
+        self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_bound"])
 
     def test_ep2_to_ep2_owner_in_either_replica(self):
         self.moved(refit(gpt(experts=4), (1, 1, 2), (1, 1, 2), ranks="8..15"))
@@ -98,7 +98,7 @@ class DataParallelBalance(Case):
     def test_remote_rank_8_takes_from_any(self):
         report = self.moved(plain({"w": ([8], WHOLE, WHOLE)}, mesh(dp=8), {"mesh": {}, "ranks": "8..8"}))
         self.assertEqual(report["bytes"]["remote"], report["bytes"]["target"])
-        self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_floor"])
+        self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_bound"])
 
 
 DENSE = [((2, 1), (1, 1)), ((1, 1), (2, 1)), ((2, 1), (4, 1)), ((1, 2), (1, 1)), ((1, 1), (1, 2)), ((2, 2), (1, 1)),

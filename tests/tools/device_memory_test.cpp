@@ -22,15 +22,15 @@ TEST(DeviceMemory, GoesThereAndBack) {
   tests::CpuDevice device(1);
   DeviceMemory there;
   ASSERT_EQ(there.mirror(*plan, host, device), "");
-  ASSERT_EQ(there.places().size(), 2u);
-  for (const PlaceMemory &place : host.places())
-    synthesize(*plan, place, 5, 1);
+  ASSERT_EQ(there.rankMemories().size(), 2u);
+  for (const MeshRankMemory &rankMemory : host.rankMemories())
+    synthesize(*plan, rankMemory, 5, 1);
   ASSERT_EQ(there.toDevice(), "");
-  for (const PlaceMemory &place : there.places()) // what is there is what the layouts say, all of it
-    EXPECT_EQ(check(*plan, place, 5, 1).mismatches, 0u);
-  for (const PlaceMemory &place : there.places())
-    synthesize(*plan, place, 6, 1);
+  for (const MeshRankMemory &rankMemory : there.rankMemories()) // what is there is what the layouts say, all of it
+    EXPECT_EQ(check(*plan, rankMemory, 5, 1).mismatches, 0u);
+  for (const MeshRankMemory &rankMemory : there.rankMemories())
+    synthesize(*plan, rankMemory, 6, 1);
   ASSERT_EQ(there.toHost(), "");
-  for (const PlaceMemory &place : host.places())
-    EXPECT_EQ(check(*plan, place, 6, 1).mismatches, 0u);
+  for (const MeshRankMemory &rankMemory : host.rankMemories())
+    EXPECT_EQ(check(*plan, rankMemory, 6, 1).mismatches, 0u);
 }

@@ -2,9 +2,9 @@
 // end soon with an error message otherwise.
 
 #include "tests/tools/support.h"
-#include "tools/coverage.h"
 #include "tools/execution.h"
 #include "tools/new_folder.h"
+#include "tools/plan_verifier.h"
 #include "tools/synthesize.h"
 
 #include <gmock/gmock.h>
@@ -21,14 +21,14 @@ namespace {
 
 class HostilePlans : public testing::Test {
 protected:
-  Parts read(const std::string &yaml) {
+  UnpackedPlan read(const std::string &yaml) {
     compile(yaml, path_);
-    return takeApart(path_);
+    return unpack(path_);
   }
 
   /// What `reshard-exec --synthesize --check` says on stderr, and its exit code.
-  std::pair<int, std::string> run(const Parts &parts, double timeout) {
-    putTogether(parts, path_);
+  std::pair<int, std::string> run(const UnpackedPlan &parts, double timeout) {
+    pack(parts, path_);
     ExecutionOptions options;
     options.plan = path_;
     options.synthesize = options.check = true;
@@ -41,14 +41,14 @@ protected:
     return {code, testing::internal::GetCapturedStderr()};
   }
 
-  fbs::FamilyT &family(const Parts &parts, const std::string &name) {
-    for (const auto &family : parts.manifest->families)
-      if (family->name == name)
-        return *family;
+  fbs::TensorPatternT &pattern(const UnpackedPlan &parts, const std::string &name) {
+    for (const auto &pattern : parts.manifest->tensor_patterns)
+      if (pattern->name == name)
+        return *pattern;
     throw std::runtime_error("no tensor '" + name + "'");
   }
 
-  fbs::ParamT &param(const Parts &parts, size_t endpoint, const std::string &name) {
+  fbs::ParamT &param(const UnpackedPlan &parts, size_t endpoint, const std::string &name) {
     for (const auto &param : parts.manifest->endpoints[endpoint]->params)
       if (param->name == name)
         return *param;
@@ -68,17 +68,17 @@ TEST_F(HostilePlans, ATensorMuchWiderThanWhatIsHeldOfIt) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the sanitizer keeps records of all addresses";
 #endif
-  const Parts parts = read(
+  const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [256, 256]}}, source: {mesh: {}, quantize: block_fp8}, target: {mesh: {tp: 2}, ranks: 1..2}})");
-  family(parts, "w").shape[1] = INT32_MAX;
+  pattern(parts, "w").shape[1] = INT32_MAX;
   EXPECT_EQ(run(parts, 60), std::pair(kDone, std::string()));
   EXPECT_THAT(said_, HasSubstr("bytes right"));
 }
 
 TEST_F(HostilePlans, ATensorThatHasNoAddresses) {
-  const Parts parts = read(
+  const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [256, 256]}}, source: {mesh: {}, quantize: block_fp8}, target: {mesh: {tp: 2}, ranks: 1..2}})");
-  family(parts, "w").shape[1] = uint64_t{1} << 50;
+  pattern(parts, "w").shape[1] = uint64_t{1} << 50;
   const auto [code, said] = run(parts, 60);
   EXPECT_EQ(code, kFailure);
   EXPECT_THAT(said, HasSubstr("cannot put a tensor together from what the source holds: no addresses for"));
@@ -86,17 +86,17 @@ TEST_F(HostilePlans, ATensorThatHasNoAddresses) {
 
 // The largest magnitude of a matrix is taken of what the source holds, however large the matrix is said to be.
 TEST_F(HostilePlans, AMatrixMuchTallerThanWhatIsHeldOfIt) {
-  const Parts parts = read(
+  const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: 2..2, quantize: nvfp4}})");
-  for (const auto &family : parts.manifest->families)
-    if (family->name == "w")
-      family->shape[0] = uint64_t{1} << 50;
+  for (const auto &pattern : parts.manifest->tensor_patterns)
+    if (pattern->name == "w")
+      pattern->shape[0] = uint64_t{1} << 50;
   EXPECT_EQ(run(parts, 60), std::pair(kDone, std::string()));
   EXPECT_THAT(said_, HasSubstr("bytes right"));
 }
 
 TEST_F(HostilePlans, LongWorkHasADeadline) {
-  const Parts parts = read(
+  const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: {shape: [65536, 2048], shard: {1: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: 2..2}})");
   const auto [code, said] = run(parts, 0.02);
   EXPECT_EQ(code, kFailure);
@@ -114,46 +114,45 @@ TEST_F(HostilePlans, FacesOfAnotherKind) {
   const struct {
     std::string yaml;
     size_t endpoint;
-    std::string face;
-    std::function<void(fbs::FaceT &)> alter;
+    std::string view;
+    std::function<void(fbs::QuantizedViewT &)> alter;
     std::string message;
   } violations[] = {
-      {sender, 0, "w (codes of mxfp8)", [](fbs::FaceT &face) { face.swizzled = true; }, other},
-      {sender, 0, "w (scales of mxfp8)", [](fbs::FaceT &face) { face.swizzled = true; }, other},
-      {sender, 0, "w (scales of mxfp8)", [](fbs::FaceT &face) { face.scales = 1; }, other},
-      {sender, 1, "w_scale (plain)", [](fbs::FaceT &face) { face.swizzled = false; }, other},
-      {sender, 1, "w_scale (plain)", [](fbs::FaceT &face) { face.scales = 0; }, other},
-      {how("mxfp8"), 1, "w (elements)", [](fbs::FaceT &face) { face.tensor_scale = 0; }, other},
-      {nvfp4, 0, "w (largest of 'w')", [](fbs::FaceT &face) { face.tensor_scale = 1; }, other},
-      {nvfp4, 1, "w (largest)", [](fbs::FaceT &face) { face.swizzled = true; }, other},
+      {sender, 0, "w (codes of mxfp8)", [](fbs::QuantizedViewT &view) { view.swizzled = true; }, other},
+      {sender, 0, "w (scales of mxfp8)", [](fbs::QuantizedViewT &view) { view.swizzled = true; }, other},
+      {sender, 0, "w (scales of mxfp8)", [](fbs::QuantizedViewT &view) { view.scales = 1; }, other},
+      {sender, 1, "w_scale (plain)", [](fbs::QuantizedViewT &view) { view.swizzled = false; }, other},
+      {sender, 1, "w_scale (plain)", [](fbs::QuantizedViewT &view) { view.scales = 0; }, other},
+      {how("mxfp8"), 1, "w (elements)", [](fbs::QuantizedViewT &view) { view.tensor_scale = 0; }, other},
+      {nvfp4, 0, "w (amax of 'w')", [](fbs::QuantizedViewT &view) { view.tensor_scale = 1; }, other},
+      {nvfp4, 1, "w (amax)", [](fbs::QuantizedViewT &view) { view.swizzled = true; }, other},
   };
   for (const auto &violation : violations) {
-    const Parts parts = read(violation.yaml);
-    violation.alter(*param(parts, violation.endpoint, violation.face).face);
+    const UnpackedPlan parts = read(violation.yaml);
+    violation.alter(*param(parts, violation.endpoint, violation.view).view);
     EXPECT_EQ(run(parts, 60).first, kUsage);
     std::unique_ptr<Plan> plan;
     EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest does not hold together: endpoint '" +
-                                           (violation.endpoint ? "target" : "source") + "' param '" + violation.face +
+                                           (violation.endpoint ? "target" : "source") + "' param '" + violation.view +
                                            "' " + violation.message);
   }
 }
 
 TEST_F(HostilePlans, LargestMagnitudesOfANameOfTheirOwn) {
-  const Parts parts = read(
+  const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: nvfp4}})");
-  family(parts, "w").name = "v";
-  putTogether(parts, path_);
+  pattern(parts, "w").name = "v";
+  pack(parts, path_);
   std::unique_ptr<Plan> plan;
-  EXPECT_EQ(
-      Plan::open(path_, plan),
-      "'" + path_ +
-          "': the manifest does not hold together: endpoint 'source' param 'w (largest of 'w')' holds 'w (largest)', " +
-          "expected a name that begins with 'v'");
+  EXPECT_EQ(Plan::open(path_, plan),
+            "'" + path_ +
+                "': the manifest does not hold together: endpoint 'source' param 'w (amax of 'w')' holds 'w (amax)', " +
+                "expected a name that begins with 'v'");
 }
 
 // Both sides of a message are looked at before anything is allocated.
 TEST_F(HostilePlans, AMessageThatNobodySends) {
-  const Parts parts = read(
+  const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
   parts.manifest->messages = 2;
   const auto [code, said] = run(parts, 60);
@@ -162,13 +161,14 @@ TEST_F(HostilePlans, AMessageThatNobodySends) {
 }
 
 TEST_F(HostilePlans, ParamsThatTheMachineCannotHold) {
-  const Parts parts = read(
+  const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
   for (const int endpoint : {0, 1})
     parts.manifest->endpoints[endpoint]->params[0]->shape[0]->at[0] = int64_t{1} << 40;
   for (const auto &segment : parts.segments)
-    for (fbs::BufferRun &run : segment->buffers)
-      run = fbs::BufferRun(run.endpoint(), run.place(), run.param(), run.first(), run.count(), 0, uint64_t{1} << 47);
+    for (fbs::BufferRange &run : segment->buffers)
+      run = fbs::BufferRange(run.endpoint(), run.mesh_rank(), run.param(), run.first(), run.count(), 0,
+                             uint64_t{1} << 47);
   const auto [code, said] = run(parts, 60);
   EXPECT_EQ(code, kFailure);
   EXPECT_THAT(

@@ -4,8 +4,8 @@
 
 #include "compiler/compile.h"
 #include "executor/reshard.h"
-#include "tools/coverage.h"
 #include "tools/memory.h"
+#include "tools/plan_verifier.h"
 
 #include <gtest/gtest.h>
 
@@ -39,15 +39,15 @@ const std::string kJobs[] = {
         source: {layout: b, mesh: {tp: 3, dp: 2}}, target: {layout: a, mesh: {ep: 4}, ranks: 2..5}})",
 };
 
-struct Parts {
+struct UnpackedPlan {
   std::unique_ptr<fbs::ManifestT> manifest;
   std::vector<std::unique_ptr<fbs::SegmentT>> segments;
 };
 
-Parts read(const std::string &path) {
+UnpackedPlan read(const std::string &path) {
   std::unique_ptr<Plan> plan;
   EXPECT_EQ(Plan::open(path, plan), "");
-  Parts parts;
+  UnpackedPlan parts;
   parts.manifest.reset(plan->manifest().UnPack());
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
     const fbs::Segment *segment = nullptr;
@@ -57,7 +57,7 @@ Parts read(const std::string &path) {
   return parts;
 }
 
-void write(const Parts &parts, const std::string &path) {
+void write(const UnpackedPlan &parts, const std::string &path) {
   auto bytes = [](const flatbuffers::FlatBufferBuilder &b) {
     return fbs::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize());
   };
@@ -75,7 +75,7 @@ void write(const Parts &parts, const std::string &path) {
 }
 
 /// One alteration somewhere; says which.
-std::string alter(Parts &parts, std::mt19937_64 &random, int64_t item) {
+std::string alter(UnpackedPlan &parts, std::mt19937_64 &random, int64_t item) {
   while (true) {
     fbs::SegmentT &segment = *parts.segments[random() % parts.segments.size()];
     if (segment.operands.empty())
@@ -149,25 +149,25 @@ std::string play(const std::string &path, uint64_t seed, std::vector<std::vector
   if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) == RESHARD_OK) {
     bool good = true;
     for (const Memory *each : {&memory.source, &memory.target})
-      for (const PlaceMemory &place : each->places()) {
-        const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
-        for (uint32_t p = 0; p < place.params.size(); ++p)
-          for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place.place))
-            good = good && reshard_bind(executor, place.endpoint, endpoint.ranks()->Get(place.place),
-                                        instance.name.c_str(), place.params[p][instance.instance],
+      for (const MeshRankMemory &rankMemory : each->rankMemories()) {
+        const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(rankMemory.endpoint);
+        for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+          for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, rankMemory.meshRank))
+            good = good && reshard_bind(executor, rankMemory.endpoint, endpoint.ranks()->Get(rankMemory.meshRank),
+                                        instance.name.c_str(), rankMemory.params[p][instance.instance],
                                         static_cast<uint64_t>(instance.bytes)) == RESHARD_OK;
       }
-    for (const PlaceMemory &place : memory.source.places())
-      synthesize(*plan, place, seed, 1);
+    for (const MeshRankMemory &rankMemory : memory.source.rankMemories())
+      synthesize(*plan, rankMemory, seed, 1);
     if (good && reshard_prepare(executor) == RESHARD_OK && reshard_run(executor, 0) == RESHARD_OK) {
       uint64_t mismatches = 0;
-      for (const PlaceMemory &place : memory.target.places()) {
-        mismatches += check(*plan, place, seed, 1).mismatches;
-        const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(place.endpoint);
-        for (uint32_t p = 0; p < place.params.size(); ++p)
-          for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, place.place))
-            targets->emplace_back(place.params[p][instance.instance],
-                                  place.params[p][instance.instance] + instance.bytes);
+      for (const MeshRankMemory &rankMemory : memory.target.rankMemories()) {
+        mismatches += check(*plan, rankMemory, seed, 1).mismatches;
+        const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(rankMemory.endpoint);
+        for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+          for (const fbs::ParamInstance &instance : fbs::instances(plan->manifest(), endpoint, p, rankMemory.meshRank))
+            targets->emplace_back(rankMemory.params[p][instance.instance],
+                                  rankMemory.params[p][instance.instance] + instance.bytes);
       }
       outcome = mismatches ? "wrong" : "right";
     }
@@ -200,7 +200,7 @@ TEST(Mutate, EveryWrongByteIsFound) {
       ASSERT_EQ(play(path, seed, &expected[seed]), "right");
 
     for (int n = 0; n < count / 2; ++n) {
-      Parts parts = read(path);
+      UnpackedPlan parts = read(path);
       const std::string what = alter(parts, random, &job == kJobs ? 2 : 4);
       write(parts, altered);
       std::vector<std::vector<std::byte>> found[2];
@@ -208,7 +208,7 @@ TEST(Mutate, EveryWrongByteIsFound) {
       // The truth, from the bytes themselves: fresh target memory is zero, so that a byte left out shows as well.
       const bool moved = outcome[0] != "refused", right = moved && found[0] == expected[0] && found[1] == expected[1];
       std::unique_ptr<Plan> plan;
-      const std::string proof = Plan::open(altered, plan).empty() ? prove(*plan, [](double) {}).error : "refused";
+      const std::string proof = Plan::open(altered, plan).empty() ? verifyPlan(*plan, [](double) {}).error : "refused";
       if (!moved) {
         ++refused;
       } else if (right) {

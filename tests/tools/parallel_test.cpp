@@ -1,8 +1,8 @@
 // Work on several threads ends on all of them, whatever goes wrong on one, and with what went wrong first.
 
-#include "tools/deadline.h"
 #include "tools/new_folder.h"
 #include "tools/parallel.h"
+#include "tools/work_deadline.h"
 
 #include <gtest/gtest.h>
 
@@ -48,19 +48,19 @@ TEST(Parallel, AnExceptionComesBack) {
       parallelFor(10, 1, [](size_t) {}, [](double) { throw std::runtime_error("progress"); }), std::runtime_error);
 }
 
-TEST(Deadline, EndsWorkOnEveryThread) {
+TEST(WorkDeadline, EndsWorkOnEveryThread) {
   try {
-    const Deadline deadline("the check", 0.05);
+    const WorkDeadline deadline("the check", 0.05);
     parallelFor(4, 4, [](size_t) {
       while (true)
-        Deadline::spend(1000);
+        WorkDeadline::spend(1000);
     });
     FAIL();
   } catch (const Failure &failure) {
     EXPECT_EQ(failure.code, kFailure);
     EXPECT_EQ(failure.message, "the check was not finished at the deadline of 0.05 s (--timeout)");
   }
-  Deadline::spend(1 << 30); // it is gone
-  const Deadline none("nothing", 0);
-  Deadline::spend(1 << 30);
+  WorkDeadline::spend(1 << 30); // it is gone
+  const WorkDeadline none("nothing", 0);
+  WorkDeadline::spend(1 << 30);
 }

@@ -6,12 +6,12 @@
 #include "executor/reshard.h"
 #include "executor/reshard_plan.h"
 #include "tests/tools/support.h"
-#include "tools/coverage.h"
 #include "tools/difference.h"
+#include "tools/flatbuffer_vectors.h"
 #include "tools/inspection.h"
+#include "tools/plan_verifier.h"
 #include "tools/reference.h"
-#include "tools/standing.h"
-#include "tools/vectors.h"
+#include "tools/storage_forms.h"
 
 #include <cmath>
 #include <cstring>
@@ -34,27 +34,27 @@ std::string quantized(const std::string &how) { return ", quantize: " + how; }
 const struct {
   const char *source, *target;
   int rows;
-  Quantizer by;
+  QuantizedBy by;
 } kJobs[] = {
-    {"", "mxfp8", 8, Quantizer::arrival},
-    {"", "{format: mxfp8, scale_layout: swizzled}", 8, Quantizer::arrival},
-    {"", "{format: mxfp8, by: sender}", 8, Quantizer::sender},
-    {"", "{format: mxfp8, by: sender, scale_layout: swizzled}", 8, Quantizer::sender},
-    {"", "{format: block_fp8, by: receiver}", 8, Quantizer::gathered},
-    {"", "block_fp8", 512, Quantizer::sender},
-    {"mxfp8", "mxfp8", 8, Quantizer::passed},
-    {"{format: mxfp8, scale_layout: swizzled}", "{format: mxfp8, scale_layout: swizzled}", 8, Quantizer::passed},
-    {"mxfp8", "{format: block_fp8, by: receiver}", 8, Quantizer::gathered},
-    {"block_fp8", "{format: mxfp8, scale_layout: swizzled}", 8, Quantizer::arrival},
-    {"{format: mxfp8, scale_layout: swizzled}", "", 8, Quantizer::held},
-    {"block_fp8", "", 8, Quantizer::held},
-    {"{format: nvfp4, scale_layout: swizzled}", "", 8, Quantizer::held},
-    {"", "{format: nvfp4, scale_layout: swizzled}", 8, Quantizer::arrival},
-    {"mxfp8", "nvfp4", 8, Quantizer::arrival},
-    {"nvfp4", "{format: nvfp4, scale_layout: swizzled}", 8, Quantizer::passed},
+    {"", "mxfp8", 8, QuantizedBy::arrival},
+    {"", "{format: mxfp8, scale_layout: swizzled}", 8, QuantizedBy::arrival},
+    {"", "{format: mxfp8, by: sender}", 8, QuantizedBy::sender},
+    {"", "{format: mxfp8, by: sender, scale_layout: swizzled}", 8, QuantizedBy::sender},
+    {"", "{format: block_fp8, by: receiver}", 8, QuantizedBy::staged},
+    {"", "block_fp8", 512, QuantizedBy::sender},
+    {"mxfp8", "mxfp8", 8, QuantizedBy::passthrough},
+    {"{format: mxfp8, scale_layout: swizzled}", "{format: mxfp8, scale_layout: swizzled}", 8, QuantizedBy::passthrough},
+    {"mxfp8", "{format: block_fp8, by: receiver}", 8, QuantizedBy::staged},
+    {"block_fp8", "{format: mxfp8, scale_layout: swizzled}", 8, QuantizedBy::arrival},
+    {"{format: mxfp8, scale_layout: swizzled}", "", 8, QuantizedBy::held},
+    {"block_fp8", "", 8, QuantizedBy::held},
+    {"{format: nvfp4, scale_layout: swizzled}", "", 8, QuantizedBy::held},
+    {"", "{format: nvfp4, scale_layout: swizzled}", 8, QuantizedBy::arrival},
+    {"mxfp8", "nvfp4", 8, QuantizedBy::arrival},
+    {"nvfp4", "{format: nvfp4, scale_layout: swizzled}", 8, QuantizedBy::passthrough},
 };
 
-class Quantised : public testing::Test {
+class QuantizedPlan : public testing::Test {
 protected:
   void open(const std::string &yaml) {
     compile(yaml, folder_ / "p.rplan");
@@ -63,21 +63,21 @@ protected:
     target_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(source_->allocate(0), "");
     ASSERT_EQ(target_->allocate(1), "");
-    for (const PlaceMemory &place : source_->places())
-      synthesize(*plan_, place, 5, 2);
+    for (const MeshRankMemory &rankMemory : source_->rankMemories())
+      synthesize(*plan_, rankMemory, 5, 2);
   }
   const fbs::Endpoint &endpoint(uint32_t number) const { return *plan_->manifest().endpoints()->Get(number); }
 
-  template <class Visit> void forEachBound(const PlaceMemory &place, Visit visit) const {
-    for (uint32_t p = 0; p < place.params.size(); ++p)
-      if (!endpoint(place.endpoint).params()->Get(p)->face())
+  template <class Visit> void forEachBound(const MeshRankMemory &rankMemory, Visit visit) const {
+    for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+      if (!endpoint(rankMemory.endpoint).params()->Get(p)->view())
         for (const fbs::ParamInstance &instance :
-             fbs::instances(plan_->manifest(), endpoint(place.endpoint), p, place.place))
-          visit(instance, place.params[p][instance.instance]);
+             fbs::instances(plan_->manifest(), endpoint(rankMemory.endpoint), p, rankMemory.meshRank))
+          visit(instance, rankMemory.params[p][instance.instance]);
   }
-  std::byte *find(const PlaceMemory &place, const std::string &name) const {
+  std::byte *find(const MeshRankMemory &rankMemory, const std::string &name) const {
     std::byte *found = nullptr;
-    forEachBound(place, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+    forEachBound(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
       found = instance.name == name ? memory : found;
     });
     return found;
@@ -90,10 +90,10 @@ protected:
     ASSERT_EQ(reshard_open((folder_ / "p.rplan").c_str(), nullptr, 0, &options, &executor), RESHARD_OK)
         << reshard_error(executor);
     for (const Memory *memory : {source_.get(), target_.get()})
-      for (const PlaceMemory &place : memory->places())
-        forEachBound(place, [&](const fbs::ParamInstance &instance, std::byte *at) {
-          const uint32_t rank = endpoint(place.endpoint).ranks()->Get(place.place);
-          ASSERT_EQ(reshard_bind(executor, place.endpoint, rank, instance.name.c_str(), at,
+      for (const MeshRankMemory &rankMemory : memory->rankMemories())
+        forEachBound(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *at) {
+          const uint32_t rank = endpoint(rankMemory.endpoint).ranks()->Get(rankMemory.meshRank);
+          ASSERT_EQ(reshard_bind(executor, rankMemory.endpoint, rank, instance.name.c_str(), at,
                                  static_cast<uint64_t>(instance.bytes)),
                     RESHARD_OK)
               << reshard_error(executor);
@@ -108,37 +108,37 @@ protected:
   std::unique_ptr<Memory> source_, target_;
 };
 
-TEST_F(Quantised, TheCheckFindsEveryWrongByte) {
+TEST_F(QuantizedPlan, TheCheckFindsEveryWrongByte) {
   for (const auto &[source, target, rows, by] : kJobs) {
     SCOPED_TRACE(std::string(source) + " -> " + target);
     open(job(rows, *source ? quantized(source) : "", *target ? quantized(target) : ""));
     run();
-    EXPECT_EQ(prove(*plan_, [](double) {}).error, "");
+    EXPECT_EQ(verifyPlan(*plan_, [](double) {}).error, "");
     const QuantizedCounts counts = countQuantized(plan_->manifest(), *target ? 1 : 0);
-    uint64_t gathered = 0;
-    EXPECT_EQ(mostGathered(*plan_, gathered), "");
-    EXPECT_EQ(by == Quantizer::gathered, gathered >= 8 / 4 * 96 * 2) << gathered; // the rows of a rank
+    uint64_t staged = 0;
+    EXPECT_EQ(peakStagedBytes(*plan_, staged), "");
+    EXPECT_EQ(by == QuantizedBy::staged, staged >= 8 / 4 * 96 * 2) << staged; // the rows of a rank
     ASSERT_EQ(counts.params.size(), 1u);
     EXPECT_EQ(counts.params.begin()->first, by);
     EXPECT_EQ(counts.params.begin()->second.begin()->second, 8); // two layers on four places
     const CheckResult compared = compare(*plan_, *source_, *target_, 2);
     EXPECT_EQ(compared.mismatches, 0u) << compared.first;
-    EXPECT_EQ(compared.unclear, "");
-    for (const PlaceMemory &place : target_->places()) {
-      const CheckResult good = check(*plan_, place, 5, 2);
+    EXPECT_EQ(compared.ambiguity, "");
+    for (const MeshRankMemory &rankMemory : target_->rankMemories()) {
+      const CheckResult good = check(*plan_, rankMemory, 5, 2);
       EXPECT_EQ(good.mismatches, 0u) << good.first;
-      EXPECT_EQ(good.unclear, "");
-      EXPECT_GT(check(*plan_, place, 6, 2).mismatches, 0u);
+      EXPECT_EQ(good.ambiguity, "");
+      EXPECT_GT(check(*plan_, rankMemory, 6, 2).mismatches, 0u);
       uint64_t bytes = 0;
-      forEachBound(place, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+      forEachBound(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
         bytes += static_cast<uint64_t>(instance.bytes);
-        if (place.place != 1)
+        if (rankMemory.meshRank != 1)
           return;
         const int64_t step =
             std::max<int64_t>(1, instance.bytes / 97); // of large ones a part, in no order that blocks have
         for (int64_t i = 0; i < instance.bytes; i += step) {
           memory[i] ^= std::byte{0x10};
-          const CheckResult bad = check(*plan_, place, 5, 1);
+          const CheckResult bad = check(*plan_, rankMemory, 5, 1);
           EXPECT_EQ(bad.mismatches, 1u) << instance.name << " byte " << i;
           EXPECT_THAT(bad.first, testing::HasSubstr("param '" + instance.name + "' element ")) << bad.first;
           if (i == 0) {
@@ -152,25 +152,25 @@ TEST_F(Quantised, TheCheckFindsEveryWrongByte) {
   }
 }
 
-TEST_F(Quantised, SynthesisedBlocksAreNearTheirElements) {
+TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
   // The same tensors, not quantised: what the target of the one holds, dequantised, is near what that of the other
   // holds. Few elements are 0.
   for (const auto &[format, near] :
        {std::pair("mxfp8", 1.0 / 16), std::pair("block_fp8", 1.0 / 16), std::pair("nvfp4", 1.0 / 2)}) {
     open(job(8, quantized(format), ""));
     int64_t zeros = 0, elements = 0;
-    for (const PlaceMemory &place : source_->places()) {
+    for (const MeshRankMemory &rankMemory : source_->rankMemories()) {
       const fbs::Endpoint &source = endpoint(0);
       for (uint32_t p = 0; p < source.params()->size(); ++p) {
-        const fbs::Face *face = source.params()->Get(p)->face();
-        for (const fbs::ParamInstance &instance : fbs::instances(plan_->manifest(), source, p, place.place)) {
-          if (!face)
+        const fbs::QuantizedView *view = source.params()->Get(p)->view();
+        for (const fbs::ParamInstance &instance : fbs::instances(plan_->manifest(), source, p, rankMemory.meshRank)) {
+          if (!view)
             continue;
           std::vector<const std::byte *> memory;
-          for (const uint32_t shown : shownParams(*face))
-            memory.push_back(place.params[shown][instance.instance]);
-          const Bytes wide = show(source, p, place.place, memory);
-          forEachRun(plan_->manifest(), source, p, place.place, instance, [&](const ElementRun &run) {
+          for (const uint32_t base : baseParams(*view))
+            memory.push_back(rankMemory.params[base][instance.instance]);
+          const Bytes wide = readView(source, p, rankMemory.meshRank, memory);
+          forEachRun(plan_->manifest(), source, p, rankMemory.meshRank, instance, [&](const ElementRun &run) {
             for (int64_t k = 0; k < run.count; ++k, ++elements) {
               auto value = [](uint16_t code) {
                 const uint32_t bits = uint32_t{code} << 16;
@@ -200,31 +200,31 @@ TEST_F(Quantised, SynthesisedBlocksAreNearTheirElements) {
   }
 }
 
-TEST_F(Quantised, TwoValuesOfOneElementCannotBeChecked) {
+TEST_F(QuantizedPlan, TwoValuesOfOneElementCannotBeChecked) {
   // The source has w twice, in blocks along its rows and along its columns.
   const char *const kTwice = R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}, layouts: {
       twice: {params: {a: {holds: w, quantize: mxfp8}, b: {concat: [{permute: [1, 0], of: w}], quantize: mxfp8}}}, once: {params: {w: {holds: w}}}}},
       source: {layout: twice, mesh: {}}, target: {layout: once, mesh: {}}})";
   open(kTwice);
   run();
-  EXPECT_THAT(check(*plan_, target_->places()[0], 5, 1).unclear,
+  EXPECT_THAT(check(*plan_, target_->rankMemories()[0], 5, 1).ambiguity,
               testing::HasSubstr("hold tensor 'w' show two values of element "));
-  EXPECT_THAT(compare(*plan_, *source_, *target_, 1).unclear,
+  EXPECT_THAT(compare(*plan_, *source_, *target_, 1).ambiguity,
               testing::HasSubstr("hold tensor 'w' show two values of element "));
-  EXPECT_THAT(compareReplicas(*plan_, *source_, 1).left, testing::ElementsAre("w"));
+  EXPECT_THAT(compareReplicas(*plan_, *source_, 1).skipped, testing::ElementsAre("w"));
 }
 
-TEST_F(Quantised, ReplicasAreCompared) {
+TEST_F(QuantizedPlan, ReplicasAreCompared) {
   for (const char *format : {"mxfp8", "{format: mxfp8, scale_layout: swizzled}", "block_fp8"})
     for (const char *target : {"", ", quantize: mxfp8"}) {
       open(job(8, quantized(format), target));
       ReplicaResult result = compareReplicas(*plan_, *source_, 2);
       EXPECT_THAT(result.differences, testing::IsEmpty()) << format;
       EXPECT_GE(result.comparedBytes, 2u * 2 * (4 * 96)) << format; // two replicas of two layers on two shards
-      EXPECT_THAT(result.left, testing::IsEmpty());
+      EXPECT_THAT(result.skipped, testing::IsEmpty());
       const std::string scale = std::string("l.1.w_scale") + (std::strcmp(format, "block_fp8") == 0 ? "_inv" : "");
       // Scales of a passed on swizzled param are compared as plain ones are not: they are no tensor of their own.
-      find(source_->places()[2], scale)[0] ^= std::byte{1};
+      find(source_->rankMemories()[2], scale)[0] ^= std::byte{1};
       result = compareReplicas(*plan_, *source_, 2);
       ASSERT_EQ(result.differences.size(), 1u) << format << target;
       EXPECT_THAT(result.differences[0],
@@ -232,7 +232,7 @@ TEST_F(Quantised, ReplicasAreCompared) {
     }
 }
 
-TEST_F(Quantised, FacesAreNeitherListedNorFiled) {
+TEST_F(QuantizedPlan, FacesAreNeitherListedNorFiled) {
   open(job(8, "", quantized("{format: mxfp8, by: sender, scale_layout: swizzled}")));
   for (uint32_t e = 0; e < 2; ++e)
     for (const TensorSpec &spec : specs(*plan_, e, 0))
@@ -251,30 +251,30 @@ TEST_F(Quantised, FacesAreNeitherListedNorFiled) {
   ASSERT_TRUE(compileJob(folder_ / "p.rplan.yaml", {}, result, diagnostics));
   EXPECT_EQ(result.statistics.tensors, 3);
   EXPECT_EQ(result.statistics.params, 4 * 3 + 4 * 5);
-  EXPECT_EQ(derivedFamilies(plan_->manifest()), 2u);
+  EXPECT_EQ(derivedTensorPatterns(plan_->manifest()), 2u);
 }
 
-TEST_F(Quantised, TheProofFollowsFaces) {
-  auto error = [&](const Parts &parts) {
-    putTogether(parts, folder_ / "altered.rplan");
+TEST_F(QuantizedPlan, TheProofFollowsFaces) {
+  auto error = [&](const UnpackedPlan &parts) {
+    pack(parts, folder_ / "altered.rplan");
     std::unique_ptr<Plan> plan;
     const std::string refused = Plan::open(folder_ / "altered.rplan", plan);
-    return refused.empty() ? prove(*plan, [](double) {}).error : refused;
+    return refused.empty() ? verifyPlan(*plan, [](double) {}).error : refused;
   };
   const char *const kWhole =
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64], v: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, quantize: HOW}})";
   auto compiled = [&](const std::string &how) {
     std::string yaml = kWhole;
     compile(yaml.replace(yaml.find("HOW"), 3, how), folder_ / "good.rplan");
-    return takeApart(folder_ / "good.rplan");
+    return unpack(folder_ / "good.rplan");
   };
-  auto param = [](Parts &parts, uint32_t e, const std::string &name) -> fbs::ParamT & {
+  auto param = [](UnpackedPlan &parts, uint32_t e, const std::string &name) -> fbs::ParamT & {
     for (auto &each : parts.manifest->endpoints[e]->params)
       if (each->name == name)
         return *each;
     throw std::runtime_error("no param " + name);
   };
-  Parts parts = compiled("mxfp8");
+  UnpackedPlan parts = compiled("mxfp8");
   ASSERT_EQ(error(parts), "");
   // The elements of v come from w.
   fbs::SegmentT &segment = *parts.segments[0];
@@ -285,11 +285,11 @@ TEST_F(Quantised, TheProofFollowsFaces) {
                           "tensor 'w' element 0 of rank 0");
 
   parts = compiled("mxfp8");
-  param(parts, 1, "w_scale").made = false;
+  param(parts, 1, "w_scale").derived = false;
   EXPECT_EQ(error(parts), "target rank 0 param 'w_scale' byte 0 is never written");
   parts = compiled("{format: mxfp8, by: sender, scale_layout: swizzled}");
   ASSERT_EQ(error(parts), "");
-  *param(parts, 1, "w_scale (plain)").face = *param(parts, 1, "v_scale (plain)").face;
+  *param(parts, 1, "w_scale (plain)").view = *param(parts, 1, "v_scale (plain)").view;
   EXPECT_THAT(error(parts), testing::HasSubstr("param 'w_scale' byte 0 is made by way of 0 faces, expected one"));
 
   // Codes of one tensor for those of another.
@@ -301,7 +301,7 @@ TEST_F(Quantised, TheProofFollowsFaces) {
       testing::HasSubstr("must be tensor 'v (codes of mxfp8)' element 0, but comes from tensor 'w (codes of mxfp8)'"));
 }
 
-TEST_F(Quantised, ReportsSayWho) {
+TEST_F(QuantizedPlan, ReportsSayWho) {
   compile(job(8, "", quantized("mxfp8")), folder_ / "before.rplan");
   compile(job(8, "", quantized("{format: mxfp8, by: sender}")), folder_ / "after.rplan");
   DifferenceOptions difference;

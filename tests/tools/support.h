@@ -30,7 +30,7 @@ private:
 };
 
 /// A plan as objects.
-struct Parts {
+struct UnpackedPlan {
   std::unique_ptr<schema::ManifestT> manifest;
   std::vector<std::unique_ptr<schema::SegmentT>> segments;
 };
@@ -45,10 +45,10 @@ inline void compile(const std::string &yaml, const std::string &path) {
   ASSERT_EQ(writePlan(result.module, result.statistics, path, 1, digest, bytes), "");
 }
 
-inline Parts takeApart(const std::string &path) {
+inline UnpackedPlan unpack(const std::string &path) {
   std::unique_ptr<Plan> plan;
   EXPECT_EQ(Plan::open(path, plan), "");
-  Parts parts;
+  UnpackedPlan parts;
   parts.manifest.reset(plan->manifest().UnPack());
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
     const schema::Segment *segment = nullptr;
@@ -58,7 +58,7 @@ inline Parts takeApart(const std::string &path) {
   return parts;
 }
 
-inline void putTogether(const Parts &parts, const std::string &path) {
+inline void pack(const UnpackedPlan &parts, const std::string &path) {
   auto bytes = [](const flatbuffers::FlatBufferBuilder &b) {
     return schema::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize());
   };

@@ -42,26 +42,27 @@ protected:
     ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_), "");
     target_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(target_->allocate(1), "");
-    for (const PlaceMemory &place : target_->places()) {
-      synthesize(*plan_, place, 5, 2);
-      forEachInstance(place, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+    for (const MeshRankMemory &rankMemory : target_->rankMemories()) {
+      synthesize(*plan_, rankMemory, 5, 2);
+      forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
         const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(1);
         const int64_t item = fbs::itemBytes(endpoint.params()->Get(instance.param)->dtype());
-        forEachRun(plan_->manifest(), endpoint, instance.param, place.place, instance, [&](const ElementRun &run) {
-          for (int64_t k = 0; !run.tensor && k < run.count; ++k) {
-            std::byte *at = memory + (run.local + k * run.localStep) * item;
-            EXPECT_EQ(*at, std::byte{0xAB}); // what no target may take over from the padding of a source
-            std::memset(at, 0, static_cast<size_t>(item));
-          }
-        });
+        forEachRun(plan_->manifest(), endpoint, instance.param, rankMemory.meshRank, instance,
+                   [&](const ElementRun &run) {
+                     for (int64_t k = 0; !run.tensor && k < run.count; ++k) {
+                       std::byte *at = memory + (run.local + k * run.localStep) * item;
+                       EXPECT_EQ(*at, std::byte{0xAB}); // what no target may take over from the padding of a source
+                       std::memset(at, 0, static_cast<size_t>(item));
+                     }
+                   });
       });
     }
   }
-  template <class Visit> void forEachInstance(const PlaceMemory &place, Visit visit) {
-    const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(place.endpoint);
-    for (uint32_t p = 0; p < place.params.size(); ++p)
-      for (const fbs::ParamInstance &instance : fbs::instances(plan_->manifest(), endpoint, p, place.place))
-        visit(instance, place.params[p][instance.instance]);
+  template <class Visit> void forEachInstance(const MeshRankMemory &rankMemory, Visit visit) {
+    const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
+    for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+      for (const fbs::ParamInstance &instance : fbs::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank))
+        visit(instance, rankMemory.params[p][instance.instance]);
   }
 
   Folder folder_;
@@ -82,45 +83,46 @@ std::string job(const std::string &dtype) {
 TEST_F(Check, FindsEverySingleWrongByte) {
   for (const char *dtype : {"bool", "fp8_e4m3", "bf16", "fp32", "i64"}) {
     open(job(dtype));
-    for (const PlaceMemory &place : target_->places()) {
-      const CheckResult good = check(*plan_, place, 5, 2);
+    for (const MeshRankMemory &rankMemory : target_->rankMemories()) {
+      const CheckResult good = check(*plan_, rankMemory, 5, 2);
       EXPECT_EQ(good.mismatches, 0u) << good.first;
       EXPECT_EQ(good.first, "");
       uint64_t bytes = 0;
-      forEachInstance(place, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+      forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
         bytes += static_cast<uint64_t>(instance.bytes);
         for (int64_t i = 0; i < instance.bytes; ++i) {
           memory[i] ^= std::byte{0x40};
-          const CheckResult bad = check(*plan_, place, 5, 1);
+          const CheckResult bad = check(*plan_, rankMemory, 5, 1);
           memory[i] ^= std::byte{0x40};
           EXPECT_EQ(bad.mismatches, 1u) << dtype << " " << instance.name << " byte " << i;
           EXPECT_NE(bad.first.find("'" + instance.name + "'"), std::string::npos) << bad.first;
         }
       });
       EXPECT_EQ(good.checkedBytes, bytes);
-      EXPECT_GT(check(*plan_, place, 6, 1).mismatches, 0u); // another seed is another model
+      EXPECT_GT(check(*plan_, rankMemory, 6, 1).mismatches, 0u); // another seed is another model
     }
   }
 }
 
 TEST_F(Check, SaysWhatWasFoundWhere) {
   open(job("bf16"));
-  const PlaceMemory &place = target_->places()[1];
+  const MeshRankMemory &rankMemory = target_->rankMemories()[1];
   // w on rank 1 is [2 experts, 2 of g and u, 4]: expert 1's row of g begins at element 8 of w, and is row 1 of g.
   uint32_t w = 0;
-  forEachInstance(
-      place, [&](const fbs::ParamInstance &instance, std::byte *) { w = instance.name == "w" ? instance.param : w; });
+  forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *) {
+    w = instance.name == "w" ? instance.param : w;
+  });
   const uint16_t expected = static_cast<uint16_t>(elementHash(tensorKey("e.1.g", 5), 4));
   const uint16_t found = static_cast<uint16_t>(expected ^ 0x0100);
-  std::memcpy(place.params[w][0] + 2 * 9, &found, 2);
+  std::memcpy(rankMemory.params[w][0] + 2 * 9, &found, 2);
   char text[100];
   std::snprintf(text, sizeof text,
                 "target rank 1 param 'w' element 9 ('e.1.g' element 4): found 0x%04x, expected 0x%04x", found,
                 expected);
-  EXPECT_EQ(check(*plan_, place, 5, 1).first, text);
-  std::memcpy(place.params[w][0] + 2 * 9, &expected, 2);
-  place.params[w][0][2 * 3] = std::byte{1};
-  EXPECT_EQ(check(*plan_, place, 5, 1).first,
+  EXPECT_EQ(check(*plan_, rankMemory, 5, 1).first, text);
+  std::memcpy(rankMemory.params[w][0] + 2 * 9, &expected, 2);
+  rankMemory.params[w][0][2 * 3] = std::byte{1};
+  EXPECT_EQ(check(*plan_, rankMemory, 5, 1).first,
             "target rank 1 param 'w' element 3 (padding): found 0x0001, expected 0x0000");
 }
 
@@ -128,7 +130,7 @@ TEST_F(Check, BoolsAreZeroOrOne) {
   open(R"({version: 1, model: {dtype: bool, tensors: {a: [1000]}}, source: {mesh: {}}, target: {mesh: {}}})");
   int ones = 0;
   for (int i = 0; i < 1000; ++i) {
-    const int value = std::to_integer<int>(target_->places()[0].params[0][0][i]);
+    const int value = std::to_integer<int>(target_->rankMemories()[0].params[0][0][i]);
     ASSERT_LE(value, 1);
     ones += value;
   }
@@ -138,15 +140,15 @@ TEST_F(Check, BoolsAreZeroOrOne) {
 
 TEST_F(Check, ElementsOfNoPartAreMismatches) {
   open(job("bf16"));
-  Parts parts = takeApart(folder_ / "p.rplan");
+  UnpackedPlan parts = unpack(folder_ / "p.rplan");
   for (auto &param : parts.manifest->endpoints[1]->params)
     if (param->name == "w") {
       ASSERT_GE(param->parts.size(), 3u);
       param->parts[0] = std::make_unique<fbs::PartT>(*param->parts[1]); // as many elements, but one part is not there
     }
-  putTogether(parts, folder_ / "p.rplan");
+  pack(parts, folder_ / "p.rplan");
   reopen();
-  const CheckResult result = check(*plan_, target_->places()[0], 5, 1);
+  const CheckResult result = check(*plan_, target_->rankMemories()[0], 5, 1);
   EXPECT_EQ(result.mismatches, 6u); // 2 experts, a row of 3
   EXPECT_EQ(result.first, "param 'w': no part of its layout covers 6 of 16 elements");
 }

@@ -118,12 +118,12 @@ bool Gpu::advance() {
 }
 
 void Gpu::waitFor(const std::function<bool()> &done, const char *what) {
-  constexpr std::chrono::seconds kPatience(60);
+  constexpr std::chrono::seconds kGracePeriod(60);
   for (auto last = std::chrono::steady_clock::now(); !done();)
     if (advance()) {
       last = std::chrono::steady_clock::now();
     } else {
-      if (std::chrono::steady_clock::now() - last > kPatience)
+      if (std::chrono::steady_clock::now() - last > kGracePeriod)
         die(std::string(what) + " waits for ever");
       mutex.unlock(); // held once, by the function that waits
       std::this_thread::yield();

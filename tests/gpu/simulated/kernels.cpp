@@ -1,6 +1,6 @@
 // Launches: what nvcc's code of the host asks for, done by the code of the GPU.
 
-#include "kernels/changes.h"
+#include "kernels/conversion_kernel.h"
 #include "tests/gpu/simulated/gpu.h"
 #include "tests/kernels/gpu_lanes.h"
 
@@ -81,7 +81,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     return cudaErrorInvalidConfiguration;
   const std::string &name = names()[kernel];
   if (name.find("copyTable") != std::string::npos) {
-    const auto table = *static_cast<const TableView *>(arguments[0]);
+    const auto table = *static_cast<const CopyTableView *>(arguments[0]);
     auto *progress = *static_cast<volatile uint32_t **>(arguments[1]);
     const auto number = *static_cast<const uint32_t *>(arguments[2]);
     return Gpu::get().enqueue(stream, atOnce([=] {
@@ -93,10 +93,10 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
                               }));
   }
   if (name.find("changeTable") != std::string::npos) {
-    const auto view = *static_cast<const ChangeView *>(arguments[0]);
+    const auto view = *static_cast<const ConversionTableView *>(arguments[0]);
     return Gpu::get().enqueue(stream, atOnce([=] {
                                 inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) {
-                                  return reshard::tests::changeWarpOfLanes(view, own, blocks, warp);
+                                  return reshard::tests::convertWarpOfLanes(view, own, blocks, warp);
                                 });
                               }));
   }

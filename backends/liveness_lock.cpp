@@ -1,0 +1,55 @@
+#include "backends/liveness_lock.h"
+
+#include <cstdlib>
+#include <fcntl.h>
+#include <fstream>
+#include <sys/file.h>
+#include <unistd.h>
+
+namespace reshard {
+
+LivenessLock::LivenessLock() {
+  const char *folder = std::getenv("PMIX_SERVER_TMPDIR"), *rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK"),
+             *size = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *world = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (!folder || !rank || !size || !world)
+    return;
+  rank_ = std::atol(rank);
+  size_ = std::atol(size);
+  folder_ = folder;
+  const int mine = open(file(rank_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); // stays open
+  const std::string text = std::to_string(getpid()) + " " + world + "\n";
+  if (mine < 0 || flock(mine, LOCK_EX | LOCK_NB) != 0 ||
+      write(mine, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    folder_.clear();
+}
+
+std::string LivenessLock::file(long rank) const { return folder_ + "/reshard." + std::to_string(rank); }
+
+std::string LivenessLock::missing() const {
+  if (folder_.empty())
+    return "not all ranks have come";
+  std::string text;
+  for (long each = 0; each < size_; ++each) {
+    if (each == rank_)
+      continue;
+    long process = 0, rank = -1;
+    std::ifstream(file(each)) >> process >> rank;
+    std::string why = "has not come";
+    if (const int other = open(file(each).c_str(), O_RDONLY | O_CLOEXEC); other >= 0) {
+      why = flock(other, LOCK_SH | LOCK_NB) == 0 ? "has ended" : "";
+      close(other);
+    }
+    std::string status, word;
+    for (std::ifstream lines("/proc/" + std::to_string(process) + "/status");
+         why.empty() && std::getline(lines, status);)
+      if (status.starts_with("State:") &&
+          (status.find("T (") != std::string::npos || status.find("t (") != std::string::npos))
+        why = "is stopped";
+    if (!why.empty())
+      text += (text.empty() ? "" : ", ") +
+              (rank < 0 ? "local rank " + std::to_string(each) : "rank " + std::to_string(rank)) + " " + why;
+  }
+  return text.empty() ? "all ranks of this host are there, and not all are ready" : text;
+}
+
+} // namespace reshard

@@ -1,0 +1,205 @@
+// Printing is done here and not by llvm::SourceMgr, whose caret is misplaced after non-ASCII text and whose lines are
+// printed whole, however long, with whatever control characters they hold.
+
+#include "compiler/frontend/diagnostics.h"
+
+#include "llvm/ADT/StringRef.h"
+#include "llvm/Support/ConvertUTF.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace reshard {
+
+namespace {
+
+constexpr size_t kMaxRecorded = 100; // errors, and warnings
+constexpr size_t kMaxMessageBytes = 2000;
+constexpr size_t kMaxLineBytes = 160; // of a longer source line a window is shown
+constexpr size_t kMaxSuggestedBytes = 200, kMaxListed = 8;
+
+/// Bytes of the UTF-8 character at `at`; 0 where there is none.
+size_t characterBytes(std::string_view text, size_t at) {
+  const auto *begin = reinterpret_cast<const llvm::UTF8 *>(text.data() + at);
+  const size_t bytes = llvm::getNumBytesForUTF8(*begin);
+  return at + bytes <= text.size() && llvm::isLegalUTF8Sequence(begin, begin + bytes) ? bytes : 0;
+}
+
+/// Appends text so that each character takes one column of a terminal and none controls it; returns the columns.
+size_t appendPrintable(std::string &result, std::string_view text) {
+  size_t columns = 0;
+  for (size_t i = 0; i < text.size(); ++columns) {
+    const unsigned char c = static_cast<unsigned char>(text[i]);
+    const size_t bytes = characterBytes(text, i);
+    const bool control =
+        c < 0x20 || c == 0x7f || (c == 0xc2 && bytes == 2 && static_cast<unsigned char>(text[i + 1]) < 0xa0);
+    if (c == '\t' || c == '\n')
+      result += ' ';
+    else if (control || bytes == 0)
+      result += "\xef\xbf\xbd"; // U+FFFD
+    else
+      result += text.substr(i, bytes);
+    i += std::max<size_t>(bytes, 1);
+  }
+  return columns;
+}
+
+/// The part of a source line that is shown, and the column of the place in it, from 0.
+struct Excerpt {
+  std::string_view text;
+  size_t column = 0;
+  bool clippedBefore = false, clippedAfter = false;
+};
+
+Excerpt excerpt(std::string_view line, size_t column) {
+  Excerpt result{line, std::min(column, line.size())};
+  if (line.size() <= kMaxLineBytes)
+    return result;
+  auto inside = [&](size_t i) { return i < line.size() && (static_cast<unsigned char>(line[i]) & 0xc0) == 0x80; };
+  size_t begin = result.column > kMaxLineBytes / 2 ? result.column - kMaxLineBytes / 2 : 0;
+  size_t end = std::min(begin + kMaxLineBytes, line.size());
+  for (int i = 0; i < 3 && inside(begin); ++i)
+    ++begin;
+  for (int i = 0; i < 3 && inside(end); ++i)
+    ++end;
+  result.clippedBefore = begin > 0;
+  result.clippedAfter = end < line.size();
+  result.text = line.substr(begin, end - begin);
+  result.column = std::max(result.column, begin) - begin;
+  return result;
+}
+
+/// Finds lines of one text; quick where they are asked for in ascending order.
+class Lines {
+public:
+  explicit Lines(std::string_view text) : text_(text) {}
+  std::string_view line(uint32_t number) {
+    if (number < number_) {
+      number_ = 1;
+      begin_ = 0;
+    }
+    for (; number_ < number; ++number_) {
+      const size_t end = text_.find('\n', begin_);
+      if (end == std::string_view::npos)
+        return {};
+      begin_ = end + 1;
+    }
+    std::string_view line = text_.substr(begin_, text_.find('\n', begin_) - begin_);
+    if (line.ends_with('\r'))
+      line.remove_suffix(1);
+    return line;
+  }
+
+private:
+  std::string_view text_;
+  uint32_t number_ = 1;
+  size_t begin_ = 0;
+};
+
+} // namespace
+
+uint32_t Diagnostics::addFile(std::string path, std::string text) {
+  files_.push_back({std::move(path), std::move(text)});
+  return static_cast<uint32_t>(files_.size() - 1);
+}
+
+void Diagnostics::add(Kind kind, Location at, std::string text) {
+  if (kind == Kind::note && !recorded_)
+    return;
+  if (text.size() > kMaxMessageBytes) {
+    text.resize(kMaxMessageBytes);
+    text += " …";
+  }
+  if (kind != Kind::note) {
+    recorded_ = false;
+    for (const Message &known : messages_)
+      if (known.kind == kind && known.text == text && known.at.file == at.file && known.at.line == at.line &&
+          known.at.column == at.column)
+        return;
+    size_t &count = kind == Kind::error ? errors_ : warnings_;
+    recorded_ = count++ < kMaxRecorded;
+  }
+  if (recorded_)
+    messages_.push_back({kind, at, std::move(text)});
+}
+
+bool Diagnostics::hasRoom() const { return errors_ < kMaxRecorded; }
+
+std::string Diagnostics::text() const {
+  // A group is an error or warning with the notes behind it.
+  struct Group {
+    size_t begin, end;
+  };
+  std::vector<Group> groups;
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    if (messages_[i].kind != Kind::note)
+      groups.push_back({i, i});
+    groups.back().end = i + 1;
+  }
+  auto location = [&](const Group &group) {
+    const Location &at = messages_[group.begin].at;
+    return std::tuple(at.file, at.line, at.column, group.begin);
+  };
+  std::sort(groups.begin(), groups.end(), [&](const Group &a, const Group &b) { return location(a) < location(b); });
+
+  std::vector<Lines> lines;
+  for (const File &file : files_)
+    lines.emplace_back(file.text);
+  std::string result;
+  for (const Group &group : groups)
+    for (size_t i = group.begin; i < group.end; ++i) {
+      const Message &message = messages_[i];
+      const bool known = message.at.file < files_.size();
+      if (known)
+        appendPrintable(result, files_[message.at.file].path);
+      if (known && message.at.line > 0)
+        result += ":" + std::to_string(message.at.line) + ":" + std::to_string(message.at.column);
+      if (known)
+        result += ": ";
+      result += message.kind == Kind::error ? "error: " : message.kind == Kind::warning ? "warning: " : "note: ";
+      appendPrintable(result, message.text);
+      result += '\n';
+      if (!known || message.at.line == 0)
+        continue;
+      const Excerpt shown = excerpt(lines[message.at.file].line(message.at.line), std::max(message.at.column, 1u) - 1);
+      result += shown.clippedBefore ? "… " : "";
+      appendPrintable(result, shown.text);
+      result += shown.clippedAfter ? " …\n" : "\n";
+      std::string before;
+      const size_t columns =
+          appendPrintable(before, shown.text.substr(0, shown.column)) + (shown.clippedBefore ? 2 : 0);
+      result += std::string(columns, ' ') + "^\n";
+    }
+  if (errors_ > kMaxRecorded)
+    result += std::to_string(errors_) + " errors, the first " + std::to_string(kMaxRecorded) + " found are shown\n";
+  else if (errors_ > 1)
+    result += std::to_string(errors_) + " errors\n";
+  return result;
+}
+
+std::string suggestion(std::string_view name, const std::vector<std::string> &known) {
+  const std::string *nearest = nullptr;
+  if (name.size() <= kMaxSuggestedBytes) {
+    unsigned limit =
+        name.size() < 3 ? 0 : static_cast<unsigned>(name.size() + 2) / 3; // as clang does; of "ep" not "tp"
+    for (const std::string &candidate : known) {
+      if (candidate.size() > kMaxSuggestedBytes)
+        continue;
+      const unsigned distance = llvm::StringRef(name).edit_distance_insensitive(candidate, true, limit);
+      if (distance <= limit && (!nearest || distance < limit)) {
+        nearest = &candidate;
+        limit = distance;
+      }
+    }
+  }
+  if (nearest)
+    return ", did you mean '" + *nearest + "'?";
+  if (known.empty() || known.size() > kMaxListed)
+    return "";
+  std::string list;
+  for (const std::string &each : known)
+    list += (list.empty() ? "; known here: " : ", ") + each;
+  return list;
+}
+
+} // namespace reshard

@@ -1,0 +1,409 @@
+// The job: the file and what it includes, --set, endpoints, options.
+
+#include "compiler/frontend/reading.h"
+#include "compiler/frontend/topology.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace reshard {
+
+namespace {
+
+/// XXH3-128 over the files read from `first` on, overrides among them, without their paths.
+std::string fingerprint(const Diagnostics &diagnostics, uint32_t first) {
+  XXH3_state_t *state = XXH3_createState();
+  XXH3_128bits_reset(state);
+  for (uint32_t file = first; file < diagnostics.files(); ++file) {
+    const std::string &text = diagnostics.text(file);
+    unsigned char size[8];
+    for (int i = 0; i < 8; ++i)
+      size[i] = static_cast<unsigned char>(static_cast<uint64_t>(text.size()) >> (8 * i));
+    XXH3_128bits_update(state, size, sizeof(size));
+    XXH3_128bits_update(state, text.data(), text.size());
+  }
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
+  XXH3_freeState(state);
+  std::string hexadecimal;
+  for (unsigned char byte : canonical.digest)
+    for (int shift : {4, 0})
+      hexadecimal += "0123456789abcdef"[(byte >> shift) & 15];
+  return hexadecimal;
+}
+
+/// Bytes: an integer, or one with KiB, MiB, GiB.
+std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  Node digits = node;
+  int64_t unit = 1;
+  digits.quoted = false; // a size with a unit is text, quoted or not
+  if (node.kind == Node::Kind::scalar)
+    for (const auto &[suffix, bytes] :
+         {std::pair("KiB", int64_t{1} << 10), std::pair("MiB", int64_t{1} << 20), std::pair("GiB", int64_t{1} << 30)})
+      if (node.text.ends_with(suffix)) {
+        unit = bytes;
+        digits.text = node.text.substr(0, node.text.size() - 3);
+        digits.text.resize(digits.text.find_last_not_of(' ') + 1);
+      }
+  const bool number = node.kind == Node::Kind::scalar && !digits.text.empty() &&
+                      digits.text.find_first_not_of("0123456789") == std::string::npos;
+  if (!number) {
+    refuse(node, "bytes, an integer or one with KiB, MiB or GiB,", what, diagnostics);
+    return std::nullopt;
+  }
+  Diagnostics unused;
+  const auto count = readInteger(digits, what, 1, INT64_MAX / unit, unused);
+  if (!count) {
+    refuse(node, "1 to 2^63 - 1 bytes, without leading zeros,", what, diagnostics);
+    return std::nullopt;
+  }
+  return *count * unit;
+}
+
+class JobReader {
+public:
+  JobReader(const std::string &path, const Allowed &allowed, const ReadStoredTensors &readStoredTensors,
+            Diagnostics &diagnostics)
+      : allowed_(allowed), readStoredTensors_(readStoredTensors), diagnostics_(diagnostics) {
+    job_.path = path;
+  }
+
+  std::optional<Job> read(const std::vector<std::string> &overrides) {
+    const size_t errorsBefore = diagnostics_.errors();
+    const uint32_t firstFile = diagnostics_.files();
+    const auto file = readFile(job_.path, {firstFile, 0, 0}, diagnostics_);
+    const auto root = file ? parseYaml(*file, diagnostics_) : nullptr;
+    if (!root)
+      return std::nullopt;
+    job_.at = root->at;
+    const Include include = [this](Node &node, std::string_view at) { return this->include(node, at); };
+    for (const std::string &assignment : overrides)
+      setOverride(*root, assignment, include, diagnostics_);
+    readTop(*root);
+    if (diagnostics_.errors() > errorsBefore)
+      return std::nullopt;
+    job_.fingerprint = fingerprint(diagnostics_, firstFile);
+    return std::move(job_);
+  }
+
+private:
+  /// Replaces a path that stands for the model's or the topology's map by that map.
+  bool include(Node &node, std::string_view at) {
+    const bool model = at == "model";
+    if (!model && at != "options.topology")
+      return true;
+    if (failed_) // of which nobody needs to hear twice
+      return false;
+    failed_ = true;
+    const auto path = readText(node, "'" + std::string(at) + "'", diagnostics_);
+    const auto file = path ? readFile(joinPath(folderOf(diagnostics_.path(node.at.file)), *path), node.at, diagnostics_)
+                           : std::nullopt;
+    const auto root = file ? parseYaml(*file, diagnostics_) : nullptr;
+    if (!root)
+      return false;
+    if (root->kind != Node::Kind::map) {
+      refuse(*root, "a map", "'" + std::string(at) + "'", diagnostics_);
+      return false;
+    }
+    node = std::move(*root);
+    if (model)
+      job_.model.path = diagnostics_.path(*file);
+    failed_ = false;
+    return true;
+  }
+
+  void readTop(Node &root) {
+    Fields fields(root, "the job", diagnostics_);
+    if (!fields.isMap())
+      return;
+    if (const Node *version = fields.require("version"))
+      readInteger(*version, "'version'", 1, 1, diagnostics_);
+    const bool model = readModelOf(fields);
+    const Node *source = fields.require("source"), *target = fields.require("target"), *world = fields.find("world");
+    if (const Node *options = fields.find("options"))
+      readOptions(const_cast<Node &>(*options));
+    fields.finish();
+    if (!model) // without it every name of the endpoints would look wrong
+      return;
+    if (source)
+      readEndpoint(*source, "source");
+    if (target && target->kind == Node::Kind::sequence) {
+      if (target->items.empty())
+        diagnostics_.error(target->at, "'target' is an empty list, expected an endpoint or several");
+      for (size_t i = 0; i < target->items.size(); ++i)
+        readEndpoint(target->items[i], "target." + std::to_string(i));
+    } else if (target) {
+      readEndpoint(*target, "target");
+    }
+    if (!source || !target || !axesKnown_)
+      return;
+    readSwitches();
+    readWorld(world);
+    checkFiles();
+    checkReferences(job_, allowed_, diagnostics_);
+  }
+
+  bool readModelOf(Fields &fields) {
+    Node *model = const_cast<Node *>(fields.require("model"));
+    if (!model || (model->kind == Node::Kind::scalar && !include(*model, "model")) ||
+        !checkMap(*model, "'model'", diagnostics_) || !extendModel(*model, diagnostics_))
+      return false;
+    const std::string path = job_.model.path;
+    job_.model = readPartialModel(*model, folderOf(path.empty() ? job_.path : path), diagnostics_);
+    job_.model.path = path;
+    return true;
+  }
+
+  void readOptions(Node &options) {
+    Fields fields(options, "'options'", diagnostics_);
+    if (!fields.isMap())
+      return;
+    if (const Node *staging = fields.find("staging")) {
+      job_.stagingAt = staging->at;
+      job_.stagingLimit = readBytes(*staging, "'staging'", diagnostics_).value_or(0);
+    }
+    Node *topology = const_cast<Node *>(fields.find("topology"));
+    if (topology && (topology->kind != Node::Kind::scalar || include(*topology, "options.topology")))
+      job_.topology = readTopology(*topology, diagnostics_).value_or(ir::Topology{});
+    if (const Node *exchange = fields.find("exchange")) {
+      exchangeAt_ = exchange;
+      const auto known = exchange->kind == Node::Kind::scalar ? ir::parseExchange(exchange->text) : std::nullopt;
+      if (known)
+        job_.exchange = *known;
+      else
+        refuse(*exchange, "auto, nodes, p2p, broadcast or gather-rounds", "'exchange'", diagnostics_);
+    }
+    if (const Node *group = fields.find("group")) {
+      groupAt_ = valueOrItems(*group);
+      for (const Node *axis : groupAt_)
+        if (const auto name = readText(*axis, "an axis of 'group'", diagnostics_))
+          job_.group.push_back(*name);
+    }
+    fields.finish();
+  }
+
+  /// `exchange` and `group` are about files; `group` names axes that a side with ranks has.
+  void checkFiles() {
+    const bool read = job_.endpoints[0].storage;
+    const bool files =
+        read || std::any_of(job_.endpoints.begin(), job_.endpoints.end(), [](const auto &e) { return e.storage; });
+    if (exchangeAt_ && !read)
+      diagnostics_.error(
+          exchangeAt_->at,
+          "'exchange' of what is read of files, but the source has ranks, expected a source with 'storage'");
+    if (!groupAt_.empty() && !files)
+      diagnostics_.error(groupAt_[0]->at,
+                         "'group' shares out the work on files, but no endpoint has any, expected one with 'storage'");
+    std::vector<std::string> known;
+    for (const EndpointDeclaration &endpoint : job_.endpoints)
+      for (const ir::Axis &axis : endpoint.axes)
+        if (!endpoint.storage)
+          known.push_back(axis.name);
+    for (const Node *axis : groupAt_)
+      if (std::find(known.begin(), known.end(), axis->text) == known.end())
+        diagnostics_.error(axis->at, "unknown axis '" + axis->text + "' in 'group'" + suggestion(axis->text, known));
+  }
+
+  /// `dtype: stored`.
+  void readStoredTensors(EndpointDeclaration &endpoint) {
+    const Location at = *endpoint.form.storedAt;
+    if (!endpoint.storage || endpoint.role != "source")
+      return diagnostics_.error(at, "'dtype: stored' in the " + endpoint.role +
+                                        ", expected it in a source with 'storage', whose files have headers");
+    StoredTensors names;
+    const std::string folder = joinPath(folderOf(job_.path), endpoint.directory);
+    const std::string error = readStoredTensors_
+                                  ? readStoredTensors_(folder, endpoint.checkpoint, endpoint.meshSize, names)
+                                  : "nobody reads files here";
+    if (!error.empty())
+      return diagnostics_.error(at, "'dtype: stored': " + error);
+    endpoint.form.stored = std::make_shared<StoredTypes>(std::move(names), at);
+  }
+
+  void readEndpoint(const Node &node, const std::string &role) {
+    EndpointDeclaration &endpoint = job_.endpoints.emplace_back();
+    nodes_.push_back(&node);
+    endpoint.role = role;
+    endpoint.at = node.at;
+    Fields fields(node, "'" + role + "'", diagnostics_);
+    if (!fields.isMap()) {
+      axesKnown_ = false;
+      return;
+    }
+    endpoint.form = readStorageForm(fields, true, diagnostics_);
+    if (const Node *layout = fields.find("layout"))
+      readLayoutName(*layout, endpoint);
+    const Node *storage = fields.find("storage");
+    if (storage) {
+      endpoint.storage = true;
+      endpoint.directory = readText(*storage, "'storage'", diagnostics_).value_or("");
+    }
+    const Node *mesh = storage ? fields.find("mesh") : fields.require("mesh");
+    endpoint.checkpoint = storage && (!mesh || (mesh->kind == Node::Kind::map && mesh->entries.empty()));
+    endpoint.meshAt = node.at;
+    const bool meshed = mesh ? readMesh(*mesh, job_.model.let, endpoint, diagnostics_) : storage != nullptr;
+    axesKnown_ = axesKnown_ && meshed && (!endpoint.layout || endpoint.layoutDeclaration);
+    if (endpoint.form.storedAt)
+      readStoredTensors(endpoint);
+    const Node *ranks = fields.find("ranks");
+    if (ranks && storage)
+      diagnostics_.error(ranks->at, "'ranks' beside 'storage': files have no ranks");
+    else if (ranks)
+      readRanks(*ranks, meshed, endpoint);
+    else
+      for (int64_t meshRank = 0; meshRank < endpoint.meshSize; ++meshRank)
+        endpoint.ranks.push_back(static_cast<int32_t>(meshRank));
+    endpoint.ranksAt = ranks ? ranks->at : endpoint.meshAt;
+    if (const Node *placement = fields.find("place"))
+      endpoint.placement = readPlacement(*placement, job_.model, diagnostics_);
+    if (const Node *switches = fields.find("switches"); switches && checkMap(*switches, "'switches'", diagnostics_))
+      checkSwitches(*switches, endpoint);
+    if (const Node *only = fields.find("only"))
+      endpoint.only = readGlobs(*only, "'only'", diagnostics_);
+    if (const Node *ignore = fields.find("ignore"))
+      endpoint.ignore = readGlobs(*ignore, "'ignore'", diagnostics_);
+    if (const Node *authority = fields.find("authority")) {
+      if (role != "source")
+        diagnostics_.error(authority->at, "'authority' of a target, expected it on the source, which is read");
+      endpoint.authority = readAxisRules(*authority, "'authority'", diagnostics_);
+    }
+    fields.finish();
+  }
+
+  void readLayoutName(const Node &node, EndpointDeclaration &endpoint) {
+    const auto name = readText(node, "'layout'", diagnostics_);
+    if (!name)
+      return;
+    endpoint.layout.emplace(*name, node.at);
+    std::vector<std::string> known;
+    for (const LayoutDeclaration &layout : job_.model.layouts) {
+      known.push_back(layout.name);
+      if (layout.name == *name)
+        endpoint.layoutDeclaration = &layout;
+    }
+    if (!endpoint.layoutDeclaration)
+      diagnostics_.error(node.at, known.empty() ? "unknown layout '" + *name + "'; the model has no layouts"
+                                                : "unknown layout '" + *name + "'" + suggestion(*name, known));
+  }
+
+  void readRanks(const Node &node, bool meshed, EndpointDeclaration &endpoint) {
+    std::vector<IntegerRange> ranges;
+    int64_t count = 0;
+    bool ok = true;
+    for (const Node *item : valueOrItems(node)) {
+      const auto range = readIntegerRange(*item, "'ranks'", job_.model.let, kMaxWorld, diagnostics_);
+      ok = ok && range;
+      if (range) {
+        ranges.push_back(*range);
+        count += range->last - range->first + 1;
+      }
+    }
+    if (!ok)
+      return;
+    if (meshed && count != endpoint.meshSize) {
+      diagnostics_.error(node.at, std::to_string(count) + (count == 1 ? " rank" : " ranks") + ", expected " +
+                                      std::to_string(endpoint.meshSize) + " as the mesh has");
+      diagnostics_.note(endpoint.meshAt, "the mesh is here");
+      return;
+    }
+    std::unordered_set<int64_t> seen;
+    for (const IntegerRange &range : ranges)
+      for (int64_t rank = range.first; rank <= range.last; ++rank) {
+        if (!seen.insert(rank).second) {
+          diagnostics_.error(node.at, "rank " + std::to_string(rank) + " twice in 'ranks'");
+          return;
+        }
+        endpoint.ranks.push_back(static_cast<int32_t>(rank));
+      }
+  }
+
+  void checkSwitches(const Node &switches, const EndpointDeclaration &endpoint) {
+    if (!endpoint.layout) {
+      diagnostics_.error(switches.at, "'switches' without a layout, which would declare them");
+      return;
+    }
+    std::vector<std::string> known;
+    if (endpoint.layoutDeclaration)
+      for (const auto &[name, value] : endpoint.layoutDeclaration->switches)
+        known.push_back(name);
+    for (const auto &[key, value] : switches.entries)
+      if (endpoint.layoutDeclaration && std::find(known.begin(), known.end(), key.text) == known.end())
+        diagnostics_.error(key.at, "unknown switch '" + key.text + "' of layout '" + endpoint.layout->first + "'" +
+                                       (known.empty() ? "; it has none" : suggestion(key.text, known)));
+  }
+
+  /// Values of switches, now that all axes are known.
+  void readSwitches() {
+    for (size_t e = 0; e < job_.endpoints.size(); ++e) {
+      EndpointDeclaration &endpoint = job_.endpoints[e];
+      if (!endpoint.layoutDeclaration)
+        continue;
+      Environment names = job_.model.let;
+      if (endpoint.layoutDeclaration->axes)
+        for (const auto &[axis, at] : *endpoint.layoutDeclaration->axes)
+          names[axis] = 1;
+      else
+        for (const EndpointDeclaration &each : job_.endpoints)
+          for (const ir::Axis &axis : each.axes)
+            names[axis.name] = 1;
+      for (const ir::Axis &axis : endpoint.axes)
+        names[axis.name] = axis.size;
+      for (const auto &[name, expression] : endpoint.layoutDeclaration->switches)
+        endpoint.switches[name] = evaluate(expression, names, diagnostics_).value_or(0);
+      if (const Node *stated = nodes_[e]->find("switches"))
+        for (const auto &[key, value] : stated->entries) {
+          if (!endpoint.switches.contains(key.text))
+            continue; // reported before
+          if (const auto number =
+                  readValue(value, "switch '" + key.text + "'", names, INT64_MIN + 1, INT64_MAX, diagnostics_))
+            endpoint.switches[key.text] = *number;
+        }
+    }
+  }
+
+  void readWorld(const Node *node) {
+    int64_t used = 1;
+    const EndpointDeclaration *highest = nullptr;
+    for (const EndpointDeclaration &endpoint : job_.endpoints)
+      if (!endpoint.storage)
+        for (int32_t rank : endpoint.ranks)
+          if (rank + 1 > used || !highest) {
+            used = std::max<int64_t>(used, rank + 1);
+            highest = &endpoint;
+          }
+    job_.world = used;
+    if (!node)
+      return;
+    const auto world = readInteger(*node, "'world'", 1, kMaxWorld, diagnostics_);
+    if (!world)
+      return;
+    job_.world = *world;
+    if (*world < used) {
+      diagnostics_.error(node->at, "'world' is " + std::to_string(*world) + ", but rank " + std::to_string(used - 1) +
+                                       " is used, expected at least " + std::to_string(used));
+      diagnostics_.note(highest->ranksAt, "the " + highest->role + " uses it");
+    }
+  }
+
+  const Allowed &allowed_;
+  const ReadStoredTensors &readStoredTensors_;
+  Diagnostics &diagnostics_;
+  Job job_;
+  std::vector<const Node *> nodes_;   // of the endpoints
+  bool failed_ = false;               // to include a file
+  const Node *exchangeAt_ = nullptr;  // options.exchange
+  std::vector<const Node *> groupAt_; // the axes of options.group
+  bool axesKnown_ = true;             // every mesh and every layout could be read
+};
+
+} // namespace
+
+std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides, Diagnostics &diagnostics,
+                           const Allowed &allowed, const ReadStoredTensors &readStoredTensors) {
+  return JobReader(path, allowed, readStoredTensors, diagnostics).read(overrides);
+}
+
+} // namespace reshard

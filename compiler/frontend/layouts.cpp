@@ -1,0 +1,383 @@
+// One layout of a model: axes, place, switches, params.
+
+#include "compiler/frontend/reading.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace reshard {
+
+namespace {
+
+constexpr int kMaxPackDepth = 16;
+
+class ParamReader {
+public:
+  ParamReader(const Model &model, Diagnostics &diagnostics) : model_(model), diagnostics_(diagnostics) {}
+
+  ParamDeclaration read(const Node &written, const Node &node) {
+    const Node name = withValues(written, model_);
+    ParamDeclaration param;
+    param.name = name.text;
+    param.at = name.at;
+    readText(name, "the name of a param", diagnostics_);
+    const auto placeholders = readPlaceholders(name, model_.variables, true, diagnostics_);
+    const std::string title = "param '" + name.text + "'";
+    Fields fields(node, title, diagnostics_);
+    if (!fields.isMap())
+      return param;
+    param.pack = readPack(node, fields, title, /*holds=*/true);
+    if (const Node *stack = fields.find("stack"))
+      readStack(*stack, param);
+    if (const Node *pad = fields.find("pad"); pad && checkMap(*pad, "'pad'", diagnostics_))
+      for (const auto &[key, multiple] : pad->entries) {
+        const auto d = readDimensionKey(key, diagnostics_);
+        auto expression = readExpression(multiple, "'pad'", diagnostics_);
+        if (d && expression)
+          param.pad.emplace(*d, std::move(*expression));
+      }
+    if (const Node *shard = fields.find("shard")) {
+      param.shard = readShard(*shard, diagnostics_);
+      param.hasOwnSharding = true;
+    }
+    if (const Node *cut = fields.find("cut")) {
+      if (cut->kind != Node::Kind::scalar || cut->text != "joined")
+        refuse(*cut, "'joined'", "'cut'", diagnostics_);
+      param.joined = true;
+    }
+    if (const Node *at = fields.find("at"))
+      param.presence = readAxisRules(*at, "'at'", diagnostics_);
+    if (const Node *where = fields.find("where")) {
+      std::vector<std::string> variables;
+      if (placeholders)
+        for (const Placeholder &placeholder : *placeholders)
+          variables.push_back(placeholder.variable);
+      if (param.stack)
+        variables.push_back(param.stack->first);
+      param.where = readWhere(*where, variables, title, model_, diagnostics_);
+    }
+    if (const Node *refresh = fields.find("refresh"))
+      param.refresh = readIdentifier(*refresh, "'refresh'", diagnostics_).value_or("");
+    if (const Node *when = fields.find("when"))
+      param.when = readExpression(*when, "'when'", diagnostics_);
+    param.form = readStorageForm(fields, false, diagnostics_);
+    if (const Node *transform = fields.find("transform"))
+      readTransform(*transform, param.form);
+    fields.finish();
+    return param;
+  }
+
+private:
+  void readTransform(const Node &node, StorageForm &form) {
+    if (const auto name = readIdentifier(node, "'transform'", diagnostics_))
+      form.transform.emplace(*name, node.at);
+    const std::string beside = " beside 'transform', which takes and gives the dtype of the tensors";
+    if (form.dtype)
+      diagnostics_.error(form.dtype->second, "'dtype'" + beside);
+    if (form.quantize && form.quantize->format)
+      diagnostics_.error(form.quantize->at, "'quantize'" + beside);
+  }
+
+  /// The one of `holds` (or `of`), `concat`, `interleave`, and for a whole param `flat`, that a map has; `holds` is
+  /// false inside packs.
+  Pack readPack(const Node &node, Fields &fields, const std::string &title, bool holds, int depth = 0) {
+    Pack pack;
+    pack.at = node.at;
+    if (depth > kMaxPackDepth) {
+      diagnostics_.error(node.at, "packs nested more than " + std::to_string(kMaxPackDepth) + " deep");
+      return pack;
+    }
+    const Node *tensor = fields.find(holds ? "holds" : "of"), *concat = fields.find("concat"),
+               *interleave = fields.find("interleave"), *flat = holds ? fields.find("flat") : nullptr;
+    const Node *permute = fields.find("permute");
+    const char *name = holds ? "'holds'" : "'of'";
+    const int count = (tensor != nullptr) + (concat != nullptr) + (interleave != nullptr) + (flat != nullptr);
+    if (count != 1) {
+      diagnostics_.error(count == 0 ? node.at : keyOf(node, {tensor, concat, interleave, flat}),
+                         title + " has " + (count == 0 ? "none" : std::to_string(count)) + " of " + name +
+                             (holds ? ", 'concat', 'interleave' and 'flat', expected one"
+                                    : ", 'concat' and 'interleave', expected one"));
+      return pack;
+    }
+    if (permute && !tensor)
+      diagnostics_.error(permute->at, std::string("'permute' beside a pack, expected it beside ") + name +
+                                          " or with a tensor in the pack: {permute: […], of: NAME}");
+    if (tensor) {
+      pack.at = tensor->at;
+      pack.tensor = readText(withValues(*tensor, model_), name, diagnostics_).value_or("");
+      if (permute)
+        readPermute(*permute, pack);
+    } else {
+      const Node &value = concat ? *concat : interleave ? *interleave : *flat;
+      pack.kind = concat ? Pack::Kind::concat : interleave ? Pack::Kind::interleave : Pack::Kind::flat;
+      pack.at = value.at;
+      readEntries(value, pack, depth);
+    }
+    return pack;
+  }
+
+  /// The place of the second key that is there.
+  static Location keyOf(const Node &node, std::initializer_list<const Node *> some) {
+    Location at = node.at;
+    int seen = 0;
+    for (const auto &[key, value] : node.entries)
+      if (std::find(some.begin(), some.end(), &value) != some.end() && ++seen == 2)
+        at = key.at;
+    return at;
+  }
+
+  /// `[a, b]` or `{of: [a, b], dim: d, groups: g, align: m}`.
+  void readEntries(const Node &value, Pack &pack, int depth) {
+    const bool interleave = pack.kind == Pack::Kind::interleave, flat = pack.kind == Pack::Kind::flat;
+    const std::string what = interleave ? "'interleave'" : flat ? "'flat'" : "'concat'";
+    const Node *entries = &value;
+    if (interleave || value.kind == Node::Kind::map) {
+      Fields fields(value, what, diagnostics_);
+      if (!fields.isMap())
+        return;
+      if (const Node *dimension = flat ? nullptr : fields.find("dim"))
+        pack.dimension = readInteger(*dimension, "'dim'", 0, kMaxDimensions - 1, diagnostics_).value_or(0);
+      if (const Node *groups = interleave ? fields.require("groups") : nullptr)
+        pack.groups = readExpression(*groups, "'groups'", diagnostics_);
+      if (const Node *align = flat ? fields.find("align") : nullptr)
+        pack.align = readExpression(*align, "'align'", diagnostics_);
+      entries = fields.require("of");
+      fields.finish();
+    }
+    if (!entries)
+      return;
+    if (entries->kind != Node::Kind::sequence)
+      return refuse(*entries, "a list of tensors", what, diagnostics_);
+    if (entries->items.empty())
+      diagnostics_.error(entries->at, what + " of nothing, expected a list of tensors");
+    for (const Node &entry : entries->items) {
+      if (entry.kind == Node::Kind::map) {
+        Fields fields(entry, "an entry of " + what, diagnostics_);
+        pack.of.push_back(readPack(entry, fields, "an entry of " + what, /*holds=*/false, depth + 1));
+        if (const Node *when = flat ? fields.find("when") : nullptr)
+          pack.of.back().when = readExpression(*when, "'when'", diagnostics_);
+        fields.finish();
+      } else {
+        Pack &tensor = pack.of.emplace_back();
+        tensor.at = entry.at;
+        tensor.tensor = readText(withValues(entry, model_), "an entry of " + what, diagnostics_).value_or("");
+      }
+    }
+  }
+
+  void readPermute(const Node &node, Pack &pack) {
+    if (node.kind != Node::Kind::sequence)
+      return refuse(node, "a list of dimensions", "'permute'", diagnostics_);
+    std::vector<int64_t> sorted;
+    for (const Node &item : node.items)
+      pack.permute.push_back(readInteger(item, "'permute'", 0, kMaxDimensions - 1, diagnostics_).value_or(0));
+    sorted = pack.permute;
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
+      diagnostics_.error(node.at, "'permute' has a dimension twice");
+  }
+
+  void readStack(const Node &node, ParamDeclaration &param) {
+    const Node *index = &node;
+    if (node.kind == Node::Kind::map) {
+      Fields fields(node, "'stack'", diagnostics_);
+      index = fields.require("index");
+      if (const Node *dimension = fields.find("dim"))
+        param.stackDimension = readInteger(*dimension, "'dim'", 0, kMaxDimensions - 1, diagnostics_).value_or(0);
+      fields.finish();
+    }
+    const auto name = index ? readText(*index, "'stack'", diagnostics_) : std::nullopt;
+    if (name && checkVariable(*name, index->at, model_.variables, diagnostics_))
+      param.stack.emplace(*name, index->at);
+  }
+
+  const Model &model_;
+  Diagnostics &diagnostics_;
+};
+
+/// A name must mean one thing in an expression.
+void checkOnce(const Node &name, const std::string &what, const LayoutDeclaration &layout, const Model &model,
+               Diagnostics &diagnostics) {
+  const char *other = model.let.contains(name.text) ? "a 'let' name" : nullptr;
+  if (layout.axes)
+    for (const auto &[axis, at] : *layout.axes)
+      if (axis == name.text && !other)
+        other = "an axis";
+  if (other)
+    diagnostics.error(name.at, what + " '" + name.text + "' is " + other + " already");
+}
+
+void readAxes(const Node &node, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  layout.axes.emplace();
+  if (node.kind != Node::Kind::sequence)
+    return refuse(node, "a list of axes", "'axes'", diagnostics);
+  if (node.items.size() > kMaxAxes) {
+    diagnostics.error(node.at, "'axes' lists " + std::to_string(node.items.size()) + " axes, expected at most " +
+                                   std::to_string(kMaxAxes));
+    return;
+  }
+  for (const Node &item : node.items) {
+    const auto name = readIdentifier(item, "an axis", diagnostics);
+    if (!name)
+      continue;
+    checkOnce(item, "axis", layout, model, diagnostics);
+    layout.axes->emplace_back(*name, item.at);
+  }
+}
+
+/// `chunks: "{x.chunk}."`
+void readChunks(const Node &node, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  const auto text = readText(node, "'chunks'", diagnostics);
+  if (!text)
+    return;
+  constexpr std::string_view kSuffix = ".chunk}";
+  const size_t open = text->find('{'), end = text->find(kSuffix);
+  if (open > end || end == std::string::npos || text->find_first_of("{}", open + 1) != end + kSuffix.size() - 1 ||
+      text->find_first_of("{}", end + kSuffix.size()) != std::string::npos)
+    return refuse(node, "a text with one placeholder {x.chunk}", "'chunks'", diagnostics);
+  const std::string variable = text->substr(open + 1, end - open - 1);
+  if (checkVariable(variable, locationIn(node, open + 1), model.variables, diagnostics))
+    layout.chunks = ChunkNames{variable, *text, node.at};
+}
+
+/// Whether the layouts may have so many more params.
+bool roomFor(size_t params, Location at, const Model &model, Diagnostics &diagnostics) {
+  if (params <= kMaxLayoutParams - std::min(kMaxLayoutParams, model.layoutParams))
+    return true;
+  diagnostics.error(at, "the layouts have more than " + std::to_string(kMaxLayoutParams) +
+                            " params together, inherited ones included");
+  return false;
+}
+
+/// `extend: NAME`, of a layout above.
+void inherit(const Node &extend, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  const auto name = readText(extend, "'extend'", diagnostics);
+  std::vector<std::string> known;
+  for (const LayoutDeclaration &other : model.layouts) {
+    known.push_back(other.name);
+    if (name == other.name) {
+      if (!roomFor(other.params.size(), extend.at, model, diagnostics))
+        return;
+      const LayoutDeclaration own = layout;
+      layout = other;
+      layout.name = own.name;
+      layout.at = own.at;
+      return;
+    }
+  }
+  if (name)
+    diagnostics.error(extend.at, known.empty()
+                                     ? "unknown layout '" + *name + "'; there is none above"
+                                     : "unknown layout '" + *name + "' above this one" + suggestion(*name, known));
+}
+
+/// A map without the entries that only remove what another layout has.
+Node withoutNull(Node map) {
+  std::erase_if(map.entries, [](const Node::Entry &entry) { return entry.value.kind == Node::Kind::null; });
+  return map;
+}
+
+/// Params onto those of the extended layout, if any; `params: same` has been spelled out.
+void readParams(const Node &params, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  ParamReader reader(model, diagnostics);
+  std::unordered_map<std::string, size_t> inherited;
+  for (size_t i = 0; i < layout.params.size(); ++i)
+    inherited.emplace(layout.params[i].name, i);
+  std::unordered_set<size_t> removed;
+  for (const auto &[name, value] : params.entries) {
+    const auto known = inherited.find(withValues(name, model).text);
+    if (value.kind != Node::Kind::null) {
+      ParamDeclaration param = reader.read(name, value);
+      if (known != inherited.end())
+        layout.params[known->second] = std::move(param);
+      else
+        layout.params.push_back(std::move(param));
+    } else if (known != inherited.end()) {
+      removed.insert(known->second);
+    } else if (layout.params.empty()) {
+      reader.read(name, value); // an empty param, not a removed one
+    } else {
+      diagnostics.error(name.at, "param '" + name.text + "' is removed, but there is none");
+    }
+  }
+  std::vector<ParamDeclaration> kept;
+  for (size_t i = 0; i < layout.params.size(); ++i)
+    if (!removed.contains(i))
+      kept.push_back(std::move(layout.params[i]));
+  layout.params = std::move(kept);
+}
+
+} // namespace
+
+ParamDeclaration paramOf(const TensorDeclaration &tensor) {
+  ParamDeclaration param;
+  param.name = tensor.name;
+  param.at = tensor.at;
+  param.pack.at = tensor.at;
+  param.pack.tensor = tensor.name;
+  return param;
+}
+
+LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &model, Diagnostics &diagnostics) {
+  LayoutDeclaration layout;
+  layout.name = name.text;
+  layout.at = name.at;
+  Fields fields(node, "layout '" + name.text + "'", diagnostics);
+  if (!fields.isMap())
+    return layout;
+  fields.unsupported({"dtype", "quantize"});
+  const Node *extend = fields.find("extend");
+  if (extend)
+    inherit(*extend, model, layout, diagnostics);
+  if (const Node *axes = fields.find("axes"))
+    readAxes(*axes, model, layout, diagnostics);
+  if (const Node *placement = fields.find("place"); placement && checkMap(*placement, "'place'", diagnostics)) {
+    for (const auto &[key, value] : placement->entries)
+      if (value.kind == Node::Kind::null && layout.placement.erase(key.text) == 0)
+        diagnostics.error(key.at, "'" + key.text + "' is removed from 'place', which has none");
+    for (auto &[variable, rule] : readPlacement(withoutNull(*placement), model, diagnostics))
+      layout.placement.insert_or_assign(variable, std::move(rule));
+  }
+  if (const Node *chunks = fields.find("chunks"))
+    readChunks(*chunks, model, layout, diagnostics);
+  if (const Node *switches = fields.find("switches"); switches && checkMap(*switches, "'switches'", diagnostics))
+    for (const auto &[key, value] : switches->entries) {
+      const auto known = readIdentifier(key, "a switch", diagnostics);
+      auto expression = readExpression(value, "switch '" + key.text + "'", diagnostics);
+      if (!known || !expression)
+        continue;
+      checkOnce(key, "switch", layout, model, diagnostics);
+      layout.switches.insert_or_assign(key.text, std::move(*expression));
+    }
+  const Node *params = extend ? fields.find("params") : fields.require("params");
+  if (params && params->kind == Node::Kind::scalar && params->text == "same") {
+    layout.same = true;
+    layout.params.clear();
+  } else if (params && checkMap(*params, "'params'", diagnostics)) {
+    const bool same = layout.same || params->text == "same"; // the latter by extend.cpp
+    const size_t inherited = same ? model.tensors.size() : layout.params.size();
+    if (roomFor(inherited + params->entries.size(), params->at, model, diagnostics)) {
+      if (same) {
+        layout.same = false;
+        layout.params.clear();
+        for (const TensorDeclaration &tensor : model.tensors)
+          layout.params.push_back(paramOf(tensor));
+      }
+      readParams(*params, model, layout, diagnostics);
+    }
+  }
+  if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics)) {
+    layout.shard.clear();
+    if (shard->entries.size() > kMaxGlobs)
+      diagnostics.error(shard->at, "'shard' has " + std::to_string(shard->entries.size()) +
+                                       " globs, expected at most " + std::to_string(kMaxGlobs));
+    else
+      for (const auto &[glob, rules] : shard->entries)
+        layout.shard.push_back({{glob.text, glob.at}, readShard(rules, diagnostics)});
+  }
+  fields.finish();
+  return layout;
+}
+
+} // namespace reshard

@@ -1,0 +1,211 @@
+// The model: let, index, tensors, place, layouts (each read by layouts.cpp).
+
+#include "compiler/frontend/config.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+namespace {
+
+class ModelReader {
+public:
+  ModelReader(const Node &node, const std::string &folder, Diagnostics &diagnostics)
+      : node_(node), folder_(folder), diagnostics_(diagnostics) {}
+
+  std::optional<Model> read() {
+    const size_t errorsBefore = diagnostics_.errors();
+    model_.at = node_.at;
+    Fields fields(node_, "the model", diagnostics_);
+    if (!fields.isMap())
+      return std::nullopt;
+    if (const Node *name = fields.find("name"))
+      model_.name = readText(*name, "'name'", diagnostics_).value_or("");
+    const Node *config = fields.find("config");
+    model_.config = std::make_shared<Config>(config, configFolder(config), diagnostics_);
+    model_.let = readLet(fields.find("let"), *model_.config, diagnostics_);
+    if (const Node *dtype = fields.find("dtype")) {
+      dtype_ = readDType(*dtype, "'dtype'", diagnostics_);
+      dtypeWrong_ = !dtype_;
+    }
+    if (const Node *index = fields.find("index"))
+      readIndex(*index);
+    if (const Node *tensors = fields.require("tensors"))
+      readTensors(*tensors);
+    if (const Node *placement = fields.find("place"))
+      model_.placement = readPlacement(*placement, model_, diagnostics_);
+    if (const Node *layouts = fields.find("layouts"); layouts && checkMap(*layouts, "'layouts'", diagnostics_))
+      readLayouts(*layouts);
+    fields.finish();
+    return diagnostics_.errors() == errorsBefore ? std::optional(std::move(model_)) : std::nullopt;
+  }
+
+  /// What could be read, after errors.
+  Model &partial() { return model_; }
+
+private:
+  /// A path on the command line starts in the current folder, one in a file in the file's.
+  std::string configFolder(const Node *config) const {
+    if (!config || config->at.file == node_.at.file)
+      return folder_;
+    return folderOf(diagnostics_.path(config->at.file));
+  }
+
+  bool atMost(size_t most, const Node &map, const std::string &what) {
+    if (map.entries.size() <= most)
+      return true;
+    diagnostics_.error(map.at, what + " has " + std::to_string(map.entries.size()) + " entries, expected at most " +
+                                   std::to_string(most));
+    return false;
+  }
+
+  void readLayouts(const Node &layouts) {
+    if (!atMost(kMaxLayouts, layouts, "'layouts'"))
+      return;
+    for (const auto &[name, layout] : layouts.entries)
+      if (readText(name, "the name of a layout", diagnostics_)) {
+        model_.layouts.push_back(readLayout(name, layout, model_, diagnostics_));
+        model_.layoutParams += model_.layouts.back().params.size();
+      }
+  }
+
+  void readIndex(const Node &index) {
+    if (!checkMap(index, "'index'", diagnostics_) || !atMost(kMaxVariables, index, "'index'"))
+      return;
+    for (const auto &[key, value] : index.entries) {
+      const auto name = readIdentifier(key, "an index variable", diagnostics_);
+      const auto size = readValue(value, "the size of index variable '" + key.text + "'", model_.let, 0,
+                                  kMaxIndexValues, diagnostics_);
+      if (!name)
+        continue;
+      model_.variables.push_back({*name, size.value_or(kUnknownValue)});
+      model_.variablesAt.emplace(*name, key.at);
+    }
+  }
+
+  void readTensors(const Node &tensors) {
+    if (!checkMap(tensors, "'tensors'", diagnostics_))
+      return;
+    if (tensors.entries.empty())
+      diagnostics_.error(tensors.at, "a model without tensors");
+    model_.tensors.reserve(tensors.entries.size());
+    for (const auto &[written, value] : tensors.entries) {
+      if (!readText(written, "the name of a tensor", diagnostics_))
+        continue;
+      const Node name = withValues(written, model_);
+      TensorDeclaration &tensor = model_.tensors.emplace_back();
+      tensor.name = name.text;
+      tensor.at = name.at;
+      tensor.dtype = dtype_.value_or(ir::DType::bf16);
+      if (const auto placeholders = readPlaceholders(name, model_.variables, false, diagnostics_))
+        for (const Placeholder &placeholder : *placeholders)
+          tensor.variables.push_back(placeholder.variable);
+      readTensor(value, tensor);
+    }
+  }
+
+  void readTensor(const Node &value, TensorDeclaration &tensor) {
+    const std::string title = "tensor '" + tensor.name + "'";
+    if (value.kind == Node::Kind::sequence) {
+      readShape(value, title, tensor);
+      return checkDType(dtype_.has_value(), title, tensor);
+    }
+    if (value.kind != Node::Kind::map)
+      return refuse(value, "a shape or a map", title, diagnostics_);
+    Fields fields(value, title, diagnostics_);
+    const Node *opaque = fields.find("opaque"), *tied = fields.find("tied"), *shape = fields.find("shape"),
+               *dtype = fields.find("dtype"), *where = fields.find("where"), *when = fields.find("when");
+    if (when)
+      tensor.absent = readValue(*when, "'when'", model_.let, INT64_MIN + 1, INT64_MAX, diagnostics_) == 0;
+    if (const Node *shard = fields.find("shard"))
+      tensor.shard = readShard(*shard, diagnostics_);
+    if (tied) {
+      if (const auto other = readText(withValues(*tied, model_), "'tied'", diagnostics_))
+        tensor.tied.emplace(*other, tied->at);
+      for (const auto &[key, each] : value.entries)
+        if (&each == opaque || &each == shape || &each == dtype || &each == where)
+          diagnostics_.error(key.at, "'" + key.text + "' beside 'tied': " + title + " has that of the other");
+      return fields.finish();
+    }
+    if (opaque) {
+      readOpaque(*opaque, tensor);
+      for (const auto &[key, each] : value.entries)
+        if (&each == shape || &each == dtype || key.text == "shard")
+          diagnostics_.error(key.at, "'" + key.text + "' beside 'opaque': " + title + " is so many bytes in one piece");
+      if (where)
+        tensor.where = readWhere(*where, tensor.variables, title, model_, diagnostics_);
+      return fields.finish();
+    }
+    if (dtype)
+      tensor.dtype = readDType(*dtype, "'dtype'", diagnostics_).value_or(tensor.dtype);
+    else
+      checkDType(dtype_.has_value(), title, tensor);
+    if (shape)
+      readShape(*shape, title, tensor);
+    else
+      fields.require("shape");
+    if (where)
+      tensor.where = readWhere(*where, tensor.variables, title, model_, diagnostics_);
+    fields.finish();
+    if (shape)
+      for (const auto &[d, rule] : tensor.shard)
+        if (d >= static_cast<int64_t>(shape->items.size()))
+          diagnostics_.error(rule.at, "'shard' of dimension " + std::to_string(d) + ", but " + title + " has " +
+                                          std::to_string(shape->items.size()) +
+                                          (shape->items.size() == 1 ? " dimension" : " dimensions"));
+  }
+
+  /// An object of so many bytes (a pickled state): always whole.
+  void readOpaque(const Node &bytes, TensorDeclaration &tensor) {
+    tensor.opaque = true;
+    tensor.shapeAt = bytes.at;
+    tensor.dtype = ir::DType::u8;
+    tensor.shape = {readValue(bytes, "'opaque'", model_.let, 0, INT64_MAX, diagnostics_).value_or(0)};
+  }
+
+  void checkDType(bool known, const std::string &title, const TensorDeclaration &tensor) {
+    if (!known && !dtypeWrong_)
+      diagnostics_.error(tensor.at, title + " has no dtype, expected 'dtype' here or in the model");
+  }
+
+  void readShape(const Node &shape, const std::string &title, TensorDeclaration &tensor) {
+    tensor.shapeAt = shape.at;
+    if (shape.kind != Node::Kind::sequence)
+      return refuse(shape, "a list", "the shape of " + title, diagnostics_);
+    if (static_cast<int64_t>(shape.items.size()) > kMaxDimensions) {
+      diagnostics_.error(shape.at, title + " has " + std::to_string(shape.items.size()) +
+                                       " dimensions, expected at most " + std::to_string(kMaxDimensions));
+      return;
+    }
+    int64_t bytes = itemBytes(tensor.dtype);
+    bool fits = true;
+    for (const Node &item : shape.items) {
+      const auto length = readValue(item, "a length of " + title, model_.let, 0, INT64_MAX, diagnostics_);
+      tensor.shape.push_back(length.value_or(0));
+      fits = fits && !__builtin_mul_overflow(bytes, tensor.shape.back(), &bytes) && bytes <= kMaxBytes;
+    }
+    if (!fits && std::find(tensor.shape.begin(), tensor.shape.end(), 0) == tensor.shape.end())
+      diagnostics_.error(shape.at, title + " has more than 2^60 bytes");
+  }
+
+  const Node &node_;
+  const std::string &folder_;
+  Diagnostics &diagnostics_;
+  Model model_;
+  std::optional<ir::DType> dtype_;
+  bool dtypeWrong_ = false;
+};
+
+} // namespace
+
+std::optional<Model> readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics) {
+  return ModelReader(node, folder, diagnostics).read();
+}
+
+Model readPartialModel(const Node &node, const std::string &folder, Diagnostics &diagnostics) {
+  ModelReader reader(node, folder, diagnostics);
+  auto model = reader.read();
+  return model ? std::move(*model) : std::move(reader.partial());
+}
+
+} // namespace reshard

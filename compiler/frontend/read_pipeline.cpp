@@ -1,0 +1,191 @@
+// The pipeline keys of a rule of `place`: interleave, first, last, embedding, loss, stages, pattern.
+
+#include "compiler/frontend/config.h"
+#include "compiler/frontend/reading.h"
+
+#include <cctype>
+
+namespace reshard {
+
+namespace {
+
+/// Expands `x*3` and `(…)*3`. An error leaves `at_` at the character that is wrong.
+class StageString {
+public:
+  StageString(const std::string &text, char letter, std::string &error, size_t &at)
+      : text_(text), known_(kLetters), error_(error), at_(at) {
+    if (known_.find(letter) == std::string::npos)
+      known_ += letter;
+  }
+
+  std::optional<std::string> run() {
+    at_ = 0;
+    std::string result = sequence(0);
+    if (error_.empty() && at_ < text_.size())
+      fail(at_, "')' without a '('");
+    return error_.empty() ? std::optional(std::move(result)) : std::nullopt;
+  }
+
+private:
+  static constexpr const char *kLetters = "tELm";  // beside the one that is counted
+  static constexpr size_t kMost = size_t{1} << 22; // letters after expansion
+  static constexpr int kMostNested = 16;
+
+  void fail(size_t at, std::string message) {
+    if (!error_.empty())
+      return;
+    error_ = std::move(message);
+    at_ = at;
+  }
+
+  std::string sequence(int depth) {
+    std::string result;
+    while (error_.empty() && at_ < text_.size() && text_[at_] != ')') {
+      const size_t begin = at_;
+      const char c = text_[at_++];
+      if (c == ',' || c == ' ')
+        continue;
+      std::string unit(1, c);
+      if (c == '(')
+        unit = group(begin, depth);
+      else if (c == '*')
+        fail(begin, "'*' after nothing, expected a letter or a group before it");
+      else if (c == '|' && at_ < text_.size() && text_[at_] == '*')
+        fail(at_, "'*' after '|', expected a letter or a group before it");
+      else if (c != '|' && known_.find(c) == std::string::npos)
+        fail(begin, unknown(c));
+      const int64_t times = error_.empty() ? repeats() : 0;
+      if (error_.empty() && unit.size() * static_cast<size_t>(times) > kMost - std::min(kMost, result.size()))
+        fail(begin, "more than 2^22 letters");
+      for (int64_t i = 0; error_.empty() && i < times && !unit.empty(); ++i)
+        result += unit;
+    }
+    return result;
+  }
+
+  std::string group(size_t begin, int depth) {
+    if (depth == kMostNested) {
+      fail(begin, "parentheses nested more than " + std::to_string(kMostNested) + " deep");
+      return {};
+    }
+    std::string unit = sequence(depth + 1);
+    if (error_.empty() && (at_ == text_.size() || text_[at_++] != ')'))
+      fail(begin, "'(' without a ')'");
+    return unit;
+  }
+
+  std::string unknown(char c) const {
+    std::string list;
+    for (char each : known_)
+      list += std::string(list.empty() ? "" : ", ") + each;
+    return (static_cast<unsigned char>(c) < 0x80 ? "unknown letter '" + std::string(1, c) + "'"
+                                                 : std::string("unknown letter")) +
+           ", expected one of " + list;
+  }
+
+  int64_t repeats() {
+    if (at_ == text_.size() || text_[at_] != '*')
+      return 1;
+    int64_t times = 0;
+    const size_t begin = ++at_;
+    for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9' && times <= static_cast<int64_t>(kMost); ++at_)
+      times = times * 10 + (text_[at_] - '0');
+    if (at_ == begin || times == 0 || times > static_cast<int64_t>(kMost))
+      fail(begin, "expected a number from 1 to 2^22 after '*'");
+    return times;
+  }
+
+  const std::string &text_;
+  std::string known_; // letters
+  std::string &error_;
+  size_t &at_;
+};
+
+/// The expansion of a pipeline-layout string, "Et|(tt|)*2L" -> how often `letter` is in each stage. Empty after an
+/// error, whose text and offset are in `error` and `at`.
+std::optional<std::vector<int64_t>> readStages(const std::string &text, char letter, std::string &error, size_t &at) {
+  const auto expanded = StageString(text, letter, error, at).run();
+  if (!expanded)
+    return std::nullopt;
+  std::vector<int64_t> counts(1);
+  for (char c : *expanded) {
+    if (c == '|')
+      counts.push_back(0);
+    else
+      counts.back() += c == letter;
+  }
+  return counts;
+}
+
+/// `stages: "Et|(tt|)*2L"`, with `count: m` for another letter than `t`.
+bool readStageText(const Node &node, const Node *count, ShardRule &rule, Diagnostics &diagnostics) {
+  const auto stages = readText(node, "'stages'", diagnostics);
+  const auto letter = count ? readText(*count, "'count'", diagnostics) : std::optional<std::string>("t");
+  if (letter && (letter->size() != 1 || !std::isalpha(static_cast<unsigned char>((*letter)[0])))) {
+    refuse(*count, "one letter", "'count'", diagnostics);
+    return false;
+  }
+  if (!stages || !letter)
+    return false;
+  std::string error;
+  size_t at = 0;
+  rule.stages = readStages(*stages, (*letter)[0], error, at);
+  if (!rule.stages)
+    diagnostics.error(locationIn(node, at), "'stages': " + error);
+  return rule.stages.has_value();
+}
+
+} // namespace
+
+bool readPipeline(Fields &fields, const Node &node, const Model &model, ShardRule &rule, Diagnostics &diagnostics) {
+  bool ok = true;
+  auto number = [&](const char *key, std::optional<Expression> &into) {
+    const Node *value = fields.find(key);
+    if (!value)
+      return false;
+    into = readExpression(*value, "'" + std::string(key) + "'", diagnostics);
+    ok = ok && into;
+    return true;
+  };
+  const bool interleave = number("interleave", rule.interleave);
+  const bool first = number("first", rule.first), last = number("last", rule.last);
+  const bool embedding = number("embedding", rule.embedding), loss = number("loss", rule.loss);
+  const Node *stages = fields.find("stages"), *count = fields.find("count"), *pattern = fields.find("pattern");
+  auto refuse = [&](const std::string &message) {
+    diagnostics.error(node.at, message);
+    ok = false;
+  };
+  const bool ends = first || last || embedding || loss;
+  const bool scheme = rule.schemeAt.line != 0 || node.find("unit") || node.find("replicate");
+  if (ends && rule.scheme != "even")
+    refuse("'first', 'last', 'embedding' and 'loss' with '" + rule.scheme + "', expected them with even");
+  if ((first || last) && (embedding || loss))
+    refuse("'first' or 'last' beside 'embedding' or 'loss', expected one pair");
+  if (ends && (node.find("unit") || node.find("replicate")))
+    refuse("'unit' or 'replicate' beside numbers of values");
+  if (stages && pattern)
+    refuse("'stages' beside 'pattern', expected one");
+  if ((stages || pattern) && (interleave || ends || scheme))
+    refuse(std::string(stages ? "'stages'" : "'pattern'") +
+           " beside another way to share out values, expected it alone");
+  if (count && !stages)
+    refuse("'count' without 'stages'");
+  if (stages)
+    ok = readStageText(*stages, count, rule, diagnostics) && ok;
+  if (pattern) {
+    const auto kinds = readLayerPattern(*pattern, model, diagnostics);
+    ok = ok && kinds;
+    if (kinds && kinds->array) {
+      diagnostics.error(pattern->at, "'pattern' in 'place' is an array, which has no stages, expected a text");
+      ok = false;
+    } else if (kinds) {
+      rule.stages.emplace();
+      rule.stagesKey = "pattern";
+      for (const auto &stage : kinds->stages)
+        rule.stages->push_back(static_cast<int64_t>(stage.size()));
+    }
+  }
+  return ok;
+}
+
+} // namespace reshard

@@ -1,0 +1,549 @@
+#include "compiler/frontend/reading.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <memory>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace reshard {
+
+namespace {
+
+/// Of later versions, wherever they stand.
+
+bool isControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+bool isDigit(char c) { return c >= '0' && c <= '9'; }
+bool isLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+
+std::string interval(int64_t least, int64_t most) {
+  if (most == INT64_MAX)
+    return "at least " + std::to_string(least);
+  return least == most ? std::to_string(least) : std::to_string(least) + " to " + std::to_string(most);
+}
+
+std::vector<std::string> namesOf(const std::vector<ir::IndexVariable> &variables) {
+  std::vector<std::string> names;
+  for (const ir::IndexVariable &variable : variables)
+    names.push_back(variable.name);
+  return names;
+}
+
+} // namespace
+
+// ------------------------------------------------------------------------------------------------------ errors
+
+Location locationIn(const Node &node, size_t offset) {
+  Location at = node.at;
+  at.column += static_cast<uint32_t>(offset + node.quoted);
+  return at;
+}
+
+std::string describe(const Node &node) {
+  constexpr size_t kShown = 60;
+  switch (node.kind) {
+  case Node::Kind::null:
+    return "nothing";
+  case Node::Kind::sequence:
+    return "a list";
+  case Node::Kind::map:
+    return "a map";
+  case Node::Kind::scalar:
+    break;
+  }
+  const std::string shown = node.text.size() > kShown ? node.text.substr(0, kShown) + "…" : node.text;
+  return (node.quoted ? "quoted '" : "'") + shown + "'";
+}
+
+void refuse(const Node &node, const std::string &wanted, const std::string &what, Diagnostics &diagnostics) {
+  // `{layer}` alone is a map with one key and no value.
+  const bool braces =
+      node.kind == Node::Kind::map && node.entries.size() == 1 && node.entries[0].value.kind == Node::Kind::null;
+  diagnostics.error(node.at, "expected " + wanted + " for " + what + ", found " + describe(node) +
+                                 (braces ? "; a name with braces must be quoted in flow style" : ""));
+}
+
+void refuseUnsupported(Location at, std::string_view what, Diagnostics &diagnostics) {
+  diagnostics.error(at, "'" + std::string(what) + "' is not supported in this version");
+}
+
+// ------------------------------------------------------------------------------------------------- maps, lists
+
+Fields::Fields(const Node &map, std::string what, Diagnostics &diagnostics)
+    : map_(map), what_(std::move(what)), diagnostics_(diagnostics) {
+  checkMap(map, what_, diagnostics);
+}
+
+const Node *Fields::find(std::string_view key) {
+  known_.emplace_back(key);
+  return map_.find(key);
+}
+
+const Node *Fields::require(std::string_view key) {
+  const Node *value = find(key);
+  if (!value && isMap())
+    diagnostics_.error(map_.at, "missing key '" + std::string(key) + "' in " + what_);
+  return value;
+}
+
+void Fields::unsupported(std::initializer_list<std::string_view> keys) {
+  unsupported_.insert(unsupported_.end(), keys.begin(), keys.end());
+}
+
+void Fields::finish() {
+  for (const auto &[key, value] : map_.entries) {
+    if (std::find(known_.begin(), known_.end(), key.text) != known_.end())
+      continue;
+    if (std::find(unsupported_.begin(), unsupported_.end(), key.text) != unsupported_.end())
+      refuseUnsupported(key.at, key.text, diagnostics_);
+    else
+      diagnostics_.error(key.at, "unknown key " + describe(key) + " in " + what_ +
+                                     (diagnostics_.hasRoom() ? suggestion(key.text, known_) : ""));
+  }
+}
+
+bool checkMap(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  if (node.kind != Node::Kind::map)
+    refuse(node, "a map", what, diagnostics);
+  return node.kind == Node::Kind::map;
+}
+
+std::vector<const Node *> valueOrItems(const Node &node) {
+  std::vector<const Node *> result;
+  for (const Node &item : node.items)
+    result.push_back(&item);
+  if (node.kind != Node::Kind::sequence)
+    result.push_back(&node);
+  return result;
+}
+
+// ----------------------------------------------------------------------------------------------------- scalars
+
+std::optional<std::string> readText(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  if (node.kind != Node::Kind::scalar || node.text.empty()) {
+    refuse(node, "text", what, diagnostics);
+    return std::nullopt;
+  }
+  if (std::any_of(node.text.begin(), node.text.end(), isControl)) {
+    diagnostics.error(node.at, "control character in " + what);
+    return std::nullopt;
+  }
+  return node.text;
+}
+
+std::optional<std::string> readIdentifier(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  const auto name = readText(node, what, diagnostics);
+  if (!name)
+    return std::nullopt;
+  if (!isLetter((*name)[0]) ||
+      !std::all_of(name->begin(), name->end(), [](char c) { return isLetter(c) || isDigit(c); })) {
+    refuse(node, "a name of letters, digits and '_'", what, diagnostics);
+    return std::nullopt;
+  }
+  for (const char *word : {"and", "or", "not", "true", "false", "ceil"})
+    if (*name == word) {
+      diagnostics.error(node.at, "'" + *name + "' is a word of expressions, expected another name for " + what);
+      return std::nullopt;
+    }
+  return name;
+}
+
+std::optional<int64_t> readInteger(const Node &node, const std::string &what, int64_t least, int64_t most,
+                                   Diagnostics &diagnostics) {
+  std::string_view digits = node.text;
+  const bool negative = digits.starts_with('-');
+  digits.remove_prefix(negative);
+  if (node.kind != Node::Kind::scalar || node.quoted || digits.empty() ||
+      !std::all_of(digits.begin(), digits.end(), isDigit)) {
+    refuse(node, "an integer", what, diagnostics);
+    return std::nullopt;
+  }
+  if (digits.size() > 1 && digits[0] == '0') {
+    refuse(node, "an integer without leading zeros", what, diagnostics);
+    return std::nullopt;
+  }
+  int64_t value = 0;
+  bool overflow = false;
+  for (char c : digits)
+    overflow = overflow || __builtin_mul_overflow(value, 10, &value) || __builtin_sub_overflow(value, c - '0', &value);
+  overflow = overflow || (!negative && __builtin_sub_overflow(0, value, &value));
+  if (overflow || value < least || value > most) {
+    refuse(node, interval(least, most), what, diagnostics);
+    return std::nullopt;
+  }
+  return value;
+}
+
+std::optional<int64_t> readDimensionKey(Node key, Diagnostics &diagnostics) {
+  key.quoted = false;
+  return readInteger(key, "a dimension", 0, kMaxDimensions - 1, diagnostics);
+}
+
+std::optional<bool> readBoolean(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  if (node.kind == Node::Kind::scalar && !node.quoted && (node.text == "true" || node.text == "false"))
+    return node.text == "true";
+  refuse(node, "true or false", what, diagnostics);
+  return std::nullopt;
+}
+
+std::optional<ir::DType> readDType(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  const auto text = readText(node, what, diagnostics);
+  if (!text)
+    return std::nullopt;
+  if (const auto type = ir::parseDType(*text))
+    return type;
+  std::vector<std::string> known;
+  for (int i = 0; i <= static_cast<int>(ir::DType::boolean); ++i)
+    known.push_back(ir::name(static_cast<ir::DType>(i)));
+  std::string hint = suggestion(*text, known);
+  if (hint.empty())
+    for (const std::string &each : known)
+      hint += (hint.empty() ? "; known here: " : ", ") + each;
+  diagnostics.error(node.at, "unknown dtype '" + *text + "'" + hint);
+  return std::nullopt;
+}
+
+std::optional<Expression> readExpression(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  if (node.kind != Node::Kind::scalar || node.text.empty()) {
+    refuse(node, "a number or an expression", what, diagnostics);
+    return std::nullopt;
+  }
+  Expression expression{node.text, locationIn(node, 0)};
+  return checkSyntax(expression, diagnostics) ? std::optional(std::move(expression)) : std::nullopt;
+}
+
+std::optional<int64_t> readValue(const Node &node, const std::string &what, const Environment &names, int64_t least,
+                                 int64_t most, Diagnostics &diagnostics) {
+  const auto expression = readExpression(node, what, diagnostics);
+  const auto value = expression ? evaluate(*expression, names, diagnostics) : std::nullopt;
+  if (!value || (*value >= least && *value <= most))
+    return value;
+  const std::string number = std::to_string(*value);
+  diagnostics.error(node.at, what + " is " + number + (node.text == number ? "" : " (" + node.text + ")") +
+                                 ", expected " + interval(least, most));
+  return std::nullopt;
+}
+
+std::optional<IntegerRange> readIntegerRange(const Node &node, const std::string &what, const Environment &names,
+                                             int64_t size, Diagnostics &diagnostics) {
+  if (node.kind != Node::Kind::scalar || node.text.empty()) {
+    refuse(node, "a number or a range 'a..b'", what, diagnostics);
+    return std::nullopt;
+  }
+  constexpr std::string_view kDots = "..";
+  const size_t dots = node.text.find(kDots);
+  IntegerRange range;
+  auto read = [&](size_t begin, size_t end, int64_t &value) {
+    begin = std::min(node.text.find_first_not_of(' ', begin), end);
+    const Expression part{node.text.substr(begin, end - begin), locationIn(node, begin)};
+    const auto read = evaluate(part, names, diagnostics);
+    value = read.value_or(0);
+    return read.has_value();
+  };
+  if (dots == std::string::npos) {
+    if (!read(0, node.text.size(), range.first))
+      return std::nullopt;
+    range.last = range.first;
+  } else {
+    const bool first = read(0, dots, range.first);
+    if (!read(dots + kDots.size(), node.text.size(), range.last) || !first)
+      return std::nullopt;
+    if (range.last == range.first - 1)
+      return range;
+    if (range.last < range.first) {
+      diagnostics.error(node.at, what + " ends before it begins: " + std::to_string(range.first) + ".." +
+                                     std::to_string(range.last));
+      return std::nullopt;
+    }
+  }
+  if (size == kUnknownValue || (range.first >= 0 && range.last < size))
+    return range;
+  diagnostics.error(node.at, what + ": " + std::to_string(range.first < 0 ? range.first : range.last) +
+                                 " is out of range, expected " +
+                                 (size == 0 ? "nothing, there are no values" : interval(0, size - 1)));
+  return std::nullopt;
+}
+
+// ------------------------------------------------------------------------------------------------- index variables
+
+bool checkVariable(const std::string &name, Location at, const std::vector<ir::IndexVariable> &variables,
+                   Diagnostics &diagnostics) {
+  const std::vector<std::string> known = namesOf(variables);
+  if (std::find(known.begin(), known.end(), name) != known.end())
+    return true;
+  diagnostics.error(at, "unknown index variable '" + name + "'" + suggestion(name, known));
+  return false;
+}
+
+std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
+                                                         const std::vector<ir::IndexVariable> &variables, bool local,
+                                                         Diagnostics &diagnostics) {
+  std::vector<Placeholder> result;
+  const std::string &text = name.text;
+  bool ok = true;
+  auto error = [&](size_t offset, const std::string &message) {
+    diagnostics.error(locationIn(name, offset), message);
+    ok = false;
+  };
+  for (size_t at = text.find_first_of("{}"); at != std::string::npos; at = text.find_first_of("{}", at)) {
+    const size_t end = text.find_first_of("{}", at + 1);
+    if (text[at] == '}' || end == std::string::npos || text[end] == '{') {
+      error(at, text[at] == '}' ? "'}' without a '{'" : "'{' without a '}'");
+      break;
+    }
+    using Kind = Placeholder::Kind;
+    Placeholder placeholder{text.substr(at + 1, end - at - 1), Kind::value};
+    const size_t dot = placeholder.variable.find('.');
+    const std::string suffix = dot == std::string::npos ? "" : placeholder.variable.substr(dot);
+    placeholder.variable.resize(std::min(dot, placeholder.variable.size()));
+    placeholder.kind = suffix == ".local" ? Kind::local : suffix == ".chunk" ? Kind::chunk : Kind::value;
+    if (placeholder.kind != Kind::value && !local)
+      error(at + 1, "'{" + placeholder.variable + suffix + "}' in the name of a tensor, expected '{" +
+                        placeholder.variable + "}'");
+    else if (!suffix.empty() && placeholder.kind == Kind::value)
+      error(at + 1, "unknown suffix '" + suffix + "' in a placeholder, expected '.local', '.chunk' or none");
+    else if (std::any_of(result.begin(), result.end(), [&](const Placeholder &p) {
+               return p.variable == placeholder.variable &&
+                      (p.kind == Kind::chunk) == (placeholder.kind == Kind::chunk);
+             }))
+      error(at + 1, "index variable '" + placeholder.variable + "' twice in one name");
+    else
+      ok = checkVariable(placeholder.variable, locationIn(name, at + 1), variables, diagnostics) && ok;
+    result.push_back(std::move(placeholder));
+    at = end + 1;
+  }
+  for (const Placeholder &each : result)
+    if (each.kind == Placeholder::Kind::chunk && std::none_of(result.begin(), result.end(), [&](const Placeholder &p) {
+          return p.variable == each.variable && p.kind != Placeholder::Kind::chunk;
+        }))
+      error(0, "'{" + each.variable + ".chunk}' without '{" + each.variable + "}' or '{" + each.variable + ".local}'");
+  return ok ? std::optional(std::move(result)) : std::nullopt;
+}
+
+Node withValues(Node name, const Model &model) {
+  for (size_t at = name.text.find('{'); at != std::string::npos; at = name.text.find('{', at + 1)) {
+    const size_t end = name.text.find('}', at);
+    if (end == std::string::npos)
+      break;
+    const auto value = model.let.find(name.text.substr(at + 1, end - at - 1));
+    if (value != model.let.end() && !model.variablesAt.contains(value->first) && value->second != kUnknownValue)
+      name.text.replace(at, end + 1 - at, std::to_string(value->second));
+  }
+  return name;
+}
+
+// ------------------------------------------------------------------------------------------------ axes, globs
+
+AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  AxisRules result;
+  if (!checkMap(node, what, diagnostics))
+    return result;
+  for (const auto &[axis, value] : node.entries) {
+    const auto name = readIdentifier(axis, "an axis", diagnostics);
+    AxisCoordinates rule;
+    rule.at = axis.at;
+    if (value.kind == Node::Kind::sequence && value.items.empty())
+      diagnostics.error(value.at,
+                        what + " without a coordinate" + (what == "'at'" ? "; 'when: false' leaves a param out" : ""));
+    for (const Node *item : valueOrItems(value))
+      if (auto coordinate = readExpression(*item, "a coordinate", diagnostics))
+        rule.coordinates.push_back(std::move(*coordinate));
+    if (name)
+      result.emplace_back(*name, std::move(rule));
+  }
+  return result;
+}
+
+std::vector<Glob> readGlobs(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  std::vector<Glob> result;
+  if (node.items.size() > kMaxGlobs) {
+    diagnostics.error(node.at, what + " has " + std::to_string(node.items.size()) + " globs, expected at most " +
+                                   std::to_string(kMaxGlobs));
+    return result;
+  }
+  for (const Node *item : valueOrItems(node))
+    if (const auto glob = readText(*item, what, diagnostics))
+      result.push_back({*glob, item->at});
+  return result;
+}
+
+bool matchesGlob(const std::string &glob, const std::string &name) {
+  size_t g = 0, n = 0, star = std::string::npos, resume = 0;
+  while (n < name.size()) { // the last star takes up what does not fit: no other needs to be tried again
+    if (g < glob.size() && glob[g] == '*') {
+      star = g++;
+      resume = n;
+    } else if (g < glob.size() && (glob[g] == '?' || glob[g] == name[n])) {
+      ++g;
+      ++n;
+    } else if (star != std::string::npos) {
+      g = star + 1;
+      n = ++resume;
+    } else {
+      return false;
+    }
+  }
+  return glob.find_first_not_of('*', g) == std::string::npos;
+}
+
+// ------------------------------------------------------------------------------------------------------- files
+
+int openInput(const std::string &path, std::string &why) {
+  const bool handedOver = path.starts_with("/dev/") || path.starts_with("/proc/");
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | (handedOver ? 0 : O_NONBLOCK));
+  struct stat status{};
+  if (file < 0 || ::fstat(file, &status) != 0)
+    why = std::strerror(errno);
+  else if (handedOver || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)) // reading a folder says what it is
+    return file;
+  else
+    why = "it is no regular file";
+  if (file >= 0)
+    ::close(file);
+  return -1;
+}
+
+std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnostics &diagnostics) {
+  auto fail = [&](const std::string &why) {
+    diagnostics.error(at, "cannot read '" + path + "': " + why);
+    return std::nullopt;
+  };
+  std::string why;
+  const int descriptor = openInput(path, why);
+  if (descriptor < 0)
+    return fail(why);
+  const std::unique_ptr<FILE, int (*)(FILE *)> file(::fdopen(descriptor, "rb"), std::fclose);
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t bytes = std::fread(buffer, 1, sizeof(buffer), file.get())) {
+    text.append(buffer, bytes);
+    if (text.size() > static_cast<size_t>(kMaxFileBytes))
+      return fail("it has more than " + std::to_string(kMaxFileBytes) + " bytes");
+  }
+  if (std::ferror(file.get()))
+    return fail(std::strerror(errno));
+  return diagnostics.addFile(path, std::move(text));
+}
+
+std::string folderOf(const std::string &path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == std::string::npos ? "" : path.substr(0, std::max<size_t>(slash, 1));
+}
+
+std::string joinPath(const std::string &folder, const std::string &path) {
+  if (folder.empty() || path.starts_with('/'))
+    return path;
+  return folder.ends_with('/') ? folder + path : folder + "/" + path;
+}
+
+namespace {
+
+/// One of a few words.
+std::optional<size_t> readChoice(const Node &node, const std::string &what, const std::vector<std::string> &choices,
+                                 Diagnostics &diagnostics) {
+  const auto text = readText(node, what, diagnostics);
+  if (!text)
+    return std::nullopt;
+  const auto found = std::find(choices.begin(), choices.end(), *text);
+  if (found == choices.end())
+    diagnostics.error(node.at, "unknown " + what + " '" + *text + "'" + suggestion(*text, choices));
+  return found == choices.end() ? std::nullopt : std::optional<size_t>(found - choices.begin());
+}
+
+/// The pattern of a name of scales; in braces stands `{name}` alone, any number of times.
+bool checkScaleName(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  constexpr std::string_view kName = "{name}";
+  const std::string &text = node.text;
+  for (size_t at = text.find_first_of("{}"); at != std::string::npos; at = text.find_first_of("{}", at)) {
+    if (text.compare(at, kName.size(), kName) != 0) {
+      const size_t end = text[at] == '{' ? text.find('}', at) : at;
+      diagnostics.error(locationIn(node, at),
+                        what + " has '" + text.substr(at, end == std::string::npos ? end : end - at + 1) +
+                            "', expected '{name}' alone in braces, which stands for the param's name");
+      return false;
+    }
+    at += kName.size();
+  }
+  return true;
+}
+
+std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagnostics &diagnostics) {
+  static const std::vector<std::string> kFormats = {"mxfp8", "block_fp8", "nvfp4", "none"};
+  QuantizeRule rule;
+  rule.at = node.at;
+  std::optional<Fields> fields;
+  const Node *format = &node;
+  if (node.kind == Node::Kind::map) {
+    fields.emplace(node, "'quantize'", diagnostics);
+    if (format = fields->require("format"); !format)
+      return std::nullopt;
+  }
+  const auto number = readChoice(*format, "format", kFormats, diagnostics);
+  if (!number)
+    return std::nullopt;
+  if (*number < 3)
+    rule.format = static_cast<ir::Quantization>(*number);
+  rule.scale = rule.format == ir::Quantization::block_fp8 ? "{name}_scale_inv" : "{name}_scale";
+  rule.tensorScale = "{name}_scale_2";
+  if (!fields)
+    return rule;
+  auto name = [&](const char *key, bool has, std::string &value) {
+    const Node *given = fields->find(key);
+    if (given && !has)
+      diagnostics.error(given->at, std::string("'") + key + "' beside another format than nvfp4, which alone has one");
+    else if (given)
+      if (const auto text = readText(*given, std::string("'") + key + "'", diagnostics);
+          text && checkScaleName(*given, std::string("'") + key + "'", diagnostics)) {
+        value = *text;
+        if (endpoint && text->find("{name}") == std::string::npos)
+          diagnostics.error(given->at, std::string("'") + key +
+                                           "' of an endpoint lacks '{name}', which stands for a param's name");
+      }
+  };
+  name("scale", true, rule.scale);
+  name("tensor_scale", rule.format == ir::Quantization::nvfp4, rule.tensorScale);
+  if (const Node *layout = fields->find("scale_layout"))
+    if (const auto choice = readChoice(*layout, "scale_layout", {"plain", "swizzled"}, diagnostics)) {
+      rule.swizzled = *choice == 1;
+      if (rule.swizzled && rule.format == ir::Quantization::block_fp8)
+        diagnostics.error(layout->at, "scales of block_fp8 are not swizzled, expected 'plain'");
+    }
+  if (const Node *by = fields->find("by"))
+    if (const auto choice = readChoice(*by, "side", {"receiver", "sender"}, diagnostics)) {
+      rule.by = *choice == 1 ? QuantizeRule::By::sender : QuantizeRule::By::receiver;
+    }
+  for (const auto &[key, globs] : {std::pair("only", &rule.only), std::pair("ignore", &rule.ignore)})
+    if (endpoint)
+      if (const Node *list = fields->find(key))
+        *globs = readGlobs(*list, std::string("'") + key + "'", diagnostics);
+  fields->finish();
+  return rule;
+}
+
+} // namespace
+
+StorageForm readStorageForm(Fields &fields, bool endpoint, Diagnostics &diagnostics) {
+  StorageForm form;
+  if (const Node *dtype = fields.find("dtype");
+      dtype && endpoint && dtype->kind == Node::Kind::scalar && dtype->text == "stored")
+    form.storedAt = dtype->at;
+  else if (dtype)
+    if (const auto type = readDType(*dtype, "'dtype'", diagnostics))
+      form.dtype.emplace(*type, dtype->at);
+  if (const Node *convert = fields.find("convert")) {
+    if (convert->kind != Node::Kind::scalar || convert->text != "rne")
+      refuse(*convert, "'rne'", "'convert'", diagnostics);
+    form.rounding = true;
+  }
+  if (const Node *quantize = fields.find("quantize")) {
+    form.quantize = readQuantize(*quantize, endpoint, diagnostics);
+    if (form.quantize && form.quantize->format && form.dtype && !endpoint)
+      diagnostics.error(form.dtype->second, "'dtype' beside 'quantize', which says what the param is stored as");
+  }
+  return form;
+}
+
+} // namespace reshard

@@ -1,0 +1,106 @@
+#include "compiler/frontend/topology.h"
+
+#include "compiler/frontend/reading.h"
+
+namespace reshard {
+
+namespace {
+
+constexpr int64_t kMaxRate = 1'000'000'000'000'000; // bytes per second
+constexpr int64_t kMaxLatency = 1'000'000'000;      // nanoseconds
+
+struct Suffix {
+  const char *text;
+  int64_t numerator, denominator; // a number with it times this is in our unit
+};
+
+/// A whole number with a unit; nullopt, and an error, for anything else.
+std::optional<int64_t> readQuantity(const Node &node, const std::string &what, const char *wanted,
+                                    std::initializer_list<Suffix> suffixes, int64_t most, Diagnostics &diagnostics) {
+  if (node.kind == Node::Kind::scalar)
+    for (const Suffix &suffix : suffixes) {
+      if (!node.text.ends_with(suffix.text))
+        continue;
+      Node digits = node;
+      digits.quoted = false;
+      digits.text.resize(node.text.size() - std::string_view(suffix.text).size());
+      digits.text.resize(digits.text.find_last_not_of(' ') + 1);
+      Diagnostics unused;
+      const auto count = readInteger(digits, what, 1, most / suffix.numerator * suffix.denominator, unused);
+      if (!count)
+        break;
+      return std::max<int64_t>(1, *count * suffix.numerator / suffix.denominator);
+    }
+  refuse(node, wanted, what, diagnostics);
+  return std::nullopt;
+}
+
+int64_t readRate(const Node &node, const std::string &what, int64_t otherwise, Diagnostics &diagnostics) {
+  return readQuantity(
+             node, what, "a rate per direction, a whole number with MB/s, GB/s (bytes) or Mb/s, Gb/s (bits),",
+             {{"MB/s", 1'000'000, 1}, {"GB/s", 1'000'000'000, 1}, {"Mb/s", 1'000'000, 8}, {"Gb/s", 1'000'000'000, 8}},
+             kMaxRate, diagnostics)
+      .value_or(otherwise);
+}
+
+int64_t readLatency(const Node &node, const std::string &what, int64_t otherwise, Diagnostics &diagnostics) {
+  return readQuantity(node, what, "a time, a whole number with ns, us or ms,",
+                      {{"ns", 1, 1}, {"us", 1'000, 1}, {"ms", 1'000'000, 1}}, kMaxLatency, diagnostics)
+      .value_or(otherwise);
+}
+
+/// The keys that a link and a NIC have in common.
+void readPort(Fields &fields, int64_t &rate, int64_t &latency, Diagnostics &diagnostics) {
+  if (const Node *node = fields.require("rate"))
+    rate = readRate(*node, "'rate'", rate, diagnostics);
+  if (const Node *node = fields.find("latency"))
+    latency = readLatency(*node, "'latency'", latency, diagnostics);
+  fields.finish();
+}
+
+} // namespace
+
+std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnostics) {
+  const size_t errorsBefore = diagnostics.errors();
+  ir::Topology topology;
+  Fields fields(node, "'topology'", diagnostics);
+  if (!fields.isMap())
+    return std::nullopt;
+  if (const Node *ranks = fields.require("ranks_per_node"))
+    topology.ranksPerNode = readInteger(*ranks, "'ranks_per_node'", 1, kMaxWorld, diagnostics).value_or(1);
+  if (const Node *link = fields.find("link"); link && checkMap(*link, "'link'", diagnostics)) {
+    Fields inner(*link, "'link'", diagnostics);
+    readPort(inner, topology.linkRate, topology.linkLatency, diagnostics);
+  }
+  if (const Node *nics = fields.find("nics"); nics && checkMap(*nics, "'nics'", diagnostics)) {
+    Fields inner(*nics, "'nics'", diagnostics);
+    if (const Node *count = inner.require("per_node")) {
+      topology.nicsPerNode = readInteger(*count, "'per_node'", 1, kMaxWorld, diagnostics).value_or(0);
+      if (topology.nicsPerNode > topology.ranksPerNode && topology.ranksPerNode > 0)
+        diagnostics.error(count->at, "'per_node' is " + std::to_string(topology.nicsPerNode) +
+                                         ", expected at most 'ranks_per_node', " +
+                                         std::to_string(topology.ranksPerNode) + ": a rank uses one NIC");
+    }
+    readPort(inner, topology.nicRate, topology.nicLatency, diagnostics);
+  }
+  if (const Node *copy = fields.find("copy"); copy && checkMap(*copy, "'copy'", diagnostics)) {
+    Fields inner(*copy, "'copy'", diagnostics);
+    if (const Node *rate = inner.require("rate"))
+      topology.copyRate = readRate(*rate, "'rate'", topology.copyRate, diagnostics);
+    inner.finish();
+  }
+  fields.finish();
+  if (diagnostics.errors() > errorsBefore)
+    return std::nullopt;
+  return topology;
+}
+
+std::optional<ir::Topology> readTopologyFile(const std::string &path, Diagnostics &diagnostics) {
+  const auto file = readFile(path, {}, diagnostics);
+  const auto root = file ? parseYaml(*file, diagnostics) : nullptr;
+  if (!root || !checkMap(*root, "'topology'", diagnostics))
+    return std::nullopt;
+  return readTopology(*root, diagnostics);
+}
+
+} // namespace reshard

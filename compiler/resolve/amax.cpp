@@ -1,0 +1,219 @@
+#include "compiler/resolve/amax.h"
+
+#include "compiler/resolve/interner.h"
+#include "compiler/resolve/mesh_ranks.h"
+
+#include <algorithm>
+#include <set>
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+constexpr unsigned kMatrix = 3; // the last two dimensions
+
+/// Whether bit i of `over` stands for dimension d of `count`.
+bool isOver(unsigned over, size_t d, size_t count) { return count - 1 - d < 32 && (over >> (count - 1 - d) & 1) != 0; }
+
+} // namespace
+
+const AmaxTensor *AmaxShards::of(const Key &key, const std::vector<SourcePart> &sourceParts) {
+  const auto [at, added] = known_.try_emplace(key);
+  AmaxTensor &amaxTensor = at->second;
+  if (!added)
+    return amaxTensor.pattern < 0 ? nullptr : &amaxTensor;
+  std::vector<std::pair<unsigned, Param>> views; // and what they are like
+  int64_t count = 0;
+  for (const SourcePart &sourcePart : sourceParts)
+    if (!addView(sourcePart, key.second, amaxTensor, count, views))
+      return nullptr;
+  const TensorPattern &tensor = layout_.tensorPatterns[static_cast<size_t>(key.first)];
+  TensorPattern amax = tensor;
+  amax.shape.clear();
+  std::string along;
+  for (size_t d = 0; d < tensor.shape.size(); ++d)
+    if (isOver(key.second, d, tensor.shape.size()))
+      along += (along.empty() ? "" : ", ") + std::to_string(d);
+    else
+      amax.shape.push_back(tensor.shape[d]);
+  amax.name += key.second == kMatrix ? " (amax)" : " (amax over " + along + ")";
+  amax.shape.push_back(count);
+  amax.dtype = DType::fp32;
+  amaxTensor.pattern = static_cast<int>(layout_.tensorPatterns.size());
+  layout_.tensorPatterns.push_back(std::move(amax));
+  for (auto &[like, view] : views) {
+    view.parts[0].pattern = amaxTensor.pattern;
+    append_(like, std::move(view));
+  }
+  return &amaxTensor;
+}
+
+/// The face of the largest magnitudes of a part. A shard is what the places with the same coordinates along the
+/// dimensions that they are over hold of these.
+bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor &amaxTensor, int64_t &count,
+                         std::vector<std::pair<unsigned, Param>> &views) {
+  Endpoint &source = layout_.endpoints[0];
+  const Param &whole = source.params[sourcePart.param];
+  const Part &part = whole.parts[sourcePart.part];
+  const size_t dimensions = part.dimensions.size();
+  Param amax = whole;
+  amax.shape.clear();
+  Part slot;
+  std::map<int, bool> used; // of the param; whether they may be used again
+  for (size_t d = 0; d < dimensions; ++d) {
+    PartDimension dimension = part.dimensions[d];
+    const bool inside = isOver(over, d, dimensions);
+    if (dimension.param >= 0)
+      if (const auto [at, added] = used.try_emplace(dimension.param, inside); !added && !(at->second && inside))
+        return false;
+    if (inside)
+      continue;
+    if (dimension.param >= 0) {
+      amax.shape.push_back(whole.shape[static_cast<size_t>(dimension.param)]);
+      dimension.param = static_cast<int>(amax.shape.size()) - 1;
+    }
+    slot.dimensions.push_back(dimension);
+  }
+  auto use = [&](const std::vector<unsigned> &more, std::vector<unsigned> &axes) {
+    for (unsigned axis : more)
+      if (std::find(axes.begin(), axes.end(), axis) == axes.end())
+        axes.push_back(axis);
+  };
+  Sharding sharding;
+  for (size_t d = 0; d < dimensions; ++d)
+    if (isOver(over, d, dimensions))
+      use(source.shardings[part.dimensions[d].sharding].axes, sharding.axes);
+  std::vector<unsigned> axes = sharding.axes;
+  for (const PartDimension &dimension : part.dimensions)
+    use(source.shardings[dimension.sharding].axes, axes);
+  for (unsigned instances : whole.instances)
+    use(source.shardings[instances].axes, axes);
+  for (const auto &rules : {whole.presence, source.authority})
+    for (const Presence &rule : rules)
+      use({rule.axis}, axes);
+
+  // Of each coordinate of a shard, the boxes along the other dimensions that places have.
+  Interner<IndexMap> positions;
+  std::map<int64_t, std::set<std::vector<unsigned>>> products;
+  for (int64_t meshRank : distinctMeshRanks(source, axes)) {
+    if (instances(source, whole, meshRank) == 0 || !mayRead(source, meshRank))
+      continue;
+    std::vector<unsigned> product;
+    bool any = true;
+    for (size_t d = 0; d < dimensions && any; ++d) {
+      const Sharding &along = source.shardings[part.dimensions[d].sharding];
+      const IndexMap &here = along.at[static_cast<size_t>(coordinate(source, along.axes, meshRank))];
+      any = !here.empty();
+      if (!isOver(over, d, dimensions))
+        product.push_back(positions.intern(identityOn(here)));
+    }
+    if (any)
+      products[coordinate(source, sharding.axes, meshRank)].insert(std::move(product));
+  }
+  std::map<std::set<std::vector<unsigned>>, std::vector<int64_t>> alike; // coordinates
+  for (auto &[at, set] : products)
+    alike[set].push_back(at);
+  int64_t coordinates = 1;
+  for (unsigned axis : sharding.axes)
+    coordinates *= source.axes[axis].size;
+  sharding.at.resize(static_cast<size_t>(coordinates)); // of what no place that may be read has, nothing
+  for (const auto &[set, members] : alike) {
+    std::vector<ProductSet> where;
+    for (const std::vector<unsigned> &numbers : set) {
+      ProductSet &product = where.emplace_back();
+      for (unsigned each : numbers)
+        product.push_back(positions[each]);
+    }
+    amaxTensor.groups.push_back({count, std::ssize(members), makeDisjoint(where)});
+    for (int64_t at : members)
+      sharding.at[static_cast<size_t>(at)] = {{count++, 0, 1, 1, 0, 0}};
+  }
+  slot.dimensions.push_back({static_cast<unsigned>(source.shardings.size()), static_cast<int>(amax.shape.size())});
+  source.shardings.push_back(std::move(sharding));
+  amax.shape.push_back({{}, {1}});
+  amax.dtype = DType::fp32;
+  amax.name += " (amax of '" + layout_.tensorPatterns[static_cast<size_t>(part.pattern)].name + "'" +
+               (over != kMatrix ? " over " + std::to_string(over) : "") +
+               (sourcePart.part > 0 ? ", part " + std::to_string(sourcePart.part) : "") + ")";
+  amax.parts = {slot};
+  amax.view = QuantizedView{
+      ViewKind::amax,  Quantization::nvfp4,       true, false, sourcePart.param, sourcePart.param, sourcePart.param,
+      sourcePart.part, over == kMatrix ? 0 : over};
+  views.emplace_back(sourcePart.param, std::move(amax));
+  return true;
+}
+
+bool AmaxShards::add(unsigned e, const Part &part, const std::vector<SourcePart> &sourceParts, int leading,
+                     int64_t &slots, std::vector<Part> &parts) {
+  Endpoint &target = layout_.endpoints[e];
+  const size_t dimensions = part.dimensions.size();
+  const size_t variables = layout_.tensorPatterns[static_cast<size_t>(part.pattern)].variables.size();
+  unsigned over = 0;
+  for (size_t d = variables; d < dimensions; ++d)
+    over |= part.dimensions[d].param >= leading ? 1u << (dimensions - 1 - d) : 0;
+  const AmaxTensor *amaxTensor = over == 0 ? nullptr : of({part.pattern, over}, sourceParts);
+  if (!amaxTensor)
+    return false;
+  for (const AmaxTensor::Group &group : amaxTensor->groups) {
+    // Of index variables that lie in the matrix, all values that any rank has: one set of numbers behind the other.
+    const size_t before = parts.size();
+    std::vector<unsigned> sharding(dimensions);
+    int64_t numbers = group.count;
+    for (size_t d = 0; d < dimensions; ++d) {
+      sharding[d] = part.dimensions[d].sharding;
+      if (d >= variables || part.dimensions[d].param < leading)
+        continue;
+      IndexMap all;
+      for (const IndexMap &each : target.shardings[sharding[d]].at)
+        if (const IndexMap more = difference(each, all); !more.empty()) {
+          all.insert(all.end(), more.begin(), more.end());
+          all = normalize(std::move(all));
+        }
+      IndexMap spread;
+      int64_t next = 0;
+      for (const auto &[value, same] : expand(all))
+        spread.push_back({value, numbers * next++, 1, 1, 0, 0});
+      numbers *= next;
+      sharding[d] = static_cast<unsigned>(target.shardings.size());
+      target.shardings.push_back({{}, {normalize(std::move(spread))}, 1});
+    }
+    for (const ProductSet &product : group.where) {
+      Part needed;
+      needed.pattern = amaxTensor->pattern;
+      bool any = true;
+      for (size_t d = 0, outer = 0; d < dimensions && any; ++d)
+        if (d < variables || part.dimensions[d].param < leading)
+          needed.dimensions.push_back(
+              {restricted(e, sharding[d], product[outer++], any), std::min(part.dimensions[d].param, leading)});
+      if (!any)
+        continue;
+      needed.dimensions.push_back({static_cast<unsigned>(target.shardings.size()), leading});
+      target.shardings.push_back({{}, {{{group.first, slots, group.count, 1, 0, 0}}}, 1});
+      parts.push_back(std::move(needed));
+    }
+    slots += parts.size() > before ? numbers : 0;
+  }
+  return true;
+}
+
+/// A share without positions that are not among these. `any`: whether it has any.
+unsigned AmaxShards::restricted(unsigned e, unsigned number, const IndexMap &positions, bool &any) {
+  Endpoint &target = layout_.endpoints[e];
+  const Sharding &sharding = target.shardings[number];
+  Sharding less{sharding.axes, {}, sharding.unit};
+  any = false;
+  bool same = true;
+  for (const IndexMap &all : sharding.at) {
+    less.at.push_back(restrict(all, positions));
+    any = any || !less.at.back().empty();
+    same = same && size(less.at.back()) == size(all);
+  }
+  if (same)
+    return number;
+  target.shardings.push_back(std::move(less));
+  return static_cast<unsigned>(target.shardings.size() - 1);
+}
+
+} // namespace reshard

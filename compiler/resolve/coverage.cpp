@@ -1,0 +1,245 @@
+// A place holds a box of a family: the product of its shares' positions along each dimension. Where a part's axes are
+// independent of each other, its boxes over all places are together the product of the unions along each dimension, so
+// one box stands for them; elsewhere (axes of different views, a presence rule on an axis that shares something) there
+// is a box for each combination of coordinates. Boxes are taken from the whole until nothing, or a gap, is left. Exact,
+// and never looks at rows or ranks one by one.
+
+#include "compiler/resolve/coverage.h"
+#include "compiler/resolve/mesh_ranks.h"
+#include "compiler/resolve/product_sets.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+namespace reshard {
+
+using ir::IndexBlock;
+using ir::IndexMap;
+
+namespace {
+
+int64_t blocks(const IndexMap &indexMap) {
+  int64_t total = 0;
+  for (const IndexBlock &s : indexMap)
+    total += s.count;
+  return total;
+}
+
+constexpr int64_t kMostWork = 1 << 20; // blocks looked at for one family
+
+class SourceCoverage {
+public:
+  SourceCoverage(const ir::Layout &layout, const std::vector<Location> &declaredAt, bool gaps, Diagnostics &diagnostics)
+      : layout_(layout), source_(layout.endpoints[0]), declaredAt_(declaredAt), gaps_(gaps), diagnostics_(diagnostics),
+        positions_(source_.shardings.size()), unions_(source_.shardings.size()), tooLong_(source_.shardings.size()) {}
+
+  std::vector<bool> run() {
+    std::vector<bool> held(layout_.tensorPatterns.size());
+    std::vector<std::vector<std::pair<unsigned, unsigned>>> parts(layout_.tensorPatterns.size()); // param, part
+    for (unsigned p = 0; p < source_.params.size(); ++p)
+      for (unsigned q = 0; q < source_.params[p].parts.size(); ++q)
+        if (const int pattern = source_.params[p].parts[q].pattern; pattern >= 0)
+          parts[pattern].emplace_back(p, q);
+    for (unsigned f = 0; f < parts.size(); ++f)
+      held[f] = !parts[f].empty() && check(layout_.tensorPatterns[f], parts[f]);
+    return held;
+  }
+
+private:
+  /// Whether there is any element of the family.
+  bool check(const ir::TensorPattern &pattern, const std::vector<std::pair<unsigned, unsigned>> &parts) {
+    ProductSet whole;
+    for (const IndexMap &values : pattern.exists)
+      whole.push_back(identityOn(values));
+    for (int64_t length : pattern.shape)
+      whole.push_back(ir::identity(length));
+    if (isEmpty(whole))
+      return false;
+
+    std::vector<ProductSet> rest = {whole};
+    bool any = false;
+    int64_t work = 0; // blocks of the boxes looked at
+    tooMuch_ = false;
+    auto take = [&](const ProductSet &product) {
+      if (isEmpty(product))
+        return;
+      any = true;
+      std::vector<ProductSet> left;
+      for (const IndexMap &each : product)
+        work += blocks(each);
+      for (ProductSet &piece : rest) {
+        for (const IndexMap &each : piece)
+          work += blocks(each);
+        if (work <= kMostWork)
+          subtract(std::move(piece), product, left);
+        else
+          left.push_back(std::move(piece));
+      }
+      rest = std::move(left);
+    };
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const auto [p, q] = parts[i];
+      const ir::Param &param = source_.params[p];
+      const ir::Part &part = param.parts[q];
+      if (productOverMeshRanks(param, part)) {
+        ProductSet product;
+        for (size_t d = 0; d < part.dimensions.size(); ++d)
+          product.push_back(unionOf(part.dimensions[d].sharding, whole[d]));
+        take(product);
+      } else {
+        // All such parts of a param together, place by place: of a flat buffer little is left then in between.
+        std::vector<const ir::Part *> together;
+        std::vector<unsigned> all;
+        for (; i < parts.size() && parts[i].first == p && !productOverMeshRanks(param, param.parts[parts[i].second]);
+             ++i) {
+          together.push_back(&param.parts[parts[i].second]);
+          add(axes(param, *together.back()), all);
+        }
+        --i;
+        for (int64_t meshRank : distinctMeshRanks(source_, std::move(all))) {
+          if (!present(source_, param, meshRank) || !mayRead(source_, meshRank) || rest.empty() || work > kMostWork)
+            continue;
+          for (const ir::Part *each : together) {
+            ProductSet product;
+            for (const ir::PartDimension &dimension : each->dimensions) {
+              const ir::Sharding &sharding = source_.shardings[dimension.sharding];
+              product.push_back(positions(dimension.sharding, coordinate(source_, sharding.axes, meshRank)));
+            }
+            take(product);
+          }
+        }
+      }
+      if (rest.empty())
+        return true;
+    }
+    tooMuch_ = tooMuch_ || work > kMostWork;
+    if (any || tooMuch_)
+      report(pattern, whole, rest[0], parts);
+    return any || tooMuch_;
+  }
+
+  static void add(const std::vector<unsigned> &more, std::vector<unsigned> &axes) {
+    axes.insert(axes.end(), more.begin(), more.end());
+  }
+
+  std::vector<unsigned> axes(const ir::Param &param, const ir::Part &part) const {
+    std::vector<unsigned> result;
+    for (const ir::PartDimension &dimension : part.dimensions)
+      add(source_.shardings[dimension.sharding].axes, result);
+    for (const auto *rules : {&param.presence, &source_.authority})
+      for (const ir::Presence &rule : *rules)
+        result.push_back(rule.axis);
+    return result;
+  }
+
+  /// Whether the part's boxes over all places are a product: no axis serves twice and all are independent.
+  bool productOverMeshRanks(const ir::Param &param, const ir::Part &part) const {
+    std::vector<unsigned> all = axes(param, part);
+    std::sort(all.begin(), all.end());
+    return std::adjacent_find(all.begin(), all.end()) == all.end() && independent(source_, all);
+  }
+
+  /// A share's positions at a coordinate.
+  const IndexMap &positions(unsigned sharding, int64_t coordinate) {
+    auto &known = positions_[sharding];
+    if (known.empty())
+      for (const IndexMap &indexMap : source_.shardings[sharding].at)
+        known.push_back(identityOn(indexMap));
+    return known[coordinate];
+  }
+
+  /// A share's positions over all coordinates; they lie in `domain`.
+  const IndexMap &unionOf(unsigned sharding, const IndexMap &domain) {
+    tooMuch_ = tooMuch_ || tooLong_[sharding];
+    if (unions_[sharding])
+      return *unions_[sharding];
+    std::vector<const IndexMap *> sets; // neighbours differ; their `from` sides count
+    int64_t many = 0, total = 0;
+    for (const IndexMap &set : source_.shardings[sharding].at) {
+      if (!sets.empty() && *sets.back() == set)
+        continue;
+      sets.push_back(&set);
+      total += size(set);
+      many += blocks(set);
+    }
+    // Long periodic lists: parts that are disjoint and as large as the whole are the whole.
+    constexpr int64_t kManyBlocks = 1 << 16;
+    if (many > kManyBlocks && total == size(domain) && std::ssize(sets) * std::ssize(sets) <= kMostWork) {
+      bool disjoint = true;
+      for (size_t i = 0; i < sets.size() && disjoint; ++i)
+        for (size_t j = 0; j < i && disjoint; ++j)
+          disjoint = disjointFrom(*sets[i], *sets[j]);
+      if (disjoint)
+        return unions_[sharding].emplace(domain);
+    }
+    if (many > 4 * kMostWork) {
+      tooMuch_ = tooLong_[sharding] = true;
+      return unions_[sharding].emplace();
+    }
+    std::vector<std::pair<int64_t, int64_t>> intervals;
+    for (const IndexMap *set : sets)
+      for (const IndexBlock &s : *set)
+        for (int64_t i = 0; i < s.count; ++i)
+          intervals.emplace_back(s.from + i * s.fromStep, s.from + i * s.fromStep + s.length);
+    std::sort(intervals.begin(), intervals.end());
+    IndexMap merged;
+    for (const auto &[begin, end] : intervals) {
+      if (merged.empty() || merged.back().from + merged.back().length < begin)
+        merged.push_back({begin, begin, end - begin, 1, 0, 0});
+      else if (IndexBlock &last = merged.back(); last.from + last.length < end)
+        last.length = end - last.from;
+    }
+    return unions_[sharding].emplace(ir::normalize(std::move(merged)));
+  }
+
+  void report(const ir::TensorPattern &pattern, const ProductSet &whole, const ProductSet &gap,
+              const std::vector<std::pair<unsigned, unsigned>> &parts) {
+    std::string where;
+    for (size_t d = 0; d < gap.size(); ++d) {
+      if (sameFrom(gap[d], whole[d]))
+        continue;
+      const bool variable = d < pattern.variables.size();
+      where += (where.empty() ? " " : ", ") + (variable ? layout_.variables[pattern.variables[d]].name : "row") + " " +
+               std::to_string(gap[d][0].from) +
+               (variable ? "" : " of dimension " + std::to_string(d - pattern.variables.size()));
+    }
+    std::vector<unsigned> params;
+    for (const auto &[p, q] : parts)
+      if (params.empty() || params.back() != p)
+        params.push_back(p);
+    std::string holders = "param '" + source_.params[params[0]].name + "'";
+    if (params.size() > 1)
+      holders += " and " + std::to_string(params.size() - 1) + " more";
+    const std::string nowhere = std::string(source_.storage ? "in no file" : "on no rank") +
+                                (source_.authority.empty() ? "" : " that 'authority' lets serve");
+    const std::string message =
+        tooMuch_ ? "cannot tell whether the source holds all of tensor '" + pattern.name + "': " + holders +
+                       (params.size() > 1 ? " cut" : " cuts") + " it into too many pieces"
+                 : "the source leaves a part of tensor '" + pattern.name + "' " + nowhere + ": " + holders +
+                       (params.size() > 1 ? " leave out" : " leaves out") + where;
+    if (gaps_ && !tooMuch_)
+      diagnostics_.warning(declaredAt_[params[0]], message);
+    else
+      diagnostics_.error(declaredAt_[params[0]], message);
+  }
+
+  const ir::Layout &layout_;
+  const ir::Endpoint &source_;
+  const std::vector<Location> &declaredAt_;
+  bool gaps_;
+  Diagnostics &diagnostics_;
+  std::vector<std::vector<IndexMap>> positions_; // by share and coordinate
+  std::vector<std::optional<IndexMap>> unions_;  // by share
+  std::vector<bool> tooLong_;                    // shares whose union was not looked at
+  bool tooMuch_ = false;                         // the family at hand is cut into more pieces than are looked at
+};
+
+} // namespace
+
+std::vector<bool> checkSourceCoverage(const ir::Layout &layout, const std::vector<Location> &declaredAt, bool gaps,
+                                      Diagnostics &diagnostics) {
+  return SourceCoverage(layout, declaredAt, gaps, diagnostics).run();
+}
+
+} // namespace reshard

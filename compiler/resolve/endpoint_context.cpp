@@ -1,0 +1,313 @@
+#include "compiler/resolve/endpoint_context.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using ir::IndexMap;
+
+namespace {
+
+bool contains(const std::vector<std::string> &list, const std::string &name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+/// `change` of each relation; ranks that hold the same, often neighbours, are solved once.
+template <class Change> std::vector<IndexMap> each(const std::vector<IndexMap> &relations, Change change) {
+  std::vector<IndexMap> result;
+  for (size_t r = 0; r < relations.size(); ++r)
+    result.push_back(r > 0 && relations[r] == relations[r - 1] ? result.back() : change(relations[r]));
+  return result;
+}
+
+size_t hashOf(const ir::Sharding &sharding) {
+  size_t hash = combineHash(ValueHash()(sharding.axes), sharding.unit);
+  for (const IndexMap &indexMap : sharding.at)
+    hash = combineHash(hash, static_cast<int64_t>(ValueHash()(indexMap)));
+  return hash;
+}
+
+} // namespace
+
+EndpointContext::EndpointContext(const Job &job, const EndpointDeclaration &declaration, const Allowed &allowed,
+                                 ir::Endpoint &endpoint, Diagnostics &diagnostics)
+    : declaration_(declaration), allowed_(allowed), endpoint_(endpoint), diagnostics_(diagnostics),
+      placements_(job.model.variables.size()), instanceShardings_(job.model.variables.size()) {
+  readAxes(job);
+  const LayoutDeclaration *layout = declaration.layoutDeclaration;
+  std::vector<std::string> variables;
+  for (const ir::IndexVariable &variable : job.model.variables)
+    variables.push_back(variable.name);
+  for (const auto *rules : {layout ? &layout->placement : &job.model.placement, &declaration.placement})
+    for (const auto &[name, rule] : *rules)
+      if (!contains(variables, name))
+        diagnostics.error(rule.at, "unknown index variable '" + name + "'" + suggestion(name, variables));
+  for (unsigned v = 0; v < job.model.variables.size(); ++v)
+    placeVariable(job, v);
+  readModelChunks(job);
+  coordinates(declaration.authority, endpoint.authority);
+}
+
+void EndpointContext::readAxes(const Job &job) {
+  endpoint_.axes = declaration_.axes;
+  endpoint_.ranks = declaration_.ranks;
+  const LayoutDeclaration *layout = declaration_.layoutDeclaration;
+  listed_ = layout && layout->axes;
+  if (listed_) {
+    for (const auto &[name, at] : *layout->axes)
+      known_.push_back(name);
+  } else {
+    for (const EndpointDeclaration &endpoint : job.endpoints)
+      for (const ir::Axis &axis : endpoint.axes)
+        if (!contains(known_, axis.name))
+          known_.push_back(axis.name);
+  }
+  addNames(job);
+}
+
+/// Names of axes and switches; one that is taken already is an error.
+void EndpointContext::addNames(const Job &job) {
+  names_ = job.model.let;
+  const LayoutDeclaration *layout = declaration_.layoutDeclaration;
+  for (const std::string &name : known_) {
+    const auto axis = std::find_if(endpoint_.axes.begin(), endpoint_.axes.end(),
+                                   [&](const ir::Axis &own) { return own.name == name; });
+    if (names_.count(name) && (listed_ || axis != endpoint_.axes.end()))
+      diagnostics_.error(listed_ ? layout->at : declaration_.meshAt,
+                         "'" + name + "' is a name of 'let' and an axis, expected different names");
+    names_[name] = axis == endpoint_.axes.end() ? 1 : axis->size;
+  }
+  for (const auto &[name, value] : declaration_.switches) {
+    if (names_.count(name))
+      diagnostics_.error(layout ? layout->at : declaration_.at,
+                         "switch '" + name + "' has the name of an axis or of a 'let' value, expected another name");
+    names_[name] = value;
+  }
+}
+
+bool EndpointContext::applies(const ShardRule &rule) const {
+  return !rule.when || evaluate(*rule.when, names_, diagnostics_).value_or(0) != 0;
+}
+
+std::optional<int> EndpointContext::axis(const std::string &name, Location at) const {
+  if (!contains(known_, name) && allowed_.axis)
+    return -1; // check_names.cpp warned
+  if (!contains(known_, name)) {
+    diagnostics_.error(at, listed_ ? "axis '" + name + "' is not one of the axes of layout '" +
+                                         declaration_.layoutDeclaration->name + "'" + suggestion(name, known_)
+                                   : "unknown axis '" + name + "'" + suggestion(name, known_));
+    return std::nullopt;
+  }
+  for (size_t i = 0; i < endpoint_.axes.size(); ++i)
+    if (endpoint_.axes[i].name == name)
+      return static_cast<int>(i);
+  return -1;
+}
+
+std::optional<ResolvedRule> EndpointContext::rule(const ShardRule &rule, const std::string &noun) const {
+  bool ok = true;
+  ResolvedRule result;
+  result.at = rule.schemeAt.line ? rule.schemeAt : rule.at;
+  for (const auto &[name, at] : rule.axes) {
+    result.over += (result.over.empty() ? "" : ", ") + name;
+    const auto number = axis(name, at);
+    ok = ok && number;
+    if (contains(result.names, name)) {
+      diagnostics_.error(at, "axis '" + name + "' twice in one rule");
+      ok = false;
+    }
+    result.names.push_back(name);
+    if (!number || *number < 0 || endpoint_.axes[*number].size == 1)
+      continue;
+    result.axes.push_back(static_cast<unsigned>(*number));
+    if (__builtin_mul_overflow(result.ranks, endpoint_.axes[*number].size, &result.ranks) || result.ranks > kMaxWorld) {
+      diagnostics_.error(at, "the axes of one rule multiply to more than " + std::to_string(kMaxWorld) + " ranks");
+      return std::nullopt;
+    }
+  }
+  if (rule.axes.size() > 1)
+    result.over = "[" + result.over + "]";
+
+  auto number = [&](const Expression &expression) {
+    const auto value = evaluate(expression, names_, diagnostics_);
+    ok = ok && value;
+    return value.value_or(0);
+  };
+  result.scheme.name = rule.scheme;
+  result.scheme.noun = noun;
+  result.scheme.replicate = rule.replicate;
+  for (const Expression &expression : rule.numbers)
+    result.scheme.numbers.push_back(number(expression));
+  for (const auto &list : rule.lists) {
+    auto &values = result.scheme.lists.emplace_back();
+    for (const Expression &expression : list)
+      values.push_back(number(expression));
+  }
+  if (rule.unit) {
+    result.scheme.unit = number(*rule.unit);
+    if (ok && result.scheme.unit < 1) {
+      diagnostics_.error(rule.unit->at, "'unit' is " + std::to_string(result.scheme.unit) + ", expected at least 1");
+      ok = false;
+    }
+  }
+  ok = readPipeline(rule, result.pipeline) && ok;
+  return ok ? std::optional(std::move(result)) : std::nullopt;
+}
+
+bool EndpointContext::readPipeline(const ShardRule &rule, Pipeline &pipeline) const {
+  bool ok = true;
+  auto read = [&](const std::optional<Expression> &expression, std::optional<int64_t> &into) {
+    if (!expression)
+      return;
+    into = evaluate(*expression, names_, diagnostics_);
+    ok = ok && into;
+  };
+  std::optional<int64_t> interleave;
+  read(rule.interleave, interleave);
+  read(rule.first, pipeline.first);
+  read(rule.last, pipeline.last);
+  read(rule.embedding, pipeline.embedding);
+  read(rule.loss, pipeline.loss);
+  pipeline.interleave = interleave.value_or(1);
+  pipeline.stages = rule.stages;
+  pipeline.key = rule.stagesKey;
+  if (ok && (pipeline.interleave < 1 || pipeline.interleave > kMaxIndexValues)) {
+    diagnostics_.error(rule.interleave->at, "'interleave' is " + std::to_string(pipeline.interleave) +
+                                                ", expected 1 to " + std::to_string(kMaxIndexValues));
+    ok = false;
+  }
+  return ok;
+}
+
+std::optional<std::vector<int64_t>> EndpointContext::coordinates(const std::string &axis, const AxisCoordinates &rule,
+                                                                 int64_t size) const {
+  bool ok = true;
+  std::vector<int64_t> list;
+  Environment names = names_;
+  names["first"] = 0;
+  names["last"] = size - 1;
+  for (const Expression &expression : rule.coordinates) {
+    const auto value = evaluate(expression, names, diagnostics_);
+    ok = ok && value;
+    if (value && (*value < 0 || *value >= size)) {
+      diagnostics_.error(expression.at, "coordinate " + std::to_string(*value) + " of axis '" + axis + "', expected " +
+                                            (size == 1 ? "0: its size is 1" : "0 to " + std::to_string(size - 1)));
+      ok = false;
+    }
+    list.push_back(value.value_or(0));
+  }
+  std::sort(list.begin(), list.end());
+  list.erase(std::unique(list.begin(), list.end()), list.end());
+  return ok ? std::optional(std::move(list)) : std::nullopt;
+}
+
+bool EndpointContext::coordinates(const AxisRules &rules, std::vector<ir::Presence> &presence) const {
+  bool ok = true;
+  for (const auto &[name, rule] : rules) {
+    const auto number = axis(name, rule.at);
+    const int64_t size = number.value_or(-1) < 0 ? 1 : endpoint_.axes[*number].size;
+    auto list = number ? coordinates(name, rule, size) : std::nullopt;
+    ok = ok && list;
+    if (list && static_cast<int64_t>(list->size()) < size)
+      presence.push_back({static_cast<unsigned>(*number), std::move(*list)});
+  }
+  return ok;
+}
+
+void EndpointContext::readModelChunks(const Job &job) {
+  const LayoutDeclaration *layout = declaration_.layoutDeclaration;
+  if (!layout || !layout->chunks)
+    return;
+  unsigned variable = 0;
+  while (job.model.variables[variable].name != layout->chunks->variable)
+    ++variable;
+  const VariablePlacement &placement = placements_[variable];
+  if (placement.chunks == 1)
+    return;
+  if (placement.rule.names.size() != 1) {
+    diagnostics_.error(placement.rule.at, "index variable '" + layout->chunks->variable + "' in several chunks over " +
+                                              placement.rule.over + ", expected one axis: 'chunks' of layout '" +
+                                              layout->name + "' makes them modules");
+    return;
+  }
+  modelChunks_ = ModelChunks{*layout->chunks, placement.rule.names[0], placement.rule.ranks, placement.chunks};
+}
+
+unsigned EndpointContext::intern(ir::Sharding sharding) {
+  if (std::all_of(sharding.at.begin(), sharding.at.end(),
+                  [&](const IndexMap &other) { return other == sharding.at[0]; })) {
+    sharding.axes.clear();
+    sharding.at.resize(1);
+  }
+  const size_t hash = hashOf(sharding);
+  for (auto [known, end] = shardings_.equal_range(hash); known != end; ++known)
+    if (endpoint_.shardings[known->second] == sharding)
+      return known->second;
+  const unsigned number = static_cast<unsigned>(endpoint_.shardings.size());
+  shardings_.emplace(hash, number);
+  endpoint_.shardings.push_back(std::move(sharding));
+  return number;
+}
+
+void EndpointContext::placeVariable(const Job &job, unsigned variable) {
+  const ir::IndexVariable &known = job.model.variables[variable];
+  const LayoutDeclaration *layout = declaration_.layoutDeclaration;
+  const auto &rules = layout ? layout->placement : job.model.placement;
+  const ShardRule *written = nullptr;
+  if (const auto at = rules.find(known.name); at != rules.end())
+    written = &at->second;
+  // The endpoint's own rule wins; it knows every axis of its mesh, whatever the layout lists.
+  const std::vector<std::string> listed = known_;
+  const Environment names = names_;
+  if (const auto at = declaration_.placement.find(known.name); at != declaration_.placement.end()) {
+    written = &at->second;
+    for (const ir::Axis &axis : endpoint_.axes)
+      if (!contains(known_, axis.name)) {
+        known_.push_back(axis.name);
+        names_.emplace(axis.name, axis.size);
+      }
+  }
+
+  VariablePlacement &placement = placements_[variable];
+  placement.shards.at = {ir::identity(known.size)};
+  placement.shards.lengths = {known.size};
+  placement.local = placement.shards.at;
+  if (written && applies(*written)) {
+    if (auto rule = this->rule(*written, "value")) {
+      std::string error;
+      const int64_t chunks = rule->pipeline.stages ? 1 : rule->pipeline.interleave;
+      if (chunks > kMaxWorld / rule->ranks) {
+        diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": more than " +
+                                         std::to_string(kMaxWorld) + " stages");
+      } else if (auto shards = applyPipeline(rule->scheme, rule->pipeline, known.size, rule->ranks, error)) {
+        placement.hasRule = true;
+        placement.shards = std::move(shards->shards);
+        placement.local = std::move(shards->local);
+        placement.chunks = shards->chunks;
+        placement.rule = std::move(*rule);
+      } else {
+        diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": " + error);
+      }
+      if (!placement.shards.repeats.empty() && source())
+        diagnostics_.error(placement.rule.at, "index variable '" + known.name +
+                                                  "': 'map' gives a rank a value twice, which only a target " +
+                                                  "may have");
+    }
+  }
+  known_ = listed;
+  names_ = names;
+  endpoint_.placement.push_back(intern({placement.rule.axes, placement.local}));
+}
+
+unsigned EndpointContext::instanceSharding(unsigned variable, const IndexMap &exists) {
+  const auto [at, added] = instanceShardings_[variable].try_emplace(exists);
+  if (added) {
+    const VariablePlacement &placement = placements_[variable];
+    at->second =
+        intern({placement.rule.axes,
+                each(placement.shards.at, [&](const IndexMap &slots) { return dense(restrict(slots, exists)); })});
+  }
+  return at->second;
+}
+
+} // namespace reshard

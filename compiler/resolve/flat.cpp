@@ -1,0 +1,200 @@
+// A flat buffer: several tensors laid out one after the other (ZeRO, FSDP1). A rank's range of it meets each entry in
+// at most 2d-1 boxes (d the entry's dimensions): whole outer positions, and partial ones at either end, each of which
+// is again whole inner positions and partial ones. A box is a product, so it is a part like any other; only that its
+// dimensions share the one of the param, on which their positions add up.
+
+#include "compiler/resolve/params.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using ir::IndexBlock;
+using ir::IndexMap;
+
+namespace {
+
+using Interval = FlatInterval;
+using Box = FlatBox;
+
+/// The boxes of a row-major array of `shape`, whose elements stand from `start` on, within [range.begin, range.end).
+class Boxes {
+public:
+  Boxes(const std::vector<int64_t> &shape, Interval range) : shape_(shape), strides_(shape.size(), 1), range_(range) {
+    for (size_t d = shape.size(); d-- > 1;)
+      strides_[d - 1] = strides_[d] * shape[d];
+  }
+
+  std::vector<Box> from(int64_t start) {
+    if (std::find(shape_.begin(), shape_.end(), 0) == shape_.end())
+      descend(0, start);
+    return std::move(result_);
+  }
+
+private:
+  /// Positions along dimension d whose inner elements are wholly in the range make one box; what is in it in part, at
+  /// most one position at either end, goes a dimension deeper.
+  void descend(size_t d, int64_t offset) {
+    const int64_t n = shape_[d], stride = strides_[d];
+    auto clamp = [&](int64_t position) { return std::clamp<int64_t>(position, 0, n); };
+    const int64_t before = range_.begin - offset, behind = range_.end - offset;
+    const int64_t touched = clamp(before < 0 ? 0 : before / stride),
+                  end = clamp(behind <= 0 ? 0 : (behind + stride - 1) / stride);
+    const int64_t whole = clamp(before < 0 ? 0 : (before + stride - 1) / stride),
+                  wholeEnd = clamp(behind <= 0 ? 0 : behind / stride);
+    for (int64_t position = touched; position < std::min(whole, end); ++position)
+      inner(d, offset, position);
+    if (whole < wholeEnd) {
+      Box box{fixed_, offset + whole * stride - range_.begin};
+      box.at.push_back({whole, wholeEnd});
+      for (size_t i = d + 1; i < shape_.size(); ++i)
+        box.at.push_back({0, shape_[i]});
+      result_.push_back(std::move(box));
+    }
+    for (int64_t position = std::max({wholeEnd, whole, touched}); position < end; ++position)
+      inner(d, offset, position);
+  }
+
+  void inner(size_t d, int64_t offset, int64_t position) {
+    fixed_.push_back({position, position + 1});
+    descend(d + 1, offset + position * strides_[d]);
+    fixed_.pop_back();
+  }
+
+  const std::vector<int64_t> &shape_;
+  std::vector<int64_t> strides_;
+  Interval range_;
+  std::vector<Interval> fixed_;
+  std::vector<Box> result_;
+};
+
+/// Every position p of the `to` side becomes base + p * stride.
+IndexMap spread(const IndexMap &relation, int64_t stride, int64_t base) {
+  IndexMap result;
+  for (const IndexBlock &s : relation) {
+    if (stride == 1) {
+      result.push_back({s.from, s.to + base, s.length, s.count, s.fromStep, s.toStep});
+    } else if (s.count > 1 && s.length <= s.count) {
+      for (int64_t k = 0; k < s.length; ++k)
+        result.push_back({s.from + k, base + (s.to + k) * stride, 1, s.count, s.fromStep, s.toStep * stride});
+    } else {
+      for (int64_t i = 0; i < s.count; ++i)
+        result.push_back({s.from + i * s.fromStep, base + (s.to + i * s.toStep) * stride, 1, s.length,
+                          s.length > 1 ? 1 : 0, s.length > 1 ? stride : 0});
+    }
+  }
+  return ir::normalize(std::move(result));
+}
+
+} // namespace
+
+/// Parts for each tensor of each entry, then zeros for what no entry covers.
+bool Params::addFlatParts(Building &building) const {
+  const Dimension &buffer = building.dimensions[0];
+  constexpr size_t kMaxFlatEntries = 1 << 22; // entries times ranks
+  if (building.pack.of.size() * buffer.shards.at.size() > kMaxFlatEntries) {
+    diagnostics_.error(building.declaration.at, building.title() + " has " + std::to_string(building.pack.of.size()) +
+                                                    " entries over " + std::to_string(buffer.shards.at.size()) +
+                                                    " ranks, expected a product of at most " +
+                                                    std::to_string(kMaxFlatEntries));
+    return false;
+  }
+  std::vector<Interval> ranges; // by coordinate
+  for (const IndexMap &sharding : buffer.shards.at) {
+    if (sharding.size() > 1 || (sharding.size() == 1 && sharding[0].count > 1)) {
+      diagnostics_.error(building.declaration.at, building.title() +
+                                                      " is flat, expected a rule that gives each rank one " +
+                                                      "range: even, chunk, balanced, vllm, sglang or sizes");
+      return false;
+    }
+    ranges.push_back(sharding.empty() ? Interval{} : Interval{sharding[0].from, sharding[0].from + sharding[0].length});
+  }
+  building.param.shape.push_back(extentOf(buffer));
+  size_t leaf = 0;
+  for (size_t e = 0; e < building.pack.of.size(); ++e) {
+    const PackTree &entry = building.pack.of[e];
+    std::vector<std::vector<Box>> boxes; // by coordinate
+    for (const Interval &range : ranges)
+      boxes.push_back(Boxes(entry.shape, range).from(building.pack.starts[e]));
+    std::vector<std::vector<IndexMap>> indexMaps; // by finished dimension and tensor: its position -> the entry's
+    for (size_t f = 0; f < entry.shape.size(); ++f)
+      indexMaps.push_back(joinedIndexMaps(entry, static_cast<int64_t>(f)));
+    for (size_t i = 0, count = leaves(entry).size(); i < count; ++i, ++leaf) {
+      std::vector<IndexMap> ofTensor;
+      for (const auto &list : indexMaps)
+        ofTensor.push_back(list[i]);
+      addBoxes(building, *building.leaves[leaf], entry.shape, ofTensor, boxes);
+    }
+  }
+  addGaps(building, ranges);
+  return true;
+}
+
+/// One tensor's part of an entry: part b has, at each coordinate, what of the tensor stands in the b-th box there.
+void Params::addBoxes(Building &building, const PackTree &tensor, const std::vector<int64_t> &shape,
+                      const std::vector<IndexMap> &indexMaps, const std::vector<std::vector<FlatBox>> &boxes) const {
+  const unsigned patternNumber = tensors_.all()[tensor.tensor].pattern;
+  const ir::TensorPattern &pattern = tensors_.tensorPatterns()[patternNumber];
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;)
+    strides[d - 1] = strides[d] * shape[d];
+  size_t most = 0;
+  for (const auto &list : boxes)
+    most = std::max(most, list.size());
+  for (size_t b = 0; b < most; ++b) {
+    ir::Part part;
+    part.pattern = static_cast<int>(patternNumber);
+    for (unsigned variable : pattern.variables)
+      part.dimensions.push_back({context_.instanceSharding(variable, building.exists[variable]), -1});
+    bool any = false;
+    for (size_t t = 0; t < pattern.shape.size(); ++t) {
+      const size_t f =
+          std::find(tensor.permute.begin(), tensor.permute.end(), static_cast<int64_t>(t)) - tensor.permute.begin();
+      ir::Sharding sharding{building.dimensions[0].axes, {}};
+      for (const auto &list : boxes) {
+        IndexMap &positions = sharding.at.emplace_back();
+        if (b >= list.size())
+          continue;
+        const auto &[begin, end] = list[b].at[f];
+        positions =
+            spread(compose(indexMaps[f], {{begin, 0, end - begin, 1, 0, 0}}), strides[f], f == 0 ? list[b].local : 0);
+        any = any || !positions.empty();
+      }
+      part.dimensions.push_back({context_.intern(std::move(sharding)), 0});
+    }
+    if (any)
+      building.param.parts.push_back(std::move(part));
+  }
+}
+
+/// Zeros between the entries and behind the last, as far as they stand in each rank's range.
+void Params::addGaps(Building &building, const std::vector<FlatInterval> &ranges) const {
+  std::vector<FlatInterval> gaps;
+  int64_t next = 0;
+  for (size_t e = 0; e < building.pack.of.size(); ++e) {
+    int64_t size = 1;
+    for (int64_t length : building.pack.of[e].shape)
+      size *= length;
+    if (next < building.pack.starts[e])
+      gaps.push_back({next, building.pack.starts[e]});
+    next = building.pack.starts[e] + size;
+  }
+  if (next < building.dimensions[0].padded)
+    gaps.push_back({next, building.dimensions[0].padded});
+  ir::Part part;
+  for (unsigned sharding : building.param.instances)
+    part.dimensions.push_back({sharding, -1});
+  ir::Sharding zeros{building.dimensions[0].axes, {}};
+  for (const FlatInterval &range : ranges) {
+    IndexMap &local = zeros.at.emplace_back();
+    for (const FlatInterval &gap : gaps)
+      if (const int64_t from = std::max(gap.begin, range.begin), to = std::min(gap.end, range.end); from < to)
+        local.push_back({from - range.begin, from - range.begin, to - from, 1, 0, 0});
+  }
+  if (gaps.empty())
+    return;
+  part.dimensions.push_back({context_.intern(std::move(zeros)), 0});
+  building.param.parts.push_back(std::move(part));
+}
+
+} // namespace reshard

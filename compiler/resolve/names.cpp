@@ -1,0 +1,317 @@
+// A name is text with numbers in it. Cut into text and *runs* of digits, literal or of placeholders, two names are
+// equal exactly if their texts are and each run is. As a pattern has each variable once, its runs vary independently:
+// two patterns meet on a place if their texts are equal and each pair of runs has a number in common there. Patterns
+// with the same texts are few. Only `{x.chunk}` beside `{x.local}` is one variable in two runs: then the names are
+// listed.
+
+#include "compiler/resolve/names.h"
+#include "compiler/resolve/mesh_ranks.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+namespace reshard {
+
+using ir::IndexMap;
+
+namespace {
+
+/// A piece of a run: literal digits, or a placeholder.
+struct NameToken {
+  std::string digits;
+  int variable = -1; // into Param::variables
+  enum class Kind { value, local, chunk } kind = Kind::value;
+};
+using TokenRun = std::vector<NameToken>;
+
+constexpr char kRun = '\1'; // YAML text has no such character unescaped
+
+struct NamePattern {
+  std::string skeleton; // the name with kRun for each run
+  std::vector<TokenRun> runs;
+  bool literal = true; // no placeholder
+  bool chunks = false; // a variable stands in it twice
+};
+
+NamePattern readNamePattern(const ir::Layout &layout, const ir::Param &param) {
+  NamePattern pattern;
+  bool inRun = false;
+  auto run = [&]() -> TokenRun & {
+    if (!inRun) {
+      pattern.skeleton += kRun;
+      pattern.runs.emplace_back();
+    }
+    inRun = true;
+    return pattern.runs.back();
+  };
+  for (size_t i = 0; i < param.name.size(); ++i) {
+    const char c = param.name[i];
+    if (c >= '0' && c <= '9') {
+      TokenRun &tokens = run();
+      if (tokens.empty() || tokens.back().variable >= 0)
+        tokens.emplace_back();
+      tokens.back().digits += c;
+    } else if (c == '{') {
+      const size_t end = std::min(param.name.find('}', i), param.name.size());
+      const std::string inside = param.name.substr(i + 1, end - i - 1);
+      for (size_t v = 0; v < param.variables.size(); ++v) {
+        const std::string &variable = layout.variables[param.variables[v]].name;
+        using Kind = NameToken::Kind;
+        for (const auto &[suffix, kind] :
+             {std::pair("", Kind::value), std::pair(".local", Kind::local), std::pair(".chunk", Kind::chunk)})
+          if (inside == variable + suffix)
+            run().push_back({{}, static_cast<int>(v), kind});
+        pattern.chunks = pattern.chunks || inside == variable + ".chunk";
+      }
+      pattern.literal = false;
+      i = end;
+    } else {
+      inRun = false;
+      pattern.skeleton += c;
+    }
+  }
+  return pattern;
+}
+
+class DuplicateNameCheck {
+public:
+  DuplicateNameCheck(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
+                     const std::vector<std::string> &titles, const char *noun, Diagnostics &diagnostics)
+      : layout_(layout), endpoint_(endpoint), declaredAt_(declaredAt), titles_(titles), noun_(noun),
+        diagnostics_(diagnostics) {}
+
+  void run() {
+    // By skeleton, literal ones and others; literal ones differ where their texts do, and need not be compared.
+    std::unordered_map<std::string, std::vector<unsigned>> literals, others, byName;
+    for (unsigned p = 0; p < endpoint_.params.size(); ++p)
+      patterns_.push_back(readNamePattern(layout_, endpoint_.params[p]));
+    for (unsigned p = 0; p < patterns_.size(); ++p) {
+      auto &namesakes = byName[endpoint_.params[p].name];
+      for (unsigned q : others[patterns_[p].skeleton])
+        compare(q, p);
+      for (unsigned q : patterns_[p].literal ? namesakes : literals[patterns_[p].skeleton])
+        compare(q, p);
+      if (!patterns_[p].literal)
+        compareWithItself(p);
+      (patterns_[p].literal ? literals : others)[patterns_[p].skeleton].push_back(p);
+      namesakes.push_back(p);
+    }
+  }
+
+private:
+  /// The numbers that a placeholder prints on a place.
+  std::vector<int64_t> numbers(const ir::Param &param, const NameToken &token, int64_t meshRank) const {
+    const ir::Sharding &values = endpoint_.shardings[param.instances[token.variable]];
+    const IndexMap &here = values.at[coordinate(endpoint_, values.axes, meshRank)];
+    const ir::Sharding &positions = endpoint_.shardings[endpoint_.placement[param.variables[token.variable]]];
+    const IndexMap &local = positions.at[coordinate(endpoint_, positions.axes, meshRank)];
+    std::vector<int64_t> result;
+    if (token.kind == NameToken::Kind::value)
+      for (const auto &[value, instance] : expand(here))
+        result.push_back(value);
+    else
+      for (const auto &[value, position] : expand(restrict(local, here)))
+        result.push_back(token.kind == NameToken::Kind::local ? position % ir::kChunkStride
+                                                              : position / ir::kChunkStride);
+    return result;
+  }
+
+  /// All names of a param on a place, sorted. Nothing where there are too many to look at.
+  std::optional<std::vector<std::string>> names(unsigned p, int64_t meshRank) const {
+    constexpr int64_t kMost = 1 << 20;
+    const int64_t count = instances(endpoint_, endpoint_.params[p], meshRank);
+    if (count > kMost)
+      return std::nullopt;
+    std::vector<std::string> result;
+    for (int64_t i = 0; i < count; ++i)
+      result.push_back(instanceName(layout_, endpoint_, endpoint_.params[p], meshRank, i));
+    std::sort(result.begin(), result.end());
+    return result;
+  }
+
+  /// All texts of a run on a place, sorted, with repeats. Nothing where there are too many to look at.
+  std::optional<std::vector<std::string>> texts(unsigned p, const TokenRun &run, int64_t meshRank) const {
+    constexpr size_t kMost = 1 << 22;
+    std::vector<std::string> result = {""};
+    for (const NameToken &token : run) {
+      std::vector<std::string> longer;
+      if (token.variable < 0) {
+        for (std::string &text : result)
+          longer.push_back(std::move(text) + token.digits);
+      } else {
+        const auto values = numbers(endpoint_.params[p], token, meshRank);
+        if (values.size() * result.size() > kMost)
+          return std::nullopt;
+        for (const std::string &text : result)
+          for (int64_t value : values)
+            longer.push_back(text + std::to_string(value));
+      }
+      result = std::move(longer);
+    }
+    std::sort(result.begin(), result.end());
+    return result;
+  }
+
+  void addAxes(unsigned p, std::vector<unsigned> &axes) const {
+    const ir::Param &param = endpoint_.params[p];
+    for (const ir::Presence &rule : param.presence)
+      axes.push_back(rule.axis);
+    for (size_t i = 0; i < param.variables.size(); ++i)
+      for (unsigned sharding : {param.instances[i], endpoint_.placement[param.variables[i]]})
+        axes.insert(axes.end(), endpoint_.shardings[sharding].axes.begin(), endpoint_.shardings[sharding].axes.end());
+  }
+
+  void compare(unsigned q, unsigned p) {
+    const auto &runs = patterns_[p].runs, &others = patterns_[q].runs;
+    if (std::count(patterns_[p].skeleton.begin(), patterns_[p].skeleton.end(), kRun) != std::ssize(runs) ||
+        runs.size() != others.size())
+      return;                                // a name that has the character itself
+    for (size_t i = 0; i < runs.size(); ++i) // the cheap and common difference: layers.1 and layers.2
+      if (runs[i].size() == 1 && others[i].size() == 1 && runs[i][0].variable < 0 && others[i][0].variable < 0 &&
+          runs[i][0].digits != others[i][0].digits)
+        return;
+    std::vector<unsigned> axes;
+    addAxes(p, axes);
+    addAxes(q, axes);
+    for (int64_t meshRank : distinctMeshRanks(endpoint_, std::move(axes))) {
+      if (instances(endpoint_, endpoint_.params[p], meshRank) == 0 ||
+          instances(endpoint_, endpoint_.params[q], meshRank) == 0)
+        continue;
+      std::string name;
+      size_t run = 0;
+      if (patterns_[p].chunks || patterns_[q].chunks) {
+        const auto one = names(p, meshRank), other = names(q, meshRank);
+        if (!one || !other)
+          return reportTooMany(p);
+        std::vector<std::string> common;
+        std::set_intersection(one->begin(), one->end(), other->begin(), other->end(), std::back_inserter(common));
+        if (common.empty())
+          continue;
+        name = common[0];
+        run = runs.size();
+      }
+      for (char c : run == 0 ? std::string_view(patterns_[p].skeleton) : std::string_view()) {
+        if (c != kRun) {
+          name += c;
+          continue;
+        }
+        const auto one = texts(p, runs[run], meshRank), other = texts(q, others[run], meshRank);
+        if (!one || !other)
+          return reportTooMany(p);
+        std::vector<std::string> common;
+        std::set_intersection(one->begin(), one->end(), other->begin(), other->end(), std::back_inserter(common));
+        if (common.empty())
+          break;
+        name += common[0];
+        ++run;
+      }
+      if (run < runs.size())
+        continue;
+      report(p, title(p) + " and " + title(q) + " both have the name '" + name + "'" + on(meshRank));
+      const Location one = declaredAt_[p], other = declaredAt_[q];
+      if (one.file != other.file || one.line != other.line || one.column != other.column)
+        diagnostics_.note(other, "the other is here");
+      return;
+    }
+  }
+
+  /// Two placeholders that touch may print one name for different values: {a}{b} with 1, 11 and 11, 1.
+  /// So may positions in several chunks of virtual stages, in a name without {x.chunk}.
+  void compareWithItself(unsigned p) {
+    const ir::Param &param = endpoint_.params[p];
+    const bool local = std::any_of(patterns_[p].runs.begin(), patterns_[p].runs.end(), [&](const TokenRun &run) {
+      return std::any_of(run.begin(), run.end(), [&](const NameToken &token) {
+        return token.kind == NameToken::Kind::local && chunked(endpoint_.placement[param.variables[token.variable]]);
+      });
+    });
+    std::vector<unsigned> placed;
+    addAxes(p, placed);
+    for (int64_t meshRank : local ? distinctMeshRanks(endpoint_, std::move(placed)) : std::vector<int64_t>()) {
+      const auto all = names(p, meshRank);
+      if (!all)
+        return reportTooMany(p);
+      if (const auto twice = std::adjacent_find(all->begin(), all->end()); twice != all->end())
+        return report(p, title(p) + " has one name for different values" + on(meshRank) + ": '" + *twice +
+                             "' in several chunks, expected {x.chunk} in the name or 'chunks' in the layout");
+    }
+    for (const TokenRun &run : patterns_[p].runs) {
+      if (std::count_if(run.begin(), run.end(), [](const NameToken &token) { return token.variable >= 0; }) < 2)
+        continue;
+      std::vector<unsigned> axes;
+      addAxes(p, axes);
+      for (int64_t meshRank : distinctMeshRanks(endpoint_, std::move(axes))) {
+        if (instances(endpoint_, endpoint_.params[p], meshRank) == 0)
+          continue;
+        const auto all = texts(p, run, meshRank);
+        if (!all)
+          return reportTooMany(p);
+        const auto twice = std::adjacent_find(all->begin(), all->end());
+        if (twice == all->end())
+          continue;
+        return report(p, title(p) + " has one name for different values" + on(meshRank) +
+                             ": its placeholders that touch print '" + *twice + "' twice, expected text between them");
+      }
+    }
+  }
+
+  /// Whether a placement has several chunks on some place.
+  bool chunked(unsigned sharding) {
+    const auto [at, added] = chunked_.try_emplace(sharding, false);
+    if (added)
+      for (const IndexMap &here : endpoint_.shardings[sharding].at)
+        for (const ir::IndexBlock &s : here)
+          at->second = at->second || s.to + (s.count - 1) * s.toStep >= ir::kChunkStride;
+    return at->second;
+  }
+
+  std::string title(unsigned p) const {
+    return p < titles_.size() && !titles_[p].empty() ? titles_[p]
+                                                     : std::string(noun_) + " '" + endpoint_.params[p].name + "'";
+  }
+  std::string on(int64_t meshRank) const {
+    return endpoint_.role.empty() ? "" : " on " + meshRankText(endpoint_, meshRank);
+  }
+  void report(unsigned p, const std::string &message) { diagnostics_.error(declaredAt_[p], message); }
+  void reportTooMany(unsigned p) {
+    report(p, title(p) + " has too many names to tell them apart, expected text between its placeholders");
+  }
+
+  const ir::Layout &layout_;
+  const ir::Endpoint &endpoint_;
+  const std::vector<Location> &declaredAt_;
+  const std::vector<std::string> &titles_;
+  const char *noun_;
+  Diagnostics &diagnostics_;
+  std::vector<NamePattern> patterns_;
+  std::unordered_map<unsigned, bool> chunked_; // by share
+};
+
+} // namespace
+
+void checkParamNames(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
+                     const std::vector<std::string> &titles, Diagnostics &diagnostics) {
+  DuplicateNameCheck(layout, endpoint, declaredAt, titles, "param", diagnostics).run();
+}
+
+void checkTensorNames(const ir::Layout &layout, const std::vector<ir::TensorPattern> &tensors,
+                      const std::vector<Location> &declaredAt, Diagnostics &diagnostics) {
+  ir::Endpoint everything; // one place that has all tensors as params
+  everything.ranks = {0};
+  for (const ir::IndexVariable &variable : layout.variables) {
+    everything.placement.push_back(static_cast<unsigned>(everything.shardings.size()));
+    everything.shardings.push_back({{}, {ir::identity(variable.size)}});
+  }
+  for (const ir::TensorPattern &tensor : tensors) {
+    ir::Param &param = everything.params.emplace_back();
+    param.name = tensor.name;
+    param.variables = tensor.variables;
+    for (const IndexMap &values : tensor.exists) {
+      param.instances.push_back(static_cast<unsigned>(everything.shardings.size()));
+      everything.shardings.push_back({{}, {values}});
+    }
+  }
+  DuplicateNameCheck(layout, everything, declaredAt, {}, "tensor", diagnostics).run();
+}
+
+} // namespace reshard

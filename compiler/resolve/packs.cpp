@@ -1,0 +1,258 @@
+#include "compiler/resolve/packs.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using ir::IndexBlock;
+using ir::IndexMap;
+
+namespace {
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+std::string describe(const PackTree &tree, const Tensors &tensors) {
+  const std::string shape = " of shape " + shapeText(tree.shape);
+  switch (tree.kind) {
+  case Pack::Kind::tensor:
+    return "tensor '" + tensors.name(tree.tensor) + "'" + shape;
+  case Pack::Kind::concat:
+    return "concat" + shape;
+  case Pack::Kind::interleave:
+    return "interleave" + shape;
+  case Pack::Kind::flat:
+    return "flat buffer" + shape;
+  }
+  return {};
+}
+
+bool readTensor(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagnostics &diagnostics) {
+  const auto tensor = tensors.find(pack.tensor, pack.at, diagnostics);
+  if (!tensor)
+    return false;
+  tree.tensor = *tensor;
+  const std::vector<int64_t> &shape = tensors.patternOf(*tensor).shape;
+  const int64_t rank = static_cast<int64_t>(shape.size());
+  tree.permute = pack.permute;
+  if (tree.permute.empty())
+    for (int64_t d = 0; d < rank; ++d)
+      tree.permute.push_back(d);
+  std::vector<int64_t> order = tree.permute;
+  std::sort(order.begin(), order.end());
+  bool each = static_cast<int64_t>(order.size()) == rank;
+  for (int64_t d = 0; d < rank && each; ++d)
+    each = order[d] == d;
+  if (!each) {
+    diagnostics.error(pack.at, "'permute' " + shapeText(tree.permute) + " does not list each dimension of tensor '" +
+                                   tensors.name(*tensor) + "' of shape " + shapeText(shape) + " once");
+    return false;
+  }
+  for (int64_t d : tree.permute)
+    tree.shape.push_back(shape[d]);
+  return true;
+}
+
+/// Joins the shapes of a concat's or interleave's components.
+bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagnostics &diagnostics) {
+  const char *kind = tree.kind == Pack::Kind::concat ? "concat" : "interleave";
+  const PackTree &first = tree.of[0];
+  const int64_t rank = static_cast<int64_t>(first.shape.size());
+  if (tree.dimension < 0 || tree.dimension >= rank) {
+    diagnostics.error(pack.at, std::string(kind) + " along dimension " + text(tree.dimension) + ", but " +
+                                   describe(first, tensors) + " has " + text(rank) +
+                                   (rank == 1 ? " dimension" : " dimensions"));
+    return false;
+  }
+  bool ok = true;
+  tree.shape = first.shape;
+  int64_t total = 0;
+  for (const PackTree &component : tree.of) {
+    auto refuse = [&](const std::string &why) {
+      diagnostics.error(component.at, describe(component, tensors) + " does not join " + describe(first, tensors) +
+                                          " along dimension " + text(tree.dimension) + ": " + why);
+      ok = false;
+    };
+    if (component.shape.size() != first.shape.size()) {
+      refuse("it has " + text(component.shape.size()) + " dimensions, expected " + text(rank));
+      continue;
+    }
+    for (int64_t d = 0; d < rank; ++d)
+      if (d != tree.dimension && component.shape[d] != first.shape[d])
+        refuse("dimension " + text(d) + " is " + text(component.shape[d]) + ", expected " + text(first.shape[d]));
+    if (tree.kind == Pack::Kind::interleave && component.shape[tree.dimension] % tree.groups != 0) {
+      diagnostics.error(component.at, describe(component, tensors) + " cannot be interleaved in " + text(tree.groups) +
+                                          " groups: " + text(tree.groups) + " does not divide its dimension " +
+                                          text(tree.dimension) + ", " + text(component.shape[tree.dimension]));
+      ok = false;
+    }
+    total += component.shape[tree.dimension];
+    if (total > kMaxRows) {
+      refuse("together they have more than 2^60 rows");
+      return false;
+    }
+  }
+  tree.shape[tree.dimension] = total;
+  return ok;
+}
+
+/// Lays the entries of a flat buffer out, each from a multiple of `align` elements on.
+bool layOut(const Tensors &tensors, int64_t align, PackTree &tree, Diagnostics &diagnostics) {
+  int64_t next = 0;
+  for (const PackTree &entry : tree.of) {
+    int64_t size = 1;
+    if (entry.shape.empty()) {
+      diagnostics.error(entry.at, describe(entry, tensors) +
+                                      " is a scalar, which a flat buffer cannot hold, expected a " +
+                                      "tensor of at least one dimension");
+      return false;
+    }
+    bool fits = align - 1 <= kMaxRows - next;
+    next = fits ? (next + align - 1) / align * align : next;
+    for (int64_t length : entry.shape)
+      fits = fits && !__builtin_mul_overflow(size, length, &size);
+    if (!fits || size > kMaxRows - next) {
+      diagnostics.error(entry.at, "the flat buffer has more than 2^60 elements with " + describe(entry, tensors));
+      return false;
+    }
+    tree.starts.push_back(next);
+    next += size;
+  }
+  tree.shape = {next};
+  return true;
+}
+
+void collect(const PackTree &tree, std::vector<const PackTree *> &result) {
+  if (tree.kind == Pack::Kind::tensor)
+    result.push_back(&tree);
+  for (const PackTree &component : tree.of)
+    collect(component, result);
+}
+
+/// The joined shares of a concat's components: each one's rows start behind the rows, and locally behind the rank's, of
+/// those before.
+void append(DimensionShards &whole, const DimensionShards &component, int64_t offset) {
+  if (whole.at.empty()) {
+    whole.at.resize(component.at.size());
+    whole.lengths.resize(component.at.size());
+  }
+  for (size_t r = 0; r < component.at.size(); ++r) {
+    for (IndexBlock s : component.at[r]) {
+      s.from += offset;
+      s.to += whole.lengths[r];
+      whole.at[r].push_back(s);
+    }
+    whole.lengths[r] += component.lengths[r];
+  }
+}
+
+} // namespace
+
+std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const Environment &names,
+                                 Diagnostics &diagnostics) {
+  PackTree tree;
+  tree.kind = pack.kind;
+  tree.at = pack.at;
+  tree.dimension = pack.dimension;
+  if (pack.kind == Pack::Kind::tensor)
+    return readTensor(pack, tensors, tree, diagnostics) ? std::optional(std::move(tree)) : std::nullopt;
+
+  bool ok = true;
+  for (const Pack &component : pack.of) {
+    if (auto read = readPack(component, tensors, names, diagnostics))
+      tree.of.push_back(std::move(*read));
+    else
+      ok = false;
+  }
+  if (pack.groups) {
+    const auto groups = evaluate(*pack.groups, names, diagnostics);
+    if (groups && *groups < 1)
+      diagnostics.error(pack.groups->at, "'groups' is " + text(*groups) + ", expected at least 1");
+    ok = ok && groups && *groups >= 1;
+    tree.groups = groups.value_or(1);
+  }
+  int64_t align = 1;
+  if (pack.align) {
+    const auto read = evaluate(*pack.align, names, diagnostics);
+    if (read && *read < 1)
+      diagnostics.error(pack.align->at, "'align' is " + text(*read) + ", expected at least 1");
+    ok = ok && read && *read >= 1;
+    align = read.value_or(1);
+  }
+  if (ok && tree.of.empty()) {
+    diagnostics.error(pack.at, "a pack of no tensors");
+    ok = false;
+  }
+  if (!ok || !(tree.kind == Pack::Kind::flat ? layOut(tensors, align, tree, diagnostics)
+                                             : joinShapes(pack, tensors, tree, diagnostics)))
+    return std::nullopt;
+  return tree;
+}
+
+std::vector<const PackTree *> leaves(const PackTree &tree) {
+  std::vector<const PackTree *> result;
+  collect(tree, result);
+  return result;
+}
+
+std::vector<IndexMap> joinedIndexMaps(const PackTree &tree, int64_t d) {
+  if (tree.kind == Pack::Kind::tensor)
+    return {ir::identity(tree.shape[d])};
+  std::vector<IndexMap> result;
+  int64_t offset = 0; // of the component: in the whole, or in a group
+  for (const PackTree &component : tree.of) {
+    // Row i of an interleaved component with w rows a group stands at (i / w) * group + offset + i % w.
+    const int64_t rows = component.shape[d], width = rows / tree.groups;
+    for (IndexMap &relation : joinedIndexMaps(component, d)) {
+      if (tree.dimension == d && tree.kind == Pack::Kind::concat)
+        for (IndexBlock &s : relation)
+          s.to += offset;
+      else if (tree.dimension == d && rows > 0)
+        relation = compose(relation, ir::normalize({{0, offset, width, tree.groups, width, tree.groupRows()}}));
+      result.push_back(std::move(relation));
+    }
+    if (tree.dimension == d)
+      offset += tree.kind == Pack::Kind::concat ? rows : width;
+  }
+  return result;
+}
+
+bool splitsComponents(const PackTree &tree, int64_t d) {
+  if (tree.kind == Pack::Kind::tensor || tree.kind == Pack::Kind::flat ||
+      (tree.kind == Pack::Kind::interleave && tree.dimension == d))
+    return false;
+  return tree.dimension == d || std::any_of(tree.of.begin(), tree.of.end(),
+                                            [&](const PackTree &component) { return splitsComponents(component, d); });
+}
+
+std::optional<DimensionShards> shardDimension(const PackTree &tree, int64_t d, int64_t padded, const Scheme &scheme,
+                                              int64_t ranks, bool joined, std::string &error) {
+  const bool along = tree.kind != Pack::Kind::tensor && tree.dimension == d;
+  if (along && tree.kind == Pack::Kind::interleave)
+    return applyScheme(scheme, padded, ranks, std::max<int64_t>(tree.groupRows(), 1), error);
+  if (joined || tree.kind == Pack::Kind::tensor || tree.kind == Pack::Kind::flat)
+    return applyScheme(scheme, padded, ranks, 1, error);
+
+  std::optional<DimensionShards> whole;
+  int64_t offset = 0;
+  for (const PackTree &component : tree.of) {
+    auto cut = shardDimension(component, d, along ? component.shape[d] : padded, scheme, ranks, false, error);
+    if (!cut)
+      return std::nullopt;
+    if (along) {
+      append(whole ? *whole : whole.emplace(), *cut, offset);
+      offset += component.shape[d];
+    } else if (!whole) {
+      whole = std::move(cut);
+    } else if (cut->at != whole->at || cut->repeats != whole->repeats) {
+      error = "the components along dimension " + text(tree.dimension) + " are cut differently along dimension " +
+              text(d) + ", expected alike; 'cut: joined' cuts the whole";
+      return std::nullopt;
+    }
+  }
+  if (along)
+    for (IndexMap &indexMap : whole->at)
+      indexMap = normalize(std::move(indexMap));
+  return whole;
+}
+
+} // namespace reshard

@@ -1,0 +1,625 @@
+// A param's names, presence and tensors; its dimensions are in cuts.cpp.
+
+#include "compiler/resolve/params.h"
+
+#include "compiler/frontend/reading.h"
+#include "compiler/resolve/forms.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using ir::IndexMap;
+
+namespace {
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+} // namespace
+
+void Params::add(const TensorDeclaration &declaration) {
+  ParamDeclaration param;
+  param.name = declaration.name;
+  param.at = declaration.at;
+  param.pack.at = declaration.at;
+  param.pack.tensor = declaration.name;
+  param.shard = declaration.shard;
+  if (declaration.tied && param.shard.empty()) // a tied tensor that says nothing is sharded like the other
+    if (const auto number = tensors_.find(declaration.name, declaration.at, diagnostics_))
+      param.shard = tensors_.all()[tensors_.all()[*number].canonical].declaration->shard;
+  add(param);
+}
+
+void Params::add(const ParamDeclaration &declaration) {
+  if (declaration.when) {
+    const auto holds = evaluate(*declaration.when, context_.names(), diagnostics_);
+    if (!holds || *holds == 0) {
+      checkAbsent(declaration);
+      return;
+    }
+  }
+  ParamDeclaration present = declaration;
+  std::erase_if(present.shard, [&](const auto &rule) { return !context_.applies(rule.second); });
+  if (present.pack.kind == Pack::Kind::flat && !present.pack.of.empty()) { // a buffer simply lacks what is absent
+    std::erase_if(present.pack.of, [&](const Pack &entry) {
+      return (entry.kind == Pack::Kind::tensor && absent(entry)) ||
+             (entry.when && evaluate(*entry.when, context_.names(), diagnostics_).value_or(0) == 0);
+    });
+    if (!present.pack.of.empty())
+      buildByModelChunk(present);
+  } else if (!allAbsent(present)) {
+    buildByModelChunk(present);
+  }
+}
+
+/// A param of the variable of `chunks` stands in its value's module. Another says by `at`, which counts virtual ranks
+/// there, in which ones it stands: it is a param of its own in each.
+void Params::buildByModelChunk(const ParamDeclaration &declaration) {
+  const auto &modelChunks = context_.modelChunks();
+  if (!modelChunks)
+    return build(declaration);
+  const auto &[variable, prefix, chunksAt] = modelChunks->names;
+  const std::string title = "param '" + declaration.name + "'";
+  if (declaration.name.find("{" + variable + ".chunk}") != std::string::npos)
+    return diagnostics_.error(declaration.at, title + " has {" + variable +
+                                                  ".chunk} in its name, expected it in 'chunks' of the layout alone");
+  ParamDeclaration one = declaration;
+  one.prefix = prefix;
+  if (declaration.name.find("{" + variable + "}") != std::string::npos ||
+      declaration.name.find("{" + variable + ".local}") != std::string::npos)
+    return build(one);
+  if (declaration.stack && declaration.stack->first == variable)
+    return diagnostics_.error(declaration.stack->second, title + " stacks '" + variable + "', whose values stand in " +
+                                                             text(modelChunks->chunks) +
+                                                             " chunks of a rank, expected it in the name");
+  const auto at = std::find_if(one.presence.begin(), one.presence.end(),
+                               [&](const auto &rule) { return rule.first == modelChunks->axis; });
+  if (at == one.presence.end())
+    return diagnostics_.error(declaration.at, title + " stands in none of the " + text(modelChunks->chunks) +
+                                                  " chunks of a rank, expected {" + variable +
+                                                  ".local} in its name or 'at: {" + modelChunks->axis +
+                                                  ": first}', 'last' or numbers");
+  const auto stages = context_.coordinates(modelChunks->axis, at->second, modelChunks->ranks * modelChunks->chunks);
+  if (!stages)
+    return;
+  std::map<int64_t, std::vector<Expression>> ranks; // by chunk
+  for (int64_t stage : *stages)
+    ranks[stage / modelChunks->ranks].push_back({text(stage % modelChunks->ranks), at->second.at});
+  for (auto &[chunk, coordinates] : ranks) {
+    at->second.coordinates = std::move(coordinates);
+    one.prefix = prefix;
+    one.prefix.replace(prefix.find('{'), prefix.find('}') - prefix.find('{') + 1, text(chunk));
+    build(one);
+  }
+}
+
+bool Params::absent(const Pack &tensor) const {
+  const auto found = tensors_.find(tensor.tensor);
+  return found && tensors_.all()[*found].absent;
+}
+
+void Params::build(const ParamDeclaration &declaration) {
+  Building building{declaration, {}, {}, {}, {}, -1, {}, {}};
+  building.param.name = declaration.prefix + declaration.name;
+  building.param.refresh = declaration.refresh;
+  const std::string &path =
+      diagnostics_.path(declaration.at.file); // without folders: plans do not depend on where files lie
+  building.param.origin = path.substr(path.find_last_of('/') + 1) + ":" + text(declaration.at.line);
+
+  auto pack = readPack(declaration.pack, tensors_, context_.names(), diagnostics_);
+  const bool named = readName(building), present = context_.coordinates(declaration.presence, building.param.presence);
+  if (!pack || !named || !present)
+    return;
+  building.pack = std::move(*pack);
+  building.leaves = leaves(building.pack);
+  if (!checkTensors(building) || !checkDimensions(building))
+    return;
+  bool ok = true;
+  for (size_t d = 0, rank = building.pack.shape.size() + (building.stack >= 0); d < rank; ++d)
+    ok = shardDimension(building, static_cast<int64_t>(d)) && ok;
+  if (!ok || !checkAxes(building) || !checkSize(building))
+    return;
+  for (unsigned variable : building.param.variables)
+    building.param.instances.push_back(context_.instanceSharding(variable, building.exists[variable]));
+  if (building.pack.kind == Pack::Kind::flat) {
+    if (!addFlatParts(building))
+      return;
+  } else {
+    if (!addParts(building))
+      return;
+    addPadding(building);
+  }
+  endpoint_.params.push_back(std::move(building.param));
+  locations_.push_back(declaration.at);
+  forms_.push_back(building.form);
+}
+
+/// Whether none of the tensors exists (their `when` is 0). Some but not all is an error, and the param is left out too.
+bool Params::allAbsent(const ParamDeclaration &declaration) const {
+  std::vector<const Pack *> packs = {&declaration.pack};
+  std::string absent, present;
+  for (size_t i = 0; i < packs.size(); ++i) {
+    if (packs[i]->kind == Pack::Kind::tensor) {
+      const auto tensor = tensors_.find(packs[i]->tensor);
+      if (!tensor)
+        return false; // readPack says why
+      (tensors_.all()[*tensor].absent ? absent : present) = tensors_.name(*tensor);
+    }
+    for (const Pack &component : packs[i]->of)
+      packs.push_back(&component);
+  }
+  if (!absent.empty() && !present.empty())
+    diagnostics_.error(declaration.at, "param '" + declaration.name +
+                                           "' exists for some of its tensors only: there is '" + present +
+                                           "' but not '" + absent + "', whose 'when' is 0");
+  return !absent.empty();
+}
+
+/// Of a param that does not exist here: whether its tensors do (check_names.cpp looks at axes and expressions).
+void Params::checkAbsent(const ParamDeclaration &declaration) const {
+  std::vector<const Pack *> packs = {&declaration.pack};
+  for (size_t i = 0; i < packs.size(); ++i) {
+    if (packs[i]->kind == Pack::Kind::tensor)
+      tensors_.find(packs[i]->tensor, packs[i]->at, diagnostics_);
+    for (const Pack &component : packs[i]->of)
+      packs.push_back(&component);
+  }
+}
+
+/// The index variables of the name, `{x}` or `{x.local}`, and the one that is stacked.
+bool Params::readName(Building &building) const {
+  std::vector<std::string> known;
+  for (const ir::IndexVariable &variable : model_.variables)
+    known.push_back(variable.name);
+  bool ok = true;
+  auto number = [&](const std::string &name, Location at) {
+    const auto found = std::find(known.begin(), known.end(), name);
+    if (found == known.end()) {
+      diagnostics_.error(at, "unknown index variable '" + name + "'" + suggestion(name, known));
+      ok = false;
+    }
+    return static_cast<unsigned>(found - known.begin());
+  };
+  auto &variables = building.param.variables;
+  const std::string &name = building.declaration.name;
+  for (size_t open = name.find('{'); open != std::string::npos; open = name.find('{', open + 1)) {
+    const size_t end = std::min(name.find('}', open), name.size());
+    std::string variable = name.substr(open + 1, end - open - 1);
+    const std::string suffix = variable.substr(std::min(variable.find('.'), variable.size()));
+    variable.resize(variable.size() - suffix.size());
+    if (suffix == ".chunk") // of a variable that the name has anyway
+      continue;
+    const unsigned v = number(variable, building.declaration.at);
+    if (std::find(variables.begin(), variables.end(), v) != variables.end()) {
+      diagnostics_.error(building.declaration.at,
+                         building.title() + " has the index variable '" + variable + "' twice in its name");
+      ok = false;
+    }
+    variables.push_back(v);
+  }
+  if (const auto &stack = building.declaration.stack) {
+    building.stack = static_cast<int>(number(stack->first, stack->second));
+    if (ok && std::find(variables.begin(), variables.end(), static_cast<unsigned>(building.stack)) != variables.end()) {
+      diagnostics_.error(stack->second,
+                         building.title() + " stacks '" + stack->first + "', which its name has as well");
+      ok = false;
+    }
+  }
+  for (unsigned v : variables)
+    if (ok && !context_.placement(v).shards.repeats.empty()) {
+      diagnostics_.error(building.declaration.at, building.title() + ": '" + known[v] +
+                                                      "' is placed by a map that gives a rank the " +
+                                                      "same value twice, which only a stack can hold");
+      ok = false;
+    }
+  return ok;
+}
+
+/// How a param is stored: as it says itself; or as the endpoint says of its floats, and of those that are matrices and
+/// that globs fit.
+StorageForm Params::formOf(const Building &building) const {
+  StorageForm form = building.declaration.form;
+  if (form.transform)
+    return form;
+  form.rounding = form.rounding || form_.rounding;
+  const ir::DType type = building.param.dtype;
+  const bool matrix = building.pack.shape.size() + (building.stack >= 0) >= 2,
+             wide = type == ir::DType::fp32 || type == ir::DType::bf16 || type == ir::DType::fp16;
+  auto any = [&](const std::vector<Glob> &globs) {
+    return std::any_of(globs.begin(), globs.end(),
+                       [&](const Glob &glob) { return matchesGlob(glob.text, building.declaration.name); });
+  };
+  if (!form.dtype && !form.quantize && form_.quantize && form_.quantize->format && matrix && wide &&
+      (form_.quantize->only.empty() || any(form_.quantize->only)) && !any(form_.quantize->ignore))
+    form.quantize = form_.quantize;
+  if (!form.dtype && !(form.quantize && form.quantize->format) && castable(type))
+    form.dtype = form_.dtype;
+  if (!form.dtype && !form.quantize && form_.stored)
+    if (const auto stored = form_.stored->of(building.declaration.name, model_.variables, diagnostics_))
+      form.dtype.emplace(*stored, *form_.storedAt);
+  return form;
+}
+
+/// All tensors have the param's index variables, the same values of them, and one dtype where none is stated.
+bool Params::checkTensors(Building &building) const {
+  std::vector<unsigned> wanted = building.param.variables;
+  if (building.stack >= 0)
+    wanted.push_back(static_cast<unsigned>(building.stack));
+  building.exists.resize(model_.variables.size());
+  bool ok = true;
+  const PackTree *first = nullptr;
+  for (const PackTree *leaf : building.leaves) {
+    const ir::TensorPattern &pattern = tensors_.patternOf(leaf->tensor);
+    const std::string tensor = "tensor '" + tensors_.name(leaf->tensor) + "'";
+    auto has = [](const std::vector<unsigned> &list, unsigned v) {
+      return std::find(list.begin(), list.end(), v) != list.end();
+    };
+    auto refuse = [&](const std::string &message) {
+      diagnostics_.error(leaf->at, message);
+      ok = false;
+    };
+    if (building.leaves.size() > 1 && tensors_.opaque(leaf->tensor))
+      refuse(tensor + " is opaque, expected a param of its own");
+    for (unsigned v : wanted)
+      if (!has(pattern.variables, v))
+        refuse(building.title() + " has the index variable '" + model_.variables[v].name + "', which its " + tensor +
+               " lacks");
+    for (size_t i = 0; i < pattern.variables.size(); ++i) {
+      const unsigned v = pattern.variables[i];
+      const std::string &variable = model_.variables[v].name;
+      IndexMap exists = pattern.exists[i];
+      if (const auto where = building.declaration.where.find(variable); where != building.declaration.where.end())
+        exists = dense(restrict(exists, valuesOf(where->second)));
+      if (!has(wanted, v)) {
+        refuse(tensor + " has the index variable '" + variable + "', which " + building.title() + " lacks: expected {" +
+               variable + "} or {" + variable + ".local} in the name, or 'stack: " + variable + "'");
+      } else if (!first) {
+        building.exists[v] = std::move(exists);
+      } else if (!sameFrom(building.exists[v], exists)) {
+        const IndexMap less = difference(building.exists[v], exists), more = difference(exists, building.exists[v]);
+        const std::string value = variable + " " + text((less.empty() ? more : less)[0].from);
+        const std::string other = "tensor '" + tensors_.name(first->tensor) + "'";
+        refuse(building.title() + " exists for some of its tensors only: for " + value + " there is " +
+               (less.empty() ? tensor + " but not " + other : other + " but not " + tensor));
+      }
+    }
+    if (!building.declaration.form.dtype && first && pattern.dtype != tensors_.patternOf(first->tensor).dtype) {
+      refuse(tensor + " is " + ir::name(pattern.dtype) + ", expected " +
+             ir::name(tensors_.patternOf(first->tensor).dtype) + " as tensor '" + tensors_.name(first->tensor) +
+             "' of the same param");
+    }
+    if (!first)
+      first = leaf;
+  }
+  building.param.dtype = tensors_.patternOf(first->tensor).dtype;
+  building.form = formOf(building);
+  if (building.form.dtype)
+    building.param.dtype = building.form.dtype->first;
+  if (const auto &transform = building.form.transform) {
+    building.param.transform = transform->first;
+    if (endpoint_.storage) {
+      diagnostics_.error(transform->second, building.title() + " has the transform '" + transform->first +
+                                                "', but the " + endpoint_.role +
+                                                " is files, which no caller converts; 'ignore' leaves it out");
+      ok = false;
+    }
+  }
+  return ok;
+}
+
+using ir::IndexBlock;
+
+namespace {
+
+/// Calls visit(choice) for each combination of 0 <= choice[i] < sizes[i].
+template <class Visit> void forEachChoice(const std::vector<size_t> &sizes, Visit visit) {
+  std::vector<size_t> choice(sizes.size());
+  while (true) {
+    visit(choice);
+    size_t i = sizes.size();
+    while (i > 0 && ++choice[i - 1] == sizes[i - 1])
+      choice[--i] = 0;
+    if (i == 0)
+      return;
+  }
+}
+
+/// `unit` rows of the whole array, in rows of a tensor that stands there by `relation`: its runs begin with a unit and
+/// hold whole units, or stand within one; `all` where neither is so, which keeps the tensor in one.
+int64_t unitOf(const IndexMap &relation, int64_t unit, int64_t all) {
+  if (unit <= 1 || relation.empty())
+    return 1;
+  const IndexBlock &run = relation.front();
+  const bool regular = relation.size() == 1 && run.from == 0;
+  if (regular && run.to % unit == 0 && run.toStep % unit == 0 && (run.count == 1 || run.length % unit == 0))
+    return unit;
+  if (regular && run.count > 1 && unit % run.toStep == 0 && run.fromStep == run.length)
+    return unit / run.toStep * run.length;
+  return all;
+}
+
+} // namespace
+
+/// Whether the dimensions that `stack`, `shard` and `pad` name are there.
+bool Params::checkDimensions(const Building &building) const {
+  const ParamDeclaration &declaration = building.declaration;
+  const int64_t rank = static_cast<int64_t>(building.pack.shape.size()) + (building.stack >= 0);
+  bool ok = true;
+  auto check = [&](bool holds, Location at, const std::string &message) {
+    if (!holds)
+      diagnostics_.error(at, message);
+    ok = ok && holds;
+  };
+  if (building.pack.kind == Pack::Kind::flat && declaration.stack)
+    check(false, declaration.stack->second,
+          "'stack' of " + building.title() + ", which is flat, expected one or the other");
+  const std::string has = building.title() + " has " + text(rank) + (rank == 1 ? " dimension" : " dimensions");
+  check(rank <= kMaxDimensions, declaration.at, has + ", expected at most " + text(kMaxDimensions));
+  if (building.stack >= 0)
+    check(declaration.stackDimension >= 0 && declaration.stackDimension < rank, declaration.stack->second,
+          "'stack' makes dimension " + text(declaration.stackDimension) + ", but " + has + " with it");
+  for (const auto &[d, rule] : declaration.shard)
+    check(d >= 0 && d < rank, rule.at, "'shard' of dimension " + text(d) + ", but " + has);
+  for (const auto &[d, multiple] : declaration.pad)
+    check(d >= 0 && d < rank, multiple.at, "'pad' of dimension " + text(d) + ", but " + has);
+  return ok;
+}
+
+/// Pads and cuts the next dimension.
+bool Params::shardDimension(Building &building, int64_t d) const {
+  const ParamDeclaration &declaration = building.declaration;
+  const auto shard = declaration.shard.find(d);
+  const auto pad = declaration.pad.find(d);
+  const bool hasRule = shard != declaration.shard.end(), padded = pad != declaration.pad.end();
+  Dimension &dimension = building.dimensions.emplace_back();
+  dimension.stack = building.stack >= 0 && d == declaration.stackDimension;
+  const bool isPlaced = dimension.stack && context_.placement(static_cast<unsigned>(building.stack)).hasRule;
+  const std::string title = "dimension " + text(d) + " of " + building.title();
+  auto refuse = [&](Location at, const std::string &message) {
+    diagnostics_.error(at, message);
+    return false;
+  };
+  if (isPlaced) {
+    if (hasRule || padded)
+      return refuse(hasRule ? shard->second.at : pad->second.at,
+                    std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + ", which stacks '" +
+                        declaration.stack->first + "', but '" + declaration.stack->first + "' is placed over " +
+                        context_.placement(static_cast<unsigned>(building.stack)).rule.over);
+    return shardPlacedStack(building, dimension);
+  }
+
+  PackTree slots; // of a stack whose variable is not placed: a dimension like others
+  const PackTree &pack = dimension.stack ? slots : building.pack;
+  const int64_t inPack = dimension.stack ? 0 : d - (building.stack >= 0 && d > declaration.stackDimension);
+  if (dimension.stack) {
+    slots.shape = {size(building.exists[building.stack])};
+    dimension.indexMaps = {dense(building.exists[building.stack])};
+  } else if (pack.kind != Pack::Kind::flat) { // whose entries are placed by flat.cpp
+    dimension.indexMaps = joinedIndexMaps(pack, inPack);
+  }
+  dimension.rows = dimension.padded = pack.shape[inPack];
+  if (padded) {
+    const auto multiple = evaluate(pad->second, context_.names(), diagnostics_);
+    if (!multiple)
+      return false;
+    if (*multiple < 1)
+      return refuse(pad->second.at, "'pad' to a multiple of " + text(*multiple) + ", expected at least 1");
+    const int64_t rest = dimension.rows % *multiple;
+    if (rest != 0 && *multiple - rest > kMaxRows - dimension.rows)
+      return refuse(pad->second.at, "'pad' to a multiple of " + text(*multiple) + " makes more than 2^60 rows");
+    if (rest != 0)
+      dimension.padded += *multiple - rest;
+  }
+  if (!dimension.stack && tensors_.opaque(building.leaves[0]->tensor)) {
+    dimension.unit = dimension.padded;
+    if (hasRule || padded)
+      return refuse(hasRule ? shard->second.at : pad->second.at,
+                    std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + ", which holds opaque tensor '" +
+                        tensors_.name(building.leaves[0]->tensor) + "', expected it whole");
+  }
+  const bool joined = declaration.joined || dimension.stack;
+  if (!hasRule) {
+    dimension.shards.at = {ir::identity(dimension.padded)};
+    dimension.shards.lengths = {dimension.padded};
+    return true;
+  }
+  const auto rule = context_.rule(shard->second, "row");
+  if (!rule)
+    return false;
+  dimension.axes = rule->axes;
+  if (!joined && splitsComponents(pack, inPack)) {
+    const std::string why = ", whose components are cut one by one, expected 'cut: joined'";
+    if (padded)
+      return refuse(pad->second.at, "'pad' of " + title + why);
+    if (hasLists(rule->scheme))
+      return refuse(rule->at, "'" + rule->scheme.name + "' on " + title + why);
+  }
+  std::string error;
+  auto shards = reshard::shardDimension(pack, inPack, dimension.padded, rule->scheme, rule->ranks, joined, error);
+  if (!shards)
+    return refuse(rule->at, title + " over " + rule->over + ": " + error);
+  if (!shards->repeats.empty() && context_.source())
+    return refuse(rule->at, title + ": 'map' gives a rank a row twice, which only a target may have");
+  dimension.shards = std::move(*shards);
+  const bool grouped = pack.kind == Pack::Kind::interleave && pack.dimension == inPack;
+  dimension.unit = rule->scheme.unit > 0 ? rule->scheme.unit : grouped ? std::max<int64_t>(pack.groupRows(), 1) : 1;
+  return true;
+}
+
+/// The dimension of a stack whose variable is placed: slots in the rule's order, without gaps where values have no
+/// tensor.
+bool Params::shardPlacedStack(Building &building, Dimension &dimension) const {
+  const EndpointContext::VariablePlacement &placement = context_.placement(static_cast<unsigned>(building.stack));
+  const IndexMap &exists = building.exists[building.stack];
+  dimension.indexMaps = {ir::identity(model_.variables[building.stack].size)};
+  dimension.rows = dimension.padded = model_.variables[building.stack].size;
+  dimension.axes = placement.rule.axes;
+  DimensionShards &shards = dimension.shards = placement.shards;
+  for (size_t r = 0; r < shards.at.size(); ++r) {
+    std::vector<IndexMap *> layers = {&shards.at[r]};
+    for (auto &repeats : shards.repeats)
+      layers.push_back(&repeats[r]);
+    IndexMap slots;
+    for (IndexMap *layer : layers) {
+      *layer = restrict(*layer, exists);
+      const IndexMap taken = inverse(*layer);
+      slots.insert(slots.end(), taken.begin(), taken.end());
+    }
+    slots = dense(ir::normalize(std::move(slots)));
+    for (IndexMap *layer : layers)
+      *layer = compose(*layer, slots);
+    shards.lengths[r] = size(slots);
+  }
+  return true;
+}
+
+/// An axis serves one dimension, or places index variables of the param, but not both.
+bool Params::checkAxes(const Building &building) const {
+  const ParamDeclaration &declaration = building.declaration;
+  std::vector<std::pair<std::string, std::string>> used; // axis, what it does
+  std::vector<unsigned> variables = building.param.variables;
+  if (building.stack >= 0)
+    variables.push_back(static_cast<unsigned>(building.stack));
+  for (unsigned v : variables)
+    for (const std::string &axis : context_.placement(v).rule.names)
+      used.emplace_back(axis, "places '" + model_.variables[v].name + "'");
+  bool ok = true;
+  for (const auto &[d, rule] : declaration.shard) {
+    const size_t before = used.size();
+    for (const auto &[axis, at] : rule.axes) {
+      for (size_t i = 0; i < before; ++i)
+        if (used[i].first == axis) {
+          diagnostics_.error(at, "axis '" + axis + "' cannot share dimension " + text(d) + " of " + building.title() +
+                                     ": it " + used[i].second);
+          ok = false;
+          break;
+        }
+      used.emplace_back(axis, "shares dimension " + text(d) + " already");
+    }
+  }
+  return ok;
+}
+
+ir::Extent Params::extentOf(const Dimension &dimension) {
+  const std::vector<int64_t> &lengths = dimension.shards.lengths;
+  if (std::all_of(lengths.begin(), lengths.end(), [&](int64_t length) { return length == lengths[0]; }))
+    return {{}, {lengths[0]}};
+  return {dimension.axes, lengths};
+}
+
+/// A part for each tensor and each combination of repeats (almost always one).
+bool Params::addParts(Building &building) const {
+  for (const Dimension &dimension : building.dimensions)
+    building.param.shape.push_back(extentOf(dimension));
+  for (size_t leaf = 0; leaf < building.leaves.size(); ++leaf) {
+    const unsigned patternNumber = tensors_.all()[building.leaves[leaf]->tensor].pattern;
+    const ir::TensorPattern &pattern = tensors_.tensorPatterns()[patternNumber];
+    std::vector<std::vector<ir::PartDimension>> choices;
+    auto choose = [&](size_t d) { // the layers of a dimension, seen from the tensor
+      const Dimension &dimension = building.dimensions[d];
+      const IndexMap &relation = dimension.indexMaps[dimension.stack ? 0 : leaf];
+      for (size_t i = 0; i < dimension.shards.layers(); ++i) {
+        ir::Sharding sharding{dimension.axes, dimension.shards.layer(i),
+                              unitOf(relation, dimension.unit, dimension.padded)};
+        if (relation != ir::identity(dimension.padded))
+          for (IndexMap &indexMap : sharding.at)
+            indexMap = compose(relation, indexMap);
+        choices.back().push_back({context_.intern(std::move(sharding)), static_cast<int>(d)});
+      }
+    };
+    for (size_t i = 0; i < pattern.variables.size(); ++i) {
+      choices.emplace_back();
+      if (static_cast<int>(pattern.variables[i]) == building.stack)
+        choose(building.declaration.stackDimension);
+      else
+        choices.back().push_back(
+            {context_.instanceSharding(pattern.variables[i], building.exists[pattern.variables[i]]), -1});
+    }
+    const std::vector<int64_t> &permute = building.leaves[leaf]->permute;
+    for (size_t t = 0; t < pattern.shape.size(); ++t) {
+      choices.emplace_back();
+      const size_t finished = std::find(permute.begin(), permute.end(), static_cast<int64_t>(t)) - permute.begin();
+      choose(finished + (building.stack >= 0 && static_cast<int64_t>(finished) >= building.declaration.stackDimension));
+    }
+    std::vector<size_t> sizes;
+    size_t combinations = 1;
+    constexpr size_t kMostParts = 1 << 12;
+    for (const auto &list : choices) {
+      sizes.push_back(list.size());
+      combinations = std::min(combinations * list.size(), kMostParts + 1);
+    }
+    if (combinations > kMostParts) {
+      diagnostics_.error(building.declaration.at, building.title() + " holds a row more than " + text(kMostParts) +
+                                                      " times, expected fewer repeats in 'map'");
+      return false;
+    }
+    forEachChoice(sizes, [&](const std::vector<size_t> &choice) {
+      ir::Part &part = building.param.parts.emplace_back();
+      part.pattern = static_cast<int>(patternNumber);
+      for (size_t d = 0; d < choice.size(); ++d)
+        part.dimensions.push_back(choices[d][choice[d]]);
+    });
+  }
+  return true;
+}
+
+/// Zeros in disjoint boxes: the padding of each padded dimension, times what is filled of the padded dimensions before
+/// it, times everything of the others. Local positions stand on both sides of these relations.
+void Params::addPadding(Building &building) const {
+  auto local = [](const Dimension &dimension, size_t rank, int64_t begin, int64_t end) {
+    IndexMap result;
+    for (size_t i = 0; i < dimension.shards.layers() && begin < end; ++i)
+      for (IndexBlock s : inverse(restrict(dimension.shards.layer(i)[rank], {{begin, begin, end - begin, 1, 0, 0}}))) {
+        s.to = s.from;
+        s.toStep = s.fromStep;
+        result.push_back(s);
+      }
+    return ir::normalize(std::move(result));
+  };
+  for (size_t padded = 0; padded < building.dimensions.size(); ++padded) {
+    if (building.dimensions[padded].padded == building.dimensions[padded].rows)
+      continue;
+    ir::Part part;
+    for (unsigned sharding : building.param.instances)
+      part.dimensions.push_back({sharding, -1});
+    for (size_t d = 0; d < building.dimensions.size(); ++d) {
+      const Dimension &dimension = building.dimensions[d];
+      const bool filled = d < padded && dimension.padded != dimension.rows;
+      ir::Sharding sharding{dimension.axes, {}};
+      for (size_t r = 0; r < dimension.shards.at.size(); ++r)
+        sharding.at.push_back(d == padded ? local(dimension, r, dimension.rows, dimension.padded)
+                              : filled    ? local(dimension, r, 0, dimension.rows)
+                                          : ir::identity(dimension.shards.lengths[r]));
+      part.dimensions.push_back({context_.intern(std::move(sharding)), static_cast<int>(d)});
+    }
+    building.param.parts.push_back(std::move(part));
+  }
+}
+
+/// No product of a place's extents, in bytes over all instances, is past what a plan may hold; nor are the instances.
+bool Params::checkSize(const Building &building) const {
+  int64_t bytes = itemBytes(building.param.dtype), instances = 1;
+  bool fits = true;
+  auto multiply = [&](int64_t &product, int64_t by) {
+    fits = fits && !__builtin_mul_overflow(product, by, &product) && product <= kMaxBytes;
+  };
+  for (const Dimension &dimension : building.dimensions)
+    multiply(bytes, *std::max_element(dimension.shards.lengths.begin(), dimension.shards.lengths.end()));
+  for (unsigned v : building.param.variables) {
+    const std::vector<int64_t> &lengths = context_.placement(v).shards.lengths;
+    multiply(instances, *std::max_element(lengths.begin(), lengths.end()));
+  }
+  if (!fits || instances > kMaxInstances) {
+    diagnostics_.error(
+        building.declaration.at,
+        building.title() + " has " + (fits ? text(instances) : "more than 2^60") +
+            (fits ? " instances on a rank, expected at most " + text(kMaxInstances) : " bytes or instances on a rank"));
+    return false;
+  }
+  multiply(bytes, std::max<int64_t>(instances, 1));
+  if (!fits)
+    diagnostics_.error(building.declaration.at, building.title() + " has more than 2^60 bytes on a rank");
+  return fits;
+}
+
+} // namespace reshard

@@ -1,0 +1,123 @@
+#include "compiler/resolve/pipelines.h"
+#include "ir/ir.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace reshard {
+
+using ir::IndexBlock;
+using ir::IndexMap;
+
+namespace {
+
+std::string text(int64_t number) { return std::to_string(number); }
+std::string counted(int64_t n, const char *noun) { return text(n) + " " + noun + (n == 1 ? "" : "s"); }
+
+/// The values of each virtual rank where some are stated or things count as layers; `even` otherwise.
+std::optional<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64_t ranks, std::string &error) {
+  const int64_t v = p.interleave, stages = ranks * v;
+  auto fail = [&](std::string why) {
+    error = std::move(why);
+    return std::nullopt;
+  };
+  if (p.embedding || p.loss) {
+    const int64_t e = p.embedding.value_or(0), l = p.loss.value_or(0);
+    if (e < 0 || e > 1 || l < 0 || l > 1)
+      return fail("'embedding' and 'loss' are " + text(e) + " and " + text(l) + ", expected 0 or 1");
+    if ((n + e + l) % stages != 0)
+      return fail(counted(n, "value") + " and " + text(e + l) + " for embedding and loss cannot be shared over " +
+                  counted(stages, "stage") + ": " + text(stages) + " does not divide " + text(n + e + l));
+    std::vector<int64_t> sizes(stages, (n + e + l) / stages);
+    sizes.front() -= e;
+    sizes.back() -= l;
+    if (sizes.front() < 0 || sizes.back() < 0)
+      return fail("no values are left for the stages of embedding and loss");
+    return sizes;
+  }
+  if (ranks == 1)
+    return fail("'first' and 'last' with one rank, expected more");
+  const int64_t others = ranks - p.first.has_value() - p.last.has_value();
+  const int64_t rest = n - p.first.value_or(0) - p.last.value_or(0);
+  if (p.first.value_or(0) < 0 || p.last.value_or(0) < 0 || rest < 0)
+    return fail("'first' and 'last' take " + text(n - rest) + " of " + text(n) + " values");
+  if (others == 0 ? rest != 0 : rest % others != 0)
+    return fail("'first' and 'last' leave " + counted(rest, "value") + ", which cannot be shared over " +
+                (others == 1 ? "the other rank" : text(others) + " other ranks"));
+  std::vector<int64_t> each(ranks, others ? rest / others : 0);
+  if (p.first)
+    each.front() = *p.first;
+  if (p.last)
+    each.back() = *p.last;
+  std::vector<int64_t> sizes;
+  for (int64_t chunk = 0; chunk < v; ++chunk)
+    for (int64_t rank : each) {
+      if (rank % v != 0)
+        return fail("a rank has " + counted(rank, "value") + ", expected a multiple of " + text(v) + " ('interleave')");
+      sizes.push_back(rank / v);
+    }
+  return sizes;
+}
+
+} // namespace
+
+std::optional<PipelineShards> applyPipeline(Scheme scheme, Pipeline pipeline, int64_t n, int64_t ranks,
+                                            std::string &error) {
+  if (pipeline.stages) {
+    const int64_t stages = static_cast<int64_t>(pipeline.stages->size());
+    if (stages % ranks != 0) {
+      error = counted(stages, "stage") + " over " + text(ranks) + " ranks, expected a multiple of " + text(ranks);
+      return std::nullopt;
+    }
+    const int64_t values = std::accumulate(pipeline.stages->begin(), pipeline.stages->end(), int64_t{0});
+    if (values != n) {
+      error = "'" + pipeline.key + "' has " + counted(values, "value") + " in all its stages, expected " + text(n);
+      return std::nullopt;
+    }
+    pipeline.interleave = stages / ranks;
+    scheme.numbers = *pipeline.stages;
+    scheme.name = "sizes";
+  } else if (pipeline.first || pipeline.last || pipeline.embedding || pipeline.loss) {
+    auto sizes = sizesOf(pipeline, n, ranks, error);
+    if (!sizes)
+      return std::nullopt;
+    scheme.numbers = std::move(*sizes);
+    scheme.name = "sizes";
+  }
+  const int64_t chunks = pipeline.interleave;
+  auto stages = applyScheme(scheme, n, ranks * chunks, 1, error);
+  if (!stages)
+    return std::nullopt;
+  PipelineShards result;
+  result.chunks = chunks;
+  result.local.resize(ranks);
+  for (int64_t stage = 0; stage < ranks * chunks; ++stage)
+    for (IndexBlock s : dense(stages->at[stage])) {
+      s.to += stage / ranks * ir::kChunkStride;
+      result.local[stage % ranks].push_back(s);
+    }
+  if (chunks == 1) {
+    result.shards = std::move(*stages);
+    return result;
+  }
+  result.shards.at.resize(ranks);
+  result.shards.lengths.resize(ranks);
+  result.shards.repeats.assign(stages->repeats.size(), std::vector<IndexMap>(ranks));
+  for (int64_t stage = 0; stage < ranks * chunks; ++stage) {
+    const int64_t rank = stage % ranks;
+    for (size_t layer = 0; layer < stages->layers(); ++layer)
+      for (IndexBlock s : stages->layer(layer)[stage]) {
+        s.to += result.shards.lengths[rank];
+        (layer == 0 ? result.shards.at : result.shards.repeats[layer - 1])[rank].push_back(s);
+      }
+    result.shards.lengths[rank] += stages->lengths[stage];
+  }
+  for (IndexMap &local : result.local)
+    local = normalize(std::move(local));
+  for (size_t layer = 0; layer < result.shards.layers(); ++layer)
+    for (IndexMap &indexMap : layer == 0 ? result.shards.at : result.shards.repeats[layer - 1])
+      indexMap = normalize(std::move(indexMap));
+  return result;
+}
+
+} // namespace reshard

@@ -1,0 +1,388 @@
+#include "compiler/resolve/quantize.h"
+
+#include "compiler/resolve/amax.h"
+#include "compiler/resolve/blocks.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+class Quantizer {
+public:
+  Quantizer(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageForm>> &forms, Layout &layout,
+            Diagnostics &diagnostics)
+      : paramsAt_(paramsAt), forms_(forms), layout_(layout), diagnostics_(diagnostics), blocks_(layout),
+        amaxShards_(layout, [this](unsigned like, Param param) { append(0, like, std::move(param)); }) {}
+
+  void run() {
+    bool any = false;
+    for (unsigned e = 0; e < layout_.endpoints.size(); ++e)
+      for (unsigned p = 0; p < layout_.endpoints[e].params.size(); ++p)
+        if (rule(e, p)) {
+          any = true;
+          check(e, p);
+        }
+    if (!any || !diagnostics_.ok())
+      return;
+    std::vector<unsigned> counts; // of params as declared
+    for (const Endpoint &endpoint : layout_.endpoints)
+      counts.push_back(static_cast<unsigned>(endpoint.params.size()));
+    for (unsigned p = 0; p < counts[0]; ++p)
+      if (rule(0, p))
+        addElementsView(0, p, false);
+    findSourceParts();
+    for (unsigned e = 1; e < counts.size(); ++e)
+      for (unsigned p = 0; p < counts[e]; ++p)
+        if (rule(e, p))
+          target(e, p);
+  }
+
+private:
+  const QuantizeRule *rule(unsigned e, unsigned p) const {
+    const auto &quantize = forms_[e][p].quantize;
+    return quantize && quantize->format ? &*quantize : nullptr;
+  }
+  Endpoint &endpoint(unsigned e) { return layout_.endpoints[e]; }
+  Param &param(unsigned e, unsigned p) { return layout_.endpoints[e].params[p]; }
+  std::string title(unsigned e, unsigned p) { return endpoint(e).role + " param '" + param(e, p).name + "'"; }
+
+  void check(unsigned e, unsigned p) {
+    const Param &param = this->param(e, p);
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    const std::string what = title(e, p) + " is quantised as " + name(*rule.format);
+    if (param.shape.size() < 2)
+      diagnostics_.error(rule.at, what + " but has one dimension, expected a matrix");
+    else if (param.dtype != DType::fp32 && param.dtype != DType::bf16 && param.dtype != DType::fp16)
+      diagnostics_.error(rule.at, what + " but is " + name(param.dtype) + ", expected fp32, bf16 or fp16");
+    else if (const int64_t columns = blockOf(*rule.format).columns; *rule.format != Quantization::block_fp8)
+      for (int64_t local : param.shape.back().at)
+        if (local % columns != 0) {
+          diagnostics_.error(rule.at, what + " but has " + std::to_string(local) +
+                                          " columns on a rank, expected a multiple of " + std::to_string(columns));
+          break;
+        }
+  }
+
+  /// Appends a param like another one.
+  unsigned append(unsigned e, unsigned like, Param param) {
+    param.refresh.clear();
+    param.transform.clear();
+    endpoint(e).params.push_back(std::move(param));
+    paramsAt_[e].push_back(paramsAt_[e][like]);
+    forms_[e].push_back({});
+    return static_cast<unsigned>(endpoint(e).params.size() - 1);
+  }
+
+  std::string named(const std::string &nameTemplate, const std::string &name) const {
+    constexpr std::string_view kName = "{name}";
+    std::string result = nameTemplate;
+    for (size_t at = 0; (at = result.find(kName, at)) != std::string::npos; at += name.size())
+      result.replace(at, kName.size(), name);
+    return result;
+  }
+
+  struct Scales {
+    unsigned scales = 0, tensorScale = 0;
+  };
+
+  /// Makes a param that of the codes, and appends those of its scales; none has parts yet.
+  Scales storeQuantized(unsigned e, unsigned p) {
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    const Quantization format = *rule.format;
+    Param scales = param(e, p), tensorScale = param(e, p);
+    for (Param *each : {&scales, &tensorScale, &param(e, p)})
+      each->parts.clear();
+    scales.name = named(rule.scale, scales.name);
+    scales.dtype = scaleType(format);
+    scales.shape = rule.swizzled ? swizzledShape(endpoint(e), scales.shape, format) : scaleShape(scales.shape, format);
+    param(e, p).dtype = codeType(format);
+    if (format == Quantization::nvfp4)
+      param(e, p).shape.back() = mapped(param(e, p).shape.back(), [](int64_t n) { return n / 2; });
+    Scales result;
+    const std::string title = "scales of param '" + tensorScale.name + "'";
+    result.scales = append(e, p, std::move(scales));
+    forms_[e][result.scales].title = "the " + title;
+    result.tensorScale = result.scales;
+    if (format == Quantization::nvfp4) {
+      tensorScale.name = named(rule.tensorScale, tensorScale.name);
+      tensorScale.dtype = DType::fp32;
+      tensorScale.shape.resize(tensorScale.shape.size() - 2);
+      result.tensorScale = append(e, p, std::move(tensorScale));
+      forms_[e][result.tensorScale].title = "the tensor " + title;
+    }
+    return result;
+  }
+
+  /// Elements of a quantised param: what is read of it, or written to it.
+  unsigned addElementsView(unsigned e, unsigned p, bool staged) {
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    Param elements = param(e, p);
+    const Scales scales = storeQuantized(e, p);
+    elements.name += " (elements)";
+    elements.view =
+        QuantizedView{ViewKind::elements, *rule.format, staged, rule.swizzled, p, scales.scales, scales.tensorScale};
+    if (e > 0) {
+      for (unsigned made : {p, scales.scales, scales.tensorScale})
+        param(e, made).derived = true;
+      for (Part &part : elements.parts) // no later pass cuts a row: blocks stay together
+        for (PartDimension &dimension : part.dimensions)
+          if (dimension.param + 1 == static_cast<int>(elements.shape.size()))
+            dimension.sharding = wholeSharding(e, dimension.sharding);
+    }
+    const unsigned number = append(e, p, std::move(elements));
+    elements_[{e, p}] = number;
+    return number;
+  }
+
+  /// A share whose positions all stay together.
+  unsigned wholeSharding(unsigned e, unsigned sharding) {
+    const auto [at, added] = whole_.try_emplace({e, sharding}, static_cast<unsigned>(endpoint(e).shardings.size()));
+    if (added) {
+      endpoint(e).shardings.push_back(endpoint(e).shardings[sharding]);
+      endpoint(e).shardings.back().unit = int64_t{1} << 60;
+    }
+    return at->second;
+  }
+
+  void findSourceParts() {
+    for (unsigned p = 0; p < endpoint(0).params.size(); ++p)
+      for (unsigned q = 0; q < param(0, p).parts.size(); ++q)
+        if (const int pattern = param(0, p).parts[q].pattern; pattern >= 0)
+          sourceParts_[pattern].push_back({p, q});
+  }
+
+  // ------------------------------------------------------------------------------------- codes and scales that go
+
+  void target(unsigned e, unsigned p) {
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    std::string why;
+    const bool alike = passes(e, p),
+               sends = rule.by == QuantizeRule::By::sender ||
+                       (rule.by == QuantizeRule::By::either && *rule.format == Quantization::block_fp8);
+    if ((alike || (sends && *rule.format != Quantization::nvfp4)) && takeCodes(e, p, alike, why))
+      return;
+    if (*rule.format == Quantization::nvfp4)
+      why = "a sender does not know the whole matrix";
+    if (rule.by == QuantizeRule::By::sender)
+      diagnostics_.warning(rule.at, title(e, p) + " is quantised by the receiver: " + why);
+    if (*rule.format == Quantization::nvfp4 && !findAmax(e, p))
+      return;
+    const unsigned elements = addElementsView(e, p, *rule.format == Quantization::block_fp8);
+    if (const auto amax = amax_.find({e, p}); amax != amax_.end()) {
+      param(e, amax->second).view->codes = elements;
+      param(e, amax->second).view->scales = param(e, elements).view->tensorScale;
+    }
+  }
+
+  /// Whether the source has all that a target param holds quantised in the same format.
+  bool passes(unsigned e, unsigned p) {
+    for (const Part &part : param(e, p).parts)
+      if (part.pattern >= 0)
+        for (const SourcePart &sourcePart : sourceParts_[part.pattern])
+          if (const auto &view = param(0, sourcePart.param).view;
+              !view || view->kind != ViewKind::elements || view->format != *rule(e, p)->format)
+            return false;
+    return *rule(e, p)->format != Quantization::nvfp4 || sameMatrices(param(e, p));
+  }
+
+  /// Whether a param holds the same tensors as one param of the source, and as matrices: then it has the same tensor
+  /// scales.
+  bool sameMatrices(const Param &target) {
+    std::set<int> tensorPatterns;
+    for (const Part &part : target.parts)
+      tensorPatterns.insert(part.pattern);
+    const SourcePart *first = nullptr;
+    for (int pattern : tensorPatterns) {
+      if (pattern < 0 || sourceParts_[pattern].size() != 1 || (first && sourceParts_[pattern][0].param != first->param))
+        return false;
+      first = &sourceParts_[pattern][0];
+    }
+    const Param &source = param(0, first->param);
+    std::set<int> others;
+    for (const Param *each : std::initializer_list<const Param *>{&target, &source})
+      for (const Part &part : each->parts) {
+        others.insert(part.pattern);
+        if (!areMatrices(*each, part))
+          return false;
+      }
+    others.erase(-1);
+    return others == tensorPatterns;
+  }
+
+  /// Whether the last two dimensions of a tensor, and no others, are the last two of a param.
+  bool areMatrices(const Param &param, const Part &part) const {
+    const int leading = static_cast<int>(param.shape.size()) - 2;
+    const size_t outer = std::max<size_t>(part.dimensions.size(), 2) - 2;
+    bool fits = part.pattern < 0 || layout_.tensorPatterns[part.pattern].shape.size() >= 2;
+    for (size_t d = 0; d < part.dimensions.size() && part.pattern >= 0; ++d)
+      fits = fits && (d < outer ? part.dimensions[d].param < leading : part.dimensions[d].param >= leading);
+    return fits;
+  }
+
+  /// Whether the source has scales of a target param that are swizzled.
+  bool anySwizzled(unsigned e, unsigned p) {
+    for (const Part &part : param(e, p).parts)
+      for (const SourcePart &sourcePart : part.pattern >= 0 ? sourceParts_[part.pattern] : std::vector<SourcePart>())
+        if (const auto &view = param(0, sourcePart.param).view; view && view->swizzled)
+          return true;
+    return false;
+  }
+
+  /// Codes and scales come: they are of tensors of their own, and the source shows these.
+  bool takeCodes(unsigned e, unsigned p, bool alike, std::string &why) {
+    const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    const Quantization format = *rule.format;
+    if (endpoint(0).storage && (!alike || anySwizzled(e, p))) {
+      why = "the source is in files, which nobody reads to quantise them or to put their scales in order";
+      return false;
+    }
+    if (endpoint(e).storage && rule.swizzled) {
+      why = "swizzled scales in files are put in order by who writes them";
+      return false;
+    }
+    std::vector<Part> codes, scales;
+    for (unsigned q = 0; q < param(e, p).parts.size(); ++q) {
+      const Part &part = param(e, p).parts[q];
+      if (why = blocks_.parts(e, p, q, format, codes, scales); !why.empty())
+        return false;
+      if (part.pattern < 0)
+        continue;
+      std::vector<Part> sent, ignored;
+      for (const SourcePart &sourcePart : sourceParts_[part.pattern]) {
+        const auto &view = param(0, sourcePart.param).view;
+        if (!alike && view) {
+          why = "the source has '" + layout_.tensorPatterns[part.pattern].name + "' quantised as " + name(view->format);
+          return false;
+        }
+        if (why = blocks_.parts(0, sourcePart.param, sourcePart.part, format, sent, ignored); !why.empty())
+          return false;
+        if (sent.back().pattern != codes.back().pattern) {
+          why = "the source has '" + layout_.tensorPatterns[part.pattern].name + "' in another order of dimensions";
+          return false;
+        }
+      }
+    }
+    for (const Part &part : std::vector<Part>(param(e, p).parts))
+      if (part.pattern >= 0)
+        for (const SourcePart &sourcePart : sourceParts_[part.pattern])
+          sendCodes(sourcePart, format);
+    std::vector<Part> tensorScales;
+    if (format == Quantization::nvfp4) { // all tensors of the matrix have one, which goes as that of the source's first
+      const unsigned from = sourceParts_[param(e, p).parts[0].pattern][0].param;
+      const std::vector<Part> &parts = param(e, p).parts;
+      const auto same = std::find_if(parts.begin(), parts.end(),
+                                     [&](const Part &part) { return part.pattern == param(0, from).parts[0].pattern; });
+      tensorScales = {blocks_.tensorScales(e, p, static_cast<unsigned>(same - parts.begin()))};
+      param(0, param(0, from).view->tensorScale).parts = {blocks_.tensorScales(0, from, 0)};
+    }
+    const std::vector<Extent> wide = param(e, p).shape;
+    const Scales stored = storeQuantized(e, p);
+    param(e, stored.tensorScale).parts = tensorScales;
+    param(e, p).parts = std::move(codes);
+    if (rule.swizzled)
+      append(e, p, plainScales(e, stored.scales, wide, format, std::move(scales)));
+    else
+      param(e, stored.scales).parts = std::move(scales);
+    param(e, stored.scales).derived = rule.swizzled;
+    return true;
+  }
+
+  /// Swizzled scales, row by row.
+  Param plainScales(unsigned e, unsigned swizzled, const std::vector<Extent> &wide, Quantization format,
+                    std::vector<Part> parts) {
+    Param plain = param(e, swizzled);
+    plain.derived = false;
+    plain.name += " (plain)";
+    plain.shape = scaleShape(wide, format);
+    plain.view = QuantizedView{ViewKind::plain_scales, format, true, true, swizzled, swizzled, swizzled};
+    plain.parts = std::move(parts);
+    return plain;
+  }
+
+  /// Lets a part of a source param go as codes and scales: as they are, or as if it were quantised.
+  void sendCodes(const SourcePart &sourcePart, Quantization format) {
+    if (!sent_.insert({{sourcePart.param, sourcePart.part}, format}).second)
+      return;
+    auto [at, added] = senders_.try_emplace({sourcePart.param, format});
+    auto &[codes, scales] = at->second;
+    if (added) {
+      if (const auto view = param(0, sourcePart.param).view) { // quantised as it stands
+        codes = view->codes;
+        scales = view->swizzled ? append(0, sourcePart.param,
+                                         plainScales(0, view->scales, param(0, sourcePart.param).shape, format, {}))
+                                : view->scales;
+      } else {
+        Param codesView = param(0, sourcePart.param), scale = codesView;
+        codesView.parts.clear();
+        scale.parts.clear();
+        codesView.name += std::string(" (codes of ") + name(format) + ")";
+        codesView.dtype = codeType(format);
+        scale.name += std::string(" (scales of ") + name(format) + ")";
+        scale.dtype = scaleType(format);
+        scale.shape = scaleShape(scale.shape, format);
+        scale.view =
+            QuantizedView{ViewKind::scales, format, true, false, sourcePart.param, sourcePart.param, sourcePart.param};
+        scales = append(0, sourcePart.param, std::move(scale));
+        codesView.view = QuantizedView{ViewKind::codes, format, false, false, sourcePart.param, scales, scales};
+        codes = append(0, sourcePart.param, std::move(codesView));
+      }
+    }
+    blocks_.parts(0, sourcePart.param, sourcePart.part, format, param(0, codes).parts, param(0, scales).parts);
+  }
+
+  /// A target param of nvfp4 needs the largest magnitude of each matrix over all ranks: each source rank that holds a
+  /// shard of a tensor in it sends that of the shard, and the receiver takes the largest of them.
+  bool findAmax(unsigned e, unsigned p) {
+    Param amax = param(e, p);
+    const size_t leading = amax.shape.size() - 2;
+    std::vector<Part> parts;
+    int64_t slots = 0;
+    for (const Part &part : std::vector<Part>(std::move(amax.parts))) {
+      if (part.pattern < 0 || sourceParts_[part.pattern].empty()) // nobody holds what has no elements
+        continue;
+      if (!amaxShards_.add(e, part, sourceParts_[part.pattern], static_cast<int>(leading), slots, parts)) {
+        diagnostics_.error(rule(e, p)->at,
+                           title(e, p) + " cannot be quantised as nvfp4: a source param has a dimension of tensor '" +
+                               layout_.tensorPatterns[part.pattern].name +
+                               "' that numbers matrices here on one of its own with others");
+        return false;
+      }
+    }
+    amax.name += " (amax)";
+    amax.dtype = DType::fp32;
+    amax.shape.resize(leading);
+    amax.shape.push_back(
+        {{}, {std::max<int64_t>(slots, 1)}}); // a matrix that nobody holds anything of has a scale, too
+    amax.parts = std::move(parts);
+    amax.view = QuantizedView{
+        ViewKind::amax, Quantization::nvfp4, true, false, p, p, p, 0}; // of the elements, which are to come
+    amax_[{e, p}] = append(e, p, std::move(amax));
+    return true;
+  }
+
+  std::vector<std::vector<Location>> &paramsAt_;
+  std::vector<std::vector<StorageForm>> &forms_;
+  Layout &layout_;
+  Diagnostics &diagnostics_;
+  Blocks blocks_;
+  std::map<int, std::vector<SourcePart>> sourceParts_;                        // by tensor
+  std::map<std::pair<unsigned, unsigned>, unsigned> elements_, whole_, amax_; // by endpoint, and param or share
+  AmaxShards amaxShards_;
+  std::map<std::pair<unsigned, Quantization>, std::pair<unsigned, unsigned>> senders_; // source param -> codes, scales
+  std::set<std::pair<std::pair<unsigned, unsigned>, Quantization>> sent_;              // parts of source params
+};
+
+} // namespace
+
+void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageForm>> &forms,
+                    Layout &layout, Diagnostics &diagnostics) {
+  Quantizer(paramsAt, forms, layout, diagnostics).run();
+}
+
+} // namespace reshard

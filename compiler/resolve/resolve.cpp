@@ -1,0 +1,290 @@
+// resolve: a Job → the layout IR, side by side, then what both sides must agree on. The work lies in tensors.cpp
+// (tensors), endpoint_context.cpp (axes, index variables), params.cpp (names, packs, cuts), names.cpp and coverage.cpp
+// (checks).
+
+#include "compiler/frontend/reading.h"
+#include "compiler/resolve/coverage.h"
+#include "compiler/resolve/endpoint_context.h"
+#include "compiler/resolve/forms.h"
+#include "compiler/resolve/names.h"
+#include "compiler/resolve/params.h"
+#include "compiler/resolve/quantize.h"
+#include "compiler/resolve/tensors.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+namespace {
+
+/// Whether the param is a tensor without dimensions.
+bool isScalar(const ParamDeclaration &param, const Tensors &tensors) {
+  if (param.pack.kind != Pack::Kind::tensor || param.stack)
+    return false;
+  const auto tensor = tensors.find(param.pack.tensor);
+  return tensor && !tensors.all()[*tensor].absent && tensors.patternOf(*tensor).shape.empty();
+}
+
+/// The params of a layout. Those without a `shard` of their own are cut as the first of the layout's globs that fits
+/// says. A glob with wildcards that cuts a dimension does not fit scalars: `"*": {0: fsdp}` is meant for the others.
+std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclaration &layout, const Tensors &tensors,
+                                           Diagnostics &diagnostics) {
+  std::vector<ParamDeclaration> result = layout.params;
+  if (layout.same)
+    for (const TensorDeclaration &tensor : job.model.tensors)
+      result.push_back(paramOf(tensor));
+  std::vector<bool> used(layout.shard.size()), shardsAny;
+  for (const auto &[glob, rules] : layout.shard)
+    shardsAny.push_back(!rules.empty() && glob.text.find_first_of("*?") != std::string::npos);
+  std::vector<bool> scalar;
+  for (const ParamDeclaration &param : result)
+    scalar.push_back(!layout.shard.empty() && isScalar(param, tensors));
+  for (size_t p = 0; p < result.size(); ++p)
+    for (size_t i = 0; i < layout.shard.size() && !result[p].hasOwnSharding; ++i)
+      if (matchesGlob(layout.shard[i].first.text, result[p].name) && !(scalar[p] && shardsAny[i])) {
+        used[i] = true;
+        result[p].shard = layout.shard[i].second;
+        break;
+      }
+  for (size_t i = 0; i < layout.shard.size(); ++i) {
+    const Glob &glob = layout.shard[i].first;
+    if (used[i])
+      continue;
+    bool scalars = false, others = false;
+    for (size_t p = 0; p < result.size(); ++p)
+      if (matchesGlob(glob.text, result[p].name))
+        (scalar[p] && shardsAny[i] ? scalars : others) = true;
+    diagnostics.error(glob.at, "'" + glob.text + "' in 'shard' of layout '" + layout.name + "' fits no param" +
+                                   (others    ? " that is left: others above it or a 'shard' of its own come first"
+                                    : scalars ? " but scalars, which have no dimension to cut"
+                                              : ""));
+  }
+  return result;
+}
+
+/// The params of an endpoint's layout; with `params: same` or without a layout, each tensor under its own name.
+std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDeclaration &endpoint,
+                                             const Tensors &tensors, Diagnostics &diagnostics) {
+  if (const LayoutDeclaration *layout = endpoint.layoutDeclaration)
+    return layoutParams(job, *layout, tensors, diagnostics);
+  std::vector<ParamDeclaration> result;
+  for (const Tensors::Tensor &tensor : tensors.all()) {
+    const TensorDeclaration &declaration = *tensor.declaration;
+    ParamDeclaration &param = result.emplace_back(paramOf(declaration));
+    param.shard = declaration.shard;
+    if (declaration.tied && param.shard.empty()) // a tied tensor that says nothing is sharded like the other
+      param.shard = tensors.all()[tensor.canonical].declaration->shard;
+  }
+  return result;
+}
+
+/// Those that `only` and `ignore` leave; the names of the others go to `omitted`. Each glob must fit a param.
+std::vector<ParamDeclaration> selectedParams(const EndpointDeclaration &endpoint, std::vector<ParamDeclaration> params,
+                                             std::vector<std::string> &omitted, Diagnostics &diagnostics) {
+  auto any = [](const std::vector<Glob> &globs, const std::string &name) {
+    return std::any_of(globs.begin(), globs.end(), [&](const Glob &glob) { return matchesGlob(glob.text, name); });
+  };
+  const QuantizeRule quantize = endpoint.form.quantize.value_or(QuantizeRule());
+  for (const auto &[key, globs] :
+       {std::pair("'only'", &endpoint.only), std::pair("'ignore'", &endpoint.ignore),
+        std::pair("'only' of 'quantize'", &quantize.only), std::pair("'ignore' of 'quantize'", &quantize.ignore)})
+    for (const Glob &glob : *globs)
+      if (std::none_of(params.begin(), params.end(),
+                       [&](const auto &param) { return matchesGlob(glob.text, param.name); }))
+        diagnostics.error(glob.at, "'" + glob.text + "' in " + key + " fits no param of the " + endpoint.role);
+  std::erase_if(params, [&](const ParamDeclaration &param) {
+    const bool out = (!endpoint.only.empty() && !any(endpoint.only, param.name)) || any(endpoint.ignore, param.name);
+    if (out)
+      omitted.push_back(param.name);
+    return out;
+  });
+  return params;
+}
+
+std::string quoted(const std::vector<std::string> &names) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < kShown; ++i)
+    text += (i ? ", '" : "'") + names[i] + "'";
+  return names.size() > kShown ? text + " and " + std::to_string(names.size() - kShown) + " more" : text;
+}
+
+/// `shard` and `place` of the model itself are for jobs without layouts.
+void checkModelRules(const Job &job, Diagnostics &diagnostics) {
+  const auto named = std::find_if(job.endpoints.begin(), job.endpoints.end(), [](const EndpointDeclaration &endpoint) {
+    return endpoint.layoutDeclaration != nullptr;
+  });
+  if (named == job.endpoints.end())
+    return;
+  const std::string but = ", but the " + named->role + " has the layout '" + named->layoutDeclaration->name +
+                          "', expected the rules in layouts alone";
+  for (const TensorDeclaration &tensor : job.model.tensors)
+    for (const auto &[d, rule] : tensor.shard)
+      diagnostics.error(rule.at, "'shard' of tensor '" + tensor.name + "'" + but);
+  for (const auto &[variable, rule] : job.model.placement)
+    diagnostics.error(rule.at, "'place' of the model" + but);
+}
+
+/// No two tensors have one full name.
+void checkTensors(const Tensors &tensors, const ir::Layout &layout, Diagnostics &diagnostics) {
+  std::vector<ir::TensorPattern> names; // with tied ones
+  std::vector<Location> at;
+  for (const Tensors::Tensor &tensor : tensors.all()) {
+    if (tensor.absent)
+      continue;
+    ir::TensorPattern &pattern = names.emplace_back(tensors.tensorPatterns()[tensor.pattern]);
+    if (tensor.declaration->tied) { // the other's values, in the order of this one's name
+      const ir::TensorPattern other = pattern;
+      pattern.variables.clear();
+      pattern.exists.clear();
+      for (const std::string &name : tensor.declaration->variables)
+        for (size_t i = 0; i < other.variables.size(); ++i)
+          if (layout.variables[other.variables[i]].name == name) {
+            pattern.variables.push_back(other.variables[i]);
+            pattern.exists.push_back(other.exists[i]);
+          }
+    }
+    pattern.name = tensor.declaration->name;
+    at.push_back(tensor.declaration->at);
+  }
+  checkTensorNames(layout, names, at, diagnostics);
+}
+
+/// Buffers of a rank, which may use every file of a storage endpoint, are numbered with 32 bits.
+void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagnostics) {
+  int64_t total = 0;
+  for (const ir::Endpoint &endpoint : layout.endpoints)
+    for (const ir::Param &param : endpoint.params) {
+      int64_t most = endpoint.storage ? endpoint.meshRanks() : 1;
+      for (unsigned sharding : param.instances) {
+        int64_t values = 0;
+        for (const ir::IndexMap &at : endpoint.shardings[sharding].at)
+          values = std::max(values, size(at));
+        if (__builtin_mul_overflow(most, values, &most))
+          most = kMaxParamInstances;
+      }
+      total += std::min(most, kMaxParamInstances);
+      if (total >= kMaxParamInstances) {
+        diagnostics.error(job.at, "a rank has " + std::to_string(total) + " params or more, expected less than " +
+                                      std::to_string(kMaxParamInstances));
+        return;
+      }
+    }
+}
+
+/// Every tensor of the target is one of the source; source tensors that no target takes are listed. With
+/// --allow=missing, target params with other tensors are left out.
+void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::vector<Location>> &paramsAt,
+                std::vector<std::vector<StorageForm>> &forms, const Allowed &allowed, ir::Layout &layout,
+                Diagnostics &diagnostics) {
+  std::vector<bool> taken(layout.tensorPatterns.size());
+  for (size_t e = 1; e < layout.endpoints.size(); ++e) {
+    ir::Endpoint &target = layout.endpoints[e];
+    std::vector<bool> out(target.params.size());
+    for (size_t p = 0; p < target.params.size(); ++p)
+      for (const ir::Part &part : target.params[p].parts) {
+        if (part.pattern < 0)
+          continue;
+        const ir::TensorPattern &pattern = layout.tensorPatterns[part.pattern];
+        const bool known = taken[part.pattern];
+        taken[part.pattern] = !allowed.missing || held[part.pattern];
+        const bool elements =
+            std::none_of(pattern.shape.begin(), pattern.shape.end(), [](int64_t n) { return n == 0; }) &&
+            std::none_of(pattern.exists.begin(), pattern.exists.end(), [](const auto &e) { return e.empty(); });
+        if (known || held[part.pattern] || !elements)
+          continue;
+        const std::string message = target.role + " param '" + target.params[p].name + "' holds tensor '" +
+                                    pattern.name + "', which no param of the source holds";
+        if (allowed.missing) {
+          if (!out[p])
+            diagnostics.warning(paramsAt[e][p], message + "; it is left out");
+          out[p] = true;
+          continue;
+        }
+        diagnostics.error(paramsAt[e][p], message);
+        const EndpointDeclaration &source = job.endpoints[0];
+        diagnostics.note(source.layout ? source.layout->second : source.at,
+                         source.layout ? "the source has the layout '" + source.layout->first + "'"
+                                       : "the source is here");
+      }
+    size_t kept = 0;
+    for (size_t p = 0; p < target.params.size(); ++p) {
+      if (out[p]) {
+        target.omitted.push_back(target.params[p].name);
+      } else if (kept++ < p) {
+        target.params[kept - 1] = std::move(target.params[p]);
+        paramsAt[e][kept - 1] = paramsAt[e][p];
+        forms[e][kept - 1] = forms[e][p];
+      }
+    }
+    target.params.resize(kept);
+    paramsAt[e].resize(kept);
+    forms[e].resize(kept);
+  }
+  for (size_t f = 0; f < layout.tensorPatterns.size(); ++f)
+    if (held[f] && !taken[f])
+      layout.unused.push_back(layout.tensorPatterns[f].name);
+  if (!layout.unused.empty())
+    diagnostics.warning(job.endpoints[1].at, "no target takes " + std::to_string(layout.unused.size()) +
+                                                 " of the source's tensors: " + quoted(layout.unused));
+}
+
+} // namespace
+
+std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, const Allowed &allowed) {
+  const size_t errorsBefore = diagnostics.errors();
+  ir::Layout layout;
+  layout.model = job.model.name;
+  layout.world = job.world;
+  layout.stagingLimit = job.stagingLimit;
+  layout.topology = job.topology;
+  layout.files.group = job.group;
+  layout.files.exchange = job.exchange;
+  layout.variables = job.model.variables;
+
+  const Tensors tensors(job.model, diagnostics);
+  layout.tensorPatterns = tensors.tensorPatterns();
+  checkTensors(tensors, layout, diagnostics);
+  checkModelRules(job, diagnostics);
+
+  std::vector<std::vector<Location>> paramsAt;
+  std::vector<std::vector<StorageForm>> forms;
+  for (const EndpointDeclaration &declaration : job.endpoints) {
+    ir::Endpoint endpoint;
+    endpoint.role = declaration.role;
+    endpoint.layout = declaration.layoutDeclaration ? declaration.layoutDeclaration->name : "";
+    endpoint.storage = declaration.storage;
+    endpoint.directory = declaration.directory;
+    endpoint.checkpoint = declaration.checkpoint;
+    EndpointContext context(job, declaration, allowed, endpoint, diagnostics);
+    Params params(job.model, tensors, context, declaration.form, endpoint, diagnostics);
+    std::vector<ParamDeclaration> declared = declaredParams(job, declaration, tensors, diagnostics);
+    for (const ParamDeclaration &param : selectedParams(declaration, declared, endpoint.omitted, diagnostics))
+      params.add(param);
+    layout.endpoints.push_back(std::move(endpoint));
+    paramsAt.push_back(params.locations());
+    forms.push_back(params.forms());
+    checkParamNames(layout, layout.endpoints.back(), paramsAt.back(), {}, diagnostics);
+  }
+  // From here sides are compared: after errors they would look different where they are not.
+  if (diagnostics.errors() > errorsBefore)
+    return std::nullopt;
+  resolveStorageForms(paramsAt, forms, layout, diagnostics);
+  const std::vector<bool> held = checkSourceCoverage(layout, paramsAt[0], allowed.gap, diagnostics);
+  matchSides(job, held, paramsAt, forms, allowed, layout, diagnostics);
+  warnOnMixedForms(paramsAt[0], forms[0], layout, diagnostics);
+  quantizeParams(paramsAt, forms, layout, diagnostics);
+  const bool good = diagnostics.errors() == errorsBefore;
+  for (size_t e = 0; e < layout.endpoints.size() && good; ++e) { // scales have got names
+    std::vector<std::string> titles;
+    for (const StorageForm &form : forms[e])
+      titles.push_back(form.title);
+    checkParamNames(layout, layout.endpoints[e], paramsAt[e], titles, diagnostics);
+  }
+  checkInstances(job, layout, diagnostics);
+  if (diagnostics.errors() > errorsBefore)
+    return std::nullopt;
+  return layout;
+}
+
+} // namespace reshard

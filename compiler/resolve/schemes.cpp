@@ -1,0 +1,301 @@
+// One function per scheme, on units; share() puts `unit` and `replicate` around them. Regular schemes give one periodic
+// segment a rank, however many blocks there are. The formulas are in docs/yaml.md, section 5; a comment at each
+// engine's scheme names the engine's own function.
+
+#include "compiler/resolve/schemes.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace reshard {
+
+using ir::IndexBlock;
+using ir::IndexMap;
+
+namespace {
+
+std::string text(int64_t number) { return std::to_string(number); }
+
+/// "1 row", "3 units of 128 rows".
+std::string counted(int64_t n, const std::string &noun) { return text(n) + " " + noun + (n == 1 ? "" : "s"); }
+
+/// What a scheme function sees: n units over k ranks. It fills `at` (k empty lists) and returns an error text or
+/// nothing.
+struct Problem {
+  const Scheme &scheme;
+  int64_t n, k;
+  std::string units; // "10 rows" or "5 units of 128 rows", for messages
+  std::vector<IndexMap> &at;
+  std::vector<std::vector<IndexMap>> &repeats;
+
+  std::string over() const { return units + " over " + counted(k, "rank"); }
+  void put(int64_t rank, int64_t from, int64_t to, int64_t length, int64_t count = 1, int64_t fromStep = 0,
+           int64_t toStep = 0) const {
+    if (length <= 0 || count <= 0)
+      return;
+    if (count == 1)
+      fromStep = toStep = 0;
+    at[rank].push_back({from, to, length, count, fromStep, toStep});
+  }
+};
+
+namespace schemes {
+
+/// Rows [r·n/k, (r+1)·n/k); k must divide n.
+std::string even(const Problem &p) {
+  if (p.n % p.k != 0)
+    return "'even' cannot share " + p.over() + ": " + text(p.k) + " does not divide " + text(p.n) +
+           " ('chunk' and 'balanced' share unevenly)";
+  for (int64_t r = 0, each = p.n / p.k; r < p.k; ++r)
+    p.put(r, r * each, 0, each);
+  return {};
+}
+
+/// c = ceil(n/k): rows [r·c, min((r+1)·c, n)), the last ranks short or empty (torch.chunk, FSDP2).
+std::string chunk(const Problem &p) {
+  for (int64_t r = 0, c = (p.n + p.k - 1) / p.k; r < p.k; ++r)
+    p.put(r, r * c, 0, std::min((r + 1) * c, p.n) - r * c);
+  return {};
+}
+
+/// Consecutive rows, one more for each of the n mod k ranks from `first` on.
+std::string remainderFrom(const Problem &p, int64_t first) {
+  for (int64_t r = 0, each = p.n / p.k, more = p.n % p.k; r < p.k; ++r) {
+    const int64_t before = std::clamp<int64_t>(r - first, 0, more); // ranks below r with one more
+    p.put(r, r * each + before, 0, each + (r >= first && before < more));
+  }
+  return {};
+}
+
+/// The first n mod k ranks hold one row more (vLLM's determine_expert_map).
+std::string balanced(const Problem &p) { return remainderFrom(p, 0); }
+
+/// The n mod k ranks right before the last hold one row more (vLLM's get_pp_indices, vllm/distributed/utils.py).
+std::string vllm(const Problem &p) { return remainderFrom(p, p.k - 1 - p.n % p.k); }
+
+/// The last n mod k ranks hold one row more (SGLang's get_pp_indices, sglang/srt/distributed/utils.py).
+std::string sglang(const Problem &p) { return remainderFrom(p, p.k - p.n % p.k); }
+
+/// Blocks of b rows dealt out in turn, the last possibly short (ScaLAPACK's block-cyclic distribution).
+std::string deal(const Problem &p, int64_t b) {
+  if (b >= p.n) {
+    p.put(0, 0, 0, p.n);
+    return {};
+  }
+  const int64_t whole = p.n / b, rest = p.n % b; // b < n, so that k·b below cannot overflow where it is used
+  for (int64_t r = 0; r < p.k && r <= whole; ++r) {
+    const int64_t count = (whole - r + p.k - 1) / p.k;
+    p.put(r, r * b, 0, b, count, count > 1 ? p.k * b : 0, b);
+    if (rest > 0 && whole % p.k == r)
+      p.put(r, whole * b, count * b, rest);
+  }
+  return {};
+}
+
+/// Rows r, r+k, r+2k, …
+std::string round_robin(const Problem &p) { return deal(p, 1); }
+
+std::string cyclic(const Problem &p) {
+  if (p.scheme.numbers.size() != 1 || p.scheme.numbers[0] < 1)
+    return "'cyclic' takes one block length, at least 1";
+  return deal(p, p.scheme.numbers[0]);
+}
+
+/// Those many rows, in rank order; zero is allowed.
+std::string sizes(const Problem &p) {
+  const std::vector<int64_t> &list = p.scheme.numbers;
+  if (static_cast<int64_t>(list.size()) != p.k)
+    return "'sizes' lists " + counted(static_cast<int64_t>(list.size()), "size") + ", expected " + text(p.k) +
+           ", one for each rank";
+  int64_t next = 0;
+  for (int64_t r = 0; r < p.k; ++r) {
+    if (list[r] < 0 || list[r] > p.n)
+      return "'sizes' gives rank " + text(r) + " " + text(list[r]) + " of " + p.units;
+    p.put(r, next, 0, list[r]);
+    next += list[r];
+    if (next > p.n)
+      break;
+  }
+  if (next == p.n)
+    return {};
+  const auto sum = std::accumulate(list.begin(), list.end(), static_cast<__int128>(0));
+  return "'sizes' sum to " + (sum > INT64_MAX ? "more than 2^63" : text(static_cast<int64_t>(sum))) + ", expected " +
+         p.units;
+}
+
+/// n cut into k·s equal segments; rank r holds segments r, r+k, … (Megatron-Core's partition_stride,
+/// _initialize_affine_weight_cpu in tensor_parallel/layers.py).
+std::string stride(const Problem &p) {
+  if (p.scheme.numbers.size() != 1 || p.scheme.numbers[0] < 1)
+    return "'stride' takes one number of segments for each rank, at least 1";
+  const int64_t s = p.scheme.numbers[0];
+  if (s > p.n / p.k || p.n % (p.k * s) != 0) {
+    if (p.n == 0)
+      return {};
+    return "'stride' cannot share " + p.over() + ": " + text(p.k) + " ranks times stride " + text(s) +
+           " does not divide " + text(p.n);
+  }
+  for (int64_t r = 0, length = p.n / (p.k * s); r < p.k; ++r)
+    p.put(r, r * length, 0, length, s, p.k * length, length);
+  return {};
+}
+
+/// Global component lengths, each shared evenly, joined on each rank (Megatron-Core's partition_sizes, times k).
+std::string blocks(const Problem &p) {
+  int64_t start = 0, local = 0;
+  for (int64_t length : p.scheme.numbers) {
+    if (length < 0 || length > p.n - start)
+      return "'blocks' go past " + p.units + " at block length " + text(length);
+    if (length % p.k != 0)
+      return "'blocks' cannot share a block of " + text(length) + " over " + counted(p.k, "rank") + ": " + text(p.k) +
+             " does not divide it";
+    const int64_t each = length / p.k;
+    for (int64_t r = 0; r < p.k; ++r)
+      p.put(r, start + r * each, local, each);
+    start += length;
+    local += each;
+  }
+  return start == p.n ? std::string() : "'blocks' sum to " + text(start) + ", expected " + p.units;
+}
+
+/// Explicit lists of rows for each rank, in slot order (vLLM's expert load balancer). A row that a rank lists again is
+/// in `repeats`.
+std::string map(const Problem &p) {
+  const auto &lists = p.scheme.lists;
+  if (static_cast<int64_t>(lists.size()) != p.k)
+    return "'map' has " + counted(static_cast<int64_t>(lists.size()), "list") + ", expected " + text(p.k) +
+           ", one for each rank";
+  for (int64_t r = 0; r < p.k; ++r) {
+    std::map<int64_t, size_t> seen;
+    for (size_t slot = 0; slot < lists[r].size(); ++slot) {
+      const int64_t row = lists[r][slot];
+      if (row < 0 || row >= p.n)
+        return "'map' puts " + p.scheme.noun + " " + text(row) + " on rank " + text(r) + ", expected 0 to " +
+               text(p.n - 1);
+      const size_t layer = seen[row]++;
+      if (layer > p.repeats.size()) {
+        constexpr int64_t kMostLists = 1 << 22;
+        if (static_cast<int64_t>(layer) * p.k > kMostLists)
+          return "'map' lists " + p.scheme.noun + " " + text(row) + " on rank " + text(r) + " too often, " +
+                 text(layer + 1) + " times";
+        p.repeats.emplace_back(p.k);
+      }
+      (layer == 0 ? p.at : p.repeats[layer - 1])[r].push_back({row, static_cast<int64_t>(slot), 1, 1, 0, 0});
+    }
+  }
+  return {};
+}
+
+} // namespace schemes
+
+using SchemeFunction = std::string (*)(const Problem &);
+enum class Argument { none, number, numbers, lists };
+struct SchemeRow {
+  const char *name;
+  Argument argument;
+  SchemeFunction function;
+};
+#define SCHEME(name, argument, help) {#name, Argument::argument, schemes::name},
+constexpr SchemeRow kSchemes[] = {
+#include "compiler/frontend/schemes.def"
+};
+#undef SCHEME
+
+const SchemeRow *find(const std::string &name) {
+  const auto *row = std::find_if(std::begin(kSchemes), std::end(kSchemes),
+                                 [&](const SchemeRow &known) { return name == known.name; });
+  return row == std::end(kSchemes) ? nullptr : row;
+}
+
+/// Units to rows. Of the last unit, which may be short, only `last` rows exist; what a rank holds behind it moves up.
+void toRows(DimensionShards &shards, int64_t units, int64_t unit, int64_t last) {
+  for (size_t r = 0; r < shards.at.size(); ++r) {
+    std::vector<int64_t> shortSlots; // where this rank holds the last unit
+    for (size_t i = 0; i < shards.layers(); ++i) {
+      IndexMap &layer = i == 0 ? shards.at[r] : shards.repeats[i - 1][r];
+      if (last < unit)
+        if (const int64_t slot = ir::map(layer, units - 1); slot >= 0)
+          shortSlots.push_back(slot);
+      for (IndexBlock &s : layer)
+        for (int64_t *field : {&s.from, &s.to, &s.length, &s.fromStep, &s.toStep})
+          *field *= unit;
+      for (IndexBlock &s : layer)
+        if (s.count > 1 && s.fromStep == s.length && s.toStep == s.length)
+          s = {s.from, s.to, s.length * s.count, 1, 0, 0};
+    }
+    const int64_t whole = shards.lengths[r] * unit;
+    shards.lengths[r] = whole - static_cast<int64_t>(shortSlots.size()) * (unit - last);
+    if (shortSlots.empty())
+      continue;
+    std::sort(shortSlots.begin(), shortSlots.end());
+    IndexMap squeeze; // the rank's positions with whole units -> with short ones
+    int64_t begin = 0, gone = 0;
+    for (int64_t slot : shortSlots) {
+      squeeze.push_back({begin, begin - gone, slot * unit + last - begin, 1, 0, 0});
+      begin = (slot + 1) * unit;
+      gone += unit - last;
+    }
+    if (begin < whole)
+      squeeze.push_back({begin, begin - gone, whole - begin, 1, 0, 0});
+    shards.at[r] = compose(shards.at[r], squeeze);
+    for (std::vector<IndexMap> &layer : shards.repeats)
+      layer[r] = compose(layer[r], squeeze);
+  }
+}
+
+} // namespace
+
+bool hasLists(const Scheme &scheme) {
+  const SchemeRow *row = find(scheme.name);
+  return row && (row->argument == Argument::numbers || row->argument == Argument::lists);
+}
+
+std::optional<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int64_t ranks, int64_t defaultUnit,
+                                           std::string &error) {
+  const SchemeRow *row = find(scheme.name);
+  if (!row) {
+    error = "unknown scheme '" + scheme.name + "'";
+    return std::nullopt;
+  }
+  if (scheme.replicate && row->argument != Argument::none) {
+    error = "'replicate' does not go with '" + scheme.name +
+            "', expected even, chunk, balanced, vllm, sglang or round_robin";
+    return std::nullopt;
+  }
+  const int64_t unit = std::min(scheme.unit > 0 ? scheme.unit : defaultUnit, std::max<int64_t>(n, 1));
+  const int64_t units = n / unit + (n % unit != 0);
+  const std::string unitText =
+      unit == 1 ? counted(units, scheme.noun) : counted(units, "unit") + " of " + counted(unit, scheme.noun);
+  DimensionShards shards;
+  shards.at.resize(ranks);
+
+  if (scheme.replicate && ranks > units && units > 0) {
+    if (ranks % units != 0) {
+      error = "'replicate' cannot share " + unitText + " over " + counted(ranks, "rank") + ": " + text(units) +
+              " does not divide " + text(ranks);
+      return std::nullopt;
+    }
+    for (int64_t r = 0; r < ranks; ++r)
+      shards.at[r] = {{r / (ranks / units), 0, 1, 1, 0, 0}};
+  } else {
+    error = row->function({scheme, units, ranks, unitText, shards.at, shards.repeats});
+    if (!error.empty())
+      return std::nullopt;
+  }
+  for (IndexMap &indexMap : shards.at)
+    if (indexMap.size() > 1 || (!indexMap.empty() && indexMap[0].count > 1)) // a single block is in normal form
+      indexMap = normalize(std::move(indexMap));
+  for (std::vector<IndexMap> &layer : shards.repeats)
+    for (IndexMap &indexMap : layer)
+      indexMap = normalize(std::move(indexMap));
+  shards.lengths.resize(ranks);
+  for (int64_t r = 0; r < ranks; ++r)
+    for (size_t i = 0; i < shards.layers(); ++i)
+      shards.lengths[r] += size(shards.layer(i)[r]);
+  if (unit > 1)
+    toRows(shards, units, unit, n - (units - 1) * unit);
+  return shards;
+}
+
+} // namespace reshard

@@ -1,0 +1,111 @@
+// assign-staging: a fixed place in the rank's arena for every message. A message that is one contiguous piece of a
+// param moves in place. For the others there are two slots for each direction, between nodes and inside them, which
+// chunks take in turn, so that one is packed or unpacked while the next is under way. A step that takes over bytes of
+// the arena waits for the steps that had them last.
+
+#include "compiler/pass.h"
+#include "compiler/transfer/staging.h"
+#include "schema/arena.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+int64_t bytesOf(const OperandShape &shape) {
+  int64_t bytes = shape.rowBytes;
+  for (const OperandLoop &loop : shape.loops)
+    bytes *= loop.count;
+  return bytes;
+}
+
+/// Whether an operand is in the arena, row behind row.
+bool relayed(const RankSchedule &rank, const Operand &operand) {
+  const OperandShape &shape = rank.shapes[operand.shape];
+  int64_t stride = bytesOf(shape);
+  return operand.buffer == 0 && std::all_of(shape.loops.begin(), shape.loops.end(), [&](const OperandLoop &loop) {
+           return loop.stride == (stride /= loop.count);
+         });
+}
+
+/// Not what is converted on its way into memory or out of it.
+bool inPlace(const Layout &layout, const RankSchedule &rank, const Step &step) {
+  const Operands &operands = step.kind == StepKind::send ? step.inputs : step.outputs;
+  if (operands.size() != 1 || !(rank.shapes[operands[0].shape].loops.empty() || relayed(rank, operands[0])))
+    return false;
+  if (operands[0].buffer == 0) // what is gathered or relayed there
+    return true;
+  const auto run = std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer,
+                                              [](uint32_t buffer, const BufferRange &r) { return buffer < r.first; }));
+  return !layout.endpoints[run->endpoint].params[run->param].converts();
+}
+
+int64_t chunks(const Step &step) { return step.chunk > 0 ? (step.bytes + step.chunk - 1) / step.chunk : 1; }
+
+/// Two slots that chunks of one direction take in turn.
+struct Slots {
+  int64_t bytes = 0; // of each
+  int64_t base = 0;
+  int64_t chunks = 0; // so far
+};
+
+void assign(RankSchedule &rank, const Layout &layout) {
+  const Topology &topology = layout.topology;
+  Slots all[4];
+  auto slotsOf = [&](const Step &step) -> Slots & {
+    return all[2 * (step.kind == StepKind::recv) + (topology.node(rank.rank) == topology.node(step.peer))];
+  };
+  auto isStaged = [&](const Step &step) {
+    return (step.kind == StepKind::send || step.kind == StepKind::recv) && !inPlace(layout, rank, step);
+  };
+  for (const Step &step : rank.steps)
+    if (isStaged(step)) {
+      Slots &slots = slotsOf(step);
+      slots.bytes = std::max(slots.bytes, alignUp(step.chunk > 0 ? step.chunk : step.bytes));
+      slots.chunks += chunks(step);
+    }
+  for (const Step &step : rank.steps) // behind what is gathered or relayed
+    for (size_t i = 0; i < step.inputs.size(); ++i)
+      if (step.inputs[i].buffer == 0)
+        rank.arenaBytes =
+            std::max(rank.arenaBytes, alignUp(step.inputs[i].offset + bytesOf(rank.shapes[step.inputs[i].shape])));
+  for (Slots &slots : all) {
+    slots.base = rank.arenaBytes;
+    rank.arenaBytes += std::min<int64_t>(slots.chunks, 2) * slots.bytes;
+    slots.chunks = 0;
+  }
+  schema::ArenaUse use;
+  for (uint32_t s = 0; s < rank.steps.size(); ++s) {
+    Step &step = rank.steps[s];
+    if (!isStaged(step))
+      continue;
+    Slots &slots = slotsOf(step);
+    const int64_t slot = slots.chunks % 2;
+    step.staging = slots.base + (step.chunk > 0 ? 0 : slot * slots.bytes);
+    step.slot = static_cast<uint8_t>(step.chunk > 0 ? slot : 0);
+    slots.chunks += chunks(step);
+    for (uint32_t before : use.take(step.staging, step.staging + step.stagingBytes(), s))
+      step.after.push_back(before);
+    std::sort(step.after.begin(), step.after.end());
+    step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());
+  }
+}
+
+} // namespace
+
+std::string assignStaging(Module &module) {
+  for (RankSchedule &rank : module.schedule.ranks) {
+    rank.arenaBytes = 0;
+    assign(rank, module.layout);
+    rank.arenaBytes += stagedBytes(module.layout, rank.buffers);
+    if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
+      return stagingTooSmall(module.layout.stagingLimit) + ": rank " + std::to_string(rank.rank) + " needs " +
+             std::to_string(rank.arenaBytes);
+  }
+  return {};
+}
+
+} // namespace reshard

@@ -1,0 +1,52 @@
+// Where streams of descriptors may be cut.
+#pragma once
+
+#include "compiler/schedule/rounds.h"
+#include "compiler/transfer/staging.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace reshard {
+
+/// Streams are cut between rows where these are small, else at a multiple of the alignment, at least of an element.
+class DescriptorCuts : public Cuts {
+public:
+  /// `block`: what stays together, or 0.
+  void add(int64_t bytes, int64_t row, int64_t block) {
+    const int64_t begin = ranges_.size() == firsts_.back() ? 0 : ranges_.back().end;
+    ranges_.push_back(
+        {begin, begin + bytes, row,
+         block > 0 ? block : std::min<int64_t>(row & -row, 16)}); // rows are whole elements, of a power of two bytes
+  }
+  void endFlow() { firsts_.push_back(ranges_.size()); }
+
+  bool possible(uint32_t flow, int64_t at) const override {
+    const Range &range = rangeOf(flow, at);
+    return (at - range.begin) % range.granule == 0;
+  }
+
+  int64_t best(uint32_t flow, int64_t from, int64_t to) const override {
+    const Range &range = rangeOf(flow, to);
+    for (int64_t step : {range.row <= (to - from) / 8 ? range.row : kStagingAlignment, range.granule})
+      if (const int64_t position = range.begin + (to - range.begin) / step * step; position > from)
+        return position;
+    return from;
+  }
+
+private:
+  /// Bytes [begin, end) of one descriptor; `element`: what is not cut.
+  struct Range {
+    int64_t begin, end, row, granule;
+  };
+  const Range &rangeOf(uint32_t flow, int64_t at) const {
+    return *std::lower_bound(ranges_.begin() + static_cast<ptrdiff_t>(firsts_[flow]),
+                             ranges_.begin() + static_cast<ptrdiff_t>(firsts_[flow + 1]), at,
+                             [](const Range &range, int64_t to) { return range.end < to; });
+  }
+
+  std::vector<Range> ranges_; // stream after stream
+  std::vector<size_t> firsts_ = {0};
+};
+
+} // namespace reshard

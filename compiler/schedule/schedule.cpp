@@ -1,0 +1,517 @@
+// schedule: descriptors become what each rank does: zeros to fill, local copies, and rounds of messages (rounds.h), one
+// for each pair and round. What goes the same way is a stream of bytes; rounds are dealt out over bytes, and
+// descriptors are cut where the rounds say. Messages to targets that joined later (--keep) come in rounds after those
+// before them, which so stay the same.
+
+#include "compiler/pass.h"
+#include "compiler/resolve/blocks.h"
+#include "compiler/resolve/interner.h"
+#include "compiler/schedule/descriptor_cuts.h"
+#include "compiler/schedule/descriptor_cutter.h"
+#include "compiler/schedule/relays.h"
+#include "compiler/schedule/round_limits.h"
+#include "compiler/schedule/rounds.h"
+#include "compiler/schedule/staged_ranges.h"
+#include "schema/arena.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+/// Bytes [begin, end) of a stream, as cut by the rounds.
+struct FlowRange {
+  int64_t begin, end;
+  Descriptor descriptor;
+};
+
+class Scheduler {
+public:
+  explicit Scheduler(Module &module)
+      : module_(module), layout_(module.layout), cutter_(shapes_), relays_(module.layout, shapes_, cutter_),
+        stagedRanges_(module.layout), phaseSteps_(module, stagedRanges_, operandShapes_) {
+    for (const Shape &shape : module.transfers.shapes)
+      shapes_.intern(shape);
+    module_.schedule.ranks.resize(layout_.world);
+    firstBuffer_.resize(layout_.world);
+    operandShapes_.resize(layout_.world);
+    operandNumbers_.resize(layout_.world);
+    std::vector<std::vector<BufferRange>> all = buffers(layout_);
+    for (int32_t rank = 0; rank < layout_.world; ++rank) {
+      RankSchedule &schedule = module_.schedule.ranks[rank];
+      schedule.rank = rank;
+      schedule.buffers = std::move(all[rank]);
+      for (const BufferRange &run : schedule.buffers)
+        firstBuffer_[rank].try_emplace({static_cast<int64_t>(run.endpoint), run.meshRank}, run.first);
+    }
+    for (const Endpoint &endpoint : layout_.endpoints)
+      faces_.push_back(std::any_of(endpoint.params.begin(), endpoint.params.end(),
+                                   [](const Param &param) { return param.view.has_value(); }));
+    faces_[0] = false; // those of the source are only read
+    later_.resize(layout_.world);
+    for (const RankSchedule &rank : module_.schedule.ranks)
+      for (const BufferRange &run : rank.buffers)
+        if (const auto &view = layout_.endpoints[run.endpoint].params[run.param].view; run.endpoint > 0 && view) {
+          phaseSteps_.watch(rank.rank);
+          if (view->kind == ViewKind::amax)
+            later_[rank.rank][{layout_.endpoints[run.endpoint].epoch(run.meshRank), 0}];
+        }
+  }
+
+  std::string run() {
+    const bool anyStaged =
+        std::any_of(layout_.endpoints.begin(), layout_.endpoints.end(), [](const Endpoint &endpoint) {
+          return std::any_of(endpoint.params.begin(), endpoint.params.end(),
+                             [](const Param &param) { return param.view && param.view->staged; });
+        });
+    if (std::string error = stagedRanges_.plan(anyStaged ? remoteBytes() : 0); !error.empty())
+      return error;
+    separate();
+    relay();
+    if (std::string error = makeRounds(); !error.empty())
+      return error;
+    localSteps();
+    messageSteps();
+    for (size_t rank = 0; rank < operandShapes_.size(); ++rank)
+      module_.schedule.ranks[rank].shapes = std::move(operandShapes_[rank]).take();
+    for (RankSchedule &rank : module_.schedule.ranks)
+      rank.arenaBytes = stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank);
+    module_.schedule.messages = static_cast<uint32_t>(messages_.size());
+    module_.schedule.rounds = rounds_;
+    for (const RankSchedule &rank : module_.schedule.ranks)
+      if (!rank.steps.empty())
+        module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
+    module_.level = Level::schedule;
+    return {};
+  }
+
+private:
+  /// The world rank of a place; -1 for a storage endpoint's file.
+  int32_t rankOf(unsigned endpoint, int32_t meshRank) const {
+    return layout_.endpoints[endpoint].storage ? -1 : layout_.endpoints[endpoint].ranks[meshRank];
+  }
+
+  /// The way of a descriptor, from the rank that reads to the one that writes. A storage endpoint's side, and zeros,
+  /// are on the other side's rank, unless one rank must write them; where both sides are storage, files are dealt out
+  /// over the ranks.
+  FlowKey flowKey(const Descriptor &d) const {
+    const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source),
+                  target = stagedRanges_.writer(d.endpoint, d.target, d.targetInstance);
+    const int32_t both = static_cast<int32_t>(d.target % layout_.world);
+    const StagedRange *staged = stagedRanges_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset);
+    FlowKey result{{layout_.endpoints[d.endpoint].epoch(d.target), staged ? staged->phase
+                                                                   : faces_[d.endpoint]
+                                                                       ? stagedRanges_.phaseOf(paramOf(d))
+                                                                       : 0},
+                   both,
+                   both,
+                   d.route};
+    if (source >= 0 || target >= 0) {
+      result.source = source < 0 ? target : source;
+      result.target = target < 0 ? source : target;
+    }
+    return result;
+  }
+
+  const Param &paramOf(const Descriptor &d) const {
+    return layout_.endpoints[d.endpoint].params[stagedRanges_.paramOf(d.endpoint, d.target, d.targetInstance)];
+  }
+
+  int64_t remoteBytes() const {
+    int64_t bytes = 0;
+    for (const Descriptor &d : module_.transfers.descriptors)
+      if (const FlowKey at = flowKey(d); at.source != at.target || d.route >= 0)
+        bytes += bytesOf(shapes_[d.shape]);
+    return bytes;
+  }
+
+  /// Splits descriptors into local ones and streams.
+  void separate() {
+    std::vector<std::pair<FlowKey, Descriptor>> remote;
+    std::vector<Descriptor> all;
+    for (const Descriptor &d : module_.transfers.descriptors)
+      if (stagedRanges_.needsCut(d.endpoint, d.target, d.targetInstance))
+        cutAtStagedRanges(d, stagedRanges_, shapes_, all);
+      else
+        all.push_back(d);
+    for (const Descriptor &d : all) {
+      const FlowKey at = flowKey(d);
+      if (at.source == at.target && d.route < 0)
+        local_.push_back(d);
+      else
+        remote.emplace_back(at, d);
+    }
+    addFlows(std::move(remote));
+  }
+
+  void addFlows(std::vector<std::pair<FlowKey, Descriptor>> remote) {
+    std::stable_sort(remote.begin(), remote.end(),
+                     [](const auto &a, const auto &b) { return a.first.fields() < b.first.fields(); });
+    for (const auto &[at, d] : remote) {
+      if (keys_.empty() || keys_.back() != at) {
+        keys_.push_back(at);
+        firsts_.push_back(descriptors_.size());
+        Stream &flow = flows_.emplace_back();
+        if (at.relay >= 0)
+          flow.hops = {{at.source, at.relay, -1}, {at.relay, at.target, 0}};
+        else if (at.source != at.target)
+          flow.hops.push_back({at.source, at.target, -1});
+        if (d.route >= 0)
+          addRoute(module_.transfers.routes[d.route], d.endpoint, flow);
+      }
+      flows_.back().bytes += bytesOf(shapes_[d.shape]);
+      descriptors_.push_back(d);
+    }
+    firsts_.push_back(descriptors_.size());
+  }
+
+  /// Has other ranks of a node send a part of what some have too much of.
+  void relay() {
+    std::vector<std::pair<FlowKey, Descriptor>> all = relays_.cut(keys_, flows_, firsts_, descriptors_);
+    if (all.empty())
+      return;
+    keys_.clear();
+    firsts_.clear();
+    flows_.clear();
+    descriptors_.clear();
+    addFlows(std::move(all));
+    relays_.layOut(keys_, flows_);
+  }
+
+  void addRoute(const Route &route, unsigned endpoint, Stream &flow) {
+    for (const Hop &hop : route) {
+      const int32_t from = rankOf(endpoint, hop.from), to = rankOf(endpoint, hop.to);
+      auto after = static_cast<int32_t>(flow.hops.size()) - 1; // stays -1 for what the first rank read from files
+      while (after >= 0 && flow.hops[after].to != from)
+        --after;
+      flow.hops.push_back({from, to, after});
+    }
+  }
+
+  /// Rounds, generation after generation; then messages, and streams cut into pieces.
+  std::string makeRounds() {
+    RoundLimits limits;
+    int64_t gathered = 0;
+    for (const RankSchedule &rank : module_.schedule.ranks)
+      gathered = std::max(gathered, stagedBytes(layout_, rank.buffers) + stagedRanges_.bytes(rank.rank) +
+                                        relays_.held(rank.rank));
+    if (std::string error = roundLimits(flows_, layout_, gathered, limits); !error.empty())
+      return error;
+    for (size_t first = 0; first < flows_.size();) {
+      size_t last = first;
+      while (last < flows_.size() && keys_[last].when == keys_[first].when)
+        ++last;
+      DescriptorCuts cuts;
+      for (size_t s = first; s < last; ++s, cuts.endFlow())
+        for (size_t d = firsts_[s]; d < firsts_[s + 1]; ++d)
+          cuts.add(bytesOf(shapes_[descriptors_[d].shape]), shapes_[descriptors_[d].shape].rowBytes,
+                   blockBytes(descriptors_[d]));
+      std::vector<Message> messages =
+          assignRounds(llvm::ArrayRef(flows_).slice(first, last - first), layout_.topology, limits, cuts);
+      uint32_t rounds = 0;
+      for (Message &message : messages) {
+        rounds = std::max(rounds, message.round + message.rounds);
+        message.round += rounds_;
+        for (Grant &grant : message.grants)
+          grant.flow += static_cast<uint32_t>(first);
+        messages_.push_back(std::move(message));
+      }
+      rounds_ += rounds;
+      lastRound_[keys_[first].when] = rounds_ - 1;
+      first = last;
+    }
+    cut();
+    noteArrivals();
+    return {};
+  }
+
+  /// Of what is quantised where it comes, the bytes of a block; else 0.
+  int64_t blockBytes(const Descriptor &d) const {
+    const int32_t rank = rankOf(d.endpoint, d.target);
+    const Param &param =
+        layout_.endpoints[d.endpoint].params[bufferRunOf(rank < 0 ? flowKey(d).target : rank, d).param];
+    return param.view && param.view->kind == ViewKind::elements && !param.view->staged
+               ? blockOf(param.view->format).columns * itemBytes(param.dtype)
+               : 0;
+  }
+
+  /// Streams into pieces that no grant parts.
+  void cut() {
+    std::vector<llvm::SmallVector<int64_t, 1>> ends(flows_.size());
+    for (const Message &message : messages_)
+      for (const Grant &grant : message.grants)
+        ends[grant.flow].push_back(grant.end);
+    std::vector<Descriptor> stack, taken;
+    for (size_t s = 0; s < flows_.size(); ++s) {
+      firstRange_.push_back(ranges_.size());
+      std::sort(ends[s].begin(), ends[s].end());
+      ends[s].erase(std::unique(ends[s].begin(), ends[s].end()), ends[s].end());
+      stack.assign(descriptors_.rend() - static_cast<ptrdiff_t>(firsts_[s + 1]),
+                   descriptors_.rend() - static_cast<ptrdiff_t>(firsts_[s]));
+      int64_t at = 0;
+      for (int64_t end : ends[s]) {
+        taken.clear();
+        cutter_.take(stack, end - at, taken);
+        for (const Descriptor &d : taken) {
+          const int64_t bytes = bytesOf(shapes_[d.shape]);
+          ranges_.push_back({at, at + bytes, d});
+          at += bytes;
+        }
+      }
+    }
+    firstRange_.push_back(ranges_.size());
+    descriptors_ = {};
+  }
+
+  llvm::ArrayRef<FlowRange> rangesOf(size_t flow) const {
+    return llvm::ArrayRef(ranges_).slice(firstRange_[flow], firstRange_[flow + 1] - firstRange_[flow]);
+  }
+
+  /// Notes which message brought what goes on.
+  void noteArrivals() {
+    arrivals_.resize(flows_.size());
+    for (uint32_t m = 0; m < messages_.size(); ++m)
+      for (const Grant &grant : messages_[m].grants)
+        if (const size_t hops = flows_[grant.flow].hops.size(); hops > 1) {
+          arrivals_[grant.flow].resize(hops);
+          arrivals_[grant.flow][grant.hop].emplace_back(grant.end, m);
+        }
+  }
+
+  /// One fill and one copy step a rank (and phase), and one for each stream that it reads from files to pass it on; all
+  /// in the first round (of theirs).
+  void localSteps() {
+    std::vector<std::map<EpochPhase, Step>> fills(layout_.world), copies(layout_.world);
+    for (const Descriptor &d : local_) {
+      const FlowKey at = flowKey(d);
+      const int32_t rank = at.target;
+      const EpochPhase when = at.when.phase > 0 || faces_[d.endpoint] ? at.when : EpochPhase{0, 0};
+      Step &step = (d.source < 0 ? fills : copies)[rank][when];
+      step.kind = d.source < 0 ? StepKind::fill : StepKind::copy;
+      if (d.source >= 0)
+        step.inputs.push_back(input(rank, d));
+      step.outputs.push_back(output(rank, d));
+      step.bytes += bytesOf(shapes_[d.shape]);
+    }
+    for (int32_t rank = 0; rank < layout_.world; ++rank) {
+      for (const StagedRange &staged : stagedRanges_.of(rank)) // also where all comes by messages
+        later_[rank][{layout_.endpoints[staged.endpoint].epoch(staged.meshRank), staged.phase}];
+      for (auto *kind : {&fills, &copies})
+        for (auto &[when, step] : (*kind)[rank])
+          if (when == EpochPhase{0, 0})
+            phaseSteps_.append(rank, std::move(step), {});
+          else
+            later_[rank][when].push_back(std::move(step));
+    }
+    readStep_.resize(flows_.size());
+    for (size_t s = 0; s < flows_.size(); ++s) {
+      if (!read(s))
+        continue;
+      readStep_[s] = static_cast<uint32_t>(module_.schedule.ranks[keys_[s].source].steps.size());
+      Step step;
+      step.bytes = flows_[s].bytes;
+      for (const FlowRange &range : rangesOf(s)) {
+        step.inputs.push_back(input(keys_[s].source, range.descriptor));
+        step.outputs.push_back(output(keys_[s].source, range.descriptor));
+      }
+      phaseSteps_.append(keys_[s].source, std::move(step), {});
+    }
+  }
+
+  bool read(size_t flow) const { return keys_[flow].reads(); }
+
+  /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from
+  /// the next lower ones first. A send of what a rank got itself waits for the receives that brought it. Steps of later
+  /// stages stand behind them.
+  void messageSteps() {
+    struct Side {
+      uint32_t round;
+      bool receive;
+      int64_t distance;
+      uint32_t message;
+    };
+    std::vector<std::vector<Side>> sides(layout_.world);
+    for (uint32_t m = 0; m < messages_.size(); ++m) {
+      const Message &message = messages_[m];
+      const int64_t distance = (message.to - message.from + layout_.world) % layout_.world;
+      sides[message.from].push_back({message.round, false, distance, m});
+      sides[message.to].push_back({message.round, true, distance, m});
+    }
+    std::vector<uint32_t> stepOf(messages_.size(), UINT32_MAX); // of the receive
+    for (int32_t rank = 0; rank < layout_.world; ++rank) {
+      std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+      std::sort(sides[rank].begin(), sides[rank].end(), [](const Side &a, const Side &b) {
+        return std::tie(a.round, a.receive, a.distance, a.message) <
+               std::tie(b.round, b.receive, b.distance, b.message);
+      });
+      steps.reserve(steps.size() + sides[rank].size());
+      auto side = sides[rank].begin();
+      schema::ArenaUse held;            // what is relayed
+      auto until = [&](int64_t round) { // messages of rounds up to this one
+        for (; side != sides[rank].end() && side->round <= round; ++side) {
+          const Message &message = messages_[side->message];
+          Step step;
+          step.kind = side->receive ? StepKind::recv : StepKind::send;
+          step.round = message.round;
+          step.peer = side->receive ? message.from : message.to;
+          step.message = side->message;
+          step.bytes = message.bytes;
+          step.chunk = message.chunk;
+          for (const Grant &grant : message.grants)
+            addOperands(rank, grant, side->receive, stepOf, held, step);
+          phaseSteps_.append(rank, std::move(step), keys_[message.grants[0].flow].when);
+          if (side->receive)
+            stepOf[side->message] = static_cast<uint32_t>(steps.size() - 1);
+        }
+      };
+      int64_t before = -1;
+      auto known = lastRound_.begin();
+      for (auto &[when, locals] : later_[rank]) {
+        for (; known != lastRound_.end() && known->first < when; ++known)
+          before = std::max<int64_t>(before, known->second);
+        const bool rounds = known != lastRound_.end() && known->first == when;
+        until(before);
+        for (Step &step : locals) {
+          step.round = static_cast<uint32_t>(std::max<int64_t>(rounds ? before + 1 : before, 0));
+          phaseSteps_.append(rank, std::move(step), when);
+        }
+        if (rounds)
+          until(known->second);
+        phaseSteps_.finish(rank, when, static_cast<uint32_t>(std::max<int64_t>(rounds ? known->second : before, 0)));
+      }
+      until(INT64_MAX);
+    }
+  }
+
+  void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf,
+                   schema::ArenaUse &held, Step &step) {
+    const llvm::ArrayRef<FlowRange> ranges = rangesOf(grant.flow);
+    const auto first = std::partition_point(ranges.begin(), ranges.end(),
+                                            [&](const FlowRange &range) { return range.begin < grant.begin; });
+    const int32_t after = flows_[grant.flow].hops[grant.hop].after;
+    const int64_t routed = static_cast<int64_t>(grant.hop) - hopsBefore(grant.flow);
+    const bool onRoute = routed >= 0, relayed = keys_[grant.flow].relay >= 0 && grant.hop == (receive ? 0 : 1);
+    for (auto range = first; range != ranges.end() && range->begin < grant.end; ++range) {
+      const Descriptor &d = range->descriptor;
+      if (relayed) {
+        const int64_t base = relays_.base(grant.flow);
+        (receive ? step.outputs : step.inputs).push_back({0, packed(rank, d.shape), base + range->begin});
+        for (uint32_t earlier : held.take(base + range->begin, base + range->end,
+                                          static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size())))
+          step.after.push_back(earlier); // a send for what it sends, a receive for its room
+      } else if (receive)
+        step.outputs.push_back(onRoute ? forwarded(rank, d, routeHop(grant).to) : output(rank, d));
+      else
+        step.inputs.push_back(onRoute ? forwarded(rank, d, routeHop(grant).from) : input(rank, d));
+    }
+    if (receive || !onRoute)
+      return;
+    if (after < 0) {
+      step.after.push_back(readStep_[grant.flow]);
+      return;
+    }
+    const auto &list = arrivals_[grant.flow][after]; // ascending ends
+    auto bringing = std::upper_bound(list.begin(), list.end(), grant.begin,
+                                     [](int64_t begin, const auto &each) { return begin < each.first; });
+    for (; bringing != list.end(); ++bringing) {
+      step.after.push_back(stepOf[bringing->second]);
+      if (bringing->first >= grant.end)
+        break;
+    }
+  }
+
+  Operand input(int32_t rank, const Descriptor &d) {
+    return {firstBuffer_[rank].at({0, d.source}) + d.sourceInstance, shape(rank, d.shape, false), d.sourceOffset};
+  }
+  Operand output(int32_t rank, const Descriptor &d) {
+    if (const StagedRange *staged = stagedRanges_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset))
+      return {0, shape(rank, d.shape, true), staged->offset + d.targetOffset - staged->begin};
+    return {firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance, shape(rank, d.shape, true),
+            d.targetOffset};
+  }
+  /// The hop of a grant that is on the stream's route.
+  const Hop &routeHop(const Grant &grant) const {
+    return module_.transfers.routes[keys_[grant.flow].route][grant.hop - hopsBefore(grant.flow)];
+  }
+  /// Hops of a stream before its route.
+  uint32_t hopsBefore(size_t flow) const { return read(flow) ? 0 : keys_[flow].relay >= 0 ? 2 : 1; }
+  /// The target's operand on another place of the route: the same positions of the same param.
+  Operand forwarded(int32_t rank, const Descriptor &d, int32_t meshRank) {
+    if (meshRank == d.target)
+      return output(rank, d);
+    const BufferRange &run = bufferRunOf(rankOf(d.endpoint, d.target), d);
+    const auto &runs = module_.schedule.ranks[rank].buffers;
+    const auto same = std::find_if(runs.begin(), runs.end(), [&](const BufferRange &r) {
+      return r.endpoint == d.endpoint && r.meshRank == meshRank && r.param == run.param;
+    });
+    const uint32_t instance =
+        firstBuffer_[rankOf(d.endpoint, d.target)].at({d.endpoint, d.target}) + d.targetInstance - run.first;
+    return {same->first + instance, shape(rank, d.shape, true), d.targetOffset};
+  }
+  const BufferRange &bufferRunOf(int32_t rank, const Descriptor &d) const {
+    const uint32_t buffer = firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance;
+    const auto &runs = module_.schedule.ranks[rank].buffers;
+    return *std::prev(std::upper_bound(runs.begin(), runs.end(), buffer,
+                                       [](uint32_t b, const BufferRange &r) { return b < r.first; }));
+  }
+
+  uint32_t shape(int32_t rank, uint32_t number, bool target) {
+    auto [at, added] = operandNumbers_[rank].try_emplace(number * 2 + target);
+    if (added) {
+      const Shape &shape = shapes_[number];
+      OperandShape operand{shape.rowBytes, {}};
+      for (const Loop &loop : shape.loops)
+        operand.loops.push_back(target ? OperandLoop{loop.count, loop.targetStride, loop.targetStep}
+                                       : OperandLoop{loop.count, loop.sourceStride, loop.sourceStep});
+      at->second = operandShapes_[rank].intern(std::move(operand));
+    }
+    return at->second;
+  }
+
+  /// Of a relay: rows one behind the other, in the same loops.
+  uint32_t packed(int32_t rank, uint32_t number) {
+    const Shape &shape = shapes_[number];
+    OperandShape operand{shape.rowBytes, {}};
+    int64_t stride = bytesOf(shape);
+    for (const Loop &loop : shape.loops)
+      operand.loops.push_back({loop.count, stride /= loop.count, 0});
+    return operandShapes_[rank].intern(std::move(operand));
+  }
+
+  Module &module_;
+  const Layout &layout_;
+  Interner<Shape> shapes_;
+  DescriptorCutter cutter_;
+  Relays relays_;
+  StagedRanges stagedRanges_;
+  PhaseSteps phaseSteps_;
+  std::vector<bool> faces_;                                    // by endpoint: whether it has any
+  std::vector<std::map<EpochPhase, std::vector<Step>>> later_; // by rank: stages behind the first, and local steps
+  std::map<EpochPhase, uint32_t> lastRound_;
+  std::vector<Descriptor> local_;
+  std::vector<FlowKey> keys_;      // by stream
+  std::vector<uint32_t> readStep_; // by stream: the step that reads it from files
+  std::vector<Stream> flows_;
+  std::vector<Descriptor> descriptors_;                                          // stream after stream
+  std::vector<size_t> firsts_;                                                   // of each stream
+  std::vector<FlowRange> ranges_;                                                // stream after stream
+  std::vector<size_t> firstRange_;                                               // of each stream
+  std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals_; // by stream and hop: end, message
+  std::vector<Message> messages_;
+  uint32_t rounds_ = 0;
+  std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, place) -> buffer
+  std::vector<Interner<OperandShape>> operandShapes_;
+  std::vector<std::unordered_map<uint32_t, uint32_t>>
+      operandNumbers_; // by rank: descriptor shape and side -> operand shape
+};
+
+} // namespace
+
+std::string schedule(Module &module) { return Scheduler(module).run(); }
+
+} // namespace reshard

@@ -1,0 +1,303 @@
+#include "compiler/schedule/staged_ranges.h"
+
+#include "compiler/resolve/blocks.h"
+#include "compiler/schedule/descriptor_cutter.h"
+#include "compiler/transfer/staging.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+constexpr int64_t kMostBytes = 256 << 20; // at a time, where there is no limit
+constexpr int64_t kMostChunks = 1 << 24;  // as round_limits.cpp has it
+
+bool isStaged(const Param &param) { return param.view && param.view->kind == ViewKind::elements && param.view->staged; }
+
+} // namespace
+
+StagedRanges::StagedRanges(const Layout &layout) : layout_(layout), ranges_(layout.world), bytes_(layout.world) {
+  firsts_.resize(layout.endpoints.size());
+  for (size_t e = 1; e < layout.endpoints.size(); ++e) {
+    const Endpoint &endpoint = layout.endpoints[e];
+    const bool faces = std::any_of(endpoint.params.begin(), endpoint.params.end(),
+                                   [](const Param &param) { return param.view.has_value(); });
+    for (int64_t meshRank = 0; faces && meshRank < endpoint.meshRanks(); ++meshRank) {
+      std::vector<uint32_t> &firsts = firsts_[e].emplace_back();
+      uint32_t next = 0;
+      for (const Param &param : endpoint.params) {
+        firsts.push_back(next);
+        next += static_cast<uint32_t>(instances(endpoint, param, meshRank));
+      }
+    }
+  }
+}
+
+unsigned StagedRanges::paramOf(unsigned endpoint, int32_t meshRank, uint32_t instance) const {
+  const std::vector<uint32_t> &firsts = firsts_[endpoint][static_cast<size_t>(meshRank)];
+  return static_cast<unsigned>(std::upper_bound(firsts.begin(), firsts.end(), instance) - firsts.begin()) - 1;
+}
+
+int32_t StagedRanges::writer(unsigned e, int32_t meshRank, uint32_t instance) const {
+  const Endpoint &endpoint = layout_.endpoints[e];
+  if (!endpoint.storage)
+    return endpoint.ranks[meshRank];
+  if (firsts_[e].empty())
+    return -1;
+  const unsigned param = paramOf(e, meshRank, instance);
+  const QuantizedView *view = endpoint.params[param].view ? &*endpoint.params[param].view : nullptr;
+  if (!view || view->kind == ViewKind::codes ||
+      (view->kind == ViewKind::elements && !view->staged && view->format != Quantization::nvfp4))
+    return -1;
+  // Largest magnitudes go where the elements go.
+  const unsigned codes = view->kind == ViewKind::amax ? endpoint.params[view->codes].view->codes : view->codes;
+  return static_cast<int32_t>(
+      (codes + static_cast<int64_t>(instance) - firsts_[e][static_cast<size_t>(meshRank)][param] + meshRank) %
+      layout_.world);
+}
+
+uint32_t StagedRanges::phaseOf(const Param &param) const {
+  return param.view && param.view->kind == ViewKind::elements && param.view->format == Quantization::nvfp4
+             ? 1
+             : 0; // behind the largest magnitudes
+}
+
+const StagedRange *StagedRanges::find(unsigned endpoint, int32_t meshRank, uint32_t instance, int64_t offset) const {
+  const auto at = byInstance_.find({endpoint, meshRank, instance});
+  if (at == byInstance_.end())
+    return nullptr;
+  return &*std::prev(std::upper_bound(at->second.begin(), at->second.end(), offset,
+                                      [](int64_t o, const StagedRange &range) { return o < range.begin; }));
+}
+
+std::vector<std::vector<StagedRanges::Rows>> StagedRanges::rows() const {
+  std::vector<std::vector<Rows>> result(layout_.world);
+  for (unsigned e = 1; e < layout_.endpoints.size(); ++e) {
+    const Endpoint &endpoint = layout_.endpoints[e];
+    for (unsigned p = 0; p < endpoint.params.size(); ++p) {
+      const Param &param = endpoint.params[p];
+      if (!isStaged(param))
+        continue;
+      for (int32_t meshRank = 0; meshRank < endpoint.meshRanks(); ++meshRank) {
+        const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
+        const int64_t bytes = localBytes(endpoint, param, meshRank), count = instances(endpoint, param, meshRank);
+        const int64_t width = shape.back() * itemBytes(param.dtype), height = shape[shape.size() - 2];
+        for (int64_t i = 0; i < count && bytes > 0; ++i) {
+          const uint32_t instance = firsts_[e][static_cast<size_t>(meshRank)][p] + static_cast<uint32_t>(i);
+          result[static_cast<size_t>(writer(e, meshRank, instance))].push_back(
+              {{e, meshRank, instance, 0, bytes, 0, 0},
+               std::min(blockOf(param.view->format).rows, height) * width,
+               height * width,
+               phaseOf(param) > 0,
+               endpoint.params[param.view->codes].name});
+        }
+      }
+    }
+  }
+  return result;
+}
+
+std::string StagedRanges::plan(int64_t remote) {
+  std::vector<std::vector<Rows>> all = rows();
+  if (std::all_of(all.begin(), all.end(), [](const std::vector<Rows> &rows) { return rows.empty(); }))
+    return {};
+  const std::vector<std::vector<BufferRange>> runs = buffers(layout_);
+  const int64_t staging = remote > 0 ? 8 * (2 * kStagingAlignment + remote / kMostChunks) : 0; // for messages
+  int64_t least = 0;
+  const Rows *largest = nullptr;
+  for (int32_t rank = 0; rank < layout_.world; ++rank) {
+    if (all[rank].empty())
+      continue;
+    const Rows &row = *std::max_element(all[rank].begin(), all[rank].end(),
+                                        [](const Rows &a, const Rows &b) { return a.row < b.row; });
+    const int64_t fixed = stagedBytes(layout_, runs[rank]), needs = fixed + alignUp(row.row) + staging;
+    if (needs > least) {
+      least = needs;
+      largest = &row;
+    }
+    if (layout_.stagingLimit == 0 || needs <= layout_.stagingLimit)
+      planRank(rank, all[rank],
+               layout_.stagingLimit == 0
+                   ? kMostBytes
+                   : std::min((layout_.stagingLimit - fixed) / 2, layout_.stagingLimit - fixed - staging));
+  }
+  if (layout_.stagingLimit > 0 && least > layout_.stagingLimit)
+    return stagingTooSmall(layout_.stagingLimit) + " to gather a row of blocks of param '" + largest->name + "', " +
+           std::to_string(largest->row) + " bytes, beside what else a rank stages, expected at least " +
+           std::to_string(least) + " bytes";
+  return {};
+}
+
+/// Rows one after the other into the arena, and from its beginning again where they do not fit; what must come later
+/// behind all else.
+void StagedRanges::planRank(int32_t rank, std::vector<Rows> &rows, int64_t limit) {
+  int64_t budget = limit;
+  for (const Rows &each : rows)
+    budget = std::max(budget, alignUp(each.row));
+  std::stable_sort(rows.begin(), rows.end(), [](const Rows &a, const Rows &b) { return a.later < b.later; });
+  uint32_t phase = 0;
+  int64_t used = 0;
+  for (const Rows &each : rows) {
+    if (each.later && phase == 0) {
+      phase = 1;
+      used = 0;
+    }
+    for (int64_t at = 0; at < each.all.end;) {
+      // As many rows as fit; the last one of a matrix may be shorter.
+      int64_t end = at;
+      auto next = [&](int64_t from) { return std::min(from + each.row, (from / each.matrix + 1) * each.matrix); };
+      while (end < each.all.end && used + alignUp(next(end) - at) <= budget)
+        end = next(end);
+      if (end == at) {
+        ++phase;
+        used = 0;
+        continue;
+      }
+      StagedRange range = each.all;
+      range.begin = at;
+      range.end = end;
+      range.phase = phase;
+      range.offset = used;
+      used += alignUp(end - at);
+      bytes_[rank] = std::max(bytes_[rank], used);
+      ranges_[rank].push_back(range);
+      byInstance_[{range.endpoint, range.meshRank, range.instance}].push_back(range);
+      at = end;
+    }
+  }
+}
+
+void cutAtStagedRanges(const Descriptor &d, const StagedRanges &stagedRanges, Interner<Shape> &shapes,
+                       std::vector<Descriptor> &parts) {
+  std::vector<Descriptor> left = {d};
+  while (!left.empty()) {
+    const Descriptor next = left.back();
+    const Shape shape = shapes[next.shape];
+    left.pop_back();
+    int64_t low = next.targetOffset, high = low + shape.rowBytes - 1;
+    const Loop *longest = nullptr; // the loop that reaches furthest, over instances before all
+    auto reach = [](const Loop &loop) {
+      return std::make_pair(std::abs(loop.targetStep) * (loop.count - 1),
+                            std::abs(loop.targetStride) * (loop.count - 1));
+    };
+    bool one = true;
+    for (const Loop &loop : shape.loops) {
+      one = one && loop.targetStep == 0;
+      (loop.targetStride < 0 ? low : high) += loop.targetStride * (loop.count - 1);
+      if (!longest || reach(loop) > reach(*longest))
+        longest = &loop;
+    }
+    const StagedRange *range = one ? stagedRanges.find(next.endpoint, next.target, next.targetInstance, low) : nullptr;
+    if (one && (!range || high < range->end)) {
+      parts.push_back(next);
+      continue;
+    }
+    auto put = [&](int64_t at, const Loop &step, Shape part) {
+      left.push_back(stepped(next, at, step, shapes.intern(std::move(part))));
+    };
+    if (!longest) {
+      put(range->end - low, {shape.rowBytes, 1, 1, 0, 0}, {high + 1 - range->end, {}});
+      put(0, {shape.rowBytes, 1, 1, 0, 0}, {range->end - low, {}});
+      continue;
+    }
+    const size_t number = static_cast<size_t>(longest - shape.loops.data());
+    const int64_t half = longest->count / 2;
+    for (const auto &[from, count] : {std::pair(half, longest->count - half), std::pair(int64_t{0}, half)}) {
+      Shape part = shape;
+      part.loops[number].count = count;
+      if (count == 1)
+        part.loops.erase(part.loops.begin() + static_cast<ptrdiff_t>(number));
+      put(from, shape.loops[number], std::move(part));
+    }
+  }
+}
+
+void PhaseSteps::append(int32_t rank, Step step, const EpochPhase &when) {
+  std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+  const auto number = static_cast<uint32_t>(steps.size());
+  State &at = state_[rank];
+  const Needs needs = this->needs(rank, step);
+  if (needs.writesStaged && at.converted >= 0)
+    step.after.push_back(static_cast<uint32_t>(at.converted));
+  if (needs.tensorScales && at.reduced >= 0)
+    step.after.push_back(static_cast<uint32_t>(at.reduced));
+  if (needs.writesStaged)
+    at.writers[when].push_back(number);
+  if (needs.largest)
+    at.largest[when.epoch].push_back(number);
+  std::sort(step.after.begin(), step.after.end());
+  step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());
+  steps.push_back(std::move(step));
+}
+
+/// By what it writes.
+PhaseSteps::Needs PhaseSteps::needs(int32_t rank, const Step &step) {
+  Needs needs;
+  const auto &runs = module_.schedule.ranks[rank].buffers;
+  for (const Operand &operand : step.outputs) {
+    needs.writesStaged = needs.writesStaged || operand.buffer == 0;
+    if (operand.buffer == 0 || !state_[rank].any)
+      continue;
+    const BufferRange &run = *std::prev(std::upper_bound(runs.begin(), runs.end(), operand.buffer,
+                                                         [](uint32_t b, const BufferRange &r) { return b < r.first; }));
+    const Param &param = module_.layout.endpoints[run.endpoint].params[run.param];
+    needs.largest = needs.largest || (param.view && param.view->kind == ViewKind::amax);
+    needs.tensorScales = needs.tensorScales || stagedRanges_.phaseOf(param) > 0;
+  }
+  return needs;
+}
+
+void PhaseSteps::put(int32_t rank, Step step, uint32_t round, const std::vector<uint32_t> &after, int64_t &number) {
+  if (step.inputs.empty())
+    return;
+  std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
+  step.round = round;
+  step.after.assign(after.begin(), after.end());
+  number = static_cast<int64_t>(steps.size());
+  steps.push_back(std::move(step));
+}
+
+void PhaseSteps::finish(int32_t rank, const EpochPhase &when, uint32_t round) {
+  const auto &endpoints = module_.layout.endpoints;
+  State &at = state_[rank];
+  auto whole = [&](int64_t bytes) { return shapes_[rank].intern({bytes, {}}); };
+  std::map<std::pair<unsigned, int32_t>, uint32_t> firsts; // of a place, its first buffer
+  Step reduce, convert;
+  reduce.kind = StepKind::reduce;
+  for (const BufferRange &run : module_.schedule.ranks[rank].buffers) {
+    const uint32_t first = firsts.try_emplace({run.endpoint, run.meshRank}, run.first).first->second;
+    const auto &view = endpoints[run.endpoint].params[run.param].view;
+    if (when.phase > 0 || run.endpoint == 0 || run.bytes == 0 || !view || view->kind != ViewKind::amax ||
+        endpoints[run.endpoint].epoch(run.meshRank) != when.epoch)
+      continue;
+    for (uint32_t i = 0; i < run.count; ++i)
+      if (stagedRanges_.writer(run.endpoint, run.meshRank, run.first + i - first) == rank) {
+        reduce.inputs.push_back({run.first + i, whole(run.bytes), 0});
+        reduce.bytes += run.bytes;
+      }
+  }
+  put(rank, std::move(reduce), round, at.largest[when.epoch], at.reduced);
+  bool tensorScales = false;
+  for (const StagedRange &staged : stagedRanges_.of(rank)) {
+    if (staged.phase != when.phase || endpoints[staged.endpoint].epoch(staged.meshRank) != when.epoch)
+      continue;
+    const uint32_t shape = whole(staged.end - staged.begin);
+    convert.inputs.push_back({0, shape, staged.offset});
+    convert.outputs.push_back({firsts.at({staged.endpoint, staged.meshRank}) + staged.instance, shape, staged.begin});
+    convert.bytes += staged.end - staged.begin;
+    tensorScales = tensorScales || stagedRanges_.phaseOf(endpoints[staged.endpoint].params[stagedRanges_.paramOf(
+                                       staged.endpoint, staged.meshRank, staged.instance)]) > 0;
+  }
+  std::vector<uint32_t> after = at.writers[when];
+  if (tensorScales && at.reduced >= 0)
+    after.push_back(static_cast<uint32_t>(at.reduced));
+  if (at.converted >= 0) // so that who waits for this one waits for all before
+    after.push_back(static_cast<uint32_t>(at.converted));
+  std::sort(after.begin(), after.end());
+  put(rank, std::move(convert), round, after, at.converted);
+}
+
+} // namespace reshard

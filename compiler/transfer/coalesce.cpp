@@ -1,0 +1,342 @@
+// coalesce: chosen transfers become strided descriptors, as few as possible. A run of tensors is a loop over layers or
+// experts (instances of a param are numbered in a row), a periodic segment is a loop, rows that touch on both sides are
+// one row.
+
+#include "compiler/pass.h"
+#include "compiler/resolve/interner.h"
+#include "compiler/transfer/rank_classes.h"
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+/// Where a param's dimensions lie on a place: bytes per position of each dimension, instances per position of each name
+/// variable.
+struct Geometry {
+  std::vector<int64_t> strides; // per param dimension, bytes
+  std::vector<int64_t> steps;   // per name variable, instances
+};
+
+Geometry geometry(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
+  Geometry result;
+  const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
+  result.strides.assign(shape.size(), itemBytes(param.dtype));
+  for (size_t d = shape.size(); d-- > 1;)
+    result.strides[d - 1] = result.strides[d] * shape[d];
+  result.steps.assign(param.variables.size(), 1);
+  for (size_t v = param.variables.size(); v-- > 1;) {
+    const Sharding &sharding = endpoint.shardings[param.instances[v]];
+    result.steps[v - 1] = result.steps[v] * size(sharding.at[coordinate(endpoint, sharding.axes, meshRank)]);
+  }
+  return result;
+}
+
+/// A descriptor relative to the param's first instance on each side; the same for all places of a holder and a tile's
+/// targets.
+struct RelativeDescriptor {
+  int64_t sourceInstance = 0, targetInstance = 0;
+  int64_t sourceOffset = 0, targetOffset = 0;
+  Shape shape;
+};
+
+/// What one position along one dimension of a part costs on each side.
+struct DimensionStride {
+  int64_t sourceStride = 0, targetStride = 0, sourceStep = 0, targetStep = 0;
+  Loop loop(int64_t count, int64_t from, int64_t to) const {
+    return {count, from * sourceStride, to * targetStride, from * sourceStep, to * targetStep};
+  }
+};
+
+bool contains(const Loop &outer, const Loop &inner) {
+  return outer.sourceStride == inner.count * inner.sourceStride &&
+         outer.targetStride == inner.count * inner.targetStride && outer.sourceStep == inner.count * inner.sourceStep &&
+         outer.targetStep == inner.count * inner.targetStep;
+}
+
+/// Joins loops that continue one another, and inner ones into the row; drops loops of one step.
+void simplify(Shape &shape) {
+  std::vector<Loop> loops;
+  for (const Loop &loop : shape.loops) {
+    if (loop.count == 1)
+      continue;
+    if (!loops.empty() && contains(loops.back(), loop)) {
+      const int64_t count = loops.back().count * loop.count;
+      loops.back() = loop;
+      loops.back().count = count;
+    } else {
+      loops.push_back(loop);
+    }
+  }
+  while (!loops.empty() && loops.back().sourceStride == shape.rowBytes && loops.back().targetStride == shape.rowBytes &&
+         loops.back().sourceStep == 0 && loops.back().targetStep == 0) {
+    shape.rowBytes *= loops.back().count;
+    loops.pop_back();
+  }
+  shape.loops = std::move(loops);
+}
+
+/// Equal pieces at constant distances become one with an outer loop. In place; `pieces` is in tensor order.
+void foldRepeats(std::vector<RelativeDescriptor> &descriptors) {
+  std::vector<RelativeDescriptor> folded;
+  for (size_t i = 0; i < descriptors.size();) {
+    RelativeDescriptor first = std::move(descriptors[i]);
+    size_t n = 1;
+    auto distance = [&](const RelativeDescriptor &a, const RelativeDescriptor &b) {
+      return std::make_tuple(b.sourceInstance - a.sourceInstance, b.targetInstance - a.targetInstance,
+                             b.sourceOffset - a.sourceOffset, b.targetOffset - a.targetOffset);
+    };
+    if (i + 1 < descriptors.size() && descriptors[i + 1].shape == first.shape) {
+      const auto step = distance(first, descriptors[i + 1]);
+      for (n = 2; i + n < descriptors.size() && descriptors[i + n].shape == first.shape &&
+                  distance(descriptors[i + n - 1], descriptors[i + n]) == step;)
+        ++n;
+      const auto [sourceStep, targetStep, sourceStride, targetStride] = step;
+      first.shape.loops.insert(first.shape.loops.begin(),
+                               {static_cast<int64_t>(n), sourceStride, targetStride, sourceStep, targetStep});
+      simplify(first.shape);
+    }
+    i += n;
+    folded.push_back(std::move(first));
+  }
+  descriptors = std::move(folded);
+}
+
+/// The descriptors of one holder of one tile, for all its tensors or for some.
+class DescriptorBuilder {
+public:
+  DescriptorBuilder(const Module &module, const Overlap &overlap, const ReplicaGroup &replicaGroup) {
+    const Layout &layout = module.layout;
+    const Endpoint &target = layout.endpoints[overlap.endpoint];
+    const Param &targetParam = target.params[overlap.param];
+    const Part &targetPart = targetParam.parts[overlap.part];
+    const Geometry targetGeometry = geometry(target, targetParam, overlap.targets[0]);
+    const bool padding = overlap.pattern < 0;
+    const Endpoint &source = layout.endpoints[0];
+    const Geometry sourceGeometry =
+        padding ? Geometry{} : geometry(source, source.params[replicaGroup.param], replicaGroup.meshRanks[0]);
+    variables_ = padding ? targetParam.variables.size() : layout.tensorPatterns[overlap.pattern].variables.size();
+    item_ = itemBytes(targetParam.dtype);
+    for (size_t d = 0; d < replicaGroup.relations.size(); ++d) {
+      DimensionStride stride;
+      // Padding lists the param's own name variables; a family's variables may stand in another order in the name.
+      const int64_t variable = d >= variables_ ? -1 : padding ? d : layout.tensorPatterns[overlap.pattern].variables[d];
+      setStride(targetGeometry, padding ? variable : nameVariable(targetParam, variable),
+                targetPart.dimensions[d].param, stride.targetStride, stride.targetStep);
+      if (padding) { // from itself, as it were, so that rows join
+        stride.sourceStride = stride.targetStride;
+        stride.sourceStep = stride.targetStep;
+      } else {
+        const Param &sourceParam = source.params[replicaGroup.param];
+        setStride(sourceGeometry, nameVariable(sourceParam, variable),
+                  sourceParam.parts[replicaGroup.part].dimensions[d].param, stride.sourceStride, stride.sourceStep);
+      }
+      dimensionStrides_.push_back(stride);
+      relations_.push_back(&module.transfers.relations[replicaGroup.relations[d]]);
+    }
+  }
+
+  /// All tensors of the tile.
+  std::vector<RelativeDescriptor> all() const {
+    std::vector<RelativeDescriptor> descriptors;
+    RelativeDescriptor descriptor;
+    descend(0, dimensionStrides_.size(), descriptor, descriptors);
+    for (RelativeDescriptor &p : descriptors)
+      simplify(p.shape);
+    return descriptors;
+  }
+
+  /// Some of the tensors, the last index variable fastest; values are numbered in the target's order, which is the same
+  /// for all holders of a tile. A cut one, within its cut.
+  std::vector<RelativeDescriptor> some(const Transfer &transfer) const {
+    if (transfer.cut()) {
+      DescriptorBuilder restricted = *this;
+      const IndexMap within = {{transfer.begin, transfer.begin, transfer.end - transfer.begin, 1, 0, 0}};
+      const IndexMap relation = inverse(restrict(inverse(*relations_[transfer.dimension]), within));
+      restricted.relations_[transfer.dimension] = &relation;
+      return restricted.tensorRange(transfer.first, 1);
+    }
+    return tensorRange(transfer.first, transfer.count);
+  }
+
+private:
+  /// Tensors [first, first + count).
+  std::vector<RelativeDescriptor> tensorRange(uint32_t first, uint32_t count) const {
+    std::vector<std::vector<std::pair<int64_t, int64_t>>> values;
+    for (size_t v = 0; v < variables_; ++v) {
+      values.push_back(expand(*relations_[v]));
+      std::sort(values.back().begin(), values.back().end(),
+                [](const auto &a, const auto &b) { return a.second < b.second; });
+    }
+    std::vector<RelativeDescriptor> rows;
+    RelativeDescriptor origin;
+    descend(variables_, dimensionStrides_.size(), origin, rows);
+    std::vector<RelativeDescriptor> result;
+    for (const RelativeDescriptor &row : rows) {
+      std::vector<RelativeDescriptor> descriptors;
+      for (uint32_t tensor = first; tensor < first + count; ++tensor) {
+        RelativeDescriptor descriptor = row;
+        uint32_t rest = tensor;
+        for (size_t v = variables_; v-- > 0;) {
+          const auto &[from, to] = values[v][rest % values[v].size()];
+          rest /= static_cast<uint32_t>(values[v].size());
+          shift(descriptor, dimensionStrides_[v], from, to);
+        }
+        simplify(descriptor.shape);
+        descriptors.push_back(std::move(descriptor));
+      }
+      foldRepeats(descriptors); // over the last variable
+      foldRepeats(descriptors); // over the one before
+      result.insert(result.end(), std::make_move_iterator(descriptors.begin()),
+                    std::make_move_iterator(descriptors.end()));
+    }
+    return result;
+  }
+
+  static int64_t nameVariable(const Param &param, int64_t variable) {
+    const auto at = std::find(param.variables.begin(), param.variables.end(), variable);
+    return at == param.variables.end() ? -1 : at - param.variables.begin();
+  }
+
+  /// What a step along a part's dimension means in a param: bytes along its dimension, or instances along a name
+  /// variable.
+  static void setStride(const Geometry &geometry, int64_t nameVariable, int dimension, int64_t &stride, int64_t &step) {
+    if (dimension >= 0)
+      stride = geometry.strides[dimension];
+    else
+      step = geometry.steps[nameVariable];
+  }
+
+  static void shift(RelativeDescriptor &descriptor, const DimensionStride &stride, int64_t from, int64_t to) {
+    descriptor.sourceInstance += from * stride.sourceStep;
+    descriptor.targetInstance += to * stride.targetStep;
+    descriptor.sourceOffset += from * stride.sourceStride;
+    descriptor.targetOffset += to * stride.targetStride;
+  }
+
+  /// One piece for each combination of segments of dimensions [d, end); usually each has one.
+  void descend(size_t d, size_t end, const RelativeDescriptor &outer,
+               std::vector<RelativeDescriptor> &descriptors) const {
+    if (d == end) {
+      descriptors.push_back(outer);
+      descriptors.back().shape.rowBytes = item_;
+      return;
+    }
+    for (const IndexBlock &s : *relations_[d]) {
+      RelativeDescriptor descriptor = outer;
+      shift(descriptor, dimensionStrides_[d], s.from, s.to);
+      descriptor.shape.loops.push_back(dimensionStrides_[d].loop(s.count, s.fromStep, s.toStep));
+      descriptor.shape.loops.push_back(dimensionStrides_[d].loop(s.length, 1, 1));
+      descend(d + 1, end, descriptor, descriptors);
+    }
+  }
+
+  std::vector<DimensionStride> dimensionStrides_;
+  std::vector<const IndexMap *> relations_;
+  size_t variables_ = 0;
+  int64_t item_ = 1;
+};
+
+class Coalescer {
+public:
+  explicit Coalescer(Module &module) : module_(module) {
+    for (const Endpoint &endpoint : module.layout.endpoints)
+      bases_.emplace_back(endpoint);
+  }
+
+  void run() {
+    const Transfers &transfers = module_.transfers;
+    for (size_t i = 0; i < transfers.transfers.size();) { // all transfers of a tile
+      const uint32_t overlapNumber = transfers.transfers[i].overlap;
+      const Overlap &overlap = transfers.overlaps[overlapNumber];
+      std::vector<std::unique_ptr<DescriptorBuilder>> builders(overlap.replicaGroups.size());
+      std::vector<std::vector<InternedDescriptor>> whole(overlap.replicaGroups.size());
+      for (; i < transfers.transfers.size() && transfers.transfers[i].overlap == overlapNumber; ++i) {
+        const Transfer &transfer = transfers.transfers[i];
+        if (!builders[transfer.replicaGroup])
+          builders[transfer.replicaGroup] =
+              std::make_unique<DescriptorBuilder>(module_, overlap, overlap.replicaGroups[transfer.replicaGroup]);
+        if (transfer.count == overlap.tensors && !transfer.cut()) {
+          if (whole[transfer.replicaGroup].empty())
+            whole[transfer.replicaGroup] = ready(builders[transfer.replicaGroup]->all());
+          put(overlap, transfer, whole[transfer.replicaGroup]);
+        } else {
+          put(overlap, transfer, ready(builders[transfer.replicaGroup]->some(transfer)));
+        }
+      }
+    }
+    join();
+    module_.transfers.shapes = std::move(shapes_).take();
+  }
+
+private:
+  struct InternedDescriptor {
+    int64_t sourceInstance, targetInstance, sourceOffset, targetOffset;
+    uint32_t shape;
+  };
+
+  std::vector<InternedDescriptor> ready(std::vector<RelativeDescriptor> descriptors) {
+    std::vector<InternedDescriptor> result;
+    for (RelativeDescriptor &p : descriptors)
+      result.push_back(
+          {p.sourceInstance, p.targetInstance, p.sourceOffset, p.targetOffset, shapes_.intern(std::move(p.shape))});
+    return result;
+  }
+
+  void put(const Overlap &overlap, const Transfer &transfer, const std::vector<InternedDescriptor> &descriptors) {
+    const int64_t source =
+        transfer.source < 0 ? 0 : bases_[0](transfer.source, overlap.replicaGroups[transfer.replicaGroup].param);
+    const int64_t target = bases_[overlap.endpoint](transfer.target, overlap.param);
+    for (const InternedDescriptor &p : descriptors)
+      module_.transfers.descriptors.push_back(
+          {overlap.endpoint, transfer.source, transfer.target, static_cast<uint32_t>(source + p.sourceInstance),
+           static_cast<uint32_t>(target + p.targetInstance), p.sourceOffset, p.targetOffset, p.shape, transfer.route});
+  }
+
+  /// Orders descriptors by pair and target position, and joins neighbours that touch on both sides.
+  void join() {
+    std::vector<Descriptor> &all = module_.transfers.descriptors;
+    std::sort(all.begin(), all.end(), [](const Descriptor &a, const Descriptor &b) {
+      return std::tie(a.source, a.endpoint, a.target, a.targetInstance, a.targetOffset, a.sourceInstance,
+                      a.sourceOffset) < std::tie(b.source, b.endpoint, b.target, b.targetInstance, b.targetOffset,
+                                                 b.sourceInstance, b.sourceOffset);
+    });
+    size_t tail = 0;
+    for (size_t i = 1; i < all.size(); ++i) {
+      Descriptor &last = all[tail];
+      const Descriptor &next = all[i];
+      const int64_t row = shapes_[last.shape].rowBytes;
+      if (last.source == next.source && last.endpoint == next.endpoint && last.target == next.target &&
+          last.route == next.route && last.sourceInstance == next.sourceInstance &&
+          last.targetInstance == next.targetInstance && last.sourceOffset + row == next.sourceOffset &&
+          last.targetOffset + row == next.targetOffset && shapes_[last.shape].loops == shapes_[next.shape].loops) {
+        Shape joined = shapes_[last.shape];
+        joined.rowBytes += shapes_[next.shape].rowBytes;
+        simplify(joined);
+        last.shape = shapes_.intern(std::move(joined));
+      } else {
+        all[++tail] = next;
+      }
+    }
+    if (!all.empty())
+      all.resize(tail + 1);
+  }
+
+  Module &module_;
+  std::vector<InstanceBases> bases_;
+  Interner<Shape> shapes_;
+};
+
+} // namespace
+
+std::string coalesce(Module &module) {
+  Coalescer(module).run();
+  return {};
+}
+
+} // namespace reshard

@@ -1,0 +1,54 @@
+// convert: where values are quantised that come as they are. A target's face takes them on arrival if each run of them
+// is whole blocks; else, as where several senders share a block, it is gathered in the arena and quantised when all is
+// there.
+
+#include "compiler/pass.h"
+#include "compiler/resolve/blocks.h"
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+/// Whether both sides of a tile have whole blocks side by side, along the last dimension of the param.
+bool wholeBlocks(const Module &module, const Overlap &overlap) {
+  const Layout &layout = module.layout;
+  const Param &target = layout.endpoints[overlap.endpoint].params[overlap.param];
+  const int64_t block = blockOf(target.view->format).columns;
+  const int last = static_cast<int>(target.shape.size()) - 1;
+  const std::vector<PartDimension> &dimensions = target.parts[overlap.part].dimensions;
+  for (size_t d = 0; d < dimensions.size(); ++d) {
+    if (dimensions[d].param != last)
+      continue;
+    if (d + 1 != dimensions.size()) // rows would be single elements
+      return false;
+    for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
+      if (overlap.pattern >= 0) {
+        const Param &source = layout.endpoints[0].params[replicaGroup.param];
+        if (source.parts[replicaGroup.part].dimensions[d].param != static_cast<int>(source.shape.size()) - 1)
+          return false;
+      }
+      for (const IndexBlock &s : module.transfers.relations[replicaGroup.relations[d]])
+        if (s.to % block != 0 || s.length % block != 0 || s.toStep % block != 0)
+          return false;
+    }
+    return true;
+  }
+  return false;
+}
+
+} // namespace
+
+std::string convert(Module &module) {
+  for (const Overlap &overlap : module.transfers.overlaps) {
+    Endpoint &endpoint = module.layout.endpoints[overlap.endpoint];
+    Param &param = endpoint.params[overlap.param];
+    if (!param.view || param.view->staged || param.view->kind != ViewKind::elements || wholeBlocks(module, overlap))
+      continue;
+    param.view->staged = true;
+  }
+  return {};
+}
+
+} // namespace reshard

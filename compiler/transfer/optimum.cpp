@@ -1,0 +1,214 @@
+#include "compiler/transfer/optimum.h"
+
+#include <algorithm>
+#include <map>
+
+namespace reshard {
+
+namespace {
+
+int64_t ceilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Maximum flow class -> group of senders, whose capacities may grow between calls: the flow found so far is kept.
+class MaxFlow {
+public:
+  MaxFlow(const std::vector<int64_t> &supply, std::vector<std::vector<uint32_t>> groupsOf, size_t groups)
+      : left_(supply), groupsOf_(std::move(groupsOf)), room_(groups), classesOf_(groups) {
+    for (uint32_t c = 0; c < groupsOf_.size(); ++c) {
+      flow_.emplace_back(groupsOf_[c].size());
+      for (uint32_t i = 0; i < groupsOf_[c].size(); ++i)
+        classesOf_[groupsOf_[c][i]].push_back({c, i});
+    }
+  }
+
+  void grow(size_t group, int64_t by) { room_[group] += by; }
+
+  /// Whether all supply is carried.
+  bool maximize() {
+    while (levels()) {
+      next_.assign(groupsOf_.size(), 0);
+      nextClass_.assign(room_.size(), 0);
+      for (uint32_t c = 0; c < groupsOf_.size(); ++c)
+        while (left_[c] > 0) {
+          const int64_t sent = push(c, left_[c]);
+          if (sent == 0)
+            break;
+          left_[c] -= sent;
+        }
+    }
+    return std::all_of(left_.begin(), left_.end(), [](int64_t bytes) { return bytes == 0; });
+  }
+
+  /// After maximize(): the groups that classes with bytes left can still reach. They are full, and nobody else can take
+  /// what they carry.
+  std::vector<uint32_t> stuck() const {
+    std::vector<uint32_t> result;
+    for (uint32_t g = 0; g < room_.size(); ++g)
+      if (groupLevel_[g] >= 0)
+        result.push_back(g);
+    return result;
+  }
+
+  bool reached(uint32_t c) const { return classLevel_[c] >= 0; }
+  int64_t flow(uint32_t c, uint32_t i) const { return flow_[c][i]; }
+
+private:
+  /// Breadth first from the classes with bytes left; whether a group with room is reached.
+  bool levels() {
+    classLevel_.assign(groupsOf_.size(), -1);
+    groupLevel_.assign(room_.size(), -1);
+    std::vector<uint32_t> classes;
+    for (uint32_t c = 0; c < groupsOf_.size(); ++c)
+      if (left_[c] > 0) {
+        classLevel_[c] = 0;
+        classes.push_back(c);
+      }
+    bool found = false;
+    for (int level = 0; !classes.empty() && !found; ++level) {
+      std::vector<uint32_t> following;
+      for (uint32_t c : classes)
+        for (uint32_t g : groupsOf_[c]) {
+          if (groupLevel_[g] >= 0)
+            continue;
+          groupLevel_[g] = level;
+          found = found || room_[g] > 0;
+          for (const auto &[other, i] : classesOf_[g])
+            if (classLevel_[other] < 0 && flow_[other][i] > 0) {
+              classLevel_[other] = level + 1;
+              following.push_back(other);
+            }
+        }
+      classes = std::move(following);
+    }
+    return found;
+  }
+
+  /// At most `bytes` along level-ascending paths: class -> group with room, or -> group -> class that gives way.
+  int64_t push(uint32_t c, int64_t bytes) {
+    for (uint32_t &i = next_[c]; i < groupsOf_[c].size(); ++i) {
+      const uint32_t g = groupsOf_[c][i];
+      if (groupLevel_[g] != classLevel_[c])
+        continue;
+      int64_t sent = std::min(bytes, room_[g]);
+      room_[g] -= sent;
+      for (uint32_t &k = nextClass_[g]; sent == 0 && k < classesOf_[g].size(); ++k) {
+        const auto &[other, j] = classesOf_[g][k];
+        if (classLevel_[other] != classLevel_[c] + 1 || flow_[other][j] == 0)
+          continue;
+        sent = push(other, std::min(bytes, flow_[other][j]));
+        flow_[other][j] -= sent;
+        if (sent > 0)
+          break;
+      }
+      if (sent > 0) {
+        flow_[c][i] += sent;
+        return sent;
+      }
+    }
+    return 0;
+  }
+
+  struct Use {
+    uint32_t number, index;
+  };
+  std::vector<int64_t> left_;                   // by class
+  std::vector<std::vector<uint32_t>> groupsOf_; // by class
+  std::vector<std::vector<int64_t>> flow_;      // likewise
+  std::vector<int64_t> room_;                   // by group
+  std::vector<std::vector<Use>> classesOf_;     // by group
+  std::vector<int> classLevel_, groupLevel_;
+  std::vector<uint32_t> next_, nextClass_; // in the current phase, what is exhausted lies before
+};
+
+/// Places that occur in the same classes.
+struct Group {
+  std::vector<int32_t> senders;
+  int64_t base = 0;
+};
+
+} // namespace
+
+Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
+  std::map<int32_t, std::vector<uint32_t>> classesOf;
+  for (uint32_t c = 0; c < classes.size(); ++c)
+    for (int32_t sender : classes[c].senders)
+      classesOf[sender].push_back(c);
+  std::map<std::vector<uint32_t>, uint32_t> numbers;
+  std::vector<Group> groups;
+  std::map<int32_t, uint32_t> groupOf;
+  Optimum result;
+  for (const auto &[sender, list] : classesOf) {
+    const uint32_t group = numbers.try_emplace(list, static_cast<uint32_t>(groups.size())).first->second;
+    if (group == groups.size())
+      groups.emplace_back();
+    groups[group].senders.push_back(sender);
+    groups[group].base += base[sender];
+    groupOf[sender] = group;
+    result.load = std::max(result.load, base[sender]);
+  }
+  std::vector<std::vector<uint32_t>> groupsOf;
+  std::vector<int64_t> supply;
+  for (const SendClass &each : classes) {
+    std::vector<uint32_t> list;
+    for (int32_t sender : each.senders)
+      list.push_back(groupOf[sender]);
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    groupsOf.push_back(std::move(list));
+    supply.push_back(each.bytes);
+  }
+
+  auto quotient = [&](const std::vector<uint32_t> &among, auto counts) {
+    int64_t bytes = 0, senders = 0;
+    for (uint32_t g : among) {
+      bytes += groups[g].base;
+      senders += static_cast<int64_t>(groups[g].senders.size());
+    }
+    for (uint32_t c = 0; c < classes.size(); ++c)
+      if (counts(c))
+        bytes += supply[c];
+    return senders > 0 ? ceilDivide(bytes, senders) : 0;
+  };
+  std::vector<uint32_t> everybody(groups.size());
+  for (uint32_t g = 0; g < groups.size(); ++g)
+    everybody[g] = g;
+  result.load = std::max(result.load, quotient(everybody, [](uint32_t) { return true; }));
+
+  MaxFlow flow(supply, groupsOf, groups.size());
+  std::vector<int64_t> capacity(groups.size());
+  while (true) {
+    for (uint32_t g = 0; g < groups.size(); ++g) {
+      int64_t now = 0; // a sender below `load` has room for the difference
+      for (int32_t sender : groups[g].senders)
+        now += result.load - base[sender];
+      flow.grow(g, now - capacity[g]);
+      capacity[g] = now;
+    }
+    if (flow.maximize())
+      break;
+    result.load = quotient(flow.stuck(), [&](uint32_t c) { return flow.reached(c); });
+  }
+
+  // Within a group senders are alike: they are filled one after the other, class by class.
+  std::vector<size_t> filling(groups.size());
+  std::vector<int64_t> used(base);
+  for (uint32_t c = 0; c < classes.size(); ++c) {
+    std::vector<int64_t> &bytes = result.bytes.emplace_back(classes[c].senders.size());
+    for (uint32_t i = 0; i < groupsOf[c].size(); ++i) {
+      const uint32_t g = groupsOf[c][i];
+      for (int64_t left = flow.flow(c, i); left > 0;) {
+        const int32_t sender = groups[g].senders[filling[g]];
+        const int64_t taken = std::min(left, result.load - used[sender]);
+        used[sender] += taken;
+        left -= taken;
+        bytes[std::lower_bound(classes[c].senders.begin(), classes[c].senders.end(), sender) -
+              classes[c].senders.begin()] += taken;
+        if (used[sender] == result.load)
+          ++filling[g];
+      }
+    }
+  }
+  return result;
+}
+
+} // namespace reshard

@@ -1,0 +1,336 @@
+// overlap: source ∩ target → tiles. Every dimension of a family, index variables included, is solved on its own: the
+// source's shares of it are cut into atoms (disjoint sets of positions, usually just the shares themselves), a target
+// share meets some of them, and the relation source position -> target position follows by composing the two shares
+// (periodic ones by LCM tiling, ir/index_map.cpp). A tile is one combination of atoms; everybody who holds it is a
+// candidate source. Flat buffers are cut unlike a product: each range has boxes of its own, whose edges would cut all
+// others. There the boxes themselves are met one by one.
+
+#include "compiler/pass.h"
+#include "compiler/transfer/common_refinement.h"
+#include "compiler/transfer/rank_classes.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+namespace reshard {
+
+using namespace ir;
+
+namespace {
+
+/// Calls visit(tuple) for each combination of one entry from every list, the last fastest.
+template <class Visit> void forProduct(const std::vector<llvm::ArrayRef<unsigned>> &lists, Visit visit) {
+  std::vector<unsigned> tuple(lists.size());
+  std::vector<size_t> at(lists.size());
+  for (const auto &list : lists)
+    if (list.empty())
+      return;
+  while (true) {
+    for (size_t d = 0; d < lists.size(); ++d)
+      tuple[d] = lists[d][at[d]];
+    visit(tuple);
+    size_t d = lists.size();
+    while (d > 0 && ++at[d - 1] == lists[d - 1].size())
+      at[--d] = 0;
+    if (d == 0)
+      return;
+  }
+}
+
+/// A product of source shares, and the views that are it.
+struct SourceBox {
+  std::vector<unsigned> indexMaps; // interned, per dimension
+  std::vector<unsigned> rankClasses;
+  Bounds along{0, 0}; // in FamilySource::sweep
+};
+
+/// Everything the source knows of one family: holders by atoms, or disjoint boxes.
+struct PatternSource {
+  std::vector<RankClass> rankClasses;
+  std::vector<SourceBox> boxes; // by where they begin along `sweep`; empty: use atoms
+  size_t sweep = 0;
+  std::vector<CommonRefinement *> dimensions; // shared between families whose dimensions are cut alike
+  Interner<std::vector<unsigned>> products;   // of atoms
+  std::vector<std::vector<unsigned>> holders; // views, by product
+};
+
+class OverlapFinder {
+public:
+  explicit OverlapFinder(Module &module)
+      : module_(module), layout_(module.layout), sourceClasses_(layout_.endpoints[0], indexMaps_),
+        tensorPatterns_(layout_.tensorPatterns.size()) {}
+
+  std::string run() {
+    if (std::string error = readSource(); !error.empty())
+      return error;
+    for (unsigned e = 1; e < layout_.endpoints.size(); ++e) {
+      RankClasses rankClasses(layout_.endpoints[e], indexMaps_);
+      for (unsigned p = 0; p < layout_.endpoints[e].params.size(); ++p) {
+        const Param &param = layout_.endpoints[e].params[p];
+        for (unsigned q = 0; q < param.parts.size(); ++q)
+          for (const RankClass &rankClass : rankClasses.of(p, q))
+            if (std::string error = overlap(e, rankClass, param.parts[q].pattern); !error.empty())
+              return error;
+      }
+    }
+    module_.transfers.relations = std::move(relations_).take();
+    module_.level = Level::transfer;
+    return {};
+  }
+
+private:
+  std::string readSource() {
+    const Endpoint &source = layout_.endpoints[0];
+    for (unsigned p = 0; p < source.params.size(); ++p)
+      for (unsigned q = 0; q < source.params[p].parts.size(); ++q)
+        if (const int pattern = source.params[p].parts[q].pattern; pattern >= 0)
+          for (RankClass &rankClass : sourceClasses_.of(p, q)) {
+            std::erase_if(rankClass.meshRanks, [&](int32_t meshRank) { return !mayRead(source, meshRank); });
+            if (!rankClass.meshRanks.empty())
+              tensorPatterns_[pattern].rankClasses.push_back(std::move(rankClass));
+          }
+    for (unsigned f = 0; f < tensorPatterns_.size(); ++f) {
+      PatternSource &pattern = tensorPatterns_[f];
+      if (readBoxes(pattern))
+        continue;
+      for (size_t d = 0; d < layout_.tensorPatterns[f].rank(); ++d) {
+        std::vector<unsigned> shardings;
+        for (const RankClass &rankClass : pattern.rankClasses)
+          shardings.push_back(rankClass.indexMaps[d]);
+        std::sort(shardings.begin(), shardings.end());
+        shardings.erase(std::unique(shardings.begin(), shardings.end()), shardings.end());
+        auto at = refinements_.find(shardings);
+        if (at == refinements_.end())
+          at = refinements_.try_emplace(shardings, shardings, indexMaps_).first;
+        if (at->second.tooMany())
+          return tooMany(f);
+        pattern.dimensions.push_back(&at->second);
+      }
+      for (unsigned v = 0; v < pattern.rankClasses.size(); ++v) {
+        std::vector<llvm::ArrayRef<unsigned>> lists;
+        for (size_t d = 0; d < pattern.dimensions.size(); ++d)
+          lists.push_back(pattern.dimensions[d]->of(pattern.rankClasses[v].indexMaps[d]));
+        forProduct(lists, [&](const std::vector<unsigned> &cells) {
+          const unsigned product = pattern.products.intern(cells);
+          if (product == pattern.holders.size())
+            pattern.holders.emplace_back();
+          pattern.holders[product].push_back(v);
+        });
+      }
+    }
+    return {};
+  }
+
+  std::string tooMany(unsigned pattern) const {
+    return "tensor '" + layout_.tensorPatterns[pattern].name +
+           "' is cut into interleaved or overlapping pieces, more than 2^24 pairs of which would have to be compared; "
+           "expected longer blocks or fewer ranks";
+  }
+
+  /// Whether the views of a family are disjoint or equal as boxes, though not a product of cuts of each dimension.
+  bool readBoxes(PatternSource &pattern) {
+    if (cutsOneDimension(pattern.rankClasses))
+      return false;
+    std::unordered_map<std::vector<unsigned>, size_t, ValueHash> known;
+    for (unsigned v = 0; v < pattern.rankClasses.size(); ++v) {
+      const auto [at, added] = known.try_emplace(pattern.rankClasses[v].indexMaps, pattern.boxes.size());
+      if (added)
+        pattern.boxes.push_back({pattern.rankClasses[v].indexMaps, {}, {}});
+      pattern.boxes[at->second].rankClasses.push_back(v);
+    }
+    if (!separate(pattern))
+      pattern.boxes.clear();
+    return !pattern.boxes.empty();
+  }
+
+  /// Then they are a product of cuts.
+  static bool cutsOneDimension(const std::vector<RankClass> &rankClasses) {
+    size_t cut = 0;
+    for (size_t d = 0; !rankClasses.empty() && d < rankClasses[0].indexMaps.size(); ++d)
+      cut += std::any_of(rankClasses.begin(), rankClasses.end(), [&](const RankClass &rankClass) {
+        return rankClass.indexMaps[d] != rankClasses[0].indexMaps[d];
+      });
+    return cut <= 1;
+  }
+
+  bool separate(PatternSource &pattern) {
+    std::vector<SourceBox> &boxes = pattern.boxes;
+    if (boxes.empty())
+      return false;
+    size_t product = 1, most = 0; // a product of cuts is better left to atoms
+    for (size_t d = 0; d < boxes[0].indexMaps.size(); ++d) {
+      std::vector<unsigned> distinct;
+      for (const SourceBox &box : boxes)
+        distinct.push_back(box.indexMaps[d]);
+      std::sort(distinct.begin(), distinct.end());
+      distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+      product = std::min(product * distinct.size(), boxes.size() + 1);
+      if (distinct.size() > most) {
+        most = distinct.size();
+        pattern.sweep = d;
+      }
+    }
+    if (product <= boxes.size())
+      return false;
+    for (SourceBox &box : boxes)
+      box.along = bounds(indexMaps_[box.indexMaps[pattern.sweep]]);
+    std::sort(boxes.begin(), boxes.end(), [](const SourceBox &a, const SourceBox &b) {
+      return std::tie(a.along.begin, a.along.end, a.indexMaps) < std::tie(b.along.begin, b.along.end, b.indexMaps);
+    });
+    constexpr int64_t kMostPairs = 1 << 22;
+    int64_t pairs = 0;
+    for (size_t i = 0; i < boxes.size(); ++i)
+      for (size_t j = i + 1; j < boxes.size() && boxes[j].along.begin < boxes[i].along.end; ++j)
+        if (++pairs > kMostPairs || meet(boxes[i].indexMaps, boxes[j].indexMaps))
+          return false;
+    return true;
+  }
+
+  bool meet(const std::vector<unsigned> &a, const std::vector<unsigned> &b) {
+    for (size_t d = 0; d < a.size(); ++d)
+      if (a[d] != b[d] && disjointFrom(indexMaps_[a[d]], indexMaps_[b[d]]))
+        return false;
+    return true;
+  }
+
+  /// The interned relation source local -> target local within one atom.
+  unsigned relation(const CommonRefinement &refinement, unsigned source, unsigned cell, unsigned target) {
+    if (refinement.whole())
+      return relation(source, target);
+    const auto [at, added] = solved_.try_emplace({source, target, reinterpret_cast<intptr_t>(&refinement), cell});
+    if (added)
+      at->second = relations_.intern(
+          compose(inverse(restrict(indexMaps_[source], refinement.cells()[cell])), indexMaps_[target]));
+    return at->second;
+  }
+
+  /// The same for all that both hold.
+  unsigned relation(unsigned source, unsigned target) {
+    const auto [at, added] = solved_.try_emplace({source, target, -1, -1});
+    if (added)
+      at->second = relations_.intern(compose(inverse(indexMaps_[source]), indexMaps_[target]));
+    return at->second;
+  }
+
+  std::string overlap(unsigned endpoint, const RankClass &rankClass, int patternNumber) {
+    Overlap overlap;
+    overlap.pattern = patternNumber;
+    overlap.endpoint = endpoint;
+    overlap.param = rankClass.param;
+    overlap.part = rankClass.part;
+    overlap.targets = rankClass.meshRanks;
+    if (patternNumber < 0)
+      return pad(std::move(overlap), rankClass);
+
+    PatternSource &source = tensorPatterns_[patternNumber];
+    const TensorPattern &pattern = layout_.tensorPatterns[patternNumber];
+    const size_t variables = pattern.variables.size();
+    int64_t wanted = 1, found = 0;
+    for (size_t d = 0; d < pattern.rank(); ++d)
+      wanted *= size(indexMaps_[rankClass.indexMaps[d]]);
+    auto add = [&] {
+      measure(overlap, variables, itemBytes(pattern.dtype));
+      found += overlap.tensors * (overlap.bytes / itemBytes(pattern.dtype));
+      holders_ += static_cast<int64_t>(overlap.replicaGroups.size());
+      Overlap &added = module_.transfers.overlaps.emplace_back(std::move(overlap));
+      overlap = {added.pattern, added.endpoint, added.param, added.part, rankClass.meshRanks, {}, 1, 0};
+    };
+    const Bounds along = source.boxes.empty() ? Bounds{0, 0} : bounds(indexMaps_[rankClass.indexMaps[source.sweep]]);
+    for (const SourceBox &box : source.boxes) {
+      if (box.along.begin >= along.end)
+        break;
+      if (box.along.end <= along.begin)
+        continue;
+      std::vector<unsigned> relations;
+      for (size_t d = 0; d < pattern.rank(); ++d) {
+        relations.push_back(relation(box.indexMaps[d], rankClass.indexMaps[d]));
+        if (relations_[relations.back()].empty())
+          break;
+      }
+      if (relations_[relations.back()].empty())
+        continue;
+      overlap.replicaGroups.clear();
+      for (unsigned v : box.rankClasses)
+        overlap.replicaGroups.push_back(
+            {source.rankClasses[v].param, source.rankClasses[v].part, source.rankClasses[v].meshRanks, relations});
+      add();
+    }
+    std::vector<llvm::ArrayRef<unsigned>> lists;
+    for (size_t d = 0; d < pattern.rank() && source.boxes.empty(); ++d) {
+      lists.push_back(source.dimensions[d]->meeting(rankClass.indexMaps[d]));
+      if (source.dimensions[d]->tooMany())
+        return tooMany(static_cast<unsigned>(patternNumber));
+    }
+    if (source.boxes.empty())
+      forProduct(lists, [&](const std::vector<unsigned> &cells) {
+        const auto product = source.products.find(cells);
+        if (!product)
+          return;
+        overlap.replicaGroups.clear();
+        for (unsigned v : source.holders[*product]) {
+          const RankClass &from = source.rankClasses[v];
+          ReplicaGroup replicaGroup{from.param, from.part, from.meshRanks, {}};
+          for (size_t d = 0; d < pattern.rank(); ++d)
+            replicaGroup.relations.push_back(
+                relation(*source.dimensions[d], from.indexMaps[d], cells[d], rankClass.indexMaps[d]));
+          overlap.replicaGroups.push_back(std::move(replicaGroup));
+        }
+        add();
+      });
+    if (holders_ > kMostReplicaGroups)
+      return "tensor '" + pattern.name +
+             "' stands in so many params on both sides that more than 2^22 pairs of them have it in common";
+    if (found == wanted)
+      return {};
+    const Endpoint &target = layout_.endpoints[endpoint];
+    return target.role + " param '" + target.params[rankClass.param].name + "' (" +
+           target.params[rankClass.param].origin + ") needs " + std::to_string(wanted) + " elements of tensor '" +
+           pattern.name + "' on place " + std::to_string(rankClass.meshRanks[0]) + ", of which the source holds " +
+           std::to_string(found);
+  }
+
+  /// Padding needs no source: a tile with the place -1 as its holder.
+  std::string pad(Overlap overlap, const RankClass &rankClass) {
+    ReplicaGroup replicaGroup{0, 0, {-1}, {}};
+    for (unsigned sharding : rankClass.indexMaps) {
+      IndexMap local = inverse(indexMaps_[sharding]);
+      for (IndexBlock &s : local) {
+        s.to = s.from;
+        s.toStep = s.fromStep;
+      }
+      replicaGroup.relations.push_back(relations_.intern(normalize(std::move(local))));
+    }
+    overlap.replicaGroups = {std::move(replicaGroup)};
+    const Param &param = layout_.endpoints[overlap.endpoint].params[overlap.param];
+    measure(overlap, param.variables.size(), itemBytes(param.dtype));
+    module_.transfers.overlaps.push_back(std::move(overlap));
+    return {};
+  }
+
+  void measure(Overlap &overlap, size_t variables, int64_t item) {
+    overlap.tensors = 1;
+    overlap.bytes = item;
+    const std::vector<unsigned> &relations = overlap.replicaGroups[0].relations;
+    for (size_t d = 0; d < relations.size(); ++d)
+      (d < variables ? overlap.tensors : overlap.bytes) *= size(relations_[relations[d]]);
+  }
+
+  static constexpr int64_t kMostReplicaGroups = 1 << 22;
+
+  Module &module_;
+  const Layout &layout_;
+  int64_t holders_ = 0; // of all tiles so far
+  Interner<IndexMap> indexMaps_, relations_;
+  RankClasses sourceClasses_;
+  std::vector<PatternSource> tensorPatterns_;
+  std::map<std::vector<unsigned>, CommonRefinement> refinements_;
+  std::unordered_map<std::array<int64_t, 4>, unsigned, ValueHash> solved_; // by source, target, atoms, atom
+};
+
+} // namespace
+
+std::string findOverlaps(Module &module) { return OverlapFinder(module).run(); }
+
+} // namespace reshard

@@ -1,0 +1,29 @@
+// Waiting for another process by looking again and again.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <sched.h>
+#include <thread>
+
+namespace reshard {
+
+/// There may be more processes than cores: who has looked in vain for a while sleeps a little between looks, and leaves
+/// the core to those waited for.
+class Backoff {
+public:
+  void reset() { spins_ = 0; }
+  void wait() {
+    if (++spins_ < kSpins)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(kSleep);
+  }
+
+private:
+  static constexpr uint64_t kSpins = 50;
+  static constexpr std::chrono::microseconds kSleep{20};
+  uint64_t spins_ = 0;
+};
+
+} // namespace reshard

@@ -1,0 +1,98 @@
+#include "executor/chunked_copies.h"
+
+#include "executor/operands.h"
+#include "schema/limits.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+using namespace schema;
+
+namespace {
+
+constexpr uint64_t kChunkBytes = 1 << 20;
+static_assert(kernels::kMaxLoops > kMaxLoops, "a huge row adds a loop to those of the plan");
+
+} // namespace
+
+std::string ChunkedCopies::add(const LocalRank &from, const Operand *input, const LocalRank &to,
+                               const Operand &output) {
+  Expansion expansion;
+  if (std::string error = expand({&from, input}, {&to, &output}, expansion); !error.empty())
+    return error;
+  if (!input)
+    castZeros(expansion);
+  for (const auto &[source, target, sourceBase, targetBase] : expansion.at) {
+    if (!target || (input && !source))
+      return "a buffer of rank " + std::to_string(target ? from.rank : to.rank) + " is used but not bound";
+    cut(expansion.shape, {expansion.source, expansion.target, sourceBase, targetBase}, input ? source : nullptr,
+        target);
+  }
+  return {};
+}
+
+void ChunkedCopies::addReduce(const LocalRank &rank, uint32_t buffer) {
+  chunks_.push_back({nullptr, nullptr, static_cast<uint32_t>(reduces_.size()), 0, 0});
+  reduces_.emplace_back(rank.viewJobs, buffer);
+}
+
+/// Rows of blocks that are gathered side by side, about a mebibyte at a time.
+void ChunkedCopies::cutBlocks(const kernels::Strided &shape, const kernels::Conversion &conversion,
+                              const std::byte *source, std::byte *target) {
+  const kernels::Quantized &matrices = conversion.to->matrices;
+  const uint64_t item = kernels::itemBytes(matrices.wide),
+                 row = kernels::blockShape(matrices.format).rows * matrices.columns * item,
+                 matrix = matrices.rows * matrices.columns * item;
+  const uint64_t first = static_cast<uint64_t>(target - conversion.to->begin) * item;
+  for (uint64_t at = 0; at < shape.rowBytes;) {
+    const uint64_t ends = matrix - (first + at) % matrix; // of the matrix
+    const uint64_t bytes = std::min({std::max(row, kChunkBytes / row * row), ends, shape.rowBytes - at});
+    kernels::Strided part;
+    part.rowBytes = bytes;
+    chunks_.push_back(
+        {target + conversion.write.scale(static_cast<int64_t>(at)), source + at, shapeNumber(part, conversion), 0, 1});
+    at += bytes;
+  }
+}
+
+uint32_t ChunkedCopies::shapeNumber(const kernels::Strided &shape, const kernels::Conversion &conversion) {
+  auto same = [&](const std::pair<kernels::Strided, kernels::Conversion> &last) {
+    const kernels::Strided &other = last.first;
+    return last.second == conversion && other.rowBytes == shape.rowBytes && other.loopCount == shape.loopCount &&
+           std::equal(shape.loops, shape.loops + shape.loopCount, other.loops,
+                      [](const kernels::Loop &a, const kernels::Loop &b) {
+                        return a.count == b.count && a.sourceStride == b.sourceStride &&
+                               a.targetStride == b.targetStride;
+                      });
+  };
+  if (shapes_.empty() || !same(shapes_.back()))
+    shapes_.emplace_back(shape, conversion);
+  return static_cast<uint32_t>(shapes_.size() - 1);
+}
+
+void ChunkedCopies::cut(kernels::Strided shape, const kernels::Conversion &conversion, const std::byte *source,
+                        std::byte *target) {
+  bytes_ += shape.bytes();
+  if (conversion.write.kind == kernels::StorageForm::Kind::elements &&
+      kernels::blockShape(conversion.to->matrices.format).rows > 1)
+    return cutBlocks(shape, conversion, source, target);
+  if (shape.rowBytes >= 2 * kChunkBytes) { // a huge row is a loop of chunks and a rest
+    kernels::Strided rest = shape;
+    const uint64_t whole = shape.rowBytes / kChunkBytes;
+    if (rest.rowBytes -= whole * kChunkBytes; rest.rowBytes > 0) {
+      const uint32_t number = shapeNumber(rest, conversion);
+      const auto at = static_cast<int64_t>(whole * kChunkBytes);
+      chunks_.push_back({target + conversion.write.scale(at), source ? source + conversion.read.scale(at) : nullptr,
+                         number, 0, rest.rows()});
+    }
+    shape.loops[shape.loopCount++] = {whole, conversion.read.scale(kChunkBytes), conversion.write.scale(kChunkBytes)};
+    shape.rowBytes = kChunkBytes;
+  }
+  const uint32_t number = shapeNumber(shape, conversion);
+  const uint64_t rows = shape.rows(), each = kernels::chunkRows(shape, kChunkBytes);
+  for (uint64_t first = 0; first < rows; first += each)
+    chunks_.push_back({target, source, number, first, std::min(each, rows - first)});
+}
+
+} // namespace reshard

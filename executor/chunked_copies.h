@@ -1,0 +1,63 @@
+// Copies from memory to memory of this process: operand to operand, cut into chunks of about a mebibyte.
+#pragma once
+
+#include "executor/view_jobs.h"
+#include "kernels/kernels.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace reshard {
+
+class ChunkedCopies {
+public:
+  /// Appends the chunks of one operand, of `input` on rank `from` or, where that is null, of zeros. An error text,
+  /// empty on success: the sides are unlike, or a buffer is not bound.
+  std::string add(const LocalRank &from, const schema::Operand *input, const LocalRank &to,
+                  const schema::Operand &output);
+
+  /// Appends the work of a step `reduce` on a face of a rank.
+  void addReduce(const LocalRank &rank, uint32_t buffer);
+
+  /// Chunks; bytes of all.
+  size_t size() const { return chunks_.size(); }
+  uint64_t bytes() const { return bytes_; }
+
+  /// Copies a chunk; allocates nothing. `stream`: as for kernels::copyRows.
+  void run(size_t chunk, bool stream) const {
+    const Chunk &each = chunks_[chunk];
+    if (!each.target) {
+      reduces_[each.shape].first->reduce(reduces_[each.shape].second);
+      return;
+    }
+    const auto &[shape, conversion] = shapes_[each.shape];
+    if (conversion)
+      kernels::convertRows(each.target, each.source, shape, each.first, each.count, conversion, stream);
+    else if (!each.source)
+      kernels::fillRows(each.target, shape, each.first, each.count);
+    else
+      kernels::copyRows(each.target, each.source, shape, each.first, each.count, stream);
+  }
+
+private:
+  /// Rows [first, first + count) of a shape; source null: zeros; target null: `shape` is the number of a `reduce`.
+  struct Chunk {
+    std::byte *target;
+    const std::byte *source;
+    uint32_t shape;
+    uint64_t first, count;
+  };
+  uint32_t shapeNumber(const kernels::Strided &shape, const kernels::Conversion &conversion);
+  void cutBlocks(const kernels::Strided &shape, const kernels::Conversion &conversion, const std::byte *source,
+                 std::byte *target);
+  void cut(kernels::Strided shape, const kernels::Conversion &conversion, const std::byte *source, std::byte *target);
+
+  std::vector<std::pair<kernels::Strided, kernels::Conversion>> shapes_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::pair<const ViewJobs *, uint32_t>> reduces_;
+  uint64_t bytes_ = 0;
+};
+
+} // namespace reshard

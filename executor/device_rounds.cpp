@@ -1,0 +1,360 @@
+#include "executor/device_rounds.h"
+
+#include "executor/chunks.h"
+#include "executor/dependency_levels.h"
+#include "executor/packing.h"
+#include "executor/view_jobs.h"
+
+#include <algorithm>
+#include <map>
+
+namespace reshard {
+
+using namespace schema;
+
+namespace {
+
+/// A message's chunk in a phase.
+struct Chunk {
+  const Packing *packing;
+  uint64_t at; // in bytes of its message
+  bool staged;
+  P2pOp op;
+};
+
+struct Round {
+  std::vector<Chunk> chunks;
+  int64_t needs = -1; // the latest phase whose receives its sends pass on
+};
+
+void append(std::vector<Operation> &operations, Tables tables) {
+  if (!tables.empty())
+    operations.emplace_back(std::in_place_type<Tables>, std::move(tables));
+}
+
+void addViewJobs(const std::vector<LocalRank> &ranks, ViewJobs::JobSet set, std::vector<Operation> &operations) {
+  Tables tables;
+  for (const LocalRank &rank : ranks)
+    if (rank.viewJobs)
+      rank.viewJobs->tabulate(set, tables);
+  append(operations, std::move(tables));
+}
+
+/// What a phase packs or unpacks; an error text, empty on success.
+std::string launch(const Round &round, bool packs, SplitUnits &splitUnits, Tables &tables) {
+  std::string error;
+  for (const auto &[packing, at, staged, op] : round.chunks)
+    if (staged && op.send == packs && error.empty())
+      error = packs ? packing->pack(at, at + op.bytes, op.memory, splitUnits, tables)
+                    : packing->unpack(at, at + op.bytes, op.memory, splitUnits, tables);
+  return error;
+}
+
+/// Whether what a phase packs, or unpacks, stands where another sends or receives.
+bool clash(const Round &round, bool packs, const Round &other, bool sends, bool receives) {
+  for (const Chunk &mine : round.chunks)
+    for (const Chunk &theirs : other.chunks)
+      if (mine.staged && mine.op.send == packs && (theirs.op.send ? sends : receives) &&
+          mine.op.memory < theirs.op.memory + theirs.op.bytes && theirs.op.memory < mine.op.memory + mine.op.bytes)
+        return true;
+  return false;
+}
+
+/// What a rank does itself: by the phases that are unpacked before, and in these one after the other.
+using LocalSteps = std::map<std::pair<int64_t, int64_t>, Tables>;
+
+bool hasLocalSteps(const LocalSteps &localSteps, int64_t number) {
+  const auto at = localSteps.lower_bound({number, 0});
+  return at != localSteps.end() && at->first.first == number;
+}
+
+/// Moves the tables of a stage to the operations.
+void appendLocalSteps(LocalSteps &localSteps, int64_t number, std::vector<Operation> &operations) {
+  for (; hasLocalSteps(localSteps, number); localSteps.erase(localSteps.lower_bound({number, 0})))
+    append(operations, std::move(localSteps.lower_bound({number, 0})->second));
+}
+
+std::string addExchanges(const std::vector<Round> &rounds, SplitUnits &splitUnits, LocalSteps &localSteps,
+                         std::vector<Operation> &operations) {
+  std::string error;
+  auto launchNow = [&](const Round &round, bool packs) {
+    Tables tables;
+    if (error.empty())
+      error = launch(round, packs, splitUnits, tables);
+    append(operations, std::move(tables));
+  };
+  bool packed = false; // beside the phase before
+  for (size_t k = 0; k < rounds.size() && error.empty(); ++k) {
+    const Round &round = rounds[k], *before = k > 0 ? &rounds[k - 1] : nullptr,
+                *next = k + 1 < rounds.size() ? &rounds[k + 1] : nullptr;
+    const auto number = static_cast<int64_t>(k);
+    const bool unpackFirst =
+        before && (hasLocalSteps(localSteps, number) || round.needs >= number - 1 ||
+                   (next && next->needs >= number - 1) || clash(*before, false, round, true, true));
+    if (unpackFirst)
+      launchNow(*before, false);
+    appendLocalSteps(localSteps, number, operations);
+    if (!packed)
+      launchNow(round, true);
+    auto &batch = std::get<P2pBatch>(operations.emplace_back(std::in_place_type<P2pBatch>));
+    if (before && !unpackFirst && error.empty())
+      error = launch(*before, false, splitUnits, batch.concurrent);
+    packed = next && next->needs < number && !clash(*next, true, round, true, true) &&
+             !(before && clash(*next, true, *before, false, true));
+    if (packed && error.empty())
+      error = launch(*next, true, splitUnits, batch.concurrent);
+    for (const Chunk &chunk : round.chunks)
+      batch.ops.push_back(chunk.op);
+  }
+  if (!rounds.empty())
+    launchNow(rounds.back(), false);
+  appendLocalSteps(localSteps, static_cast<int64_t>(rounds.size()), operations);
+  return error;
+}
+
+/// Of a step's operands, those that are packed or unpacked.
+std::string addOperands(const LocalRank &rank, uint32_t first, uint32_t count, Packing &packing) {
+  for (uint32_t i = 0; i < count; ++i)
+    if (std::string error = packing.add(rank, *rank.segment->operands()->Get(first + i)); !error.empty())
+      return error;
+  return {};
+}
+
+/// What a rank sends to itself.
+struct Self {
+  Packing out, in;
+};
+
+/// The copies that a rank sends to itself, which wait for nothing: phases of these.
+std::string addSelf(const LocalRank &rank, const Staging &staging, Self &self, std::vector<Round> &rounds) {
+  for (const Step *step : *rank.segment->steps())
+    if (staging.self && step->kind() == StepKind::copy && step->after_count() == 0) {
+      if (std::string error = addOperands(rank, step->first_input(), step->input_count(), self.out); !error.empty())
+        return error;
+      if (std::string error = addOperands(rank, step->first_output(), step->output_count(), self.in); !error.empty())
+        return error;
+    }
+  for (uint64_t at = 0, chunk = 0; at < self.out.bytes(); at += staging.selfBytes, ++chunk) {
+    const uint64_t bytes = std::min(self.out.bytes() - at, staging.selfBytes),
+                   chunks = (self.out.bytes() + staging.selfBytes - 1) / staging.selfBytes;
+    std::byte *const sent = staging.self + chunk % 2 * staging.selfBytes, *const received =
+                                                                              sent + 2 * staging.selfBytes;
+    rounds.push_back({{{&self.out, at, true, {true, rank.rank, sent, bytes, 0, 0, chunk, chunks}},
+                       {&self.in, at, true, {false, rank.rank, received, bytes, 0, 0, chunk, chunks}}},
+                      -1});
+  }
+  return {};
+}
+
+/// What the rank does itself apart from that, when all that it waits for is unpacked: `unpacked` has for each receive
+/// the phases up to its last; stages of all these steps are added there.
+std::string addLocalSteps(const LocalRank &rank, bool self, int64_t selfRounds, std::vector<int64_t> &unpacked,
+                          LocalSteps &localSteps) {
+  const Segment &segment = *rank.segment;
+  std::vector<int64_t> order(segment.steps()->size());
+  for (uint32_t s = 0; s < segment.steps()->size(); ++s) {
+    const Step &step = *segment.steps()->Get(s);
+    if (step.kind() == StepKind::send || step.kind() == StepKind::recv)
+      continue;
+    if (self && step.kind() == StepKind::copy && step.after_count() == 0) {
+      unpacked[s] = selfRounds;
+      continue;
+    }
+    for (uint32_t i = 0; i < step.after_count(); ++i) {
+      const uint32_t earlier = segment.after()->Get(step.first_after() + i);
+      if (segment.steps()->Get(earlier)->kind() == StepKind::send)
+        continue; // which reads what is not written
+      order[s] = unpacked[earlier] > unpacked[s]    ? order[earlier] + 1
+                 : unpacked[earlier] == unpacked[s] ? std::max(order[s], order[earlier] + 1)
+                                                    : order[s];
+      unpacked[s] = std::max(unpacked[s], unpacked[earlier]);
+    }
+    Tables &tables = localSteps[{unpacked[s], order[s]}];
+    auto operand = [&](uint32_t at) { return segment.operands()->Get(at); };
+    for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
+      rank.viewJobs->reduce(operand(step.first_input() + i)->buffer(), tables);
+    for (uint32_t i = 0; i < step.output_count(); ++i)
+      if (std::string error =
+              addCopy({&rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr},
+                      {&rank, operand(step.first_output() + i)}, tables);
+          !error.empty())
+        return error;
+  }
+  return {};
+}
+
+bool shareArena(const Step &a, const Step &b) {
+  auto end = [](const Step &step) { return step.staging() + (step.chunk() > 0 ? 2 * step.chunk() : step.bytes()); };
+  return a.staging() != UINT64_MAX && b.staging() != UINT64_MAX && a.staging() < end(b) && b.staging() < end(a);
+}
+
+/// A send or a receive.
+struct MessageChunks {
+  const Step *step;
+  uint32_t number; // of the step
+  Packing packing;
+  /// By chunk: one more than the latest time whose receives it needs; 0: none.
+  std::vector<uint64_t> needs;
+};
+
+std::string tooLate(const LocalRank &rank, uint32_t number, uint64_t chunk, uint32_t other) {
+  return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs step " +
+         std::to_string(other) + " before its chunk " + std::to_string(chunk) +
+         ", expected it to come in an earlier round";
+}
+
+/// Finds what the chunks of a step need of other messages; an error text where that does not come at earlier times.
+std::string findNeeds(const LocalRank &rank, uint32_t number, MessageChunks &message) {
+  const Step &step = *message.step;
+  const bool send = step.kind() == StepKind::send;
+  const std::vector<std::vector<uint64_t>> before =
+      send ? chunksBefore(*rank.segment, step) : std::vector<std::vector<uint64_t>>();
+  message.needs.resize(chunkCount(step));
+  for (uint32_t i = 0; i < step.after_count(); ++i) {
+    const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
+    const Step &earlier = *rank.segment->steps()->Get(other);
+    if (earlier.kind() != StepKind::send && earlier.kind() != StepKind::recv)
+      continue; // findLocalNeeds
+    const bool passesOn = send && earlier.kind() == StepKind::recv && !shareArena(step, earlier);
+    for (uint64_t c = 0; c < chunkCount(step); ++c) {
+      const uint64_t needed = passesOn ? before[i][c] : chunkCount(earlier);
+      if (needed > 0 && earlier.round() + needed - 1 >= step.round() + c)
+        return tooLate(rank, number, c, other);
+      if (needed > 0 && send && earlier.kind() == StepKind::recv)
+        message.needs[c] = std::max(message.needs[c], earlier.round() + needed);
+    }
+  }
+  return {};
+}
+
+/// Of a message's first chunk, which is of a phase: that what the rank itself does before it is done then.
+std::string findLocalNeeds(const LocalRank &rank, uint32_t message, const std::vector<int64_t> &unpacked,
+                           int64_t number, Round &round) {
+  const Step &step = *rank.segment->steps()->Get(message);
+  for (uint32_t i = 0; i < step.after_count(); ++i) {
+    const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
+    const StepKind kind = rank.segment->steps()->Get(other)->kind();
+    if (kind == StepKind::send || kind == StepKind::recv)
+      continue;
+    if (unpacked[other] > number)
+      return tooLate(rank, message, 0, other);
+    round.needs = std::max(round.needs, unpacked[other] - 1);
+  }
+  return {};
+}
+
+} // namespace
+
+std::string addDependencyLevels(const Plan &plan, const std::vector<LocalRank> &ranks,
+                                std::vector<Operation> &operations, uint64_t &bytes) {
+  std::vector<Tables> levels;
+  std::string error = forEachCopy(
+      plan, ranks,
+      [&](uint32_t level, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand *output) {
+        levels.resize(std::max<size_t>(levels.size(), level + 1));
+        if (output)
+          return addCopy({&from, input}, {&to, output}, levels[level]);
+        to.viewJobs->reduce(input->buffer(), levels[level]);
+        return std::string();
+      });
+  addViewJobs(ranks, ViewJobs::kBefore, operations);
+  for (Tables &level : levels) {
+    bytes += level.bytes();
+    append(operations, std::move(level));
+  }
+  addViewJobs(ranks, ViewJobs::kAfter, operations);
+  return error;
+}
+
+uint64_t selfChunk(const LocalRank &rank, uint64_t most) {
+  uint64_t bytes = 0;
+  for (const Step *step : *rank.segment->steps())
+    bytes += step->kind() == StepKind::copy && step->after_count() == 0 ? step->bytes() : 0;
+  return (std::min(bytes, most) + 255) / 256 * 256;
+}
+
+uint64_t splitUnitCount(const LocalRank &rank, uint64_t selfBytes) {
+  uint64_t units = 0;
+  for (const Step *step : *rank.segment->steps())
+    if (step->kind() == StepKind::send || step->kind() == StepKind::recv)
+      units += chunkCount(*step) - 1;
+    else if (step->kind() == StepKind::copy && selfBytes > 0)
+      units += 2 * (step->bytes() / selfBytes + 1); // of all together as many, out and in
+  return rank.forms.empty() ? 0 : units;
+}
+
+std::string addRounds(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations,
+                      uint64_t &bytes) {
+  Self self;
+  std::vector<Round> rounds;
+  if (std::string error = addSelf(rank, staging, self, rounds); !error.empty())
+    return error;
+  const auto local = static_cast<int64_t>(rounds.size());
+  std::vector<MessageChunks> messages;
+  for (uint32_t s = 0; s < rank.segment->steps()->size(); ++s) {
+    const Step &step = *rank.segment->steps()->Get(s);
+    const bool send = step.kind() == StepKind::send;
+    bytes += send ? 0 : step.bytes();
+    if (!send && step.kind() != StepKind::recv)
+      continue;
+    MessageChunks &message = messages.emplace_back(MessageChunks{&step, s, {}, {}});
+    if (std::string error = send ? addOperands(rank, step.first_input(), step.input_count(), message.packing)
+                                 : addOperands(rank, step.first_output(), step.output_count(), message.packing);
+        !error.empty())
+      return error;
+    if (step.staging() == UINT64_MAX && !message.packing.contiguous())
+      return "step " + std::to_string(s) + " is in place, but its bytes do not stand side by side";
+    if (std::string error = findNeeds(rank, s, message); !error.empty())
+      return error;
+  }
+  // Two ranks that exchange several messages at one time take them in the order of their numbers, both.
+  std::stable_sort(messages.begin(), messages.end(), [](const MessageChunks &a, const MessageChunks &b) {
+    return a.step->message() < b.step->message();
+  });
+  std::map<uint64_t, std::vector<std::pair<const MessageChunks *, uint64_t>>> times; // chunks
+  for (const MessageChunks &message : messages)
+    for (uint64_t chunk = 0; chunk < chunkCount(*message.step); ++chunk)
+      times[message.step->round() + chunk].emplace_back(&message, chunk);
+  std::map<uint64_t, int64_t> numbers; // of phases, by time
+  std::vector<int64_t> unpacked(rank.segment->steps()->size());
+  for (const auto &[time, chunks] : times) {
+    const auto number = local + static_cast<int64_t>(numbers.size());
+    numbers.emplace(time, number);
+    for (const auto &[message, chunk] : chunks)
+      unpacked[message->number] = message->step->kind() == StepKind::recv ? number + 1 : 0;
+  }
+  LocalSteps localSteps;
+  if (std::string error = addLocalSteps(rank, staging.self, local, unpacked, localSteps); !error.empty())
+    return error;
+  const uint64_t elsewhere = rank.viewJobs ? rank.viewJobs->headBytes() : 0; // of the plan's arena: its beginning
+  for (const auto &[time, chunks] : times) {
+    Round &round = rounds.emplace_back();
+    round.needs = local - 1; // what it copied itself
+    for (const auto &[message, chunk] : chunks) {
+      const Step &step = *message->step;
+      const bool send = step.kind() == StepKind::send, staged = step.staging() != UINT64_MAX;
+      const uint64_t at = chunk * step.chunk();
+      std::byte *memory = staged
+                              ? staging.arena + (step.staging() - elsewhere) + (step.slot() + chunk) % 2 * step.chunk()
+                              : message->packing.contiguous() + at;
+      round.chunks.push_back({&message->packing,
+                              at,
+                              staged,
+                              {send, step.peer(), memory, chunkBytes(step, chunk), step.message(), step.round(), chunk,
+                               chunkCount(step)}});
+      if (message->needs[chunk] > 0)
+        round.needs = std::max(round.needs, numbers.at(message->needs[chunk] - 1));
+      if (std::string error =
+              chunk == 0 ? findLocalNeeds(rank, message->number, unpacked, numbers.at(time), round) : "";
+          !error.empty())
+        return error;
+    }
+  }
+  SplitUnits splitUnits(staging.splitUnits, staging.splitUnitCount);
+  addViewJobs({rank}, ViewJobs::kBefore, operations);
+  std::string error = addExchanges(rounds, splitUnits, localSteps, operations);
+  addViewJobs({rank}, ViewJobs::kAfter, operations);
+  return error;
+}
+
+} // namespace reshard

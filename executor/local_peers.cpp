@@ -1,0 +1,175 @@
+#include "executor/local_peers.h"
+
+#include "executor/mappings.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <random>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+namespace reshard {
+
+using namespace schema;
+
+namespace {
+
+uint32_t bufferCount(const Segment &segment) {
+  const auto *runs = segment.buffers();
+  return runs->size() > 0 ? runs->Get(runs->size() - 1)->first() + runs->Get(runs->size() - 1)->count() : 0;
+}
+uint32_t stepCount(const Segment &segment) { return segment.steps()->size(); }
+
+/// Maps the pages of a range now, not in the first run; those beside it, which may be holes, are let be.
+void touch(std::byte *begin, uint64_t bytes) {
+  constexpr uint64_t kPage = 4096;
+  const uint64_t before = reinterpret_cast<uint64_t>(begin) % kPage;
+  if (bytes > 0)
+    madvise(begin - before, before + bytes,
+            MADV_POPULATE_READ); // a kernel that does not know it maps them in the first run
+}
+
+} // namespace
+
+size_t LocalPeers::Block::size(uint32_t buffers, uint32_t steps) {
+  const size_t before = sizeof(Header) + buffers * sizeof(FileLocation);
+  return (before + alignof(Progress) - 1) / alignof(Progress) * alignof(Progress) + steps * sizeof(Progress);
+}
+
+void LocalPeers::Block::layOut(void *memory, uint32_t bufferCount, uint32_t stepCount) {
+  bytes = size(bufferCount, stepCount);
+  header = static_cast<Header *>(memory);
+  buffers = reinterpret_cast<FileLocation *>(header + 1);
+  steps = reinterpret_cast<Progress *>(static_cast<std::byte *>(memory) + bytes - stepCount * sizeof(Progress));
+}
+
+LocalPeers::~LocalPeers() {
+  closeFiles();
+  if (mine_.header)
+    munmap(mine_.header, mine_.bytes);
+  for (auto &[number, peer] : peers_)
+    if (peer.block.header)
+      munmap(peer.block.header, peer.block.bytes);
+  for (auto &[key, mapping] : mappings_)
+    if (mapping.memory)
+      munmap(mapping.memory, mapping.bytes);
+}
+
+std::string LocalPeers::publish(const LocalRank &rank) {
+  const uint32_t buffers = bufferCount(*rank.segment), steps = stepCount(*rank.segment);
+  const size_t bytes = Block::size(buffers, steps);
+  auto failed = [](const char *what) {
+    return std::string("cannot share memory: ") + what + ": " + std::strerror(errno);
+  };
+  blockFile_ = memfd_create("reshard", MFD_CLOEXEC);
+  if (blockFile_ < 0)
+    return failed("memfd_create");
+  if (ftruncate(blockFile_, static_cast<off_t>(bytes)) != 0)
+    return failed("ftruncate");
+  void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, blockFile_, 0);
+  if (memory == MAP_FAILED)
+    return failed("mmap");
+  mine_.layOut(memory, buffers, steps); // all of it is zero
+  std::random_device random;
+  address_.token = uint64_t{random()} << 32 | random();
+  *mine_.header = {address_.token, buffers, steps};
+  SharedMappings mappings;
+  const auto *runs = rank.segment->buffers();
+  for (uint32_t r = 0; r < runs->size(); ++r)
+    for (uint32_t i = 0; i < runs->Get(r)->count(); ++i) {
+      const std::byte *bound =
+          rank.forms.empty() || !rank.forms[r] ? rank.runs[r][i] : nullptr; // what is converted is not shown
+      mine_.buffers[runs->Get(r)->first() + i - 1] =
+          bound ? mappings.find(bound, runs->Get(r)->bytes(), opened_) : FileLocation{};
+    }
+  address_.host = hostId();
+  address_.process = getpid();
+  address_.file = blockFile_;
+  return {};
+}
+
+void LocalPeers::closeFiles() {
+  if (blockFile_ >= 0)
+    close(blockFile_);
+  blockFile_ = -1;
+  for (const int file : opened_)
+    close(file);
+  opened_.clear();
+}
+
+const LocalRank *LocalPeers::attach(const Plan &plan, uint32_t rank, const PeerAddress &address) {
+  if (address.host != address_.host || address.file < 0 || address_.file < 0)
+    return nullptr;
+  auto [at, added] = peers_.try_emplace(rank);
+  Peer &peer = at->second;
+  if (added)
+    peer.reached = mapPeer(plan, rank, address, peer);
+  return peer.reached ? &peer.rank : nullptr;
+}
+
+bool LocalPeers::mapPeer(const Plan &plan, uint32_t rank, const PeerAddress &address, Peer &peer) {
+  peer.rank.rank = rank;
+  if (!plan.segment(rank, peer.rank.segment).empty())
+    return false;
+  const uint32_t buffers = bufferCount(*peer.rank.segment), steps = stepCount(*peer.rank.segment);
+  const std::string path = "/proc/" + std::to_string(address.process) + "/fd/";
+  const int file = open((path + std::to_string(address.file)).c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0)
+    return false;
+  struct stat status;
+  const size_t bytes = Block::size(buffers, steps);
+  void *memory = MAP_FAILED;
+  if (fstat(file, &status) == 0 && static_cast<size_t>(status.st_size) == bytes)
+    memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
+  close(file);
+  if (memory == MAP_FAILED)
+    return false;
+  peer.block.layOut(memory, buffers, steps);
+  const Header &header = *peer.block.header;
+  if (header.token != address.token || header.buffers != buffers || header.steps != steps)
+    return false;
+  for (const BufferRange *run : *peer.rank.segment->buffers()) {
+    std::vector<std::byte *> &table = peer.tables.emplace_back();
+    for (uint32_t i = 0; i < run->count(); ++i) {
+      const FileLocation &location = peer.block.buffers[run->first() + i - 1];
+      const Mapping mapping = location.file >= 0 ? mapFile(address.process, location) : Mapping{};
+      const bool reached =
+          mapping.memory && location.offset <= mapping.bytes && run->bytes() <= mapping.bytes - location.offset;
+      table.push_back(reached ? mapping.memory + location.offset : nullptr);
+      if (reached && mapping.memoryAlone)
+        touch(table.back(), run->bytes());
+    }
+  }
+  for (const auto &table : peer.tables)
+    peer.rank.runs.push_back(table.data());
+  peer.rank.forms = formsOf(plan, *peer.rank.segment);
+  return true;
+}
+
+const LocalPeers::Mapping &LocalPeers::mapFile(int32_t process, const FileLocation &location) {
+  Mapping &mapping = mappings_[{location.device, location.inode}];
+  if (mapping.memory)
+    return mapping;
+  const int file = open(("/proc/" + std::to_string(process) + "/fd/" + std::to_string(location.file)).c_str(),
+                        O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat status;
+  if (file >= 0 && fstat(file, &status) == 0 && status.st_dev == location.device && status.st_ino == location.inode &&
+      status.st_size > 0) {
+    struct statfs system;
+    const bool memoryAlone =
+        fstatfs(file, &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == HUGETLBFS_MAGIC);
+    void *memory = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, file, 0);
+    if (memory != MAP_FAILED)
+      mapping = {static_cast<std::byte *>(memory), static_cast<size_t>(status.st_size), memoryAlone};
+  }
+  if (file >= 0)
+    close(file);
+  return mapping;
+}
+
+} // namespace reshard

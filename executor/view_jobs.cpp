@@ -1,0 +1,279 @@
+#include "executor/view_jobs.h"
+
+#include "executor/check_segment.h"
+#include "kernels/scales.h"
+#include "schema/manifest.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <tuple>
+
+namespace reshard {
+
+using namespace schema;
+
+namespace {
+
+constexpr uint64_t kJobBytes = 1 << 20;
+
+/// Whether a face has memory in the arena's end.
+bool hasMemory(const QuantizedView *view) { return view && view->staged() && view->kind() != ViewKind::elements; }
+
+/// The buffers that steps of a segment read, or lie between such: ranges [first, last], apart and in order.
+class ReadBuffers {
+public:
+  explicit ReadBuffers(const Segment &segment) {
+    std::vector<std::pair<int64_t, int64_t>> all;
+    for (const Step *step : *segment.steps())
+      for (uint32_t i = 0; i < step->input_count(); ++i) {
+        const Operand &operand = *segment.operands()->Get(step->first_input() + i);
+        const Shape &shape = *segment.shapes()->Get(operand.shape());
+        int64_t first = operand.buffer(), last = first;
+        for (uint32_t l = 0; l < shape.loop_count(); ++l) {
+          const Loop &loop = *segment.loops()->Get(shape.first_loop() + l);
+          (loop.buffer_step() < 0 ? first : last) += loop.buffer_step() * static_cast<int64_t>(loop.count() - 1);
+        }
+        all.emplace_back(first, last);
+      }
+    std::sort(all.begin(), all.end());
+    for (const auto &range : all)
+      if (ranges_.empty() || range.first > ranges_.back().second + 1)
+        ranges_.push_back(range);
+      else
+        ranges_.back().second = std::max(ranges_.back().second, range.second);
+  }
+  bool has(int64_t buffer) const {
+    const auto after = std::upper_bound(ranges_.begin(), ranges_.end(), buffer,
+                                        [](int64_t b, const auto &range) { return b < range.first; });
+    return after != ranges_.begin() && std::prev(after)->second >= buffer;
+  }
+
+private:
+  std::vector<std::pair<int64_t, int64_t>> ranges_;
+};
+
+} // namespace
+
+void ViewJobs::Free::operator()(std::byte *memory) const { std::free(memory); }
+
+void ViewJobs::Job::run(const std::vector<LocalAmax> &all) const {
+  switch (kind) {
+  case amax: {
+    const float value = matrices.codes ? all[first].of(matrices) : all[first].of(matrices.wide, memory);
+    std::memcpy(number, &value, sizeof value);
+    return;
+  }
+  case tensorScales:
+    for (uint64_t m = 0; m < matrices.matrices; ++m) {
+      const float value = tensorScale(reinterpret_cast<const float *>(memory) + m * count, count);
+      std::memcpy(matrices.scales + m * sizeof value, &value, sizeof value);
+    }
+    return;
+  case scales:
+    return kernels::scaleRows(matrices, memory, first, count);
+  case unswizzle:
+    return kernels::unswizzle(matrices, memory);
+  case swizzle:
+    return kernels::swizzle(matrices, memory);
+  case clearPadding:
+    const kernels::ScaleShape shape{matrices.rows, matrices.columns / kernels::blockShape(matrices.format).columns};
+    for (uint64_t m = 0; m < matrices.matrices; ++m)
+      kernels::clearScalePadding(matrices.scales + m * matrices.scaleBytes(), shape);
+  }
+}
+
+void ViewJobs::Job::tabulate(const std::vector<LocalAmax> &all, Tables &tables) const {
+  const auto there = reinterpret_cast<uint64_t>(memory);
+  switch (kind) {
+  case amax:
+    return matrices.codes ? all[first].tabulate(matrices, number, tables)
+                          : all[first].tabulate(matrices.wide, memory, number, tables);
+  case tensorScales:
+    return tables.conversions.addTensorScales(reinterpret_cast<uint64_t>(matrices.scales), there, count,
+                                              matrices.matrices);
+  case scales:
+    return first == 0 ? tables.conversions.addScales(matrices, there) : void(); // all parts at once
+  case unswizzle:
+    return tables.conversions.addUnswizzle(matrices, there);
+  case swizzle:
+    return tables.conversions.addSwizzle(matrices, there);
+  case clearPadding:
+    return tables.conversions.addPadding(matrices);
+  }
+}
+
+std::string ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transport) {
+  rank.forms = formsOf(plan, *rank.segment);
+  const auto &runs = *rank.segment->buffers();
+  auto paramOf = [&](const BufferRange &run) -> const Param & {
+    return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param());
+  };
+  bool any = false;
+  for (const BufferRange *run : runs) {
+    const QuantizedView *view = paramOf(*run).view();
+    any = any || view;
+    tailBytes_ += hasMemory(view) ? run->count() * stagedBytes(*run) : 0;
+  }
+  headBytes_ = arenaHeadBytes(*rank.segment);
+  if (!any && headBytes_ == 0)
+    return {};
+  std::byte *memory = nullptr;
+  if (const uint64_t bytes = headBytes_ + tailBytes_; bytes > 0) {
+    if (std::string error = transport.allocate(bytes, memory); !error.empty())
+      return "no memory to gather " + std::to_string(bytes) + " bytes that are to be quantised: " + error;
+    if (!memory) {
+      memory_.reset(memory = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
+      if (!memory)
+        return "no memory to gather " + std::to_string(bytes) + " bytes that are to be quantised";
+      std::memset(memory, 0, bytes); // touched now, not in the first run
+    }
+  }
+  rank.arena = headBytes_ > 0 ? memory : nullptr;
+  const ReadBuffers reads(*rank.segment);
+  using Key = std::tuple<uint32_t, uint32_t, uint32_t>; // endpoint, place, param
+  std::map<Key, uint32_t> numbers;                      // of runs
+  std::map<Key, const BufferRange *> readers;           // of scales, the codes with which they are read
+  for (uint32_t r = 0; r < runs.size(); ++r) {
+    const BufferRange &run = *runs.Get(r);
+    numbers[{run.endpoint(), run.mesh_rank(), run.param()}] = r;
+    if (const QuantizedView *view = paramOf(run).view(); view && view->kind() == ViewKind::codes)
+      readers[{run.endpoint(), run.mesh_rank(), view->scales()}] = &run;
+  }
+  /// The memory of instance i of another param of the same place, of which there are as many instances.
+  auto sibling = [&](const BufferRange &run, uint32_t param, uint32_t i) -> std::byte * {
+    const auto found = numbers.find({run.endpoint(), run.mesh_rank(), param});
+    return found == numbers.end() ? nullptr : rank.runs[found->second][i];
+  };
+  auto isRead = [&](const BufferRange &run, uint32_t i) {
+    const auto reader = readers.find({run.endpoint(), run.mesh_rank(), run.param()});
+    return reads.has(int64_t{run.first()} + i) ||
+           (reader != readers.end() && reads.has(int64_t{reader->second->first()} + i));
+  };
+  rank.viewBases.resize(runs.size());
+  tables_.resize(runs.size());
+  std::byte *next = memory + headBytes_;
+  // What has memory first: others show it.
+  for (const bool gathered : {true, false})
+    for (uint32_t r = 0; r < runs.size(); ++r) {
+      const BufferRange &run = *runs.Get(r);
+      const QuantizedView *view = paramOf(run).view();
+      if (!view || hasMemory(view) != gathered)
+        continue;
+      for (uint32_t i = 0; i < run.count(); ++i) {
+        tables_[r].push_back(gathered ? next : sibling(run, view->codes(), i));
+        next += gathered ? stagedBytes(run) : 0;
+      }
+      rank.runs[r] = tables_[r].data();
+    }
+  /// The matrices behind instance i of a run; `bound` tells whether all of what it shows is there.
+  auto matricesAt = [&](const BufferRange &run, std::byte *memory, uint32_t i, bool &bound) {
+    const QuantizedView &view = *paramOf(run).view();
+    kernels::Quantized matrices =
+        matricesOf(*plan.manifest().endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank());
+    std::byte *codes = sibling(run, view.codes(), i), *scales = sibling(run, view.scales(), i);
+    matrices.codes = view.kind() == ViewKind::elements ? codes : nullptr;
+    matrices.scales = view.kind() == ViewKind::scales ? memory : scales;
+    if (view.kind() == ViewKind::elements && view.format() == Quantization::nvfp4)
+      matrices.tensorScales = sibling(run, view.tensor_scale(), i);
+    bound = codes && scales &&
+            (matrices.tensorScales || view.kind() != ViewKind::elements || view.format() != Quantization::nvfp4);
+    return matrices;
+  };
+  for (uint32_t r = 0; r < runs.size(); ++r) {
+    const BufferRange &run = *runs.Get(r);
+    const QuantizedView *view = paramOf(run).view();
+    for (uint32_t i = 0; view && i < run.count(); ++i) {
+      bool bound = false;
+      const kernels::Quantized matrices = matricesAt(run, tables_[r][i], i, bound);
+      if (!bound)
+        tables_[r][i] = nullptr;
+      rank.viewBases[r].push_back({matrices, tables_[r][i]});
+      const bool source = run.endpoint() == 0;
+      if (!bound || run.bytes() == 0 || (source && !isRead(run, i)))
+        continue;
+      std::byte *base = sibling(run, view->codes(), i);
+      if (view->kind() != ViewKind::amax || !source) {
+        addJobs(*view, source, matrices, view->kind() == ViewKind::scales ? base : tables_[r][i], run.bytes(),
+                run.first() + i);
+        continue;
+      }
+      const BufferRange &of = *runs.Get(numbers.at({0, run.mesh_rank(), view->codes()})); // bound, so it is there
+      const kernels::Quantized values = paramOf(of).view() ? matricesAt(of, nullptr, i, bound) : matrices;
+      const auto shards =
+          static_cast<uint64_t>(localShape(*plan.manifest().endpoints()->Get(0), paramOf(run), run.mesh_rank()).back());
+      for (uint64_t k = 0; k < run.bytes() / sizeof(float); ++k) {
+        if (k % shards == 0)
+          localAmax_.emplace_back(*plan.manifest().endpoints()->Get(0), paramOf(run), run.mesh_rank(),
+                                  static_cast<int64_t>(k / shards));
+        jobs_[kBefore].push_back(
+            {Job::amax, values, base, localAmax_.size() - 1, 0, tables_[r][i] + k * sizeof(float)});
+      }
+    }
+  }
+  rank.viewJobs = this;
+  return {};
+}
+
+kernels::Quantized ViewJobs::matricesOf(const Endpoint &endpoint, uint32_t number, uint32_t meshRank) {
+  const Param &param = *endpoint.params()->Get(number);
+  const QuantizedView &view = *param.view();
+  // Scales that are plain show swizzled ones, whose matrices have as many columns of blocks.
+  const bool itself = view.kind() == ViewKind::elements || view.kind() == ViewKind::plain_scales;
+  const Param &wide = itself ? param : *endpoint.params()->Get(view.codes());
+  const std::vector<int64_t> shape = localShape(endpoint, wide, meshRank);
+  kernels::Quantized matrices;
+  matrices.format = static_cast<kernels::Quantization>(view.format());
+  matrices.swizzled = view.swizzled();
+  if (const auto format = kernels::formatNamed(dtypeName(wide.dtype()));
+      format && view.kind() != ViewKind::plain_scales)
+    matrices.wide = *format;
+  matrices.columns = static_cast<uint64_t>(shape.back()) *
+                     (view.kind() == ViewKind::plain_scales ? kernels::blockShape(matrices.format).columns : 1);
+  matrices.rows = static_cast<uint64_t>(shape[shape.size() - 2]);
+  for (size_t d = 0; d + 2 < shape.size(); ++d)
+    matrices.matrices *= static_cast<uint64_t>(shape[d]);
+  return matrices;
+}
+
+void ViewJobs::addJobs(const QuantizedView &view, bool source, const kernels::Quantized &matrices, std::byte *memory,
+                       uint64_t bytes, uint32_t buffer) {
+  if (view.kind() == ViewKind::scales)
+    addRows(kBefore, {Job::scales, matrices, memory});
+  else if (view.kind() == ViewKind::plain_scales)
+    jobs_[source ? kBefore : kAfter].push_back({source ? Job::unswizzle : Job::swizzle, matrices, memory});
+  else if (view.kind() == ViewKind::amax)
+    reduces_[buffer] = {Job::tensorScales, matrices, memory, 0, bytes / sizeof(float) / matrices.matrices};
+  else if (view.kind() == ViewKind::elements && !source && view.swizzled())
+    jobs_[kAfter].push_back({Job::clearPadding, matrices, memory});
+}
+
+void ViewJobs::reduce(uint32_t buffer) const {
+  if (const auto at = reduces_.find(buffer); at != reduces_.end())
+    at->second.run(localAmax_);
+}
+
+void ViewJobs::tabulate(JobSet set, Tables &tables) const {
+  for (const Job &job : jobs_[set])
+    job.tabulate(localAmax_, tables);
+}
+
+void ViewJobs::reduce(uint32_t buffer, Tables &tables) const {
+  if (const auto at = reduces_.find(buffer); at != reduces_.end())
+    at->second.tabulate(localAmax_, tables);
+}
+
+/// A job on all matrices, cut by rows of blocks.
+void ViewJobs::addRows(JobSet set, Job job) {
+  const uint64_t rows = job.matrices.blockRows();
+  const uint64_t bytes = std::max<uint64_t>(1, kernels::blockShape(job.matrices.format).rows * job.matrices.columns *
+                                                   kernels::itemBytes(job.matrices.wide));
+  const uint64_t each = std::max<uint64_t>(1, kJobBytes / bytes);
+  for (job.first = 0; job.first < rows; job.first += each) {
+    job.count = std::min(each, rows - job.first);
+    jobs_[set].push_back(job);
+  }
+}
+
+} // namespace reshard

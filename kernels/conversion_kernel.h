@@ -1,0 +1,549 @@
+// A table of strided copies whose elements change on their way (kernels/convert_strided.h), and of what is computed of
+// quantised matrices; and what one warp of a launch does of it. As copy_kernel.h: plain structs and inline functions,
+// which a GPU and the host run. changes.cpp gives what the CPU's kernels give, bit for bit.
+#pragma once
+
+#include "kernels/codes.h"
+#include "kernels/copy_kernel.h"
+#include "kernels/scales.h"
+
+#if defined(__CUDACC__)
+#include <cuda_fp8.h>
+#endif
+
+namespace reshard::kernels {
+
+/// Elements that a lane has at a time, at most.
+constexpr uint32_t kVector = 8;
+/// Units of a tile, which one warp does: whole blocks of mxfp8 and nvfp4 begin in it and end in it.
+constexpr uint32_t kTileUnits = 8 * kWarpThreads;
+
+/// Quantised matrices in memory (Quantized), and where the elements are that stand for theirs.
+struct TableMatrices {
+  uint64_t begin;                       // of these; an address stands for element (address - begin) / itemBytes
+  uint64_t codes, scales, tensorScales; // codes 0: only scales are made
+  uint64_t rows, columns, matrixElements;
+  uint64_t scaleBytes; // of one matrix
+  ScaleShape shape;    // of its scales
+  Format wide;
+  uint8_t blockElements; // 32 of mxfp8, 16 of nvfp4, 0 of block FP8
+  bool swizzled;
+};
+
+/// What is done of a piece, by units.
+enum class Task : uint8_t {
+  rows,         ///< up to kVector elements of a row go from source to target; or, of scales, what they give
+  blocks,       ///< a block of 128 x 128 is quantised
+  unswizzle,    ///< a scale of all matrices goes from its place in the swizzled layout to its number in the plain one
+  swizzle,      ///< a byte of the swizzled layout comes from the plain one, padding is zero
+  padding,      ///< the same, padding alone
+  tensorScales, ///< the tensor scale of a matrix from the largest magnitudes of its parts
+};
+/// How elements are read, and what becomes of them.
+enum class Reads : uint8_t { plain, elements, codes };
+enum class Writes : uint8_t { plain, quantized, amax };
+
+constexpr uint32_t kNoMatrices = 0xFFFFFFFF;
+
+struct ConversionEntry {
+  uint64_t source, target; // addresses of the shape's first unit; of rows source 0: zeros; of blocks the source of
+                           // element 0, or where it would be
+  uint64_t slot;           // its first tile in the table
+  uint32_t first, units;   // of the shape, numbered along rows; of blocks the first row of blocks, and blocks; of
+                           // tensorScales numbers for each, and matrices
+  uint32_t shape;
+  uint32_t from, to; // matrices
+  Task task;
+  Reads reads;
+  Writes writes;
+  Format loads, stores; // of memory that is plain
+  Overflow overflow;    // of what is stored
+  uint8_t vector;       // elements of a unit: 8, 4, 2 or 1
+  uint8_t sourceVector; // of these, what is read at once: as many, or 1 where matrices have them in several blocks
+  uint8_t sourceWidth, targetWidth; // bytes that are read and written at once: all addresses of units are multiples
+};
+
+struct ConversionTableView {
+  const ConversionEntry *entries; // and one more, whose slot is `tiles`
+  const TableShape *shapes;
+  const TableLoop *loops;
+  const TableMatrices *matrices;
+  uint64_t tiles;
+  uint32_t entryCount;
+};
+
+namespace detail {
+
+/// `bytes` at an address, at most 32, as little-endian words, which were 0. `Again`: they are read once more soon, and
+/// shall stay in the caches.
+template <class T, bool Again>
+RESHARD_HOST_DEVICE inline void loadAs(uint64_t address, uint32_t bytes, uint32_t (&words)[kVector]) {
+  RESHARD_UNROLL
+  for (uint32_t at = 0; at < sizeof words; at += sizeof(T)) {
+    if (at >= bytes)
+      continue;
+    const T value = load<T, Again>(address + at);
+    if constexpr (sizeof(T) == 16) {
+      RESHARD_UNROLL
+      for (uint32_t w = 0; w < 4; ++w)
+        words[at / 4 + w] = value.words[w];
+    } else {
+      words[at / 4] |= static_cast<uint32_t>(value) << at % 4 * 8;
+      if constexpr (sizeof(T) == 8)
+        words[at / 4 + 1] = static_cast<uint32_t>(value >> 32);
+    }
+  }
+}
+template <class T>
+RESHARD_HOST_DEVICE inline void storeAs(uint64_t address, uint32_t bytes, const uint32_t (&words)[kVector]) {
+  RESHARD_UNROLL
+  for (uint32_t at = 0; at < sizeof words; at += sizeof(T)) {
+    if (at >= bytes)
+      continue;
+    if constexpr (sizeof(T) == 16)
+      store<T>(address + at, {{words[at / 4], words[at / 4 + 1], words[at / 4 + 2], words[at / 4 + 3]}});
+    else if constexpr (sizeof(T) == 8)
+      store<T>(address + at, static_cast<T>(words[at / 4 + 1]) << 32 | words[at / 4]);
+    else
+      store<T>(address + at, static_cast<T>(words[at / 4] >> at % 4 * 8));
+  }
+}
+
+template <bool Again>
+RESHARD_HOST_DEVICE inline void loadWords(uint64_t address, uint32_t bytes, uint32_t width,
+                                          uint32_t (&words)[kVector]) {
+  switch (width) {
+  case 16:
+    return loadAs<Unit16, Again>(address, bytes, words);
+  case 8:
+    return loadAs<unsigned long long, Again>(address, bytes, words);
+  case 4:
+    return loadAs<unsigned, Again>(address, bytes, words);
+  case 2:
+    return loadAs<unsigned short, Again>(address, bytes, words);
+  default:
+    return loadAs<unsigned char, Again>(address, bytes, words);
+  }
+}
+
+RESHARD_HOST_DEVICE inline void storeWords(uint64_t address, uint32_t bytes, uint32_t width,
+                                           const uint32_t (&words)[kVector]) {
+  switch (width) {
+  case 16:
+    return storeAs<Unit16>(address, bytes, words);
+  case 8:
+    return storeAs<unsigned long long>(address, bytes, words);
+  case 4:
+    return storeAs<unsigned>(address, bytes, words);
+  case 2:
+    return storeAs<unsigned short>(address, bytes, words);
+  default:
+    return storeAs<unsigned char>(address, bytes, words);
+  }
+}
+
+/// Codes that stand side by side in words, to fp32 bits and back. Elements behind the unit's last are those of zeros,
+/// or nobody's.
+template <Format Of>
+RESHARD_HOST_DEVICE inline void decodeWords(const uint32_t (&words)[kVector], uint32_t (&bits)[kVector]) {
+  constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
+  RESHARD_UNROLL
+  for (uint32_t k = 0; k < kVector; ++k)
+    bits[k] = decodeBits<Of>(words[k / kEach] << (32 - kBits - k % kEach * kBits) >> (32 - kBits));
+}
+template <Format Of>
+RESHARD_HOST_DEVICE inline void encodeWords(const uint32_t (&bits)[kVector], Overflow overflow,
+                                            uint32_t (&words)[kVector]) {
+  constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (Of == Format::fp8_e4m3)
+    if (overflow ==
+        Overflow::saturate) { // one instruction for two, but for the sign of a NaN; of E5M2 it would make another NaN
+      RESHARD_UNROLL
+      for (uint32_t k = 0; k < kVector; k += 2) {
+        const float2 two = make_float2(bitCast<float>(bits[k]), bitCast<float>(bits[k + 1]));
+        const uint32_t signs = (bits[k] >> 24 & 0x80) | (bits[k + 1] >> 16 & 0x8000),
+                       codes = __nv_cvt_float2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
+        words[k / kEach] = (k % kEach > 0 ? words[k / kEach] : 0) | (codes | signs) << k % kEach * kBits;
+      }
+      return;
+    }
+#endif
+  RESHARD_UNROLL
+  for (uint32_t k = 0; k < kVector; ++k)
+    words[k / kEach] = (k % kEach > 0 ? words[k / kEach] : 0) | encodeBits<Of>(bits[k], overflow) << k % kEach * kBits;
+}
+
+RESHARD_HOST_DEVICE inline uint32_t bitsOf(Format format) {
+  return format == Format::fp32 ? 32 : format <= Format::fp16 ? 16 : format == Format::fp4_e2m1 ? 4 : 8;
+}
+
+template <bool Again = false>
+RESHARD_HOST_DEVICE inline void loadElements(Format format, uint64_t address, uint32_t count, uint32_t width,
+                                             uint32_t (&bits)[kVector]) {
+  uint32_t words[kVector] = {};
+  loadWords<Again>(address, (count * bitsOf(format) + 7) / 8, width, words);
+  switch (format) {
+  case Format::fp32:
+    return decodeWords<Format::fp32>(words, bits);
+  case Format::bf16:
+    return decodeWords<Format::bf16>(words, bits);
+  case Format::fp16:
+    return decodeWords<Format::fp16>(words, bits);
+  case Format::fp8_e4m3:
+    return decodeWords<Format::fp8_e4m3>(words, bits);
+  case Format::fp8_e5m2:
+    return decodeWords<Format::fp8_e5m2>(words, bits);
+  case Format::fp4_e2m1:
+    return decodeWords<Format::fp4_e2m1>(words, bits);
+  }
+}
+
+RESHARD_HOST_DEVICE inline void storeElements(Format format, uint64_t address, uint32_t count, uint32_t width,
+                                              Overflow overflow, const uint32_t (&bits)[kVector]) {
+  uint32_t words[kVector] = {};
+  switch (format) {
+  case Format::fp32:
+    encodeWords<Format::fp32>(bits, overflow, words);
+    break;
+  case Format::bf16:
+    encodeWords<Format::bf16>(bits, overflow, words);
+    break;
+  case Format::fp16:
+    encodeWords<Format::fp16>(bits, overflow, words);
+    break;
+  case Format::fp8_e4m3:
+    encodeWords<Format::fp8_e4m3>(bits, overflow, words);
+    break;
+  case Format::fp8_e5m2:
+    encodeWords<Format::fp8_e5m2>(bits, overflow, words);
+    break;
+  case Format::fp4_e2m1:
+    encodeWords<Format::fp4_e2m1>(bits, overflow, words);
+    break;
+  }
+  storeWords(address, (count * bitsOf(format) + 7) / 8, width, words);
+}
+
+/// What elements become where they stand as `wide` in between.
+RESHARD_HOST_DEVICE inline void roundTo(Format wide, uint32_t (&bits)[kVector]) {
+  RESHARD_UNROLL
+  for (uint32_t k = 0; k < kVector; ++k)
+    bits[k] = wide == Format::bf16   ? decodeBits<Format::bf16>(encodeBits<Format::bf16>(bits[k], Overflow::infinity))
+              : wide == Format::fp16 ? decodeBits<Format::fp16>(encodeBits<Format::fp16>(bits[k], Overflow::infinity))
+                                     : bits[k];
+}
+
+RESHARD_HOST_DEVICE inline float loadFloat(uint64_t address) {
+  uint32_t words[kVector] = {};
+  loadWords<true>(address, 4, address % 4 == 0 ? 4 : 1, words);
+  return bitCast<float>(words[0]);
+}
+RESHARD_HOST_DEVICE inline void storeFloat(uint64_t address, uint32_t bits) {
+  const uint32_t words[kVector] = {bits};
+  storeWords(address, 4, address % 4 == 0 ? 4 : 1, words);
+}
+
+/// Where the scale of an element's block stands.
+RESHARD_HOST_DEVICE inline uint64_t scaleAddress(const TableMatrices &m, uint64_t element) {
+  if (m.blockElements > 0 && !m.swizzled)
+    return m.scales + (m.blockElements == 32 ? element / 32 : element / 16); // columns are whole blocks
+  const uint64_t matrix = quotient(element, m.matrixElements), within = element - matrix * m.matrixElements;
+  const uint64_t row = quotient(within, m.columns), column = within - row * m.columns;
+  if (m.blockElements == 0)
+    return m.scales + 4 * ((matrix * m.shape.rows + row / 128) * m.shape.columns + column / 128);
+  return m.scales + matrix * m.scaleBytes +
+         swizzledOffset(m.shape, row, m.blockElements == 32 ? column / 32 : column / 16);
+}
+
+RESHARD_HOST_DEVICE inline float tensorScaleOf(const TableMatrices &m, uint64_t element) {
+  return loadFloat(m.tensorScales + 4 * quotient(element, m.matrixElements));
+}
+
+RESHARD_HOST_DEVICE inline float e8m0(uint32_t code) {
+  return bitCast<float>(code == 255 ? kNanBits : code == 0 ? 1u << 22 : code << 23);
+}
+RESHARD_HOST_DEVICE inline float inverseE8m0(uint32_t code) {
+  return bitCast<float>(code == 255 ? kNanBits : code == 254 ? 1u << 22 : (254 - code) << 23);
+}
+
+/// Divides by, or multiplies with, one number.
+RESHARD_HOST_DEVICE inline void divide(uint32_t (&bits)[kVector], float divisor) {
+  RESHARD_UNROLL
+  for (uint32_t k = 0; k < kVector; ++k)
+    bits[k] = withSign(bitCast<float>(bits[k]) / divisor, bits[k]);
+}
+RESHARD_HOST_DEVICE inline void multiply(uint32_t (&bits)[kVector], float factor) {
+  RESHARD_UNROLL
+  for (uint32_t k = 0; k < kVector; ++k)
+    bits[k] = withSign(bitCast<float>(bits[k]) * factor, bits[k]);
+}
+
+RESHARD_HOST_DEVICE inline uint32_t amaxOf(const uint32_t (&bits)[kVector], uint32_t most) {
+  RESHARD_UNROLL
+  for (uint32_t k = 0; k < kVector; ++k)
+    most = (bits[k] & kMagnitudeBits) > most ? bits[k] & kMagnitudeBits : most;
+  return most;
+}
+
+/// The numbers by which kernels/convert.h has scales, from the bits of a largest magnitude; one that is not finite is
+/// the one NaN.
+RESHARD_HOST_DEVICE inline uint32_t finiteOrNan(uint32_t amax) { return amax >= kInfinityBits ? kNanBits : amax; }
+RESHARD_HOST_DEVICE inline uint32_t quotientOrOne(uint32_t amax, float divisor) {
+  const float scale = bitCast<float>(amax) / divisor;
+  return amax >= kInfinityBits ? kNanBits : scale == 0.0f ? bitCast<uint32_t>(1.0f) : bitCast<uint32_t>(scale);
+}
+
+/// Elements that are read at once, as fp32 bits.
+RESHARD_HOST_DEVICE inline void readElements(const ConversionTableView &view, const ConversionEntry &entry,
+                                             uint64_t source, uint32_t (&bits)[kVector]) {
+  if (entry.reads != Reads::elements) {
+    if (entry.source)
+      loadElements(entry.loads, source, entry.sourceVector, entry.sourceWidth, bits);
+    if (entry.reads == Reads::plain)
+      return;
+    const TableMatrices &m = view.matrices[entry.from];
+    const uint64_t at = scaleAddress(m, (source - m.begin) / (bitsOf(entry.loads) / 8));
+    if (m.blockElements == 0)
+      divide(bits, loadFloat(at));
+    else
+      multiply(bits, inverseE8m0(load<unsigned char, true>(at)));
+    return;
+  }
+  const TableMatrices &m = view.matrices[entry.from];
+  const uint64_t element = source - m.begin, scale = scaleAddress(m, element);
+  if (m.blockElements == 16) {
+    loadElements(Format::fp4_e2m1, m.codes + element / 2, entry.sourceVector, entry.sourceWidth, bits);
+    if (element % 2 == 1) { // alone
+      loadElements(Format::fp4_e2m1, m.codes + element / 2, 2, 1, bits);
+      bits[0] = bits[1];
+    }
+    multiply(bits, bitCast<float>(decodeBits<Format::fp8_e4m3>(load<unsigned char, true>(scale))) *
+                       tensorScaleOf(m, element));
+  } else {
+    loadElements(Format::fp8_e4m3, m.codes + element, entry.sourceVector, entry.sourceWidth, bits);
+    multiply(bits, m.blockElements == 0 ? loadFloat(scale) : e8m0(load<unsigned char, true>(scale)));
+  }
+  if (entry.writes != Writes::plain || entry.stores != m.wide)
+    roundTo(m.wide, bits);
+}
+
+/// A unit's elements. Those that are read one by one come last, and move up.
+RESHARD_HOST_DEVICE inline void readUnit(const ConversionTableView &view, const ConversionEntry &entry, uint64_t source,
+                                         uint32_t (&bits)[kVector]) {
+  const bool together = entry.sourceVector == entry.vector;
+  RESHARD_NO_UNROLL
+  for (uint32_t one = 0; one < entry.vector;
+       one += entry.sourceVector, ++source) { // of matrices, whose elements count one each
+    uint32_t next[kVector] = {};
+    readElements(view, entry, source, next);
+    RESHARD_UNROLL
+    for (uint32_t k = 0; k + 1 < kVector; ++k)
+      bits[k] = together ? next[k] : bits[k + 1];
+    bits[kVector - 1] = together ? next[kVector - 1] : next[0];
+  }
+}
+
+/// A unit's codes, and from the first unit of a block its scale, by the largest magnitude of the block.
+RESHARD_HOST_DEVICE inline void quantizeUnit(const ConversionEntry &entry, const TableMatrices &m, uint64_t element,
+                                             uint32_t amax, uint32_t (&bits)[kVector]) {
+  const uint64_t at = scaleAddress(m, element);
+  const bool first = element % m.blockElements == 0;
+  if (m.blockElements == 32) {
+    // The smallest power of two that brings the largest magnitude to 448 = 1.75 * 2^8 or below.
+    const uint32_t exponent = (amax + 0x1FFFFF) >> 23, code = amax >= kInfinityBits ? 255
+                                                              : exponent > 8        ? exponent - 8
+                                                                                    : 0;
+    if (first)
+      store(at, static_cast<unsigned char>(code));
+    if (!m.codes)
+      return;
+    multiply(bits, inverseE8m0(code));
+    return storeElements(Format::fp8_e4m3, m.codes + element, entry.vector, entry.targetWidth, Overflow::saturate,
+                         bits); // nothing is beyond 448 but NaN
+  }
+  const float ofTensor = tensorScaleOf(m, element);
+  const uint32_t code =
+      encodeBits<Format::fp8_e4m3>(quotientOrOne(amax, 6 * ofTensor) & kMagnitudeBits, Overflow::saturate);
+  if (first)
+    store(at, static_cast<unsigned char>(code));
+  if (!m.codes)
+    return;
+  const float factor = bitCast<float>(decodeBits<Format::fp8_e4m3>(code)) * ofTensor;
+  divide(bits, factor == 0.0f ? bitCast<float>(kInfinityBits) : factor);
+  storeElements(Format::fp4_e2m1, m.codes + element / 2, entry.vector, entry.targetWidth, Overflow::saturate, bits);
+}
+
+/// Units [begin, end) of rows, of one tile.
+RESHARD_HOST_DEVICE inline void convertUnits(const ConversionTableView &view, const ConversionEntry &entry,
+                                             uint32_t begin, uint32_t end, uint32_t lane) {
+  const TableShape shape = view.shapes[entry.shape];
+  const uint32_t sourceStep = entry.vector * (entry.reads == Reads::elements ? 1 : bitsOf(entry.loads) / 8);
+  const uint32_t targetStep = entry.vector * (entry.writes == Writes::quantized ? 1 : bitsOf(entry.stores) / 8);
+  uint32_t within[kLanesPerThread], amax[kLanesPerThread], most[kLanesPerThread];
+  uint64_t source[kLanesPerThread], target[kLanesPerThread]; // of the row
+  for (uint32_t i = 0; i < kLanesPerThread; ++i) {
+    within[i] = shape.rowUnits; // not known
+    most[i] = 0;
+  }
+  RESHARD_NO_UNROLL
+  for (uint32_t unit = begin; unit < end; unit += kWarpThreads) {
+    uint32_t bits[kLanesPerThread][kVector];
+    for (uint32_t i = 0; i < kLanesPerThread; ++i) {
+      amax[i] = 0;
+      for (uint32_t k = 0; k < kVector; ++k)
+        bits[i][k] = 0;
+      const uint32_t at = unit + lane + i;
+      if (at >= end)
+        continue;
+      if (within[i] >= shape.rowUnits) {
+        const uint32_t row = (entry.first + at) / shape.rowUnits;
+        within[i] = entry.first + at - row * shape.rowUnits;
+        source[i] = entry.source;
+        target[i] = entry.target;
+        addRow(view.loops, shape, row, source[i], target[i]);
+      }
+      readUnit(view, entry, source[i] + uint64_t{within[i]} * sourceStep, bits[i]);
+      if (entry.writes != Writes::plain)
+        amax[i] = amaxOf(bits[i], 0);
+    }
+    if (entry.writes == Writes::quantized)
+      groupMax(amax, view.matrices[entry.to].blockElements / kVector);
+    for (uint32_t i = 0; i < kLanesPerThread; ++i) {
+      if (unit + lane + i >= end)
+        continue;
+      const uint64_t to = target[i] + uint64_t{within[i]} * targetStep;
+      if (entry.writes == Writes::plain)
+        storeElements(entry.stores, to, entry.vector, entry.targetWidth, entry.overflow, bits[i]);
+      else if (entry.writes == Writes::quantized)
+        quantizeUnit(entry, view.matrices[entry.to], to - view.matrices[entry.to].begin, amax[i], bits[i]);
+      else
+        most[i] = amax[i] > most[i] ? amax[i] : most[i];
+      within[i] += kWarpThreads;
+    }
+  }
+  if (entry.writes == Writes::amax) {
+    groupMax(most, kWarpThreads);
+    if (lane == 0)
+      raiseTo(entry.target, finiteOrNan(most[0]));
+  }
+}
+
+/// A block of 128 x 128, or what of it there is: its largest magnitude, its scale, its codes.
+RESHARD_HOST_DEVICE inline void convertBlock(const ConversionTableView &view, const ConversionEntry &entry,
+                                             uint32_t number, uint32_t lane) {
+  const TableMatrices &m = view.matrices[entry.to];
+  const uint64_t below = quotient(number, m.shape.columns), blockRow = entry.first + below,
+                 matrix = quotient(blockRow, m.shape.rows);
+  const uint64_t row = (blockRow - matrix * m.shape.rows) * 128, column = (number - below * m.shape.columns) * 128;
+  const uint64_t element = matrix * m.matrixElements + row * m.columns + column;
+  const auto rows = static_cast<uint32_t>(m.rows - row < 128 ? m.rows - row : 128);
+  const auto units =
+      static_cast<uint32_t>(m.columns - column < 128 ? m.columns - column : 128) / entry.vector; // of a row
+  const uint32_t all = rows * units, item = bitsOf(entry.loads) / 8;
+  uint32_t most[kLanesPerThread] = {}, scale = 0;
+  for (int pass = 0; pass < (m.codes ? 2 : 1); ++pass) {
+    RESHARD_UNROLL
+    for (uint32_t i = 0; i < kLanesPerThread; ++i) {
+      uint32_t r = (lane + i) / units, c = (lane + i) - r * units;
+      const uint32_t rowStep = kWarpThreads / units, unitStep = kWarpThreads - rowStep * units;
+      RESHARD_NO_UNROLL
+      for (uint32_t unit = lane + i; unit < all; unit += kWarpThreads) {
+        const uint64_t at = element + r * m.columns + c * entry.vector;
+        uint32_t bits[kVector] = {};
+        loadElements<true>(entry.loads, entry.source + at * item, entry.vector, entry.sourceWidth, bits);
+        if (pass == 0) {
+          most[i] = amaxOf(bits, most[i]);
+        } else {
+          divide(bits, bitCast<float>(scale));
+          storeElements(Format::fp8_e4m3, m.codes + at, entry.vector, entry.targetWidth, Overflow::saturate, bits);
+        }
+        r += rowStep;
+        c += unitStep;
+        if (c >= units) {
+          c -= units;
+          ++r;
+        }
+      }
+    }
+    if (pass > 0)
+      break;
+    groupMax(most, kWarpThreads);
+    scale = quotientOrOne(most[0], 448);
+    if (lane == 0)
+      storeFloat(m.scales + 4 * (blockRow * m.shape.columns + column / 128), scale);
+  }
+}
+
+/// What else there is, unit by unit.
+RESHARD_HOST_DEVICE inline void convertOne(const ConversionTableView &view, const ConversionEntry &entry,
+                                           uint32_t unit) {
+  if (entry.task == Task::tensorScales) {
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < entry.first; ++i) {
+      const uint32_t one =
+          bitCast<uint32_t>(loadFloat(entry.source + 4 * (uint64_t{unit} * entry.first + i))) & kMagnitudeBits;
+      most = one > most ? one : most;
+    }
+    return storeFloat(entry.target + 4 * uint64_t{unit}, quotientOrOne(most, 448 * 6));
+  }
+  const TableMatrices &m = view.matrices[entry.to];
+  const uint64_t each = entry.task == Task::unswizzle ? m.shape.rows * m.shape.columns : m.scaleBytes;
+  const uint64_t matrix = quotient(unit, each), within = unit - matrix * each;
+  if (entry.task == Task::unswizzle) {
+    const uint64_t row = quotient(within, m.shape.columns);
+    return store(entry.target + unit,
+                 load<unsigned char>(m.scales + matrix * m.scaleBytes +
+                                     swizzledOffset(m.shape, row, within - row * m.shape.columns)));
+  }
+  const uint64_t tile = within / kScaleTileBytes, tiles = (m.shape.columns + kScaleTileColumns - 1) / kScaleTileColumns,
+                 down = quotient(tile, tiles);
+  const uint64_t row = down * kScaleTileRows + within % 16 / kScaleTileColumns * 32 + within % kScaleTileBytes / 16;
+  const uint64_t column = (tile - down * tiles) * kScaleTileColumns + within % kScaleTileColumns;
+  const bool inside = row < m.shape.rows && column < m.shape.columns;
+  if (entry.task == Task::swizzle || !inside)
+    store(m.scales + unit,
+          inside ? load<unsigned char>(entry.source + (matrix * m.shape.rows + row) * m.shape.columns + column)
+                 : static_cast<unsigned char>(0));
+}
+
+} // namespace detail
+
+/// Tiles of a piece.
+RESHARD_HOST_DEVICE inline uint64_t tilesOf(const ConversionEntry &entry) {
+  return entry.task == Task::blocks ? entry.units : (uint64_t{entry.units} + kTileUnits - 1) / kTileUnits;
+}
+
+/// What warp `warp` of block `block` of `blocks` changes, lane `lane` of it on a GPU, all lanes on the host (0). All
+/// warps of all blocks change everything once. Blocks have equally many tiles; their warps take them in turn.
+RESHARD_HOST_DEVICE inline void convertWarp(const ConversionTableView &view, uint32_t block, uint32_t blocks,
+                                            uint32_t warp, uint32_t lane) {
+  const uint64_t begin = view.tiles / blocks * block + view.tiles % blocks * block / blocks;
+  const uint64_t end = view.tiles / blocks * (block + 1) + view.tiles % blocks * (block + 1) / blocks;
+  if (begin == end)
+    return;
+  const uint32_t after = detail::findEntry(view.entries, 0, view.entryCount, end - 1) + 1;
+  uint32_t number = 0;
+  RESHARD_NO_UNROLL
+  for (uint64_t tile = begin + warp; tile < end; tile += kBlockThreads / kWarpThreads) {
+    if (view.entries[number + 1].slot <= tile)
+      number = detail::findEntry(view.entries, number + 1, after, tile);
+    const ConversionEntry &entry = view.entries[number];
+    const auto own = static_cast<uint32_t>(tile - entry.slot);
+    if (entry.task == Task::blocks) {
+      detail::convertBlock(view, entry, own, lane);
+      continue;
+    }
+    const uint32_t first = own * kTileUnits, last = entry.units - first < kTileUnits ? entry.units : first + kTileUnits;
+    if (entry.task == Task::rows) {
+      detail::convertUnits(view, entry, first, last, lane);
+      continue;
+    }
+    for (uint32_t i = 0; i < kLanesPerThread; ++i)
+      RESHARD_NO_UNROLL
+    for (uint32_t unit = first + lane + i; unit < last; unit += kWarpThreads)
+      detail::convertOne(view, entry, unit);
+  }
+}
+
+} // namespace reshard::kernels

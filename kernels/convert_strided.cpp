@@ -1,0 +1,82 @@
+#include "kernels/convert_strided.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace reshard::kernels {
+
+namespace {
+
+/// The number of the element at an address.
+uint64_t number(const StorageForm &form, const ViewBase &base, const std::byte *at) {
+  return static_cast<uint64_t>(at - base.begin) / itemBytes(form.stored);
+}
+
+/// Rows of blocks before that of an element, which begins one, or is the last one's end.
+uint64_t blockRow(const Quantized &matrices, uint64_t element) {
+  const uint64_t height = blockShape(matrices.format).rows, matrix = matrices.rows * matrices.columns;
+  return element / matrix * ((matrices.rows + height - 1) / height) + element % matrix / matrices.columns / height;
+}
+
+/// Rows may be short: finished once, behind all of them.
+ConvertOptions unfinished(bool stream) { return {.stream = stream, .finish = false}; }
+
+void read(std::byte *target, const std::byte *source, uint64_t count, const Conversion &conversion, bool stream) {
+  const uint64_t first = number(conversion.read, *conversion.from, source);
+  if (conversion.read.kind == StorageForm::Kind::codes)
+    encodeElements(conversion.from->matrices, first, target, source, count, unfinished(stream));
+  else
+    decodeElements(conversion.from->matrices, first, target, count, unfinished(stream));
+}
+
+void write(std::byte *target, const std::byte *source, uint64_t count, const Conversion &conversion, bool stream) {
+  if (conversion.write.kind == StorageForm::Kind::cast)
+    cast(conversion.write.stored, target, conversion.write.sent, source, count, Overflow::saturate, unfinished(stream));
+  else if (const Quantized &matrices = conversion.to->matrices; blockShape(matrices.format).rows == 1)
+    quantizeBlocks(matrices, number(conversion.write, *conversion.to, target), source, count, unfinished(stream));
+  else if (const uint64_t first = number(conversion.write, *conversion.to, target); true)
+    quantizeRows(matrices, source - first * itemBytes(conversion.write.sent), blockRow(matrices, first),
+                 blockRow(matrices, first + count) - blockRow(matrices, first), unfinished(stream));
+}
+
+void convertOne(std::byte *target, const std::byte *source, uint64_t bytes, const Conversion &conversion, bool stream) {
+  const uint64_t count = bytes / (conversion.read ? conversion.read : conversion.write).item();
+  if (!conversion.write)
+    return read(target, source, count, conversion, stream);
+  if (!conversion.read)
+    return write(target, source, count, conversion, stream);
+  constexpr uint64_t kAtOnce = 2048; // whole blocks, in the innermost cache
+  alignas(64) std::byte between[kAtOnce * sizeof(float)];
+  for (uint64_t at = 0; at < count; at += kAtOnce) {
+    const uint64_t some = std::min(kAtOnce, count - at);
+    read(between, source + at * itemBytes(conversion.read.stored), some, conversion, false);
+    write(target + at * itemBytes(conversion.write.stored), between, some, conversion, stream);
+  }
+}
+
+} // namespace
+
+void convertRow(std::byte *target, const std::byte *source, uint64_t bytes, const Conversion &conversion, bool stream) {
+  convertOne(target, source, bytes, conversion, stream);
+  if (stream)
+    finishStreaming();
+}
+
+void convertRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
+                 const Conversion &conversion, bool stream) {
+  const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
+  forBlocks(shape, first, count, [&](int64_t to, int64_t from, uint64_t steps, uint64_t rows) {
+    for (uint64_t i = 0; i < steps; ++i)
+      for (uint64_t k = 0; k < rows; ++k)
+        convertOne(target + to + static_cast<int64_t>(i) * outer.targetStride +
+                       static_cast<int64_t>(k) * inner.targetStride,
+                   source ? source + from + static_cast<int64_t>(i) * outer.sourceStride +
+                                static_cast<int64_t>(k) * inner.sourceStride
+                          : nullptr,
+                   shape.rowBytes, conversion, stream);
+  });
+  if (stream)
+    finishStreaming();
+}
+
+} // namespace reshard::kernels

@@ -1,0 +1,134 @@
+"""Casts in flight: random jobs run twice, once as they are and once with other dtypes on the target. What the second leaves must be what the first leaves,
+cast by ml_dtypes, bit for bit: everything gathered, converted and cut. Also over MPI. RESHARD_BIN: the folder of the commands; needs numpy and ml_dtypes."""
+
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "quantize", "mpi", "lib")]
+import generate  # noqa: E402
+import mpi_test  # noqa: E402
+import stand_in  # noqa: E402
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+JOBS = 504 if "RESHARD_FULL" in os.environ else 42
+TYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
+# Chunks of messages begin within elements, behind what has odd lengths.
+WEIGHTS = mpi_test.WEIGHTS | {"tensors": {"a.odd": {"shape": [4099], "dtype": "u8"}, "b.odd": {"shape": [4097, 3], "dtype": "u8"}} | mpi_test.WEIGHTS["tensors"]}
+NAMES = ["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
+
+
+def run(*command, **keywords):
+    return subprocess.run([str(each) for each in command], capture_output=True, text=True, **keywords)
+
+
+def tensors(path):
+    """Names to (dtype, bytes) of a safetensors file."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return {name: (entry["dtype"], data[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]])
+            for name, entry in json.loads(data[8:8 + length]).items() if name != "__metadata__"}
+
+
+def same(plain, cast):
+    """Whether bytes of one dtype are those of another, cast. 8-bit formats saturate; a NaN is a NaN."""
+    (source, before), (target, after) = plain, cast
+    if source == target:
+        return before == after
+    values, found = np.frombuffer(before, TYPES[source]), np.frombuffer(after, TYPES[target])
+    wide = values.astype(np.float32)
+    if target.startswith("F8"):
+        limit = float(ml_dtypes.finfo(TYPES[target]).max)
+        wide = np.clip(wide, -limit, limit)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = wide.astype(TYPES[target])
+    nan = np.isnan(expected.astype(np.float32))
+    item = np.dtype(f"u{expected.itemsize}")
+    return np.array_equal(nan, np.isnan(found.astype(np.float32))) and np.array_equal(expected.view(item)[~nan], found.view(item)[~nan])
+
+
+def try_job(seed):
+    """What was cast to what, by counts; or why the job is left out; or a complaint."""
+    rng = random.Random(seed)
+    node, _, _ = generate.generate(rng, generate.CELLS[seed * 37 % len(generate.CELLS)])
+    node["options"] = ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]
+    cast = copy.deepcopy(node)
+    for target in cast["target"] if isinstance(cast["target"], list) else [cast["target"]]:
+        target |= {"dtype": rng.choice(NAMES), "convert": "rne"}
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        for kind, each in (("plain", node), ("cast", cast)):
+            (work / f"{kind}.yaml").write_text(json.dumps(each))
+            done = run(BIN / "reshard-compile", work / f"{kind}.yaml", "-o", work / f"{kind}.rplan", "--verify-each")
+            if done.returncode != 0:
+                return Counter(), "is none" if kind == "plain" else "several dtypes in one param" if "expected one dtype" in done.stderr else done.stderr
+        run(BIN / "reshard-exec", work / "plain.rplan", "--synthesize", f"--source={work / 'source'}")
+        for kind in ("plain", "cast"):
+            done = run(BIN / "reshard-exec", work / f"{kind}.rplan", f"--source={work / 'source'}", f"--target={work / kind}", "--check")
+            if done.returncode != 0:
+                return Counter(), f"seed {seed}: {done.stdout}{done.stderr}"
+        if problem := stand_in.otherwise(work / "cast.rplan", work / "source", work / "cast"):
+            return Counter(), f"seed {seed}: {problem}"
+        done = run(BIN / "reshard-inspect", work / "cast.rplan", "--verify")
+        if done.returncode != 0:
+            return Counter(), f"seed {seed}: {done.stdout}{done.stderr}"
+        counts = Counter()
+        for path in sorted((work / "plain").rglob("*.safetensors")):
+            before, after = tensors(path), tensors(work / "cast" / path.relative_to(work / "plain"))
+            if before.keys() != after.keys():
+                return counts, f"seed {seed}: other tensors in {path.name}"
+            for tensor in before:
+                if not same(before[tensor], after[tensor]):
+                    return counts, f"seed {seed}: '{tensor}' of {path.name} is not {before[tensor][0]} cast to {after[tensor][0]}"
+                counts[f"{before[tensor][0]} -> {after[tensor][0]}"] += before[tensor][0] != after[tensor][0]
+        return +counts, ""
+
+
+class Casts(unittest.TestCase):
+    def test_random_jobs(self):
+        total, left, done = Counter(), Counter(), 0
+        with ThreadPoolExecutor(2) as pool:
+            for counts, problem in pool.map(try_job, range(1, 40 * JOBS)):
+                if problem in ("is none", "several dtypes in one param"):
+                    left[problem] += 1
+                    continue
+                self.assertEqual(problem, "")
+                done += bool(counts)
+                total += counts
+                if done == JOBS:
+                    pool.shutdown(cancel_futures=True)
+                    break
+        self.assertEqual(done, JOBS)
+        print(f"{done} jobs, params cast: {dict(sorted(total.items()))}; left out: {dict(left)}")
+        self.assertGreater(len(total), 8)
+
+    def test_over_mpi(self):
+        for source, target, options in mpi_test.KINDS:
+            for dtype in ("fp32", "fp8_e5m2"):
+                with self.subTest(source=source, target=target, dtype=dtype), tempfile.TemporaryDirectory() as name:
+                    job = Path(name) / "job.yaml"
+                    job.write_text(json.dumps({"version": 1, "model": WEIGHTS, "source": source, "target": target | {"dtype": dtype, "convert": "rne"}, "options": options}))
+                    done = run(BIN / "reshard-compile", job, "-o", Path(name) / "plan", f"--report={name}/report")
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    world = json.loads((Path(name) / "report").read_text())["world"]
+                    for way in ((), ("--no-local-shortcut",)):
+                        done = run("timeout", "100", "mpirun", "-n", world, BIN / "reshard-exec", Path(name) / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60", *way,
+                                   env=mpi_test.MPIRUN)
+                        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                        self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

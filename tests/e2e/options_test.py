@@ -1,0 +1,362 @@
+"""Options of the commands that change what is checked or kept: --keep, --allow, --check-replicas, only and ignore in the
+report, refresh. RESHARD_BIN: the folder of the commands."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+
+
+class Options(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def compile(self, job, *options, code=0, plan="plan"):
+        (self.folder / "job.yaml").write_text(job)
+        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan,
+                               f"--report={self.folder / 'report.json'}", *options], capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.stderr = done.stderr
+        return json.loads((self.folder / "report.json").read_text()) if code == 0 else None
+
+    def execute(self, *options, code=0, plan="plan"):
+        done = subprocess.run([BIN / "reshard-exec", self.folder / plan, *options], capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
+        return done
+
+
+class Relabel(Options):
+    JOB = """
+version: 1
+model: {dtype: bf16, tensors: {a: {shape: [64, 8], shard: {0: tp}}, b: {shape: [48, 8], shard: {1: tp}}}}
+source: {mesh: {tp: 4}}
+target: {mesh: {tp: 4}, ranks: [3, 1, 0, 2]}
+"""
+
+    def test_ranks_follow_the_bytes(self):
+        before = self.compile(self.JOB)
+        self.assertEqual(before["bytes"]["local"], before["bytes"]["target"] // 4)
+        self.assertNotIn("relabel", before)
+        after = self.compile(self.JOB, "--relabel-target", "--verify-each")
+        self.assertEqual(after["relabel"], {"target": {"bytes_saved": before["bytes"]["remote"], "ranks": [0, 1, 2, 3]}})
+        self.assertEqual(after["bytes"]["remote"], 0)
+        self.execute("--synthesize", "--check")
+        # The passes that follow take up printed IR where relabel left it.
+        text = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "--relabel-target", "--print-ir-after=relabel", "-o", self.folder / "x"],
+                              capture_output=True, text=True).stderr
+        (self.folder / "after.rir").write_text(text)
+        subprocess.run([BIN / "reshard-compile", self.folder / "after.rir", "-o", self.folder / "y"], check=True, capture_output=True)
+        self.assertEqual((self.folder / "x").read_bytes(), (self.folder / "y").read_bytes())
+
+    def test_not_with_keep(self):
+        self.compile(self.JOB)
+        self.compile(self.JOB, "--relabel-target", f"--keep={self.folder / 'plan'}", code=2)
+        self.assertIn("--relabel-target chooses the ranks anew, --keep leaves them", self.stderr)
+
+
+class Keep(Options):
+    """Megatron's roster row: rank 0 -> ranks 1, 2, then also 3."""
+
+    JOB = """
+version: 1
+model:
+  dtype: bf16
+  tensors: {a: {shape: [64, 8], shard: {0: tp}}, b: {shape: [30]}, c: {shape: [48, 8], shard: {1: tp}}}
+source: {mesh: {tp: %d, dp: 2}}
+target: {mesh: {tp: 2, dp: %d}, ranks: 8..%d}
+world: 40
+"""
+
+    def test_ranks_that_stay_keep_their_segments_generation_by_generation(self):
+        for staging in ([], ["--set=options.staging=1024"]):
+            self.compile(self.JOB % (4, 1, 9), *staging, plan="1")
+            for step, (dp, before) in enumerate(((2, "1"), (4, "2"), (8, "3")), 2):
+                report = self.compile(self.JOB % (4, dp, 7 + 2 * dp), "--verify-each", f"--keep={self.folder / before}", *staging, plan=str(step))
+                # All ranks but the 8 sources, which send to the new ones, and the new ones.
+                self.assertEqual(report["pinned_segments"], 40 - 8 - dp, staging)
+                self.execute("--synthesize", "--check", plan=str(step))
+
+    def test_without_it_choices_move(self):
+        self.compile(self.JOB % (4, 1, 9), plan="1")
+        self.compile(self.JOB % (4, 2, 11), plan="2")
+        self.compile(self.JOB % (4, 2, 11), f"--keep={self.folder / '1'}", plan="3")
+        self.assertNotEqual((self.folder / "2").read_bytes(), (self.folder / "3").read_bytes())
+
+    def test_what_is_no_plan_is_refused(self):
+        (self.folder / "old").write_text("no plan")
+        self.compile(self.JOB % (4, 1, 9), f"--keep={self.folder / 'old'}", code=2)
+        self.assertFalse((self.folder / "plan").exists())
+
+
+class Allow(Options):
+    def test_missing_params_are_left_out_and_listed(self):
+        job = """
+version: 1
+model:
+  dtype: bf16
+  tensors: {a: [8], b: [8]}
+  layouts: {train: {params: {a: {holds: a}}}, serve: {params: {x: {holds: a}, y: {concat: [a, b]}}}}
+source: {layout: train, mesh: {}}
+target: {layout: serve, mesh: {}}
+"""
+        self.compile(job, code=2)
+        self.assertIn("which no param of the source holds", self.stderr)
+        report = self.compile(job, "--allow=missing")
+        self.assertEqual(report["omitted"], {"target": ["y"]})
+        self.assertIn("warning: target param 'y' holds tensor 'b', which no param of the source holds; it is left out", self.stderr)
+        self.execute("--synthesize", "--check")
+
+    GAP = """
+version: 1
+model:
+  dtype: bf16
+  tensors: {a: [8]}
+  layouts:
+    train: {params: {a: {holds: a, shard: {0: {axis: tp, map: [[0, 1], [4, 5]]}}}}}
+    serve: {params: {a: {holds: a, shard: {0: {axis: tp, map: [[%s]]}}}}}
+source: {layout: train, mesh: {tp: 2}}
+target: {layout: serve, mesh: {tp: 1}}
+"""
+
+    def test_gaps_that_nobody_needs(self):
+        self.compile(self.GAP % "0, 5", code=2)
+        self.assertIn("leaves a part of tensor 'a' on no rank", self.stderr)
+        self.compile(self.GAP % "0, 5", "--allow=gap")
+        self.execute("--synthesize", "--check")
+        self.compile(self.GAP % "0, 3", "--allow=gap", code=2)
+        self.assertIn("needs 2 elements", self.stderr)
+
+    def test_unknown_axes_have_size_1(self):
+        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [8], shard: {0: tq}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {}}\n"
+        self.compile(job, code=2)
+        self.compile(job, "--allow=axis")
+        self.assertIn("warning: unknown axis 'tq'", self.stderr)
+
+    def test_unknown_names_are_refused(self):
+        self.compile(self.GAP % "0", "--allow=gap,everything", code=2)
+        self.assertIn("expected axis, gap or missing", self.stderr)
+
+
+class Chosen(Options):
+    def test_only_and_ignore_are_listed(self):
+        job = """
+version: 1
+model: {dtype: bf16, index: {layer: 2}, tensors: {"l.{layer}.a": [8], "l.{layer}.b": [8], c: [8]}}
+source: {mesh: {}, ignore: c}
+target: {mesh: {}, only: ["l.*"], ignore: "*.b"}
+"""
+        report = self.compile(job)
+        self.assertEqual(report["omitted"], {"source": ["c"], "target": ["l.{layer}.b", "c"]})
+        self.assertEqual(report["bytes"]["target"], 32)
+
+
+class Replicas(Options):
+    JOB = """
+version: 1
+model: {dtype: bf16, tensors: {a: {shape: [8], shard: {0: tp}}, b: [4]}}
+source: {mesh: {tp: 2, dp: 2}%s}
+target: {mesh: {tp: 4}}
+"""
+
+    def change(self, rank, tensor):
+        path = self.folder / "source" / f"rank-{rank:05d}.safetensors"
+        raw = bytearray(path.read_bytes())
+        size = int.from_bytes(raw[:8], "little")
+        begin = json.loads(raw[8:8 + size])[tensor]["data_offsets"][0]
+        raw[8 + size + begin + 2] ^= 1  # element 1
+        path.write_bytes(raw)
+
+    def test_those_that_differ_are_named(self):
+        self.compile(self.JOB % "")
+        source, target = f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}"
+        self.execute("--synthesize", source)
+        self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check")
+        self.change(3, "a")
+        self.change(1, "b")
+        done = self.execute(source, target, "--check-replicas", code=1)
+        self.assertIn("rank 3 param 'a' differs from rank 1 param 'a': tensor 'a' from element 5 on", done.stderr)
+        self.assertIn("rank 1 param 'b' differs from rank 0 param 'b': tensor 'b' from element 1 on", done.stderr)
+        self.assertNotIn("rank 2", done.stderr)
+        self.assertFalse((self.folder / "target").exists())
+
+    def test_authority_takes_the_right_ones(self):
+        self.compile(self.JOB % "")
+        source = f"--source={self.folder / 'source'}"
+        self.execute("--synthesize", source)
+        self.execute(source, f"--target={self.folder / 'good'}")
+        self.change(2, "a")
+        self.change(3, "b")
+        self.compile(self.JOB % ", authority: {dp: 0}")
+        self.execute(source, f"--target={self.folder / 'ruled'}")
+        for path in (self.folder / "good").iterdir():
+            self.assertEqual(path.read_bytes(), (self.folder / "ruled" / path.name).read_bytes())
+
+
+class MixedForms(Options):
+    """A tensor that the source holds in two forms."""
+
+    JOB = """
+version: 1
+model:
+  dtype: bf16
+  index: {layer: 2}
+  tensors: {"a.{layer}": [64, 64]}
+  layouts:
+    mixed:
+      params:
+        "x.{layer}": {holds: "a.{layer}", at: {dp: 0}, %s}
+        "y.{layer}": {holds: "a.{layer}", at: {dp: 1}, %s}
+    plain: {params: same}
+source: {layout: mixed, mesh: {dp: 2}%s}
+target: {layout: plain, mesh: {dp: 2}}
+"""
+    WARNING = "%s: warning: source param 'y.{layer}' holds tensor 'a.{layer}' %s, and 'x.{layer}' holds it %s: their values differ in general, and " \
+              "ranks of a target may read either; 'ignore' of the source leaves one out\n"
+
+    def test_two_forms_are_a_warning(self):
+        for one, other, first, second in (("quantize: mxfp8", "quantize: none", "quantised as mxfp8", "as it is"),
+                                          ("quantize: none", "quantize: mxfp8", "as it is", "quantised as mxfp8"),
+                                          ("quantize: mxfp8", "quantize: block_fp8", "quantised as mxfp8", "quantised as block_fp8")):
+            with self.subTest(one=one, other=other):
+                self.compile(self.JOB % (one, other, ""))
+                self.assertIn(self.WARNING % (f"{self.folder / 'job.yaml'}:11:9", second, first), self.stderr)
+                self.assertIn(f"{self.folder / 'job.yaml'}:10:9: note: the other is here\n", self.stderr)
+                self.assertEqual(self.stderr.count("warning"), 1)
+                done = self.execute("--synthesize", "--check-replicas")
+                self.assertIn("not compared with each other", done.stdout)
+                self.assertNotIn("all equal", done.stdout)
+
+    def test_one_form_or_other_elements_are_none(self):
+        where = "where: {layer: %d}, quantize: %s"
+        for one, other, more in (("quantize: mxfp8", "quantize: mxfp8", ""), ("quantize: mxfp8", "quantize: none", ", authority: {dp: 0}"),
+                                 ("quantize: mxfp8", "quantize: none", ", ignore: 'y.*'"), (where % (0, "mxfp8"), where % (1, "none"), "")):
+            with self.subTest(one=one, other=other, more=more):
+                self.compile(self.JOB % (one, other, more))
+                self.assertNotIn("differ in general", self.stderr)
+
+    def test_nothing_held_twice_is_not_called_equal(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n")
+        done = self.execute("--synthesize", "--check-replicas")
+        self.assertIn("nothing is held more than once", done.stdout)
+        self.assertNotIn("all equal", done.stdout)
+
+
+class Difference(Options):
+    def test_ranks_are_counted_in_the_larger_world(self):
+        job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64], shard: {0: tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: %d}}\n"
+        self.compile(job % 8, plan="wide")
+        self.compile(job % 4, plan="narrow")
+        for plans in (("wide", "narrow"), ("narrow", "wide")):
+            done = subprocess.run([BIN / "reshard-diff", *plans], cwd=self.folder, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("8 of 8 ranks have another segment\n", done.stdout)
+
+
+class Patterns(Options):
+    def test_a_kind_that_a_config_lacks_is_a_warning(self):
+        (self.folder / "config.json").write_text('{"kinds": "MM*", "list": ["full", "full", "full"]}')
+        job = ("version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': {shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
+               "source: {mesh: {}}\ntarget: {mesh: {}}\n")
+        for pattern, kind in (("$kinds", "X"), ("$list", "ful")):
+            self.compile(job % (pattern, kind))
+            self.assertIn(f"warning: kind '{kind}' stands nowhere in the pattern", self.stderr)
+        self.compile(job % ("$kinds", "M"))
+        self.assertEqual(self.stderr, "")
+
+
+class ScaleNames(Options):
+    def test_every_name_in_braces_is_the_params(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\ntarget: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n")
+        done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", "--param=*"], capture_output=True, text=True)
+        self.assertIn("a/a_sf", done.stdout)
+
+
+class Inspection(Options):
+    NVFP4 = ("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}, 'b[0]': {shape: [8]}, b0: {shape: [8]}}}\nsource: {mesh: {tp: 2}}\n"
+             "target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}\n")
+
+    def inspect(self, *options, code=0):
+        done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", *options], capture_output=True, text=True)
+        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
+        return done
+
+    def test_one_question_at_a_time(self):
+        self.compile(self.NVFP4)
+        (self.folder / "t.yaml").write_text("ranks_per_node: 3\n")
+        self.assertIn("right", self.inspect("--verify").stdout)
+        for options in (("--verify", "--rank=0"), ("--verify", f"--simulate={self.folder / 't.yaml'}"), ("--verify", "--param=*"), ("--rank=0", "--param=*")):
+            done = self.inspect(*options, code=2)
+            self.assertEqual((done.stdout, done.stderr), ("", "reshard-inspect: error: found 2 of --rank, --param, --simulate and --verify, expected one at a time\n"))
+
+    def test_every_kind_of_step_has_its_name(self):
+        self.compile(self.NVFP4)
+        kinds = {step["kind"] for rank in range(3) for step in json.loads(self.inspect(f"--rank={rank}", "--format=json").stdout)["steps"]}
+        self.assertEqual(kinds, {"send", "recv", "reduce"})
+        text = self.inspect("--rank=2").stdout
+        self.assertIn("rank 2: 7 buffers, arena", text)
+        self.assertIn(" reduce 8 B\n", text)
+        self.assertIn("1 place, ", self.inspect().stdout)
+
+    def test_bytes_are_each_params_own(self):
+        for quantize in ("nvfp4", "mxfp8", "{format: mxfp8, scale_layout: swizzled}", "block_fp8", "{format: block_fp8, by: receiver}"):
+            self.compile(self.NVFP4.replace("nvfp4", quantize))
+            params = json.loads(self.inspect("--param=a*", "--format=json").stdout)
+            self.assertGreaterEqual(len(params), 2)
+            for param in params:
+                self.assertEqual(sum(param["from"].values()), param["bytes"], param)
+                self.assertEqual(set(param["from"].values()), {param["bytes"] // 2}, param)
+
+    def test_globs_are_those_of_yaml(self):
+        self.compile(self.NVFP4)
+        names = lambda glob: [one["name"] for one in json.loads(self.inspect(f"--param={glob}", "--format=json").stdout)]
+        self.assertEqual(names("b[0]"), ["b[0]"])
+        self.assertEqual(names("b?"), ["b0"])
+        self.assertEqual(names("b*"), ["b[0]", "b0"])
+        self.inspect("--param=b[[]0]", code=1)
+
+
+class Refresh(Options):
+    def test_hooks_are_reported(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
+                     "s: {params: {a: {holds: a, refresh: absorb}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n")
+        self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
+        self.assertEqual(json.loads((self.folder / "run.json").read_text())["refresh"], ["absorb"])
+
+    def test_transforms_are_a_callers(self):
+        self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
+                     "s: {params: {a: {holds: a, transform: pack}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n")
+        self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
+        self.assertEqual(json.loads((self.folder / "run.json").read_text())["transform"], ["pack"])
+        for options in (f"--source={self.folder}", f"--target={self.folder / 'new'}"), ("--synthesize", f"--source={self.folder / 'new'}"):
+            done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", *options], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertEqual(done.stderr, "reshard-exec: error: the plan has the transform 'pack', which is a caller's, expected --synthesize without --source, and device 'cpu'\n")
+        self.assertFalse((self.folder / "new").exists())
+
+    def test_nothing_is_left_by_a_run_that_is_ended(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                subprocess.run([BIN / "reshard-compile", ROOT / "examples/quickstart.yaml", "--set", "model.index.layer=1", "-o", folder / "plan"], check=True, capture_output=True)
+                subprocess.run([BIN / "reshard-exec", folder / "plan", "--synthesize", f"--source={folder / 'source'}"], check=True, capture_output=True)
+                process = subprocess.Popen([BIN / "reshard-exec", folder / "plan", f"--source={folder / 'source'}", f"--target={folder / 'target'}", "--repeat=1000000"],
+                                           stdout=subprocess.DEVNULL)
+                begun = f"target.partial-{process.pid}-*"
+                while process.poll() is None and not list(folder.glob(begun)):
+                    time.sleep(0.005)
+                process.send_signal(number)
+                self.assertEqual(process.wait(20), -number)
+                self.assertEqual(sorted(path.name for path in folder.iterdir()), ["plan", "source"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,156 @@
+"""One rank of an MPI run is killed, stopped or delayed at every stage: the others end in time, say whom they waited for, and call nothing complete; the next
+launch works. The process is hit at a call of MPI that it makes itself (trap/trap.c, preloaded), or at any moment from outside. RESHARD_BIN: the folder
+of the commands. faults_test.py [--trials N] [--seed S]"""
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+from launch import Launch
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+FIRST = 1
+TRIALS = 200 if "RESHARD_FULL" in os.environ else 12
+DEADLINE = 3.0
+RANKS = 4
+JOB = """version: 1
+model: {dtype: bf16, index: {layer: 8}, tensors: {"l.{layer}.rows": {shape: [512, 512], shard: {0: tp}}, "l.{layer}.columns": {shape: [512, 512], shard: {1: tp}}}}
+source: {mesh: {tp: 2}}
+target: {mesh: {tp: 1, dp: 3}, ranks: 1..3}
+options: {staging: 64KiB, topology: {ranks_per_node: 1}}
+"""
+# (function, highest count). Where there are fewer calls the rank is not hit.
+TRAPS = (("MPI_Init_thread", 1), ("MPI_Comm_idup", 0), ("MPI_Irecv", 12), ("MPI_Isend", 12), ("MPI_Irecv", 400), ("MPI_Isend", 400), ("MPI_Test", 3000), ("MPI_Finalize", 1))
+
+
+def start(folder, plan, *options, trap=None, deadline=DEADLINE):
+    program = [BIN / "reshard-exec", plan, "--transport=mpi", "--synthesize", "--check", *([f"--timeout={deadline}"] if deadline else []), *options]
+    environment = {"OMPI_MCA_btl": "self,vader"} | ({"RESHARD_TRAP": trap, "LD_PRELOAD": str(BIN / "trap.so")} if trap else {})
+    return Launch(folder, ["mpirun"], RANKS, program, environment)
+
+
+def stopped_since(process):
+    """Waits until a process is stopped or gone: when that was. None: it did neither."""
+    for _ in range(30000):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return time.monotonic()
+        if state in "TtZ":
+            return time.monotonic()
+        time.sleep(0.002)
+    return None
+
+
+def trial(seed, work, plan, again=2):
+    """Hits one rank. The words for what was done and what came of it, and a complaint or ''."""
+    work.mkdir(exist_ok=True)
+    rng = random.Random(seed)
+    victim = rng.randrange(RANKS)
+    action = rng.choice(("kill", "kill", "stop", "delay"))
+    number = signal.SIGKILL if action == "kill" else signal.SIGSTOP
+    options = ["--repeat=60"] + (["--no-local-shortcut"] if rng.random() < 0.6 else [])
+    survivors = [rank for rank in range(RANKS) if rank != victim]
+    inside = rng.random() < 0.7
+    function, highest = rng.choice(TRAPS)
+    count = rng.randint(0, highest)
+    pause = rng.uniform(0, 1.5)
+    where = f"{function} {count}" if inside else f"{pause:.2f} s"
+    # A delayed run has time to end, however busy the machine is.
+    launch = start(work / str(seed), plan, *options, trap=f"{where} {int(number)} {victim}" if inside else None, deadline=30 if action == "delay" else DEADLINE)
+    try:
+        process = launch.process(victim)
+        if inside:
+            hit = stopped_since(process)
+            if hit is None:
+                return where, "the run does not end"
+        else:
+            time.sleep(pause)
+            try:
+                os.kill(process, number)
+            except ProcessLookupError:
+                pass
+            hit = time.monotonic()
+        if action == "delay":
+            time.sleep(rng.uniform(0.05, 0.5))
+            try:
+                os.kill(process, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+        # Looked for a little longer: the machine has more to do.
+        ended = launch.wait(60) if action == "delay" else launch.wait(DEADLINE + 4 - (time.monotonic() - hit), survivors)
+        texts = {rank: launch.read(f"out.{rank}") for rank in ended}
+        if 126 in ended.values() and again:  # the shell could not start the program
+            print(f"once more: {texts}", flush=True)
+            return trial(seed, work / "again", plan, again - 1)
+        what = f"{action} rank {victim} at {where}: {ended}"
+        for rank, code in ended.items():
+            said = f"{what}\n{rank}: {texts[rank]}\n{launch.read('out.mpirun')}"
+            right = "bytes right" in texts[rank]
+            if code is None:
+                return what, f"not in time: {said}"
+            if code not in (0, 3):
+                return what, f"exit {code}: {said}"
+            if right != (code == 0):
+                return what, f"complete and failed: {said}"
+            if code == 3 and not re.search(r"the deadline passed.*rank \d", texts[rank]):
+                return what, f"nobody is named: {said}"
+            if code == 3 and action == "delay":
+                return what, f"late though it went on: {said}"
+        return what, ""
+    finally:
+        launch.end()
+
+
+@unittest.skipIf("RESHARD_SMALL" in os.environ, "deadlines mean nothing under sanitizers")
+class Faults(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.work = Path(folder.name)
+        self.plan = self.work / "plan"
+        (self.work / "job.yaml").write_text(JOB)
+        subprocess.run([BIN / "reshard-compile", self.work / "job.yaml", "-o", self.plan], check=True, stdout=subprocess.DEVNULL)
+
+    def test_one_rank_is_hit(self):
+        failed = unharmed = 0
+        with ThreadPoolExecutor(2) as pool:
+            for what, complaint in pool.map(lambda seed: trial(seed, self.work, self.plan), range(FIRST, FIRST + TRIALS)):
+                print(what, flush=True)
+                self.assertEqual(complaint, "", complaint)
+                failed += ": {" in what and "3" in re.findall(r": (\d)", what)
+                unharmed += "3" not in re.findall(r": (\d)", what)
+        print(f"{TRIALS} faults: {failed} runs failed in time, {unharmed} went on or were over")
+        self.assertGreater(failed, TRIALS // 4)
+        launch = start(self.work / "again", self.plan, deadline=30)
+        self.addCleanup(launch.end)
+        self.assertEqual(set(launch.wait(60).values()), {0})
+
+    def test_mpi_ends_a_process(self):
+        """As where a peer is lost in MPI_Init: the process is there until its deadline, to say so; without one it ends as with any failure."""
+        for deadline, ranks in ((DEADLINE, range(RANKS)), (None, [1])):
+            with self.subTest(deadline=deadline):
+                launch = start(self.work / f"ended{deadline}", self.plan, trap="MPI_Init_thread 0 0 1", deadline=deadline)
+                self.addCleanup(launch.end)
+                self.assertEqual(set(launch.wait(30, ranks).values()), {3})
+                for rank in ranks if deadline else ():
+                    self.assertIn("the deadline passed in MPI_Init", launch.read(f"out.{rank}"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments, rest = parser.parse_known_args()
+    TRIALS, FIRST = arguments.trials, arguments.seed
+    unittest.main(argv=[sys.argv[0], *rest])

@@ -1,0 +1,70 @@
+"""Plans over several hosts: messages between them, memory shared inside them. Exact for every kind of schedule; a host that is cut off is noticed in time.
+RESHARD_BIN: the folder of the commands."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+import hosts
+from launch import Launch
+
+BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+MISSING = hosts.Hosts.missing()
+MODEL = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], "l.{layer}.rows": {shape: [512, 256], shard: {0: tp}},
+  "l.{layer}.columns": {shape: [512, 256], shard: {1: tp}}, norm: {shape: [777], dtype: fp32}}}"""
+
+
+@unittest.skipIf("RESHARD_SMALL" in os.environ, "MPI is not built for sanitizers")
+@unittest.skipIf(MISSING, f"no hosts can be made: {MISSING}")
+class SeveralHosts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def compile(self, source, target, options="{}"):
+        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {MODEL}\nsource: {source}\ntarget: {target}\noptions: {options}\n")
+        subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], check=True, capture_output=True)
+
+    def start(self, made, ranks, *options):
+        program = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--check", *options]
+        launch = Launch(self.folder / f"run{ranks}-{made.count}", made.mpirun(ranks), ranks, program)
+        self.addCleanup(launch.end)
+        return launch
+
+    def test_kinds_of_schedules(self):
+        for count, ranks, source, target, options in (
+                (2, 6, "{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{staging: 16KiB}"),  # both ways at once
+                (3, 6, "{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{}"),
+                (2, 8, "{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 6}, ranks: 2..7}", "{topology: {ranks_per_node: 4}}"),  # a chain over hosts, passed on inside
+                (4, 8, "{mesh: {tp: 2}}", "{mesh: {tp: 2, dp: 3}, ranks: 2..7}", "{staging: 32KiB, topology: {ranks_per_node: 2}}")):
+            with self.subTest(count, source=source, target=target), hosts.Hosts(count, self.folder) as made:
+                self.compile(source, target, options)
+                launch = self.start(made, ranks, "--repeat=3", "--timeout=60", f"--report={self.folder / 'report'}")
+                self.assertEqual(set(launch.wait(100).values()), {0}, launch.texts())
+                self.assertEqual(launch.texts().count(" bytes right"), ranks)
+                by = json.loads((self.folder / "report").read_text())["bytes_by"]
+                self.assertTrue(by["shared_memory"] > 0 and by["wire"] > 0 and by["wire_inside_host"] == 0, by)
+
+    def test_a_host_that_is_cut_off_is_noticed(self):
+        with hosts.Hosts(2, self.folder) as made:
+            self.compile("{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 2}, ranks: 2..3}")
+            launch = self.start(made, 4, "--repeat=1000000", "--timeout=3")
+            launch.process(3)
+            time.sleep(2)  # under way
+            self.assertEqual(set(launch.wait(0).values()), {None})
+            made.link(1, "down")
+            self.assertEqual(set(launch.wait(3 + 4).values()), {3}, launch.texts())
+            for rank in range(4):
+                self.assertRegex(launch.read(f"out.{rank}"), r"the deadline passed.*rank \d")
+            self.assertNotIn("bytes right", launch.texts())
+
+
+if __name__ == "__main__":
+    unittest.main()

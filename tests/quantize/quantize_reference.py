@@ -1,0 +1,252 @@
+"""What the files of params must hold where an endpoint or a param says `quantize`: docs/yaml.md, section 12, on the labels of the oracle.
+A table gives each label its value, in fp32 (which holds all of bf16 and fp16); label 0 is padding, which is 0."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "kernels")]
+import formats_reference as formats  # noqa: E402
+from inherit import fits  # noqa: E402
+from oracle import Endpoint, Held, Param  # noqa: E402
+
+BLOCK = {"mxfp8": (1, 32), "block_fp8": (128, 128), "nvfp4": (1, 16)}
+WIDE = {"fp32": formats.FP32, "bf16": formats.BF16, "fp16": formats.FP16}
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """One `quantize` of the YAML."""
+    format: str
+    by: str
+    swizzled: bool
+    scale: str
+    tensor_scale: str
+
+    @staticmethod
+    def read(node: object) -> "Quantize | None":
+        node = node if isinstance(node, dict) else {"format": node}
+        if node["format"] == "none":
+            return None
+        scale = node.get("scale", "{name}_scale_inv" if node["format"] == "block_fp8" else "{name}_scale")
+        return Quantize(node["format"], node.get("by", ""), node.get("scale_layout") == "swizzled", scale, node.get("tensor_scale", "{name}_scale_2"))
+
+    def __str__(self) -> str:
+        return f"{self.format} by {self.by or 'default'}{', swizzled' if self.swizzled else ''}"
+
+
+@dataclass
+class LocalParam:
+    """A param of one place, as the oracle has it, and how it stands there."""
+    name: str
+    declared: str
+    held: Held
+    quantize: Quantize | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether its local columns can be quantised."""
+        return not self.quantize or self.quantize.format == "block_fp8" or self.held.labels.shape[-1] % BLOCK[self.quantize.format][1] == 0
+
+
+def params_of(endpoint: Endpoint) -> list[dict[str, LocalParam]]:
+    """All params by place and name."""
+    globs = endpoint.node.get("quantize", {})
+    globs = {key: [value] if isinstance(value, str) else value for key, value in globs.items() if key in ("only", "ignore")} if isinstance(globs, dict) else {}
+    mesh_ranks: list[dict[str, LocalParam]] = [{} for _ in range(endpoint.mesh_ranks)]
+    for declared, node in endpoint.declared().items():
+        chosen = (not globs.get("only") or any(fits(glob, declared) for glob in globs["only"])) and not any(fits(glob, declared) for glob in globs.get("ignore", []))
+        own = Quantize.read(node["quantize"]) if "quantize" in node else None
+        common = Quantize.read(endpoint.node["quantize"]) if "quantize" in endpoint.node and "quantize" not in node and "dtype" not in node and chosen else None
+        for mesh_rank in range(endpoint.mesh_ranks):
+            for name, held in Param(endpoint, declared, node).at(mesh_rank).items():
+                one = own or (common if held.labels.ndim >= 2 and held.dtype in WIDE else None)
+                mesh_ranks[mesh_rank][name] = LocalParam(name, declared, held, one)
+    return mesh_ranks
+
+
+def stored(placed: LocalParam, table: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+    """The entries of a quantised param by name: dtype and content."""
+    how, labels = placed.quantize, placed.held.labels
+    lead, rows, columns = labels.shape[:-2], *labels.shape[-2:]
+    whole = placed.held.whole.reshape(prod(lead), *placed.held.whole.shape[-2:])
+    tensor_scales = np.array([formats.nvfp4_tensor_scale(table[matrix]) for matrix in whole] if how.format == "nvfp4" else [], np.float32)
+    return quantized(placed, table[labels].reshape(prod(lead), rows, columns), tensor_scales)
+
+
+def quantized(placed: LocalParam, values: np.ndarray, tensor_scales: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+    """The same, of these local matrices."""
+    scale_shape = scales_of(placed)
+    codes, scales = [], []
+    for number, matrix in enumerate(values):
+        if matrix.size == 0:
+            one = np.zeros(matrix.shape, np.uint8), np.zeros(scale_shape, np.float32 if placed.quantize.format == "block_fp8" else np.uint8)
+        elif placed.quantize.format == "nvfp4":
+            one = formats.numpy_nvfp4(matrix, tensor_scales[number])
+        else:
+            one = (formats.numpy_mxfp8 if placed.quantize.format == "mxfp8" else formats.numpy_block_fp8)(matrix)
+        codes.append(one[0])
+        scales.append(one[1])
+    stack = lambda arrays, shape: np.stack(arrays) if arrays else np.zeros((0, *shape))  # noqa: E731
+    return entries(placed, stack(codes, values.shape[1:]), stack(scales, scale_shape), tensor_scales)
+
+
+def scales_of(placed: LocalParam) -> tuple[int, int]:
+    """How many scales a matrix has."""
+    rows, columns = placed.held.labels.shape[-2:]
+    block = BLOCK[placed.quantize.format]
+    return -(-rows // block[0]), -(-columns // block[1])
+
+
+def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_scales: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+    """Codes, one each, and scales of a param's matrices as its files hold them."""
+    how, name, shape = placed.quantize, placed.name, placed.held.labels.shape
+    lead, rows = shape[:-2], shape[-2]
+    names = [text.replace("{name}", name) for text in (how.scale, how.tensor_scale)]
+    if how.format == "block_fp8":
+        return {name: ("fp8_e4m3", codes.astype(np.uint8).reshape(shape)), names[0]: ("fp32", scales.astype(np.float32).reshape(*lead, *scales_of(placed)))}
+    if how.swizzled:
+        size = -(-rows // 128) * 128 * (-(-scales_of(placed)[1] // 4) * 4)
+        scales = np.array([formats.swizzle(matrix) for matrix in scales.astype(np.uint8)]).reshape(*lead, size)
+    else:
+        scales = scales.reshape(*lead, *scales_of(placed))
+    scales = scales.astype(np.uint8)
+    if how.format == "mxfp8":
+        return {name: ("fp8_e4m3", codes.astype(np.uint8).reshape(shape)), names[0]: ("u8", scales)}
+    packed = formats.pack_nvfp4(codes.astype(np.uint8).reshape(shape))
+    return {name: ("u8", packed), names[0]: ("fp8_e4m3", scales), names[1]: ("fp32", tensor_scales.astype(np.float32).reshape(lead))}
+
+
+@dataclass
+class Codes:
+    """What a quantised param's entries hold, matrix by matrix: codes one each, scales unswizzled."""
+    codes: np.ndarray
+    scales: np.ndarray
+    tensor_scales: np.ndarray
+
+
+def read_codes(placed: LocalParam, found: dict[str, tuple[str, list[int], bytes]]) -> Codes:
+    """From what a file holds, by name."""
+    how, shape = placed.quantize, placed.held.labels.shape
+    count, (rows, columns) = prod(shape[:-2]), shape[-2:]
+    codes = np.frombuffer(found[placed.name][2], np.uint8)
+    if how.format == "nvfp4":
+        codes = formats.unpack_nvfp4(codes.reshape(count, rows, columns // 2))
+    scales = np.frombuffer(found[how.scale.replace("{name}", placed.name)][2], np.float32 if how.format == "block_fp8" else np.uint8)
+    if how.swizzled:
+        scales = np.array([formats.unswizzle(matrix, *scales_of(placed)) for matrix in scales.reshape(count, -1)]) if scales.size else scales
+    tensor_scales = np.frombuffer(found[how.tensor_scale.replace("{name}", placed.name)][2], np.float32) if how.format == "nvfp4" else np.zeros(0, np.float32)
+    return Codes(codes.reshape(count, rows, columns), scales.reshape(count, *scales_of(placed)), tensor_scales)
+
+
+def dequantized(placed: LocalParam, codes: Codes) -> np.ndarray:
+    """fp32's products of codes and scales, rounded to the tensor's dtype; as fp32, in the param's local shape."""
+    how, shape = placed.quantize, placed.held.labels.shape
+    rows, columns = shape[-2:]
+    matrices = []
+    for number, (code, scale) in enumerate(zip(codes.codes, codes.scales)):
+        if how.format == "nvfp4":
+            code, scale = code.view(ml_dtypes.float4_e2m1fn), scale.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * codes.tensor_scales[number]
+            code = code.astype(np.float32)
+        else:
+            code = code.view(ml_dtypes.float8_e4m3fn)
+            scale = scale.view(ml_dtypes.float8_e8m0fnu).astype(np.float32) if how.format == "mxfp8" else np.repeat(scale, 128, 0)[:rows]
+        matrices.append(formats.decode(code, scale, BLOCK[how.format][1], columns, WIDE[placed.held.dtype]).astype(np.float32))
+    return np.array(matrices, np.float32).reshape(shape)
+
+
+def differs(dtype: str, found: bytes, expected: np.ndarray) -> bool:
+    """Bit for bit, but that a NaN is a NaN."""
+    if len(found) != expected.nbytes:
+        return True
+    one, other = np.frombuffer(found, expected.dtype), expected.ravel()
+    unlike = formats.bits(one) != formats.bits(other)
+    if dtype == "fp8_e4m3":
+        unlike &= ~((one & 0x7F == 0x7F) & (other & 0x7F == 0x7F))
+    elif dtype == "fp32":
+        unlike &= ~(np.isnan(one) & np.isnan(other))
+    return bool(unlike.any())
+
+
+def matrices_of(placed: LocalParam) -> set[bytes]:
+    """What the whole matrices of a param hold, each in any order."""
+    whole = placed.held.whole
+    return {np.sort(matrix).tobytes() for matrix in whole.reshape(prod(whole.shape[:-2]), -1)}
+
+
+def plain(placed: LocalParam) -> bool:
+    """Whether columns of each block of a param stand side by side in a tensor, and it has no padding."""
+    labels = placed.held.labels
+    wide = BLOCK[placed.quantize.format][1]
+    side = np.diff(labels, axis=-1) == 1
+    side[..., wide - 1::wide] = True
+    return bool(side.all() and (labels != 0).all())
+
+
+class Passed:
+    """Codes and scales of a quantised source by label, for targets that say the same of the same blocks."""
+
+    def __init__(self, labels: int) -> None:
+        self.block = np.zeros(labels, np.int64)  # number of the block, 0 for none
+        self.position = np.zeros(labels, np.int64)  # in the block
+        self.format = np.zeros(labels, np.int64)  # of the block, as BLOCK has them
+        self.code = np.zeros(labels, np.uint8)
+        self.scale = np.zeros(labels, np.float32)  # bits of E4M3 and E8M0 as a number
+        self.tensor_scale = np.zeros(labels, np.float32)
+        self.elements = np.zeros(1, np.int64)  # by block, without padding
+
+    @staticmethod
+    def grid(placed: LocalParam) -> tuple[np.ndarray, np.ndarray]:
+        """Of each element of [matrices, rows, columns]: the block's number, from 0, and the position in it."""
+        count, (rows, columns) = prod(placed.held.labels.shape[:-2]), placed.held.labels.shape[-2:]
+        matrix, row, column = np.ogrid[:count, :rows, :columns]
+        high, wide = BLOCK[placed.quantize.format]
+        number = (matrix * scales_of(placed)[0] + row // high) * scales_of(placed)[1] + column // wide
+        return number, row % high * wide + column % wide + 0 * matrix
+
+    def add(self, placed: LocalParam, codes: Codes) -> None:
+        number, position = self.grid(placed)
+        labels = placed.held.labels.reshape(number.shape)
+        there = labels != 0
+        first, blocks = len(self.elements), codes.scales.size
+        self.elements = np.concatenate([self.elements, np.bincount(number[there], minlength=blocks)])
+        at = labels[there]
+        self.block[at], self.position[at], self.code[at] = first + number[there], position[there], codes.codes[there]
+        self.format[at] = list(BLOCK).index(placed.quantize.format)
+        self.scale[at] = codes.scales.ravel()[number[there]]
+        if len(codes.tensor_scales):
+            self.tensor_scale[at] = codes.tensor_scales[np.nonzero(there)[0]]
+
+    def same_blocks(self, placed: LocalParam) -> np.ndarray:
+        """Which of a target's blocks are blocks of the source, or padding alone, in the order of its scales."""
+        number, position = self.grid(placed)
+        labels = placed.held.labels.reshape(number.shape)
+        blocks = prod(placed.held.labels.shape[:-2]) * prod(scales_of(placed))
+        there = labels != 0
+        of, at = self.block[labels[there]], number[there]
+        elements = np.bincount(at, minlength=blocks)
+        first = np.zeros(blocks, np.int64)
+        first[at[::-1]] = of[::-1]
+        other = self.format[labels[there]] != list(BLOCK).index(placed.quantize.format)
+        wrong = np.bincount(at, weights=(of != first[at]) | (of == 0) | other | (self.position[labels[there]] != position[there]), minlength=blocks)
+        return (elements == 0) | (wrong == 0) & (elements == self.elements[first])
+
+    def take(self, placed: LocalParam, anew: Codes, same: np.ndarray) -> Codes:
+        """`anew`, but for those blocks, which are as they were."""
+        number, _ = self.grid(placed)
+        labels = placed.held.labels.reshape(number.shape)
+        old = same[number] & (labels != 0) if number.size else np.zeros(number.shape, bool)
+        codes = np.where(old, self.code[labels], anew.codes)
+        scales = anew.scales.ravel().copy()
+        scales[number[old]] = self.scale[labels[old]]
+        tensor_scales = anew.tensor_scales.copy()
+        if len(tensor_scales):
+            tensor_scales[np.nonzero(old)[0]] = self.tensor_scale[labels[old]]
+        return Codes(codes, scales.reshape(anew.scales.shape), tensor_scales)

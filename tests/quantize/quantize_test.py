@@ -1,0 +1,406 @@
+"""Quantisation in flight: random jobs with and without `quantize` (docs/yaml.md, section 12), whose target files must be what NumPy makes of the same
+values, bit for bit; quantised targets as sources of further jobs; over MPI; refusals; values that are not finite. RESHARD_BIN: the folder of the commands; needs
+numpy and ml_dtypes. In parts: quantize_test.py Quantize.test_refusals; RESHARD_SEEDS=3,17 for single jobs; RESHARD_KEEP=DIR keeps the files of what fails."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+import unittest
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("quantize", "mpi", "lib")]
+import mpi_test  # noqa: E402
+import quantize_jobs as jobs  # noqa: E402
+import quantize_reference as reference  # noqa: E402
+from quantize_work import BIN, Refused, Values, Work, Wrong, least, run  # noqa: E402
+from stand_in import PROGRAM  # noqa: E402
+
+JOBS = 504 if "RESHARD_FULL" in os.environ else 42
+SEEDS = [int(seed) for seed in os.environ["RESHARD_SEEDS"].split(",")] if "RESHARD_SEEDS" in os.environ else range(1, 12 * JOBS)
+SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None
+WAYS = {str(reference.Quantize.read(jobs.quantize_dict(way))) for way in jobs.WAYS}
+KINDS = WAYS | {text for one in jobs.FORMATS for text in (f"from {one}", f"{one} copied", *(f"{one} to {other}" for other in jobs.FORMATS if one != other))}
+
+
+def attempt(work, seed):
+    """One random job, from files; every third is one of the property test's."""
+    own = seed % 3 != 0
+    node, weights = jobs.own(work.rng) if own else (jobs.generated(work.rng, seed), None)
+    job = work.plain(node)
+    quantized = work.say(node, own)
+    work.narrow(quantized, "quantized")
+    work.compile_quantized("quantized", quantized)
+    after = work.oracle("quantized")
+    params = [placed for endpoint in after.endpoints[1:] for mesh_rank in reference.params_of(endpoint) for placed in mesh_rank.values()]
+    if not any(placed.quantize and placed.held.labels.size for placed in params):
+        raise Refused("has nothing to quantise")
+    values = work.sources(job)
+    for name in ("plain", "quantized"):
+        work.move(name, "source", name)
+    work.prove("quantized")
+    work.compare("quantized", after, values, against="plain")
+    if own:
+        work.chain(quantized, weights)
+
+
+def try_job(seed):
+    """What was compared, by counts; why the job is left out; a complaint."""
+    with tempfile.TemporaryDirectory(dir=SHARED) as name, np.errstate(all="ignore"):
+        work = Work(Path(name), seed)
+        try:
+            attempt(work, seed)
+        except Refused as refused:
+            return work.counts, str(refused), ""
+        except Exception as wrong:  # whatever it is, of which job is what counts
+            if "RESHARD_KEEP" in os.environ:
+                shutil.copytree(name, Path(os.environ["RESHARD_KEEP"]) / f"job-{seed}", dirs_exist_ok=True)
+            return work.counts, "", f"seed {seed}: {wrong if isinstance(wrong, Wrong) else traceback.format_exc()}"
+        return work.counts, "", ""
+
+
+def by_hand(random, dtype, what, shape):
+    """A matrix with rows of every strange kind."""
+    limits = reference.formats.DTYPES[reference.WIDE[dtype]]
+    code = lambda bits: np.array([bits], f"u{limits.itemsize}").view(limits)[0]  # noqa: E731
+    tiny, huge = code(1), code({"fp32": 0x7F7FFFFF, "bf16": 0x7F7F, "fp16": 0x7BFF}[dtype])
+    matrix = (random.normal(0, 1, shape) * np.exp2(random.integers(-9, 9, (shape[0], 1)))).astype(limits)
+    if what == "zero":
+        matrix[:], matrix[:, ::3] = 0, -0.0
+        return matrix
+    matrix[0:3] = 0
+    matrix[3:6], matrix[5, ::5] = tiny, 0
+    matrix[6] = (np.arange(256) * tiny.astype(np.float32)).astype(limits)
+    for row, edge in enumerate((448, 448 * (1 + 2**-7), 448 * (1 - 2**-8), 224, 6, 5, 3.5, 2.5, 0.25), 7):  # the largest of each block
+        matrix[row], matrix[row, ::16] = random.normal(0, 0.01, 256).astype(limits), edge
+    matrix[16] = np.resize(np.float32([6, 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5, 0.5]), 256).astype(limits)  # halfway between E2M1's
+    matrix[17] = np.resize(np.float32([448, 17, 19, -21, 2**-10, 3 * 2**-10, -(2**-9)]), 256).astype(limits)  # and between E4M3's
+    if what == "strange":
+        matrix[20, 40], matrix[21, 70], matrix[22, 200], matrix[150, 7] = np.nan, np.inf, -np.inf, -np.nan
+        matrix[23], matrix[24, ::2] = huge, -huge
+        matrix[128:256, 128:256] = 0
+    return matrix
+
+
+def model(**tensors):
+    return {"dtype": "bf16", "tensors": {name: {"shape": shape} if isinstance(shape, list) else shape for name, shape in tensors.items()}}
+
+
+class Quantize(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=SHARED)
+        self.addCleanup(folder.cleanup)
+        self.work = Work(Path(folder.name), 0)
+
+    def test_random_jobs(self):
+        total, left, problems, done = Counter(), Counter(), [], 0
+        with ThreadPoolExecutor(2) as pool:
+            for counts, reason, problem in pool.map(try_job, SEEDS):
+                done += not reason and not problem
+                total += counts
+                left[reason] += bool(reason)
+                problems += [problem] * bool(problem)
+                if done == JOBS or len(problems) == 5:
+                    pool.shutdown(cancel_futures=True)
+                    break
+        print(f"{done} jobs; left out: {dict(+left)}")
+        for kind, count in sorted(total.items()):
+            print(f"  {kind:<30}{count:>8}")
+        self.assertEqual(problems, [], "\n".join(problems))
+        if "RESHARD_SEEDS" not in os.environ:
+            self.assertEqual(done, JOBS)
+            self.assertEqual(KINDS - total.keys(), set(), "never compared")
+            self.assertGreater(left["columns that do not fit are refused"], 0)
+
+    def mpi(self, name, world):
+        for way in ((), ("--no-local-shortcut",)):
+            done = run("timeout", "100", "mpirun", "-n", world, BIN / "reshard-exec", self.work.path(f"{name}.rplan"), "--transport=mpi", "--synthesize", "--check",
+                       "--timeout=60", *way, env=mpi_test.MPIRUN)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
+
+    def compiled(self, node, name="job", code=0):
+        """The report, of a job that is not refused."""
+        done = self.work.compile(name, node, f"--report={self.work.path('report')}")
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.stderr = done.stderr
+        return json.loads(self.work.path("report").read_text()) if code == 0 else None
+
+    def test_a_rank_whose_shards_are_empty(self):
+        """It takes part in the largest magnitude all the same, with a zero."""
+        for quantize in ({"format": "nvfp4"}, {"format": "nvfp4", "by": "sender"}, {"format": "mxfp8", "by": "sender"}):
+            node = {"version": 1, "model": model(w={"shape": [32, 128], "shard": {"0": {"axis": "tp", "unit": 32, "scheme": "chunk"}}}), "source": {"mesh": {"tp": 2}},
+                    "target": {"mesh": {"tp": 2}, "quantize": quantize}}
+            self.compiled(node)
+            for program in ([BIN / "reshard-exec"], [PROGRAM, "--device=cuda"]):
+                done = run(*program, self.work.path("job.rplan"), "--synthesize", "--check")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_what_the_source_does_not_hold(self):
+        """Tensor scales follow from what the source holds: the run, --verify, --check and NumPy agree."""
+        node = {"version": 1, "model": model(w={"shape": [8, 16], "shard": {"0": {"axis": "tp", "map": [[0], [1]], "unit": 2}}}), "source": {"mesh": {"tp": 2}},
+                "target": {"mesh": {"tp": 2}, "quantize": "nvfp4"}}
+        self.assertEqual(self.work.compile("job", node, "--allow=gap").returncode, 0)
+        for seed in range(41):
+            self.work.execute("job", "--synthesize", "--check", f"--seed={seed}")
+
+    def test_random_gaps(self):
+        """Sources with elements in several params, on several places and nowhere."""
+        done = Counter()
+        for seed in range(2000 if "RESHARD_FULL" in os.environ else 300):
+            with tempfile.TemporaryDirectory(dir=SHARED) as name, self.subTest(seed=seed):
+                work = Work(Path(name), seed)
+                work.rng.seed(seed)
+                node = jobs.gaps(work.rng)
+                compiled = work.compile("job", node, "--allow=gap")
+                job = work.oracle("job")
+                values, held = work.draw_held(job)
+                wanted = [one.labels for endpoint in job.endpoints[1:] for mesh_rank in range(endpoint.mesh_ranks) for one in endpoint.params(mesh_rank).values()]
+                if not all(held[labels].all() for labels in wanted):
+                    self.assertEqual(compiled.returncode, 2, compiled.stderr)
+                    self.assertIn("source holds", compiled.stderr)
+                    done["refused"] += 1
+                    continue
+                self.assertEqual(compiled.returncode, 0, compiled.stderr)
+                work.prove("job")
+                # Files of places without authority differ here, which --check does not know of.
+                work.execute("job", f"--source={work.path('source')}", f"--target={work.path('target')}", *(() if "authority" in node["source"] else ("--check",)))
+                work.compare("target", job, values)
+                done["gaps" if "leaves a part" in compiled.stderr or "leave a part" in compiled.stderr else "whole"] += 1
+                done["several params"] += len(node["model"]["layouts"]["s"]["params"]) > 2
+                done.update(work.counts)
+        print(dict(done))
+        self.assertGreater(min(done["gaps"], done["whole"], done["several params"], done["nvfp4 by default"]), 10, done)
+
+    def test_tied_embedding(self):
+        """Two source params hold one tensor, cut alike or not, on the first stage and the last."""
+        for cut in ({"0": "tp"}, {"1": "tp"}):
+            for stages in (1, 2):
+                layouts = {"train": {"place": {"layer": "pp"}, "params": {
+                    "embed": {"holds": "embed", "shard": {"0": "tp"}, "at": {"pp": "first"}}, "head": {"holds": "head", "shard": cut, "at": {"pp": "last"}},
+                    "l.{layer}.w": {"holds": "l.{layer}.w", "shard": {"0": "tp"}}}}, "serve": {"params": "same", "shard": {"*": {"0": "tp"}}}}
+                tensors = model(embed=[64, 96], **{"l.{layer}.w": [96, 96]})
+                tensors["tensors"]["head"] = {"tied": "embed"}
+                node = {"version": 1, "model": tensors | {"index": {"layer": 2}, "layouts": layouts}, "source": {"layout": "train", "mesh": {"tp": 2, "pp": stages}},
+                        "target": {"layout": "serve", "mesh": {"tp": 2}, "ranks": "4..5", "quantize": "nvfp4"}}
+                with self.subTest(cut=cut, stages=stages), tempfile.TemporaryDirectory(dir=SHARED) as name:
+                    self.work = Work(Path(name), 7)
+                    world = self.compiled(node)["world"]
+                    self.work.prove("job")
+                    job = self.work.oracle("job")
+                    values, _ = self.work.draw_held(job)
+                    self.work.move("job", "source", "target")
+                    self.work.compare("target", job, values)
+                    self.mpi("job", world)
+
+    def test_stacks(self):
+        """Experts along any dimension of a param, on either side: the matrices of a target are its last two dimensions, on whatever ranks they lie."""
+        for source, target in itertools.product((None, 0, 1, 2), (0, 1, 2)):
+            shard = lambda stack: {"0" if stack != 0 else "1": "tp"}  # noqa: E731
+            held = {"w": {"holds": "w.{e}", "stack": {"index": "e", "dim": source}, "shard": shard(source)}} if source is not None else {
+                "w.{e}": {"holds": "w.{e}", "shard": {"1": "tp"}}}
+            layouts = {"train": {"place": {"e": "ep"}, "params": held}, "serve": {"place": {"e": {"axis": "ep", "map": [[3, *range(4, 16)], [0, 1, 2]]}} if target == 1 else {},
+                       "params": {"w": {"holds": "w.{e}", "stack": {"index": "e", "dim": target}, "shard": shard(target)}}}}
+            node = {"version": 1, "model": model(**{"w.{e}": [8, 32]}) | {"index": {"e": 16}, "layouts": layouts}, "source": {"layout": "train", "mesh": {"tp": 2, "ep": 2}},
+                    "target": {"layout": "serve", "mesh": {"tp": 2} | ({"ep": 2} if target == 1 else {}), "quantize": "nvfp4"}}
+            with self.subTest(source=source, target=target), tempfile.TemporaryDirectory(dir=SHARED) as name:
+                self.work = Work(Path(name), 3)
+                self.compiled(node)
+                self.work.prove("job")
+                job = self.work.oracle("job")
+                values, _ = self.work.draw_held(job)
+                self.work.move("job", "source", "target")
+                self.work.compare("target", job, values)
+                if target == 1 and source in (None, 2):
+                    self.mpi("job", 4)
+
+    def test_over_mpi(self):
+        """Every kind of schedule with every format; where staging is too low, as much as is said to be needed."""
+        for kind, (source, target, options) in enumerate(mpi_test.KINDS):
+            odd = kind % 2
+            for way in (("mxfp8", ("", "sender")[odd], "swizzled"), ("block_fp8", ("", "receiver")[odd], ""), ("nvfp4", "", ("", "swizzled")[odd])):
+                with self.subTest(source=source, target=target, options=options, way=way):
+                    node = {"version": 1, "model": mpi_test.WEIGHTS, "source": source, "target": target | {"quantize": jobs.quantize_dict(way)},
+                            "options": dict(options)}
+                    self.work.compile_quantized("job", node)
+                    self.mpi("job", self.compiled(node)["world"])
+
+    def test_random_jobs_over_mpi(self):
+        done = 0
+        for seed in range(1000, 1100):
+            work = self.work
+            work.seed = seed
+            work.rng.seed(seed)
+            node = jobs.own(work.rng)[0]
+            if "storage" in json.dumps(node):
+                continue
+            try:
+                work.plain(node)
+                quantized = work.say(node, True)
+                work.narrow(quantized, "quantized", choose=False)
+                work.compile_quantized("quantized", quantized)
+            except Refused:
+                continue
+            with self.subTest(seed=seed):
+                self.mpi("quantized", self.compiled(quantized, "quantized")["world"])
+            done += 1
+            if done == (40 if "RESHARD_FULL" in os.environ else 4):
+                return
+        self.fail("too few jobs")
+
+    # -------------------------------------------------------------------------------------------------------- refusals
+
+    def refused(self, node, *texts, name="job"):
+        self.compiled(node, name, code=2)
+        self.assertRegex(self.stderr, r"job\.yaml:\d+:\d+: error: ")
+        for text in texts:
+            self.assertRegex(self.stderr, text)
+
+    def test_refusals(self):
+        serve = lambda param: {"model": model(w=[64, 64], n=[64], i={"shape": [64, 64], "dtype": "i32"}, d={"shape": [64, 64], "dtype": "fp64"}) | {  # noqa: E731
+            "layouts": {"a": {"params": "same"}, "b": {"params": param}}}, "source": {"layout": "a", "mesh": {}}, "target": {"layout": "b", "mesh": {}}}
+        plain = lambda columns, quantize, **target: {"model": model(w={"shape": [64, columns], "shard": {"1": "tp"}}), "source": {"mesh": {}},  # noqa: E731
+                                                     "target": {"mesh": {"tp": 2}, "quantize": quantize} | target}
+        cases = [
+            ("columns of mxfp8", plain(96, "mxfp8"), (r"'w'", r"\b48\b", r"\b32\b")),
+            ("columns of nvfp4", plain(48, "nvfp4"), (r"'w'", r"\b24\b", r"\b16\b")),
+            ("one dimension", serve({"n": {"holds": "n", "quantize": "mxfp8"}}), (r"'n'", r"dimension")),
+            ("integers", serve({"i": {"holds": "i", "quantize": "mxfp8"}}), (r"'i'", r"i32")),
+            ("fp64", serve({"d": {"holds": "d", "quantize": "block_fp8"}}), (r"'d'", r"fp64")),
+            ("format", plain(64, "mxfp9"), (r"mxfp9", r"did you mean 'mxfp8'")),
+            ("format in a map", plain(64, {"format": "nvfp5"}), (r"nvfp5", r"did you mean 'nvfp4'")),
+            ("no format", plain(64, {"by": "sender"}), (r"'format'",)),
+            ("key", plain(64, {"format": "mxfp8", "scales": "{name}_s"}), (r"'scales'", r"did you mean 'scale'")),
+            ("by", plain(64, {"format": "mxfp8", "by": "sendr"}), (r"sendr", r"sender")),
+            ("scale_layout", plain(64, {"format": "mxfp8", "scale_layout": "swizled"}), (r"swizled", r"swizzled")),
+            ("swizzled blocks", plain(64, {"format": "block_fp8", "scale_layout": "swizzled"}), (r"swizzled|scale_layout", r"block_fp8")),
+            ("only", plain(64, {"format": "mxfp8", "only": "*.experts.*"}), (r"\*\.experts\.\*", r"only")),
+            ("ignore", plain(64, {"format": "mxfp8", "ignore": ["w", "*.gate"]}), (r"\*\.gate", r"ignore")),
+            ("dtype beside it", serve({"w": {"holds": "w", "quantize": "mxfp8", "dtype": "fp8_e4m3", "convert": "rne"}}), (r"'?dtype'?", r"'?quantize'?")),
+            ("a layout", {"model": model(w=[64, 64]) | {"layouts": {"a": {"params": "same", "quantize": "mxfp8"}}},
+                          "source": {"layout": "a", "mesh": {}}, "target": {"mesh": {}, "layout": "a"}}, (r"not supported in this version",)),
+            ("one name twice", serve({"w": {"holds": "w", "quantize": {"format": "mxfp8", "scale": "n"}}, "n": {"holds": "n"}}), (r"'n'",)),
+            ("scales named as codes", plain(64, {"format": "mxfp8", "scale": "{name}"}), (r"'w'",)),
+            ("a source", {"model": model(w=[64, 48]), "source": {"mesh": {}, "quantize": "mxfp8"}, "target": {"mesh": {}}}, (r"'w'", r"\b48\b", r"\b32\b"))]
+        for what, node, texts in cases:
+            with self.subTest(what):
+                self.refused({"version": 1} | node, *texts)
+        for what, node in (("nvfp4 of 16", plain(32, "nvfp4")), ("none", serve({"w": {"holds": "w", "quantize": "none"}})),
+                           ("an endpoint's is for matrices of floats", {"model": model(w=[64, 64], n=[64], i={"shape": [7, 5], "dtype": "i32"}),
+                                                                        "source": {"mesh": {}}, "target": {"mesh": {}, "quantize": "mxfp8"}})):
+            with self.subTest(what):
+                self.compiled({"version": 1} | node)
+                self.work.prove("job")
+
+    def test_staging(self):
+        """A limit that is too low names the least that works; that works, and one byte less does not."""
+        for form in jobs.FORMATS:
+            node = {"version": 1, "model": model(w={"shape": [512, 768], "shard": {"1": "tp"}}), "source": {"mesh": {"tp": 6}},
+                    "target": {"mesh": {"tp": 2}, "ranks": "6..7", "quantize": {"format": form, "by": "receiver"}}}
+            for limit in (64, 4096, 1 << 16):
+                with self.subTest(format=form, limit=limit):
+                    node["options"] = {"staging": limit}
+                    done = self.work.compile("job", node)
+                    if done.returncode == 0:
+                        self.assertNotEqual(form, "block_fp8")  # the others' blocks need not be gathered here
+                        self.work.prove("job")
+                        continue
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    self.assertIn("staging", done.stderr)
+                    needed = least(done.stderr, limit)
+                    self.assertIsNotNone(needed, done.stderr)
+                    node["options"]["staging"] = needed
+                    self.compiled(node)
+                    self.work.prove("job")
+                    node["options"]["staging"] = needed - 1
+                    self.compiled(node, code=2)
+
+    # --------------------------------------------------------------------------------------------------------- senders
+
+    def test_senders(self):
+        """What senders quantise crosses the wire in about half the bytes; where they cannot, a warning names the param."""
+        def job(source, target, **quantize):
+            return {"version": 1, "model": model(**{"layer.w": {"shape": [512, 768], "shard": {"0": "rows", "1": "columns"}}}), "source": {"mesh": source},
+                    "target": {"mesh": target, "ranks": "8..9", "quantize": quantize}}
+
+        for form in ("mxfp8", "block_fp8"):
+            for rows, columns in ((2, 1), (1, 2), (1, 3), (4, 1), (1, 8), (8, 1)):
+                source, fits = {"rows": rows, "columns": columns}, form == "mxfp8" or max(rows, columns) < 8  # 96 columns, 64 rows
+                with self.subTest(format=form, source=source):
+                    before = self.compiled(job(source, {"rows": 2}, format=form, by="receiver"))["bytes"]["remote"]
+                    self.assertEqual(before, 2 * 512 * 768)
+                    after = self.compiled(job(source, {"rows": 2}, format=form, by="sender"))["bytes"]["remote"]
+                    self.work.prove("job")
+                    if fits:
+                        self.assertNotIn("warning", self.stderr)
+                        self.assertEqual(after, 512 * 768 + (512 * 768 // 32 if form == "mxfp8" else 4 * 6 * 4))
+                    else:
+                        self.assertRegex(self.stderr, r"warning: .*layer\.w")
+                        self.assertEqual(after, before)
+        default = self.compiled(job({"rows": 2, "columns": 1}, {"rows": 2}, format="block_fp8"))["bytes"]["remote"]
+        self.assertLess(default, before)
+        self.compiled(job({"rows": 8, "columns": 1}, {"rows": 2}, format="block_fp8"))
+        self.assertNotIn("warning", self.stderr)  # nobody asked for senders
+
+    # ------------------------------------------------------------------------------------------------ values by hand
+
+    def test_values(self):
+        """Blocks of zeros, of the smallest and the largest values, at the edges between scales, and with what is not finite."""
+        tensors = {f"{dtype}.{what}": {"shape": [256, 256], "dtype": dtype} for dtype in reference.WIDE for what in ("finite", "strange")}
+        node = {"version": 1, "model": {"tensors": tensors | {"bf16.zero": {"shape": [130, 64], "dtype": "bf16"}}, "layouts": {
+            "rows": {"params": "same", "shard": {"*.zero": {}, "*": {"0": "tp"}}}, "columns": {"params": "same", "shard": {"*.zero": {}, "*": {"1": "tp"}}}}},
+            "source": {"layout": "rows", "mesh": {"tp": 4}},
+            "target": [{"layout": "columns", "mesh": {"tp": 2}, "quantize": jobs.quantize_dict(way)} for way in jobs.WAYS]}
+        work, random = self.work, np.random.default_rng(5)
+        work.compile_quantized("quantized", node)
+        job = work.oracle("quantized")
+        values = Values(job.model.labels)
+        with np.errstate(all="ignore"):
+            for name, tensor in job.model.tensors.items():
+                matrix = by_hand(random, *name.split("."), tensor.shape)
+                values.set(tensor.base[()] + np.arange(matrix.size), tensor.dtype, matrix.view(np.uint8))
+            work.write_sources(job, values)
+            work.move("quantized", "source", "quantized")
+            work.compare("quantized", job, values)
+        self.assertEqual(set(work.counts), WAYS)
+
+    # ------------------------------------------------------------------------------------------------ altered bytes
+
+    def test_altered_replicas(self):
+        """A byte of codes, or of scales, that differs between two holders of a quantised source is found by --check-replicas. (No option of the commands
+        alters a target between a run and --check.)"""
+        axes = {"tp": 2, "dp": 2}
+        tensors = model(w={"shape": [128, 128], "shard": {"0": "tp"}})
+        for form in jobs.FORMATS:
+            first = {"version": 1, "model": tensors, "source": {"mesh": {}}, "target": {"mesh": axes, "quantize": form}}
+            self.compiled(first)
+            folder = self.work.path(form)
+            self.work.execute("job", "--synthesize", f"--source={folder}-source")
+            self.work.execute("job", f"--source={folder}-source", f"--target={folder}", "--check")
+            self.compiled({"version": 1, "model": tensors, "source": {"mesh": axes, "quantize": form}, "target": {"mesh": {}}}, "after")
+            done = run(BIN / "reshard-exec", self.work.path("after.rplan"), f"--source={folder}", f"--target={folder}-same", "--check-replicas", "--check")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            file = folder / "rank-00002.safetensors"
+            whole = file.read_bytes()
+            length = int.from_bytes(whole[:8], "little")
+            for name, entry in json.loads(whole[8:8 + length]).items():
+                if name != "__metadata__":
+                    with self.subTest(format=form, entry=name):
+                        at = 8 + length + entry["data_offsets"][0] + 1
+                        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+                        done = run(BIN / "reshard-exec", self.work.path("after.rplan"), f"--source={folder}", f"--target={folder}-{name}", "--check-replicas")
+                        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+                        self.assertIsNotNone(re.search(r"\bw", done.stdout + done.stderr))
+
+
+if __name__ == "__main__":
+    unittest.main()

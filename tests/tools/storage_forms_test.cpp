@@ -1,0 +1,50 @@
+// What is gathered is added up without overflow: a manifest that says more than there can be is refused.
+
+#include "tools/storage_forms.h"
+
+#include "tests/tools/support.h"
+
+#include <gmock/gmock.h>
+
+using namespace reshard;
+using namespace reshard::tests;
+using namespace reshard::tools;
+namespace fbs = reshard::schema;
+
+namespace {
+
+/// The error of mostGathered where the target's face of largest magnitudes has `slots` of 4 bytes in each of 64
+/// instances.
+std::string gathered(int64_t slots, uint64_t &bytes) {
+  const Folder folder;
+  compile("{version: 1, model: {dtype: bf16, index: {x: 64}, tensors: {'t.{x}': {shape: [32, 32], shard: {0: tp}}}}, "
+          "source: {mesh: {tp: 2}}, "
+          "target: {mesh: {}, ranks: [2], quantize: nvfp4}}",
+          folder / "good.rplan");
+  UnpackedPlan parts = unpack(folder / "good.rplan");
+  for (auto &param : parts.manifest->endpoints[1]->params)
+    if (param->view && param->view->kind == fbs::ViewKind::amax)
+      for (auto &extent : param->shape)
+        extent->at = {slots};
+  pack(parts, folder / "altered.rplan");
+  std::unique_ptr<Plan> plan;
+  const std::string error = Plan::open(folder / "altered.rplan", plan);
+  return plan ? peakStagedBytes(*plan, bytes) : error;
+}
+
+TEST(StorageForms, SumsDoNotOverflow) {
+  uint64_t bytes = 0;
+  ASSERT_EQ(gathered(2, bytes), "");
+  EXPECT_EQ(bytes, 64u * 64);
+  EXPECT_EQ(gathered(1024, bytes), "");
+  EXPECT_EQ(bytes, 64u * 4096);
+  for (const int64_t slots : {int64_t{1} << 56, int64_t{1} << 57, int64_t{1} << 58}) {
+    bytes = 0;
+    EXPECT_THAT(gathered(slots, bytes),
+                testing::HasSubstr("of endpoint 'target' gathers more than 1152921504606846976 bytes on a rank"))
+        << slots;
+    EXPECT_EQ(bytes, 0u);
+  }
+}
+
+} // namespace

@@ -1,0 +1,47 @@
+// Where the elements of each tensor stand in the memory of an endpoint, through the layouts of the manifest.
+#pragma once
+
+#include "tools/memory.h"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace reshard::tools {
+
+/// One instance of a param that holds something of a tensor.
+struct TensorInstance {
+  const MeshRankMemory *rankMemory;
+  schema::ParamInstance instance;
+};
+
+/// The instances that hold something of each tensor, by its full name; "": of padding.
+using InstancesByTensor = std::map<std::string, std::vector<std::shared_ptr<const TensorInstance>>>;
+InstancesByTensor instancesByTensor(const Plan &plan, const Memory &memory);
+/// Of those instances for which accept(place, param, instance).
+InstancesByTensor instancesByTensor(const Plan &plan, const std::vector<MeshRankMemory> &rankMemories,
+                                    const std::function<bool(const MeshRankMemory &, uint32_t, uint32_t)> &accept);
+
+/// "rank 3 param 'x'".
+std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance);
+
+/// Calls visit(memory of the element, its row-major number in the tensor, bytes of an element) for all elements of a
+/// tensor (or of padding: number 0 and up, without meaning) in an instance.
+template <class Visit>
+void forEachElement(const Plan &plan, const TensorInstance &tensorInstance, const std::string &tensor, Visit visit) {
+  const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(tensorInstance.rankMemory->endpoint);
+  const int64_t item =
+      schema::itemBytes(schema::storageDtypeOf(*endpoint.params()->Get(tensorInstance.instance.param)));
+  std::byte *memory =
+      tensorInstance.rankMemory->params[tensorInstance.instance.param][tensorInstance.instance.instance];
+  forEachRun(plan.manifest(), endpoint, tensorInstance.instance.param, tensorInstance.rankMemory->meshRank,
+             tensorInstance.instance, [&](const ElementRun &r) {
+               if (r.tensor ? *r.tensor == tensor : tensor.empty())
+                 for (int64_t k = 0; k < r.count; ++k)
+                   visit(memory + (r.local + k * r.localStep) * item, r.logical + k * r.logicalStep, item);
+             });
+}
+
+} // namespace reshard::tools
