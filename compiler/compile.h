@@ -15,8 +15,8 @@
 
 namespace reshard {
 
-/// Stands in every manifest.
-constexpr const char *kCompilerVersion = "reshard 0.1.0";
+/// Every manifest names the compiler that made it. The version is that of project() in CMakeLists.txt.
+constexpr const char *kCompilerVersion = "reshard " RESHARD_VERSION;
 
 /// An earlier plan whose choices stand (--keep): when each target rank joined, by role and rank. Ranks that are not in
 /// it join now; they are planned after the others, on top of what those made of the source.

@@ -1,6 +1,7 @@
 """What is installed works where it is: a prefix, a .deb and a wheel, each used as by someone who has nothing else. Nothing is taken from the network.
 RESHARD_BIN: the finished build. RESHARD_FULL: the wheel is built from the sources too."""
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 BUILD = Path(os.environ["RESHARD_BIN"]).resolve()
 FULL = "RESHARD_FULL" in os.environ
+VERSION = re.search(r"^project\(reshard VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)[1]
 MPI = (BUILD / "libreshard_mpi.so").exists()
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader"}
 ENVIRONMENT.pop("RESHARD_SOURCE", None)
@@ -58,7 +60,7 @@ class Library(unittest.TestCase):
 
     def by_cmake(self, prefix, source=HERE / "consumer"):
         build = Path(tempfile.mkdtemp(dir=self.work))
-        run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+        run("cmake", "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release", f"-DEXPECTED={VERSION}")
         run("cmake", "--build", build)
         return build
 
@@ -82,10 +84,19 @@ class Library(unittest.TestCase):
         run("dpkg-deb", "-x", deb, root)
         self.consume_in_cpp(root / "usr")
         self.consume_in_c(root / "usr")
+        self.assertEqual(run("dpkg-deb", "-f", deb, "Version"), f"{VERSION}\n")
         depends = run("dpkg-deb", "-f", deb, "Depends")
         for library in ("libc6", "libstdc++6", "libyaml-cpp"):
             self.assertIn(library, depends)
         self.assertNotIn("llvm", depends.lower())
+
+    def test_version(self):
+        """The version of project() in CMakeLists.txt, everywhere; by_cmake and test_deb check theirs."""
+        for command in ("compile", "exec", "inspect", "diff"):
+            self.assertEqual(run(self.prefix / "bin" / f"reshard-{command}", "--version"), f"reshard-{command} {VERSION}\n")
+        self.assertEqual(json.loads(run(self.prefix / "bin" / "reshard-inspect", self.plan, "--format=json"))["compiler"], f"reshard {VERSION}")
+        environment = ENVIRONMENT | {"PKG_CONFIG_LIBDIR": str(self.prefix / "lib" / "pkgconfig")}
+        self.assertEqual(run("pkg-config", "--modversion", "reshard", env=environment), f"{VERSION}\n")
 
     def test_exports(self):
         exported = re.findall(r" [TWVBDRu] (\S+?)(?:@|$)", run("nm", "-D", "--defined-only", self.prefix / "lib" / "libreshard.so"), re.MULTILINE)
@@ -138,7 +149,7 @@ class Wheel(unittest.TestCase):
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
         run(*pip, "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index", "-w", wheels, *settings, env=ENVIRONMENT | {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"})
         (wheel,) = wheels.glob("*.whl")
-        assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl"), wheel.name
+        assert wheel.name.startswith(f"reshard-{VERSION}-") and wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl"), wheel.name
         run(sys.executable, "-m", "venv", folder / "env")
         python = folder / "env" / "bin" / "python"
         run(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
