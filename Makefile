@@ -1,33 +1,55 @@
-# make demo, make test: everything from a fresh Debian 12 with git and make. No other target needs to be known.
+# From a fresh Debian 12 with git and make: `make demo` and `make test` install packages, configure and build what they need.
 BUILD := build/release
 JOBS ?= $(shell nproc)
 
-.PHONY: demo test test-all bench build setup clean format
+.PHONY: build demo mpi cuda test test-build test-all bench setup format tidy clean
 .DEFAULT_GOAL := build
 
+# A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that nothing
+# is built twice when targets are used in turns.
+configure = mkdir -p build; \
+  if [ -f $(BUILD)/CMakeCache.txt ]; then cmake $(BUILD) $(1); else cmake -S . -B $(BUILD) -G Ninja -DRESHARD_PCH=ON $(1); fi \
+  >build/configure.log || { cat build/configure.log; exit 1; }
+
 setup:
-	scripts/bootstrap.sh
+	@scripts/bootstrap.sh
 
 build: setup
-	@cmake --preset release >build/configure.log || { cat build/configure.log; exit 1; }
-	cmake --build --preset release -j $(JOBS)
+	@$(call configure)
+	cmake --build $(BUILD) -j $(JOBS)
 
-demo: build
-	scripts/demo.sh $(BUILD)
+# Builds the two commands that it runs.
+demo: setup
+	@$(call configure)
+	cmake --build $(BUILD) -j $(JOBS) --target reshard-compile reshard-exec
+	@scripts/demo.sh $(BUILD)
 
-test:
-	scripts/bootstrap.sh --tests
+# The build with transport `mpi`.
+mpi:
+	@scripts/bootstrap.sh --mpi
 	$(MAKE) --no-print-directory build
+
+# The build with device `cuda` and, where NCCL is found, transport `nccl`. Needs nvcc.
+cuda: setup
+	@$(call configure,-DRESHARD_CUDA=ON)
+	cmake --build $(BUILD) -j $(JOBS)
+
+test-build:
+	@scripts/bootstrap.sh --tests
+	@cmake --preset release >build/configure.log || { cat build/configure.log; exit 1; }
+	cmake --build $(BUILD) -j $(JOBS)
+
+test: test-build
 	scripts/test.sh $(BUILD)
 
 # Full counts, and every suite under the sanitizers; the summary goes to docs/testing.md.
 test-all:
-	scripts/bootstrap.sh --all
-	$(MAKE) --no-print-directory build
+	@scripts/bootstrap.sh --all
+	$(MAKE) --no-print-directory test-build
 	scripts/test_all.sh
 
-bench: build
-	cmake --build --preset release -j $(JOBS) --target benches
+bench: test-build
+	cmake --build $(BUILD) -j $(JOBS) --target benches
 	scripts/bench.sh $(BUILD)
 
 clean:

@@ -1,13 +1,33 @@
 #!/usr/bin/env bash
-# Installs what the build needs on Debian 12; does nothing where all is there. --tests: also the Python environment of the tests;
-# --all: also what `make test-all` needs.
-set -eu
+# Installs Debian 12 packages; does nothing where they are installed.
+#   bootstrap.sh            what the commands and the library are built with
+#   bootstrap.sh --mpi      also MPI, for the backend of transport `mpi`
+#   bootstrap.sh --tests    also MPI, what `make test` needs, and the Python environment of the tests in build/venv
+#   bootstrap.sh --all      also what `make test-all` needs
+set -eu -o pipefail
 cd "$(dirname "$0")/.."
 
-packages="g++ cmake ninja-build ccache llvm-19-dev llvm-19-tools zlib1g-dev libzstd-dev libflatbuffers-dev flatbuffers-compiler
-  libyaml-cpp-dev nlohmann-json3-dev libxxhash-dev libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev openmpi-bin libopenmpi-dev iproute2 file
-  python3 python3-venv ca-certificates"
-[ "${1:-}" = --all ] && packages="$packages clang-19 libclang-rt-19-dev libfuzzer-19-dev"
+# LLVM's CMake package asks for zlib and zstd.
+build="g++ cmake ninja-build llvm-19-dev zlib1g-dev libzstd-dev libflatbuffers-dev flatbuffers-compiler libyaml-cpp-dev
+  nlohmann-json3-dev libxxhash-dev python3"
+mpi="openmpi-bin libopenmpi-dev"
+tests="ccache llvm-19-tools libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev iproute2 file python3-venv
+  ca-certificates"
+all="clang-19 libclang-rt-19-dev libfuzzer-19-dev"
+case "${1:-}" in
+"") packages="$build" ;;
+--mpi) packages="$build $mpi" ;;
+--tests) packages="$build $mpi $tests" ;;
+--all) packages="$build $mpi $tests $all" ;;
+*) echo "bootstrap.sh: unknown option '$1', expected --mpi, --tests or --all" >&2; exit 2 ;;
+esac
+
+# Prints one line for every 20 packages that apt-get installs.
+progress() {
+  awk '/^Fetched/ { print "reshard: " tolower(substr($0, 1, 1)) substr($0, 2); fflush() }
+       /^Unpacking/ && ++unpacked % 20 == 0 { print "reshard: " unpacked " packages unpacked"; fflush() }
+       /^Setting up/ && ++ready % 20 == 0 { print "reshard: " ready " of " unpacked " packages set up"; fflush() }'
+}
 
 missing=""
 for package in $packages; do
@@ -16,7 +36,7 @@ done
 if [ -n "$missing" ]; then
   if [ "$(id -u)" = 0 ]; then
     as_root=""
-  elif command -v sudo >/dev/null && sudo -n true 2>/dev/null || { command -v sudo >/dev/null && [ -t 0 ]; }; then
+  elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
     as_root="sudo"
   else
     echo "reshard: these packages are missing:$missing" >&2
@@ -26,14 +46,18 @@ if [ -n "$missing" ]; then
   echo "reshard: installing$missing"
   $as_root apt-get update -qq
   # shellcheck disable=SC2086
-  DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >/dev/null
+  $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing | progress
 fi
 
 mkdir -p build
-if [ -n "${1:-}" ] && ! cmp -s tests/requirements.txt build/venv/requirements.txt; then
-  echo "reshard: Python environment of the tests in build/venv"
-  rm -rf build/venv
-  /usr/bin/python3 -m venv build/venv
-  build/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/requirements.txt
-  cp tests/requirements.txt build/venv/requirements.txt
-fi
+case "${1:-}" in
+--tests | --all)
+  if ! cmp -s tests/requirements.txt build/venv/requirements.txt; then
+    echo "reshard: Python environment of the tests in build/venv"
+    rm -rf build/venv
+    /usr/bin/python3 -m venv build/venv
+    build/venv/bin/python -m pip install -q --disable-pip-version-check -r tests/requirements.txt
+    cp tests/requirements.txt build/venv/requirements.txt
+  fi
+  ;;
+esac
