@@ -4,6 +4,8 @@
 #   bootstrap.sh --mpi      also MPI, for the backend of transport `mpi`
 #   bootstrap.sh --tests    also MPI, what `make test` needs, and the Python environment of the tests in build/venv
 #   bootstrap.sh --all      also what `make test-all` needs
+#   bootstrap.sh --format   what `make format` needs, alone
+#   bootstrap.sh --tidy     also MPI, and what `make tidy` needs
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,12 +16,16 @@ mpi="openmpi-bin libopenmpi-dev"
 tests="ccache llvm-19-tools libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev iproute2 file python3-venv
   ca-certificates"
 all="clang-19 libclang-rt-19-dev libfuzzer-19-dev"
+format="clang-format-19"
+tidy="clang-19 clang-tidy-19 libgtest-dev libgmock-dev libbenchmark-dev"
 case "${1:-}" in
 "") packages="$build" ;;
 --mpi) packages="$build $mpi" ;;
 --tests) packages="$build $mpi $tests" ;;
 --all) packages="$build $mpi $tests $all" ;;
-*) echo "bootstrap.sh: unknown option '$1', expected --mpi, --tests or --all" >&2; exit 2 ;;
+--format) packages="$format" ;;
+--tidy) packages="$build $mpi $tidy" ;;
+*) echo "bootstrap.sh: unknown option '$1', expected --mpi, --tests, --all, --format or --tidy" >&2; exit 2 ;;
 esac
 
 # Prints one line for every 20 packages that apt-get installs.
