@@ -23,7 +23,9 @@ for preset in release asan tsan; do
   [ "$preset" = release ] || { export RESHARD_SMALL=1; unset RESHARD_FULL; }
   ctest --test-dir "build/$preset" --verbose --no-tests=error --timeout 7200 -j "$(nproc)" 2>&1 | tee "build/$preset.tests.log"
   [ "${PIPESTATUS[0]}" = 0 ] || status=1
-  note "$preset: suites" "$(grep 'tests passed' "build/$preset.tests.log")"
+  skips=$(python3 scripts/skips.py "build/$preset")
+  sed '$d' <<<"$skips"
+  note "$preset: suites" "$(grep 'tests passed' "build/$preset.tests.log"), $(tail -1 <<<"$skips") cases skipped"
   note "$preset: altered plans" "$(sed -n 's/^.*: \([0-9]* mutants: .*\)$/\1/p' "build/$preset.tests.log" | tail -1)"
   note "$preset: random jobs against the oracle" "$(sed -n 's/^.*: \([0-9]* jobs, [0-9]* mismatches\)$/\1/p' "build/$preset.tests.log" | tail -1)"
 done

@@ -212,4 +212,7 @@ for name, test in list(globals().items()):
         test()
         assert checks > before, f"{name} checked nothing"
         print(f"{name}: {checks - before} arrays equal")
+for level, name in enumerate(("portable code", "AVX2", "AVX-512")):
+    if level not in LEVELS:
+        print(f"{name} ... skipped '{name}: this CPU does not have it'")  # as unittest says it, for scripts/skips.py
 print(f"{checks} arrays, levels {list(LEVELS)}")
