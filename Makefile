@@ -2,7 +2,7 @@
 BUILD := build/release
 JOBS ?= $(shell nproc)
 
-.PHONY: build demo mpi cuda test test-build test-all bench setup format tidy clean
+.PHONY: build demo setup cuda test test-build test-all bench format tidy clean
 .DEFAULT_GOAL := build
 
 # A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that nothing
@@ -11,26 +11,25 @@ configure = mkdir -p build; \
   if [ -f $(BUILD)/CMakeCache.txt ]; then cmake $(BUILD) $(1); else cmake -S . -B $(BUILD) -G Ninja -DRESHARD_PCH=ON $(1); fi \
   >build/configure.log || { cat build/configure.log; exit 1; }
 
-setup:
+build:
 	@scripts/bootstrap.sh
-
-build: setup
 	@$(call configure)
 	cmake --build $(BUILD) -j $(JOBS)
 
 # Builds the two commands that it runs.
-demo: setup
+demo:
+	@scripts/bootstrap.sh
 	@$(call configure)
 	cmake --build $(BUILD) -j $(JOBS) --target reshard-compile reshard-exec
 	@scripts/demo.sh $(BUILD)
 
-# The build with transport `mpi`.
-mpi:
-	@scripts/bootstrap.sh --mpi
-	$(MAKE) --no-print-directory build
+# Packages for all that is built without nvcc: after it, `make` has transport `mpi`, and `pip install .` works.
+setup:
+	@scripts/bootstrap.sh --full
 
 # The build with device `cuda` and, where NCCL is found, transport `nccl`. Needs nvcc.
-cuda: setup
+cuda:
+	@scripts/bootstrap.sh
 	@$(call configure,-DRESHARD_CUDA=ON)
 	cmake --build $(BUILD) -j $(JOBS)
 

@@ -1,31 +1,30 @@
 #!/usr/bin/env bash
 # Installs Debian 12 packages; does nothing where they are installed.
 #   bootstrap.sh            what the commands and the library are built with
-#   bootstrap.sh --mpi      also MPI, for the backend of transport `mpi`
-#   bootstrap.sh --tests    also MPI, what `make test` needs, and the Python environment of the tests in build/venv
+#   bootstrap.sh --full     also MPI, for transport `mpi`, and venv, for the Python module: `make setup`
+#   bootstrap.sh --tests    also those, what `make test` needs, and the Python environment of the tests in build/venv
 #   bootstrap.sh --all      also what `make test-all` needs
 #   bootstrap.sh --format   what `make format` needs, alone
-#   bootstrap.sh --tidy     also MPI, and what `make tidy` needs
+#   bootstrap.sh --tidy     what `make tidy` needs
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 
 # LLVM's CMake package asks for zlib and zstd.
 build="g++ cmake ninja-build llvm-19-dev zlib1g-dev libzstd-dev libflatbuffers-dev flatbuffers-compiler libyaml-cpp-dev
   nlohmann-json3-dev libxxhash-dev python3"
-mpi="openmpi-bin libopenmpi-dev"
-tests="ccache llvm-19-tools libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev iproute2 file python3-venv
-  ca-certificates"
+full="openmpi-bin libopenmpi-dev python3-venv ca-certificates"
+tests="ccache llvm-19-tools libgtest-dev libgmock-dev libbenchmark-dev binutils pkg-config dpkg-dev iproute2 file"
 all="clang-19 libclang-rt-19-dev libfuzzer-19-dev"
 format="clang-format-19"
 tidy="clang-19 clang-tidy-19 libgtest-dev libgmock-dev libbenchmark-dev"
 case "${1:-}" in
 "") packages="$build" ;;
---mpi) packages="$build $mpi" ;;
---tests) packages="$build $mpi $tests" ;;
---all) packages="$build $mpi $tests $all" ;;
+--full) packages="$build $full" ;;
+--tests) packages="$build $full $tests" ;;
+--all) packages="$build $full $tests $all" ;;
 --format) packages="$format" ;;
---tidy) packages="$build $mpi $tidy" ;;
-*) echo "bootstrap.sh: unknown option '$1', expected --mpi, --tests, --all, --format or --tidy" >&2; exit 2 ;;
+--tidy) packages="$build $full $tidy" ;;
+*) echo "bootstrap.sh: unknown option '$1', expected --full, --tests, --all, --format or --tidy" >&2; exit 2 ;;
 esac
 
 # Prints one line for every 20 packages that apt-get installs.
