@@ -1,13 +1,13 @@
-// What the compiler only warns of on request.
+// Errors that `--allow` turns into warnings.
 #pragma once
 
 namespace reshard {
 
-/// What is only warned of on request (--allow=NAME,…; the members are the names).
+/// Errors that become warnings on request: `--allow=NAME,…`. The names are those of the members.
 struct Allowed {
-  bool axis = false;    // an axis that is not known has size 1
-  bool gap = false;     // elements of a tensor that no source place holds, unless a target needs them
-  bool missing = false; // a target param with a tensor that the source does not hold: it is left out
+  bool axis = false;    // an unknown axis: it gets size 1
+  bool gap = false;     // elements of a tensor that no source rank holds, if no target needs them
+  bool missing = false; // a target param with a tensor that the source does not hold: the param is omitted
 };
 
 } // namespace reshard

@@ -1,5 +1,5 @@
-// Whether the axes and the names in expressions exist, wherever layouts, endpoints and tensors name them. A param that
-// its `when` leaves out is looked at too; what it computes is resolve's business.
+// Checks that the axes and the names in expressions exist, in layouts, endpoints and tensors. Params that `when` omits
+// are checked too. Values of expressions are computed later, in compiler/resolve.
 
 #include "compiler/frontend/reading.h"
 
@@ -9,11 +9,11 @@ namespace reshard {
 
 namespace {
 
-/// What may be named in one place.
+/// The names that are visible in an endpoint or a layout.
 struct Scope {
   std::vector<std::string> axes;
-  Environment names;                          // values do not matter
-  const LayoutDeclaration *listing = nullptr; // the layout that lists the axes
+  Environment names;                          // only the names are used, not the values
+  const LayoutDeclaration *listing = nullptr; // the layout, if it lists its axes in `axes`
 
   void addAxis(const std::string &axis) {
     if (std::find(axes.begin(), axes.end(), axis) == axes.end())
@@ -28,7 +28,7 @@ public:
       : job_(job), allowed_(allowed), diagnostics_(diagnostics) {}
 
   void check() {
-    bool bare = false; // an endpoint without a layout
+    bool bare = false; // whether an endpoint has no layout
     for (const EndpointDeclaration &endpoint : job_.endpoints) {
       Scope scope = scopeOf(endpoint.layoutDeclaration);
       for (const ir::Axis &axis : endpoint.axes)
@@ -42,7 +42,7 @@ public:
       const bool used =
           std::any_of(job_.endpoints.begin(), job_.endpoints.end(),
                       [&](const EndpointDeclaration &endpoint) { return endpoint.layoutDeclaration == &layout; });
-      if (used || layout.axes) // the axes of an unused layout may be those of another job
+      if (used || layout.axes) // an unused layout without `axes` may use axes of another job's meshes
         checkLayout(layout);
     }
     if (!bare)
@@ -127,7 +127,7 @@ private:
     const Scope scope = scopeOf(&layout);
     for (const auto &[name, value] : layout.switches)
       if (std::find(scope.axes.begin(), scope.axes.end(), name) != scope.axes.end() && !layout.axes)
-        diagnostics_.error(value.at, "switch '" + name + "' is an axis already");
+        diagnostics_.error(value.at, "switch '" + name + "' has the same name as an axis, expected another name");
     for (const auto &[variable, rule] : layout.placement)
       checkRule(rule, scope);
     for (const auto &[glob, rules] : layout.shard)

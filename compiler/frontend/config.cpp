@@ -9,7 +9,7 @@ namespace reshard {
 
 namespace {
 
-/// llvm::json reads nested values by recursion without a limit of its own.
+/// Limits the nesting, because llvm::json parses nested values recursively without a limit.
 bool checkNesting(uint32_t file, Diagnostics &diagnostics) {
   constexpr int kMaxDepth = 64;
   const std::string &text = diagnostics.text(file);
@@ -37,11 +37,11 @@ bool checkNesting(uint32_t file, Diagnostics &diagnostics) {
   return true;
 }
 
-/// llvm::json keeps one of several values of a key. `text` is JSON, so a string is a key where it stands in an object
-/// behind `{` or `,`.
+/// Reports duplicate keys, of which llvm::json silently keeps one. The text is valid JSON, so a string is a key if it
+/// is in an object and follows `{` or `,`.
 void checkKeys(uint32_t file, Diagnostics &diagnostics) {
   const std::string &text = diagnostics.text(file);
-  std::vector<std::optional<std::map<std::string, Location>>> open; // the keys; of an array nothing
+  std::vector<std::optional<std::map<std::string, Location>>> open; // keys of each open object; nullopt for an array
   Location at{file, 1, 0};
   bool key = false;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -65,11 +65,11 @@ void checkKeys(uint32_t file, Diagnostics &diagnostics) {
         end += text[end] == '\\' ? 2 : 1;
       if (key) {
         const std::string name =
-            llvm::cantFail(llvm::json::parse(text.substr(i, end + 1 - i))).getAsString()->str(); // escapes resolved
+            llvm::cantFail(llvm::json::parse(text.substr(i, end + 1 - i))).getAsString()->str(); // resolves escapes
         const auto [known, added] = open.back()->emplace(name, at);
         if (!added) {
           diagnostics.error(at, "duplicate key '" + name + "'");
-          diagnostics.note(known->second, "it is here already");
+          diagnostics.note(known->second, "first defined here");
         }
         key = false;
       }
@@ -79,6 +79,7 @@ void checkKeys(uint32_t file, Diagnostics &diagnostics) {
   }
 }
 
+/// The type of a value that is not an integer or a boolean, in error messages.
 const char *kind(const llvm::json::Value &value) {
   switch (value.kind()) {
   case llvm::json::Value::Null:
@@ -141,7 +142,8 @@ std::pair<const llvm::json::Value *, std::string> Config::find(const std::vector
                                                                bool hasDefault) const {
   if (!read_) {
     if (!stated_)
-      diagnostics_.error(at, "'$" + keys[0] + "' without a config, expected 'config: FILE' in the model");
+      diagnostics_.error(at, "'$" + keys[0] +
+                                 "' reads the config, but the model has no 'config'; add 'config: FILE' to the model");
     return {};
   }
   std::pair<const llvm::json::Value *, std::string> null;
@@ -199,12 +201,12 @@ std::optional<Config::Texts> Config::texts(const std::vector<std::string> &keys,
   if (ok)
     return result;
   diagnostics_.error(at, "key '" + key + "' of '" + name_ + "' is " +
-                             (array ? "an array of other things than texts" : kind(*value)) +
-                             ", expected a text or an array of texts");
+                             (array ? "an array with items that are not strings" : kind(*value)) +
+                             ", expected a string or an array of strings");
   return std::nullopt;
 }
 
-std::optional<ConfigKeys> readKeys(const Node &node, Diagnostics &diagnostics) {
+std::optional<ConfigKeys> readConfigKeys(const Node &node, Diagnostics &diagnostics) {
   constexpr std::string_view kOr = "or ";
   const std::string &text = node.text;
   auto inKey = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '-'; };
@@ -215,7 +217,7 @@ std::optional<ConfigKeys> readKeys(const Node &node, Diagnostics &diagnostics) {
     while (end < text.size() && inKey(text[end]))
       ++end;
     if (end == at + 1) {
-      diagnostics.error(locationIn(node, at), "expected a key of the config after '$'");
+      diagnostics.error(locationIn(node, at), "expected a config key after '$'");
       return std::nullopt;
     }
     keys.names.push_back(text.substr(at + 1, end - at - 1));
@@ -225,7 +227,7 @@ std::optional<ConfigKeys> readKeys(const Node &node, Diagnostics &diagnostics) {
     if (next == end || text.compare(next, kOr.size(), kOr) != 0) {
       diagnostics.error(locationIn(node, next), "expected 'or' and a default after '$" + keys.names.back() +
                                                     "', found '" + text.substr(next) +
-                                                    "'; a 'let' name of its own can be used in expressions");
+                                                    "'; to calculate with the value, give it a 'let' name of its own");
       return std::nullopt;
     }
     at = std::min(text.find_first_not_of(' ', next + kOr.size()), text.size());

@@ -1,4 +1,4 @@
-// The Hugging Face config.json that `$key` reads.
+// Reads the Hugging Face config.json that `$key` refers to.
 #pragma once
 
 #include "compiler/frontend/reading.h"
@@ -7,30 +7,30 @@
 
 namespace reshard {
 
-/// The config of a model: read once, asked by key, "a.b" for nested ones.
+/// The config of a model. Keys of nested objects are written "a.b".
 class Config {
 public:
-  /// `config`: the path's node, or null where the model names none. Errors of the file are reported here.
+  /// `config`: the node of the path, or null if the model has no `config`. Reports errors in the file.
   Config(const Node *config, const std::string &folder, Diagnostics &diagnostics);
 
-  /// Of the first of some keys that is there and not null: an integer, a boolean (0, 1), or how many items an array
-  /// has. Nothing where none is and there is a default; else kUnknownValue with an error.
+  /// The number for the first of `keys` that exists and is not null: an integer, a boolean (0 or 1), or the length of
+  /// an array. If no key exists: nullopt if the caller has a default, else kUnknownValue and an error.
   std::optional<int64_t> number(const std::vector<std::string> &keys, Location at, bool hasDefault) const;
 
-  /// Likewise a text, or the texts of an array. Nothing after an error.
+  /// A string or an array of strings, found like number(). nullopt after an error.
   struct Texts {
     bool array = false;
-    std::vector<std::string> items; // one where it is no array
+    std::vector<std::string> items; // one item if it is not an array
   };
   std::optional<Texts> texts(const std::vector<std::string> &keys, Location at) const;
 
 private:
-  /// The value of the first key that is there and not null, with the key; null after an error, or without one where
-  /// there is a default.
+  /// The value of the first key that exists and is not null, and that key. Null if there is none, which is an error
+  /// unless there is a default.
   std::pair<const llvm::json::Value *, std::string> find(const std::vector<std::string> &keys, Location at,
                                                          bool hasDefault) const;
-  /// The value of one key; null where it is missing: `last` then is what it has of the path, `object` where that would
-  /// stand.
+  /// The value of one key, or null. If it is missing, `last` is the component of the path that was not found and
+  /// `object` is the object that lacks it.
   const llvm::json::Value *look(const std::string &key, std::string &last, const llvm::json::Object *&object) const;
 
   Diagnostics &diagnostics_;
@@ -39,13 +39,13 @@ private:
   bool stated_ = false, read_ = false;
 };
 
-/// `$a` or `$a or $b`: keys of the config, of which the first that is there counts. What follows a last `or` that no
-/// key stands behind begins at `rest`.
+/// `$a` or `$a or $b`: config keys, of which the first that exists applies. `rest` is the offset of the text after the
+/// last `or` if that text is not a key (the default).
 struct ConfigKeys {
   std::vector<std::string> names;
   size_t rest = std::string::npos;
 };
-/// Those of a scalar that begins with `$`. Nothing after an error.
-std::optional<ConfigKeys> readKeys(const Node &node, Diagnostics &diagnostics);
+/// Parses a scalar that begins with `$`. nullopt after an error.
+std::optional<ConfigKeys> readConfigKeys(const Node &node, Diagnostics &diagnostics);
 
 } // namespace reshard

@@ -1,5 +1,5 @@
-// Printing is done here and not by llvm::SourceMgr, whose caret is misplaced after non-ASCII text and whose lines are
-// printed whole, however long, with whatever control characters they hold.
+// Collects and prints error messages. llvm::SourceMgr is not used, because it misplaces the caret after non-ASCII text
+// and prints long lines and control characters unchanged.
 
 #include "compiler/frontend/diagnostics.h"
 
@@ -13,19 +13,20 @@ namespace reshard {
 
 namespace {
 
-constexpr size_t kMaxRecorded = 100; // errors, and warnings
+constexpr size_t kMaxRecorded = 100; // errors; also warnings
 constexpr size_t kMaxMessageBytes = 2000;
-constexpr size_t kMaxLineBytes = 160; // of a longer source line a window is shown
+constexpr size_t kMaxLineBytes = 160; // a longer source line is clipped around the caret
 constexpr size_t kMaxSuggestedBytes = 200, kMaxListed = 8;
 
-/// Bytes of the UTF-8 character at `at`; 0 where there is none.
+/// The number of bytes of the UTF-8 character at `at`; 0 if it is invalid.
 size_t characterBytes(std::string_view text, size_t at) {
   const auto *begin = reinterpret_cast<const llvm::UTF8 *>(text.data() + at);
   const size_t bytes = llvm::getNumBytesForUTF8(*begin);
   return at + bytes <= text.size() && llvm::isLegalUTF8Sequence(begin, begin + bytes) ? bytes : 0;
 }
 
-/// Appends text so that each character takes one column of a terminal and none controls it; returns the columns.
+/// Appends text with control characters and invalid UTF-8 replaced, so that each character takes one terminal column.
+/// Returns the number of columns.
 size_t appendPrintable(std::string &result, std::string_view text) {
   size_t columns = 0;
   for (size_t i = 0; i < text.size(); ++columns) {
@@ -44,7 +45,7 @@ size_t appendPrintable(std::string &result, std::string_view text) {
   return columns;
 }
 
-/// The part of a source line that is shown, and the column of the place in it, from 0.
+/// The part of a source line that is printed, and the caret's column in it, from 0.
 struct Excerpt {
   std::string_view text;
   size_t column = 0;
@@ -69,7 +70,7 @@ Excerpt excerpt(std::string_view line, size_t column) {
   return result;
 }
 
-/// Finds lines of one text; quick where they are asked for in ascending order.
+/// Finds lines of one text by number; fast for ascending numbers.
 class Lines {
 public:
   explicit Lines(std::string_view text) : text_(text) {}
@@ -126,7 +127,7 @@ void Diagnostics::add(Kind kind, Location at, std::string text) {
 bool Diagnostics::hasRoom() const { return errors_ < kMaxRecorded; }
 
 std::string Diagnostics::text() const {
-  // A group is an error or warning with the notes behind it.
+  // A group is an error or warning with its notes.
   struct Group {
     size_t begin, end;
   };
@@ -180,8 +181,9 @@ std::string Diagnostics::text() const {
 std::string suggestion(std::string_view name, const std::vector<std::string> &known) {
   const std::string *nearest = nullptr;
   if (name.size() <= kMaxSuggestedBytes) {
-    unsigned limit =
-        name.size() < 3 ? 0 : static_cast<unsigned>(name.size() + 2) / 3; // as clang does; of "ep" not "tp"
+    unsigned limit = name.size() < 3 ? 0
+                                     : static_cast<unsigned>(name.size() + 2) /
+                                           3; // the limit that clang uses; for "ep" it excludes "tp"
     for (const std::string &candidate : known) {
       if (candidate.size() > kMaxSuggestedBytes)
         continue;

@@ -1,4 +1,4 @@
-// Where in which file, and what is wrong there. All errors of a job are collected and reported in one go.
+// Source locations and error messages. All errors of a job are collected and printed together.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,16 @@
 
 namespace reshard {
 
-/// A place in a source file. Line and column start at 1 (bytes); line 0: the job as a whole (no caret is shown).
+/// A location in a source file. Line and column (in bytes) start at 1. Line 0 means the file as a whole: no source line
+/// and caret are printed.
 struct Location {
-  uint32_t file = 0; // as numbered by Diagnostics::addFile
+  uint32_t file = 0; // returned by Diagnostics::addFile
   uint32_t line = 0;
   uint32_t column = 0;
 };
 
 /// Collects errors, warnings and their notes; prints them in LLVM's form: `file:line:col: error: …`, the line, a caret.
-/// Messages are lower case without a full stop and say what was found and what was expected.
+/// Messages begin in lower case, have no full stop, and state what was found and what was expected.
 class Diagnostics {
 public:
   enum class Kind { error, warning, note };
@@ -28,17 +29,17 @@ public:
 
   void error(Location at, std::string message) { add(Kind::error, at, std::move(message)); }
   void warning(Location at, std::string message) { add(Kind::warning, at, std::move(message)); }
-  /// Belongs to the error or warning before it.
+  /// Adds a note to the previous error or warning.
   void note(Location at, std::string message) { add(Kind::note, at, std::move(message)); }
 
-  /// How many errors so far. Errors past the hundredth are counted, not kept.
+  /// The number of errors so far. From the 101st on, errors are counted but their texts are dropped.
   size_t errors() const { return errors_; }
   bool ok() const { return errors_ == 0; }
-  /// Whether the text of another error will be kept.
+  /// False if the text of a further error would be dropped.
   bool hasRoom() const;
 
-  /// Everything, in order of files and lines, each with its notes, then `N errors` where there are more than one.
-  /// The same message at the same place is said and counted once.
+  /// All messages with their notes, sorted by file and line, then `N errors` if there is more than one. The same
+  /// message at the same location is printed and counted once.
   std::string text() const;
 
 private:
@@ -55,11 +56,11 @@ private:
   std::vector<File> files_;
   std::vector<Message> messages_;
   size_t errors_ = 0, warnings_ = 0;
-  bool recorded_ = false; // the last error or warning is in messages_, so that its notes belong there too
+  bool recorded_ = false; // the last error or warning was kept, so its notes are kept too
 };
 
-/// ", did you mean 'x'?" for the nearest of the known names, or, where none is near and there are few,
-/// "; known here: a, b, c".
+/// A hint to append to an error about an unknown name: ", did you mean 'x'?" with the nearest known name; if none is
+/// near, "; known here: a, b, c" for a short list, else "".
 std::string suggestion(std::string_view name, const std::vector<std::string> &known);
 
 } // namespace reshard

@@ -1,4 +1,5 @@
-// Recursive descent over the text of an expression; nothing is kept of it but its value.
+// Expressions of the YAML, and the keys whose values are computed from them: `let` and `where`.
+// The parser is a recursive descent that computes the value while it reads; it builds no syntax tree.
 
 #include "compiler/frontend/config.h"
 #include "compiler/frontend/frontend.h"
@@ -11,8 +12,10 @@ namespace reshard {
 
 namespace {
 
-constexpr size_t kMaxBytes = 4096; // of one expression
-constexpr int kMaxDepth = 64;      // of parentheses, `not` and unary minus
+// -------------------------------------------------------------------------------------------------------------- parser
+
+constexpr size_t kMaxExpressionBytes = 4096;
+constexpr int kMaxNesting = 64; // of parentheses, `not` and unary minus
 
 bool isDigit(char c) { return c >= '0' && c <= '9'; }
 bool isNameStart(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
@@ -20,7 +23,7 @@ bool isName(char c) { return isNameStart(c) || isDigit(c); }
 
 std::string quote(std::string_view text) { return "'" + std::string(text) + "'"; }
 
-/// How much is asked of an expression.
+/// What the parser does: check the syntax, also look up names, or also compute the value.
 enum class Mode { syntax, names, value };
 
 class Parser {
@@ -28,11 +31,11 @@ public:
   Parser(const Expression &expression, Mode mode, const Environment &names, Diagnostics &diagnostics)
       : text_(expression.text), at_(expression.at), names_(names), mode_(mode), diagnostics_(diagnostics) {}
 
-  /// Empty after errors, and where a name's value is unknown.
+  /// Parses the whole text. nullopt after an error, or if a name has kUnknownValue.
   std::optional<int64_t> parse() {
-    if (text_.size() > kMaxBytes) {
-      diagnostics_.error(at_, "an expression of " + std::to_string(text_.size()) + " characters, expected at most " +
-                                  std::to_string(kMaxBytes));
+    if (text_.size() > kMaxExpressionBytes) {
+      diagnostics_.error(at_, "the expression has " + std::to_string(text_.size()) + " characters, expected at most " +
+                                  std::to_string(kMaxExpressionBytes));
       failed_ = true;
       return std::nullopt;
     }
@@ -46,19 +49,23 @@ public:
     }
     return failed_ ? std::nullopt : value;
   }
+  /// After parse(): whether there was an error of syntax or arithmetic.
   bool failed() const { return failed_; }
+  /// After parse(): whether a name was not known.
+  bool unknown() const { return unknown_; }
 
 private:
   using Value = std::optional<int64_t>;
   enum class Token { end, number, name, symbol };
 
-  // --- errors: the first one of syntax ends the reading; arithmetic ones leave a value unknown.
+  // --- errors: a syntax error ends the parsing; after an arithmetic error parsing continues without a value
 
   Location location(size_t offset) const {
     Location at = at_;
     at.column += static_cast<uint32_t>(offset);
     return at;
   }
+  /// Reports a syntax error, unless there was one before, and skips the rest of the text.
   void fail(size_t offset, const std::string &message) {
     if (!failed_)
       diagnostics_.error(location(offset), message);
@@ -66,8 +73,8 @@ private:
     token_ = Token::end;
     position_ = text_.size();
   }
-  /// An error of arithmetic, if this part of the expression counts.
-  Value refuse(size_t offset, const std::string &message) {
+  /// Reports an arithmetic error, unless `and` or `or` already decided without this operand.
+  Value failArithmetic(size_t offset, const std::string &message) {
     if (!failed_ && mode_ == Mode::value && skipping_ == 0) {
       diagnostics_.error(location(offset), message);
       failed_ = true;
@@ -113,7 +120,7 @@ private:
   void failCharacter(char c) {
     const std::string_view two = text_.substr(position_, 2);
     if (c == '$')
-      fail(position_, "'$' reads the config, and stands at the start of a 'let' value only");
+      fail(position_, "'$' reads the config and is allowed only at the start of a 'let' value");
     else if (c == '=')
       fail(position_, "expected '==', found '='");
     else if (c == '!')
@@ -135,19 +142,19 @@ private:
                      (comma ? "; in flow style an expression with a comma must be quoted" : ""));
   }
 
-  /// One level of nesting for as long as it lives.
+  /// Counts one level of nesting during its lifetime.
   struct Level {
     explicit Level(Parser &parser) : parser(parser) {
-      if (++parser.depth_ > kMaxDepth)
-        parser.fail(parser.begin_, "an expression nested more than " + std::to_string(kMaxDepth) + " deep");
+      if (++parser.depth_ > kMaxNesting)
+        parser.fail(parser.begin_, "the expression is nested more than " + std::to_string(kMaxNesting) + " deep");
     }
     ~Level() { --parser.depth_; }
     Parser &parser;
   };
 
-  // --- the grammar, from loose to tight
+  // --- the grammar, from the weakest to the strongest operator
 
-  /// `or` and `and`: the right side does not count where the left one decides.
+  /// `or` and `and`. The right operand is parsed but not evaluated if the left one decides (equals `decides`).
   template <class Read> Value readLogic(std::string_view word, bool decides, Read read) {
     Value left = read();
     while (!failed_ && isWord(word)) {
@@ -228,9 +235,9 @@ private:
     if (operation == '/') {
       const std::string both = std::to_string(*left) + " / " + std::to_string(*right);
       if (*right == 0)
-        return refuse(sign, "division by zero: " + both);
+        return failArithmetic(sign, "division by zero: " + both);
       if (*left % *right != 0)
-        return refuse(sign, "division leaves a remainder: " + both);
+        return failArithmetic(sign, "division leaves a remainder: " + both);
       result = *left / *right;
     } else if (operation == '*') {
       overflow = __builtin_mul_overflow(*left, *right, &result);
@@ -240,8 +247,8 @@ private:
       overflow = __builtin_sub_overflow(*left, *right, &result);
     }
     if (overflow || result == kUnknownValue)
-      return refuse(sign, std::string("overflow past 2^63: ") + std::to_string(*left) + " " + operation + " " +
-                              std::to_string(*right));
+      return failArithmetic(sign, std::string("overflow past 2^63: ") + std::to_string(*left) + " " + operation + " " +
+                                      std::to_string(*right));
     return result;
   }
 
@@ -251,7 +258,7 @@ private:
     const Level level(*this);
     next();
     const Value value = readUnary();
-    return value ? Value(-*value) : value; // never -2^63: no value is
+    return value ? Value(-*value) : value; // no overflow: no value is -2^63
   }
 
   Value readPrimary() {
@@ -309,12 +316,12 @@ private:
       return std::nullopt;
     const std::string call = "ceil(" + std::to_string(*x) + ", " + std::to_string(*multiple) + ")";
     if (*x < 0)
-      return refuse(begin, call + ": expected a first number of at least 0");
+      return failArithmetic(begin, call + ": expected a first number of at least 0");
     if (*multiple < 1)
-      return refuse(begin, call + ": expected a multiple of at least 1");
+      return failArithmetic(begin, call + ": expected a multiple of at least 1");
     int64_t result = 0;
     if (__builtin_mul_overflow(*x / *multiple + (*x % *multiple != 0), *multiple, &result))
-      return refuse(begin, "overflow past 2^63: " + call);
+      return failArithmetic(begin, "overflow past 2^63: " + call);
     return result;
   }
 
@@ -344,24 +351,118 @@ private:
     return known->second;
   }
 
-public:
-  bool unknown() const { return unknown_; }
-
-private:
   std::string_view text_;
   Location at_;
   const Environment &names_;
   Mode mode_;
   Diagnostics &diagnostics_;
-  size_t position_ = 0, begin_ = 0; // behind the token; where it begins
+  size_t position_ = 0, begin_ = 0; // end and begin of the current token
   Token token_ = Token::end;
-  std::string_view spelling_;
-  int depth_ = 0, skipping_ = 0;
-  bool failed_ = false;  // syntax or arithmetic
-  bool unknown_ = false; // a name was not known
+  std::string_view spelling_; // of the current token
+  int depth_ = 0;             // of parentheses, `not` and unary minus
+  int skipping_ = 0;          // number of open operands that `and` and `or` do not evaluate
+  bool failed_ = false;
+  bool unknown_ = false;
 };
 
+// ----------------------------------------------------------------------------------------------------------------- let
+
+/// The value of `$key` or `$key or $key`, each optionally followed by `or EXPRESSION`.
+int64_t readKey(const Node &node, const Config &config, const Environment &names, Diagnostics &diagnostics) {
+  const auto keys = readConfigKeys(node, diagnostics);
+  if (!keys)
+    return kUnknownValue;
+  if (keys->rest == std::string::npos)
+    return config.number(keys->names, node.at, false).value_or(kUnknownValue);
+  const Expression fallback{node.text.substr(keys->rest), locationIn(node, keys->rest)};
+  const auto value = config.number(keys->names, node.at, true);
+  if (!value)
+    return evaluate(fallback, names, diagnostics).value_or(kUnknownValue);
+  return checkNames(fallback, names, diagnostics) ? *value : kUnknownValue;
+}
+
+/// The value of an expression of `let`. `above`: the names defined above it; `all`: all names of `let`.
+int64_t evaluateLet(const Expression &expression, const Environment &above, const Environment &all,
+                    Diagnostics &diagnostics) {
+  Diagnostics unknown, unknownAnywhere;
+  if (!checkNames(expression, above, unknown) && checkNames(expression, all, unknownAnywhere)) {
+    diagnostics.error(expression.at,
+                      "'" + expression.text + "' uses a name that 'let' defines below, expected the definition above");
+    return kUnknownValue;
+  }
+  return evaluate(expression, above, diagnostics).value_or(kUnknownValue);
+}
+
+// --------------------------------------------------------------------------------------------------------------- where
+
+/// Sorts ranges and merges those that overlap or are adjacent.
+std::vector<IntegerRange> normalized(std::vector<IntegerRange> ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const IntegerRange &a, const IntegerRange &b) { return a.first < b.first; });
+  std::vector<IntegerRange> result;
+  for (const IntegerRange &range : ranges) {
+    if (!result.empty() && range.first <= result.back().last + 1)
+      result.back().last = std::max(result.back().last, range.last);
+    else
+      result.push_back(range);
+  }
+  return result;
+}
+
+/// Reads `{pattern: P, is: K}`: the positions of the pattern whose kind is in K. `size`: number of values of
+/// `variable`.
+std::vector<IntegerRange> readKinds(const Node &node, const std::string &variable, int64_t size, const Model &model,
+                                    Diagnostics &diagnostics) {
+  Fields fields(node, "'where' of '" + variable + "'", diagnostics);
+  const Node *pattern = fields.require("pattern"), *is = fields.require("is");
+  fields.finish();
+  if (!pattern || !is)
+    return {};
+  const auto kinds = readLayerPattern(*pattern, model, diagnostics);
+  std::vector<std::pair<std::string, Location>> wanted;
+  bool ok = kinds.has_value();
+  for (const Node *item : valueOrItems(*is)) {
+    const auto kind = readText(*item, "'is'", diagnostics);
+    ok = ok && kind;
+    if (ok && (kinds->array || is->kind == Node::Kind::sequence))
+      wanted.emplace_back(*kind, item->at);
+    for (size_t i = 0; ok && !kinds->array && is->kind != Node::Kind::sequence && i < kind->size();
+         ++i) // of text, each character is a kind
+      wanted.emplace_back(std::string(1, (*kind)[i]), locationIn(*item, i));
+  }
+  if (!ok)
+    return {};
+  std::vector<std::string> positions;
+  for (const auto &stage : kinds->stages)
+    positions.insert(positions.end(), stage.begin(), stage.end());
+  if (size != kUnknownValue && static_cast<int64_t>(positions.size()) != size) {
+    diagnostics.error(pattern->at, "the pattern has " + std::to_string(positions.size()) + " entries, expected " +
+                                       std::to_string(size) + ", one for each value of '" + variable + "'");
+    return {};
+  }
+  const std::set<std::string> known(positions.begin(), positions.end());
+  // With several alternative keys, `is` may list kinds that only one of the configs uses.
+  const bool any =
+      std::any_of(wanted.begin(), wanted.end(), [&](const auto &kind) { return known.contains(kind.first); });
+  for (const auto &[kind, at] : wanted)
+    if (!positions.empty() && !known.contains(kind) && !(kinds->keys > 1 && any)) {
+      const std::string message =
+          "kind '" + kind + "' does not occur in the pattern" + suggestion(kind, {known.begin(), known.end()});
+      if (kinds->keys > 0) // a model may be used with several configs
+        diagnostics.warning(at, message);
+      else
+        diagnostics.error(at, message);
+    }
+  std::vector<IntegerRange> ranges;
+  for (size_t i = 0; i < positions.size(); ++i)
+    if (std::any_of(wanted.begin(), wanted.end(), [&](const auto &kind) { return kind.first == positions[i]; }))
+      ranges.push_back({static_cast<int64_t>(i), static_cast<int64_t>(i)});
+  return ranges;
+}
+
 } // namespace
+
+// ---------------------------------------------------------------------------------------------------- public functions
 
 std::optional<int64_t> evaluate(const Expression &expression, const Environment &names, Diagnostics &diagnostics) {
   Parser parser(expression, Mode::value, names, diagnostics);
@@ -382,35 +483,6 @@ bool checkNames(const Expression &expression, const Environment &names, Diagnost
   return !parser.failed() && !parser.unknown();
 }
 
-namespace {
-
-/// `$key`, `$key or $key`, each also with `or EXPRESSION` behind.
-int64_t readKey(const Node &node, const Config &config, const Environment &names, Diagnostics &diagnostics) {
-  const auto keys = readKeys(node, diagnostics);
-  if (!keys)
-    return kUnknownValue;
-  if (keys->rest == std::string::npos)
-    return config.number(keys->names, node.at, false).value_or(kUnknownValue);
-  const Expression otherwise{node.text.substr(keys->rest), locationIn(node, keys->rest)};
-  const auto value = config.number(keys->names, node.at, true);
-  if (!value)
-    return evaluate(otherwise, names, diagnostics).value_or(kUnknownValue);
-  return checkNames(otherwise, names, diagnostics) ? *value : kUnknownValue;
-}
-
-int64_t readExpressionOf(const Expression &expression, const Environment &above, const Environment &all,
-                         Diagnostics &diagnostics) {
-  Diagnostics unknown, unknownAnywhere;
-  if (!checkNames(expression, above, unknown) && checkNames(expression, all, unknownAnywhere)) {
-    diagnostics.error(expression.at,
-                      "'" + expression.text + "' uses a name that 'let' defines further down, expected it above");
-    return kUnknownValue;
-  }
-  return evaluate(expression, above, diagnostics).value_or(kUnknownValue);
-}
-
-} // namespace
-
 Environment readLet(const Node *let, const Config &values, Diagnostics &diagnostics) {
   Environment names;
   if (!let || !checkMap(*let, "'let'", diagnostics))
@@ -427,79 +499,11 @@ Environment readLet(const Node *let, const Config &values, Diagnostics &diagnost
     if (value.kind == Node::Kind::scalar && value.text.starts_with('$'))
       result = readKey(value, values, names, diagnostics);
     else if (const auto expression = readExpression(value, what, diagnostics))
-      result = readExpressionOf(*expression, names, all, diagnostics);
+      result = evaluateLet(*expression, names, all, diagnostics);
     names[*name] = result;
   }
   return names;
 }
-
-namespace {
-
-/// Ranges sorted and joined where they touch.
-std::vector<IntegerRange> joined(std::vector<IntegerRange> ranges) {
-  std::sort(ranges.begin(), ranges.end(),
-            [](const IntegerRange &a, const IntegerRange &b) { return a.first < b.first; });
-  std::vector<IntegerRange> result;
-  for (const IntegerRange &range : ranges) {
-    if (!result.empty() && range.first <= result.back().last + 1)
-      result.back().last = std::max(result.back().last, range.last);
-    else
-      result.push_back(range);
-  }
-  return result;
-}
-
-/// `{pattern: P, is: K}`.
-std::vector<IntegerRange> readKinds(const Node &node, const std::string &variable, int64_t size, const Model &model,
-                                    Diagnostics &diagnostics) {
-  Fields fields(node, "'where' of '" + variable + "'", diagnostics);
-  const Node *pattern = fields.require("pattern"), *is = fields.require("is");
-  fields.finish();
-  if (!pattern || !is)
-    return {};
-  const auto kinds = readLayerPattern(*pattern, model, diagnostics);
-  std::vector<std::pair<std::string, Location>> wanted;
-  bool ok = kinds.has_value();
-  for (const Node *item : valueOrItems(*is)) {
-    const auto kind = readText(*item, "'is'", diagnostics);
-    ok = ok && kind;
-    if (ok && (kinds->array || is->kind == Node::Kind::sequence))
-      wanted.emplace_back(*kind, item->at);
-    for (size_t i = 0; ok && !kinds->array && is->kind != Node::Kind::sequence && i < kind->size();
-         ++i) // every character is a kind
-      wanted.emplace_back(std::string(1, (*kind)[i]), locationIn(*item, i));
-  }
-  if (!ok)
-    return {};
-  std::vector<std::string> positions;
-  for (const auto &stage : kinds->stages)
-    positions.insert(positions.end(), stage.begin(), stage.end());
-  if (size != kUnknownValue && static_cast<int64_t>(positions.size()) != size) {
-    diagnostics.error(pattern->at, "the pattern has " + std::to_string(positions.size()) + " places, expected " +
-                                       std::to_string(size) + ", one for each value of '" + variable + "'");
-    return {};
-  }
-  const std::set<std::string> known(positions.begin(), positions.end());
-  // Where one of several keys counts, kinds are listed in the words of each.
-  const bool any =
-      std::any_of(wanted.begin(), wanted.end(), [&](const auto &kind) { return known.contains(kind.first); });
-  for (const auto &[kind, at] : wanted)
-    if (!positions.empty() && !known.contains(kind) && !(kinds->keys > 1 && any)) {
-      const std::string message =
-          "kind '" + kind + "' stands nowhere in the pattern" + suggestion(kind, {known.begin(), known.end()});
-      if (kinds->keys > 0) // one model may be for several configs
-        diagnostics.warning(at, message);
-      else
-        diagnostics.error(at, message);
-    }
-  std::vector<IntegerRange> ranges;
-  for (size_t i = 0; i < positions.size(); ++i)
-    if (std::any_of(wanted.begin(), wanted.end(), [&](const auto &kind) { return kind.first == positions[i]; }))
-      ranges.push_back({static_cast<int64_t>(i), static_cast<int64_t>(i)});
-  return ranges;
-}
-
-} // namespace
 
 std::optional<LayerPattern> readLayerPattern(const Node &node, const Model &model, Diagnostics &diagnostics) {
   const auto text = readText(node, "'pattern'", diagnostics);
@@ -508,18 +512,18 @@ std::optional<LayerPattern> readLayerPattern(const Node &node, const Model &mode
   LayerPattern pattern;
   std::string letters = *text;
   if (text->starts_with('$')) {
-    const auto keys = readKeys(node, diagnostics);
+    const auto keys = readConfigKeys(node, diagnostics);
     if (keys && keys->rest != std::string::npos)
       diagnostics.error(locationIn(node, keys->rest),
-                        "expected a key of the config after 'or', found '" + text->substr(keys->rest) + "'");
+                        "expected a config key after 'or', found '" + text->substr(keys->rest) + "'");
     const auto found =
         keys && keys->rest == std::string::npos ? model.config->texts(keys->names, node.at) : std::nullopt;
     if (!found)
       return std::nullopt;
     pattern.keys = keys->names.size();
     if (found->array && found->items.size() > kMaxIndexValues) {
-      diagnostics.error(node.at, "a pattern of " + std::to_string(found->items.size()) + " places, expected at most " +
-                                     std::to_string(kMaxIndexValues));
+      diagnostics.error(node.at, "the pattern has " + std::to_string(found->items.size()) +
+                                     " entries, expected at most " + std::to_string(kMaxIndexValues));
       return std::nullopt;
     }
     if (found->array) {
@@ -530,7 +534,7 @@ std::optional<LayerPattern> readLayerPattern(const Node &node, const Model &mode
     letters = found->items[0];
   }
   if (letters.size() > 2 * kMaxIndexValues) {
-    diagnostics.error(node.at, "a pattern of " + std::to_string(letters.size()) + " characters, expected at most " +
+    diagnostics.error(node.at, "the pattern has " + std::to_string(letters.size()) + " characters, expected at most " +
                                    std::to_string(2 * kMaxIndexValues));
     return std::nullopt;
   }
@@ -554,7 +558,8 @@ std::map<std::string, std::vector<IntegerRange>> readWhere(const Node &where, co
     if (!checkVariable(variable.text, variable.at, model.variables, diagnostics))
       continue;
     if (std::find(variables.begin(), variables.end(), variable.text) == variables.end()) {
-      diagnostics.error(variable.at, "'where' of '" + variable.text + "', which the name of " + title + " lacks");
+      diagnostics.error(variable.at,
+                        "'where' restricts index variable '" + variable.text + "', which " + title + " does not have");
       continue;
     }
     const auto known = std::find_if(model.variables.begin(), model.variables.end(),
@@ -567,7 +572,7 @@ std::map<std::string, std::vector<IntegerRange>> readWhere(const Node &where, co
         if (const auto range = readIntegerRange(*item, "'" + variable.text + "'", model.let, known->size, diagnostics))
           if (range->first <= range->last)
             ranges.push_back(*range);
-    result[variable.text] = joined(std::move(ranges));
+    result[variable.text] = normalized(std::move(ranges));
   }
   return result;
 }

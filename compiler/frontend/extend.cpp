@@ -1,4 +1,4 @@
-// `extend: FILE` of a model: what that file says, then what this one says.
+// `extend: FILE` of a model: loads that file and merges the model's own entries onto it.
 
 #include "compiler/frontend/reading.h"
 
@@ -9,20 +9,21 @@ namespace reshard {
 
 namespace {
 
-constexpr int kMostExtensions = 16;
+constexpr int kMaxExtensions = 16;
 
-void joinMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool removesMore, Diagnostics &diagnostics);
+void mergeMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool keepNull, Diagnostics &diagnostics);
 
-/// A layout that extends the inherited one of its own name.
+/// Whether a layout extends the inherited layout of the same name.
 bool extendsItself(const Node::Entry &layout) {
   const Node *extend = layout.value.find("extend");
   return extend && extend->kind == Node::Kind::scalar && extend->text == layout.key.text;
 }
 
-/// The entries of `own` onto those of `base`: an entry of the same key replaces and keeps its place, `null` removes.
-/// Where `base` itself `removesMore`, being part of a layout that extends another, `null` stands for that one too.
-void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const std::string &what, bool removesMore,
-          Diagnostics &diagnostics) {
+/// Merges the entries of `own` onto those of `base`. An entry with the key of a base entry replaces it in its position;
+/// `null` removes it. `keepNull`: `base` belongs to a layout that extends another one, so a `null` without a base entry
+/// is kept, because it may remove an entry of that other layout.
+void mergeEntries(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const std::string &what, bool keepNull,
+                  Diagnostics &diagnostics) {
   std::unordered_map<std::string, size_t> indices;
   for (size_t i = 0; i < base.size(); ++i)
     indices.emplace(base[i].key.text, i);
@@ -30,10 +31,11 @@ void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const st
   for (Node::Entry &entry : own) {
     const auto known = indices.find(entry.key.text);
     if (known == indices.end()) {
-      if (entry.value.kind != Node::Kind::null || removesMore)
+      if (entry.value.kind != Node::Kind::null || keepNull)
         base.push_back(std::move(entry));
       else
-        diagnostics.error(entry.key.at, "'" + entry.key.text + "' is removed from " + what + ", which has none");
+        diagnostics.error(entry.key.at, "'" + entry.key.text + "' is null, which removes it from " + what + ", but " +
+                                            what + " has no '" + entry.key.text + "'");
       continue;
     }
     Node::Entry &inherited = base[known->second];
@@ -43,7 +45,7 @@ void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const st
       std::erase_if(entry.value.entries, [](const Node::Entry &each) { return each.key.text == "extend"; });
       inherited.key = std::move(entry.key);
       const bool more = inherited.value.find("extend") != nullptr;
-      joinMaps(inherited.value.entries, std::move(entry.value.entries), more, diagnostics);
+      mergeMaps(inherited.value.entries, std::move(entry.value.entries), more, diagnostics);
     } else {
       inherited = std::move(entry);
     }
@@ -52,28 +54,28 @@ void join(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, const st
   std::erase_if(base, [&](const Node::Entry &) { return i < removed.size() ? removed[i++] : false; });
 }
 
-/// Maps of both entry by entry; what else `own` says replaces.
-void joinMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool removesMore,
-              Diagnostics &diagnostics) {
+/// Merges two maps: values that are maps in both entry by entry; any other value of `own` replaces that of `base`.
+void mergeMaps(std::vector<Node::Entry> &base, std::vector<Node::Entry> own, bool keepNull, Diagnostics &diagnostics) {
   for (Node::Entry &entry : own) {
     const auto known = std::find_if(base.begin(), base.end(),
                                     [&](const Node::Entry &each) { return each.key.text == entry.key.text; });
     if (known == base.end())
       base.push_back(std::move(entry));
     else if (known->value.kind == Node::Kind::map && entry.value.kind == Node::Kind::map)
-      join(known->value.entries, std::move(entry.value.entries), "'" + entry.key.text + "'",
-           removesMore || known->value.text == "same", diagnostics);
+      mergeEntries(known->value.entries, std::move(entry.value.entries), "'" + entry.key.text + "'",
+                   keepNull || known->value.text == "same", diagnostics);
     else {
       const bool same = known->key.text == "params" && known->value.kind == Node::Kind::scalar &&
                         known->value.text == "same" && entry.value.kind == Node::Kind::map;
       *known = std::move(entry);
       if (same)
-        known->value.text = "same"; // layouts.cpp, which knows the tensors, spells them out
+        known->value.text = "same"; // layouts.cpp expands it, because it needs the tensors
     }
   }
 }
 
-/// The base is whole, with what it extends in turn, before this one's entries go onto it.
+/// Loads the base file with the files it extends, then merges this model's entries onto it. `depth` counts nested
+/// files.
 bool extend(Node &model, int depth, Diagnostics &diagnostics) {
   const auto at = std::find_if(model.entries.begin(), model.entries.end(),
                                [](const Node::Entry &entry) { return entry.key.text == "extend"; });
@@ -81,8 +83,8 @@ bool extend(Node &model, int depth, Diagnostics &diagnostics) {
     return true;
   const Node extended = std::move(at->value);
   model.entries.erase(at);
-  if (depth == kMostExtensions) {
-    diagnostics.error(extended.at, "models extended more than " + std::to_string(kMostExtensions) + " deep");
+  if (depth == kMaxExtensions) {
+    diagnostics.error(extended.at, "'extend' is nested more than " + std::to_string(kMaxExtensions) + " files deep");
     return false;
   }
   const auto path = readText(extended, "'extend'", diagnostics);
@@ -91,7 +93,7 @@ bool extend(Node &model, int depth, Diagnostics &diagnostics) {
   const auto base = file ? parseYaml(*file, diagnostics) : nullptr;
   if (!base || !checkMap(*base, "'" + *path + "'", diagnostics) || !extend(*base, depth + 1, diagnostics))
     return false;
-  joinMaps(base->entries, std::move(model.entries), false, diagnostics);
+  mergeMaps(base->entries, std::move(model.entries), false, diagnostics);
   model.entries = std::move(base->entries);
   return true;
 }

@@ -1,5 +1,5 @@
-// What the YAML says, before anything is computed from it: the text tree (Node), the model and the job.
-// yaml.cpp makes Nodes, model.cpp Models, job.cpp Jobs; resolve.cpp alone turns a Job into the layout IR.
+// The data structures of the frontend: the YAML tree (Node), the model and the job. Expressions with axes are not yet
+// evaluated. yaml.cpp builds Nodes, model.cpp Models, job.cpp Jobs; compiler/resolve turns a Job into the layout IR.
 #pragma once
 
 #include "compiler/frontend/allowed.h"
@@ -17,13 +17,14 @@
 
 namespace reshard {
 
-/// One YAML node with its place. Scalars keep their text; whether it is a number is the reader's question.
+/// One YAML node with its source location. A scalar keeps its text: the reader of a key decides whether it must be a
+/// number.
 struct Node {
   enum class Kind { null, scalar, sequence, map };
   Kind kind = Kind::null;
   Location at;
   bool quoted = false;     // a quoted scalar is text, never a number, bool or null
-  std::string text;        // scalar; of a map "same": `params` that extend `params: same`
+  std::string text;        // the text of a scalar; of a map: "same" if it is a `params` that extends `params: same`
   std::vector<Node> items; // sequence
   struct Entry;
   std::vector<Entry> entries; // map, in file order; keys are scalars, unique
@@ -34,8 +35,8 @@ struct Node::Entry {
   Node key, value;
 };
 
-/// An expression of the YAML with its place: integers, names, + - * / ( ), ceil(x, multiple), comparisons, and, or,
-/// not.
+/// An expression of the YAML with its source location: integers, names, + - * / ( ), ceil(x, multiple), comparisons,
+/// and, or, not.
 struct Expression {
   std::string text;
   Location at;
@@ -44,15 +45,17 @@ struct Expression {
 /// The names an expression may use, with their values (booleans are 0 and 1).
 using Environment = std::map<std::string, int64_t>;
 
-/// The value of a name whose own definition had an error: what uses it has no value either, and no further error.
+/// The value of a name whose definition had an error. An expression that uses the name has no value either, and reports
+/// no further error.
 constexpr int64_t kUnknownValue = INT64_MIN;
 
-/// The value of an expression. Errors (unknown name with the nearest known, division that leaves a rest or by zero,
-/// overflow past 2^63, syntax with the caret on the offending character) go to `diagnostics`.
+/// Evaluates an expression. Errors go to `diagnostics`: an unknown name (with the nearest known one), a division by
+/// zero or with a remainder, an overflow past 2^63, a syntax error (with the caret at the character). nullopt after an
+/// error or if a name has kUnknownValue.
 std::optional<int64_t> evaluate(const Expression &expression, const Environment &names, Diagnostics &diagnostics);
-/// Whether the text is a valid expression, without looking names up.
+/// Checks the syntax of an expression; does not look up names. False after an error.
 bool checkSyntax(const Expression &expression, Diagnostics &diagnostics);
-/// Whether it is a valid expression whose names are all known, without computing anything.
+/// Checks the syntax of an expression and that all its names are known; computes nothing. False after an error.
 bool checkNames(const Expression &expression, const Environment &names, Diagnostics &diagnostics);
 
 class Config;
@@ -67,21 +70,21 @@ struct ShardRule {
   std::vector<std::vector<Expression>> lists; // map
   std::optional<Expression> unit;
   bool replicate = false;
-  std::optional<Expression> when; // where it is 0 there is no such rule
-  // Pipelines, in `place` alone (pipelines.cpp):
-  std::optional<Expression> interleave;       // chunks of a rank
-  std::optional<Expression> first, last;      // values of the first and the last rank
-  std::optional<Expression> embedding, loss;  // 0 or 1 counted as a value
-  std::optional<std::vector<int64_t>> stages; // values of each virtual rank, from `stages` or `pattern`
-  std::string stagesKey = "stages";           // which of the two
+  std::optional<Expression> when; // the rule is ignored if this is 0
+  // Pipelines, allowed only in `place` (read_pipeline.cpp, compiler/resolve/pipelines.cpp):
+  std::optional<Expression> interleave;       // number of chunks per rank
+  std::optional<Expression> first, last;      // number of values on the first and the last rank
+  std::optional<Expression> embedding, loss;  // 1: the embedding (loss) counts as one value; 0: it does not
+  std::optional<std::vector<int64_t>> stages; // number of values of each stage, from `stages` or `pattern`
+  std::string stagesKey = "stages";           // the YAML key that `stages` was read from
 };
 
-/// A number range of `where` or `ranks`, both ends included.
+/// A range of integers in `where` or `ranks`. Both ends are included.
 struct IntegerRange {
   int64_t first = 0, last = 0;
 };
 
-/// A tensor pattern of the model; expressions are evaluated already (they use `let` names alone).
+/// A tensor pattern of the model. Its expressions use only `let` names and are already evaluated.
 struct TensorDeclaration {
   std::string name; // with {variable} placeholders
   Location at;
@@ -91,64 +94,64 @@ struct TensorDeclaration {
   ir::DType dtype = ir::DType::bf16;
   std::map<std::string, std::vector<IntegerRange>>
       where;           // by variable; ranges sorted, disjoint, within the variable's size
-  bool absent = false; // its `when` is 0
-  bool opaque = false; // bytes in one piece: no rank holds or serves a part of it
-  std::optional<std::pair<std::string, Location>> tied; // the other tensor's name or suffix, as written
-  std::map<int64_t, ShardRule> shard;                   // where the endpoint has no layout
+  bool absent = false; // true if its `when` is 0
+  bool opaque = false; // a block of bytes that is never split: a rank holds all of it or none
+  std::optional<std::pair<std::string, Location>> tied; // name or suffix of the other tensor, as written
+  std::map<int64_t, ShardRule> shard;                   // used by endpoints without a layout
 };
 
-/// What a param is built of: one tensor, or packs of packs.
+/// The content of a param: one tensor, or a pack. Packs may be nested.
 struct Pack {
   enum class Kind { tensor, concat, interleave, flat };
   Kind kind = Kind::tensor;
   Location at;
-  std::string tensor;               // kind tensor: name or suffix as written
-  std::vector<int64_t> permute;     // finished dimension i is the tensor's dimension permute[i]; empty: as it is
+  std::string tensor;               // for Kind::tensor: name or suffix, as written
+  std::vector<int64_t> permute;     // dimension i of the param is dimension permute[i] of the tensor; empty: identity
   int64_t dimension = 0;            // concat, interleave
   std::optional<Expression> groups; // interleave
   std::optional<Expression> align;  // flat
-  std::optional<Expression> when;   // of an entry of a flat buffer
+  std::optional<Expression> when;   // for an entry of a flat buffer
   std::vector<Pack> of;
 };
 
-/// `axis: coordinates` of `at` or `authority`.
+/// One entry `axis: coordinates` of `at` or `authority`.
 struct AxisCoordinates {
   Location at;
-  std::vector<Expression> coordinates; // which may use the names first and last
+  std::vector<Expression> coordinates; // may use the names `first` and `last`
 };
 using AxisRules = std::vector<std::pair<std::string, AxisCoordinates>>;
 
-/// A name in which `*` and `?` stand for others.
+/// A name pattern: `*` matches any characters, `?` matches one.
 struct Glob {
   std::string text;
   Location at;
 };
 
-/// `quantize`.
+/// The value of the key `quantize`.
 struct QuantizeRule {
   Location at;
-  std::optional<ir::Quantization> format; // none: not quantised
-  std::string scale, tensorScale;         // names, with {name} for the param's
+  std::optional<ir::Quantization> format; // nullopt: not quantized
+  std::string scale, tensorScale;         // name patterns; {name} is the name of the param
   bool swizzled = false;
   enum class By { either, receiver, sender } by = By::either;
-  std::vector<Glob> only, ignore; // of an endpoint
+  std::vector<Glob> only, ignore; // endpoints only
 };
 
-/// How values stand in memory, of a param or of all of an endpoint's: `dtype`, and `convert: rne` where rounding is
-/// meant; or `quantize`; or, of a param, as the caller's `transform` of a name has it.
+/// The storage form of one param or of all params of an endpoint: a `dtype` (with `convert: rne` if rounding is
+/// intended), a quantized format (`quantize`), or, for one param, a `transform` of the caller.
 struct StorageForm {
   std::optional<std::pair<ir::DType, Location>> dtype;
-  std::optional<Location> storedAt;          // of an endpoint: `dtype: stored`
-  std::shared_ptr<const StoredTypes> stored; // what its files say then
+  std::optional<Location> storedAt;          // endpoints only: location of `dtype: stored`
+  std::shared_ptr<const StoredTypes> stored; // the dtypes in its files, for `dtype: stored`
   bool rounding = false;
   std::optional<QuantizeRule> quantize;
   std::optional<std::pair<std::string, Location>> transform;
-  std::string title; // of what stands beside a declared param: "the scales of param 'x'"
+  std::string title; // for params that the compiler adds to a declared one: "the scales of param 'x'"
 };
 
 struct ParamDeclaration {
   std::string name;   // with {x}, {x.local}, {x.chunk} placeholders
-  std::string prefix; // of the name, for `chunks` of the layout
+  std::string prefix; // prefix of the name, from `chunks` of the layout
   Location at;
   Pack pack;
   bool joined = false;                                   // cut: joined
@@ -156,18 +159,19 @@ struct ParamDeclaration {
   int64_t stackDimension = 0;
   std::map<int64_t, Expression> pad; // dimension -> multiple
   std::map<int64_t, ShardRule> shard;
-  bool hasOwnSharding = false; // `shard` is stated, be it empty: no glob counts
-  AxisRules presence;          // at
+  bool hasOwnSharding =
+      false;          // true if the param has `shard`, even an empty one: the globs of the layout's `shard` are ignored
+  AxisRules presence; // `at`
   std::optional<Expression> when;
-  std::map<std::string, std::vector<IntegerRange>> where; // by variable, as of a tensor
-  std::string refresh;                                    // the engine's hook after a run; empty: none
+  std::map<std::string, std::vector<IntegerRange>> where; // by index variable, as for a tensor
+  std::string refresh;                                    // name of the hook that runs after the plan; empty: none
   StorageForm form;
 };
 
-/// `chunks` of a layout: each chunk of a rank is a module of its own, whose params' names begin with its number.
+/// `chunks` of a layout: each chunk of a rank is a separate module, and its params' names begin with the chunk number.
 struct ChunkNames {
   std::string variable;
-  std::string prefix; // with {variable.chunk}
+  std::string prefix; // contains {variable.chunk}
   Location at;
 };
 
@@ -177,43 +181,44 @@ struct LayoutDeclaration {
   std::optional<std::vector<std::pair<std::string, Location>>> axes;
   std::map<std::string, ShardRule> placement; // index variable -> rule
   std::optional<ChunkNames> chunks;
-  std::map<std::string, Expression> switches; // defaults
+  std::map<std::string, Expression> switches; // default values
   std::vector<ParamDeclaration> params;
-  bool same = false;                                                // params: same
-  std::vector<std::pair<Glob, std::map<int64_t, ShardRule>>> shard; // of `params: same`, in order
+  bool same = false; // params: same
+  std::vector<std::pair<Glob, std::map<int64_t, ShardRule>>>
+      shard; // for `params: same`; the first matching glob applies
 };
 
 struct Model {
   std::string name;
   Location at;
-  std::string path; // the file, or empty where inline
+  std::string path; // of the model file; empty if the model is inline
   std::shared_ptr<const Config> config;
   Environment let;
   std::vector<ir::IndexVariable> variables;
   std::map<std::string, Location> variablesAt;
   std::vector<TensorDeclaration> tensors;
-  std::map<std::string, ShardRule> placement; // index variable -> rule, where the endpoint has no layout
+  std::map<std::string, ShardRule> placement; // index variable -> rule; used by endpoints without a layout
   std::vector<LayoutDeclaration> layouts;
-  size_t layoutParams = 0; // of all layouts so far
+  size_t layoutParams = 0; // number of params of all layouts read so far
 };
 
 struct EndpointDeclaration {
   std::string role; // source, target, target.0 …
   Location at;
-  std::optional<std::pair<std::string, Location>> layout; // a name that the model has
-  const LayoutDeclaration *layoutDeclaration = nullptr;   // into Model::layouts
-  std::vector<ir::Axis> axes;                             // mesh and its views; strides computed, coordinates agree
+  std::optional<std::pair<std::string, Location>> layout; // name and location
+  const LayoutDeclaration *layoutDeclaration = nullptr;   // points into Model::layouts
+  std::vector<ir::Axis> axes;                             // the axes of the mesh and of its views, without repetition
   int64_t meshSize = 1;
   Location meshAt;
-  std::vector<int32_t> ranks; // by place; storage: 0, 1, …
+  std::vector<int32_t> ranks; // world rank of each mesh rank; for storage 0, 1, …
   Location ranksAt;
   bool storage = false;
-  bool checkpoint = false; // storage without a mesh: a Hugging Face checkpoint
+  bool checkpoint = false; // true for storage without a mesh: a Hugging Face checkpoint
   std::string directory;
-  std::map<std::string, ShardRule> placement; // overrides the layout's
-  std::map<std::string, int64_t> switches;    // defaults of the layout, overridden
+  std::map<std::string, ShardRule> placement; // overrides `place` of the layout
+  std::map<std::string, int64_t> switches;    // the layout's defaults with this endpoint's overrides
   std::vector<Glob> only, ignore;
-  AxisRules authority; // of the source
+  AxisRules authority; // source only
   StorageForm form;
 };
 
@@ -221,40 +226,44 @@ struct Job {
   std::string path;
   Location at;
   Model model;
-  std::vector<EndpointDeclaration> endpoints; // 0 is the source
+  std::vector<EndpointDeclaration> endpoints; // [0] is the source
   int64_t world = 0;
   int64_t stagingLimit = 0;
   Location stagingAt; // options.staging
   ir::Topology topology;
   std::vector<std::string> group;                  // options.group
   ir::Exchange exchange = ir::Exchange::automatic; // options.exchange
-  std::string fingerprint;                         // hexadecimal XXH3-128 of all files read, in order, and of --set
+  std::string fingerprint; // hexadecimal XXH3-128 of all files read, in order, and of --set options
 };
 
-/// Limits on input; past them an error says so. No plan holds more bytes of a tensor, or instances of a param on a
-/// rank, than its loader takes (emit.cpp sees to it).
+/// Limits on input; exceeding one is an error. kMaxBytes (of a tensor) and kMaxInstances (of a param on a rank) equal
+/// the limits of the plan loader, so that every emitted plan can be loaded.
 constexpr int64_t kMaxBytes = 1LL << 60, kMaxInstances = 1LL << 22;
 constexpr int64_t kMaxWorld = 1 << 20, kMaxIndexValues = 1 << 20, kMaxDimensions = 8, kMaxFileBytes = 256 << 20;
-constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank
-constexpr size_t kMaxGlobs = 1024;                // of one list
-constexpr size_t kMaxAxes = 1024;                 // of a mesh, in all its views together; that a layout lists
+constexpr int64_t kMaxParamInstances = 1LL << 32; // of all params of a rank together
+constexpr size_t kMaxGlobs = 1024;                // in one list
+constexpr size_t kMaxAxes = 1024;                 // of a mesh with all its views; also of `axes` of a layout
 constexpr size_t kMaxVariables = 1024, kMaxLayouts = 1024;
-constexpr size_t kMaxLayoutParams = 1 << 19; // of all layouts together, inherited ones included
+constexpr size_t kMaxLayoutParams = 1 << 19; // of all layouts together, including inherited ones
 
-/// The text of a YAML file, from byte `begin` of its first line on, as a tree. YAML 1.2 core; duplicate keys, anchors
-/// and aliases, tags, further documents, invalid UTF-8, non-scalar keys, nesting past 64 and files past kMaxFileBytes
-/// are errors with their place. After errors that leave a whole tree (a duplicate key, an anchor, a tag) it is given
-/// all the same, so that the rest can be looked at; else nullptr.
+/// Parses a YAML file, starting at byte `begin` of its first line, into a tree. The language is the YAML 1.2 core
+/// schema with restrictions: duplicate keys, anchors, aliases, tags, several documents, invalid UTF-8, non-scalar keys,
+/// nesting deeper than 64 and files larger than kMaxFileBytes are errors. Returns nullptr after an error, except after
+/// errors that leave the tree complete (a duplicate key, an anchor, a tag): then the caller can find further errors in
+/// it.
 std::unique_ptr<Node> parseYaml(uint32_t file, Diagnostics &diagnostics, size_t begin = 0);
 
-/// The model of a node (the whole file, or the inline map). `folder`: where its `config:` path starts.
+/// Reads a model from a node (a whole file or an inline map). `folder`: base of a relative `config:` path. nullopt
+/// after an error.
 std::optional<Model> readModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
 
-/// The whole job: the file, what it includes by path (relative to the including file), and overrides `a.b=c`.
+/// Reads a job: the file, the files it includes (paths are relative to the including file), and overrides `a.b=c`.
+/// nullopt after an error.
 std::optional<Job> readJob(const std::string &path, const std::vector<std::string> &overrides, Diagnostics &diagnostics,
                            const Allowed &allowed = {}, const ReadStoredTensors &readStoredTensors = {});
 
-/// The job's layouts, placed and packed: families, shares, params. Errors name both sides where two do not agree.
+/// Computes the layout IR of a job: tensor patterns, shardings, params, mesh ranks. An error about two sides that
+/// disagree names both. nullopt after an error.
 std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, const Allowed &allowed = {});
 
 } // namespace reshard

@@ -1,4 +1,4 @@
-// The job: the file and what it includes, --set, endpoints, options.
+// Reads the job: the file, included files, --set, endpoints and options.
 
 #include "compiler/frontend/reading.h"
 #include "compiler/frontend/topology.h"
@@ -13,7 +13,8 @@ namespace reshard {
 
 namespace {
 
-/// XXH3-128 over the files read from `first` on, overrides among them, without their paths.
+/// XXH3-128 of the texts of all files from number `first` on, in hexadecimal. Each --set option is such a file. Paths
+/// are not included.
 std::string fingerprint(const Diagnostics &diagnostics, uint32_t first) {
   XXH3_state_t *state = XXH3_createState();
   XXH3_128bits_reset(state);
@@ -35,7 +36,7 @@ std::string fingerprint(const Diagnostics &diagnostics, uint32_t first) {
   return hexadecimal;
 }
 
-/// Bytes: an integer, or one with KiB, MiB, GiB.
+/// Reads a number of bytes: an integer, optionally with KiB, MiB or GiB.
 std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diagnostics &diagnostics) {
   Node digits = node;
   int64_t unit = 1;
@@ -51,13 +52,13 @@ std::optional<int64_t> readBytes(const Node &node, const std::string &what, Diag
   const bool number = node.kind == Node::Kind::scalar && !digits.text.empty() &&
                       digits.text.find_first_not_of("0123456789") == std::string::npos;
   if (!number) {
-    refuse(node, "bytes, an integer or one with KiB, MiB or GiB,", what, diagnostics);
+    refuse(node, "a number of bytes (an integer, optionally with KiB, MiB or GiB)", what, diagnostics);
     return std::nullopt;
   }
   Diagnostics unused;
   const auto count = readInteger(digits, what, 1, INT64_MAX / unit, unused);
   if (!count) {
-    refuse(node, "1 to 2^63 - 1 bytes, without leading zeros,", what, diagnostics);
+    refuse(node, "1 to 2^63 - 1 bytes without leading zeros", what, diagnostics);
     return std::nullopt;
   }
   return *count * unit;
@@ -90,12 +91,12 @@ public:
   }
 
 private:
-  /// Replaces a path that stands for the model's or the topology's map by that map.
+  /// Replaces the path of the model file or topology file by the map in that file. False after an error.
   bool include(Node &node, std::string_view at) {
     const bool model = at == "model";
     if (!model && at != "options.topology")
       return true;
-    if (failed_) // of which nobody needs to hear twice
+    if (failed_) // the error was already reported
       return false;
     failed_ = true;
     const auto path = readText(node, "'" + std::string(at) + "'", diagnostics_);
@@ -126,13 +127,13 @@ private:
     if (const Node *options = fields.find("options"))
       readOptions(const_cast<Node &>(*options));
     fields.finish();
-    if (!model) // without it every name of the endpoints would look wrong
+    if (!model) // without a model, every name in the endpoints would be an error
       return;
     if (source)
       readEndpoint(*source, "source");
     if (target && target->kind == Node::Kind::sequence) {
       if (target->items.empty())
-        diagnostics_.error(target->at, "'target' is an empty list, expected an endpoint or several");
+        diagnostics_.error(target->at, "'target' is an empty list, expected at least one endpoint");
       for (size_t i = 0; i < target->items.size(); ++i)
         readEndpoint(target->items[i], "target." + std::to_string(i));
     } else if (target) {
@@ -185,18 +186,18 @@ private:
     fields.finish();
   }
 
-  /// `exchange` and `group` are about files; `group` names axes that a side with ranks has.
+  /// Checks that `exchange` and `group` are used only with files, and that `group` names axes of endpoints with ranks.
   void checkFiles() {
-    const bool read = job_.endpoints[0].storage;
-    const bool files =
-        read || std::any_of(job_.endpoints.begin(), job_.endpoints.end(), [](const auto &e) { return e.storage; });
-    if (exchangeAt_ && !read)
-      diagnostics_.error(
-          exchangeAt_->at,
-          "'exchange' of what is read of files, but the source has ranks, expected a source with 'storage'");
+    const bool sourceFiles = job_.endpoints[0].storage;
+    const bool files = sourceFiles || std::any_of(job_.endpoints.begin(), job_.endpoints.end(),
+                                                  [](const auto &e) { return e.storage; });
+    if (exchangeAt_ && !sourceFiles)
+      diagnostics_.error(exchangeAt_->at, "'exchange' applies to a source that is read from files, but this source has "
+                                          "no 'storage'; remove 'exchange'");
     if (!groupAt_.empty() && !files)
-      diagnostics_.error(groupAt_[0]->at,
-                         "'group' shares out the work on files, but no endpoint has any, expected one with 'storage'");
+      diagnostics_.error(
+          groupAt_[0]->at,
+          "'group' distributes the reading and writing of files, but no endpoint has 'storage'; remove 'group'");
     std::vector<std::string> known;
     for (const EndpointDeclaration &endpoint : job_.endpoints)
       for (const ir::Axis &axis : endpoint.axes)
@@ -207,17 +208,18 @@ private:
         diagnostics_.error(axis->at, "unknown axis '" + axis->text + "' in 'group'" + suggestion(axis->text, known));
   }
 
-  /// `dtype: stored`.
+  /// Reads the dtypes for `dtype: stored` from the headers of the source's files.
   void readStoredTensors(EndpointDeclaration &endpoint) {
     const Location at = *endpoint.form.storedAt;
     if (!endpoint.storage || endpoint.role != "source")
-      return diagnostics_.error(at, "'dtype: stored' in the " + endpoint.role +
-                                        ", expected it in a source with 'storage', whose files have headers");
+      return diagnostics_.error(
+          at, "'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the " +
+                  endpoint.role);
     StoredTensors names;
     const std::string folder = joinPath(folderOf(job_.path), endpoint.directory);
     const std::string error = readStoredTensors_
                                   ? readStoredTensors_(folder, endpoint.checkpoint, endpoint.meshSize, names)
-                                  : "nobody reads files here";
+                                  : "this program does not read the headers of stored files";
     if (!error.empty())
       return diagnostics_.error(at, "'dtype: stored': " + error);
     endpoint.form.stored = std::make_shared<StoredTypes>(std::move(names), at);
@@ -250,7 +252,8 @@ private:
       readStoredTensors(endpoint);
     const Node *ranks = fields.find("ranks");
     if (ranks && storage)
-      diagnostics_.error(ranks->at, "'ranks' beside 'storage': files have no ranks");
+      diagnostics_.error(ranks->at,
+                         "'ranks' and 'storage' cannot be combined, because files have no ranks; remove one of them");
     else if (ranks)
       readRanks(*ranks, meshed, endpoint);
     else
@@ -267,7 +270,9 @@ private:
       endpoint.ignore = readGlobs(*ignore, "'ignore'", diagnostics_);
     if (const Node *authority = fields.find("authority")) {
       if (role != "source")
-        diagnostics_.error(authority->at, "'authority' of a target, expected it on the source, which is read");
+        diagnostics_.error(
+            authority->at,
+            "'authority' selects the ranks from which the source is read; it is not allowed on a target");
       endpoint.authority = readAxisRules(*authority, "'authority'", diagnostics_);
     }
     fields.finish();
@@ -304,16 +309,16 @@ private:
     if (!ok)
       return;
     if (meshed && count != endpoint.meshSize) {
-      diagnostics_.error(node.at, std::to_string(count) + (count == 1 ? " rank" : " ranks") + ", expected " +
-                                      std::to_string(endpoint.meshSize) + " as the mesh has");
-      diagnostics_.note(endpoint.meshAt, "the mesh is here");
+      diagnostics_.error(node.at, "'ranks' lists " + std::to_string(count) + (count == 1 ? " rank" : " ranks") +
+                                      ", expected " + std::to_string(endpoint.meshSize) + ", the size of the mesh");
+      diagnostics_.note(endpoint.meshAt, "mesh defined here");
       return;
     }
     std::unordered_set<int64_t> seen;
     for (const IntegerRange &range : ranges)
       for (int64_t rank = range.first; rank <= range.last; ++rank) {
         if (!seen.insert(rank).second) {
-          diagnostics_.error(node.at, "rank " + std::to_string(rank) + " twice in 'ranks'");
+          diagnostics_.error(node.at, "'ranks' lists rank " + std::to_string(rank) + " twice");
           return;
         }
         endpoint.ranks.push_back(static_cast<int32_t>(rank));
@@ -322,7 +327,7 @@ private:
 
   void checkSwitches(const Node &switches, const EndpointDeclaration &endpoint) {
     if (!endpoint.layout) {
-      diagnostics_.error(switches.at, "'switches' without a layout, which would declare them");
+      diagnostics_.error(switches.at, "'switches' requires 'layout', because layouts declare switches");
       return;
     }
     std::vector<std::string> known;
@@ -332,10 +337,10 @@ private:
     for (const auto &[key, value] : switches.entries)
       if (endpoint.layoutDeclaration && std::find(known.begin(), known.end(), key.text) == known.end())
         diagnostics_.error(key.at, "unknown switch '" + key.text + "' of layout '" + endpoint.layout->first + "'" +
-                                       (known.empty() ? "; it has none" : suggestion(key.text, known)));
+                                       (known.empty() ? "; the layout has no switches" : suggestion(key.text, known)));
   }
 
-  /// Values of switches, now that all axes are known.
+  /// Evaluates switches. Their expressions may use all axes, so this runs after all meshes are read.
   void readSwitches() {
     for (size_t e = 0; e < job_.endpoints.size(); ++e) {
       EndpointDeclaration &endpoint = job_.endpoints[e];
@@ -356,7 +361,7 @@ private:
       if (const Node *stated = nodes_[e]->find("switches"))
         for (const auto &[key, value] : stated->entries) {
           if (!endpoint.switches.contains(key.text))
-            continue; // reported before
+            continue; // reported by checkSwitches
           if (const auto number =
                   readValue(value, "switch '" + key.text + "'", names, INT64_MIN + 1, INT64_MAX, diagnostics_))
             endpoint.switches[key.text] = *number;
@@ -384,7 +389,7 @@ private:
     if (*world < used) {
       diagnostics_.error(node->at, "'world' is " + std::to_string(*world) + ", but rank " + std::to_string(used - 1) +
                                        " is used, expected at least " + std::to_string(used));
-      diagnostics_.note(highest->ranksAt, "the " + highest->role + " uses it");
+      diagnostics_.note(highest->ranksAt, "used by the " + highest->role);
     }
   }
 
@@ -392,11 +397,11 @@ private:
   const ReadStoredTensors &readStoredTensors_;
   Diagnostics &diagnostics_;
   Job job_;
-  std::vector<const Node *> nodes_;   // of the endpoints
-  bool failed_ = false;               // to include a file
+  std::vector<const Node *> nodes_;   // of job_.endpoints
+  bool failed_ = false;               // whether an included file could not be read
   const Node *exchangeAt_ = nullptr;  // options.exchange
   std::vector<const Node *> groupAt_; // the axes of options.group
-  bool axesKnown_ = true;             // every mesh and every layout could be read
+  bool axesKnown_ = true;             // whether every mesh and every layout could be read
 };
 
 } // namespace

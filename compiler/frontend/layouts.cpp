@@ -1,4 +1,4 @@
-// One layout of a model: axes, place, switches, params.
+// Reads one layout of a model: axes, place, chunks, switches, params, shard.
 
 #include "compiler/frontend/reading.h"
 
@@ -72,15 +72,18 @@ private:
   void readTransform(const Node &node, StorageForm &form) {
     if (const auto name = readIdentifier(node, "'transform'", diagnostics_))
       form.transform.emplace(*name, node.at);
-    const std::string beside = " beside 'transform', which takes and gives the dtype of the tensors";
+    auto exclude = [&](const std::string &key, Location at) {
+      diagnostics_.error(at, key + " cannot be combined with 'transform', which converts from and to the dtype of the "
+                                   "tensors; remove one of them");
+    };
     if (form.dtype)
-      diagnostics_.error(form.dtype->second, "'dtype'" + beside);
+      exclude("'dtype'", form.dtype->second);
     if (form.quantize && form.quantize->format)
-      diagnostics_.error(form.quantize->at, "'quantize'" + beside);
+      exclude("'quantize'", form.quantize->at);
   }
 
-  /// The one of `holds` (or `of`), `concat`, `interleave`, and for a whole param `flat`, that a map has; `holds` is
-  /// false inside packs.
+  /// Reads the content of a param: exactly one of `holds`, `concat`, `interleave` and `flat`. For an entry of a pack
+  /// (`holds` is false), `of` replaces `holds`, and `flat` is not allowed. `depth`: nesting of packs.
   Pack readPack(const Node &node, Fields &fields, const std::string &title, bool holds, int depth = 0) {
     Pack pack;
     pack.at = node.at;
@@ -96,13 +99,13 @@ private:
     if (count != 1) {
       diagnostics_.error(count == 0 ? node.at : keyOf(node, {tensor, concat, interleave, flat}),
                          title + " has " + (count == 0 ? "none" : std::to_string(count)) + " of " + name +
-                             (holds ? ", 'concat', 'interleave' and 'flat', expected one"
-                                    : ", 'concat' and 'interleave', expected one"));
+                             (holds ? ", 'concat', 'interleave' and 'flat', expected exactly one"
+                                    : ", 'concat' and 'interleave', expected exactly one"));
       return pack;
     }
     if (permute && !tensor)
-      diagnostics_.error(permute->at, std::string("'permute' beside a pack, expected it beside ") + name +
-                                          " or with a tensor in the pack: {permute: […], of: NAME}");
+      diagnostics_.error(permute->at, std::string("'permute' does not apply to a pack; write it next to ") + name +
+                                          ", or on a tensor in the pack: {permute: […], of: NAME}");
     if (tensor) {
       pack.at = tensor->at;
       pack.tensor = readText(withValues(*tensor, model_), name, diagnostics_).value_or("");
@@ -117,7 +120,7 @@ private:
     return pack;
   }
 
-  /// The place of the second key that is there.
+  /// The location of the second key of `node` whose value is in `some`.
   static Location keyOf(const Node &node, std::initializer_list<const Node *> some) {
     Location at = node.at;
     int seen = 0;
@@ -127,7 +130,7 @@ private:
     return at;
   }
 
-  /// `[a, b]` or `{of: [a, b], dim: d, groups: g, align: m}`.
+  /// Reads the entries of a pack: `[a, b]` or `{of: [a, b], dim: d, groups: g, align: m}`.
   void readEntries(const Node &value, Pack &pack, int depth) {
     const bool interleave = pack.kind == Pack::Kind::interleave, flat = pack.kind == Pack::Kind::flat;
     const std::string what = interleave ? "'interleave'" : flat ? "'flat'" : "'concat'";
@@ -150,7 +153,7 @@ private:
     if (entries->kind != Node::Kind::sequence)
       return refuse(*entries, "a list of tensors", what, diagnostics_);
     if (entries->items.empty())
-      diagnostics_.error(entries->at, what + " of nothing, expected a list of tensors");
+      diagnostics_.error(entries->at, what + " is an empty list, expected at least one tensor");
     for (const Node &entry : entries->items) {
       if (entry.kind == Node::Kind::map) {
         Fields fields(entry, "an entry of " + what, diagnostics_);
@@ -175,7 +178,7 @@ private:
     sorted = pack.permute;
     std::sort(sorted.begin(), sorted.end());
     if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-      diagnostics_.error(node.at, "'permute' has a dimension twice");
+      diagnostics_.error(node.at, "'permute' lists a dimension twice, expected each dimension once");
   }
 
   void readStack(const Node &node, ParamDeclaration &param) {
@@ -196,16 +199,17 @@ private:
   Diagnostics &diagnostics_;
 };
 
-/// A name must mean one thing in an expression.
-void checkOnce(const Node &name, const std::string &what, const LayoutDeclaration &layout, const Model &model,
-               Diagnostics &diagnostics) {
-  const char *other = model.let.contains(name.text) ? "a 'let' name" : nullptr;
+/// Checks that an axis or a switch does not have the name of a `let` value or an axis, which would make expressions
+/// ambiguous.
+void checkUnique(const Node &name, const std::string &what, const LayoutDeclaration &layout, const Model &model,
+                 Diagnostics &diagnostics) {
+  const char *other = model.let.contains(name.text) ? "a 'let' value" : nullptr;
   if (layout.axes)
     for (const auto &[axis, at] : *layout.axes)
       if (axis == name.text && !other)
-        other = "an axis";
+        other = what == "axis" ? "another axis" : "an axis";
   if (other)
-    diagnostics.error(name.at, what + " '" + name.text + "' is " + other + " already");
+    diagnostics.error(name.at, what + " '" + name.text + "' has the same name as " + other + ", expected another name");
 }
 
 void readAxes(const Node &node, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
@@ -221,12 +225,12 @@ void readAxes(const Node &node, const Model &model, LayoutDeclaration &layout, D
     const auto name = readIdentifier(item, "an axis", diagnostics);
     if (!name)
       continue;
-    checkOnce(item, "axis", layout, model, diagnostics);
+    checkUnique(item, "axis", layout, model, diagnostics);
     layout.axes->emplace_back(*name, item.at);
   }
 }
 
-/// `chunks: "{x.chunk}."`
+/// Reads `chunks: "{x.chunk}."`.
 void readChunks(const Node &node, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   const auto text = readText(node, "'chunks'", diagnostics);
   if (!text)
@@ -235,22 +239,22 @@ void readChunks(const Node &node, const Model &model, LayoutDeclaration &layout,
   const size_t open = text->find('{'), end = text->find(kSuffix);
   if (open > end || end == std::string::npos || text->find_first_of("{}", open + 1) != end + kSuffix.size() - 1 ||
       text->find_first_of("{}", end + kSuffix.size()) != std::string::npos)
-    return refuse(node, "a text with one placeholder {x.chunk}", "'chunks'", diagnostics);
+    return refuse(node, "text with one placeholder {x.chunk}", "'chunks'", diagnostics);
   const std::string variable = text->substr(open + 1, end - open - 1);
   if (checkVariable(variable, locationIn(node, open + 1), model.variables, diagnostics))
     layout.chunks = ChunkNames{variable, *text, node.at};
 }
 
-/// Whether the layouts may have so many more params.
+/// Reports an error and returns false if `params` more params exceed the limit for all layouts.
 bool roomFor(size_t params, Location at, const Model &model, Diagnostics &diagnostics) {
   if (params <= kMaxLayoutParams - std::min(kMaxLayoutParams, model.layoutParams))
     return true;
   diagnostics.error(at, "the layouts have more than " + std::to_string(kMaxLayoutParams) +
-                            " params together, inherited ones included");
+                            " params together, including inherited ones");
   return false;
 }
 
-/// `extend: NAME`, of a layout above.
+/// Reads `extend: NAME`: copies the layout of that name, which must be defined above, into `layout`.
 void inherit(const Node &extend, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   const auto name = readText(extend, "'extend'", diagnostics);
   std::vector<std::string> known;
@@ -268,17 +272,17 @@ void inherit(const Node &extend, const Model &model, LayoutDeclaration &layout, 
   }
   if (name)
     diagnostics.error(extend.at, known.empty()
-                                     ? "unknown layout '" + *name + "'; there is none above"
+                                     ? "unknown layout '" + *name + "'; no layout is defined above this one"
                                      : "unknown layout '" + *name + "' above this one" + suggestion(*name, known));
 }
 
-/// A map without the entries that only remove what another layout has.
+/// The map without its null entries, which remove inherited entries.
 Node withoutNull(Node map) {
   std::erase_if(map.entries, [](const Node::Entry &entry) { return entry.value.kind == Node::Kind::null; });
   return map;
 }
 
-/// Params onto those of the extended layout, if any; `params: same` has been spelled out.
+/// Reads params and merges them onto those that the layout inherited. `params: same` is already expanded.
 void readParams(const Node &params, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
   ParamReader reader(model, diagnostics);
   std::unordered_map<std::string, size_t> inherited;
@@ -296,16 +300,18 @@ void readParams(const Node &params, const Model &model, LayoutDeclaration &layou
     } else if (known != inherited.end()) {
       removed.insert(known->second);
     } else if (layout.params.empty()) {
-      reader.read(name, value); // an empty param, not a removed one
+      reader.read(name, value); // nothing is inherited: reports an empty param
     } else {
-      diagnostics.error(name.at, "param '" + name.text + "' is removed, but there is none");
+      diagnostics.error(name.at, "param '" + name.text +
+                                     "' is null, which removes it, but the extended layout has no param '" + name.text +
+                                     "'");
     }
   }
-  std::vector<ParamDeclaration> kept;
+  std::vector<ParamDeclaration> remaining;
   for (size_t i = 0; i < layout.params.size(); ++i)
     if (!removed.contains(i))
-      kept.push_back(std::move(layout.params[i]));
-  layout.params = std::move(kept);
+      remaining.push_back(std::move(layout.params[i]));
+  layout.params = std::move(remaining);
 }
 
 } // namespace
@@ -335,7 +341,8 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
   if (const Node *placement = fields.find("place"); placement && checkMap(*placement, "'place'", diagnostics)) {
     for (const auto &[key, value] : placement->entries)
       if (value.kind == Node::Kind::null && layout.placement.erase(key.text) == 0)
-        diagnostics.error(key.at, "'" + key.text + "' is removed from 'place', which has none");
+        diagnostics.error(key.at, "'" + key.text + "' is null, which removes it from 'place', but 'place' has no '" +
+                                      key.text + "'");
     for (auto &[variable, rule] : readPlacement(withoutNull(*placement), model, diagnostics))
       layout.placement.insert_or_assign(variable, std::move(rule));
   }
@@ -347,7 +354,7 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
       auto expression = readExpression(value, "switch '" + key.text + "'", diagnostics);
       if (!known || !expression)
         continue;
-      checkOnce(key, "switch", layout, model, diagnostics);
+      checkUnique(key, "switch", layout, model, diagnostics);
       layout.switches.insert_or_assign(key.text, std::move(*expression));
     }
   const Node *params = extend ? fields.find("params") : fields.require("params");
@@ -355,7 +362,7 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
     layout.same = true;
     layout.params.clear();
   } else if (params && checkMap(*params, "'params'", diagnostics)) {
-    const bool same = layout.same || params->text == "same"; // the latter by extend.cpp
+    const bool same = layout.same || params->text == "same"; // extend.cpp marks params that extend `same`
     const size_t inherited = same ? model.tensors.size() : layout.params.size();
     if (roomFor(inherited + params->entries.size(), params->at, model, diagnostics)) {
       if (same) {

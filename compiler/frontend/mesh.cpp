@@ -1,4 +1,4 @@
-// A mesh: its axes, further views of the same places, and Megatron's shorthand for two of them.
+// Reads a mesh: its axes, further views of the same mesh ranks, and the key `megatron`, which stands for two views.
 
 #include "compiler/frontend/reading.h"
 
@@ -8,7 +8,7 @@ namespace reshard {
 
 namespace {
 
-/// One factorisation of the places; the first axis varies fastest.
+/// One factorization of the mesh ranks; the first axis varies fastest.
 struct MeshView {
   Location at;
   std::vector<ir::Axis> axes;
@@ -26,7 +26,7 @@ public:
       return;
     if (const Node *megatron = node.find("megatron")) {
       if (node.entries.size() > 1)
-        diagnostics_.error(node.at, "'megatron' beside other axes, expected it alone in a mesh");
+        diagnostics_.error(node.at, "'megatron' must be the only key of a mesh, found other keys");
       return readMegatron(*megatron);
     }
     const Node *views = node.find("views");
@@ -55,10 +55,10 @@ private:
       const auto name = readIdentifier(key, "an axis", diagnostics_);
       const auto size = readSize(value, key.text);
       if (name && (*name == "views" || *name == "megatron")) {
-        diagnostics_.error(key.at, "'" + *name + "' cannot be an axis of a view");
+        diagnostics_.error(key.at, "'" + *name + "' is a reserved name, expected another name for an axis");
         ok = false;
       } else if (name && let_.contains(*name)) {
-        diagnostics_.error(key.at, "axis '" + *name + "' is a 'let' name already");
+        diagnostics_.error(key.at, "axis '" + *name + "' has the same name as a 'let' value, expected another name");
         ok = false;
       }
       ok = ok && name && size;
@@ -72,8 +72,8 @@ private:
     const bool fitted = axes_ <= kMaxAxes;
     axes_ += view.entries.size() - hasViews;
     if (fitted && axes_ > kMaxAxes)
-      diagnostics_.error(view.at, "a mesh of " + std::to_string(axes_) +
-                                      " axes in its views so far, expected at most " + std::to_string(kMaxAxes));
+      diagnostics_.error(view.at, "the mesh and its views up to here have " + std::to_string(axes_) +
+                                      " axes together, expected at most " + std::to_string(kMaxAxes));
     return axes_ <= kMaxAxes;
   }
 
@@ -84,17 +84,18 @@ private:
   static void append(MeshView &view, const std::string &name, int64_t size, Location at) {
     view.axes.push_back({name, size, view.size});
     view.axesAt.push_back(at);
-    view.size = view.size > kMaxWorld ? view.size : view.size * size; // both at most kMaxWorld: no overflow
+    view.size = view.size > kMaxWorld ? view.size : view.size * size; // no overflow: both factors are at most kMaxWorld
   }
 
   bool checkSize(const MeshView &view) {
     if (view.size <= kMaxWorld)
       return true;
-    diagnostics_.error(view.at, "a mesh of more than " + std::to_string(kMaxWorld) + " ranks");
+    diagnostics_.error(view.at,
+                       "the mesh has more than " + std::to_string(kMaxWorld) + " ranks, the largest supported number");
     return false;
   }
 
-  /// The first view makes the mesh, the others must fit it.
+  /// Adds a view to the endpoint. The first view defines the mesh; the others must agree with it.
   bool addView(std::optional<MeshView> view) {
     if (!view)
       return false;
@@ -102,9 +103,9 @@ private:
       first_ = false;
       endpoint_.meshSize = view->size;
     } else if (view->size != endpoint_.meshSize) {
-      diagnostics_.error(view->at, "a view of " + std::to_string(view->size) + " ranks, expected " +
-                                       std::to_string(endpoint_.meshSize) + " as the mesh has");
-      diagnostics_.note(endpoint_.meshAt, "the mesh is here");
+      diagnostics_.error(view->at, "the view has " + std::to_string(view->size) + " ranks, expected " +
+                                       std::to_string(endpoint_.meshSize) + ", the size of the mesh");
+      diagnostics_.note(endpoint_.meshAt, "mesh defined here");
       return false;
     }
     for (size_t i = 0; i < view->axes.size(); ++i) {
@@ -126,12 +127,13 @@ private:
       if (why.empty())
         continue;
       diagnostics_.error(view->axesAt[i], "axis '" + axis.name + "' must be the same in all views: " + why);
-      diagnostics_.note(axesAt_[static_cast<size_t>(known - endpoint_.axes.begin())], "the earlier one");
+      diagnostics_.note(axesAt_[static_cast<size_t>(known - endpoint_.axes.begin())], "first defined here");
     }
     return true;
   }
 
-  // `megatron: {tp, cp, pp, dp, ep, etp, order}`: a dense view and one for experts, in which tp is etp and dp is edp.
+  /// `megatron: {tp, cp, pp, dp, ep, etp, order}` defines a view for dense layers and one for experts. In the latter,
+  /// etp takes the position of tp, and edp that of dp.
   void readMegatron(const Node &node) {
     Fields fields(node, "'megatron'", diagnostics_);
     if (!fields.isMap())
@@ -146,7 +148,8 @@ private:
     }
     for (const char *axis : {"tp", "cp", "ep", "dp", "pp", "etp", "edp"})
       if (let_.contains(axis))
-        diagnostics_.error(node.at, "axis '" + std::string(axis) + "' is a 'let' name already");
+        diagnostics_.error(node.at, "axis '" + std::string(axis) +
+                                        "' has the same name as a 'let' value, expected another name");
     const Node *stated = fields.find("order");
     const std::vector<std::string> order = readOrder(stated, sizes);
     fields.finish();
@@ -159,7 +162,7 @@ private:
         append(dense, axis, sizes[axis], at[axis]);
     if (!checkSize(dense))
       return;
-    const int64_t outside = sizes["etp"] * sizes["pp"]; // times ep this is below 2^63: each is at most 2^20
+    const int64_t outside = sizes["etp"] * sizes["pp"]; // no overflow, also times ep: each factor is at most 2^20
     if (dense.size % (outside * sizes["ep"]) != 0) {
       diagnostics_.error(at[sizes["ep"] > 1 ? "ep" : "etp"],
                          "etp * ep * pp = " + std::to_string(outside * sizes["ep"]) +
@@ -193,13 +196,14 @@ private:
       if (std::find(kDefault.begin(), kDefault.end(), axis) == kDefault.end())
         diagnostics_.error(at, "unknown axis '" + axis + "' in 'order'" + suggestion(axis, kDefault));
       else if (std::find(order.begin(), order.end(), axis) != order.end())
-        diagnostics_.error(at, "axis '" + axis + "' twice in 'order'");
+        diagnostics_.error(at, "'order' lists axis '" + axis + "' twice");
       order.push_back(axis);
     }
     for (const std::string &axis : kDefault)
       if (std::find(order.begin(), order.end(), axis) == order.end()) {
         if (sizes.at(axis) > 1)
-          diagnostics_.error(node->at, "'order' lacks '" + axis + "', whose size is " + std::to_string(sizes.at(axis)));
+          diagnostics_.error(node->at, "'order' omits axis '" + axis + "', whose size is " +
+                                           std::to_string(sizes.at(axis)) + ", expected every axis larger than 1");
         order.push_back(axis);
       }
     return order;
@@ -208,9 +212,9 @@ private:
   const Environment &let_;
   EndpointDeclaration &endpoint_;
   Diagnostics &diagnostics_;
-  bool first_ = true;
-  size_t axes_ = 0;              // of the views read
-  std::vector<Location> axesAt_; // of endpoint_.axes
+  bool first_ = true;            // no view was added yet
+  size_t axes_ = 0;              // number of axes in the views read so far
+  std::vector<Location> axesAt_; // locations of endpoint_.axes
 };
 
 } // namespace

@@ -1,4 +1,4 @@
-// The model: let, index, tensors, place, layouts (each read by layouts.cpp).
+// Reads the model: config, let, index, tensors, place, layouts. Each layout is read by layouts.cpp.
 
 #include "compiler/frontend/config.h"
 
@@ -40,11 +40,11 @@ public:
     return diagnostics_.errors() == errorsBefore ? std::optional(std::move(model_)) : std::nullopt;
   }
 
-  /// What could be read, after errors.
+  /// After errors in read(): the parts of the model that could be read.
   Model &partial() { return model_; }
 
 private:
-  /// A path on the command line starts in the current folder, one in a file in the file's.
+  /// The base of the config's path: the folder of the file that names it, or for --set the current folder.
   std::string configFolder(const Node *config) const {
     if (!config || config->at.file == node_.at.file)
       return folder_;
@@ -87,7 +87,7 @@ private:
     if (!checkMap(tensors, "'tensors'", diagnostics_))
       return;
     if (tensors.entries.empty())
-      diagnostics_.error(tensors.at, "a model without tensors");
+      diagnostics_.error(tensors.at, "'tensors' is empty, expected at least one tensor");
     model_.tensors.reserve(tensors.entries.size());
     for (const auto &[written, value] : tensors.entries) {
       if (!readText(written, "the name of a tensor", diagnostics_))
@@ -124,14 +124,17 @@ private:
         tensor.tied.emplace(*other, tied->at);
       for (const auto &[key, each] : value.entries)
         if (&each == opaque || &each == shape || &each == dtype || &each == where)
-          diagnostics_.error(key.at, "'" + key.text + "' beside 'tied': " + title + " has that of the other");
+          diagnostics_.error(key.at,
+                             "'" + key.text + "' cannot be combined with 'tied': " + title +
+                                 " takes its shape, dtype and index values from the tensor to which it is tied");
       return fields.finish();
     }
     if (opaque) {
       readOpaque(*opaque, tensor);
       for (const auto &[key, each] : value.entries)
         if (&each == shape || &each == dtype || key.text == "shard")
-          diagnostics_.error(key.at, "'" + key.text + "' beside 'opaque': " + title + " is so many bytes in one piece");
+          diagnostics_.error(key.at, "'" + key.text + "' cannot be combined with 'opaque': " + title +
+                                         " is a block of bytes that is never split");
       if (where)
         tensor.where = readWhere(*where, tensor.variables, title, model_, diagnostics_);
       return fields.finish();
@@ -155,7 +158,7 @@ private:
                                           (shape->items.size() == 1 ? " dimension" : " dimensions"));
   }
 
-  /// An object of so many bytes (a pickled state): always whole.
+  /// Reads `opaque: BYTES`: an object such as a pickled state, which is never split.
   void readOpaque(const Node &bytes, TensorDeclaration &tensor) {
     tensor.opaque = true;
     tensor.shapeAt = bytes.at;
@@ -180,7 +183,7 @@ private:
     int64_t bytes = itemBytes(tensor.dtype);
     bool fits = true;
     for (const Node &item : shape.items) {
-      const auto length = readValue(item, "a length of " + title, model_.let, 0, INT64_MAX, diagnostics_);
+      const auto length = readValue(item, "a dimension of " + title, model_.let, 0, INT64_MAX, diagnostics_);
       tensor.shape.push_back(length.value_or(0));
       fits = fits && !__builtin_mul_overflow(bytes, tensor.shape.back(), &bytes) && bytes <= kMaxBytes;
     }

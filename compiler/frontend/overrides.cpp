@@ -1,4 +1,4 @@
-// `--set a.b=c`: puts a value into the tree before anything is read from it.
+// `--set a.b=c`: changes a value in the YAML tree of the job before the tree is read.
 
 #include "compiler/frontend/reading.h"
 
@@ -6,8 +6,8 @@ namespace reshard {
 
 namespace {
 
-/// Of a map's keys the longest that the path begins with, so that names with dots can be meant; else up to the next
-/// dot.
+/// The first key of a path: the longest key of the map that is a prefix of the path, because keys such as tensor names
+/// may contain dots; if there is none, the text before the first dot.
 std::string firstKey(const Node &map, const std::string &path) {
   std::string best;
   for (const auto &[key, value] : map.entries)

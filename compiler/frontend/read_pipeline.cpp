@@ -1,4 +1,4 @@
-// The pipeline keys of a rule of `place`: interleave, first, last, embedding, loss, stages, pattern.
+// Reads the pipeline keys of a rule of `place`: interleave, first, last, embedding, loss, stages, count, pattern.
 
 #include "compiler/frontend/config.h"
 #include "compiler/frontend/reading.h"
@@ -9,7 +9,8 @@ namespace reshard {
 
 namespace {
 
-/// Expands `x*3` and `(…)*3`. An error leaves `at_` at the character that is wrong.
+/// Expands the repetitions `x*3` and `(…)*3` in the text of `stages`. On an error, `error` is its text and `at` the
+/// offset of the character.
 class StageString {
 public:
   StageString(const std::string &text, char letter, std::string &error, size_t &at)
@@ -27,9 +28,9 @@ public:
   }
 
 private:
-  static constexpr const char *kLetters = "tELm";  // beside the one that is counted
-  static constexpr size_t kMost = size_t{1} << 22; // letters after expansion
-  static constexpr int kMostNested = 16;
+  static constexpr const char *kLetters = "tELm";         // the letters of Megatron-Core; `count` may add one
+  static constexpr size_t kMaxExpanded = size_t{1} << 22; // letters after expansion
+  static constexpr int kMaxNesting = 16;
 
   void fail(size_t at, std::string message) {
     if (!error_.empty())
@@ -49,14 +50,15 @@ private:
       if (c == '(')
         unit = group(begin, depth);
       else if (c == '*')
-        fail(begin, "'*' after nothing, expected a letter or a group before it");
+        fail(begin, "'*' without a letter or a group before it");
       else if (c == '|' && at_ < text_.size() && text_[at_] == '*')
         fail(at_, "'*' after '|', expected a letter or a group before it");
       else if (c != '|' && known_.find(c) == std::string::npos)
         fail(begin, unknown(c));
       const int64_t times = error_.empty() ? repeats() : 0;
-      if (error_.empty() && unit.size() * static_cast<size_t>(times) > kMost - std::min(kMost, result.size()))
-        fail(begin, "more than 2^22 letters");
+      if (error_.empty() &&
+          unit.size() * static_cast<size_t>(times) > kMaxExpanded - std::min(kMaxExpanded, result.size()))
+        fail(begin, "more than 2^22 letters after the repetitions are expanded");
       for (int64_t i = 0; error_.empty() && i < times && !unit.empty(); ++i)
         result += unit;
     }
@@ -64,8 +66,8 @@ private:
   }
 
   std::string group(size_t begin, int depth) {
-    if (depth == kMostNested) {
-      fail(begin, "parentheses nested more than " + std::to_string(kMostNested) + " deep");
+    if (depth == kMaxNesting) {
+      fail(begin, "parentheses nested more than " + std::to_string(kMaxNesting) + " deep");
       return {};
     }
     std::string unit = sequence(depth + 1);
@@ -88,21 +90,22 @@ private:
       return 1;
     int64_t times = 0;
     const size_t begin = ++at_;
-    for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9' && times <= static_cast<int64_t>(kMost); ++at_)
+    for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9' && times <= static_cast<int64_t>(kMaxExpanded);
+         ++at_)
       times = times * 10 + (text_[at_] - '0');
-    if (at_ == begin || times == 0 || times > static_cast<int64_t>(kMost))
+    if (at_ == begin || times == 0 || times > static_cast<int64_t>(kMaxExpanded))
       fail(begin, "expected a number from 1 to 2^22 after '*'");
     return times;
   }
 
   const std::string &text_;
-  std::string known_; // letters
+  std::string known_; // the allowed letters
   std::string &error_;
   size_t &at_;
 };
 
-/// The expansion of a pipeline-layout string, "Et|(tt|)*2L" -> how often `letter` is in each stage. Empty after an
-/// error, whose text and offset are in `error` and `at`.
+/// Counts the occurrences of `letter` in each stage of a pipeline layout such as "Et|(tt|)*2L". nullopt after an error,
+/// whose text and offset are in `error` and `at`.
 std::optional<std::vector<int64_t>> readStages(const std::string &text, char letter, std::string &error, size_t &at) {
   const auto expanded = StageString(text, letter, error, at).run();
   if (!expanded)
@@ -117,7 +120,7 @@ std::optional<std::vector<int64_t>> readStages(const std::string &text, char let
   return counts;
 }
 
-/// `stages: "Et|(tt|)*2L"`, with `count: m` for another letter than `t`.
+/// Reads `stages: "Et|(tt|)*2L"`. `count: m` counts the letter m instead of t.
 bool readStageText(const Node &node, const Node *count, ShardRule &rule, Diagnostics &diagnostics) {
   const auto stages = readText(node, "'stages'", diagnostics);
   const auto letter = count ? readText(*count, "'count'", diagnostics) : std::optional<std::string>("t");
@@ -158,25 +161,26 @@ bool readPipeline(Fields &fields, const Node &node, const Model &model, ShardRul
   const bool ends = first || last || embedding || loss;
   const bool scheme = rule.schemeAt.line != 0 || node.find("unit") || node.find("replicate");
   if (ends && rule.scheme != "even")
-    refuse("'first', 'last', 'embedding' and 'loss' with '" + rule.scheme + "', expected them with even");
+    refuse("'first', 'last', 'embedding' and 'loss' require the scheme 'even', found '" + rule.scheme + "'");
   if ((first || last) && (embedding || loss))
-    refuse("'first' or 'last' beside 'embedding' or 'loss', expected one pair");
+    refuse("'first' and 'last' cannot be combined with 'embedding' and 'loss'; remove one pair");
   if (ends && (node.find("unit") || node.find("replicate")))
-    refuse("'unit' or 'replicate' beside numbers of values");
+    refuse("'unit' and 'replicate' cannot be combined with 'first', 'last', 'embedding' and 'loss'");
   if (stages && pattern)
-    refuse("'stages' beside 'pattern', expected one");
+    refuse("'stages' and 'pattern' cannot be combined; remove one of them");
   if ((stages || pattern) && (interleave || ends || scheme))
     refuse(std::string(stages ? "'stages'" : "'pattern'") +
-           " beside another way to share out values, expected it alone");
+           " cannot be combined with a scheme, 'interleave', 'first', 'last', 'embedding', 'loss', 'unit' or "
+           "'replicate'");
   if (count && !stages)
-    refuse("'count' without 'stages'");
+    refuse("'count' requires 'stages'");
   if (stages)
     ok = readStageText(*stages, count, rule, diagnostics) && ok;
   if (pattern) {
     const auto kinds = readLayerPattern(*pattern, model, diagnostics);
     ok = ok && kinds;
     if (kinds && kinds->array) {
-      diagnostics.error(pattern->at, "'pattern' in 'place' is an array, which has no stages, expected a text");
+      diagnostics.error(pattern->at, "'pattern' in 'place' is an array, expected text with '|' between the stages");
       ok = false;
     } else if (kinds) {
       rule.stages.emplace();

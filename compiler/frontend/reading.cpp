@@ -13,8 +13,6 @@ namespace reshard {
 
 namespace {
 
-/// Of later versions, wherever they stand.
-
 bool isControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 bool isDigit(char c) { return c >= '0' && c <= '9'; }
 bool isLetter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
@@ -59,7 +57,7 @@ std::string describe(const Node &node) {
 }
 
 void refuse(const Node &node, const std::string &wanted, const std::string &what, Diagnostics &diagnostics) {
-  // `{layer}` alone is a map with one key and no value.
+  // YAML parses an unquoted `{layer}` as a map with one key and no value.
   const bool braces =
       node.kind == Node::Kind::map && node.entries.size() == 1 && node.entries[0].value.kind == Node::Kind::null;
   diagnostics.error(node.at, "expected " + wanted + " for " + what + ", found " + describe(node) +
@@ -145,7 +143,8 @@ std::optional<std::string> readIdentifier(const Node &node, const std::string &w
   }
   for (const char *word : {"and", "or", "not", "true", "false", "ceil"})
     if (*name == word) {
-      diagnostics.error(node.at, "'" + *name + "' is a word of expressions, expected another name for " + what);
+      diagnostics.error(node.at,
+                        "'" + *name + "' is a reserved word in expressions, expected another name for " + what);
       return std::nullopt;
     }
   return name;
@@ -254,16 +253,16 @@ std::optional<IntegerRange> readIntegerRange(const Node &node, const std::string
     if (range.last == range.first - 1)
       return range;
     if (range.last < range.first) {
-      diagnostics.error(node.at, what + " ends before it begins: " + std::to_string(range.first) + ".." +
-                                     std::to_string(range.last));
+      diagnostics.error(node.at, what + ": range " + std::to_string(range.first) + ".." + std::to_string(range.last) +
+                                     " ends before it begins");
       return std::nullopt;
     }
   }
   if (size == kUnknownValue || (range.first >= 0 && range.last < size))
     return range;
   diagnostics.error(node.at, what + ": " + std::to_string(range.first < 0 ? range.first : range.last) +
-                                 " is out of range, expected " +
-                                 (size == 0 ? "nothing, there are no values" : interval(0, size - 1)));
+                                 " is out of range, " +
+                                 (size == 0 ? "because there are no values" : "expected " + interval(0, size - 1)));
   return std::nullopt;
 }
 
@@ -301,7 +300,7 @@ std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
     placeholder.variable.resize(std::min(dot, placeholder.variable.size()));
     placeholder.kind = suffix == ".local" ? Kind::local : suffix == ".chunk" ? Kind::chunk : Kind::value;
     if (placeholder.kind != Kind::value && !local)
-      error(at + 1, "'{" + placeholder.variable + suffix + "}' in the name of a tensor, expected '{" +
+      error(at + 1, "'{" + placeholder.variable + suffix + "}' is not allowed in the name of a tensor, expected '{" +
                         placeholder.variable + "}'");
     else if (!suffix.empty() && placeholder.kind == Kind::value)
       error(at + 1, "unknown suffix '" + suffix + "' in a placeholder, expected '.local', '.chunk' or none");
@@ -309,7 +308,7 @@ std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
                return p.variable == placeholder.variable &&
                       (p.kind == Kind::chunk) == (placeholder.kind == Kind::chunk);
              }))
-      error(at + 1, "index variable '" + placeholder.variable + "' twice in one name");
+      error(at + 1, "index variable '" + placeholder.variable + "' occurs twice in one name");
     else
       ok = checkVariable(placeholder.variable, locationIn(name, at + 1), variables, diagnostics) && ok;
     result.push_back(std::move(placeholder));
@@ -319,7 +318,7 @@ std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
     if (each.kind == Placeholder::Kind::chunk && std::none_of(result.begin(), result.end(), [&](const Placeholder &p) {
           return p.variable == each.variable && p.kind != Placeholder::Kind::chunk;
         }))
-      error(0, "'{" + each.variable + ".chunk}' without '{" + each.variable + "}' or '{" + each.variable + ".local}'");
+      error(0, "'{" + each.variable + ".chunk}' requires '{" + each.variable + "}' or '{" + each.variable + ".local}'");
   return ok ? std::optional(std::move(result)) : std::nullopt;
 }
 
@@ -346,8 +345,8 @@ AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &
     AxisCoordinates rule;
     rule.at = axis.at;
     if (value.kind == Node::Kind::sequence && value.items.empty())
-      diagnostics.error(value.at,
-                        what + " without a coordinate" + (what == "'at'" ? "; 'when: false' leaves a param out" : ""));
+      diagnostics.error(value.at, what + " has an empty list of coordinates, expected at least one" +
+                                      (what == "'at'" ? "; to omit a param, use 'when: false'" : ""));
     for (const Node *item : valueOrItems(value))
       if (auto coordinate = readExpression(*item, "a coordinate", diagnostics))
         rule.coordinates.push_back(std::move(*coordinate));
@@ -372,7 +371,7 @@ std::vector<Glob> readGlobs(const Node &node, const std::string &what, Diagnosti
 
 bool matchesGlob(const std::string &glob, const std::string &name) {
   size_t g = 0, n = 0, star = std::string::npos, resume = 0;
-  while (n < name.size()) { // the last star takes up what does not fit: no other needs to be tried again
+  while (n < name.size()) { // on a mismatch, only the last star needs to match one more character
     if (g < glob.size() && glob[g] == '*') {
       star = g++;
       resume = n;
@@ -389,18 +388,132 @@ bool matchesGlob(const std::string &glob, const std::string &name) {
   return glob.find_first_not_of('*', g) == std::string::npos;
 }
 
+// ------------------------------------------------------------------------------------------------ storage forms
+
+namespace {
+
+/// The index in `choices` of the node's text; any other text is an error. `what`: "format".
+std::optional<size_t> readChoice(const Node &node, const std::string &what, const std::vector<std::string> &choices,
+                                 Diagnostics &diagnostics) {
+  const auto text = readText(node, what, diagnostics);
+  if (!text)
+    return std::nullopt;
+  const auto found = std::find(choices.begin(), choices.end(), *text);
+  if (found == choices.end())
+    diagnostics.error(node.at, "unknown " + what + " '" + *text + "'" + suggestion(*text, choices));
+  return found == choices.end() ? std::nullopt : std::optional<size_t>(found - choices.begin());
+}
+
+/// Checks that the only placeholder in a name pattern for scales is `{name}`, any number of times.
+bool checkScaleName(const Node &node, const std::string &what, Diagnostics &diagnostics) {
+  constexpr std::string_view kName = "{name}";
+  const std::string &text = node.text;
+  for (size_t at = text.find_first_of("{}"); at != std::string::npos; at = text.find_first_of("{}", at)) {
+    if (text.compare(at, kName.size(), kName) != 0) {
+      const size_t end = text[at] == '{' ? text.find('}', at) : at;
+      diagnostics.error(locationIn(node, at),
+                        what + " has '" + text.substr(at, end == std::string::npos ? end : end - at + 1) +
+                            "', expected only the placeholder '{name}', which is the param's name");
+      return false;
+    }
+    at += kName.size();
+  }
+  return true;
+}
+
+std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagnostics &diagnostics) {
+  static const std::vector<std::string> kFormats = {"mxfp8", "block_fp8", "nvfp4", "none"};
+  QuantizeRule rule;
+  rule.at = node.at;
+  std::optional<Fields> fields;
+  const Node *format = &node;
+  if (node.kind == Node::Kind::map) {
+    fields.emplace(node, "'quantize'", diagnostics);
+    if (format = fields->require("format"); !format)
+      return std::nullopt;
+  }
+  const auto number = readChoice(*format, "format", kFormats, diagnostics);
+  if (!number)
+    return std::nullopt;
+  if (*number < 3)
+    rule.format = static_cast<ir::Quantization>(*number);
+  rule.scale = rule.format == ir::Quantization::block_fp8 ? "{name}_scale_inv" : "{name}_scale";
+  rule.tensorScale = "{name}_scale_2";
+  if (!fields)
+    return rule;
+  auto name = [&](const char *key, bool allowed, std::string &value) {
+    const Node *given = fields->find(key);
+    if (given && !allowed)
+      diagnostics.error(given->at,
+                        std::string("'") + key + "' requires format nvfp4, the only format with tensor scales");
+    else if (given)
+      if (const auto text = readText(*given, std::string("'") + key + "'", diagnostics);
+          text && checkScaleName(*given, std::string("'") + key + "'", diagnostics)) {
+        value = *text;
+        if (endpoint && text->find("{name}") == std::string::npos)
+          diagnostics.error(given->at,
+                            std::string("'") + key +
+                                "' of an endpoint must contain the placeholder '{name}', which is the param's name");
+      }
+  };
+  name("scale", true, rule.scale);
+  name("tensor_scale", rule.format == ir::Quantization::nvfp4, rule.tensorScale);
+  if (const Node *layout = fields->find("scale_layout"))
+    if (const auto choice = readChoice(*layout, "scale_layout", {"plain", "swizzled"}, diagnostics)) {
+      rule.swizzled = *choice == 1;
+      if (rule.swizzled && rule.format == ir::Quantization::block_fp8)
+        diagnostics.error(layout->at, "format block_fp8 has no swizzled scales, expected 'plain'");
+    }
+  if (const Node *by = fields->find("by"))
+    if (const auto choice = readChoice(*by, "side", {"receiver", "sender"}, diagnostics)) {
+      rule.by = *choice == 1 ? QuantizeRule::By::sender : QuantizeRule::By::receiver;
+    }
+  for (const auto &[key, globs] : {std::pair("only", &rule.only), std::pair("ignore", &rule.ignore)})
+    if (endpoint)
+      if (const Node *list = fields->find(key))
+        *globs = readGlobs(*list, std::string("'") + key + "'", diagnostics);
+  fields->finish();
+  return rule;
+}
+
+} // namespace
+
+StorageForm readStorageForm(Fields &fields, bool endpoint, Diagnostics &diagnostics) {
+  StorageForm form;
+  if (const Node *dtype = fields.find("dtype");
+      dtype && endpoint && dtype->kind == Node::Kind::scalar && dtype->text == "stored")
+    form.storedAt = dtype->at;
+  else if (dtype)
+    if (const auto type = readDType(*dtype, "'dtype'", diagnostics))
+      form.dtype.emplace(*type, dtype->at);
+  if (const Node *convert = fields.find("convert")) {
+    if (convert->kind != Node::Kind::scalar || convert->text != "rne")
+      refuse(*convert, "'rne'", "'convert'", diagnostics);
+    form.rounding = true;
+  }
+  if (const Node *quantize = fields.find("quantize")) {
+    form.quantize = readQuantize(*quantize, endpoint, diagnostics);
+    if (form.quantize && form.quantize->format && form.dtype && !endpoint)
+      diagnostics.error(
+          form.dtype->second,
+          "'dtype' cannot be combined with 'quantize', which sets the dtype of the param; remove 'dtype'");
+  }
+  return form;
+}
+
 // ------------------------------------------------------------------------------------------------------- files
 
 int openInput(const std::string &path, std::string &why) {
-  const bool handedOver = path.starts_with("/dev/") || path.starts_with("/proc/");
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | (handedOver ? 0 : O_NONBLOCK));
+  const bool passedByCaller = path.starts_with("/dev/") || path.starts_with("/proc/");
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | (passedByCaller ? 0 : O_NONBLOCK));
   struct stat status{};
   if (file < 0 || ::fstat(file, &status) != 0)
     why = std::strerror(errno);
-  else if (handedOver || S_ISREG(status.st_mode) || S_ISDIR(status.st_mode)) // reading a folder says what it is
+  else if (passedByCaller || S_ISREG(status.st_mode) ||
+           S_ISDIR(status.st_mode)) // reading a folder fails with a clear error
     return file;
   else
-    why = "it is no regular file";
+    why = "it is not a regular file";
   if (file >= 0)
     ::close(file);
   return -1;
@@ -437,113 +550,6 @@ std::string joinPath(const std::string &folder, const std::string &path) {
   if (folder.empty() || path.starts_with('/'))
     return path;
   return folder.ends_with('/') ? folder + path : folder + "/" + path;
-}
-
-namespace {
-
-/// One of a few words.
-std::optional<size_t> readChoice(const Node &node, const std::string &what, const std::vector<std::string> &choices,
-                                 Diagnostics &diagnostics) {
-  const auto text = readText(node, what, diagnostics);
-  if (!text)
-    return std::nullopt;
-  const auto found = std::find(choices.begin(), choices.end(), *text);
-  if (found == choices.end())
-    diagnostics.error(node.at, "unknown " + what + " '" + *text + "'" + suggestion(*text, choices));
-  return found == choices.end() ? std::nullopt : std::optional<size_t>(found - choices.begin());
-}
-
-/// The pattern of a name of scales; in braces stands `{name}` alone, any number of times.
-bool checkScaleName(const Node &node, const std::string &what, Diagnostics &diagnostics) {
-  constexpr std::string_view kName = "{name}";
-  const std::string &text = node.text;
-  for (size_t at = text.find_first_of("{}"); at != std::string::npos; at = text.find_first_of("{}", at)) {
-    if (text.compare(at, kName.size(), kName) != 0) {
-      const size_t end = text[at] == '{' ? text.find('}', at) : at;
-      diagnostics.error(locationIn(node, at),
-                        what + " has '" + text.substr(at, end == std::string::npos ? end : end - at + 1) +
-                            "', expected '{name}' alone in braces, which stands for the param's name");
-      return false;
-    }
-    at += kName.size();
-  }
-  return true;
-}
-
-std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagnostics &diagnostics) {
-  static const std::vector<std::string> kFormats = {"mxfp8", "block_fp8", "nvfp4", "none"};
-  QuantizeRule rule;
-  rule.at = node.at;
-  std::optional<Fields> fields;
-  const Node *format = &node;
-  if (node.kind == Node::Kind::map) {
-    fields.emplace(node, "'quantize'", diagnostics);
-    if (format = fields->require("format"); !format)
-      return std::nullopt;
-  }
-  const auto number = readChoice(*format, "format", kFormats, diagnostics);
-  if (!number)
-    return std::nullopt;
-  if (*number < 3)
-    rule.format = static_cast<ir::Quantization>(*number);
-  rule.scale = rule.format == ir::Quantization::block_fp8 ? "{name}_scale_inv" : "{name}_scale";
-  rule.tensorScale = "{name}_scale_2";
-  if (!fields)
-    return rule;
-  auto name = [&](const char *key, bool has, std::string &value) {
-    const Node *given = fields->find(key);
-    if (given && !has)
-      diagnostics.error(given->at, std::string("'") + key + "' beside another format than nvfp4, which alone has one");
-    else if (given)
-      if (const auto text = readText(*given, std::string("'") + key + "'", diagnostics);
-          text && checkScaleName(*given, std::string("'") + key + "'", diagnostics)) {
-        value = *text;
-        if (endpoint && text->find("{name}") == std::string::npos)
-          diagnostics.error(given->at, std::string("'") + key +
-                                           "' of an endpoint lacks '{name}', which stands for a param's name");
-      }
-  };
-  name("scale", true, rule.scale);
-  name("tensor_scale", rule.format == ir::Quantization::nvfp4, rule.tensorScale);
-  if (const Node *layout = fields->find("scale_layout"))
-    if (const auto choice = readChoice(*layout, "scale_layout", {"plain", "swizzled"}, diagnostics)) {
-      rule.swizzled = *choice == 1;
-      if (rule.swizzled && rule.format == ir::Quantization::block_fp8)
-        diagnostics.error(layout->at, "scales of block_fp8 are not swizzled, expected 'plain'");
-    }
-  if (const Node *by = fields->find("by"))
-    if (const auto choice = readChoice(*by, "side", {"receiver", "sender"}, diagnostics)) {
-      rule.by = *choice == 1 ? QuantizeRule::By::sender : QuantizeRule::By::receiver;
-    }
-  for (const auto &[key, globs] : {std::pair("only", &rule.only), std::pair("ignore", &rule.ignore)})
-    if (endpoint)
-      if (const Node *list = fields->find(key))
-        *globs = readGlobs(*list, std::string("'") + key + "'", diagnostics);
-  fields->finish();
-  return rule;
-}
-
-} // namespace
-
-StorageForm readStorageForm(Fields &fields, bool endpoint, Diagnostics &diagnostics) {
-  StorageForm form;
-  if (const Node *dtype = fields.find("dtype");
-      dtype && endpoint && dtype->kind == Node::Kind::scalar && dtype->text == "stored")
-    form.storedAt = dtype->at;
-  else if (dtype)
-    if (const auto type = readDType(*dtype, "'dtype'", diagnostics))
-      form.dtype.emplace(*type, dtype->at);
-  if (const Node *convert = fields.find("convert")) {
-    if (convert->kind != Node::Kind::scalar || convert->text != "rne")
-      refuse(*convert, "'rne'", "'convert'", diagnostics);
-    form.rounding = true;
-  }
-  if (const Node *quantize = fields.find("quantize")) {
-    form.quantize = readQuantize(*quantize, endpoint, diagnostics);
-    if (form.quantize && form.quantize->format && form.dtype && !endpoint)
-      diagnostics.error(form.dtype->second, "'dtype' beside 'quantize', which says what the param is stored as");
-  }
-  return form;
 }
 
 } // namespace reshard

@@ -1,5 +1,6 @@
-// What the readers of the frontend share: values of Nodes with their errors, and the maps whose keys are known.
-// Every function reports its own errors and then gives nothing; `what` is how messages call the value ("'world'").
+// Helpers of the frontend's readers: typed values of Nodes, and maps with a fixed set of keys.
+// Each function reports its own errors and returns nullopt (or false, or an empty result) after one. `what` names the
+// value in error messages: "'world'".
 #pragma once
 
 #include "compiler/frontend/frontend.h"
@@ -12,18 +13,20 @@
 
 namespace reshard {
 
-/// A map with known keys. Reading a key makes it known; finish() reports the others.
+/// A map with a fixed set of keys. find() and require() add a key to the set; finish() reports all other keys.
 class Fields {
 public:
-  /// `what`: "the job", "tensor 'x'".
+  /// `what`: the map in error messages: "the job", "tensor 'x'". A node that is not a map is an error.
   Fields(const Node &map, std::string what, Diagnostics &diagnostics);
-  /// Whether it is a map at all; an error was reported where it is not.
+  /// False if the node is not a map.
   bool isMap() const { return map_.kind == Node::Kind::map; }
+  /// The value of a key, or nullptr.
   const Node *find(std::string_view key);
+  /// The same; a missing key is an error.
   const Node *require(std::string_view key);
-  /// Keys that later versions have.
+  /// Keys that are reserved for later versions; finish() reports them as unsupported.
   void unsupported(std::initializer_list<std::string_view> keys);
-  /// Reports unknown keys, with the nearest known one. Call it when all keys were asked for.
+  /// Reports unknown keys with the nearest known one. Call it after all keys were read.
   void finish();
 
 private:
@@ -34,38 +37,38 @@ private:
   std::vector<std::string_view> unsupported_;
 };
 
-/// The place of a character of a scalar.
+/// The location of the character at `offset` of a scalar.
 Location locationIn(const Node &node, size_t offset);
-/// "a map", "a list", "nothing", "'text'".
+/// The node in error messages: "a map", "a list", "nothing", "'text'".
 std::string describe(const Node &node);
-/// "expected WANTED for WHAT, found …", with a hint where an unquoted name with braces was read as a map.
+/// Reports "expected WANTED for WHAT, found …", with a hint if an unquoted name with braces was parsed as a map.
 void refuse(const Node &node, const std::string &wanted, const std::string &what, Diagnostics &diagnostics);
-/// "'x' is not supported in this version".
+/// Reports "'x' is not supported in this version".
 void refuseUnsupported(Location at, std::string_view what, Diagnostics &diagnostics);
 
-/// Whether the node is a map; else an error.
+/// Reports an error and returns false if the node is not a map.
 bool checkMap(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// A single value or the items of a list.
+/// The items of a list, or the node itself.
 std::vector<const Node *> valueOrItems(const Node &node);
 
-/// Text, not empty and without control characters.
+/// Text that is not empty and has no control characters.
 std::optional<std::string> readText(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// A name that expressions can use: letters, digits, `_`; no word of theirs.
+/// A name for use in expressions: letters, digits, `_`; not a reserved word of expressions.
 std::optional<std::string> readIdentifier(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// A plain decimal integer of [least, most].
+/// A decimal integer in [least, most].
 std::optional<int64_t> readInteger(const Node &node, const std::string &what, int64_t least, int64_t most,
                                    Diagnostics &diagnostics);
 std::optional<bool> readBoolean(const Node &node, const std::string &what, Diagnostics &diagnostics);
 std::optional<ir::DType> readDType(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// `dtype`, `convert` and `quantize` of a param or an endpoint.
+/// Reads `dtype`, `convert` and `quantize` of a param or an endpoint.
 StorageForm readStorageForm(Fields &fields, bool endpoint, Diagnostics &diagnostics);
-/// An expression, quoted or not, of valid syntax.
+/// An expression with valid syntax, quoted or not.
 std::optional<Expression> readExpression(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// An expression's value, of [least, most].
+/// The value of an expression, in [least, most].
 std::optional<int64_t> readValue(const Node &node, const std::string &what, const Environment &names, int64_t least,
                                  int64_t most, Diagnostics &diagnostics);
-/// `n` or `a..b`, ends being expressions; a..a-1 is the empty range. Within [0, size) where it is not empty; `size` may
-/// be kUnknownValue.
+/// `n` or `a..b`, whose ends are expressions; a..a-1 is the empty range. A range that is not empty must lie in [0,
+/// size); this is not checked if `size` is kUnknownValue.
 std::optional<IntegerRange> readIntegerRange(const Node &node, const std::string &what, const Environment &names,
                                              int64_t size, Diagnostics &diagnostics);
 
@@ -74,81 +77,84 @@ struct Placeholder {
   std::string variable;
   enum class Kind { value, local, chunk } kind = Kind::value;
 };
-/// The placeholders of a tensor's or param's name, for known index variables, each once, `{x.chunk}` beside another.
-/// `local`: `{x.local}` and `{x.chunk}` are allowed.
+/// The placeholders in the name of a tensor or param. They must be known index variables, each used once; `{x.chunk}`
+/// also requires `{x}` or `{x.local}`. `local`: whether `{x.local}` and `{x.chunk}` are allowed.
 std::optional<std::vector<Placeholder>> readPlaceholders(const Node &name,
                                                          const std::vector<ir::IndexVariable> &variables, bool local,
                                                          Diagnostics &diagnostics);
-/// A name of a tensor or param with `{x}` replaced by the value wherever x is a `let` name and no index variable.
+/// The name of a tensor or param with `{x}` replaced by its value if x is a `let` name and not an index variable.
 Node withValues(Node name, const Model &model);
-/// An index variable's name; unknown ones are errors.
+/// Reports an error and returns false if there is no index variable of that name.
 bool checkVariable(const std::string &name, Location at, const std::vector<ir::IndexVariable> &variables,
                    Diagnostics &diagnostics);
 
-/// A rule of `shard`. With `model`, a rule of `place`, which may be a pipeline's.
+/// Reads a rule of `shard`, or, if `model` is given, a rule of `place`, which may have pipeline keys.
 std::optional<ShardRule> readShardRule(const Node &node, const Model *model, Diagnostics &diagnostics);
-/// `{variable: rule}` of a layout, an endpoint or a model.
+/// Reads `place: {variable: rule}` of a layout, an endpoint or a model.
 std::map<std::string, ShardRule> readPlacement(const Node &node, const Model &model, Diagnostics &diagnostics);
-/// What a rule of `place` says of pipelines (pipelines.cpp); false after errors.
+/// Reads the pipeline keys of a rule of `place` into `rule` (read_pipeline.cpp). False after an error.
 bool readPipeline(Fields &fields, const Node &node, const Model &model, ShardRule &rule, Diagnostics &diagnostics);
 
-/// A pattern of layers: texts, or one character each, in stages where it is parted by `|`.
+/// The kinds of layers, in order: one string or one character per layer, split into stages at `|`.
 struct LayerPattern {
-  bool array = false; // of texts, from the config
-  size_t keys = 0;    // of the config, of which it is the value of one; 0: a text
+  bool array = false; // the kinds are strings, from an array in the config
+  size_t keys = 0;    // number of config keys named as alternatives; 0: the pattern is text in the YAML
   std::vector<std::vector<std::string>> stages;
 };
-/// A text, or `$key` or `$key or $key` of the config. A text's characters up to a `/`, without blanks.
+/// Reads a pattern: text, or `$key` or `$key or $key` of the config. Of text, only the characters before a `/` count,
+/// and blanks are skipped.
 std::optional<LayerPattern> readLayerPattern(const Node &node, const Model &model, Diagnostics &diagnostics);
-/// `{variable: values}` for some of `variables` (where.cpp). `title`: "tensor 'x'".
+/// Reads `where: {variable: values}` for some of `variables` (expression.cpp). `title`: "tensor 'x'".
 std::map<std::string, std::vector<IntegerRange>> readWhere(const Node &where, const std::vector<std::string> &variables,
                                                            const std::string &title, const Model &model,
                                                            Diagnostics &diagnostics);
 
-/// `{axis: first | last | n | [..]}` of `at` or `authority`.
+/// Reads `{axis: first | last | n | [..]}` of `at` or `authority`.
 AxisRules readAxisRules(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// A glob or a list of globs.
+/// Reads a glob or a list of globs.
 std::vector<Glob> readGlobs(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// Whether a glob fits a name. Takes time proportional to their product at most.
+/// Whether a glob matches a name. Time is at most proportional to the product of their lengths.
 bool matchesGlob(const std::string &glob, const std::string &name);
 
-/// A key that is the number of a dimension. Keys are text, so that quoting it changes nothing (JSON is YAML too).
+/// Reads a key that is the number of a dimension. It may be quoted, because JSON, which is valid YAML, quotes all keys.
 std::optional<int64_t> readDimensionKey(Node key, Diagnostics &diagnostics);
 
-/// `{dimension: rule}`.
+/// Reads `shard: {dimension: rule}`.
 std::map<int64_t, ShardRule> readShard(const Node &node, Diagnostics &diagnostics);
 
 class Config;
-/// The `let` map: expressions, and values of the Hugging Face config.
+/// Evaluates the `let` map: expressions and `$key` values of the Hugging Face config (expression.cpp).
 Environment readLet(const Node *let, const Config &config, Diagnostics &diagnostics);
-/// Replaces `extend: FILE` of a model by what that file says, joined with what this one says (extend.cpp); false after
-/// errors that leave no model.
+/// Replaces `extend: FILE` of a model by the content of that file, with the model's own entries merged onto it
+/// (extend.cpp). False after errors that leave no model.
 bool extendModel(Node &model, Diagnostics &diagnostics);
-/// What can be read of a model, with or without errors, so that the rest of the job can be looked at too (model.cpp).
+/// Reads as much of a model as possible, despite errors, so that errors in the rest of the job are found too
+/// (model.cpp).
 Model readPartialModel(const Node &node, const std::string &folder, Diagnostics &diagnostics);
-/// A tensor as a param of its own name (layouts.cpp).
+/// The param that holds one tensor under the tensor's own name (layouts.cpp).
 ParamDeclaration paramOf(const TensorDeclaration &tensor);
-/// One layout (layouts.cpp). `model`: its `let` and variables are read.
+/// Reads a layout (layouts.cpp). `let`, `index` and the previous layouts of `model` must already be read.
 LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &model, Diagnostics &diagnostics);
-/// The mesh and its views (mesh.cpp), onto `endpoint`; false after errors.
+/// Reads the mesh and its views into `endpoint` (mesh.cpp). False after an error.
 bool readMesh(const Node &node, const Environment &let, EndpointDeclaration &endpoint, Diagnostics &diagnostics);
-/// Axes, variables, switches and names in expressions, as far as layouts and endpoints name them (check_names.cpp).
+/// Checks that all axes and all names in expressions exist, in layouts, endpoints and tensors (check_names.cpp).
 void checkReferences(const Job &job, const Allowed &allowed, Diagnostics &diagnostics);
 
-/// Sets `a.b=c` in the tree of a job (overrides.cpp). `include` replaces a path that stands for a map by that map.
+/// Applies `--set a.b=c` to the tree of a job (overrides.cpp). `include` replaces the path of an included file by the
+/// map in that file; it returns false after an error.
 using Include = std::function<bool(Node &node, std::string_view path)>;
 void setOverride(Node &job, const std::string &assignment, const Include &include, Diagnostics &diagnostics);
 
-/// Opens a file for reading: its descriptor, or -1 and why there is none. A pipe in a folder is refused, since it may
-/// never have a writer, for whom opening it would wait; one that the caller hands over (/dev/stdin, or /dev/fd/63 of a
-/// shell's <(…)) is read.
+/// Opens a file for reading. Returns a descriptor, or -1 with the reason in `why`. A named pipe is refused, because
+/// opening it blocks until it has a writer; a pipe passed by the caller (/dev/stdin, or /dev/fd/63 of a shell's <(…))
+/// is read.
 int openInput(const std::string &path, std::string &why);
 
-/// The text of a file as a new file of `diagnostics`, or an error at `at`.
+/// Reads a file and adds its text to `diagnostics`; returns its number there. An error is reported at `at`.
 std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnostics &diagnostics);
-/// "a/b" of "a/b/c.yaml", empty where there is no folder.
+/// "a/b" of "a/b/c.yaml"; empty if the path has no folder.
 std::string folderOf(const std::string &path);
-/// A path as written in a file of `folder`.
+/// Resolves a path that is written in a file in `folder`.
 std::string joinPath(const std::string &folder, const std::string &path);
 
 } // namespace reshard

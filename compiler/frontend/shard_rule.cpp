@@ -1,4 +1,4 @@
-// `axis`, `[axis, axis]` or `{axis: …, scheme…}`: what shards a dimension or places an index variable.
+// Reads a rule that shards a dimension or places an index variable: `axis`, `[axis, axis]` or `{axis: …, scheme…}`.
 
 #include "compiler/frontend/reading.h"
 
@@ -8,6 +8,7 @@ namespace reshard {
 
 namespace {
 
+/// The argument of a scheme, as in schemes.def.
 enum class Argument { none, number, numbers, lists };
 struct SchemeRow {
   const char *name;
@@ -19,8 +20,8 @@ constexpr SchemeRow kSchemes[] = {
 };
 #undef SCHEME
 
-/// With these, more ranks than units can share a unit.
-bool replicates(const std::string &scheme) {
+/// Whether a scheme allows `replicate`, with which ranks hold the same unit if there are more ranks than units.
+bool canReplicate(const std::string &scheme) {
   const auto *row = std::find_if(std::begin(kSchemes), std::end(kSchemes),
                                  [&](const SchemeRow &known) { return scheme == known.name; });
   return row != std::end(kSchemes) && row->argument == Argument::none;
@@ -28,7 +29,7 @@ bool replicates(const std::string &scheme) {
 
 bool readAxes(const Node &node, ShardRule &rule, Diagnostics &diagnostics) {
   if (node.kind == Node::Kind::sequence && node.items.empty()) {
-    diagnostics.error(node.at, "a rule without an axis");
+    diagnostics.error(node.at, "the list of axes of a rule is empty, expected at least one axis");
     return false;
   }
   bool ok = true;
@@ -39,7 +40,7 @@ bool readAxes(const Node &node, ShardRule &rule, Diagnostics &diagnostics) {
       continue;
     for (const auto &[known, at] : rule.axes)
       if (known == *name) {
-        diagnostics.error(item->at, "axis '" + *name + "' twice in one rule");
+        diagnostics.error(item->at, "the rule lists axis '" + *name + "' twice");
         ok = false;
       }
     rule.axes.emplace_back(*name, item->at);
@@ -83,7 +84,7 @@ bool readArgument(const Node &node, const SchemeRow &scheme, ShardRule &rule, Di
   return ok;
 }
 
-/// `scheme: NAME`, for the schemes without an argument.
+/// Reads `scheme: NAME`, which is for schemes without an argument.
 bool readSchemeName(const Node &node, ShardRule &rule, Diagnostics &diagnostics) {
   const auto name = readText(node, "'scheme'", diagnostics);
   if (!name)
@@ -98,12 +99,12 @@ bool readSchemeName(const Node &node, ShardRule &rule, Diagnostics &diagnostics)
     rule.schemeAt = node.at;
     if (scheme.argument == Argument::none)
       return true;
-    diagnostics.error(node.at,
-                      "scheme '" + *name + "' has an argument, expected '" + *name + ": …' in place of 'scheme'");
+    diagnostics.error(node.at, "scheme '" + *name + "' needs an argument; write '" + *name +
+                                   ": …' instead of 'scheme: " + *name + "'");
     return false;
   }
   if (*name == "flat")
-    diagnostics.error(node.at, "'flat' is a pack, expected 'flat: [TENSOR, …]' in the param");
+    diagnostics.error(node.at, "'flat' is not a scheme but a pack; write 'flat: [TENSOR, …]' in the param");
   else
     diagnostics.error(node.at, "unknown scheme '" + *name + "'" + suggestion(*name, known));
   return false;
@@ -120,14 +121,14 @@ bool readScheme(const Node &node, Fields &fields, ShardRule &rule, Diagnostics &
       continue;
     if (scheme.argument == Argument::none) {
       diagnostics.error(argument->at,
-                        "'" + std::string(scheme.name) + "' takes no argument, expected 'scheme: " + scheme.name + "'");
+                        "'" + std::string(scheme.name) + "' takes no argument; write 'scheme: " + scheme.name + "'");
       ok = false;
       continue;
     }
     if (stated || rule.schemeAt.line != 0) {
-      diagnostics.error(argument->at, "'" + std::string(scheme.name) + "' beside " +
+      diagnostics.error(argument->at, "'" + std::string(scheme.name) + "' cannot be combined with " +
                                           (stated ? "'scheme'" : "'" + rule.scheme + "'") +
-                                          ", expected one scheme in a rule");
+                                          ": a rule has only one scheme");
       ok = false;
       continue;
     }
@@ -172,9 +173,9 @@ std::optional<ShardRule> readShardRule(const Node &node, const Model *model, Dia
     const auto value = readBoolean(*replicate, "'replicate'", diagnostics);
     ok = ok && value;
     rule.replicate = value.value_or(false);
-    if (rule.replicate && !replicates(rule.scheme)) {
-      diagnostics.error(replicate->at, "'replicate' with '" + rule.scheme +
-                                           "', expected it with even, chunk, balanced, vllm, sglang or round_robin");
+    if (rule.replicate && !canReplicate(rule.scheme)) {
+      diagnostics.error(replicate->at, "'replicate' is not allowed with '" + rule.scheme +
+                                           "', expected even, chunk, balanced, vllm, sglang or round_robin");
       ok = false;
     }
   }

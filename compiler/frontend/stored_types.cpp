@@ -1,3 +1,6 @@
+// Finds the stored dtype of a declared param, for `dtype: stored`. A declared name and the stored names that match it
+// are equal after each number and placeholder is replaced by `#`; this is the lookup key.
+
 #include "compiler/frontend/frontend.h"
 
 #include <algorithm>
@@ -7,25 +10,25 @@ namespace reshard {
 
 namespace {
 
-bool digit(char c) { return std::isdigit(static_cast<unsigned char>(c)); }
+bool isDigit(char c) { return std::isdigit(static_cast<unsigned char>(c)); }
 
-/// A name in which each number is `#`, as is each placeholder of a declared one.
-std::string shapeOf(const std::string &name) {
-  std::string shape;
+/// The lookup key of a name: each number and each placeholder is replaced by `#`.
+std::string keyOf(const std::string &name) {
+  std::string key;
   for (size_t i = 0; i < name.size(); ++i)
     if (name[i] == '{') {
       i = std::min(name.find('}', i), name.size());
-      shape += '#';
-    } else if (!digit(name[i])) {
-      shape += name[i];
-    } else if (i == 0 || !digit(name[i - 1])) {
-      shape += '#';
+      key += '#';
+    } else if (!isDigit(name[i])) {
+      key += name[i];
+    } else if (i == 0 || !isDigit(name[i - 1])) {
+      key += '#';
     }
-  return shape;
+  return key;
 }
 
-/// Whether a name is one that a declared name of the same shape stands for: numbers that both say are equal, others
-/// values of the variable.
+/// Whether a stored name matches a declared name with the same key: numbers in the declared name are equal, and numbers
+/// at its placeholders are values of the index variable.
 bool matchesDeclared(const std::string &declared, const std::string &name,
                      const std::vector<ir::IndexVariable> &variables) {
   size_t j = 0;
@@ -34,7 +37,7 @@ bool matchesDeclared(const std::string &declared, const std::string &name,
       const std::string variable = declared.substr(i + 1, declared.find_first_of(".}", i) - i - 1);
       i = std::min(declared.find('}', i), declared.size());
       int64_t value = 0;
-      for (; j < name.size() && digit(name[j]) && value < kMaxIndexValues; ++j)
+      for (; j < name.size() && isDigit(name[j]) && value < kMaxIndexValues; ++j)
         value = 10 * value + (name[j] - '0');
       for (const ir::IndexVariable &each : variables)
         if (each.name == variable && value >= each.size)
@@ -49,14 +52,14 @@ bool matchesDeclared(const std::string &declared, const std::string &name,
 
 StoredTypes::StoredTypes(StoredTensors names, Location at) : at_(at) {
   for (auto &entry : names)
-    byShape_[shapeOf(entry.first)].push_back(std::move(entry));
+    byKey_[keyOf(entry.first)].push_back(std::move(entry));
 }
 
 std::optional<ir::DType> StoredTypes::of(const std::string &declared, const std::vector<ir::IndexVariable> &variables,
                                          Diagnostics &diagnostics) const {
-  const auto known = byShape_.find(shapeOf(declared));
+  const auto known = byKey_.find(keyOf(declared));
   const std::pair<std::string, ir::DType> *first = nullptr;
-  if (known != byShape_.end())
+  if (known != byKey_.end())
     for (const auto &entry : known->second) {
       if (!matchesDeclared(declared, entry.first, variables))
         continue;

@@ -1,4 +1,4 @@
-// `dtype: stored`: the dtypes that the headers of a source's files say.
+// `dtype: stored`: the dtypes in the headers of the source's files.
 #pragma once
 
 #include "compiler/frontend/diagnostics.h"
@@ -13,25 +13,27 @@
 
 namespace reshard {
 
-/// Full names of stored tensors with their dtypes.
+/// Names (without placeholders) and dtypes of stored tensors.
 using StoredTensors = std::vector<std::pair<std::string, ir::DType>>;
 
-/// Reads the headers in a folder: of a checkpoint, or of the files of `places` ranks. An error text, empty on success.
+/// Reads the headers of the files in a folder: of a checkpoint, or else of one file per mesh rank. Returns an error
+/// text, empty on success.
 using ReadStoredTensors =
     std::function<std::string(const std::string &folder, bool checkpoint, int64_t meshRanks, StoredTensors &names)>;
 
+/// The dtypes of stored tensors, looked up by declared param name.
 class StoredTypes {
 public:
-  /// `at`: the endpoint's `dtype`, where errors are reported.
+  /// `at`: location of the endpoint's `dtype`, for errors.
   StoredTypes(StoredTensors names, Location at);
 
-  /// The dtype of all stored tensors that a param's declared name stands for; nothing where none is stored, or after an
-  /// error: they have several.
+  /// The dtype of all stored tensors that match a param's declared name. nullopt if none is stored, or with an error if
+  /// their dtypes differ.
   std::optional<ir::DType> of(const std::string &declared, const std::vector<ir::IndexVariable> &variables,
                               Diagnostics &diagnostics) const;
 
 private:
-  std::unordered_map<std::string, StoredTensors> byShape_; // under names in which each number is `#`
+  std::unordered_map<std::string, StoredTensors> byKey_; // key: the name with each number replaced by `#`
   Location at_;
 };
 

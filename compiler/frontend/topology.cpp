@@ -1,3 +1,5 @@
+// Reads a topology: ranks per node, and rates and latencies of links, NICs and local copies.
+
 #include "compiler/frontend/topology.h"
 
 #include "compiler/frontend/reading.h"
@@ -11,10 +13,10 @@ constexpr int64_t kMaxLatency = 1'000'000'000;      // nanoseconds
 
 struct Suffix {
   const char *text;
-  int64_t numerator, denominator; // a number with it times this is in our unit
+  int64_t numerator, denominator; // value in the unit of ir::Topology = number * numerator / denominator
 };
 
-/// A whole number with a unit; nullopt, and an error, for anything else.
+/// Reads an integer with one of the suffixes. Anything else is an error and gives nullopt.
 std::optional<int64_t> readQuantity(const Node &node, const std::string &what, const char *wanted,
                                     std::initializer_list<Suffix> suffixes, int64_t most, Diagnostics &diagnostics) {
   if (node.kind == Node::Kind::scalar)
@@ -35,18 +37,18 @@ std::optional<int64_t> readQuantity(const Node &node, const std::string &what, c
   return std::nullopt;
 }
 
-int64_t readRate(const Node &node, const std::string &what, int64_t otherwise, Diagnostics &diagnostics) {
+int64_t readRate(const Node &node, const std::string &what, int64_t fallback, Diagnostics &diagnostics) {
   return readQuantity(
-             node, what, "a rate per direction, a whole number with MB/s, GB/s (bytes) or Mb/s, Gb/s (bits),",
+             node, what, "a rate per direction (an integer with MB/s or GB/s for bytes, Mb/s or Gb/s for bits)",
              {{"MB/s", 1'000'000, 1}, {"GB/s", 1'000'000'000, 1}, {"Mb/s", 1'000'000, 8}, {"Gb/s", 1'000'000'000, 8}},
              kMaxRate, diagnostics)
-      .value_or(otherwise);
+      .value_or(fallback);
 }
 
-int64_t readLatency(const Node &node, const std::string &what, int64_t otherwise, Diagnostics &diagnostics) {
-  return readQuantity(node, what, "a time, a whole number with ns, us or ms,",
+int64_t readLatency(const Node &node, const std::string &what, int64_t fallback, Diagnostics &diagnostics) {
+  return readQuantity(node, what, "a time (an integer with ns, us or ms)",
                       {{"ns", 1, 1}, {"us", 1'000, 1}, {"ms", 1'000'000, 1}}, kMaxLatency, diagnostics)
-      .value_or(otherwise);
+      .value_or(fallback);
 }
 
 /// The keys that a link and a NIC have in common.
@@ -77,9 +79,9 @@ std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnost
     if (const Node *count = inner.require("per_node")) {
       topology.nicsPerNode = readInteger(*count, "'per_node'", 1, kMaxWorld, diagnostics).value_or(0);
       if (topology.nicsPerNode > topology.ranksPerNode && topology.ranksPerNode > 0)
-        diagnostics.error(count->at, "'per_node' is " + std::to_string(topology.nicsPerNode) +
-                                         ", expected at most 'ranks_per_node', " +
-                                         std::to_string(topology.ranksPerNode) + ": a rank uses one NIC");
+        diagnostics.error(count->at, "'per_node' is " + std::to_string(topology.nicsPerNode) + ", expected at most " +
+                                         std::to_string(topology.ranksPerNode) +
+                                         " ('ranks_per_node'), because a rank uses one NIC");
     }
     readPort(inner, topology.nicRate, topology.nicLatency, diagnostics);
   }

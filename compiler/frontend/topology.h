@@ -1,4 +1,4 @@
-// topology.yaml: what the ranks are joined by.
+// Reads topology.yaml: the links between the ranks.
 #pragma once
 
 #include "compiler/frontend/diagnostics.h"
@@ -11,10 +11,11 @@ namespace reshard {
 
 struct Node;
 
-/// A topology's map. Only `ranks_per_node` is asked for; the rest has the values of ir::Topology.
+/// Reads a topology map. Only `ranks_per_node` is required; other keys default to the values of ir::Topology. nullopt
+/// after an error.
 std::optional<ir::Topology> readTopology(const Node &node, Diagnostics &diagnostics);
 
-/// A topology file, as `options.topology` and `reshard-inspect --simulate` name it.
+/// Reads a topology file, as given to `options.topology` or `reshard-inspect --simulate`. nullopt after an error.
 std::optional<ir::Topology> readTopologyFile(const std::string &path, Diagnostics &diagnostics);
 
 } // namespace reshard

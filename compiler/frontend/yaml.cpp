@@ -1,6 +1,6 @@
-// YAML text → Node. The only file that knows yaml-cpp, whose exceptions end here. yaml-cpp takes duplicate keys,
-// several documents, anchors, unterminated quotes, invalid UTF-8 and any nesting without a word; all of that is refused
-// here.
+// Parses YAML text into Nodes. Only this file uses yaml-cpp; its exceptions are caught here. yaml-cpp silently accepts
+// duplicate keys, several documents, anchors, unterminated quotes, invalid UTF-8 and unlimited nesting; this file
+// reports them as errors.
 
 #include "compiler/frontend/frontend.h"
 
@@ -28,36 +28,38 @@ const Node *Node::find(std::string_view key) const {
 namespace {
 
 constexpr size_t kMaxDepth = 64;
-constexpr const char *kBraces = "a name with braces must be quoted in flow style, and wherever it begins with one";
+constexpr const char *kBraces = "quote a name with braces in flow style, and everywhere if it begins with a brace";
 
-/// Thrown out of yaml-cpp by the builder after an error that nothing sensible can follow.
+/// Thrown by the builder through yaml-cpp to stop the parsing after an error that was reported.
 struct Refused {};
 
-/// A stream over text that stays where it is.
-struct View : std::streambuf {
-  explicit View(std::string_view text) {
-    char *begin = const_cast<char *>(text.data()); // get areas are char *; nothing writes here
+/// A stream buffer over text that is not copied.
+struct TextBuffer : std::streambuf {
+  explicit TextBuffer(std::string_view text) {
+    char *begin = const_cast<char *>(text.data()); // setg() takes char *, but nothing writes to the text
     setg(begin, begin, begin + text.size());
   }
 };
 
-/// Makes the tree from yaml-cpp's events.
+/// Builds the tree from yaml-cpp's events.
 class Builder : public YAML::EventHandler {
 public:
   Builder(uint32_t file, size_t begin, Diagnostics &diagnostics)
       : file_(file), begin_(begin), text_(diagnostics.text(file)), diagnostics_(diagnostics) {}
 
-  /// The tree, or nothing where a part of it is missing.
-  std::unique_ptr<Node> take() { return whole_ ? std::make_unique<Node>(std::move(root_)) : nullptr; }
+  /// The tree, or nullptr if it is incomplete.
+  std::unique_ptr<Node> take() { return complete_ ? std::make_unique<Node>(std::move(root_)) : nullptr; }
   Location location(const YAML::Mark &mark) const {
     Location at{file_, static_cast<uint32_t>(mark.line + 1), static_cast<uint32_t>(mark.column + 1)};
     if (mark.line == 0)
       at.column += static_cast<uint32_t>(begin_);
     return at;
   }
-  /// The lists and maps that are open, outermost first.
+  /// Whether a list or map is open.
   bool open() const { return !open_.empty(); }
+  /// The innermost open list or map.
   const Node &innermost() const { return open_.back().node; }
+  /// Reports a syntax error found by yaml-cpp in the words of this project.
   void explain(const YAML::Exception &exception) const;
 
   void OnDocumentStart(const YAML::Mark &mark) override {
@@ -75,7 +77,7 @@ public:
 
   void OnScalar(const YAML::Mark &mark, const std::string &tag, YAML::anchor_t, const std::string &value) override {
     checkTag(mark, tag);
-    const bool quoted = tag == "!"; // which yaml-cpp says of all that is not plain
+    const bool quoted = tag == "!"; // yaml-cpp gives this tag to every scalar that is not plain
     if (quoted)
       checkQuotes(mark);
     add({Node::Kind::scalar, location(mark), quoted, value, {}, {}});
@@ -86,7 +88,7 @@ public:
   }
   void OnAlias(const YAML::Mark &mark, YAML::anchor_t) override {
     diagnostics_.error(location(mark), "aliases are not supported");
-    whole_ = false;
+    complete_ = false;
     add({Node::Kind::null, location(mark), false, {}, {}, {}});
   }
 
@@ -101,9 +103,10 @@ public:
   void OnMapEnd() override { leave(); }
 
 private:
+  /// A list or map whose end was not read yet.
   struct Open {
     Node node, key;
-    bool atKey = true; // of a map: a key comes next, not a value
+    bool atKey = true; // for a map: whether the next node is a key
     llvm::StringMap<Location> keys;
   };
 
@@ -112,13 +115,13 @@ private:
     return at < text_.size() ? text_[at] : '\0';
   }
 
-  /// yaml-cpp says "?" and "!" of what has no tag; "!" may have been written too.
+  /// Reports a tag. yaml-cpp gives "?" or "!" if there is no tag, but a "!" may also be written in the text.
   void checkTag(const YAML::Mark &mark, const std::string &tag) {
     if ((tag != "?" && tag != "!" && !tag.empty()) || character(mark) == '!')
       diagnostics_.error(location(mark), "tags are not supported");
   }
 
-  /// A quote that is never closed reaches to the end of the file.
+  /// Reports a quote that is not closed before the end of the file.
   void checkQuotes(const YAML::Mark &mark) {
     size_t at = begin_ + static_cast<size_t>(mark.pos);
     const char quote = character(mark);
@@ -180,23 +183,23 @@ private:
     const auto [known, added] = map.keys.try_emplace(key.text, key.at);
     if (!added) {
       diagnostics_.error(key.at, "duplicate key '" + key.text + "'");
-      diagnostics_.note(known->second, "it is here already");
+      diagnostics_.note(known->second, "first defined here");
       return;
     }
     map.node.entries.push_back({std::move(map.key), std::move(value)});
   }
 
   uint32_t file_;
-  size_t begin_; // of the YAML in the file's first line
+  size_t begin_; // offset of the YAML in the file's first line
   std::string_view text_;
   Diagnostics &diagnostics_;
   std::vector<Open> open_;
   Node root_;
   bool started_ = false;
-  bool whole_ = true;
+  bool complete_ = true;
 };
 
-/// yaml-cpp's words → what was expected.
+/// Replaces an error text of yaml-cpp by one that says what was expected.
 struct Wording {
   std::string_view theirs, ours;
 };
@@ -205,14 +208,15 @@ const Wording kWordings[] = {
     {YAML::ErrorMsg::END_OF_SEQ, "expected another '- ' of this list or its end; check the indentation"},
     {YAML::ErrorMsg::END_OF_MAP_FLOW, "expected ',' or '}' in a map"},
     {YAML::ErrorMsg::END_OF_SEQ_FLOW, "expected ',' or ']' in a list"},
-    {YAML::ErrorMsg::FLOW_END, "a closing bracket that no bracket opens"},
-    {YAML::ErrorMsg::MAP_VALUE, "unexpected ':'; a key cannot stand here, check the indentation or quote the text"},
+    {YAML::ErrorMsg::FLOW_END, "closing bracket without an opening bracket"},
+    {YAML::ErrorMsg::MAP_VALUE,
+     "unexpected ':', because a key is not allowed here; check the indentation or quote the text"},
     {YAML::ErrorMsg::MAP_KEY, "unexpected key; check the indentation"},
-    {YAML::ErrorMsg::BLOCK_ENTRY, "unexpected '- '; a list cannot begin here"},
+    {YAML::ErrorMsg::BLOCK_ENTRY, "unexpected '- ', because a list cannot begin here; check the indentation"},
     {YAML::ErrorMsg::EOF_IN_SCALAR, "quoted text without a closing quote"},
     {YAML::ErrorMsg::DOC_IN_SCALAR, "the document ends inside quoted text"},
     {YAML::ErrorMsg::TAB_IN_INDENTATION, "a tab in the indentation, expected spaces"},
-    {YAML::ErrorMsg::UNKNOWN_TOKEN, "text cannot begin with this character; expected it in quotes"},
+    {YAML::ErrorMsg::UNKNOWN_TOKEN, "text cannot begin with this character unless it is quoted"},
     {YAML::ErrorMsg::UNKNOWN_ANCHOR, "aliases are not supported"},
     {YAML::ErrorMsg::MULTIPLE_ANCHORS, "anchors are not supported"},
     {YAML::ErrorMsg::MULTIPLE_TAGS, "tags are not supported"},
@@ -246,7 +250,7 @@ void Builder::explain(const YAML::Exception &exception) const {
   }
 }
 
-/// The place of a byte, for errors before there are marks.
+/// The location of a byte, for errors that are found before yaml-cpp runs.
 Location locate(uint32_t file, std::string_view text, size_t offset) {
   Location at{file, 1, 0};
   size_t line = 0;
@@ -258,10 +262,10 @@ Location locate(uint32_t file, std::string_view text, size_t offset) {
   return at;
 }
 
-/// Whether the bytes are text at all.
+/// Checks the size of a file, and that it is UTF-8 without control characters.
 bool checkText(uint32_t file, std::string_view text, Diagnostics &diagnostics) {
   if (text.size() > static_cast<size_t>(kMaxFileBytes)) {
-    diagnostics.error({file, 1, 1}, "a file of " + std::to_string(text.size()) + " bytes, expected at most " +
+    diagnostics.error({file, 1, 1}, "the file has " + std::to_string(text.size()) + " bytes, expected at most " +
                                         std::to_string(kMaxFileBytes));
     return false;
   }
@@ -292,8 +296,8 @@ std::unique_ptr<Node> parseYaml(uint32_t file, Diagnostics &diagnostics, size_t 
     begin = kByteOrderMark.size();
 
   Builder builder(file, begin, diagnostics);
-  View view(std::string_view(text).substr(begin));
-  std::istream stream(&view);
+  TextBuffer buffer(std::string_view(text).substr(begin));
+  std::istream stream(&buffer);
   try {
     YAML::Parser parser(stream);
     while (parser.HandleNextDocument(builder)) {

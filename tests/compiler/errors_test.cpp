@@ -1,5 +1,5 @@
-// Wrong jobs and what is said about them, whole. A job of errors/ ends with its message, one `# expect: ` for each
-// line, and may begin with `# set: a.b=c`. RESHARD_UPDATE=1 rewrites the expectations.
+// Complete error messages for invalid jobs. Each job in errors/ ends with its expected messages, one `# expect: ` per
+// line, and may begin with `# set: a.b=c` lines. RESHARD_UPDATE=1 rewrites the expectations.
 
 #include "compiler/frontend/frontend.h"
 
@@ -17,10 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kLeastCases = 60;
+constexpr size_t kMinCases = 60; // the test fails if the folder errors/ is missing or incomplete
 constexpr std::string_view kExpect = "# expect:", kSet = "# set: ";
 
-/// A folder of its own for each process, gone afterwards.
+/// A temporary folder of this process, removed by the destructor.
 class Folder {
 public:
   Folder() {
@@ -45,7 +45,7 @@ std::string read(const fs::path &path) {
   return text.str();
 }
 
-/// What the compiler says of a job, with paths relative to its folder.
+/// The compiler's messages about a job, with paths relative to its folder. A job without an error fails the test.
 std::string messages(const Folder &folder, const std::string &name, const std::string &text,
                      const std::vector<std::string> &overrides = {}) {
   write(folder / name, text);
@@ -61,7 +61,7 @@ std::string messages(const Folder &folder, const std::string &name, const std::s
 }
 
 struct Case {
-  std::string job; // without the expectation, so that its lines are not part of what it is about
+  std::string job; // the text without the expected messages
   std::string expected;
   std::vector<std::string> overrides;
 };
@@ -88,7 +88,7 @@ std::string commented(const std::string &message) {
   return result;
 }
 
-TEST(Errors, WholeMessages) {
+TEST(Errors, CompleteMessages) {
   const fs::path errors = fs::path(RESHARD_SOURCE_DIR) / "tests/compiler/errors";
   const Folder folder;
   fs::create_directory_symlink(errors / "Inputs", folder / "Inputs");
@@ -98,14 +98,14 @@ TEST(Errors, WholeMessages) {
       paths.push_back(entry.path());
   std::sort(paths.begin(), paths.end());
   for (const fs::path &path : paths) {
-    const Case wrong = split(read(path));
-    const std::string actual = messages(folder, path.filename().string(), wrong.job, wrong.overrides);
+    const Case test = split(read(path));
+    const std::string actual = messages(folder, path.filename().string(), test.job, test.overrides);
     if (std::getenv("RESHARD_UPDATE"))
-      write(path, wrong.job + commented(actual));
+      write(path, test.job + commented(actual));
     else
-      EXPECT_EQ(actual, wrong.expected) << path;
+      EXPECT_EQ(actual, test.expected) << path;
   }
-  EXPECT_GE(paths.size(), kLeastCases);
+  EXPECT_GE(paths.size(), kMinCases);
 }
 
 std::string repeat(std::string_view text, size_t times) {
@@ -115,7 +115,7 @@ std::string repeat(std::string_view text, size_t times) {
   return result;
 }
 
-/// Jobs that would cost memory or time, or the stack: refused within a second each.
+/// Jobs that could exhaust memory, time or the stack: each must be refused within a second.
 TEST(Errors, HostileJobs) {
   const std::string model = "model: {dtype: bf16, tensors: {w: {shape: [8], shard: {0: tp}}}}\n";
   const std::string deep = "lists and maps nested more than 64 deep";
@@ -161,8 +161,8 @@ TEST(Errors, HostileJobs) {
       {"axes",
        "version: 1\n" + model +
            "source: {mesh: {a: 1000000, b: 1000000, c: 1000000, d: 1000000, e: 1000000}}\ntarget: {mesh: {tp: 8}}\n",
-       "a mesh of more than 1048576 ranks"},
-      {"rank ranges", ranks, "expected 4 as the mesh has"},
+       "the mesh has more than 1048576 ranks"},
+      {"rank ranges", ranks, "expected 4, the size of the mesh"},
       {"shape",
        "version: 1\nmodel: {dtype: bf16, tensors: {w: [4294967296, 4294967296]}}\nsource: {mesh: {}}\ntarget: {mesh: "
        "{}}\n",
@@ -174,7 +174,7 @@ TEST(Errors, HostileJobs) {
        "instances on a rank, expected at most"},
       {"number",
        "version: 1\n" + model + "source: {mesh: {tp: " + repeat("9", 100000) + "}}\ntarget: {mesh: {tp: 8}}\n",
-       "an expression of 100000"},
+       "the expression has 100000"},
       {"parentheses",
        "version: 1\n" + model + "source: {mesh: {tp: " + repeat("(", 4000) + "}}\ntarget: {mesh: {tp: 8}}\n",
        "nested more than 64"},
@@ -186,7 +186,8 @@ TEST(Errors, HostileJobs) {
   };
   const Folder folder;
   for (const auto &hostile : cases) {
-    // Of the processor, since other tests run beside this one, and the least of three, since they share its memory too.
+    // CPU time, because other tests run at the same time; the minimum of three runs, because they also compete for
+    // memory bandwidth.
     std::string text;
     double seconds = 1e9;
     for (int attempt = 0; attempt < 3 && seconds >= 0.7; ++attempt) {

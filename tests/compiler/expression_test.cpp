@@ -1,4 +1,5 @@
-// What expressions mean, and where their errors point. Whole messages: errors/let_expressions.yaml and others.
+// Values of expressions, and the locations of their errors. Complete messages are in errors/let_expressions.yaml and
+// others.
 
 #include "compiler/frontend/frontend.h"
 
@@ -49,7 +50,7 @@ TEST(Expression, Logic) {
   EXPECT_EQ(value("not tied or pp > 1"), 1);
   EXPECT_EQ(value("not tied and pp > 1"), 0);
   EXPECT_EQ(value("not (tied and pp == 1)"), 1);
-  EXPECT_EQ(value("1 or 1 and 0"), 1); // `and` binds tighter
+  EXPECT_EQ(value("1 or 1 and 0"), 1); // `and` binds tighter than `or`
   EXPECT_EQ(value("not 0 == 0"), 0);   // comparisons bind tighter than `not`
   EXPECT_EQ(value("1 + 1 < 3 * 1"), 1);
   EXPECT_EQ(value("5 and 7"), 1);
@@ -59,11 +60,11 @@ TEST(Expression, Logic) {
     EXPECT_EQ(value(text), holds) << text;
 }
 
-TEST(Expression, TheSideThatDoesNotCountIsNotComputed) {
+TEST(Expression, ShortCircuit) {
   EXPECT_EQ(value("0 and 1 / 0"), 0);
   EXPECT_EQ(value("1 or max + 1"), 1);
   EXPECT_FALSE(value("1 and 1 / 0"));
-  EXPECT_FALSE(value("1 or nothing")); // its names are checked
+  EXPECT_FALSE(value("1 or nothing")); // names are checked in operands that are not evaluated
 }
 
 TEST(Expression, Errors) {
@@ -121,14 +122,14 @@ TEST(Expression, ErrorsPointAtTheCharacter) {
   EXPECT_EQ(column("hidden % 2"), 7);
 }
 
-TEST(Expression, UnknownValuesPassInSilence) {
+TEST(Expression, UnknownValuesGiveNoFurtherErrors) {
   Diagnostics diagnostics;
   EXPECT_FALSE(evaluate({"lost * 2", {}}, kNames, diagnostics));
   EXPECT_FALSE(evaluate({"lost and 0 or 1", {}}, kNames, diagnostics));
   EXPECT_TRUE(diagnostics.ok());
 }
 
-TEST(Expression, DepthAndLengthAreBounded) {
+TEST(Expression, NestingAndLengthAreLimited) {
   const auto nested = [](int n) { return std::string(n, '(') + "1" + std::string(n, ')'); };
   EXPECT_EQ(value(nested(60)), 1);
   EXPECT_FALSE(value(nested(70)));

@@ -1,4 +1,4 @@
-// `extend: FILE` of models: what wins, what is removed, where paths start; and hostile chains.
+// `extend: FILE` of models: overriding, removal, base folders of paths, and cyclic chains. Also globs.
 
 #include "compiler/frontend/reading.h"
 
@@ -43,9 +43,9 @@ std::vector<std::string> names(const ir::Endpoint &endpoint) {
 
 } // namespace
 
-TEST_F(ModelExtend, JoinsEntryByEntry) {
+TEST_F(ModelExtend, MergesEntryByEntry) {
   write("bases/numbers.json", R"({"width": 6, "deep": 3})");
-  write("bases/base.yaml", "config: numbers.json\n" // starts in the folder of the file that says it
+  write("bases/base.yaml", "config: numbers.json\n" // relative to the folder of this file
                            "dtype: bf16\n"
                            "let: {width: $width, twice: 2 * width, deep: $deep}\n"
                            "index: {layer: deep}\n"
@@ -65,11 +65,11 @@ TEST_F(ModelExtend, JoinsEntryByEntry) {
   EXPECT_EQ(names(good->endpoints[1]), (std::vector<std::string>{"p.{layer}", "q", "s"}));
   EXPECT_EQ(good->variables[0].size, 3);
   EXPECT_EQ(good->tensorPatterns[0].shape, (std::vector<int64_t>{4}))
-      << "own `let` values reach the base's expressions";
+      << "expressions of the base file use the extending file's `let` values";
   EXPECT_EQ(good->tensorPatterns[good->endpoints[1].params[1].parts[0].pattern].name, "d");
 }
 
-TEST_F(ModelExtend, OverridesReachTheWhole) {
+TEST_F(ModelExtend, OverridesApplyToTheBase) {
   write("bases/base.yaml", "dtype: bf16\nlet: {width: 6}\ntensors: {a: [width]}\n");
   write("own.yaml", "extend: bases/base.yaml\n");
   const auto found = layout("source: {mesh: {}}\ntarget: {mesh: {}}\n", {"model.let.width=10"});
@@ -77,20 +77,21 @@ TEST_F(ModelExtend, OverridesReachTheWhole) {
   EXPECT_EQ(found->tensorPatterns[0].shape, (std::vector<int64_t>{10}));
 }
 
-TEST_F(ModelExtend, RefusesLoopsAndWhatIsNotThere) {
+TEST_F(ModelExtend, RefusesCyclesMissingFilesAndMissingEntries) {
   write("own.yaml", "extend: own.yaml\n");
   EXPECT_FALSE(layout("source: {mesh: {}}\ntarget: {mesh: {}}\n"));
-  EXPECT_NE(errors().find("models extended more than 16 deep"), std::string::npos) << errors();
+  EXPECT_NE(errors().find("'extend' is nested more than 16 files deep"), std::string::npos) << errors();
   write("own.yaml", "extend: nowhere.yaml\n");
   EXPECT_FALSE(layout("source: {mesh: {}}\ntarget: {mesh: {}}\n"));
   EXPECT_NE(errors().find("cannot read"), std::string::npos) << errors();
   write("bases/base.yaml", "dtype: bf16\ntensors: {a: [4]}\n");
   write("own.yaml", "extend: bases/base.yaml\ntensors: {b: null}\n");
   EXPECT_FALSE(layout("source: {mesh: {}}\ntarget: {mesh: {}}\n"));
-  EXPECT_NE(errors().find("'b' is removed from 'tensors', which has none"), std::string::npos) << errors();
+  EXPECT_NE(errors().find("'b' is null, which removes it from 'tensors', but 'tensors' has no 'b'"), std::string::npos)
+      << errors();
 }
 
-TEST(Globs, FitWholeNames) {
+TEST(Globs, MatchCompleteNames) {
   EXPECT_TRUE(matchesGlob("*", ""));
   EXPECT_TRUE(matchesGlob("*.experts.*", "layers.{layer}.experts.{expert}.up"));
   EXPECT_TRUE(matchesGlob("a?c", "abc"));
@@ -98,5 +99,6 @@ TEST(Globs, FitWholeNames) {
   EXPECT_FALSE(matchesGlob("a?c", "ac"));
   EXPECT_FALSE(matchesGlob("a*", "ba"));
   EXPECT_FALSE(matchesGlob("", "a"));
-  EXPECT_FALSE(matchesGlob("*" + std::string(50, 'a') + "*b", std::string(100000, 'a'))) << "and in bounded time";
+  EXPECT_FALSE(matchesGlob("*" + std::string(50, 'a') + "*b", std::string(100000, 'a')))
+      << "also tests that the time is bounded";
 }

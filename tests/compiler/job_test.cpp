@@ -1,4 +1,4 @@
-// A job as read: includes, --set, meshes, ranks, world, options, fingerprint. What is refused: errors/*.yaml.
+// Reading of jobs: includes, --set, meshes, ranks, world, options, fingerprint. Errors are tested by errors/*.yaml.
 
 #include "compiler/frontend/frontend.h"
 
@@ -57,7 +57,7 @@ TEST_F(JobTest, Meshes) {
   EXPECT_EQ(job.world, 8);
 }
 
-TEST_F(JobTest, AnAxisInSeveralViewsIsOne) {
+TEST_F(JobTest, SameAxisInSeveralViews) {
   const Job job = read(
       kModel +
       std::string(
@@ -66,7 +66,7 @@ TEST_F(JobTest, AnAxisInSeveralViewsIsOne) {
 }
 
 TEST_F(JobTest, Megatron) {
-  // docs/yaml.md §3: tp = p mod 2, dp = p/2 mod 2, pp = p/4; ep = p mod 2, edp = p/2 mod 2, pp = p/4
+  // docs/yaml.md §3, for mesh rank p: tp = p mod 2, dp = p/2 mod 2, pp = p/4; ep = p mod 2, edp = p/2 mod 2, pp = p/4
   const Job job = read(kModel + std::string("source: {mesh: {megatron: {tp: 2, pp: 2, dp: 2, ep: 2}}}\n"
                                             "target: {mesh: {megatron: {tp: 2, pp: 2, dp: 2, order: pp-dp-tp}}}\n"));
   EXPECT_EQ(axes(job.endpoints.at(0)), "tp=2/1 cp=1/2 dp=2/2 pp=2/4 etp=1/1 ep=2/1 edp=2/2 ");
@@ -129,7 +129,7 @@ TEST_F(JobTest, Overrides) {
   EXPECT_EQ(read(text, {"options.staging=1KiB"}).stagingLimit, 1024); // keys are created
   EXPECT_EQ(read(text, {"model.let.n=2 * 3"}).model.let.at("n"), 6);
   EXPECT_EQ(read(text, {"model.tensors.l.{layer}.w=[16]"}).model.tensors.at(0).shape.at(0),
-            16); // the longest key that is there
+            16); // the longest existing key is used
   EXPECT_EQ(read(text, {"model.tensors.extra=[1, 2]"}).model.tensors.size(), 2u);
   write("m.yaml", "dtype: bf16\nlet: {n: 4}\ntensors: {w: [n]}\n");
   const std::string included = "model: m.yaml\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4}}\n";
@@ -141,7 +141,7 @@ TEST_F(JobTest, Overrides) {
             4);
 }
 
-TEST_F(JobTest, FingerprintIsOfContentsAndOverrides) {
+TEST_F(JobTest, FingerprintCoversContentsAndOverrides) {
   const std::string text = kModel + std::string("source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 4}}\n");
   const std::string one = read(text).fingerprint;
   EXPECT_EQ(one.size(), 32u);
@@ -151,7 +151,7 @@ TEST_F(JobTest, FingerprintIsOfContentsAndOverrides) {
   EXPECT_NE(read(text, {"world=5"}).fingerprint, read(text, {"world=6"}).fingerprint);
 }
 
-TEST_F(JobTest, PathsAreRelativeToTheFileThatSaysThem) {
+TEST_F(JobTest, PathsAreRelativeToTheNamingFile) {
   write("models/config.json", "{\"n\": 12}");
   write("models/m.yaml", "config: config.json\ndtype: bf16\nlet: {n: $n}\ntensors: {w: [n]}\n");
   EXPECT_EQ(read("model: models/m.yaml\nsource: {mesh: {}}\ntarget: {mesh: {}}\n").model.let.at("n"), 12);

@@ -1,4 +1,4 @@
-// A model as read: let and config, index, tensors, layouts. What is refused: errors/*.yaml.
+// Reading of models: let and config, index, tensors, layouts. Errors are tested by errors/*.yaml.
 
 #include "compiler/frontend/reading.h"
 
@@ -60,7 +60,7 @@ tensors:
   const TensorDeclaration &norm = model.tensors[1];
   EXPECT_EQ(norm.dtype, ir::DType::fp32);
   EXPECT_EQ(norm.variables, Names{"layer"});
-  ASSERT_EQ(norm.where.at("layer").size(), 1u); // 0..3, joined
+  ASSERT_EQ(norm.where.at("layer").size(), 1u); // merged to 0..3
   EXPECT_EQ(norm.where.at("layer")[0].first, 0);
   EXPECT_EQ(norm.where.at("layer")[0].last, 3);
   EXPECT_EQ(model.tensors[2].variables, (Names{"layer", "expert"}));
@@ -81,7 +81,7 @@ TEST(Model, ConfigKeys) {
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/config.json")
       << R"({"hidden_size": 8, "tie": true, "none": null, "text_config": {"heads": 4}, "theta": 1e6, "types": ["mamba", "mlp", "mamba"], "letters": "M-M"})";
-  Diagnostics diagnostics; // the default must make sense although it is not needed
+  Diagnostics diagnostics; // the default is checked although it is not used
   EXPECT_FALSE(read("config: config.json\ndtype: bf16\nlet: {h: $hidden_size or nothing}\ntensors: {w: [h]}\n",
                     diagnostics, folder));
   EXPECT_EQ(diagnostics.errors(), 1u) << diagnostics.text();
@@ -96,9 +96,9 @@ TEST(Model, ConfigKeys) {
       "tensors:\n  \"m.{layer}\": {shape: [a], where: {layer: {pattern: $pattern or $types, is: [M, mamba]}}}\n"
       "  \"n.{layer}\": {shape: [b], where: {layer: {pattern: $letters or $types, is: [M, mamba]}}}\n",
       folder);
-  EXPECT_EQ(
-      other.let,
-      (Environment{{"a", 8}, {"b", 4}, {"l", 3}})); // the first that is there and not null; of an array how many it has
+  EXPECT_EQ(other.let,
+            (Environment{
+                {"a", 8}, {"b", 4}, {"l", 3}})); // the first key that exists and is not null; for an array its length
   for (const TensorDeclaration &tensor : other.tensors) {
     const auto &layers = tensor.where.at("layer");
     ASSERT_EQ(layers.size(), 2u);

@@ -457,9 +457,9 @@ TEST(Resolve, ParamsOntoTheSame) {
   EXPECT_EQ(contents(*cut.layout, 1, 1),
             (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [2] z z", "twice [2] norm:1 norm:1"}));
   expectError(same.target("{mine: {extend: same, params: {nrom: null}}}", "mine"),
-              "param 'nrom' is removed, but there is none");
+              "param 'nrom' is null, which removes it, but the extended layout has no param 'nrom'");
   expectError(same.target("{same: {extend: same, params: {nrom: null}}}", "same"),
-              "param 'nrom' is removed, but there is none");
+              "param 'nrom' is null, which removes it, but the extended layout has no param 'nrom'");
 }
 
 /// A tensor with one row for each coordinate of each axis, cut over all of them: a place has one element.

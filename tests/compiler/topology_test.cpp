@@ -1,4 +1,4 @@
-// topology.yaml: every key, its units, and what is refused.
+// topology.yaml: all keys, units and errors.
 
 #include "compiler/frontend/reading.h"
 #include "compiler/frontend/topology.h"
@@ -26,7 +26,7 @@ TEST(Topology, ReadsUnits) {
   EXPECT_EQ(*t, (ir::Topology{4, 10'000'000'000, 2000, 2, 12'500'000'000, 500, 8'000'000}));
 }
 
-TEST(Topology, GivesNicsToRanksInOrder) {
+TEST(Topology, AssignsNicsToRanksInOrder) {
   const ir::Topology t{4, 1, 0, 2, 1, 0, 1};
   std::vector<int64_t> nics;
   for (int64_t rank = 0; rank < 8; ++rank)
@@ -37,7 +37,7 @@ TEST(Topology, GivesNicsToRanksInOrder) {
   EXPECT_EQ(ir::Topology{}.node(5), 0);
 }
 
-TEST(Topology, RefusesWhatItCannotMean) {
+TEST(Topology, RefusesInvalidValues) {
   const std::pair<const char *, const char *> cases[] = {
       {"link: {rate: 1GB/s}", "missing key 'ranks_per_node'"},
       {"ranks_per_node: 8\nlink: {rate: 450}", "expected a rate per direction"},
@@ -45,7 +45,7 @@ TEST(Topology, RefusesWhatItCannotMean) {
       {"ranks_per_node: 8\nlink: {rate: 0GB/s}", "expected a rate per direction"},
       {"ranks_per_node: 8\nlink: {rate: 99999999999999999999GB/s}", "expected a rate per direction"},
       {"ranks_per_node: 8\nlink: {latency: 1us}", "missing key 'rate'"},
-      {"ranks_per_node: 8\nnics: {per_node: 9, rate: 1GB/s}", "expected at most 'ranks_per_node', 8"},
+      {"ranks_per_node: 8\nnics: {per_node: 9, rate: 1GB/s}", "expected at most 8 ('ranks_per_node')"},
       {"ranks_per_node: 8\nnics: {per_node: 1, rate: 1GB/s, latency: 3}", "expected a time"},
       {"ranks_per_node: 8\ncopy: 3", "expected a map for 'copy'"},
       {"ranks_per_node: 8\nlinks: {}", "did you mean 'link'?"},

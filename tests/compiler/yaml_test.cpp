@@ -1,4 +1,4 @@
-// YAML → Node, and how messages are printed. Whole messages of refused YAML: errors/yaml_*.yaml.
+// Parsing of YAML into Nodes, and printing of messages. Complete messages about invalid YAML are in errors/yaml_*.yaml.
 
 #include "compiler/frontend/frontend.h"
 
@@ -7,7 +7,7 @@
 namespace reshard {
 namespace {
 
-/// "kind@line:column" of a node, its text, its children.
+/// A node as text: line:column, then `null`, the text, `{…}` or `[…]`.
 std::string dump(const Node &node) {
   std::string result = std::to_string(node.at.line) + ":" + std::to_string(node.at.column);
   if (node.kind == Node::Kind::null)
@@ -28,14 +28,14 @@ std::string parsed(const std::string &text, size_t begin = 0) {
   return node && diagnostics.ok() ? dump(*node) : diagnostics.text();
 }
 
-TEST(Source, TreeAndPlaces) {
+TEST(Yaml, TreeAndLocations) {
   EXPECT_EQ(parsed("a: 1\nb: [x, 'y', {c: ~}]\n"),
             "1:1 {1:1 a = 1:4 1, 2:1 b = 2:4 [2:5 x, 2:8 \"y\", 2:13 {2:14 c = 2:17 null, }, ], }");
   EXPECT_EQ(parsed("l.{layer}.up: [8, hidden]\n"), "1:1 {1:1 l.{layer}.up = 1:15 [1:16 8, 1:19 hidden, ], }");
   EXPECT_EQ(parsed("a:\n- b\n- c: 1\n"), "1:1 {1:1 a = 2:1 [2:3 b, 3:3 {3:3 c = 3:6 1, }, ], }");
 }
 
-TEST(Source, ScalarsKeepTheirText) {
+TEST(Yaml, ScalarsKeepTheirText) {
   EXPECT_EQ(parsed("[010, 1_000, 0x1F, yes, 1e3, \"1\", '']"),
             "1:1 [1:2 010, 1:7 1_000, 1:14 0x1F, 1:20 yes, 1:25 1e3, 1:30 \"1\", 1:35 \"\", ]");
   EXPECT_EQ(parsed("a: |-\n x\n"), "1:1 {1:1 a = 1:4 \"x\", }");
@@ -44,14 +44,14 @@ TEST(Source, ScalarsKeepTheirText) {
   EXPECT_EQ(parsed("a: 'it''s'"), "1:1 {1:1 a = 1:4 \"it's\", }");
 }
 
-TEST(Source, ColumnsAreBytes) { EXPECT_EQ(parsed("ä: [ö, x]"), "1:1 {1:1 ä = 1:5 [1:6 ö, 1:10 x, ], }"); }
+TEST(Yaml, ColumnsAreBytes) { EXPECT_EQ(parsed("ä: [ö, x]"), "1:1 {1:1 ä = 1:5 [1:6 ö, 1:10 x, ], }"); }
 
-TEST(Source, EmptyTextIsNothing) {
+TEST(Yaml, EmptyTextIsNull) {
   EXPECT_EQ(parsed(""), "1:1 null");
   EXPECT_EQ(parsed("# comment\n"), "1:1 null");
 }
 
-TEST(Source, ByteOrderMarkLineEndsDirective) {
+TEST(Yaml, ByteOrderMarkLineEndsDirective) {
   EXPECT_EQ(parsed("\xef\xbb\xbf"
                    "a: 1"),
             "1:4 {1:4 a = 1:7 1, }");
@@ -59,15 +59,15 @@ TEST(Source, ByteOrderMarkLineEndsDirective) {
   EXPECT_EQ(parsed("%YAML 1.2\n---\na: 1\n...\n"), "3:1 {3:1 a = 3:4 1, }");
 }
 
-TEST(Source, BeginsInsideALine) { EXPECT_EQ(parsed("a.b={c: [1]}", 4), "1:5 {1:6 c = 1:9 [1:10 1, ], }"); }
+TEST(Yaml, ParsingStartsInsideALine) { EXPECT_EQ(parsed("a.b={c: [1]}", 4), "1:5 {1:6 c = 1:9 [1:10 1, ], }"); }
 
-TEST(Source, NestingUpTo64) {
+TEST(Yaml, NestingUpTo64) {
   const auto nested = [](size_t n) { return std::string(n, '[') + std::string(n, ']'); };
   EXPECT_EQ(parsed(nested(64)).find("error"), std::string::npos);
   EXPECT_NE(parsed(nested(65)).find("nested more than 64 deep"), std::string::npos);
 }
 
-TEST(Source, WhatIsLeftAfterErrorsIsRead) {
+TEST(Yaml, TreeAfterErrors) {
   Diagnostics diagnostics;
   const auto node = parseYaml(diagnostics.addFile("x", "a: &x !t 1\na: 2\nb: 3\n"), diagnostics);
   EXPECT_EQ(diagnostics.errors(), 3u) << diagnostics.text(); // anchor, tag, duplicate
@@ -77,11 +77,11 @@ TEST(Source, WhatIsLeftAfterErrorsIsRead) {
   EXPECT_EQ(node->find("c"), nullptr);
 }
 
-TEST(Source, ExplicitNonSpecificTagIsATag) {
+TEST(Yaml, ExplicitNonSpecificTagIsATag) {
   EXPECT_NE(parsed("a: ! x").find("tags are not supported"), std::string::npos);
 }
 
-TEST(Source, UnterminatedQuotes) {
+TEST(Yaml, UnterminatedQuotes) {
   for (const char *text : {"a: \"b", "a: 'b", "a: \"b\n", "a: [\"b, c]\n", "a: \"b\\\"\n", "a: 'b''\n"})
     EXPECT_NE(parsed(text).find("without a closing"), std::string::npos) << text << "\n" << parsed(text);
 }
@@ -93,8 +93,8 @@ TEST(Diagnostics, SortedWithNotesAndCount) {
   diagnostics.error({a, 2, 3}, "second");
   diagnostics.note({b, 1, 1}, "of the second");
   diagnostics.warning({a, 1, 1}, "first");
-  diagnostics.error({a, 2, 3}, "second"); // said already
-  diagnostics.note({b, 1, 1}, "lost with it");
+  diagnostics.error({a, 2, 3}, "second"); // a repetition is dropped
+  diagnostics.note({b, 1, 1}, "dropped with it");
   EXPECT_EQ(diagnostics.errors(), 2u);
   EXPECT_EQ(diagnostics.text(), "a:1:1: warning: first\none\n^\n"
                                 "a:2:3: error: second\ntwo\n  ^\n"
@@ -103,7 +103,7 @@ TEST(Diagnostics, SortedWithNotesAndCount) {
                                 "2 errors\n");
 }
 
-TEST(Diagnostics, WithoutAPlace) {
+TEST(Diagnostics, WithoutALocation) {
   Diagnostics none;
   none.error({}, "no such file");
   EXPECT_EQ(none.text(), "error: no such file\n");
@@ -113,7 +113,7 @@ TEST(Diagnostics, WithoutAPlace) {
   EXPECT_EQ(diagnostics.text(), "a: error: as a whole\n");
 }
 
-TEST(Diagnostics, CaretUnderWhatIsSeen) {
+TEST(Diagnostics, CaretColumnOfPrintedText) {
   Diagnostics diagnostics;
   const uint32_t file = diagnostics.addFile("a", "\tgrö\x1b[ß: x\r\n");
   diagnostics.error({file, 1, 12}, "here\x1b[0m");

@@ -230,7 +230,7 @@ class Checkpoints(unittest.TestCase):
             return done.stderr
 
         self.assertIn("error: 'dtype: stored': '" + str(self.work / "no") + "' has no files of tensors", refused("source.storage=no"))
-        self.assertIn("'dtype: stored' in the target, expected it in a source with 'storage'", refused("target.dtype=stored"))
+        self.assertIn("'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the target", refused("target.dtype=stored"))
         source["l.1.b"] = source["l.1.b"].astype(np.float32)
         save_file(source, self.work / "hf/model.safetensors")
         self.assertIn("error: param 'l.{layer}.b' is stored as fp16 ('l.0.b') and as fp32 ('l.1.b'), expected one dtype",

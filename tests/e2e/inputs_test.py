@@ -46,9 +46,9 @@ class Inputs(unittest.TestCase):
         os.mkfifo(self.folder / "pipe.rir")
         for name in ("pipe", "pipe.rir"):
             done = self.run_command("reshard-compile", name, "-o", "plan", code=2)
-            self.assertIn(f"cannot read '{name}': it is no regular file", done.stderr)
+            self.assertIn(f"cannot read '{name}': it is not a regular file", done.stderr)
         (self.folder / "job.yaml").write_text(JOB.replace("{dtype: bf16, tensors: {a: {shape: [512, 512], shard: {0: tp}}}}", "pipe"))
-        self.assertIn("cannot read 'pipe': it is no regular file", self.run_command("reshard-compile", "job.yaml", "-o", "plan", code=2).stderr)
+        self.assertIn("cannot read 'pipe': it is not a regular file", self.run_command("reshard-compile", "job.yaml", "-o", "plan", code=2).stderr)
         self.run_command("reshard-compile", ".", "-o", "plan", code=2)
 
     def test_pipes_that_are_handed_over(self):

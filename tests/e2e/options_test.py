@@ -268,7 +268,7 @@ class Patterns(Options):
                "source: {mesh: {}}\ntarget: {mesh: {}}\n")
         for pattern, kind in (("$kinds", "X"), ("$list", "ful")):
             self.compile(job % (pattern, kind))
-            self.assertIn(f"warning: kind '{kind}' stands nowhere in the pattern", self.stderr)
+            self.assertIn(f"warning: kind '{kind}' does not occur in the pattern", self.stderr)
         self.compile(job % ("$kinds", "M"))
         self.assertEqual(self.stderr, "")
 

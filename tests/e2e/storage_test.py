@@ -195,8 +195,8 @@ model:
     def test_what_would_be_ignored_is_refused(self):
         ranks = "{mesh: {tp: 2, dp: 4}}"
         for source, target, options, flags, error in (
-                (ranks, ranks, "{group: dp}", [], "job.yaml:14:18: error: 'group' shares out the work on files, but no endpoint has any"),
-                (ranks, self.FILES, "{exchange: p2p}", [], "job.yaml:14:21: error: 'exchange' of what is read of files, but the source has ranks"),
+                (ranks, ranks, "{group: dp}", [], "job.yaml:14:18: error: 'group' distributes the reading and writing of files, but no endpoint has 'storage'"),
+                (ranks, self.FILES, "{exchange: p2p}", [], "job.yaml:14:21: error: 'exchange' applies to a source that is read from files, but this source has no 'storage'"),
                 (ranks, self.FILES, "{group: dp}", [], "error: 'group' shares out writing with --algorithm=megatron alone"),
                 (ranks, ranks, "{staging: 1MiB}", ["--algorithm=megatron"], "error: --algorithm=megatron shares out the work on files"),
                 (self.FILES, ranks, "{group: dp}", ["--algorithm=megatron", "--keep=plan"], "--keep leaves them, expected one of them")):
