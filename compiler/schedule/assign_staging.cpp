@@ -1,7 +1,7 @@
-// assign-staging: a fixed place in the rank's arena for every message. A message that is one contiguous piece of a
-// param moves in place. For the others there are two slots for each direction, between nodes and inside them, which
-// chunks take in turn, so that one is packed or unpacked while the next is under way. A step that takes over bytes of
-// the arena waits for the steps that had them last.
+// assign-staging: gives every message a fixed offset in the rank's arena. A message that is one contiguous range of a
+// param needs no staging: it is sent from the param, or received into it. The other messages use two slots for each
+// direction and link tier. Chunks alternate between the two slots, so that one chunk is packed or unpacked while the
+// next is sent or received. A step that uses bytes of the arena waits for the steps that used them before.
 
 #include "compiler/pass.h"
 #include "compiler/transfer/staging.h"
@@ -22,8 +22,8 @@ int64_t bytesOf(const OperandShape &shape) {
   return bytes;
 }
 
-/// Whether an operand is in the arena, row behind row.
-bool relayed(const RankSchedule &rank, const Operand &operand) {
+/// Whether an operand is in the arena, with its rows contiguous.
+bool contiguousInArena(const RankSchedule &rank, const Operand &operand) {
   const OperandShape &shape = rank.shapes[operand.shape];
   int64_t stride = bytesOf(shape);
   return operand.buffer == 0 && std::all_of(shape.loops.begin(), shape.loops.end(), [&](const OperandLoop &loop) {
@@ -31,25 +31,27 @@ bool relayed(const RankSchedule &rank, const Operand &operand) {
          });
 }
 
-/// Not what is converted on its way into memory or out of it.
+/// Whether a message is sent from, or received into, its operand directly: the operand is contiguous, and its bytes are
+/// not converted when they are read or written.
 bool inPlace(const Layout &layout, const RankSchedule &rank, const Step &step) {
   const Operands &operands = step.kind == StepKind::send ? step.inputs : step.outputs;
-  if (operands.size() != 1 || !(rank.shapes[operands[0].shape].loops.empty() || relayed(rank, operands[0])))
+  if (operands.size() != 1 || !(rank.shapes[operands[0].shape].loops.empty() || contiguousInArena(rank, operands[0])))
     return false;
-  if (operands[0].buffer == 0) // what is gathered or relayed there
+  if (operands[0].buffer == 0) // staged elements or relayed bytes
     return true;
-  const auto run = std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer,
-                                              [](uint32_t buffer, const BufferRange &r) { return buffer < r.first; }));
-  return !layout.endpoints[run->endpoint].params[run->param].converts();
+  const auto range =
+      std::prev(std::upper_bound(rank.buffers.begin(), rank.buffers.end(), operands[0].buffer,
+                                 [](uint32_t buffer, const BufferRange &r) { return buffer < r.first; }));
+  return !layout.endpoints[range->endpoint].params[range->param].converts();
 }
 
 int64_t chunks(const Step &step) { return step.chunk > 0 ? (step.bytes + step.chunk - 1) / step.chunk : 1; }
 
-/// Two slots that chunks of one direction take in turn.
+/// The two slots between which the chunks of one direction and link tier alternate.
 struct Slots {
-  int64_t bytes = 0; // of each
-  int64_t base = 0;
-  int64_t chunks = 0; // so far
+  int64_t bytes = 0;  // of each slot
+  int64_t base = 0;   // offset of the first slot in the arena
+  int64_t chunks = 0; // chunks assigned so far
 };
 
 void assign(RankSchedule &rank, const Layout &layout) {
@@ -67,7 +69,7 @@ void assign(RankSchedule &rank, const Layout &layout) {
       slots.bytes = std::max(slots.bytes, alignUp(step.chunk > 0 ? step.chunk : step.bytes));
       slots.chunks += chunks(step);
     }
-  for (const Step &step : rank.steps) // behind what is gathered or relayed
+  for (const Step &step : rank.steps) // slots follow the staged elements and relayed bytes
     for (size_t i = 0; i < step.inputs.size(); ++i)
       if (step.inputs[i].buffer == 0)
         rank.arenaBytes =
@@ -103,7 +105,7 @@ std::string assignStaging(Module &module) {
     rank.arenaBytes += stagedBytes(module.layout, rank.buffers);
     if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
       return stagingTooSmall(module.layout.stagingLimit) + ": rank " + std::to_string(rank.rank) + " needs " +
-             std::to_string(rank.arenaBytes);
+             std::to_string(rank.arenaBytes) + " bytes";
   }
   return {};
 }

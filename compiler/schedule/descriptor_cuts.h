@@ -1,4 +1,4 @@
-// Where streams of descriptors may be cut.
+// The positions at which flows of descriptors may be cut.
 #pragma once
 
 #include "compiler/schedule/rounds.h"
@@ -9,16 +9,18 @@
 
 namespace reshard {
 
-/// Streams are cut between rows where these are small, else at a multiple of the alignment, at least of an element.
+/// Cuts flows between rows if rows are small, else at multiples of the staging alignment, else between elements.
 class DescriptorCuts : public Cuts {
 public:
-  /// `block`: what stays together, or 0.
+  /// Appends a descriptor to the current flow. `row`: bytes of a row; `block`: bytes of a quantization block, inside
+  /// which it is not cut, or 0.
   void add(int64_t bytes, int64_t row, int64_t block) {
     const int64_t begin = ranges_.size() == firsts_.back() ? 0 : ranges_.back().end;
     ranges_.push_back(
         {begin, begin + bytes, row,
-         block > 0 ? block : std::min<int64_t>(row & -row, 16)}); // rows are whole elements, of a power of two bytes
+         block > 0 ? block : std::min<int64_t>(row & -row, 16)}); // an element has a power of two bytes, 16 at most
   }
+  /// The next descriptor belongs to the next flow.
   void endFlow() { firsts_.push_back(ranges_.size()); }
 
   bool possible(uint32_t flow, int64_t at) const override {
@@ -35,7 +37,7 @@ public:
   }
 
 private:
-  /// Bytes [begin, end) of one descriptor; `element`: what is not cut.
+  /// Bytes [begin, end) of a flow: one descriptor. It is cut only at multiples of `granule` bytes after `begin`.
   struct Range {
     int64_t begin, end, row, granule;
   };
@@ -45,7 +47,7 @@ private:
                              [](const Range &range, int64_t to) { return range.end < to; });
   }
 
-  std::vector<Range> ranges_; // stream after stream
+  std::vector<Range> ranges_; // flow after flow
   std::vector<size_t> firsts_ = {0};
 };
 

@@ -1,4 +1,4 @@
-// Cutting descriptors at a number of bytes.
+// Cuts descriptors at a number of bytes.
 #pragma once
 
 #include "compiler/resolve/interner.h"
@@ -8,25 +8,26 @@
 
 namespace reshard {
 
-/// Bytes that a shape moves.
+/// The bytes that a descriptor of this shape moves.
 int64_t bytesOf(const ir::Shape &shape);
 
-/// A descriptor `at` steps of a loop on, with another shape (its number).
+/// The descriptor `at` iterations of loop `step` later, with the shape of number `shape`.
 ir::Descriptor stepped(ir::Descriptor descriptor, int64_t at, const ir::Loop &step, uint32_t shape);
 
-/// Takes descriptors one after the other, in the order of their bytes.
+/// Takes bytes from the front of a list of descriptors, in the order in which the descriptors move them.
 class DescriptorCutter {
 public:
-  /// New shapes are interned in `shapes`, which outlives this.
+  /// New shapes are interned in `shapes`, which must outlive this object.
   explicit DescriptorCutter(Interner<ir::Shape> &shapes) : shapes_(shapes) {}
 
-  /// Moves the first `bytes` bytes of `stack`, whose first descriptor is its last element and which has as many, to the
-  /// end of `pieces`. A descriptor across the end is cut: between steps of its outermost loop, then within a step, at
-  /// last in a row.
+  /// Moves the first `bytes` bytes of `stack` to the end of `taken`. `stack` lists descriptors in reverse order and
+  /// must have that many bytes. A descriptor that crosses the end is cut between iterations of its outermost loop, then
+  /// inside one iteration, finally inside a row.
   void take(std::vector<ir::Descriptor> &stack, int64_t bytes, std::vector<ir::Descriptor> &taken);
 
 private:
-  /// Head and rest of a descriptor of more than `bytes` bytes; each at most two pieces for every loop.
+  /// Cuts a descriptor of more than `bytes` bytes into `head` and `rest`, each of at most two descriptors for every
+  /// loop.
   void split(const ir::Descriptor &descriptor, const ir::Shape &shape, int64_t bytes, std::vector<ir::Descriptor> &head,
              std::vector<ir::Descriptor> &rest);
 

@@ -10,7 +10,7 @@ namespace reshard {
 using namespace ir;
 
 std::vector<std::pair<FlowKey, Descriptor>> Relays::cut(const std::vector<FlowKey> &keys,
-                                                        const std::vector<Stream> &flows,
+                                                        const std::vector<Flow> &flows,
                                                         const std::vector<size_t> &firsts,
                                                         const std::vector<Descriptor> &descriptors) {
   for (const Endpoint &endpoint : layout_.endpoints)
@@ -18,19 +18,19 @@ std::vector<std::pair<FlowKey, Descriptor>> Relays::cut(const std::vector<FlowKe
       if (param.view)
         return {};
   int64_t sent = 0;
-  for (const Stream &flow : flows)
+  for (const Flow &flow : flows)
     sent += flow.bytes * static_cast<int64_t>(flow.hops.size());
   const int64_t room = relayRoom(layout_, sent);
   std::vector<Split> split(flows.size());
   std::vector<int64_t> phases(flows.size(), 1);
   bool any = false;
-  for (size_t first = 0, last = 0; first < flows.size(); first = last) { // generation after generation
+  for (size_t first = 0, last = 0; first < flows.size(); first = last) { // epoch after epoch
     std::vector<InternodeHop> hops;
-    std::vector<size_t> of; // sendings, their streams
+    std::vector<size_t> of; // by index into `hops`: the flow
     for (; last < flows.size() && keys[last].when == keys[first].when; ++last) {
       split[last] = {{-1, flows[last].bytes}};
       for (size_t h = 0; h < flows[last].hops.size(); ++h)
-        if (const Stream::Hop &hop = flows[last].hops[h];
+        if (const Flow::Hop &hop = flows[last].hops[h];
             layout_.topology.node(hop.from) != layout_.topology.node(hop.to)) {
           hops.push_back({hop.from, hop.to, flows[last].bytes, h == 0 && !keys[last].reads()});
           of.push_back(last);
@@ -45,20 +45,20 @@ std::vector<std::pair<FlowKey, Descriptor>> Relays::cut(const std::vector<FlowKe
               relayPhases(relayed, layout_.world, room - room / 8));
     any = any || !relayed.empty();
   }
-  // Cuts and alignment may make more of a phase than its share.
+  // Cuts and alignment can make a phase exceed the room. Then divide into more phases.
   std::vector<std::pair<FlowKey, Descriptor>> all;
-  for (int64_t more = 1; any && more <= kMostRelayPhases; more *= 2) {
+  for (int64_t factor = 1; any && factor <= kMostRelayPhases; factor *= 2) {
     all.clear();
     for (size_t s = 0; s < flows.size(); ++s)
       cutFlow(keys[s], llvm::ArrayRef(descriptors).slice(firsts[s], firsts[s + 1] - firsts[s]), split[s],
-              phases[s] * more, all);
+              phases[s] * factor, all);
     if (layout_.stagingLimit == 0 || fits(all, room))
       return all;
   }
   return {};
 }
 
-/// Whether no relay holds more than its room in any phase. Descriptors of one way follow one another.
+/// Whether no relay holds more than `room` bytes in any phase. Descriptors of one flow are consecutive.
 bool Relays::fits(const std::vector<std::pair<FlowKey, Descriptor>> &all, int64_t room) const {
   std::map<std::pair<EpochPhase, int32_t>, int64_t> held;
   for (size_t first = 0, last = 0; first < all.size(); first = last) {
@@ -71,7 +71,7 @@ bool Relays::fits(const std::vector<std::pair<FlowKey, Descriptor>> &all, int64_
   return true;
 }
 
-/// Each part goes in all phases alike. Cuts are where streams are well cut.
+/// Divides the part of each relay evenly among all phases, with cuts at good positions of the flow.
 void Relays::cutFlow(const FlowKey &key, llvm::ArrayRef<Descriptor> descriptors, const Split &split, int64_t phases,
                      std::vector<std::pair<FlowKey, Descriptor>> &all) {
   DescriptorCuts cuts;
@@ -100,8 +100,8 @@ void Relays::cutFlow(const FlowKey &key, llvm::ArrayRef<Descriptor> descriptors,
   }
 }
 
-void Relays::layOut(const std::vector<FlowKey> &keys, const std::vector<Stream> &flows) {
-  std::map<std::pair<EpochPhase, int32_t>, int64_t> held; // in a stage, by relay
+void Relays::layOut(const std::vector<FlowKey> &keys, const std::vector<Flow> &flows) {
+  std::map<std::pair<EpochPhase, int32_t>, int64_t> held; // by epoch, phase and relay
   for (size_t s = 0; s < flows.size(); ++s)
     if (const int32_t relay = keys[s].relay; relay >= 0) {
       int64_t &bytes = held[{keys[s].when, relay}];

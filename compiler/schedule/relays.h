@@ -1,5 +1,4 @@
-// Streams between nodes in part by way of other ranks of the sender's node (spread.h), and where these hold what they
-// relay.
+// Sends part of the flows between nodes over relays (spread.h), and lays out the arenas of the relays.
 #pragma once
 
 #include "compiler/schedule/descriptor_cutter.h"
@@ -13,15 +12,15 @@
 
 namespace reshard {
 
-/// Descriptors that go the same way.
+/// What the descriptors of one flow have in common.
 struct FlowKey {
   EpochPhase when;
   int32_t source = 0, target = 0; // world ranks
   int32_t route = -1;
-  int32_t relay = -1; // a rank of the source's node that sends them on to the target; -1: none
+  int32_t relay = -1; // the rank of the source's node that forwards the flow to the target; -1: none
   bool operator==(const FlowKey &) const = default;
   auto fields() const { return std::tie(when, source, target, route, relay); }
-  /// Whether its first rank reads from files, which is no message.
+  /// Whether the first rank reads the flow from files, without a message.
   bool reads() const { return source == target; }
 };
 
@@ -30,24 +29,23 @@ public:
   Relays(const ir::Layout &layout, Interner<ir::Shape> &shapes, DescriptorCutter &cutter)
       : layout_(layout), shapes_(shapes), cutter_(cutter), held_(layout.world) {}
 
-  /// Descriptors of all streams, cut, with the ways that they are to take; none where all streams stay as they are.
-  /// Those of stream s are [firsts[s], firsts[s + 1]). All streams of a generation go in as many phases, one after the
-  /// other, as the relays' memory asks for; so nothing is relayed where something is quantised, which has phases of its
-  /// own.
-  std::vector<std::pair<FlowKey, ir::Descriptor>> cut(const std::vector<FlowKey> &keys,
-                                                      const std::vector<Stream> &flows,
+  /// Returns the descriptors of all flows, cut where parts of a flow take different relays, each with its new key;
+  /// empty if no flow is relayed. The descriptors of flow s are [firsts[s], firsts[s + 1]). The flows of an epoch are
+  /// divided into as many phases as the memory of the relays requires. Jobs with quantized views have phases of their
+  /// own: in these nothing is relayed.
+  std::vector<std::pair<FlowKey, ir::Descriptor>> cut(const std::vector<FlowKey> &keys, const std::vector<Flow> &flows,
                                                       const std::vector<size_t> &firsts,
                                                       const std::vector<ir::Descriptor> &descriptors);
-  /// Gives the streams that are relayed their places in the relays' arenas. Phases use the same memory.
-  void layOut(const std::vector<FlowKey> &keys, const std::vector<Stream> &flows);
+  /// Assigns offsets in the relays' arenas to the relayed flows. All phases use the same memory.
+  void layOut(const std::vector<FlowKey> &keys, const std::vector<Flow> &flows);
 
-  /// Where a relayed stream stands in the arena of its relay.
+  /// The offset of a relayed flow in the arena of its relay.
   int64_t base(size_t flow) const { return bases_.at(flow); }
-  /// Bytes of a rank's arena, from its beginning, for what it relays.
+  /// The bytes at the beginning of a rank's arena that hold relayed flows.
   int64_t held(int32_t rank) const { return held_[static_cast<size_t>(rank)]; }
 
 private:
-  using Split = std::vector<std::pair<int32_t, int64_t>>; // relays (-1: none) and bytes
+  using Split = std::vector<std::pair<int32_t, int64_t>>; // (relay or -1, bytes)
   bool fits(const std::vector<std::pair<FlowKey, ir::Descriptor>> &all, int64_t room) const;
   void cutFlow(const FlowKey &key, llvm::ArrayRef<ir::Descriptor> descriptors, const Split &split, int64_t phases,
                std::vector<std::pair<FlowKey, ir::Descriptor>> &all);
@@ -55,7 +53,7 @@ private:
   const ir::Layout &layout_;
   Interner<ir::Shape> &shapes_;
   DescriptorCutter &cutter_;
-  std::map<size_t, int64_t> bases_; // by stream
+  std::map<size_t, int64_t> bases_; // by flow
   std::vector<int64_t> held_;       // by rank
 };
 

@@ -12,9 +12,9 @@ namespace reshard {
 namespace {
 
 constexpr int64_t kMostRounds = 8;
-constexpr int64_t kMostChunks = 1 << 24; // of a plan that a small limit cuts up
+constexpr int64_t kMostChunks = 1 << 24; // of a plan: a small staging limit makes many
 
-/// The busiest port of a tier.
+/// The load of a port or, as maxima over ports, of a link tier; `total` is the sum of a tier.
 struct Load {
   int64_t total = 0, bytes = 0, partners = 0;
 };
@@ -23,16 +23,15 @@ int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlig
 
 } // namespace
 
-std::string roundLimits(const std::vector<Stream> &flows, const ir::Layout &layout, int64_t gathered,
-                        RoundLimits &limits) {
+std::string roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged, RoundLimits &limits) {
   const ir::Topology &topology = layout.topology;
-  Load loads[2]; // between nodes, inside them
+  Load loads[2]; // between nodes, inside nodes
   std::map<std::pair<int64_t, bool>, Load> ports[2];
   int64_t depth = 0;
-  for (const Stream &flow : flows) {
+  for (const Flow &flow : flows) {
     std::vector<int64_t> depths(flow.hops.size());
     for (size_t h = 0; h < flow.hops.size(); ++h) {
-      const Stream::Hop &hop = flow.hops[h];
+      const Flow::Hop &hop = flow.hops[h];
       const bool local = topology.node(hop.from) == topology.node(hop.to);
       if (hop.after >= 0)
         depths[h] = depths[hop.after] + 1;
@@ -53,19 +52,19 @@ std::string roundLimits(const std::vector<Stream> &flows, const ir::Layout &layo
                                ? static_cast<uint32_t>(std::clamp<int64_t>(
                                      (loads[1].bytes + loads[0].bytes - 1) / loads[0].bytes, 1, kMostRounds))
                                : 1;
-  const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // of its NIC, which they share
+  const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // several ranks share a NIC
   limits.internodeBytes = bestChunkBytes(loads[0].bytes, loads[0].partners, depth, ofRank, topology.nicLatency);
   limits.intranodeBytes =
       bestChunkBytes(loads[1].bytes, loads[1].partners, depth, topology.linkRate, topology.linkLatency);
-  if (internode && intranode) // so that neither tier waits for the other's round to end
+  if (internode && intranode) // no tier then waits for the end of the other's round
     limits.intranodeBytes = std::min(limits.intranodeBytes, limits.internodeBytes);
   const int64_t busiest = std::max(loads[0].bytes / limits.internodeBytes, loads[1].bytes / limits.intranodeBytes);
   if (layout.stagingLimit == 0)
     return busiest <= kMostChunks
                ? std::string()
                : "a rank sends or receives " + std::to_string(std::max(loads[0].bytes, loads[1].bytes)) +
-                     " bytes, more than 2^24 chunks of at most 64 MiB";
-  const int64_t limit = std::max<int64_t>(0, layout.stagingLimit - gathered);
+                     " bytes, which is more than 2^24 chunks of at most 64 MiB; use more ranks";
+  const int64_t limit = std::max<int64_t>(0, layout.stagingLimit - staged);
 
   const int64_t slot = limit / 4, room = internode && intranode ? slot / 2 : slot;
   limits.internodeBytes = aligned(std::min(limits.internodeBytes, room));
@@ -77,12 +76,12 @@ std::string roundLimits(const std::vector<Stream> &flows, const ir::Layout &layo
     return {};
   const int64_t parts = internode && intranode ? 8 : 4;
   return stagingTooSmall(layout.stagingLimit) + " for " + std::to_string(total) + " bytes of messages" +
-         (gathered > 0
-              ? " beside " + std::to_string(gathered) + " bytes that are gathered to be quantised or transformed"
+         (staged > 0
+              ? " beside " + std::to_string(staged) + " bytes that are staged to be quantized, transformed or relayed"
               : "") +
          ", expected at least " +
          std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts +
-                        gathered) +
+                        staged) +
          " bytes";
 }
 

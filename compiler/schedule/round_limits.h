@@ -1,4 +1,4 @@
-// How much a round holds: what the staging limit allows, and the size of a message that the topology makes best.
+// The chunk sizes of rounds: the best sizes on the topology, within the staging limit.
 #pragma once
 
 #include "compiler/schedule/rounds.h"
@@ -9,10 +9,10 @@
 
 namespace reshard {
 
-/// Messages of the best size of each tier, as far as the staging limit allows. The arena holds two rounds in each
-/// direction, so that one is packed while the other is sent, or unpacked while the other is received. An error text
-/// where the staging limit would make too many messages.
-std::string roundLimits(const std::vector<Stream> &flows, const ir::Layout &layout, int64_t gathered,
-                        RoundLimits &limits);
+/// Sets the chunk sizes of each link tier: the best size (message_size.h), or a smaller one that the staging limit
+/// requires. The arena holds two chunks in each direction: one is packed while the other is sent, or unpacked while the
+/// other is received. `staged`: the largest number of bytes that a rank's arena holds besides messages. Returns an
+/// error text if the plan would have too many chunks, else "".
+std::string roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged, RoundLimits &limits);
 
 } // namespace reshard

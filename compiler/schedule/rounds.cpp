@@ -12,15 +12,35 @@ namespace {
 
 inline constexpr uint32_t kNone = UINT32_MAX;
 
-/// One hop of one stream in the queue of its pair.
+/// The turn of a message that began in round r lasts r / kTurns rounds if another pair waits.
+constexpr uint32_t kTurns = 2;
+/// A port with more partners than this takes the first one that has nearly the most chunks left, without a look at the
+/// others: if all are alike, as between shards and shards, a look at all of them would take most of the time.
+constexpr size_t kFew = 64;
+/// A port with more partners than this takes the first one that has as many chunks left as the best one had when the
+/// port last looked at all: a rank that sends to very many ranks would otherwise look at all of them for each.
+constexpr size_t kVeryMany = 1 << 12;
+/// Looking up a pair takes as long as skipping so many pairs of a list.
+constexpr size_t kLookup = 8;
+/// The number of pairs that one search for an augmenting path looks at.
+constexpr size_t kMostLooks = 1 << 14;
+/// Bytes that a node's entry rank sends to several other ranks of its node, where they end, wait until 1 / kBatches of
+/// them has arrived. Otherwise the entry would alternate between these ranks with every chunk, and each chunk would be
+/// a message; the delay of the last batch is all that it costs.
+constexpr int64_t kBatches = 8;
+
+uint64_t key(int64_t a, int64_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint64_t>(b); }
+
+/// One hop of one flow in the queue of its pair.
 struct QueuedHop {
   uint32_t flow, hop;
-  bool forwarded;                                             // from where it comes to
-  int64_t bytes = 0;                                          // of the stream
-  int64_t sent = 0, ready = 0;                                // of these, from the start
-  llvm::SmallVector<std::pair<int64_t, uint32_t>, 1> arrived; // up to where, by messages that began in which round
+  bool forwarded;                                             // other hops follow this one
+  int64_t bytes = 0;                                          // of the flow
+  int64_t sent = 0, ready = 0;                                // the first bytes that were sent, and that may be sent
+  llvm::SmallVector<std::pair<int64_t, uint32_t>, 1> arrived; // (end of the bytes, first round of their message)
 
-  /// What a message that began in `round` may take: what earlier ones bring, so that steps can wait for steps.
+  /// The end of the bytes that a message that began in `round` may send: those of messages that began earlier. A step
+  /// can then wait for whole steps.
   int64_t readyFor(uint32_t round) const {
     if (arrived.empty() || arrived.back().second < round)
       return ready;
@@ -30,167 +50,153 @@ struct QueuedHop {
   }
 };
 
+/// A sender and a receiver of a tier, and all bytes between them.
 struct Pair {
-  int32_t from, to; // ranks
+  int32_t from, to; // world ranks
   uint32_t out, in; // ports of the tier
   std::vector<QueuedHop> queue;
-  size_t first = 0;         // items before it are done
-  size_t current = 0;       // the one that sent last
-  int64_t ready = 0;        // bytes that could go now
-  int64_t left = 0;         // bytes to go
+  size_t first = 0;         // hops of the queue before this one are done
+  size_t current = 0;       // the hop that sent last
+  int64_t ready = 0;        // bytes that may be sent now
+  int64_t left = 0;         // bytes still to send
   int64_t lastChunk = 0;    // bytes of its last chunk
-  uint32_t message = kNone; // that it is sending
-  uint32_t slot = kNone;    // in Tier::active_
-  int64_t planned = 0;      // chunks that go on without a look at it; see Tier::begin
+  uint32_t message = kNone; // the message that it is sending
+  uint32_t slot = kNone;    // index in Tier::active_
+  int64_t planned = 0;      // chunks that are sent without a look at the pair; see Tier::begin
 };
 
-/// One end of a rank's link, or of its share of a NIC.
+/// One direction of a rank's link, or of its share of a NIC.
 struct Port {
   int32_t rank = 0;
   bool sends = true;
-  size_t idle = 0;             // its place in Tier::idle_, where nobody has it
-  uint64_t search = 0;         // the last one that came by
-  std::vector<uint32_t> pairs; // open ones, and some that are done
-  size_t next = 0;             // where it looks first, if it has many
-  int64_t most = INT64_MAX;    // chunks to go of the best partner when it last looked at all of very many
+  size_t idle = 0;             // index in Tier::idle_ while the port is unmatched
+  uint64_t search = 0;         // the last search that visited the port
+  std::vector<uint32_t> pairs; // pairs with bytes left, and some without
+  size_t next = 0;             // index of the pair to look at first if there are more than kFew
+  int64_t most = INT64_MAX;    // chunks left of the best partner when the port last looked at more than kVeryMany
 };
 
-/// A pair that has its ports.
+/// A matched pair.
 struct Active {
   uint32_t pair, out, in;
-  uint32_t turn = kNone; // the round in which it may have to make room
-  int64_t pending = 0;   // of the chunks that it planned, those to come
+  uint32_t turn = kNone; // the round in which its turn ends
+  int64_t pending = 0;   // planned chunks that are still to be sent
 };
 
-/// Bytes up to `end` of a grant that go on from `round` on.
+/// Bytes up to `end` of a grant, which may be forwarded from `round` on.
 struct Arrival {
   uint32_t round, message;
   size_t grant;
   int64_t end;
 };
 
-/// All pairs inside nodes, or all between them.
+/// All pairs of one link tier. The functions change the matching from round to round and append messages.
 class Tier {
 public:
-  /// `relays`: whether anything goes on from rank to rank.
+  /// `bytes`: of a chunk, which takes `rounds` rounds. `relays`: whether any flow has more than one hop.
   Tier(int64_t bytes, uint32_t rounds, bool relays, std::vector<Message> &messages, const Cuts &cuts)
       : bytes_(bytes), rounds_(rounds), relays_(relays), messages_(messages), cuts_(cuts) {}
 
+  /// The number of a pair of world ranks, which is added if it is new.
   uint32_t pair(int32_t from, int32_t to);
 
-  /// Queues a hop; returns its place in the queue.
-  size_t add(uint32_t pair, uint32_t flow, uint32_t hop, bool forwarded, int64_t bytes);
+  /// Appends a hop to the queue of a pair; returns its index in the queue.
+  size_t enqueue(uint32_t pair, uint32_t flow, uint32_t hop, bool forwarded, int64_t bytes);
 
-  /// Lets an item go up to `upTo`, in parts of `least` bytes or more, cut where that is best. What is passed on came
-  /// with a message that began in round `brought`.
+  /// Allows bytes up to `upTo` of a queued hop to be sent, rounded down to a good cut; does nothing if these are fewer
+  /// than `least` more bytes and not the last. `arrived`: the first round of the message that brought them; kNone if
+  /// they were there from the start.
   void makeReady(uint32_t pair, size_t queued, int64_t upTo, int64_t least, uint32_t arrived = kNone);
 
   bool done() const { return left_ == 0; }
 
-  /// The chunks that begin in a round; what they bring is added to `arrivals`. Most are one more of what goes on
-  /// anyway: such a pair says how many there will be, and until then nothing but the counters of its ports is touched,
-  /// which with millions of chunks is most of the compiler's time. sync() makes up for it.
+  /// Sends the chunks that begin in a round; appends to `arrivals` those that are forwarded. Most chunks only continue
+  /// a message. A pair therefore plans how many chunks follow, and until then only the counters of its ports are
+  /// updated: with millions of chunks this loop takes most of the compiler's time. sync() updates the rest.
   void begin(uint32_t round, std::vector<Arrival> &arrivals);
 
 private:
   uint32_t port(int32_t rank, bool sends);
   int64_t chunks(int64_t bytes) const { return (bytes + bytes_ - 1) / bytes_; }
 
-  /// Enters a port among those that nobody has, or takes it out.
+  /// Adds a port to the unmatched ones, or removes it.
   void setIdle(uint32_t port, bool idle);
 
-  /// More or fewer bytes to go.
+  /// Adds `by` (which can be negative) to the bytes left of a pair.
   void change(Pair &pair, int64_t by);
-  /// More or fewer chunks to go.
+  /// Adds `by` (which can be negative) to the chunks left of a port.
   void count(uint32_t port, int64_t by);
-  /// The same by one less, of a port that sends or receives.
+  /// count(port, -1) for a matched port, without the branches.
   void countDown(uint32_t port) {
     const int64_t now = --chunks_[port];
     --withChunks_[now + 1];
     ++withChunks_[now];
   }
 
+  /// The port of `pair` on the other side of `port`.
   uint32_t other(const Port &port, const Pair &pair) const { return port.sends ? pair.in : pair.out; }
 
-  /// Ports that came free choose, those with most left first; then a port with as much left as any that has nobody
-  /// takes a partner from one with less.
+  /// Completes the matching: free ports choose partners; then each unmatched port with the most chunks left takes over
+  /// the partner of a port with fewer, along an augmenting path.
   void match();
 
-  /// Rounds of a turn of the message that a pair sends.
+  /// The rounds of a turn of the message that a pair sends.
   uint32_t turn(const Pair &pair) const;
 
-  /// Whether a pair makes room for another one that has waited for more, so that what goes on from rank to rank is soon
-  /// everywhere: the longer all goes on, the longer each turn.
+  /// At the end of a turn: whether the pair releases its ports because its sender has another pair whose receiver is
+  /// unmatched and has more chunks left. Flows then reach all ranks early. Also sets the end of the next turn.
   bool yields(Active &active);
 
+  /// Matches the ports of free_, those with the most chunks left first.
   void fill();
 
-  /// The best pair with a free partner.
+  /// The best pair of a port with an unmatched partner; kNone if there is none.
   uint32_t choose(uint32_t port);
 
-  /// Looks, breadth first, for a way on which partners change hands: from `start` to a free partner, or to a port that
-  /// may go empty instead since it has less left, the least of those as near (Berge; the ports with most can all be
-  /// served, by König's theorem, where everything is ready).
+  /// Searches, breadth first, for an alternating path from the unmatched port `start` to an unmatched partner, or to a
+  /// port with fewer chunks left, which becomes unmatched instead (of several at one distance, the one with the
+  /// fewest). Swaps the pairs along the path (Berge). If all bytes are ready, all ports with the most chunks can be
+  /// matched (König).
   void augment(uint32_t start);
 
+  /// Matches a pair; releases the pairs that had its ports.
   void take(uint32_t pair);
 
-  /// Plans the chunks that can follow without another look: of the item under way, that does not go on from where it
-  /// comes to, since what waits for it must hear of every chunk.
+  /// Sets the number of chunks that can follow without another look at the pair: those of the current hop, if it is not
+  /// forwarded (forwarding needs each arrival).
   void plan(Active &active);
 
-  /// Enters the planned chunks that have gone since.
+  /// Enters the planned chunks that were sent since plan().
   void sync(uint32_t number);
 
-  /// Ends a pair's message. Where more of its last item could have gone, the end is moved to a good place.
+  /// Ends a pair's message and its match. If the last hop has more bytes ready, moves the end back to a good cut.
   void release(uint32_t number);
 
+  /// Sends a chunk of a matched pair, in its message or in a new one.
   void send(Active &active, uint32_t round, std::vector<Arrival> &arrivals);
 
-  /// Adds a chunk to the pair's message; false: there is nothing that it may take.
-  bool add(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals);
+  /// Adds a chunk to the pair's message. Returns false if the message may not send any of the ready bytes.
+  bool addChunk(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals);
 
-  const int64_t bytes_;
+  const int64_t bytes_;   // of a chunk
   const uint32_t rounds_; // that a chunk takes
   const bool relays_;
   std::vector<Message> &messages_;
   const Cuts &cuts_;
   std::vector<Pair> pairs_;
   std::vector<Port> ports_;
-  std::vector<int64_t> chunks_; // of each port still to go, where every pair's bytes are cut into as few as may be
-  std::vector<uint32_t> mates_; // the pair that has the port
-  std::vector<uint32_t> withChunks_, idleWithChunks_; // how many ports, and of those that nobody has, by chunks to go
-  int64_t top_ = 0;                                   // none has more chunks to go
+  std::vector<int64_t> chunks_; // by port: chunks left, if the bytes of every pair are cut into as few as possible
+  std::vector<uint32_t> mates_; // by port: its matched pair, or kNone
+  std::vector<uint32_t> withChunks_, idleWithChunks_; // by chunks left: the number of ports, and of unmatched ports
+  int64_t top_ = 0;                                   // no port has more chunks left
   std::unordered_map<uint64_t, uint32_t> pairOf_, portOf_;
-  std::vector<uint32_t> idle_[2]; // ports that nobody has: receiving, sending
-  std::vector<Active> active_;    // pairs that send, and some that were released
+  std::vector<uint32_t> idle_[2]; // unmatched ports: receiving, sending
+  std::vector<Active> active_;    // matched pairs, and some that were released
   std::vector<uint32_t> free_;    // ports that may find a partner
-  uint64_t search_ = 0;           // searches for another partner so far
-  int64_t left_ = 0;
-  int64_t most_ = 0; // chunks to go of the port with most, in the last round that looked for partners
+  uint64_t search_ = 0;           // the number of searches of augment() so far
+  int64_t left_ = 0;              // bytes left of all pairs
+  int64_t most_ = 0;              // the most chunks left of any port in the last round that changed the matching
 };
-
-} // namespace
-
-namespace {
-
-/// A turn that began in round r may last r / kTurns rounds where another pair waits.
-constexpr uint32_t kTurns = 2;
-
-/// A port with more partners takes the first that has nearly as much left as any, without a look at the others: with
-/// all of them alike, as between shards and shards, looking at all would be most of the time.
-constexpr size_t kFew = 64;
-/// One with so many takes the first that has as much left as the best had when it last looked at all: a rank that sends
-/// to each of very many would look at all of them for each.
-constexpr size_t kVeryMany = 1 << 12;
-/// Looking up a pair costs as much as passing so many.
-constexpr size_t kLookup = 8;
-/// Pairs that one search for another partner looks at.
-constexpr size_t kMostLooks = 1 << 14;
-
-uint64_t key(int64_t a, int64_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint64_t>(b); }
-
-} // namespace
 
 uint32_t Tier::pair(int32_t from, int32_t to) {
   const auto [at, added] = pairOf_.try_emplace(key(from, to), static_cast<uint32_t>(pairs_.size()));
@@ -202,7 +208,7 @@ uint32_t Tier::pair(int32_t from, int32_t to) {
   return at->second;
 }
 
-size_t Tier::add(uint32_t pair, uint32_t flow, uint32_t hop, bool forwarded, int64_t bytes) {
+size_t Tier::enqueue(uint32_t pair, uint32_t flow, uint32_t hop, bool forwarded, int64_t bytes) {
   Pair &p = pairs_[pair];
   p.queue.push_back({flow, hop, forwarded, bytes, 0, 0, {}});
   change(p, bytes);
@@ -294,7 +300,7 @@ void Tier::setIdle(uint32_t port, bool idle) {
 }
 
 void Tier::change(Pair &pair, int64_t by) {
-  if (by == -bytes_) { // the rule, without a division
+  if (by == -bytes_) { // the usual case, without a division
     pair.left -= bytes_;
     left_ -= bytes_;
     countDown(pair.out);
@@ -375,7 +381,7 @@ uint32_t Tier::choose(uint32_t port) {
     const int64_t left = chunks_[other(mine, pairs_[pair])];
     return left >= most_ - most_ / 8 || (veryMany && left >= mine.most);
   };
-  // Where few are idle, they are looked at; else its own pairs.
+  // Look at the unmatched ports if they are few, else at the pairs of this port.
   const std::vector<uint32_t> &idle = idle_[!mine.sends];
   if (idle.size() * kLookup < mine.pairs.size()) {
     for (size_t i = 0; i < idle.size() && !(best != kNone && good(best)); ++i) {
@@ -398,7 +404,7 @@ uint32_t Tier::choose(uint32_t port) {
       break;
     }
   }
-  if (veryMany && !(best != kNone && good(best))) // it has looked at all
+  if (veryMany && !(best != kNone && good(best))) // the loop looked at all pairs
     mine.most = best == kNone ? INT64_MAX : chunks_[other(mine, pairs_[best])];
   if (!many || 2 * done > mine.pairs.size())
     std::erase_if(mine.pairs, [&](uint32_t pair) { return pairs_[pair].left == 0; });
@@ -408,8 +414,8 @@ uint32_t Tier::choose(uint32_t port) {
 void Tier::augment(uint32_t start) {
   struct Step {
     uint32_t port; // on the side of `start`
-    uint32_t pair; // by which its predecessor would take this port's partner
-    size_t before;
+    uint32_t pair; // the pair with which the port before takes over this port's partner
+    size_t before; // index of the step before
   };
   std::vector<Step> steps = {{start, kNone, 0}};
   ++search_;
@@ -513,26 +519,26 @@ void Tier::release(uint32_t number) {
 
 void Tier::send(Active &active, uint32_t round, std::vector<Arrival> &arrivals) {
   Pair &pair = pairs_[active.pair];
-  if (pair.message != kNone && !add(pair, round, arrivals))
+  if (pair.message != kNone && !addChunk(pair, round, arrivals))
     pair.message = kNone;
   if (pair.message == kNone) {
     pair.message = static_cast<uint32_t>(messages_.size());
     messages_.push_back({round, rounds_, pair.from, pair.to, 0, bytes_, {}});
-    add(pair, round, arrivals);
+    addChunk(pair, round, arrivals);
     if (relays_)
       active.turn = round + turn(pair);
   }
-  if (pair.lastChunk < bytes_) // the last chunk
+  if (pair.lastChunk < bytes_) // only the last chunk of a message may be shorter
     pair.message = kNone;
   while (pair.first < pair.queue.size() && pair.queue[pair.first].sent == pair.queue[pair.first].bytes)
     ++pair.first;
   plan(active);
 }
 
-bool Tier::add(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals) {
+bool Tier::addChunk(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals) {
   Message &message = messages_[pair.message];
   pair.lastChunk = 0;
-  // What is under way goes on, since the end of a chunk may part an element; then the others in order.
+  // Continue the current hop first, because the end of a chunk can be inside an element; then the others in order.
   for (size_t next = pair.current, i = pair.first; next < pair.queue.size() && pair.lastChunk < bytes_; next = i++) {
     QueuedHop &queued = pair.queue[next];
     const int64_t bytes = std::min(bytes_ - pair.lastChunk, queued.readyFor(message.round) - queued.sent);
@@ -553,26 +559,20 @@ bool Tier::add(Pair &pair, uint32_t round, std::vector<Arrival> &arrivals) {
   return pair.lastChunk > 0;
 }
 
-namespace {
-
-/// What leaves a node's entry for several ranks beside it, and goes no further, waits until there is an eighth of it:
-/// else the entry would change from one to the next with every chunk, and only the last part's delay counts.
-constexpr int64_t kBatches = 8;
-
-/// A hop in the queues, and the hops that go on from it.
+/// A hop, its index in the queue of its pair, and the hops that follow it.
 struct HopNode {
   bool local = false;
   uint32_t pair = 0;
   size_t queued = 0;
-  uint32_t depth = 0; // hops that come after it on the longest way
-  uint32_t child = kNone, sibling = kNone;
+  uint32_t depth = 0;                      // hops after it on the longest route
+  uint32_t child = kNone, sibling = kNone; // the first hop after it, and the next with the same `after`
 };
 
-/// Of all hops of all streams.
+/// The nodes of all hops of all flows.
 class HopNodes {
 public:
-  explicit HopNodes(llvm::ArrayRef<Stream> flows) {
-    for (const Stream &flow : flows) {
+  explicit HopNodes(llvm::ArrayRef<Flow> flows) {
+    for (const Flow &flow : flows) {
       first_.push_back(nodes_.size());
       nodes_.resize(nodes_.size() + flow.hops.size());
       HopNode *hopNodes = nodes_.data() + first_.back();
@@ -588,20 +588,20 @@ public:
 
 private:
   std::vector<HopNode> nodes_;
-  std::vector<size_t> first_; // by stream
+  std::vector<size_t> first_; // by flow
 };
 
 } // namespace
 
-std::vector<Message> assignRounds(llvm::ArrayRef<Stream> flows, const ir::Topology &topology, const RoundLimits &limits,
+std::vector<Message> assignRounds(llvm::ArrayRef<Flow> flows, const ir::Topology &topology, const RoundLimits &limits,
                                   const Cuts &cuts) {
   std::vector<Message> messages;
-  const bool relays = std::any_of(flows.begin(), flows.end(), [](const Stream &flow) { return flow.hops.size() > 1; });
+  const bool relays = std::any_of(flows.begin(), flows.end(), [](const Flow &flow) { return flow.hops.size() > 1; });
   Tier internode(limits.internodeBytes, limits.internodeRounds, relays, messages, cuts),
       intranode(limits.intranodeBytes, 1, relays, messages, cuts);
   HopNodes hopNodes(flows);
 
-  // What has furthest to go stands first in its pair's queue.
+  // In the queue of each pair, hops with the longest remaining route come first.
   std::vector<std::pair<uint32_t, uint32_t>> all;
   for (uint32_t s = 0; s < flows.size(); ++s)
     for (uint32_t h = 0; h < flows[s].hops.size(); ++h)
@@ -611,12 +611,12 @@ std::vector<Message> assignRounds(llvm::ArrayRef<Stream> flows, const ir::Topolo
     return hopNodes(a.first, a.second).depth > hopNodes(b.first, b.second).depth;
   });
   for (const auto &[s, h] : all) {
-    const Stream::Hop &hop = flows[s].hops[h];
+    const Flow::Hop &hop = flows[s].hops[h];
     HopNode &node = hopNodes(s, h);
     node.local = topology.node(hop.from) == topology.node(hop.to);
     Tier &tier = node.local ? intranode : internode;
     node.pair = tier.pair(hop.from, hop.to);
-    node.queued = tier.add(node.pair, s, h, node.child != kNone, flows[s].bytes);
+    node.queued = tier.enqueue(node.pair, s, h, node.child != kNone, flows[s].bytes);
     if (hop.after < 0)
       tier.makeReady(node.pair, node.queued, flows[s].bytes, 0);
   }
@@ -629,9 +629,10 @@ std::vector<Message> assignRounds(llvm::ArrayRef<Stream> flows, const ir::Topolo
         later.push_back(arrival);
         continue;
       }
-      if (arrival.grant >= messages[arrival.message].grants.size())
+      if (arrival.grant >= messages[arrival.message].grants.size()) // release() removed it
         continue;
       const Grant &grant = messages[arrival.message].grants[arrival.grant];
+      // The hops that follow may send the bytes that arrived (kBatches).
       const uint32_t first = hopNodes(grant.flow, grant.hop).child;
       const bool several = hopNodes(grant.flow, first).sibling != kNone;
       for (uint32_t h = first; h != kNone; h = hopNodes(grant.flow, h).sibling) {
@@ -653,7 +654,7 @@ std::vector<Message> assignRounds(llvm::ArrayRef<Stream> flows, const ir::Topolo
     message.rounds *= static_cast<uint32_t>(chunks);
     if (chunks == 1)
       message.chunk = 0;
-    else if (!relays) // equal ones, so that the last is not much shorter than what goes before and behind it
+    else if (!relays) // chunks of equal size; else the last one would be short, and its round not fully used
       message.chunk = alignUp((message.bytes + chunks - 1) / chunks);
   }
   std::sort(messages.begin(), messages.end(), [](const Message &a, const Message &b) {

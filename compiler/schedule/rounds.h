@@ -1,4 +1,4 @@
-// Rounds: which bytes go from which rank to which at the same time.
+// Assigns bytes to rounds: in each round a rank sends at most one chunk and receives at most one.
 #pragma once
 
 #include "ir/ir.h"
@@ -11,58 +11,62 @@
 
 namespace reshard {
 
-/// Bytes that go from rank to rank: from the first hop's `from` to its `to`, and on from there. A hop's bytes are there
-/// once the hop `after` has brought them; -1: from the start.
-struct Stream {
+/// Bytes that are sent along hops, which form a tree or a forest. A hop can send bytes once the hop `after` has brought
+/// them to its `from`; if `after` is -1, it can send all bytes from the start.
+struct Flow {
   struct Hop {
     int32_t from = 0, to = 0; // world ranks
-    int32_t after = -1;       // an earlier hop of the stream, whose `to` is this `from`
+    int32_t after = -1;       // index of an earlier hop of the flow, whose `to` is this `from`
   };
   llvm::SmallVector<Hop, 1> hops;
   int64_t bytes = 0;
 };
 
-/// Bytes [begin, end) of a stream on one hop.
+/// Bytes [begin, end) of a flow on one hop.
 struct Grant {
   uint32_t flow = 0, hop = 0;
   int64_t begin = 0, end = 0;
 };
 
-/// What goes from one rank to one other in `rounds` rounds on end, `round` the first.
+/// Bytes that one rank sends to another in `rounds` consecutive rounds, beginning with `round`.
 struct Message {
   uint32_t round = 0, rounds = 1;
   int32_t from = 0, to = 0; // world ranks
   int64_t bytes = 0;
-  int64_t chunk = 0; // the bytes of all its chunks but the last; 0: it is one
+  int64_t chunk = 0; // bytes of each chunk but the last; 0: the message is one chunk
   llvm::SmallVector<Grant, 1> grants;
 };
 
-/// What a round may hold. Messages between nodes and inside them are two tiers, which share nothing.
+/// The sizes of chunks. The two link tiers, between nodes and inside nodes, share no ports.
 struct RoundLimits {
-  int64_t internodeBytes = 0;   // of a chunk between nodes; both multiples of kStagingAlignment
-  int64_t intranodeBytes = 0;   // of a chunk inside a node, which takes a round
-  uint32_t internodeRounds = 1; // that a chunk between nodes takes
+  int64_t internodeBytes = 0;   // of a chunk between nodes; a multiple of kStagingAlignment
+  int64_t intranodeBytes = 0;   // of a chunk inside a node, which takes one round; a multiple of kStagingAlignment
+  uint32_t internodeRounds = 1; // rounds that a chunk between nodes takes
 };
 
-/// Where streams can be cut: between elements.
+/// The positions at which flows can be cut.
 class Cuts {
 public:
   virtual ~Cuts() = default;
+  /// Whether a flow can be cut at byte `at`.
   virtual bool possible(uint32_t flow, int64_t at) const = 0;
-  /// The best place in [from, to]; `from` only where there is no other.
+  /// The best position in [from, to]; `from` only if there is no other.
   virtual int64_t best(uint32_t flow, int64_t from, int64_t to) const = 0;
 };
 
-/// Gives every byte of every hop to rounds such that at any time a rank sends at most one chunk to other nodes and
-/// receives at most one, and so inside its node. (Ranks that share a NIC share its time as well.) What a chunk brought
-/// goes on when as much time has passed again as it took, so that it can be unpacked while the next one is on its way.
-/// Chunks are matchings of senders and receivers: an edge colouring of the graph of chunks in as many colours as the
-/// busiest port has chunks, where one is to be had (König: without relays there is one), and rarely more. A pair that
-/// is matched stays so, which makes one message of its chunks, until it has nothing more to send, or until a port that
-/// has as much left as any needs one of the two, or, with relays, a turn is over that grows with time. Ports that come
-/// free choose the partner with most left. Ordered by round, sender and receiver. O(rounds * ports + messages * pairs
-/// of a port).
-std::vector<Message> assignRounds(llvm::ArrayRef<Stream> flows, const ir::Topology &topology, const RoundLimits &limits,
+/// Assigns every byte of every hop to rounds. At any time a rank sends at most one chunk to other nodes and receives at
+/// most one from them, and likewise inside its node. (Ranks that share a NIC share its rate too: roundLimits accounts
+/// for that.) A chunk that arrived is forwarded after one more chunk's time, so that it can be unpacked while the next
+/// one arrives. Returns the messages, ordered by round, sender and receiver.
+///
+/// The chunks of a round are a matching of senders and receivers, and all rounds are an edge coloring of the bipartite
+/// multigraph of chunks. Without relays the number of colors is that of the chunks of the busiest port, which König's
+/// theorem guarantees; with relays it is rarely more. A matched pair stays matched, and its chunks are one message,
+/// until it has no bytes left, until a port with the most chunks left needs one of its ports, or, with relays, until
+/// its turn ends (turns grow with time). A port that becomes free chooses the partner with the most chunks left.
+///
+/// Time: O(rounds * ports + messages * pairs of a port).
+std::vector<Message> assignRounds(llvm::ArrayRef<Flow> flows, const ir::Topology &topology, const RoundLimits &limits,
                                   const Cuts &cuts);
 
 } // namespace reshard

@@ -1,7 +1,7 @@
-// schedule: descriptors become what each rank does: zeros to fill, local copies, and rounds of messages (rounds.h), one
-// for each pair and round. What goes the same way is a stream of bytes; rounds are dealt out over bytes, and
-// descriptors are cut where the rounds say. Messages to targets that joined later (--keep) come in rounds after those
-// before them, which so stay the same.
+// schedule: turns descriptors into the steps of each rank: fills with zeros, local copies, sends and receives. Remote
+// descriptors with the same source, target and route form a flow. assignRounds (rounds.h) assigns the bytes of flows to
+// rounds, and descriptors are cut where messages end. Epochs (--keep) are scheduled one after the other, so that the
+// rounds of earlier epochs do not change.
 
 #include "compiler/pass.h"
 #include "compiler/resolve/blocks.h"
@@ -24,7 +24,7 @@ using namespace ir;
 
 namespace {
 
-/// Bytes [begin, end) of a stream, as cut by the rounds.
+/// Bytes [begin, end) of a flow, in which no message begins or ends, and their descriptor.
 struct FlowRange {
   int64_t begin, end;
   Descriptor descriptor;
@@ -46,20 +46,20 @@ public:
       RankSchedule &schedule = module_.schedule.ranks[rank];
       schedule.rank = rank;
       schedule.buffers = std::move(all[rank]);
-      for (const BufferRange &run : schedule.buffers)
-        firstBuffer_[rank].try_emplace({static_cast<int64_t>(run.endpoint), run.meshRank}, run.first);
+      for (const BufferRange &range : schedule.buffers)
+        firstBuffer_[rank].try_emplace({static_cast<int64_t>(range.endpoint), range.meshRank}, range.first);
     }
     for (const Endpoint &endpoint : layout_.endpoints)
-      faces_.push_back(std::any_of(endpoint.params.begin(), endpoint.params.end(),
-                                   [](const Param &param) { return param.view.has_value(); }));
-    faces_[0] = false; // those of the source are only read
+      hasViews_.push_back(std::any_of(endpoint.params.begin(), endpoint.params.end(),
+                                      [](const Param &param) { return param.view.has_value(); }));
+    hasViews_[0] = false; // the views of the source are only read
     later_.resize(layout_.world);
     for (const RankSchedule &rank : module_.schedule.ranks)
-      for (const BufferRange &run : rank.buffers)
-        if (const auto &view = layout_.endpoints[run.endpoint].params[run.param].view; run.endpoint > 0 && view) {
+      for (const BufferRange &range : rank.buffers)
+        if (const auto &view = layout_.endpoints[range.endpoint].params[range.param].view; range.endpoint > 0 && view) {
           phaseSteps_.watch(rank.rank);
           if (view->kind == ViewKind::amax)
-            later_[rank.rank][{layout_.endpoints[run.endpoint].epoch(run.meshRank), 0}];
+            later_[rank.rank][{layout_.endpoints[range.endpoint].epoch(range.meshRank), 0}];
         }
   }
 
@@ -91,21 +91,21 @@ public:
   }
 
 private:
-  /// The world rank of a place; -1 for a storage endpoint's file.
+  /// The world rank of a mesh rank; -1 for a file.
   int32_t rankOf(unsigned endpoint, int32_t meshRank) const {
     return layout_.endpoints[endpoint].storage ? -1 : layout_.endpoints[endpoint].ranks[meshRank];
   }
 
-  /// The way of a descriptor, from the rank that reads to the one that writes. A storage endpoint's side, and zeros,
-  /// are on the other side's rank, unless one rank must write them; where both sides are storage, files are dealt out
-  /// over the ranks.
+  /// The flow of a descriptor, from the rank that reads to the rank that writes. Files and zeros are read or written by
+  /// the rank of the other side, unless one rank must write the instance (StagedRanges::writer). If both sides are
+  /// files, the target files are distributed over the ranks.
   FlowKey flowKey(const Descriptor &d) const {
     const int32_t source = d.source < 0 ? -1 : rankOf(0, d.source),
                   target = stagedRanges_.writer(d.endpoint, d.target, d.targetInstance);
-    const int32_t both = static_cast<int32_t>(d.target % layout_.world);
+    const int32_t both = static_cast<int32_t>(d.target % layout_.world); // if no side determines a rank
     const StagedRange *staged = stagedRanges_.find(d.endpoint, d.target, d.targetInstance, d.targetOffset);
     FlowKey result{{layout_.endpoints[d.endpoint].epoch(d.target), staged ? staged->phase
-                                                                   : faces_[d.endpoint]
+                                                                   : hasViews_[d.endpoint]
                                                                        ? stagedRanges_.phaseOf(paramOf(d))
                                                                        : 0},
                    both,
@@ -130,7 +130,7 @@ private:
     return bytes;
   }
 
-  /// Splits descriptors into local ones and streams.
+  /// Separates local descriptors from those of flows.
   void separate() {
     std::vector<std::pair<FlowKey, Descriptor>> remote;
     std::vector<Descriptor> all;
@@ -149,6 +149,7 @@ private:
     addFlows(std::move(remote));
   }
 
+  /// Appends flows with their keys and descriptors.
   void addFlows(std::vector<std::pair<FlowKey, Descriptor>> remote) {
     std::stable_sort(remote.begin(), remote.end(),
                      [](const auto &a, const auto &b) { return a.first.fields() < b.first.fields(); });
@@ -156,7 +157,7 @@ private:
       if (keys_.empty() || keys_.back() != at) {
         keys_.push_back(at);
         firsts_.push_back(descriptors_.size());
-        Stream &flow = flows_.emplace_back();
+        Flow &flow = flows_.emplace_back();
         if (at.relay >= 0)
           flow.hops = {{at.source, at.relay, -1}, {at.relay, at.target, 0}};
         else if (at.source != at.target)
@@ -170,7 +171,7 @@ private:
     firsts_.push_back(descriptors_.size());
   }
 
-  /// Has other ranks of a node send a part of what some have too much of.
+  /// Replaces flows of overloaded NICs by flows that are in part sent over relays (spread.h).
   void relay() {
     std::vector<std::pair<FlowKey, Descriptor>> all = relays_.cut(keys_, flows_, firsts_, descriptors_);
     if (all.empty())
@@ -183,24 +184,25 @@ private:
     relays_.layOut(keys_, flows_);
   }
 
-  void addRoute(const Route &route, unsigned endpoint, Stream &flow) {
+  /// Appends the hops of a route to a flow.
+  void addRoute(const Route &route, unsigned endpoint, Flow &flow) {
     for (const Hop &hop : route) {
       const int32_t from = rankOf(endpoint, hop.from), to = rankOf(endpoint, hop.to);
-      auto after = static_cast<int32_t>(flow.hops.size()) - 1; // stays -1 for what the first rank read from files
+      auto after = static_cast<int32_t>(flow.hops.size()) - 1; // becomes -1 if `from` reads the bytes from files
       while (after >= 0 && flow.hops[after].to != from)
         --after;
       flow.hops.push_back({from, to, after});
     }
   }
 
-  /// Rounds, generation after generation; then messages, and streams cut into pieces.
+  /// Assigns rounds and messages, for each epoch and phase after the one before it; then cuts flows where messages end.
   std::string makeRounds() {
     RoundLimits limits;
-    int64_t gathered = 0;
+    int64_t staged = 0;
     for (const RankSchedule &rank : module_.schedule.ranks)
-      gathered = std::max(gathered, stagedBytes(layout_, rank.buffers) + stagedRanges_.bytes(rank.rank) +
-                                        relays_.held(rank.rank));
-    if (std::string error = roundLimits(flows_, layout_, gathered, limits); !error.empty())
+      staged = std::max(staged,
+                        stagedBytes(layout_, rank.buffers) + stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank));
+    if (std::string error = roundLimits(flows_, layout_, staged, limits); !error.empty())
       return error;
     for (size_t first = 0; first < flows_.size();) {
       size_t last = first;
@@ -230,17 +232,17 @@ private:
     return {};
   }
 
-  /// Of what is quantised where it comes, the bytes of a block; else 0.
+  /// The bytes of a quantization block if the descriptor's elements are quantized on arrival, else 0.
   int64_t blockBytes(const Descriptor &d) const {
     const int32_t rank = rankOf(d.endpoint, d.target);
     const Param &param =
-        layout_.endpoints[d.endpoint].params[bufferRunOf(rank < 0 ? flowKey(d).target : rank, d).param];
+        layout_.endpoints[d.endpoint].params[bufferRangeOf(rank < 0 ? flowKey(d).target : rank, d).param];
     return param.view && param.view->kind == ViewKind::elements && !param.view->staged
                ? blockOf(param.view->format).columns * itemBytes(param.dtype)
                : 0;
   }
 
-  /// Streams into pieces that no grant parts.
+  /// Cuts the descriptors of flows where grants end.
   void cut() {
     std::vector<llvm::SmallVector<int64_t, 1>> ends(flows_.size());
     for (const Message &message : messages_)
@@ -272,7 +274,7 @@ private:
     return llvm::ArrayRef(ranges_).slice(firstRange_[flow], firstRange_[flow + 1] - firstRange_[flow]);
   }
 
-  /// Notes which message brought what goes on.
+  /// Records which message brings the bytes that later hops forward.
   void noteArrivals() {
     arrivals_.resize(flows_.size());
     for (uint32_t m = 0; m < messages_.size(); ++m)
@@ -283,14 +285,14 @@ private:
         }
   }
 
-  /// One fill and one copy step a rank (and phase), and one for each stream that it reads from files to pass it on; all
-  /// in the first round (of theirs).
+  /// Makes one fill and one copy step for each rank and phase, and one copy step for each flow that a rank reads from
+  /// files to forward it. All run in the first round of their phase.
   void localSteps() {
     std::vector<std::map<EpochPhase, Step>> fills(layout_.world), copies(layout_.world);
     for (const Descriptor &d : local_) {
       const FlowKey at = flowKey(d);
       const int32_t rank = at.target;
-      const EpochPhase when = at.when.phase > 0 || faces_[d.endpoint] ? at.when : EpochPhase{0, 0};
+      const EpochPhase when = at.when.phase > 0 || hasViews_[d.endpoint] ? at.when : EpochPhase{0, 0};
       Step &step = (d.source < 0 ? fills : copies)[rank][when];
       step.kind = d.source < 0 ? StepKind::fill : StepKind::copy;
       if (d.source >= 0)
@@ -299,7 +301,7 @@ private:
       step.bytes += bytesOf(shapes_[d.shape]);
     }
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
-      for (const StagedRange &staged : stagedRanges_.of(rank)) // also where all comes by messages
+      for (const StagedRange &staged : stagedRanges_.of(rank)) // also phases without local steps must be finished
         later_[rank][{layout_.endpoints[staged.endpoint].epoch(staged.meshRank), staged.phase}];
       for (auto *kind : {&fills, &copies})
         for (auto &[when, step] : (*kind)[rank])
@@ -323,11 +325,12 @@ private:
     }
   }
 
+  /// Whether the first rank of a flow reads it from files.
   bool read(size_t flow) const { return keys_[flow].reads(); }
 
-  /// A send and a receive for each message; within a round sends go to the next higher ranks first, receives come from
-  /// the next lower ones first. A send of what a rank got itself waits for the receives that brought it. Steps of later
-  /// stages stand behind them.
+  /// Makes a send and a receive for each message. In a round, sends come before receives; sends are ordered by distance
+  /// to the next higher ranks, receives by distance to the next lower ranks. A send of forwarded bytes waits for the
+  /// receives that brought them. The steps of a phase follow those of earlier phases.
   void messageSteps() {
     struct Side {
       uint32_t round;
@@ -342,7 +345,7 @@ private:
       sides[message.from].push_back({message.round, false, distance, m});
       sides[message.to].push_back({message.round, true, distance, m});
     }
-    std::vector<uint32_t> stepOf(messages_.size(), UINT32_MAX); // of the receive
+    std::vector<uint32_t> stepOf(messages_.size(), UINT32_MAX); // by message: the number of its receive
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
       std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
       std::sort(sides[rank].begin(), sides[rank].end(), [](const Side &a, const Side &b) {
@@ -351,8 +354,8 @@ private:
       });
       steps.reserve(steps.size() + sides[rank].size());
       auto side = sides[rank].begin();
-      schema::ArenaUse held;            // what is relayed
-      auto until = [&](int64_t round) { // messages of rounds up to this one
+      schema::ArenaUse held;            // the steps that use the arena for relayed bytes
+      auto until = [&](int64_t round) { // appends the messages of rounds up to this one
         for (; side != sides[rank].end() && side->round <= round; ++side) {
           const Message &message = messages_[side->message];
           Step step;
@@ -388,6 +391,7 @@ private:
     }
   }
 
+  /// Adds the operands of a grant to a send or receive, and the steps that it waits for.
   void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf,
                    schema::ArenaUse &held, Step &step) {
     const llvm::ArrayRef<FlowRange> ranges = rangesOf(grant.flow);
@@ -403,7 +407,7 @@ private:
         (receive ? step.outputs : step.inputs).push_back({0, packed(rank, d.shape), base + range->begin});
         for (uint32_t earlier : held.take(base + range->begin, base + range->end,
                                           static_cast<uint32_t>(module_.schedule.ranks[rank].steps.size())))
-          step.after.push_back(earlier); // a send for what it sends, a receive for its room
+          step.after.push_back(earlier); // a send waits for its bytes, a receive for its memory
       } else if (receive)
         step.outputs.push_back(onRoute ? forwarded(rank, d, routeHop(grant).to) : output(rank, d));
       else
@@ -434,32 +438,33 @@ private:
     return {firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance, shape(rank, d.shape, true),
             d.targetOffset};
   }
-  /// The hop of a grant that is on the stream's route.
+  /// The hop of the flow's route that a grant is sent on.
   const Hop &routeHop(const Grant &grant) const {
     return module_.transfers.routes[keys_[grant.flow].route][grant.hop - hopsBefore(grant.flow)];
   }
-  /// Hops of a stream before its route.
+  /// The number of hops of a flow before its route.
   uint32_t hopsBefore(size_t flow) const { return read(flow) ? 0 : keys_[flow].relay >= 0 ? 2 : 1; }
-  /// The target's operand on another place of the route: the same positions of the same param.
+  /// The target's operand on another mesh rank of the route: the same positions of the same param.
   Operand forwarded(int32_t rank, const Descriptor &d, int32_t meshRank) {
     if (meshRank == d.target)
       return output(rank, d);
-    const BufferRange &run = bufferRunOf(rankOf(d.endpoint, d.target), d);
-    const auto &runs = module_.schedule.ranks[rank].buffers;
-    const auto same = std::find_if(runs.begin(), runs.end(), [&](const BufferRange &r) {
-      return r.endpoint == d.endpoint && r.meshRank == meshRank && r.param == run.param;
+    const BufferRange &range = bufferRangeOf(rankOf(d.endpoint, d.target), d);
+    const auto &ranges = module_.schedule.ranks[rank].buffers;
+    const auto same = std::find_if(ranges.begin(), ranges.end(), [&](const BufferRange &r) {
+      return r.endpoint == d.endpoint && r.meshRank == meshRank && r.param == range.param;
     });
     const uint32_t instance =
-        firstBuffer_[rankOf(d.endpoint, d.target)].at({d.endpoint, d.target}) + d.targetInstance - run.first;
+        firstBuffer_[rankOf(d.endpoint, d.target)].at({d.endpoint, d.target}) + d.targetInstance - range.first;
     return {same->first + instance, shape(rank, d.shape, true), d.targetOffset};
   }
-  const BufferRange &bufferRunOf(int32_t rank, const Descriptor &d) const {
+  const BufferRange &bufferRangeOf(int32_t rank, const Descriptor &d) const {
     const uint32_t buffer = firstBuffer_[rank].at({d.endpoint, d.target}) + d.targetInstance;
-    const auto &runs = module_.schedule.ranks[rank].buffers;
-    return *std::prev(std::upper_bound(runs.begin(), runs.end(), buffer,
+    const auto &ranges = module_.schedule.ranks[rank].buffers;
+    return *std::prev(std::upper_bound(ranges.begin(), ranges.end(), buffer,
                                        [](uint32_t b, const BufferRange &r) { return b < r.first; }));
   }
 
+  /// The number, on a rank, of the operand shape of one side of a descriptor's shape.
   uint32_t shape(int32_t rank, uint32_t number, bool target) {
     auto [at, added] = operandNumbers_[rank].try_emplace(number * 2 + target);
     if (added) {
@@ -473,7 +478,7 @@ private:
     return at->second;
   }
 
-  /// Of a relay: rows one behind the other, in the same loops.
+  /// The same for bytes in a relay's arena: the same loops, with contiguous rows.
   uint32_t packed(int32_t rank, uint32_t number) {
     const Shape &shape = shapes_[number];
     OperandShape operand{shape.rowBytes, {}};
@@ -490,24 +495,25 @@ private:
   Relays relays_;
   StagedRanges stagedRanges_;
   PhaseSteps phaseSteps_;
-  std::vector<bool> faces_;                                    // by endpoint: whether it has any
-  std::vector<std::map<EpochPhase, std::vector<Step>>> later_; // by rank: stages behind the first, and local steps
+  std::vector<bool> hasViews_; // by endpoint: whether params have quantized views
+  std::vector<std::map<EpochPhase, std::vector<Step>>>
+      later_; // by rank: phases after the first, with their local steps
   std::map<EpochPhase, uint32_t> lastRound_;
   std::vector<Descriptor> local_;
-  std::vector<FlowKey> keys_;      // by stream
-  std::vector<uint32_t> readStep_; // by stream: the step that reads it from files
-  std::vector<Stream> flows_;
-  std::vector<Descriptor> descriptors_;                                          // stream after stream
-  std::vector<size_t> firsts_;                                                   // of each stream
-  std::vector<FlowRange> ranges_;                                                // stream after stream
-  std::vector<size_t> firstRange_;                                               // of each stream
-  std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals_; // by stream and hop: end, message
+  std::vector<FlowKey> keys_;      // by flow
+  std::vector<uint32_t> readStep_; // by flow: the step that reads it from files
+  std::vector<Flow> flows_;
+  std::vector<Descriptor> descriptors_;                                          // flow after flow
+  std::vector<size_t> firsts_;                                                   // by flow: its first descriptor
+  std::vector<FlowRange> ranges_;                                                // flow after flow
+  std::vector<size_t> firstRange_;                                               // by flow: its first range
+  std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals_; // by flow and hop: (end, message)
   std::vector<Message> messages_;
   uint32_t rounds_ = 0;
-  std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, place) -> buffer
+  std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, mesh rank) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;
   std::vector<std::unordered_map<uint32_t, uint32_t>>
-      operandNumbers_; // by rank: descriptor shape and side -> operand shape
+      operandNumbers_; // by rank: (descriptor shape, side) -> operand shape
 };
 
 } // namespace

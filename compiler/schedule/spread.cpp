@@ -11,13 +11,14 @@ using namespace ir;
 
 namespace {
 
-constexpr int64_t kMostBytes = 256 << 20; // that a relay holds, where no limit asks for less
-constexpr int64_t kEven = 16;             // NICs are even enough where none has more than this part above the others
-constexpr int64_t kLatencies = 8; // what is gained, and a phase, must last so many latencies of a relayed message
-constexpr int64_t kMostChunks =
-    1 << 22; // of a plan: fewer than round_limits.cpp allows, which divides a limit otherwise
+constexpr int64_t kMostBytes = 256 << 20; // that a relay holds if there is no staging limit
+constexpr int64_t kEven = 16;             // relays are not used if the busiest NIC is at most 1 / kEven above the level
+constexpr int64_t kLatencies =
+    8; // the time gained, and a phase, must be at least so many latencies of a relayed message
+// Chunks of a plan. Less than round_limits.cpp allows, because a relay leaves half of the staging limit to messages.
+constexpr int64_t kMostChunks = 1 << 22;
 
-/// What a NIC could send while a relayed message begins.
+/// The bytes that a NIC could send during the latency of a relayed message.
 int64_t perLatency(const Topology &topology) {
   return static_cast<int64_t>(static_cast<__int128>(topology.nicRate) * (topology.nicLatency + topology.linkLatency) /
                               1'000'000'000);
@@ -26,7 +27,7 @@ int64_t perLatency(const Topology &topology) {
 /// The NICs of one node.
 struct Nics {
   std::map<int64_t, std::vector<int32_t>> ranks; // by NIC
-  std::vector<size_t> hops;                      // that may be relayed
+  std::vector<size_t> hops;                      // hops that may be relayed
 };
 
 } // namespace
@@ -62,7 +63,7 @@ std::vector<Relayed> spread(const std::vector<InternodeHop> &hops, const Topolog
     const int64_t level = std::max((sum + count - 1) / count, arriving);
     if (most - level <= std::max(level / kEven, kLatencies * latency))
       continue;
-    std::map<int64_t, int64_t> excess; // of a NIC, above what it should send itself
+    std::map<int64_t, int64_t> excess; // by NIC: bytes above those that it should send itself
     for (const auto &[nic, ranks] : node.ranks)
       excess[nic] =
           out[nic] - std::max<int64_t>(level, static_cast<int64_t>(static_cast<__int128>(out[nic]) * topology.nicRate /
@@ -75,7 +76,7 @@ std::vector<Relayed> spread(const std::vector<InternodeHop> &hops, const Topolog
         const int32_t relay =
             *std::max_element(ranks.begin(), ranks.end(), [&](int32_t a, int32_t b) { return left[a] < left[b]; });
         const int64_t some = std::min({over, bytes, level - out[taker->first], left[relay]});
-        if (some < least) { // it has as much to send as others, or to hold as it can
+        if (some < least) { // this NIC has reached the level, or its ranks have no room left
           ++taker;
           continue;
         }
@@ -102,7 +103,7 @@ int64_t relayRoom(const Layout &layout, int64_t sent) {
   if (layout.stagingLimit == 0)
     return kMostBytes;
   const int64_t half = layout.stagingLimit / 2,
-                chunk = half / 8 / kStagingAlignment * kStagingAlignment; // the other half is for slots
+                chunk = half / 8 / kStagingAlignment * kStagingAlignment; // of the other half, which is for slots
   return chunk == 0 || sent / chunk > kMostChunks || half < kLatencies * perLatency(layout.topology)
              ? 0
              : std::min(kMostBytes, half / kStagingAlignment * kStagingAlignment);

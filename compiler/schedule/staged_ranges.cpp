@@ -12,8 +12,8 @@ using namespace ir;
 
 namespace {
 
-constexpr int64_t kMostBytes = 256 << 20; // at a time, where there is no limit
-constexpr int64_t kMostChunks = 1 << 24;  // as round_limits.cpp has it
+constexpr int64_t kMostBytes = 256 << 20; // staged in one phase if there is no staging limit
+constexpr int64_t kMostChunks = 1 << 24;  // the same as in round_limits.cpp
 
 bool isStaged(const Param &param) { return param.view && param.view->kind == ViewKind::elements && param.view->staged; }
 
@@ -23,9 +23,9 @@ StagedRanges::StagedRanges(const Layout &layout) : layout_(layout), ranges_(layo
   firsts_.resize(layout.endpoints.size());
   for (size_t e = 1; e < layout.endpoints.size(); ++e) {
     const Endpoint &endpoint = layout.endpoints[e];
-    const bool faces = std::any_of(endpoint.params.begin(), endpoint.params.end(),
-                                   [](const Param &param) { return param.view.has_value(); });
-    for (int64_t meshRank = 0; faces && meshRank < endpoint.meshRanks(); ++meshRank) {
+    const bool hasViews = std::any_of(endpoint.params.begin(), endpoint.params.end(),
+                                      [](const Param &param) { return param.view.has_value(); });
+    for (int64_t meshRank = 0; hasViews && meshRank < endpoint.meshRanks(); ++meshRank) {
       std::vector<uint32_t> &firsts = firsts_[e].emplace_back();
       uint32_t next = 0;
       for (const Param &param : endpoint.params) {
@@ -52,7 +52,7 @@ int32_t StagedRanges::writer(unsigned e, int32_t meshRank, uint32_t instance) co
   if (!view || view->kind == ViewKind::codes ||
       (view->kind == ViewKind::elements && !view->staged && view->format != Quantization::nvfp4))
     return -1;
-  // Largest magnitudes go where the elements go.
+  // Amax are written by the rank that writes the elements.
   const unsigned codes = view->kind == ViewKind::amax ? endpoint.params[view->codes].view->codes : view->codes;
   return static_cast<int32_t>(
       (codes + static_cast<int64_t>(instance) - firsts_[e][static_cast<size_t>(meshRank)][param] + meshRank) %
@@ -62,7 +62,7 @@ int32_t StagedRanges::writer(unsigned e, int32_t meshRank, uint32_t instance) co
 uint32_t StagedRanges::phaseOf(const Param &param) const {
   return param.view && param.view->kind == ViewKind::elements && param.view->format == Quantization::nvfp4
              ? 1
-             : 0; // behind the largest magnitudes
+             : 0; // phase 1 follows the amax
 }
 
 const StagedRange *StagedRanges::find(unsigned endpoint, int32_t meshRank, uint32_t instance, int64_t offset) const {
@@ -104,7 +104,7 @@ std::string StagedRanges::plan(int64_t remote) {
   std::vector<std::vector<Rows>> all = rows();
   if (std::all_of(all.begin(), all.end(), [](const std::vector<Rows> &rows) { return rows.empty(); }))
     return {};
-  const std::vector<std::vector<BufferRange>> runs = buffers(layout_);
+  const std::vector<std::vector<BufferRange>> ranges = buffers(layout_);
   const int64_t staging = remote > 0 ? 8 * (2 * kStagingAlignment + remote / kMostChunks) : 0; // for messages
   int64_t least = 0;
   const Rows *largest = nullptr;
@@ -113,7 +113,7 @@ std::string StagedRanges::plan(int64_t remote) {
       continue;
     const Rows &row = *std::max_element(all[rank].begin(), all[rank].end(),
                                         [](const Rows &a, const Rows &b) { return a.row < b.row; });
-    const int64_t fixed = stagedBytes(layout_, runs[rank]), needs = fixed + alignUp(row.row) + staging;
+    const int64_t fixed = stagedBytes(layout_, ranges[rank]), needs = fixed + alignUp(row.row) + staging;
     if (needs > least) {
       least = needs;
       largest = &row;
@@ -125,14 +125,14 @@ std::string StagedRanges::plan(int64_t remote) {
                    : std::min((layout_.stagingLimit - fixed) / 2, layout_.stagingLimit - fixed - staging));
   }
   if (layout_.stagingLimit > 0 && least > layout_.stagingLimit)
-    return stagingTooSmall(layout_.stagingLimit) + " to gather a row of blocks of param '" + largest->name + "', " +
-           std::to_string(largest->row) + " bytes, beside what else a rank stages, expected at least " +
+    return stagingTooSmall(layout_.stagingLimit) + " to stage a row of blocks of param '" + largest->name + "' (" +
+           std::to_string(largest->row) + " bytes) and the other staged bytes of a rank, expected at least " +
            std::to_string(least) + " bytes";
   return {};
 }
 
-/// Rows one after the other into the arena, and from its beginning again where they do not fit; what must come later
-/// behind all else.
+/// Places rows of blocks one after the other in the arena. If a row does not fit, a new phase begins, again at offset
+/// 0. Rows that need tensor scales follow all others, not before phase 1.
 void StagedRanges::planRank(int32_t rank, std::vector<Rows> &rows, int64_t limit) {
   int64_t budget = limit;
   for (const Rows &each : rows)
@@ -146,7 +146,7 @@ void StagedRanges::planRank(int32_t rank, std::vector<Rows> &rows, int64_t limit
       used = 0;
     }
     for (int64_t at = 0; at < each.all.end;) {
-      // As many rows as fit; the last one of a matrix may be shorter.
+      // Take as many rows as fit; the last one of a matrix may be shorter.
       int64_t end = at;
       auto next = [&](int64_t from) { return std::min(from + each.row, (from / each.matrix + 1) * each.matrix); };
       while (end < each.all.end && used + alignUp(next(end) - at) <= budget)
@@ -178,7 +178,7 @@ void cutAtStagedRanges(const Descriptor &d, const StagedRanges &stagedRanges, In
     const Shape shape = shapes[next.shape];
     left.pop_back();
     int64_t low = next.targetOffset, high = low + shape.rowBytes - 1;
-    const Loop *longest = nullptr; // the loop that reaches furthest, over instances before all
+    const Loop *longest = nullptr; // the loop with the longest reach: over instances first, then over bytes
     auto reach = [](const Loop &loop) {
       return std::make_pair(std::abs(loop.targetStep) * (loop.count - 1),
                             std::abs(loop.targetStride) * (loop.count - 1));
@@ -226,31 +226,32 @@ void PhaseSteps::append(int32_t rank, Step step, const EpochPhase &when) {
     step.after.push_back(static_cast<uint32_t>(at.reduced));
   if (needs.writesStaged)
     at.writers[when].push_back(number);
-  if (needs.largest)
-    at.largest[when.epoch].push_back(number);
+  if (needs.writesAmax)
+    at.amax[when.epoch].push_back(number);
   std::sort(step.after.begin(), step.after.end());
   step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());
   steps.push_back(std::move(step));
 }
 
-/// By what it writes.
+/// Determined from the step's outputs.
 PhaseSteps::Needs PhaseSteps::needs(int32_t rank, const Step &step) {
   Needs needs;
-  const auto &runs = module_.schedule.ranks[rank].buffers;
+  const auto &ranges = module_.schedule.ranks[rank].buffers;
   for (const Operand &operand : step.outputs) {
     needs.writesStaged = needs.writesStaged || operand.buffer == 0;
-    if (operand.buffer == 0 || !state_[rank].any)
+    if (operand.buffer == 0 || !state_[rank].hasViews)
       continue;
-    const BufferRange &run = *std::prev(std::upper_bound(runs.begin(), runs.end(), operand.buffer,
-                                                         [](uint32_t b, const BufferRange &r) { return b < r.first; }));
-    const Param &param = module_.layout.endpoints[run.endpoint].params[run.param];
-    needs.largest = needs.largest || (param.view && param.view->kind == ViewKind::amax);
+    const BufferRange &range = *std::prev(std::upper_bound(
+        ranges.begin(), ranges.end(), operand.buffer, [](uint32_t b, const BufferRange &r) { return b < r.first; }));
+    const Param &param = module_.layout.endpoints[range.endpoint].params[range.param];
+    needs.writesAmax = needs.writesAmax || (param.view && param.view->kind == ViewKind::amax);
     needs.tensorScales = needs.tensorScales || stagedRanges_.phaseOf(param) > 0;
   }
   return needs;
 }
 
-void PhaseSteps::put(int32_t rank, Step step, uint32_t round, const std::vector<uint32_t> &after, int64_t &number) {
+void PhaseSteps::appendIfAny(int32_t rank, Step step, uint32_t round, const std::vector<uint32_t> &after,
+                             int64_t &number) {
   if (step.inputs.empty())
     return;
   std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
@@ -264,22 +265,22 @@ void PhaseSteps::finish(int32_t rank, const EpochPhase &when, uint32_t round) {
   const auto &endpoints = module_.layout.endpoints;
   State &at = state_[rank];
   auto whole = [&](int64_t bytes) { return shapes_[rank].intern({bytes, {}}); };
-  std::map<std::pair<unsigned, int32_t>, uint32_t> firsts; // of a place, its first buffer
+  std::map<std::pair<unsigned, int32_t>, uint32_t> firsts; // by endpoint and mesh rank: the first buffer
   Step reduce, convert;
   reduce.kind = StepKind::reduce;
-  for (const BufferRange &run : module_.schedule.ranks[rank].buffers) {
-    const uint32_t first = firsts.try_emplace({run.endpoint, run.meshRank}, run.first).first->second;
-    const auto &view = endpoints[run.endpoint].params[run.param].view;
-    if (when.phase > 0 || run.endpoint == 0 || run.bytes == 0 || !view || view->kind != ViewKind::amax ||
-        endpoints[run.endpoint].epoch(run.meshRank) != when.epoch)
+  for (const BufferRange &range : module_.schedule.ranks[rank].buffers) {
+    const uint32_t first = firsts.try_emplace({range.endpoint, range.meshRank}, range.first).first->second;
+    const auto &view = endpoints[range.endpoint].params[range.param].view;
+    if (when.phase > 0 || range.endpoint == 0 || range.bytes == 0 || !view || view->kind != ViewKind::amax ||
+        endpoints[range.endpoint].epoch(range.meshRank) != when.epoch)
       continue;
-    for (uint32_t i = 0; i < run.count; ++i)
-      if (stagedRanges_.writer(run.endpoint, run.meshRank, run.first + i - first) == rank) {
-        reduce.inputs.push_back({run.first + i, whole(run.bytes), 0});
-        reduce.bytes += run.bytes;
+    for (uint32_t i = 0; i < range.count; ++i)
+      if (stagedRanges_.writer(range.endpoint, range.meshRank, range.first + i - first) == rank) {
+        reduce.inputs.push_back({range.first + i, whole(range.bytes), 0});
+        reduce.bytes += range.bytes;
       }
   }
-  put(rank, std::move(reduce), round, at.largest[when.epoch], at.reduced);
+  appendIfAny(rank, std::move(reduce), round, at.amax[when.epoch], at.reduced);
   bool tensorScales = false;
   for (const StagedRange &staged : stagedRanges_.of(rank)) {
     if (staged.phase != when.phase || endpoints[staged.endpoint].epoch(staged.meshRank) != when.epoch)
@@ -294,10 +295,10 @@ void PhaseSteps::finish(int32_t rank, const EpochPhase &when, uint32_t round) {
   std::vector<uint32_t> after = at.writers[when];
   if (tensorScales && at.reduced >= 0)
     after.push_back(static_cast<uint32_t>(at.reduced));
-  if (at.converted >= 0) // so that who waits for this one waits for all before
+  if (at.converted >= 0) // a step that waits for this one then waits for all earlier ones
     after.push_back(static_cast<uint32_t>(at.converted));
   std::sort(after.begin(), after.end());
-  put(rank, std::move(convert), round, after, at.converted);
+  appendIfAny(rank, std::move(convert), round, after, at.converted);
 }
 
 } // namespace reshard

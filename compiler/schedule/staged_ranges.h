@@ -1,5 +1,5 @@
-// Where a rank gathers what it quantises when all of a block is there: rows of blocks of its params, in the arena, as
-// many at a time as fit.
+// Staging of elements that are quantized only when whole blocks have arrived. A rank stages rows of blocks of its
+// params in its arena, as many in each phase as fit.
 #pragma once
 
 #include "compiler/resolve/interner.h"
@@ -12,13 +12,20 @@
 
 namespace reshard {
 
-/// Whole rows of blocks of one instance of a face.
+/// What is scheduled together: an epoch (targets that joined at one time), and in it a phase (what a rank stages at one
+/// time).
+struct EpochPhase {
+  uint32_t epoch = 0, phase = 0;
+  auto operator<=>(const EpochPhase &) const = default;
+};
+
+/// Whole rows of blocks of one instance of a quantized view.
 struct StagedRange {
   unsigned endpoint = 0;
   int32_t meshRank = 0;
-  uint32_t instance = 0;      // over all params of the place
+  uint32_t instance = 0;      // numbered over all params of the mesh rank
   int64_t begin = 0, end = 0; // bytes of the instance
-  uint32_t phase = 0;         // of the rank's generation: what is in one is there at one time
+  uint32_t phase = 0;         // in the epoch of the mesh rank; ranges of one phase are in the arena at the same time
   int64_t offset = 0;         // in the arena
 };
 
@@ -26,88 +33,87 @@ class StagedRanges {
 public:
   explicit StagedRanges(const ir::Layout &layout);
 
-  /// Plans all ranks. `remote`: bytes that move between ranks, for which staging must be left. An error text, empty on
-  /// success: one row of blocks does not fit the staging limit.
+  /// Plans all ranks. `remote`: bytes that are sent between ranks, whose messages need a part of the staging limit.
+  /// Returns an error text if one row of blocks does not fit the staging limit, else "".
   std::string plan(int64_t remote);
 
-  /// The rank that writes to an instance of a face, or of the largest magnitudes for it: its own, and in files one for
-  /// each instance; -1 where anyone may.
+  /// The world rank that writes an instance of a quantized view, or of its amax: the mesh rank's own, or for files one
+  /// rank for each instance. -1: any rank may write it.
   int32_t writer(unsigned endpoint, int32_t meshRank, uint32_t instance) const;
-  /// Whether one rank must write to an instance though others could, or rows of blocks of it are gathered.
+  /// Whether descriptors to this instance must be cut at instances and staged ranges: the instance is staged, or one
+  /// rank must write it to a file.
   bool needsCut(unsigned endpoint, int32_t meshRank, uint32_t instance) const {
     return find(endpoint, meshRank, instance, 0) ||
            (layout_.endpoints[endpoint].storage && writer(endpoint, meshRank, instance) >= 0);
   }
-  /// The param of an instance of a place.
+  /// The param of an instance of a mesh rank.
   unsigned paramOf(unsigned endpoint, int32_t meshRank, uint32_t instance) const;
-  /// The band of a byte of an instance; null where it is not gathered.
+  /// The staged range that contains a byte of an instance; null if the instance is not staged.
   const StagedRange *find(unsigned endpoint, int32_t meshRank, uint32_t instance, int64_t offset) const;
-  /// In which phase values of a param may come, where they are not gathered.
+  /// The first phase in which elements of a param may arrive if they are not staged. Elements that nvfp4 quantizes need
+  /// the tensor scales, and so the amax that arrive in phase 0.
   uint32_t phaseOf(const ir::Param &param) const;
 
-  /// Of a rank, in order of phases; bytes of the arena that they take.
+  /// The ranges of a world rank, in the order of their phases, and the bytes of the arena that they take.
   const std::vector<StagedRange> &of(int32_t rank) const { return ranges_[rank]; }
   int64_t bytes(int32_t rank) const { return bytes_[rank]; }
 
 private:
   struct Rows {
-    StagedRange all;    // of the instance
+    StagedRange all;    // the whole instance
     int64_t row = 0;    // bytes of a row of blocks
-    int64_t matrix = 0; // bytes of a matrix, whose last row may be shorter
-    bool later = false; // not in the first phase
-    std::string name;
+    int64_t matrix = 0; // bytes of a matrix, whose last row of blocks may have fewer
+    bool later = false; // not before phase 1
+    std::string name;   // of the param, for errors
   };
   std::vector<std::vector<Rows>> rows() const;
   void planRank(int32_t rank, std::vector<Rows> &rows, int64_t limit);
 
   const ir::Layout &layout_;
-  std::vector<std::vector<std::vector<uint32_t>>> firsts_; // by endpoint and place: the first instance of each param
+  std::vector<std::vector<std::vector<uint32_t>>> firsts_; // by endpoint, mesh rank and param: the first instance
   std::vector<std::vector<StagedRange>> ranges_;           // by rank
   std::vector<int64_t> bytes_;
   std::map<std::tuple<unsigned, int32_t, uint32_t>, std::vector<StagedRange>> byInstance_;
 };
 
-/// Appends a descriptor in parts, each of one instance and, where that is gathered, within one band. Shapes of parts
-/// are interned.
+/// Appends the parts of a descriptor, cut so that each is of one instance and, if that is staged, in one staged range.
+/// Interns the shapes of the parts.
 void cutAtStagedRanges(const ir::Descriptor &descriptor, const StagedRanges &stagedRanges, Interner<ir::Shape> &shapes,
                        std::vector<ir::Descriptor> &parts);
 
-/// What is scheduled together: targets that joined at one time, and of what a rank gathers that which is there at one
-/// time (bands.h).
-struct EpochPhase {
-  uint32_t epoch = 0, phase = 0;
-  auto operator<=>(const EpochPhase &) const = default;
-};
-
+/// Appends steps to the schedule of each rank with the dependences between phases, and the steps that convert what a
+/// phase staged.
 class PhaseSteps {
 public:
-  /// Steps go to the module's schedule, whose buffers are known; shapes of operands of rank r are interned in
-  /// shapes[r].
+  /// The buffers of the module's schedule must be set. `shapes`: by rank, interns the shapes of operands.
   PhaseSteps(ir::Module &module, const StagedRanges &stagedRanges, std::vector<Interner<ir::OperandShape>> &shapes)
       : module_(module), stagedRanges_(stagedRanges), shapes_(shapes) {}
 
-  /// A rank has faces of a target.
-  void watch(int32_t rank) { state_[rank].any = true; }
-  /// Appends a step of a stage; it waits for what it needs of the stages before.
+  /// States that a rank has quantized views of a target.
+  void watch(int32_t rank) { state_[rank].hasViews = true; }
+  /// Appends a step of a phase. It waits for the steps of earlier phases that it depends on.
   void append(int32_t rank, ir::Step step, const EpochPhase &when);
-  /// Appends what is done when all of a stage is there: tensor scales are made, and what was gathered is quantised.
+  /// Appends the steps that follow all others of a phase: a reduce, which computes tensor scales from amax, and a copy,
+  /// which quantizes the staged elements.
   void finish(int32_t rank, const EpochPhase &when, uint32_t round);
 
 private:
-  /// What a step has to do with what is quantised in the arena or behind largest magnitudes.
+  /// What a step writes or needs.
   struct Needs {
-    bool writesStaged = false, largest = false, tensorScales = false;
+    bool writesStaged = false; // writes staged elements or relayed bytes (buffer 0)
+    bool writesAmax = false;
+    bool tensorScales = false; // quantizes with tensor scales
   };
-  /// Of a rank: the steps that write what is gathered in a stage, and the largest magnitudes of a generation; the last
-  /// step that converted, that reduced.
+  /// The steps of a rank that later steps wait for, by their numbers.
   struct State {
-    bool any = false;
-    std::map<EpochPhase, std::vector<uint32_t>> writers;
-    std::map<uint32_t, std::vector<uint32_t>> largest;
-    int64_t converted = -1, reduced = -1;
+    bool hasViews = false;
+    std::map<EpochPhase, std::vector<uint32_t>> writers; // write staged elements of a phase
+    std::map<uint32_t, std::vector<uint32_t>> amax;      // write amax of an epoch
+    int64_t converted = -1, reduced = -1;                // the last that converted and that reduced; -1: none
   };
   Needs needs(int32_t rank, const ir::Step &step);
-  void put(int32_t rank, ir::Step step, uint32_t round, const std::vector<uint32_t> &after, int64_t &number);
+  /// Appends a step that has inputs, and sets `number` to its number; ignores a step that has none.
+  void appendIfAny(int32_t rank, ir::Step step, uint32_t round, const std::vector<uint32_t> &after, int64_t &number);
 
   ir::Module &module_;
   const StagedRanges &stagedRanges_;

@@ -1,9 +1,9 @@
-// balance: a source for every open transfer. A target that holds the piece already takes it from itself; else from its
-// own node; else from anywhere. Transfers with the same candidates form a class; the fractional optimum over the
-// classes (optimum.h) says how many bytes each place gives to each class, and the class's transfers, target by target,
-// are dealt out in that proportion: cut between tensors, or inside one where whole tensors would miss by more than
-// kTolerance of the optimum. Targets that joined later (--keep) are planned after those before them, which so keep what
-// they had.
+// balance: chooses a source for every transfer that has none. Candidates follow the locality rule (candidates.h): the
+// target's own rank, else its node, else all replicas. Transfers with the same candidates form a class. The fractional
+// optimum over the classes (optimum.h) gives the bytes that each candidate sends to each class. The transfers of a
+// class are assigned in that proportion, in the order of their targets. They are cut between tensors, or inside a
+// tensor where whole tensors would miss the optimum by more than a fraction of 1 / kTolerance. Epochs (--keep) are
+// planned one after the other, so that targets that joined earlier keep their sources.
 
 #include "compiler/pass.h"
 #include "compiler/transfer/candidates.h"
@@ -22,10 +22,11 @@ using namespace ir;
 
 namespace {
 
-/// A cut may miss its place by the optimum divided by this; misses do not add up, since each class makes up for those
-/// before it.
+/// A cut may miss its position by the optimum divided by this. Errors do not add up: each class corrects those of the
+/// classes before it.
 constexpr int64_t kTolerance = 512;
-/// The most pieces, or chains of them, that are moved afterwards, and the most places looked at for one.
+/// Limits of the improvement after the assignment: the number of moves (or chains of moves), and the number of mesh
+/// ranks that the search for one of them looks at.
 constexpr int kMoves = 64;
 constexpr int kMostLooks = 1 << 16;
 
@@ -76,7 +77,7 @@ private:
         ofOverlap.clear();
       }
       if (const auto own = candidates_.own(transfer.target)) {
-        assign(transfer, *own); // which costs nothing
+        assign(transfer, *own); // a local copy adds nothing to the load
         continue;
       }
       const std::vector<int32_t> &meshRanks = candidates_.preferred(transfer.target);
@@ -92,8 +93,8 @@ private:
       unassigned[at->second].push_back(transfer);
     }
     const Optimum best = optimum(classes, load_);
-    std::vector<int64_t> deficit(load_.size()); // what places gave less than they should have, so far
-    std::vector<size_t> order(classes.size());  // those with many candidates last: they make up best
+    std::vector<int64_t> deficit(load_.size()); // by source mesh rank: bytes below its share of the optimum so far
+    std::vector<size_t> order(classes.size());  // many candidates last: these classes can correct most deficits
     std::iota(order.begin(), order.end(), size_t{0});
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return classes[a].senders.size() < classes[b].senders.size(); });
@@ -106,8 +107,8 @@ private:
     useRoundRobinIfBetter(classes, unassigned, first, before);
   }
 
-  /// Where a round-robin by target rank, which cuts nothing, happens to be better than what cuts at units allow, takes
-  /// that. `before`: the load without these transfers, which stand from `first` on.
+  /// A round-robin by target rank cuts no transfer and can be better than cuts at units. If it is, uses it instead of
+  /// the assignment in transfers [first, end). `before`: the load without these transfers.
   void useRoundRobinIfBetter(const std::vector<SendClass> &classes,
                              const std::vector<std::vector<Transfer>> &unassigned, size_t first,
                              const std::vector<int64_t> &before) {
@@ -128,29 +129,29 @@ private:
         assign(transfer, meshRank(c, transfer));
   }
 
-  /// A piece of a transfer that goes on from one place to another, and how the first came to be too busy.
+  /// Reassigns the first bytes of a transfer from one source mesh rank to another.
   struct Move {
     int32_t from = -1, to = -1;
     size_t transfer = 0;
-    size_t before = 0;             // 1 + the number of the move that brought something to `from`; 0: none did
-    int64_t wanted = 0, bytes = 0; // where to split, and what that gives
+    size_t before = 0;             // 1 + the number of the move that adds load to `from`; 0: `from` is the busiest
+    int64_t wanted = 0, bytes = 0; // bytes to move, and bytes that a cut at a unit moves
   };
 
-  /// Where indivisible pieces are large beside the optimum, dealing may overshoot: moves something of the busiest
-  /// place, of transfers from `first` on, to where it makes less of a difference. Where all that could take it are too
-  /// busy, these give something up in turn, along the shortest chain of such moves. Whether it could.
+  /// Indivisible transfers that are large compared with the optimum can overload a sender. Moves part of the load of
+  /// the busiest sender (of transfers [first, end)) to another candidate. If all candidates are too busy, they pass on
+  /// load in turn, along the shortest chain of moves. Returns whether it found such a chain.
   bool rebalance(size_t first, int64_t optimum) {
     const auto busiest = static_cast<int32_t>(std::max_element(load_.begin(), load_.end()) - load_.begin());
     if (load_.empty() || load_[busiest] <= optimum + optimum / 128)
       return false;
     const std::vector<Transfer> &all = module_.transfers.transfers;
-    std::vector<std::vector<size_t>> given(load_.size()); // transfers, by place
+    std::vector<std::vector<size_t>> given(load_.size()); // transfers, by source mesh rank
     for (size_t i = first; i < all.size(); ++i)
       if (all[i].source >= 0)
         given[static_cast<size_t>(all[i].source)].push_back(i);
     std::vector<bool> seen(load_.size());
     seen[static_cast<size_t>(busiest)] = true;
-    std::vector<Move> moves; // breadth first
+    std::vector<Move> moves; // in breadth-first order
     int looked = 0;
     for (size_t m = 0; m == 0 || m <= moves.size(); ++m) {
       const int32_t meshRank = m == 0 ? busiest : moves[m - 1].to;
@@ -169,7 +170,7 @@ private:
         }
         for (int32_t to : meshRanks)
           if (!seen[static_cast<size_t>(to)] && ++looked < kMostLooks) {
-            // A tensor, or as little as there is: the place that takes it must give as much.
+            // One tensor, or the smallest part that can be cut: `to` must pass on as much.
             const int64_t tensor = bytes(module_.transfers, all[i]) / all[i].count;
             const Move next = split(meshRank, to, i, m, tensor);
             if (load - next.bytes >= load_[busiest])
@@ -186,7 +187,7 @@ private:
     return false;
   }
 
-  /// Whether a place gives or takes something in the moves up to the m-th, counted from 1.
+  /// Whether a mesh rank gives or takes load in the chain of moves that ends with move m, counted from 1.
   static bool leadsTo(const std::vector<Move> &moves, size_t m, int32_t meshRank) {
     for (; m > 0; m = moves[m - 1].before)
       if (moves[m - 1].to == meshRank || moves[m - 1].from == meshRank)
@@ -203,7 +204,8 @@ private:
     return move;
   }
 
-  /// The last of some moves, and those that make it necessary. No place gives twice, so each is of another transfer.
+  /// Applies the last move and the chain of moves before it. No mesh rank gives load twice, so each move has its own
+  /// transfer.
   void apply(const std::vector<Move> &moves) {
     std::vector<Transfer> &all = module_.transfers.transfers;
     std::vector<size_t> gone;
@@ -226,7 +228,7 @@ private:
     all.insert(all.end(), left.begin(), left.end());
   }
 
-  /// Deals a class's transfers out to its places, each taking what follows the one before it.
+  /// Assigns the transfers of a class to its senders, consecutive transfers to each.
   void apportion(const SendClass &each, std::vector<Transfer> transfers, const std::vector<int64_t> &wanted,
                  int64_t tolerance, std::vector<int64_t> &deficit) {
     std::stable_sort(transfers.begin(), transfers.end(), [&](const Transfer &a, const Transfer &b) {
@@ -234,7 +236,7 @@ private:
              std::make_tuple(module_.transfers.overlaps[b.overlap].endpoint, b.target);
     });
     std::deque<Transfer> left(transfers.begin(), transfers.end());
-    int64_t carry = 0; // what the places before took less than their quota
+    int64_t carry = 0; // bytes by which the senders before are below their quota
     for (size_t i = 0; i < each.senders.size(); ++i) {
       const int32_t meshRank = each.senders[i];
       const bool final = std::all_of(wanted.begin() + static_cast<ptrdiff_t>(i) + 1, wanted.end(),
@@ -273,7 +275,7 @@ private:
     module_.transfers.transfers.push_back(transfer);
   }
 
-  /// By tile, target, tensor, cut; neighbouring runs from one source become one.
+  /// Sorts transfers by overlap, target, tensor and cut, and joins adjacent ones from the same source.
   void order() {
     std::vector<Transfer> &all = module_.transfers.transfers;
     std::sort(all.begin(), all.end(), [](const Transfer &a, const Transfer &b) {
@@ -300,7 +302,7 @@ private:
   const Layout &layout_;
   Candidates candidates_;
   Splitter splitter_;
-  std::vector<int64_t> load_; // bytes to send, by source place
+  std::vector<int64_t> load_; // bytes to send, by source mesh rank
 };
 
 } // namespace

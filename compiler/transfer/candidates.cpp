@@ -28,7 +28,7 @@ void Candidates::select(const Overlap &overlap) {
 
 Candidates::Node &Candidates::node(int64_t number) {
   const auto end = nodes_.begin() + static_cast<ptrdiff_t>(used_);
-  if (used_ > 0 && std::prev(end)->number == number) // the rule: holders ascend
+  if (used_ > 0 && std::prev(end)->number == number) // the usual case, because replicas ascend
     return *std::prev(end);
   const auto at = std::lower_bound(nodes_.begin(), end, number,
                                    [](const Node &node, int64_t wanted) { return node.number < wanted; });
@@ -77,8 +77,8 @@ const std::vector<int32_t> &Candidates::onNode(int64_t node) const {
 }
 
 const std::vector<int32_t> &Candidates::preferred(int32_t target) const {
-  const std::vector<int32_t> &here = onNode(nodeOf(target));
-  return here.empty() ? replicas_ : here;
+  const std::vector<int32_t> &onTargetNode = onNode(nodeOf(target));
+  return onTargetNode.empty() ? replicas_ : onTargetNode;
 }
 
 uint32_t Candidates::replicaGroupOf(const Overlap &overlap, int32_t meshRank) {

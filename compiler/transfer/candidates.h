@@ -1,5 +1,5 @@
-// Who may give a tile to a target, by the locality rule: the target's own rank where it holds it, else ranks of its
-// node, else all holders.
+// The candidate sources of an overlap for a target, by the locality rule: the target's own rank if it holds the
+// elements; else the replicas on its node; else all replicas.
 #pragma once
 
 #include "ir/ir.h"
@@ -9,30 +9,30 @@
 
 namespace reshard {
 
-/// The places that hold a tile and may be read, for one target after another. Ranks, and the locality rule, mean
-/// something where neither side is storage.
+/// The mesh ranks that hold an overlap and may be read. "Target" is a mesh rank of the overlap's target endpoint. The
+/// locality rule applies only if neither side is storage.
 class Candidates {
 public:
   explicit Candidates(const ir::Layout &layout);
 
-  /// Looks at this tile from now on.
+  /// Sets the overlap that the other functions refer to. It must outlive their calls.
   void select(const ir::Overlap &overlap);
 
-  /// The source place on the target's own rank that holds the tile; padding: -1.
+  /// The source mesh rank on the target's own world rank, if it holds the overlap; -1 for padding.
   std::optional<int32_t> own(int32_t target) const;
-  /// Whether bytes to this target come from another rank: neither side is storage, and it does not hold the tile
-  /// itself.
+  /// Whether this target receives the bytes from another rank: neither side is storage, and its own rank does not hold
+  /// the overlap.
   bool remote(int32_t target) const;
-  /// All holders, ascending.
+  /// All replicas, ascending.
   const std::vector<int32_t> &all() const { return replicas_; }
-  /// The holders on a node; none where there is no topology or the source is storage.
+  /// The replicas on a node, ascending; empty if the job has no topology or if the source is storage.
   const std::vector<int32_t> &onNode(int64_t node) const;
-  /// The holders on the target's node where there are some, else all.
+  /// The replicas on the target's node if there are any, else all.
   const std::vector<int32_t> &preferred(int32_t target) const;
-  /// The node of a target place; -1 for a storage endpoint's file.
+  /// The node of a target; -1 for a file.
   int64_t nodeOf(int32_t target) const;
 
-  /// The holder (by number) that has a place.
+  /// The number of the replica group that contains a mesh rank.
   static uint32_t replicaGroupOf(const ir::Overlap &overlap, int32_t meshRank);
 
 private:
@@ -49,7 +49,7 @@ private:
     int64_t number = 0;
     std::vector<int32_t> replicas;
   };
-  std::vector<Node> nodes_; // the first used_ of them, ascending; the others keep their memory for the next tile
+  std::vector<Node> nodes_; // the first used_ are valid, ascending; the others keep their memory for the next overlap
   size_t used_ = 0;
 };
 

@@ -1,6 +1,6 @@
-// coalesce: chosen transfers become strided descriptors, as few as possible. A run of tensors is a loop over layers or
-// experts (instances of a param are numbered in a row), a periodic segment is a loop, rows that touch on both sides are
-// one row.
+// coalesce: turns transfers into strided descriptors, as few as possible. Consecutive tensors are a loop over layers or
+// experts (instances of a param are numbered consecutively), a periodic block is a loop, and rows that are adjacent on
+// both sides are one row.
 
 #include "compiler/pass.h"
 #include "compiler/resolve/interner.h"
@@ -16,11 +16,11 @@ using namespace ir;
 
 namespace {
 
-/// Where a param's dimensions lie on a place: bytes per position of each dimension, instances per position of each name
-/// variable.
+/// How a param is stored on a mesh rank: bytes per position of each dimension, instances per position of each index
+/// variable in the param's name.
 struct Geometry {
-  std::vector<int64_t> strides; // per param dimension, bytes
-  std::vector<int64_t> steps;   // per name variable, instances
+  std::vector<int64_t> strides; // by param dimension, in bytes
+  std::vector<int64_t> steps;   // by name variable, in instances
 };
 
 Geometry geometry(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
@@ -37,15 +37,15 @@ Geometry geometry(const Endpoint &endpoint, const Param &param, int64_t meshRank
   return result;
 }
 
-/// A descriptor relative to the param's first instance on each side; the same for all places of a holder and a tile's
-/// targets.
+/// A descriptor relative to the param's first instance on each side. It is the same for all mesh ranks of a replica
+/// group and for all targets of an overlap.
 struct RelativeDescriptor {
   int64_t sourceInstance = 0, targetInstance = 0;
   int64_t sourceOffset = 0, targetOffset = 0;
   Shape shape;
 };
 
-/// What one position along one dimension of a part costs on each side.
+/// The distance of adjacent positions of one dimension of a part on each side: in bytes (stride) or instances (step).
 struct DimensionStride {
   int64_t sourceStride = 0, targetStride = 0, sourceStep = 0, targetStep = 0;
   Loop loop(int64_t count, int64_t from, int64_t to) const {
@@ -59,7 +59,7 @@ bool contains(const Loop &outer, const Loop &inner) {
          outer.targetStep == inner.count * inner.targetStep;
 }
 
-/// Joins loops that continue one another, and inner ones into the row; drops loops of one step.
+/// Joins nested loops that are one longer loop, joins inner loops into the row, and drops loops of one iteration.
 void simplify(Shape &shape) {
   std::vector<Loop> loops;
   for (const Loop &loop : shape.loops) {
@@ -81,7 +81,8 @@ void simplify(Shape &shape) {
   shape.loops = std::move(loops);
 }
 
-/// Equal pieces at constant distances become one with an outer loop. In place; `pieces` is in tensor order.
+/// Replaces descriptors of equal shape at constant distances by one with an outer loop. `descriptors` is in tensor
+/// order.
 void foldRepeats(std::vector<RelativeDescriptor> &descriptors) {
   std::vector<RelativeDescriptor> folded;
   for (size_t i = 0; i < descriptors.size();) {
@@ -107,7 +108,7 @@ void foldRepeats(std::vector<RelativeDescriptor> &descriptors) {
   descriptors = std::move(folded);
 }
 
-/// The descriptors of one holder of one tile, for all its tensors or for some.
+/// Makes the descriptors of one replica group of one overlap, for all tensors or for some.
 class DescriptorBuilder {
 public:
   DescriptorBuilder(const Module &module, const Overlap &overlap, const ReplicaGroup &replicaGroup) {
@@ -124,11 +125,11 @@ public:
     item_ = itemBytes(targetParam.dtype);
     for (size_t d = 0; d < replicaGroup.relations.size(); ++d) {
       DimensionStride stride;
-      // Padding lists the param's own name variables; a family's variables may stand in another order in the name.
+      // Padding lists the variables of the param's name; a tensor pattern may have them in another order.
       const int64_t variable = d >= variables_ ? -1 : padding ? d : layout.tensorPatterns[overlap.pattern].variables[d];
       setStride(targetGeometry, padding ? variable : nameVariable(targetParam, variable),
                 targetPart.dimensions[d].param, stride.targetStride, stride.targetStep);
-      if (padding) { // from itself, as it were, so that rows join
+      if (padding) { // pretend that the source is the target, so that rows join
         stride.sourceStride = stride.targetStride;
         stride.sourceStep = stride.targetStep;
       } else {
@@ -141,18 +142,19 @@ public:
     }
   }
 
-  /// All tensors of the tile.
+  /// All tensors of the overlap.
   std::vector<RelativeDescriptor> all() const {
     std::vector<RelativeDescriptor> descriptors;
     RelativeDescriptor descriptor;
     descend(0, dimensionStrides_.size(), descriptor, descriptors);
-    for (RelativeDescriptor &p : descriptors)
-      simplify(p.shape);
+    for (RelativeDescriptor &each : descriptors)
+      simplify(each.shape);
     return descriptors;
   }
 
-  /// Some of the tensors, the last index variable fastest; values are numbered in the target's order, which is the same
-  /// for all holders of a tile. A cut one, within its cut.
+  /// The tensors of a transfer, or the part of its one tensor that it is cut to. Tensors are numbered with the last
+  /// index variable fastest, and its values in the target's order, which is the same for all replica groups of an
+  /// overlap.
   std::vector<RelativeDescriptor> some(const Transfer &transfer) const {
     if (transfer.cut()) {
       DescriptorBuilder restricted = *this;
@@ -203,8 +205,8 @@ private:
     return at == param.variables.end() ? -1 : at - param.variables.begin();
   }
 
-  /// What a step along a part's dimension means in a param: bytes along its dimension, or instances along a name
-  /// variable.
+  /// Sets the distance of adjacent positions of a part's dimension: `stride` bytes along a dimension of the param, or
+  /// `step` instances along a variable of its name.
   static void setStride(const Geometry &geometry, int64_t nameVariable, int dimension, int64_t &stride, int64_t &step) {
     if (dimension >= 0)
       stride = geometry.strides[dimension];
@@ -219,7 +221,8 @@ private:
     descriptor.targetOffset += to * stride.targetStride;
   }
 
-  /// One piece for each combination of segments of dimensions [d, end); usually each has one.
+  /// Appends one descriptor for each combination of index blocks of dimensions [d, end). Usually a dimension has one
+  /// block.
   void descend(size_t d, size_t end, const RelativeDescriptor &outer,
                std::vector<RelativeDescriptor> &descriptors) const {
     if (d == end) {
@@ -251,7 +254,7 @@ public:
 
   void run() {
     const Transfers &transfers = module_.transfers;
-    for (size_t i = 0; i < transfers.transfers.size();) { // all transfers of a tile
+    for (size_t i = 0; i < transfers.transfers.size();) { // all transfers of one overlap
       const uint32_t overlapNumber = transfers.transfers[i].overlap;
       const Overlap &overlap = transfers.overlaps[overlapNumber];
       std::vector<std::unique_ptr<DescriptorBuilder>> builders(overlap.replicaGroups.size());
@@ -263,10 +266,10 @@ public:
               std::make_unique<DescriptorBuilder>(module_, overlap, overlap.replicaGroups[transfer.replicaGroup]);
         if (transfer.count == overlap.tensors && !transfer.cut()) {
           if (whole[transfer.replicaGroup].empty())
-            whole[transfer.replicaGroup] = ready(builders[transfer.replicaGroup]->all());
+            whole[transfer.replicaGroup] = interned(builders[transfer.replicaGroup]->all());
           put(overlap, transfer, whole[transfer.replicaGroup]);
         } else {
-          put(overlap, transfer, ready(builders[transfer.replicaGroup]->some(transfer)));
+          put(overlap, transfer, interned(builders[transfer.replicaGroup]->some(transfer)));
         }
       }
     }
@@ -280,11 +283,11 @@ private:
     uint32_t shape;
   };
 
-  std::vector<InternedDescriptor> ready(std::vector<RelativeDescriptor> descriptors) {
+  std::vector<InternedDescriptor> interned(std::vector<RelativeDescriptor> descriptors) {
     std::vector<InternedDescriptor> result;
-    for (RelativeDescriptor &p : descriptors)
-      result.push_back(
-          {p.sourceInstance, p.targetInstance, p.sourceOffset, p.targetOffset, shapes_.intern(std::move(p.shape))});
+    for (RelativeDescriptor &each : descriptors)
+      result.push_back({each.sourceInstance, each.targetInstance, each.sourceOffset, each.targetOffset,
+                        shapes_.intern(std::move(each.shape))});
     return result;
   }
 
@@ -292,13 +295,14 @@ private:
     const int64_t source =
         transfer.source < 0 ? 0 : bases_[0](transfer.source, overlap.replicaGroups[transfer.replicaGroup].param);
     const int64_t target = bases_[overlap.endpoint](transfer.target, overlap.param);
-    for (const InternedDescriptor &p : descriptors)
-      module_.transfers.descriptors.push_back(
-          {overlap.endpoint, transfer.source, transfer.target, static_cast<uint32_t>(source + p.sourceInstance),
-           static_cast<uint32_t>(target + p.targetInstance), p.sourceOffset, p.targetOffset, p.shape, transfer.route});
+    for (const InternedDescriptor &each : descriptors)
+      module_.transfers.descriptors.push_back({overlap.endpoint, transfer.source, transfer.target,
+                                               static_cast<uint32_t>(source + each.sourceInstance),
+                                               static_cast<uint32_t>(target + each.targetInstance), each.sourceOffset,
+                                               each.targetOffset, each.shape, transfer.route});
   }
 
-  /// Orders descriptors by pair and target position, and joins neighbours that touch on both sides.
+  /// Sorts descriptors by pair and target position, and joins those that are adjacent on both sides.
   void join() {
     std::vector<Descriptor> &all = module_.transfers.descriptors;
     std::sort(all.begin(), all.end(), [](const Descriptor &a, const Descriptor &b) {

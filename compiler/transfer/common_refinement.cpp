@@ -9,7 +9,7 @@ using namespace ir;
 
 namespace {
 
-/// Below this comparing each with each is as quick as an index.
+/// With at most this many sets, comparing each with each is as fast as an index.
 constexpr size_t kFewSets = 64;
 constexpr int64_t kMostBlocks = 1 << 22;
 
@@ -50,11 +50,11 @@ std::optional<BlockIndex> BlockIndex::of(const std::vector<const IndexMap *> &se
   return index;
 }
 
-std::optional<llvm::SmallVector<unsigned, 1>> BlockIndex::meeting(const IndexMap &sharding) const {
-  if (blocks(sharding) > static_cast<int64_t>(blocks_.size()))
+std::optional<llvm::SmallVector<unsigned, 1>> BlockIndex::intersecting(const IndexMap &indexMap) const {
+  if (blocks(indexMap) > static_cast<int64_t>(blocks_.size()))
     return std::nullopt;
   llvm::SmallVector<unsigned, 1> result;
-  for (const IndexBlock &s : sharding)
+  for (const IndexBlock &s : indexMap)
     for (int64_t i = 0; i < s.count; ++i) {
       const int64_t begin = s.from + i * s.fromStep, end = begin + s.length;
       auto at = std::upper_bound(blocks_.begin(), blocks_.end(), begin,
@@ -67,37 +67,39 @@ std::optional<llvm::SmallVector<unsigned, 1>> BlockIndex::meeting(const IndexMap
   return result;
 }
 
-CommonRefinement::CommonRefinement(std::vector<unsigned> shardings, const Interner<IndexMap> &indexMap)
-    : indexMaps_(indexMap) {
+CommonRefinement::CommonRefinement(std::vector<unsigned> numbers, const Interner<IndexMap> &indexMaps)
+    : indexMaps_(indexMaps) {
   std::vector<std::tuple<int64_t, int64_t, unsigned>> order; // by begin and end
-  for (unsigned sharding : shardings)
-    order.emplace_back(bounds(indexMap[sharding]).begin, bounds(indexMap[sharding]).end, sharding);
+  for (unsigned number : numbers)
+    order.emplace_back(bounds(indexMaps[number]).begin, bounds(indexMaps[number]).end, number);
   std::sort(order.begin(), order.end());
   std::vector<const IndexMap *> sets;
-  for (const auto &[begin, end, sharding] : order)
-    sets.push_back(&indexMap[sharding]);
+  for (const auto &[begin, end, number] : order)
+    sets.push_back(&indexMaps[number]);
   if (sets.size() > kFewSets)
     index_ = BlockIndex::of(sets);
   of_.reserve(order.size());
   if (index_) {
     limits_.reserve(order.size());
     cells_.reserve(order.size());
-    for (const auto &[begin, end, sharding] : order) {
-      of_[sharding] = {static_cast<unsigned>(cells_.size())};
+    for (const auto &[begin, end, number] : order) {
+      of_[number] = {static_cast<unsigned>(cells_.size())};
       limits_.push_back({begin, end});
-      cells_.push_back(indexMap[sharding]);
+      cells_.push_back(indexMaps[number]);
     }
     return;
   }
-  std::vector<size_t> active; // atoms that end behind where this share, and so each that follows, begins; ascending
-  for (const auto &[begin, end, sharding] : order) {
+  // Cells that end after the begin of this index map; the begins ascend, so a cell that ends before is never needed
+  // again. Ascending.
+  std::vector<size_t> active;
+  for (const auto &[begin, end, number] : order) {
     std::erase_if(active, [&, from = begin](size_t k) { return limits_[k].end <= from; });
-    refine(sharding, active);
+    refine(number, active);
     if (tooMany())
       return;
   }
-  shardings_.clear();
-  for (const auto &[sharding, list] : of_)
+  owners_.clear();
+  for (const auto &[number, list] : of_)
     whole_ = whole_ && list.size() == 1;
   if (cells_.size() > kFewSets) {
     sets.clear();
@@ -107,15 +109,15 @@ CommonRefinement::CommonRefinement(std::vector<unsigned> shardings, const Intern
   }
 }
 
-void CommonRefinement::refine(unsigned sharding, std::vector<size_t> &active) {
-  const Bounds mine = bounds(indexMaps_[sharding]);
-  IndexMap rest = indexMaps_[sharding];
-  auto &own = of_[sharding];
-  auto add = [&](IndexMap set, std::vector<unsigned> shardings) {
+void CommonRefinement::refine(unsigned number, std::vector<size_t> &active) {
+  const Bounds mine = bounds(indexMaps_[number]);
+  IndexMap rest = indexMaps_[number];
+  auto &own = of_[number];
+  auto add = [&](IndexMap set, std::vector<unsigned> owners) {
     active.push_back(cells_.size());
     limits_.push_back(bounds(set));
     cells_.push_back(std::move(set));
-    shardings_.push_back(std::move(shardings));
+    owners_.push_back(std::move(owners));
   };
   for (size_t i = 0; i < active.size() && !rest.empty(); ++i) {
     const size_t k = active[i];
@@ -126,33 +128,34 @@ void CommonRefinement::refine(unsigned sharding, std::vector<size_t> &active) {
     const bool same = sameFrom(cells_[k], rest);
     if (!same && disjointFrom(cells_[k], rest))
       continue;
-    // Where they overlap in part, the atom falls into what is shared and what is not; so does everything that holds it.
+    // If they overlap in part, split the cell into the common positions and the others. Every index map that contains
+    // the cell then contains both.
     if (IndexMap other = same ? IndexMap{} : difference(cells_[k], rest); !other.empty()) {
       IndexMap common = restrict(rest, cells_[k]);
       rest = difference(rest, cells_[k]);
       limits_[k] = bounds(common);
       cells_[k] = std::move(common);
-      for (unsigned owner : shardings_[k])
+      for (unsigned owner : owners_[k])
         of_[owner].push_back(static_cast<unsigned>(cells_.size()));
-      add(std::move(other), shardings_[k]);
+      add(std::move(other), owners_[k]);
     } else {
       rest = same ? IndexMap{} : difference(rest, cells_[k]);
     }
     own.push_back(static_cast<unsigned>(k));
-    shardings_[k].push_back(sharding);
+    owners_[k].push_back(number);
   }
   if (!rest.empty()) {
     own.push_back(static_cast<unsigned>(cells_.size()));
-    add(std::move(rest), {sharding});
+    add(std::move(rest), {number});
   }
 }
 
-llvm::ArrayRef<unsigned> CommonRefinement::meeting(unsigned sharding) {
-  auto [at, added] = meeting_.try_emplace(sharding);
+llvm::ArrayRef<unsigned> CommonRefinement::intersecting(unsigned number) {
+  auto [at, added] = intersecting_.try_emplace(number);
   if (!added)
     return at->second;
-  const IndexMap &indexMap = indexMaps_[sharding];
-  if (auto found = index_ ? index_->meeting(indexMap) : std::nullopt) {
+  const IndexMap &indexMap = indexMaps_[number];
+  if (auto found = index_ ? index_->intersecting(indexMap) : std::nullopt) {
     at->second = std::move(*found);
     return at->second;
   }

@@ -1,5 +1,5 @@
-// The source's cut of one dimension of a family into disjoint sets of positions, and which of them a target share
-// meets.
+// The common refinement of the source's index maps of one dimension: disjoint sets of positions (cells), and the cells
+// that a target's index map intersects.
 #pragma once
 
 #include "compiler/resolve/interner.h"
@@ -14,19 +14,21 @@
 
 namespace reshard {
 
-/// The positions from the first to behind the last.
+/// The range [begin, end) from the first to the last logical position of an index map.
 struct Bounds {
   int64_t begin, end;
 };
 Bounds bounds(const ir::IndexMap &indexMap);
 
-/// The blocks of disjoint sets, by where they begin: what meets a share is found without looking at each set.
+/// The blocks of disjoint sets, ordered by position: finds the sets that an index map intersects without a look at each
+/// set.
 class BlockIndex {
 public:
-  /// None where two sets overlap, or where they have too many blocks to list.
+  /// Returns nothing if two sets overlap, or if the sets have more blocks than is worth listing.
   static std::optional<BlockIndex> of(const std::vector<const ir::IndexMap *> &sets);
-  /// Numbers of the sets that a share meets, ascending. None where the share has too many blocks to look each up.
-  std::optional<llvm::SmallVector<unsigned, 1>> meeting(const ir::IndexMap &sharding) const;
+  /// The numbers of the sets that an index map intersects, ascending. Returns nothing if the index map has more blocks
+  /// than all sets together: comparing it with each set is then faster.
+  std::optional<llvm::SmallVector<unsigned, 1>> intersecting(const ir::IndexMap &indexMap) const;
 
 private:
   struct Block {
@@ -38,33 +40,33 @@ private:
 
 class CommonRefinement {
 public:
-  /// Cuts the distinct source shares of a dimension into disjoint sets. Shares that are equal or disjoint (the rule)
-  /// are atoms as they stand; others (a tensor held under two shardings, or an index value placed twice) are refined by
-  /// set differences.
-  CommonRefinement(std::vector<unsigned> shardings, const Interner<ir::IndexMap> &indexMap);
+  /// Refines the distinct source index maps of a dimension into disjoint cells. Usually the index maps are pairwise
+  /// disjoint, and each is one cell. Others (a tensor held under two shardings, or an index value placed twice) are
+  /// refined by set differences.
+  CommonRefinement(std::vector<unsigned> numbers, const Interner<ir::IndexMap> &indexMaps);
 
-  const std::vector<ir::IndexMap> &cells() const {
-    return cells_;
-  } // ascending by first position, but for what was refined
-  /// The atoms of an interned source share.
-  llvm::ArrayRef<unsigned> of(unsigned sharding) const { return of_.at(sharding); }
-  /// Whether every source share is one atom.
+  /// The cells, ascending by first position; cells that refinement added are at the end.
+  const std::vector<ir::IndexMap> &cells() const { return cells_; }
+  /// The cells of an interned source index map.
+  llvm::ArrayRef<unsigned> of(unsigned number) const { return of_.at(number); }
+  /// Whether every source index map is one cell.
   bool whole() const { return whole_; }
-  /// The atoms that an interned target share meets, ascending.
-  llvm::ArrayRef<unsigned> meeting(unsigned sharding);
-  /// Whether more pairs of sets had to be compared than this pass is given time for: then the results are not complete.
+  /// The cells that an interned target index map intersects, ascending.
+  llvm::ArrayRef<unsigned> intersecting(unsigned number);
+  /// Whether more than kMostPairs pairs of sets had to be compared. Then the comparison was stopped, and the results
+  /// are incomplete.
   bool tooMany() const { return pairs_ > kMostPairs; }
 
 private:
   static constexpr int64_t kMostPairs = 1 << 24;
 
-  void refine(unsigned sharding, std::vector<size_t> &active);
+  void refine(unsigned number, std::vector<size_t> &active);
 
   const Interner<ir::IndexMap> &indexMaps_;
   std::vector<ir::IndexMap> cells_;
-  std::vector<Bounds> limits_;                   // of the sets
-  std::vector<std::vector<unsigned>> shardings_; // of each set, while they are refined
-  std::unordered_map<unsigned, llvm::SmallVector<unsigned, 1>> of_, meeting_;
+  std::vector<Bounds> limits_;                // of the cells
+  std::vector<std::vector<unsigned>> owners_; // the index maps that contain each cell, while cells are refined
+  std::unordered_map<unsigned, llvm::SmallVector<unsigned, 1>> of_, intersecting_;
   std::optional<BlockIndex> index_;
   bool whole_ = true;
   int64_t pairs_ = 0;

@@ -1,6 +1,6 @@
-// convert: where values are quantised that come as they are. A target's face takes them on arrival if each run of them
-// is whole blocks; else, as where several senders share a block, it is gathered in the arena and quantised when all is
-// there.
+// convert: decides when a target's quantized view quantizes the elements that it receives. It does so on arrival if
+// every contiguous range that arrives consists of whole blocks. Otherwise (several senders have parts of one block) the
+// elements are staged in the arena and quantized when all have arrived.
 
 #include "compiler/pass.h"
 #include "compiler/resolve/blocks.h"
@@ -11,7 +11,7 @@ using namespace ir;
 
 namespace {
 
-/// Whether both sides of a tile have whole blocks side by side, along the last dimension of the param.
+/// Whether the overlap consists of whole blocks, contiguous along the last dimension of the param on both sides.
 bool wholeBlocks(const Module &module, const Overlap &overlap) {
   const Layout &layout = module.layout;
   const Param &target = layout.endpoints[overlap.endpoint].params[overlap.param];
@@ -21,7 +21,7 @@ bool wholeBlocks(const Module &module, const Overlap &overlap) {
   for (size_t d = 0; d < dimensions.size(); ++d) {
     if (dimensions[d].param != last)
       continue;
-    if (d + 1 != dimensions.size()) // rows would be single elements
+    if (d + 1 != dimensions.size()) // a row of the descriptor would be a single element
       return false;
     for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
       if (overlap.pattern >= 0) {

@@ -1,10 +1,10 @@
-// distribute: every tile to every target that wants it, with a source still to be chosen, and on the way where targets
-// pass on what they got. What a node lacks enters it once: cut into stripes, one for each of its ranks that want it,
-// which exchange them inside the node (as hierarchical collectives do: HiCCL, MSCCL). Between nodes stripes go in
-// pipelined chains where the replicas' NICs are the bottleneck: a chain of n nodes costs its holder one copy, not n,
-// and n - 1 messages of time. One length of chains serves the whole job: of the powers of two, the one whose estimate
-// is least. What several ranks want of files is read once: each reads a stripe and passes it on, inside its node and
-// from node to node.
+// distribute: makes transfers of overlaps, one for each target that needs it (balance chooses their sources), and
+// routes by which targets forward what they received. Bytes that a node lacks enter it once: they are cut into stripes,
+// one for each of its ranks that need them, and these exchange stripes inside the node (as hierarchical collectives do:
+// HiCCL, MSCCL). Between nodes stripes are forwarded along pipelined chains if the replicas' NICs are the bottleneck: a
+// chain of n nodes costs the replica one copy instead of n, and adds the time of n - 1 messages. All chains of a job
+// have one length: the power of two with the least estimated time. Bytes of files that several ranks need are read
+// once: each rank reads a stripe and sends it to the others.
 
 #include "compiler/pass.h"
 #include "compiler/resolve/interner.h"
@@ -25,15 +25,15 @@ using namespace ir;
 
 namespace {
 
-/// Stripes are not made thinner than this, in bytes.
+/// The smallest stripe, in bytes.
 constexpr int64_t kLeastStripe = 256 << 10;
 
-/// Tiles that the same source places can give, which the same targets lack on the same nodes. Where the source is files
-/// nobody has them: one target reads, and passes on.
+/// Overlaps with the same source replicas and the same targets, on nodes that hold no replica. If the source is files,
+/// one target reads them and forwards them to the others.
 struct OverlapClass {
   unsigned endpoint = 0;
-  std::vector<int32_t> replicas;           // source places
-  std::vector<std::vector<int32_t>> nodes; // the targets on each node without a holder
+  std::vector<int32_t> replicas;           // source mesh ranks
+  std::vector<std::vector<int32_t>> nodes; // the target mesh ranks on each node without a replica
   std::vector<uint32_t> overlaps;
   int64_t bytes = 0;
 };
@@ -47,11 +47,11 @@ public:
     for (uint32_t t = 0; t < module_.transfers.overlaps.size(); ++t)
       classify(t);
     if (layout_.files.megatron)
-      asMegatron();
+      assignAsMegatron();
     else if (layout_.endpoints[0].storage)
       readOnce();
     else
-      enterOnce();
+      sendOncePerNode();
     module_.transfers.routes = std::move(routes_).take();
     auto &all = module_.transfers.transfers;
     std::stable_sort(all.begin(), all.end(), [](const Transfer &a, const Transfer &b) {
@@ -60,8 +60,8 @@ public:
   }
 
 private:
-  /// Targets whose node has a holder, or that need none, get a transfer of their own; the others make a class for each
-  /// generation.
+  /// A target gets a transfer of its own if a replica is on its node, or if it needs no other rank. The other targets
+  /// form a class for each epoch (and, if the source is files, for each group).
   void classify(uint32_t t) {
     const Overlap &overlap = module_.transfers.overlaps[t];
     const Endpoint &target = layout_.endpoints[overlap.endpoint];
@@ -69,9 +69,9 @@ private:
     const bool converts = target.params[overlap.param].converts();
     candidates_.select(overlap);
     std::map<std::pair<uint32_t, int64_t>, std::map<int64_t, std::vector<int32_t>>>
-        missing; // by generation and group, then node
+        missing; // by epoch and group, then by node
     for (int32_t meshRank : overlap.targets) {
-      // What is converted where it comes cannot be passed on.
+      // Bytes that are converted on arrival cannot be forwarded.
       const bool enters = !converts && layout_.topology.ranksPerNode > 0 && candidates_.remote(meshRank) &&
                           candidates_.onNode(candidates_.nodeOf(meshRank)).empty();
       if (enters || (files && !converts && overlap.targets.size() > 1)) {
@@ -81,7 +81,7 @@ private:
       }
       module_.transfers.transfers.push_back(whole(t, meshRank));
       if (files)
-        alone_[target.ranks[meshRank]] += overlap.bytes * overlap.tensors;
+        singleReaderBytes_[target.ranks[meshRank]] += overlap.bytes * overlap.tensors;
     }
     for (auto &[key, nodes] : missing) {
       std::vector<std::vector<int32_t>> meshRanks;
@@ -104,15 +104,15 @@ private:
     return transfer;
   }
 
-  /// All tensors of a class, to no target yet.
-  std::vector<Transfer> everything(const OverlapClass &each) const {
+  /// All tensors of a class; put() sets their targets.
+  std::vector<Transfer> transfersOf(const OverlapClass &each) const {
     std::vector<Transfer> all;
     for (uint32_t overlap : each.overlaps)
       all.push_back(whole(overlap, 0));
     return all;
   }
 
-  /// Stripes of a class: as many as a node has ranks for them.
+  /// The number of stripes of a class: at most the number of its targets on one node.
   static int64_t stripes(const OverlapClass &each) {
     size_t most = 1;
     for (const auto &meshRanks : each.nodes)
@@ -120,7 +120,8 @@ private:
     return std::clamp<int64_t>(each.bytes / kLeastStripe, 1, static_cast<int64_t>(most));
   }
 
-  /// Of 1, 2, 4 … nodes: a chain's length with the least time, by the busiest NIC and the chain's own delay.
+  /// The length of a chain (1, 2, 4 … nodes) with the least estimated time: that of the busiest NIC plus the chain's
+  /// delay.
   size_t chainLength() const {
     size_t longest = 1, best = 1;
     for (const OverlapClass &each : classes_)
@@ -155,7 +156,8 @@ private:
       for (const auto &[replicas, bytes] : heads)
         classes.push_back({replicas, bytes});
       egress = std::max(egress, optimum(classes, base).load);
-      // Bytes that a NIC could move meanwhile: a message goes on two rounds after it came.
+      // The delay, as bytes that a NIC could move in it: a message is forwarded two rounds after the round it arrived
+      // in.
       const auto hops = static_cast<int64_t>(std::min(length, longest)) - 1;
       const int64_t message = bestChunkBytes(ingress, 1, hops, layout_.topology.nicRate, layout_.topology.nicLatency);
       const int64_t estimate = std::max(ingress, egress) + hops * 2 * message;
@@ -180,66 +182,67 @@ private:
     return layout_.topology.nic(layout_.endpoints[each.endpoint].ranks[meshRank]);
   }
 
-  void enterOnce() {
+  void sendOncePerNode() {
     const size_t length = chainLength();
     for (size_t c = 0; c < classes_.size(); ++c)
       send(classes_[c], c, length);
   }
 
-  /// Cuts a class into stripes and sends each along its chains. Classes start at different nodes and ranks, so that
-  /// what falls to the first and the last is spread.
+  /// Cuts a class into stripes and sends each along its chains. Classes start at different nodes and ranks: the first
+  /// and the last of a chain have other loads than the others, and this balances them.
   void send(const OverlapClass &each, size_t number, size_t length) {
-    std::vector<Transfer> left = everything(each);
+    std::vector<Transfer> left = transfersOf(each);
     const int64_t count = stripes(each);
     int64_t done = 0;
     for (int64_t stripe = 0; stripe < count; ++stripe) {
-      std::vector<Transfer> mine;
+      std::vector<Transfer> part;
       const int64_t end = static_cast<int64_t>(static_cast<__int128>(each.bytes) * (stripe + 1) / count);
-      take(left, end - done, stripe + 1 == count, mine);
-      done += sum(mine);
+      take(left, end - done, stripe + 1 == count, part);
+      done += bytesOf(part);
       const size_t nodes = each.nodes.size();
-      for (size_t first = 0; first < nodes && !mine.empty(); first += length)
-        put(mine, chain(each.nodes, (first + number) % nodes, std::min(length, nodes - first),
+      for (size_t first = 0; first < nodes && !part.empty(); first += length)
+        put(part, chain(each.nodes, (first + number) % nodes, std::min(length, nodes - first),
                         static_cast<size_t>(stripe) + number));
     }
   }
 
-  /// Moves about `wanted` bytes from the front of `left` to `mine`.
-  void take(std::vector<Transfer> &left, int64_t wanted, bool all, std::vector<Transfer> &mine) {
+  /// Moves about `wanted` bytes (or, if `all`, all transfers) from the front of `left` to `part`.
+  void take(std::vector<Transfer> &left, int64_t wanted, bool all, std::vector<Transfer> &part) {
     size_t i = 0;
     std::vector<Transfer> rest;
     for (; i < left.size(); ++i) {
       const int64_t size = bytes(module_.transfers, left[i]);
       if (!all && size > wanted) {
-        splitter_.split(left[i], wanted, wanted / 64, mine, rest);
+        splitter_.split(left[i], wanted, wanted / 64, part, rest);
         ++i;
         break;
       }
-      mine.push_back(left[i]);
+      part.push_back(left[i]);
       wanted -= size;
     }
     rest.insert(rest.end(), left.begin() + static_cast<ptrdiff_t>(i), left.end());
     left = std::move(rest);
   }
 
-  /// Transfers to the head of the way, and on from there.
-  void put(const std::vector<Transfer> &ranges, BroadcastTree tree) {
-    const int32_t known = tree.route.empty() ? -1 : static_cast<int32_t>(routes_.intern(std::move(tree.route)));
-    for (Transfer range : ranges) {
-      range.target = tree.root;
-      range.route = known;
-      module_.transfers.transfers.push_back(range);
+  /// Appends transfers to the root of a tree, with its route.
+  void put(const std::vector<Transfer> &transfers, BroadcastTree tree) {
+    const int32_t number = tree.route.empty() ? -1 : static_cast<int32_t>(routes_.intern(std::move(tree.route)));
+    for (Transfer transfer : transfers) {
+      transfer.target = tree.root;
+      transfer.route = number;
+      module_.transfers.transfers.push_back(transfer);
     }
   }
 
-  /// What rank `rank` of node `node` of a class reads.
+  /// The transfers that mesh rank of->nodes[node][rank] reads from files.
   struct Reading {
     const OverlapClass *of;
     size_t node, rank;
-    std::vector<Transfer> ranges;
+    std::vector<Transfer> transfers;
   };
 
-  /// Passes on what was read, as options.exchange says; `auto`: by whichever is estimated to take the least time.
+  /// Makes the routes by which transfers are forwarded after reading, as options.exchange says. `auto` chooses the
+  /// exchange with the least estimated time.
   void forward(const std::vector<Reading> &readings) {
     Exchange exchange = layout_.files.exchange;
     if (exchange == Exchange::automatic) {
@@ -248,7 +251,7 @@ private:
         ExchangeCost cost(layout_);
         for (const Reading &reading : readings)
           cost.add(layout_.endpoints[reading.of->endpoint],
-                   broadcastTree(each, reading.of->nodes, reading.node, reading.rank), sum(reading.ranges));
+                   broadcastTree(each, reading.of->nodes, reading.node, reading.rank), bytesOf(reading.transfers));
         if (cost.time() < least) {
           least = cost.time();
           exchange = each;
@@ -257,20 +260,21 @@ private:
       module_.layout.files.exchange = exchange;
     }
     for (const Reading &reading : readings)
-      put(reading.ranges, broadcastTree(exchange, reading.of->nodes, reading.node, reading.rank));
+      put(reading.transfers, broadcastTree(exchange, reading.of->nodes, reading.node, reading.rank));
   }
 
-  int64_t sum(const std::vector<Transfer> &ranges) const {
+  int64_t bytesOf(const std::vector<Transfer> &transfers) const {
     int64_t all = 0;
-    for (const Transfer &range : ranges)
-      all += bytes(module_.transfers, range);
+    for (const Transfer &transfer : transfers)
+      all += bytes(module_.transfers, transfer);
     return all;
   }
 
-  /// What several ranks want of files: each of them reads some, such that the busiest reads as little as can be.
+  /// Divides the bytes of files that several ranks need among these ranks, so that the busiest one reads as little as
+  /// possible.
   void readOnce() {
     std::vector<int64_t> base(layout_.world);
-    for (const auto &[rank, bytes] : alone_)
+    for (const auto &[rank, bytes] : singleReaderBytes_)
       base[rank] = bytes;
     std::vector<SendClass> readers;
     for (const OverlapClass &each : classes_) {
@@ -284,7 +288,7 @@ private:
     std::vector<Reading> readings;
     for (size_t c = 0; c < classes_.size(); ++c) {
       const OverlapClass &each = classes_[c];
-      std::vector<Transfer> left = everything(each);
+      std::vector<Transfer> left = transfersOf(each);
       int64_t deficit = 0, rest = each.bytes;
       for (size_t n = 0; n < each.nodes.size(); ++n)
         for (size_t i = 0; i < each.nodes[n].size() && rest > 0; ++i) {
@@ -294,25 +298,24 @@ private:
                             readers[c].senders.begin()];
           rest -= wanted;
           deficit += wanted;
-          std::vector<Transfer> mine;
+          std::vector<Transfer> part;
           if (deficit > 0 && wanted > 0)
-            take(left, deficit, rest == 0, mine);
-          deficit -= sum(mine);
-          if (!mine.empty())
-            readings.push_back({&each, n, i, std::move(mine)});
+            take(left, deficit, rest == 0, part);
+          deficit -= bytesOf(part);
+          if (!part.empty())
+            readings.push_back({&each, n, i, std::move(part)});
         }
     }
     forward(readings);
   }
 
-  /// What is read, or written, by Megatron-Core's assignment. (All targets joined at once: --keep goes with the optimum
-  /// alone.)
-  void asMegatron() {
-    std::map<std::pair<uint32_t, int64_t>, const OverlapClass *> classOf; // by tile and group
+  /// Assigns reading or writing of files as Megatron-Core does. (There is one epoch: --keep excludes this option.)
+  void assignAsMegatron() {
+    std::map<std::pair<uint32_t, int64_t>, const OverlapClass *> classOf; // by overlap and group
     for (const OverlapClass &each : classes_)
       for (uint32_t overlap : each.overlaps)
         classOf[{overlap, groupOf(layout_, layout_.endpoints[each.endpoint], each.nodes[0][0])}] = &each;
-    std::map<std::pair<uint32_t, uint32_t>, int32_t> writer; // by tile and tensor
+    std::map<std::pair<uint32_t, uint32_t>, int32_t> writer; // world rank, by overlap and tensor
     std::vector<Reading> readings;
     for (const Shard &shard : megatronDistribution(layout_, module_.transfers)) {
       if (!layout_.endpoints[0].storage) {
@@ -321,22 +324,22 @@ private:
       }
       const auto found = classOf.find({shard.overlap, shard.group});
       if (found == classOf.end())
-        continue; // one rank alone wants it
+        continue; // only one rank needs it: classify() made its transfer
       const OverlapClass &each = *found->second;
-      Transfer range = whole(shard.overlap, 0);
-      range.first = shard.tensor;
-      range.count = 1;
+      Transfer transfer = whole(shard.overlap, 0);
+      transfer.first = shard.tensor;
+      transfer.count = 1;
       const std::vector<int32_t> &ranks = layout_.endpoints[each.endpoint].ranks;
       for (size_t n = 0; n < each.nodes.size(); ++n)
         for (size_t i = 0; i < each.nodes[n].size(); ++i)
           if (ranks[each.nodes[n][i]] == shard.rank)
-            readings.push_back({&each, n, i, {range}});
+            readings.push_back({&each, n, i, {transfer}});
     }
     forward(readings);
     write(writer);
   }
 
-  /// Gives the open transfers to files the writers that were found.
+  /// Sets the sources of transfers to files. `writer`: world ranks by overlap and tensor.
   void write(const std::map<std::pair<uint32_t, uint32_t>, int32_t> &writer) {
     const Endpoint &source = layout_.endpoints[0];
     std::vector<Transfer> all;
@@ -347,13 +350,14 @@ private:
           all.push_back(transfer);
           break;
         }
-        Transfer range = transfer;
-        range.first = tensor;
-        range.count = 1;
-        range.source = static_cast<int32_t>(std::find(source.ranks.begin(), source.ranks.end(), found->second) -
-                                            source.ranks.begin());
-        range.replicaGroup = Candidates::replicaGroupOf(module_.transfers.overlaps[transfer.overlap], range.source);
-        all.push_back(range);
+        Transfer assigned = transfer;
+        assigned.first = tensor;
+        assigned.count = 1;
+        assigned.source = static_cast<int32_t>(std::find(source.ranks.begin(), source.ranks.end(), found->second) -
+                                               source.ranks.begin());
+        assigned.replicaGroup =
+            Candidates::replicaGroupOf(module_.transfers.overlaps[transfer.overlap], assigned.source);
+        all.push_back(assigned);
       }
     module_.transfers.transfers = std::move(all);
   }
@@ -365,7 +369,7 @@ private:
   std::vector<OverlapClass> classes_;
   std::map<std::tuple<unsigned, std::vector<int32_t>, std::vector<std::vector<int32_t>>>, size_t> numbers_;
   Interner<Route> routes_;
-  std::map<int32_t, int64_t> alone_; // bytes of files that a rank alone wants, by rank
+  std::map<int32_t, int64_t> singleReaderBytes_; // by world rank: bytes of files that only this rank needs
 };
 
 } // namespace

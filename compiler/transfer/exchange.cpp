@@ -31,7 +31,7 @@ BroadcastTree broadcastTree(Exchange exchange, const std::vector<std::vector<int
   if (exchange == Exchange::nodes)
     return chain(nodes, node, nodes.size(), rank);
   BroadcastTree tree{nodes[node][rank], {}};
-  std::vector<int32_t> ring; // from the reader on
+  std::vector<int32_t> ring; // all mesh ranks, ascending, rotated so that the root is first
   for (const auto &meshRanks : nodes)
     ring.insert(ring.end(), meshRanks.begin(), meshRanks.end());
   std::sort(ring.begin(), ring.end());
@@ -40,7 +40,7 @@ BroadcastTree broadcastTree(Exchange exchange, const std::vector<std::vector<int
     size_t from = 0;
     if (exchange == Exchange::gather_rounds)
       from = n - 1;
-    else if (exchange == Exchange::broadcast) // n without its highest bit
+    else if (exchange == Exchange::broadcast) // binomial tree: the parent of n is n without its highest bit
       for (size_t bit = 1; bit <= n; bit *= 2)
         from = n - bit;
     tree.route.push_back({ring[from], ring[n]});
@@ -49,7 +49,7 @@ BroadcastTree broadcastTree(Exchange exchange, const std::vector<std::vector<int
 }
 
 void ExchangeCost::add(const Endpoint &endpoint, const BroadcastTree &tree, int64_t bytes) {
-  std::map<int32_t, int64_t> depth; // by place
+  std::map<int32_t, int64_t> depth; // by mesh rank
   for (const Hop &hop : tree.route) {
     pairs_[{endpoint.ranks[hop.from], endpoint.ranks[hop.to]}] += bytes;
     hops_ = std::max(hops_, depth[hop.to] = depth[hop.from] + 1);
@@ -60,9 +60,10 @@ int64_t ExchangeCost::time() const {
   const Topology &topology = layout_.topology;
   struct Port {
     int64_t bytes = 0;
-    std::vector<int64_t> messages; // bytes for each partner
+    std::vector<int64_t> messages; // bytes, by partner
   };
-  std::map<std::pair<int64_t, bool>, Port> ports[2]; // inside nodes, between them; by rank or NIC, and direction
+  std::map<std::pair<int64_t, bool>, Port>
+      ports[2]; // by link tier (inside nodes, between nodes); by rank or NIC, sends
   for (const auto &[pair, bytes] : pairs_) {
     const bool internode = topology.node(pair.first) != topology.node(pair.second);
     for (const bool sends : {true, false}) {
@@ -83,7 +84,7 @@ int64_t ExchangeCost::time() const {
       const int64_t partners = static_cast<int64_t>(port.messages.size());
       const int64_t message = bestChunkBytes(port.bytes, partners, hops_ - 1, rate, latency);
       const int64_t largest = std::min(message, *std::max_element(port.messages.begin(), port.messages.end()));
-      // What comes over several hops is a message later with each.
+      // Each hop after the first delays the bytes by one message.
       slowest = std::max(slowest, time(port.bytes) + hops_ * latency + (hops_ - 1) * time(largest));
     }
   }

@@ -13,7 +13,8 @@ using namespace ir;
 
 namespace {
 
-/// The optimum over `count` places, ranks or NICs of bytes by candidates.
+/// The fractional optimum of the busiest of `count` senders (mesh ranks, ranks or NICs). `bytes`: by list of
+/// candidates.
 int64_t load(const std::map<std::vector<int32_t>, int64_t> &bytes, int64_t count) {
   std::vector<SendClass> classes;
   for (const auto &[meshRanks, sum] : bytes)
@@ -52,7 +53,7 @@ int64_t largest(const std::vector<int64_t> &values) {
   return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
 }
 
-/// The optimum of bytes that must leave one of some ranks, or NICs, and the sum of what must arrive over all of them.
+/// Collects bytes that must leave one of several ranks or NICs, and bytes that must arrive at any of them.
 class Egress {
 public:
   void add(std::vector<int32_t> replicas, int64_t bytes) { classes_[std::move(replicas)] += bytes; }
@@ -70,7 +71,7 @@ private:
 LowerBounds lowerBounds(const Layout &layout, const Transfers &transfers) {
   LowerBounds result;
   const Endpoint &source = layout.endpoints[0];
-  std::vector<int64_t> ranks, nodes, nics; // each once
+  std::vector<int64_t> ranks, nodes, nics; // of all source and target ranks, without repetitions
   auto once = [](std::vector<int64_t> &list) {
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());
@@ -169,7 +170,7 @@ int64_t storageBound(const Layout &layout, const Transfers &transfers) {
     for (int32_t meshRank : source.storage ? overlap.targets : candidates.all())
       ranks.push_back(source.storage ? target.ranks[meshRank] : source.ranks[meshRank]);
     std::sort(ranks.begin(), ranks.end());
-    // A file's param is wanted once; a rank's, once by all of them together.
+    // Reading: one read serves all ranks that need the bytes. Writing: each target file gets its own copy.
     files.add(std::move(ranks),
               overlap.bytes * overlap.tensors * (source.storage ? 1 : static_cast<int64_t>(overlap.targets.size())));
   }

@@ -9,7 +9,8 @@ namespace {
 
 int64_t ceilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Maximum flow class -> group of senders, whose capacities may grow between calls: the flow found so far is kept.
+/// The maximum flow from classes to groups of senders. Capacities may grow between calls of maximize(), which continues
+/// from the flow found so far.
 class MaxFlow {
 public:
   MaxFlow(const std::vector<int64_t> &supply, std::vector<std::vector<uint32_t>> groupsOf, size_t groups)
@@ -39,8 +40,8 @@ public:
     return std::all_of(left_.begin(), left_.end(), [](int64_t bytes) { return bytes == 0; });
   }
 
-  /// After maximize(): the groups that classes with bytes left can still reach. They are full, and nobody else can take
-  /// what they carry.
+  /// After maximize(): the groups that classes with bytes left still reach. They are full, and no other group can take
+  /// their load: they are the sender side of a minimum cut.
   std::vector<uint32_t> stuck() const {
     std::vector<uint32_t> result;
     for (uint32_t g = 0; g < room_.size(); ++g)
@@ -53,7 +54,8 @@ public:
   int64_t flow(uint32_t c, uint32_t i) const { return flow_[c][i]; }
 
 private:
-  /// Breadth first from the classes with bytes left; whether a group with room is reached.
+  /// Computes levels by a breadth-first search from the classes with bytes left. Returns whether it reached a group
+  /// with room.
   bool levels() {
     classLevel_.assign(groupsOf_.size(), -1);
     groupLevel_.assign(room_.size(), -1);
@@ -83,7 +85,8 @@ private:
     return found;
   }
 
-  /// At most `bytes` along level-ascending paths: class -> group with room, or -> group -> class that gives way.
+  /// Sends at most `bytes` along one path of ascending levels: from class `c` to a group with room, or to a full group
+  /// whose other class sends as much to another group instead. Returns the bytes sent.
   int64_t push(uint32_t c, int64_t bytes) {
     for (uint32_t &i = next_[c]; i < groupsOf_[c].size(); ++i) {
       const uint32_t g = groupsOf_[c][i];
@@ -113,14 +116,14 @@ private:
   };
   std::vector<int64_t> left_;                   // by class
   std::vector<std::vector<uint32_t>> groupsOf_; // by class
-  std::vector<std::vector<int64_t>> flow_;      // likewise
+  std::vector<std::vector<int64_t>> flow_;      // by class, by index into groupsOf_
   std::vector<int64_t> room_;                   // by group
   std::vector<std::vector<Use>> classesOf_;     // by group
   std::vector<int> classLevel_, groupLevel_;
-  std::vector<uint32_t> next_, nextClass_; // in the current phase, what is exhausted lies before
+  std::vector<uint32_t> next_, nextClass_; // first entries that are not exhausted in the current levels
 };
 
-/// Places that occur in the same classes.
+/// Senders that occur in the same classes.
 struct Group {
   std::vector<int32_t> senders;
   int64_t base = 0;
@@ -169,16 +172,16 @@ Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t
         bytes += supply[c];
     return senders > 0 ? ceilDivide(bytes, senders) : 0;
   };
-  std::vector<uint32_t> everybody(groups.size());
+  std::vector<uint32_t> everyGroup(groups.size());
   for (uint32_t g = 0; g < groups.size(); ++g)
-    everybody[g] = g;
-  result.load = std::max(result.load, quotient(everybody, [](uint32_t) { return true; }));
+    everyGroup[g] = g;
+  result.load = std::max(result.load, quotient(everyGroup, [](uint32_t) { return true; }));
 
   MaxFlow flow(supply, groupsOf, groups.size());
   std::vector<int64_t> capacity(groups.size());
   while (true) {
     for (uint32_t g = 0; g < groups.size(); ++g) {
-      int64_t now = 0; // a sender below `load` has room for the difference
+      int64_t now = 0; // the sum of what each sender can still take below `load`
       for (int32_t sender : groups[g].senders)
         now += result.load - base[sender];
       flow.grow(g, now - capacity[g]);
@@ -189,7 +192,7 @@ Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t
     result.load = quotient(flow.stuck(), [&](uint32_t c) { return flow.reached(c); });
   }
 
-  // Within a group senders are alike: they are filled one after the other, class by class.
+  // The senders of a group are interchangeable: fill them one after the other, class by class.
   std::vector<size_t> filling(groups.size());
   std::vector<int64_t> used(base);
   for (uint32_t c = 0; c < classes.size(); ++c) {

@@ -1,4 +1,4 @@
-// The least load of the busiest sender: what balance aims at, and the certificate it is judged by.
+// The least possible load of the busiest sender: the goal of balance, and the bound that its result is compared with.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace reshard {
 
-/// Bytes that any of `senders` may send, in any proportion.
+/// Bytes that `senders` may divide among themselves in any proportion.
 struct SendClass {
   std::vector<int32_t> senders; // ascending, not empty
   int64_t bytes = 0;
@@ -14,15 +14,16 @@ struct SendClass {
 
 struct Optimum {
   int64_t load = 0;                        // the least possible maximum over senders, in whole bytes
-  std::vector<std::vector<int64_t>> bytes; // by class, by index into its senders: an assignment that reaches it
+  std::vector<std::vector<int64_t>> bytes; // an assignment with that maximum: by class, by index into its senders
 };
 
-/// The fractional optimum of giving every class's bytes to its senders where sender p sends base[p] bytes already: the
-/// largest over sets H of senders of (bytes that H alone can send + base of H) / |H|. A flow classes -> senders of
-/// capacity `load` is maximised (Dinic); where it does not carry all, its minimum cut is a set H with a larger
-/// quotient, which is tried next (Newton's method on the quotient; Radzik, "Fractional combinatorial optimization",
-/// 1998). Places that occur in the same classes are one node of the flow, so that replicas cost nothing. Exact; at most
-/// one step for each node.
+/// The fractional optimum of assigning the bytes of every class to its senders, if sender p sends base[p] bytes
+/// already. It is the maximum over sets H of senders of (bytes that only H can send + base of H) / |H|. The algorithm
+/// maximizes a flow from classes to senders of capacity `load` (Dinic). If the flow does not carry all bytes, its
+/// minimum cut is a set H with a larger quotient, which is the next `load` (Newton's method on the quotient; Radzik,
+/// "Fractional combinatorial optimization", 1998). Senders that occur in the same classes are one node of the flow
+/// network, so that the time does not grow with the number of replicas. The result is exact; the number of steps is at
+/// most the number of nodes.
 Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t> &base);
 
 } // namespace reshard

@@ -1,9 +1,11 @@
-// overlap: source ∩ target → tiles. Every dimension of a family, index variables included, is solved on its own: the
-// source's shares of it are cut into atoms (disjoint sets of positions, usually just the shares themselves), a target
-// share meets some of them, and the relation source position -> target position follows by composing the two shares
-// (periodic ones by LCM tiling, ir/index_map.cpp). A tile is one combination of atoms; everybody who holds it is a
-// candidate source. Flat buffers are cut unlike a product: each range has boxes of its own, whose edges would cut all
-// others. There the boxes themselves are met one by one.
+// overlap: intersects source and target. Every dimension of a tensor pattern, index variables included, is solved
+// separately: the source's index maps of it are refined into cells (disjoint sets of positions; usually each index map
+// is one cell), the cells that the target's index map intersects are found, and composing the two index maps gives the
+// relation source position -> target position (periodic ones repeat with the least common multiple of the periods,
+// ir/index_map.cpp). An overlap is one combination of cells. All mesh ranks that hold it are candidate sources.
+//
+// The ranges of flat buffers are not a product of cuts of dimensions: each range consists of its own boxes, and the
+// cuts of one box would cut all others. For such patterns the boxes themselves are intersected, one by one.
 
 #include "compiler/pass.h"
 #include "compiler/transfer/common_refinement.h"
@@ -20,7 +22,7 @@ using namespace ir;
 
 namespace {
 
-/// Calls visit(tuple) for each combination of one entry from every list, the last fastest.
+/// Calls visit(tuple) for each combination of one entry from every list; the entry of the last list changes fastest.
 template <class Visit> void forProduct(const std::vector<llvm::ArrayRef<unsigned>> &lists, Visit visit) {
   std::vector<unsigned> tuple(lists.size());
   std::vector<size_t> at(lists.size());
@@ -39,21 +41,21 @@ template <class Visit> void forProduct(const std::vector<llvm::ArrayRef<unsigned
   }
 }
 
-/// A product of source shares, and the views that are it.
+/// A product of index maps, one for each dimension, and the rank classes that hold it.
 struct SourceBox {
-  std::vector<unsigned> indexMaps; // interned, per dimension
+  std::vector<unsigned> indexMaps; // interned, by dimension
   std::vector<unsigned> rankClasses;
-  Bounds along{0, 0}; // in FamilySource::sweep
+  Bounds along{0, 0}; // along dimension PatternSource::sweep
 };
 
-/// Everything the source knows of one family: holders by atoms, or disjoint boxes.
+/// What the source holds of one tensor pattern: rank classes by products of cells, or as disjoint boxes.
 struct PatternSource {
   std::vector<RankClass> rankClasses;
-  std::vector<SourceBox> boxes; // by where they begin along `sweep`; empty: use atoms
-  size_t sweep = 0;
-  std::vector<CommonRefinement *> dimensions; // shared between families whose dimensions are cut alike
-  Interner<std::vector<unsigned>> products;   // of atoms
-  std::vector<std::vector<unsigned>> holders; // views, by product
+  std::vector<SourceBox> boxes;                // ordered by where they begin along `sweep`; empty: use `dimensions`
+  size_t sweep = 0;                            // the dimension along which boxes are ordered
+  std::vector<CommonRefinement *> dimensions;  // shared between patterns whose dimensions are cut in the same way
+  Interner<std::vector<unsigned>> products;    // of cells, one for each dimension
+  std::vector<std::vector<unsigned>> replicas; // rank classes, by product
 };
 
 class OverlapFinder {
@@ -114,9 +116,9 @@ private:
           lists.push_back(pattern.dimensions[d]->of(pattern.rankClasses[v].indexMaps[d]));
         forProduct(lists, [&](const std::vector<unsigned> &cells) {
           const unsigned product = pattern.products.intern(cells);
-          if (product == pattern.holders.size())
-            pattern.holders.emplace_back();
-          pattern.holders[product].push_back(v);
+          if (product == pattern.replicas.size())
+            pattern.replicas.emplace_back();
+          pattern.replicas[product].push_back(v);
         });
       }
     }
@@ -125,13 +127,15 @@ private:
 
   std::string tooMany(unsigned pattern) const {
     return "tensor '" + layout_.tensorPatterns[pattern].name +
-           "' is cut into interleaved or overlapping pieces, more than 2^24 pairs of which would have to be compared; "
-           "expected longer blocks or fewer ranks";
+           "' has interleaved or overlapping shards, more than 2^24 pairs of which would have to be compared; use "
+           "longer "
+           "blocks or fewer ranks";
   }
 
-  /// Whether the views of a family are disjoint or equal as boxes, though not a product of cuts of each dimension.
+  /// Fills pattern.boxes if its rank classes hold boxes that are pairwise equal or disjoint but not a product of cuts
+  /// of each dimension; returns whether they do.
   bool readBoxes(PatternSource &pattern) {
-    if (cutsOneDimension(pattern.rankClasses))
+    if (cutsAtMostOneDimension(pattern.rankClasses))
       return false;
     std::unordered_map<std::vector<unsigned>, size_t, ValueHash> known;
     for (unsigned v = 0; v < pattern.rankClasses.size(); ++v) {
@@ -145,8 +149,8 @@ private:
     return !pattern.boxes.empty();
   }
 
-  /// Then they are a product of cuts.
-  static bool cutsOneDimension(const std::vector<RankClass> &rankClasses) {
+  /// Whether at most one dimension is sharded. Then the rank classes are a product of cuts.
+  static bool cutsAtMostOneDimension(const std::vector<RankClass> &rankClasses) {
     size_t cut = 0;
     for (size_t d = 0; !rankClasses.empty() && d < rankClasses[0].indexMaps.size(); ++d)
       cut += std::any_of(rankClasses.begin(), rankClasses.end(), [&](const RankClass &rankClass) {
@@ -155,11 +159,12 @@ private:
     return cut <= 1;
   }
 
+  /// Sorts the boxes; returns whether they are pairwise disjoint and not a product of cuts.
   bool separate(PatternSource &pattern) {
     std::vector<SourceBox> &boxes = pattern.boxes;
     if (boxes.empty())
       return false;
-    size_t product = 1, most = 0; // a product of cuts is better left to atoms
+    size_t product = 1, most = 0; // products of cuts are solved faster by cells
     for (size_t d = 0; d < boxes[0].indexMaps.size(); ++d) {
       std::vector<unsigned> distinct;
       for (const SourceBox &box : boxes)
@@ -183,19 +188,19 @@ private:
     int64_t pairs = 0;
     for (size_t i = 0; i < boxes.size(); ++i)
       for (size_t j = i + 1; j < boxes.size() && boxes[j].along.begin < boxes[i].along.end; ++j)
-        if (++pairs > kMostPairs || meet(boxes[i].indexMaps, boxes[j].indexMaps))
+        if (++pairs > kMostPairs || intersects(boxes[i].indexMaps, boxes[j].indexMaps))
           return false;
     return true;
   }
 
-  bool meet(const std::vector<unsigned> &a, const std::vector<unsigned> &b) {
+  bool intersects(const std::vector<unsigned> &a, const std::vector<unsigned> &b) {
     for (size_t d = 0; d < a.size(); ++d)
       if (a[d] != b[d] && disjointFrom(indexMaps_[a[d]], indexMaps_[b[d]]))
         return false;
     return true;
   }
 
-  /// The interned relation source local -> target local within one atom.
+  /// The interned relation source local -> target local within one cell.
   unsigned relation(const CommonRefinement &refinement, unsigned source, unsigned cell, unsigned target) {
     if (refinement.whole())
       return relation(source, target);
@@ -206,7 +211,7 @@ private:
     return at->second;
   }
 
-  /// The same for all that both hold.
+  /// The same for all positions that both sides hold.
   unsigned relation(unsigned source, unsigned target) {
     const auto [at, added] = solved_.try_emplace({source, target, -1, -1});
     if (added)
@@ -233,7 +238,7 @@ private:
     auto add = [&] {
       measure(overlap, variables, itemBytes(pattern.dtype));
       found += overlap.tensors * (overlap.bytes / itemBytes(pattern.dtype));
-      holders_ += static_cast<int64_t>(overlap.replicaGroups.size());
+      replicaGroups_ += static_cast<int64_t>(overlap.replicaGroups.size());
       Overlap &added = module_.transfers.overlaps.emplace_back(std::move(overlap));
       overlap = {added.pattern, added.endpoint, added.param, added.part, rankClass.meshRanks, {}, 1, 0};
     };
@@ -259,7 +264,7 @@ private:
     }
     std::vector<llvm::ArrayRef<unsigned>> lists;
     for (size_t d = 0; d < pattern.rank() && source.boxes.empty(); ++d) {
-      lists.push_back(source.dimensions[d]->meeting(rankClass.indexMaps[d]));
+      lists.push_back(source.dimensions[d]->intersecting(rankClass.indexMaps[d]));
       if (source.dimensions[d]->tooMany())
         return tooMany(static_cast<unsigned>(patternNumber));
     }
@@ -269,7 +274,7 @@ private:
         if (!product)
           return;
         overlap.replicaGroups.clear();
-        for (unsigned v : source.holders[*product]) {
+        for (unsigned v : source.replicas[*product]) {
           const RankClass &from = source.rankClasses[v];
           ReplicaGroup replicaGroup{from.param, from.part, from.meshRanks, {}};
           for (size_t d = 0; d < pattern.rank(); ++d)
@@ -279,19 +284,20 @@ private:
         }
         add();
       });
-    if (holders_ > kMostReplicaGroups)
+    if (replicaGroups_ > kMostReplicaGroups)
       return "tensor '" + pattern.name +
-             "' stands in so many params on both sides that more than 2^22 pairs of them have it in common";
+             "' is held by so many params on both sides that more than 2^22 pairs of a source and a target param "
+             "overlap; expected at most 2^22: use fewer params or fewer ranks";
     if (found == wanted)
       return {};
     const Endpoint &target = layout_.endpoints[endpoint];
     return target.role + " param '" + target.params[rankClass.param].name + "' (" +
            target.params[rankClass.param].origin + ") needs " + std::to_string(wanted) + " elements of tensor '" +
-           pattern.name + "' on place " + std::to_string(rankClass.meshRanks[0]) + ", of which the source holds " +
-           std::to_string(found);
+           pattern.name + "' on mesh rank " + std::to_string(rankClass.meshRanks[0]) + ", but the source holds only " +
+           std::to_string(found) + " of them";
   }
 
-  /// Padding needs no source: a tile with the place -1 as its holder.
+  /// Padding needs no source: its overlap has the mesh rank -1 as its only replica.
   std::string pad(Overlap overlap, const RankClass &rankClass) {
     ReplicaGroup replicaGroup{0, 0, {-1}, {}};
     for (unsigned sharding : rankClass.indexMaps) {
@@ -321,12 +327,12 @@ private:
 
   Module &module_;
   const Layout &layout_;
-  int64_t holders_ = 0; // of all tiles so far
+  int64_t replicaGroups_ = 0; // of all overlaps so far
   Interner<IndexMap> indexMaps_, relations_;
   RankClasses sourceClasses_;
   std::vector<PatternSource> tensorPatterns_;
   std::map<std::vector<unsigned>, CommonRefinement> refinements_;
-  std::unordered_map<std::array<int64_t, 4>, unsigned, ValueHash> solved_; // by source, target, atoms, atom
+  std::unordered_map<std::array<int64_t, 4>, unsigned, ValueHash> solved_; // by source, target, refinement, cell
 };
 
 } // namespace

@@ -21,7 +21,7 @@ std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber
   const Param &param = endpoint_.params[paramNumber];
   const Part &part = param.parts[partNumber];
 
-  // A view depends on the coordinates of these axes alone; look at each combination of them once.
+  // The class of a mesh rank depends on its coordinates along these axes only: compute it once for each combination.
   std::vector<unsigned> axes;
   auto use = [&](unsigned axis) {
     if (endpoint_.axes[axis].size > 1 && std::find(axes.begin(), axes.end(), axis) == axes.end())
@@ -40,7 +40,7 @@ std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber
     use(rule.axis);
 
   constexpr int kUnknown = -1, kNothing = -2;
-  Interner<std::vector<int64_t>> contents; // by view
+  Interner<std::vector<int64_t>> contents; // by rank class
   std::vector<RankClass> rankClasses;
   auto classOf = [&](int64_t meshRank) {
     if (instances(endpoint_, param, meshRank) == 0)
@@ -65,7 +65,8 @@ std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber
     return static_cast<int>(number);
   };
 
-  // Combinations of axes in several views may be more than there are places; then ask for each place.
+  // Axes of several views of the mesh can have more combinations than the mesh has ranks. Then compute the class of
+  // each mesh rank instead.
   int64_t combinations = 1;
   for (unsigned axis : axes)
     combinations = std::min(combinations * endpoint_.axes[axis].size, endpoint_.meshRanks() + 1);

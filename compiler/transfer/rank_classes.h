@@ -1,4 +1,5 @@
-// Places that see a part alike: the symmetry that keeps planning independent of the number of replicas.
+// Equivalence classes of mesh ranks. Passes plan once for each class, so that their time does not grow with the number
+// of replicas.
 #pragma once
 
 #include "compiler/resolve/interner.h"
@@ -8,21 +9,23 @@
 
 namespace reshard {
 
-/// Places of one endpoint that hold the same elements of a part at the same local positions of equally shaped params.
+/// Mesh ranks of one endpoint that hold the same elements of a part at the same local positions of params of equal
+/// local shape.
 struct RankClass {
   unsigned param = 0, part = 0;
   std::vector<unsigned> indexMaps; // per dimension of the part: interned logical -> local
   std::vector<int32_t> meshRanks;  // ascending
 };
 
-/// Groups places by what they hold, one endpoint at a time.
+/// Groups the mesh ranks of one endpoint by the elements that they hold.
 class RankClasses {
 public:
-  /// `segments` outlives this; relations of several endpoints may share it.
+  /// `indexMaps` must outlive this object. Several endpoints may share it.
   RankClasses(const ir::Endpoint &endpoint, Interner<ir::IndexMap> &indexMaps)
       : endpoint_(endpoint), indexMaps_(indexMaps) {}
 
-  /// The views of one part, in the order of their first places; places that hold no element of it are in none.
+  /// The rank classes of one part, in the order of their lowest mesh ranks. Mesh ranks that hold no element of the part
+  /// are in no class.
   std::vector<RankClass> of(unsigned param, unsigned part);
 
 private:
@@ -30,10 +33,10 @@ private:
 
   const ir::Endpoint &endpoint_;
   Interner<ir::IndexMap> &indexMaps_;
-  std::vector<std::vector<int64_t>> numbers_; // per share and coordinate, -1: not yet interned
+  std::vector<std::vector<int64_t>> numbers_; // by sharding and coordinate; -1: not interned yet
 };
 
-/// Where the instances of each param start among a place's instances, over all params in order.
+/// The number of each param's first instance among all instances of a mesh rank, which are numbered param after param.
 class InstanceBases {
 public:
   explicit InstanceBases(const ir::Endpoint &endpoint);

@@ -1,8 +1,8 @@
-// relabel (--relabel-target): where it is free which rank is which of the target, the one with most local bytes. Ranks
-// of an endpoint are given to its places anew: a maximum-weight assignment of places to ranks by the bytes that a rank
-// holds already of what a place wants, exact (shortest augmenting paths: Jonker and Volgenant, "A shortest augmenting
-// path algorithm for dense and sparse linear assignment problems", 1987), O(n^3). Among equals, places keep their
-// ranks.
+// relabel (--relabel-target): permutes the world ranks of each target endpoint so that most bytes are local. It solves
+// a maximum-weight assignment of mesh ranks to world ranks; a weight is the number of bytes that the world rank already
+// holds of what the mesh rank needs. The solution is exact and takes O(n^3) (shortest augmenting paths: Jonker and
+// Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment problems", 1987). Among equal
+// assignments, the one that changes the fewest mesh ranks is preferred.
 
 #include "compiler/pass.h"
 #include "compiler/transfer/candidates.h"
@@ -21,19 +21,19 @@ constexpr size_t kMostRanks = 4096;
 
 using Weights = std::vector<std::vector<int64_t>>;
 
-/// A column for each row, each once, such that the sum of weights is the largest.
+/// Returns a column for each row, a permutation, with the largest sum of weights.
 std::vector<size_t> assign(const Weights &weights) {
   const size_t n = weights.size();
   constexpr size_t kNone = std::numeric_limits<size_t>::max();
   constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
   std::vector<int64_t> rowPrice(n), columnPrice(n + 1);
-  std::vector<size_t> rowOf(n + 1, kNone), before(n + 1); // by column; column n is where a path starts
+  std::vector<size_t> rowOf(n + 1, kNone), before(n + 1); // by column; paths start at the extra column n
   for (size_t row = 0; row < n; ++row) {
     std::vector<int64_t> distance(n + 1, kFar);
     std::vector<bool> done(n + 1);
     size_t column = n;
     rowOf[n] = row;
-    do { // Dijkstra over columns, by reduced costs (costs are negated weights)
+    do { // Dijkstra's algorithm over columns, with reduced costs (a cost is a negated weight)
       done[column] = true;
       const size_t at = rowOf[column];
       size_t nearest = kNone;
@@ -68,8 +68,8 @@ std::vector<size_t> assign(const Weights &weights) {
   return columnOf;
 }
 
-/// Bytes that each of an endpoint's ranks (columns, as in Endpoint::ranks) holds of what each of its places (rows)
-/// wants.
+/// The bytes that each world rank of a target endpoint (columns, ordered as in Endpoint::ranks) holds of what each of
+/// its mesh ranks (rows) needs.
 Weights heldBytes(const Module &module, unsigned number) {
   const Endpoint &source = module.layout.endpoints[0], &target = module.layout.endpoints[number];
   std::map<int32_t, size_t> columnOf;
@@ -99,8 +99,8 @@ std::string relabel(Module &module) {
       continue;
     const size_t n = target.ranks.size();
     if (n > kMostRanks)
-      return target.role + " has " + std::to_string(n) + " ranks, expected at most " + std::to_string(kMostRanks) +
-             " to choose their order";
+      return target.role + " has " + std::to_string(n) + " ranks, but --relabel-target supports at most " +
+             std::to_string(kMostRanks) + "; compile without --relabel-target";
     Weights weights = heldBytes(module, e);
     int64_t before = 0, largest = 0, after = 0;
     for (size_t meshRank = 0; meshRank < n; ++meshRank) {
@@ -109,11 +109,14 @@ std::string relabel(Module &module) {
     }
     if (largest == 0)
       continue;
+    // Of several best assignments choose the one that changes the fewest ranks: scale the weights by n + 1 and add one
+    // for each mesh rank that keeps its rank. If that could overflow, take any best assignment.
     Weights scaled = weights;
-    if (const auto more = static_cast<int64_t>(n) + 1; largest < std::numeric_limits<int64_t>::max() / 4 / more / more)
+    if (const auto scale = static_cast<int64_t>(n) + 1;
+        largest < std::numeric_limits<int64_t>::max() / 4 / scale / scale)
       for (size_t meshRank = 0; meshRank < n; ++meshRank) {
         for (int64_t &weight : scaled[meshRank])
-          weight *= more;
+          weight *= scale;
         ++scaled[meshRank][meshRank];
       }
     const std::vector<size_t> column = assign(scaled);

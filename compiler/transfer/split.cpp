@@ -10,7 +10,7 @@ using namespace ir;
 
 namespace {
 
-/// One contiguous run on the `from` side, as [begin, end); {0, 0} where it is not.
+/// The range [begin, end) of the `from` side if it is contiguous, else {0, 0}.
 std::pair<int64_t, int64_t> contiguous(const IndexMap &relation) {
   int64_t begin = 0, end = 0;
   for (const IndexBlock &s : relation) {
@@ -57,7 +57,7 @@ Splitter::Grid Splitter::find(const Overlap &overlap) const {
       fits = fits && !__builtin_mul_overflow(grid.unit / std::gcd(grid.unit, unit), unit, &grid.unit);
     }
     if (fits && grid.unit > 1) {
-      // Units count from the tensor's first row: the logical position of the run's begin.
+      // Units are aligned to logical positions: find the logical position of `begin`.
       const IndexMap local = inverse(sharding.at[coordinate(target, sharding.axes, overlap.targets[0])]);
       const int64_t logical = map(local, grid.begin), last = map(local, grid.end - 1);
       fits = logical >= 0 && last - logical == grid.end - 1 - grid.begin &&
@@ -96,12 +96,12 @@ void Splitter::split(const Transfer &transfer, int64_t bytes, int64_t tolerance,
 void Splitter::splitTensor(Transfer tensor, int64_t bytes, std::vector<Transfer> &head, std::vector<Transfer> &rest) {
   const int64_t all = ir::bytes(module_.transfers, tensor);
   const Grid &where = grid(tensor.overlap);
-  int64_t at = bytes * 2 < all ? 0 : all; // of its bytes, where there is no grid
+  int64_t at = bytes * 2 < all ? 0 : all; // the cut in bytes if the tensor cannot be cut inside
   if (where.dimension >= 0) {
     const int64_t begin = tensor.cut() ? tensor.begin : where.begin, end = tensor.cut() ? tensor.end : where.end;
     const int64_t row = all / (end - begin), origin = where.begin + where.offset;
     const int64_t wanted = begin + bytes / row;
-    // The multiple nearest to it, or an end.
+    // The nearest multiple of the unit, or an end.
     const int64_t below = origin + (wanted - origin >= 0 ? (wanted - origin) / where.unit : -1) * where.unit;
     int64_t best = bytes * 2 < all ? begin : end;
     for (int64_t position : {begin, below, below + where.unit, end})

@@ -1,4 +1,4 @@
-// Cutting a transfer in two: between its tensors, else inside one where no unit is parted.
+// Cuts a transfer in two: between tensors, or inside a tensor at a multiple of its units.
 #pragma once
 
 #include "ir/ir.h"
@@ -7,22 +7,23 @@
 
 namespace reshard {
 
-/// Cuts transfers of a module's tiles at a given number of bytes.
+/// Cuts transfers of a module at a given number of bytes.
 class Splitter {
 public:
   explicit Splitter(const ir::Module &module) : module_(module) {}
 
-  /// Moves the part of `transfer` that is nearest to its first `bytes` bytes to `head` (appended; nothing where that is
-  /// nearest) and leaves the rest, in order, in `rest`. Tensors are cut inside where a cut between them would be more
-  /// than `tolerance` bytes off. A cut inside lies at a multiple of the unit of every share on either side.
+  /// Cuts `transfer` as near as possible to its first `bytes` bytes. Appends the part before the cut to `head` and the
+  /// part after it to `rest`, in order; either can be empty. Cuts inside a tensor only if a cut between tensors would
+  /// be more than `tolerance` bytes off. A cut inside a tensor is at a multiple of the units of all shardings of both
+  /// sides.
   void split(const ir::Transfer &transfer, int64_t bytes, int64_t tolerance, std::vector<ir::Transfer> &head,
              std::vector<ir::Transfer> &rest);
 
 private:
-  /// Where tensors of a tile may be cut: positions begin + offset + i * unit of the target's side, inside [begin, end),
-  /// along its outermost dimension that has such a place.
+  /// The positions at which tensors of an overlap may be cut: begin + offset + i * unit, inside [begin, end), local
+  /// positions of the target along the outermost dimension that has any.
   struct Grid {
-    int64_t dimension = -1; // -1: nowhere
+    int64_t dimension = -1; // -1: tensors cannot be cut
     int64_t begin = 0, end = 0, offset = 0, unit = 1;
   };
   const Grid &grid(uint32_t overlap);
@@ -31,7 +32,7 @@ private:
                    std::vector<ir::Transfer> &rest);
 
   const ir::Module &module_;
-  std::vector<Grid> grids_; // by tile, as asked for
+  std::vector<Grid> grids_; // by overlap, computed on first use
   std::vector<bool> known_;
 };
 

@@ -1,5 +1,5 @@
-// balance: near the optimum, which optimum_test.cpp checks by its definition; by the locality rule; never inside a
-// unit.
+// Tests of the pass balance: the busiest sender is near the fractional optimum (which optimum_test.cpp checks against
+// its definition), sources follow the locality rule, and no cut is inside a unit.
 
 #include "compiler/compile.h"
 #include "compiler/pass.h"
@@ -21,7 +21,8 @@ using namespace reshard::ir;
 
 namespace {
 
-/// The largest part of a tensor that cannot be cut: a step along its outermost dimension that is one run on the target.
+/// The bytes of the largest part of a tensor that cannot be cut: one position along the outermost dimension that is
+/// contiguous on the target.
 int64_t largestIndivisible(const Module &module) {
   int64_t largest = 0;
   for (const Overlap &overlap : module.transfers.overlaps) {
@@ -44,7 +45,7 @@ int64_t largestIndivisible(const Module &module) {
   return largest;
 }
 
-/// Candidates by the rule as docs/yaml.md has it, place by place.
+/// The candidate sources by the locality rule of docs/yaml.md, computed directly for each mesh rank.
 std::vector<int32_t> candidates(const Layout &layout, const Overlap &overlap, int32_t target) {
   const Endpoint &source = layout.endpoints[0];
   const int32_t rank = layout.endpoints[overlap.endpoint].ranks[target];
@@ -66,7 +67,7 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
   const int cases = std::getenv("RESHARD_FULL") ? 20000 : 1000;
   int chosen = 0, local = 0;
   for (int i = 0; i <= cases; ++i) {
-    const int seed = i < cases ? i : 6040; // which needs a chain of moves
+    const int seed = i < cases ? i : 6040; // seed 6040 needs a chain of moves
     Module module = RandomModule(seed).module();
     for (PassFunction pass : {findOverlaps, distribute, balance})
       ASSERT_EQ(pass(module), "") << "seed " << seed;
@@ -97,23 +98,22 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
       most = std::max(most, bytes);
     for (const auto &[meshRank, bytes] : byRank)
       mostByRank = std::max(mostByRank, bytes);
-    const int64_t floor = egressBound(layout, module.transfers);
-    const int64_t allowed = floor + floor / 100 + largestIndivisible(module);
-    EXPECT_LE(most, allowed) << "seed " << seed << ": floor " << floor << ", largest piece "
+    const int64_t bound = egressBound(layout, module.transfers);
+    const int64_t allowed = bound + bound / 100 + largestIndivisible(module);
+    EXPECT_LE(most, allowed) << "seed " << seed << ": lower bound " << bound << ", largest indivisible part "
                              << largestIndivisible(module);
     EXPECT_LE(most, mostByRank) << "seed " << seed << ": worse than round-robin by rank";
-    if (module.transfers.routes
-            .empty()) { // the locality rule takes candidates away, so the floor without it is no higher
+    if (module.transfers.routes.empty()) { // the locality rule removes candidates: without it the bound is not higher
       const int64_t anywhere = lowerBounds(layout, module.transfers).egressWithoutRelays;
-      EXPECT_LE(anywhere, floor) << "seed " << seed;
-      local += anywhere < floor;
+      EXPECT_LE(anywhere, bound) << "seed " << seed;
+      local += anywhere < bound;
     }
   }
   EXPECT_GT(chosen, cases);
   EXPECT_GT(local, cases / 100);
 }
 
-/// A tensor of 1000 rows, three replicas, one other rank that wants it.
+/// A tensor of 1000 rows, three replicas of it, and a target on another rank.
 Module threeReplicas(const std::string &rule, const std::string &shape = "[1000, 8]") {
   const std::string path =
       std::filesystem::temp_directory_path() / ("balance_test." + std::to_string(getpid()) + ".yaml");
@@ -139,7 +139,7 @@ TEST(Balance, CutsATensorBetweenReplicas) {
   EXPECT_EQ(cuts(threeReplicas("tp")), (std::vector<std::pair<int64_t, int64_t>>{{0, 333}, {333, 667}, {667, 1000}}));
 }
 
-TEST(Balance, CutsBetweenUnitsAlone) {
+TEST(Balance, CutsOnlyBetweenUnits) {
   EXPECT_EQ(cuts(threeReplicas("{axis: tp, unit: 128}")),
             (std::vector<std::pair<int64_t, int64_t>>{{0, 384}, {384, 640}, {640, 1000}}));
   EXPECT_EQ(threeReplicas("{axis: tp, unit: 1000}", "[1000]").transfers.transfers.size(), 1u);

@@ -1,4 +1,4 @@
-// Sizes that do not grow with what repeats.
+// Tests that the size of a plan does not grow with the number of repetitions of a periodic layout.
 
 #include "compiler/compile.h"
 
@@ -28,7 +28,7 @@ CompileResult compiled(const std::string &text) {
 } // namespace
 
 TEST(Compact, AMillionBlocksAreAFewDescriptors) {
-  // 1,048,576 blocks of 12 rows against blocks of 8: per pair of ranks one period of overlaps, repeated.
+  // 1,048,576 blocks of 12 rows, moved to blocks of 8: each pair of ranks has one period of overlaps, which repeats.
   const CompileResult result = compiled("version: 1\n"
                                         "model:\n"
                                         "  dtype: bf16\n"
@@ -43,10 +43,10 @@ TEST(Compact, AMillionBlocksAreAFewDescriptors) {
   size_t loops = 0;
   for (const ir::Descriptor &descriptor : result.module.transfers.descriptors)
     loops = std::max(loops, result.module.transfers.shapes[descriptor.shape].loops.size());
-  EXPECT_GE(loops, 1u) << "strided pieces stay strided";
+  EXPECT_GE(loops, 1u) << "periodic overlaps must be loops";
 }
 
-TEST(Compact, ABlockCyclicDimensionMeetsAFlatBuffer) {
+TEST(Compact, FlatBufferToABlockCyclicDimension) {
   const CompileResult result =
       compiled("version: 1\n"
                "model:\n"

@@ -1,4 +1,4 @@
-// The balance certificate against its definition: the largest quotient over all sets of senders, one by one.
+// Compares optimum() with its definition: the largest quotient over all sets of senders.
 
 #include "compiler/transfer/optimum.h"
 
@@ -11,7 +11,8 @@ using namespace reshard;
 
 namespace {
 
-/// max over H of ceil((bytes of classes within H + base of H) / |H|), over senders that occur.
+/// The maximum over sets H of ceil((bytes of classes within H + base of H) / |H|). H contains only senders of some
+/// class.
 int64_t byDefinition(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
   uint32_t occur = 0;
   for (const SendClass &each : classes)

@@ -1,6 +1,5 @@
-// The passes as one: random layouts, built directly, are lowered to steps, and the steps are played on labelled
-// elements, in a random order. Every target element must end with the label that its share says, however the passes got
-// there.
+// Tests all passes together: lowers random layouts to steps, interprets the steps on labeled elements in a random
+// order, and compares the label of every target element with the label that the shardings give.
 
 #include "compiler/pass.h"
 #include "ir/text.h"
@@ -19,7 +18,7 @@ using namespace reshard::ir;
 
 namespace {
 
-/// What each element of an endpoint is, straight from the shares.
+/// The label of each element of an endpoint, computed from the shardings alone.
 Memory labels(const Layout &layout, const Endpoint &endpoint) {
   Memory memory(endpoint.meshRanks());
   for (int64_t meshRank = 0; meshRank < endpoint.meshRanks(); ++meshRank)
@@ -35,7 +34,7 @@ Memory labels(const Layout &layout, const Endpoint &endpoint) {
         continue;
       for (const Part &part : param.parts) {
         const TensorPattern &pattern = layout.tensorPatterns[part.pattern];
-        // Walk all combinations of positions of all dimensions.
+        // Visits all combinations of positions of all dimensions.
         std::function<void(size_t, int64_t, int64_t, int64_t)> walk = [&](size_t d, int64_t label, int64_t instance,
                                                                           int64_t offset) {
           if (d == pattern.rank()) {

@@ -1,4 +1,4 @@
-// Random layouts of one to three tensor families over two meshes, for tests of the passes.
+// Random layouts of one to three tensor patterns on two meshes, for tests of the passes.
 #pragma once
 
 #include "ir/ir.h"
@@ -13,7 +13,7 @@ namespace reshard::ir {
 
 class RandomModule {
 public:
-  /// Every seventh has files on its source side, every other one slow NICs.
+  /// Every seventh seed has files as its source, every second one slow NICs.
   explicit RandomModule(uint64_t seed) : random_(seed), files_(seed % 7 == 0), slow_(seed % 2 == 0) {}
 
   Module module() {
@@ -23,7 +23,7 @@ public:
     layout.topology.ranksPerNode = pick(0, 3);
     layout.stagingLimit = pick(0, 1) ? 0 : 2048 * pick(1, 3);
     if (slow_) {
-      layout.topology.nicRate = 1'000'000; // little bytes are worth relaying
+      layout.topology.nicRate = 1'000'000; // relays then pay even for few bytes
       layout.topology.nicLatency = 1;
     }
     const int tensorPatterns = pick(1, 3);
@@ -57,7 +57,7 @@ public:
 private:
   int pick(int least, int most) { return std::uniform_int_distribution<int>(least, most)(random_); }
 
-  /// n rows over `axes`: contiguous uneven, or dealt out in blocks, or whole.
+  /// A random sharding of n rows over `axes`: contiguous and uneven, or block cyclic; whole if there is one coordinate.
   unsigned sharding(Endpoint &endpoint, int64_t n, std::vector<unsigned> axes) {
     Sharding sharding;
     sharding.axes = std::move(axes);
@@ -91,6 +91,7 @@ private:
     return static_cast<unsigned>(endpoint.shardings.size() - 1);
   }
 
+  /// Takes random axes from `left`.
   std::vector<unsigned> someAxes(std::vector<unsigned> &left) {
     std::vector<unsigned> axes;
     while (!left.empty() && pick(0, 2) == 0) {
@@ -128,6 +129,8 @@ private:
     return endpoint;
   }
 
+  /// Param `number` of tensor pattern f: its dimensions permuted, its index variables in the name or one of them
+  /// stacked.
   Param param(const Layout &layout, Endpoint &endpoint, unsigned f, std::vector<unsigned> axes, int number) {
     const TensorPattern &pattern = layout.tensorPatterns[f];
     Param param;
@@ -174,7 +177,7 @@ private:
     std::vector<int> permutation(pattern.shape.size());
     for (size_t d = 0; d < permutation.size(); ++d)
       permutation[d] = next + static_cast<int>(d);
-    std::shuffle(permutation.begin(), permutation.end(), random_); // a permuted param
+    std::shuffle(permutation.begin(), permutation.end(), random_);
     param.shape.resize(next + permutation.size());
     for (size_t d = 0; d < pattern.shape.size(); ++d) {
       const unsigned s = sharding(endpoint, pattern.shape[d], someAxes(axes));
@@ -186,7 +189,7 @@ private:
   }
 
   std::mt19937_64 random_;
-  bool files_, slow_;
+  bool files_, slow_; // the source is files; NICs are slow
 };
 
 } // namespace reshard::ir

@@ -1,4 +1,5 @@
-// relabel against all permutations: none has more local bytes; and what is the best already stays.
+// Compares relabel with all permutations: none has more local bytes, and a permutation that is already best does not
+// change.
 
 #include "compiler/pass.h"
 #include "tests/compiler/random_module.h"
@@ -10,7 +11,7 @@ using namespace reshard::ir;
 
 namespace {
 
-/// Bytes that target places find on their own ranks, tile by tile.
+/// The bytes that target mesh ranks find on their own world ranks, summed over overlaps.
 int64_t localBytes(const Module &module, const std::vector<int32_t> &ranks) {
   int64_t bytes = 0;
   for (const Overlap &overlap : module.transfers.overlaps)
@@ -44,7 +45,7 @@ TEST(Relabel, IsTheBestPermutation) {
     EXPECT_EQ(target.relabeled, best - localBytes(module, before));
     std::vector<int32_t> same = target.ranks;
     std::sort(same.begin(), same.end());
-    EXPECT_EQ(same, ranks); // sorted again after the last permutation
+    EXPECT_EQ(same, ranks); // next_permutation sorted `ranks` again
     if (target.relabeled == 0) {
       EXPECT_EQ(target.ranks, before) << "seed " << seed;
     }

@@ -1,5 +1,5 @@
-// Rounds: nothing collides, nothing is forwarded before it is there, and without relays there are as many rounds as the
-// busiest port has chunks.
+// Tests of assignRounds: no port has two chunks at a time, no byte is forwarded before it arrived, and without relays
+// the number of rounds is that of the chunks of the busiest port.
 
 #include "compiler/schedule/rounds.h"
 
@@ -13,12 +13,13 @@ using namespace reshard;
 
 namespace {
 
-/// Anywhere, or at random places.
+/// Allows cuts at all positions.
 class AnyCuts : public Cuts {
 public:
   bool possible(uint32_t, int64_t) const override { return true; }
   int64_t best(uint32_t, int64_t, int64_t to) const override { return to; }
 };
+/// Allows two of three positions, and chooses a random one.
 class RandomCuts : public Cuts {
 public:
   explicit RandomCuts(uint64_t seed) : random_(seed) {}
@@ -36,13 +37,13 @@ protected:
   std::mt19937_64 random_{11};
   int64_t pick(int64_t least, int64_t most) { return std::uniform_int_distribution<int64_t>(least, most)(random_); }
 
-  /// Chunk by chunk what the header promises; returns the number of rounds.
-  uint32_t check(const std::vector<Stream> &flows, const ir::Topology &topology, const RoundLimits &limits,
+  /// Checks each chunk against the promises of rounds.h; returns the number of rounds.
+  uint32_t check(const std::vector<Flow> &flows, const ir::Topology &topology, const RoundLimits &limits,
                  const std::vector<Message> &messages) {
     std::map<std::pair<uint32_t, uint32_t>, std::map<int64_t, uint32_t>>
-        there; // by stream and hop: end of a chunk's bytes -> the round in which they can go on
+        arrived; // by flow and hop: end of a chunk's bytes -> the first round in which they may be forwarded
     std::vector<std::vector<int64_t>> sent;
-    for (const Stream &flow : flows)
+    for (const Flow &flow : flows)
       sent.emplace_back(flow.hops.size());
     std::map<std::tuple<uint32_t, bool, bool, int32_t>, int> busy; // (round, local, sends, rank) -> chunks
     struct Part {
@@ -71,15 +72,15 @@ protected:
         }
       int64_t at = 0;
       for (const Grant &grant : message.grants) {
-        const Stream::Hop &hop = flows[grant.flow].hops[grant.hop];
+        const Flow::Hop &hop = flows[grant.flow].hops[grant.hop];
         EXPECT_TRUE(hop.from == message.from && hop.to == message.to && grant.begin < grant.end);
-        EXPECT_EQ(grant.begin, sent[grant.flow][grant.hop]) << "a hop's bytes go in order";
+        EXPECT_EQ(grant.begin, sent[grant.flow][grant.hop]) << "a hop sends its bytes in order";
         sent[grant.flow][grant.hop] = grant.end;
         for (int64_t begin = grant.begin; begin < grant.end;) {
           const auto c = static_cast<uint32_t>(at / chunk);
           const int64_t end = std::min(grant.end, begin + (c + 1) * chunk - at);
           parts.push_back({message.round + c * each, grant.flow, grant.hop, begin, end});
-          there[{grant.flow, grant.hop}][end] = message.round + (c + 2) * each;
+          arrived[{grant.flow, grant.hop}][end] = message.round + (c + 2) * each;
           at += end - begin;
           begin = end;
         }
@@ -88,9 +89,9 @@ protected:
     }
     for (const Part &part : parts)
       if (const int32_t after = flows[part.flow].hops[part.hop].after; after >= 0) {
-        const auto &ends = there[{part.flow, static_cast<uint32_t>(after)}];
-        const auto brought = ends.lower_bound(part.end);
-        EXPECT_TRUE(brought != ends.end() && brought->second <= part.round) << "sent on before it was there";
+        const auto &ends = arrived[{part.flow, static_cast<uint32_t>(after)}];
+        const auto chunk = ends.lower_bound(part.end);
+        EXPECT_TRUE(chunk != ends.end() && chunk->second <= part.round) << "forwarded before it arrived";
       }
     for (size_t s = 0; s < flows.size(); ++s)
       for (int64_t bytes : sent[s])
@@ -109,7 +110,7 @@ TEST_F(Rounds, AreAsManyAsTheBusiestPortHasChunks) {
       if (from != to)
         bytes[{from, to}] += pick(1, 4000);
     }
-    std::vector<Stream> flows;
+    std::vector<Flow> flows;
     std::map<std::pair<int32_t, bool>, int64_t> degree;
     int64_t most = 0;
     for (const auto &[pair, sum] : bytes) {
@@ -127,8 +128,8 @@ TEST_F(Rounds, ForwardInOrder) {
     topology.ranksPerNode = pick(1, 4);
     topology.nicsPerNode = pick(1, topology.ranksPerNode);
     const RoundLimits limits{256 * pick(1, 3), 256 * pick(1, 3), static_cast<uint32_t>(pick(1, 4))};
-    std::vector<Stream> flows(pick(1, 6));
-    for (Stream &flow : flows) {
+    std::vector<Flow> flows(pick(1, 6));
+    for (Flow &flow : flows) {
       flow.bytes = pick(0, 5000);
       std::vector<int32_t> ranks(12);
       for (int32_t r = 0; r < 12; ++r)
@@ -136,8 +137,8 @@ TEST_F(Rounds, ForwardInOrder) {
       std::shuffle(ranks.begin(), ranks.end(), random_);
       for (int64_t h = 0, hops = pick(1, 8); h < hops; ++h) {
         const auto after = static_cast<int32_t>(pick(-1, h - 1));
-        flow.hops.push_back(h == 0 ? Stream::Hop{ranks[0], ranks[1], -1}
-                                   : Stream::Hop{ranks[std::max(after, 0) + 1], ranks[h + 1], std::max(after, 0)});
+        flow.hops.push_back(h == 0 ? Flow::Hop{ranks[0], ranks[1], -1}
+                                   : Flow::Hop{ranks[std::max(after, 0) + 1], ranks[h + 1], std::max(after, 0)});
       }
     }
     check(flows, topology, limits, assignRounds(flows, topology, limits, RandomCuts(round)));
@@ -145,7 +146,7 @@ TEST_F(Rounds, ForwardInOrder) {
 }
 
 TEST_F(Rounds, AChainIsAPipeline) {
-  std::vector<Stream> flows = {{{{0, 1, -1}, {1, 2, 0}, {2, 3, 1}, {3, 4, 2}}, 25'600}};
+  std::vector<Flow> flows = {{{{0, 1, -1}, {1, 2, 0}, {2, 3, 1}, {3, 4, 2}}, 25'600}};
   const RoundLimits limits{256, 256, 1};
   EXPECT_EQ(check(flows, {}, limits, assignRounds(flows, {}, limits, AnyCuts())), 100u + 3 * 2);
 }

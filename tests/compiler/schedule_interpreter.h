@@ -1,5 +1,5 @@
-// Plays a schedule on labelled elements as the least orderly executor would: whatever may happen next happens in a
-// random order.
+// Interprets a schedule on labeled elements. Of all actions that may happen next, it chooses a random one, so that it
+// covers every order that an executor may use.
 #pragma once
 
 #include "ir/ir.h"
@@ -13,13 +13,13 @@
 
 namespace reshard::ir {
 
-/// Memory of every instance of every place of an endpoint, one 64-bit label an element, by place and instance.
+/// The memory of an endpoint: one 64-bit label for each element, by mesh rank, instance and element.
 using Memory = std::vector<std::vector<std::vector<int64_t>>>;
 
-/// Steps wait for `after` alone. A chunk of a message is packed into the sender's slot (or read where it stands when it
-/// is sent) once the one before the last has left it, crosses when the receiver's slot is free and its step may start,
-/// and is unpacked some time later. So an early read, or a slot that is taken too soon, gives wrong labels, and a cycle
-/// gives an end with steps left.
+/// A step waits only for the steps of its `after`. A chunk of a message is packed into the sender's slot once the slot
+/// is free (a message in place is read when it is sent). It crosses once the receive has started and its slot is free,
+/// and is unpacked some time later. An early read, or a slot that is used too early, therefore gives wrong labels, and
+/// a cycle of dependences is reported as a deadlock.
 class ScheduleInterpreter {
 public:
   static constexpr int64_t kUnwritten = -1;
@@ -53,7 +53,7 @@ public:
   }
 
 private:
-  /// How far a step is: chunks packed, sent or received, unpacked.
+  /// The progress of a step: the numbers of chunks packed, sent or received, and unpacked.
   struct State {
     bool started = false, done = false;
     int64_t packed = 0, crossed = 0, unpacked = 0;
@@ -65,7 +65,8 @@ private:
 
   const Step &stepAt(At at) const { return module_.schedule.ranks[at.rank].steps[at.step]; }
 
-  bool free(At at) const {
+  /// Whether the steps that a step waits for are done.
+  bool mayStart(At at) const {
     for (uint32_t before : stepAt(at).after)
       if (!states_[at.rank][before].done)
         return false;
@@ -75,12 +76,12 @@ private:
   static int64_t chunks(const Step &step) { return step.chunk > 0 ? (step.bytes + step.chunk - 1) / step.chunk : 1; }
   static int64_t slots(const Step &step) { return step.chunk > 0 ? 2 : 1; }
 
-  /// Takes the next turn of a step, where it has one.
+  /// Performs the next action of a step; returns false if there is none at present.
   bool advance(At at) {
     const Step &step = stepAt(at);
     State &state = states_[at.rank][at.step];
     if (!state.started) {
-      state.started = free(at);
+      state.started = mayStart(at);
       if (state.started && step.kind == StepKind::copy) {
         write(at, 0, read(at, 0));
         state.done = true;
@@ -97,9 +98,9 @@ private:
     const bool packs = step.staging >= 0 && state.packed < chunks(step) && state.packed - state.crossed < slots(step);
     const At to = receives_.at(step.message);
     const Step &receive = stepAt(to);
-    State &there = states_[to.rank][to.step];
-    const bool crosses = (step.staging < 0 || state.packed > state.crossed) && there.started &&
-                         (receive.staging < 0 || there.crossed - there.unpacked < slots(receive));
+    State &receiver = states_[to.rank][to.step];
+    const bool crosses = (step.staging < 0 || state.packed > state.crossed) && receiver.started &&
+                         (receive.staging < 0 || receiver.crossed - receiver.unpacked < slots(receive));
     if (packs && (!crosses || random_() % 2)) {
       put(at, state.packed, read(at, state.packed));
       ++state.packed;
@@ -110,12 +111,12 @@ private:
     const std::vector<Element> elements =
         step.staging >= 0 ? get(at, step.inputs, state.crossed) : read(at, state.crossed);
     if (receive.staging >= 0)
-      put(to, there.crossed, elements);
+      put(to, receiver.crossed, elements);
     else
-      write(to, there.crossed, elements);
-    ++there.crossed;
+      write(to, receiver.crossed, elements);
+    ++receiver.crossed;
     state.done = ++state.crossed == chunks(step);
-    there.done = receive.staging < 0 && state.done;
+    receiver.done = receive.staging < 0 && state.done;
     return true;
   }
 
@@ -127,7 +128,7 @@ private:
     int64_t element, bytes;
   };
 
-  /// Every element that operands name, in order.
+  /// The addresses of all elements of operands, in order.
   std::vector<ElementAddress> addresses(At at, const Operands &operands) {
     const RankSchedule &rank = module_.schedule.ranks[at.rank];
     std::vector<ElementAddress> result;
@@ -143,16 +144,16 @@ private:
         }
         for (int64_t byte = 0; relayed > 0 && byte < shape.rowBytes; byte += relayed)
           result.push_back({&arenas_[at.rank], offset + byte, relayed});
-        for (const BufferRange &run : rank.buffers)
-          if (buffer >= run.first && buffer < run.first + run.count) {
-            const Endpoint &endpoint = module_.layout.endpoints[run.endpoint];
-            size_t instance = buffer - run.first;
-            for (unsigned p = 0; p < run.param; ++p)
-              instance += instances(endpoint, endpoint.params[p], run.meshRank);
-            const int64_t item = itemBytes(endpoint.params[run.param].dtype);
-            auto &memory = run.endpoint == 0 ? const_cast<Memory &>(source_) : target_;
+        for (const BufferRange &range : rank.buffers)
+          if (buffer >= range.first && buffer < range.first + range.count) {
+            const Endpoint &endpoint = module_.layout.endpoints[range.endpoint];
+            size_t instance = buffer - range.first;
+            for (unsigned p = 0; p < range.param; ++p)
+              instance += instances(endpoint, endpoint.params[p], range.meshRank);
+            const int64_t item = itemBytes(endpoint.params[range.param].dtype);
+            auto &memory = range.endpoint == 0 ? const_cast<Memory &>(source_) : target_;
             for (int64_t at = 0; at < shape.rowBytes; at += item)
-              result.push_back({&memory[run.meshRank][instance], (offset + at) / item, item});
+              result.push_back({&memory[range.meshRank][instance], (offset + at) / item, item});
           }
       };
       walk(0, operand.buffer, operand.offset);
@@ -160,18 +161,18 @@ private:
     return result;
   }
 
-  /// Of what is relayed, the bytes of an element: at the other end of the message it is in a param.
+  /// The bytes of an element of an operand in a relay's arena: those of the param at the other end of the message.
   int64_t itemOfPartner(At at, size_t operand) const {
     const bool sends = stepAt(at).kind == StepKind::send;
     const At other = (sends ? receives_ : sends_).at(stepAt(at).message);
     const uint32_t buffer = (sends ? stepAt(other).outputs : stepAt(other).inputs)[operand].buffer;
-    for (const BufferRange &run : module_.schedule.ranks[other.rank].buffers)
-      if (buffer >= run.first && buffer < run.first + run.count)
-        return itemBytes(module_.layout.endpoints[run.endpoint].params[run.param].dtype);
+    for (const BufferRange &range : module_.schedule.ranks[other.rank].buffers)
+      if (buffer >= range.first && buffer < range.first + range.count)
+        return itemBytes(module_.layout.endpoints[range.endpoint].params[range.param].dtype);
     return 0;
   }
 
-  /// Those of one chunk.
+  /// The addresses of the elements of one chunk.
   std::vector<ElementAddress> chunk(At at, const Operands &operands, int64_t number) {
     std::vector<ElementAddress> all = addresses(at, operands), result;
     const int64_t each = stepAt(at).chunk;
@@ -195,7 +196,7 @@ private:
     size_t next = 0;
     for (const ElementAddress &address : chunk(at, stepAt(at).outputs, number)) {
       ASSERT_LT(next, elements.size());
-      const bool relayed = address.memory == &arenas_[at.rank]; // in turn
+      const bool relayed = address.memory == &arenas_[at.rank]; // its memory is used again
       ASSERT_TRUE(relayed || address.memory->at(address.element) == kUnwritten)
           << "rank " << at.rank << " step " << at.step << " writes twice";
       address.memory->at(address.element) = elements[next++].label;
@@ -203,6 +204,7 @@ private:
     ASSERT_EQ(next, elements.size());
   }
 
+  /// The offset of a chunk in the arena.
   int64_t staging(At at, int64_t number) const {
     const Step &step = stepAt(at);
     return step.staging + (step.chunk > 0 ? (step.slot + number) % 2 * step.chunk : 0);

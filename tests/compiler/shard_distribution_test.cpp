@@ -1,6 +1,7 @@
-// What Megatron-Core's `distribute_shards_to_ranks` gives for tp 2 (rank = tp + 2 dp, groups along dp) where shards are
-// read across groups: a read of another group's shard is assigned last and changes no other assignment. Main replicas
-// are stated here; the compiler takes the lowest rank, which for d and f this row does not.
+// Compares assignShards with the results of Megatron-Core's `distribute_shards_to_ranks` for tp 2 (rank = tp + 2 dp,
+// groups along dp) if shards are read across groups: a read of another group's shard is assigned last and does not
+// change the other assignments. The test states the main replicas; for d and f they are not the lowest ranks, which the
+// compiler would choose.
 
 #include "compiler/transfer/shard_distribution.h"
 
@@ -21,8 +22,8 @@ const std::vector<Placement> kPlacements = {
     {"a", {0}}, {"b", {0, 1, 2, 3, 4, 5, 6, 7}}, {"c", {0, 2, 4}}, {"d", {1, 0, 7}}, {"e", {1, 5}}, {"f", {1, 0, 5}},
     {"g", {7}}};
 
-/// {tensor: the ranks elected}; writing, only the main replica's group takes part.
-std::map<std::string, std::vector<int32_t>> elected(bool read) {
+/// The ranks that read (or write) each tensor. Only the group of the main replica writes.
+std::map<std::string, std::vector<int32_t>> assigned(bool read) {
   ir::Layout layout;
   layout.world = 8;
   ir::Transfers transfers;
@@ -57,17 +58,17 @@ std::map<std::string, std::vector<int32_t>> elected(bool read) {
   return result;
 }
 
-TEST(ShardDistribution, SavesByTheMainReplicasGroup) {
+TEST(ShardDistribution, GroupOfTheMainReplicaWrites) {
   const std::map<std::string, std::vector<int32_t>> expected = {{"a", {0}}, {"b", {4}}, {"c", {2}}, {"d", {1}},
                                                                 {"e", {5}}, {"f", {1}}, {"g", {7}}};
-  EXPECT_EQ(elected(false), expected);
+  EXPECT_EQ(assigned(false), expected);
 }
 
-TEST(ShardDistribution, CrossReadsComeLast) {
-  // As saved, and besides rank 0 reads d and f for its group, rank 3 b.
+TEST(ShardDistribution, AssignsReadsOfOtherGroupsLast) {
+  // As in the test above; in addition rank 0 reads d and f for its group, and rank 3 reads b.
   const std::map<std::string, std::vector<int32_t>> expected = {{"a", {0}}, {"b", {3, 4}}, {"c", {2}}, {"d", {0, 1}},
                                                                 {"e", {5}}, {"f", {0, 1}}, {"g", {7}}};
-  EXPECT_EQ(elected(true), expected);
+  EXPECT_EQ(assigned(true), expected);
 }
 
 } // namespace

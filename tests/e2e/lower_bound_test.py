@@ -1,5 +1,6 @@
-"""Plans beside their floors, on the shipped topologies: floors recomputed from the layouts alone (floors.py), simulated time within 1.10 of
-the floor, arenas within their limits, what relays gain. RESHARD_BIN: the folder of the commands."""
+"""Compares plans on the shipped topologies with their lower bounds, which lower_bounds.py computes from the layouts
+alone: the simulated time is within 1.10 × the bound, arenas are within their limits, and relays save time. RESHARD_BIN:
+the folder of the commands."""
 
 import hashlib
 import json
@@ -18,7 +19,7 @@ import generate
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 TOPOLOGIES = ROOT / "examples" / "topologies"
-# A changed topology changes every figure: docs/performance.md then has to be measured again.
+# A changed topology changes every figure. Then measure docs/performance.md again and update the hashes.
 HASHES = {
     "h100x8": "94f0b18c4ecbc928",
     "h200x8": "ae3a4dda2cb5720e",
@@ -56,13 +57,13 @@ class LowerBounds(unittest.TestCase):
         simulated = json.loads(run(BIN / "reshard-inspect", plan, f"--simulate={topology}", "--format=json"))
         return json.loads(report.read_text()), simulated
 
-    def test_topologies_are_those_that_were_measured(self):
+    def test_topologies_are_unchanged(self):
         found = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in TOPOLOGIES.glob("*.yaml")}
         self.assertEqual(found, HASHES)
         for path in TOPOLOGIES.glob("*.yaml"):
-            self.assertIn("[1]", path.read_text(), "a topology states its sources")
+            self.assertIn("[1]", path.read_text(), "a topology must cite its sources")
 
-    def test_near_the_floor(self):
+    def test_near_the_lower_bound(self):
         for job, topology in JOBS.items():
             with self.subTest(job):
                 report, simulated = self.plan(job)
@@ -80,7 +81,7 @@ class LowerBounds(unittest.TestCase):
                 self.assertAlmostEqual(max(simulated["lower_bound_terms"].values()), simulated["lower_bound"])
 
     def test_linear_program(self):
-        """What the busiest rank must send, in random jobs and under two rules, by a linear program."""
+        """Compares the egress bounds of random jobs with a linear program, with and without the locality rule."""
         compared = 0
         for seed in range(80 if os.environ.get("RESHARD_SMALL") else 400):
             node, _, _ = generate.generate(random.Random(seed), generate.CELLS[seed * 37 % len(generate.CELLS)])
@@ -108,13 +109,14 @@ class LowerBounds(unittest.TestCase):
         if job not in JOBS:
             self.skipTest("RESHARD_SMALL")
         report, simulated = self.plan(job)
-        without = report["balance"]["egress_bound_without_relays"] / 50e9  # the busiest NIC in the optimum without relays
+        without = report["balance"]["egress_bound_without_relays"] / 50e9  # seconds of the busiest NIC in the optimum
         self.assertGreaterEqual(without / simulated["seconds"], 2.2)
         self.assertGreater(report["bytes"]["relayed"], report["bytes"]["target"] / 2)
         self.assertIn("right: all", run(BIN / "reshard-inspect", self.folder / "plan.rplan", "--verify"))
 
-    def test_few_holders_in_a_large_node(self):
-        """One DeepSeek-V3 layer's experts from 16 ranks of a node of 64: the 48 others relay three quarters of them."""
+    def test_few_replicas_in_a_large_node(self):
+        """The experts of one DeepSeek-V3 layer, on 16 ranks of a node of 64: the other 48 ranks relay three quarters of
+        the bytes."""
         job, topology = self.folder / "job.yaml", self.folder / "topology.yaml"
         topology.write_text("ranks_per_node: 64\n")
         job.write_text("version: 1\n"
@@ -137,8 +139,8 @@ class LowerBounds(unittest.TestCase):
                 self.assertLessEqual(json.loads(report.read_text())["staging"]["max"], limit or 300 << 20)
                 self.assertIn("right: all", run(BIN / "reshard-inspect", plan, "--verify"))
 
-    def test_relays_of_the_sender_run(self):
-        """Column shards by way of relays, in one phase and in several, moved by threads."""
+    def test_relays_of_the_sender(self):
+        """Moves column shards over relays, in one phase and in several, by threads."""
         job = self.folder / "job.yaml"
         job.write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 8192], shard: {1: tp}}, v: {shape: [8192, 999], shard: {0: tp}}}}\n"
                        "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 8}, ranks: 8..15}\noptions: {topology: {ranks_per_node: 8}}\n")
@@ -154,8 +156,8 @@ class LowerBounds(unittest.TestCase):
             _, simulated = self.plan(job, topology="ethernet-100g")
             self.assertLessEqual(simulated["ratio"], limit)
 
-    def test_chains_run(self):
-        """Chains through nodes of two ranks, stripes and all, are played by threads; with and without a limit."""
+    def test_chains(self):
+        """Moves tensors in stripes along chains of nodes of two ranks, by threads, with and without a staging limit."""
         for staging in ("", "staging: 16MiB, "):
             with self.subTest(staging):
                 job = self.folder / "job.yaml"

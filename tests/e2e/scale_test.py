@@ -119,7 +119,7 @@ class Scale(unittest.TestCase):
                 ({"model": tensors, "source": {"mesh": {"tp": 1, "views": [{f"a{i}": 1} for i in range(100_000)]}}}, "the mesh and its views up to here have 1025 axes together"),
                 ({"model": {**tensors, "layouts": {"l0": {**one, "axes": [f"a{i}" for i in range(100_000)]}}}}, "'axes' lists 100000 axes, expected at most 1024"),
                 ({"model": {**tensors, "index": {f"x{i}": 1 for i in range(100_000)}}}, "'index' has 100000 entries, expected at most 1024"),
-                ({"model": {"dtype": "bf16", "tensors": tied}}, "tensor 'w' stands in so many params on both sides that more than 2^22 pairs"),
+                ({"model": {"dtype": "bf16", "tensors": tied}}, "tensor 'w' is held by so many params on both sides that more than 2^22 pairs"),
                 ({"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 58]}}}, "target": {"mesh": {}, "ranks": [1]}}, "more than 2^24 chunks of at most 64 MiB"),
                 ({"model": {**tensors, "layouts": {"l0": one, **many}}}, "'layouts' has 20000 entries, expected at most 1024"),
                 ({"model": {**tensors, "layouts": {"l0": {"params": {f"w{i}": {"holds": "w"} for i in range(20_000)}}, **wide}}},

@@ -1,5 +1,7 @@
-"""What no plan can beat, from the layouts alone: lower_bounds(text of `reshard-compile --emit=layout`). Shares no code with the compiler and
-knows nothing of tiles: every dimension of every tensor is taken apart into positions that the same shares hold."""
+"""Lower bounds that no plan can beat, computed from the layouts alone, the text of `reshard-compile --emit=layout`.
+
+An oracle: it shares no code with the compiler. It divides every dimension of every tensor into sets of positions that
+the same index maps contain."""
 
 import itertools
 import re
@@ -9,15 +11,15 @@ ITEM = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1
 
 
 def positions(text):
-    """A share's positions as sorted disjoint runs [(begin, end)]."""
-    runs = []
+    """The logical positions of an index map as sorted disjoint ranges [(begin, end)]."""
+    ranges = []
     for begin, end, step, count in re.findall(r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? ->", text):
-        runs += [(int(begin) + i * int(step or 0), int(end) + i * int(step or 0)) for i in range(int(count or 1))]
-    return tuple(sorted(runs))
+        ranges += [(int(begin) + i * int(step or 0), int(end) + i * int(step or 0)) for i in range(int(count or 1))]
+    return tuple(sorted(ranges))
 
 
 def numbers(text):
-    """`[0:3, 7]` as [0, 1, 2, 7]."""
+    """The numbers of a list of the IR text: `[0:3, 7]` gives [0, 1, 2, 7]."""
     result = []
     for first, last in re.findall(r"(\d+)(?::(\d+))?", text):
         result += range(int(first), int(last) if last else int(first) + 1)
@@ -25,6 +27,9 @@ def numbers(text):
 
 
 class Endpoint:
+    """An endpoint of the layout: world ranks by mesh rank, axes {name: (size, stride)}, shardings (axes, positions by
+    coordinate) and params (presence, parts)."""
+
     def __init__(self, line):
         self.ranks = numbers(re.search(r" ranks \[(.*?)\]", line)[1])
         self.axes, self.shardings, self.params = {}, [], []
@@ -42,6 +47,8 @@ class Endpoint:
 
 
 def read(text):
+    """(world, ranks per node, NICs per node, tensor patterns, endpoints); 0: no topology. A tensor pattern is (name,
+    bytes of an element, number of index variables, shape)."""
     head = re.search(r"world (\d+) .*ranks-per-node (\d+)", text)
     nics = re.search(r" nics (\d+) ", text)
     patterns, endpoints = [], []
@@ -68,7 +75,8 @@ def read(text):
 
 
 def rank_classes(endpoint, pattern):
-    """[(positions of each dimension, bit mask of the ranks that hold them)]; what stands in several params stands there several times."""
+    """[(positions of each dimension, bit mask of the ranks that hold them)]. Positions that several params hold are
+    listed once for each."""
     result = []
     for at, parts in endpoint.params:
         for held, shardings in parts:
@@ -84,18 +92,18 @@ def rank_classes(endpoint, pattern):
     return result
 
 
-def granules(sets):
-    """{which of the sets hold a position, as a bit mask: how many such positions}."""
+def refine(sets):
+    """The number of positions in each combination of the sets: {bit mask of the sets that contain them: count}."""
     events = Counter()
-    for number, runs in enumerate(sets):
-        for begin, end in runs:
+    for number, ranges in enumerate(sets):
+        for begin, end in ranges:
             events.setdefault(begin, 0)
             events.setdefault(end, 0)
     cuts = sorted(events)
     index = {cut: i for i, cut in enumerate(cuts)}
     members = [0] * len(cuts)
-    for number, runs in enumerate(sets):
-        for begin, end in runs:
+    for number, ranges in enumerate(sets):
+        for begin, end in ranges:
             for i in range(index[begin], index[end]):
                 members[i] |= 1 << number
     result = Counter()
@@ -112,8 +120,9 @@ def bits(mask):
 
 
 def cells(patterns, source, targets):
-    """(size in bytes, bit mask of the source ranks that hold it, target ranks that want it) of each cell of positions that the same ranks hold,
-    target by target. A rank that wants it in two places (tied params, repeats of a map) stands there twice: it is sent twice."""
+    """Yields (bytes, bit mask of the source ranks that hold them, target ranks that need them) for each target and each
+    set of elements that the same ranks hold. A rank that needs the elements at two positions (tied params, index maps
+    that repeat) is listed twice: they are sent twice."""
     for pattern, (name, item, variables, shape) in enumerate(patterns):
         held = rank_classes(source, pattern)
         for target in targets:
@@ -126,7 +135,7 @@ def cells(patterns, source, targets):
                 for b, box in enumerate(boxes):
                     of_set[distinct.index(box[d])] |= 1 << b
                 here = Counter()
-                for mask, count in granules(distinct).items():
+                for mask, count in refine(distinct).items():
                     here[sum(of_set[s] for s in bits(mask))] += count  # of_set are disjoint
                 dimensions.append(list(here.items()))
             found = Counter({(1 << len(boxes)) - 1: 1})
@@ -138,13 +147,14 @@ def cells(patterns, source, targets):
                 found = following
             sources = (1 << len(held)) - 1
             for mask, count in found.items():
-                holders = 0
+                replicas = 0
                 for b in bits(mask & sources):
-                    holders |= ranks[b]
-                yield count * item, holders, [rank for b in bits(mask & ~sources) for rank in bits(ranks[b])]
+                    replicas |= ranks[b]
+                yield count * item, replicas, [rank for b in bits(mask & ~sources) for rank in bits(ranks[b])]
 
 
 def lower_bounds(text):
+    """The bounds of the report's `lower_bounds` and `bytes`, in bytes, by their names there."""
     world, per_node, nics, patterns, (source, *targets) = read(text)
     node = (lambda rank: rank // per_node) if per_node else (lambda rank: 0)
     nic = (lambda rank: node(rank) * nics + rank % per_node * nics // per_node) if nics else (lambda rank: rank)
@@ -153,12 +163,12 @@ def lower_bounds(text):
         nics_of.setdefault(node(rank), set()).add(nic(rank))
     taking_part = {rank for endpoint in (source, *targets) for rank in endpoint.ranks}
     local, into, into_node = Counter(), Counter(), Counter()
-    for size, holders, needers in cells(patterns, source, targets):
-        lacking = [rank for rank in needers if not holders >> rank & 1]
-        local.update({rank: size * count for rank, count in Counter(needers).items() if holders >> rank & 1})
+    for size, replicas, needers in cells(patterns, source, targets):
+        lacking = [rank for rank in needers if not replicas >> rank & 1]
+        local.update({rank: size * count for rank, count in Counter(needers).items() if replicas >> rank & 1})
         for rank in lacking:
             into[rank] += size
-        for each in {node(rank) for rank in lacking} - {node(rank) for rank in bits(holders)}:
+        for each in {node(rank) for rank in lacking} - {node(rank) for rank in bits(replicas)}:
             into_node[each] += size
     used = {each for rank in taking_part for each in nics_of[node(rank)]}
     up = lambda a, b: -(-a // b)
@@ -174,21 +184,22 @@ def lower_bounds(text):
 
 
 def busiest_sender(text):
-    """The least that the busiest rank sends where whoever lacks something gets it from a holder (no relays), as a linear program: (with own
-    node first, from anyone); the first is None where a node lacks something."""
+    """The least number of bytes that the busiest rank sends if every rank receives the elements that it lacks from a
+    replica (no relays), by a linear program: (with replicas of the same node preferred, with any replica). The first is
+    None if some node lacks elements."""
     from scipy.optimize import linprog
 
     world, per_node, _, patterns, (source, *targets) = read(text)
     node_of = lambda rank: sum(1 << r for r in range(world) if not per_node or r // per_node == rank // per_node)
     near, anywhere, lacks = Counter(), Counter(), False
-    for size, holders, needers in cells(patterns, source, targets):
-        for rank in (rank for rank in needers if not holders >> rank & 1):
-            anywhere[holders] += size
-            near[holders & node_of(rank) or holders] += size
-            lacks |= not holders & node_of(rank)
+    for size, replicas, needers in cells(patterns, source, targets):
+        for rank in (rank for rank in needers if not replicas >> rank & 1):
+            anywhere[replicas] += size
+            near[replicas & node_of(rank) or replicas] += size
+            lacks |= not replicas & node_of(rank)
 
     def solve(sent):
-        variables = [(number, rank) for number, holders in enumerate(sent) for rank in bits(holders)]
+        variables = [(number, rank) for number, replicas in enumerate(sent) for rank in bits(replicas)]
         if not variables:
             return 0
         fractions = [[float(number == n) for n, _ in variables] + [0.0] for number in range(len(sent))]
