@@ -30,6 +30,9 @@ const std::vector<PassInfo> &passes() {
 
 namespace {
 
+constexpr const char *kLevels[] = {"layout", "transfer", "schedule"}; // by Level
+
+/// Adds the time of its lifetime to `times`.
 class Stopwatch {
 public:
   Stopwatch(std::string pass, std::vector<PassTime> &times) : pass_(std::move(pass)), times_(times) {}
@@ -43,7 +46,7 @@ private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// The passes asked for, in the order asked for; an unknown one is an error.
+/// The passes of --passes in their order there, else those of the default order up to `stopAfter`.
 std::vector<const PassInfo *> select(const CompileOptions &options, Diagnostics &diagnostics) {
   std::vector<const PassInfo *> selected;
   std::vector<std::string> names;
@@ -62,7 +65,7 @@ std::vector<const PassInfo *> select(const CompileOptions &options, Diagnostics 
   return selected;
 }
 
-/// A module from IR text.
+/// Reads a module from IR text and verifies it.
 bool readText(const std::string &path, Module &module, Diagnostics &diagnostics) {
   auto unreadable = [&](const std::string &why) {
     diagnostics.error({}, "cannot read '" + path + "': " + why);
@@ -73,7 +76,7 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
   if (file < 0)
     return unreadable(why);
   auto buffer =
-      llvm::MemoryBuffer::getOpenFile(file, path, /*FileSize=*/-1); // asks for it, or reads to the end of a pipe
+      llvm::MemoryBuffer::getOpenFile(file, path, /*FileSize=*/-1); // -1: of the file, or to the end of a pipe
   ::close(file);
   if (!buffer)
     return unreadable(buffer.getError().message());
@@ -86,13 +89,13 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
     return false;
   }
   if (const std::string violation = verify(module); !violation.empty()) {
-    diagnostics.error({}, "'" + path + "' does not hold together: " + violation);
+    diagnostics.error({}, "'" + path + "' is not valid IR: " + violation);
     return false;
   }
   return true;
 }
 
-/// A module from a job. `stagingAt` receives the place of options.staging.
+/// Makes a layout-level module of a job. `stagingAt` receives the location of options.staging.
 bool readYaml(const std::string &path, const CompileOptions &options, CompileResult &result, Location &stagingAt,
               Diagnostics &diagnostics) {
   std::optional<Job> job;
@@ -112,10 +115,13 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
   const bool files = std::any_of(endpoints.begin(), endpoints.end(), [](const Endpoint &e) { return e.storage; });
   if (options.megatron && !files)
     diagnostics.error(
-        {}, "--algorithm=megatron shares out the work on files, but no endpoint has any, expected one with 'storage'");
+        {},
+        "--algorithm=megatron distributes reads and writes of files, but no endpoint has files; expected an endpoint "
+        "with 'storage'");
   if (!options.megatron && !job->group.empty() && !endpoints[0].storage)
     diagnostics.error(
-        {}, "'group' shares out writing with --algorithm=megatron alone, expected that or a source with 'storage'");
+        {}, "'group' has an effect on writing only with --algorithm=megatron; expected that option or a source with "
+            "'storage'");
   if (!diagnostics.ok())
     return false;
   result.module.layout.files.megatron = options.megatron;
@@ -127,14 +133,14 @@ bool readYaml(const std::string &path, const CompileOptions &options, CompileRes
         const auto known = options.pinned->epochs.find({endpoint.role, rank});
         endpoint.epochs.push_back(known == options.pinned->epochs.end() ? options.pinned->next : known->second);
       }
-      if (std::all_of(endpoint.epochs.begin(), endpoint.epochs.end(), [](uint32_t g) { return g == 0; }))
+      if (std::all_of(endpoint.epochs.begin(), endpoint.epochs.end(), [](uint32_t epoch) { return epoch == 0; }))
         endpoint.epochs.clear();
     }
   result.module.fingerprint = job->fingerprint;
   return true;
 }
 
-/// Whether IR text already has what a pass makes: a printed module goes on where it was printed.
+/// Whether IR text already has the result of a pass: a module that was printed after a pass continues with the next.
 bool done(const PassInfo &pass, const Module &module) {
   const std::vector<Transfer> &transfers = module.transfers.transfers;
   if (pass.run == distribute || pass.run == relabel || pass.run == convert)
@@ -147,7 +153,7 @@ bool done(const PassInfo &pass, const Module &module) {
   return pass.run != assignStaging && pass.level <= module.level;
 }
 
-/// What a level-changing pass left half done.
+/// Removes the incomplete result of a pass that failed while it raised the level.
 void discard(Module &module, const PassInfo &failed) {
   if (failed.level == Level::transfer && module.level == Level::layout)
     module.transfers = {};
@@ -155,8 +161,8 @@ void discard(Module &module, const PassInfo &failed) {
     module.schedule = {};
 }
 
-/// Tensors of codes, scales and largest magnitudes: those that faces of the source show, or params that its faces show
-/// as elements.
+/// The patterns of codes, scales and amax, which are no tensors of the model: those of the source's views, and those of
+/// params that the source's views present as elements.
 std::set<int> derivedTensorPatterns(const Layout &layout) {
   std::set<int> result;
   const std::vector<Param> &params = layout.endpoints.front().params;
@@ -184,35 +190,36 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
   const std::vector<const PassInfo *> selected = select(options, diagnostics);
   const bool text = path.ends_with(".rir");
   if (text && !options.overrides.empty())
-    diagnostics.error({}, "--set changes a YAML job, found IR text '" + path + "'");
+    diagnostics.error({}, "--set changes keys of a YAML job, but '" + path + "' is IR text");
   if (!diagnostics.ok())
     return false;
 
-  Location stagingAt; // of no line in IR text
+  Location stagingAt; // none in IR text
   if (text ? !readText(path, result.module, diagnostics) : !readYaml(path, options, result, stagingAt, diagnostics))
     return false;
   result.lastGoodPass = text ? "parse" : "resolve";
   if (options.afterPass)
     options.afterPass(result.lastGoodPass, result.module);
 
-  // From here on the YAML is not looked at again.
   for (const PassInfo *pass : selected) {
     if (text && options.passes.empty() && done(*pass, result.module))
       continue;
     std::string error;
     const Level before = result.module.level;
     if (pass->level < before || static_cast<int>(pass->level) > static_cast<int>(before) + 1) {
-      error = "it cannot run on this level of the IR";
+      error = std::string("cannot run on IR of level '") + kLevels[static_cast<int>(before)] + "', expected '" +
+              kLevels[std::max(static_cast<int>(pass->level) - 1, 0)] + "' or '" +
+              kLevels[static_cast<int>(pass->level)] + "'";
     } else {
       Stopwatch watch(pass->name, result.times);
       error = pass->run(result.module);
     }
     if (error.empty() && options.verifyEach)
       if (const std::string violation = verify(result.module); !violation.empty())
-        error = "it left IR that does not hold together: " + violation;
+        error = "produced invalid IR: " + violation;
     if (!error.empty()) {
       discard(result.module, *pass);
-      if (error.starts_with(kStagingLimit)) { // to be raised by who wrote it: no pass failed
+      if (error.starts_with(kStagingLimit)) { // an error of the job, not of the pass: options.staging is too small
         diagnostics.error(stagingAt, error);
         return false;
       }
@@ -292,13 +299,13 @@ Statistics statistics(const Module &module) {
   s.egressWithoutRelays = s.lowerBounds.egressWithoutRelays;
   s.ingressBound = s.lowerBounds.rankIngress;
   for (const Transfer &transfer : module.transfers.transfers) {
-    int64_t pieces = transfer.count;
+    int64_t blocks = transfer.count;
     const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
     const std::vector<unsigned> &relations = overlap.replicaGroups[transfer.replicaGroup].relations;
     const size_t variables = overlap.pattern < 0 ? 0 : layout.tensorPatterns[overlap.pattern].variables.size();
     for (size_t d = variables; d < relations.size(); ++d)
-      pieces *= static_cast<int64_t>(module.transfers.relations[relations[d]].size());
-    s.descriptorsBefore += pieces;
+      blocks *= static_cast<int64_t>(module.transfers.relations[relations[d]].size());
+    s.descriptorsBefore += blocks;
   }
   s.descriptors = static_cast<int64_t>(module.transfers.descriptors.size());
   s.messages = module.schedule.messages;

@@ -18,19 +18,20 @@ namespace reshard {
 /// Every manifest names the compiler that made it. The version is that of project() in CMakeLists.txt.
 constexpr const char *kCompilerVersion = "reshard " RESHARD_VERSION;
 
-/// An earlier plan whose choices stand (--keep): when each target rank joined, by role and rank. Ranks that are not in
-/// it join now; they are planned after the others, on top of what those made of the source.
+/// An older plan whose transfers stay as they are (--keep): the epoch of each of its target ranks, by role and world
+/// rank. Target ranks that it lacks join in epoch `next` and are planned after all earlier epochs, which then count as
+/// load of the source.
 struct Pinned {
   std::map<std::pair<std::string, int32_t>, uint32_t> epochs;
-  uint32_t next = 0; // of those that join now
+  uint32_t next = 0; // epoch of the ranks that join now
 };
 
-/// What the command line asks of a compilation.
+/// Options of the command line.
 struct CompileOptions {
   std::vector<std::string> overrides;        // --set a.b=c
   std::optional<Pinned> pinned;              // --keep
   Allowed allowed;                           // --allow
-  ReadStoredTensors readStoredTensors;       // of files' headers, for `dtype: stored`
+  ReadStoredTensors readStoredTensors;       // reads files' headers, for `dtype: stored`
   std::vector<std::string> passes;           // --passes; empty: all, in the order of passes.def
   ir::Level stopAfter = ir::Level::schedule; // --emit=layout stops early
   bool relabel = false;                      // --relabel-target
@@ -47,16 +48,17 @@ struct PassTime {
   double seconds = 0;
 };
 
-/// Counts that a report prints; bytes are of the whole plan.
+/// Counts for reports. Bytes are sums over the whole plan; a maximum is that of the busiest rank, and a bound is the
+/// least that any plan could reach for it.
 struct Statistics {
   int64_t tensors = 0, params = 0, transfers = 0, descriptorsBefore = 0, descriptors = 0, messages = 0, rounds = 0;
-  int64_t messagesBefore = 0; // one for each tensor that goes from rank to rank
+  int64_t messagesBefore = 0; // if each tensor were sent from rank to rank in a message of its own
   int64_t sendsInPlace = 0, receivesInPlace = 0;
   int64_t targetBytes = 0, localBytes = 0, remoteBytes = 0, storageBytes = 0, paddingBytes = 0;
-  int64_t internodeBytes = 0, forwardedBytes = 0; // of the remote ones: between nodes; passed on by targets
+  int64_t internodeBytes = 0, forwardedBytes = 0; // parts of remoteBytes: between nodes; forwarded by target ranks
   int64_t egressMax = 0, egressBound = 0, egressWithoutRelays = 0, ingressMax = 0, ingressBound = 0, stagingMax = 0;
-  int64_t storageMax = 0, storageBound = 0,
-          storageMegatron = 0; // of files, by the rank that reads or writes most; with --algorithm=megatron
+  // Bytes of files that the busiest rank reads or writes: in this plan, at least, and with --algorithm=megatron.
+  int64_t storageMax = 0, storageBound = 0, storageMegatron = 0;
   LowerBounds lowerBounds;
 };
 
@@ -64,20 +66,20 @@ struct CompileResult {
   ir::Module module;
   Statistics statistics;
   std::vector<PassTime> times;
-  /// The last pass that succeeded, and the one that failed (empty where none did).
+  /// The last pass that succeeded, and the one that failed (empty if none did).
   std::string lastGoodPass, failedPass;
 };
 
-/// Runs frontend and passes on a job (.yaml, .yml) or on IR text (.rir). Empty after errors, which are in
-/// `diagnostics`; `result.module` then holds the last good IR.
+/// Runs frontend, resolve and passes on a job (.yaml, .yml), or passes on IR text (.rir). Returns false after errors,
+/// which are in `diagnostics`; `result.module` then holds the IR of `result.lastGoodPass`.
 bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result,
                 Diagnostics &diagnostics);
 
-/// Counts of a module, as far as its level has them.
+/// Counts of a module. Those that its level does not have yet are 0.
 Statistics statistics(const ir::Module &module);
 
-/// The plan file's bytes of a schedule-level module, streamed to `path` (complete or absent). Returns an error text,
-/// empty on success; `digest` receives the plan's digest (32 hexadecimal digits), `bytes` its size.
+/// Writes the plan of a schedule-level module to `path`; after an error the file does not exist. Returns an error text,
+/// empty on success. `digest` receives the plan's digest (32 hexadecimal digits), `bytes` its size.
 std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs,
                       std::string &digest, int64_t &bytes);
 

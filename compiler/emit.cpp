@@ -1,5 +1,5 @@
-// emit: the schedule and the layouts it came from → one manifest and one segment per rank. The only file that knows
-// both the IR and the plan format. The bytes depend on the module alone, not on the number of threads.
+// emit: the schedule and its layouts → one manifest, and one segment for each rank. The only file that uses both the IR
+// and the plan format. The bytes depend on the module only, not on the number of threads.
 
 #include "compiler/compile.h"
 #include "compiler/frontend/frontend.h"
@@ -20,7 +20,7 @@ namespace {
 namespace fbs = schema;
 static_assert(kStagingAlignment % schema::kChunkAlignment == 0);
 static_assert(kMaxBytes == schema::kMaxSize && kMaxInstances == schema::kMaxInstances,
-              "what is compiled can be loaded");
+              "the loader accepts every size that the compiler accepts");
 using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
 
@@ -55,10 +55,10 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
     parts.push_back(fbs::CreatePartDirect(builder, part.pattern, &dimensions));
   }
   Offset<fbs::QuantizedView> view;
-  if (const auto &shows = param.view)
-    view = fbs::CreateQuantizedView(
-        builder, static_cast<fbs::ViewKind>(shows->kind), static_cast<fbs::Quantization>(shows->format), shows->staged,
-        shows->swizzled, shows->codes, shows->scales, shows->tensorScale, shows->part, shows->amaxDimensions);
+  if (const auto &from = param.view)
+    view = fbs::CreateQuantizedView(builder, static_cast<fbs::ViewKind>(from->kind),
+                                    static_cast<fbs::Quantization>(from->format), from->staged, from->swizzled,
+                                    from->codes, from->scales, from->tensorScale, from->part, from->amaxDimensions);
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
                                 dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
                                 param.storageDtype ? flatbuffers::Optional<fbs::DType>(dtype(*param.storageDtype))
@@ -66,14 +66,14 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
                                 view, param.derived, param.transform.empty() ? nullptr : param.transform.c_str());
 }
 
-/// Whether a param of any endpoint is such.
+/// Whether the predicate is true of a param of any endpoint.
 template <class Is> bool any(const ir::Layout &layout, Is is) {
   return std::any_of(layout.endpoints.begin(), layout.endpoints.end(), [&](const ir::Endpoint &endpoint) {
     return std::any_of(endpoint.params.begin(), endpoint.params.end(), is);
   });
 }
 
-/// The bits of what an older reader must not overlook.
+/// The feature bits of the plan. A reader that does not know one of them must reject the plan.
 uint64_t features(const ir::Module &module) {
   const ir::Layout &layout = module.layout;
   const bool relays =
@@ -147,8 +147,8 @@ schema::Bytes bytesOf(const FlatBufferBuilder &builder) {
   return {reinterpret_cast<const std::byte *>(builder.GetBufferPointer()), builder.GetSize()};
 }
 
-/// Tables of a rank's segment, counted before anything is built: FlatBuffers themselves do not notice when they grow
-/// too large.
+/// Numbers of entries of a segment's tables, counted before the segment is built: FlatBuffers do not report that they
+/// grow too large.
 struct Counts {
   uint64_t buffers = 0, loops = 0, shapes = 0, operands = 0, steps = 0, after = 0;
 
@@ -161,35 +161,37 @@ struct Counts {
       after += step.after.size();
     }
   }
-  /// At least what the FlatBuffer will have.
+  /// An upper bound of the size of the FlatBuffer.
   uint64_t bytes() const {
     return 256 + buffers * sizeof(fbs::BufferRange) + loops * sizeof(fbs::Loop) + shapes * sizeof(fbs::Shape) +
            operands * sizeof(fbs::Operand) + steps * sizeof(fbs::Step) + after * sizeof(uint32_t);
   }
 };
 
-/// Whether loops make at most schema::kMaxPieces of the operands, counted as the loader counts them.
+/// Whether the operands have at most schema::kMaxOperandRanges ranges beyond their first, counted as the loader does: a
+/// loop with a buffer step begins a range in each iteration.
 bool rangesWithinLimit(const ir::RankSchedule &rank) {
-  std::vector<int64_t> ofShape;
+  std::vector<int64_t> rangesOf; // by shape
   for (const ir::OperandShape &shape : rank.shapes) {
-    int64_t pieces = 0, all = 1;
+    int64_t ranges = 0, all = 1;
     for (const ir::OperandLoop &loop : shape.loops) {
       if (__builtin_mul_overflow(all, loop.count, &all))
         all = INT64_MAX;
-      pieces = loop.bufferStep != 0 ? all - 1 : pieces;
+      ranges = loop.bufferStep != 0 ? all - 1 : ranges;
     }
-    ofShape.push_back(pieces);
+    rangesOf.push_back(ranges);
   }
   int64_t left = schema::kMaxOperandRanges;
   for (const ir::Step &step : rank.steps)
     for (const auto *operands : {&step.inputs, &step.outputs})
       for (const ir::Operand &operand : *operands)
-        if (__builtin_sub_overflow(left, ofShape[static_cast<size_t>(operand.shape)], &left) || left < 0)
+        if (__builtin_sub_overflow(left, rangesOf[static_cast<size_t>(operand.shape)], &left) || left < 0)
           return false;
   return true;
 }
 
-/// Whether messages have at most schema::kMaxChunks chunks, counted as the loader counts them.
+/// Whether messages have at most schema::kMaxChunks chunks, counted as the loader does: once more for each step that
+/// the message waits for.
 bool chunksWithinLimit(const ir::RankSchedule &rank) {
   int64_t left = schema::kMaxChunks;
   for (const ir::Step &step : rank.steps)
@@ -202,7 +204,7 @@ bool chunksWithinLimit(const ir::RankSchedule &rank) {
   return true;
 }
 
-/// A vector of structs written where it will stand: T is appended by `put(next)`, which moves `next` on.
+/// A vector of structs that is written in place: `put(next)` writes `count` structs through `next` and advances it.
 template <class T, class Put>
 Offset<flatbuffers::Vector<const T *>> table(FlatBufferBuilder &builder, uint64_t count, Put put) {
   T *next = nullptr;
@@ -211,10 +213,10 @@ Offset<flatbuffers::Vector<const T *>> table(FlatBufferBuilder &builder, uint64_
   return offset;
 }
 
-/// Builds segments into one buffer that grows to the largest rank and is then used again.
+/// Builds segments, one after the other in the same buffer, which grows to the largest.
 class SegmentBuilder {
 public:
-  /// Returns an error text where a limit is met.
+  /// Returns an error text if the segment exceeds a limit of the format, else nothing.
   std::string build(const ir::RankSchedule &rank) {
     const Counts counts(rank);
     if (counts.bytes() >= schema::kMaxSegmentBytes)
@@ -222,16 +224,16 @@ public:
              " bytes, expected fewer than " + std::to_string(schema::kMaxSegmentBytes);
     for (const ir::OperandShape &shape : rank.shapes)
       if (shape.loops.size() > schema::kMaxLoops)
-        return "rank " + std::to_string(rank.rank) + " has a shape of " + std::to_string(shape.loops.size()) +
+        return "rank " + std::to_string(rank.rank) + " has an operand shape of " + std::to_string(shape.loops.size()) +
                " loops, expected at most " + std::to_string(schema::kMaxLoops);
     if (!rangesWithinLimit(rank))
-      return "rank " + std::to_string(rank.rank) + " has loops that make more than " +
-             std::to_string(schema::kMaxOperandRanges) + " pieces of operands, expected at most so many";
+      return "rank " + std::to_string(rank.rank) + " has operands whose loops visit more than " +
+             std::to_string(schema::kMaxOperandRanges) + " buffer ranges, which is the limit";
     if (!chunksWithinLimit(rank))
-      return "rank " + std::to_string(rank.rank) + " has messages of more than " + std::to_string(schema::kMaxChunks) +
-             " chunks, expected a higher options.staging";
+      return "the messages of rank " + std::to_string(rank.rank) + " have more than " +
+             std::to_string(schema::kMaxChunks) + " chunks, which is the limit; raise options.staging";
     if (!builder_ || capacity_ < counts.bytes())
-      builder_.emplace(capacity_ = counts.bytes()); // a builder that grows copies what it has, again and again
+      builder_.emplace(capacity_ = counts.bytes()); // the full size at once: a builder that grows copies its contents
     else
       builder_->Clear();
     tables(rank, counts);
@@ -243,17 +245,16 @@ private:
   void tables(const ir::RankSchedule &rank, const Counts &counts) {
     FlatBufferBuilder &builder = *builder_;
     const auto buffers = table<fbs::BufferRange>(builder, counts.buffers, [&](fbs::BufferRange *next) {
-      for (const ir::BufferRange &run : rank.buffers)
-        *next++ = {run.endpoint,
-                   static_cast<uint32_t>(run.meshRank),
-                   run.param,
-                   run.first,
-                   run.count,
+      for (const ir::BufferRange &range : rank.buffers)
+        *next++ = {range.endpoint,
+                   static_cast<uint32_t>(range.meshRank),
+                   range.param,
+                   range.first,
+                   range.count,
                    0,
-                   static_cast<uint64_t>(run.bytes)};
+                   static_cast<uint64_t>(range.bytes)};
     });
-    // The tables follow one another: loops shape by shape, operands step by step, inputs before outputs. The loader
-    // insists.
+    // Loops are in the order of shapes, operands in the order of steps and inputs before outputs: the loader checks it.
     const auto loops = table<fbs::Loop>(builder, counts.loops, [&](fbs::Loop *next) {
       for (const ir::OperandShape &shape : rank.shapes)
         for (const ir::OperandLoop &loop : shape.loops)
@@ -278,7 +279,7 @@ private:
       for (const ir::Step &step : rank.steps) {
         const auto in = static_cast<uint32_t>(step.inputs.size()), out = static_cast<uint32_t>(step.outputs.size());
         const auto waits = static_cast<uint32_t>(step.after.size());
-        // -1 is the format's "none" for peer and staging.
+        // -1 means "none" for peer and staging, in the IR and in the format.
         *next++ = {static_cast<uint64_t>(step.bytes),
                    static_cast<uint64_t>(step.staging),
                    operand,
@@ -312,8 +313,8 @@ private:
   uint64_t capacity_ = 0;
 };
 
-/// Segments are built by several threads and written in rank order; each thread holds one, so that memory stays
-/// bounded.
+/// Builds segments in several threads and writes them in rank order. Each thread holds one segment at a time, which
+/// bounds the memory.
 std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, schema::ContainerWriter &writer) {
   std::mutex mutex;
   std::condition_variable turn;
@@ -328,7 +329,7 @@ std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
       std::string problem;
       try {
         problem = builder.build(ranks[rank]);
-      } catch (const std::bad_alloc &) { // the others wait for this one's turn
+      } catch (const std::bad_alloc &) { // must not end the thread: the others wait for this segment to be written
         problem = "out of memory for the segment of rank " + std::to_string(rank);
       }
       lock.lock();
@@ -357,8 +358,8 @@ std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
 std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs,
                       std::string &digest, int64_t &bytes) {
   if (module.level != ir::Level::schedule)
-    return "only scheduled IR can be emitted, found the " +
-           std::string(module.level == ir::Level::layout ? "layout" : "transfer") + " level";
+    return "a plan is written from IR of level 'schedule', found level '" +
+           std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'";
   const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
   schema::ContainerWriter writer;
   if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size()), features(module)); !error.empty())

@@ -1,5 +1,5 @@
-// The pass registry: passes.def lists them in their default order; compile.cpp runs them. A pass is one file and one
-// line.
+// The pass registry: passes.def lists the passes in their default order, compile.cpp runs them. Each pass is one file
+// and one line of passes.def.
 #pragma once
 
 #include "ir/ir.h"
@@ -9,8 +9,7 @@
 
 namespace reshard {
 
-/// A pass reads and refines the module in place; it returns an error text that names tensor, param and endpoint, or
-/// nothing.
+/// A pass changes the module in place. It returns an error text that names tensor, param and endpoint, or nothing.
 using PassFunction = std::string (*)(ir::Module &);
 
 struct PassInfo {

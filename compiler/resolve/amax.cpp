@@ -14,7 +14,7 @@ namespace {
 
 constexpr unsigned kMatrix = 3; // the last two dimensions
 
-/// Whether bit i of `over` stands for dimension d of `count`.
+/// Whether `over` has dimension d of `count`: bit 0 is the last dimension.
 bool isOver(unsigned over, size_t d, size_t count) { return count - 1 - d < 32 && (over >> (count - 1 - d) & 1) != 0; }
 
 } // namespace
@@ -24,7 +24,7 @@ const AmaxTensor *AmaxShards::of(const Key &key, const std::vector<SourcePart> &
   AmaxTensor &amaxTensor = at->second;
   if (!added)
     return amaxTensor.pattern < 0 ? nullptr : &amaxTensor;
-  std::vector<std::pair<unsigned, Param>> views; // and what they are like
+  std::vector<std::pair<unsigned, Param>> views; // with the source param of each
   int64_t count = 0;
   for (const SourcePart &sourcePart : sourceParts)
     if (!addView(sourcePart, key.second, amaxTensor, count, views))
@@ -50,8 +50,8 @@ const AmaxTensor *AmaxShards::of(const Key &key, const std::vector<SourcePart> &
   return &amaxTensor;
 }
 
-/// The face of the largest magnitudes of a part. A shard is what the places with the same coordinates along the
-/// dimensions that they are over hold of these.
+/// Adds the view of a part's amax. Mesh ranks with the same coordinates on the axes of the dimensions `over` hold the
+/// same shard.
 bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor &amaxTensor, int64_t &count,
                          std::vector<std::pair<unsigned, Param>> &views) {
   Endpoint &source = layout_.endpoints[0];
@@ -61,7 +61,7 @@ bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor
   Param amax = whole;
   amax.shape.clear();
   Part slot;
-  std::map<int, bool> used; // of the param; whether they may be used again
+  std::map<int, bool> used; // dimensions of the param -> whether another dimension may map to it
   for (size_t d = 0; d < dimensions; ++d) {
     PartDimension dimension = part.dimensions[d];
     const bool inside = isOver(over, d, dimensions);
@@ -94,7 +94,7 @@ bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor
     for (const Presence &rule : rules)
       use({rule.axis}, axes);
 
-  // Of each coordinate of a shard, the boxes along the other dimensions that places have.
+  // For each shard, the product sets of the other dimensions on the mesh ranks that hold it.
   Interner<IndexMap> positions;
   std::map<int64_t, std::set<std::vector<unsigned>>> products;
   for (int64_t meshRank : distinctMeshRanks(source, axes)) {
@@ -112,14 +112,14 @@ bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor
     if (any)
       products[coordinate(source, sharding.axes, meshRank)].insert(std::move(product));
   }
-  std::map<std::set<std::vector<unsigned>>, std::vector<int64_t>> alike; // coordinates
+  std::map<std::set<std::vector<unsigned>>, std::vector<int64_t>> bySets; // coordinates
   for (auto &[at, set] : products)
-    alike[set].push_back(at);
+    bySets[set].push_back(at);
   int64_t coordinates = 1;
   for (unsigned axis : sharding.axes)
     coordinates *= source.axes[axis].size;
-  sharding.at.resize(static_cast<size_t>(coordinates)); // of what no place that may be read has, nothing
-  for (const auto &[set, members] : alike) {
+  sharding.at.resize(static_cast<size_t>(coordinates)); // empty for shards that no readable mesh rank has
+  for (const auto &[set, members] : bySets) {
     std::vector<ProductSet> where;
     for (const std::vector<unsigned> &numbers : set) {
       ProductSet &product = where.emplace_back();
@@ -157,7 +157,7 @@ bool AmaxShards::add(unsigned e, const Part &part, const std::vector<SourcePart>
   if (!amaxTensor)
     return false;
   for (const AmaxTensor::Group &group : amaxTensor->groups) {
-    // Of index variables that lie in the matrix, all values that any rank has: one set of numbers behind the other.
+    // For index variables inside the matrix, the numbers of all values that any rank has, one group after the other.
     const size_t before = parts.size();
     std::vector<unsigned> sharding(dimensions);
     int64_t numbers = group.count;
@@ -198,7 +198,7 @@ bool AmaxShards::add(unsigned e, const Part &part, const std::vector<SourcePart>
   return true;
 }
 
-/// A share without positions that are not among these. `any`: whether it has any.
+/// A sharding restricted to `positions`. `any`: whether positions remain.
 unsigned AmaxShards::restricted(unsigned e, unsigned number, const IndexMap &positions, bool &any) {
   Endpoint &target = layout_.endpoints[e];
   const Sharding &sharding = target.shardings[number];

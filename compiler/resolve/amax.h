@@ -1,5 +1,5 @@
-// The largest magnitudes that nvfp4's tensor scales follow from: of each shard of a tensor that the source holds one
-// number, which stands in a tensor of its own and moves like others.
+// The amax that the tensor scales of nvfp4 are computed from: one number for each shard of a tensor that the source
+// holds. These numbers are a tensor of their own, which is sharded and moved like others.
 #pragma once
 
 #include "compiler/resolve/product_sets.h"
@@ -11,17 +11,17 @@
 
 namespace reshard {
 
-/// A param of the source that holds a tensor.
+/// A part of a source param that holds a tensor.
 struct SourcePart {
   unsigned param, part;
 };
 
-/// The tensor of a tensor's largest magnitudes over some of its dimensions. It has the others, and one behind them, of
-/// shards: of these the source may hold some for some positions alone.
+/// The tensor of a tensor's amax over some of its dimensions. It has the other dimensions, then one that numbers
+/// shards. The source may hold a shard for some positions of the other dimensions only.
 struct AmaxTensor {
   struct Group {
-    int64_t first, count;          // numbers of shards
-    std::vector<ProductSet> where; // disjoint: along the other dimensions, where the source holds each of them
+    int64_t first, count;          // shards [first, first + count)
+    std::vector<ProductSet> where; // along the other dimensions, disjoint: where the source holds each of these shards
   };
   int pattern = -1;
   std::vector<Group> groups;
@@ -29,19 +29,19 @@ struct AmaxTensor {
 
 class AmaxShards {
 public:
-  /// `append`: adds a source param like another one.
+  /// `append` adds a source param with the location of param `like`.
   AmaxShards(ir::Layout &layout, std::function<void(unsigned like, ir::Param)> append)
       : layout_(layout), append_(std::move(append)) {}
 
-  /// Appends to `parts` what a part of a target param needs of them: for the matrices that the dimensions from
-  /// `leading` on are, the largest magnitude of each shard of each tensor that is in them, on whatever ranks. The
-  /// numbers stand along dimension `leading`, from `slots` on, which is raised. False where a source param holds the
-  /// tensor in a way that has no such shards: where a dimension that numbers matrices shares the param's with others.
+  /// Appends to `parts` the amax that a part of a target param needs. The dimensions from `leading` on are matrices;
+  /// each needs the amax of every shard of every tensor in it, on any rank. The numbers are stored along dimension
+  /// `leading` from slot `slots` on, which is advanced. Returns false if a source param has no such shards, because a
+  /// dimension that numbers matrices is joined with others in one dimension of the param.
   bool add(unsigned endpoint, const ir::Part &part, const std::vector<SourcePart> &sourceParts, int leading,
            int64_t &slots, std::vector<ir::Part> &parts);
 
 private:
-  /// A tensor, and the dimensions that its numbers are over (ir::Face::over).
+  /// A tensor, and the dimensions that the amax is over (ir::QuantizedView::amaxDimensions).
   using Key = std::pair<int, unsigned>;
   const AmaxTensor *of(const Key &key, const std::vector<SourcePart> &sourceParts);
   bool addView(const SourcePart &sourcePart, unsigned over, AmaxTensor &amaxTensor, int64_t &count,

@@ -60,7 +60,7 @@ std::vector<Extent> swizzledShape(const Endpoint &endpoint, std::vector<Extent> 
         at = at * endpoint.axes[axis].size + coordinates[axis];
       return extent.at[at];
     };
-    // Tiles of 128 rows by 4 columns of scales.
+    // Tiles of 128 rows by 4 columns of scales, 512 bytes each.
     both.at.push_back(ceilDivide(length(rows), 128) *
                       ceilDivide(ceilDivide(length(columns), blockOf(format).columns), 4) * 512);
   }
@@ -72,7 +72,7 @@ std::pair<int, int> Blocks::quantizedPatterns(const Blocked &blocked) {
   if (!added)
     return at->second;
   const BlockSize block = blockOf(blocked.format);
-  // A tensor may be quantised along different dimensions for different params, and these families need different names.
+  // A tensor may be quantized along different dimensions for different params; these patterns need different names.
   const int last = static_cast<int>(layout_.tensorPatterns[blocked.pattern].shape.size()) - 1;
   std::string along;
   if (blocked.columns != last || (blocked.rows >= 0 && blocked.rows != last - 1))
@@ -99,7 +99,7 @@ std::string Blocks::parts(unsigned e, unsigned p, unsigned q, Quantization forma
   Part code = param.parts[q], scale = code;
   const int last = static_cast<int>(param.shape.size()) - 1;
   const BlockSize block = blockOf(format);
-  if (code.pattern < 0) { // zeros: a scale of them is zero bytes in mxfp8 alone
+  if (code.pattern < 0) { // padding: only mxfp8 has scales of zero blocks that are zero bytes
     if (format != Quantization::mxfp8 || !divide(e, code.dimensions.back().sharding, block.columns, -1,
                                                  param.shape.back(), scale.dimensions.back().sharding))
       return layout_.endpoints[e].role + " param '" + param.name + "' is padded";
@@ -109,8 +109,8 @@ std::string Blocks::parts(unsigned e, unsigned p, unsigned q, Quantization forma
   }
   const std::vector<int64_t> shape = layout_.tensorPatterns[code.pattern].shape;
   const size_t variables = code.dimensions.size() - shape.size();
-  const std::string where = layout_.endpoints[e].role + " param '" + param.name + "' holds '" +
-                            layout_.tensorPatterns[code.pattern].name + "'";
+  const std::string title = layout_.endpoints[e].role + " param '" + param.name + "'",
+                    tensor = "'" + layout_.tensorPatterns[code.pattern].name + "'";
   Blocked blocked{code.pattern, format, -1, -1};
   for (const auto &[at, size, along] :
        {std::tuple(last, block.columns, &blocked.columns), std::tuple(last - 1, block.rows, &blocked.rows)}) {
@@ -123,12 +123,12 @@ std::string Blocks::parts(unsigned e, unsigned p, unsigned q, Quantization forma
         ++found;
       }
     if (found != 1 || *along < 0)
-      return where + " not as a matrix";
+      return title + " does not hold " + tensor + " as a matrix";
     const size_t d = variables + static_cast<size_t>(*along);
     const Extent &extent = param.shape[static_cast<size_t>(at)];
     if (!divide(e, code.dimensions[d].sharding, size, shape[static_cast<size_t>(*along)], extent,
                 scale.dimensions[d].sharding))
-      return where + " in pieces that are not whole blocks of " + std::to_string(size) +
+      return title + " holds " + tensor + " in shards that split blocks of " + std::to_string(size) +
              (at == last ? " columns" : " rows");
     if (format == Quantization::nvfp4) // two in a byte
       divide(e, code.dimensions[d].sharding, 2, shape[static_cast<size_t>(*along)], extent,
@@ -155,7 +155,8 @@ Part Blocks::tensorScales(unsigned e, unsigned p, unsigned q) {
   return part;
 }
 
-/// A share of positions as one of blocks; of padding, of which the local positions alone mean anything, `length` is -1.
+/// Converts a sharding of positions to one of blocks. For padding, where only local positions matter, `length` is -1.
+/// False if a block is split.
 bool Blocks::divide(unsigned e, unsigned number, int64_t block, int64_t length, const Extent &extent,
                     unsigned &divided) {
   Endpoint &endpoint = layout_.endpoints[e];

@@ -1,4 +1,4 @@
-// Blocks of quantised params as positions of layouts: a tensor of scales has a position for each block.
+// Parts of codes and scales for quantized params: a tensor of scales has a position for each block.
 #pragma once
 
 #include "ir/ir.h"
@@ -10,7 +10,7 @@
 
 namespace reshard {
 
-/// Rows and columns of a block; dtypes of codes and scales.
+/// Rows and columns of a format's block.
 struct BlockSize {
   int64_t rows, columns;
 };
@@ -18,7 +18,7 @@ BlockSize blockOf(ir::Quantization format);
 ir::DType codeType(ir::Quantization format);
 ir::DType scaleType(ir::Quantization format);
 
-/// An extent with each length changed.
+/// Applies `change` to each length of an extent.
 template <class Change> ir::Extent mapped(ir::Extent extent, Change change) {
   for (int64_t &length : extent.at)
     length = change(length);
@@ -30,21 +30,21 @@ std::vector<ir::Extent> scaleShape(std::vector<ir::Extent> shape, ir::Quantizati
 std::vector<ir::Extent> swizzledShape(const ir::Endpoint &endpoint, std::vector<ir::Extent> shape,
                                       ir::Quantization format);
 
-/// Parts of codes and scales for parts of params.
+/// Makes parts of codes and scales from parts of params.
 class Blocks {
 public:
   explicit Blocks(ir::Layout &layout) : layout_(layout) {}
 
-  /// Appends the part of the codes and that of the scales of part `part` of a param; each block must be whole there,
-  /// and of one tensor. Otherwise says why not. Parts are of the same tensors where they have the same blocks.
+  /// Appends the parts of codes and of scales for part `part` of a param. Each block must be complete there and of one
+  /// tensor; else returns an error text. Parts with the same blocks have the same tensors of codes and scales.
   std::string parts(unsigned endpoint, unsigned param, unsigned part, ir::Quantization format,
                     std::vector<ir::Part> &codes, std::vector<ir::Part> &scales);
 
-  /// The part of the tensor scales of a part, one for each matrix. All that the matrix holds must have one.
+  /// The part of the tensor scales of a part, one for each matrix. All tensors in the matrix must have the same one.
   ir::Part tensorScales(unsigned endpoint, unsigned param, unsigned part);
 
 private:
-  /// A tensor, and the dimensions of it that blocks run along; -1 where they are of one row.
+  /// A tensor and its dimensions that are the columns and rows of blocks; -1 if blocks have one row.
   struct Blocked {
     int pattern;
     ir::Quantization format;
@@ -56,7 +56,7 @@ private:
               unsigned &divided);
 
   ir::Layout &layout_;
-  std::map<Blocked, std::pair<int, int>> quantizedPatterns_; // those of codes and scales
+  std::map<Blocked, std::pair<int, int>> quantizedPatterns_; // patterns of codes and scales
   std::map<int, int> tensorScales_;
   std::map<std::tuple<unsigned, unsigned, int64_t, int64_t>, unsigned> divided_;
 };

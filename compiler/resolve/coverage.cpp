@@ -1,8 +1,9 @@
-// A place holds a box of a family: the product of its shares' positions along each dimension. Where a part's axes are
-// independent of each other, its boxes over all places are together the product of the unions along each dimension, so
-// one box stands for them; elsewhere (axes of different views, a presence rule on an axis that shares something) there
-// is a box for each combination of coordinates. Boxes are taken from the whole until nothing, or a gap, is left. Exact,
-// and never looks at rows or ranks one by one.
+// A mesh rank holds a product set of a tensor pattern: the product of its shardings' positions along each dimension. If
+// a part's axes are independent of each other, the union of its product sets over all mesh ranks is the product of the
+// unions along each dimension, one set. Else (axes of different views, a presence rule on an axis of a sharding) there
+// is one set for each combination of coordinates. These sets are subtracted from the whole; an element that remains is
+// a gap. The result is exact, and its cost depends neither on the number of rows nor, for independent axes, on that of
+// ranks.
 
 #include "compiler/resolve/coverage.h"
 #include "compiler/resolve/mesh_ranks.h"
@@ -26,7 +27,7 @@ int64_t blocks(const IndexMap &indexMap) {
   return total;
 }
 
-constexpr int64_t kMostWork = 1 << 20; // blocks looked at for one family
+constexpr int64_t kMostWork = 1 << 20; // index blocks that are processed for one tensor pattern
 
 class SourceCoverage {
 public:
@@ -47,7 +48,7 @@ public:
   }
 
 private:
-  /// Whether there is any element of the family.
+  /// Whether any mesh rank holds an element of the pattern; reports a gap.
   bool check(const ir::TensorPattern &pattern, const std::vector<std::pair<unsigned, unsigned>> &parts) {
     ProductSet whole;
     for (const IndexMap &values : pattern.exists)
@@ -59,22 +60,22 @@ private:
 
     std::vector<ProductSet> rest = {whole};
     bool any = false;
-    int64_t work = 0; // blocks of the boxes looked at
+    int64_t work = 0; // index blocks processed
     tooMuch_ = false;
-    auto take = [&](const ProductSet &product) {
+    auto subtractFromRest = [&](const ProductSet &product) {
       if (isEmpty(product))
         return;
       any = true;
       std::vector<ProductSet> left;
       for (const IndexMap &each : product)
         work += blocks(each);
-      for (ProductSet &piece : rest) {
-        for (const IndexMap &each : piece)
+      for (ProductSet &set : rest) {
+        for (const IndexMap &each : set)
           work += blocks(each);
         if (work <= kMostWork)
-          subtract(std::move(piece), product, left);
+          subtract(std::move(set), product, left);
         else
-          left.push_back(std::move(piece));
+          left.push_back(std::move(set));
       }
       rest = std::move(left);
     };
@@ -86,9 +87,9 @@ private:
         ProductSet product;
         for (size_t d = 0; d < part.dimensions.size(); ++d)
           product.push_back(unionOf(part.dimensions[d].sharding, whole[d]));
-        take(product);
+        subtractFromRest(product);
       } else {
-        // All such parts of a param together, place by place: of a flat buffer little is left then in between.
+        // All such parts of a param together for each mesh rank: then the rest of a flat buffer stays small.
         std::vector<const ir::Part *> together;
         std::vector<unsigned> all;
         for (; i < parts.size() && parts[i].first == p && !productOverMeshRanks(param, param.parts[parts[i].second]);
@@ -106,7 +107,7 @@ private:
               const ir::Sharding &sharding = source_.shardings[dimension.sharding];
               product.push_back(positions(dimension.sharding, coordinate(source_, sharding.axes, meshRank)));
             }
-            take(product);
+            subtractFromRest(product);
           }
         }
       }
@@ -133,14 +134,15 @@ private:
     return result;
   }
 
-  /// Whether the part's boxes over all places are a product: no axis serves twice and all are independent.
+  /// Whether the union of a part's sets over all mesh ranks is a product: no axis is used twice and all are
+  /// independent.
   bool productOverMeshRanks(const ir::Param &param, const ir::Part &part) const {
     std::vector<unsigned> all = axes(param, part);
     std::sort(all.begin(), all.end());
     return std::adjacent_find(all.begin(), all.end()) == all.end() && independent(source_, all);
   }
 
-  /// A share's positions at a coordinate.
+  /// The positions of a sharding at a coordinate.
   const IndexMap &positions(unsigned sharding, int64_t coordinate) {
     auto &known = positions_[sharding];
     if (known.empty())
@@ -149,12 +151,12 @@ private:
     return known[coordinate];
   }
 
-  /// A share's positions over all coordinates; they lie in `domain`.
+  /// The positions of a sharding over all coordinates, a subset of `domain`.
   const IndexMap &unionOf(unsigned sharding, const IndexMap &domain) {
     tooMuch_ = tooMuch_ || tooLong_[sharding];
     if (unions_[sharding])
       return *unions_[sharding];
-    std::vector<const IndexMap *> sets; // neighbours differ; their `from` sides count
+    std::vector<const IndexMap *> sets; // adjacent ones differ; their `from` positions count
     int64_t many = 0, total = 0;
     for (const IndexMap &set : source_.shardings[sharding].at) {
       if (!sets.empty() && *sets.back() == set)
@@ -163,7 +165,7 @@ private:
       total += size(set);
       many += blocks(set);
     }
-    // Long periodic lists: parts that are disjoint and as large as the whole are the whole.
+    // Long periodic lists: disjoint sets that have as many positions as the domain are the domain.
     constexpr int64_t kManyBlocks = 1 << 16;
     if (many > kManyBlocks && total == size(domain) && std::ssize(sets) * std::ssize(sets) <= kMostWork) {
       bool disjoint = true;
@@ -208,16 +210,16 @@ private:
     for (const auto &[p, q] : parts)
       if (params.empty() || params.back() != p)
         params.push_back(p);
-    std::string holders = "param '" + source_.params[params[0]].name + "'";
+    std::string title = "param '" + source_.params[params[0]].name + "'";
     if (params.size() > 1)
-      holders += " and " + std::to_string(params.size() - 1) + " more";
-    const std::string nowhere = std::string(source_.storage ? "in no file" : "on no rank") +
-                                (source_.authority.empty() ? "" : " that 'authority' lets serve");
-    const std::string message =
-        tooMuch_ ? "cannot tell whether the source holds all of tensor '" + pattern.name + "': " + holders +
-                       (params.size() > 1 ? " cut" : " cuts") + " it into too many pieces"
-                 : "the source leaves a part of tensor '" + pattern.name + "' " + nowhere + ": " + holders +
-                       (params.size() > 1 ? " leave out" : " leaves out") + where;
+      title += " and " + std::to_string(params.size() - 1) + " more";
+    const std::string nowhere = std::string(source_.storage ? "in no source file" : "on no source rank") +
+                                (source_.authority.empty() ? "" : " that 'authority' allows to be read");
+    const std::string message = tooMuch_ ? "cannot check whether the source holds all of tensor '" + pattern.name +
+                                               "': " + title + (params.size() > 1 ? " shard" : " shards") +
+                                               " it into too many blocks"
+                                         : "part of tensor '" + pattern.name + "' is " + nowhere + ": " + title +
+                                               (params.size() > 1 ? " omit" : " omits") + where;
     if (gaps_ && !tooMuch_)
       diagnostics_.warning(declaredAt_[params[0]], message);
     else
@@ -229,10 +231,10 @@ private:
   const std::vector<Location> &declaredAt_;
   bool gaps_;
   Diagnostics &diagnostics_;
-  std::vector<std::vector<IndexMap>> positions_; // by share and coordinate
-  std::vector<std::optional<IndexMap>> unions_;  // by share
-  std::vector<bool> tooLong_;                    // shares whose union was not looked at
-  bool tooMuch_ = false;                         // the family at hand is cut into more pieces than are looked at
+  std::vector<std::vector<IndexMap>> positions_; // by sharding and coordinate
+  std::vector<std::optional<IndexMap>> unions_;  // by sharding
+  std::vector<bool> tooLong_;                    // shardings whose union was not computed
+  bool tooMuch_ = false;                         // the present pattern has more index blocks than are processed
 };
 
 } // namespace

@@ -1,4 +1,4 @@
-// Whether the source is whole: every element of every tensor that it holds at all is on some place.
+// Checks that the source holds each of its tensors completely: every element is on some mesh rank.
 #pragma once
 
 #include "compiler/frontend/diagnostics.h"
@@ -8,9 +8,8 @@
 
 namespace reshard {
 
-/// For each family, whether any place of the source holds an element of it. Elements of such a family that no place
-/// holds are an error, at the param that holds the others; with `gaps`, a
-/// warning.
+/// For each tensor pattern, whether any mesh rank of the source holds an element of it. If some of its elements are on
+/// no mesh rank, reports an error at the param that holds the others, or with `gaps` a warning.
 std::vector<bool> checkSourceCoverage(const ir::Layout &layout, const std::vector<Location> &declaredAt, bool gaps,
                                       Diagnostics &diagnostics);
 

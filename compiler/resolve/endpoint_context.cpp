@@ -12,11 +12,11 @@ bool contains(const std::vector<std::string> &list, const std::string &name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-/// `change` of each relation; ranks that hold the same, often neighbours, are solved once.
-template <class Change> std::vector<IndexMap> each(const std::vector<IndexMap> &relations, Change change) {
+/// `change` of each index map; adjacent equal ones, which are common, are changed once.
+template <class Change> std::vector<IndexMap> mapEach(const std::vector<IndexMap> &indexMaps, Change change) {
   std::vector<IndexMap> result;
-  for (size_t r = 0; r < relations.size(); ++r)
-    result.push_back(r > 0 && relations[r] == relations[r - 1] ? result.back() : change(relations[r]));
+  for (size_t r = 0; r < indexMaps.size(); ++r)
+    result.push_back(r > 0 && indexMaps[r] == indexMaps[r - 1] ? result.back() : change(indexMaps[r]));
   return result;
 }
 
@@ -65,7 +65,7 @@ void EndpointContext::readAxes(const Job &job) {
   addNames(job);
 }
 
-/// Names of axes and switches; one that is taken already is an error.
+/// Adds the names of axes and switches. A name that exists already is an error.
 void EndpointContext::addNames(const Job &job) {
   names_ = job.model.let;
   const LayoutDeclaration *layout = declaration_.layoutDeclaration;
@@ -91,7 +91,7 @@ bool EndpointContext::applies(const ShardRule &rule) const {
 
 std::optional<int> EndpointContext::axis(const std::string &name, Location at) const {
   if (!contains(known_, name) && allowed_.axis)
-    return -1; // check_names.cpp warned
+    return -1; // the frontend has warned
   if (!contains(known_, name)) {
     diagnostics_.error(at, listed_ ? "axis '" + name + "' is not one of the axes of layout '" +
                                          declaration_.layoutDeclaration->name + "'" + suggestion(name, known_)
@@ -121,7 +121,7 @@ std::optional<ResolvedRule> EndpointContext::rule(const ShardRule &rule, const s
       continue;
     result.axes.push_back(static_cast<unsigned>(*number));
     if (__builtin_mul_overflow(result.ranks, endpoint_.axes[*number].size, &result.ranks) || result.ranks > kMaxWorld) {
-      diagnostics_.error(at, "the axes of one rule multiply to more than " + std::to_string(kMaxWorld) + " ranks");
+      diagnostics_.error(at, "the axes of one rule have more than " + std::to_string(kMaxWorld) + " ranks in all");
       return std::nullopt;
     }
   }
@@ -225,9 +225,10 @@ void EndpointContext::readModelChunks(const Job &job) {
   if (placement.chunks == 1)
     return;
   if (placement.rule.names.size() != 1) {
-    diagnostics_.error(placement.rule.at, "index variable '" + layout->chunks->variable + "' in several chunks over " +
-                                              placement.rule.over + ", expected one axis: 'chunks' of layout '" +
-                                              layout->name + "' makes them modules");
+    diagnostics_.error(placement.rule.at, "index variable '" + layout->chunks->variable +
+                                              "' is placed in several chunks over " + placement.rule.over +
+                                              ", expected one axis, because layout '" + layout->name +
+                                              "' has 'chunks'");
     return;
   }
   modelChunks_ = ModelChunks{*layout->chunks, placement.rule.names[0], placement.rule.ranks, placement.chunks};
@@ -256,7 +257,8 @@ void EndpointContext::placeVariable(const Job &job, unsigned variable) {
   const ShardRule *written = nullptr;
   if (const auto at = rules.find(known.name); at != rules.end())
     written = &at->second;
-  // The endpoint's own rule wins; it knows every axis of its mesh, whatever the layout lists.
+  // The endpoint's own rule replaces the layout's. It may use every axis of the mesh, also those that the layout does
+  // not list.
   const std::vector<std::string> listed = known_;
   const Environment names = names_;
   if (const auto at = declaration_.placement.find(known.name); at != declaration_.placement.end()) {
@@ -277,8 +279,10 @@ void EndpointContext::placeVariable(const Job &job, unsigned variable) {
       std::string error;
       const int64_t chunks = rule->pipeline.stages ? 1 : rule->pipeline.interleave;
       if (chunks > kMaxWorld / rule->ranks) {
-        diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": more than " +
-                                         std::to_string(kMaxWorld) + " stages");
+        diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": " +
+                                         std::to_string(rule->ranks) + " ranks with " + std::to_string(chunks) +
+                                         " chunks each, expected at most " + std::to_string(kMaxWorld) +
+                                         " chunks in all");
       } else if (auto shards = applyPipeline(rule->scheme, rule->pipeline, known.size, rule->ranks, error)) {
         placement.hasRule = true;
         placement.shards = std::move(shards->shards);
@@ -290,8 +294,8 @@ void EndpointContext::placeVariable(const Job &job, unsigned variable) {
       }
       if (!placement.shards.repeats.empty() && source())
         diagnostics_.error(placement.rule.at, "index variable '" + known.name +
-                                                  "': 'map' gives a rank a value twice, which only a target " +
-                                                  "may have");
+                                                  "': 'map' lists a value twice for a rank, which only a target " +
+                                                  "allows");
     }
   }
   known_ = listed;
@@ -305,7 +309,7 @@ unsigned EndpointContext::instanceSharding(unsigned variable, const IndexMap &ex
     const VariablePlacement &placement = placements_[variable];
     at->second =
         intern({placement.rule.axes,
-                each(placement.shards.at, [&](const IndexMap &slots) { return dense(restrict(slots, exists)); })});
+                mapEach(placement.shards.at, [&](const IndexMap &slots) { return dense(restrict(slots, exists)); })});
   }
   return at->second;
 }

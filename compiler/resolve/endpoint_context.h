@@ -1,5 +1,5 @@
-// One endpoint's ground: its axes, what expressions may name, its index variables' values by place, its table of
-// shares.
+// The context in which an endpoint's params are resolved: its axes, the names in expressions, the values of index
+// variables on each mesh rank, and its table of shardings.
 #pragma once
 
 #include "compiler/frontend/frontend.h"
@@ -15,58 +15,60 @@ namespace reshard {
 
 /// A ShardRule with its axes found and its expressions evaluated.
 struct ResolvedRule {
-  std::vector<unsigned> axes;     // into Endpoint::axes, outermost first; those of size 1 are left out
+  std::vector<unsigned> axes;     // into Endpoint::axes, outermost first, without axes of size 1
   int64_t ranks = 1;              // product of their sizes
-  std::vector<std::string> names; // all of them, as written
+  std::vector<std::string> names; // of all axes, as written
   Scheme scheme;
   Pipeline pipeline; // of an index variable
   std::string over;  // the axes as written, for messages: "tp", "[dp, tp]"
-  Location at;       // of the scheme where it is written, else of the rule
+  Location at;       // of the scheme if it is stated, else of the rule
 };
 
 class EndpointContext {
 public:
-  /// Fills axes, ranks and placement of `endpoint`, whose shares and params are added through this.
+  /// Fills axes, ranks, authority and placement of `endpoint`. Its shardings are added by `intern` only.
   EndpointContext(const Job &job, const EndpointDeclaration &declaration, const Allowed &allowed,
                   ir::Endpoint &endpoint, Diagnostics &diagnostics);
 
-  /// `let` names, sizes of known axes (an axis that the mesh lacks has size 1) and the layout's switches.
+  /// The names in expressions: `let` names, sizes of axes (1 if the mesh lacks it) and the layout's switches.
   const Environment &names() const { return names_; }
 
-  /// Whether this is the source's side.
+  /// Whether the endpoint is the source.
   bool source() const { return declaration_.role == "source"; }
 
-  /// Whether a rule is there: it has no `when`, or one that is not 0.
+  /// Whether a rule applies: it has no `when`, or one that is not 0.
   bool applies(const ShardRule &rule) const;
 
-  /// The number of an axis, or -1 for a known one that the mesh lacks (its size is 1). Empty after an error.
+  /// The number of an axis, or -1 for a known axis that the mesh lacks (its size is 1). Nothing after an error.
   std::optional<int> axis(const std::string &name, Location at) const;
 
-  /// What `at` or `authority` says, onto `presence`: rules that keep places out, coordinates sorted. False after
+  /// Appends the presence rules of `at` or `authority` that exclude mesh ranks, with sorted coordinates. False after
   /// errors.
   bool coordinates(const AxisRules &rules, std::vector<ir::Presence> &presence) const;
 
-  /// The coordinates that a rule of `at` or `authority` says of an axis of that size, ascending. Empty after an error.
+  /// The coordinates that a rule of `at` or `authority` states for an axis of that size, ascending. Nothing after an
+  /// error.
   std::optional<std::vector<int64_t>> coordinates(const std::string &axis, const AxisCoordinates &rule,
                                                   int64_t size) const;
 
-  /// Empty after errors. `noun` is what messages call the things shared out.
+  /// Resolves a rule. `noun` ("row", "value") is used in messages. Nothing after errors.
   std::optional<ResolvedRule> rule(const ShardRule &rule, const std::string &noun) const;
 
-  /// The number of an equal share, known or new. Shares that are the same everywhere depend on no axis.
+  /// The number of a sharding in the endpoint's table, new or of an equal one. A sharding with the same positions at
+  /// all coordinates is stored without axes.
   unsigned intern(ir::Sharding sharding);
 
-  /// The values of an index variable by place: the rule's axes, and value -> slot in the order of the rule.
+  /// The placement of an index variable: the rule's axes, and value -> slot in the order of the rule.
   struct VariablePlacement {
-    bool hasRule = false; // false: every place has all values
+    bool hasRule = false; // false: every mesh rank has all values
     ResolvedRule rule;
     DimensionShards shards;
-    std::vector<ir::IndexMap> local; // by rank: value -> position, ascending, by chunks (ir::kChunk)
-    int64_t chunks = 1;              // of a rank
+    std::vector<ir::IndexMap> local; // by rank: value -> chunk * ir::kChunkStride + position
+    int64_t chunks = 1;              // of each rank
   };
   const VariablePlacement &placement(unsigned variable) const { return placements_[variable]; }
 
-  /// The chunks of a rank, where it has several and the layout makes them modules of their own (`chunks`).
+  /// The chunks of a rank that the layout's `chunks` makes modules of their own. Nothing if a rank has one chunk.
   struct ModelChunks {
     ChunkNames names;
     std::string axis; // of the variable's rule
@@ -74,7 +76,7 @@ public:
   };
   const std::optional<ModelChunks> &modelChunks() const { return modelChunks_; }
 
-  /// The share value -> instance of a variable in a name, for those values for which a tensor exists: dense, ascending.
+  /// The sharding value -> instance of a variable in a name, for the values in `exists`: dense and ascending.
   unsigned instanceSharding(unsigned variable, const ir::IndexMap &exists);
 
 private:

@@ -1,7 +1,7 @@
-// A flat buffer: several tensors laid out one after the other (ZeRO, FSDP1). A rank's range of it meets each entry in
-// at most 2d-1 boxes (d the entry's dimensions): whole outer positions, and partial ones at either end, each of which
-// is again whole inner positions and partial ones. A box is a product, so it is a part like any other; only that its
-// dimensions share the one of the param, on which their positions add up.
+// A flat buffer: several tensors stored one after the other (ZeRO, FSDP1). A rank's range of it intersects an entry of
+// d dimensions in at most 2d-1 boxes: complete outer positions, and an incomplete one at either end, which again
+// consists of complete inner positions and incomplete ones. A box is a product of intervals, so it is a part like any
+// other, except that all its dimensions map to the param's one dimension, where their local positions add up.
 
 #include "compiler/resolve/params.h"
 
@@ -17,7 +17,7 @@ namespace {
 using Interval = FlatInterval;
 using Box = FlatBox;
 
-/// The boxes of a row-major array of `shape`, whose elements stand from `start` on, within [range.begin, range.end).
+/// The boxes of a row-major array of `shape` that begins at `start`, within [range.begin, range.end).
 class Boxes {
 public:
   Boxes(const std::vector<int64_t> &shape, Interval range) : shape_(shape), strides_(shape.size(), 1), range_(range) {
@@ -32,8 +32,8 @@ public:
   }
 
 private:
-  /// Positions along dimension d whose inner elements are wholly in the range make one box; what is in it in part, at
-  /// most one position at either end, goes a dimension deeper.
+  /// Positions along dimension d with all inner elements in the range make one box. An incomplete position, at most one
+  /// at either end, is divided along the next dimension.
   void descend(size_t d, int64_t offset) {
     const int64_t n = shape_[d], stride = strides_[d];
     auto clamp = [&](int64_t position) { return std::clamp<int64_t>(position, 0, n); };
@@ -68,7 +68,7 @@ private:
   std::vector<Box> result_;
 };
 
-/// Every position p of the `to` side becomes base + p * stride.
+/// Replaces each `to` position p by base + p * stride.
 IndexMap spread(const IndexMap &relation, int64_t stride, int64_t base) {
   IndexMap result;
   for (const IndexBlock &s : relation) {
@@ -88,14 +88,14 @@ IndexMap spread(const IndexMap &relation, int64_t stride, int64_t base) {
 
 } // namespace
 
-/// Parts for each tensor of each entry, then zeros for what no entry covers.
+/// Adds parts for each tensor of each entry, then zeros for positions of no entry.
 bool Params::addFlatParts(Building &building) const {
   const Dimension &buffer = building.dimensions[0];
   constexpr size_t kMaxFlatEntries = 1 << 22; // entries times ranks
   if (building.pack.of.size() * buffer.shards.at.size() > kMaxFlatEntries) {
     diagnostics_.error(building.declaration.at, building.title() + " has " + std::to_string(building.pack.of.size()) +
                                                     " entries over " + std::to_string(buffer.shards.at.size()) +
-                                                    " ranks, expected a product of at most " +
+                                                    " ranks, expected entries times ranks of at most " +
                                                     std::to_string(kMaxFlatEntries));
     return false;
   }
@@ -116,7 +116,7 @@ bool Params::addFlatParts(Building &building) const {
     std::vector<std::vector<Box>> boxes; // by coordinate
     for (const Interval &range : ranges)
       boxes.push_back(Boxes(entry.shape, range).from(building.pack.starts[e]));
-    std::vector<std::vector<IndexMap>> indexMaps; // by finished dimension and tensor: its position -> the entry's
+    std::vector<std::vector<IndexMap>> indexMaps; // by the entry's dimension and tensor: tensor position -> the entry's
     for (size_t f = 0; f < entry.shape.size(); ++f)
       indexMaps.push_back(joinedIndexMaps(entry, static_cast<int64_t>(f)));
     for (size_t i = 0, count = leaves(entry).size(); i < count; ++i, ++leaf) {
@@ -130,7 +130,7 @@ bool Params::addFlatParts(Building &building) const {
   return true;
 }
 
-/// One tensor's part of an entry: part b has, at each coordinate, what of the tensor stands in the b-th box there.
+/// Adds the parts of one tensor of an entry: part b is the tensor's elements in the b-th box of each coordinate.
 void Params::addBoxes(Building &building, const PackTree &tensor, const std::vector<int64_t> &shape,
                       const std::vector<IndexMap> &indexMaps, const std::vector<std::vector<FlatBox>> &boxes) const {
   const unsigned patternNumber = tensors_.all()[tensor.tensor].pattern;
@@ -167,7 +167,7 @@ void Params::addBoxes(Building &building, const PackTree &tensor, const std::vec
   }
 }
 
-/// Zeros between the entries and behind the last, as far as they stand in each rank's range.
+/// Adds zeros between the entries and behind the last one, within each rank's range.
 void Params::addGaps(Building &building, const std::vector<FlatInterval> &ranges) const {
   std::vector<FlatInterval> gaps;
   int64_t next = 0;

@@ -1,4 +1,4 @@
-// In which dtype values stand on each side, and in which they go from one to the other.
+// Storage forms: the dtype in which each side stores values, and the dtype in which they are sent.
 #pragma once
 
 #include "compiler/frontend/diagnostics.h"
@@ -8,21 +8,21 @@
 
 namespace reshard {
 
-/// Whether values of a dtype can be cast.
+/// Whether a dtype can be cast to others.
 bool castable(ir::DType type);
-/// Whether every value of one dtype is one of another.
+/// Whether every value of `from` is a value of `to`.
 bool widens(ir::DType from, ir::DType to);
 
-/// So far each param's dtype is what it is stored in. Tensors take the dtype of the source's params, in which they go;
-/// target params take their tensors' and keep their own as `stored` where that is another and they have no transform.
-/// Errors: a source that stores a tensor in two dtypes, a target param of tensors that come in several, dtypes that
-/// cannot be cast, rounding without `convert: rne`.
+/// Separates storage dtypes from sent dtypes. On entry each param's dtype is its storage dtype. Tensors get the dtype
+/// of the source's params, in which they are sent. Target params get the dtype of their tensors; if their own differs
+/// and they have no transform, it becomes their storageDtype. Errors: a source that stores a tensor in two dtypes, a
+/// target param of tensors that are sent in several, dtypes without a cast, rounding without `convert: rne`.
 void resolveStorageForms(const std::vector<std::vector<Location>> &paramsAt,
                          const std::vector<std::vector<StorageForm>> &forms, ir::Layout &layout,
                          Diagnostics &diagnostics);
 
-/// Warns where two params of the source hold elements of a tensor in forms that differ in value: quantised in two
-/// formats, or one quantised and one not. Replicas of a target may then differ.
+/// Warns if two params of the source hold the same elements in forms that differ in value: quantized in two formats, or
+/// one quantized and one not. Replicas in a target may then differ.
 void warnOnMixedForms(const std::vector<Location> &paramsAt, const std::vector<StorageForm> &forms,
                       const ir::Layout &layout, Diagnostics &diagnostics);
 

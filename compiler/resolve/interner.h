@@ -1,4 +1,4 @@
-// Equal values get equal numbers, so that what is solved once for a value can be found again by number.
+// Numbers for values, equal for equal values, so that a result computed for a value can be looked up by its number.
 #pragma once
 
 #include "ir/ir.h"
@@ -71,7 +71,7 @@ public:
     }
     return slot;
   }
-  /// Of a value that was interned; else nothing.
+  /// The number of a value that was interned, else nothing.
   std::optional<unsigned> find(const Value &value) const {
     if (slots_.empty())
       return std::nullopt;
@@ -85,7 +85,7 @@ public:
 private:
   static constexpr unsigned kEmpty = UINT_MAX;
 
-  /// The slot of the number that has this hash and is `same`, or the empty one where it belongs.
+  /// The slot of the number with this hash for which `same` is true, or the empty slot for it.
   template <class Same> size_t find(size_t hash, Same same) const {
     for (size_t at = hash ^ hash >> 32;; ++at) {
       const unsigned number = slots_[at & (slots_.size() - 1)];
@@ -100,9 +100,9 @@ private:
       slots_[find(hashes_[number], [](unsigned) { return false; })] = number;
   }
 
-  std::vector<unsigned> slots_; // numbers by hash, a power of two of slots, half of them empty or more
+  std::vector<unsigned> slots_; // numbers by hash; a power of two of slots, at least half of them empty
   std::vector<size_t> hashes_;  // by number
-  std::vector<Value> values_;   // each once: they are large, and many
+  std::vector<Value> values_;   // stored once: they are large and many
 };
 
 } // namespace reshard

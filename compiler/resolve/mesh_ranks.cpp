@@ -9,7 +9,7 @@ namespace reshard {
 
 namespace {
 
-/// Each axis once, without those of size 1, by stride.
+/// Sorts axes by stride, without repeats and axes of size 1.
 std::vector<unsigned> reduced(const ir::Endpoint &endpoint, std::vector<unsigned> axes) {
   std::sort(axes.begin(), axes.end(), [&](unsigned a, unsigned b) {
     return std::pair(endpoint.axes[a].stride, a) < std::pair(endpoint.axes[b].stride, b);
@@ -23,8 +23,8 @@ std::vector<unsigned> reduced(const ir::Endpoint &endpoint, std::vector<unsigned
 
 std::vector<int64_t> distinctMeshRanks(const ir::Endpoint &endpoint, std::vector<unsigned> axes) {
   axes = reduced(endpoint, std::move(axes));
-  // Coordinates change at multiples of the step. They repeat after the end, the least common multiple of the axes'
-  // periods: of axes in different views it is more than the longest period.
+  // Coordinates change at multiples of `step` and repeat after `end`, the least common multiple of the axes' periods:
+  // for axes of different views it may exceed the longest period.
   int64_t step = 0, end = 1;
   for (unsigned axis : axes) {
     step = std::gcd(step, endpoint.axes[axis].stride);

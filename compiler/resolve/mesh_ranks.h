@@ -1,5 +1,5 @@
-// Places of an endpoint by their coordinates: what depends on some axes alone is looked at once for each combination of
-// them.
+// The mesh ranks of an endpoint by their coordinates: properties that depend on some axes only are computed once for
+// each combination of coordinates on them.
 #pragma once
 
 #include "ir/ir.h"
@@ -9,14 +9,14 @@
 
 namespace reshard {
 
-/// One place, the first, for each combination of coordinates on `axes` that places have; ascending.
+/// The first mesh rank for each combination of coordinates on `axes` that occurs; ascending.
 std::vector<int64_t> distinctMeshRanks(const ir::Endpoint &endpoint, std::vector<unsigned> axes);
 
-/// Whether every combination of coordinates on `axes` occurs: no axis of one view divides up another of a different
-/// view.
+/// Whether every combination of coordinates on `axes` occurs: no two of them are of different views and depend on each
+/// other.
 bool independent(const ir::Endpoint &endpoint, std::vector<unsigned> axes);
 
-/// "rank 12", for storage "file 12".
+/// "rank 12" (the world rank), for storage "file 12".
 std::string meshRankText(const ir::Endpoint &endpoint, int64_t meshRank);
 
 } // namespace reshard

@@ -1,8 +1,8 @@
-// A name is text with numbers in it. Cut into text and *runs* of digits, literal or of placeholders, two names are
-// equal exactly if their texts are and each run is. As a pattern has each variable once, its runs vary independently:
-// two patterns meet on a place if their texts are equal and each pair of runs has a number in common there. Patterns
-// with the same texts are few. Only `{x.chunk}` beside `{x.local}` is one variable in two runs: then the names are
-// listed.
+// A name is divided into text and *runs* of digits, from literal digits or placeholders. Two names are equal exactly if
+// their texts are equal and each pair of runs is. Each variable occurs once in a pattern, so its runs vary
+// independently: two patterns have a common name on a mesh rank if their texts are equal and each pair of runs has a
+// common number there. Few patterns have the same texts. The exception is `{x.chunk}` beside `{x.local}`, one variable
+// in two runs: for such patterns all names are listed.
 
 #include "compiler/resolve/names.h"
 #include "compiler/resolve/mesh_ranks.h"
@@ -17,7 +17,7 @@ using ir::IndexMap;
 
 namespace {
 
-/// A piece of a run: literal digits, or a placeholder.
+/// A part of a run: literal digits, or a placeholder.
 struct NameToken {
   std::string digits;
   int variable = -1; // into Param::variables
@@ -31,7 +31,7 @@ struct NamePattern {
   std::string skeleton; // the name with kRun for each run
   std::vector<TokenRun> runs;
   bool literal = true; // no placeholder
-  bool chunks = false; // a variable stands in it twice
+  bool chunks = false; // has {x.chunk}: a variable in two runs
 };
 
 NamePattern readNamePattern(const ir::Layout &layout, const ir::Param &param) {
@@ -54,15 +54,15 @@ NamePattern readNamePattern(const ir::Layout &layout, const ir::Param &param) {
       tokens.back().digits += c;
     } else if (c == '{') {
       const size_t end = std::min(param.name.find('}', i), param.name.size());
-      const std::string inside = param.name.substr(i + 1, end - i - 1);
+      const std::string placeholder = param.name.substr(i + 1, end - i - 1);
       for (size_t v = 0; v < param.variables.size(); ++v) {
         const std::string &variable = layout.variables[param.variables[v]].name;
         using Kind = NameToken::Kind;
         for (const auto &[suffix, kind] :
              {std::pair("", Kind::value), std::pair(".local", Kind::local), std::pair(".chunk", Kind::chunk)})
-          if (inside == variable + suffix)
+          if (placeholder == variable + suffix)
             run().push_back({{}, static_cast<int>(v), kind});
-        pattern.chunks = pattern.chunks || inside == variable + ".chunk";
+        pattern.chunks = pattern.chunks || placeholder == variable + ".chunk";
       }
       pattern.literal = false;
       i = end;
@@ -82,7 +82,7 @@ public:
         diagnostics_(diagnostics) {}
 
   void run() {
-    // By skeleton, literal ones and others; literal ones differ where their texts do, and need not be compared.
+    // By skeleton: literal patterns and others. Two literal patterns are compared only if their texts are equal.
     std::unordered_map<std::string, std::vector<unsigned>> literals, others, byName;
     for (unsigned p = 0; p < endpoint_.params.size(); ++p)
       patterns_.push_back(readNamePattern(layout_, endpoint_.params[p]));
@@ -100,7 +100,7 @@ public:
   }
 
 private:
-  /// The numbers that a placeholder prints on a place.
+  /// The numbers that a placeholder has on a mesh rank.
   std::vector<int64_t> numbers(const ir::Param &param, const NameToken &token, int64_t meshRank) const {
     const ir::Sharding &values = endpoint_.shardings[param.instances[token.variable]];
     const IndexMap &here = values.at[coordinate(endpoint_, values.axes, meshRank)];
@@ -117,7 +117,7 @@ private:
     return result;
   }
 
-  /// All names of a param on a place, sorted. Nothing where there are too many to look at.
+  /// All names of a param on a mesh rank, sorted. Nothing if they are too many.
   std::optional<std::vector<std::string>> names(unsigned p, int64_t meshRank) const {
     constexpr int64_t kMost = 1 << 20;
     const int64_t count = instances(endpoint_, endpoint_.params[p], meshRank);
@@ -130,7 +130,7 @@ private:
     return result;
   }
 
-  /// All texts of a run on a place, sorted, with repeats. Nothing where there are too many to look at.
+  /// All texts of a run on a mesh rank, sorted, with repeats. Nothing if they are too many.
   std::optional<std::vector<std::string>> texts(unsigned p, const TokenRun &run, int64_t meshRank) const {
     constexpr size_t kMost = 1 << 22;
     std::vector<std::string> result = {""};
@@ -166,8 +166,8 @@ private:
     const auto &runs = patterns_[p].runs, &others = patterns_[q].runs;
     if (std::count(patterns_[p].skeleton.begin(), patterns_[p].skeleton.end(), kRun) != std::ssize(runs) ||
         runs.size() != others.size())
-      return;                                // a name that has the character itself
-    for (size_t i = 0; i < runs.size(); ++i) // the cheap and common difference: layers.1 and layers.2
+      return;                                // the name itself contains kRun
+    for (size_t i = 0; i < runs.size(); ++i) // a common difference that is cheap to find: layers.1 and layers.2
       if (runs[i].size() == 1 && others[i].size() == 1 && runs[i][0].variable < 0 && others[i][0].variable < 0 &&
           runs[i][0].digits != others[i][0].digits)
         return;
@@ -208,16 +208,16 @@ private:
       }
       if (run < runs.size())
         continue;
-      report(p, title(p) + " and " + title(q) + " both have the name '" + name + "'" + on(meshRank));
+      report(p, title(p) + " and " + title(q) + " both have the name '" + name + "'" + onRank(meshRank));
       const Location one = declaredAt_[p], other = declaredAt_[q];
       if (one.file != other.file || one.line != other.line || one.column != other.column)
-        diagnostics_.note(other, "the other is here");
+        diagnostics_.note(other, "the other one is here");
       return;
     }
   }
 
-  /// Two placeholders that touch may print one name for different values: {a}{b} with 1, 11 and 11, 1.
-  /// So may positions in several chunks of virtual stages, in a name without {x.chunk}.
+  /// Reports patterns that have the same name for different values: because of adjacent placeholders ({a}{b} with 1, 11
+  /// and 11, 1), or of positions in several chunks of virtual stages in a name without {x.chunk}.
   void compareWithItself(unsigned p) {
     const ir::Param &param = endpoint_.params[p];
     const bool local = std::any_of(patterns_[p].runs.begin(), patterns_[p].runs.end(), [&](const TokenRun &run) {
@@ -225,14 +225,14 @@ private:
         return token.kind == NameToken::Kind::local && chunked(endpoint_.placement[param.variables[token.variable]]);
       });
     });
-    std::vector<unsigned> placed;
-    addAxes(p, placed);
-    for (int64_t meshRank : local ? distinctMeshRanks(endpoint_, std::move(placed)) : std::vector<int64_t>()) {
+    std::vector<unsigned> localAxes;
+    addAxes(p, localAxes);
+    for (int64_t meshRank : local ? distinctMeshRanks(endpoint_, std::move(localAxes)) : std::vector<int64_t>()) {
       const auto all = names(p, meshRank);
       if (!all)
         return reportTooMany(p);
       if (const auto twice = std::adjacent_find(all->begin(), all->end()); twice != all->end())
-        return report(p, title(p) + " has one name for different values" + on(meshRank) + ": '" + *twice +
+        return report(p, title(p) + " has the same name for different values" + onRank(meshRank) + ": '" + *twice +
                              "' in several chunks, expected {x.chunk} in the name or 'chunks' in the layout");
     }
     for (const TokenRun &run : patterns_[p].runs) {
@@ -249,13 +249,13 @@ private:
         const auto twice = std::adjacent_find(all->begin(), all->end());
         if (twice == all->end())
           continue;
-        return report(p, title(p) + " has one name for different values" + on(meshRank) +
-                             ": its placeholders that touch print '" + *twice + "' twice, expected text between them");
+        return report(p, title(p) + " has the same name for different values" + onRank(meshRank) +
+                             ": its adjacent placeholders give '" + *twice + "' twice, expected text between them");
       }
     }
   }
 
-  /// Whether a placement has several chunks on some place.
+  /// Whether a placement has several chunks on any mesh rank.
   bool chunked(unsigned sharding) {
     const auto [at, added] = chunked_.try_emplace(sharding, false);
     if (added)
@@ -269,12 +269,12 @@ private:
     return p < titles_.size() && !titles_[p].empty() ? titles_[p]
                                                      : std::string(noun_) + " '" + endpoint_.params[p].name + "'";
   }
-  std::string on(int64_t meshRank) const {
+  std::string onRank(int64_t meshRank) const {
     return endpoint_.role.empty() ? "" : " on " + meshRankText(endpoint_, meshRank);
   }
   void report(unsigned p, const std::string &message) { diagnostics_.error(declaredAt_[p], message); }
   void reportTooMany(unsigned p) {
-    report(p, title(p) + " has too many names to tell them apart, expected text between its placeholders");
+    report(p, title(p) + " has too many names to compare, expected text between its placeholders");
   }
 
   const ir::Layout &layout_;
@@ -284,7 +284,7 @@ private:
   const char *noun_;
   Diagnostics &diagnostics_;
   std::vector<NamePattern> patterns_;
-  std::unordered_map<unsigned, bool> chunked_; // by share
+  std::unordered_map<unsigned, bool> chunked_; // by sharding
 };
 
 } // namespace
@@ -296,7 +296,7 @@ void checkParamNames(const ir::Layout &layout, const ir::Endpoint &endpoint, con
 
 void checkTensorNames(const ir::Layout &layout, const std::vector<ir::TensorPattern> &tensors,
                       const std::vector<Location> &declaredAt, Diagnostics &diagnostics) {
-  ir::Endpoint everything; // one place that has all tensors as params
+  ir::Endpoint everything; // one mesh rank with all tensors as params
   everything.ranks = {0};
   for (const ir::IndexVariable &variable : layout.variables) {
     everything.placement.push_back(static_cast<unsigned>(everything.shardings.size()));

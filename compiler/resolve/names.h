@@ -1,4 +1,4 @@
-// No two params of one place, and no two tensors, may have the same name. Looked at by pattern, not by instance.
+// Checks that no two params of a mesh rank and no two tensors have the same name. Compares patterns, not instances.
 #pragma once
 
 #include "compiler/frontend/diagnostics.h"
@@ -8,12 +8,12 @@
 
 namespace reshard {
 
-/// Reports params of one name on one place, at the place where the later is declared. `titles`: what those that are not
-/// declared themselves are ("the scales of param 'x'"), by param; empty text for the others.
+/// Reports params with the same name on one mesh rank, at the declaration of the later one. `titles`, by param: how
+/// messages call params that have no declaration of their own ("the scales of param 'x'"); empty text for the others.
 void checkParamNames(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
                      const std::vector<std::string> &titles, Diagnostics &diagnostics);
 
-/// Reports tensors of one name. `tensors`: name pattern, variables and existing values of each, tied ones too.
+/// Reports tensors with the same name. `tensors`: name pattern, variables and existing values of each, tied ones too.
 void checkTensorNames(const ir::Layout &layout, const std::vector<ir::TensorPattern> &tensors,
                       const std::vector<Location> &declaredAt, Diagnostics &diagnostics);
 

@@ -11,6 +11,8 @@ namespace {
 
 std::string text(int64_t number) { return std::to_string(number); }
 
+std::string dimensionsText(int64_t count) { return text(count) + (count == 1 ? " dimension" : " dimensions"); }
+
 std::string describe(const PackTree &tree, const Tensors &tensors) {
   const std::string shape = " of shape " + shapeText(tree.shape);
   switch (tree.kind) {
@@ -59,8 +61,7 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
   const int64_t rank = static_cast<int64_t>(first.shape.size());
   if (tree.dimension < 0 || tree.dimension >= rank) {
     diagnostics.error(pack.at, std::string(kind) + " along dimension " + text(tree.dimension) + ", but " +
-                                   describe(first, tensors) + " has " + text(rank) +
-                                   (rank == 1 ? " dimension" : " dimensions"));
+                                   describe(first, tensors) + " has " + dimensionsText(rank));
     return false;
   }
   bool ok = true;
@@ -68,12 +69,13 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
   int64_t total = 0;
   for (const PackTree &component : tree.of) {
     auto refuse = [&](const std::string &why) {
-      diagnostics.error(component.at, describe(component, tensors) + " does not join " + describe(first, tensors) +
-                                          " along dimension " + text(tree.dimension) + ": " + why);
+      diagnostics.error(component.at, describe(component, tensors) + " cannot be joined with " +
+                                          describe(first, tensors) + " along dimension " + text(tree.dimension) + ": " +
+                                          why);
       ok = false;
     };
     if (component.shape.size() != first.shape.size()) {
-      refuse("it has " + text(component.shape.size()) + " dimensions, expected " + text(rank));
+      refuse("it has " + dimensionsText(component.shape.size()) + ", expected " + text(rank));
       continue;
     }
     for (int64_t d = 0; d < rank; ++d)
@@ -81,13 +83,14 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
         refuse("dimension " + text(d) + " is " + text(component.shape[d]) + ", expected " + text(first.shape[d]));
     if (tree.kind == Pack::Kind::interleave && component.shape[tree.dimension] % tree.groups != 0) {
       diagnostics.error(component.at, describe(component, tensors) + " cannot be interleaved in " + text(tree.groups) +
-                                          " groups: " + text(tree.groups) + " does not divide its dimension " +
-                                          text(tree.dimension) + ", " + text(component.shape[tree.dimension]));
+                                          " groups: " + text(tree.groups) + " does not divide " +
+                                          text(component.shape[tree.dimension]) + ", its dimension " +
+                                          text(tree.dimension));
       ok = false;
     }
     total += component.shape[tree.dimension];
     if (total > kMaxRows) {
-      refuse("together they have more than 2^60 rows");
+      refuse("the pack would have more than 2^60 rows");
       return false;
     }
   }
@@ -95,7 +98,7 @@ bool joinShapes(const Pack &pack, const Tensors &tensors, PackTree &tree, Diagno
   return ok;
 }
 
-/// Lays the entries of a flat buffer out, each from a multiple of `align` elements on.
+/// Assigns the entries of a flat buffer their first elements, which are multiples of `align`.
 bool layOut(const Tensors &tensors, int64_t align, PackTree &tree, Diagnostics &diagnostics) {
   int64_t next = 0;
   for (const PackTree &entry : tree.of) {
@@ -128,8 +131,8 @@ void collect(const PackTree &tree, std::vector<const PackTree *> &result) {
     collect(component, result);
 }
 
-/// The joined shares of a concat's components: each one's rows start behind the rows, and locally behind the rank's, of
-/// those before.
+/// Appends the shards of a concat's component, whose rows begin at `offset` of the joined array, to those of the
+/// components before it.
 void append(DimensionShards &whole, const DimensionShards &component, int64_t offset) {
   if (whole.at.empty()) {
     whole.at.resize(component.at.size());
@@ -179,7 +182,7 @@ std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const
     align = read.value_or(1);
   }
   if (ok && tree.of.empty()) {
-    diagnostics.error(pack.at, "a pack of no tensors");
+    diagnostics.error(pack.at, "the pack has no tensors, expected at least one");
     ok = false;
   }
   if (!ok || !(tree.kind == Pack::Kind::flat ? layOut(tensors, align, tree, diagnostics)
@@ -198,9 +201,9 @@ std::vector<IndexMap> joinedIndexMaps(const PackTree &tree, int64_t d) {
   if (tree.kind == Pack::Kind::tensor)
     return {ir::identity(tree.shape[d])};
   std::vector<IndexMap> result;
-  int64_t offset = 0; // of the component: in the whole, or in a group
+  int64_t offset = 0; // of the component: in the joined array, or in a group
   for (const PackTree &component : tree.of) {
-    // Row i of an interleaved component with w rows a group stands at (i / w) * group + offset + i % w.
+    // Row i of an interleaved component with w rows in each group is joined row (i / w) * groupRows + offset + i % w.
     const int64_t rows = component.shape[d], width = rows / tree.groups;
     for (IndexMap &relation : joinedIndexMaps(component, d)) {
       if (tree.dimension == d && tree.kind == Pack::Kind::concat)
@@ -235,17 +238,17 @@ std::optional<DimensionShards> shardDimension(const PackTree &tree, int64_t d, i
   std::optional<DimensionShards> whole;
   int64_t offset = 0;
   for (const PackTree &component : tree.of) {
-    auto cut = shardDimension(component, d, along ? component.shape[d] : padded, scheme, ranks, false, error);
-    if (!cut)
+    auto shards = shardDimension(component, d, along ? component.shape[d] : padded, scheme, ranks, false, error);
+    if (!shards)
       return std::nullopt;
     if (along) {
-      append(whole ? *whole : whole.emplace(), *cut, offset);
+      append(whole ? *whole : whole.emplace(), *shards, offset);
       offset += component.shape[d];
     } else if (!whole) {
-      whole = std::move(cut);
-    } else if (cut->at != whole->at || cut->repeats != whole->repeats) {
-      error = "the components along dimension " + text(tree.dimension) + " are cut differently along dimension " +
-              text(d) + ", expected alike; 'cut: joined' cuts the whole";
+      whole = std::move(shards);
+    } else if (shards->at != whole->at || shards->repeats != whole->repeats) {
+      error = "the components along dimension " + text(tree.dimension) + " are sharded differently along dimension " +
+              text(d) + ", expected the same sharding; 'cut: joined' shards them as one array";
       return std::nullopt;
     }
   }

@@ -1,5 +1,5 @@
-// Packs: several tensors in one array. A pack becomes a tree with shapes, which says where in the whole array the rows
-// of each tensor stand and how the whole is cut. Dimensions never mix, so each is looked at on its own. Rules:
+// Packs: several tensors joined in one array, the joined array. A tree of packs and their shapes gives the position of
+// each tensor's rows in the joined array, and how that is sharded. Dimensions are independent of each other. Rules:
 // docs/yaml.md, section 6.
 #pragma once
 
@@ -20,7 +20,7 @@ struct PackTree {
   std::vector<int64_t> shape;
   // tensor
   unsigned tensor = 0;          // into Tensors
-  std::vector<int64_t> permute; // finished dimension i is the tensor's dimension permute[i]; filled in
+  std::vector<int64_t> permute; // dimension i is the tensor's dimension permute[i]; the identity if not stated
   // concat, interleave, flat
   int64_t dimension = 0;
   int64_t groups = 1;          // interleave
@@ -30,25 +30,27 @@ struct PackTree {
   int64_t groupRows() const { return shape[dimension] / groups; }
 };
 
-/// Finds the tensors of a pack and joins their shapes: those of a concat add up along its dimension and agree along the
-/// others; of an interleave, each gives rows/groups to every group; entries of a flat buffer follow one another. Empty
-/// after errors, which are at the component's place.
+/// Finds the tensors of a pack and joins their shapes. Components of a concat add up along its dimension and agree
+/// along the others; each component of an interleave has rows/groups rows in every group; entries of a flat buffer
+/// follow one another. Returns nothing after errors, which are reported at the component.
 std::optional<PackTree> readPack(const Pack &pack, const Tensors &tensors, const Environment &names,
                                  Diagnostics &diagnostics);
 
 /// The tensors of a pack, in order.
 std::vector<const PackTree *> leaves(const PackTree &tree);
 
-/// Where the rows of each leaf stand in the whole (uncut) array along dimension d: leaf position -> joined position.
+/// For each leaf, along dimension d: position in the tensor -> position in the joined array.
 std::vector<ir::IndexMap> joinedIndexMaps(const PackTree &tree, int64_t d);
 
-/// Whether cutting dimension d parts a concat along d into its components: what a pad or lists of sizes cannot go with.
+/// Whether sharding dimension d shards the components of a concat along d separately. Then neither `pad` nor lists of
+/// sizes are possible.
 bool splitsComponents(const PackTree &tree, int64_t d);
 
-/// Cuts dimension d, padded to `padded` rows, by a scheme over `ranks` ranks: position in the whole array -> local
-/// position. A concat along d is cut component by component and what a rank holds of them joined; an interleave along d
-/// is cut as one array, between groups unless the scheme states a unit; along other dimensions the components must be
-/// cut alike. `joined`: the whole is cut as one array, whatever it is. Empty after an error, whose text is in `error`.
+/// Shards dimension d, padded to `padded` rows, by a scheme over `ranks` ranks: position in the joined array -> local
+/// position. The components of a concat along d are sharded separately, and a rank joins its shards of them. An
+/// interleave along d is sharded as one array, between groups unless the scheme states a unit. Along other dimensions
+/// all components must have the same sharding. `joined` (`cut: joined`) shards any pack as one array. Returns nothing
+/// after an error, whose text is in `error`.
 std::optional<DimensionShards> shardDimension(const PackTree &tree, int64_t d, int64_t padded, const Scheme &scheme,
                                               int64_t ranks, bool joined, std::string &error);
 

@@ -1,4 +1,5 @@
-// A param's names, presence and tensors; its dimensions are in cuts.cpp.
+// A param's name, presence, tensors and storage form; then its dimensions, the parts that they make, and its padding.
+// Flat buffers are in flat.cpp.
 
 #include "compiler/resolve/params.h"
 
@@ -9,11 +10,40 @@
 
 namespace reshard {
 
+using ir::IndexBlock;
 using ir::IndexMap;
 
 namespace {
 
 std::string text(int64_t number) { return std::to_string(number); }
+
+/// Calls visit(choice) for each combination with 0 <= choice[i] < sizes[i].
+template <class Visit> void forEachChoice(const std::vector<size_t> &sizes, Visit visit) {
+  std::vector<size_t> choice(sizes.size());
+  while (true) {
+    visit(choice);
+    size_t i = sizes.size();
+    while (i > 0 && ++choice[i - 1] == sizes[i - 1])
+      choice[--i] = 0;
+    if (i == 0)
+      return;
+  }
+}
+
+/// The rows of a tensor that are in one unit of `unit` rows of the joined array; `relation` maps tensor rows to joined
+/// rows. Its blocks must be made of whole units or lie within one; if they do neither, the unit is `all`, so that no
+/// later pass splits the tensor.
+int64_t unitOf(const IndexMap &relation, int64_t unit, int64_t all) {
+  if (unit <= 1 || relation.empty())
+    return 1;
+  const IndexBlock &block = relation.front();
+  const bool regular = relation.size() == 1 && block.from == 0;
+  if (regular && block.to % unit == 0 && block.toStep % unit == 0 && (block.count == 1 || block.length % unit == 0))
+    return unit;
+  if (regular && block.count > 1 && unit % block.toStep == 0 && block.fromStep == block.length)
+    return unit / block.toStep * block.length;
+  return all;
+}
 
 } // namespace
 
@@ -24,7 +54,7 @@ void Params::add(const TensorDeclaration &declaration) {
   param.pack.at = declaration.at;
   param.pack.tensor = declaration.name;
   param.shard = declaration.shard;
-  if (declaration.tied && param.shard.empty()) // a tied tensor that says nothing is sharded like the other
+  if (declaration.tied && param.shard.empty()) // a tied tensor without rules has those of the other
     if (const auto number = tensors_.find(declaration.name, declaration.at, diagnostics_))
       param.shard = tensors_.all()[tensors_.all()[*number].canonical].declaration->shard;
   add(param);
@@ -40,7 +70,7 @@ void Params::add(const ParamDeclaration &declaration) {
   }
   ParamDeclaration present = declaration;
   std::erase_if(present.shard, [&](const auto &rule) { return !context_.applies(rule.second); });
-  if (present.pack.kind == Pack::Kind::flat && !present.pack.of.empty()) { // a buffer simply lacks what is absent
+  if (present.pack.kind == Pack::Kind::flat && !present.pack.of.empty()) { // a flat buffer omits absent entries
     std::erase_if(present.pack.of, [&](const Pack &entry) {
       return (entry.kind == Pack::Kind::tensor && absent(entry)) ||
              (entry.when && evaluate(*entry.when, context_.names(), diagnostics_).value_or(0) == 0);
@@ -52,8 +82,46 @@ void Params::add(const ParamDeclaration &declaration) {
   }
 }
 
-/// A param of the variable of `chunks` stands in its value's module. Another says by `at`, which counts virtual ranks
-/// there, in which ones it stands: it is a param of its own in each.
+bool Params::absent(const Pack &tensor) const {
+  const auto found = tensors_.find(tensor.tensor);
+  return found && tensors_.all()[*found].absent;
+}
+
+/// Whether no tensor of the param exists (their `when` is 0). Reports an error if only some exist; the param is then
+/// omitted, too.
+bool Params::allAbsent(const ParamDeclaration &declaration) const {
+  std::vector<const Pack *> packs = {&declaration.pack};
+  std::string absent, present;
+  for (size_t i = 0; i < packs.size(); ++i) {
+    if (packs[i]->kind == Pack::Kind::tensor) {
+      const auto tensor = tensors_.find(packs[i]->tensor);
+      if (!tensor)
+        return false; // readPack reports the error
+      (tensors_.all()[*tensor].absent ? absent : present) = tensors_.name(*tensor);
+    }
+    for (const Pack &component : packs[i]->of)
+      packs.push_back(&component);
+  }
+  if (!absent.empty() && !present.empty())
+    diagnostics_.error(declaration.at, "param '" + declaration.name + "' exists for some of its tensors only: '" +
+                                           present + "' exists, but not '" + absent + "', whose 'when' is 0");
+  return !absent.empty();
+}
+
+/// Checks the tensor names of a param whose `when` is 0. The frontend has checked its axes and expressions.
+void Params::checkAbsent(const ParamDeclaration &declaration) const {
+  std::vector<const Pack *> packs = {&declaration.pack};
+  for (size_t i = 0; i < packs.size(); ++i) {
+    if (packs[i]->kind == Pack::Kind::tensor)
+      tensors_.find(packs[i]->tensor, packs[i]->at, diagnostics_);
+    for (const Pack &component : packs[i]->of)
+      packs.push_back(&component);
+  }
+}
+
+/// Builds a param of a layout with `chunks`. A param with the layers' variable in its name is in the module of each of
+/// its values. Any other states by `at`, which counts virtual ranks here, in which modules it is: it becomes one param
+/// for each.
 void Params::buildByModelChunk(const ParamDeclaration &declaration) {
   const auto &modelChunks = context_.modelChunks();
   if (!modelChunks)
@@ -62,20 +130,21 @@ void Params::buildByModelChunk(const ParamDeclaration &declaration) {
   const std::string title = "param '" + declaration.name + "'";
   if (declaration.name.find("{" + variable + ".chunk}") != std::string::npos)
     return diagnostics_.error(declaration.at, title + " has {" + variable +
-                                                  ".chunk} in its name, expected it in 'chunks' of the layout alone");
+                                                  ".chunk} in its name, expected it only in 'chunks' of the layout");
   ParamDeclaration one = declaration;
   one.prefix = prefix;
   if (declaration.name.find("{" + variable + "}") != std::string::npos ||
       declaration.name.find("{" + variable + ".local}") != std::string::npos)
     return build(one);
   if (declaration.stack && declaration.stack->first == variable)
-    return diagnostics_.error(declaration.stack->second, title + " stacks '" + variable + "', whose values stand in " +
+    return diagnostics_.error(declaration.stack->second, title + " stacks '" + variable + "', whose values are in " +
                                                              text(modelChunks->chunks) +
-                                                             " chunks of a rank, expected it in the name");
+                                                             " chunks of a rank, expected {" + variable + "} or {" +
+                                                             variable + ".local} in its name");
   const auto at = std::find_if(one.presence.begin(), one.presence.end(),
                                [&](const auto &rule) { return rule.first == modelChunks->axis; });
   if (at == one.presence.end())
-    return diagnostics_.error(declaration.at, title + " stands in none of the " + text(modelChunks->chunks) +
+    return diagnostics_.error(declaration.at, title + " is in none of the " + text(modelChunks->chunks) +
                                                   " chunks of a rank, expected {" + variable +
                                                   ".local} in its name or 'at: {" + modelChunks->axis +
                                                   ": first}', 'last' or numbers");
@@ -93,17 +162,12 @@ void Params::buildByModelChunk(const ParamDeclaration &declaration) {
   }
 }
 
-bool Params::absent(const Pack &tensor) const {
-  const auto found = tensors_.find(tensor.tensor);
-  return found && tensors_.all()[*found].absent;
-}
-
 void Params::build(const ParamDeclaration &declaration) {
   Building building{declaration, {}, {}, {}, {}, -1, {}, {}};
   building.param.name = declaration.prefix + declaration.name;
   building.param.refresh = declaration.refresh;
   const std::string &path =
-      diagnostics_.path(declaration.at.file); // without folders: plans do not depend on where files lie
+      diagnostics_.path(declaration.at.file); // without folders: a plan does not depend on where its files are
   building.param.origin = path.substr(path.find_last_of('/') + 1) + ":" + text(declaration.at.line);
 
   auto pack = readPack(declaration.pack, tensors_, context_.names(), diagnostics_);
@@ -134,39 +198,7 @@ void Params::build(const ParamDeclaration &declaration) {
   forms_.push_back(building.form);
 }
 
-/// Whether none of the tensors exists (their `when` is 0). Some but not all is an error, and the param is left out too.
-bool Params::allAbsent(const ParamDeclaration &declaration) const {
-  std::vector<const Pack *> packs = {&declaration.pack};
-  std::string absent, present;
-  for (size_t i = 0; i < packs.size(); ++i) {
-    if (packs[i]->kind == Pack::Kind::tensor) {
-      const auto tensor = tensors_.find(packs[i]->tensor);
-      if (!tensor)
-        return false; // readPack says why
-      (tensors_.all()[*tensor].absent ? absent : present) = tensors_.name(*tensor);
-    }
-    for (const Pack &component : packs[i]->of)
-      packs.push_back(&component);
-  }
-  if (!absent.empty() && !present.empty())
-    diagnostics_.error(declaration.at, "param '" + declaration.name +
-                                           "' exists for some of its tensors only: there is '" + present +
-                                           "' but not '" + absent + "', whose 'when' is 0");
-  return !absent.empty();
-}
-
-/// Of a param that does not exist here: whether its tensors do (check_names.cpp looks at axes and expressions).
-void Params::checkAbsent(const ParamDeclaration &declaration) const {
-  std::vector<const Pack *> packs = {&declaration.pack};
-  for (size_t i = 0; i < packs.size(); ++i) {
-    if (packs[i]->kind == Pack::Kind::tensor)
-      tensors_.find(packs[i]->tensor, packs[i]->at, diagnostics_);
-    for (const Pack &component : packs[i]->of)
-      packs.push_back(&component);
-  }
-}
-
-/// The index variables of the name, `{x}` or `{x.local}`, and the one that is stacked.
+/// Reads the index variables of the name, `{x}` or `{x.local}`, and of `stack`.
 bool Params::readName(Building &building) const {
   std::vector<std::string> known;
   for (const ir::IndexVariable &variable : model_.variables)
@@ -187,7 +219,7 @@ bool Params::readName(Building &building) const {
     std::string variable = name.substr(open + 1, end - open - 1);
     const std::string suffix = variable.substr(std::min(variable.find('.'), variable.size()));
     variable.resize(variable.size() - suffix.size());
-    if (suffix == ".chunk") // of a variable that the name has anyway
+    if (suffix == ".chunk") // the name has its variable a second time, as {x} or {x.local}
       continue;
     const unsigned v = number(variable, building.declaration.at);
     if (std::find(variables.begin(), variables.end(), v) != variables.end()) {
@@ -200,23 +232,21 @@ bool Params::readName(Building &building) const {
   if (const auto &stack = building.declaration.stack) {
     building.stack = static_cast<int>(number(stack->first, stack->second));
     if (ok && std::find(variables.begin(), variables.end(), static_cast<unsigned>(building.stack)) != variables.end()) {
-      diagnostics_.error(stack->second,
-                         building.title() + " stacks '" + stack->first + "', which its name has as well");
+      diagnostics_.error(stack->second, building.title() + " stacks '" + stack->first + "', which is also in its name");
       ok = false;
     }
   }
   for (unsigned v : variables)
     if (ok && !context_.placement(v).shards.repeats.empty()) {
-      diagnostics_.error(building.declaration.at, building.title() + ": '" + known[v] +
-                                                      "' is placed by a map that gives a rank the " +
-                                                      "same value twice, which only a stack can hold");
+      diagnostics_.error(building.declaration.at, building.title() + ": the 'map' that places '" + known[v] +
+                                                      "' lists a value twice for a rank, which only a stack can hold");
       ok = false;
     }
   return ok;
 }
 
-/// How a param is stored: as it says itself; or as the endpoint says of its floats, and of those that are matrices and
-/// that globs fit.
+/// The storage form of a param: its own, or else the endpoint's. The endpoint's `dtype` applies to floats, its
+/// `quantize` to float matrices that match the globs.
 StorageForm Params::formOf(const Building &building) const {
   StorageForm form = building.declaration.form;
   if (form.transform)
@@ -240,7 +270,8 @@ StorageForm Params::formOf(const Building &building) const {
   return form;
 }
 
-/// All tensors have the param's index variables, the same values of them, and one dtype where none is stated.
+/// Checks that all tensors have the param's index variables, the same values of them, and one dtype if none is stated.
+/// Sets the param's dtype and storage form.
 bool Params::checkTensors(Building &building) const {
   std::vector<unsigned> wanted = building.param.variables;
   if (building.stack >= 0)
@@ -259,7 +290,7 @@ bool Params::checkTensors(Building &building) const {
       ok = false;
     };
     if (building.leaves.size() > 1 && tensors_.opaque(leaf->tensor))
-      refuse(tensor + " is opaque, expected a param of its own");
+      refuse(tensor + " is opaque and cannot be packed, expected a param of its own");
     for (unsigned v : wanted)
       if (!has(pattern.variables, v))
         refuse(building.title() + " has the index variable '" + model_.variables[v].name + "', which its " + tensor +
@@ -279,13 +310,13 @@ bool Params::checkTensors(Building &building) const {
         const IndexMap less = difference(building.exists[v], exists), more = difference(exists, building.exists[v]);
         const std::string value = variable + " " + text((less.empty() ? more : less)[0].from);
         const std::string other = "tensor '" + tensors_.name(first->tensor) + "'";
-        refuse(building.title() + " exists for some of its tensors only: for " + value + " there is " +
-               (less.empty() ? tensor + " but not " + other : other + " but not " + tensor));
+        refuse(building.title() + " exists for some of its tensors only: for " + value + ", " +
+               (less.empty() ? tensor + " exists, but not " + other : other + " exists, but not " + tensor));
       }
     }
     if (!building.declaration.form.dtype && first && pattern.dtype != tensors_.patternOf(first->tensor).dtype) {
       refuse(tensor + " is " + ir::name(pattern.dtype) + ", expected " +
-             ir::name(tensors_.patternOf(first->tensor).dtype) + " as tensor '" + tensors_.name(first->tensor) +
+             ir::name(tensors_.patternOf(first->tensor).dtype) + " like tensor '" + tensors_.name(first->tensor) +
              "' of the same param");
     }
     if (!first)
@@ -298,49 +329,16 @@ bool Params::checkTensors(Building &building) const {
   if (const auto &transform = building.form.transform) {
     building.param.transform = transform->first;
     if (endpoint_.storage) {
-      diagnostics_.error(transform->second, building.title() + " has the transform '" + transform->first +
-                                                "', but the " + endpoint_.role +
-                                                " is files, which no caller converts; 'ignore' leaves it out");
+      diagnostics_.error(transform->second,
+                         building.title() + " has the transform '" + transform->first + "', but the " + endpoint_.role +
+                             " is files, for which no caller runs transforms; 'ignore' omits the param");
       ok = false;
     }
   }
   return ok;
 }
 
-using ir::IndexBlock;
-
-namespace {
-
-/// Calls visit(choice) for each combination of 0 <= choice[i] < sizes[i].
-template <class Visit> void forEachChoice(const std::vector<size_t> &sizes, Visit visit) {
-  std::vector<size_t> choice(sizes.size());
-  while (true) {
-    visit(choice);
-    size_t i = sizes.size();
-    while (i > 0 && ++choice[i - 1] == sizes[i - 1])
-      choice[--i] = 0;
-    if (i == 0)
-      return;
-  }
-}
-
-/// `unit` rows of the whole array, in rows of a tensor that stands there by `relation`: its runs begin with a unit and
-/// hold whole units, or stand within one; `all` where neither is so, which keeps the tensor in one.
-int64_t unitOf(const IndexMap &relation, int64_t unit, int64_t all) {
-  if (unit <= 1 || relation.empty())
-    return 1;
-  const IndexBlock &run = relation.front();
-  const bool regular = relation.size() == 1 && run.from == 0;
-  if (regular && run.to % unit == 0 && run.toStep % unit == 0 && (run.count == 1 || run.length % unit == 0))
-    return unit;
-  if (regular && run.count > 1 && unit % run.toStep == 0 && run.fromStep == run.length)
-    return unit / run.toStep * run.length;
-  return all;
-}
-
-} // namespace
-
-/// Whether the dimensions that `stack`, `shard` and `pad` name are there.
+/// Checks that the dimensions of `stack`, `shard` and `pad` exist.
 bool Params::checkDimensions(const Building &building) const {
   const ParamDeclaration &declaration = building.declaration;
   const int64_t rank = static_cast<int64_t>(building.pack.shape.size()) + (building.stack >= 0);
@@ -351,13 +349,12 @@ bool Params::checkDimensions(const Building &building) const {
     ok = ok && holds;
   };
   if (building.pack.kind == Pack::Kind::flat && declaration.stack)
-    check(false, declaration.stack->second,
-          "'stack' of " + building.title() + ", which is flat, expected one or the other");
+    check(false, declaration.stack->second, building.title() + " has 'stack' and 'flat', expected one of them");
   const std::string has = building.title() + " has " + text(rank) + (rank == 1 ? " dimension" : " dimensions");
   check(rank <= kMaxDimensions, declaration.at, has + ", expected at most " + text(kMaxDimensions));
   if (building.stack >= 0)
     check(declaration.stackDimension >= 0 && declaration.stackDimension < rank, declaration.stack->second,
-          "'stack' makes dimension " + text(declaration.stackDimension) + ", but " + has + " with it");
+          "'stack' makes dimension " + text(declaration.stackDimension) + ", but " + has + " including it");
   for (const auto &[d, rule] : declaration.shard)
     check(d >= 0 && d < rank, rule.at, "'shard' of dimension " + text(d) + ", but " + has);
   for (const auto &[d, multiple] : declaration.pad)
@@ -365,7 +362,7 @@ bool Params::checkDimensions(const Building &building) const {
   return ok;
 }
 
-/// Pads and cuts the next dimension.
+/// Pads and shards the next dimension.
 bool Params::shardDimension(Building &building, int64_t d) const {
   const ParamDeclaration &declaration = building.declaration;
   const auto shard = declaration.shard.find(d);
@@ -383,18 +380,18 @@ bool Params::shardDimension(Building &building, int64_t d) const {
     if (hasRule || padded)
       return refuse(hasRule ? shard->second.at : pad->second.at,
                     std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + ", which stacks '" +
-                        declaration.stack->first + "', but '" + declaration.stack->first + "' is placed over " +
+                        declaration.stack->first + "', but '" + declaration.stack->first + "' is already placed over " +
                         context_.placement(static_cast<unsigned>(building.stack)).rule.over);
     return shardPlacedStack(building, dimension);
   }
 
-  PackTree slots; // of a stack whose variable is not placed: a dimension like others
+  PackTree slots; // of a stack whose variable is not placed: sharded like any dimension
   const PackTree &pack = dimension.stack ? slots : building.pack;
   const int64_t inPack = dimension.stack ? 0 : d - (building.stack >= 0 && d > declaration.stackDimension);
   if (dimension.stack) {
     slots.shape = {size(building.exists[building.stack])};
     dimension.indexMaps = {dense(building.exists[building.stack])};
-  } else if (pack.kind != Pack::Kind::flat) { // whose entries are placed by flat.cpp
+  } else if (pack.kind != Pack::Kind::flat) { // flat.cpp computes the positions of a flat buffer's entries
     dimension.indexMaps = joinedIndexMaps(pack, inPack);
   }
   dimension.rows = dimension.padded = pack.shape[inPack];
@@ -414,8 +411,8 @@ bool Params::shardDimension(Building &building, int64_t d) const {
     dimension.unit = dimension.padded;
     if (hasRule || padded)
       return refuse(hasRule ? shard->second.at : pad->second.at,
-                    std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + ", which holds opaque tensor '" +
-                        tensors_.name(building.leaves[0]->tensor) + "', expected it whole");
+                    std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + ": it holds opaque tensor '" +
+                        tensors_.name(building.leaves[0]->tensor) + "', which cannot be sharded or padded");
   }
   const bool joined = declaration.joined || dimension.stack;
   if (!hasRule) {
@@ -428,7 +425,7 @@ bool Params::shardDimension(Building &building, int64_t d) const {
     return false;
   dimension.axes = rule->axes;
   if (!joined && splitsComponents(pack, inPack)) {
-    const std::string why = ", whose components are cut one by one, expected 'cut: joined'";
+    const std::string why = ", whose components are sharded separately, expected 'cut: joined'";
     if (padded)
       return refuse(pad->second.at, "'pad' of " + title + why);
     if (hasLists(rule->scheme))
@@ -439,15 +436,15 @@ bool Params::shardDimension(Building &building, int64_t d) const {
   if (!shards)
     return refuse(rule->at, title + " over " + rule->over + ": " + error);
   if (!shards->repeats.empty() && context_.source())
-    return refuse(rule->at, title + ": 'map' gives a rank a row twice, which only a target may have");
+    return refuse(rule->at, title + ": 'map' lists a row twice for a rank, which only a target allows");
   dimension.shards = std::move(*shards);
   const bool grouped = pack.kind == Pack::Kind::interleave && pack.dimension == inPack;
   dimension.unit = rule->scheme.unit > 0 ? rule->scheme.unit : grouped ? std::max<int64_t>(pack.groupRows(), 1) : 1;
   return true;
 }
 
-/// The dimension of a stack whose variable is placed: slots in the rule's order, without gaps where values have no
-/// tensor.
+/// Shards the dimension of a stack whose variable is placed: slots in the order of the rule, without gaps for values
+/// that have no tensor.
 bool Params::shardPlacedStack(Building &building, Dimension &dimension) const {
   const EndpointContext::VariablePlacement &placement = context_.placement(static_cast<unsigned>(building.stack));
   const IndexMap &exists = building.exists[building.stack];
@@ -462,8 +459,8 @@ bool Params::shardPlacedStack(Building &building, Dimension &dimension) const {
     IndexMap slots;
     for (IndexMap *layer : layers) {
       *layer = restrict(*layer, exists);
-      const IndexMap taken = inverse(*layer);
-      slots.insert(slots.end(), taken.begin(), taken.end());
+      const IndexMap used = inverse(*layer);
+      slots.insert(slots.end(), used.begin(), used.end());
     }
     slots = dense(ir::normalize(std::move(slots)));
     for (IndexMap *layer : layers)
@@ -473,10 +470,10 @@ bool Params::shardPlacedStack(Building &building, Dimension &dimension) const {
   return true;
 }
 
-/// An axis serves one dimension, or places index variables of the param, but not both.
+/// Checks that each axis shards at most one dimension, and none if it places an index variable of the param.
 bool Params::checkAxes(const Building &building) const {
   const ParamDeclaration &declaration = building.declaration;
-  std::vector<std::pair<std::string, std::string>> used; // axis, what it does
+  std::vector<std::pair<std::string, std::string>> used; // axis, its use
   std::vector<unsigned> variables = building.param.variables;
   if (building.stack >= 0)
     variables.push_back(static_cast<unsigned>(building.stack));
@@ -489,15 +486,41 @@ bool Params::checkAxes(const Building &building) const {
     for (const auto &[axis, at] : rule.axes) {
       for (size_t i = 0; i < before; ++i)
         if (used[i].first == axis) {
-          diagnostics_.error(at, "axis '" + axis + "' cannot share dimension " + text(d) + " of " + building.title() +
-                                     ": it " + used[i].second);
+          diagnostics_.error(at, "axis '" + axis + "' cannot shard dimension " + text(d) + " of " + building.title() +
+                                     ": it already " + used[i].second);
           ok = false;
           break;
         }
-      used.emplace_back(axis, "shares dimension " + text(d) + " already");
+      used.emplace_back(axis, "shards dimension " + text(d));
     }
   }
   return ok;
+}
+
+/// Checks the number of instances on a mesh rank, and their bytes, against the limits of a plan.
+bool Params::checkSize(const Building &building) const {
+  int64_t bytes = itemBytes(building.param.dtype), instances = 1;
+  bool fits = true;
+  auto multiply = [&](int64_t &product, int64_t by) {
+    fits = fits && !__builtin_mul_overflow(product, by, &product) && product <= kMaxBytes;
+  };
+  for (const Dimension &dimension : building.dimensions)
+    multiply(bytes, *std::max_element(dimension.shards.lengths.begin(), dimension.shards.lengths.end()));
+  for (unsigned v : building.param.variables) {
+    const std::vector<int64_t> &lengths = context_.placement(v).shards.lengths;
+    multiply(instances, *std::max_element(lengths.begin(), lengths.end()));
+  }
+  if (!fits || instances > kMaxInstances) {
+    diagnostics_.error(
+        building.declaration.at,
+        building.title() + " has " + (fits ? text(instances) : "more than 2^60") +
+            (fits ? " instances on a rank, expected at most " + text(kMaxInstances) : " bytes or instances on a rank"));
+    return false;
+  }
+  multiply(bytes, std::max<int64_t>(instances, 1));
+  if (!fits)
+    diagnostics_.error(building.declaration.at, building.title() + " has more than 2^60 bytes on a rank");
+  return fits;
 }
 
 ir::Extent Params::extentOf(const Dimension &dimension) {
@@ -507,7 +530,7 @@ ir::Extent Params::extentOf(const Dimension &dimension) {
   return {dimension.axes, lengths};
 }
 
-/// A part for each tensor and each combination of repeats (almost always one).
+/// Adds a part for each tensor and each combination of layers. Without repeats in a `map` there is one layer.
 bool Params::addParts(Building &building) const {
   for (const Dimension &dimension : building.dimensions)
     building.param.shape.push_back(extentOf(dimension));
@@ -515,7 +538,7 @@ bool Params::addParts(Building &building) const {
     const unsigned patternNumber = tensors_.all()[building.leaves[leaf]->tensor].pattern;
     const ir::TensorPattern &pattern = tensors_.tensorPatterns()[patternNumber];
     std::vector<std::vector<ir::PartDimension>> choices;
-    auto choose = [&](size_t d) { // the layers of a dimension, seen from the tensor
+    auto choose = [&](size_t d) { // the layers of a dimension, as shardings of the tensor
       const Dimension &dimension = building.dimensions[d];
       const IndexMap &relation = dimension.indexMaps[dimension.stack ? 0 : leaf];
       for (size_t i = 0; i < dimension.shards.layers(); ++i) {
@@ -538,18 +561,18 @@ bool Params::addParts(Building &building) const {
     const std::vector<int64_t> &permute = building.leaves[leaf]->permute;
     for (size_t t = 0; t < pattern.shape.size(); ++t) {
       choices.emplace_back();
-      const size_t finished = std::find(permute.begin(), permute.end(), static_cast<int64_t>(t)) - permute.begin();
-      choose(finished + (building.stack >= 0 && static_cast<int64_t>(finished) >= building.declaration.stackDimension));
+      const size_t packed = std::find(permute.begin(), permute.end(), static_cast<int64_t>(t)) - permute.begin();
+      choose(packed + (building.stack >= 0 && static_cast<int64_t>(packed) >= building.declaration.stackDimension));
     }
     std::vector<size_t> sizes;
     size_t combinations = 1;
-    constexpr size_t kMostParts = 1 << 12;
+    constexpr size_t kMaxParts = 1 << 12;
     for (const auto &list : choices) {
       sizes.push_back(list.size());
-      combinations = std::min(combinations * list.size(), kMostParts + 1);
+      combinations = std::min(combinations * list.size(), kMaxParts + 1);
     }
-    if (combinations > kMostParts) {
-      diagnostics_.error(building.declaration.at, building.title() + " holds a row more than " + text(kMostParts) +
+    if (combinations > kMaxParts) {
+      diagnostics_.error(building.declaration.at, building.title() + " holds a row more than " + text(kMaxParts) +
                                                       " times, expected fewer repeats in 'map'");
       return false;
     }
@@ -563,8 +586,9 @@ bool Params::addParts(Building &building) const {
   return true;
 }
 
-/// Zeros in disjoint boxes: the padding of each padded dimension, times what is filled of the padded dimensions before
-/// it, times everything of the others. Local positions stand on both sides of these relations.
+/// Adds parts of zeros that are disjoint product sets: for each padded dimension its padding, times the rows without
+/// padding of the padded dimensions before it, times all rows of the others. Their index maps relate local positions to
+/// themselves.
 void Params::addPadding(Building &building) const {
   auto local = [](const Dimension &dimension, size_t rank, int64_t begin, int64_t end) {
     IndexMap result;
@@ -594,32 +618,6 @@ void Params::addPadding(Building &building) const {
     }
     building.param.parts.push_back(std::move(part));
   }
-}
-
-/// No product of a place's extents, in bytes over all instances, is past what a plan may hold; nor are the instances.
-bool Params::checkSize(const Building &building) const {
-  int64_t bytes = itemBytes(building.param.dtype), instances = 1;
-  bool fits = true;
-  auto multiply = [&](int64_t &product, int64_t by) {
-    fits = fits && !__builtin_mul_overflow(product, by, &product) && product <= kMaxBytes;
-  };
-  for (const Dimension &dimension : building.dimensions)
-    multiply(bytes, *std::max_element(dimension.shards.lengths.begin(), dimension.shards.lengths.end()));
-  for (unsigned v : building.param.variables) {
-    const std::vector<int64_t> &lengths = context_.placement(v).shards.lengths;
-    multiply(instances, *std::max_element(lengths.begin(), lengths.end()));
-  }
-  if (!fits || instances > kMaxInstances) {
-    diagnostics_.error(
-        building.declaration.at,
-        building.title() + " has " + (fits ? text(instances) : "more than 2^60") +
-            (fits ? " instances on a rank, expected at most " + text(kMaxInstances) : " bytes or instances on a rank"));
-    return false;
-  }
-  multiply(bytes, std::max<int64_t>(instances, 1));
-  if (!fits)
-    diagnostics_.error(building.declaration.at, building.title() + " has more than 2^60 bytes on a rank");
-  return fits;
 }
 
 } // namespace reshard

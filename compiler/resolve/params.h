@@ -1,4 +1,4 @@
-// A layout's param declarations → params of the layout IR: name, instances, presence, local shape, parts.
+// Makes params of the layout IR from a layout's declarations: name, instances, presence, local shape, parts.
 #pragma once
 
 #include "compiler/resolve/endpoint_context.h"
@@ -15,70 +15,70 @@ namespace reshard {
 struct FlatInterval {
   int64_t begin = 0, end = 0;
 };
-/// A product of intervals of an entry of a flat buffer; its first element stands at `local` in a rank's range.
+/// A product of intervals of a flat buffer's entry. `local` is the position of its first element in a rank's range.
 struct FlatBox {
   std::vector<FlatInterval> at;
   int64_t local = 0;
 };
 
-/// Adds params to one endpoint, in order.
+/// Adds params to an endpoint, in order.
 class Params {
 public:
-  /// `form`: of the endpoint, for params that have none of their own.
+  /// `form`: the endpoint's storage form, for params without their own.
   Params(const Model &model, const Tensors &tensors, EndpointContext &context, const StorageForm &form,
          ir::Endpoint &endpoint, Diagnostics &diagnostics)
       : model_(model), tensors_(tensors), context_(context), form_(form), endpoint_(endpoint),
         diagnostics_(diagnostics) {}
 
-  /// Adds a param, or nothing where its `when` does not hold or after errors.
+  /// Adds a param. Adds nothing if its `when` is 0, if its tensors are absent, or after errors.
   void add(const ParamDeclaration &declaration);
-  /// Adds a tensor as a param of its own name, sharded as it says: what an endpoint without a layout has.
+  /// Adds a tensor as a param of its own name with its own rules, for an endpoint without a layout.
   void add(const TensorDeclaration &declaration);
 
-  /// Where each param of the endpoint is declared.
+  /// The declaration of each param of the endpoint.
   const std::vector<Location> &locations() const { return locations_; }
-  /// How each is stored.
+  /// The storage form of each param of the endpoint.
   const std::vector<StorageForm> &forms() const { return forms_; }
 
 private:
-  /// One dimension of the finished param.
+  /// One dimension of the param.
   struct Dimension {
-    int64_t rows = 0, padded = 0;        // of the whole array, without and with padding
-    std::vector<ir::IndexMap> indexMaps; // by tensor: its position -> the whole array's; of a stack: value -> slot
+    int64_t rows = 0, padded = 0;        // of the joined array, without and with padding
+    std::vector<ir::IndexMap> indexMaps; // by tensor: its position -> joined position; of a stack: value -> slot
     std::vector<unsigned> axes;
-    DimensionShards shards; // the whole array's position -> local position
-    int64_t unit = 1;       // rows of the whole array that the cut keeps together
+    DimensionShards shards; // joined position -> local position
+    int64_t unit = 1;       // rows of the joined array that no sharding separates
     bool stack = false;
   };
   /// A param under construction.
   struct Building {
     const ParamDeclaration &declaration;
     ir::Param param;
-    StorageForm form; // its own, or the endpoint's where that is for it
+    StorageForm form; // its own, or the endpoint's
     PackTree pack;
     std::vector<const PackTree *> leaves;
     int stack = -1;                    // index variable
     std::vector<ir::IndexMap> exists;  // by index variable of the model, where the tensors have it
-    std::vector<Dimension> dimensions; // of the finished param
+    std::vector<Dimension> dimensions; // of the param, in order
     std::string title() const { return "param '" + declaration.name + "'"; }
   };
 
-  // params.cpp: names and tensors
-  bool readName(Building &building) const;
-  void checkAbsent(const ParamDeclaration &declaration) const;
-  bool checkTensors(Building &building) const;
-  StorageForm formOf(const Building &building) const;
-  void build(const ParamDeclaration &declaration);
-  void buildByModelChunk(const ParamDeclaration &declaration);
+  // params.cpp: presence, name, tensors, storage form
   bool absent(const Pack &tensor) const;
   bool allAbsent(const ParamDeclaration &declaration) const;
-  // cuts.cpp: the finished param's dimensions, and the parts that they make
+  void checkAbsent(const ParamDeclaration &declaration) const;
+  void buildByModelChunk(const ParamDeclaration &declaration);
+  void build(const ParamDeclaration &declaration);
+  bool readName(Building &building) const;
+  StorageForm formOf(const Building &building) const;
+  bool checkTensors(Building &building) const;
+  // params.cpp: dimensions, and the parts that they make
   bool checkDimensions(const Building &building) const;
   bool shardDimension(Building &building, int64_t d) const;
   bool shardPlacedStack(Building &building, Dimension &dimension) const;
   bool checkAxes(const Building &building) const;
   bool checkSize(const Building &building) const;
-  /// Local lengths by rank; one where all are equal.
+  /// Local lengths by coordinate; one length if all are equal.
   static ir::Extent extentOf(const Dimension &dimension);
   bool addParts(Building &building) const;
   void addPadding(Building &building) const;

@@ -14,7 +14,7 @@ namespace {
 std::string text(int64_t number) { return std::to_string(number); }
 std::string counted(int64_t n, const char *noun) { return text(n) + " " + noun + (n == 1 ? "" : "s"); }
 
-/// The values of each virtual rank where some are stated or things count as layers; `even` otherwise.
+/// The number of values of each virtual rank under `first` and `last`, or `embedding` and `loss`.
 std::optional<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64_t ranks, std::string &error) {
   const int64_t v = p.interleave, stages = ranks * v;
   auto fail = [&](std::string why) {
@@ -26,23 +26,25 @@ std::optional<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64_
     if (e < 0 || e > 1 || l < 0 || l > 1)
       return fail("'embedding' and 'loss' are " + text(e) + " and " + text(l) + ", expected 0 or 1");
     if ((n + e + l) % stages != 0)
-      return fail(counted(n, "value") + " and " + text(e + l) + " for embedding and loss cannot be shared over " +
+      return fail(counted(n, "value") + " and " + text(e + l) + " for embedding and loss cannot be divided into " +
                   counted(stages, "stage") + ": " + text(stages) + " does not divide " + text(n + e + l));
     std::vector<int64_t> sizes(stages, (n + e + l) / stages);
     sizes.front() -= e;
     sizes.back() -= l;
     if (sizes.front() < 0 || sizes.back() < 0)
-      return fail("no values are left for the stages of embedding and loss");
+      return fail("found " + counted(n, "value") + ", too few for " + counted(stages, "stage") +
+                  " with embedding and loss");
     return sizes;
   }
   if (ranks == 1)
-    return fail("'first' and 'last' with one rank, expected more");
+    return fail("'first' and 'last' need at least 2 ranks, found 1");
   const int64_t others = ranks - p.first.has_value() - p.last.has_value();
   const int64_t rest = n - p.first.value_or(0) - p.last.value_or(0);
   if (p.first.value_or(0) < 0 || p.last.value_or(0) < 0 || rest < 0)
-    return fail("'first' and 'last' take " + text(n - rest) + " of " + text(n) + " values");
+    return fail("'first' and 'last' are " + text(n - rest) + " values in all, expected each at least 0 and at most " +
+                text(n) + " in all");
   if (others == 0 ? rest != 0 : rest % others != 0)
-    return fail("'first' and 'last' leave " + counted(rest, "value") + ", which cannot be shared over " +
+    return fail("'first' and 'last' leave " + counted(rest, "value") + ", which cannot be divided evenly over " +
                 (others == 1 ? "the other rank" : text(others) + " other ranks"));
   std::vector<int64_t> each(ranks, others ? rest / others : 0);
   if (p.first)
@@ -71,7 +73,7 @@ std::optional<PipelineShards> applyPipeline(Scheme scheme, Pipeline pipeline, in
     }
     const int64_t values = std::accumulate(pipeline.stages->begin(), pipeline.stages->end(), int64_t{0});
     if (values != n) {
-      error = "'" + pipeline.key + "' has " + counted(values, "value") + " in all its stages, expected " + text(n);
+      error = "'" + pipeline.key + "' has " + counted(values, "value") + " in all stages, expected " + text(n);
       return std::nullopt;
     }
     pipeline.interleave = stages / ranks;

@@ -38,8 +38,8 @@ void subtract(ProductSet whole, const ProductSet &product, std::vector<ProductSe
 
 namespace {
 
-/// What `box` leaves of all of `wholes`.
-std::vector<ProductSet> left(std::vector<ProductSet> wholes, const ProductSet &product) {
+/// `wholes` without `product`.
+std::vector<ProductSet> remaining(std::vector<ProductSet> wholes, const ProductSet &product) {
   std::vector<ProductSet> rest;
   for (ProductSet &whole : wholes)
     subtract(std::move(whole), product, rest);
@@ -54,20 +54,20 @@ std::vector<ProductSet> makeDisjoint(const std::vector<ProductSet> &products) {
   ProductSet hull = products[0];
   for (const ProductSet &product : products)
     for (size_t d = 0; d < hull.size(); ++d)
-      if (const IndexMap more = difference(product[d], hull[d]); !more.empty()) {
-        hull[d].insert(hull[d].end(), more.begin(), more.end());
+      if (const IndexMap added = difference(product[d], hull[d]); !added.empty()) {
+        hull[d].insert(hull[d].end(), added.begin(), added.end());
         hull[d] = ir::normalize(std::move(hull[d]));
       }
   std::vector<ProductSet> missing = {hull};
   for (size_t i = 0; i < products.size() && !missing.empty(); ++i)
-    missing = left(std::move(missing), products[i]);
+    missing = remaining(std::move(missing), products[i]);
   if (missing.empty())
     return {hull};
   std::vector<ProductSet> result;
   for (const ProductSet &product : products) {
     std::vector<ProductSet> own = {product};
     for (size_t i = 0; i < result.size() && !own.empty(); ++i)
-      own = left(std::move(own), result[i]);
+      own = remaining(std::move(own), result[i]);
     result.insert(result.end(), own.begin(), own.end());
   }
   return result;

@@ -1,4 +1,4 @@
-// Boxes: sets of elements that are a product of positions along each dimension.
+// Product sets: sets of elements that are a product of sets of positions, one for each dimension.
 #pragma once
 
 #include "ir/ir.h"
@@ -7,18 +7,18 @@
 
 namespace reshard {
 
-using ProductSet = std::vector<ir::IndexMap>; // positions by dimension, each related to itself
+using ProductSet = std::vector<ir::IndexMap>; // by dimension: the identity on its positions
 
-/// The `from` positions of a relation, each related to itself.
+/// The identity on the `from` positions of an index map.
 ir::IndexMap identityOn(ir::IndexMap indexMap);
 
 bool isEmpty(const ProductSet &product);
 
-/// The part of `whole` that `box` leaves, appended as disjoint boxes: what is outside along dimension 0, else along
-/// dimension 1 …
+/// Appends `whole` without `product` as disjoint product sets: the elements outside along dimension 0, then those
+/// inside along dimension 0 and outside along dimension 1 …
 void subtract(ProductSet whole, const ProductSet &product, std::vector<ProductSet> &rest);
 
-/// Disjoint boxes that have the elements of these together: one where they are a product.
+/// Disjoint product sets with the same union as `products`; one set if the union is a product.
 std::vector<ProductSet> makeDisjoint(const std::vector<ProductSet> &products);
 
 } // namespace reshard

@@ -30,7 +30,7 @@ public:
         }
     if (!any || !diagnostics_.ok())
       return;
-    std::vector<unsigned> counts; // of params as declared
+    std::vector<unsigned> counts; // of declared params, by endpoint
     for (const Endpoint &endpoint : layout_.endpoints)
       counts.push_back(static_cast<unsigned>(endpoint.params.size()));
     for (unsigned p = 0; p < counts[0]; ++p)
@@ -55,7 +55,7 @@ private:
   void check(unsigned e, unsigned p) {
     const Param &param = this->param(e, p);
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
-    const std::string what = title(e, p) + " is quantised as " + name(*rule.format);
+    const std::string what = title(e, p) + " is quantized as " + name(*rule.format);
     if (param.shape.size() < 2)
       diagnostics_.error(rule.at, what + " but has one dimension, expected a matrix");
     else if (param.dtype != DType::fp32 && param.dtype != DType::bf16 && param.dtype != DType::fp16)
@@ -69,7 +69,7 @@ private:
         }
   }
 
-  /// Appends a param like another one.
+  /// Appends a param with the location of param `like`.
   unsigned append(unsigned e, unsigned like, Param param) {
     param.refresh.clear();
     param.transform.clear();
@@ -91,7 +91,7 @@ private:
     unsigned scales = 0, tensorScale = 0;
   };
 
-  /// Makes a param that of the codes, and appends those of its scales; none has parts yet.
+  /// Turns a param into the param of its codes and appends the params of its scales, all without parts.
   Scales storeQuantized(unsigned e, unsigned p) {
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
     const Quantization format = *rule.format;
@@ -119,7 +119,7 @@ private:
     return result;
   }
 
-  /// Elements of a quantised param: what is read of it, or written to it.
+  /// Adds the view that presents a quantized param as elements, which are read (source) or written (target).
   unsigned addElementsView(unsigned e, unsigned p, bool staged) {
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
     Param elements = param(e, p);
@@ -128,9 +128,9 @@ private:
     elements.view =
         QuantizedView{ViewKind::elements, *rule.format, staged, rule.swizzled, p, scales.scales, scales.tensorScale};
     if (e > 0) {
-      for (unsigned made : {p, scales.scales, scales.tensorScale})
-        param(e, made).derived = true;
-      for (Part &part : elements.parts) // no later pass cuts a row: blocks stay together
+      for (unsigned derived : {p, scales.scales, scales.tensorScale})
+        param(e, derived).derived = true;
+      for (Part &part : elements.parts) // no later pass may split a row, so that blocks stay complete
         for (PartDimension &dimension : part.dimensions)
           if (dimension.param + 1 == static_cast<int>(elements.shape.size()))
             dimension.sharding = wholeSharding(e, dimension.sharding);
@@ -140,7 +140,7 @@ private:
     return number;
   }
 
-  /// A share whose positions all stay together.
+  /// The sharding with one unit, which no later pass splits.
   unsigned wholeSharding(unsigned e, unsigned sharding) {
     const auto [at, added] = whole_.try_emplace({e, sharding}, static_cast<unsigned>(endpoint(e).shardings.size()));
     if (added) {
@@ -157,20 +157,20 @@ private:
           sourceParts_[pattern].push_back({p, q});
   }
 
-  // ------------------------------------------------------------------------------------- codes and scales that go
+  // ------------------------------------------------------------------------------------- targets
 
   void target(unsigned e, unsigned p) {
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
     std::string why;
-    const bool alike = passes(e, p),
+    const bool sameFormat = sourceHasFormat(e, p),
                sends = rule.by == QuantizeRule::By::sender ||
                        (rule.by == QuantizeRule::By::either && *rule.format == Quantization::block_fp8);
-    if ((alike || (sends && *rule.format != Quantization::nvfp4)) && takeCodes(e, p, alike, why))
+    if ((sameFormat || (sends && *rule.format != Quantization::nvfp4)) && receiveCodes(e, p, sameFormat, why))
       return;
     if (*rule.format == Quantization::nvfp4)
-      why = "a sender does not know the whole matrix";
+      why = "nvfp4 needs the amax of the whole matrix, which no sender has";
     if (rule.by == QuantizeRule::By::sender)
-      diagnostics_.warning(rule.at, title(e, p) + " is quantised by the receiver: " + why);
+      diagnostics_.warning(rule.at, title(e, p) + " is quantized by the receiver: " + why);
     if (*rule.format == Quantization::nvfp4 && !findAmax(e, p))
       return;
     const unsigned elements = addElementsView(e, p, *rule.format == Quantization::block_fp8);
@@ -180,8 +180,8 @@ private:
     }
   }
 
-  /// Whether the source has all that a target param holds quantised in the same format.
-  bool passes(unsigned e, unsigned p) {
+  /// Whether the source has all tensors of a target param quantized in the param's format.
+  bool sourceHasFormat(unsigned e, unsigned p) {
     for (const Part &part : param(e, p).parts)
       if (part.pattern >= 0)
         for (const SourcePart &sourcePart : sourceParts_[part.pattern])
@@ -191,7 +191,7 @@ private:
     return *rule(e, p)->format != Quantization::nvfp4 || sameMatrices(param(e, p));
   }
 
-  /// Whether a param holds the same tensors as one param of the source, and as matrices: then it has the same tensor
+  /// Whether a param and one param of the source hold the same tensors as matrices: then they have the same tensor
   /// scales.
   bool sameMatrices(const Param &target) {
     std::set<int> tensorPatterns;
@@ -215,7 +215,7 @@ private:
     return others == tensorPatterns;
   }
 
-  /// Whether the last two dimensions of a tensor, and no others, are the last two of a param.
+  /// Whether exactly the last two dimensions of a tensor are on the last two of the param.
   bool areMatrices(const Param &param, const Part &part) const {
     const int leading = static_cast<int>(param.shape.size()) - 2;
     const size_t outer = std::max<size_t>(part.dimensions.size(), 2) - 2;
@@ -225,7 +225,7 @@ private:
     return fits;
   }
 
-  /// Whether the source has scales of a target param that are swizzled.
+  /// Whether the source has swizzled scales of a tensor of a target param.
   bool anySwizzled(unsigned e, unsigned p) {
     for (const Part &part : param(e, p).parts)
       for (const SourcePart &sourcePart : part.pattern >= 0 ? sourceParts_[part.pattern] : std::vector<SourcePart>())
@@ -234,16 +234,17 @@ private:
     return false;
   }
 
-  /// Codes and scales come: they are of tensors of their own, and the source shows these.
-  bool takeCodes(unsigned e, unsigned p, bool alike, std::string &why) {
+  /// Makes a target param that receives codes and scales, which are tensors of their own, and the views of the source
+  /// that provide them. Returns false if that is not possible, with the reason in `why`.
+  bool receiveCodes(unsigned e, unsigned p, bool sameFormat, std::string &why) {
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
     const Quantization format = *rule.format;
-    if (endpoint(0).storage && (!alike || anySwizzled(e, p))) {
-      why = "the source is in files, which nobody reads to quantise them or to put their scales in order";
+    if (endpoint(0).storage && (!sameFormat || anySwizzled(e, p))) {
+      why = "the source is files, so that no sender can quantize values or reorder swizzled scales";
       return false;
     }
     if (endpoint(e).storage && rule.swizzled) {
-      why = "swizzled scales in files are put in order by who writes them";
+      why = "the target is files, and swizzled scales in files are reordered by the rank that writes them";
       return false;
     }
     std::vector<Part> codes, scales;
@@ -256,14 +257,15 @@ private:
       std::vector<Part> sent, ignored;
       for (const SourcePart &sourcePart : sourceParts_[part.pattern]) {
         const auto &view = param(0, sourcePart.param).view;
-        if (!alike && view) {
-          why = "the source has '" + layout_.tensorPatterns[part.pattern].name + "' quantised as " + name(view->format);
+        if (!sameFormat && view) {
+          why = "the source has '" + layout_.tensorPatterns[part.pattern].name + "' quantized as " + name(view->format);
           return false;
         }
         if (why = blocks_.parts(0, sourcePart.param, sourcePart.part, format, sent, ignored); !why.empty())
           return false;
         if (sent.back().pattern != codes.back().pattern) {
-          why = "the source has '" + layout_.tensorPatterns[part.pattern].name + "' in another order of dimensions";
+          why =
+              "the source has '" + layout_.tensorPatterns[part.pattern].name + "' with its dimensions in another order";
           return false;
         }
       }
@@ -273,7 +275,7 @@ private:
         for (const SourcePart &sourcePart : sourceParts_[part.pattern])
           sendCodes(sourcePart, format);
     std::vector<Part> tensorScales;
-    if (format == Quantization::nvfp4) { // all tensors of the matrix have one, which goes as that of the source's first
+    if (format == Quantization::nvfp4) { // one tensor scale for all tensors of the matrix: sent as that of the first
       const unsigned from = sourceParts_[param(e, p).parts[0].pattern][0].param;
       const std::vector<Part> &parts = param(e, p).parts;
       const auto same = std::find_if(parts.begin(), parts.end(),
@@ -293,7 +295,7 @@ private:
     return true;
   }
 
-  /// Swizzled scales, row by row.
+  /// The view of swizzled scales in row-major order.
   Param plainScales(unsigned e, unsigned swizzled, const std::vector<Extent> &wide, Quantization format,
                     std::vector<Part> parts) {
     Param plain = param(e, swizzled);
@@ -305,14 +307,14 @@ private:
     return plain;
   }
 
-  /// Lets a part of a source param go as codes and scales: as they are, or as if it were quantised.
+  /// Adds codes and scales of a part of a source param: those that are stored, or a view that quantizes the elements.
   void sendCodes(const SourcePart &sourcePart, Quantization format) {
     if (!sent_.insert({{sourcePart.param, sourcePart.part}, format}).second)
       return;
     auto [at, added] = senders_.try_emplace({sourcePart.param, format});
     auto &[codes, scales] = at->second;
     if (added) {
-      if (const auto view = param(0, sourcePart.param).view) { // quantised as it stands
+      if (const auto view = param(0, sourcePart.param).view) { // stored quantized
         codes = view->codes;
         scales = view->swizzled ? append(0, sourcePart.param,
                                          plainScales(0, view->scales, param(0, sourcePart.param).shape, format, {}))
@@ -336,21 +338,21 @@ private:
     blocks_.parts(0, sourcePart.param, sourcePart.part, format, param(0, codes).parts, param(0, scales).parts);
   }
 
-  /// A target param of nvfp4 needs the largest magnitude of each matrix over all ranks: each source rank that holds a
-  /// shard of a tensor in it sends that of the shard, and the receiver takes the largest of them.
+  /// Adds the param of the amax that a target param of nvfp4 needs, of each matrix over all ranks: each source rank
+  /// that holds a shard of a tensor in it sends the amax of the shard, and the receiver computes their maximum.
   bool findAmax(unsigned e, unsigned p) {
     Param amax = param(e, p);
     const size_t leading = amax.shape.size() - 2;
     std::vector<Part> parts;
     int64_t slots = 0;
     for (const Part &part : std::vector<Part>(std::move(amax.parts))) {
-      if (part.pattern < 0 || sourceParts_[part.pattern].empty()) // nobody holds what has no elements
+      if (part.pattern < 0 || sourceParts_[part.pattern].empty()) // a tensor without elements
         continue;
       if (!amaxShards_.add(e, part, sourceParts_[part.pattern], static_cast<int>(leading), slots, parts)) {
         diagnostics_.error(rule(e, p)->at,
-                           title(e, p) + " cannot be quantised as nvfp4: a source param has a dimension of tensor '" +
+                           title(e, p) + " cannot be quantized as nvfp4: a dimension of tensor '" +
                                layout_.tensorPatterns[part.pattern].name +
-                               "' that numbers matrices here on one of its own with others");
+                               "' numbers matrices here, but a source param joins it with other dimensions");
         return false;
       }
     }
@@ -358,10 +360,16 @@ private:
     amax.dtype = DType::fp32;
     amax.shape.resize(leading);
     amax.shape.push_back(
-        {{}, {std::max<int64_t>(slots, 1)}}); // a matrix that nobody holds anything of has a scale, too
+        {{}, {std::max<int64_t>(slots, 1)}}); // at least one: a matrix without elements has a scale, too
     amax.parts = std::move(parts);
-    amax.view = QuantizedView{
-        ViewKind::amax, Quantization::nvfp4, true, false, p, p, p, 0}; // of the elements, which are to come
+    amax.view = QuantizedView{ViewKind::amax,
+                              Quantization::nvfp4,
+                              true,
+                              false,
+                              p,
+                              p,
+                              p,
+                              0}; // codes, scales: replaced by target() once the elements view exists
     amax_[{e, p}] = append(e, p, std::move(amax));
     return true;
   }
@@ -372,7 +380,7 @@ private:
   Diagnostics &diagnostics_;
   Blocks blocks_;
   std::map<int, std::vector<SourcePart>> sourceParts_;                        // by tensor
-  std::map<std::pair<unsigned, unsigned>, unsigned> elements_, whole_, amax_; // by endpoint, and param or share
+  std::map<std::pair<unsigned, unsigned>, unsigned> elements_, whole_, amax_; // by endpoint, and param or sharding
   AmaxShards amaxShards_;
   std::map<std::pair<unsigned, Quantization>, std::pair<unsigned, unsigned>> senders_; // source param -> codes, scales
   std::set<std::pair<std::pair<unsigned, unsigned>, Quantization>> sent_;              // parts of source params

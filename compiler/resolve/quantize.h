@@ -1,5 +1,5 @@
-// Params that stand quantised, as layouts: codes and scales are params and tensors like others, and faces stand between
-// them and plain values.
+// Quantized params in the layout IR: codes and scales are params and tensors like others, and quantized views convert
+// between them and elements.
 #pragma once
 
 #include "compiler/frontend/diagnostics.h"
@@ -9,9 +9,9 @@
 
 namespace reshard {
 
-/// Rewrites each param with a `quantize` into the param of its codes, params of scales, and faces (ir::Face); appends
-/// what is new, to `paramsAt` and `forms` as well. Where codes and scales go, tensors for them are added. Errors: what
-/// docs/yaml.md says cannot be quantised; a warning where `by: sender` cannot be.
+/// Replaces each param with a `quantize` by the param of its codes, and appends the params of its scales and its
+/// quantized views (ir::QuantizedView), to `paramsAt` and `forms` as well. Adds tensors for codes and scales that are
+/// sent. Reports params that cannot be quantized (docs/yaml.md, section 12); warns if `by: sender` is not possible.
 void quantizeParams(std::vector<std::vector<Location>> &paramsAt, std::vector<std::vector<StorageForm>> &forms,
                     ir::Layout &layout, Diagnostics &diagnostics);
 

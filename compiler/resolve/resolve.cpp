@@ -1,6 +1,6 @@
-// resolve: a Job → the layout IR, side by side, then what both sides must agree on. The work lies in tensors.cpp
-// (tensors), endpoint_context.cpp (axes, index variables), params.cpp (names, packs, cuts), names.cpp and coverage.cpp
-// (checks).
+// resolve: a Job → the layout IR: each endpoint by itself, then the checks and dtypes that concern both sides. Tensors
+// are in tensors.cpp, axes and index variables in endpoint_context.cpp, params in params.cpp, checks in names.cpp and
+// coverage.cpp, quantization in quantize.cpp.
 
 #include "compiler/frontend/reading.h"
 #include "compiler/resolve/coverage.h"
@@ -25,23 +25,24 @@ bool isScalar(const ParamDeclaration &param, const Tensors &tensors) {
   return tensor && !tensors.all()[*tensor].absent && tensors.patternOf(*tensor).shape.empty();
 }
 
-/// The params of a layout. Those without a `shard` of their own are cut as the first of the layout's globs that fits
-/// says. A glob with wildcards that cuts a dimension does not fit scalars: `"*": {0: fsdp}` is meant for the others.
+/// The params of a layout. A param without its own `shard` has the rules of the first of the layout's globs that
+/// matches. A glob with wildcards that shards a dimension does not match scalars: `"*": {0: fsdp}` is for the other
+/// params.
 std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclaration &layout, const Tensors &tensors,
                                            Diagnostics &diagnostics) {
   std::vector<ParamDeclaration> result = layout.params;
   if (layout.same)
     for (const TensorDeclaration &tensor : job.model.tensors)
       result.push_back(paramOf(tensor));
-  std::vector<bool> used(layout.shard.size()), shardsAny;
+  std::vector<bool> used(layout.shard.size()), skipsScalars;
   for (const auto &[glob, rules] : layout.shard)
-    shardsAny.push_back(!rules.empty() && glob.text.find_first_of("*?") != std::string::npos);
+    skipsScalars.push_back(!rules.empty() && glob.text.find_first_of("*?") != std::string::npos);
   std::vector<bool> scalar;
   for (const ParamDeclaration &param : result)
     scalar.push_back(!layout.shard.empty() && isScalar(param, tensors));
   for (size_t p = 0; p < result.size(); ++p)
     for (size_t i = 0; i < layout.shard.size() && !result[p].hasOwnSharding; ++i)
-      if (matchesGlob(layout.shard[i].first.text, result[p].name) && !(scalar[p] && shardsAny[i])) {
+      if (matchesGlob(layout.shard[i].first.text, result[p].name) && !(scalar[p] && skipsScalars[i])) {
         used[i] = true;
         result[p].shard = layout.shard[i].second;
         break;
@@ -53,11 +54,12 @@ std::vector<ParamDeclaration> layoutParams(const Job &job, const LayoutDeclarati
     bool scalars = false, others = false;
     for (size_t p = 0; p < result.size(); ++p)
       if (matchesGlob(glob.text, result[p].name))
-        (scalar[p] && shardsAny[i] ? scalars : others) = true;
-    diagnostics.error(glob.at, "'" + glob.text + "' in 'shard' of layout '" + layout.name + "' fits no param" +
-                                   (others    ? " that is left: others above it or a 'shard' of its own come first"
-                                    : scalars ? " but scalars, which have no dimension to cut"
-                                              : ""));
+        (scalar[p] && skipsScalars[i] ? scalars : others) = true;
+    diagnostics.error(glob.at,
+                      "'" + glob.text + "' in 'shard' of layout '" + layout.name + "' matches " +
+                          (others    ? "only params that have rules already, from a glob above it or their own 'shard'"
+                           : scalars ? "only scalars, which have no dimension to shard"
+                                     : "no param"));
   }
   return result;
 }
@@ -72,13 +74,14 @@ std::vector<ParamDeclaration> declaredParams(const Job &job, const EndpointDecla
     const TensorDeclaration &declaration = *tensor.declaration;
     ParamDeclaration &param = result.emplace_back(paramOf(declaration));
     param.shard = declaration.shard;
-    if (declaration.tied && param.shard.empty()) // a tied tensor that says nothing is sharded like the other
+    if (declaration.tied && param.shard.empty()) // a tied tensor without rules has those of the other
       param.shard = tensors.all()[tensor.canonical].declaration->shard;
   }
   return result;
 }
 
-/// Those that `only` and `ignore` leave; the names of the others go to `omitted`. Each glob must fit a param.
+/// The params that `only` and `ignore` select; the names of the others are appended to `omitted`. Reports globs that
+/// match no param.
 std::vector<ParamDeclaration> selectedParams(const EndpointDeclaration &endpoint, std::vector<ParamDeclaration> params,
                                              std::vector<std::string> &omitted, Diagnostics &diagnostics) {
   auto any = [](const std::vector<Glob> &globs, const std::string &name) {
@@ -91,7 +94,7 @@ std::vector<ParamDeclaration> selectedParams(const EndpointDeclaration &endpoint
     for (const Glob &glob : *globs)
       if (std::none_of(params.begin(), params.end(),
                        [&](const auto &param) { return matchesGlob(glob.text, param.name); }))
-        diagnostics.error(glob.at, "'" + glob.text + "' in " + key + " fits no param of the " + endpoint.role);
+        diagnostics.error(glob.at, "'" + glob.text + "' in " + key + " matches no param of the " + endpoint.role);
   std::erase_if(params, [&](const ParamDeclaration &param) {
     const bool out = (!endpoint.only.empty() && !any(endpoint.only, param.name)) || any(endpoint.ignore, param.name);
     if (out)
@@ -109,7 +112,7 @@ std::string quoted(const std::vector<std::string> &names) {
   return names.size() > kShown ? text + " and " + std::to_string(names.size() - kShown) + " more" : text;
 }
 
-/// `shard` and `place` of the model itself are for jobs without layouts.
+/// Reports `shard` and `place` of the model itself in a job with layouts.
 void checkModelRules(const Job &job, Diagnostics &diagnostics) {
   const auto named = std::find_if(job.endpoints.begin(), job.endpoints.end(), [](const EndpointDeclaration &endpoint) {
     return endpoint.layoutDeclaration != nullptr;
@@ -117,7 +120,7 @@ void checkModelRules(const Job &job, Diagnostics &diagnostics) {
   if (named == job.endpoints.end())
     return;
   const std::string but = ", but the " + named->role + " has the layout '" + named->layoutDeclaration->name +
-                          "', expected the rules in layouts alone";
+                          "', expected the rules in layouts only";
   for (const TensorDeclaration &tensor : job.model.tensors)
     for (const auto &[d, rule] : tensor.shard)
       diagnostics.error(rule.at, "'shard' of tensor '" + tensor.name + "'" + but);
@@ -125,7 +128,7 @@ void checkModelRules(const Job &job, Diagnostics &diagnostics) {
     diagnostics.error(rule.at, "'place' of the model" + but);
 }
 
-/// No two tensors have one full name.
+/// Reports tensors with the same name.
 void checkTensors(const Tensors &tensors, const ir::Layout &layout, Diagnostics &diagnostics) {
   std::vector<ir::TensorPattern> names; // with tied ones
   std::vector<Location> at;
@@ -133,7 +136,7 @@ void checkTensors(const Tensors &tensors, const ir::Layout &layout, Diagnostics 
     if (tensor.absent)
       continue;
     ir::TensorPattern &pattern = names.emplace_back(tensors.tensorPatterns()[tensor.pattern]);
-    if (tensor.declaration->tied) { // the other's values, in the order of this one's name
+    if (tensor.declaration->tied) { // the values of the other, in the order of this one's variables
       const ir::TensorPattern other = pattern;
       pattern.variables.clear();
       pattern.exists.clear();
@@ -150,7 +153,7 @@ void checkTensors(const Tensors &tensors, const ir::Layout &layout, Diagnostics 
   checkTensorNames(layout, names, at, diagnostics);
 }
 
-/// Buffers of a rank, which may use every file of a storage endpoint, are numbered with 32 bits.
+/// Checks the number of buffers of a rank, which have 32-bit numbers. A rank may use every file of a storage endpoint.
 void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagnostics) {
   int64_t total = 0;
   for (const ir::Endpoint &endpoint : layout.endpoints)
@@ -165,19 +168,19 @@ void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagn
       }
       total += std::min(most, kMaxParamInstances);
       if (total >= kMaxParamInstances) {
-        diagnostics.error(job.at, "a rank has " + std::to_string(total) + " params or more, expected less than " +
-                                      std::to_string(kMaxParamInstances));
+        diagnostics.error(job.at, "a rank has at least " + std::to_string(total) +
+                                      " param instances, expected fewer than " + std::to_string(kMaxParamInstances));
         return;
       }
     }
 }
 
-/// Every tensor of the target is one of the source; source tensors that no target takes are listed. With
-/// --allow=missing, target params with other tensors are left out.
+/// Checks that the source holds every tensor of the targets, and lists source tensors that no target uses. With
+/// --allow=missing, target params with tensors that the source lacks are omitted.
 void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::vector<Location>> &paramsAt,
                 std::vector<std::vector<StorageForm>> &forms, const Allowed &allowed, ir::Layout &layout,
                 Diagnostics &diagnostics) {
-  std::vector<bool> taken(layout.tensorPatterns.size());
+  std::vector<bool> used(layout.tensorPatterns.size());
   for (size_t e = 1; e < layout.endpoints.size(); ++e) {
     ir::Endpoint &target = layout.endpoints[e];
     std::vector<bool> out(target.params.size());
@@ -186,8 +189,8 @@ void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::
         if (part.pattern < 0)
           continue;
         const ir::TensorPattern &pattern = layout.tensorPatterns[part.pattern];
-        const bool known = taken[part.pattern];
-        taken[part.pattern] = !allowed.missing || held[part.pattern];
+        const bool known = used[part.pattern];
+        used[part.pattern] = !allowed.missing || held[part.pattern];
         const bool elements =
             std::none_of(pattern.shape.begin(), pattern.shape.end(), [](int64_t n) { return n == 0; }) &&
             std::none_of(pattern.exists.begin(), pattern.exists.end(), [](const auto &e) { return e.empty(); });
@@ -197,7 +200,7 @@ void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::
                                     pattern.name + "', which no param of the source holds";
         if (allowed.missing) {
           if (!out[p])
-            diagnostics.warning(paramsAt[e][p], message + "; it is left out");
+            diagnostics.warning(paramsAt[e][p], message + "; the param is omitted");
           out[p] = true;
           continue;
         }
@@ -207,25 +210,25 @@ void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::
                          source.layout ? "the source has the layout '" + source.layout->first + "'"
                                        : "the source is here");
       }
-    size_t kept = 0;
+    size_t count = 0;
     for (size_t p = 0; p < target.params.size(); ++p) {
       if (out[p]) {
         target.omitted.push_back(target.params[p].name);
-      } else if (kept++ < p) {
-        target.params[kept - 1] = std::move(target.params[p]);
-        paramsAt[e][kept - 1] = paramsAt[e][p];
-        forms[e][kept - 1] = forms[e][p];
+      } else if (count++ < p) {
+        target.params[count - 1] = std::move(target.params[p]);
+        paramsAt[e][count - 1] = paramsAt[e][p];
+        forms[e][count - 1] = forms[e][p];
       }
     }
-    target.params.resize(kept);
-    paramsAt[e].resize(kept);
-    forms[e].resize(kept);
+    target.params.resize(count);
+    paramsAt[e].resize(count);
+    forms[e].resize(count);
   }
   for (size_t f = 0; f < layout.tensorPatterns.size(); ++f)
-    if (held[f] && !taken[f])
+    if (held[f] && !used[f])
       layout.unused.push_back(layout.tensorPatterns[f].name);
   if (!layout.unused.empty())
-    diagnostics.warning(job.endpoints[1].at, "no target takes " + std::to_string(layout.unused.size()) +
+    diagnostics.warning(job.endpoints[1].at, "no target uses " + std::to_string(layout.unused.size()) +
                                                  " of the source's tensors: " + quoted(layout.unused));
 }
 
@@ -266,7 +269,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
     forms.push_back(params.forms());
     checkParamNames(layout, layout.endpoints.back(), paramsAt.back(), {}, diagnostics);
   }
-  // From here sides are compared: after errors they would look different where they are not.
+  // The rest compares both sides. After an error, differences between them may only follow from it.
   if (diagnostics.errors() > errorsBefore)
     return std::nullopt;
   resolveStorageForms(paramsAt, forms, layout, diagnostics);
@@ -275,7 +278,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   warnOnMixedForms(paramsAt[0], forms[0], layout, diagnostics);
   quantizeParams(paramsAt, forms, layout, diagnostics);
   const bool good = diagnostics.errors() == errorsBefore;
-  for (size_t e = 0; e < layout.endpoints.size() && good; ++e) { // scales have got names
+  for (size_t e = 0; e < layout.endpoints.size() && good; ++e) { // scales and views have names now
     std::vector<std::string> titles;
     for (const StorageForm &form : forms[e])
       titles.push_back(form.title);

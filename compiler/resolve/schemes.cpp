@@ -1,6 +1,6 @@
-// One function per scheme, on units; share() puts `unit` and `replicate` around them. Regular schemes give one periodic
-// segment a rank, however many blocks there are. The formulas are in docs/yaml.md, section 5; a comment at each
-// engine's scheme names the engine's own function.
+// One function for each scheme, on units; applyScheme adds `unit` and `replicate`. Regular schemes make one periodic
+// block for each rank, whatever n is. The formulas are in docs/yaml.md, section 5. The comment of a scheme that an
+// engine defines names the engine's function.
 
 #include "compiler/resolve/schemes.h"
 
@@ -20,8 +20,8 @@ std::string text(int64_t number) { return std::to_string(number); }
 /// "1 row", "3 units of 128 rows".
 std::string counted(int64_t n, const std::string &noun) { return text(n) + " " + noun + (n == 1 ? "" : "s"); }
 
-/// What a scheme function sees: n units over k ranks. It fills `at` (k empty lists) and returns an error text or
-/// nothing.
+/// The argument of a scheme function: n units over k ranks. The function fills `at` (k empty maps) and returns an error
+/// text or nothing.
 struct Problem {
   const Scheme &scheme;
   int64_t n, k;
@@ -45,8 +45,8 @@ namespace schemes {
 /// Rows [r·n/k, (r+1)·n/k); k must divide n.
 std::string even(const Problem &p) {
   if (p.n % p.k != 0)
-    return "'even' cannot share " + p.over() + ": " + text(p.k) + " does not divide " + text(p.n) +
-           " ('chunk' and 'balanced' share unevenly)";
+    return "'even' cannot shard " + p.over() + ": " + text(p.k) + " does not divide " + text(p.n) +
+           " (use 'chunk' or 'balanced' for uneven shards)";
   for (int64_t r = 0, each = p.n / p.k; r < p.k; ++r)
     p.put(r, r * each, 0, each);
   return {};
@@ -77,8 +77,8 @@ std::string vllm(const Problem &p) { return remainderFrom(p, p.k - 1 - p.n % p.k
 /// The last n mod k ranks hold one row more (SGLang's get_pp_indices, sglang/srt/distributed/utils.py).
 std::string sglang(const Problem &p) { return remainderFrom(p, p.k - p.n % p.k); }
 
-/// Blocks of b rows dealt out in turn, the last possibly short (ScaLAPACK's block-cyclic distribution).
-std::string deal(const Problem &p, int64_t b) {
+/// Blocks of b rows, block i on rank i mod k, the last possibly short (ScaLAPACK's block-cyclic distribution).
+std::string blockCyclic(const Problem &p, int64_t b) {
   if (b >= p.n) {
     p.put(0, 0, 0, p.n);
     return {};
@@ -94,15 +94,15 @@ std::string deal(const Problem &p, int64_t b) {
 }
 
 /// Rows r, r+k, r+2k, …
-std::string round_robin(const Problem &p) { return deal(p, 1); }
+std::string round_robin(const Problem &p) { return blockCyclic(p, 1); }
 
 std::string cyclic(const Problem &p) {
   if (p.scheme.numbers.size() != 1 || p.scheme.numbers[0] < 1)
-    return "'cyclic' takes one block length, at least 1";
-  return deal(p, p.scheme.numbers[0]);
+    return "'cyclic' needs one block length of at least 1";
+  return blockCyclic(p, p.scheme.numbers[0]);
 }
 
-/// Those many rows, in rank order; zero is allowed.
+/// A stated number of rows for each rank, in rank order; zero is allowed.
 std::string sizes(const Problem &p) {
   const std::vector<int64_t> &list = p.scheme.numbers;
   if (static_cast<int64_t>(list.size()) != p.k)
@@ -111,7 +111,7 @@ std::string sizes(const Problem &p) {
   int64_t next = 0;
   for (int64_t r = 0; r < p.k; ++r) {
     if (list[r] < 0 || list[r] > p.n)
-      return "'sizes' gives rank " + text(r) + " " + text(list[r]) + " of " + p.units;
+      return "'sizes' has " + text(list[r]) + " for rank " + text(r) + ", expected 0 to " + p.units;
     p.put(r, next, 0, list[r]);
     next += list[r];
     if (next > p.n)
@@ -124,16 +124,16 @@ std::string sizes(const Problem &p) {
          p.units;
 }
 
-/// n cut into k·s equal segments; rank r holds segments r, r+k, … (Megatron-Core's partition_stride,
+/// k·s equal segments; rank r holds segments r, r+k, … (Megatron-Core's partition_stride,
 /// _initialize_affine_weight_cpu in tensor_parallel/layers.py).
 std::string stride(const Problem &p) {
   if (p.scheme.numbers.size() != 1 || p.scheme.numbers[0] < 1)
-    return "'stride' takes one number of segments for each rank, at least 1";
+    return "'stride' needs one number of at least 1, the segments of each rank";
   const int64_t s = p.scheme.numbers[0];
   if (s > p.n / p.k || p.n % (p.k * s) != 0) {
     if (p.n == 0)
       return {};
-    return "'stride' cannot share " + p.over() + ": " + text(p.k) + " ranks times stride " + text(s) +
+    return "'stride' cannot shard " + p.over() + ": " + text(p.k) + " ranks times stride " + text(s) +
            " does not divide " + text(p.n);
   }
   for (int64_t r = 0, length = p.n / (p.k * s); r < p.k; ++r)
@@ -141,15 +141,16 @@ std::string stride(const Problem &p) {
   return {};
 }
 
-/// Global component lengths, each shared evenly, joined on each rank (Megatron-Core's partition_sizes, times k).
+/// Global component lengths, each sharded evenly, joined on each rank (Megatron-Core's partition_sizes, times k).
 std::string blocks(const Problem &p) {
   int64_t start = 0, local = 0;
   for (int64_t length : p.scheme.numbers) {
     if (length < 0 || length > p.n - start)
-      return "'blocks' go past " + p.units + " at block length " + text(length);
+      return "'blocks' has the block length " + text(length) + ", expected 0 to " + text(p.n - start) + " of " +
+             p.units;
     if (length % p.k != 0)
-      return "'blocks' cannot share a block of " + text(length) + " over " + counted(p.k, "rank") + ": " + text(p.k) +
-             " does not divide it";
+      return "'blocks' cannot shard a block of " + text(length) + " over " + counted(p.k, "rank") + ": " + text(p.k) +
+             " does not divide " + text(length);
     const int64_t each = length / p.k;
     for (int64_t r = 0; r < p.k; ++r)
       p.put(r, start + r * each, local, each);
@@ -175,10 +176,10 @@ std::string map(const Problem &p) {
                text(p.n - 1);
       const size_t layer = seen[row]++;
       if (layer > p.repeats.size()) {
-        constexpr int64_t kMostLists = 1 << 22;
+        constexpr int64_t kMostLists = 1 << 22; // layers of repeats times ranks
         if (static_cast<int64_t>(layer) * p.k > kMostLists)
-          return "'map' lists " + p.scheme.noun + " " + text(row) + " on rank " + text(r) + " too often, " +
-                 text(layer + 1) + " times";
+          return "'map' lists " + p.scheme.noun + " " + text(row) + " of rank " + text(r) + " " + text(layer + 1) +
+                 " times, expected at most " + text(kMostLists / p.k + 1) + " times";
         p.repeats.emplace_back(p.k);
       }
       (layer == 0 ? p.at : p.repeats[layer - 1])[r].push_back({row, static_cast<int64_t>(slot), 1, 1, 0, 0});
@@ -208,10 +209,11 @@ const SchemeRow *find(const std::string &name) {
   return row == std::end(kSchemes) ? nullptr : row;
 }
 
-/// Units to rows. Of the last unit, which may be short, only `last` rows exist; what a rank holds behind it moves up.
+/// Converts units to rows. The last unit has `last` rows, which may be fewer than `unit`: local positions behind it
+/// move forward.
 void toRows(DimensionShards &shards, int64_t units, int64_t unit, int64_t last) {
   for (size_t r = 0; r < shards.at.size(); ++r) {
-    std::vector<int64_t> shortSlots; // where this rank holds the last unit
+    std::vector<int64_t> shortSlots; // local units that are the last unit
     for (size_t i = 0; i < shards.layers(); ++i) {
       IndexMap &layer = i == 0 ? shards.at[r] : shards.repeats[i - 1][r];
       if (last < unit)
@@ -259,7 +261,7 @@ std::optional<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int6
     return std::nullopt;
   }
   if (scheme.replicate && row->argument != Argument::none) {
-    error = "'replicate' does not go with '" + scheme.name +
+    error = "'replicate' cannot be used with '" + scheme.name +
             "', expected even, chunk, balanced, vllm, sglang or round_robin";
     return std::nullopt;
   }
@@ -272,7 +274,7 @@ std::optional<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int6
 
   if (scheme.replicate && ranks > units && units > 0) {
     if (ranks % units != 0) {
-      error = "'replicate' cannot share " + unitText + " over " + counted(ranks, "rank") + ": " + text(units) +
+      error = "'replicate' cannot shard " + unitText + " over " + counted(ranks, "rank") + ": " + text(units) +
               " does not divide " + text(ranks);
       return std::nullopt;
     }

@@ -1,5 +1,4 @@
-// The sharding schemes: who holds which of n rows. schemes.def lists them; nothing outside schemes.cpp asks which one
-// it is.
+// The sharding schemes: which rank holds which of n rows. schemes.def lists them. Only schemes.cpp distinguishes them.
 #pragma once
 
 #include "ir/index_map.h"
@@ -13,34 +12,34 @@ namespace reshard {
 /// A shard rule's scheme with its arguments evaluated.
 struct Scheme {
   std::string name = "even";               // a row of schemes.def
-  std::vector<int64_t> numbers;            // sizes, blocks: the list; stride, cyclic: the one number
+  std::vector<int64_t> numbers;            // sizes, blocks: the list; stride, cyclic: one number
   std::vector<std::vector<int64_t>> lists; // map: rows by rank, in slot order
   int64_t unit = 0;                        // 0: not stated
   bool replicate = false;
-  std::string noun = "row"; // what messages call a position: a row of a dimension, a value of an index variable
+  std::string noun = "row"; // of a position in messages: "row" of a dimension, "value" of an index variable
 };
 
-/// n rows shared out over some ranks.
+/// n rows sharded over some ranks.
 struct DimensionShards {
   std::vector<ir::IndexMap> at; // by rank: logical -> local position
   std::vector<int64_t> lengths; // by rank: local positions, repeats included
-  std::vector<std::vector<ir::IndexMap>>
-      repeats; // [i][rank]: the (i+2)th occurrences of rows that a `map` lists repeatedly
+  // [i][rank]: the (i+2)th occurrences of rows that a `map` lists repeatedly
+  std::vector<std::vector<ir::IndexMap>> repeats;
 
   /// The layers: `at`, then each of `repeats`.
   size_t layers() const { return 1 + repeats.size(); }
   const std::vector<ir::IndexMap> &layer(size_t i) const { return i == 0 ? at : repeats[i - 1]; }
 };
 
-/// Applies a scheme to n rows over `ranks` ranks, in units of `scheme.unit` rows or, where that is not stated, of
-/// `defaultUnit`: the scheme sees ceil(n / unit) units, the last possibly short, and never cuts inside one. With
-/// `replicate` and more ranks than units, rank r holds unit floor(r * units / ranks). Every row is on some rank, unless
-/// a `map` leaves it out. Empty after an error, whose text is in `error`.
+/// Applies a scheme to n rows over `ranks` ranks, in units of `scheme.unit` rows or, if that is not stated, of
+/// `defaultUnit`: the scheme distributes ceil(n / unit) units, of which the last may be short, and never splits one.
+/// With `replicate` and more ranks than units, rank r holds unit floor(r * units / ranks). Every row is on some rank,
+/// unless a `map` omits it. Returns nothing after an error, whose text is in `error`.
 std::optional<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int64_t ranks, int64_t defaultUnit,
                                            std::string &error);
 
-/// Whether a scheme's numbers belong to one n (sizes, blocks, map), so that it cannot cut the components of a concat in
-/// turn.
+/// Whether a scheme's numbers are for one n (sizes, blocks, map): such a scheme cannot shard the components of a concat
+/// separately.
 bool hasLists(const Scheme &scheme);
 
 } // namespace reshard

@@ -116,8 +116,7 @@ ir::TensorPattern Tensors::readTensorPattern(const Model &model, unsigned tensor
   return pattern;
 }
 
-/// A tied tensor takes shape, dtype and index values from the other; where it states a shape of its own, that must be
-/// the same.
+/// A tied tensor has the shape, dtype and index values of the other. A shape of its own must be the same.
 void Tensors::checkTie(unsigned tensor, Diagnostics &diagnostics) const {
   const TensorDeclaration &one = *tensors_[tensor].declaration,
                           &other = *tensors_[tensors_[tensor].canonical].declaration;
@@ -130,7 +129,7 @@ void Tensors::checkTie(unsigned tensor, Diagnostics &diagnostics) const {
                                        ir::name(other.dtype) + " " + shapeText(other.shape));
 }
 
-/// A suggestion among names and their last parts; nothing once there are more errors than are shown.
+/// A suggestion among the names and their suffixes. Nothing after many errors: it is slow, and few errors are printed.
 std::string Tensors::nearest(const std::string &name, const Diagnostics &diagnostics) const {
   constexpr size_t kManyErrors = 100, kParts = 4;
   if (diagnostics.errors() >= kManyErrors)
@@ -148,7 +147,7 @@ std::string Tensors::nearest(const std::string &name, const Diagnostics &diagnos
 }
 
 /// The tensor of that name, or all whose names end in `.name`.
-std::vector<unsigned> Tensors::fitting(const std::string &name) const {
+std::vector<unsigned> Tensors::matching(const std::string &name) const {
   if (const auto exact = byName_.find(name); exact != byName_.end())
     return {exact->second};
   std::string prefix(name.rbegin(), name.rend());
@@ -161,26 +160,26 @@ std::vector<unsigned> Tensors::fitting(const std::string &name) const {
 }
 
 std::optional<unsigned> Tensors::find(const std::string &name) const {
-  const std::vector<unsigned> found = fitting(name);
+  const std::vector<unsigned> found = matching(name);
   return found.size() == 1 ? std::optional(found[0]) : std::nullopt;
 }
 
 std::optional<unsigned> Tensors::find(const std::string &name, Location at, Diagnostics &diagnostics) const {
-  std::vector<unsigned> fitting = this->fitting(name);
-  if (fitting.size() == 1)
-    return fitting[0];
-  if (fitting.empty()) {
+  std::vector<unsigned> found = matching(name);
+  if (found.size() == 1)
+    return found[0];
+  if (found.empty()) {
     diagnostics.error(at, "unknown tensor '" + name + "'" + nearest(name, diagnostics));
     return std::nullopt;
   }
-  std::sort(fitting.begin(), fitting.end());
+  std::sort(found.begin(), found.end());
   std::string candidates;
   constexpr size_t kShown = 8;
-  for (size_t i = 0; i < fitting.size() && i < kShown; ++i)
-    candidates += (i ? ", '" : "'") + this->name(fitting[i]) + "'";
-  if (fitting.size() > kShown)
-    candidates += " and " + std::to_string(fitting.size() - kShown) + " more";
-  diagnostics.error(at, "'" + name + "' fits several tensors: " + candidates + "; expected a name that fits one");
+  for (size_t i = 0; i < found.size() && i < kShown; ++i)
+    candidates += (i ? ", '" : "'") + this->name(found[i]) + "'";
+  if (found.size() > kShown)
+    candidates += " and " + std::to_string(found.size() - kShown) + " more";
+  diagnostics.error(at, "'" + name + "' matches several tensors: " + candidates + "; expected a name that matches one");
   return std::nullopt;
 }
 

@@ -1,4 +1,4 @@
-// The model's tensors by name: what a name in a layout means, and which tensors are one because they are tied.
+// The model's tensors by name: which tensor a name in a layout means, and which tensors are tied to one.
 #pragma once
 
 #include "compiler/frontend/frontend.h"
@@ -11,40 +11,39 @@
 
 namespace reshard {
 
-/// No dimension is longer: sums and rounding up of lengths cannot overflow.
+/// The longest dimension: sums of lengths and lengths rounded up cannot overflow.
 constexpr int64_t kMaxRows = int64_t(1) << 60;
 
-/// Tensors as declared, each with the family that holds its elements: its own, or that of the tensor it is tied to.
+/// Tensors as declared, each with its tensor pattern: its own, or that of the tensor that it is tied to.
 class Tensors {
 public:
-  /// Errors (unknown, ambiguous or itself tied `tied`; sides of a tie that differ; too many elements) go to
-  /// `diagnostics`.
+  /// Reports errors: an unknown, ambiguous or tied tensor in `tied`; tied tensors that differ; too many elements.
   Tensors(const Model &model, Diagnostics &diagnostics);
 
   struct Tensor {
     const TensorDeclaration *declaration = nullptr;
     unsigned pattern = 0;
-    unsigned canonical = 0; // the declared tensor that the family comes from
-    bool absent = false;    // its `when` is 0: there is no family
+    unsigned canonical = 0; // the declared tensor that the pattern comes from
+    bool absent = false;    // its `when` is 0: it has no pattern
   };
   const std::vector<Tensor> &all() const { return tensors_; }
   const std::vector<ir::TensorPattern> &tensorPatterns() const { return tensorPatterns_; }
   const ir::TensorPattern &patternOf(unsigned tensor) const { return tensorPatterns_[tensors_[tensor].pattern]; }
   const std::string &name(unsigned tensor) const { return tensors_[tensor].declaration->name; }
-  /// Whether its bytes are one piece.
+  /// Whether its bytes cannot be split.
   bool opaque(unsigned tensor) const { return tensors_[tensors_[tensor].canonical].declaration->opaque; }
-  /// The declared tensor that a family comes from.
+  /// The declared tensor that a pattern comes from.
   unsigned canonical(unsigned pattern) const { return canonical_[pattern]; }
 
-  /// The tensor of that name or, where there is none, the only one whose name ends in `.name`. Errors at `at`: none
-  /// (with the nearest name), or several (with the candidates).
+  /// The tensor of that name or, if there is none, the only one whose name ends in `.name`. Reports at `at` that there
+  /// is none (with the nearest name) or that there are several (with the candidates).
   std::optional<unsigned> find(const std::string &name, Location at, Diagnostics &diagnostics) const;
   /// The same without errors.
   std::optional<unsigned> find(const std::string &name) const;
 
 private:
   ir::TensorPattern readTensorPattern(const Model &model, unsigned tensor, Diagnostics &diagnostics) const;
-  std::vector<unsigned> fitting(const std::string &name) const;
+  std::vector<unsigned> matching(const std::string &name) const;
   std::string nearest(const std::string &name, const Diagnostics &diagnostics) const;
   void checkTie(unsigned tensor, Diagnostics &diagnostics) const;
 
@@ -52,8 +51,8 @@ private:
   std::vector<ir::TensorPattern> tensorPatterns_;
   std::vector<unsigned> canonical_;
   std::unordered_map<std::string, unsigned> byName_;
-  std::vector<std::pair<std::string, unsigned>>
-      reversed_; // names read backwards, sorted: those with a common suffix are neighbours
+  // Reversed names, sorted: names with a common suffix are adjacent.
+  std::vector<std::pair<std::string, unsigned>> reversed_;
 };
 
 /// The values of sorted, disjoint ranges, numbered densely.

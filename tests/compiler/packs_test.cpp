@@ -1,4 +1,4 @@
-// Random packs of packs against docs/yaml.md, section 6, read naively: lists of positions, made one by one.
+// Random packs of packs against a simple implementation of docs/yaml.md, section 6, which lists positions one by one.
 #include "compiler/resolve/packs.h"
 
 #include <gtest/gtest.h>
@@ -38,11 +38,10 @@ PackTree randomPack(int depth, int fixed, int64_t length) {
   return tree;
 }
 
-/// What stands at each position along d: (leaf, row). Leaves are numbered from `first`.
+/// The leaf and its row at each position along d. `leaf` is the number of the first leaf, then of the next one.
 using Where = std::vector<std::pair<int, int64_t>>;
 Where rows(const PackTree &tree, int64_t d, int64_t p, int &leaf) {
-  // a position of dimension d stands for rows of several leaves where packs join along the other; follow the p-th of
-  // them
+  // Where packs join along the other dimension, a position along d has rows of several leaves: take the p-th of them.
   if (tree.kind == Kind::tensor) {
     Where result;
     for (int64_t i = 0; i < tree.shape[d]; ++i)
@@ -64,9 +63,9 @@ Where rows(const PackTree &tree, int64_t d, int64_t p, int &leaf) {
   return result;
 }
 
-/// The reference's cut(pack, d, n) for one rank; empty where it is an error.
-std::optional<List> naiveCut(const PackTree &tree, int64_t d, int64_t n, const Scheme &scheme, int64_t k, int64_t r,
-                             bool joined) {
+/// cut(pack, d, n) of docs/yaml.md for one rank. Nothing if it is an error.
+std::optional<List> referenceCut(const PackTree &tree, int64_t d, int64_t n, const Scheme &scheme, int64_t k, int64_t r,
+                                 bool joined) {
   auto schemeOf = [&](int64_t unit) -> std::optional<List> {
     std::string error;
     const auto shards = applyScheme(scheme, n, k, unit, error);
@@ -84,7 +83,7 @@ std::optional<List> naiveCut(const PackTree &tree, int64_t d, int64_t n, const S
   std::optional<List> result;
   int64_t offset = 0;
   for (const PackTree &component : tree.of) {
-    auto list = naiveCut(component, d, tree.dimension == d ? component.shape[d] : n, scheme, k, r, false);
+    auto list = referenceCut(component, d, tree.dimension == d ? component.shape[d] : n, scheme, k, r, false);
     if (!list)
       return std::nullopt;
     if (tree.dimension != d) {
@@ -108,12 +107,12 @@ int leafCount(const PackTree &tree) {
   return count;
 }
 
-TEST(Packs, RelationsAndCutsOfRandomPacks) {
-  int cuts = 0, nested = 0;
+TEST(Packs, RandomPacksEqualTheReference) {
+  int sharded = 0, nested = 0;
   for (int round = 0; round < 6000; ++round) {
     const PackTree tree = randomPack(3, -1, 0);
     for (int64_t d = 0; d < 2; ++d) {
-      // where the leaves' rows stand
+      // positions of the leaves' rows in the joined array
       const auto indexMaps = joinedIndexMaps(tree, d);
       ASSERT_EQ(static_cast<int>(indexMaps.size()), leafCount(tree));
       for (int64_t choice = 0; choice < 3; ++choice) {
@@ -123,7 +122,7 @@ TEST(Packs, RelationsAndCutsOfRandomPacks) {
         for (size_t p = 0; p < where.size(); ++p)
           ASSERT_EQ(map(indexMaps[where[p].first], where[p].second), static_cast<int64_t>(p));
       }
-      // who holds which positions
+      // positions of each rank
       Scheme scheme;
       scheme.name = std::vector<std::string>{"even",   "chunk",       "balanced", "vllm",
                                              "sglang", "round_robin", "cyclic",   "stride"}[upTo(7)];
@@ -136,27 +135,27 @@ TEST(Packs, RelationsAndCutsOfRandomPacks) {
       std::string error;
       const auto shards = shardDimension(tree, d, padded, scheme, k, joined, error);
       for (int64_t r = 0; r < k; ++r) {
-        const auto list = naiveCut(tree, d, padded, scheme, k, r, joined);
+        const auto list = referenceCut(tree, d, padded, scheme, k, r, joined);
         if (!list)
           continue;
-        if (!shards) // refused for what another rank holds
+        if (!shards) // an error of another rank's shard
           break;
         ASSERT_EQ(static_cast<int64_t>(list->size()), shards->lengths[r]);
         ASSERT_EQ(static_cast<int64_t>(list->size()), size(shards->at[r]));
         for (size_t local = 0; local < list->size(); ++local)
           ASSERT_EQ(map(shards->at[r], (*list)[local]), static_cast<int64_t>(local));
-        ++cuts;
+        ++sharded;
         nested += leafCount(tree) > 2;
       }
       if (!shards) {
-        bool refused = false;
+        bool wrong = false;
         for (int64_t r = 0; r < k; ++r)
-          refused = refused || !naiveCut(tree, d, padded, scheme, k, r, joined);
-        ASSERT_TRUE(refused) << error;
+          wrong = wrong || !referenceCut(tree, d, padded, scheme, k, r, joined);
+        ASSERT_TRUE(wrong) << error;
       }
     }
   }
-  EXPECT_GE(cuts, 8000);
+  EXPECT_GE(sharded, 8000);
   EXPECT_GE(nested, 2000);
 }
 

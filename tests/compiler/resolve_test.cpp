@@ -1,6 +1,6 @@
-// resolve: packs, cuts, placing and padding on shapes small enough to check by hand (most are drawn in docs/yaml.md,
-// section 6), and the errors of comparing two sides. A param is shown element by element: `q:3` is row 3 of tensor q,
-// `z` is padding.
+// resolve: packs, shards, placement and padding on shapes small enough to check by hand (most are in docs/yaml.md,
+// section 6), and the errors of comparing both sides. A param is printed element by element: `q:3` is row 3 of tensor
+// q, `z` is padding.
 #include "compiler/frontend/frontend.h"
 
 #include <gtest/gtest.h>
@@ -50,9 +50,9 @@ const IndexMap &at(const ir::Endpoint &endpoint, unsigned sharding, int64_t mesh
   return endpoint.shardings[sharding].at[coordinate(endpoint, endpoint.shardings[sharding].axes, meshRank)];
 }
 
-/// What stands at each element of an instance, row-major, from the relations alone; `?` nothing, `!` two things.
-std::string show(const ir::Layout &layout, const ir::Endpoint &endpoint, const ir::Param &param, int64_t meshRank,
-                 int64_t instance) {
+/// The elements of an instance, row-major, computed from the index maps only. `?`: no tensor, `!`: several.
+std::string elementsText(const ir::Layout &layout, const ir::Endpoint &endpoint, const ir::Param &param,
+                         int64_t meshRank, int64_t instance) {
   const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
   int64_t elements = 1;
   for (int64_t n : shape)
@@ -104,7 +104,7 @@ std::string show(const ir::Layout &layout, const ir::Endpoint &endpoint, const i
   return text;
 }
 
-/// All params of a place: "name [shape] elements".
+/// All params of a mesh rank: "name [shape] elements".
 std::vector<std::string> contents(const ir::Layout &layout, size_t endpointNumber, int64_t meshRank) {
   const ir::Endpoint &endpoint = layout.endpoints[endpointNumber];
   std::vector<std::string> lines;
@@ -114,14 +114,14 @@ std::vector<std::string> contents(const ir::Layout &layout, size_t endpointNumbe
       for (int64_t n : localShape(endpoint, param, meshRank))
         shape += (shape.empty() ? "" : "x") + std::to_string(n);
       lines.push_back(instanceName(layout, endpoint, param, meshRank, i) + " [" + shape + "] " +
-                      show(layout, endpoint, param, meshRank, i));
+                      elementsText(layout, endpoint, param, meshRank, i));
     }
   return lines;
 }
 
 using Lines = std::vector<std::string>;
 
-/// A job whose target holds one param, cut over tp (and ep); the source holds every tensor whole.
+/// A job with the layout `cut` of these params and placement on the target; the source holds every tensor whole.
 Resolved target(const std::string &tensors, const std::string &params, const std::string &mesh = "{tp: 2}",
                 const std::string &placement = "{}", const std::string &index = "{}") {
   return resolveText("version: 1\nmodel:\n  dtype: bf16\n  index: " + index + "\n  tensors: " + tensors +
@@ -148,19 +148,20 @@ void expectError(const Resolved &resolved, const std::string &text) {
       << "expected: " << text << "\nfound: " << resolved.diagnostics.text();
 }
 
-// ------------------------------------------------------------------------------------------------ packs and cuts
+// ------------------------------------------------------------------------------------------------ packs and shards
 
 TEST(Resolve, PadAtTheEnd) {
   EXPECT_EQ(elements(target("{t: [5]}", "{p: {holds: t, pad: {0: 4}, shard: {0: tp}}}")),
             (Lines{"[4] t:0 t:1 t:2 t:3", "[4] t:4 z z z"}));
 }
 
-TEST(Resolve, PadInTwoDimensions) { // 3 x 1 padded to 4 x 2: rows first, then the columns of what is filled
+TEST(Resolve,
+     PadInTwoDimensions) { // 3 x 1 padded to 4 x 2: the padding of rows, then that of columns beside the tensor's rows
   EXPECT_EQ(elements(target("{t: [3, 1]}", "{p: {holds: t, pad: {0: 2, 1: 2}, shard: {0: tp}}}")),
             (Lines{"[2x2] t:0,0 z t:1,0 z", "[2x2] t:2,0 z z z"}));
 }
 
-TEST(Resolve, ConcatIsCutByComponent) {
+TEST(Resolve, ConcatIsShardedByComponent) {
   EXPECT_EQ(elements(target("{g: [4], u: [4]}", "{p: {concat: [g, u], shard: {0: tp}}}")),
             (Lines{"[4] g:0 g:1 u:0 u:1", "[4] g:2 g:3 u:2 u:3"}));
   EXPECT_EQ(elements(target("{g: [4], u: [4]}", "{p: {concat: [g, u], cut: joined, shard: {0: tp}}}")),
@@ -177,7 +178,7 @@ TEST(Resolve, InterleavedQkv) { // two groups of q q k v
             (Lines{"[2] q:0 q:1", "[2] k:0 v:0", "[2] q:2 q:3", "[2] k:1 v:1"}));
   expectError(
       target("{q: [4], k: [2], v: [2]}", pack, "{tp: 4}"),
-      "dimension 0 of param 'p' over tp: 'even' cannot share 2 units of 4 rows over 4 ranks: 4 does not divide 2");
+      "dimension 0 of param 'p' over tp: 'even' cannot shard 2 units of 4 rows over 4 ranks: 4 does not divide 2");
 }
 
 TEST(Resolve, PacksOfPacks) {
@@ -192,10 +193,11 @@ TEST(Resolve, PacksOfPacks) {
 TEST(Resolve, ConcatAlongTheOtherDimension) {
   EXPECT_EQ(elements(target("{a: [2, 2], b: [2, 1]}", "{p: {concat: {dim: 1, of: [a, b]}, shard: {0: tp}}}")),
             (Lines{"[1x3] a:0,0 a:0,1 b:0,0", "[1x3] a:1,0 a:1,1 b:1,0"}));
-  // along dimension 0 the second component is itself cut by component: rows 0 2 | 1 3, not 0 1 | 2 3 as the first
+  // Along dimension 0 the second component is itself sharded by component: rows 0 2 | 1 3, not 0 1 | 2 3 like the
+  // first.
   const std::string params = "{p: {concat: {dim: 1, of: [a, {concat: [b, c]}]}, shard: {0: tp}CUT}}";
   const std::string tensors = "{a: [4, 1], b: [2, 1], c: [2, 1]}";
-  expectError(target(tensors, replaced(params, "CUT", "")), "are cut differently along dimension 0");
+  expectError(target(tensors, replaced(params, "CUT", "")), "are sharded differently along dimension 0");
   EXPECT_EQ(elements(target(tensors, replaced(params, "CUT", ", cut: joined"))),
             (Lines{"[2x2] a:0,0 b:0,0 a:1,0 b:1,0", "[2x2] a:2,0 c:0,0 a:3,0 c:1,0"}));
 }
@@ -205,8 +207,8 @@ TEST(Resolve, Permute) { // F[a, b] = T[b, a]
             (Lines{"[2x2] t:0,0 t:1,0 t:0,1 t:1,1", "[2x2] t:0,2 t:1,2 t:0,3 t:1,3"}));
 }
 
-TEST(Resolve,
-     GroupedQueriesWithMoreAndFewerRanksThanKeyHeads) { // heads of 2 rows: 4 query heads, 2 key and value heads
+// Heads of 2 rows: 4 query heads, 2 key and value heads.
+TEST(Resolve, GroupedQueriesWithMoreAndFewerRanksThanKeyHeads) {
   const std::string tensors = "{q: [8], k: [4], v: [4]}";
   const std::string params = "{p: {concat: [q, k, v], shard: {0: {axis: tp, unit: 2, replicate: true}}}}";
   EXPECT_EQ(elements(target(tensors, params, "{tp: 4}")),
@@ -237,10 +239,10 @@ TEST(Resolve, AMapMayRepeatOnATarget) { // a hot expert twice on one rank, and a
             (Lines{"[3] t:2 t:2 t:0", "[2] t:1 t:0"}));
   expectError(target("{\"e.{x}.g\": [1]}", "{\"w{x}\": {holds: \"e.{x}.g\"}}", "{ep: 2}",
                      "{x: {axis: ep, map: [[1, 0, 1], [2, 2]]}}", "{x: 3}"),
-              "'x' is placed by a map that gives a rank the same value twice, which only a stack can hold");
+              "the 'map' that places 'x' lists a value twice for a rank, which only a stack can hold");
 }
 
-TEST(Resolve, AStackThatIsNotPlacedIsADimensionLikeOthers) {
+TEST(Resolve, AStackWithoutPlacementIsPaddedAndSharded) {
   EXPECT_EQ(elements(target("{\"e.{x}.g\": [1]}",
                             "{w: {stack: {index: x, dim: 1}, holds: \"e.{x}.g\", pad: {1: 2}, shard: {1: tp}}}",
                             "{tp: 2}", "{}", "{x: 3}")),
@@ -267,10 +269,10 @@ TEST(Resolve, PresenceAndConditions) {
   EXPECT_EQ(contents(*resolved.layout, 1, 2), Lines{});
   EXPECT_EQ(contents(*resolved.layout, 1, 5), (Lines{"b [1] t:0", "d [1] u:0"}));
   EXPECT_EQ(resolved.layout->unused, Lines{"v"});
-  EXPECT_NE(resolved.diagnostics.text().find("no target takes 1 of the source's tensors: 'v'"), std::string::npos);
+  EXPECT_NE(resolved.diagnostics.text().find("no target uses 1 of the source's tensors: 'v'"), std::string::npos);
 }
 
-TEST(Resolve, TheSmallJobOfTheReference) { // docs/yaml.md, section 8
+TEST(Resolve, SmallJobOfTheDocumentation) { // docs/yaml.md, section 8
   const Resolved resolved = resolveText(R"(version: 1
 model:
   dtype: bf16
@@ -290,7 +292,7 @@ target: {layout: serve, mesh: {tp: 2}, ranks: 4..5}
                                                      "m.1.gate_up [4x1] l.1.up:0,0 l.1.up:1,0 l.1.up:2,0 l.1.up:3,0"}));
 }
 
-TEST(Resolve, WithoutALayoutTensorsCarryTheirOwnRules) {
+TEST(Resolve, TensorRulesWithoutALayout) {
   const Resolved resolved = resolveText(R"(version: 1
 model:
   dtype: bf16
@@ -310,7 +312,7 @@ target: {mesh: {tp: 2}}
             (Lines{"l.0.w [2] l.0.w:0 l.0.w:1", "l.1.w [2] l.1.w:0 l.1.w:1", "e [1] e:0", "head [1] e:0"}));
 }
 
-TEST(Resolve, EqualSharesHaveOneNumber) {
+TEST(Resolve, EqualShardingsHaveOneNumber) {
   const Resolved resolved =
       target("{a: [4, 2], b: [4, 2]}", "{p: {holds: a, shard: {0: tp}}, q: {holds: b, shard: {0: tp}}}");
   ASSERT_TRUE(resolved.layout);
@@ -322,27 +324,28 @@ TEST(Resolve, EqualSharesHaveOneNumber) {
 // ------------------------------------------------------------------------------------------------ errors
 
 TEST(Resolve, ErrorsOfNamesAndShapes) {
-  expectError(target("{\"a.w\": [2], \"b.w\": [2]}", "{p: {holds: w}}"), "'w' fits several tensors: 'a.w', 'b.w'");
+  expectError(target("{\"a.w\": [2], \"b.w\": [2]}", "{p: {holds: w}}"), "'w' matches several tensors: 'a.w', 'b.w'");
   expectError(target("{\"a.weight\": [2]}", "{p: {holds: wieght}}"), "unknown tensor 'wieght', did you mean 'weight'");
-  expectError(target("{a: [4, 2], b: [4, 3]}", "{p: {concat: [a, b]}}"),
-              "tensor 'b' of shape [4, 3] does not join tensor 'a' of shape [4, 2] along dimension 0: dimension 1 is "
-              "3, expected 2");
+  expectError(
+      target("{a: [4, 2], b: [4, 3]}", "{p: {concat: [a, b]}}"),
+      "tensor 'b' of shape [4, 3] cannot be joined with tensor 'a' of shape [4, 2] along dimension 0: dimension 1 is "
+      "3, expected 2");
   expectError(target("{a: [4], b: [3]}", "{p: {interleave: {groups: 2, of: [a, b]}}}"),
-              "tensor 'b' of shape [3] cannot be interleaved in 2 groups: 2 does not divide its dimension 0, 3");
+              "tensor 'b' of shape [3] cannot be interleaved in 2 groups: 2 does not divide 3, its dimension 0");
   expectError(target("{a: [4], b: {shape: [4], dtype: fp32}}", "{p: {concat: [a, b]}}"),
-              "tensor 'b' is fp32, expected bf16 as tensor 'a' of the same param");
+              "tensor 'b' is fp32, expected bf16 like tensor 'a' of the same param");
   expectError(target("{\"a.{x}.w\": [2]}", "{p: {holds: \"a.{x}.w\"}}", "{tp: 2}", "{}", "{x: 2}"),
               "tensor 'a.{x}.w' has the index variable 'x', which param 'p' lacks");
   expectError(target("{a: [2]}", "{\"p{x}\": {holds: a}}", "{tp: 2}", "{}", "{x: 2}"),
               "param 'p{x}' has the index variable 'x', which its tensor 'a' lacks");
   expectError(target("{\"a.{x}\": [2], \"b.{x}\": {shape: [2], where: {x: [0, 2]}}}",
                      "{\"p{x}\": {concat: [\"a.{x}\", \"b.{x}\"]}}", "{tp: 2}", "{}", "{x: 3}"),
-              "for x 1 there is tensor 'a.{x}' but not tensor 'b.{x}'");
+              "for x 1, tensor 'a.{x}' exists, but not tensor 'b.{x}'");
   expectError(target("{a: [4, 4]}", "{p: {holds: a, shard: {0: tp, 1: tp}}}"),
-              "axis 'tp' cannot share dimension 1 of param 'p'");
+              "axis 'tp' cannot shard dimension 1 of param 'p': it already shards dimension 0");
   expectError(
       target("{\"a.{x}\": [2]}", "{\"p{x}\": {holds: \"a.{x}\", shard: {0: tp}}}", "{tp: 2}", "{x: tp}", "{x: 2}"),
-      "axis 'tp' cannot share dimension 0 of param 'p{x}': it places 'x'");
+      "axis 'tp' cannot shard dimension 0 of param 'p{x}': it already places 'x'");
   expectError(target("{a: [4]}", "{p: {holds: a, shard: {1: tp}}}"),
               "'shard' of dimension 1, but param 'p' has 1 dimension");
   expectError(target("{a: [4], b: [3]}", "{p: {concat: [a, b], pad: {0: 4}, shard: {0: tp}}}"),
@@ -351,7 +354,7 @@ TEST(Resolve, ErrorsOfNamesAndShapes) {
               "expected 'cut: joined'");
 }
 
-TEST(Resolve, TwoParamsOfOneName) {
+TEST(Resolve, ParamsWithTheSameName) {
   const std::string tensors = "{\"a.{x}\": [1], b: [1]}", index = "{x: 4}";
   expectError(target(tensors, "{\"w{x.local}\": {holds: \"a.{x}\"}, w1: {holds: b}}", "{pp: 2}", "{x: pp}", index),
               "param 'w1' and param 'w{x.local}' both have the name 'w1' on rank 0");
@@ -364,7 +367,7 @@ TEST(Resolve, TwoParamsOfOneName) {
       target(tensors, "{\"w{x}\": {holds: \"a.{x}\"}, w2: {holds: b, at: {pp: first}}}", "{pp: 2}", "{x: pp}", index)
           .layout);
   expectError(target("{\"a.{x}.{y}\": [1]}", "{\"w{x}{y}\": {holds: \"a.{x}.{y}\"}}", "{}", "{}", "{x: 12, y: 12}"),
-              "placeholders that touch print '110' twice");
+              "adjacent placeholders give '110' twice");
 }
 
 std::string sides(const std::string &source, const std::string &target, const std::string &meshes,
@@ -375,27 +378,27 @@ std::string sides(const std::string &source, const std::string &target, const st
          "}\ntarget: {layout: t, mesh: {tp: 2}}\n";
 }
 
-TEST(Resolve, WhatTheSourceLacks) {
+TEST(Resolve, IncompleteSource) {
   expectError(resolveText(sides("{a: {holds: a}}", "{a: {holds: a}, b: {holds: b}}", "{tp: 2}")),
               "target param 'b' holds tensor 'b', which no param of the source holds");
   expectError(resolveText(sides("{a: {holds: a, shard: {0: tp}, at: {tp: first}}}", "{a: {holds: a}}", "{tp: 2}")),
-              "the source leaves a part of tensor 'a' on no rank: param 'a' leaves out row 2 of dimension 0");
+              "part of tensor 'a' is on no source rank: param 'a' omits row 2 of dimension 0");
   expectError(
       resolveText(sides("{a: {holds: a, shard: {0: {axis: tp, map: [[0, 3], [1]]}}}}", "{a: {holds: a}}", "{tp: 2}")),
-      "leaves out row 2 of dimension 0");
+      "omits row 2 of dimension 0");
   expectError(
       resolveText(sides("{\"c{x}\": {holds: \"c.{x}\", at: {pp: 0}}}", "{}", "{tp: 2, pp: 2}", ", place: {x: pp}")),
-      "leaves out x 2");
-  // two params that hold a half each are whole together
+      "omits x 2");
+  // two params hold half of the tensor each
   EXPECT_TRUE(
       resolveText(
           sides("{a: {holds: a, shard: {0: tp}, at: {tp: first}}, a2: {holds: a, shard: {0: tp}, at: {tp: last}}}",
                 "{a: {holds: a}}", "{tp: 2}"))
           .layout);
-  // axes of different views: a rank has tp = ep mod 2, so half of each value's rows are nowhere
+  // Axes of different views: a rank has tp = ep mod 2, so that half of each value's rows are on no rank.
   expectError(resolveText(sides("{\"c{x}\": {holds: \"c.{x}\", shard: {0: tp}}}", "{}", "{tp: 2, views: [{ep: 2}]}",
                                 ", place: {x: ep}")),
-              "leaves out x 2, row 0 of dimension 0");
+              "omits x 2, row 0 of dimension 0");
 }
 
 // ------------------------------------------------------------------------------------------------ params: same
@@ -419,19 +422,19 @@ struct Same {
   }
 };
 
-TEST(Resolve, GlobsThatCutDoNotFitScalars) {
+TEST(Resolve, ShardGlobsDoNotMatchScalars) {
   const Same same;
   const Resolved cut = same.target("{}", "cut");
   ASSERT_TRUE(cut.layout) << cut.diagnostics.text();
   EXPECT_EQ(contents(*cut.layout, 1, 1),
             (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [1] norm:1", "scale [] scale"}));
   expectError(same.target("{scalars: {params: same, shard: {\"sc*\": {0: tp}}}}", "scalars"),
-              "'sc*' in 'shard' of layout 'scalars' fits no param but scalars, which have no dimension to cut");
+              "'sc*' in 'shard' of layout 'scalars' matches only scalars, which have no dimension to shard");
   expectError(same.target("{scalar: {params: same, shard: {scale: {0: tp}}}}", "scalar"),
               "'shard' of dimension 0, but param 'scale' has 0 dimensions");
 }
 
-TEST(Resolve, AnEmptyShardOfItsOwnComesBeforeGlobs) {
+TEST(Resolve, AnEmptyShardReplacesGlobs) {
   const Same same;
   const Resolved whole = same.target("{mine: {extend: cut, params: {norm: {holds: norm, shard: {}}}}}", "mine");
   ASSERT_TRUE(whole.layout) << whole.diagnostics.text();
@@ -439,19 +442,19 @@ TEST(Resolve, AnEmptyShardOfItsOwnComesBeforeGlobs) {
             (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [2] norm:0 norm:1", "scale [] scale"}));
 }
 
-TEST(Resolve, ParamsOntoTheSame) {
+TEST(Resolve, ParamsBesideSame) {
   const Same same;
   const std::string params =
       "params: {scale: null, gone: null, norm: {holds: norm, pad: {0: 4}}, twice: {concat: [norm, norm]}}}}";
   const Lines expected{"l.0 [3] l.0:0 l.0:1 l.0:2", "l.1 [3] l.1:0 l.1:1 l.1:2", "norm [4] norm:0 norm:1 z z",
                        "twice [4] norm:0 norm:1 norm:0 norm:1"};
-  // Of a layout above, and of the layout of the same name in the file that is extended.
+  // Extends another layout of the model, and the layout of the same name in the extended file.
   for (const std::string layout : {"mine: {extend: same, ", "same: {extend: same, "}) {
     const Resolved resolved = same.target("{" + layout + params, layout.substr(0, 4));
     ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
     EXPECT_EQ(contents(*resolved.layout, 1, 0), expected) << layout;
   }
-  // Its globs cut what is new as well.
+  // The globs of the extended layout also shard the new params.
   const Resolved cut = same.target("{mine: {extend: cut, " + params, "mine");
   ASSERT_TRUE(cut.layout) << cut.diagnostics.text();
   EXPECT_EQ(contents(*cut.layout, 1, 1),
@@ -462,8 +465,8 @@ TEST(Resolve, ParamsOntoTheSame) {
               "param 'nrom' is null, which removes it, but the extended layout has no param 'nrom'");
 }
 
-/// A tensor with one row for each coordinate of each axis, cut over all of them: a place has one element.
-std::string cutOver(const std::vector<std::pair<std::string, int>> &axes, const std::string &mesh) {
+/// A tensor with one row for each coordinate of each axis, sharded over all of them: a mesh rank has one element.
+std::string shardedOver(const std::vector<std::pair<std::string, int>> &axes, const std::string &mesh) {
   std::string shape, shard;
   for (size_t d = 0; d < axes.size(); ++d) {
     shape += (d ? ", " : "") + std::to_string(axes[d].second);
@@ -474,18 +477,18 @@ std::string cutOver(const std::vector<std::pair<std::string, int>> &axes, const 
 }
 
 TEST(Resolve, AxesOfSeveralViews) {
-  // Periods 2 and 3: the coordinates repeat after 6 places, and place 5 has the last element.
-  EXPECT_TRUE(resolveText(cutOver({{"ep", 3}, {"tp", 2}}, "{tp: 2, dp: 3, views: [{ep: 3, edp: 2}]}")).layout);
+  // Periods 2 and 3: the coordinates repeat after 6 mesh ranks, and mesh rank 5 has the last element.
+  EXPECT_TRUE(resolveText(shardedOver({{"ep", 3}, {"tp", 2}}, "{tp: 2, dp: 3, views: [{ep: 3, edp: 2}]}")).layout);
   // tp = ep mod 2 everywhere
-  expectError(resolveText(cutOver({{"ep", 4}, {"tp", 2}}, "{tp: 2, dp: 2, views: [{ep: 4}]}")),
-              "param 't' leaves out row 3 of dimension 0, row 0 of dimension 1");
+  expectError(resolveText(shardedOver({{"ep", 4}, {"tp", 2}}, "{tp: 2, dp: 2, views: [{ep: 4}]}")),
+              "param 't' omits row 3 of dimension 0, row 0 of dimension 1");
 }
 
-TEST(Resolve, AxesOfSeveralViewsAgainstEachPlace) {
+TEST(Resolve, AxesOfSeveralViewsOnEachMeshRank) {
   std::mt19937 random(19);
   int whole = 0, gaps = 0;
   for (int i = 0; i < 400; ++i) {
-    // one to three views of the same places, each with its own order of factors
+    // one to three views of the same mesh ranks, each with its own order of factors
     std::vector<int> factors(2 + random() % 3);
     for (int &factor : factors)
       factor = std::array{2, 2, 3}[random() % 3];
@@ -525,10 +528,10 @@ TEST(Resolve, AxesOfSeveralViewsAgainstEachPlace) {
         element.push_back(meshRank / axis.stride % axis.size);
       held.insert(element);
     }
-    std::vector<std::pair<std::string, int>> cut;
+    std::vector<std::pair<std::string, int>> shardedAxes;
     for (const Axis &axis : axes)
-      cut.emplace_back(axis.name, axis.size);
-    const std::string job = cutOver(cut, mesh);
+      shardedAxes.emplace_back(axis.name, axis.size);
+    const std::string job = shardedOver(shardedAxes, mesh);
     const Resolved resolved = resolveText(job);
     const std::string text = resolved.diagnostics.text();
     if (held.size() == elements) {
@@ -538,7 +541,8 @@ TEST(Resolve, AxesOfSeveralViewsAgainstEachPlace) {
     }
     ++gaps;
     ASSERT_FALSE(resolved.layout) << job;
-    // The element that the message names is on no place; of a dimension that it does not name, no row is.
+    // The element that the message names is on no mesh rank. In a dimension that it does not name, this is true of all
+    // rows.
     std::vector<int> named(axes.size());
     for (size_t d = 0; d < axes.size(); ++d)
       if (const size_t at = text.find(" of dimension " + std::to_string(d)); at != std::string::npos)

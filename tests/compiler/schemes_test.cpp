@@ -1,4 +1,4 @@
-// Each scheme against a naive reading of docs/yaml.md, section 5: a list of rows for each rank, made row by row.
+// Each scheme against a simple implementation of docs/yaml.md, section 5, which lists the rows of each rank.
 #include "compiler/resolve/schemes.h"
 
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@ namespace {
 
 using Rows = std::vector<std::vector<int64_t>>; // by rank, in local order
 
-/// The table of docs/yaml.md, on units; empty where a requirement does not hold.
-std::optional<Rows> naiveUnits(const Scheme &s, int64_t n, int64_t k) {
+/// The table of docs/yaml.md, on units. Nothing if a requirement of the scheme is not met.
+std::optional<Rows> referenceUnits(const Scheme &s, int64_t n, int64_t k) {
   Rows rows(k);
   if (s.replicate && k > n && n > 0) {
     if (k % n != 0)
@@ -78,7 +78,7 @@ std::optional<Rows> naiveUnits(const Scheme &s, int64_t n, int64_t k) {
       while (i >= (r + 1) * q + std::min(r + 1, m))
         ++r;
     } else if (s.name == "vllm" || s.name == "sglang") {
-      const int64_t q = n / k, after = s.name == "vllm" ? 1 : 0; // ranks behind those that have one more
+      const int64_t q = n / k, after = s.name == "vllm" ? 1 : 0; // ranks behind those with one more row
       for (int64_t next = 0; (next += q + (r < k - after && r >= k - after - n % k)) <= i;)
         ++r;
     } else if (s.name == "round_robin")
@@ -92,9 +92,9 @@ std::optional<Rows> naiveUnits(const Scheme &s, int64_t n, int64_t k) {
   return rows;
 }
 
-std::optional<Rows> naive(const Scheme &scheme, int64_t n, int64_t k) {
+std::optional<Rows> reference(const Scheme &scheme, int64_t n, int64_t k) {
   const int64_t u = std::max<int64_t>(scheme.unit, 1);
-  const auto units = naiveUnits(scheme, (n + u - 1) / u, k);
+  const auto units = referenceUnits(scheme, (n + u - 1) / u, k);
   if (!units)
     return std::nullopt;
   Rows rows(k);
@@ -105,7 +105,7 @@ std::optional<Rows> naive(const Scheme &scheme, int64_t n, int64_t k) {
   return rows;
 }
 
-/// What Shares say, as lists of rows. Fails on a local position that is filled twice or not at all.
+/// Shards as lists of rows. Fails if a local position has no row or two.
 Rows expanded(const DimensionShards &shards) {
   Rows rows;
   for (size_t r = 0; r < shards.at.size(); ++r) {
@@ -135,42 +135,42 @@ Scheme scheme(std::string name, std::vector<int64_t> numbers = {}, int64_t unit 
   return result;
 }
 
-Rows shared(const Scheme &s, int64_t n, int64_t k, int64_t defaultUnit = 1) {
+Rows sharded(const Scheme &s, int64_t n, int64_t k, int64_t defaultUnit = 1) {
   std::string error;
   const auto shards = applyScheme(s, n, k, defaultUnit, error);
   EXPECT_TRUE(shards) << error;
   return shards ? expanded(*shards) : Rows();
 }
 
-std::string refused(const Scheme &s, int64_t n, int64_t k) {
+std::string errorOf(const Scheme &s, int64_t n, int64_t k) {
   std::string error;
   EXPECT_FALSE(applyScheme(s, n, k, 1, error));
   return error;
 }
 
-TEST(Schemes, TheTableOfTheReference) { // docs/yaml.md, section 5
-  EXPECT_EQ(shared(scheme("even"), 8, 4), (Rows{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
-  EXPECT_EQ(shared(scheme("chunk"), 10, 4), (Rows{{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9}}));
-  EXPECT_EQ(shared(scheme("chunk"), 5, 4), (Rows{{0, 1}, {2, 3}, {4}, {}}));
-  EXPECT_EQ(shared(scheme("balanced"), 10, 4), (Rows{{0, 1, 2}, {3, 4, 5}, {6, 7}, {8, 9}}));
-  EXPECT_EQ(shared(scheme("vllm"), 10, 4), (Rows{{0, 1}, {2, 3, 4}, {5, 6, 7}, {8, 9}}));
-  EXPECT_EQ(shared(scheme("vllm"), 3, 4), (Rows{{0}, {1}, {2}, {}}));
-  EXPECT_EQ(shared(scheme("sglang"), 10, 4), (Rows{{0, 1}, {2, 3}, {4, 5, 6}, {7, 8, 9}}));
-  EXPECT_EQ(shared(scheme("sglang"), 3, 4), (Rows{{}, {0}, {1}, {2}}));
-  EXPECT_EQ(shared(scheme("round_robin"), 10, 4), (Rows{{0, 4, 8}, {1, 5, 9}, {2, 6}, {3, 7}}));
-  EXPECT_EQ(shared(scheme("sizes", {3, 0, 5}), 8, 3), (Rows{{0, 1, 2}, {}, {3, 4, 5, 6, 7}}));
-  EXPECT_EQ(shared(scheme("stride", {2}), 8, 2), (Rows{{0, 1, 4, 5}, {2, 3, 6, 7}}));
-  EXPECT_EQ(shared(scheme("cyclic", {2}), 9, 2), (Rows{{0, 1, 4, 5, 8}, {2, 3, 6, 7}}));
-  EXPECT_EQ(shared(scheme("blocks", {4, 2}), 6, 2), (Rows{{0, 1, 4}, {2, 3, 5}}));
+TEST(Schemes, TableOfTheDocumentation) { // docs/yaml.md, section 5
+  EXPECT_EQ(sharded(scheme("even"), 8, 4), (Rows{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+  EXPECT_EQ(sharded(scheme("chunk"), 10, 4), (Rows{{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9}}));
+  EXPECT_EQ(sharded(scheme("chunk"), 5, 4), (Rows{{0, 1}, {2, 3}, {4}, {}}));
+  EXPECT_EQ(sharded(scheme("balanced"), 10, 4), (Rows{{0, 1, 2}, {3, 4, 5}, {6, 7}, {8, 9}}));
+  EXPECT_EQ(sharded(scheme("vllm"), 10, 4), (Rows{{0, 1}, {2, 3, 4}, {5, 6, 7}, {8, 9}}));
+  EXPECT_EQ(sharded(scheme("vllm"), 3, 4), (Rows{{0}, {1}, {2}, {}}));
+  EXPECT_EQ(sharded(scheme("sglang"), 10, 4), (Rows{{0, 1}, {2, 3}, {4, 5, 6}, {7, 8, 9}}));
+  EXPECT_EQ(sharded(scheme("sglang"), 3, 4), (Rows{{}, {0}, {1}, {2}}));
+  EXPECT_EQ(sharded(scheme("round_robin"), 10, 4), (Rows{{0, 4, 8}, {1, 5, 9}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(sharded(scheme("sizes", {3, 0, 5}), 8, 3), (Rows{{0, 1, 2}, {}, {3, 4, 5, 6, 7}}));
+  EXPECT_EQ(sharded(scheme("stride", {2}), 8, 2), (Rows{{0, 1, 4, 5}, {2, 3, 6, 7}}));
+  EXPECT_EQ(sharded(scheme("cyclic", {2}), 9, 2), (Rows{{0, 1, 4, 5, 8}, {2, 3, 6, 7}}));
+  EXPECT_EQ(sharded(scheme("blocks", {4, 2}), 6, 2), (Rows{{0, 1, 4}, {2, 3, 5}}));
   Scheme map = scheme("map");
   map.lists = {{3, 0}, {1, 2}};
-  EXPECT_EQ(shared(map, 4, 2), (Rows{{3, 0}, {1, 2}}));
-  EXPECT_EQ(shared(scheme("even", {}, 2), 7, 2), (Rows{{0, 1, 2, 3}, {4, 5, 6}}));
-  EXPECT_EQ(shared(scheme("chunk", {}, 2), 9, 2), (Rows{{0, 1, 2, 3, 4, 5}, {6, 7, 8}}));
-  EXPECT_EQ(shared(scheme("even", {}, 2, true), 4, 4), (Rows{{0, 1}, {0, 1}, {2, 3}, {2, 3}}));
+  EXPECT_EQ(sharded(map, 4, 2), (Rows{{3, 0}, {1, 2}}));
+  EXPECT_EQ(sharded(scheme("even", {}, 2), 7, 2), (Rows{{0, 1, 2, 3}, {4, 5, 6}}));
+  EXPECT_EQ(sharded(scheme("chunk", {}, 2), 9, 2), (Rows{{0, 1, 2, 3, 4, 5}, {6, 7, 8}}));
+  EXPECT_EQ(sharded(scheme("even", {}, 2, true), 4, 4), (Rows{{0, 1}, {0, 1}, {2, 3}, {2, 3}}));
 }
 
-TEST(Schemes, RandomAgainstRowByRow) {
+TEST(Schemes, RandomCasesEqualTheReference) {
   std::mt19937_64 random(1);
   auto upTo = [&](int64_t n) { return static_cast<int64_t>(random() % (n + 1)); };
   std::map<std::string, int> checked;
@@ -207,7 +207,7 @@ TEST(Schemes, RandomAgainstRowByRow) {
         for (int64_t i = 0, count = units ? upTo(2 * units) : 0; i < count; ++i)
           s.lists[upTo(k - 1)].push_back(upTo(units - 1));
       }
-      const auto wanted = naive(s, n, k);
+      const auto wanted = reference(s, n, k);
       std::string error;
       const auto shards = applyScheme(s, n, k, 1, error);
       ASSERT_EQ(wanted.has_value(), shards.has_value())
@@ -221,11 +221,11 @@ TEST(Schemes, RandomAgainstRowByRow) {
     EXPECT_GE(checked[name], 500) << name;
 }
 
-TEST(Schemes, PipelineStagesOfTheEngines) { // their own functions made the tables (tests/library/stages.py)
+TEST(Schemes, PipelineStagesOfTheEngines) { // tables that the engines' functions made (tests/library/stages.py)
   for (const char *engine : {"vllm", "sglang"}) {
     std::ifstream file(std::string(RESHARD_SOURCE_DIR "/tests/library/stages/") + engine + ".txt");
     std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>>
-        more; // ranks, rows mod ranks -> by rank: 1 where it has one more
+        more; // ranks, rows mod ranks -> by rank: 1 if it has one more row
     for (std::string line; std::getline(file, line);) {
       if (line.empty() || !std::isdigit(static_cast<unsigned char>(line[0])))
         continue;
@@ -244,12 +244,12 @@ TEST(Schemes, PipelineStagesOfTheEngines) { // their own functions made the tabl
         for (int64_t r = 0, row = 0; r < k; ++r)
           for (int64_t i = std::ssize(wanted.emplace_back()), size = n / k + more.at({k, n % k})[r]; i < size; ++i)
             wanted.back().push_back(row++);
-        ASSERT_EQ(shared(scheme(engine), n, k), wanted) << engine << " n " << n << " k " << k;
+        ASSERT_EQ(sharded(scheme(engine), n, k), wanted) << engine << " n " << n << " k " << k;
       }
   }
 }
 
-TEST(Schemes, AMillionBlocksAreOneSegment) {
+TEST(Schemes, AMillionPeriodsAreOneBlock) {
   std::string error;
   const int64_t million = 1'000'000;
   for (const auto &[s, n] :
@@ -264,14 +264,15 @@ TEST(Schemes, AMillionBlocksAreOneSegment) {
   }
 }
 
-TEST(Schemes, GroupsOfAnInterleaveAreTheDefaultUnit) {
-  EXPECT_EQ(shared(scheme("even"), 8, 2, 4), (Rows{{0, 1, 2, 3}, {4, 5, 6, 7}}));
-  EXPECT_EQ(shared(scheme("round_robin"), 8, 3, 2), (Rows{{0, 1, 6, 7}, {2, 3}, {4, 5}}));
-  EXPECT_EQ(shared(scheme("round_robin", {}, 1), 4, 2, 2), (Rows{{0, 2}, {1, 3}})); // a stated unit wins
+TEST(Schemes, DefaultUnit) {
+  EXPECT_EQ(sharded(scheme("even"), 8, 2, 4), (Rows{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+  EXPECT_EQ(sharded(scheme("round_robin"), 8, 3, 2), (Rows{{0, 1, 6, 7}, {2, 3}, {4, 5}}));
+  EXPECT_EQ(sharded(scheme("round_robin", {}, 1), 4, 2, 2),
+            (Rows{{0, 2}, {1, 3}})); // a stated unit replaces the default
 }
 
-TEST(Schemes, MapRepeatsAreLayers) {
-  Scheme map = scheme("map", {}, 2); // units of 2 in 5 rows: unit 2 is row 4 alone
+TEST(Schemes, RepeatedRowsOfAMapAreLayers) {
+  Scheme map = scheme("map", {}, 2); // units of 2 in 5 rows: unit 2 is row 4 only
   map.lists = {{2, 0, 2}, {1}};
   std::string error;
   const auto shards = applyScheme(map, 5, 2, 1, error);
@@ -280,28 +281,29 @@ TEST(Schemes, MapRepeatsAreLayers) {
   EXPECT_EQ(expanded(*shards), (Rows{{4, 0, 1, 4}, {2, 3}}));
 }
 
-TEST(Schemes, MessagesNameTheNumbers) {
-  EXPECT_EQ(refused(scheme("even"), 10, 4),
-            "'even' cannot share 10 rows over 4 ranks: 4 does not divide 10 ('chunk' and 'balanced' share unevenly)");
-  EXPECT_EQ(refused(scheme("even", {}, 128), 640, 4), "'even' cannot share 5 units of 128 rows over 4 ranks: 4 does "
-                                                      "not divide 5 ('chunk' and 'balanced' share unevenly)");
-  EXPECT_EQ(refused(scheme("even", {}, 128, true), 384, 8),
-            "'replicate' cannot share 3 units of 128 rows over 8 ranks: 3 does not divide 8");
-  EXPECT_EQ(refused(scheme("sizes", {4, 5}), 10, 2), "'sizes' sum to 9, expected 10 rows");
-  EXPECT_EQ(refused(scheme("sizes", {4, 5}), 9, 3), "'sizes' lists 2 sizes, expected 3, one for each rank");
-  EXPECT_EQ(refused(scheme("sizes", {-1, 5}), 4, 2), "'sizes' gives rank 0 -1 of 4 rows");
-  EXPECT_EQ(refused(scheme("stride", {3}), 8, 2),
-            "'stride' cannot share 8 rows over 2 ranks: 2 ranks times stride 3 does not divide 8");
-  EXPECT_EQ(refused(scheme("blocks", {4, 3}), 7, 2),
-            "'blocks' cannot share a block of 3 over 2 ranks: 2 does not divide it");
-  EXPECT_EQ(refused(scheme("blocks", {4}), 6, 2), "'blocks' sum to 4, expected 6 rows");
-  EXPECT_EQ(refused(scheme("sizes", {1}, 0, true), 1, 4),
-            "'replicate' does not go with 'sizes', expected even, chunk, balanced, vllm, sglang or round_robin");
+TEST(Schemes, ErrorsStateTheNumbers) {
+  EXPECT_EQ(
+      errorOf(scheme("even"), 10, 4),
+      "'even' cannot shard 10 rows over 4 ranks: 4 does not divide 10 (use 'chunk' or 'balanced' for uneven shards)");
+  EXPECT_EQ(errorOf(scheme("even", {}, 128), 640, 4), "'even' cannot shard 5 units of 128 rows over 4 ranks: 4 does "
+                                                      "not divide 5 (use 'chunk' or 'balanced' for uneven shards)");
+  EXPECT_EQ(errorOf(scheme("even", {}, 128, true), 384, 8),
+            "'replicate' cannot shard 3 units of 128 rows over 8 ranks: 3 does not divide 8");
+  EXPECT_EQ(errorOf(scheme("sizes", {4, 5}), 10, 2), "'sizes' sum to 9, expected 10 rows");
+  EXPECT_EQ(errorOf(scheme("sizes", {4, 5}), 9, 3), "'sizes' lists 2 sizes, expected 3, one for each rank");
+  EXPECT_EQ(errorOf(scheme("sizes", {-1, 5}), 4, 2), "'sizes' has -1 for rank 0, expected 0 to 4 rows");
+  EXPECT_EQ(errorOf(scheme("stride", {3}), 8, 2),
+            "'stride' cannot shard 8 rows over 2 ranks: 2 ranks times stride 3 does not divide 8");
+  EXPECT_EQ(errorOf(scheme("blocks", {4, 3}), 7, 2),
+            "'blocks' cannot shard a block of 3 over 2 ranks: 2 does not divide 3");
+  EXPECT_EQ(errorOf(scheme("blocks", {4}), 6, 2), "'blocks' sum to 4, expected 6 rows");
+  EXPECT_EQ(errorOf(scheme("sizes", {1}, 0, true), 1, 4),
+            "'replicate' cannot be used with 'sizes', expected even, chunk, balanced, vllm, sglang or round_robin");
   Scheme map = scheme("map");
   map.noun = "value";
   map.lists = {{0, 4}, {1}};
-  EXPECT_EQ(refused(map, 4, 2), "'map' puts value 4 on rank 0, expected 0 to 3");
-  EXPECT_EQ(refused(map, 5, 3), "'map' has 2 lists, expected 3, one for each rank");
+  EXPECT_EQ(errorOf(map, 4, 2), "'map' puts value 4 on rank 0, expected 0 to 3");
+  EXPECT_EQ(errorOf(map, 5, 3), "'map' has 2 lists, expected 3, one for each rank");
 }
 
 } // namespace

@@ -158,7 +158,7 @@ class Statements(unittest.TestCase):
                 ("a: {holds: a}", "", "t", ""), (nowhere, "", "t", ""), (first, ", authority: {tp: 1}", "t", ""),
                 (nowhere, "", "a", "holds tensor 'a', which no param of the source holds"),
                 (first, ", authority: {tp: 1}", "a", "holds tensor 'a', which no param of the source holds"),
-                ("a: {holds: a, shard: {0: {axis: tp, map: [[0], []]}}}", "", "t", "the source leaves a part of tensor 'a' on no rank")):
+                ("a: {holds: a, shard: {0: {axis: tp, map: [[0], []]}}}", "", "t", "part of tensor 'a' is on no source rank")):
             with self.subTest(params, source=source, target=target):
                 message = self.compile(model % params, f"{{layout: s, mesh: {{tp: 2}}{source}}}", f"{{layout: {target}, mesh: {{}}}}")
                 self.assertIn(error, message)
@@ -168,7 +168,7 @@ class Statements(unittest.TestCase):
         """Section 10: it is for params with a dtype of their own too."""
         model = "{dtype: fp32, tensors: {a: [4], b: [4]}, layouts: {s: {params: same}, t: {params: {a: {holds: a, dtype: bf16}, b: {holds: b}}}}}"
         source = "{layout: s, mesh: {}}"
-        self.assertIn("which rounds: expected 'convert: rne'", self.compile(model, source, "{layout: t, mesh: {}}"))
+        self.assertIn("which needs rounding: expected 'convert: rne'", self.compile(model, source, "{layout: t, mesh: {}}"))
         self.assertEqual(self.compile(model, source, "{layout: t, mesh: {}, convert: rne}"), "")
         self.assertEqual(self.compile(model, source, "{layout: t, mesh: {}, dtype: fp16, convert: rne}"), "")
 

@@ -112,7 +112,7 @@ target: {layout: serve, mesh: {}}
         self.assertIn("which no param of the source holds", self.stderr)
         report = self.compile(job, "--allow=missing")
         self.assertEqual(report["omitted"], {"target": ["y"]})
-        self.assertIn("warning: target param 'y' holds tensor 'b', which no param of the source holds; it is left out", self.stderr)
+        self.assertIn("warning: target param 'y' holds tensor 'b', which no param of the source holds; the param is omitted", self.stderr)
         self.execute("--synthesize", "--check")
 
     GAP = """
@@ -129,7 +129,7 @@ target: {layout: serve, mesh: {tp: 1}}
 
     def test_gaps_that_nobody_needs(self):
         self.compile(self.GAP % "0, 5", code=2)
-        self.assertIn("leaves a part of tensor 'a' on no rank", self.stderr)
+        self.assertIn("part of tensor 'a' is on no source rank", self.stderr)
         self.compile(self.GAP % "0, 5", "--allow=gap")
         self.execute("--synthesize", "--check")
         self.compile(self.GAP % "0, 3", "--allow=gap", code=2)
@@ -220,16 +220,16 @@ source: {layout: mixed, mesh: {dp: 2}%s}
 target: {layout: plain, mesh: {dp: 2}}
 """
     WARNING = "%s: warning: source param 'y.{layer}' holds tensor 'a.{layer}' %s, and 'x.{layer}' holds it %s: their values differ in general, and " \
-              "ranks of a target may read either; 'ignore' of the source leaves one out\n"
+              "a target rank may read either; 'ignore' of the source omits one of them\n"
 
     def test_two_forms_are_a_warning(self):
-        for one, other, first, second in (("quantize: mxfp8", "quantize: none", "quantised as mxfp8", "as it is"),
-                                          ("quantize: none", "quantize: mxfp8", "as it is", "quantised as mxfp8"),
-                                          ("quantize: mxfp8", "quantize: block_fp8", "quantised as mxfp8", "quantised as block_fp8")):
+        for one, other, first, second in (("quantize: mxfp8", "quantize: none", "quantized as mxfp8", "unquantized"),
+                                          ("quantize: none", "quantize: mxfp8", "unquantized", "quantized as mxfp8"),
+                                          ("quantize: mxfp8", "quantize: block_fp8", "quantized as mxfp8", "quantized as block_fp8")):
             with self.subTest(one=one, other=other):
                 self.compile(self.JOB % (one, other, ""))
                 self.assertIn(self.WARNING % (f"{self.folder / 'job.yaml'}:11:9", second, first), self.stderr)
-                self.assertIn(f"{self.folder / 'job.yaml'}:10:9: note: the other is here\n", self.stderr)
+                self.assertIn(f"{self.folder / 'job.yaml'}:10:9: note: the other one is here\n", self.stderr)
                 self.assertEqual(self.stderr.count("warning"), 1)
                 done = self.execute("--synthesize", "--check-replicas")
                 self.assertIn("not compared with each other", done.stdout)

@@ -197,8 +197,8 @@ model:
         for source, target, options, flags, error in (
                 (ranks, ranks, "{group: dp}", [], "job.yaml:14:18: error: 'group' distributes the reading and writing of files, but no endpoint has 'storage'"),
                 (ranks, self.FILES, "{exchange: p2p}", [], "job.yaml:14:21: error: 'exchange' applies to a source that is read from files, but this source has no 'storage'"),
-                (ranks, self.FILES, "{group: dp}", [], "error: 'group' shares out writing with --algorithm=megatron alone"),
-                (ranks, ranks, "{staging: 1MiB}", ["--algorithm=megatron"], "error: --algorithm=megatron shares out the work on files"),
+                (ranks, self.FILES, "{group: dp}", [], "error: 'group' has an effect on writing only with --algorithm=megatron"),
+                (ranks, ranks, "{staging: 1MiB}", ["--algorithm=megatron"], "error: --algorithm=megatron distributes reads and writes of files"),
                 (self.FILES, ranks, "{group: dp}", ["--algorithm=megatron", "--keep=plan"], "--keep leaves them, expected one of them")):
             with self.subTest(error):
                 (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {target}\noptions: {options}\n")

@@ -160,15 +160,15 @@ TEST(Emit, Refusals) {
   writeFile(path, "what stood here before");
   ir::Module module = tinyModule();
   module.level = ir::Level::transfer;
-  EXPECT_EQ(write(module, path, 1), "only scheduled IR can be emitted, found the transfer level");
+  EXPECT_EQ(write(module, path, 1), "a plan is written from IR of level 'schedule', found level 'transfer'");
 
   module = many(20);
   module.schedule.ranks[42].shapes[0].loops.assign(17, {1, 0, 0});
   for (const unsigned jobs : {1u, 4u})
-    EXPECT_EQ(write(module, path, jobs), "rank 42 has a shape of 17 loops, expected at most 16");
+    EXPECT_EQ(write(module, path, jobs), "rank 42 has an operand shape of 17 loops, expected at most 16");
   module.schedule.ranks[42].shapes[0].loops = {{int64_t{1} << 40, 0, 0}, {int64_t{1} << 40, 0, 1}};
   EXPECT_EQ(write(module, path, 1),
-            "rank 42 has loops that make more than 16777216 pieces of operands, expected at most so many");
+            "rank 42 has operands whose loops visit more than 16777216 buffer ranges, which is the limit");
 
   module = many(20);
   ir::Step &step = module.schedule.ranks[42].steps[0];
@@ -176,7 +176,7 @@ TEST(Emit, Refusals) {
   step.chunk = 256;
   step.after = {0};
   EXPECT_EQ(write(module, path, 1),
-            "rank 42 has messages of more than 16777216 chunks, expected a higher options.staging");
+            "the messages of rank 42 have more than 16777216 chunks, which is the limit; raise options.staging");
 
   EXPECT_EQ(write(tinyModule(), folder / "no/plan", 1),
             "cannot create '" + folder / "no/plan" + "': No such file or directory");
