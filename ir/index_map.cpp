@@ -9,17 +9,17 @@ namespace {
 int64_t floorDivide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 int64_t ceilDivide(int64_t a, int64_t b) { return -floorDivide(-a, b); }
 
-/// A periodic block list on one line; a single block has step 0.
-struct Blocks {
+/// One side of an index block: equal intervals at a constant distance. A single interval has step 0.
+struct Intervals {
   int64_t start, length, count, step;
   int64_t end() const { return start + (count - 1) * step + length; }
 };
 
-Blocks toSide(const IndexBlock &s) { return {s.to, s.length, s.count, s.toStep}; }
-Blocks fromSide(const IndexBlock &s) { return {s.from, s.length, s.count, s.fromStep}; }
+Intervals toSide(const IndexBlock &s) { return {s.to, s.length, s.count, s.toStep}; }
+Intervals fromSide(const IndexBlock &s) { return {s.from, s.length, s.count, s.fromStep}; }
 
-/// Emits the pairs of block i of `a` and block j of `b`, repeated `times` times, every `aStride` blocks of a and
-/// `bStride` of b.
+/// Appends the composition of repetition i of `a` with repetition j of `b`, then `times` - 1 copies of it, each
+/// `aStride` repetitions of `a` and `bStride` repetitions of `b` after the one before.
 void emit(const IndexBlock &a, const IndexBlock &b, int64_t i, int64_t j, int64_t times, int64_t aStride,
           int64_t bStride, IndexMap &result) {
   const int64_t aStart = a.to + i * a.toStep, bStart = b.from + j * b.fromStep;
@@ -38,19 +38,19 @@ void emit(const IndexBlock &a, const IndexBlock &b, int64_t i, int64_t j, int64_
   result.push_back(s);
 }
 
-/// The blocks j of `b` (unbounded) that overlap [begin, end).
-std::pair<int64_t, int64_t> overlapping(const Blocks &b, int64_t begin, int64_t end) {
+/// The range of intervals of `b` that overlap [begin, end), as if `b` had infinitely many in both directions.
+std::pair<int64_t, int64_t> overlapping(const Intervals &b, int64_t begin, int64_t end) {
   if (b.step == 0)
     return {0, b.start < end && begin < b.start + b.length ? 1 : 0};
   return {ceilDivide(begin - b.start - b.length + 1, b.step), floorDivide(end - 1 - b.start, b.step) + 1};
 }
 
-/// Block i of `a` against all blocks of `b`: those that lie wholly inside are one periodic segment, the clipped ends
-/// two more.
-void blockAgainstAll(const IndexBlock &a, const IndexBlock &b, int64_t i, bool swapped, IndexMap &result) {
-  const Blocks blocks = swapped ? toSide(b) : fromSide(b);
+/// Composes repetition i of `a` with all of `b` (`swapped`: all of `b` with repetition i of `a`). The repetitions of
+/// `b` that lie inside give one periodic block, the clipped ones at the ends at most one more each.
+void composeRepetition(const IndexBlock &a, const IndexBlock &b, int64_t i, bool swapped, IndexMap &result) {
+  const Intervals intervals = swapped ? toSide(b) : fromSide(b);
   const int64_t begin = swapped ? a.from + i * a.fromStep : a.to + i * a.toStep, end = begin + a.length;
-  auto [first, last] = overlapping(blocks, begin, end);
+  auto [first, last] = overlapping(intervals, begin, end);
   first = std::max<int64_t>(first, 0);
   last = std::min(last, b.count);
   auto put = [&](int64_t j, int64_t times) {
@@ -60,8 +60,8 @@ void blockAgainstAll(const IndexBlock &a, const IndexBlock &b, int64_t i, bool s
       emit(a, b, i, j, times, 0, 1, result);
   };
   auto whole = [&](int64_t j) {
-    const int64_t start = blocks.start + j * blocks.step;
-    return start >= begin && start + blocks.length <= end;
+    const int64_t start = intervals.start + j * intervals.step;
+    return start >= begin && start + intervals.length <= end;
   };
   int64_t firstWhole = first, lastWhole = last;
   while (firstWhole < last && !whole(firstWhole))
@@ -72,20 +72,20 @@ void blockAgainstAll(const IndexBlock &a, const IndexBlock &b, int64_t i, bool s
     return;
   const int64_t times = lastWhole - firstWhole;
   put(firstWhole, times);
-  if (times > 1) { // within the one block the whole ones lie `step` positions apart
+  if (times > 1) { // emit() uses the step of `a`, but inside one of its repetitions the pairs have the step of `b`
     if (swapped)
-      result.back().toStep = blocks.step;
+      result.back().toStep = intervals.step;
     else
-      result.back().fromStep = blocks.step;
+      result.back().fromStep = intervals.step;
   }
 }
 
-/// One period of the common pattern (LCM of the steps), each overlap in it repeated as often as both sides last.
+/// Composes one common period (the LCM of the steps). Each overlap in it is repeated until `a` or `b` ends.
 void periodic(const IndexBlock &a, const IndexBlock &b, int64_t aPeriod, int64_t bPeriod, IndexMap &result) {
-  const Blocks blocks = fromSide(b);
+  const Intervals intervals = fromSide(b);
   for (int64_t i = 0, n = std::min(a.count, aPeriod); i < n; ++i) {
     const int64_t begin = a.to + i * a.toStep;
-    const auto [first, last] = overlapping(blocks, begin, begin + a.length);
+    const auto [first, last] = overlapping(intervals, begin, begin + a.length);
     for (int64_t j = first; j < last; ++j) {
       const int64_t t0 = std::max<int64_t>(0, ceilDivide(-j, bPeriod));
       const int64_t t1 = std::min(floorDivide(a.count - 1 - i, aPeriod), floorDivide(b.count - 1 - j, bPeriod));
@@ -97,21 +97,22 @@ void periodic(const IndexBlock &a, const IndexBlock &b, int64_t aPeriod, int64_t
 void composePair(const IndexBlock &a, const IndexBlock &b, IndexMap &result) {
   if (a.count > 1 && b.count > 1) {
     const int64_t common = std::gcd(a.toStep, b.fromStep);
-    const int64_t aPeriod = b.fromStep / common, bPeriod = a.toStep / common; // blocks in one common period
-    const int64_t perBlock = a.length / b.fromStep + 2;
-    const int64_t blocksInPeriod = std::min(a.count, aPeriod);
-    if (blocksInPeriod <= 3 * std::min(a.count, b.count) / perBlock)
+    const int64_t aPeriod = b.fromStep / common, bPeriod = a.toStep / common; // repetitions in one common period
+    const int64_t perRepetition = a.length / b.fromStep + 2;
+    const int64_t inPeriod = std::min(a.count, aPeriod);
+    if (inPeriod <= 3 * std::min(a.count, b.count) / perRepetition)
       return periodic(a, b, aPeriod, bPeriod, result);
   }
   if (a.count <= b.count)
     for (int64_t i = 0; i < a.count; ++i)
-      blockAgainstAll(a, b, i, false, result);
+      composeRepetition(a, b, i, false, result);
   else
     for (int64_t j = 0; j < b.count; ++j)
-      blockAgainstAll(b, a, j, true, result);
+      composeRepetition(b, a, j, true, result);
 }
 
-/// Joins what is adjacent on both sides and folds runs at constant distances; `segments` is sorted by `from`.
+/// Joins blocks that are adjacent on both sides and folds equal blocks at constant distances. `indexBlocks` is sorted
+/// by `from`.
 IndexMap fold(const IndexMap &indexBlocks) {
   IndexMap joined;
   for (IndexBlock s : indexBlocks) {
@@ -166,7 +167,7 @@ IndexMap inverse(const IndexMap &relation) {
   for (const IndexBlock &s : relation) {
     if (s.toStep >= 0) {
       result.push_back({s.to, s.from, s.length, s.count, s.toStep, s.fromStep});
-    } else { // keep steps of `from` positive: count the blocks from the other end
+    } else { // keep the steps of `from` positive: number the repetitions from the other end
       const int64_t last = s.count - 1;
       result.push_back({s.to + last * s.toStep, s.from + last * s.fromStep, s.length, s.count, -s.toStep, -s.fromStep});
     }
@@ -181,7 +182,8 @@ IndexMap compose(const IndexMap &first, const IndexMap &second) {
     emit(first[0], second[0], 0, 0, 1, 0, 0, result);
     return result;
   }
-  // Sorted starts of `second`, with the furthest end so far, bound the partners of each segment of `first`.
+  // `second` is sorted by start; with the furthest end up to each block, that bounds the partners of a block of
+  // `first`.
   std::vector<int64_t> furthest;
   int64_t end = INT64_MIN;
   for (const IndexBlock &b : second)
@@ -193,7 +195,7 @@ IndexMap compose(const IndexMap &first, const IndexMap &second) {
       const int64_t last = a.count - 1;
       a = {a.from + last * a.fromStep, a.to + last * a.toStep, a.length, a.count, -a.fromStep, -a.toStep};
     }
-    const Blocks side = toSide(a);
+    const Intervals side = toSide(a);
     auto after = std::lower_bound(second.begin(), second.end(), side.end(),
                                   [](const IndexBlock &b, int64_t position) { return b.from < position; });
     for (size_t k = after - second.begin(); k-- > 0 && furthest[k] > side.start;)
@@ -242,7 +244,7 @@ IndexMap difference(const IndexMap &a, const IndexMap &b) {
   const IndexMap common = compose(itself(a), itself(b));
   if (common.empty())
     return itself(a);
-  std::vector<std::pair<int64_t, int64_t>> taken; // blocks, sorted
+  std::vector<std::pair<int64_t, int64_t>> taken; // begin and end of each repetition, sorted
   for (const IndexBlock &s : common)
     for (int64_t i = 0; i < s.count; ++i)
       taken.emplace_back(s.from + i * s.fromStep, s.from + i * s.fromStep + s.length);
@@ -253,7 +255,7 @@ IndexMap difference(const IndexMap &a, const IndexMap &b) {
       int64_t begin = s.from + i * s.fromStep;
       const int64_t end = begin + s.length;
       auto next = std::lower_bound(taken.begin(), taken.end(), std::make_pair(begin, INT64_MIN));
-      if (next != taken.begin()) // joined blocks of `common` may start before this block of `a`
+      if (next != taken.begin()) // a joined block of `common` may start before this repetition of `a`
         begin = std::max(begin, std::prev(next)->second);
       for (; next != taken.end() && next->first < end; ++next) {
         if (begin < next->first)

@@ -1,4 +1,5 @@
-// Periodic segment lists: the one relation that carries sharding, packing, placing and transfers.
+// Relations between positions, kept as lists of periodic blocks. Sharding, packing, placement and transfers all use
+// them.
 #pragma once
 
 #include <cstdint>
@@ -7,57 +8,58 @@
 
 namespace reshard::ir {
 
-/// `count` blocks of `length` consecutive positions: block i relates [from + i*fromStep, +length) on one
-/// integer line to [to + i*toStep, +length) on another, in order. All units are positions (rows, columns,
+/// An index block: `length` consecutive positions, repeated `count` times. Repetition i relates
+/// [from + i * fromStep, + length) to [to + i * toStep, + length), in order. All numbers are positions (rows, columns,
 /// index values), never bytes. Example: 2 of every 8 rows, packed, is {0, 0, 2, n/8, 8, 2}.
 struct IndexBlock {
   int64_t from = 0;
   int64_t to = 0;
   int64_t length = 0;
   int64_t count = 1;
-  int64_t fromStep = 0; // 0 where count is 1
-  int64_t toStep = 0;   // 0 where count is 1
+  int64_t fromStep = 0; // 0 if count is 1
+  int64_t toStep = 0;   // 0 if count is 1
 
   bool operator==(const IndexBlock &) const = default;
 };
 
-/// A relation: segments sorted by `from`, no position of `from` in two of them. The empty list relates nothing.
+/// A relation: index blocks sorted by `from`, no `from` position in two of them. The empty list relates nothing.
 using IndexMap = std::vector<IndexBlock>;
 
-/// The relation that maps [0, n) to itself; empty where n is 0.
+/// The relation that maps [0, n) to itself; empty if n is 0.
 IndexMap identity(int64_t n);
 
-/// The same pairs, seen from the other side. `to` must be free of repeats.
+/// All (y, x) with (x, y) in `relation`. No `to` position may occur twice.
 IndexMap inverse(const IndexMap &relation);
 
-/// All (x, z) with (x, y) in `first` and (y, z) in `second`. Two periodic segments are solved over one common
-/// period (LCM of their steps) and repeated, so that the result's size does not grow with their counts.
+/// All (x, z) with (x, y) in `first` and (y, z) in `second`. Two periodic blocks are composed over one common period
+/// (the LCM of their steps), so that the size of the result does not grow with their counts.
 IndexMap compose(const IndexMap &first, const IndexMap &second);
 
-/// `relation` for those `from` positions alone that `set` has (its `to` side is ignored).
+/// The pairs of `relation` whose `from` position is also a `from` position of `set`. The `to` side of `set` is ignored.
 IndexMap restrict(const IndexMap &relation, const IndexMap &set);
 
 /// The same `from` positions, numbered 0, 1, 2 … in ascending order on the `to` side.
 IndexMap dense(const IndexMap &relation);
 
-/// Sorted by `from`, adjacent segments joined and equal ones at a constant distance folded into a period.
+/// The normal form: sorted by `from`, adjacent blocks joined, equal blocks at constant distances folded into one.
 IndexMap normalize(IndexMap indexBlocks);
 
-/// How many positions it relates.
+/// The number of pairs.
 int64_t size(const IndexMap &relation);
 
-/// Where position `from` goes, or -1.
+/// The `to` position of `from`, or -1.
 int64_t map(const IndexMap &relation, int64_t from);
 
-/// Whether the two have the same `from` positions, or none in common.
+/// Whether both have the same `from` positions.
 bool sameFrom(const IndexMap &a, const IndexMap &b);
+/// Whether they have no `from` position in common.
 bool disjointFrom(const IndexMap &a, const IndexMap &b);
 
-/// Positions of `a` that `b` lacks, on the `from` side, each related to itself. Blocks are listed one by one where the
-/// two interleave, so use it on small or regular lists.
+/// The `from` positions of `a` that `b` lacks, each related to itself. The result is not periodic where the two
+/// interleave, so its size grows with their counts: use it on small or regular relations.
 IndexMap difference(const IndexMap &a, const IndexMap &b);
 
-/// Every pair, one by one, sorted by `from`. For small lists (index values), not for rows.
+/// All pairs, sorted by `from`. For small relations (index values), not for rows.
 std::vector<std::pair<int64_t, int64_t>> expand(const IndexMap &relation);
 
 } // namespace reshard::ir

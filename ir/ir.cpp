@@ -86,9 +86,9 @@ std::optional<ViewKind> parseViewKind(const std::string &text) { return parseNam
 
 int64_t stagedBytes(const Layout &layout, const std::vector<BufferRange> &buffers) {
   int64_t bytes = 0;
-  for (const BufferRange &run : buffers)
-    if (layout.endpoints[run.endpoint].params[run.param].inArena())
-      bytes += run.count * ((run.bytes + 63) / 64 * 64);
+  for (const BufferRange &range : buffers)
+    if (layout.endpoints[range.endpoint].params[range.param].inArena())
+      bytes += range.count * ((range.bytes + 63) / 64 * 64);
   return bytes;
 }
 
@@ -175,18 +175,18 @@ std::vector<std::vector<BufferRange>> buffers(const Layout &layout) {
   for (unsigned e = 0; e < layout.endpoints.size(); ++e) {
     const Endpoint &endpoint = layout.endpoints[e];
     for (int64_t meshRank = 0; meshRank < endpoint.meshRanks(); ++meshRank) {
-      std::vector<BufferRange> runs;
+      std::vector<BufferRange> ranges;
       for (unsigned p = 0; p < endpoint.params.size(); ++p)
         if (const int64_t count = instances(endpoint, endpoint.params[p], meshRank); count > 0)
-          runs.push_back({e, static_cast<int32_t>(meshRank), p, 0, static_cast<uint32_t>(count),
-                          localBytes(endpoint, endpoint.params[p], meshRank)});
+          ranges.push_back({e, static_cast<int32_t>(meshRank), p, 0, static_cast<uint32_t>(count),
+                            localBytes(endpoint, endpoint.params[p], meshRank)});
       const int32_t first = endpoint.storage ? 0 : endpoint.ranks[meshRank];
       const int32_t end = endpoint.storage ? static_cast<int32_t>(layout.world) : first + 1;
       for (int32_t rank = first; rank < end; ++rank)
-        for (BufferRange run : runs) {
-          run.first = next[rank];
-          next[rank] += run.count;
-          result[rank].push_back(run);
+        for (BufferRange range : ranges) {
+          range.first = next[rank];
+          next[rank] += range.count;
+          result[rank].push_back(range);
         }
     }
   }

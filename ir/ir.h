@@ -1,5 +1,5 @@
-// The three levels of the reshard IR: layout, transfer, schedule. Plain data; text.cpp prints and parses it,
-// verify.cpp says what holds at each level, passes (compiler/passes.def) lower one level to the next.
+// The three levels of the reshard IR: layout, transfer, schedule. Plain data: text.cpp prints it, parse.cpp reads it,
+// verify.cpp checks its invariants, and the passes (compiler/passes.def) lower one level to the next.
 #pragma once
 
 #include "ir/index_map.h"
@@ -36,7 +36,8 @@ std::optional<DType> parseDType(const std::string &text);
 
 // ---------------------------------------------------------------------------------------------- layout level
 
-/// A named mesh axis. The coordinate of place p is (p / stride) mod size. Axes of all views stand in one list.
+/// A named mesh axis. The coordinate of mesh rank p is (p / stride) mod size. An endpoint's list of axes contains the
+/// axes of all views of its mesh.
 struct Axis {
   std::string name;
   int64_t size = 1;
@@ -52,23 +53,23 @@ struct IndexVariable {
 };
 
 /// All tensors of one name pattern: `model.layers.{layer}.mlp.up_proj.weight` for each layer for which it exists.
-/// Its *dimensions* are its index variables first (in the order of the name), then the tensor's own.
+/// Its *dimensions* are its index variables (in the order of the name), followed by the dimensions of the tensor.
 struct TensorPattern {
   std::string name;                // with {variable} placeholders
   std::vector<unsigned> variables; // into Layout::variables
-  std::vector<IndexMap> exists;    // per variable: the values for which it exists (from side; dense on the to side)
+  std::vector<IndexMap> exists;    // per variable: existing values (`from` side) -> 0, 1, 2 …
   std::vector<int64_t> shape;      // elements
   DType dtype = DType::bf16;
   size_t rank() const { return variables.size() + shape.size(); }
   bool operator==(const TensorPattern &) const = default;
 };
 
-/// How one dimension, or the values of an index variable, is shared out: for every coordinate of `axes` (several
-/// count as one, outermost first) the relation from logical position to local position.
+/// The distribution of one dimension, or of the values of an index variable: for each coordinate over `axes`, the
+/// relation from logical position to local position. Several axes form one coordinate, outermost first.
 struct Sharding {
-  std::vector<unsigned> axes; // into Endpoint::axes; empty: the same on every place
-  std::vector<IndexMap> at;   // by coordinate; one entry where axes is empty
-  int64_t unit = 1;           // logical positions [i * unit, (i + 1) * unit) stay together: no later pass cuts inside
+  std::vector<unsigned> axes; // into Endpoint::axes; empty: the same on every mesh rank
+  std::vector<IndexMap> at;   // by coordinate; one entry if `axes` is empty
+  int64_t unit = 1;           // no later pass cuts inside logical positions [i * unit, (i + 1) * unit)
   bool operator==(const Sharding &) const = default;
 };
 
@@ -79,30 +80,30 @@ struct Extent {
   bool operator==(const Extent &) const = default;
 };
 
-/// One dimension of a family inside a param. Where several stand on one param dimension (a flat buffer), a position
-/// there is the sum of theirs.
+/// The location of one dimension of a tensor pattern inside a param. If several dimensions share one param dimension
+/// (a flat buffer), the position in the param is the sum of their local positions.
 struct PartDimension {
-  unsigned sharding = 0; // into Endpoint::shares: logical -> local position along `param`
+  unsigned sharding = 0; // into Endpoint::shardings: logical -> local position along `param`
   int param = -1;        // the param's dimension; -1: an index variable in the param's name (local = instance, dense)
   bool operator==(const PartDimension &) const = default;
 };
 
-/// A tensor family, whole or sharded, inside a param; or, with family -1, zero padding: then there is one dimension
-/// for each name variable and each param dimension, in that order, and only the `to` side means anything.
+/// A tensor pattern, whole or sharded, inside a param. Pattern -1 is zero padding: it has one dimension for each name
+/// variable and each param dimension, in that order, and only the `to` sides of its shardings have a meaning.
 struct Part {
   int pattern = -1;
-  std::vector<PartDimension> dimensions; // one for each dimension of the family
+  std::vector<PartDimension> dimensions; // one for each dimension of the pattern
   bool operator==(const Part &) const = default;
 };
 
-/// Keeps a param to some coordinates of an axis (`at: {pp: first}`).
+/// Restricts a param to some coordinates of an axis (`at: {pp: first}`).
 struct Presence {
   unsigned axis = 0;
   std::vector<int64_t> coordinates; // sorted
   bool operator==(const Presence &) const = default;
 };
 
-/// Formats of quantised matrices (kernels/convert.h), and what a face shows (schema/plan.fbs has both).
+/// Formats of quantized matrices (kernels/convert.h), and kinds of quantized views. schema/plan.fbs defines both.
 enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4 };
 const char *name(Quantization format);
 std::optional<Quantization> parseQuantization(const std::string &text);
@@ -110,79 +111,78 @@ enum class ViewKind : uint8_t { elements, codes, scales, plain_scales, amax };
 const char *name(ViewKind kind);
 std::optional<ViewKind> parseViewKind(const std::string &text);
 
-/// Of a param that is not bound itself but shows others of its endpoint in another form: see schema/plan.fbs. Params
-/// are numbers into Endpoint::params.
+/// Makes a param a view of other params of its endpoint in another form (schema/plan.fbs). Such a param is not bound.
+/// `codes`, `scales` and `tensorScale` are indices into Endpoint::params.
 struct QuantizedView {
   ViewKind kind = ViewKind::elements;
   Quantization format = Quantization::mxfp8;
-  bool staged =
-      false; // it has memory in the arena; of `elements`, what comes goes there first, rows of blocks at a time
-  bool swizzled = false;       // the scales
-  unsigned codes = 0;          // of `elements` the codes, of others the param that is shown
-  unsigned scales = 0;         // of `elements` and `codes`
-  unsigned tensorScale = 0;    // of `elements` of nvfp4
-  unsigned part = 0;           // of `amax` of a source: of the param that is shown
-  unsigned amaxDimensions = 0; // of `amax` of a source: the dimensions of the tensor that each number is over, bit i
-                               // the last but i; 0: the last two
+  bool staged = false;      // has memory in the arena; `elements` receive into it, some rows of blocks at a time
+  bool swizzled = false;    // whether the scales are swizzled
+  unsigned codes = 0;       // `elements`: the param of codes; other kinds: the base param
+  unsigned scales = 0;      // `elements` and `codes`
+  unsigned tensorScale = 0; // `elements` of nvfp4
+  unsigned part = 0;        // `amax` of a source: the part of the base param
+  // `amax` of a source: the dimensions of the tensor over which each amax is taken; bit i is the dimension with i
+  // dimensions after it; 0: the last two dimensions.
+  unsigned amaxDimensions = 0;
   bool operator==(const QuantizedView &) const = default;
 };
 
-/// All params of one name pattern at one endpoint. A place has one instance for each combination of the name
-/// variables' values there (none where a presence rule excludes it), numbered with the last variable fastest.
+/// All params of one name pattern at one endpoint. A mesh rank has one instance for each combination of the values
+/// that the name variables have on it, numbered with the last variable fastest. It has none if a presence rule
+/// excludes it.
 struct Param {
   std::string name;                // with {x} and {x.local} placeholders
   std::vector<unsigned> variables; // name variables, in the order of the name, into Layout::variables
-  std::vector<unsigned> instances; // per name variable, the Share: logical value -> instance (dense)
+  std::vector<unsigned> instances; // per name variable, the Sharding: logical value -> instance number, without gaps
   std::vector<Presence> presence;
-  std::vector<Extent> shape; // elements per dimension on a place
-  DType dtype = DType::bf16; // in which its bytes come; of the source, in which they stand
+  std::vector<Extent> shape; // elements per dimension on a mesh rank
+  DType dtype = DType::bf16; // the dtype that is sent; for a source also the storage dtype
   std::vector<Part> parts;
-  std::string origin;  // "file:line" of its YAML, for explanations
-  std::string refresh; // the engine's hook after each run; empty: none
-  std::optional<DType>
-      storageDtype; // of a target, in which its bytes stand where that is another: each element is cast when it comes
+  std::string origin;                // "file:line" of its YAML, for explanations
+  std::string refresh;               // the engine's hook after each run; empty: none
+  std::optional<DType> storageDtype; // of a target, if it differs from `dtype`: each element is cast on arrival
   std::optional<QuantizedView> view;
-  bool derived = false;  // of a target: without parts, written by way of a face
-  std::string transform; // the caller's conversion that it stands behind, in memory of the arena; empty: none
-  /// Whether bytes change on their way into its memory, or out of it.
+  bool derived = false;  // of a target: has no parts and is written through a quantized view only
+  std::string transform; // the caller's conversion between its own memory and this param's arena memory; empty: none
+  /// Whether elements are converted when they enter or leave its memory.
   bool converts() const { return storageDtype || (view && view->kind <= ViewKind::codes); }
-  /// Whether its instances have memory of their own in the arena.
+  /// Whether each of its instances has its own memory in the arena.
   bool inArena() const { return view ? view->staged && view->kind != ViewKind::elements : !transform.empty(); }
   bool operator==(const Param &) const = default;
 };
 
-/// Positions of an index variable's values on a place are numbered from c * kChunk on in chunk c (virtual pipeline
-/// stages; 0 without them): `{x.local}` is the position modulo kChunk, `{x.chunk}` the position divided by it.
+/// In chunk c (a virtual pipeline stage; 0 without them) the positions of an index variable's values on a mesh rank
+/// start at c * kChunkStride: `{x.local}` is the position modulo kChunkStride, `{x.chunk}` the quotient.
 constexpr int64_t kChunkStride = int64_t{1} << 20;
 
-/// One side of the job: where places are world ranks, or the files of a checkpoint.
+/// One side of the job. Its mesh ranks are world ranks, or the files of a checkpoint.
 struct Endpoint {
   std::string role;   // "source", "target", or with several pools "target.0", "target.1" …
-  std::string layout; // its name, for people
+  std::string layout; // the layout's name, for messages
   bool storage = false;
   std::string directory;   // a storage endpoint's folder, as written in the job
-  bool checkpoint = false; // storage: one Hugging Face checkpoint, not a file per place
+  bool checkpoint = false; // storage: one Hugging Face checkpoint instead of a file per mesh rank
   std::vector<Axis> axes;
-  std::vector<int32_t> ranks; // world rank of each place; for storage 0, 1, 2 … (file numbers)
+  std::vector<int32_t> ranks; // world rank of each mesh rank; for storage 0, 1, 2 … (file numbers)
   std::vector<Sharding> shardings;
-  std::vector<unsigned> placement; // per index variable of the model: the Share value -> position on the place (kChunk)
+  std::vector<unsigned> placement; // per index variable of the model, the Sharding: value -> position (kChunkStride)
   std::vector<Param> params;
-  std::vector<Presence> authority; // of the source: the places that may be read; empty: all
-  std::vector<uint32_t> epochs;    // of a target, by place: when it joined (--keep); empty: all at once
+  std::vector<Presence> authority; // of the source: the mesh ranks that may be read; empty: all
+  std::vector<uint32_t> epochs;    // of a target, by mesh rank: the epoch in which it joined (--keep); empty: all 0
   uint32_t epoch(int64_t meshRank) const { return epochs.empty() ? 0 : epochs[meshRank]; }
-  int64_t relabeled = 0; // bytes that are local since `relabel` chose the order of the ranks
-  std::vector<std::string>
-      omitted; // params of the layout that the endpoint does not have: only, ignore, --allow=missing
+  int64_t relabeled = 0;            // bytes that became local because `relabel` chose the order of the ranks
+  std::vector<std::string> omitted; // params of the layout that the endpoint lacks: only, ignore, --allow=missing
   int64_t meshRanks() const { return static_cast<int64_t>(ranks.size()); }
   bool operator==(const Endpoint &) const = default;
 };
 
-/// What the ranks are joined by. Rates are bytes per second and direction, times nanoseconds. The values are those of a
-/// node of eight H100 with a 400 Gb/s NIC each (examples/topologies/h100x8.yaml says whence).
+/// The network between the ranks. Rates are bytes per second and direction; latencies are nanoseconds. The defaults
+/// describe nodes of eight H100 with a 400 Gb/s NIC each (sources: examples/topologies/h100x8.yaml).
 struct Topology {
   int64_t ranksPerNode = 0;                                // 0: all ranks on one node
   int64_t linkRate = 450'000'000'000, linkLatency = 3'000; // of a rank, inside its node
-  int64_t nicsPerNode = 0;                                 // shared by the node's ranks, in order; 0: one for each rank
+  int64_t nicsPerNode = 0;                                 // divided among the node's ranks in order; 0: one per rank
   int64_t nicRate = 50'000'000'000, nicLatency = 8'000;    // of a NIC, between nodes
   int64_t copyRate = 1'300'000'000'000;                    // of a rank: bytes copied, each read once and written once
   /// The node of a world rank.
@@ -200,22 +200,23 @@ struct Topology {
   bool operator==(const Topology &) const = default;
 };
 
-/// How ranks exchange what they read of files for each other. automatic: distribute chooses one of the others; nodes:
-/// into each node once, on from node to node, and from one rank to the others inside; p2p: from the reader to each;
-/// broadcast: along a binomial tree; gather_rounds: round a ring.
+/// How a rank forwards the bytes that it read from files to the other ranks that need them.
+/// automatic: the pass `distribute` chooses one of the others. nodes: each node receives the bytes once, forwards them
+/// to the next node, and one rank forwards them inside the node. p2p: from the reader to each rank. broadcast: along a
+/// binomial tree. gather_rounds: around a ring.
 enum class Exchange : uint8_t { automatic, nodes, p2p, broadcast, gather_rounds };
 const char *name(Exchange exchange);
 std::optional<Exchange> parseExchange(const std::string &text);
 
-/// How the work on files that every rank can reach is shared out.
+/// How the reading and writing of files that every rank can open is distributed over the ranks.
 struct FileDistribution {
   Exchange exchange = Exchange::automatic;
-  bool megatron = false; // --algorithm=megatron: whole shards in Megatron-Core's order; else the fractional optimum
-  std::vector<std::string> group; // axes: ranks that differ along these alone read for each other; empty: all do
+  bool megatron = false; // --algorithm=megatron: whole shards in Megatron-Core's order; false: the fractional optimum
+  std::vector<std::string> group; // axes: only ranks that differ in no other axis read for each other; empty: all do
   bool operator==(const FileDistribution &) const = default;
 };
 
-/// The layout level: what the YAML said, resolved. Endpoint 0 is the source.
+/// The layout level: the resolved YAML. Endpoint 0 is the source.
 struct Layout {
   std::string model;
   int64_t world = 0;
@@ -225,49 +226,51 @@ struct Layout {
   std::vector<IndexVariable> variables;
   std::vector<TensorPattern> tensorPatterns;
   std::vector<Endpoint> endpoints;
-  std::vector<std::string> unused; // names (patterns) of source tensors that no target takes
+  std::vector<std::string> unused; // name patterns of source tensors that no target uses
   bool operator==(const Layout &) const = default;
 };
 
-/// The coordinate of `place` over `axes` (outermost first) of an endpoint.
+/// The coordinate of a mesh rank over `axes` (outermost first) of an endpoint.
 int64_t coordinate(const Endpoint &endpoint, const std::vector<unsigned> &axes, int64_t meshRank);
-/// Whether a place passes a param's presence rules. It may still have no instance of it.
+/// Whether a mesh rank satisfies a param's presence rules. It may still have no instance of the param.
 bool present(const Endpoint &endpoint, const Param &param, int64_t meshRank);
-/// Whether a source place may be read.
+/// Whether the authority rules allow reading a source mesh rank.
 bool mayRead(const Endpoint &endpoint, int64_t meshRank);
-/// Number of instances of a param on a place; 0 where it is absent.
+/// Number of instances of a param on a mesh rank; 0 if it is absent.
 int64_t instances(const Endpoint &endpoint, const Param &param, int64_t meshRank);
-/// Local shape in elements; bytes of one instance.
+/// Shape of one instance on a mesh rank, in elements.
 std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t meshRank);
+/// Bytes of one instance on a mesh rank, in the dtype that is sent.
 int64_t localBytes(const Endpoint &endpoint, const Param &param, int64_t meshRank);
-/// The name of instance `instance` of a param on a place.
+/// The name of one instance of a param on a mesh rank, with all placeholders replaced.
 std::string instanceName(const Layout &layout, const Endpoint &endpoint, const Param &param, int64_t meshRank,
                          int64_t instance);
 
 // -------------------------------------------------------------------------------------------- transfer level
 
-/// One alternative source of a tile: places that hold the same elements at the same local positions.
+/// One alternative source of an overlap: mesh ranks that hold the same elements at the same local positions.
 struct ReplicaGroup {
   unsigned param = 0, part = 0;    // of endpoint 0
   std::vector<int32_t> meshRanks;  // ascending
-  std::vector<unsigned> relations; // per dimension of the target part, into Transfers::relations: source -> target
-                                   // local; padding: itself -> target local
+  std::vector<unsigned> relations; // per dimension of the target part, into Transfers::relations: local position in
+                                   // the source (for padding: in the target) -> local position in the target
   bool operator==(const ReplicaGroup &) const = default;
 };
 
-/// What overlap makes: for one family and one set of elements of it (a product over its dimensions, index variables
-/// included), who can give it and who wants it. It stands for one transfer for each tensor in it and each target place.
+/// The elements that one source part and one target part have in common (a product of one index set per dimension,
+/// index variables included), the mesh ranks that hold them and the mesh ranks that need them. It requires one
+/// transfer for each of its tensors and each target mesh rank.
 struct Overlap {
-  int pattern = -1;                           // -1: zero padding of the target: one holder, with the one place -1
+  int pattern = -1; // -1: zero padding of the target; then one replica group with the one mesh rank -1
   unsigned endpoint = 1, param = 0, part = 0; // target
-  std::vector<int32_t> targets; // places of the endpoint that want it, at the same local positions, ascending
+  std::vector<int32_t> targets; // mesh ranks of the endpoint that need it, at the same local positions, ascending
   std::vector<ReplicaGroup> replicaGroups;
   int64_t tensors = 1; // product of the index dimensions' sizes
-  int64_t bytes = 0;   // of one tensor's piece
+  int64_t bytes = 0;   // of the elements of one tensor
   bool operator==(const Overlap &) const = default;
 };
 
-/// Who passes on what it got: `to` gets it from `from`, both places of one target endpoint; `from` is the transfer's
+/// One step of forwarding: `from` sends to `to`, both mesh ranks of one target endpoint. `from` is the transfer's
 /// target or the `to` of an earlier hop.
 struct Hop {
   int32_t from = 0, to = 0;
@@ -275,25 +278,25 @@ struct Hop {
 };
 using Route = std::vector<Hop>;
 
-/// Tensors [first, first + count) of the tile (numbered in the order of the target, the last index variable fastest)
-/// from one place to one place, and on from there by a route.
+/// Moves tensors [first, first + count) of an overlap from one mesh rank to another, which may forward them along a
+/// route. Tensors are numbered in the order of the target, the last index variable fastest.
 struct Transfer {
-  static constexpr int32_t kUnassigned = -2; // a source that balance has yet to choose
+  static constexpr int32_t kUnassigned = -2; // the pass `balance` has not chosen the source yet
   uint32_t overlap = 0;
   uint32_t first = 0, count = 1;
   uint32_t replicaGroup = 0;
-  int32_t source = kUnassigned; // place of endpoint 0; -1 for padding
-  int32_t target = 0;           // place of the tile's endpoint
-  int32_t route = -1;           // into Transfers::routes; -1: it ends at the target
-  // One tensor may be cut: then only local positions [begin, end) of the target along `dimension` of the part.
+  int32_t source = kUnassigned; // mesh rank of endpoint 0; -1 for padding
+  int32_t target = 0;           // mesh rank of the overlap's endpoint
+  int32_t route = -1;           // into Transfers::routes; -1: not forwarded
+  // A transfer of one tensor may be cut: it covers local positions [begin, end) of the target along `dimension`.
   uint32_t dimension = 0;
   int64_t begin = 0, end = 0;
   bool cut() const { return end > 0; }
   bool operator==(const Transfer &) const = default;
 };
 
-/// One loop of a descriptor, outermost first. A step moves both the byte offset and the buffer (instances of a param
-/// are numbered in a row, so that a repetition over layers or experts is a loop as well).
+/// One loop of a descriptor. An iteration advances the byte offset and the buffer. Instances of a param are numbered
+/// consecutively, so that a repetition over layers or experts is a loop, too.
 struct Loop {
   int64_t count = 1;
   int64_t sourceStride = 0, targetStride = 0; // bytes
@@ -301,41 +304,42 @@ struct Loop {
   bool operator==(const Loop &) const = default;
 };
 
-/// Nested loops around a row of contiguous bytes.
+/// Nested loops, outermost first, around a row of contiguous bytes.
 struct Shape {
   int64_t rowBytes = 0;
   std::vector<Loop> loops;
   bool operator==(const Shape &) const = default;
 };
 
-/// Bytes that move from a source place to a target place: a start in one instance on each side and a shape.
-/// Instances are numbered over all params of a place, in the order of Endpoint::params.
+/// Bytes that move from a source mesh rank to a target mesh rank: a start in one instance on each side and a shape.
+/// Instances are numbered over all params of a mesh rank, in the order of Endpoint::params.
 struct Descriptor {
   unsigned endpoint = 1;          // target endpoint
-  int32_t source = 0, target = 0; // places; source -1: zeros
+  int32_t source = 0, target = 0; // mesh ranks; source -1: zeros
   uint32_t sourceInstance = 0, targetInstance = 0;
   int64_t sourceOffset = 0, targetOffset = 0; // bytes
   uint32_t shape = 0;                         // into Transfers::shapes
-  int32_t route = -1;                         // as of a transfer
+  int32_t route = -1;                         // as in Transfer
   bool operator==(const Descriptor &) const = default;
 };
 
 struct Transfers {
-  std::vector<IndexMap> relations;     // interned
-  std::vector<Overlap> overlaps;       // by overlap
-  std::vector<Route> routes;           // by distribute
-  std::vector<Transfer> transfers;     // by distribute, open; by balance: ordered by tile, target, first tensor
-  std::vector<Shape> shapes;           // by coalesce, interned
-  std::vector<Descriptor> descriptors; // by coalesce: ordered by (source, endpoint, target), then target position
+  std::vector<IndexMap> relations;     // each once
+  std::vector<Overlap> overlaps;       // made by the pass `overlap`
+  std::vector<Route> routes;           // made by `distribute`
+  std::vector<Transfer> transfers;     // made by `distribute` without sources; completed by `balance`, which orders
+                                       // them by overlap, target, first tensor
+  std::vector<Shape> shapes;           // made by `coalesce`, each once
+  std::vector<Descriptor> descriptors; // made by `coalesce`: by (source, endpoint, target), then by target position
   bool operator==(const Transfers &) const = default;
 };
 
-/// Bytes of a transfer, to its target alone.
+/// Bytes of a transfer from its source to its target, without forwarding.
 int64_t bytes(const Transfers &transfers, const Transfer &transfer);
 
 // -------------------------------------------------------------------------------------------- schedule level
 
-/// One side's view of a shape.
+/// One loop of an operand. An iteration advances the byte offset by `stride` and the buffer by `bufferStep`.
 struct OperandLoop {
   int64_t count = 1;
   int64_t stride = 0; // bytes
@@ -348,8 +352,8 @@ struct OperandShape {
   bool operator==(const OperandShape &) const = default;
 };
 
-/// (buffer, offset, shape): buffer 0 is the rank's arena, the others the instances of its params, endpoint by endpoint
-/// (see buffers() below).
+/// One side of a descriptor. Buffer 0 is the rank's arena; the others are the instances of its params, endpoint by
+/// endpoint (see buffers() below).
 struct Operand {
   uint32_t buffer = 0;
   uint32_t shape = 0; // into RankSchedule::shapes
@@ -357,18 +361,19 @@ struct Operand {
   bool operator==(const Operand &) const = default;
 };
 
-/// Most steps have one or two.
+/// Operands of a step; most steps have one or two.
 using Operands = llvm::SmallVector<Operand, 2>;
 
-/// convert, barrier and hook are reserved for later passes; the verifier refuses them until then.
+/// convert, barrier and hook are reserved: verify() refuses them.
 enum class StepKind : uint8_t { copy, send, recv, fill, convert, reduce, barrier, hook };
 const char *name(StepKind kind);
 
-/// One thing a rank does. copy: inputs[i] -> outputs[i]; send: inputs, packed in order, to the peer; recv: the same
-/// bytes to outputs; fill: zeros to outputs; reduce: inputs, largest magnitudes of parts (a face `amax`), to the tensor
-/// scales that they are for. A copy from the arena (buffer 0) quantises what was gathered there. A message of several
-/// chunks takes two slots of the arena, `chunk` bytes each, in turn; so that one chunk is packed, or unpacked, while
-/// another is on its way.
+/// One action of a rank.
+/// copy: inputs[i] -> outputs[i]; from the arena (buffer 0) it quantizes staged elements. send: inputs, packed in
+/// order, to the peer. recv: the same bytes to outputs. fill: zeros to outputs. reduce: inputs, the amax of parts
+/// (views of kind `amax`), to the tensor scales that use them.
+/// A message of several chunks uses two slots of the arena, `chunk` bytes each, alternately: one chunk is packed or
+/// unpacked while another is in transit.
 struct Step {
   StepKind kind = StepKind::copy;
   uint32_t round = 0;
@@ -376,28 +381,27 @@ struct Step {
   uint32_t message = 0; // send, recv: the same number on both sides, unique in the plan
   int64_t bytes = 0;
   Operands inputs, outputs;
-  int64_t staging = -1;                 // send, recv: offset in the arena where the packed bytes stand; -1: in place
-  llvm::SmallVector<uint32_t, 2> after; // steps of this rank that must be done first
-  int64_t chunk =
-      0; // send, recv: of a message that goes in several chunks, the bytes of each but the last; 0: it goes in one
-  uint8_t slot = 0; // of its first chunk, where there are several: 0 at `staging`, 1 a chunk behind
-  /// Of the arena, from `staging` on.
+  int64_t staging = -1;                 // send, recv: offset of the packed bytes in the arena; -1: in place
+  llvm::SmallVector<uint32_t, 2> after; // steps of this rank that must be complete first
+  int64_t chunk = 0;                    // send, recv: bytes of each chunk but the last; 0: the message has one chunk
+  uint8_t slot = 0;                     // of the first of several chunks; slot s begins at staging + s * chunk
+  /// Bytes of the arena that it uses from `staging` on.
   int64_t stagingBytes() const { return chunk > 0 ? 2 * chunk : bytes; }
   bool operator==(const Step &) const = default;
 };
 
-/// A run of buffers of one rank: all instances of one param at one place of one endpoint.
+/// Consecutive buffers of one rank: all instances of one param on one mesh rank of one endpoint.
 struct BufferRange {
   unsigned endpoint = 0;
   int32_t meshRank = 0;
   unsigned param = 0;
   uint32_t first = 0; // number of the first buffer
   uint32_t count = 0;
-  int64_t bytes = 0; // of each
+  int64_t bytes = 0; // of each buffer
   bool operator==(const BufferRange &) const = default;
 };
 
-/// What one rank does, in order; rounds ascend.
+/// The steps of one rank, ordered by round.
 struct RankSchedule {
   int32_t rank = 0;
   std::vector<BufferRange> buffers;
@@ -416,7 +420,7 @@ struct Schedule {
 
 enum class Level : uint8_t { layout, transfer, schedule };
 
-/// The unit that passes work on. `level` says how far it is lowered; what lies beyond is empty.
+/// The unit that passes transform. The members beyond `level` are empty.
 struct Module {
   Level level = Level::layout;
   Layout layout;
@@ -426,12 +430,12 @@ struct Module {
   bool operator==(const Module &) const = default;
 };
 
-/// Bytes that the instances among a rank's buffers that stand in its arena (Param::inArena) take there, at its end,
-/// each from a multiple of 64 on.
+/// Bytes at the end of a rank's arena that hold the instances with memory there (Param::inArena). Each begins at a
+/// multiple of 64 bytes.
 int64_t stagedBytes(const Layout &layout, const std::vector<BufferRange> &buffers);
 
-/// The buffers of every world rank: its places in every endpoint, then the storage endpoints' places that its steps may
-/// use. Buffer numbers start at 1 (0 is the arena). A run is listed only where it has instances.
+/// The buffers of each world rank, endpoint by endpoint: those of its own mesh rank, or those of all files of a storage
+/// endpoint. Buffer numbers start at 1 (0 is the arena). A param without instances has no range.
 std::vector<std::vector<BufferRange>> buffers(const Layout &layout);
 
 } // namespace reshard::ir

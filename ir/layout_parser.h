@@ -1,4 +1,4 @@
-// The layout level of the textual IR: what transfers and schedules stand on. Used by parse.cpp alone.
+// Parses the layout level of the textual IR. Used by parse.cpp only.
 #pragma once
 
 #include "ir/ir.h"
@@ -19,7 +19,7 @@ protected:
     const std::string text = string();
     const auto exchange = parseExchange(text);
     if (!exchange)
-      fail(at, "expected auto, p2p, broadcast or gather-rounds, found '" + text + "'");
+      fail(at, "expected auto, nodes, p2p, broadcast or gather-rounds, found '" + text + "'");
     layout_.files.exchange = *exchange;
     expect("group");
     while (is("\""))
@@ -82,14 +82,14 @@ protected:
       s.from = number();
       expect(":");
       if (__builtin_sub_overflow(number(), s.from, &s.length) || s.length <= 0)
-        fail(at, "expected a range that is not empty");
+        fail(at, "expected a range that is not empty, found " + std::to_string(s.from) + ":…");
       const bool periodic = take("step");
       if (periodic) {
         s.fromStep = number();
         expect("x");
         s.count = number();
         if (s.count < 1)
-          fail(at, "expected a count of at least 1");
+          fail(at, "expected a count of at least 1, found " + std::to_string(s.count));
       }
       expect("->");
       s.to = number();
@@ -99,9 +99,10 @@ protected:
       result.push_back(s);
     }
     if (result.empty())
-      fail(position(), "expected segments or 'none', found '" + std::string(peek()) + "'");
+      fail(position(), "expected index blocks '[…]' or 'none', found '" + std::string(peek()) + "'");
     return result;
   }
+  /// Items of one kind are numbered from 0: reads the number of the next one.
   void counted(size_t have, const char *what) {
     const size_t at = position();
     const int64_t n = number();
@@ -173,8 +174,10 @@ protected:
     }
     while (take("placement")) {
       const size_t at = position();
-      if (variable() != endpoint.placement.size())
-        fail(at, "expected the index variables in order");
+      const unsigned number = variable();
+      if (number != endpoint.placement.size())
+        fail(at, "expected the placements in the order of the index variables, found that of number " +
+                     std::to_string(number) + " after " + std::to_string(endpoint.placement.size()));
       expect("#");
       reference(endpoint.placement.emplace_back(), endpoint.shardings.size(), "sharding");
     }
@@ -213,7 +216,7 @@ protected:
     if (take("view"))
       view(param, staged);
     else if (staged)
-      fail(position(), "expected 'face', found '" + std::string(peek()) + "'");
+      fail(position(), "expected 'view', found '" + std::string(peek()) + "'");
     expect("[");
     while (!take("]")) {
       if (!param.shape.empty())
@@ -265,15 +268,17 @@ protected:
     QuantizedView view;
     view.staged = staged;
     size_t at = position();
-    if (const auto kind = parseViewKind(std::string(word())))
+    const std::string kindName = word();
+    if (const auto kind = parseViewKind(kindName))
       view.kind = *kind;
     else
-      fail(at, "expected what a face shows");
+      fail(at, "expected elements, codes, scales, plain_scales or amax, found '" + kindName + "'");
     at = position();
-    if (const auto format = parseQuantization(std::string(word())))
+    const std::string formatName = word();
+    if (const auto format = parseQuantization(formatName))
       view.format = *format;
     else
-      fail(at, "expected a format of quantised params");
+      fail(at, "expected mxfp8, block_fp8 or nvfp4, found '" + formatName + "'");
     view.swizzled = take("swizzled");
     expect("of");
     for (unsigned *number : {&view.codes, &view.scales, &view.tensorScale}) {

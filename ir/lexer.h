@@ -1,25 +1,25 @@
-// The words of the textual IR: names, numbers, strings, lists; comments are skipped. Used by layout_parser.h and
-// parse.cpp.
+// The tokens of the textual IR: words, numbers, strings, lists. Used by layout_parser.h and parse.cpp.
 #pragma once
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace reshard::ir {
 
-/// The first thing that cannot be read, and where.
+/// The first syntax error.
 struct ParseError {
-  size_t offset;
+  size_t offset; // bytes from the start of the text
   std::string message;
 };
 
-/// Takes tokens from the front of a text; throws ParseError where something else stands there. Never recursive, and its
-/// memory grows with the text alone.
+/// Consumes tokens from the front of a text; throws ParseError if the next token is not the expected one. It does not
+/// recurse, and its memory is proportional to the text.
 class Lexer {
 public:
   explicit Lexer(std::string_view text) : text_(text) {}
@@ -42,7 +42,7 @@ public:
   }
   static bool isWordCharacter(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-'; }
 
-  /// The next token, not taken: a word, a sign, or nothing at the end.
+  /// The next token, not consumed: a word or one character.
   std::string_view peek() {
     skip();
     if (at_ >= text_.size())
@@ -91,20 +91,21 @@ public:
     expect(token);
     return number();
   }
-  /// A number that refers to one of `count` things.
+  /// An index of one of `count` items; `what` names the item in the error.
   template <class Integer> void reference(Integer &value, size_t count, const char *what) {
     const size_t at = position();
     const int64_t n = number();
     if (n < 0 || static_cast<uint64_t>(n) >= count)
-      fail(at, "expected the number of a " + std::string(what) + ", of which there are " + std::to_string(count) +
-                   ", found " + std::to_string(n));
+      fail(at, "expected the number of one of " + std::to_string(count) + " items of kind '" + what + "', found " +
+                   std::to_string(n));
     value = static_cast<Integer>(n);
   }
   template <class Integer> void bounded(Integer &value) {
     const size_t at = position();
     const int64_t n = number();
     if (static_cast<int64_t>(static_cast<Integer>(n)) != n)
-      fail(at, "expected a number that fits, found " + std::to_string(n));
+      fail(at, "expected a number from " + std::to_string(std::numeric_limits<Integer>::min()) + " to " +
+                   std::to_string(std::numeric_limits<Integer>::max()) + ", found " + std::to_string(n));
     value = static_cast<Integer>(n);
   }
   std::string string() {
@@ -117,7 +118,7 @@ public:
         if (c == 'x' && at_ + 2 <= text_.size()) {
           unsigned value = 0;
           if (std::from_chars(text_.data() + at_, text_.data() + at_ + 2, value, 16).ptr != text_.data() + at_ + 2)
-            fail(at_, "expected two hexadecimal digits");
+            fail(at_, "expected two hexadecimal digits after '\\x', found '" + std::string(text_.substr(at_, 2)) + "'");
           c = static_cast<char>(value);
           at_ += 2;
         }
@@ -125,7 +126,7 @@ public:
       result += c;
     }
     if (at_ >= text_.size())
-      fail(at_, "expected '\"', found the end");
+      fail(at_, "expected '\"' at the end of the string, found the end of the text");
     ++at_;
     return result;
   }
@@ -139,8 +140,8 @@ public:
     }
     return numbers;
   }
-  /// a:b stands for a, a+1 … b-1; what they add up to is bounded, as the one place where text is shorter than what it
-  /// means.
+  /// A list in which a:b means a, a+1 … b-1. Only here is the result larger than the text, so the sum of all ranges is
+  /// limited.
   std::vector<int32_t> ranges() {
     constexpr int64_t kMaxTotal = int64_t{1} << 26;
     std::vector<int32_t> numbers;
@@ -153,7 +154,8 @@ public:
       bounded(first);
       const int64_t last = take(":") ? number() : int64_t{first} + 1;
       if (last <= first || last - first > kMaxTotal - ranged_ || last > INT32_MAX)
-        fail(at, "expected an ascending range of bounded size, found " + std::to_string(first) + ":" +
+        fail(at, "expected an ascending range below 2^31, all ranges of the text together at most " +
+                     std::to_string(kMaxTotal) + " numbers, found " + std::to_string(first) + ":" +
                      std::to_string(last));
       ranged_ += last - first;
       for (int64_t n = first; n < last; ++n)
@@ -167,7 +169,7 @@ protected:
   size_t at_ = 0;
 
 private:
-  int64_t ranged_ = 0;
+  int64_t ranged_ = 0; // numbers in all ranges so far
 };
 
 } // namespace reshard::ir

@@ -1,5 +1,5 @@
-// Reading what text.cpp prints, construct by construct in the same order. Memory grows with the text alone: no number
-// in it makes anything be allocated.
+// Parses the output of text.cpp, construct by construct in the same order. Memory is proportional to the text: no
+// number in it determines the size of an allocation.
 
 #include "ir/layout_parser.h"
 #include "ir/text.h"
@@ -76,8 +76,9 @@ private:
       uint32_t last = 0;
       bounded(last);
       if (last <= transfer.first || last > t.overlaps[transfer.overlap].tensors)
-        fail(at, "expected tensors of the tile, of which there are " +
-                     std::to_string(t.overlaps[transfer.overlap].tensors));
+        fail(at, "expected an ascending range of the overlap's " +
+                     std::to_string(t.overlaps[transfer.overlap].tensors) + " tensors, found " +
+                     std::to_string(transfer.first) + ":" + std::to_string(last));
       transfer.count = last - transfer.first;
       if (take("dimension")) {
         reference(transfer.dimension, t.overlaps[transfer.overlap].replicaGroups[0].relations.size(), "dimension");
@@ -85,7 +86,8 @@ private:
         expect(":");
         transfer.end = number();
         if (transfer.begin < 0 || transfer.end <= transfer.begin)
-          fail(position(), "expected local positions that ascend from 0 on");
+          fail(position(), "expected an ascending range of local positions from 0 on, found " +
+                               std::to_string(transfer.begin) + ":" + std::to_string(transfer.end));
       }
       if (take("replica-group")) {
         reference(transfer.replicaGroup, t.overlaps[transfer.overlap].replicaGroups.size(), "replica group");
@@ -190,22 +192,18 @@ private:
       rank.rank = static_cast<int32_t>(s.ranks.size());
       rank.arenaBytes = after("arena");
       while (take("buffers")) {
-        BufferRange run;
-        const size_t at = position();
-        if (text_.substr(at, 1) != "b")
-          fail(at, "expected a buffer");
-        ++at_;
-        bounded(run.first);
+        BufferRange range;
+        buffer(range.first);
         expect("x");
-        bounded(run.count);
-        run.bytes = after("of");
+        bounded(range.count);
+        range.bytes = after("of");
         expect("bytes");
         expect("@");
-        reference(run.endpoint, layout_.endpoints.size(), "endpoint");
-        reference(run.meshRank, layout_.endpoints[run.endpoint].ranks.size(), "mesh rank");
+        reference(range.endpoint, layout_.endpoints.size(), "endpoint");
+        reference(range.meshRank, layout_.endpoints[range.endpoint].ranks.size(), "mesh rank");
         expect("$");
-        reference(run.param, layout_.endpoints[run.endpoint].params.size(), "param");
-        rank.buffers.push_back(run);
+        reference(range.param, layout_.endpoints[range.endpoint].params.size(), "param");
+        rank.buffers.push_back(range);
       }
       while (take("shape")) {
         expect("^");
@@ -264,14 +262,19 @@ private:
     return true;
   }
 
+  /// A buffer: the letter b and its number.
+  void buffer(uint32_t &number) {
+    const size_t at = position();
+    if (text_.substr(at, 1) != "b")
+      fail(at, "expected a buffer ('b' and its number), found '" + std::string(peek()) + "'");
+    ++at_;
+    bounded(number);
+  }
+
   void operands(const RankSchedule &rank, const char *what, Operands &list) {
     while (take(what)) {
       Operand operand;
-      const size_t at = position();
-      if (text_.substr(at, 1) != "b")
-        fail(at, "expected a buffer");
-      ++at_;
-      bounded(operand.buffer);
+      buffer(operand.buffer);
       operand.offset = after("+");
       expect("^");
       reference(operand.shape, rank.shapes.size(), "shape");

@@ -1,5 +1,5 @@
-// Printing: one line a thing, numbers that can be checked by head, names as comments where only numbers stand. Reading
-// the same is in parse.cpp; every construct stands in both, in the same order.
+// Prints the IR: one item per line. Where a line refers to a name by number, the name follows as a comment. parse.cpp
+// reads the same constructs in the same order.
 
 #include "ir/text.h"
 
@@ -27,7 +27,7 @@ public:
   }
 
 private:
-  /// Rates in bytes per second, latencies in nanoseconds; nothing where they are as ir.h has them.
+  /// Rates in bytes per second, latencies in nanoseconds. Default values (ir.h) are not printed.
   void topology() {
     const Topology &t = layout_.topology;
     Topology usual;
@@ -69,7 +69,7 @@ private:
     return text + "]";
   }
 
-  /// Ascending numbers with runs as a:b (b not included).
+  /// Numbers; a run of consecutive ones is printed as a:b, without b.
   template <class Numbers> std::string ranges(const Numbers &numbers) {
     std::string text = "[";
     for (size_t i = 0; i < numbers.size();) {
@@ -111,9 +111,9 @@ private:
   void layout() {
     for (const IndexVariable &variable : layout_.variables)
       out_ << "index " << variable.name << " " << variable.size << "\n";
-    for (size_t f = 0; f < layout_.tensorPatterns.size(); ++f) {
-      const TensorPattern &pattern = layout_.tensorPatterns[f];
-      out_ << "tensor %" << f << " " << quoted(pattern.name) << " " << name(pattern.dtype) << " "
+    for (size_t n = 0; n < layout_.tensorPatterns.size(); ++n) {
+      const TensorPattern &pattern = layout_.tensorPatterns[n];
+      out_ << "tensor %" << n << " " << quoted(pattern.name) << " " << name(pattern.dtype) << " "
            << list(pattern.shape);
       for (size_t v = 0; v < pattern.variables.size(); ++v)
         out_ << " for " << layout_.variables[pattern.variables[v]].name << " " << indexMap(pattern.exists[v]) << ";";
@@ -264,15 +264,15 @@ private:
   void operands(const RankSchedule &rank, const char *what, const Operands &list) {
     for (const Operand &operand : list)
       out_ << "    " << what << " b" << operand.buffer << " + " << operand.offset << " ^" << operand.shape
-           << meaning(rank, operand.buffer) << "\n";
+           << nameComment(rank, operand.buffer) << "\n";
   }
 
-  std::string meaning(const RankSchedule &rank, uint32_t buffer) {
-    for (const BufferRange &run : rank.buffers)
-      if (buffer >= run.first && buffer - run.first < run.count) {
-        const Endpoint &endpoint = layout_.endpoints[run.endpoint];
+  std::string nameComment(const RankSchedule &rank, uint32_t buffer) {
+    for (const BufferRange &range : rank.buffers)
+      if (buffer >= range.first && buffer - range.first < range.count) {
+        const Endpoint &endpoint = layout_.endpoints[range.endpoint];
         return " // " + endpoint.role + " " +
-               instanceName(layout_, endpoint, endpoint.params[run.param], run.meshRank, buffer - run.first);
+               instanceName(layout_, endpoint, endpoint.params[range.param], range.meshRank, buffer - range.first);
       }
     return "";
   }
@@ -281,10 +281,10 @@ private:
     out_ << "\nschedule " << module_.schedule.rounds << " rounds, " << module_.schedule.messages << " messages\n";
     for (const RankSchedule &rank : module_.schedule.ranks) {
       out_ << "rank " << rank.rank << " arena " << rank.arenaBytes << "\n";
-      for (const BufferRange &run : rank.buffers)
-        out_ << "  buffers b" << run.first << " x " << run.count << " of " << run.bytes << " bytes @" << run.endpoint
-             << " " << run.meshRank << " $" << run.param << " // "
-             << layout_.endpoints[run.endpoint].params[run.param].name << "\n";
+      for (const BufferRange &range : rank.buffers)
+        out_ << "  buffers b" << range.first << " x " << range.count << " of " << range.bytes << " bytes @"
+             << range.endpoint << " " << range.meshRank << " $" << range.param << " // "
+             << layout_.endpoints[range.endpoint].params[range.param].name << "\n";
       for (size_t s = 0; s < rank.shapes.size(); ++s) {
         out_ << "  shape ^" << s << " row " << rank.shapes[s].rowBytes;
         for (const OperandLoop &loop : rank.shapes[s].loops)

@@ -1,6 +1,6 @@
-// What must hold between passes. Exact where it is cheap (references, bounds, sums, both sides of a message); that each
-// byte comes from the right byte is proved on the emitted plan by tools/plan_verifier.cpp, which shares no code with
-// this.
+// Checks the invariants between passes, exactly where that is cheap: references, bounds, sums, both ends of a message.
+// It does not check that each byte comes from the right byte: tools/plan_verifier.cpp proves that of the emitted plan,
+// and shares no code with this file.
 
 #include "ir/text.h"
 #include "schema/arena.h"
@@ -28,6 +28,7 @@ public:
   }
 
 private:
+  /// Keeps the first error; returns `holds`.
   bool require(bool holds, const std::string &what) {
     if (!holds && error_.empty())
       error_ = what;
@@ -37,40 +38,44 @@ private:
   // ------------------------------------------------------------------------------------------------------------ layout
 
   void layout() {
-    if (!require(layout_.endpoints.size() >= 2, "fewer than two endpoints") ||
-        !require(layout_.world > 0, "an empty world"))
+    if (!require(layout_.endpoints.size() >= 2, "found " + std::to_string(layout_.endpoints.size()) +
+                                                    " endpoints, expected a source and at least one target") ||
+        !require(layout_.world > 0, "the world has " + std::to_string(layout_.world) + " ranks, expected at least 1"))
       return;
     const Topology &t = layout_.topology;
     require(t.ranksPerNode >= 0 && t.nicsPerNode >= 0 && t.linkRate > 0 && t.nicRate > 0 && t.copyRate > 0 &&
                 t.linkLatency >= 0 && t.nicLatency >= 0,
-            "a topology with a rate that is not positive");
+            "the topology has a rate that is not positive, or a negative latency or count");
     for (const TensorPattern &pattern : layout_.tensorPatterns) {
       require(pattern.variables.size() == pattern.exists.size(),
-              "tensor '" + pattern.name + "' does not say where it exists");
+              "tensor '" + pattern.name + "' has " + std::to_string(pattern.exists.size()) +
+                  " lists of existing values, expected one for each of its " +
+                  std::to_string(pattern.variables.size()) + " index variables");
       for (size_t v = 0; error_.empty() && v < pattern.variables.size(); ++v)
         if (require(pattern.variables[v] < layout_.variables.size(),
-                    "tensor '" + pattern.name + "' has an unknown index variable"))
+                    "tensor '" + pattern.name + "' refers to index variable " + std::to_string(pattern.variables[v]) +
+                        ", expected fewer than " + std::to_string(layout_.variables.size())))
           indexMap(pattern.exists[v], layout_.variables[pattern.variables[v]].size, "tensor '" + pattern.name + "'");
       for (int64_t length : pattern.shape)
-        require(length >= 0, "tensor '" + pattern.name + "' has a negative length");
+        require(length >= 0, "tensor '" + pattern.name + "' has the negative length " + std::to_string(length));
     }
     for (const Endpoint &each : layout_.endpoints)
       endpoint(each);
   }
 
-  /// Sorted, disjoint on the `from` side, within [0, limit).
+  /// Index blocks are sorted, and disjoint and within [0, limit) on the `from` side.
   void indexMap(const IndexMap &list, int64_t limit, const std::string &where) {
     for (const IndexBlock &s : list)
       require(s.length > 0 && s.count > 0 && s.from >= 0 && s.to >= 0 &&
                   (s.count == 1 ? s.fromStep == 0 && s.toStep == 0
                                 : s.fromStep >= s.length && std::abs(s.toStep) >= s.length) &&
                   s.count <= limit && s.length <= limit && s.from + (s.count - 1) * s.fromStep + s.length <= limit &&
-                  s.to + (s.count - 1) * s.toStep >= 0, // an explicit map may run backwards locally
-              where + " has a segment outside 0:" + std::to_string(limit));
+                  s.to + (s.count - 1) * s.toStep >= 0, // toStep is negative in an explicit map that reverses an order
+              where + " has an empty or overlapping index block, or one outside 0:" + std::to_string(limit));
     if (error_.empty() && list.size() > 1)
       require(std::is_sorted(list.begin(), list.end(),
                              [](const IndexBlock &a, const IndexBlock &b) { return a.from < b.from; }),
-              where + " has segments out of order");
+              where + " has index blocks that are not sorted by position");
   }
 
   int64_t coordinates(const Endpoint &endpoint, const std::vector<unsigned> &axes) {
@@ -78,81 +83,119 @@ private:
     for (unsigned axis : axes)
       if (!require(axis < endpoint.axes.size() && endpoint.axes[axis].size > 0 &&
                        !__builtin_mul_overflow(count, endpoint.axes[axis].size, &count),
-                   endpoint.role + " refers to an axis that is not there"))
+                   endpoint.role + " refers to axis " + std::to_string(axis) + ", expected fewer than " +
+                       std::to_string(endpoint.axes.size()) + ", all of positive size"))
         return 0;
     return count;
   }
 
   void endpoint(const Endpoint &endpoint) {
     for (const Axis &axis : endpoint.axes)
-      require(axis.size > 0 && axis.stride > 0, endpoint.role + " axis '" + axis.name + "' has no size or stride");
+      require(axis.size > 0 && axis.stride > 0, endpoint.role + " axis '" + axis.name + "' has size " +
+                                                    std::to_string(axis.size) + " and stride " +
+                                                    std::to_string(axis.stride) + ", expected at least 1 of both");
     for (int32_t rank : endpoint.ranks)
       require(rank >= 0 && (endpoint.storage || rank < layout_.world),
-              endpoint.role + " has rank " + std::to_string(rank) + " outside the world");
+              endpoint.role + " has rank " + std::to_string(rank) + ", which is outside the world of " +
+                  std::to_string(layout_.world) + " ranks");
     for (const Sharding &sharding : endpoint.shardings) {
-      require(sharding.unit > 0, endpoint.role + " has a share in units of no positions");
-      require(coordinates(endpoint, sharding.axes) == static_cast<int64_t>(sharding.at.size()),
-              endpoint.role + " has a share with a list too many or missing");
+      require(sharding.unit > 0, endpoint.role + " has a sharding in units of " + std::to_string(sharding.unit) +
+                                     " positions, expected at least 1");
+      const int64_t expected = coordinates(endpoint, sharding.axes);
+      require(expected == static_cast<int64_t>(sharding.at.size()),
+              endpoint.role + " has a sharding with " + std::to_string(sharding.at.size()) +
+                  " index maps, expected one for each of " + std::to_string(expected) + " coordinates");
       for (const IndexMap &at : sharding.at)
         indexMap(at, INT64_MAX / 4, endpoint.role);
     }
     require(endpoint.placement.size() == layout_.variables.size(),
-            endpoint.role + " does not place every index variable");
+            endpoint.role + " has the placement of " + std::to_string(endpoint.placement.size()) +
+                " index variables, expected " + std::to_string(layout_.variables.size()));
     for (unsigned sharding : endpoint.placement)
-      require(sharding < endpoint.shardings.size(), endpoint.role + " refers to a share that is not there");
+      hasSharding(endpoint, sharding, endpoint.role);
     require(endpoint.epochs.empty() || endpoint.epochs.size() == endpoint.ranks.size(),
-            endpoint.role + " does not say for every place when it joined");
+            endpoint.role + " has epochs of " + std::to_string(endpoint.epochs.size()) + " mesh ranks, expected " +
+                std::to_string(endpoint.ranks.size()));
     for (const Presence &rule : endpoint.authority)
-      require(rule.axis < endpoint.axes.size(), endpoint.role + " refers to an axis that is not there");
+      hasAxis(endpoint, rule.axis, endpoint.role);
     for (const Param &each : endpoint.params)
       if (error_.empty())
         param(endpoint, each);
   }
 
+  bool hasSharding(const Endpoint &endpoint, unsigned sharding, const std::string &where) {
+    return require(sharding < endpoint.shardings.size(), where + " refers to sharding " + std::to_string(sharding) +
+                                                             ", expected fewer than " +
+                                                             std::to_string(endpoint.shardings.size()));
+  }
+
+  bool hasAxis(const Endpoint &endpoint, unsigned axis, const std::string &where) {
+    return require(axis < endpoint.axes.size(), where + " refers to axis " + std::to_string(axis) +
+                                                    ", expected fewer than " + std::to_string(endpoint.axes.size()));
+  }
+
   void param(const Endpoint &endpoint, const Param &param) {
     const std::string where = endpoint.role + " param '" + param.name + "'";
-    require(param.variables.size() == param.instances.size(), where + " does not number its instances");
+    require(param.variables.size() == param.instances.size(),
+            where + " numbers its instances by " + std::to_string(param.instances.size()) +
+                " shardings, expected one for each of its " + std::to_string(param.variables.size()) +
+                " name variables");
     for (size_t v = 0; v < param.variables.size() && error_.empty(); ++v)
-      require(param.variables[v] < layout_.variables.size() && param.instances[v] < endpoint.shardings.size(),
-              where + " refers to a share that is not there");
+      if (require(param.variables[v] < layout_.variables.size(),
+                  where + " refers to index variable " + std::to_string(param.variables[v]) + ", expected fewer than " +
+                      std::to_string(layout_.variables.size())))
+        hasSharding(endpoint, param.instances[v], where);
     for (const Presence &rule : param.presence)
-      require(rule.axis < endpoint.axes.size(), where + " refers to an axis that is not there");
-    for (const Extent &extent : param.shape)
-      require(coordinates(endpoint, extent.axes) == static_cast<int64_t>(extent.at.size()),
-              where + " has an extent too many or missing");
-    if (param.view) {
-      require(param.view->staged || param.view->kind <= ViewKind::codes, where + " needs memory of its own");
-      for (unsigned number : {param.view->codes, param.view->scales, param.view->tensorScale})
-        require(number < endpoint.params.size(), where + " shows a param that is not there");
+      hasAxis(endpoint, rule.axis, where);
+    for (const Extent &extent : param.shape) {
+      const int64_t expected = coordinates(endpoint, extent.axes);
+      require(expected == static_cast<int64_t>(extent.at.size()),
+              where + " has a dimension with " + std::to_string(extent.at.size()) +
+                  " lengths, expected one for each of " + std::to_string(expected) + " coordinates");
     }
-    require(!param.derived || param.parts.empty(), where + " is made by way of a face, but has parts");
+    if (param.view) {
+      require(param.view->staged || param.view->kind <= ViewKind::codes,
+              where + " is a view of kind " + name(param.view->kind) + " that is not staged; only elements and codes " +
+                  "need no memory in the arena");
+      for (unsigned number : {param.view->codes, param.view->scales, param.view->tensorScale})
+        require(number < endpoint.params.size(), where + " is a view of param " + std::to_string(number) +
+                                                     ", expected fewer than " + std::to_string(endpoint.params.size()));
+    }
+    require(!param.derived || param.parts.empty(),
+            where + " is derived (written through a quantized view only), but has parts");
     require(param.transform.empty() || !(endpoint.storage || param.storageDtype || param.view || param.derived),
-            where + " has a transform where none may be");
+            where + " has a transform, which a param in storage, with a storage dtype, with a view, or derived cannot "
+                    "have");
     for (const Part &part : param.parts) {
       if (!require(part.pattern < static_cast<int>(layout_.tensorPatterns.size()),
-                   where + " holds a tensor that is not there"))
+                   where + " holds tensor " + std::to_string(part.pattern) + ", expected fewer than " +
+                       std::to_string(layout_.tensorPatterns.size())))
         return;
       const size_t rank =
           part.pattern < 0 ? param.variables.size() + param.shape.size() : layout_.tensorPatterns[part.pattern].rank();
-      if (!require(part.dimensions.size() == rank, where + " does not say where each dimension lies"))
+      if (!require(part.dimensions.size() == rank, where + " has a part with " +
+                                                       std::to_string(part.dimensions.size()) +
+                                                       " dimensions, expected " + std::to_string(rank)))
         return;
       if (part.pattern >= 0)
         require(layout_.tensorPatterns[part.pattern].dtype == param.dtype,
-                where + " has another dtype than its tensor");
+                where + " has dtype " + name(param.dtype) + ", its tensor " +
+                    name(layout_.tensorPatterns[part.pattern].dtype));
       for (size_t d = 0; d < rank && error_.empty(); ++d) {
         const PartDimension &dimension = part.dimensions[d];
-        if (!require(dimension.sharding < endpoint.shardings.size() &&
-                         dimension.param < static_cast<int>(param.shape.size()),
-                     where + " refers to a share or dimension that is not there"))
+        if (!hasSharding(endpoint, dimension.sharding, where) ||
+            !require(dimension.param < static_cast<int>(param.shape.size()),
+                     where + " refers to dimension " + std::to_string(dimension.param) + ", expected fewer than " +
+                         std::to_string(param.shape.size())))
           return;
         if (dimension.param >= 0)
-          within(endpoint, endpoint.shardings[dimension.sharding], param.shape[dimension.param], where);
+          within(endpoint.shardings[dimension.sharding], param.shape[dimension.param], where);
       }
     }
   }
 
-  /// A share's local positions lie within the param's extent, wherever both depend on the same axes.
-  void within(const Endpoint &endpoint, const Sharding &sharding, const Extent &extent, const std::string &where) {
+  /// A sharding's local positions lie within the param's extent. Not checked if the two depend on different axes.
+  void within(const Sharding &sharding, const Extent &extent, const std::string &where) {
     if (sharding.axes != extent.axes && !extent.axes.empty() && !sharding.axes.empty())
       return;
     for (size_t c = 0; c < sharding.at.size(); ++c)
@@ -161,15 +204,15 @@ private:
         const int64_t limit = extent.axes.empty()     ? extent.at[0]
                               : sharding.axes.empty() ? *std::max_element(extent.at.begin(), extent.at.end())
                                                       : extent.at[c];
-        require(reach <= limit,
-                where + " holds position " + std::to_string(reach - 1) + " of a dimension of " + std::to_string(limit));
+        require(reach <= limit, where + " holds position " + std::to_string(reach - 1) + " of a dimension of length " +
+                                    std::to_string(limit));
       }
-    (void)endpoint;
   }
 
   // ---------------------------------------------------------------------------------------------------------- transfer
 
-  /// A matrix has no largest magnitudes of tensors that are not in it.
+  /// Bytes of the parts of a param. A view of kind `amax` has also positions without a part: a matrix has no amax of a
+  /// tensor that it does not contain.
   static int64_t partBytes(const Endpoint &endpoint, const Param &param, int64_t meshRank) {
     int64_t bytes = 0;
     for (const Part &part : param.parts) {
@@ -195,77 +238,88 @@ private:
 
   void transfers() {
     const Transfers &t = module_.transfers;
-    // What every target place gets must add up to what it holds: less is a gap, more an overlap.
+    // The bytes that a target mesh rank receives must be as many as it holds: fewer leave a gap, more write twice.
     std::map<std::pair<unsigned, int32_t>, int64_t> overlapped, chosen, moved;
     for (size_t n = 0; n < t.overlaps.size() && error_.empty(); ++n) {
       const Overlap &overlap = t.overlaps[n];
-      const std::string where = "tile " + std::to_string(n);
+      const std::string where = "overlap " + std::to_string(n);
       require(overlap.endpoint > 0 && !overlap.replicaGroups.empty() && !overlap.targets.empty(),
-              where + " has no source or no target");
-      require(std::is_sorted(overlap.targets.begin(), overlap.targets.end()), where + " has targets out of order");
+              where + " has no replica group, no target mesh rank, or the source as its target");
+      require(std::is_sorted(overlap.targets.begin(), overlap.targets.end()),
+              where + " has target mesh ranks that are not in ascending order");
       const Param &param = layout_.endpoints[overlap.endpoint].params[overlap.param];
       for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
         require(!replicaGroup.meshRanks.empty() &&
                     std::is_sorted(replicaGroup.meshRanks.begin(), replicaGroup.meshRanks.end()),
-                where + " has holders out of order");
+                where + " has a replica group that is empty or not in ascending order");
         require(replicaGroup.relations.size() == param.parts[overlap.part].dimensions.size(),
-                where + " does not relate every dimension");
+                where + " has " + std::to_string(replicaGroup.relations.size()) +
+                    " relations, expected one for each of the " +
+                    std::to_string(param.parts[overlap.part].dimensions.size()) + " dimensions of its target part");
         const size_t variables =
             overlap.pattern < 0 ? param.variables.size() : layout_.tensorPatterns[overlap.pattern].variables.size();
         int64_t tensors = 1, bytes = itemBytes(param.dtype);
         for (size_t d = 0; d < replicaGroup.relations.size() && error_.empty(); ++d)
           if (require(replicaGroup.relations[d] < t.relations.size(),
-                      where + " refers to a relation that is not there"))
+                      where + " refers to relation " + std::to_string(replicaGroup.relations[d]) +
+                          ", expected fewer than " + std::to_string(t.relations.size())))
             (d < variables ? tensors : bytes) *= size(t.relations[replicaGroup.relations[d]]);
         require(tensors == overlap.tensors && bytes == overlap.bytes,
-                where + " says " + std::to_string(overlap.tensors) + " x " + std::to_string(overlap.bytes) +
-                    " bytes, its relations " + std::to_string(tensors) + " x " + std::to_string(bytes) + " bytes");
+                where + " has " + std::to_string(overlap.tensors) + " x " + std::to_string(overlap.bytes) +
+                    " bytes, but its relations give " + std::to_string(tensors) + " x " + std::to_string(bytes) +
+                    " bytes");
       }
       for (int32_t target : overlap.targets)
         overlapped[{overlap.endpoint, target}] += overlap.tensors * overlap.bytes;
     }
     if (!error_.empty())
       return;
-    bool open = false;
+    bool unassigned = false;
     for (const Transfer &transfer : t.transfers) {
       const Overlap &overlap = t.overlaps[transfer.overlap];
-      const std::string where =
-          "transfer of tile " + std::to_string(transfer.overlap) + " to " + std::to_string(transfer.target);
-      if (!require(transfer.replicaGroup < overlap.replicaGroups.size(), where + " has a holder that is not there") ||
-          !require(transfer.first + transfer.count <= overlap.tensors, where + " has more tensors than the tile") ||
-          !require(transfer.route < static_cast<int32_t>(t.routes.size()), where + " has a route that is not there") ||
+      const std::string where = "transfer of overlap " + std::to_string(transfer.overlap) + " to mesh rank " +
+                                std::to_string(transfer.target);
+      if (!require(transfer.replicaGroup < overlap.replicaGroups.size(),
+                   where + " refers to replica group " + std::to_string(transfer.replicaGroup) +
+                       ", expected fewer than " + std::to_string(overlap.replicaGroups.size())) ||
+          !require(transfer.first + transfer.count <= overlap.tensors,
+                   where + " ends at tensor " + std::to_string(transfer.first + transfer.count) +
+                       ", but the overlap has " + std::to_string(overlap.tensors)) ||
+          !require(transfer.route < static_cast<int32_t>(t.routes.size()),
+                   where + " refers to route " + std::to_string(transfer.route) + ", expected fewer than " +
+                       std::to_string(t.routes.size())) ||
           !cut(transfer, where))
         return;
-      open = open || transfer.source == Transfer::kUnassigned;
+      unassigned = unassigned || transfer.source == Transfer::kUnassigned;
       const std::vector<int32_t> &meshRanks = overlap.replicaGroups[transfer.replicaGroup].meshRanks;
       require(transfer.source == Transfer::kUnassigned ||
                   std::binary_search(meshRanks.begin(), meshRanks.end(), transfer.source),
-              where + " comes from place " + std::to_string(transfer.source) + ", which does not hold it");
-      std::vector<int32_t> there = {transfer.target};
+              where + " comes from mesh rank " + std::to_string(transfer.source) + ", which does not hold it");
+      std::vector<int32_t> receivers = {transfer.target};
       if (transfer.route >= 0) {
         const Endpoint &source = layout_.endpoints[0], &target = layout_.endpoints[overlap.endpoint];
         require(overlap.pattern >= 0 && !target.storage &&
                     (source.storage || transfer.source < 0 ||
                      source.ranks[transfer.source] != target.ranks[transfer.target]),
-                where + " is the target's own, or goes to files, but goes on");
+                where + " has a route, which padding, a local copy and a transfer to files cannot have");
         for (const Hop &hop : t.routes[transfer.route]) {
-          require(std::find(there.begin(), there.end(), hop.from) != there.end(),
-                  where + " goes on from " + std::to_string(hop.from) + " before it is there");
-          require(std::find(there.begin(), there.end(), hop.to) == there.end(),
-                  where + " comes to " + std::to_string(hop.to) + " twice");
-          there.push_back(hop.to);
+          require(std::find(receivers.begin(), receivers.end(), hop.from) != receivers.end(),
+                  where + " is forwarded by mesh rank " + std::to_string(hop.from) + " before it arrives there");
+          require(std::find(receivers.begin(), receivers.end(), hop.to) == receivers.end(),
+                  where + " arrives at mesh rank " + std::to_string(hop.to) + " twice");
+          receivers.push_back(hop.to);
         }
       }
-      for (int32_t meshRank : there) {
+      for (int32_t meshRank : receivers) {
         require(std::binary_search(overlap.targets.begin(), overlap.targets.end(), meshRank),
-                where + (meshRank == transfer.target ? "" : " goes on to " + std::to_string(meshRank) + ", which") +
-                    " is not wanted there");
+                where + " arrives at mesh rank " + std::to_string(meshRank) + ", which does not need it");
         chosen[{overlap.endpoint, meshRank}] += bytes(t, transfer);
       }
     }
-    require(!open || t.descriptors.empty(), "there are descriptors, but transfers without a source");
+    require(!unassigned || t.descriptors.empty(), "descriptors exist although some transfers have no source yet");
     for (const Descriptor &d : t.descriptors) {
-      if (!require(d.shape < t.shapes.size(), "a descriptor has a shape that is not there"))
+      if (!require(d.shape < t.shapes.size(), "a descriptor refers to shape " + std::to_string(d.shape) +
+                                                  ", expected fewer than " + std::to_string(t.shapes.size())))
         return;
       int64_t bytes = t.shapes[d.shape].rowBytes;
       for (const Loop &loop : t.shapes[d.shape].loops)
@@ -282,17 +336,17 @@ private:
         const auto check = [&](const auto &found, bool done, const char *what) {
           const auto at = found.find(key);
           const int64_t bytes = at == found.end() ? 0 : at->second;
-          require(!done || bytes == wanted, layout_.endpoints[e].role + " place " + std::to_string(meshRank) +
-                                                " holds " + std::to_string(wanted) + " bytes, " + what + " give it " +
-                                                std::to_string(bytes));
+          require(!done || bytes == wanted, layout_.endpoints[e].role + " mesh rank " + std::to_string(meshRank) +
+                                                " holds " + std::to_string(wanted) + " bytes, but the " + what +
+                                                " give it " + std::to_string(bytes));
         };
-        check(overlapped, true, "tiles");
+        check(overlapped, true, "overlaps");
         check(chosen, !t.transfers.empty(), "transfers");
         check(moved, !t.descriptors.empty(), "descriptors");
       }
   }
 
-  /// A cut transfer is of one tensor and lies in the tile's target positions, which are one run.
+  /// A cut transfer moves one tensor, and its positions are target positions of the overlap.
   bool cut(const Transfer &transfer, const std::string &where) {
     if (!transfer.cut())
       return true;
@@ -300,11 +354,14 @@ private:
     const size_t variables = overlap.pattern < 0 ? 0 : layout_.tensorPatterns[overlap.pattern].variables.size();
     if (!require(transfer.count == 1 && transfer.dimension >= variables &&
                      transfer.dimension < overlap.replicaGroups[0].relations.size(),
-                 where + " is cut along no dimension of one tensor"))
+                 where + " is cut, expected one tensor and one of its dimensions, found " +
+                     std::to_string(transfer.count) + " tensors and dimension " + std::to_string(transfer.dimension)))
       return false;
     const IndexMap local = inverse(module_.transfers.relations[overlap.replicaGroups[0].relations[transfer.dimension]]);
     const IndexMap within = {{transfer.begin, transfer.begin, transfer.end - transfer.begin, 1, 0, 0}};
-    return require(size(restrict(local, within)) == transfer.end - transfer.begin, where + " is cut outside the tile");
+    return require(size(restrict(local, within)) == transfer.end - transfer.begin,
+                   where + " covers local positions " + std::to_string(transfer.begin) + ":" +
+                       std::to_string(transfer.end) + ", which are not all in the overlap");
   }
 
   // ---------------------------------------------------------------------------------------------------------- schedule
@@ -324,27 +381,31 @@ private:
   void schedule() {
     const Schedule &s = module_.schedule;
     if (!require(static_cast<int64_t>(s.ranks.size()) == layout_.world,
-                 "the schedule has " + std::to_string(s.ranks.size()) + " ranks, the world " +
+                 "the schedule has " + std::to_string(s.ranks.size()) + " ranks, but the world has " +
                      std::to_string(layout_.world)))
       return;
     std::map<uint32_t, End> sends, receives;
     const std::vector<std::vector<BufferRange>> all = buffers(layout_);
     for (const RankSchedule &rank : s.ranks) {
-      const std::string who = "rank " + std::to_string(rank.rank);
+      const std::string rankName = "rank " + std::to_string(rank.rank);
       require(rank.rank >= 0 && rank.rank < layout_.world && rank.buffers == all[rank.rank],
-              who + " has other buffers than its layouts give it");
+              rankName + " has buffers that differ from those of its layouts");
       require(layout_.stagingLimit == 0 || rank.arenaBytes <= layout_.stagingLimit,
-              who + " has an arena past the staging limit");
+              rankName + " has an arena of " + std::to_string(rank.arenaBytes) + " bytes, the staging limit is " +
+                  std::to_string(layout_.stagingLimit));
       uint32_t round = 0;
       schema::ArenaUse arena;
       for (size_t n = 0; n < rank.steps.size() && error_.empty(); ++n) {
         const Step &step = rank.steps[n];
-        const std::string where = who + " step " + std::to_string(n);
-        require(step.round >= round && step.round < s.rounds, where + " is out of its round");
+        const std::string where = rankName + " step " + std::to_string(n);
+        require(step.round >= round && step.round < s.rounds, where + " is in round " + std::to_string(step.round) +
+                                                                  ", expected " + std::to_string(round) + " to " +
+                                                                  std::to_string(int64_t{s.rounds} - 1));
         round = step.round;
-        require(step.kind <= StepKind::fill || step.kind == StepKind::reduce, where + " is of a reserved kind");
+        require(step.kind <= StepKind::fill || step.kind == StepKind::reduce,
+                where + " has the reserved kind '" + name(step.kind) + "'");
         for (uint32_t before : step.after)
-          require(before < n, where + " waits for a later step");
+          require(before < n, where + " waits for step " + std::to_string(before) + ", which is not an earlier one");
         int64_t in = 0, out = 0;
         for (const Operand &operand : step.inputs)
           in += operandBytes(rank, operand, false, step.kind, where);
@@ -354,32 +415,39 @@ private:
           return;
         const bool message = step.kind == StepKind::send || step.kind == StepKind::recv;
         require(message == (step.peer >= 0) && step.peer < layout_.world && step.peer != rank.rank,
-                where + " has a wrong peer");
+                where + " has peer " + std::to_string(step.peer) +
+                    ", expected another rank of the world for a send or recv, and -1 for other kinds");
         require((step.kind == StepKind::fill || step.kind == StepKind::recv || in == step.bytes) &&
                     (step.kind == StepKind::send || step.kind == StepKind::reduce || out == step.bytes),
-                where + " says " + std::to_string(step.bytes) + " bytes, its operands have " +
+                where + " has " + std::to_string(step.bytes) + " bytes, but its operands have " +
                     std::to_string(std::max(in, out)));
         require(step.chunk >= 0 && step.chunk % 256 == 0 && (step.chunk == 0 || (message && step.chunk < step.bytes)) &&
                     step.slot <= (step.chunk > 0 && step.staging >= 0),
-                where + " has chunks that cannot be");
+                where + " has chunks of " + std::to_string(step.chunk) + " bytes in slot " + std::to_string(step.slot) +
+                    "; expected 0 (one chunk), or for a message a multiple of 256 smaller than the message; slot 1 " +
+                    "only with staging and several chunks");
         require(step.staging < 0 || step.stagingBytes() <= rank.arenaBytes - step.staging,
-                where + " is staged outside the arena");
+                where + " uses staging " + std::to_string(step.staging) + " + " + std::to_string(step.stagingBytes()) +
+                    " bytes, outside the arena of " + std::to_string(rank.arenaBytes));
         if (step.staging >= 0)
           for (uint32_t before : arena.take(step.staging, step.staging + step.stagingBytes(), static_cast<uint32_t>(n)))
             require(std::find(step.after.begin(), step.after.end(), before) != step.after.end(),
-                    where + " takes over bytes of the arena from step " + std::to_string(before) +
-                        ", and does not wait for it");
+                    where + " reuses bytes of the arena after step " + std::to_string(before) +
+                        ", but does not wait for it");
         if (step.kind == StepKind::copy &&
-            require(step.inputs.size() == step.outputs.size(), where + " copies unlike lists"))
+            require(step.inputs.size() == step.outputs.size(), where + " copies " + std::to_string(step.inputs.size()) +
+                                                                   " inputs to " + std::to_string(step.outputs.size()) +
+                                                                   " outputs"))
           for (size_t i = 0; i < step.inputs.size(); ++i)
-            require(sameShape(rank, step.inputs[i], rank, step.outputs[i]), where + " copies between unlike shapes");
+            require(sameShape(rank, step.inputs[i], rank, step.outputs[i]),
+                    where + " copies operand " + std::to_string(i) + " between different shapes");
         if (message &&
             !(step.kind == StepKind::send ? sends : receives).try_emplace(step.message, End{&rank, &step}).second)
-          require(false, where + " is a second end of message " + std::to_string(step.message));
+          require(false, where + " is a second " + name(step.kind) + " of message " + std::to_string(step.message));
       }
     }
     require(sends.size() == s.messages && receives.size() == s.messages,
-            "there are " + std::to_string(s.messages) + " messages, but " + std::to_string(sends.size()) +
+            "the schedule has " + std::to_string(s.messages) + " messages, but " + std::to_string(sends.size()) +
                 " sends and " + std::to_string(receives.size()) + " receives");
     for (const auto &[message, send] : sends) {
       const auto at = receives.find(message);
@@ -390,31 +458,33 @@ private:
       require(send.step->peer == receive.rank->rank && receive.step->peer == send.rank->rank &&
                   send.step->round == receive.step->round && send.step->bytes == receive.step->bytes &&
                   send.step->chunk == receive.step->chunk && send.step->inputs.size() == receive.step->outputs.size(),
-              where + " differs between its two ends");
+              where + " has a send and a receive that disagree in peer, round, bytes, chunk or number of operands");
       for (size_t i = 0; i < send.step->inputs.size() && error_.empty(); ++i)
         require(sameShape(*send.rank, send.step->inputs[i], *receive.rank, receive.step->outputs[i]),
-                where + " has unlike operands");
+                where + " has a send and a receive with different shapes of operand " + std::to_string(i));
     }
   }
 
-  /// Bytes of an operand; it must stay in one run of buffers and in each buffer's bytes.
+  /// Bytes of an operand. It must stay within one range of buffers and within the bytes of each buffer.
   int64_t operandBytes(const RankSchedule &rank, const Operand &operand, bool output, StepKind kind,
                        const std::string &where) {
-    if (!require(operand.shape < rank.shapes.size(), where + " has a shape that is not there"))
+    if (!require(operand.shape < rank.shapes.size(), where + " refers to shape " + std::to_string(operand.shape) +
+                                                         ", expected fewer than " + std::to_string(rank.shapes.size())))
       return 0;
     const BufferRange arena{0, 0, 0, 0, 1, rank.arenaBytes};
-    const BufferRange *run = &arena;
+    const BufferRange *range = &arena;
     if (operand.buffer > 0) {
       const auto found = std::find_if(rank.buffers.begin(), rank.buffers.end(), [&](const BufferRange &r) {
         return operand.buffer >= r.first && operand.buffer - r.first < r.count;
       });
-      if (!require(found != rank.buffers.end(), where + " has a buffer that is not there"))
+      if (!require(found != rank.buffers.end(),
+                   where + " refers to buffer " + std::to_string(operand.buffer) + ", which the rank does not have"))
         return 0;
-      run = &*found;
+      range = &*found;
     }
-    require(!output || run->endpoint > 0 || operand.buffer == 0, where + " writes to a source");
-    require(output || kind == StepKind::send || kind == StepKind::reduce || run->endpoint == 0,
-            where + " reads a target");
+    require(!output || range->endpoint > 0 || operand.buffer == 0, where + " writes to a source param");
+    require(output || kind == StepKind::send || kind == StepKind::reduce || range->endpoint == 0,
+            where + " reads a target param, expected that of a send or reduce only");
     const OperandShape &shape = rank.shapes[operand.shape];
     int64_t bytes = shape.rowBytes, low = operand.offset, high = operand.offset + shape.rowBytes,
             first = operand.buffer, last = operand.buffer;
@@ -423,9 +493,12 @@ private:
       (loop.stride < 0 ? low : high) += (loop.count - 1) * loop.stride;
       (loop.bufferStep < 0 ? first : last) += (loop.count - 1) * loop.bufferStep;
     }
-    require(low >= 0 && high <= run->bytes && first >= run->first &&
-                last < static_cast<int64_t>(run->first) + run->count,
-            where + " reaches outside its buffer");
+    require(low >= 0 && high <= range->bytes && first >= range->first &&
+                last < static_cast<int64_t>(range->first) + range->count,
+            where + " has an operand outside its buffers: bytes " + std::to_string(low) + ":" + std::to_string(high) +
+                " of " + std::to_string(range->bytes) + ", buffers " + std::to_string(first) + " to " +
+                std::to_string(last) + " of " + std::to_string(range->first) + " to " +
+                std::to_string(int64_t{range->first} + range->count - 1));
     return bytes;
   }
 

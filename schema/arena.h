@@ -1,5 +1,5 @@
-// Which step had which bytes of a rank's arena last: who takes them over must wait for it. The rule of compiler and
-// loader.
+// Tracks which step used which bytes of a rank's arena last: a step that reuses bytes must wait for it. Compiler and
+// loader share this rule.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace reshard::schema {
 
 class ArenaUse {
 public:
-  /// The steps that have bytes of [begin, end), which `step` takes over.
+  /// Assigns [begin, end) to `step`; returns the steps that used bytes of it until now.
   std::vector<uint32_t> take(int64_t begin, int64_t end, uint32_t step) {
     std::vector<uint32_t> before;
     auto at = uses_.lower_bound(begin);

@@ -1,5 +1,6 @@
-// Whether a manifest's numbers refer to something and stay within bounds. It trusts nothing but the FlatBuffers
-// verifier: after it, the functions of manifest.h cannot read outside the manifest, overflow, or run for ever.
+// Checks that a manifest's references exist and its sizes are within bounds. It assumes only that the FlatBuffers
+// verifier accepted the manifest. On a manifest that passes, the functions of manifest.h cannot read outside the
+// manifest, overflow, or loop without end.
 
 #include "schema/check_names.h"
 #include "schema/check_views.h"
@@ -12,21 +13,22 @@
 namespace reshard::schema {
 namespace {
 
-/// Places × params, index values and the like that one check may look at. Real plans stay a thousand times below.
+/// Limit of the work of one check: mesh ranks × params, index values and the like. Real plans need less than a
+/// thousandth of it.
 constexpr int64_t kMaxWork = int64_t{1} << 28;
 constexpr int64_t kMaxMeshRanks = int64_t{1} << 24;
-constexpr size_t kMaxList = 64; // axes of a share, variables of a name
+constexpr size_t kMaxList = 64; // axes of a sharding, variables of a name
 
 template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
-/// The verifier does not look at the alignment of what a vector holds.
+/// Whether the elements of a vector are aligned, which the FlatBuffers verifier does not check.
 template <class T> bool aligned(const flatbuffers::Vector<T> *vector) {
   constexpr size_t alignment =
       std::is_pointer_v<T> ? alignof(std::remove_const_t<std::remove_pointer_t<T>>) : sizeof(T);
   return !vector || vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignment == 0;
 }
 
-/// a * b, or -1 where it is beyond kMaxSize.
+/// a * b, or -1 if that exceeds kMaxSize.
 int64_t product(int64_t a, int64_t b) {
   int64_t result = 0;
   return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &result) || result > kMaxSize ? -1 : result;
@@ -36,13 +38,13 @@ std::string count(size_t found, size_t expected) {
   return "found " + std::to_string(found) + ", expected " + std::to_string(expected);
 }
 
-/// What the runs of one coordinate reach: positions below these bounds, and how many.
+/// The positions of the index blocks of one coordinate: upper bounds on each side, and their number.
 struct Reach {
   int64_t from = 0, to = 0, size = 0;
 };
 using Reaches = std::vector<Reach>; // by coordinate
 
-/// Finds the first problem. Functions return false once there is one; what comes after must not be looked at.
+/// Finds the first error. A function that returns false has set it; later checks rely on earlier ones and must not run.
 class ManifestCheck {
 public:
   explicit ManifestCheck(const Manifest &manifest) : manifest_(manifest) {}
@@ -69,10 +71,12 @@ private:
       return fail("found " + std::to_string(manifest_.messages()) + " messages, expected fewer than 2^32");
     for (size_t v = 0; v < sizeOf(manifest_.variables()); ++v)
       if (manifest_.variables()->Get(v)->size() > static_cast<uint64_t>(kMaxSize))
-        return fail("index variable '" + manifest_.variables()->Get(v)->name()->str() + "' has too many values");
+        return fail("index variable '" + manifest_.variables()->Get(v)->name()->str() + "' has " +
+                    std::to_string(manifest_.variables()->Get(v)->size()) + " values, expected at most " +
+                    std::to_string(kMaxSize));
     if (sizeOf(manifest_.endpoints()) < 2)
       return fail("found " + std::to_string(sizeOf(manifest_.endpoints())) +
-                  " endpoints, expected a source and a target");
+                  " endpoints, expected a source and at least one target");
     return true;
   }
 
@@ -91,7 +95,7 @@ private:
     return true;
   }
 
-  // ------------------------------------------------------------------------------------------------------- families
+  // ------------------------------------------------------------------------------------------------ tensor patterns
 
   bool tensorPatterns() {
     for (size_t f = 0; f < sizeOf(manifest_.tensor_patterns()); ++f)
@@ -105,68 +109,74 @@ private:
     if (!variables(pattern.variables(), name))
       return false;
     if (pattern.dtype() > DType::MAX)
-      return fail(name + " has an unknown dtype");
+      return fail(name + " has the unknown dtype " + std::to_string(static_cast<int>(pattern.dtype())));
     if (sizeOf(pattern.exists()) != sizeOf(pattern.variables()))
-      return fail(name + " says for how many variables it exists: " +
+      return fail(name + " has existing values of index variables: " +
                   count(sizeOf(pattern.exists()), sizeOf(pattern.variables())));
     if (!aligned(pattern.shape()))
-      return fail(name + " is not aligned");
+      return fail(name + " has a shape that is not aligned in the file");
     int64_t bytes = itemBytes(pattern.dtype());
     for (size_t d = 0; d < sizeOf(pattern.shape()); ++d)
       bytes = product(bytes, static_cast<int64_t>(std::min<uint64_t>(pattern.shape()->Get(d), INT64_MAX)));
     if (bytes < 0)
-      return fail(name + " is too large");
+      return fail(name + " has more than " + std::to_string(kMaxSize) + " bytes");
     for (size_t v = 0; v < sizeOf(pattern.exists()); ++v) {
       Reaches reaches;
       if (sizeOf(pattern.exists()->Get(v)->axes()) != 0)
-        return fail(name + " exists by axis, expected the same everywhere");
+        return fail(name + " has existing values that depend on a mesh axis, expected none to");
       if (!sharding(*pattern.exists()->Get(v), 1, name, reaches))
         return false;
       if (reaches[0].from > variableSize(pattern.variables()->Get(v)))
-        return fail(name + " exists beyond the values of its variable");
+        return fail(name + " exists for values beyond the " +
+                    std::to_string(variableSize(pattern.variables()->Get(v))) + " of its index variable");
     }
     return true;
   }
 
-  // --------------------------------------------------------------------------------------------------------- shares
+  // ------------------------------------------------------------------------------------------------------ shardings
 
-  /// Well-formed lists for `coordinates` coordinates, all positions in [0, kMaxSize].
+  /// Well-formed index blocks for `coordinates` coordinates, all positions in [0, kMaxSize].
   bool sharding(const Sharding &sharding, int64_t coordinates, const std::string &owner, Reaches &reaches) {
     const auto &first = *sharding.first();
-    const auto &runs = *sharding.blocks();
+    const auto &blocks = *sharding.blocks();
     if (static_cast<int64_t>(first.size()) != coordinates + 1)
-      return fail(owner + " has a share with " + std::to_string(first.size()) + " bounds, expected " +
+      return fail(owner + " has a sharding with " + std::to_string(first.size()) + " bounds, expected " +
                   std::to_string(coordinates + 1));
-    if (!aligned(&first) || !aligned(&runs))
-      return fail(owner + " has a share that is not aligned");
-    if (first.Get(0) != 0 || first.Get(first.size() - 1) != runs.size())
-      return fail(owner + " has a share whose bounds do not cover its " + std::to_string(runs.size()) + " runs");
+    if (!aligned(&first) || !aligned(&blocks))
+      return fail(owner + " has a sharding that is not aligned in the file");
+    if (first.Get(0) != 0 || first.Get(first.size() - 1) != blocks.size())
+      return fail(owner + " has a sharding with bounds from " + std::to_string(first.Get(0)) + " to " +
+                  std::to_string(first.Get(first.size() - 1)) + ", expected 0 to " + std::to_string(blocks.size()) +
+                  ", the number of its index blocks");
     reaches.resize(coordinates);
     for (int64_t c = 0; c < coordinates; ++c) {
-      if (first.Get(c) > first.Get(c + 1) || first.Get(c + 1) > runs.size())
-        return fail(owner + " has a share with bounds out of order");
+      if (first.Get(c) > first.Get(c + 1) || first.Get(c + 1) > blocks.size())
+        return fail(owner + " has a sharding whose bounds do not ascend");
       for (uint32_t r = first.Get(c); r < first.Get(c + 1); ++r)
-        if (!run(*runs.Get(r), reaches[c]))
-          return fail(owner + " has a share with an impossible run");
-      if (reaches[c].size > reaches[c].to) // a few bytes would ask for any number of steps
-        return fail(owner + " has a share that puts " + std::to_string(reaches[c].size) + " positions in " +
+        if (!extend(reaches[c], *blocks.Get(r)))
+          return fail(owner +
+                      " has a sharding with an index block that is empty, overlaps itself, or is not within 0 to " +
+                      std::to_string(kMaxSize));
+      if (reaches[c].size > reaches[c].to) // or a few bytes of a file could ask for any amount of work
+        return fail(owner + " has a sharding that maps " + std::to_string(reaches[c].size) + " positions to " +
                     std::to_string(reaches[c].to));
     }
     return true;
   }
 
-  static bool run(const IndexBlock &run, Reach &reach) {
-    if (run.length() < 1 || run.length() > kMaxSize || run.count() < 1 || run.count() > kMaxSize)
+  /// Adds the positions of a block; false if it is malformed.
+  static bool extend(Reach &reach, const IndexBlock &block) {
+    if (block.length() < 1 || block.length() > kMaxSize || block.count() < 1 || block.count() > kMaxSize)
       return false;
-    if (run.count() > 1 && run.from_step() < run.length())
-      return false;                               // blocks of `from` would meet
-    auto end = [&](int64_t start, int64_t step) { // the furthest position, or -1
-      const __int128 last = start + static_cast<__int128>(run.count() - 1) * step;
-      const __int128 most = (last > start ? last : start) + run.length();
+    if (block.count() > 1 && block.from_step() < block.length())
+      return false;                               // repetitions overlap on the `from` side
+    auto end = [&](int64_t start, int64_t step) { // past the last position, or -1
+      const __int128 last = start + static_cast<__int128>(block.count() - 1) * step;
+      const __int128 most = (last > start ? last : start) + block.length();
       return start < 0 || last < 0 || most > kMaxSize ? int64_t{-1} : static_cast<int64_t>(most);
     };
-    const int64_t from = end(run.from(), run.from_step()), to = end(run.to(), run.to_step());
-    const int64_t positions = product(run.length(), run.count());
+    const int64_t from = end(block.from(), block.from_step()), to = end(block.to(), block.to_step());
+    const int64_t positions = product(block.length(), block.count());
     if (from < 0 || to < 0 || positions < 0 || positions > kMaxSize - reach.size)
       return false;
     reach.from = std::max(reach.from, from);
@@ -175,30 +185,30 @@ private:
     return true;
   }
 
-  /// Values of a variable → 0, 1, 2 …, each once: what numbers the instances of a param.
+  /// A sharding that numbers instances must map values one to one to 0, 1, 2 …
   bool numbering(const Sharding &sharding, const Reaches &reaches, int64_t values, const std::string &owner) {
     const auto &first = *sharding.first();
     std::vector<int64_t> value;
     for (size_t c = 0; c < reaches.size(); ++c) {
       const int64_t size = reaches[c].size;
       if (size > kMaxInstances || reaches[c].to != size || reaches[c].from > values)
-        return fail(owner + " does not number its instances from 0 without gaps");
+        return fail(owner + " does not number its instances from 0 without gaps, one for each value");
       if (!spend(size))
         return false;
       value.assign(size, -1);
       for (uint32_t r = first.Get(c); r < first.Get(c + 1); ++r) {
-        const IndexBlock &run = *sharding.blocks()->Get(r);
-        for (int64_t block = 0; block < run.count(); ++block)
-          for (int64_t k = 0; k < run.length(); ++k) {
-            int64_t &at = value[run.to() + block * run.to_step() + k];
+        const IndexBlock &block = *sharding.blocks()->Get(r);
+        for (int64_t repetition = 0; repetition < block.count(); ++repetition)
+          for (int64_t k = 0; k < block.length(); ++k) {
+            int64_t &at = value[block.to() + repetition * block.to_step() + k];
             if (at >= 0)
-              return fail(owner + " gives two values the same instance");
-            at = run.from() + block * run.from_step() + k;
+              return fail(owner + " gives two index values the same instance");
+            at = block.from() + repetition * block.from_step() + k;
           }
       }
       std::sort(value.begin(), value.end());
       if (std::adjacent_find(value.begin(), value.end()) != value.end())
-        return fail(owner + " gives one value two instances");
+        return fail(owner + " gives one index value two instances");
     }
     return true;
   }
@@ -218,7 +228,7 @@ private:
   bool meshRanks() {
     const int64_t meshRanks = static_cast<int64_t>(sizeOf(endpoint_->ranks()));
     if (meshRanks == 0 || meshRanks > kMaxMeshRanks)
-      return fail(role_ + " has " + std::to_string(meshRanks) + " places, expected 1 to " +
+      return fail(role_ + " has " + std::to_string(meshRanks) + " mesh ranks, expected 1 to " +
                   std::to_string(kMaxMeshRanks));
     std::vector<bool> seen(manifest_.world());
     for (int64_t meshRank = 0; meshRank < meshRanks; ++meshRank) {
@@ -236,11 +246,11 @@ private:
       seen[rank] = true;
     }
     if (endpoint_->checkpoint() && (!endpoint_->storage() || meshRanks != 1))
-      return fail(role_ + " is a checkpoint of " + std::to_string(meshRanks) +
-                  " places, expected one place in storage");
+      return fail(role_ + " is a checkpoint with " + std::to_string(meshRanks) + " mesh ranks" +
+                  (endpoint_->storage() ? "" : ", not in storage") + ", expected one, in storage");
     if (sizeOf(endpoint_->epochs()) != 0 && static_cast<int64_t>(sizeOf(endpoint_->epochs())) != meshRanks)
-      return fail(role_ + " says when places joined: " + count(sizeOf(endpoint_->epochs()), meshRanks));
-    // Each rank's segment looks at all params of its places (of all places in storage).
+      return fail(role_ + " has epochs of mesh ranks: " + count(sizeOf(endpoint_->epochs()), meshRanks));
+    // The check of each rank's segment visits all params of its mesh rank (of a storage endpoint: of all files).
     return spend(product(meshRanks, static_cast<int64_t>(sizeOf(endpoint_->params())) + 1) + manifest_.world() / 64);
   }
 
@@ -254,7 +264,7 @@ private:
     return true;
   }
 
-  /// How many coordinates a list of axes has; -1 after a failure.
+  /// The number of coordinates over a list of axes; -1 after an error.
   int64_t coordinates(const flatbuffers::Vector<uint32_t> *axes, const std::string &owner) {
     int64_t count = 1;
     if (sizeOf(axes) > kMaxList) {
@@ -269,7 +279,7 @@ private:
       }
       count = product(count, static_cast<int64_t>(endpoint_->axes()->Get(axes->Get(i))->size()));
       if (count < 0) {
-        fail(owner + " lists axes that multiply to too much");
+        fail(owner + " lists axes with more than " + std::to_string(kMaxSize) + " coordinates");
         return -1;
       }
     }
@@ -286,8 +296,8 @@ private:
         return false;
     }
     if (sizeOf(endpoint_->placement()) != sizeOf(manifest_.variables()))
-      return fail(role_ +
-                  " places index variables: " + count(sizeOf(endpoint_->placement()), sizeOf(manifest_.variables())));
+      return fail(role_ + " has placements of index variables: " +
+                  count(sizeOf(endpoint_->placement()), sizeOf(manifest_.variables())));
     for (size_t v = 0; v < sizeOf(endpoint_->placement()); ++v)
       if (!hasSharding(endpoint_->placement()->Get(v), role_))
         return false;
@@ -295,7 +305,7 @@ private:
   }
 
   bool hasSharding(uint32_t sharding, const std::string &owner) {
-    return sharding < reaches_.size() || fail(owner + " refers to share " + std::to_string(sharding) +
+    return sharding < reaches_.size() || fail(owner + " refers to sharding " + std::to_string(sharding) +
                                               ", expected fewer than " + std::to_string(reaches_.size()));
   }
 
@@ -315,7 +325,7 @@ private:
     return error_.empty() && spend(0);
   }
 
-  /// Presence and the numbering of instances.
+  /// Checks the presence rules and the numbering of instances.
   bool names(const Param &param, const std::string &name) {
     for (size_t i = 0; i < sizeOf(param.presence()); ++i) {
       const Presence &rule = *param.presence()->Get(i);
@@ -323,10 +333,11 @@ private:
         return fail(name + " refers to axis " + std::to_string(rule.axis()) + ", expected fewer than " +
                     std::to_string(sizeOf(endpoint_->axes())));
       if (!aligned(rule.coordinates()) || !std::is_sorted(rule.coordinates()->begin(), rule.coordinates()->end()))
-        return fail(name + " lists coordinates out of order");
+        return fail(name + " has a presence rule whose coordinates do not ascend");
     }
     if (sizeOf(param.instances()) != sizeOf(param.variables()))
-      return fail(name + " numbers index variables: " + count(sizeOf(param.instances()), sizeOf(param.variables())));
+      return fail(name + " numbers its instances by index variables: " +
+                  count(sizeOf(param.instances()), sizeOf(param.variables())));
     int64_t instances = 1;
     for (size_t v = 0; v < sizeOf(param.instances()); ++v) {
       const uint32_t sharding = param.instances()->Get(v), variable = param.variables()->Get(v);
@@ -340,21 +351,23 @@ private:
         most = std::max(most, reach.size);
       instances = product(instances, most);
       if (instances < 0 || instances > kMaxInstances)
-        return fail(name + " has too many instances, expected at most " + std::to_string(kMaxInstances));
+        return fail(name + " has more than " + std::to_string(kMaxInstances) + " instances on a mesh rank");
     }
     return true;
   }
 
   bool extents(const Param &param, const std::string &name) {
     if (param.dtype() > DType::MAX)
-      return fail(name + " has an unknown dtype");
+      return fail(name + " has the unknown dtype " + std::to_string(static_cast<int>(param.dtype())));
     auto castable = [](DType type) {
       return type == DType::fp32 || type == DType::bf16 || type == DType::fp16 || type == DType::fp8_e4m3 ||
              type == DType::fp8_e5m2;
     };
     if (param.storage_dtype() && (!castable(*param.storage_dtype()) || !castable(param.dtype()) ||
                                   *param.storage_dtype() == param.dtype() || param.view() || param.derived()))
-      return fail(name + " is stored in a dtype that its elements cannot be cast to");
+      return fail(name +
+                  " has a storage dtype to which its elements cannot be cast, expected another float dtype of 32 "
+                  "bits or less, and no view");
     int64_t bytes = std::max(itemBytes(param.dtype()), itemBytes(storageDtypeOf(param)));
     for (size_t d = 0; d < sizeOf(param.shape()); ++d) {
       const Extent &extent = *param.shape()->Get(d);
@@ -366,10 +379,10 @@ private:
                     count(extent.at()->size(), wanted));
       const auto [least, most] = std::minmax_element(extent.at()->begin(), extent.at()->end());
       if (*least < 0)
-        return fail(name + " has a negative length in dimension " + std::to_string(d));
+        return fail(name + " has the negative length " + std::to_string(*least) + " in dimension " + std::to_string(d));
       bytes = product(bytes, std::max<int64_t>(1, *most));
       if (bytes < 0)
-        return fail(name + " is too large");
+        return fail(name + " has more than " + std::to_string(kMaxSize) + " bytes");
     }
     return true;
   }
@@ -380,14 +393,14 @@ private:
       return fail(name + " holds tensor " + std::to_string(part.pattern()) + ", expected fewer than " +
                   std::to_string(tensorPatterns));
     const TensorPattern *pattern = part.pattern() < 0 ? nullptr : manifest_.tensor_patterns()->Get(part.pattern());
-    if (pattern && pattern->dtype() != param.dtype()) // what comes is nothing else
-      return fail(name + " is " + dtypeName(param.dtype()) + ", but '" + pattern->name()->str() + "' comes as " +
-                  dtypeName(pattern->dtype()));
+    if (pattern && pattern->dtype() != param.dtype()) // a tensor is sent in its own dtype
+      return fail(name + " has dtype " + dtypeName(param.dtype()) + ", expected " + dtypeName(pattern->dtype()) +
+                  " as in tensor '" + pattern->name()->str() + "'");
     const auto *variables = pattern ? pattern->variables() : param.variables();
     const size_t named = sizeOf(variables);
     const size_t dimensions = named + (pattern ? sizeOf(pattern->shape()) : sizeOf(param.shape()));
     if (sizeOf(part.dimensions()) != dimensions)
-      return fail(name + " places dimensions of a tensor: " + count(sizeOf(part.dimensions()), dimensions));
+      return fail(name + " has a part with dimensions: " + count(sizeOf(part.dimensions()), dimensions));
     for (size_t d = 0; d < dimensions; ++d)
       if (!hasSharding(part.dimensions()->Get(d)->sharding(), name))
         return false;
@@ -400,11 +413,12 @@ private:
           return false;
         for (const Reach &reach : reaches_[dimension.sharding()])
           if (reach.from > length)
-            return fail(name + " holds positions beyond dimension " + std::to_string(d) + " of '" +
-                        pattern->name()->str() + "'");
+            return fail(name + " holds position " + std::to_string(reach.from - 1) + " of dimension " +
+                        std::to_string(d) + " of '" + pattern->name()->str() + "', which has length " +
+                        std::to_string(length));
       }
       if (dimension.param() < -1 || dimension.param() >= static_cast<int64_t>(sizeOf(param.shape())))
-        return fail(name + " places a tensor in dimension " + std::to_string(dimension.param()) +
+        return fail(name + " has a tensor in its dimension " + std::to_string(dimension.param()) +
                     ", expected fewer than " + std::to_string(sizeOf(param.shape())));
       if (dimension.param() >= 0) {
         if (std::any_of(part.dimensions()->begin(), part.dimensions()->begin() + d,
@@ -418,11 +432,11 @@ private:
           return false;
         continue;
       }
-      // A family lists its variables in its own order.
+      // The order of the variables of a tensor pattern may differ from that of the param.
       const size_t variable = d >= named ? SIZE_MAX : pattern ? nameVariable(param, variables->Get(d)) : d;
       if (variable >= sizeOf(param.instances()))
-        return fail(name + " places dimension " + std::to_string(d) +
-                    " of a tensor in its name, which has no such variable");
+        return fail(name + " relates dimension " + std::to_string(d) +
+                    " of a tensor to its name, which does not have that index variable");
       const uint32_t numbers = param.instances()->Get(variable);
       const auto count = [&](int64_t c) { return reaches_[numbers][c].size; };
       if (!inside(param, dimension.sharding(), endpoint_->shardings()->Get(numbers)->axes(), count, name))
@@ -431,15 +445,15 @@ private:
     return true;
   }
 
-  /// Where several dimensions of a tensor stand on one of the param (a flat buffer), the sum of their positions is
-  /// inside.
+  /// If several dimensions of a part share one dimension of the param (a flat buffer), the sum of their positions must
+  /// be inside the param.
   bool insideTogether(const Param &param, const Part &part, int32_t dimension, const std::string &name) {
     const Extent &extent = *param.shape()->Get(dimension);
     const int64_t meshRanks = static_cast<int64_t>(endpoint_->ranks()->size());
     if (!spend(meshRanks * static_cast<int64_t>(part.dimensions()->size())))
       return false;
     for (int64_t meshRank = 0; meshRank < meshRanks; ++meshRank) {
-      int64_t last = 0, positions = 1; // the furthest, and how many
+      int64_t last = 0, positions = 1; // the last position, and the number of positions
       bool empty = false;
       for (const PartDimension *each : *part.dimensions()) {
         const auto *axes = endpoint_->shardings()->Get(each->sharding())->axes();
@@ -450,12 +464,12 @@ private:
           positions = positions < 0 ? -1 : product(positions, reach.size);
         }
         if (last > kMaxSize)
-          return fail(name + " holds positions beyond its own size");
+          return fail(name + " has a part that extends beyond the length of the param's dimension");
       }
       const int64_t length = extent.at()->Get(coordinate(*endpoint_, extent.axes(), meshRank));
       if (!empty && (last >= length || positions < 0 || positions > length) &&
           instanceCount(*endpoint_, param, meshRank) > 0)
-        return fail(name + " holds positions beyond its own size");
+        return fail(name + " has a part that extends beyond the length of the param's dimension");
     }
     return true;
   }
@@ -471,7 +485,8 @@ private:
     return sizeOf(a) == sizeOf(b) && (sizeOf(a) == 0 || std::equal(a->begin(), a->end(), b->begin()));
   }
 
-  /// On each place that has the param, the share's positions are below `length` (by coordinate over `axes`).
+  /// On each mesh rank that has the param, the sharding's local positions are below `length` (by coordinate over
+  /// `axes`).
   template <class Length>
   bool inside(const Param &param, uint32_t sharding, const flatbuffers::Vector<uint32_t> *axes, Length length,
               const std::string &name) {
@@ -486,22 +501,22 @@ private:
       if (good)
         return true;
     }
-    // Coordinates that no place of the param has may say anything.
+    // Coordinates on which no mesh rank has the param are exempt.
     const int64_t meshRanks = static_cast<int64_t>(endpoint_->ranks()->size());
     if (!spend(meshRanks))
       return false;
     for (int64_t meshRank = 0; meshRank < meshRanks; ++meshRank)
       if (reaches[coordinate(*endpoint_, shardingAxes, meshRank)].to > length(coordinate(*endpoint_, axes, meshRank)) &&
           instanceCount(*endpoint_, param, meshRank) > 0)
-        return fail(name + " holds positions beyond its own size");
+        return fail(name + " has a part that extends beyond the length of the param's dimension");
     return true;
   }
 
   const Manifest &manifest_;
   const Endpoint *endpoint_ = nullptr;
   std::string role_, error_;
-  std::vector<Reaches> reaches_;                           // of the endpoint's shares
-  std::map<std::pair<uint32_t, uint32_t>, bool> numbered_; // (share, variable) that were looked at
+  std::vector<Reaches> reaches_;                           // by sharding of the endpoint
+  std::map<std::pair<uint32_t, uint32_t>, bool> numbered_; // (sharding, variable) that were checked
   int64_t work_ = 0;
 };
 

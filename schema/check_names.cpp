@@ -14,16 +14,17 @@ namespace {
 
 template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
-constexpr int64_t kNameWork = 64; // of making a name and looking it up, in steps of checkManifest's other loops
+constexpr int64_t kNameWork =
+    64; // cost of building and looking up a name, in iterations of checkManifest's other loops
 constexpr char kRun = '\1';
 
-/// A name with its placeholders. `skeleton` has kRun for each run of digits and placeholders, which print digits: so
-/// names that are equal have equal skeletons.
+/// A name with placeholders. Its skeleton has kRun in place of each run of digits and placeholders. Placeholders are
+/// replaced by digits, so equal names have equal skeletons.
 struct NamePattern {
   std::string skeleton;
   bool literal = true;                   // no placeholder
-  bool touching = false;                 // placeholders without text between them: {a}{b} prints 1, 11 and 11, 1 alike
-  std::vector<bool> value, local, chunk; // by variable of the owner: whether {x}, {x.local}, {x.chunk} stand in it
+  bool touching = false;                 // adjacent placeholders: {a}{b} is 111 both for 1, 11 and for 11, 1
+  std::vector<bool> value, local, chunk; // by variable of the owner: whether it contains {x}, {x.local}, {x.chunk}
 };
 
 class NameCheck {
@@ -54,15 +55,15 @@ private:
       const std::string name = variableName(v);
       if (name.empty() || name.find_first_of("{.}") != std::string::npos)
         return fail("index variable '" + name +
-                    "' cannot stand in a placeholder, expected a name without '{', '.' and '}'");
+                    "' is empty or contains '{', '.' or '}', so no placeholder can name it");
       if (!names.insert(name).second)
-        return fail("found index variable '" + name + "' twice");
+        return fail("two index variables have the name '" + name + "'");
     }
     return true;
   }
 
-  /// Reads a name, in which each variable stands once, as {x}, or where `positions` as {x.local}; {x.chunk} may stand
-  /// beside either.
+  /// Parses a name. It must contain each variable once, as {x} or, if `positions`, as {x.local}; with `positions` it
+  /// may also contain {x.chunk}.
   bool read(const std::string &name, const flatbuffers::Vector<uint32_t> *variables, bool positions,
             const std::string &owner, NamePattern &namePattern) {
     const size_t count = sizeOf(variables);
@@ -105,26 +106,29 @@ private:
       }
       if (!known)
         return fail(owner + " has '" + name.substr(i, end - i + 1) +
-                    "' in its name, expected each of its own index variables once");
+                    "' in its name, expected only placeholders of its own index variables, each once");
       i = end;
     }
     for (size_t v = 0; v < count; ++v)
       if (const std::string variable = variableName(variables->Get(v)); namePattern.value[v] == namePattern.local[v])
-        return fail(owner + " lacks index variable '" + variable + "' in its name, or has it twice, expected '{" +
-                    variable + "}'" + (positions ? " or '{" + variable + ".local}'" : "") + " once");
+        return fail(owner + " has index variable '" + variable + "' " + (namePattern.value[v] ? "twice" : "missing") +
+                    " in its name, expected '{" + variable + "}'" +
+                    (positions ? " or '{" + variable + ".local}'" : "") + " once");
     return true;
   }
 
-  // -------------------------------------------------------------------------------------------------- names that meet
+  // ------------------------------------------------------------------------------------------------- possible
+  // conflicts
 
-  /// Owners of names that may be equal: of one skeleton. Where none has a placeholder, only those of one name.
+  /// Groups of owners whose names may be equal: those with equal skeletons, or with equal names if none of the group
+  /// has a placeholder.
   class Groups {
   public:
     void add(uint32_t owner, std::string_view name, NamePattern namePattern) {
       groups_[std::move(namePattern.skeleton)].push_back({owner, name, namePattern.literal, namePattern.touching});
     }
 
-    /// Calls visit(owners) for each list of owners of which two names could be equal; false ends it.
+    /// Calls visit(owners) for each group in which two names may be equal. Stops if visit returns false.
     bool forEach(const std::function<bool(const std::vector<uint32_t> &)> &visit) const {
       for (const auto &[skeleton, members] : groups_) {
         std::map<std::string_view, std::vector<uint32_t>> lists;
@@ -167,20 +171,20 @@ private:
     });
   }
 
-  /// Adds the names of all tensors of a family, of which none may be there.
+  /// Adds the names of all tensors of a pattern; fails if one is already in `names`.
   bool tensorNames(const TensorPattern &pattern, std::unordered_set<std::string> &names) {
     std::vector<std::vector<int64_t>> values(sizeOf(pattern.variables()));
     __int128 count = 1;
     for (size_t v = 0; v < values.size(); ++v) {
       int64_t size = 0;
-      for (const IndexBlock *run : *pattern.exists()->Get(v)->blocks())
-        size += run->length() * run->count();
+      for (const IndexBlock *block : *pattern.exists()->Get(v)->blocks())
+        size += block->length() * block->count();
       if (!spend(size))
         return false;
-      for (const IndexBlock *run : *pattern.exists()->Get(v)->blocks())
-        for (int64_t block = 0; block < run->count(); ++block)
-          for (int64_t k = 0; k < run->length(); ++k)
-            values[v].push_back(run->from() + block * run->from_step() + k);
+      for (const IndexBlock *block : *pattern.exists()->Get(v)->blocks())
+        for (int64_t repetition = 0; repetition < block->count(); ++repetition)
+          for (int64_t k = 0; k < block->length(); ++k)
+            values[v].push_back(block->from() + repetition * block->from_step() + k);
       count *= size;
       if (count > most_)
         return spend(most_ + 1 - work_);
@@ -211,7 +215,7 @@ private:
       if (!stacks(param, name))
         return false;
       if (param.view()) { // has no name of its own
-        if (!largest(endpoint, param, name))
+        if (!amaxNames(endpoint, param, name))
           return false;
         continue;
       }
@@ -224,8 +228,8 @@ private:
     return groups.forEach([&](const std::vector<uint32_t> &owners) { return paramNames(endpoint, owners, role); });
   }
 
-  /// The tools find the tensor that largest magnitudes are of by its name, which theirs continues.
-  bool largest(const Endpoint &endpoint, const Param &param, const std::string &name) {
+  /// The name of an amax tensor must begin with the name of its base tensor: the tools find the base tensor by it.
+  bool amaxNames(const Endpoint &endpoint, const Param &param, const std::string &name) {
     const QuantizedView &view = *param.view();
     if (view.kind() != ViewKind::amax || &endpoint != manifest_.endpoints()->Get(0))
       return true;
@@ -237,14 +241,14 @@ private:
         continue;
       const TensorPattern &pattern = *manifest_.tensor_patterns()->Get(static_cast<uint32_t>(number));
       if (!pattern.name()->str().starts_with(of.name()->str()))
-        return fail(name + " holds '" + pattern.name()->str() + "', expected a name that begins with '" +
-                    of.name()->str() + "'");
+        return fail(name + " holds the amax tensor '" + pattern.name()->str() +
+                    "', expected a name that begins with '" + of.name()->str() + "', its base tensor");
     }
     return true;
   }
 
-  /// Of the variables of a tensor one may be stacked, in a dimension of the param; the others are told from the param's
-  /// name, and padding has no other.
+  /// At most one index variable of a tensor may be stacked in a dimension of the param; the others must be in the
+  /// param's name. Padding has no stacked variable.
   bool stacks(const Param &param, const std::string &name) {
     for (size_t i = 0; i < sizeOf(param.parts()); ++i) {
       const Part &part = *param.parts()->Get(i);
@@ -255,12 +259,13 @@ private:
         stacked += part.dimensions()->Get(d)->param() >= 0;
       if (stacked > (pattern ? 1 : 0))
         return fail(name + " stacks " + std::to_string(stacked) + " index variables of " +
-                    (pattern ? "'" + pattern->name()->str() + "', expected one at most" : "padding, expected none"));
+                    (pattern ? "'" + pattern->name()->str() + "', expected at most one" : "padding, expected none"));
     }
     return true;
   }
 
-  /// {x.local} prints positions, which must be there and differ: those of all chunks, unless {x.chunk} stands beside.
+  /// The positions that replace {x.local} must exist and differ: within each chunk if the name contains {x.chunk}, else
+  /// over all chunks.
   bool positions(const Endpoint &endpoint, const Param &param, const NamePattern &namePattern,
                  const std::string &name) {
     for (size_t v = 0; v < namePattern.local.size(); ++v) {
@@ -276,16 +281,16 @@ private:
         return false;
       bool good = known->second;
       if (!good && !positions(endpoint, &param, sharding, variable, namePattern.chunk[v],
-                              good)) // there may be none where it differs
+                              good)) // the mesh ranks with equal positions may not have the param
         return false;
       if (!good)
         return fail(name + " has '{" + variableName(variable) +
-                    ".local}' in its name, which does not tell its instances apart");
+                    ".local}' in its name, which gives two of its instances the same name, or has no value for one");
     }
     return true;
   }
 
-  /// To name the instances of a place each value is looked up among the runs of its variable's placement.
+  /// Naming the instances of a mesh rank looks up each value among the index blocks of its variable's placement.
   bool lookUps(const Sharding &values, const Sharding &placement) {
     int64_t most = 0, longest = 0;
     const IndexBlock *list = reinterpret_cast<const IndexBlock *>(values.blocks()->Data());
@@ -296,7 +301,7 @@ private:
     return spend(most * longest);
   }
 
-  /// Whether positions differ, on all places or on those that have a param.
+  /// Sets `good` to whether positions exist and differ on each mesh rank (if `param` is given: on those that have it).
   bool positions(const Endpoint &endpoint, const Param *param, uint32_t shardingNumber, uint32_t variable, bool chunk,
                  bool &good) {
     const Sharding &values = *endpoint.shardings()->Get(shardingNumber),
@@ -315,10 +320,10 @@ private:
       if (!spend(here.size() * (1 + (placed.end - placed.begin))))
         return false;
       std::vector<int64_t> numbers;
-      for (const IndexBlock *run = here.begin; run != here.end && good; ++run)
-        for (int64_t block = 0; block < run->count() && good; ++block)
-          for (int64_t k = 0; k < run->length() && good; ++k) {
-            const std::optional<int64_t> position = placed.map(run->from() + block * run->from_step() + k);
+      for (const IndexBlock *block = here.begin; block != here.end && good; ++block)
+        for (int64_t repetition = 0; repetition < block->count() && good; ++repetition)
+          for (int64_t k = 0; k < block->length() && good; ++k) {
+            const std::optional<int64_t> position = placed.map(block->from() + repetition * block->from_step() + k);
             good = position.has_value();
             numbers.push_back(chunk ? position.value_or(0) : position.value_or(0) % kChunkStride);
           }
@@ -328,8 +333,8 @@ private:
     return true;
   }
 
-  /// The names of these params on each place. Places of the same coordinates on all axes that matter have the same
-  /// names.
+  /// Compares the names of these params on each mesh rank. Mesh ranks with the same coordinates on all relevant axes
+  /// have the same names, so one of them is checked.
   bool paramNames(const Endpoint &endpoint, const std::vector<uint32_t> &owners, const std::string &role) {
     std::set<uint32_t> axes;
     auto depend = [&](uint32_t sharding) {
@@ -361,7 +366,7 @@ private:
           return false;
         for (ParamInstance &instance : instances(manifest_, endpoint, p, static_cast<int64_t>(meshRank)))
           if (const auto [name, added] = names.insert(std::move(instance.name)); !added)
-            return fail(role + " has two params of the name '" + *name + "' on " +
+            return fail(role + " has two params with the name '" + *name + "' on " +
                         (endpoint.storage() ? "file " : "rank ") +
                         std::to_string(endpoint.ranks()->Get(static_cast<uint32_t>(meshRank))));
       }
@@ -373,8 +378,8 @@ private:
   int64_t &work_;
   const int64_t most_;
   std::map<std::tuple<uint32_t, uint32_t, bool>, bool>
-      positions_; // share, variable, whether with its chunk: whether they are told apart on every place
-  std::set<std::pair<uint32_t, uint32_t>> lookedUp_; // share, variable
+      positions_; // by (sharding, variable, with {x.chunk}): whether positions differ on every mesh rank
+  std::set<std::pair<uint32_t, uint32_t>> lookedUp_; // (sharding, variable)
   std::string error_;
 };
 

@@ -1,4 +1,4 @@
-// Whether the names that a manifest gives tell its tensors, and the params of each place, apart.
+// Checks that the names in a manifest are unique: those of tensors, and those of params on each mesh rank.
 #pragma once
 
 #include "schema/plan_generated.h"
@@ -8,11 +8,12 @@
 
 namespace reshard::schema {
 
-/// An error text, empty where they do. Tables by name, of tensors in the tools and of bound memory in the executor,
-/// rely on it. The numbers of the manifest were checked before. `work` is added to, and the text is kTooMuch where it
-/// goes beyond `most`.
+/// Returns an error text, empty if all names are unique. Tables by name (of tensors in the tools, of bound memory in
+/// the executor) rely on it. All other checks of the manifest come first. Adds to `work`; if that exceeds `most`, the
+/// error is kTooMuch.
 std::string checkNames(const Manifest &manifest, int64_t &work, int64_t most);
 
-inline constexpr const char *kTooMuch = "it is too large to be checked";
+inline constexpr const char *kTooMuch = "checking it would take too long: it has too many mesh ranks, params or index "
+                                        "values";
 
 } // namespace reshard::schema

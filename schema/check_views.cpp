@@ -22,9 +22,10 @@ public:
     for (uint32_t p = 0; p < sizeOf(endpoint_.params()) && error_.empty(); ++p) {
       const Param &param = *endpoint_.params()->Get(p);
       require(!transformed(param) || !(endpoint_.storage() || param.storage_dtype() || param.view() || param.derived()),
-              p, "has a transform where none may be");
+              p,
+              "has a transform, which a param in storage, with a storage dtype, with a view, or derived cannot have");
       require(!param.derived() || (sizeOf(param.parts()) == 0 && !param.view()), p,
-              "is made of others, but a face or with parts");
+              "is derived, but has parts or a view");
       if (param.view() && error_.empty())
         view(p);
     }
@@ -46,31 +47,37 @@ private:
     const Param &param = *endpoint_.params()->Get(p);
     const QuantizedView &view = *param.view();
     if (!require(view.amax_dimensions() == 0 || (view.kind() == ViewKind::amax && !target_), p,
-                 "is over dimensions of what it does not show"))
+                 "has amax dimensions, but is not a view of kind amax of a source"))
       return;
-    if (!require(view.kind() <= ViewKind::MAX && view.format() <= Quantization::MAX, p, "shows something unknown") ||
+    if (!require(view.kind() <= ViewKind::MAX && view.format() <= Quantization::MAX, p,
+                 "is a view of unknown kind or format") ||
         !require(view.staged() ? view.kind() != ViewKind::codes && (target_ || view.kind() != ViewKind::elements)
                                : view.kind() <= ViewKind::codes,
-                 p, "is gathered where it may not be, or not where it must be") ||
+                 p,
+                 "has a wrong `staged`, expected true for scales, plain_scales and amax, false for codes and for the "
+                 "elements of a source") ||
         !require(!view.staged() || !endpoint_.storage() || view.kind() == ViewKind::amax ||
                      view.kind() == ViewKind::elements,
-                 p, "is gathered in files") ||
-        !require(view.format() != Quantization::block_fp8 || !view.swizzled(), p, "swizzles scales of block_fp8") ||
-        !require(sizeOf(param.shape()) >= (view.kind() == ViewKind::amax ? 1 : 2), p, "is no matrix"))
+                 p, "is staged in storage, where only amax and elements can be") ||
+        !require(view.format() != Quantization::block_fp8 || !view.swizzled(), p,
+                 "has swizzled scales of block_fp8, which has no swizzled order") ||
+        !require(sizeOf(param.shape()) >= (view.kind() == ViewKind::amax ? 1 : 2), p,
+                 "is a view with too few dimensions, expected 1 for amax, 2 for other kinds, or more"))
       return;
     const Param *codes = base(view.codes()), *scales = base(view.scales()), *tensorScale = base(view.tensor_scale());
     for (const Param *other : {codes, scales, tensorScale})
-      if (!require(other && sameInstances(param, *other), p, "shows a param that is not there wherever it is"))
+      if (!require(other && sameInstances(param, *other), p,
+                   "is a view of a param that does not exist, or has other instances"))
         return;
-    // Fields that its kind has no use for are as the compiler writes them: what reads a face need not look at its kind
-    // first.
+    // Fields that its kind does not use must have the value that the compiler writes, so that readers of a view need
+    // not test its kind first.
     const bool one = view.scales() == view.codes() && view.tensor_scale() == view.codes();
     const bool usual =
         view.kind() == ViewKind::elements ? view.format() == Quantization::nvfp4 || view.tensor_scale() == view.scales()
         : view.kind() == ViewKind::codes  ? view.tensor_scale() == view.scales() && !view.swizzled()
         : view.kind() == ViewKind::amax   ? (target_ || one) && !view.swizzled()
                                           : one && view.swizzled() == (view.kind() == ViewKind::plain_scales);
-    if (!require(usual, p, "names params, or swizzled scales, that its kind does not show"))
+    if (!require(usual, p, "is a view with params, or swizzled scales, that its kind does not use"))
       return;
     const bool wide = param.dtype() == DType::fp32 || param.dtype() == DType::bf16 || param.dtype() == DType::fp16;
     const DType code = view.format() == Quantization::nvfp4 ? DType::u8 : DType::fp8_e4m3;
@@ -82,31 +89,34 @@ private:
     case ViewKind::elements:
       require(plain && !tensorScale->view() && wide && codes->dtype() == code && scales->dtype() == scale &&
                   (view.format() != Quantization::nvfp4 || tensorScale->dtype() == DType::fp32),
-              p, "shows params of other dtypes than its format has");
+              p,
+              "is a view of params with wrong dtypes, expected plain params with those of its format, and elements of "
+              "fp32, bf16 or fp16");
       break;
     case ViewKind::codes:
       require(!codes->view() && scales->view() && scales->view()->kind() == ViewKind::scales &&
                   scales->view()->codes() == view.codes() && scales->view()->format() == view.format() &&
                   param.dtype() == code && view.format() != Quantization::nvfp4,
-              p, "shows codes without their scales");
-      require(isWide(codes->dtype()), p, "shows a param that is not fp32, bf16 or fp16");
+              p, "is a view of codes without a view of their scales");
+      require(isWide(codes->dtype()), p, "is a view of a param that is not fp32, bf16 or fp16");
       break;
     case ViewKind::scales:
       require(!codes->view() && isWide(codes->dtype()) && param.dtype() == scale &&
                   view.format() != Quantization::nvfp4,
-              p, "shows scales of a param that has none");
+              p, "is a view of scales of a param that has none, expected a plain param of fp32, bf16 or fp16");
       break;
     case ViewKind::plain_scales:
-      require(plain && codes->dtype() == scale && param.dtype() == scale, p, "shows scales of another dtype");
+      require(plain && codes->dtype() == scale && param.dtype() == scale, p,
+              "is a view of scales with a wrong dtype, expected that of its format");
       break;
     case ViewKind::amax: {
       const QuantizedView *other = codes->view();
-      const bool made = other && other->kind() == ViewKind::elements && other->format() == Quantization::nvfp4 &&
-                        other->tensor_scale() == view.scales();
+      const bool written = other && other->kind() == ViewKind::elements && other->format() == Quantization::nvfp4 &&
+                           other->tensor_scale() == view.scales();
       const bool read = isWide(codes->dtype()) && (!other || other->kind() == ViewKind::elements) &&
                         view.part() < sizeOf(codes->parts());
-      require(param.dtype() == DType::fp32 && (target_ ? made : read), p,
-              "shows the largest magnitudes of what has none");
+      require(param.dtype() == DType::fp32 && (target_ ? written : read), p,
+              "is a view of the amax of a param that has none, or is not fp32");
       if (error_.empty() && !target_)
         part(p, *codes, *codes->parts()->Get(view.part()), sizeOf(param.shape()));
     }
@@ -115,37 +125,39 @@ private:
       if (instanceCount(endpoint_, param, meshRank) > 0)
         require(shapes(view, target_, localShape(endpoint_, param, meshRank), localShape(endpoint_, *codes, meshRank),
                        localShape(endpoint_, *scales, meshRank), localShape(endpoint_, *tensorScale, meshRank)),
-                p, "has another shape than what it shows");
+                p, "is a view whose shape does not match its base params");
   }
 
-  /// Of a source param whose largest magnitudes are shown: each dimension once.
+  /// Checks a view of the amax of one part of a source param: each dimension of the param is used once.
   void part(uint32_t view, const Param &param, const Part &part, size_t rank) {
     std::vector<bool> used(sizeOf(param.shape()));
-    std::vector<bool> over(used.size()); // those that several dimensions of the tensor may share
+    std::vector<bool> reduced(used.size()); // several dimensions of the tensor may share these
     baseDimensions_.clear();
     const uint32_t most = sizeOf(part.dimensions());
-    const QuantizedView &shows = *endpoint_.params()->Get(view)->view();
-    require(part.pattern() >= 0 && most >= (shows.amax_dimensions() == 0 ? 2 : 1) &&
-                (most >= 32 || shows.amax_dimensions() >> most == 0),
-            view, "shows the largest magnitudes of what is no matrix");
+    const QuantizedView &amax = *endpoint_.params()->Get(view)->view();
+    const char *message = "is a view of amax over dimensions that the part does not have, or that share a dimension of "
+                          "the param with others";
+    require(part.pattern() >= 0 && most >= (amax.amax_dimensions() == 0 ? 2 : 1) &&
+                (most >= 32 || amax.amax_dimensions() >> most == 0),
+            view, message);
     for (uint32_t d = 0; error_.empty() && d < most; ++d) {
       const int32_t at = part.dimensions()->Get(d)->param();
-      const bool matrix = isAmaxDimension(shows, part, d);
-      if (!require(at < 0 ? !matrix : !used[static_cast<size_t>(at)] || (matrix && over[static_cast<size_t>(at)]), view,
-                   "shows the largest magnitudes of what is no matrix") ||
+      const bool matrix = isAmaxDimension(amax, part, d);
+      if (!require(at < 0 ? !matrix : !used[static_cast<size_t>(at)] || (matrix && reduced[static_cast<size_t>(at)]),
+                   view, message) ||
           at < 0)
         continue;
       used[static_cast<size_t>(at)] = true;
-      over[static_cast<size_t>(at)] = matrix;
+      reduced[static_cast<size_t>(at)] = matrix;
       if (!matrix)
         baseDimensions_.push_back(static_cast<size_t>(at));
     }
-    require(rank == baseDimensions_.size() + 1, view, "has another shape than what it shows");
+    require(rank == baseDimensions_.size() + 1, view, "is a view whose shape does not match its base params");
   }
 
   static bool isWide(DType type) { return type == DType::fp32 || type == DType::bf16 || type == DType::fp16; }
 
-  /// Whether two params have the same instances on every place.
+  /// Whether two params have the same instances on every mesh rank.
   static bool sameInstances(const Param &a, const Param &b) {
     auto equal = [](const auto *x, const auto *y) {
       return sizeOf(x) == sizeOf(y) && (sizeOf(x) == 0 || std::equal(x->begin(), x->end(), y->begin()));
@@ -160,7 +172,7 @@ private:
     return true;
   }
 
-  /// Of the face itself, and of what it names `codes`, `scales` and `tensor_scale`.
+  /// Whether the shape of a view matches those of its `codes`, `scales` and `tensor_scale`.
   bool shapes(const QuantizedView &view, bool target, const Lengths &own, const Lengths &codes, const Lengths &scales,
               const Lengths &tensorScale) const {
     const int64_t columns = view.format() == Quantization::mxfp8 ? 32 : view.format() == Quantization::nvfp4 ? 16 : 128;
@@ -198,7 +210,7 @@ private:
     case ViewKind::amax:
       break;
     }
-    if (target) // numbers of each matrix
+    if (target) // one or more numbers for each matrix
       return scales == Lengths(own.begin(), own.end() - 1);
     for (size_t d = 0; d + 1 < own.size(); ++d)
       if (own[d] != codes[baseDimensions_[d]])
@@ -210,7 +222,7 @@ private:
   const bool target_;
   const std::string &role_;
   int64_t &work_;
-  std::vector<size_t> baseDimensions_; // of `amax` of a source: its dimensions, of the param
+  std::vector<size_t> baseDimensions_; // `amax` of a source: the dimensions of the base param that the view has
   std::string error_;
 };
 

@@ -1,4 +1,4 @@
-// Whether the faces of an endpoint fit what they show.
+// Checks that the quantized views of an endpoint match their base params.
 #pragma once
 
 #include "schema/plan_generated.h"
@@ -7,8 +7,8 @@
 
 namespace reshard::schema {
 
-/// All else about the endpoint's params must hold. `work` counts what was looked at. An error text, empty where all is
-/// well.
+/// All other checks of the endpoint's params come first. Adds the effort to `work`. Returns an error text, empty on
+/// success.
 std::string checkViews(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work);
 
 } // namespace reshard::schema

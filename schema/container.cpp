@@ -1,4 +1,4 @@
-// Writes and maps the container. Its bytes are described in schema/README.md.
+// Writes and maps .rplan files. schema/README.md describes every byte.
 #include "schema/container.h"
 
 #include "schema/limits.h"
@@ -21,16 +21,16 @@
 namespace reshard::schema {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the header is written as it stands in memory");
+static_assert(std::endian::native == std::endian::little, "the header's bytes in the file are those in memory");
 
 constexpr char kMagic[8] = {'R', 'E', 'S', 'H', 'A', 'R', 'D', '\n'};
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kKnownFeatures = kFeatureCasts | kFeatureViews | kFeatureTransforms | kFeatureAmaxDimensions |
-                                    kFeatureRelays; // a set bit that is not here belongs to a newer compiler
+                                    kFeatureRelays; // any other bit was set by a newer compiler
 constexpr uint64_t kAlignment = 64;
 
-/// The first 32 bytes mean the same in every version, so that any reader can tell absent, foreign, newer and truncated
-/// apart.
+/// The first 32 bytes have the same meaning in every version, so that each reader can tell foreign, newer and truncated
+/// files apart.
 struct Header {
   char magic[8];
   uint32_t version;
@@ -45,7 +45,7 @@ struct Header {
   uint8_t manifestDigest[16];
   uint8_t indexDigest[16];
   uint8_t padding[16];
-  uint8_t digest[16]; // of the header up to here: through the two digests above, of all that the plan says
+  uint8_t digest[16]; // of the bytes before it: because of the two digests above, of the whole plan
 };
 static_assert(sizeof(Header) == 128 && offsetof(Header, version) == 8 && offsetof(Header, headerBytes) == 12 &&
               offsetof(Header, features) == 16 && offsetof(Header, fileBytes) == 24 &&
@@ -89,7 +89,7 @@ uint64_t aligned(uint64_t offset) { return (offset + kAlignment - 1) / kAlignmen
 } // namespace
 
 struct ContainerWriter::State {
-  std::string path, temporary; // no temporary where the path is written to directly
+  std::string path, temporary; // `temporary` is empty if the path is written to directly
   bool direct = false;
   int file = -1;
   Header header{};
@@ -98,7 +98,7 @@ struct ContainerWriter::State {
   uint64_t at = 0;
   std::string digest;
 
-  /// Gives the file up; the text names what could not be done.
+  /// Abandons the file and returns the error text for errno; `what` names the failed action.
   std::string failure(const char *what) {
     const std::string text = "cannot " + std::string(what) + " '" + path + "': " + std::strerror(errno);
     abandon();
@@ -142,13 +142,13 @@ std::string ContainerWriter::create(const std::string &path, uint32_t segments, 
   const Output output = outputAt(path);
   s.path = output.path;
   s.direct = output.direct;
-  if (s.direct) { // the header is written last, and a pipe cannot go back: a nameless file takes the bytes until then
+  if (s.direct) { // the header is written last, and a pipe cannot seek: an unnamed file holds the bytes until finish()
     std::FILE *nameless = std::tmpfile();
     s.file = nameless ? ::fcntl(::fileno(nameless), F_DUPFD_CLOEXEC, 0) : -1;
     if (nameless)
       std::fclose(nameless);
   }
-  // In the same folder, so that the rename is atomic; not mkstemp, so that the mode follows the umask.
+  // In the same folder, so that the rename is atomic; not by mkstemp, so that the umask determines the mode.
   static std::atomic<unsigned> serial{0};
   while (!s.direct) {
     s.temporary = s.path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(serial++);
@@ -173,7 +173,7 @@ std::string ContainerWriter::create(const std::string &path, uint32_t segments, 
 std::string ContainerWriter::addManifest(Bytes manifest) {
   State &s = *state_;
   if (s.file < 0 || s.header.manifestOffset != 0)
-    return "cannot write '" + s.path + "': a manifest is added once, after create";
+    return "cannot write '" + s.path + "': addManifest must be called once, after create";
   s.header.manifestOffset = s.at;
   s.header.manifestBytes = manifest.size();
   digestOf(manifest.data(), manifest.size(), s.header.manifestDigest);
@@ -187,8 +187,8 @@ std::string ContainerWriter::addManifest(Bytes manifest) {
 std::string ContainerWriter::addSegment(Bytes segment) {
   State &s = *state_;
   if (s.file < 0 || s.header.manifestOffset == 0 || s.added == s.index.size())
-    return "cannot write '" + s.path + "': found a segment after " + std::to_string(s.added) + ", expected " +
-           std::to_string(s.index.size()) + " after the manifest";
+    return "cannot write '" + s.path + "': found segment " + std::to_string(s.added + 1) + ", expected " +
+           std::to_string(s.index.size()) + " segments, after the manifest";
   if (segment.size() >= kMaxSegmentBytes) {
     s.abandon();
     return "cannot write '" + s.path + "': the segment of rank " + std::to_string(s.added) + " has " +
@@ -220,7 +220,7 @@ std::string ContainerWriter::finish() {
     return error;
   if (::ftruncate(s.file, static_cast<off_t>(s.at)) != 0)
     return s.failure("write");
-  // No fsync: a plan that a power cut leaves half written does not match its digests, and can be compiled again.
+  // No fsync: a plan that a power failure leaves incomplete does not match its digests, and can be compiled again.
   if (s.direct) {
     const std::string error = writeThrough(s.file, s.path);
     s.abandon();
@@ -250,14 +250,14 @@ struct Container::State {
       ::munmap(const_cast<std::byte *>(data), bytes);
   }
 
-  /// Reads a range in one go; the mapping itself reads page by page, so that other ranks' segments stay untouched.
+  /// Prefetches a range. The mapping itself reads page by page, so that other ranks' segments are not read.
   void willNeed(uint64_t offset, uint64_t length) const {
     static const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
     const uint64_t begin = offset / page * page;
     ::madvise(const_cast<std::byte *>(data) + begin, offset + length - begin, MADV_WILLNEED);
   }
 
-  /// What lies between two parts says nothing and must be zero: then no byte of a plan can change unnoticed.
+  /// Whether all bytes of a range are zero. Padding must be, so that no byte of a plan can change without an error.
   bool zero(uint64_t begin, uint64_t end) const {
     return std::all_of(data + begin, data + end, [](std::byte b) { return b == std::byte{0}; });
   }
@@ -265,10 +265,10 @@ struct Container::State {
   std::string check();
 };
 
-/// Everything but the segments' bytes. Each step reads only what the steps before it have shown to be there.
+/// Checks all but the bytes of the segments. Each check reads only bytes that the checks before it proved to exist.
 std::string Container::State::check() {
   if (std::memcmp(data, kMagic, std::min(bytes, sizeof kMagic)) != 0 || bytes == 0)
-    return "not a plan: it does not begin with the magic bytes of one";
+    return "not a plan: it does not begin with the magic bytes 'RESHARD\\n'";
   const auto truncated = [&](uint64_t expected) {
     return "truncated: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
   };
@@ -289,14 +289,15 @@ std::string Container::State::check() {
   if (h.features & ~kKnownFeatures) {
     char bits[19];
     std::snprintf(bits, sizeof bits, "0x%llx", static_cast<unsigned long long>(h.features & ~kKnownFeatures));
-    return "written by a newer compiler: found unknown feature bits " + std::string(bits);
+    return "written by a newer compiler: found unknown feature bits " + std::string(bits) +
+           ", update reshard to read it";
   }
   if (bytes < h.fileBytes)
     return truncated(h.fileBytes);
   if (bytes > h.fileBytes)
     return "damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(h.fileBytes);
 
-  // Each part stands where the writer puts it: no gaps, no overlaps.
+  // Each part is where the writer puts it: no gaps, no overlaps.
   const uint64_t indexBytes = uint64_t{h.segments} * sizeof(IndexEntry);
   const bool fits = h.segments > 0 && h.segments <= kMaxSegments && h.reserved == 0 &&
                     h.manifestOffset == sizeof(Header) && h.manifestBytes > 0 && h.manifestBytes < kMaxSegmentBytes &&
@@ -304,7 +305,7 @@ std::string Container::State::check() {
                     h.indexOffset == aligned(sizeof(Header) + h.manifestBytes) && h.indexOffset <= bytes &&
                     indexBytes <= bytes - h.indexOffset;
   if (!fits)
-    return "damaged: the header points outside the file";
+    return "damaged: the header has offsets or sizes that do not fit the file";
   willNeed(0, h.indexOffset + indexBytes);
   index = reinterpret_cast<const IndexEntry *>(data + h.indexOffset);
   if (!hasDigest(data + h.manifestOffset, h.manifestBytes, h.manifestDigest))
@@ -317,13 +318,15 @@ std::string Container::State::check() {
     const IndexEntry &entry = index[rank];
     if (entry.offset != at || at > bytes || entry.bytes == 0 || entry.bytes >= kMaxSegmentBytes ||
         entry.bytes > bytes - at)
-      return "damaged: the segment of rank " + std::to_string(rank) + " lies outside the file or its order";
+      return "damaged: the segment of rank " + std::to_string(rank) +
+             " does not follow the one before it, or does not fit the file";
     at = aligned(at + entry.bytes);
   }
   if (at != bytes)
-    return "damaged: found " + std::to_string(bytes) + " bytes, the index ends at " + std::to_string(at);
+    return "damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(at) +
+           ", where the last segment of the index ends";
   if (!zero(h.manifestOffset + h.manifestBytes, h.indexOffset) || !zero(h.indexOffset + indexBytes, firstSegment))
-    return "damaged: padding is not zero";
+    return "damaged: the padding around the index is not zero";
   digest = hexadecimal(h.digest);
   return {};
 }
@@ -332,7 +335,7 @@ Container::Container(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Container::~Container() = default;
 
 std::string Container::open(const std::string &path, std::unique_ptr<Container> &container) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe shall not make us wait
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // or opening a FIFO would block
   if (file < 0)
     return "cannot open '" + path + "': " + std::strerror(errno);
   struct stat status{};
@@ -340,7 +343,8 @@ std::string Container::open(const std::string &path, std::unique_ptr<Container> 
   state->path = path;
   if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) {
     ::close(file);
-    return "'" + path + "': not a plan: " + (S_ISREG(status.st_mode) ? "it is empty" : "it is no regular file");
+    return "'" + path +
+           "': not a plan: " + (S_ISREG(status.st_mode) ? "the file is empty" : "it is not a regular file");
   }
   state->bytes = static_cast<size_t>(status.st_size);
   void *map = ::mmap(nullptr, state->bytes, PROT_READ, MAP_PRIVATE, file, 0);
@@ -362,7 +366,7 @@ uint32_t Container::segments() const { return state_->header->segments; }
 
 std::string Container::segment(uint32_t rank, Bytes &bytes) const {
   if (rank >= segments())
-    return "'" + state_->path + "': found no rank " + std::to_string(rank) + ", expected 0 to " +
+    return "'" + state_->path + "': the plan has no rank " + std::to_string(rank) + ", expected 0 to " +
            std::to_string(segments() - 1);
   const IndexEntry &entry = state_->index[rank];
   const uint64_t end = aligned(entry.offset + entry.bytes);

@@ -1,5 +1,5 @@
-// The .rplan file: a fixed header, the manifest, one segment per rank, a 64-bit index. Layout of bytes:
-// schema/README.md.
+// Writing and mapping .rplan files: a header, the manifest, an index, one segment per rank. schema/README.md describes
+// every byte.
 #pragma once
 
 #include <cstddef>
@@ -14,31 +14,35 @@ namespace reshard::schema {
 
 using Bytes = std::span<const std::byte>;
 
-/// Features of a plan, which a reader that does not know them must refuse. Casts: elements that are cast on their way
-/// into memory (Param.stored).
+// Features of a plan, bits of the header. A reader must refuse a plan with a bit that it does not know.
+
+/// Elements are cast when they are written to memory (Param.storage_dtype).
 constexpr uint64_t kFeatureCasts = 1;
-/// … that shows or makes params in another form (Param.face).
+/// The plan has quantized views or derived params (Param.view, Param.derived).
 constexpr uint64_t kFeatureViews = 2;
-/// … that the caller fills and takes over by hooks (Param.transform).
+/// The caller converts params by hooks (Param.transform).
 constexpr uint64_t kFeatureTransforms = 4;
-/// … with largest magnitudes over other dimensions of a tensor than the last two (Face.over).
+/// An amax is taken over other dimensions of a tensor than the last two (QuantizedView.amax_dimensions).
 constexpr uint64_t kFeatureAmaxDimensions = 8;
-/// … with ranks that hold in their arenas what they send on (relays).
+/// Ranks relay: they receive into the arena and send from there.
 constexpr uint64_t kFeatureRelays = 16;
 
-/// Writes a plan; the file appears complete (by rename) on finish() or not at all. What is no regular file (a device, a
-/// FIFO) gets the bytes on finish(). Every call returns an error text, empty on success.
+/// Writes a plan. finish() renames a complete temporary file to the path, so no reader sees a partial plan. If the path
+/// is not a regular file (a device, a FIFO), finish() copies the bytes to it. Each call returns an error text, empty on
+/// success.
 class ContainerWriter {
 public:
   ContainerWriter();
   ~ContainerWriter();
-  /// `segments`: how many will be added, one per rank from 0.
+  /// `segments`: the number of segments to add, one per rank, from rank 0.
   std::string create(const std::string &path, uint32_t segments, uint64_t features = 0);
   std::string addManifest(Bytes manifest);
   std::string addSegment(Bytes segment);
   std::string finish();
-  /// After finish: 32 hexadecimal digits (XXH3-128 over header fields, manifest digest and segment digests), file size.
+  /// The plan's digest, 32 hexadecimal digits: XXH3-128 of the header, which contains the digests of the manifest and
+  /// of the index. Valid after finish().
   const std::string &digest() const;
+  /// File size. Valid after finish().
   int64_t bytes() const;
 
 private:
@@ -46,17 +50,17 @@ private:
   std::unique_ptr<State> state_;
 };
 
-/// A mapped plan. Maps header, index and manifest; a segment is mapped and its digest verified when it is asked for, so
-/// that a rank touches its own part only.
+/// A mapped plan. open() reads the header, the index and the manifest. segment() reads one segment and verifies its
+/// digest, so that a rank reads its own segment only.
 class Container {
 public:
   ~Container();
-  /// Absent, foreign, newer, truncated and corrupt files are different errors. Empty on success.
+  /// Absent, foreign, newer, truncated and damaged files have different error texts. Empty on success.
   static std::string open(const std::string &path, std::unique_ptr<Container> &container);
   Bytes manifest() const;
   uint32_t segments() const;
   std::string segment(uint32_t rank, Bytes &bytes) const;
-  /// Digest of one segment as stored in the index (16 bytes), without touching the segment.
+  /// The digest of one segment (16 bytes), from the index: the segment itself is not read.
   std::string segmentDigest(uint32_t rank) const;
   uint64_t segmentBytes(uint32_t rank) const;
   const std::string &digest() const;

@@ -1,4 +1,4 @@
-// A hash that is the same in every build, unlike std::hash.
+// A hash with the same value in every build, unlike std::hash.
 #pragma once
 
 #include <cstdint>

@@ -49,20 +49,20 @@ int64_t coordinate(const Endpoint &endpoint, const flatbuffers::Vector<uint32_t>
 
 int64_t IndexMap::size() const {
   int64_t total = 0;
-  for (const IndexBlock *run = begin; run != end; ++run)
-    total += run->length() * run->count();
+  for (const IndexBlock *block = begin; block != end; ++block)
+    total += block->length() * block->count();
   return total;
 }
 
 std::optional<int64_t> IndexMap::map(int64_t from) const {
-  for (const IndexBlock *run = begin; run != end; ++run) {
-    const int64_t offset = from - run->from();
+  for (const IndexBlock *block = begin; block != end; ++block) {
+    const int64_t offset = from - block->from();
     if (offset < 0)
       continue;
-    const int64_t block = run->count() > 1 ? std::min(offset / run->from_step(), run->count() - 1) : 0;
-    const int64_t within = offset - block * run->from_step();
-    if (within < run->length())
-      return run->to() + block * run->to_step() + within;
+    const int64_t repetition = block->count() > 1 ? std::min(offset / block->from_step(), block->count() - 1) : 0;
+    const int64_t within = offset - repetition * block->from_step();
+    if (within < block->length())
+      return block->to() + repetition * block->to_step() + within;
   }
   return std::nullopt;
 }
@@ -114,7 +114,7 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
   for (int64_t length : shape)
     bytes *= length;
 
-  // Per name variable: its values here, ascending by instance number, and their positions among all values placed here.
+  // For each name variable: its values on this mesh rank by instance number, and their positions in its placement.
   struct Values {
     std::string global, local, chunk;
     std::vector<int64_t> value, position;
@@ -128,10 +128,11 @@ std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &e
     const IndexMap placed =
         indexMap(endpoint, *endpoint.shardings()->Get(endpoint.placement()->Get(variable)), meshRank);
     values.value.resize(here.size());
-    for (const IndexBlock *run = here.begin; run != here.end; ++run)
-      for (int64_t block = 0; block < run->count(); ++block)
-        for (int64_t k = 0; k < run->length(); ++k)
-          values.value[run->to() + block * run->to_step() + k] = run->from() + block * run->from_step() + k;
+    for (const IndexBlock *block = here.begin; block != here.end; ++block)
+      for (int64_t repetition = 0; repetition < block->count(); ++repetition)
+        for (int64_t k = 0; k < block->length(); ++k)
+          values.value[block->to() + repetition * block->to_step() + k] =
+              block->from() + repetition * block->from_step() + k;
     for (int64_t value : values.value)
       values.position.push_back(placed.map(value).value_or(-1));
     variables.push_back(std::move(values));

@@ -1,5 +1,5 @@
-// What a manifest says about one place: coordinates, param names, shapes and where every logical element stands. Used
-// by the executor to bind by name and by the tools to prove and check; shares no code with the planner.
+// Reads a manifest: coordinates, param names, shapes and element positions of one mesh rank. The executor binds by name
+// with it, and the tools verify plans with it. It shares no code with the compiler.
 #pragma once
 
 #include "schema/plan_generated.h"
@@ -12,14 +12,15 @@
 
 namespace reshard::schema {
 
-/// The FlatBuffers identifier of a manifest; a segment's is the root type's, SegmentIdentifier().
+/// The FlatBuffers identifier of a manifest. That of a segment is SegmentIdentifier().
 inline constexpr const char *kManifestIdentifier = "RSMF";
 
-/// Positions of index values on a place are numbered from c * kChunk on in chunk c (virtual pipeline stages).
+/// In chunk c (a virtual pipeline stage) the positions of index values on a mesh rank start at c * kChunkStride.
 inline constexpr int64_t kChunkStride = int64_t{1} << 20;
 
+/// Bytes of one element.
 int64_t itemBytes(DType type);
-/// Of a param's elements in memory; as they come they are of its dtype().
+/// The dtype of a param's elements in memory. They are sent in its dtype().
 inline DType storageDtypeOf(const Param &param) {
   return param.storage_dtype() ? *param.storage_dtype() : param.dtype();
 }
@@ -28,58 +29,62 @@ const char *dtypeName(DType type);
 const char *safetensorsName(DType type);
 std::optional<DType> dtypeFromSafetensors(std::string_view name);
 
-/// The coordinate of a place over mesh axes (numbers into Endpoint::axes), outermost first; 0 for no axes.
+/// The coordinate of a mesh rank over mesh axes (indices into Endpoint::axes, outermost first); 0 for no axes.
 int64_t coordinate(const Endpoint &endpoint, const flatbuffers::Vector<uint32_t> *axes, int64_t meshRank);
 
-/// The runs of a share at a place.
+/// The index blocks of a sharding on a mesh rank.
 struct IndexMap {
   const IndexBlock *begin = nullptr, *end = nullptr;
-  int64_t size() const; // positions related
+  /// The number of pairs.
+  int64_t size() const;
+  /// The local position of a logical position; nullopt if this mesh rank does not have it.
   std::optional<int64_t> map(int64_t from) const;
 };
 IndexMap indexMap(const Endpoint &endpoint, const Sharding &sharding, int64_t meshRank);
 
-/// Whether the caller's hooks fill it, or take it over.
+/// Whether the caller converts the param by hooks.
 inline bool transformed(const Param &param) { return param.transform() && param.transform()->size() > 0; }
-/// Whether the caller binds it, or a file holds it.
+/// Whether the caller binds the param, or a file holds it.
 inline bool bindable(const Param &param) { return !param.view() && !transformed(param); }
-/// Whether its instances have memory of their own in the arena.
+/// Whether each instance of the param has its own memory in the arena.
 inline bool inArena(const Param &param) {
   return param.view() ? param.view()->staged() && param.view()->kind() != ViewKind::elements : transformed(param);
 }
-/// Bytes that such an instance takes there.
-inline uint64_t stagedBytes(const BufferRange &run) { return (run.bytes() + 63) / 64 * 64; }
+/// Bytes of the arena that one such instance uses.
+inline uint64_t stagedBytes(const BufferRange &range) { return (range.bytes() + 63) / 64 * 64; }
 
-/// Whether the largest magnitudes of a face `amax` of a source are over dimension `d` of the part that it shows.
+/// Whether a view of kind `amax` of a source takes the amax over dimension `d` of its part.
 inline bool isAmaxDimension(const QuantizedView &view, const Part &part, uint32_t d) {
   const uint32_t fromLast = part.dimensions()->size() - 1 - d;
   return fromLast < 32 && ((view.amax_dimensions() == 0 ? 3u : view.amax_dimensions()) >> fromLast & 1) != 0;
 }
 
-/// One param instance on a place.
+/// One instance of a param on a mesh rank.
 struct ParamInstance {
   uint32_t param = 0;          // into Endpoint::params
-  uint32_t instance = 0;       // within the param on this place, last name variable fastest
+  uint32_t instance = 0;       // number within the param on this mesh rank, the last name variable fastest
   std::vector<int64_t> values; // logical value of each name variable
   std::string name;
   std::vector<int64_t> shape; // elements
   int64_t bytes = 0;          // in memory
 };
 
+/// Whether a mesh rank satisfies a param's presence rules. It may still have no instance of the param.
 bool present(const Endpoint &endpoint, const Param &param, int64_t meshRank);
+/// Number of instances of a param on a mesh rank; 0 if it is absent.
 int64_t instanceCount(const Endpoint &endpoint, const Param &param, int64_t meshRank);
+/// Shape of one instance on a mesh rank, in elements.
 std::vector<int64_t> localShape(const Endpoint &endpoint, const Param &param, int64_t meshRank);
-/// Every instance of one param on a place, in instance order.
+/// All instances of one param on a mesh rank, by instance number.
 std::vector<ParamInstance> instances(const Manifest &manifest, const Endpoint &endpoint, uint32_t param,
                                      int64_t meshRank);
 
-/// The name of a tensor of a family for given index values, placeholders filled in.
+/// The name of the tensor of a pattern for given index values.
 std::string tensorName(const Manifest &manifest, const TensorPattern &pattern, const std::vector<int64_t> &values);
 
-/// Whether everything in the manifest refers to something that exists and every size is within bounds, so that the
-/// functions above are safe on it, every run of a part stands inside tensor and param, and instances are numbered
-/// without gaps; the error text otherwise (empty: good). Run by the loader before anything else is read.
-/// check_manifest.cpp.
+/// Checks a manifest (check_manifest.cpp): every reference exists, sizes are within bounds, every part lies inside its
+/// tensor and its param, instances are numbered without gaps, names are unique. The functions above are safe only on a
+/// manifest that passes; the loader calls this before anything else. Returns an error text, empty on success.
 std::string checkManifest(const Manifest &manifest);
 
 } // namespace reshard::schema

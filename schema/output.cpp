@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kMaxLinks = 40; // as in the kernel
+constexpr int kMaxLinks = 40; // as in the Linux kernel
 
 } // namespace
 
@@ -29,8 +29,8 @@ Output outputAt(const std::string &path) {
     const fs::path next = fs::read_symlink(at, error);
     if (error)
       break;
-    at = at.parent_path() / next; // `next` alone where it is absolute
-    // A link of /proc is an open file (/dev/stdout is one): who has it open would lose a file that is replaced.
+    at = at.parent_path() / next; // equals `next` if that is absolute
+    // A link in /proc is an open file (/dev/stdout is one). Replacing it would detach the process that has it open.
     if (at.string().starts_with("/proc/"))
       return {path, true};
   }

@@ -1,24 +1,23 @@
-// Where an output of a command goes: what stands at a path decides whether it is replaced or written to.
+// The destination of a command's output: regular files are replaced, devices and FIFOs are written to.
 #pragma once
 
 #include <string>
 
 namespace reshard::schema {
 
-/// The place of an output.
+/// The destination of an output.
 struct Output {
-  std::string path; // behind symbolic links: the file that is made, or replaced by a rename
-  bool direct =
-      false; // what stands there is no regular file (a device, a FIFO, /dev/stdout): it is written to, never replaced
+  std::string path;    // with symbolic links resolved: the file to create, or to replace by a rename
+  bool direct = false; // not a regular file (a device, a FIFO, /dev/stdout): write to it, do not replace it
 };
 
-/// What stands at a path, whether it exists or not.
+/// The destination for an output path, whether it exists or not.
 Output outputAt(const std::string &path);
 
-/// Copies all of an open file to a path that is written to directly. An error text, empty on success.
+/// Copies an open file to a path with Output::direct. Returns an error text, empty on success.
 std::string writeThrough(int file, const std::string &path);
 
-/// Whether two paths are one regular file, whatever their names.
+/// Whether two paths name the same existing regular file.
 bool sameFile(const std::string &one, const std::string &other);
 
 } // namespace reshard::schema

@@ -1,11 +1,11 @@
-// The layout of every struct of plan.fbs, frozen. Neither flatc --conform nor the verifier notices a struct that grew
-// or whose fields moved, and its records would then be read as other records: wrong weights without an error. If one of
-// these fails, put the struct back and add a new one in a new vector (schema/README.md).
+// Asserts the layout of every struct of plan.fbs. Neither flatc --conform nor the FlatBuffers verifier notices a struct
+// that grew or whose fields moved; old records would then be misread, which gives wrong weights without an error. If an
+// assertion fails, restore the struct and add a new one in a new vector (schema/README.md).
 
 #include <cstddef>
 #include <flatbuffers/flatbuffers.h>
 
-// flatc makes the members private, where offsetof cannot see them; nothing but assertions is compiled in this file.
+// flatc makes the members private, and offsetof needs access. This file contains only assertions.
 #define private public
 #include "schema/plan_generated.h"
 #undef private
@@ -70,7 +70,7 @@ FIELD(Step, slot, 53, uint8_t);
 FIELD(Step, reserved, 54, uint16_t);
 FIELD(Step, chunk, 56, uint64_t);
 
-// A renamed or renumbered enumerator passes --conform as well.
+// flatc --conform also accepts renamed and renumbered enumerators.
 static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(DType::fp32) == 2 &&
               uint8_t(DType::fp64) == 3 && uint8_t(DType::fp8_e4m3) == 4 && uint8_t(DType::fp8_e5m2) == 5 &&
               uint8_t(DType::i8) == 6 && uint8_t(DType::i16) == 7 && uint8_t(DType::i32) == 8 &&

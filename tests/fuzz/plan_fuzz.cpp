@@ -1,6 +1,6 @@
-// Any bytes as a plan: refused, or read to the end. Inputs are files, or lists of edits to a small good plan, with or
-// without its digests made good again (with them, the fuzzer gets past the container to the FlatBuffers and to the
-// checks of meaning).
+// libFuzzer: any bytes as a plan are refused, or read to the end. An input is a file, or a list of edits of a small
+// valid plan, with or without updated digests. With them, the fuzzer gets past the container to the FlatBuffers
+// verifier and the checks of the manifest and the segments.
 
 #include "tests/schema/digests.h"
 #include "tests/schema/support.h"
@@ -19,16 +19,16 @@ std::string goodPlan() {
   return test::readFile(folder / "plan");
 }
 
-/// Edits of 7 bytes: where, how many bytes (1, 2, 4 or 8), and a number, sign-extended.
+/// Applies edits of 7 bytes each: offset (2 bytes), width (1, 2, 4 or 8), value (4 bytes, sign-extended).
 std::string edited(std::string file, const uint8_t *data, size_t size) {
   for (; size >= 7; data += 7, size -= 7) {
     uint16_t at = 0;
     int32_t value = 0;
     std::memcpy(&at, data, 2);
     std::memcpy(&value, data + 3, 4);
-    const size_t width = size_t{1} << (data[2] & 3), where = at % (file.size() - 8);
+    const size_t width = size_t{1} << (data[2] & 3), offset = at % (file.size() - 8);
     const int64_t wide = data[2] & 4 ? static_cast<int64_t>(value) << 32 : value;
-    std::memcpy(file.data() + where / width * width, &wide, width);
+    std::memcpy(file.data() + offset / width * width, &wide, width);
   }
   return file;
 }
@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     return 0;
   std::string file = data[0] & 1 ? std::string(data + 1, data + size) : edited(good, data + 1, size - 1);
   if (data[0] & 2 && file.size() >= 128)
-    test::makeDigestsGood(file);
+    test::updateDigests(file);
   const int memory = ::memfd_create("plan", 0);
   if (memory < 0 || ::write(memory, file.data(), file.size()) != static_cast<ssize_t>(file.size()))
     std::abort();

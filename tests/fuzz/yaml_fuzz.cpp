@@ -1,4 +1,4 @@
-// libFuzzer: any text is a job or an error. Text that names other files may name none that exist.
+// libFuzzer: any text is a valid job or gives an error. Inputs that could name existing files are skipped.
 
 #include "compiler/frontend/frontend.h"
 
@@ -9,7 +9,8 @@
 
 namespace {
 
-/// A file of its own in an empty folder, which is the current one, so that what a job includes is not there.
+/// The job's path, in an empty temporary folder. That becomes the current folder, so that files that a job includes do
+/// not exist.
 const std::string &jobPath() {
   static const std::string path = [] {
     char folder[] = "/tmp/reshard-fuzz-XXXXXX";
@@ -24,7 +25,7 @@ const std::string &jobPath() {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const std::string text(reinterpret_cast<const char *>(data), size);
-  for (const char *absolute : {": /", "\"/", "'/", "- /", "../"}) // no devices, no files of this machine
+  for (const char *absolute : {": /", "\"/", "'/", "- /", "../"}) // no devices, no existing files
     if (text.find(absolute) != std::string::npos)
       return -1;
   FILE *file = std::fopen(jobPath().c_str(), "wb");

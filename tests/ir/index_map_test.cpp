@@ -1,4 +1,4 @@
-// The one operator that everything is made of, against plain maps of pairs.
+// The operations on index maps, compared with the same operations on std::map of single positions.
 
 #include "ir/index_map.h"
 
@@ -19,11 +19,11 @@ int64_t pick(std::mt19937_64 &random, int64_t least, int64_t most) {
   return least + static_cast<int64_t>(random() % (most - least + 1));
 }
 
-/// A few periodic pieces that do not meet on either side; one in six runs backwards on the `to` side.
+/// A few periodic blocks that do not overlap on either side. One in six is reversed on the `to` side.
 IndexMap randomRelation(std::mt19937_64 &random) {
   IndexMap result;
   std::map<int64_t, int64_t> from, to;
-  for (int64_t pieces = pick(random, 1, 4); pieces > 0; --pieces) {
+  for (int64_t blocks = pick(random, 1, 4); blocks > 0; --blocks) {
     IndexBlock s{pick(random, 0, 60), pick(random, 0, 60), pick(random, 1, 7), pick(random, 1, 12), 0, 0};
     if (s.count > 1) {
       s.fromStep = s.length + pick(random, 0, 9);
@@ -34,13 +34,13 @@ IndexMap randomRelation(std::mt19937_64 &random) {
       }
     }
     auto newFrom = from, newTo = to;
-    bool meets = false;
+    bool overlaps = false;
     for (int64_t i = 0; i < s.count; ++i)
       for (int64_t k = 0; k < s.length; ++k) {
         const int64_t x = s.from + i * s.fromStep + k, y = s.to + i * s.toStep + k;
-        meets = meets || !newFrom.emplace(x, y).second || !newTo.emplace(y, x).second;
+        overlaps = overlaps || !newFrom.emplace(x, y).second || !newTo.emplace(y, x).second;
       }
-    if (meets)
+    if (overlaps)
       continue;
     from = newFrom;
     to = newTo;
@@ -51,7 +51,7 @@ IndexMap randomRelation(std::mt19937_64 &random) {
 
 } // namespace
 
-TEST(IndexMap, AgreeWithMapsOfPairs) {
+TEST(IndexMap, AgreesWithMapsOfPairs) {
   std::mt19937_64 random(1);
   const int cases = std::getenv("RESHARD_FULL") ? 200000 : 20000;
   size_t related = 0;
@@ -89,7 +89,7 @@ TEST(IndexMap, AgreeWithMapsOfPairs) {
   EXPECT_GT(related, static_cast<size_t>(cases));
 }
 
-TEST(IndexMap, AMillionBlocksStayAHandful) {
+TEST(IndexMap, CompositionOfPeriodicBlocksStaysSmall) {
   // Block-cyclic 3 over 2 against block-cyclic 5 over 4: one period is lcm(6, 20) = 60 rows.
   const IndexMap a{{0, 0, 3, 1'000'000, 6, 3}}, b{{0, 0, 5, 300'000, 20, 5}};
   const IndexMap both = compose(inverse(a), b);
@@ -98,7 +98,7 @@ TEST(IndexMap, AMillionBlocksStayAHandful) {
   for (int64_t row = 0; row < 6'000'000; ++row)
     rows += row % 6 < 3 && row % 20 < 5;
   EXPECT_EQ(size(both), rows);
-  // Against one contiguous half, with the ends clipped.
+  // Composed with one contiguous half, whose ends cut a repetition.
   EXPECT_LE(compose(a, IndexMap{{1, 0, 1'500'000, 1, 0, 0}}).size(), 3u);
 }
 

@@ -1,5 +1,5 @@
-// What is printed reads back as the same module, at every level, and prints the same again; what cannot be read is
-// refused at its place.
+// At every level, parsing the printed text gives an equal module, and printing that gives the same text. A syntax error
+// is reported at its line and column.
 
 #include "ir/text.h"
 
@@ -32,7 +32,7 @@ void checkRoundTrip(const Module &module) {
   EXPECT_EQ(verify(module), "");
 }
 
-/// The whole lessons and the smaller examples, after every pass.
+/// The lessons that compile and the smaller examples.
 std::vector<std::string> jobs() {
   std::vector<std::string> paths = {"examples/quickstart.yaml", "examples/qwen3-0.6b-8-to-4.yaml",
                                     "examples/qwen3-30b-a3b-32-to-16.yaml"};
@@ -42,7 +42,8 @@ std::vector<std::string> jobs() {
   return paths;
 }
 
-std::string where(const std::string &text) {
+/// The position and message of the first syntax error, or "good".
+std::string parseError(const std::string &text) {
   Module module;
   size_t line = 0, column = 0;
   std::string message;
@@ -90,24 +91,25 @@ TEST(Text, NamesAreQuoted) {
   EXPECT_TRUE(again == module);
 }
 
-TEST(Text, RefusesAtThePlace) {
-  EXPECT_EQ(where(kHeader + kTwoEndpoints), "good");
-  EXPECT_EQ(where(""), "1:1: expected 'module', found 'the end'");
-  EXPECT_EQ(where("module \"m\" lay"), "1:12: expected layout, transfer or schedule, found 'lay'");
-  EXPECT_EQ(where(kHeader), "2:1: expected 'endpoint', found 'the end'");
-  EXPECT_EQ(where(kHeader + kTwoEndpoints + "nonsense"),
+TEST(Text, ReportsSyntaxErrorsWithTheirPosition) {
+  EXPECT_EQ(parseError(kHeader + kTwoEndpoints), "good");
+  EXPECT_EQ(parseError(""), "1:1: expected 'module', found 'the end'");
+  EXPECT_EQ(parseError("module \"m\" lay"), "1:12: expected layout, transfer or schedule, found 'lay'");
+  EXPECT_EQ(parseError(kHeader), "2:1: expected 'endpoint', found 'the end'");
+  EXPECT_EQ(parseError(kHeader + kTwoEndpoints + "nonsense"),
             "4:1: expected the end or another item of this level, found 'nonsense'");
-  EXPECT_EQ(where(kHeader + "tensor %1 \"t\" bf16 [1]"), "2:9: expected tensor 0, found 1");
-  EXPECT_EQ(where(kHeader + "tensor %0 \"t\" bf17 [1]"), "2:15: expected a dtype, found 'bf17'");
-  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0:99999999999]"),
-            "2:31: expected an ascending range of bounded size, found 0:99999999999");
-  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] placement x #0"),
+  EXPECT_EQ(parseError(kHeader + "tensor %1 \"t\" bf16 [1]"), "2:9: expected tensor 0, found 1");
+  EXPECT_EQ(parseError(kHeader + "tensor %0 \"t\" bf17 [1]"), "2:15: expected a dtype, found 'bf17'");
+  EXPECT_EQ(parseError(kHeader + "endpoint \"s\" layout \"\" ranks [0:99999999999]"),
+            "2:31: expected an ascending range below 2^31, all ranges of the text together at most 67108864 numbers, "
+            "found 0:99999999999");
+  EXPECT_EQ(parseError(kHeader + "endpoint \"s\" layout \"\" ranks [0] placement x #0"),
             "2:44: expected an index variable, found 'x'");
-  EXPECT_EQ(where(kHeader + "endpoint \"s\" layout \"\" ranks [0] param $0 \"p\" bf16 [1] holds %0"),
-            "2:63: expected the number of a tensor, of which there are 0, found 0");
+  EXPECT_EQ(parseError(kHeader + "endpoint \"s\" layout \"\" ranks [0] param $0 \"p\" bf16 [1] holds %0"),
+            "2:63: expected the number of one of 0 items of kind 'tensor', found 0");
 }
 
-TEST(Text, EveryTruncationIsRefused) {
+TEST(Text, EveryTruncationFailsToParseOrToVerify) {
   CompileResult result;
   Diagnostics diagnostics;
   ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/columns.yaml", {}, result, diagnostics));

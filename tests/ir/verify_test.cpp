@@ -1,4 +1,4 @@
-// One violation at a time, put into good IR.
+// verify() finds each violation that is put into correct IR.
 
 #include "ir/text.h"
 
@@ -31,47 +31,48 @@ std::string broken(const char *lesson, const std::function<void(Module &)> &chan
 } // namespace
 
 TEST(Verify, Layout) {
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints.pop_back(); }), "fewer than two endpoints");
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints.pop_back(); }),
+            "found 1 endpoints, expected a source and at least one target");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[1].ranks[0] = 9; }),
-            "target has rank 9 outside the world");
+            "target has rank 9, which is outside the world of 5 ranks");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].shardings[0].at.pop_back(); }),
-            "source has a share with a list too many or missing");
+            "source has a sharding with 1 index maps, expected one for each of 2 coordinates");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].shardings[0].at[0][0].to = 1; }),
-            "source param 'w' holds position 6 of a dimension of 6");
+            "source param 'w' holds position 6 of a dimension of length 6");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.layout.endpoints[0].params[0].parts[0].pattern = 7; }),
-            "source param 'w' holds a tensor that is not there");
+            "source param 'w' holds tensor 7, expected fewer than 1");
 }
 
 TEST(Verify, Transfers) {
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.overlaps[0].bytes = 60; }),
-            "tile 0 says 1 x 60 bytes, its relations 1 x 64 bytes");
+            "overlap 0 has 1 x 60 bytes, but its relations give 1 x 64 bytes");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.transfers.pop_back(); }),
-            "target place 2 holds 64 bytes, transfers give it 0");
+            "target mesh rank 2 holds 64 bytes, but the transfers give it 0");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.transfers[0].source = 1; }),
-            "transfer of tile 0 to 0 comes from place 1, which does not hold it");
+            "transfer of overlap 0 to mesh rank 0 comes from mesh rank 1, which does not hold it");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.transfers.descriptors.push_back(m.transfers.descriptors[0]); }),
-            "target place 0 holds 64 bytes, descriptors give it 128");
+            "target mesh rank 0 holds 64 bytes, but the descriptors give it 128");
 }
 
 TEST(Verify, Schedule) {
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].peer = 2; }),
-            "message 0 differs between its two ends");
+            "message 0 has a send and a receive that disagree in peer, round, bytes, chunk or number of operands");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].bytes = 4; }),
-            "rank 0 step 0 says 4 bytes, its operands have 32");
+            "rank 0 step 0 has 4 bytes, but its operands have 32");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].inputs[0].offset = 800; }),
-            "rank 0 step 0 reaches outside its buffer");
+            "rank 0 step 0 has an operand outside its buffers: bytes 800:832 of 96, buffers 1 to 1 of 1 to 1");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].round = 5; }),
-            "rank 0 step 0 is out of its round");
+            "rank 0 step 0 is in round 5, expected 0 to 1");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].kind = StepKind::convert; }),
-            "rank 0 step 0 is of a reserved kind");
+            "rank 0 step 0 has the reserved kind 'convert'");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps.pop_back(); }),
-            "there are 4 messages, but 3 sends and 4 receives");
+            "the schedule has 4 messages, but 3 sends and 4 receives");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].staging = 512; }),
-            "rank 0 step 0 is staged outside the arena");
+            "rank 0 step 0 uses staging 512 + 24 bytes, outside the arena of 256");
   EXPECT_EQ(broken("staging_rounds.yaml", [](Module &m) { m.layout.stagingLimit = 1000; }),
-            "rank 0 has an arena past the staging limit");
+            "rank 0 has an arena of 2048 bytes, the staging limit is 1000");
   EXPECT_EQ(broken("staging_rounds.yaml", [](Module &m) { m.schedule.ranks[2].steps[1].after.clear(); }),
-            "rank 2 step 1 takes over bytes of the arena from step 0, and does not wait for it");
+            "rank 2 step 1 reuses bytes of the arena after step 0, but does not wait for it");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[2].buffers[0].bytes = 1; }),
-            "rank 2 has other buffers than its layouts give it");
+            "rank 2 has buffers that differ from those of its layouts");
 }

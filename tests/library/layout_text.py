@@ -1,16 +1,16 @@
-"""What stands on every place of every endpoint of a job, read from the layout IR (--emit=layout)."""
+"""The params of each mesh rank of each endpoint of a job, parsed from the layout IR (--emit=layout)."""
 
 import itertools
 import re
 import subprocess
 from pathlib import Path
 
-CHUNK = 1 << 20  # positions of an index variable's values begin at each multiple of it in each virtual stage (ir/ir.h)
+CHUNK = 1 << 20  # positions of chunk c begin at c * CHUNK (kChunkStride in ir/ir.h)
 TRANSFORM_DTYPES = {"neg_exp": "fp32"}
 
 
 def index_map(text):
-    """{from: to} of a segment list of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`."""
+    """{from: to} of an index map of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`."""
     values = {}
     for begin, end, step, count, to, to_step in re.findall(
             r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d+))?\]", text):
@@ -21,7 +21,7 @@ def index_map(text):
 
 
 class Endpoint:
-    """An endpoint of the IR: its axes, shares and params as they are printed."""
+    """An endpoint of the IR: axes, shardings, placement, and the lines of its params."""
 
     def __init__(self, role):
         self.role, self.axes, self.shardings, self.placed, self.lines = role, {}, {}, {}, []
@@ -39,7 +39,8 @@ class Endpoint:
         return lists[self.coordinate(axes, mesh_rank)]
 
     def params(self, mesh_rank):
-        """{name: (shape, dtype)} of a place: the dtype in memory, of what is behind a transform that which its hook makes."""
+        """{name: (shape, dtype)} on a mesh rank. The dtype is that in memory; with a transform, that which its hook
+        produces."""
         result = {}
         for name, shape, dtype, _ in self.instances(mesh_rank):
             assert name not in result, name
@@ -47,13 +48,13 @@ class Endpoint:
         return result
 
     def instances(self, mesh_rank):
-        """(name, shape, dtype, {variable: value}) of each param of a place."""
+        """(name, shape, dtype, {variable: value}) of each param instance on a mesh rank."""
         for line in self.lines:
             name, dtype, stored, shape, rest = re.match(r'  param \$\d+ "(.*?)" (\w+)(?: storage (\w+))? \[((?:[\d, ]|\(.*?\) \[.*?\])*)\](.*)', line).groups()
             if any(self.coordinate(axis, mesh_rank) not in map(int, numbers.split(", "))
                    for axis, numbers in re.findall(r" at (\w+) \[([\d, ]+)\]", rest)):
                 continue
-            made = TRANSFORM_DTYPES[transform[1]] if (transform := re.search(r' transform "(\w+)"', rest)) else None
+            transformed = TRANSFORM_DTYPES[transform[1]] if (transform := re.search(r' transform "(\w+)"', rest)) else None
             lengths = []
             for axes, uneven, even in re.findall(r"\((.*?)\) \[(.*?)\]|(\d+)", shape):
                 lengths.append(int(even or uneven.split(", ")[self.coordinate(axes, mesh_rank)]))
@@ -64,12 +65,12 @@ class Endpoint:
                     position = self.at(self.placed[variable], mesh_rank)[value]
                     for suffix, number in (("", value), (".local", position % CHUNK), (".chunk", position // CHUNK)):
                         full = full.replace("{%s%s}" % (variable, suffix), str(number))
-                yield full, lengths, made or stored or dtype, {variable: value for (variable, _), value in zip(variables, values)}
+                yield full, lengths, transformed or stored or dtype, {variable: value for (variable, _), value in zip(variables, values)}
 
 
 def endpoints(binaries, job, folder, sets=()):
     """{role: Endpoint} of a job's text; `sets`: overrides."""
-    path = Path(folder) / "places.yaml"
+    path = Path(folder) / "job.yaml"
     path.write_text(job)
     command = [binaries / "reshard-compile", path, "--emit=layout", *(f"--set={each}" for each in sets)]
     done = subprocess.run(command, capture_output=True, text=True)

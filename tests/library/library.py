@@ -1,5 +1,5 @@
-"""What the library under examples/models declares: models, layouts, meshes to try them on, and the params of a layout on
-one rank, read from the layout IR."""
+"""The library under examples/models for tests: models, layouts, a mesh for each layout, and the params of a layout on
+one rank, parsed from the layout IR."""
 
 import json
 import re
@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "examples" / "models"
 LISTINGS = Path(__file__).resolve().parent / "listings"
 
-# Bases that others extend have no name of their own.
+# Models that others only extend have no config.json.
 NAMES = sorted(path.name[: -len(".config.json")] for path in MODELS.glob("*.config.json"))
 LAYOUTS = ["hf", "megatron", "megatron-local", "vllm", "sglang", "fsdp2", "fsdp1"]
 
 
 def mesh(layout):
-    """A mesh of 8 ranks (one place for a checkpoint) that every model's layout can stand on."""
+    """A mesh of 8 ranks (a checkpoint: of one file) that fits the layout of every model."""
     if layout == "hf":
         return "{}"
     if layout.startswith("fsdp"):
@@ -32,7 +32,7 @@ def endpoint(model, layout):
     placement = ""
     if layout.startswith("megatron") and model in ("deepseek-v3", "kimi-k2"):  # 61 layers
         placement = ", place: {layer: {axis: pp, sizes: [31, 30]}, expert: ep}"
-    # From engines, which have some weights in fp32 that are bf16 elsewhere, values are rounded.
+    # Engines hold some weights in fp32 that other layouts hold in bf16: they are rounded.
     return "{layout: %s, mesh: %s%s, convert: rne}" % (layout, mesh(layout), placement)
 
 
@@ -41,7 +41,7 @@ def job(model, source, target):
 
 
 def layouts(binaries, model, folder):
-    """The layouts that a model has: those that the compiler knows."""
+    """The layouts of a model: those that the compiler accepts."""
     path = Path(folder) / "layouts.yaml"
     path.write_text(job(model, "{layout: none, mesh: {}}", "{layout: hf, mesh: {}}"))
     done = subprocess.run([binaries / "reshard-compile", path, "--emit=layout"], capture_output=True, text=True)
@@ -55,25 +55,26 @@ def layouts(binaries, model, folder):
 
 
 def params(binaries, model, layout, folder, sets=(), more=""):
-    """{name: (shape, dtype)} of all params on the one rank of a layout, from the layout IR; `sets`: other `let` values; `more`: of the endpoint."""
+    """{name: (shape, dtype)} of all params of a layout on one rank, from the layout IR. `sets`: other `let` values;
+    `more`: keys of the endpoint."""
     text = job(model, "{layout: hf, mesh: {}}", "{layout: %s, mesh: {}%s}" % (layout, more))
     return endpoints(binaries, text, folder, [f"model.let.{each}" for each in sets])["target"].params(0)
 
 
 def chunked_endpoint(layout, mesh, placement):
-    """An endpoint of a Megatron layout with two chunks on each rank; `place`: the rule of layers."""
+    """An endpoint of a Megatron layout with two chunks on each rank; `placement`: the rule for layers."""
     axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.items())
     return f"{{layout: {layout}, mesh: {{megatron: {{{axes}}}}}, switches: {{vpp: 2}}, place: {{layer: {placement}}}}}"
 
 
 def chunked(binaries, model, layout, mesh, placement, sets, folder):
-    """The same, resolved; `sets`: other `let` values."""
+    """The same, parsed from the layout IR; `sets`: other `let` values."""
     source = chunked_endpoint(layout, mesh, placement)
     return endpoints(binaries, job(model, source, "{layout: hf, mesh: {}}"), folder, [f"model.let.{each}" for each in sets])["source"]
 
 
 def listing(path):
-    """{name: (shape, dtype)} of a listing: `name.{0..3,5}.weight  [2, 4]`, and a dtype where it is not bf16."""
+    """{name: (shape, dtype)} of a listing: lines `name.{0..3,5}.weight  [2, 4]`, with a dtype if it is not bf16."""
     return listed(path.read_text(), path.name)
 
 
@@ -100,13 +101,13 @@ def listed(text, title):
 
 
 def numbers(path):
-    """The `let` values under which a listing was made: `# set: layers=2 hidden=32`."""
+    """The `let` values of a listing: `# set: layers=2 hidden=32`."""
     found = re.search(r"^# set: (.*)$", path.read_text(), re.MULTILINE)
     return found[1].split() if found else []
 
 
 def compile_pair(binaries, model, source, target, folder):
-    """The report of a pair of layouts, compiled; target params that the source lacks are left out."""
+    """Compiles a pair of layouts and returns the report. Target params that the source lacks are omitted."""
     path = Path(folder) / "pair.yaml"
     path.write_text(job(model, endpoint(model, source), endpoint(model, target)))
     report = Path(folder) / "report.json"

@@ -1,5 +1,6 @@
-"""The library of models and layouts: names and shapes against listings from the releases' sources, published parameter
-counts, and every ordered pair of layouts of every model. RESHARD_BIN: the folder of the commands."""
+"""The library of models and layouts: compares names and shapes with listings from the sources of each release,
+parameter counts with the published ones, and compiles every ordered pair of layouts of every model. RESHARD_BIN: the
+folder of the commands."""
 
 import math
 import os
@@ -14,8 +15,8 @@ import stages
 
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 
-# What a tied model's last stage, where it is not the first too, calls the embedding that it computes the logits with: in
-# vLLM lm_head is an alias (tie_weights, qwen3.py), in SGLang a module of its own (Qwen3ForCausalLM).
+# The name of the tied embedding on the last pipeline stage, if that is not also the first. In vLLM, lm_head is an
+# alias (tie_weights, qwen3.py); in SGLang, it is a separate module (Qwen3ForCausalLM).
 TIED = {"vllm": "model.embed_tokens.weight", "sglang": "lm_head.weight"}
 
 
@@ -25,7 +26,7 @@ class Library(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
 
     def listings(self):
-        """(layout, model, path) of every listing but those of transformers 5."""
+        """(layout, model, path) of every listing except those of transformers 5."""
         for path in sorted(library.LISTINGS.glob("*/*.txt")):
             layout, model = path.parent.name, path.name[: -len(".txt")]
             if model == "parameters" or layout == "transformers5":
@@ -35,21 +36,21 @@ class Library(unittest.TestCase):
             yield layout, model, path
 
     def test_names_and_shapes(self):
-        """Each layout, on one rank, has just what the release's source makes."""
+        """Each layout, on one rank, has exactly the params that the source of the release creates."""
         count = 0
         for layout, model, path in self.listings():
             with self.subTest(layout=layout, model=model):
                 wanted = library.listing(path)
                 found = library.params(BIN, model, layout, self.folder.name, library.numbers(path))
-                self.assertEqual(sorted(set(wanted) - set(found))[:4], [], "the layout lacks these")
-                self.assertEqual(sorted(set(found) - set(wanted))[:4], [], "the release lacks these")
+                self.assertEqual(sorted(set(wanted) - set(found))[:4], [], "params that the layout lacks")
+                self.assertEqual(sorted(set(found) - set(wanted))[:4], [], "params that the release lacks")
                 wrong = [f"{name}: {found[name]}, expected {wanted[name]}" for name in wanted if wanted[name] != found[name]]
                 self.assertEqual(wrong[:4], [])
                 count += 1
         self.assertGreater(count, 65)
 
     def test_stages(self):
-        """The layers and the other params of each pipeline stage are those of the engine (stages.py)."""
+        """Each pipeline stage has the layers and other params that the engine gives it (stages.py)."""
         for engine in TIED:
             listed = {}  # model -> stages, or a partition "5,14,9" -> the ranges of layers
             for model, key, ranges in re.findall(r"^([a-z]\S+) ([\d,]+): (.*)$", stages.listing(engine), re.MULTILINE):
@@ -74,7 +75,8 @@ class Library(unittest.TestCase):
                                              sorted((first if stage == 0 else []) + (last if stage == len(ranges) - 1 else [])))
 
     def test_chunks(self):
-        """With virtual stages, what each chunk of each rank has is what a live Megatron-Core has (tests/frameworks/megatron_test.py)."""
+        """With virtual stages, each chunk of each rank has the params of a live Megatron-Core module
+        (tests/frameworks/megatron_test.py)."""
         paths = sorted((library.LISTINGS.parent / "chunks").glob("*.txt"))
         for path in paths:
             head, *ranks = re.split(r"^# rank \d+: ", path.read_text(), flags=re.MULTILINE)
@@ -91,8 +93,9 @@ class Library(unittest.TestCase):
         self.assertGreater(len(paths), 9)
 
     def test_live_modules(self):
-        """fsdp2, on one rank, has the names and shapes of live modules: with transformers 4 those of the checkpoint, with 5 its own where there are
-        experts. e_score_correction_bias is in a module of bf16 what the release makes it."""
+        """fsdp2, on one rank, has the names and shapes of live modules: with transformers 4 those of the checkpoint,
+        with transformers 5 its own for models with experts. e_score_correction_bias has the dtype that the release
+        gives it in a module of bf16."""
         for path in sorted((library.LISTINGS / "hf").glob("*.txt")):
             model = path.name[: -len(".txt")]
             if model == "parameters":
@@ -134,7 +137,7 @@ class Library(unittest.TestCase):
                 self.assertEqual(found, published[model])
 
     def test_every_pair_compiles(self):
-        """All ordered pairs of the layouts of a model; the counts are those of the table in docs/library.md."""
+        """All ordered pairs of the layouts of a model compile, with the counts of the table in docs/library.md."""
         table = (library.ROOT / "docs" / "library.md").read_text()
         small = os.environ.get("RESHARD_FULL") != "1"
         for model in library.NAMES:
@@ -149,7 +152,7 @@ class Library(unittest.TestCase):
                         balance = report["balance"]
                         self.assertLessEqual(balance["egress_max"], 1.01 * balance["egress_bound"], "busiest source rank")
                         row = library.row(model, source, target, report)
-                        self.assertTrue(row in table, f"docs/library.md is old, run tests/library/table.py: it lacks {row}")
+                        self.assertTrue(row in table, f"docs/library.md is out of date, run tests/library/table.py; missing: {row}")
 
 
 if __name__ == "__main__":

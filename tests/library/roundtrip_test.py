@@ -1,5 +1,5 @@
-"""Files, both ways: a Hugging Face checkpoint -> Megatron rank folder -> FSDP2 rank folder -> Hugging Face checkpoint, bit
-for bit, for a cut-down model of every family; and a run that keeps to a quarter of the model's size in memory.
+"""File round trips: a Hugging Face checkpoint -> Megatron rank folder -> FSDP2 rank folder -> Hugging Face
+checkpoint, bit for bit, for a reduced model of every family; and a run in a quarter of the model's size of memory.
 RESHARD_BIN: the folder of the commands; needs safetensors."""
 
 import json
@@ -16,7 +16,7 @@ import library
 
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 
-# Small numbers, none of which divides evenly where the layouts can do without it: 199 words, 5 FSDP ranks.
+# Small numbers that do not divide evenly wherever the layouts allow that: a vocabulary of 199, 5 FSDP ranks.
 DENSE = {"layers": 3, "hidden": 24, "heads": 8, "kv_heads": 2, "head_dim": 6, "ffn": 20, "vocab": 199}
 FAMILIES = {
     "llama3-8b": DENSE,
@@ -41,7 +41,7 @@ def run(*command):
 
 
 def checkpoint(folder):
-    """{tensor: its bytes and shape}, read by the official package (bf16 by its raw bytes)."""
+    """{tensor: (dtype, shape, bytes)}, with dtype and shape read by the safetensors package."""
     result = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="np") as file:
@@ -64,7 +64,7 @@ class RoundTrip(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def convert(self, model, numbers, source, target, reads, writes):
-        """One job from files to files."""
+        """Compiles and runs a job from files to files."""
         path, plan = self.folder / "job.yaml", self.folder / "job.rplan"
         path.write_text(library.job(model, source, target))
         sets = [f"--set=model.let.{name}={value}" for name, value in numbers.items()]
@@ -95,7 +95,7 @@ class RoundTrip(unittest.TestCase):
                 self.assertEqual(len(list((at / "fsdp2").iterdir())), 5)
 
     def describe(self, at):
-        """--describe makes a model of the checkpoint that has all its tensors, and only them."""
+        """--describe writes a model with all tensors of the checkpoint, and no others."""
         run(BIN / "reshard-compile", f"--describe={at / 'hf'}", "-o", at / "described.yaml")
         path, plan = self.folder / "job.yaml", self.folder / "described.rplan"
         path.write_text(f"version: 1\nmodel: {at / 'described.yaml'}\nsource: {{storage: {at / 'hf'}}}\ntarget: {{mesh: {{}}}}\n")
@@ -104,9 +104,9 @@ class RoundTrip(unittest.TestCase):
         self.assertEqual(checkpoint(at / "described"), checkpoint(at / "hf"))
 
     def test_larger_than_memory(self):
-        """What of the files is resident stays below a quarter of the model's size."""
+        """The resident bytes of the files stay below a quarter of the model's size."""
         if os.environ.get("RESHARD_SMALL"):
-            self.skipTest("sanitizers take memory of their own")
+            self.skipTest("sanitizers need additional memory")
         full = os.environ.get("RESHARD_FULL") == "1"
         numbers = {"layers": 8 if full else 2, "vocab": 32768}
         path, plan = self.folder / "job.yaml", self.folder / "job.rplan"
@@ -118,7 +118,7 @@ class RoundTrip(unittest.TestCase):
             size = sum(p.stat().st_size for p in (self.folder / "hf").glob("*")) if (self.folder / "hf").exists() else 1 << 30
             quarter = size // 4
             command = [str(BIN / "reshard-exec"), str(plan), *arguments, f"--memory={quarter}"]
-            # Anonymous memory is limited by the kernel, what is resident of files is measured.
+            # The kernel limits anonymous memory (RLIMIT_DATA); the resident bytes of files are measured.
             script = "import resource, subprocess, sys\nlimit = int(sys.argv[1])\n" \
                      "done = subprocess.run(sys.argv[2:], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)))\n" \
                      "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)\nsys.exit(done.returncode)"

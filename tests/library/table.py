@@ -1,4 +1,4 @@
-"""Rewrites the table of docs/library.md: every ordered pair of layouts of every model, compiled. table.py BIN"""
+"""Rewrites the table of docs/library.md, compiling every ordered pair of layouts of every model. Usage: table.py BIN"""
 
 import sys
 import tempfile

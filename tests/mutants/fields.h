@@ -1,5 +1,4 @@
-// Every scalar, string and vector of a serialized table, found by reflection over the schema, to be altered where it
-// stands.
+// Finds every scalar, string and vector of a serialized table by reflection over the schema, and alters one in place.
 #pragma once
 
 #include <flatbuffers/reflection_generated.h>
@@ -18,12 +17,12 @@ namespace reshard::tests {
 /// A field of one table or struct, or an element of a vector.
 struct Slot {
   enum Kind { number, string, vector } kind;
-  size_t at;    // of the number, or of the length of a string or vector
-  size_t width; // bytes, of a number or of an element of a vector
+  size_t at;    // offset of the number, or of the length of a string or vector
+  size_t width; // bytes of the number, or of an element of the vector; 0: elements must not be exchanged
   bool isSigned;
 };
 
-/// By "Table.field".
+/// Slots by "Table.field".
 using Slots = std::map<std::string, std::vector<Slot>>;
 
 class Fields {
@@ -31,7 +30,7 @@ public:
   Fields(const reflection::Schema &schema, const std::string &bytes, Slots &slots)
       : schema_(schema), bytes_(bytes), slots_(slots) {}
 
-  /// Of the table whose size-prefixed buffer begins at `at`.
+  /// Collects the slots of the table whose size-prefixed buffer begins at `at`.
   void root(size_t at, const char *name) {
     at += sizeof(uint32_t);
     table(at + read<uint32_t>(at), *schema_.objects()->LookupByKey(name));
@@ -103,7 +102,7 @@ private:
         element == reflection::Obj ? schema_.objects()->Get(static_cast<uint32_t>(declared->index())) : nullptr;
     const size_t width = object && object->is_struct() ? static_cast<size_t>(object->bytesize()) : widthOf(element);
     slots_[name + "[]"].push_back({Slot::vector, at, object && !object->is_struct() ? 0 : width,
-                                   false}); // offsets to tables cannot change places
+                                   false}); // offsets to tables are relative: they cannot be exchanged
     for (uint32_t i = 0; i < read<uint32_t>(at); ++i)
       value(at + sizeof(uint32_t) + i * width, element, declared, name);
   }
@@ -118,7 +117,7 @@ private:
   Slots &slots_;
 };
 
-/// Alters one field; says which, and how.
+/// Alters one field. Returns a description of the change.
 inline std::string alter(std::string &bytes, const Slots &slots, std::mt19937_64 &random) {
   auto any = [&](uint64_t below) { return random() % below; };
   const auto &[name, list] = *std::next(slots.begin(), static_cast<long>(any(slots.size())));
@@ -135,7 +134,8 @@ inline std::string alter(std::string &bytes, const Slots &slots, std::mt19937_64
     const int64_t old = read(slot.at, slot.width, slot.isSigned);
     const Slot &other = list[any(list.size())];
     const auto unsignedOld = static_cast<uint64_t>(old);
-    const uint64_t same = static_cast<uint64_t>(read(other.at, other.width, other.isSigned)); // of another table
+    const uint64_t same =
+        static_cast<uint64_t>(read(other.at, other.width, other.isSigned)); // the same field of another table
     const uint64_t numbers[] = {0,
                                 1,
                                 2,
@@ -163,7 +163,7 @@ inline std::string alter(std::string &bytes, const Slots &slots, std::mt19937_64
   const auto length = static_cast<uint32_t>(read(slot.at, 4, false));
   const size_t begin = slot.at + sizeof(uint32_t);
   if (length == 0)
-    return where + "nothing";
+    return where + "empty, not altered";
   if (slot.kind == Slot::string) {
     const char letters[] = "a0{}.12le";
     const size_t i = any(length);
@@ -179,7 +179,7 @@ inline std::string alter(std::string &bytes, const Slots &slots, std::mt19937_64
   std::swap_ranges(bytes.begin() + static_cast<long>(begin + a * slot.width),
                    bytes.begin() + static_cast<long>(begin + (a + 1) * slot.width),
                    bytes.begin() + static_cast<long>(begin + b * slot.width));
-  return where + "elements " + std::to_string(a) + " and " + std::to_string(b) + " change places";
+  return where + "elements " + std::to_string(a) + " and " + std::to_string(b) + " exchanged";
 }
 
 } // namespace reshard::tests

@@ -1,11 +1,13 @@
-// Plans with one to three fields changed and every digest made good again, deterministic by seed: mutants FOLDER COUNT
-// SEED [ONE].
+// Mutation test of plans: mutants FOLDER COUNT SEED [ONE]. Each mutant is a plan of FOLDER with one to three fields
+// changed and all digests updated. It is determined by SEED and its number.
 //
-// For each mutant the loader, the proof (reshard-inspect --verify) and the check (reshard-exec --synthesize --check)
-// are compared. What the loader refuses, reshard-exec must refuse; what is proven must be right where it runs. The
-// proof is stricter than the check, which sees bytes: of dtypes, of what a step waits for, of elements that are equal
-// by chance. All in children with little memory: one that dies, or does not end, is told with the mutant that it was
-// at, and another goes on behind it. With ONE, that mutant alone, in this process.
+// For each mutant, the test compares the loader, the proof (reshard-inspect --verify) and the check (reshard-exec
+// --synthesize --check). If the loader refuses a plan, reshard-exec must, too. If a plan is proven and runs, the check
+// must succeed. The proof may refuse more than the check, which compares bytes only: dtypes, missing dependencies,
+// wrong elements that are equal by chance.
+//
+// Mutants run in child processes with limited memory. If a child crashes or hangs, the test reports its current mutant
+// and starts another child at the next one. ONE runs that mutant only, in this process.
 
 #include "executor/load.h"
 #include "schema/container.h"
@@ -39,14 +41,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr double kDeadline = 10; // seconds of each of proof, synthesis, run and check
+constexpr double kDeadline = 10; // seconds for each of proof, synthesis, run and check
 constexpr double kHang = 6 * kDeadline;
-constexpr uint64_t kBatch = 500; // mutants of a child
+constexpr uint64_t kBatch = 500; // mutants per child
 constexpr rlim_t kMemory = rlim_t{2} << 30;
-constexpr double kMostDeclared = 1 << 30; // bytes of params, beyond which a plan is not run: that the tools refuse what
-                                          // the machine has not is a test of its own
-constexpr uint64_t kMostBytes = 1 << 17, kMostMoves = 4000; // of a plan's targets, so that a mutant takes milliseconds
-constexpr uint64_t kEnough = 1000; // mutants, from which on outcomes have the shares that are asked for
+// Bytes of params above which a plan is not run. Other tests cover plans that need more memory than the machine has.
+constexpr double kMostDeclared = 1 << 30;
+constexpr uint64_t kMostBytes = 1 << 17,
+                   kMostMoves = 4000; // limits of a base plan, so that a mutant takes milliseconds
+constexpr uint64_t kEnough = 1000;    // with this many mutants, the test also requires a minimum of each outcome
 
 [[noreturn]] void die(const std::string &why) {
   std::fprintf(stderr, "mutants: %s\n", why.c_str());
@@ -68,21 +71,22 @@ uint64_t number(const std::string &file, size_t at) {
   return value;
 }
 
-/// A good plan, all fields of which stand in its bytes: those of default values as well, which the compiler leaves out.
+/// A valid plan whose bytes contain all fields, also those with default values, which the compiler omits.
 struct Base {
   std::string name, bytes;
   Slots manifest;
   std::vector<Slots> segments;
 };
 
-std::string written(const Plan &plan, const std::string &path) {
-  const std::string spelled = path + ".spelled";
+/// The bytes of a plan with all fields written out.
+std::string withDefaults(const Plan &plan, const std::string &path) {
+  const std::string temporary = path + ".defaults";
   const uint64_t features = number(readFile(path), 16);
   auto bytes = [](const flatbuffers::FlatBufferBuilder &b) {
     return schema::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize());
   };
   schema::ContainerWriter writer;
-  must(writer.create(spelled, plan.world(), features));
+  must(writer.create(temporary, plan.world(), features));
   flatbuffers::FlatBufferBuilder builder;
   builder.ForceDefaults(true);
   const std::unique_ptr<schema::ManifestT> manifest(plan.manifest().UnPack());
@@ -97,8 +101,8 @@ std::string written(const Plan &plan, const std::string &path) {
     must(writer.addSegment(bytes(builder)));
   }
   must(writer.finish());
-  const std::string result = readFile(spelled);
-  fs::remove(spelled);
+  const std::string result = readFile(temporary);
+  fs::remove(temporary);
   return result;
 }
 
@@ -107,8 +111,8 @@ double declaredBytes(const Plan &plan) {
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     const schema::Segment *segment = nullptr;
     must(plan.segment(rank, segment));
-    for (const schema::BufferRange *run : orEmpty(segment->buffers()))
-      bytes += static_cast<double>(run->count()) * static_cast<double>(run->bytes());
+    for (const schema::BufferRange *range : orEmpty(segment->buffers()))
+      bytes += static_cast<double>(range->count()) * static_cast<double>(range->bytes());
   }
   return bytes;
 }
@@ -132,7 +136,7 @@ std::vector<Base> readBases(const std::string &folder) {
     if (proof.moves > kMostMoves)
       continue;
     Base &base = bases.emplace_back(
-        Base{fs::path(path).filename(), written(*plan, path), {}, std::vector<Slots>(plan->world())});
+        Base{fs::path(path).filename(), withDefaults(*plan, path), {}, std::vector<Slots>(plan->world())});
     Fields(schema, base.bytes, base.manifest).root(number(base.bytes, 48), "reshard.schema.Manifest");
     for (uint32_t rank = 0; rank < plan->world(); ++rank)
       Fields(schema, base.bytes, base.segments[rank])
@@ -156,33 +160,33 @@ Mutant mutant(const std::vector<Base> &bases, uint64_t seed, uint64_t n) {
     result.changes += (manifest ? std::string("  manifest ") : "  segment of rank " + std::to_string(rank) + " ") +
                       alter(result.bytes, manifest ? base.manifest : base.segments[rank], random) + "\n";
   }
-  test::makeDigestsGood(result.bytes);
+  test::updateDigests(result.bytes);
   return result;
 }
 
 enum Outcome { right, wrong, stricter, ambiguous, refused, refusedLater, undone, disagrees, kOutcomes };
-constexpr const char *kNames[] = {"proven and right",
-                                  "wrong by both",
-                                  "refused by the proof alone",
-                                  "unclear",
+constexpr const char *kNames[] = {"proven and correct",
+                                  "refused by proof and check",
+                                  "refused by the proof only",
+                                  "ambiguous",
                                   "refused by the loader",
                                   "proven, refused or failed when run",
                                   "not finished",
-                                  "DISAGREE"};
+                                  "DISAGREEMENT"};
 
-struct Told {
+struct Verdict {
   Outcome outcome;
   std::string why;
 };
 
-/// A file of this process that nobody else sees.
-class Hidden {
+/// An anonymous file in memory.
+class MemoryFile {
 public:
-  explicit Hidden(const char *name) : file_(::memfd_create(name, 0)) {
+  explicit MemoryFile(const char *name) : file_(::memfd_create(name, 0)) {
     if (file_ < 0)
-      die("cannot make a file in memory");
+      die("cannot create a file in memory");
   }
-  ~Hidden() { ::close(file_); }
+  ~MemoryFile() { ::close(file_); }
   int file() const { return file_; }
   std::string path() const { return "/proc/self/fd/" + std::to_string(file_); }
   void put(const std::string &bytes) {
@@ -211,7 +215,7 @@ std::string loaded(const std::string &path, std::unique_ptr<Plan> &plan) {
   return error.empty() ? checkMessages(*plan) : error;
 }
 
-/// What reshard-exec answers.
+/// The exit code of reshard-exec --synthesize --check.
 int executed(const std::string &path) {
   ExecutionOptions options;
   options.plan = path;
@@ -221,15 +225,15 @@ int executed(const std::string &path) {
   int code = kFailure;
   try {
     code = execute(options);
-  } catch (const std::exception &exception) { // as the command's main
+  } catch (const std::exception &exception) { // as main() of the command does
     printError("reshard-exec", explain(exception));
   }
   std::fflush(stdout);
   return code;
 }
 
-/// The rest of what reshard-inspect prints: only that it ends counts.
-void look(const std::string &path) {
+/// Runs the other outputs of reshard-inspect. They must end; the result is ignored.
+void inspectAll(const std::string &path) {
   for (const char *param : {"", "*"}) {
     InspectionOptions options;
     options.plan = path;
@@ -239,13 +243,13 @@ void look(const std::string &path) {
     options.timeout = kDeadline;
     try {
       inspect(options);
-    } catch (const Failure &) { // all of these the command's main tells
+    } catch (const Failure &) { // main() of the command reports these
     } catch (const std::exception &) {
     }
   }
 }
 
-Told tell(const std::string &path, Hidden *output) {
+Verdict judge(const std::string &path, MemoryFile *output) {
   std::unique_ptr<Plan> plan;
   if (const std::string error = loaded(path, plan); !error.empty()) {
     const int code = executed(path);
@@ -261,28 +265,28 @@ Told tell(const std::string &path, Hidden *output) {
   } catch (const std::exception &exception) {
     return {undone, "the proof: " + explain(exception)};
   }
-  look(path);
+  inspectAll(path);
   if (declaredBytes(*plan) > kMostDeclared)
-    return {undone, "not run: it declares too much memory"};
+    return {undone, "not run: its params need too much memory"};
   const int code = executed(path);
-  const std::string said = output ? output->take() : "";
+  const std::string printed = output ? output->take() : "";
   if (!proof.empty())
     return {code == kDone ? stricter : wrong, proof};
   if (code == kDone)
     return {right, ""};
   if (code == kNegative)
-    return {said.find("cannot be checked") != std::string::npos ? ambiguous : disagrees,
-            "proven, and the check says: " + said};
+    return {printed.find("cannot be checked") != std::string::npos ? ambiguous : disagrees,
+            "proven, but the check fails: " + printed};
   for (const char *text : {"was not finished", "not enough memory", "cannot put a tensor together"})
-    if (said.find(text) != std::string::npos)
-      return {undone, said};
-  return {refusedLater, said};
+    if (printed.find(text) != std::string::npos)
+      return {undone, printed};
+  return {refusedLater, printed};
 }
 
-/// What child and parent both see.
+/// Memory shared by the parent and its child.
 struct Shared {
-  volatile uint64_t at;
-  volatile double began;
+  volatile uint64_t at;  // number of the current mutant
+  volatile double began; // when it began
   volatile uint64_t counts[kOutcomes];
 };
 
@@ -318,24 +322,25 @@ public:
                 static_cast<unsigned long long>(hangs_), static_cast<unsigned long long>(shared_->counts[disagrees]));
     if (crashes_ + hangs_ + shared_->counts[disagrees] > 0)
       return 1;
-    // Without mutants that pass the loader nothing is compared: bad digests, say, are refused by it all.
+    // If the loader refuses all mutants (because of wrong digests, for example), the test compares nothing.
     const uint64_t late = shared_->counts[undone] + shared_->counts[refusedLater];
     if (count < kEnough || (shared_->counts[right] >= count / 20 && shared_->counts[wrong] > 0 && late <= count / 50))
       return 0;
-    std::printf("too few mutants were compared: expected at least %llu proven and right, 1 wrong by both, and at most "
-                "%llu that were not finished or failed when run\n",
-                static_cast<unsigned long long>(count / 20), static_cast<unsigned long long>(count / 50));
+    std::printf(
+        "too few mutants were compared: expected at least %llu proven and correct, 1 refused by proof and check, "
+        "and at most %llu not finished or failed when run\n",
+        static_cast<unsigned long long>(count / 20), static_cast<unsigned long long>(count / 50));
     return 1;
   }
 
   int one(uint64_t n) {
     const Mutant m = mutant(bases_, seed_, n);
     keep(n, m, "");
-    Hidden file("plan");
+    MemoryFile file("plan");
     file.put(m.bytes);
-    const Told told = tell(file.path(), nullptr);
-    std::printf("%s %s\n", kNames[told.outcome], told.why.c_str());
-    return told.outcome == disagrees;
+    const Verdict verdict = judge(file.path(), nullptr);
+    std::printf("%s %s\n", kNames[verdict.outcome], verdict.why.c_str());
+    return verdict.outcome == disagrees;
   }
 
 private:
@@ -345,7 +350,7 @@ private:
     ::setrlimit(RLIMIT_AS, &memory);
 #endif
     const int out = ::dup(1);
-    Hidden plan("plan"), output("output");
+    MemoryFile plan("plan"), output("output");
     ::dup2(output.file(), 1);
     ::dup2(output.file(), 2);
     for (uint64_t n = first; n < end; ++n) {
@@ -353,16 +358,16 @@ private:
       shared_->began = now();
       const Mutant m = mutant(bases_, seed_, n);
       plan.put(m.bytes);
-      const Told told = tell(plan.path(), &output);
+      const Verdict verdict = judge(plan.path(), &output);
       output.take();
-      shared_->counts[told.outcome] = shared_->counts[told.outcome] + 1;
-      if (told.outcome == disagrees || verbose_) {
+      shared_->counts[verdict.outcome] = shared_->counts[verdict.outcome] + 1;
+      if (verdict.outcome == disagrees || verbose_) {
         ::dup2(out, 1);
-        if (told.outcome == disagrees)
-          keep(n, m, told.why);
+        if (verdict.outcome == disagrees)
+          keep(n, m, verdict.why);
         else
-          std::printf("%llu %s: %s\n%s", static_cast<unsigned long long>(n), kNames[told.outcome], told.why.c_str(),
-                      m.changes.c_str());
+          std::printf("%llu %s: %s\n%s", static_cast<unsigned long long>(n), kNames[verdict.outcome],
+                      verdict.why.c_str(), m.changes.c_str());
         std::fflush(stdout);
         ::dup2(output.file(), 1);
       }
@@ -370,7 +375,7 @@ private:
     ::_exit(0);
   }
 
-  /// Whether a child came through; else what it was at is counted and told.
+  /// Waits for a child. If it crashes or hangs, counts and reports that with its current mutant, and returns false.
   bool wait(pid_t child) {
     int status = 0;
     while (::waitpid(child, &status, WNOHANG) == 0) {
@@ -380,23 +385,24 @@ private:
       ::kill(child, SIGKILL);
       ::waitpid(child, &status, 0);
       ++hangs_;
-      keep(shared_->at, mutant(bases_, seed_, shared_->at), "does not end");
+      keep(shared_->at, mutant(bases_, seed_, shared_->at), "hangs");
       return false;
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
       return true;
     ++crashes_;
     keep(shared_->at, mutant(bases_, seed_, shared_->at),
-         WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status))
+         WIFSIGNALED(status) ? "killed by signal " + std::to_string(WTERMSIG(status))
                              : "exit " + std::to_string(WEXITSTATUS(status)));
     return false;
   }
 
-  /// Says how to see a mutant again, and leaves it beside the plans.
+  /// Writes a mutant beside the plans, and prints how to reproduce it.
   void keep(uint64_t n, const Mutant &m, const std::string &why) const {
     const std::string path = folder_ + "/mutant-" + std::to_string(seed_) + "-" + std::to_string(n) + ".bad";
     std::ofstream(path, std::ios::binary) << m.bytes;
-    std::printf("mutant %llu of seed %llu, of %s: %s\n%s  see: mutants %s 0 %llu %llu, or reshard-inspect --verify and "
+    std::printf("mutant %llu of seed %llu, of %s: %s\n%s  to reproduce: mutants %s 0 %llu %llu, or reshard-inspect "
+                "--verify and "
                 "reshard-exec --synthesize --check of %s\n",
                 static_cast<unsigned long long>(n), static_cast<unsigned long long>(seed_), m.base->name.c_str(),
                 why.c_str(), m.changes.c_str(), folder_.c_str(), static_cast<unsigned long long>(seed_),
@@ -407,7 +413,7 @@ private:
   const std::string folder_;
   const uint64_t seed_;
   const std::vector<Base> bases_;
-  const bool verbose_ = std::getenv("MUTANTS_VERBOSE"); // tell of every mutant
+  const bool verbose_ = std::getenv("MUTANTS_VERBOSE"); // report every mutant
   Shared *shared_;
   uint64_t crashes_ = 0, hangs_ = 0;
 };

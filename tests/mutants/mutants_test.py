@@ -1,5 +1,8 @@
-"""Altered plans: loader, proof and check agree, nothing crashes, nothing hangs (mutants.cpp). The plans are of random jobs of the property test, of the same
-with quantised targets, of relays, and of the rows and random jobs of the conformance suite. RESHARD_BIN: the folder of the commands. With arguments: COUNT SEED of the mutants."""
+"""Altered plans: loader, proof and check agree, nothing crashes, nothing hangs (mutants.cpp).
+
+The plans come from random jobs of the property test, the same with quantized targets, jobs with relays, and the rows
+and random jobs of the conformance suite. RESHARD_BIN: the folder of the commands. Arguments: COUNT SEED of the
+mutants."""
 
 import json
 import os
@@ -18,7 +21,7 @@ import generate  # noqa: E402
 import quantize_jobs  # noqa: E402
 
 FULL, SMALL = "RESHARD_FULL" in os.environ, "RESHARD_SMALL" in os.environ
-JOBS = 240 if FULL else 20 if SMALL else 40  # tried; a random job may be none
+JOBS = 240 if FULL else 20 if SMALL else 40  # a random job may be invalid, and then has no plan
 MUTANTS = 100_000 if FULL else 200 if SMALL else 1000
 
 
@@ -39,7 +42,7 @@ def quantized_job(seed):
 
 
 def matrix_job(seed):
-    """One matrix or two, cut in some way, quantised: small, and always a job."""
+    """One or two small matrices, sharded and quantized. The job is always valid."""
     rng = random.Random(seed)
     way = quantize_jobs.WAYS[seed % len(quantize_jobs.WAYS)]
     rows, columns, tp = rng.choice([16, 48, 128]), rng.choice([64, 128]), rng.choice([1, 2])
@@ -57,7 +60,7 @@ def matrix_job(seed):
 
 
 def relayed_job(seed):
-    """One or two ranks of a node of four send to another node, and the idle ones relay: in one phase, or in several."""
+    """One or two ranks of a node of four send to another node, and the idle ones relay, in one phase or in several."""
     rng = random.Random(seed)
     return {"version": 1,
             "model": {"dtype": "bf16", "tensors": {"a": {"shape": [rng.choice([48, 96]), 64], "shard": {"1": "tp"}}, "b": {"shape": [4, 50], "shard": {"0": "tp"}}}},

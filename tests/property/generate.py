@@ -1,5 +1,5 @@
-"""Random jobs for the property test. Every job is steered at one cell of the table scheme × pack × mesh relation × side, the least
-filled so far, and filled up with other features at random; the oracle says whether what came out is a job at all."""
+"""Random jobs for the property test. Each job covers one cell of the table scheme × pack × mesh relation × side, one
+of the least covered so far, and has other features at random. The oracle decides whether the job is valid."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SCHEMES = ["even", "chunk", "balanced", "vllm", "sglang", "round_robin", "sizes"
 PACKS = ["holds", "concat", "joined", "interleave", "nested", "stack", "flat"]
 RELATIONS = ["collocated", "disjoint", "overlapping", "storage"]
 SIDES = ["source", "target"]
-# Lists do not go with a concat that is cut entry by entry (docs/yaml.md, section 6), which `concat` and `nested` are.
-# A flat buffer is cut into ranges.
+# `sizes`, `blocks` and `map` cannot be used with a concat that is sharded entry by entry (docs/yaml.md, section 6),
+# as `concat` and `nested` are. A flat buffer is sharded into contiguous ranges only.
 IMPOSSIBLE = {(scheme, pack) for scheme in ("sizes", "blocks", "map") for pack in ("concat", "nested")} | {
     (scheme, "flat") for scheme in ("round_robin", "stride", "cyclic", "blocks", "map")}
 CELLS = [cell for cell in itertools.product(SCHEMES, PACKS, RELATIONS, SIDES) if cell[:2] not in IMPOSSIBLE]
@@ -20,7 +20,7 @@ DTYPES = ["bf16", "fp16", "fp32", "fp64", "fp8_e4m3", "fp8_e5m2", "i8", "i16", "
 
 
 def partition(rng: random.Random, total: int, parts: int, multiple: int = 1) -> list[int]:
-    """`parts` numbers ≥ 0 with the given sum, each a multiple."""
+    """`parts` numbers ≥ 0 with the given sum, each a multiple of `multiple`."""
     cuts = sorted(rng.randint(0, total // multiple) for _ in range(parts - 1))
     return [(b - a) * multiple for a, b in zip([0] + cuts, cuts + [total // multiple])]
 
@@ -30,7 +30,7 @@ def as_list(value: object) -> list:
 
 
 class Side:
-    """One endpoint in the making: its mesh and what is placed where."""
+    """One endpoint under construction: its mesh, its layout and the placement of index variables."""
 
     def __init__(self, rng: random.Random, name: str, variables: dict[str, int], mesh_ranks_limit: int) -> None:
         self.rng, self.name = rng, name
@@ -38,7 +38,7 @@ class Side:
         self.node: dict = {}
         self.features: set[str] = set()
         self.chunked: set[str] = set()  # variables placed in virtual stages
-        self.modules = ""  # of these, the one that `chunks` is about
+        self.modules = ""  # the one of these that `chunks` names
         if rng.random() < 0.12:
             shape = {"tp": rng.choice([1, 2, 3]), "pp": rng.choice([1, 2]), "dp": rng.choice([1, 2]), "ep": 1, "etp": 1}
             total = shape["tp"] * shape["dp"]
@@ -66,7 +66,8 @@ class Side:
                 self.groups.append(["all"])
                 self.features.add("views")
             if rng.random() < 0.15 and self.mesh_ranks > 1:
-                # The same places in another order of factors: what is cut over axes of both may be whole or not.
+                # The same mesh ranks, factorized in another order. Params sharded over axes of both views may be
+                # valid or not.
                 others = rng.sample(sizes, len(sizes))
                 if rng.random() < 0.3:
                     others[:2] = [math.prod(others[:2])]
@@ -82,7 +83,7 @@ class Side:
         for variable, size in variables.items():
             if free and rng.random() < 0.55:
                 axis = free.pop(rng.randrange(len(free)))
-                placement[variable] = self.pipeline(variable, axis, self.axes[axis], size) or self.placing(axis, self.axes[axis], size)
+                placement[variable] = self.pipeline(variable, axis, self.axes[axis], size) or self.placement_rule(axis, self.axes[axis], size)
         self.placed = {variable: axis for variable, (axis, _) in placement.items()}
         self.layout["place"] = {variable: rule for variable, (_, rule) in placement.items()}
         if not self.layout["place"]:
@@ -95,7 +96,7 @@ class Side:
             self.layout["axes"] = sorted(set(self.axes) | {"absent", "cp", "etp", "edp"})
 
     def pipeline(self, variable: str, axis: str, k: int, n: int) -> tuple[str, object] | None:
-        """One of Megatron's ways to cut layers into stages, where there is one that fits."""
+        """A random one of Megatron's rules that distribute layers over stages; None if it does not fit."""
         rng = self.rng
         kind = rng.choice(["", "", "interleave", "ends", "counted", "stages", "pattern"])
         v = rng.choice([1, 1, 2, 2, 3])
@@ -137,7 +138,7 @@ class Side:
         self.features.add(f"pipeline {kind}")
         return axis, rule
 
-    def placing(self, axis: str, k: int, n: int) -> tuple[str, object]:
+    def placement_rule(self, axis: str, k: int, n: int) -> tuple[str, object]:
         rng = self.rng
         kind = rng.choice(["even", "sizes", "balanced", "vllm", "sglang", "round_robin", "map", "chunk", "cyclic"])
         if kind == "even" and n % k == 0:
@@ -151,7 +152,7 @@ class Side:
         return axis, {"axis": axis, "scheme": kind if kind != "even" else "balanced"}
 
     def lists(self, n: int, k: int) -> list[list[int]]:
-        """Lists that cover every value; further copies on other ranks."""
+        """Lists of values by rank. Each value is in at least one list; some are in several."""
         rng = self.rng
         values = list(range(n))
         rng.shuffle(values)
@@ -199,7 +200,7 @@ class Side:
 
 
 class Unit:
-    """Tensors that are packed together, alike in all but the length of dimension 0 (or of `dim`)."""
+    """Tensors that are packed together. Their shapes differ in dimension `dim` only."""
 
     def __init__(self, rng: random.Random, number: int, variables: dict[str, int], wanted: int, with_variable: bool) -> None:
         self.number = number
@@ -234,7 +235,7 @@ class Unit:
 
 
 def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -> dict:
-    """A flat buffer of all tensors of a unit; `length` is taken out again by who cuts it."""
+    """A flat buffer of all tensors of a unit. The caller removes `length`, which is not a YAML key."""
     align = rng.choice([1, 1, 2, 3, 4, 8])
     of, lengths = list(entries), [math.prod(unit.tensors[name]["shape"]) for name in names]
     if len(of) > 1 and rng.random() < 0.3:
@@ -254,7 +255,7 @@ def flat_of(rng: random.Random, unit: "Unit", names: list[str], entries: list) -
 
 
 def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list[str]]:
-    """Params (name part and pack) that hold all tensors of a unit, the first in the wanted way."""
+    """Params that hold all tensors of a unit, with the given pack if possible, and the kind of each."""
     names = list(unit.tensors)
     suffix = {name: name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1] if rng.random() < 0.5 else name for name in names}
     entries: list[object] = [suffix[name] for name in names]
@@ -285,7 +286,7 @@ def pack_of(rng: random.Random, unit: Unit, pack: str) -> tuple[list[dict], list
 
 
 def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict, set[tuple], set[str]]:
-    """A job as a map, the cells it claims to fill, and its other features. It may turn out to be none."""
+    """A job as a map, the cells that it covers, and its other features. The job may be invalid."""
     scheme, pack, relation, side_name = cell
     variables = {"layer": rng.randint(1, 6)} | ({"expert": rng.randint(2, 5)} if rng.random() < 0.6 or pack == "stack" else {})
     limit = rng.choice([4, 8, 8, 12])
@@ -408,9 +409,9 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
             finish_layout(rng, side, s, model, features)
         features |= side.features
 
-        choose(rng, side, s, model, features)
+        add_selection(rng, side, s, model, features)
 
-    spread(rng, sides, relation, features)
+    assign_ranks(rng, sides, relation, features)
     job: dict = {"version": 1, "model": model, "source": sides[0].node,
                  "target": [side.node for side in sides[1:]] if pools > 1 else sides[1].node}
     if pools > 1:
@@ -437,7 +438,7 @@ def generate(rng: random.Random, cell: tuple[str, str, str, str]) -> tuple[dict,
 
 
 def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features: set[str]) -> None:
-    """The layout as it is, or `params: same` in its place, or one that extends another."""
+    """Adds the layout to the model: unchanged, replaced by `params: same`, or as one that extends another."""
     kind = rng.random()
     if kind < 0.06:
         free = [axis for axis in side.group if axis not in side.placed.values()]
@@ -472,7 +473,7 @@ def finish_layout(rng: random.Random, side: Side, s: int, model: dict, features:
         model["layouts"][f"l{s}"] = side.layout
 
 
-def choose(rng: random.Random, side: Side, s: int, model: dict, features: set[str]) -> None:
+def add_selection(rng: random.Random, side: Side, s: int, model: dict, features: set[str]) -> None:
     """`only` and `ignore` on targets, `authority` on a source."""
     names = list(side.layout["params"]) if "layout" in side.node and not getattr(side, "same", False) else list(model["tensors"])
     if s > 0 and len(names) > 1 and rng.random() < 0.08:
@@ -486,8 +487,8 @@ def choose(rng: random.Random, side: Side, s: int, model: dict, features: set[st
         features.add("authority")
 
 
-def spread(rng: random.Random, sides: list[Side], relation: str, features: set[str]) -> None:
-    """Which ranks the endpoints stand on."""
+def assign_ranks(rng: random.Random, sides: list[Side], relation: str, features: set[str]) -> None:
+    """Chooses the world ranks, or the storage, of the endpoints."""
     source = sides[0]
     if relation == "storage":
         chosen = rng.choice([source, sides[1], None])

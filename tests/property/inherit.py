@@ -1,4 +1,4 @@
-"""Globs, and layouts that extend others (docs/yaml.md, sections 1 and 6). Part of the oracle."""
+"""Part of the oracle: globs, and layouts that extend others (docs/yaml.md, sections 1 and 6)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import re
 
 
 def fits(glob: str, name: str) -> bool:
-    """Section 1: `*` any characters, `?` one."""
+    """Section 1: `*` matches any characters, `?` exactly one."""
     return re.fullmatch("".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in glob), name, re.DOTALL) is not None
 
 
 def joined(base: dict, own: dict) -> dict:
-    """Entry by entry: the same key replaces in its place, a new one comes last, null (here read as text) removes."""
+    """Merges two maps: an existing key keeps its position and gets the new value, a new key is appended, null (here
+    read as text) removes."""
     whole = {**base, **own}
     return {key: value for key, value in whole.items() if value not in ("null", "~", "")}
 
 
 def extended(layouts: dict, tensors: dict) -> dict:
-    """Layouts of a model of these tensors, with what they extend (each stands above)."""
+    """The layouts of a model with these tensors, merged with the layouts that they extend, which are defined before
+    them."""
     result: dict = {}
     for name, layout in layouts.items():
         if "extend" in layout:

@@ -1,8 +1,8 @@
-"""What every param of every rank must hold, straight from the text of docs/yaml.md, element by element. Shares nothing with the
-planner: it builds the finished global param as an array of labels by concatenating, interleaving, stacking and padding label arrays,
-and takes the positions of each place from it.
+"""The oracle: computes what every param of every mesh rank must hold, element by element, from the rules of
+docs/yaml.md. It shares no code with the compiler. It builds each global param as an array of labels, by
+concatenating, interleaving, stacking and padding label arrays, and selects the positions of each mesh rank.
 
-A label is 0 for padding, else 1 + the element's number among all elements of all tensors."""
+The label of padding is 0; that of an element is 1 + its number among all elements of all tensors."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class Model:
                 tensor.base = {tuple(values[i] for i in order): base for values, base in other.base.items()}
 
     def literal(self, name: str) -> str:
-        """`{n}` of a `let` name is its value."""
+        """Replaces `{n}` of a `let` name by its value."""
         return PLACEHOLDER.sub(lambda m: str(self.let[m[1]]) if not m[2] and m[1] not in self.index and m[1] in self.let else m[0], name)
 
     def existing(self, declared: dict, variable: str) -> list[int]:
-        """The values that `where` leaves."""
+        """The values of an index variable that `where` selects."""
         where = declared.get("where", {}).get(variable)
         if where is None:
             return list(range(self.index[variable]))
@@ -112,9 +112,9 @@ class Model:
 
 @dataclass
 class Held:
-    """A param of one place: labels in its local shape, and the tensors' dtype."""
+    """A param of one mesh rank: labels in its local shape, and the tensors' dtype."""
     labels: np.ndarray
-    whole: np.ndarray  # the same matrices (last two dimensions), uncut
+    whole: np.ndarray  # the same matrices, not sharded in their last two dimensions
     dtype: str
 
 
@@ -173,7 +173,7 @@ class Endpoint:
         return names
 
     def coordinate(self, mesh_rank: int, axes: list[str]) -> tuple[int, int]:
-        """The combined coordinate over several axes, outermost first, and how many there are."""
+        """The combined coordinate over several axes, outermost first, and the number of coordinates."""
         r, k = 0, 1
         for axis in axes:
             size, stride = self.axes.get(axis, (1, 1))
@@ -186,7 +186,8 @@ class Endpoint:
         return {variable: rule for variable, rule in rules.items() if kept(rule)}
 
     def chunks(self, variable: str, mesh_rank: int) -> list[list[int]]:
-        """V_x(place), chunk by chunk (one, but for virtual stages): ascending, or in a map's order."""
+        """The values of a variable on a mesh rank (docs/yaml.md: V_x), by chunk (one without virtual stages):
+        ascending, or in the order of a map."""
         rules = self.rules()
         if variable not in rules:
             return [list(range(self.model.index[variable]))]
@@ -203,21 +204,21 @@ class Endpoint:
         return variable in self.rules()
 
     def admits(self, rules: dict, mesh_rank: int) -> bool:
-        """Whether a place has the coordinates of `at` or `authority`."""
+        """Whether a mesh rank has the coordinates that `at` or `authority` requires."""
         for axis, wanted in rules.items():
             if self.coordinate(mesh_rank, [axis])[0] not in self.allowed(wanted, self.axes.get(axis, (1, 1))[0]):
                 return False
         return True
 
     def allowed(self, wanted: object, size: int) -> list[int]:
-        """The coordinates of an axis of that size that `at` or `authority` says."""
+        """The coordinates of an axis of that size that `at` or `authority` lists."""
         names = {**self.names(), "first": 0, "last": size - 1}
         allowed = [evaluate(x, names) for x in (wanted if isinstance(wanted, list) else [wanted])]
         need(all(0 <= x < size for x in allowed), "coordinates")
         return allowed
 
     def modules(self) -> tuple[str, str, int, int] | None:
-        """`chunks` of the layout, where a rank has several: the variable, its axis, how many ranks and chunks there are."""
+        """`chunks` of the layout, if a rank has several: the variable, its axis, the number of ranks and of chunks."""
         if not self.layout or "chunks" not in self.layout:
             return None
         variable = PLACEHOLDER.search(self.layout["chunks"])[1]
@@ -230,7 +231,7 @@ class Endpoint:
         return variable, axes[0], self.axes.get(axes[0], (1, 1))[0], chunks
 
     def declared(self) -> dict[str, dict]:
-        """The params of the layout, with the cuts of its globs, that `only` and `ignore` leave."""
+        """The params of the layout that `only` and `ignore` select, with the sharding rules of its globs."""
         if not self.layout:
             declared = {name: {"holds": name, "shard": tensor.shard} for name, tensor in self.model.tensors.items()}
         elif self.layout["params"] == "same":
@@ -246,7 +247,7 @@ class Endpoint:
             if "shard" not in param and fitting:
                 declared[name] = {**param, "shard": globs[fitting[0]]}
                 used.add(fitting[0])
-        need(used == set(globs), "a glob of 'shard' counts for no param")
+        need(used == set(globs), "a glob of 'shard' applies to no param")
         chosen = {}
         for key in ("only", "ignore"):
             value = self.node.get(key, [])
@@ -284,9 +285,9 @@ class Param:
                       if not isinstance(rule, dict) or "when" not in rule or evaluate(rule["when"], self.environment) != 0}
 
     def flat_entries(self) -> list:
-        """The entries of a flat buffer that are there."""
+        """The entries of a flat buffer that are present."""
         body = self.pack["flat"]
-        there = []
+        present = []
         for entry in body if isinstance(body, list) else body["of"]:
             if isinstance(entry, dict) and "when" in entry and evaluate(entry["when"], self.environment) == 0:
                 continue
@@ -294,11 +295,11 @@ class Param:
             entry = entry["of"] if isinstance(entry, dict) and set(entry) == {"of"} else entry
             leaf = self.leaf(entry)
             if not (leaf and self.model.find(leaf[0]).absent):
-                there.append(entry)
-        return there
+                present.append(entry)
+        return present
 
     def build_flat(self, values: dict[str, int]) -> np.ndarray:
-        """Entries row by row, each from a multiple of `align` on."""
+        """The entries in row-major order, each at a multiple of `align`."""
         body = self.pack["flat"]
         align = evaluate(body["align"], self.environment) if isinstance(body, dict) and "align" in body else 1
         need(align >= 1, "align")
@@ -338,7 +339,7 @@ class Param:
         return None
 
     def build(self, pack: object, values: dict[str, int]) -> np.ndarray:
-        """The labels of a pack for given index values: steps 1 and 2."""
+        """The labels of a pack for given index values: steps 1 and 2 of docs/yaml.md."""
         if isinstance(pack, dict) and "flat" in pack:
             return self.build_flat(values)
         leaf = self.leaf(pack)
@@ -356,8 +357,8 @@ class Param:
             return np.concatenate(arrays, axis=d)
         groups = evaluate(pack["interleave"]["groups"], self.environment)
         need(groups >= 1 and all(a.shape[d] % groups == 0 for a in arrays), "groups do not divide")
-        pieces = [np.split(a, groups, axis=d) for a in arrays]
-        return np.concatenate([piece[g] for g in range(groups) for piece in pieces], axis=d)
+        split = [np.split(a, groups, axis=d) for a in arrays]
+        return np.concatenate([each[g] for g in range(groups) for each in split], axis=d)
 
     def shape(self, pack: object) -> list[int]:
         leaf = self.leaf(pack)
@@ -374,7 +375,7 @@ class Param:
         return max(1, sum(self.shape(entry)[d] // groups for entry in self.entries(pack)[2]))
 
     def cut(self, pack: object, d: int, n: int, rule: Rule, r: int, k: int, joined: bool, padded: bool) -> list[int]:
-        """cut(pack, d, n) of step 5."""
+        """cut(pack, d, n) of step 5 of docs/yaml.md."""
         if "flat" in pack:
             return rows_of(rule, n, k, r, 1)
         leaf = self.leaf(pack)
@@ -433,7 +434,7 @@ class Param:
         return result
 
     def check(self, mesh_rank: int, exists: dict[str, list[int]]) -> None:
-        """A rule must fit its dimension, whether or not there is a value for which the param exists."""
+        """A rule must fit its dimension, even if the param exists for no index value."""
         if "flat" in self.pack:
             return
         shape = self.shape(self.pack)
@@ -451,7 +452,7 @@ class Param:
                 self.cut(self.pack, inner, n, rule, r, k, self.node.get("cut") == "joined", d in self.node.get("pad", {}))
 
     def number(self, variable: str, suffix: str | None, value: int, mesh_rank: int) -> int:
-        """What a placeholder prints."""
+        """The number that replaces a placeholder."""
         chunks = self.endpoint.chunks(variable, mesh_rank)
         chunk = next(c for c, values in enumerate(chunks) if value in values)
         return {None: value, ".local": sorted(chunks[chunk]).index(value), ".chunk": chunk}[suffix]
@@ -507,7 +508,7 @@ class Job:
             self.endpoints.append(Endpoint(self, targets, "target"))
 
     def check(self) -> list[list[dict[str, Held]]]:
-        """All params by endpoint and place; refuses what section 10 refuses."""
+        """All params by endpoint and mesh rank. Refuses a job that section 10 of docs/yaml.md refuses."""
         held = [[endpoint.params(mesh_rank) for mesh_rank in range(endpoint.mesh_ranks)] for endpoint in self.endpoints]
         source = self.endpoints[0]
         at_source = {label for mesh_rank, params in enumerate(held[0]) if source.admits(source.node.get("authority", {}), mesh_rank)

@@ -1,4 +1,4 @@
-"""The drawings of docs/yaml.md, as expectations of the oracle itself."""
+"""Tests of the oracle itself: the drawings of docs/yaml.md."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from oracle import Job, Refused, Rule, chunks_of, rows_of  # noqa: E402
 
 
 def params_by_mesh_rank(job: dict, endpoint: int = 1) -> list[dict]:
-    """Names of elements ("t0", "-" for padding) by place and param."""
+    """Names of elements ("t0", "z" for padding) by mesh rank and param."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(json.dumps({"version": 1, **job}))
         file.flush()
@@ -96,8 +96,8 @@ class Drawings(unittest.TestCase):
         self.assertEqual(target[1], {f"m.{i}.gate_up": [f"up.{i}:{n}" for n in range(4)] for i in range(2)})
 
 
-class NewerDrawings(unittest.TestCase):
-    """Pipelines, flat buffers, where, and who is left out."""
+class MoreDrawings(unittest.TestCase):
+    """Pipelines, flat buffers, chunks, `where`, globs, `ignore` and `authority`."""
 
     def test_pipelines(self) -> None:
         for rule, n, k, expected in (
@@ -153,10 +153,10 @@ class NewerDrawings(unittest.TestCase):
         job = {"model": model, "source": {"layout": "a", "mesh": {"tp": 2}}, "target": {"layout": "b", "mesh": {}, "ignore": "x"}}
         self.assertEqual(params_by_mesh_rank(job, 0), [{"l.0.w": ["w.0:0"], "l.1.w": ["w.1:0"], "l.2.w": ["w.2:0"], "l.1.x": ["x0", "x1"]},
                                           {"l.0.w": ["w.0:1"], "l.1.w": ["w.1:1"], "l.2.w": ["w.2:1"], "l.1.x": ["x0", "x1"]}])
-        kept = [{"m.0": ["w.0:0", "w.0:1"], "m.2": ["w.2:0", "w.2:1"]}]
-        self.assertEqual(params_by_mesh_rank(job), kept)
+        expected = [{"m.0": ["w.0:0", "w.0:1"], "m.2": ["w.2:0", "w.2:1"]}]
+        self.assertEqual(params_by_mesh_rank(job), expected)
         job["target"] = {"layout": "c", "mesh": {}}
-        self.assertEqual(params_by_mesh_rank(job), kept)
+        self.assertEqual(params_by_mesh_rank(job), expected)
         job["source"]["authority"] = {"tp": 0}
         with self.assertRaises(Refused):
             params_by_mesh_rank(job)

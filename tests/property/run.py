@@ -1,7 +1,8 @@
 """Random jobs, end to end through the commands, against the oracle: run.py --bin DIR [--jobs N] [--seed S].
 
-For each job: files of random bytes for the source, reshard-compile --verify-each, reshard-exec from files, and every target file must be
-there and equal, byte for byte, to what the oracle says. Ends with the table of cells and `N jobs, M mismatches`."""
+For each job, the test writes source files of random bytes and runs reshard-compile --verify-each and reshard-exec.
+Each target file must exist and be equal, byte for byte, to that of the oracle. Prints the table of cells and `N jobs,
+M mismatches`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from oracle import ITEM, Endpoint, Held, Job, Refused  # noqa: E402
 
 
 def elements(held: Held, values: np.ndarray, padding: int) -> bytes:
-    """The bytes of a param: `values` has 8 random bytes for each label."""
+    """The bytes of a param. `values` has 8 random bytes for each label."""
     item = ITEM[held.dtype]
     table = values[:, :item]
     if held.dtype == "bool":
@@ -38,7 +39,8 @@ def elements(held: Held, values: np.ndarray, padding: int) -> bytes:
 
 
 def folder_of(endpoint: Endpoint, params: list[dict[str, Held]], values: np.ndarray, padding: int) -> dict[str, dict]:
-    """What stands in the files of an endpoint, by file name. Places without authority hold other bytes, which nobody may take."""
+    """The contents of the files of an endpoint, by file name. Mesh ranks without authority hold other bytes, so that
+    reading them is an error."""
     files = {}
     right = values
     for mesh_rank, held in enumerate(params):
@@ -50,7 +52,8 @@ def folder_of(endpoint: Endpoint, params: list[dict[str, Held]], values: np.ndar
 
 
 def try_job(seed: int, cell: tuple, work: Path) -> tuple[Job, list, set, set, bool] | None:
-    """A valid job written to work/job.yaml, or nothing. The last: whether bytes must move between ranks."""
+    """A valid job, written to work/job.yaml: the job, its params, its cells, its features, and whether bytes must
+    move between ranks. None if the random job is invalid."""
     rng = random.Random(seed)
     node, cells, features = generate.generate(rng, cell)
     (work / "job.yaml").write_text(json.dumps(node, indent=1))
@@ -75,7 +78,7 @@ def try_job(seed: int, cell: tuple, work: Path) -> tuple[Job, list, set, set, bo
 
 
 def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compiler: Path) -> str:
-    """Empty where the commands do what the oracle says."""
+    """Runs the commands and compares the target files with the oracle. Returns an error text, empty on success."""
     values = np.random.default_rng(seed).integers(0, 256, (job.model.labels, 8), dtype=np.uint8)
     source, target, plan = work / "source", work / "target", work / "plan.rplan"
     source.mkdir()
@@ -103,7 +106,7 @@ def run_job(job: Job, held: list, work: Path, binaries: Path, seed: int, compile
                     return f"{endpoint.role} {file} {name}: {have[name][:2]}, expected {(dtype, shape)}"
                 if have[name][2] != data:
                     at = next(i for i, (a, b) in enumerate(zip(have[name][2], data)) if a != b) // ITEM[dtype]
-                    return f"{endpoint.role} {file} {name} {shape}: element {at} is wrong"
+                    return f"{endpoint.role} {file} {name} {shape}: element {at} differs from the oracle"
     return ""
 
 
@@ -126,7 +129,7 @@ def worker(task: tuple) -> tuple:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", required=True)
-    parser.add_argument("--compiler", help="folder of reshard-compile, where it is another")
+    parser.add_argument("--compiler", help="folder of reshard-compile, if it differs from --bin")
     parser.add_argument("--jobs", type=int, default=5000 if "RESHARD_FULL" in os.environ else 300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep-failing", default="")
@@ -139,7 +142,7 @@ def main() -> int:
     order = random.Random(options.seed)
     with multiprocessing.Pool(os.cpu_count()) as pool:
         seed = options.seed * 1_000_000
-        full = options.jobs >= 5000 and not options.until_failure  # then no cell may be poor
+        full = options.jobs >= 5000 and not options.until_failure  # then each cell needs 20 jobs
         while (done < options.jobs or (full and min(filled[cell] for cell in generate.CELLS) < 20)) and seed < options.seed * 1_000_000 + 20 * options.jobs:
             least = sorted(generate.CELLS, key=lambda cell: (filled[cell], order.random()))[:batch]
             tasks = [(seed + i, cell, options.bin, options.compiler or options.bin, options.keep_failing) for i, cell in enumerate(least)]
@@ -165,7 +168,7 @@ def main() -> int:
                 print(f"{scheme:<12}{pack:<12}" + "".join(f"{filled[scheme, pack, r, s]:<11}" for r in generate.RELATIONS for s in generate.SIDES))
     print("features: " + ", ".join(f"{name} {count}" for name, count in sorted(features.items())))
     poorest = min(filled[cell] for cell in generate.CELLS)
-    print(f"poorest cell {poorest}, remote {100 * remote // max(1, done)} %, two features nested {100 * nested // max(1, done)} %")
+    print(f"least covered cell: {poorest} jobs; jobs with remote bytes: {100 * remote // max(1, done)} %; with two features nested: {100 * nested // max(1, done)} %")
     print(f"{done} jobs, {mismatches} mismatches")
     if done < options.jobs or mismatches or 100 * remote < 30 * done or 100 * nested < 30 * done:
         return 1

@@ -1,4 +1,4 @@
-"""A tiny safetensors reader and writer, so that the oracle trusts no code of the project."""
+"""A minimal safetensors reader and writer, so that the oracle uses no code of the project."""
 
 from __future__ import annotations
 

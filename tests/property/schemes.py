@@ -1,4 +1,5 @@
-"""Expressions, schemes and pipelines: who holds which of n things (docs/yaml.md, sections 4 and 5). Part of the oracle."""
+"""Part of the oracle: expressions, schemes and pipelines, that is, which rank holds which of n units (docs/yaml.md,
+sections 4 and 5)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 
 class Refused(Exception):
-    """What the document calls an error."""
+    """The job violates a rule of docs/yaml.md."""
 
 
 def need(condition: bool, why: str) -> None:
@@ -18,7 +19,7 @@ def need(condition: bool, why: str) -> None:
 
 
 def evaluate(text: str, names: dict[str, int]) -> int:
-    """Section 4, expressions."""
+    """The value of an expression (section 4)."""
     def value(node: ast.AST) -> int:
         match node:
             case ast.Expression(body=body):
@@ -87,7 +88,7 @@ def read_rule(node: object, names: dict[str, int]) -> Rule:
 
 
 def units_of(rule: Rule, n: int, k: int, r: int) -> list[int]:
-    """The table of section 5: the units that rank r of k holds, in local order."""
+    """The units that rank r of k holds, in local order (the table of section 5)."""
     everything = list(range(n))
     if rule.replicate and k > n > 0:
         need(k % n == 0, f"{n} units do not divide {k} ranks")
@@ -116,8 +117,8 @@ def units_of(rule: Rule, n: int, k: int, r: int) -> list[int]:
             s = rule.argument
             need(s >= 1 and n % (k * s) == 0, "stride")
             length = n // (k * s)
-            segments = [everything[i * length:(i + 1) * length] for i in range(k * s)]
-            return [x for segment in segments[r::k] for x in segment]
+            blocks = [everything[i * length:(i + 1) * length] for i in range(k * s)]
+            return [x for block in blocks[r::k] for x in block]
         case "cyclic":
             blocks = [everything[i:i + rule.argument] for i in range(0, n, rule.argument)]
             return [x for block in blocks[r::k] for x in block]
@@ -146,7 +147,7 @@ def rows_of(rule: Rule, n: int, k: int, r: int, default_unit: int) -> list[int]:
 
 
 def expand(stages: str) -> str:
-    """A pipeline-layout string without repetitions: innermost groups first, then letters."""
+    """Expands the repetitions of a pipeline-layout string: groups from the innermost outwards, then letters."""
     text = stages.replace(",", "").replace(" ", "")
     while "(" in text:
         text = re.sub(r"\(([^()]*)\)(?:\*(\d+))?", lambda m: m[1] * int(m[2] or 1), text)
@@ -154,7 +155,8 @@ def expand(stages: str) -> str:
 
 
 def stage_sizes(node: dict, n: int, k: int, v: int, names: dict[str, int]) -> list[int] | None:
-    """How many values each of the k·v virtual ranks holds, where a rule says so."""
+    """The number of values of each of the k·v virtual ranks, for rules with `embedding`, `loss`, `first` or `last`;
+    else None."""
     number = lambda key: evaluate(node[key], names) if key in node else 0  # noqa: E731
     if "embedding" in node or "loss" in node:
         total = n + number("embedding") + number("loss")
@@ -179,7 +181,7 @@ def stage_sizes(node: dict, n: int, k: int, v: int, names: dict[str, int]) -> li
 
 
 def chunks_of(node: object, n: int, k: int, r: int, names: dict[str, int]) -> list[list[int]]:
-    """The values of rank r of k, chunk by chunk, each in local order."""
+    """The values of rank r of k, by chunk, each in local order."""
     if not isinstance(node, dict):
         return [rows_of(read_rule(node, names), n, k, r, 1)]
     sizes, v = None, evaluate(node["interleave"], names) if "interleave" in node else 1

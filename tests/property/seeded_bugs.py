@@ -1,7 +1,9 @@
-"""Bugs put into a copy of the planner, one at a time: the property test must find each. seeded_bugs.py [--bin DIR] [--only N...] [--places]
+"""Inserts bugs into a copy of the compiler, one at a time; the property test must find each. seeded_bugs.py [--bin
+DIR] [--only N...] [--places]
 
-bugs.json lists {file, old, new, why}; `old` must be in the file exactly once, whatever its white space. The copy is built beside a copy of the build tree's
-objects, so that a bug costs the compilation of one file and a link. Ends with `N bugs, M found`. --places: only whether each has its place."""
+bugs.json lists {file, old, new, why}. The file must contain `old` exactly once; white space is ignored. The copy is
+built once, so that each bug costs the compilation of one file and a link. Prints `N bugs, M found`. --places only
+checks that each file contains its `old` exactly once."""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def place(bug: dict[str, str]) -> re.Pattern[str]:
-    """The text of a bug's `old`, with any white space between its tokens: a formatter may break lines in it."""
+def old_pattern(bug: dict[str, str]) -> re.Pattern[str]:
+    """Matches a bug's `old` with any white space between its tokens, because a formatter may break its lines."""
     return re.compile(r"\s*".join(re.escape(token) for token in re.findall(r"\w+|[^\w\s]", bug["old"])))
 
 
@@ -38,9 +40,9 @@ def main() -> int:
     if options.only is not None:
         bugs = [bugs[number] for number in options.only]
     missing = [f"bug {number}: '{bug['old']}' must be in {bug['file']} exactly once" for number, bug in enumerate(bugs)
-               if len(place(bug).findall((ROOT / bug["file"]).read_text())) != 1]
+               if len(old_pattern(bug).findall((ROOT / bug["file"]).read_text())) != 1]
     if options.places or missing:
-        print("\n".join(missing) or f"{len(bugs)} bugs have their places")
+        print("\n".join(missing) or f"all {len(bugs)} bugs match their files")
         return 1 if missing else 0
     found = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +56,7 @@ def main() -> int:
         for number, bug in enumerate(bugs):
             path = copy / bug["file"]
             good = path.read_text()
-            path.write_text(place(bug).sub(lambda _: bug["new"], good))
+            path.write_text(old_pattern(bug).sub(lambda _: bug["new"], good))
             built = sh("cmake", "--build", copy / "build", "--target", "reshard-compile")
             if built.returncode:
                 print(f"bug {number}: does not build: {built.stdout[-600:]}")

@@ -1,5 +1,5 @@
-// The container: what goes in comes out, and whatever is not a whole, unchanged plan of this version is refused with
-// its own message.
+// Container and ContainerWriter: a round trip gives the same bytes, and each kind of incomplete, altered, foreign or
+// newer file has its own error.
 
 #include "tests/schema/support.h"
 
@@ -30,7 +30,7 @@ std::vector<std::string> segmentTexts(uint32_t count) {
   return texts;
 }
 
-/// Opens and reads every segment; the first error without the path.
+/// Opens a plan and reads every segment. Returns the first error, without the path.
 std::string readContainer(const std::string &path) {
   std::unique_ptr<Container> container;
   std::string error = Container::open(path, container);
@@ -53,8 +53,8 @@ template <class T> std::string with(std::string file, size_t offset, T value) {
   return file;
 }
 
-/// The same with the header's digest made good: what a writer of another version might have written.
-template <class T> std::string withGood(const std::string &file, size_t offset, T value) {
+/// As `with`, and updates the header's digest, as a writer of another version would.
+template <class T> std::string withDigest(const std::string &file, size_t offset, T value) {
   std::string altered = with(file, offset, value);
   digestAt(altered, 112, 0, 112);
   return altered;
@@ -67,7 +67,7 @@ TEST(Container, RoundTrip) {
   const std::string path = folder / "plan";
   for (const uint32_t count : {1u, 2u, 7u, 300u}) {
     writeContainer(path, "the manifest", segmentTexts(count));
-    EXPECT_EQ(folder.entries(), 1u) << "a temporary file is left";
+    EXPECT_EQ(folder.entries(), 1u) << "a temporary file remains";
     std::unique_ptr<Container> container;
     ASSERT_EQ(Container::open(path, container), "");
     EXPECT_EQ(text(container->manifest()), "the manifest");
@@ -83,7 +83,7 @@ TEST(Container, RoundTrip) {
       EXPECT_EQ(container->segmentDigest(rank).size(), 16u);
     }
     Bytes bytes;
-    EXPECT_EQ(container->segment(count, bytes), "'" + path + "': found no rank " + std::to_string(count) +
+    EXPECT_EQ(container->segment(count, bytes), "'" + path + "': the plan has no rank " + std::to_string(count) +
                                                     ", expected 0 to " + std::to_string(count - 1));
   }
 }
@@ -116,28 +116,30 @@ TEST(Container, Writer) {
     EXPECT_EQ(writer.create(folder / "no/plan", 1),
               "cannot create '" + folder / "no/plan" + "': No such file or directory");
   }
-  writeFile(path, "what stood here before");
+  writeFile(path, "old content");
   {
     ContainerWriter writer;
     ASSERT_EQ(writer.create(path, 2), "");
     EXPECT_EQ(writer.addSegment(bytesOf("early")),
-              "cannot write '" + path + "': found a segment after 0, expected 2 after the manifest");
+              "cannot write '" + path + "': found segment 1, expected 2 segments, after the manifest");
     ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
-    EXPECT_EQ(writer.addManifest(bytesOf("m")), "cannot write '" + path + "': a manifest is added once, after create");
+    EXPECT_EQ(writer.addManifest(bytesOf("m")),
+              "cannot write '" + path + "': addManifest must be called once, after create");
     ASSERT_EQ(writer.addSegment(bytesOf("a")), "");
     EXPECT_EQ(writer.finish(), "cannot write '" + path + "': found 1 segments, expected 2 and a manifest");
     ASSERT_EQ(writer.addSegment(bytesOf("b")), "");
     EXPECT_EQ(writer.addSegment(bytesOf("c")),
-              "cannot write '" + path + "': found a segment after 2, expected 2 after the manifest");
+              "cannot write '" + path + "': found segment 3, expected 2 segments, after the manifest");
     EXPECT_EQ(folder.entries(), 2u);
-  } // given up before finish
-  EXPECT_EQ(readFile(path), "what stood here before");
-  EXPECT_EQ(folder.entries(), 1u) << "a temporary file is left";
+  } // destroyed before finish
+  EXPECT_EQ(readFile(path), "old content");
+  EXPECT_EQ(folder.entries(), 1u) << "a temporary file remains";
   {
     ContainerWriter writer;
     ASSERT_EQ(writer.create(path, 1), "");
     ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
-    const Bytes huge(reinterpret_cast<const std::byte *>(this), size_t{1} << 30); // its size is looked at first
+    const Bytes huge(reinterpret_cast<const std::byte *>(this),
+                     size_t{1} << 30); // its size is checked before its bytes
     EXPECT_EQ(writer.addSegment(huge),
               "cannot write '" + path +
                   "': the segment of rank 0 has 1073741824 bytes, expected fewer than 1073741824");
@@ -158,9 +160,9 @@ TEST(Container, Refusals) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   EXPECT_EQ(readContainer(path), "cannot open '" + path + "': No such file or directory");
-  EXPECT_EQ(readContainer(folder / ""), "not a plan: it is no regular file");
+  EXPECT_EQ(readContainer(folder / ""), "not a plan: it is not a regular file");
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
-  EXPECT_EQ(readContainer(folder / "pipe"), "not a plan: it is no regular file");
+  EXPECT_EQ(readContainer(folder / "pipe"), "not a plan: it is not a regular file");
 
   auto open = [&](const std::string &content) {
     writeFile(path, content);
@@ -171,9 +173,9 @@ TEST(Container, Refusals) {
   ASSERT_EQ(good.size(), 384u); // header 128, manifest 64, index 2 × 32, segments 64 each
   EXPECT_EQ(open(good), "");
 
-  EXPECT_EQ(open(""), "not a plan: it is empty");
-  EXPECT_EQ(open("{\"safetensors\": 1}"), "not a plan: it does not begin with the magic bytes of one");
-  EXPECT_EQ(open(with(good, 7, '\r')), "not a plan: it does not begin with the magic bytes of one");
+  EXPECT_EQ(open(""), "not a plan: the file is empty");
+  EXPECT_EQ(open("{\"safetensors\": 1}"), "not a plan: it does not begin with the magic bytes 'RESHARD\\n'");
+  EXPECT_EQ(open(with(good, 7, '\r')), "not a plan: it does not begin with the magic bytes 'RESHARD\\n'");
   EXPECT_EQ(open("RESHARD\n"), "truncated: found 8 bytes, expected 128 or more");
   EXPECT_EQ(open(good + "\n"), "damaged: found 385 bytes, expected 384");
 
@@ -185,24 +187,24 @@ TEST(Container, Refusals) {
   EXPECT_EQ(open(with(good, 12, uint32_t{64})),
             "damaged: found container version 1 with a header of 64 bytes, expected version 1 with 128");
   EXPECT_EQ(open(with(good, 16, uint64_t{4})), "damaged: the header does not match its digest");
-  EXPECT_EQ(open(withGood(good, 16, uint64_t{0x500001})),
-            "written by a newer compiler: found unknown feature bits 0x500000");
-  EXPECT_EQ(open(withGood(good, 24, uint64_t{385})), "truncated: found 384 bytes, expected 385");
+  EXPECT_EQ(open(withDigest(good, 16, uint64_t{0x500001})),
+            "written by a newer compiler: found unknown feature bits 0x500000, update reshard to read it");
+  EXPECT_EQ(open(withDigest(good, 24, uint64_t{385})), "truncated: found 384 bytes, expected 385");
 
-  const std::string outside = "damaged: the header points outside the file";
+  const std::string outside = "damaged: the header has offsets or sizes that do not fit the file";
   for (const uint32_t segments : {0u, 1000u, 1u << 21, UINT32_MAX})
-    EXPECT_EQ(open(withGood(good, 32, segments)), outside) << segments;
-  EXPECT_EQ(open(withGood(good, 36, uint32_t{1})), outside);
+    EXPECT_EQ(open(withDigest(good, 32, segments)), outside) << segments;
+  EXPECT_EQ(open(withDigest(good, 36, uint32_t{1})), outside);
   for (const uint64_t offset : {uint64_t{0}, uint64_t{136}, uint64_t{200}, uint64_t{384}, UINT64_MAX})
     for (const size_t field : {40, 48})
-      EXPECT_EQ(open(withGood(good, field, offset)), outside) << offset << " at " << field;
+      EXPECT_EQ(open(withDigest(good, field, offset)), outside) << offset << " at " << field;
   for (const uint64_t bytes :
        {uint64_t{0}, uint64_t{65}, uint64_t{257}, uint64_t{1} << 30, UINT64_MAX, UINT64_MAX - 63})
-    EXPECT_EQ(open(withGood(good, 56, bytes)), outside) << bytes;
+    EXPECT_EQ(open(withDigest(good, 56, bytes)), outside) << bytes;
 
   EXPECT_EQ(open(with(good, 128, 'M')), "damaged: the manifest does not match its digest");
   EXPECT_EQ(open(with(good, 192, uint64_t{0})), "damaged: the index does not match its digest");
-  EXPECT_EQ(open(with(good, 150, 'x')), "damaged: padding is not zero");
+  EXPECT_EQ(open(with(good, 150, 'x')), "damaged: the padding around the index is not zero");
   EXPECT_EQ(open(with(good, 256, 'F')), "damaged: the segment of rank 0 does not match its digest");
   EXPECT_EQ(open(with(good, 320, 'S')), "damaged: the segment of rank 1 does not match its digest");
   EXPECT_EQ(open(with(good, 383, 'x')), "damaged: the padding after the segment of rank 1 is not zero");
@@ -213,24 +215,24 @@ TEST(Container, IndexRefusals) {
   const std::string path = folder / "plan";
   writeContainer(path, "manifest", {"first", "second"});
   const std::string good = readFile(path);
-  auto open = [&](size_t offset, uint64_t value) { // in the index, with good digests
+  auto open = [&](size_t offset, uint64_t value) { // alters the index and updates the digests
     std::string file = with(good, offset, value);
     digestAt(file, 80, 192, 64);
     digestAt(file, 112, 0, 112);
     writeFile(path, file);
     return readContainer(path);
   };
-  const std::string lies = "lies outside the file or its order";
+  const std::string misplaced = "does not follow the one before it, or does not fit the file";
   for (const uint64_t offset : {uint64_t{0}, uint64_t{257}, uint64_t{320}, uint64_t{1} << 40, UINT64_MAX})
-    EXPECT_EQ(open(192, offset), "damaged: the segment of rank 0 " + lies) << offset;
+    EXPECT_EQ(open(192, offset), "damaged: the segment of rank 0 " + misplaced) << offset;
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{129}, uint64_t{1} << 30, UINT64_MAX, UINT64_MAX - 63})
-    EXPECT_EQ(open(200, bytes), "damaged: the segment of rank 0 " + lies) << bytes;
-  EXPECT_EQ(open(200, 65), "damaged: the segment of rank 1 " + lies);  // where rank 1's begins
-  EXPECT_EQ(open(224, 256), "damaged: the segment of rank 1 " + lies); // twice the same
-  EXPECT_EQ(open(232, 65), "damaged: the segment of rank 1 " + lies);
+    EXPECT_EQ(open(200, bytes), "damaged: the segment of rank 0 " + misplaced) << bytes;
+  EXPECT_EQ(open(200, 65), "damaged: the segment of rank 1 " + misplaced);  // overlaps the segment of rank 1
+  EXPECT_EQ(open(224, 256), "damaged: the segment of rank 1 " + misplaced); // the same segment twice
+  EXPECT_EQ(open(232, 65), "damaged: the segment of rank 1 " + misplaced);
 }
 
-TEST(Container, TruncatedAnywhere) {
+TEST(Container, EveryTruncationIsRefused) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   writeContainer(path, "manifest", segmentTexts(9));
@@ -239,7 +241,7 @@ TEST(Container, TruncatedAnywhere) {
     writeFile(path, good.substr(0, length));
     const std::string error = readContainer(path);
     if (length == 0)
-      EXPECT_EQ(error, "not a plan: it is empty");
+      EXPECT_EQ(error, "not a plan: the file is empty");
     else if (length < 128)
       EXPECT_EQ(error, "truncated: found " + std::to_string(length) + " bytes, expected 128 or more");
     else
@@ -248,7 +250,7 @@ TEST(Container, TruncatedAnywhere) {
   }
 }
 
-TEST(Container, EveryBitCounts) {
+TEST(Container, EveryFlippedBitIsRefused) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   writeContainer(path, "manifest", segmentTexts(5));
@@ -262,8 +264,8 @@ TEST(Container, EveryBitCounts) {
     }
 }
 
-// A rank of a large plan reads its own segment, the manifest and the index, and nothing of the others.
-TEST(Container, TouchesOneSegment) {
+// A rank of a large plan reads only its own segment, the manifest and the index.
+TEST(Container, ReadsOneSegment) {
   constexpr uint32_t kRanks = 3072;
   constexpr size_t kSegment = 16 << 10;
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -273,11 +275,10 @@ TEST(Container, TouchesOneSegment) {
   std::vector<std::string> segments(kRanks, std::string(kSegment, 's'));
   writeContainer(path, manifest, segments);
 
-  /// Which pages of the file stand in memory; asking does not bring them in.
   const int file = ::open(path.c_str(), O_RDONLY);
   ASSERT_GE(file, 0);
   const size_t bytes = std::filesystem::file_size(path), pages = (bytes + page - 1) / page;
-  auto resident = [&] {
+  auto residentPages = [&] { // mincore() does not load pages
     void *map = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, 0);
     std::vector<unsigned char> in(pages);
     EXPECT_EQ(::mincore(map, bytes, in.data()), 0);
@@ -289,18 +290,18 @@ TEST(Container, TouchesOneSegment) {
   };
   ASSERT_EQ(::fsync(file), 0);
   ASSERT_EQ(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
-  const size_t before = resident();
+  const size_t before = residentPages();
   if (before > 0)
     GTEST_SKIP() << before << " pages stay in memory: the file system of " << path << " cannot drop them";
 
   const size_t front = 128 + manifest.size() + kRanks * 32; // header, manifest, index
   std::unique_ptr<Container> container;
   ASSERT_EQ(Container::open(path, container), "");
-  const size_t afterOpen = resident();
+  const size_t afterOpen = residentPages();
   Bytes segment;
   ASSERT_EQ(container->segment(1500, segment), "");
   EXPECT_EQ(text(segment), segments[1500]);
-  const size_t afterSegment = resident();
+  const size_t afterSegment = residentPages();
   ::close(file);
   EXPECT_GE(afterOpen, front / page);
   EXPECT_LE(afterOpen, front / page + 3) << "of " << pages << " pages";

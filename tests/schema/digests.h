@@ -1,4 +1,4 @@
-// The digests of a plan whose bytes were altered, made good again.
+// Recomputes the digests of a plan whose bytes a test has altered.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,9 @@ inline void digest(std::string &file, size_t at, uint64_t from, uint64_t bytes) 
   std::memcpy(file.data() + at, canonical.digest, 16);
 }
 
-/// By the byte table of schema/README.md, as far as the header's numbers allow.
-inline void makeDigestsGood(std::string &file) {
+/// Recomputes the digests at the offsets that schema/README.md gives, as far as the header's numbers are within the
+/// file.
+inline void updateDigests(std::string &file) {
   auto number = [&](size_t at) {
     uint64_t value = 0;
     std::memcpy(&value, file.data() + at, 8);

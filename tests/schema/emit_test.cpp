@@ -1,4 +1,4 @@
-// What writePlan puts into a file: the schedule and the layouts, unchanged, and the same bytes always.
+// writePlan: a plan has the content of the schedule and the layouts, and the same module gives the same bytes.
 
 #include "tests/schema/support.h"
 
@@ -19,7 +19,7 @@ std::string write(const ir::Module &module, const std::string &path, unsigned jo
   return writePlan(module, statistics(module), path, jobs, digest, bytes);
 }
 
-/// The tiny plan once for each of `copies` groups of four ranks, as far as segments go. Not a plan that holds together.
+/// The segments of the tiny plan, repeated for `copies` groups of four ranks. The loader would refuse this plan.
 ir::Module many(size_t copies) {
   ir::Module module = tinyModule();
   const std::vector<ir::RankSchedule> four = module.schedule.ranks;
@@ -27,7 +27,8 @@ ir::Module many(size_t copies) {
     for (ir::RankSchedule rank : four) {
       rank.rank = static_cast<int32_t>(module.schedule.ranks.size());
       for (ir::Step &step : rank.steps)
-        step.inputs.insert(step.inputs.end(), i % 17, {1, 0, static_cast<int64_t>(i)}); // so that sizes differ
+        step.inputs.insert(step.inputs.end(), i % 17,
+                           {1, 0, static_cast<int64_t>(i)}); // gives segments of different sizes
       module.schedule.ranks.push_back(std::move(rank));
     }
   module.layout.world = static_cast<int64_t>(module.schedule.ranks.size());
@@ -48,11 +49,11 @@ TEST(Emit, DigestAndSize) {
   EXPECT_EQ(static_cast<int64_t>(std::filesystem::file_size(folder / "plan")), bytes);
 }
 
-TEST(Emit, SegmentsSayWhatTheScheduleSays) {
+TEST(Emit, SegmentsEqualTheSchedule) {
   const ir::Module module = tinyModule();
   const TemporaryFolder folder;
   writeTiny(folder / "plan");
-  const Parts parts = takeApart(folder / "plan");
+  const Parts parts = unpack(folder / "plan");
   ASSERT_EQ(parts.segments.size(), module.schedule.ranks.size());
   for (size_t rank = 0; rank < parts.segments.size(); ++rank) {
     const schema::SegmentT &found = parts.segments[rank];
@@ -104,7 +105,7 @@ TEST(Emit, SegmentsSayWhatTheScheduleSays) {
   }
 }
 
-TEST(Emit, ManifestSaysWhatTheLayoutSays) {
+TEST(Emit, ManifestEqualsTheLayout) {
   const ir::Module module = tinyModule();
   const schema::ManifestT found = std::move(tinyParts().manifest);
   EXPECT_EQ(found.compiler, kCompilerVersion);
@@ -157,7 +158,7 @@ TEST(Emit, SameBytesForAnyNumberOfThreads) {
 TEST(Emit, Refusals) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
-  writeFile(path, "what stood here before");
+  writeFile(path, "old content");
   ir::Module module = tinyModule();
   module.level = ir::Level::transfer;
   EXPECT_EQ(write(module, path, 1), "a plan is written from IR of level 'schedule', found level 'transfer'");
@@ -180,12 +181,13 @@ TEST(Emit, Refusals) {
 
   EXPECT_EQ(write(tinyModule(), folder / "no/plan", 1),
             "cannot create '" + folder / "no/plan" + "': No such file or directory");
-  EXPECT_EQ(readFile(path), "what stood here before");
-  EXPECT_EQ(folder.entries(), 1u) << "a temporary file is left";
+  EXPECT_EQ(readFile(path), "old content");
+  EXPECT_EQ(folder.entries(), 1u) << "a temporary file remains";
 }
 
-// Counted before it is built: FlatBuffers would write garbage. The schedule alone takes a gigabyte.
-TEST(Emit, ASegmentOfAGigabyte) {
+// The size is computed before the segment is built, because FlatBuffers fail without an error above 2 GiB. The schedule
+// of this test needs 1 GiB of memory.
+TEST(Emit, RefusesASegmentOfAGigabyte) {
   if (!std::getenv("RESHARD_FULL"))
     GTEST_SKIP() << "only with RESHARD_FULL=1";
   const TemporaryFolder folder;
@@ -193,7 +195,8 @@ TEST(Emit, ASegmentOfAGigabyte) {
   const ir::Operands operands(1 << 22);
   for (int i = 0; i < 16; ++i)
     module.schedule.ranks[3].steps.push_back({ir::StepKind::fill, 0, -1, 0, 0, {}, operands, -1, {}});
-  EXPECT_EQ(write(module, folder / "plan", 2), // 16 × 2^22 operands of 16 bytes, 16 steps of 64, 256 for what is around
-            "the segment of rank 3 would have 1073743104 bytes, expected fewer than 1073741824");
+  EXPECT_EQ(
+      write(module, folder / "plan", 2), // 16 × 2^22 operands of 16 bytes, 16 steps of 64 bytes, 256 bytes of overhead
+      "the segment of rank 3 would have 1073743104 bytes, expected fewer than 1073741824");
   EXPECT_EQ(folder.entries(), 0u);
 }

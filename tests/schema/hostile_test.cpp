@@ -1,5 +1,5 @@
-// Plans that nobody compiles: what is absent, what overflows, what asks for more than there is. Good digests, and a
-// valid FlatBuffer unless a test says otherwise.
+// Plans that no compiler writes: missing tables, sizes that overflow, requests for unlimited memory or work. Digests
+// are correct, and the FlatBuffers are valid unless a test says otherwise.
 
 #include "schema/limits.h"
 #include "tests/schema/support.h"
@@ -15,7 +15,7 @@ namespace {
 class Hostile : public testing::Test {
 protected:
   std::string read(const Parts &parts) {
-    putTogether(parts, path_);
+    pack(parts, path_);
     return readAll(path_);
   }
   std::string read(const std::string &manifest, const Parts &parts) {
@@ -31,8 +31,7 @@ protected:
   const std::string rankOne_ = "the segment of rank 1 does not hold together: ";
 };
 
-/// The tiny plan with 16 instances of 2^60 bytes that a transform takes over on rank 1, in place of those that steps
-/// write.
+/// The tiny plan with a transform of 16 instances of 2^60 bytes on rank 1, in place of the param that steps write.
 Parts hugeTransform() {
   Parts parts = tinyParts();
   parts.manifest.variables[0]->size = 16;
@@ -41,7 +40,7 @@ Parts hugeTransform() {
   param.parts.clear();
   for (auto &extent : param.shape)
     extent->at = {1};
-  param.shape[0]->at = {int64_t{1} << 59}; // times one, times 2 bytes
+  param.shape[0]->at = {int64_t{1} << 59}; // × 1 × 2 bytes
   for (size_t endpoint : {0, 1})
     for (auto &sharding : parts.manifest.endpoints[endpoint]->shardings)
       if (raw<RawIndexBlock>(sharding->blocks[0]).length == 2 && sharding->axes.empty())
@@ -51,22 +50,22 @@ Parts hugeTransform() {
 
 } // namespace
 
-// 16 × 2^60 is 2^64, which is 0 in 64 bits.
-TEST_F(Hostile, WhatIsGatheredOverflows) {
+// 16 × 2^60 = 2^64, which is 0 in 64 bits.
+TEST_F(Hostile, StagedBytesOverflow) {
   Parts parts = hugeTransform();
   for (SegmentT &segment : parts.segments)
     for (BufferRange &each : segment.buffers) {
-      auto &run = raw<RawBufferRun>(each);
-      run.count = 16;
-      run.bytes = run.endpoint == 1 ? uint64_t{1} << 60 : run.bytes;
-      run.first = run.endpoint == 1 && &each != segment.buffers.data() ? 17 : 1;
+      auto &range = raw<RawBufferRange>(each);
+      range.count = 16;
+      range.bytes = range.endpoint == 1 ? uint64_t{1} << 60 : range.bytes;
+      range.first = range.endpoint == 1 && &each != segment.buffers.data() ? 17 : 1;
     }
   EXPECT_EQ(read(parts), rankOne_ + "buffer run 1: found 16 buffers of 1152921504606846976 bytes to gather, expected "
                                     "at most 1152921504606846976 bytes of all");
 }
 
-// The builder leaves out none of them; whoever writes another one must not, either: the executor looks at all.
-TEST_F(Hostile, AbsentTables) {
+// The executor uses all tables of a segment, so even an empty one must be present.
+TEST_F(Hostile, MissingTables) {
   const Parts parts = tinyParts();
   std::vector<std::string> segments;
   for (const SegmentT &segment : parts.segments)
@@ -99,8 +98,8 @@ TEST_F(Hostile, ReducesASource) {
             "the segment of rank 0 does not hold together: step 0 operand 0: reduces what has no largest magnitudes");
 }
 
-// Loops that go from buffer to buffer and back stay within both, and ask for a piece each time.
-TEST_F(Hostile, PiecesWithoutEnd) {
+// Loops that alternate between two buffers stay within both, but begin a new operand range at each change.
+TEST_F(Hostile, TooManyOperandRanges) {
   for (const uint64_t count : {uint64_t{1} << 10, uint64_t{1} << 16}) {
     Parts parts = tinyParts();
     SegmentT &segment = parts.segments[1];
@@ -122,8 +121,8 @@ TEST_F(Hostile, PiecesWithoutEnd) {
   }
 }
 
-// Chunks cost a plan nothing, and an executor a number each.
-TEST_F(Hostile, ChunksWithoutEnd) {
+// Chunks need no bytes in a plan, but an executor keeps a number for each.
+TEST_F(Hostile, TooManyChunks) {
   for (const uint64_t count : {uint64_t{1} << 30, (uint64_t{1} << 32) + 256}) {
     Parts parts = tinyParts();
     SegmentT &segment = parts.segments[1];
@@ -144,8 +143,8 @@ TEST_F(Hostile, ChunksWithoutEnd) {
   }
 }
 
-// Plans of models with very many tensors have more tables than the verifier looks at by default.
-TEST_F(Hostile, AMillionTablesAreNone) {
+// Plans of models with very many tensors have more tables than the FlatBuffers verifier allows by default.
+TEST_F(Hostile, AMillionTablesAreAllowed) {
   Parts parts = tinyParts();
   constexpr size_t kMany = 1'000'001;
   const size_t before = parts.manifest.variables.size();
@@ -159,8 +158,8 @@ TEST_F(Hostile, AMillionTablesAreNone) {
   EXPECT_EQ(read(parts), "");
 }
 
-// Tables that are named again and again: a file of a few hundred kilobytes would be 2^32 of them to look at.
-TEST_F(Hostile, TablesWithinTables) {
+// Offsets that share tables: a file of a few hundred kilobytes would have 2^32 tables to verify.
+TEST_F(Hostile, SharedTables) {
   constexpr size_t kMany = 1 << 16;
   flatbuffers::FlatBufferBuilder builder;
   const auto sharding = CreateSharding(builder, 0, builder.CreateVector(std::vector<uint32_t>{0, 0}),

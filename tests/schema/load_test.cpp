@@ -1,5 +1,5 @@
-// The check of meaning: a segment or manifest with good digests and a valid FlatBuffer that says one wrong thing is
-// refused, with a message that says what was found and what was expected.
+// The loader refuses a segment or manifest with correct digests and a valid FlatBuffer in which one value is wrong. The
+// error says what was found and what was expected.
 
 #include "tests/schema/support.h"
 
@@ -21,14 +21,14 @@ struct Violation {
   const char *message;
 };
 
-/// Alters the tiny plan, writes and reads it.
+/// For each violation: alters the tiny plan, writes it, loads it, and compares the error.
 void expectRefusal(const std::vector<Violation> &violations, const std::string &prefix) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   for (const Violation &violation : violations) {
     Parts parts = tinyParts();
     violation.alter(parts);
-    putTogether(parts, path);
+    pack(parts, path);
     EXPECT_EQ(readAll(path), prefix + violation.message) << violation.what;
   }
 }
@@ -37,11 +37,11 @@ constexpr uint64_t kHuge = uint64_t{1} << 62;
 
 } // namespace
 
-TEST(Load, TheTinyPlanHolds) {
+TEST(Load, AcceptsTheTinyPlan) {
   const TemporaryFolder folder;
   writeTiny(folder / "plan");
   EXPECT_EQ(readAll(folder / "plan"), "");
-  putTogether(takeApart(folder / "plan"), folder / "again");
+  pack(unpack(folder / "plan"), folder / "again");
   EXPECT_EQ(readAll(folder / "again"), "");
 }
 
@@ -67,9 +67,11 @@ TEST(Load, NotAFlatBuffer) {
   }
 }
 
-// Rank 1 has every kind of step. Operands: 0 fill, 1 and 2 copy, 3 receive, 4 send. Buffers 1, 2: source, 24 bytes; 3,
-// 4: target, 32 bytes. Shapes: 0 padding {2: +1 buffer, 4: 8}, row 2; 1 source rows {2: +1 buffer, 2: 12}, row 6; 2
-// target rows {2: +1 buffer, 2: 8}, row 6.
+// Rank 1 has steps of kinds fill, copy, recv and send.
+//   operands  0: fill; 1, 2: copy; 3: recv; 4: send
+//   buffers   1, 2: source, 24 bytes; 3, 4: target, 32 bytes
+//   shapes    0: padding, row 2, loops {2: +1 buffer, 4: 8}; 1: source rows, row 6, loops {2: +1 buffer, 2: 12};
+//             2: target rows, row 6, loops {2: +1 buffer, 2: 8}
 TEST(Load, SegmentRefusals) {
   expectRefusal(
       {
@@ -88,13 +90,13 @@ TEST(Load, SegmentRefusals) {
            },
            "found an arena of 4611686018427387904 bytes, expected at most 1152921504606846976"},
 
-          {"a buffer run too few", [](Parts &p) { p.segments[1].buffers.pop_back(); },
+          {"a missing buffer range", [](Parts &p) { p.segments[1].buffers.pop_back(); },
            "found 1 runs of buffers, expected one more for param 'w.{layer}' of endpoint 1"},
-          {"a buffer run too many", [](Parts &p) { p.segments[1].buffers.push_back(p.segments[1].buffers[1]); },
+          {"one buffer range too many", [](Parts &p) { p.segments[1].buffers.push_back(p.segments[1].buffers[1]); },
            "found 3 runs of buffers, expected 2 by the manifest"},
           {"buffers of another endpoint", [](Parts &p) { p.buffers(1, 0).endpoint = 1; },
            "buffer run 0: found endpoint 1, expected 0 (param 'weight{layer}')"},
-          {"buffers of another place", [](Parts &p) { p.buffers(1, 0).meshRank = 0; },
+          {"buffers of another mesh rank", [](Parts &p) { p.buffers(1, 0).meshRank = 0; },
            "buffer run 0: found mesh rank 0, expected 1 (param 'weight{layer}')"},
           {"buffers of another param", [](Parts &p) { p.buffers(1, 1).param = 1; },
            "buffer run 1: found param 1, expected 0 (param 'w.{layer}')"},
@@ -113,7 +115,7 @@ TEST(Load, SegmentRefusals) {
            "shape 2: found loops [4, 7), expected them from 4 within 6"},
           {"a shape's loops end far outside", [](Parts &p) { p.shape(1, 2).loopCount = UINT32_MAX; },
            "shape 2: found loops [4, 4294967299), expected them from 4 within 6"},
-          {"a loop of no shape", [](Parts &p) { p.segments[1].loops.push_back(p.segments[1].loops[0]); },
+          {"a loop without a shape", [](Parts &p) { p.segments[1].loops.push_back(p.segments[1].loops[0]); },
            "found 7 loops, expected the 6 of the shapes"},
           {"too many loops",
            [](Parts &p) {
@@ -151,7 +153,7 @@ TEST(Load, SegmentRefusals) {
            "step 3 found its operands at 4 and 5, expected them from 4 within 5"},
           {"outputs that end outside", [](Parts &p) { p.step(1, 1).outputCount = UINT32_MAX; },
            "step 1 found its operands at 1 and 2, expected them from 1 within 5"},
-          {"an operand of no step", [](Parts &p) { p.segments[1].operands.push_back(p.segments[1].operands[0]); },
+          {"an operand without a step", [](Parts &p) { p.segments[1].operands.push_back(p.segments[1].operands[0]); },
            "found 6 operands and 2 of 'after', expected the 5 and 2 of the steps"},
           {"'after' that ends outside", [](Parts &p) { p.step(1, 3).afterCount = 3; },
            "step 3 found its 'after' at 0, expected it from 0 within 2"},
@@ -159,7 +161,7 @@ TEST(Load, SegmentRefusals) {
            "step 3 found its 'after' at 1, expected it from 0 within 2"},
           {"'after' itself", [](Parts &p) { p.segments[1].after[1] = 3; },
            "step 3 waits for step 3, expected an earlier one"},
-          {"an 'after' of no step", [](Parts &p) { p.segments[1].after.push_back(0); },
+          {"an 'after' without a step", [](Parts &p) { p.segments[1].after.push_back(0); },
            "found 5 operands and 3 of 'after', expected the 5 and 2 of the steps"},
 
           {"convert", [](Parts &p) { p.step(1, 1).kind = 4; }, "step 1 is of kind 4, which this version does not run"},
@@ -236,7 +238,7 @@ TEST(Load, SegmentRefusals) {
            [](Parts &p) { p.operand(1, 1) = {0, 3, 2}; },
            "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send that waits for "
            "a receive or a copy"},
-          {"a copy from what is cast",
+          {"a copy from a param that is cast",
            [](Parts &p) {
              p.manifest.endpoints[1]->params[0]->storage_dtype = DType::fp32;
              p.operand(1, 1) = {0, 3, 2};
@@ -248,19 +250,19 @@ TEST(Load, SegmentRefusals) {
              p.shape(1, 2).rowBytes = 5;
            },
            "step 1 operand 2: begins or goes on within what is converted at once, 2 bytes"},
-          {"the same bytes written for ever",
+          {"the same bytes written many times",
            [](Parts &p) {
              p.loop(1, 1) = {uint64_t{1} << 40, 0, 0};
              p.step(1, 0).bytes = uint64_t{1} << 42;
            },
            "step 0 operand 0: writes 4398046511104 bytes over 4"},
-          {"unlike shapes, same bytes",
+          {"different shapes, same bytes",
            [](Parts &p) {
              p.shape(1, 1).rowBytes = 12;
              p.loop(1, 3) = {1, 0, 0};
            },
            "step 1 copies input 0 of shape 1 to an output of shape 2, expected equal rows and loop counts"},
-          {"unlike loops, same rows",
+          {"different loops, same rows",
            [](Parts &p) {
              p.loop(1, 2) = {1, 0, 0};
              p.loop(1, 3) = {4, 6, 0};
@@ -273,13 +275,13 @@ TEST(Load, SegmentRefusals) {
            "step 1 is local, and has a peer, a message, staging or chunks"},
           {"a local step with staging", [](Parts &p) { p.step(1, 1).staging = 0; },
            "step 1 is local, and has a peer, a message, staging or chunks"},
-          {"a peer that is not there", [](Parts &p) { p.step(1, 2).peer = 4; },
+          {"a peer outside the world", [](Parts &p) { p.step(1, 2).peer = 4; },
            "step 2 has rank 4 as its peer, expected another one below 4"},
           {"no peer", [](Parts &p) { p.step(1, 2).peer = UINT32_MAX; },
            "step 2 has rank 4294967295 as its peer, expected another one below 4"},
           {"itself as peer", [](Parts &p) { p.step(1, 2).peer = 1; },
            "step 2 has rank 1 as its peer, expected another one below 4"},
-          {"a message that is not there", [](Parts &p) { p.step(1, 2).message = 3; },
+          {"a message number too large", [](Parts &p) { p.step(1, 2).message = 3; },
            "step 2 has message 3, expected one below 3"},
           {"staging beyond the arena", [](Parts &p) { p.step(1, 2).staging = 1; },
            "step 2 stages 24 bytes at 1, expected them in an arena of 24 bytes"},
@@ -289,7 +291,7 @@ TEST(Load, SegmentRefusals) {
       "the segment of rank 1 does not hold together: ");
 }
 
-// What is unusual and allowed.
+// Unusual, but allowed.
 TEST(Load, Allowed) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
@@ -319,12 +321,12 @@ TEST(Load, Allowed) {
   for (const auto &[what, change] : changes) {
     Parts parts = tinyParts();
     change(parts);
-    putTogether(parts, path);
+    pack(parts, path);
     EXPECT_EQ(readAll(path), "") << what;
   }
 }
 
-// A vector of structs that the builder would never put off its alignment: the verifier does not notice.
+// A vector of structs that is not aligned, which the builder never writes and the FlatBuffers verifier does not detect.
 TEST(Load, MisalignedStructs) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
@@ -332,12 +334,12 @@ TEST(Load, MisalignedStructs) {
   std::vector<std::string> segments;
   for (const SegmentT &segment : parts.segments)
     segments.push_back(serialized(segment));
-  // 4 bytes more at the end, and the loops, the only vector of 24-byte structs, moved there.
+  // Appends 4 bytes, then a copy of the loops, the only vector of 24-byte structs, and redirects the root to the copy.
   std::string &bytes = segments[0];
   const auto *root = flatbuffers::GetSizePrefixedRoot<Segment>(bytes.data());
   const char *loops = reinterpret_cast<const char *>(root->loops());
   const std::string moved(loops, 4 + root->loops()->size() * sizeof(Loop));
-  const char *field = nullptr; // where the root says how far away the loops are
+  const char *field = nullptr; // the root's offset to the loops
   for (const char *at = reinterpret_cast<const char *>(root); at + 4 <= bytes.data() + bytes.size(); at += 4) {
     uint32_t offset = 0;
     std::memcpy(&offset, at, 4);
@@ -350,7 +352,7 @@ TEST(Load, MisalignedStructs) {
   const size_t fieldAt = static_cast<size_t>(field - bytes.data());
   while (bytes.size() % 8 != 0)
     bytes.push_back('\0');
-  const auto offset = static_cast<uint32_t>(bytes.size() - fieldAt); // its data begins 4 bytes later
+  const auto offset = static_cast<uint32_t>(bytes.size() - fieldAt); // its elements begin 4 bytes later
   std::memcpy(bytes.data() + fieldAt, &offset, 4);
   bytes += moved;
   const auto size = static_cast<uint32_t>(bytes.size() - 4);
@@ -393,7 +395,7 @@ TEST(Load, Messages) {
              p.step(2, 1).bytes = p.step(2, 2).bytes = 20;
            },
            "message 1 from rank 0 to rank 2: found bytes 24 on the sender, 20 on the receiver, expected the same"},
-          {"operands cut otherwise",
+          {"operands split differently",
            [](Parts &p) {
              p.segments[2].loops.push_back({2, 8, 0});
              p.segments[2].shapes.push_back({6, 4, 1});
@@ -402,7 +404,7 @@ TEST(Load, Messages) {
              p.step(2, 2).firstInput = p.step(2, 2).firstOutput = 3;
            },
            "message 2 from rank 1 to rank 2: found operands 1 on the sender, 2 on the receiver, expected the same"},
-          {"unlike shapes",
+          {"different shapes",
            [](Parts &p) {
              p.segments[2].loops.insert(p.segments[2].loops.end(), {{2, 0, 1}, {3, 8, 0}});
              p.segments[2].shapes.push_back({4, 4, 2});
@@ -413,7 +415,7 @@ TEST(Load, Messages) {
       "");
 }
 
-TEST(Load, CountsThatTheFileDoesNotHave) {
+TEST(Load, CountsThatDoNotMatchTheFile) {
   expectRefusal(
       {{"world", [](Parts &p) { p.manifest.world = 3; }, "found a world of 3 ranks, the file has 4 segments"},
        {"world", [](Parts &p) { p.manifest.world = 5; }, "found a world of 5 ranks, the file has 4 segments"}},
@@ -422,12 +424,12 @@ TEST(Load, CountsThatTheFileDoesNotHave) {
   const std::string path = folder / "plan";
   Parts parts = tinyParts();
   parts.manifest.messages = UINT32_MAX;
-  putTogether(parts, path);
+  pack(parts, path);
   EXPECT_EQ(readAll(path), "the manifest does not hold together: found 4294967295 messages, which a file of " +
                                std::to_string(std::filesystem::file_size(path)) + " bytes cannot have");
 }
 
-// Whatever byte is altered, with all digests made good: refused, or read to the end without harm (sanitizers watch).
+// Each byte altered, with updated digests: the plan is refused, or read to the end without errors of the sanitizers.
 TEST(Load, EveryByteAltered) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";

@@ -1,5 +1,5 @@
-// A plan small enough to check by hand, and what tests do to plans: take one apart, alter it, put it together again
-// with good digests. Header only, since the fuzzer uses it as well.
+// A plan small enough to check by hand, and functions that unpack a plan, and pack it again with correct digests after
+// a test has altered it. Header only, because the fuzzer uses it, too.
 #pragma once
 
 #include "compiler/compile.h"
@@ -19,7 +19,7 @@ namespace reshard::test {
 
 // --------------------------------------------------------------------------------------------------------- files
 
-/// A folder that goes when the test ends.
+/// A temporary folder, deleted by the destructor.
 class TemporaryFolder {
 public:
   TemporaryFolder() {
@@ -59,13 +59,13 @@ inline schema::Bytes bytesOf(const std::string &text) { return std::as_bytes(std
 /// `w{layer}`, two layers of [4, 6] bf16, moves from rows over ranks 0 and 1 to columns over ranks 1 and 2, where each
 /// column block of 3 is padded to 4; rank 3 is idle. In bytes (a row of 3 columns is 6, of 6 is 12, of 4 is 8):
 ///
-///     source, rank 0: rows 0, 1      24 an instance     target, rank 1: columns 0 to 2 and a zero   32 an instance
-///     source, rank 1: rows 2, 3      24                 target, rank 2: columns 3 to 5 and a zero   32
+///     source, rank 0: rows 0, 1      24 per instance     target, rank 1: columns 0 to 2 and a zero   32 per instance
+///     source, rank 1: rows 2, 3      24                  target, rank 2: columns 3 to 5 and a zero   32
 ///
-///     round 0: ranks 1, 2 fill column 3 (2 layers × 4 rows × 2 = 16 bytes); rank 1 copies rows 2, 3 of columns 0 to 2
-///     to itself
-///              (2 × 2 × 6 = 24); message 0 brings rows 0, 1 of columns 0 to 2 from rank 0 to rank 1 (24)
-///     round 1: messages 1 and 2 bring rows 0, 1 and 2, 3 of columns 3 to 5 from ranks 0 and 1 to rank 2 (24 each)
+///     round 0: ranks 1, 2 fill column 3 (2 layers × 4 rows × 2 = 16 bytes);
+///              rank 1 copies rows 2, 3 of columns 0 to 2 locally (2 × 2 × 6 = 24);
+///              message 0 moves rows 0, 1 of columns 0 to 2 from rank 0 to rank 1 (24)
+///     round 1: messages 1 and 2 move rows 0, 1 and 2, 3 of columns 3 to 5 from ranks 0 and 1 to rank 2 (24 each)
 inline ir::Module tinyModule() {
   using namespace ir;
   Module module;
@@ -158,7 +158,7 @@ inline ir::Module tinyModule() {
   return module;
 }
 
-/// Writes the tiny plan; throws where that fails, since no test means anything then.
+/// Writes the tiny plan; throws on failure, because every test depends on it.
 inline void writeTiny(const std::string &path) {
   std::string digest;
   int64_t bytes = 0;
@@ -167,13 +167,13 @@ inline void writeTiny(const std::string &path) {
     throw std::runtime_error(error);
 }
 
-// ----------------------------------------------------------------------------------------------- apart and together
+// ---------------------------------------------------------------------------------------------- unpacking and packing
 
-/// Structs as they stand in a plan, with members to write to. structs.cpp asserts the same offsets.
+/// The structs of plan.fbs with writable members. schema/structs.cpp asserts the same offsets.
 struct RawIndexBlock {
   int64_t from, to, length, count, fromStep, toStep;
 };
-struct RawBufferRun {
+struct RawBufferRange {
   uint32_t endpoint, meshRank, param, first, count, reserved;
   uint64_t bytes;
 };
@@ -206,7 +206,7 @@ template <class Raw, class Struct> Raw &raw(Struct &value) {
   return reinterpret_cast<Raw &>(value);
 }
 
-/// A plan as objects.
+/// An unpacked plan.
 struct Parts {
   schema::ManifestT manifest;
   std::vector<schema::SegmentT> segments;
@@ -215,8 +215,8 @@ struct Parts {
   RawOperand &operand(size_t rank, size_t number) { return raw<RawOperand>(segments[rank].operands.at(number)); }
   RawShape &shape(size_t rank, size_t number) { return raw<RawShape>(segments[rank].shapes.at(number)); }
   RawLoop &loop(size_t rank, size_t number) { return raw<RawLoop>(segments[rank].loops.at(number)); }
-  RawBufferRun &buffers(size_t rank, size_t number) { return raw<RawBufferRun>(segments[rank].buffers.at(number)); }
-  RawIndexBlock &run(size_t endpoint, size_t sharding, size_t number) {
+  RawBufferRange &buffers(size_t rank, size_t number) { return raw<RawBufferRange>(segments[rank].buffers.at(number)); }
+  RawIndexBlock &block(size_t endpoint, size_t sharding, size_t number) {
     return raw<RawIndexBlock>(manifest.endpoints.at(endpoint)->shardings.at(sharding)->blocks.at(number));
   }
   schema::ParamT &param(size_t endpoint, size_t number = 0) {
@@ -227,7 +227,7 @@ struct Parts {
   }
 };
 
-inline Parts takeApart(const std::string &path) {
+inline Parts unpack(const std::string &path) {
   std::unique_ptr<Plan> plan;
   if (const std::string error = Plan::open(path, plan); !error.empty())
     throw std::runtime_error(error);
@@ -246,7 +246,7 @@ inline Parts takeApart(const std::string &path) {
 inline Parts tinyParts() {
   const TemporaryFolder folder;
   writeTiny(folder / "plan");
-  return takeApart(folder / "plan");
+  return unpack(folder / "plan");
 }
 
 inline std::string serialized(const schema::ManifestT &manifest) {
@@ -261,7 +261,7 @@ inline std::string serialized(const schema::SegmentT &segment) {
   return {reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize()};
 }
 
-/// A container with good digests around whatever bytes; throws where it cannot be written.
+/// Writes a container with correct digests around arbitrary bytes; throws on failure.
 inline void writeContainer(const std::string &path, const std::string &manifest,
                            const std::vector<std::string> &segments) {
   schema::ContainerWriter writer;
@@ -276,7 +276,7 @@ inline void writeContainer(const std::string &path, const std::string &manifest,
   must(writer.finish());
 }
 
-inline void putTogether(const Parts &parts, const std::string &path) {
+inline void pack(const Parts &parts, const std::string &path) {
   std::vector<std::string> segments;
   for (const schema::SegmentT &segment : parts.segments)
     segments.push_back(serialized(segment));
@@ -285,7 +285,8 @@ inline void putTogether(const Parts &parts, const std::string &path) {
 
 // -------------------------------------------------------------------------------------------------------- reading
 
-/// Everything that a loader can refuse, and everything that a tool reads after that. The first error, without the path.
+/// Loads all of a plan, with every check of the loader, then reads all that a tool reads. Returns the first error,
+/// without the path.
 inline std::string readAll(const std::string &path) {
   std::unique_ptr<Plan> plan;
   std::string error = Plan::open(path, plan);

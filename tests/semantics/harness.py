@@ -1,4 +1,5 @@
-"""Runs a job end to end: compiled, moved from files to files, every element of every target compared with the oracle."""
+"""Runs a job end to end: compiles it, moves it from files to files, and compares every element of every target with
+the oracle."""
 
 import json
 import os
@@ -18,7 +19,7 @@ from oracle import Job  # noqa: E402
 
 class Case(unittest.TestCase):
     def moved(self, job, seed=1):
-        """The compiler's report of a job all of whose bytes arrived."""
+        """Moves a job, compares every target element, and returns the compiler's report."""
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
             work = Path(folder)
             (work / "job.yaml").write_text(json.dumps(job, indent=1))
@@ -33,7 +34,7 @@ class Case(unittest.TestCase):
             return report
 
     def refused(self, job, *words):
-        """The job is an error whose text has all these words."""
+        """The compiler refuses the job, with an error text that contains all these words."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "job.yaml"
             path.write_text(json.dumps(job, indent=1))

@@ -1,4 +1,4 @@
-"""Section 2 of Megatron's semantics, by number: what that version cannot say or silently gets wrong, right here."""
+"""Known limitations and silent errors of Megatron-Core's resharding, by number: reshard handles each correctly."""
 
 import unittest
 
@@ -7,12 +7,12 @@ from models import gpt, plain, refit, rows
 from rows_test import WHOLE, mesh
 
 ELSEWHERE = {
-    "12 (dtype)": "dtype conversion of params is a later version's; buffers by resolved names: test_12",
-    14: "task ids: a message is numbered once, both ends read the number from the plan (tests/executor)",
-    15: "MXFP8 slices: conversions are a later version's",
-    18: "a Python attribute of gather_rounds; nothing corresponds",
+    "12 (dtype)": "dtype conversion of params: tests/e2e; buffers by resolved names: test_12",
+    14: "task ids: each message has one number in the plan, which both ends read (tests/executor)",
+    15: "MXFP8 slices: tests/quantize",
+    18: "a Python attribute of gather_rounds; not applicable",
     21: "planning on every rank: a plan is compiled once, a rank reads its segment (tests/schema, docs/performance.md)",
-    23: "rounds without contention: the scheduler of a later version; one message per pair here (test_20)",
+    23: "contention within rounds: tests/compiler; one message per pair: test_20",
 }
 
 
@@ -21,7 +21,7 @@ class Hazards(Case):
         self.moved(plain({"w": ([17, 2], rows("tp", scheme="chunk"), rows("tp", scheme="balanced"))}, mesh(tp=3), mesh(tp=4)))
         self.moved(plain({"w": ([12, 2], rows("tp", stride=3), rows("tp", scheme="round_robin"))}, mesh(tp=2), mesh(tp=5)))
 
-    def test_02_two_dimensions_fsdp_and_weight_rematerialisation(self):
+    def test_02_two_dimensions_fsdp_and_weight_rematerialization(self):
         both = {"shard": {"0": "tp", "1": {"axis": "fsdp", "scheme": "chunk"}}}
         self.moved(plain({"w": ([8, 7], both, rows(["gtp", "tp"]))}, mesh(tp=2, fsdp=3), mesh(gtp=2, tp=2)))
 
@@ -49,7 +49,7 @@ class Hazards(Case):
             model["layouts"]["megatron"]["place"]["expert"] = {"axis": "ep", "scheme": "balanced"}
             self.moved(refit(model, (1, 1, 2), (1, 1, 4)))
 
-        with self.subTest("replicas that hold their experts in different slot orders share the work"):
+        with self.subTest("replicas that hold their experts in different slot orders divide the transfers"):
             tensors = {"e.{expert}.w": [4, 2]}
             layouts = {"src": {"place": {"expert": {"axis": "ep", "map": [[0, 1, 2], [2, 0, 1]]}}, "params": {"w": {"stack": "expert", "holds": "w"}}},
                        "dst": {"params": {"w": {"stack": "expert", "holds": "w"}}}}
@@ -74,7 +74,7 @@ class Hazards(Case):
         self.moved(plain({"k": ([8, 3], shared, shared)}, mesh(tp=4), mesh(tp=8)))
 
     def test_09_collocated_experts_with_attention_data_parallel(self):
-        """EP2 -> EP4 collocated: ranks 1 and 2 got experts 3 and 0 instead of 1 and 2."""
+        """EP2 -> EP4 collocated: there, ranks 1 and 2 get experts 3 and 0 instead of 1 and 2."""
         self.moved(refit(gpt(experts=4, bias=True), (1, 1, 2), (1, 1, 4), world=4))
 
     def test_10_grouped_glu_etp2_to_1(self):
@@ -97,7 +97,7 @@ class Hazards(Case):
             self.moved(plain({"w": ([8, 2], rows("tp"), rows("tp"))}, mesh(5, tp=2), mesh(11, tp=4), world=16))
 
     def test_16_plans_of_equal_sizes_differ(self):
-        """A cache keyed by sizes would take one for the other."""
+        """A cache keyed by sizes would return the wrong plan."""
         jobs = []
         for sizes in ([1, 3], [3, 1]):
             model = gpt(layers=4)
@@ -111,15 +111,15 @@ class Hazards(Case):
         self.refused(plain({"w": ([12], rows("x", map=[[0, 1, 2, 3, 4], [6, 7, 8, 9, 10, 11]]), WHOLE)}, mesh(x=2), mesh(x=1)), "row 5")
         self.refused(plain({"w": ([12], rows("x", sizes=[5, 6]), WHOLE)}, mesh(x=2), mesh(x=1)), "sum to 11", "12")
 
-    def test_19_one_piece_per_intersection(self):
+    def test_19_one_transfer_per_intersection(self):
         report = self.moved(plain({"w": ([24, 2], rows("tp"), rows("tp"))}, mesh(tp=8), mesh(8, tp=6)))
-        self.assertEqual(report["transfers"], 12)  # 24 micro-tiles there
+        self.assertEqual(report["transfers"], 12)  # Megatron-Core: 24 micro-tiles
         glu = {"concat": ["gate", "up"], **rows("tp")}
         model = {"dtype": "bf16", "tensors": {"gate": [8, 2], "up": [8, 2]}, "layouts": {"l": {"params": {"fc1": glu}}}}
         identity = self.moved({"version": 1, "model": model, "source": {"layout": "l", **mesh(tp=2)}, "target": {"layout": "l", **mesh(tp=2)}})
-        self.assertEqual((identity["descriptors"]["after"], identity["messages"]), (2, 0))  # one a rank
+        self.assertEqual((identity["descriptors"]["after"], identity["messages"]), (2, 0))  # one per rank
 
-    def test_20_one_message_a_pair_within_the_staging_limit(self):
+    def test_20_one_message_per_pair_within_the_staging_limit(self):
         tensors = {f"w{i}": ([16, 8], rows("tp"), rows("tp", 1)) for i in range(12)}
         job = plain(tensors, mesh(tp=4), mesh(4, tp=4))
         self.assertEqual(self.moved(job)["messages"], 16)
@@ -128,10 +128,10 @@ class Hazards(Case):
 
     def test_22_load_is_balanced_by_bytes(self):
         tensors = {f"w{i}": ([64 * (i + 1)], WHOLE, WHOLE) for i in range(4)}
-        report = self.moved(plain(tensors, mesh(dp=4), mesh(4, dp=4)))  # tp1·dp4 -> 4 remote ranks: all hit rank 0 there
+        report = self.moved(plain(tensors, mesh(dp=4), mesh(4, dp=4)))  # tp1·dp4 -> 4 remote ranks: Megatron-Core sends all from rank 0
         self.assertEqual(report["balance"]["egress_max"], report["balance"]["egress_bound"])
 
-    def test_24_only_what_is_needed_travels(self):
+    def test_24_only_needed_bytes_are_sent(self):
         tensors = {"w": ([64], rows("tp"), rows("tp"))}
         report = self.moved(plain(tensors, mesh(tp=4), mesh(4, tp=4)))
         self.assertEqual(report["bytes"]["remote"], 128)

@@ -1,10 +1,10 @@
-"""Small models as Megatron-Core lays them out, as jobs for the tests: maps that say what a YAML file would."""
+"""Small models in Megatron-Core's layouts, as jobs for the tests. A job is a map with the contents of a YAML file."""
 
 MEGATRON_AXES = ["tp", "pp", "etp", "ep"]
 
 
 def plain(tensors, source, target, dtype="bf16", **more):
-    """Tensors that carry their own layout on each side: {name: (shape, source param, target param)}."""
+    """A job of tensors with a param of the same name on each side: {name: (shape, source param, target param)}."""
     layouts = {"src": {"params": {}}, "dst": {"params": {}}}
     for name, (shape, first, second) in tensors.items():
         for layout, param in (("src", first), ("dst", second)):
@@ -50,7 +50,7 @@ def gpt(layers=2, experts=0, glu=True, latent=0, shared=0, mtp=0, bias=False, ex
             del t[f"{at}.e.{{expert}}.gate"]
         p.update({f"{prefix}.mlp.router.weight": {"holds": f"{at}.router", **extra}, fc(1): {**first, **rows("etp"), **extra},
                   fc(2): {"holds": f"{at}.e.{{expert}}.down", **rows("etp", 1), **extra}})
-        if bias:  # of the row-parallel linear: whole on every rank of etp
+        if bias:  # of the row-parallel linear layer: not sharded over etp
             t[f"{at}.e.{{expert}}.down_bias"] = [width]
             p[f"{prefix}.mlp.experts.linear_fc2.bias{{expert.local}}"] = {"holds": f"{at}.e.{{expert}}.down_bias", **extra}
         if expert_bias:
@@ -108,7 +108,7 @@ def mamba(layers=2):
 
 
 def refit(model, source, target, world=8, **more):
-    """(TP, PP) or (TP, PP, EP) on each side, data-parallel over what is left of `world` ranks; collocated."""
+    """A job with (TP, PP) or (TP, PP, EP) on each side, data-parallel over the rest of `world` ranks, collocated."""
     def endpoint(shape):
         tp, pp, ep = (*shape, 1)[:3]
         return {"layout": "megatron", "mesh": {"megatron": {"tp": tp, "pp": pp, "ep": ep, "dp": world // (tp * pp)}}}

@@ -1,6 +1,6 @@
-"""Section 3 of Megatron's semantics, row by row: what its own tests move, moved here and compared element by element. Each
-test's name says the row. Precision rows (MXFP8, casts) wait for conversions; rows about Python objects (caches, matching
-of operations, NVSHMEM's packs) have no counterpart."""
+"""The cases of Megatron-Core's own resharding tests, by the name of the test: moved here and compared element by
+element. The cases about precision (MXFP8, casts) are in tests/quantize and tests/e2e; those about Python objects
+(caches, matching of operations, NVSHMEM's packs) do not apply."""
 
 import unittest
 
@@ -18,7 +18,7 @@ def mesh(offset=0, **axes):
 
 
 class Planner(Case):
-    """Planner table: global length in brackets."""
+    """The planner: two dimensions, one of the given global length."""
 
     def tp(self, length, d, src, dst, first=None, second=None, **more):
         shape = [4, length] if d else [length, 4]
@@ -70,7 +70,7 @@ class Planner(Case):
 
     def test_dp_0123_to_4567(self):
         report = self.moved(plain({"w": ([64], WHOLE, WHOLE)}, mesh(dp=4), mesh(4, dp=4)))
-        self.assertEqual(report["balance"]["egress_max"], 128)  # each replica serves one
+        self.assertEqual(report["balance"]["egress_max"], 128)  # each replica sends to one target
 
 
 class DataParallelBalance(Case):
@@ -158,7 +158,7 @@ class Execution(Case):
 
 
 class Distribution(Case):
-    """Shards that several ranks hold, stored once; what a rank lacks comes from whoever has it."""
+    """Shards that several ranks hold are stored once; a rank receives what it lacks from a rank that holds it."""
 
     SHARDS = {"repl1": ([20], rows("tp"), WHOLE), "repl2": ([20], rows("tp"), WHOLE), "B": ([160], rows(["dp", "tp"]), WHOLE),
               "C": ([100], WHOLE, WHOLE), "D": ([1000], WHOLE, WHOLE), "E": ([100], WHOLE, WHOLE)}
@@ -167,7 +167,7 @@ class Distribution(Case):
         job = plain(self.SHARDS, mesh(tp=2, dp=4), {}, dtype="fp32")
         job["target"] = {"layout": "dst", "storage": "checkpoint"}
         report = self.moved(job)
-        self.assertEqual(report["bytes"]["target"], 4 * (20 + 20 + 160 + 100 + 1000 + 100))  # each shard once
+        self.assertEqual(report["bytes"]["target"], 4 * (20 + 20 + 160 + 100 + 1000 + 100))  # each shard is stored once
 
     def test_tp2_dp4_loaded_by_all(self):
         job = plain({name: (shape, target, source) for name, (shape, source, target) in self.SHARDS.items()}, {}, mesh(tp=2, dp=4), dtype="fp32")
@@ -260,7 +260,7 @@ class StateSpace(Case):
                 self.moved(self.state(mesh(tp=a[0], pp=a[1]), mesh(tp=b[0], pp=b[1])))
 
     def test_tp4_with_2_groups_shares_the_groups(self):
-        """Rejected there; here groups are units that two ranks share."""
+        """Megatron-Core refuses this; here groups are units that two ranks replicate."""
         parts = {name: ([n, 3], rows("tp", unit=u, replicate=True), rows("tp", unit=u, replicate=True))
                  for name, n, u in (("x", 32, 4), ("B", 4, 2), ("C", 4, 2))}
         self.moved(plain(parts, mesh(tp=4), mesh(tp=2), dtype="fp32"))

@@ -216,7 +216,8 @@ TEST_F(PlanVerifier, DtypesMustAgree) {
   UnpackedPlan parts = compiled(kJoined); // both of 4 bytes
   for (auto &param : parts.manifest->endpoints[1]->params)
     param->dtype = fbs::DType::i32;
-  EXPECT_THAT(error(parts), testing::EndsWith("endpoint 'target' param 'ab' is i32, but 'a' comes as fp32"));
+  EXPECT_THAT(error(parts),
+              testing::EndsWith("endpoint 'target' param 'ab' has dtype i32, expected fp32 as in tensor 'a'"));
 }
 
 TEST_F(PlanVerifier, LayoutsWithHolesOrContradictionsProveNothing) {
