@@ -164,7 +164,7 @@ reshard::Channel *reshard_open_channel(double seconds, char *error, size_t room,
     return nullptr;
   };
   if (finalized())
-    return refused("MPI is finalised, as it is when the last executor is closed; expected a program that calls "
+    return refused("MPI is finalized, as it is when the last executor is closed; expected a program that calls "
                    "MPI_Init and MPI_Finalize itself");
   int before = 0;
   MPI_Initialized(&before);

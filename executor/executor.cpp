@@ -63,7 +63,7 @@ struct reshard_executor {
 
   /// Calls the hooks that come after all bytes.
   std::string refresh() {
-    if (std::string error = transforms.finalise(); !error.empty())
+    if (std::string error = transforms.finalize(); !error.empty())
       return error;
     for (const Refresh &refresh : refreshes)
       if (const Hook &hook = hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)

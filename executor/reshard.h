@@ -114,14 +114,14 @@ typedef struct {
                       const reshard_transformed *param); /* of a source: fills `memory`, before anything is sent */
   int (*prepare_receive)(void *user,
                          const reshard_transformed *param); /* of a target: before anything is received; may be NULL */
-  int (*finalise)(void *user,
+  int (*finalize)(void *user,
                   const reshard_transformed
                       *param); /* of a target: takes `memory` over, when all bytes are there; before `refresh` */
   void *user;
 } reshard_transform;
 
 /* Sets the transform of a name, which is copied; before prepare, which asks for prepare_send of what the sources of its
-   ranks name, and for finalise of what their targets name. Where prepare_send or prepare_receive fails on one rank, the
+   ranks name, and for finalize of what their targets name. Where prepare_send or prepare_receive fails on one rank, the
    others wait for it: until their deadline, or until it runs again. */
 reshard_status reshard_set_transform(reshard_executor *executor, const char *name, const reshard_transform *transform);
 

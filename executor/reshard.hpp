@@ -72,9 +72,9 @@ private:
 };
 
 /// The caller's conversion of a name: what it throws fails the run. A source's params need prepareSend, a target's
-/// finalise.
+/// finalize.
 struct Transform {
-  std::function<void(const reshard_transformed &param)> prepareSend, prepareReceive, finalise;
+  std::function<void(const reshard_transformed &param)> prepareSend, prepareReceive, finalize;
 };
 
 /// An executor of the ranks of this process. One thread at a time.
@@ -120,7 +120,7 @@ public:
     reshard_transform calls{};
     calls.prepare_send = kept.prepareSend ? called<&Transform::prepareSend> : nullptr;
     calls.prepare_receive = kept.prepareReceive ? called<&Transform::prepareReceive> : nullptr;
-    calls.finalise = kept.finalise ? called<&Transform::finalise> : nullptr;
+    calls.finalize = kept.finalize ? called<&Transform::finalize> : nullptr;
     calls.user = &kept;
     check(reshard_set_transform(executor_.get(), name.c_str(), &calls));
   }

@@ -65,10 +65,10 @@ std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory
       continue;
     const auto found = byName_.find(param.transform()->str());
     const bool source = run.endpoint() == 0;
-    if (found == byName_.end() || !(source ? found->second.prepare_send : found->second.finalise)) {
+    if (found == byName_.end() || !(source ? found->second.prepare_send : found->second.finalize)) {
       missing = true;
       return "rank " + std::to_string(rank.rank) + " param '" + param.name()->str() + "' needs " +
-             (source ? "prepare_send" : "finalise") + " of the transform '" + param.transform()->str() +
+             (source ? "prepare_send" : "finalize") + " of the transform '" + param.transform()->str() +
              "', which is not set";
     }
     std::vector<std::byte *> &table = tables_.emplace_back();
@@ -97,10 +97,10 @@ std::string Transforms::prepare() const {
   return {};
 }
 
-std::string Transforms::finalise() const {
+std::string Transforms::finalize() const {
   for (const Converted &target : targets_)
-    if (target.by.finalise(target.by.user, &target.param) != 0)
-      return failed("finalise", target);
+    if (target.by.finalize(target.by.user, &target.param) != 0)
+      return failed("finalize", target);
   return {};
 }
 

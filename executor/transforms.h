@@ -33,7 +33,7 @@ public:
   /// nothing but on failure.
   std::string prepare() const;
   /// What comes when all bytes are there.
-  std::string finalise() const;
+  std::string finalize() const;
 
 private:
   /// An instance of a param.

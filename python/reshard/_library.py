@@ -91,7 +91,7 @@ TRANSFORM_HOOK = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Transformed))
 class Transform(ctypes.Structure):
     """reshard_transform."""
 
-    _fields_ = [("prepare_send", TRANSFORM_HOOK), ("prepare_receive", TRANSFORM_HOOK), ("finalise", TRANSFORM_HOOK), ("user", c_void_p)]
+    _fields_ = [("prepare_send", TRANSFORM_HOOK), ("prepare_receive", TRANSFORM_HOOK), ("finalize", TRANSFORM_HOOK), ("user", c_void_p)]
 
 
 #: int hook(void *user, const char *name, uint32_t rank)

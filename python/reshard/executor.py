@@ -162,7 +162,7 @@ class Executor:
         name: str,
         prepare_send: Callable[[Transformed], object] | None = None,
         prepare_receive: Callable[[Transformed], object] | None = None,
-        finalise: Callable[[Transformed], object] | None = None,
+        finalize: Callable[[Transformed], object] | None = None,
     ) -> None:
         """Sets your own conversion for params that the plan marks ``transform: name``, which nobody binds. What a hook raises, ``run`` raises.
 
@@ -171,7 +171,7 @@ class Executor:
 
         prepare_send: fills ``param.memory`` before anything is sent; params of the source need it.
         prepare_receive: is called before anything is received.
-        finalise: takes ``param.memory`` over when all bytes are there, before hooks of ``refresh``; params of a target need it.
+        finalize: takes ``param.memory`` over when all bytes are there, before hooks of ``refresh``; params of a target need it.
         """
 
         def kept(hook: Callable[[Transformed], object] | None) -> Any:
@@ -185,7 +185,7 @@ class Executor:
 
             return _library.TRANSFORM_HOOK(call) if hook else _library.TRANSFORM_HOOK()
 
-        hooks = _library.Transform(kept(prepare_send), kept(prepare_receive), kept(finalise), None)
+        hooks = _library.Transform(kept(prepare_send), kept(prepare_receive), kept(finalize), None)
         self._check(library.reshard_set_transform(self._open(), name.encode(), ctypes.byref(hooks)))
         self._hooks.append(hooks)
 

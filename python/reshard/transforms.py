@@ -96,7 +96,7 @@ def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], Non
             raise Error(f"param {param.name!r}: found {tensor.dtype} {list(tensor.shape)}, expected float32 {list(param.shape)}")
         return tensor.detach() if hasattr(tensor, "detach") else tensor
 
-    def finalise(param: Transformed) -> None:
+    def finalize(param: Transformed) -> None:
         tensor = live(param)
         if hasattr(tensor, "copy_"):  # on a GPU this is captured: nothing of its own may be allocated
             with _stream(param):
@@ -117,7 +117,7 @@ def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], Non
 
             param.numpy()[...] = numpy.log(-tensor)
 
-    return {"prepare_send": prepare_send, "finalise": finalise}
+    return {"prepare_send": prepare_send, "finalize": finalize}
 
 
 def _stream(param: Transformed) -> Any:

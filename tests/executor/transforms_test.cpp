@@ -73,14 +73,14 @@ struct Caller {
     std::memset(param->memory, 0xEE, param->bytes);
     return static_cast<Caller *>(user)->call("receive", *param);
   }
-  static int finalise(void *user, const reshard_transformed *param) {
+  static int finalize(void *user, const reshard_transformed *param) {
     auto &caller = *static_cast<Caller *>(user);
     EXPECT_STREQ(param->transform, "pack");
     EXPECT_EQ(param->endpoint, 1u);
     const auto *bytes = static_cast<const uint8_t *>(param->memory);
     if (caller.record)
       caller.taken[std::to_string(param->rank) + " " + param->name].assign(bytes, bytes + param->bytes);
-    return caller.call("finalise", *param);
+    return caller.call("finalize", *param);
   }
   static int refresh(void *user, const char *name, uint32_t rank) {
     auto &caller = *static_cast<Caller *>(user);
@@ -109,7 +109,7 @@ public:
   }
   void prepare() {
     set("unpack", {Caller::send, nullptr, nullptr, &caller_});
-    set("pack", {nullptr, Caller::receive, Caller::finalise, &caller_});
+    set("pack", {nullptr, Caller::receive, Caller::finalize, &caller_});
     ASSERT_EQ(reshard_set_hook(executor_, "absorb", Caller::refresh, &caller_), RESHARD_OK);
     ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   }
@@ -137,8 +137,8 @@ TEST_F(TransformsTest, ValuesArriveAndHooksComeInOrder) {
     ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
     EXPECT_THAT(caller_.calls,
                 ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "receive 1 w0",
-                            "receive 1 w1", "receive 2 w0", "receive 2 w1", "finalise 1 w0", "finalise 1 w1",
-                            "finalise 2 w0", "finalise 2 w1", "absorb 1", "absorb 2"));
+                            "receive 1 w1", "receive 2 w0", "receive 2 w1", "finalize 1 w0", "finalize 1 w1",
+                            "finalize 2 w0", "finalize 2 w1", "absorb 1", "absorb 2"));
     for (uint32_t rank = 1; rank < 3; ++rank)
       for (int layer = 0; layer < 2; ++layer)
         EXPECT_EQ(caller_.taken[std::to_string(rank) + " w" + std::to_string(layer)],
@@ -156,7 +156,7 @@ TEST_F(TransformsTest, AFailingHookFailsTheRun) {
   const std::pair<const char *, const char *> cases[] = {
       {"send 1 l.0.w", "prepare_send of the transform 'unpack' failed for param 'l.0.w' on rank 1"},
       {"receive 2 w1", "prepare_receive of the transform 'pack' failed for param 'w1' on rank 2"},
-      {"finalise 1 w1", "finalise of the transform 'pack' failed for param 'w1' on rank 1"}};
+      {"finalize 1 w1", "finalize of the transform 'pack' failed for param 'w1' on rank 1"}};
   for (const auto &[fails, message] : cases) {
     caller_.fails = fails;
     caller_.calls.clear();
@@ -173,18 +173,18 @@ TEST_F(TransformsTest, AFailingHookFailsTheRun) {
 
 TEST_F(TransformsTest, PrepareSaysWhatIsMissing) {
   EXPECT_EQ(missing(), "rank 0 param 'l.{layer}.w' needs prepare_send of the transform 'unpack', which is not set");
-  set("unpack", {nullptr, nullptr, Caller::finalise, &caller_}); // of the other side
+  set("unpack", {nullptr, nullptr, Caller::finalize, &caller_}); // of the other side
   EXPECT_EQ(missing(), "rank 0 param 'l.{layer}.w' needs prepare_send of the transform 'unpack', which is not set");
   set("unpack", {Caller::send, nullptr, nullptr, &caller_});
-  EXPECT_EQ(missing(), "rank 1 param 'w{layer}' needs finalise of the transform 'pack', which is not set");
-  set("pack", {nullptr, nullptr, Caller::finalise, &caller_}); // prepare_receive may be missing
+  EXPECT_EQ(missing(), "rank 1 param 'w{layer}' needs finalize of the transform 'pack', which is not set");
+  set("pack", {nullptr, nullptr, Caller::finalize, &caller_}); // prepare_receive may be missing
   EXPECT_EQ(missing(), "rank 1 param 'w{layer}' needs the hook 'absorb' after each run, which is not set");
   ASSERT_EQ(reshard_set_hook(executor_, "absorb", Caller::refresh, &caller_), RESHARD_OK);
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
   EXPECT_THAT(caller_.calls,
-              ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "finalise 1 w0",
-                          "finalise 1 w1", "finalise 2 w0", "finalise 2 w1", "absorb 1", "absorb 2"));
+              ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "finalize 1 w0",
+                          "finalize 1 w1", "finalize 2 w0", "finalize 2 w1", "absorb 1", "absorb 2"));
   EXPECT_EQ(caller_.taken["2 w1"], expected(1, 2, 0));
   const reshard_transform late{};
   EXPECT_EQ(reshard_set_transform(executor_, "pack", &late), RESHARD_INVALID);
@@ -283,7 +283,7 @@ TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceWhileItRecords) {
   Transforms transforms;
   auto device = std::make_unique<tests::CpuDevice>(1);
   const void *stream = device->stream();
-  RecordedOptions options{false, [&] { return transforms.prepare(); }, [&] { return transforms.finalise(); }};
+  RecordedOptions options{false, [&] { return transforms.prepare(); }, [&] { return transforms.finalize(); }};
   const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), nullptr, std::move(options));
   transforms.set("unpack", {[](void *user, const reshard_transformed *param) {
                               return static_cast<Recorder *>(user)->call("send", *param);
@@ -291,14 +291,14 @@ TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceWhileItRecords) {
                             nullptr, nullptr, &recorder});
   transforms.set("pack", {nullptr, nullptr,
                           [](void *user, const reshard_transformed *param) {
-                            return static_cast<Recorder *>(user)->call("finalise", *param);
+                            return static_cast<Recorder *>(user)->call("finalize", *param);
                           },
                           &recorder});
   bool missing = false, late = false;
   ASSERT_EQ(transforms.bind(*plan, locals, *transport, missing), "");
   ASSERT_EQ(transport->prepare(*plan, locals, {}, late), "");
   EXPECT_THAT(recorder.calls, ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w",
-                                          "finalise 1 w0", "finalise 1 w1", "finalise 2 w0", "finalise 2 w1"));
+                                          "finalize 1 w0", "finalize 1 w1", "finalize 2 w0", "finalize 2 w1"));
   for (const auto &[where, param] : recorder.seen)
     EXPECT_EQ(param.stream, stream) << where;
   caller_.record = false;

@@ -191,7 +191,7 @@ TEST_F(WrapperTest, Transforms) {
                                    nullptr, nullptr});
   EXPECT_EQ(thrown([&] { executor.prepare(); }),
             std::make_pair(int{RESHARD_BAD_BINDING},
-                           std::string("rank 2 param 'w' needs finalise of the transform 'pack', which is not set")));
+                           std::string("rank 2 param 'w' needs finalize of the transform 'pack', which is not set")));
   const auto take = [&](const reshard_transformed &param) {
     EXPECT_THAT(std::vector(param.shape, param.shape + param.dimensions), ElementsAre(2, 6));
     if (!taken.empty())
@@ -204,7 +204,7 @@ TEST_F(WrapperTest, Transforms) {
   EXPECT_THAT(taken, ElementsAre(3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4));
   EXPECT_EQ(thrown([&] { executor.run(); }),
             std::make_pair(int{RESHARD_FAILED},
-                           std::string("finalise of the transform 'pack' failed for param 'w' on rank 2")));
+                           std::string("finalize of the transform 'pack' failed for param 'w' on rank 2")));
   EXPECT_EQ(begun, 2);
 }
 

@@ -57,8 +57,8 @@ def refit(at, live, more=""):
             for name, param in params.items():
                 tensor = live[name].detach() if rank == RANK else others[name].view(reshard.dtypes.torch_dtype(param.dtype)).view(param.shape)
                 executor.bind({name: tensor}, "target", 1 + rank)
-        mine = reshard.neg_exp(live)["finalise"]
-        executor.set_transform("neg_exp", finalise=lambda param: mine(param) if param.rank == 1 + RANK else None)
+        mine = reshard.neg_exp(live)["finalize"]
+        executor.set_transform("neg_exp", finalize=lambda param: mine(param) if param.rank == 1 + RANK else None)
         executor.prepare()
         executor.run(timeout=60)
 

@@ -243,17 +243,17 @@ target: {layout: serve, mesh: {}, ranks: [2]}
         for rank in 0, 1:
             executor.bind({"e": np.zeros(0, np.float32)}, rank=rank)
         executor.set_transform("unpack", prepare_send=unpack)
-        with self.assertRaisesRegex(reshard.BindError, "rank 2 param 'w' needs finalise of the transform 'pack', which is not set"):
+        with self.assertRaisesRegex(reshard.BindError, "rank 2 param 'w' needs finalize of the transform 'pack', which is not set"):
             executor.prepare()
         with self.assertRaisesRegex(reshard.BindError, "target rank 2 param 'w' is for the transform 'pack', expected not to be bound"):
             executor.bind({"w": np.zeros((4, 2), np.float32)}, rank=2)
-        executor.set_transform("pack", prepare_receive=begin, finalise=pack)
+        executor.set_transform("pack", prepare_receive=begin, finalize=pack)
         executor.prepare()
         executor.run()
         self.assertEqual(calls, [("unpack", 0, "w"), ("unpack", 1, "w"), ("begin", 2, "w"), ("begin", 2, "e"), ("pack", 2, "w"), ("pack", 2, "e")])
         self.assertEqual(executor.bytes_by, {"local": 32, "shared_memory": 0, "wire": 0, "wire_inside_host": 0})
         self.assertEqual(room["w"].tolist(), [[1, 1], [1, 1], [2, 2], [2, 2]])
-        with self.assertRaisesRegex(reshard.RunError, "finalise of the transform 'pack' failed for param 'w' on rank 2") as raised:
+        with self.assertRaisesRegex(reshard.RunError, "finalize of the transform 'pack' failed for param 'w' on rank 2") as raised:
             executor.run()
         self.assertEqual(str(raised.exception.__cause__), "'no room'")
         self.assertEqual((executor.state, executor.version), ("torn", 1))
@@ -282,7 +282,7 @@ target: {layout: serve, mesh: {tp: 2}}
             with reshard.Executor(plan) as executor:
                 for rank in range(4):
                     executor.bind({"A_log": logs[2 * rank: 2 * rank + 2].copy()}, "source", rank)
-                executor.set_transform("neg_exp", finalise=lambda param: reshard.neg_exp(live[param.rank])["finalise"](param))
+                executor.set_transform("neg_exp", finalize=lambda param: reshard.neg_exp(live[param.rank])["finalize"](param))
                 executor.prepare()
                 executor.run()
             for rank in live:
@@ -307,7 +307,7 @@ target: {layout: serve, mesh: {tp: 2}}
             ({"mixer.A": np.zeros(4, np.float16)}, r"param 'mixer.A': found float16 \[4\], expected float32 \[4\]"),
         ):
             with self.assertRaisesRegex(reshard.Error, message):
-                reshard.neg_exp(tensors)["finalise"](param)
+                reshard.neg_exp(tensors)["finalize"](param)
 
 
 class Refusals(unittest.TestCase):

@@ -37,7 +37,7 @@ with open("transform.yaml", "w") as file:
                " }, source: {layout: t, mesh: {}}, target: {layout: s, mesh: {}, ranks: [1]}}")
 executor, seen, source = reshard.Executor(reshard.compile("transform.yaml"), device="cuda"), [], np.full((2, 2), 7, np.float32)
 executor.bind({"w": DeviceTensor(source)}, rank=0)
-executor.set_transform("pack", finalise=seen.append)
+executor.set_transform("pack", finalize=seen.append)
 executor.prepare()
 (param,) = seen
 executor.run(timeout=60)
