@@ -483,16 +483,16 @@ const char *reshard_error(const reshard_executor *executor) {
 uint64_t reshard_bytes(const reshard_executor *executor) {
   return executor && executor->transport ? executor->transport->bytes() : 0;
 }
-uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_way way) {
+uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method method) {
   const reshard::BytesBy by = executor && executor->transport ? executor->transport->bytesBy() : reshard::BytesBy();
-  switch (way) {
+  switch (method) {
   case RESHARD_LOCAL:
     return by.local;
   case RESHARD_SHARED_MEMORY:
     return by.sharedMemory;
-  case RESHARD_WIRE:
+  case RESHARD_MESSAGES:
     return by.messages;
-  case RESHARD_WIRE_INSIDE_HOST:
+  case RESHARD_MESSAGES_INSIDE_HOST:
     return by.messagesInsideHost;
   }
   return 0;

@@ -32,14 +32,15 @@ typedef enum {
   RESHARD_TORN = 2      /* a run failed part way: do not use the targets until a later run completes */
 } reshard_state;
 
-/* How bytes come to a process. */
+/* How bytes reach a process. */
 typedef enum {
-  RESHARD_LOCAL = 0,         /* copied within it */
+  RESHARD_LOCAL = 0,         /* copied within the process */
   RESHARD_SHARED_MEMORY = 1, /* copied out of the memory of another process of its host */
-  RESHARD_WIRE = 2,          /* received as messages, by MPI or NCCL */
-  RESHARD_WIRE_INSIDE_HOST =
-      3 /* of RESHARD_WIRE: from processes of its host whose memory it cannot reach, though no_local_shortcut is 0 */
-} reshard_way;
+  RESHARD_MESSAGES = 2,      /* received as messages, over MPI or NCCL */
+  /* The part of RESHARD_MESSAGES from processes of its host, because their memory cannot be mapped. 0 with
+     no_local_shortcut. */
+  RESHARD_MESSAGES_INSIDE_HOST = 3
+} reshard_method;
 
 typedef struct {
   const char *transport; /* "threads": all ranks in this process; "mpi", and "nccl" with device "cuda": one in each;
@@ -153,8 +154,8 @@ uint64_t reshard_version(const reshard_executor *executor);
 const char *reshard_error(const reshard_executor *executor);
 /* Bytes that a run moves, padding included. */
 uint64_t reshard_bytes(const reshard_executor *executor);
-/* Of them, those that come one way to this process's ranks; known after prepare. */
-uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_way way);
+/* Of these, the bytes that reach this process's ranks by one method; known after prepare. */
+uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method method);
 void reshard_close(reshard_executor *executor);
 
 #ifdef __cplusplus

@@ -143,7 +143,7 @@ public:
   reshard_state state() const { return reshard_target_state(executor_.get()); }
   uint64_t version() const { return reshard_version(executor_.get()); }
   uint64_t bytes() const { return reshard_bytes(executor_.get()); }
-  uint64_t bytesBy(reshard_way way) const { return reshard_bytes_by(executor_.get(), way); }
+  uint64_t bytesBy(reshard_method method) const { return reshard_bytes_by(executor_.get(), method); }
   /// For what this wrapper has not.
   reshard_executor *handle() const { return executor_.get(); }
 

@@ -48,12 +48,13 @@ size_t bufferRunOf(const schema::Segment &segment, uint32_t buffer);
 /// The forms of a segment's buffers, as its plan says.
 std::vector<kernels::StorageForm> formsOf(const Plan &plan, const schema::Segment &segment);
 
-/// Bytes that a run moves into the memory of this process's ranks, by the way that they come.
+/// Bytes that a run moves into the memory of this process's ranks, by method (reshard_method).
 struct BytesBy {
-  uint64_t local = 0, sharedMemory = 0,
-           messages = 0; // copied within the process; out of a peer's memory; received as messages
-  uint64_t messagesInsideHost =
-      0; // of `messages`: from ranks of this host whose memory should be reached, and cannot be
+  uint64_t local = 0;        // copied within the process
+  uint64_t sharedMemory = 0; // copied out of the memory of a local peer
+  uint64_t messages = 0;     // received as messages
+  /// The part of `messages` from ranks of this host whose memory cannot be mapped; 0 without the shortcut.
+  uint64_t messagesInsideHost = 0;
 };
 
 class Transport {

@@ -411,15 +411,16 @@ private:
     trace_.add("check", begin);
   }
 
-  /// Of all processes, the bytes that come each way.
+  /// The bytes moved by each method, summed over all processes.
   Json bytesBy() {
-    constexpr std::pair<const char *, reshard_way> kWays[] = {{"local", RESHARD_LOCAL},
-                                                              {"shared_memory", RESHARD_SHARED_MEMORY},
-                                                              {"wire", RESHARD_WIRE},
-                                                              {"wire_inside_host", RESHARD_WIRE_INSIDE_HOST}};
+    constexpr std::pair<const char *, reshard_method> kMethods[] = {
+        {"local", RESHARD_LOCAL},
+        {"shared_memory", RESHARD_SHARED_MEMORY},
+        {"messages", RESHARD_MESSAGES},
+        {"messages_inside_host", RESHARD_MESSAGES_INSIDE_HOST}};
     Json json;
-    for (const auto &[name, way] : kWays) {
-      const auto mine = static_cast<int64_t>(reshard_bytes_by(executor_.get(), way));
+    for (const auto &[name, method] : kMethods) {
+      const auto mine = static_cast<int64_t>(reshard_bytes_by(executor_.get(), method));
       int64_t sum = ranks_.empty() ? mine : 0;
       for (uint32_t rank = 0; rank < plan_->world() && !ranks_.empty(); ++rank) // each says its own in turn
         sum += agree(rank == ranks_[0] ? mine : INT64_MAX);
@@ -431,7 +432,7 @@ private:
   void report() {
     if (!ranks_.empty()) // of several processes each has its own
       printCheck("rank " + std::to_string(ranks_[0]) + ": ");
-    if (const uint64_t fallen = reshard_bytes_by(executor_.get(), RESHARD_WIRE_INSIDE_HOST); fallen > 0)
+    if (const uint64_t fallen = reshard_bytes_by(executor_.get(), RESHARD_MESSAGES_INSIDE_HOST); fallen > 0)
       std::printf("  rank %u: %s from ranks of this host come as messages, since their memory cannot be reached\n",
                   ranks_[0], humanBytes(static_cast<double>(fallen)).c_str());
     if (!omitted_.empty() &&

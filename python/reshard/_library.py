@@ -97,8 +97,8 @@ class Transform(ctypes.Structure):
 #: int hook(void *user, const char *name, uint32_t rank)
 HOOK = ctypes.CFUNCTYPE(c_int, c_void_p, c_char_p, c_uint32)
 
-#: reshard_way
-WAYS = ("local", "shared_memory", "wire", "wire_inside_host")
+#: reshard_method
+METHODS = ("local", "shared_memory", "messages", "messages_inside_host")
 
 #: reshard_state
 STATES = ("empty", "complete", "torn")

@@ -233,12 +233,12 @@ class Executor:
 
     @property
     def bytes_by(self) -> dict[str, int]:
-        """Bytes that a run moves to the ranks of this process, by the way that they come; known after ``prepare``.
+        """Bytes that a run moves to the ranks of this process, by method; known after ``prepare``.
 
-        "local": copied within the process. "shared_memory": out of the memory of another process of its host. "wire": as messages;
-        "wire_inside_host": of these, from processes of its host whose memory cannot be reached.
+        "local": copied within the process. "shared_memory": out of the memory of another process of its host. "messages": received as messages.
+        "messages_inside_host": the part of "messages" from processes of its host, because their memory cannot be mapped.
         """
-        return {way: int(library.reshard_bytes_by(self._open(), number)) for number, way in enumerate(_library.WAYS)}
+        return {method: int(library.reshard_bytes_by(self._open(), number)) for number, method in enumerate(_library.METHODS)}
 
     def close(self) -> None:
         """Lets go of everything that is bound. May be called twice."""

@@ -50,7 +50,7 @@ class SeveralHosts(unittest.TestCase):
                 self.assertEqual(set(launch.wait(100).values()), {0}, launch.texts())
                 self.assertEqual(launch.texts().count(" bytes right"), ranks)
                 by = json.loads((self.folder / "report").read_text())["bytes_by"]
-                self.assertTrue(by["shared_memory"] > 0 and by["wire"] > 0 and by["wire_inside_host"] == 0, by)
+                self.assertTrue(by["shared_memory"] > 0 and by["messages"] > 0 and by["messages_inside_host"] == 0, by)
 
     def test_a_host_that_is_cut_off_is_noticed(self):
         with hosts.Hosts(2, self.folder) as made:

@@ -59,7 +59,7 @@ class Mpi(unittest.TestCase):
             self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # under two seeds
             by = json.loads((self.folder / "run").read_text())["bytes_by"]
             received = report["bytes"]["remote"]
-            self.assertEqual([by["shared_memory"], by["wire"], by["wire_inside_host"]], [0, received, 0] if way else [received, 0, 0])
+            self.assertEqual([by["shared_memory"], by["messages"], by["messages_inside_host"]], [0, received, 0] if way else [received, 0, 0])
             self.assertEqual(by["local"], report["bytes"]["local"] + report["bytes"]["storage"] + report["bytes"]["padding"])
 
     def test_kinds_of_schedules(self):
@@ -90,7 +90,7 @@ class Mpi(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         quarter = 512 * 256 * 2 // 4  # rank 0 has its own, rank 1 the second one from rank 0, ranks 2 and 3 theirs from rank 1
         by = json.loads((self.folder / "run").read_text())["bytes_by"]
-        self.assertEqual(by, {"local": quarter, "shared_memory": quarter, "wire": 2 * quarter, "wire_inside_host": 2 * quarter})
+        self.assertEqual(by, {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter})
         for rank in range(4):
             said = f"  rank {rank}: 64.0 KiB from ranks of this host come as messages, since their memory cannot be reached\n"
             self.assertEqual(said in done.stdout, rank > 1, done.stdout)

@@ -251,7 +251,7 @@ target: {layout: serve, mesh: {}, ranks: [2]}
         executor.prepare()
         executor.run()
         self.assertEqual(calls, [("unpack", 0, "w"), ("unpack", 1, "w"), ("begin", 2, "w"), ("begin", 2, "e"), ("pack", 2, "w"), ("pack", 2, "e")])
-        self.assertEqual(executor.bytes_by, {"local": 32, "shared_memory": 0, "wire": 0, "wire_inside_host": 0})
+        self.assertEqual(executor.bytes_by, {"local": 32, "shared_memory": 0, "messages": 0, "messages_inside_host": 0})
         self.assertEqual(room["w"].tolist(), [[1, 1], [1, 1], [2, 2], [2, 2]])
         with self.assertRaisesRegex(reshard.RunError, "finalize of the transform 'pack' failed for param 'w' on rank 2") as raised:
             executor.run()
