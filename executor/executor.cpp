@@ -449,15 +449,15 @@ reshard_status reshard_enqueue(reshard_executor *executor, void *stream) {
   });
 }
 
-reshard_status reshard_agree(reshard_executor *executor, int64_t mine, int64_t *least) {
+reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value, int64_t *result) {
   if (!executor)
     return RESHARD_INVALID;
   reshard_executor &e = *executor;
   return guarded(&e, [&] {
-    if (!e.transport || !least)
-      return e.fail(RESHARD_INVALID, e.transport ? "no place for the least is given" : "the plan is not open");
+    if (!e.transport || !result)
+      return e.fail(RESHARD_INVALID, e.transport ? "`result` is NULL" : "the plan is not open");
     bool timedOut = false;
-    if (std::string error = e.transport->allReduceMin(mine, *least, deadlineIn(e.joinSeconds), timedOut);
+    if (std::string error = e.transport->allReduceMin(value, *result, deadlineIn(e.joinSeconds), timedOut);
         !error.empty())
       return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
     return RESHARD_OK;

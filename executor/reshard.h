@@ -143,9 +143,10 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
    are, and the executor must live until the last of it is done. */
 reshard_status reshard_enqueue(reshard_executor *executor, void *stream);
 
-/* *least: the least of what all processes of the run say here, each of which must call it: whether all have done what a
-   refit is a part of, say. Any time from open on; the deadline is join_seconds. */
-reshard_status reshard_agree(reshard_executor *executor, int64_t mine, int64_t *least);
+/* All-reduce min: *result is the least `value` of all processes. Every process of the run must call it. Use it, for
+   example, to learn whether all processes succeeded. May be called at any time after open; the deadline is
+   join_seconds. */
+reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value, int64_t *result);
 
 reshard_state reshard_target_state(const reshard_executor *executor);
 /* How many runs have completed. */

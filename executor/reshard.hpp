@@ -133,11 +133,11 @@ public:
   /// Has a refit done on a cudaStream_t, or makes it part of the graph that is being captured there, and returns.
   void enqueue(void *stream) { check(reshard_enqueue(executor_.get(), stream)); }
 
-  /// The least of what all processes say here; each must call it.
-  int64_t agree(int64_t mine) {
-    int64_t least = 0;
-    check(reshard_agree(executor_.get(), mine, &least));
-    return least;
+  /// The least `value` of all processes. Every process of the run must call it.
+  int64_t allReduceMin(int64_t value) {
+    int64_t result = 0;
+    check(reshard_all_reduce_min(executor_.get(), value, &result));
+    return result;
   }
 
   reshard_state state() const { return reshard_target_state(executor_.get()); }

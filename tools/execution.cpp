@@ -205,7 +205,7 @@ private:
     if (options_.transport == "threads" || !answering_)
       return mine;
     int64_t least = 0;
-    if (reshard_agree(executor_.get(), mine, &least) != RESHARD_OK) {
+    if (reshard_all_reduce_min(executor_.get(), mine, &least) != RESHARD_OK) {
       answering_ = false;
       throw Failure{kFailure, reshard_error(executor_.get())};
     }

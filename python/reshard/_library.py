@@ -115,7 +115,7 @@ _FUNCTIONS = {
     "reshard_prepare": (c_int, c_void_p),
     "reshard_run": (c_int, c_void_p, c_double),
     "reshard_enqueue": (c_int, c_void_p, c_void_p),
-    "reshard_agree": (c_int, c_void_p, c_int64, POINTER(c_int64)),
+    "reshard_all_reduce_min": (c_int, c_void_p, c_int64, POINTER(c_int64)),
     "reshard_target_state": (c_int, c_void_p),
     "reshard_version": (c_uint64, c_void_p),
     "reshard_error": (c_char_p, c_void_p),

@@ -210,11 +210,11 @@ class Executor:
         else:
             raise Error("found a stream and a timeout, expected one of them: nobody waits for what is on a stream")
 
-    def agree(self, mine: int) -> int:
-        """The least of what all processes say here; each must call it."""
-        least = ctypes.c_int64()
-        self._check(library.reshard_agree(self._open(), mine, ctypes.byref(least)))
-        return least.value
+    def all_reduce_min(self, value: int) -> int:
+        """The least ``value`` of all processes. Every process of the run must call it."""
+        result = ctypes.c_int64()
+        self._check(library.reshard_all_reduce_min(self._open(), value, ctypes.byref(result)))
+        return result.value
 
     @property
     def version(self) -> int:

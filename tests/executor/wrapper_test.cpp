@@ -156,7 +156,7 @@ TEST_F(WrapperTest, RunsAndHooks) {
   executor.run(60);
   EXPECT_EQ(executor.version(), 1u);
   EXPECT_EQ(executor.state(), RESHARD_COMPLETE);
-  EXPECT_EQ(executor.agree(5), 5);
+  EXPECT_EQ(executor.allReduceMin(5), 5);
   EXPECT_EQ(thrown([&] { executor.run(); }),
             std::make_pair(int{RESHARD_FAILED}, std::string("the hook 'fold' failed on rank 2")));
   EXPECT_EQ(executor.state(), RESHARD_TORN);
