@@ -1,4 +1,4 @@
-// libreshard_cuda.so: a GPU. What is recorded becomes one graph, captured from a stream; a replay is one launch of it.
+// libreshard_cuda.so: a GPU. record() captures all operations from a stream as one CUDA graph; replay() launches it.
 
 #include "backends/current_device.h"
 #include "executor/communicator.h"
@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-/// For what was abandoned.
+/// How long the destructor waits for aborted work.
 constexpr std::chrono::seconds kGracePeriod(1);
 
 std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
@@ -23,13 +23,13 @@ public:
   explicit CudaDevice(int number) : number_(number) {}
   ~CudaDevice() override {
     const CurrentDevice current(number_);
-    // A communicator that was aborted lets go soon.
+    // An aborted communicator ends its kernels soon.
     const auto end = std::chrono::steady_clock::now() + kGracePeriod;
     while (abandoned_ && cudaStreamQuery(stream_) == cudaErrorNotReady)
       if (std::chrono::steady_clock::now() > end)
-        return; // what still runs keeps all that it uses
+        return; // leak the memory that running kernels still use
     if (stream_)
-      cudaStreamSynchronize(stream_); // what is late still writes
+      cudaStreamSynchronize(stream_); // late work still writes
     if (graph_)
       cudaGraphExecDestroy(graph_);
     if (captured_)
@@ -60,7 +60,7 @@ public:
     *begun_ = 0;
     void *seen = nullptr;
     error = cudaHostGetDevicePointer(&seen, begun, 0);
-    begunThere_ = static_cast<uint32_t *>(seen);
+    begunOnDevice_ = static_cast<uint32_t *>(seen);
     return checked(error);
   }
 
@@ -88,10 +88,10 @@ public:
     if (const cudaError_t error = cudaPointerGetAttributes(&attributes, memory); error != cudaSuccess)
       return checked(error);
     if (attributes.type == cudaMemoryTypeUnregistered || !attributes.devicePointer)
-      return "memory of the host, expected of device " + std::to_string(number_);
-    // The GPUs of one process need not reach each other's memory.
+      return "found host memory, expected memory of device " + std::to_string(number_);
+    // A GPU may not be able to access another one's memory.
     return attributes.type == cudaMemoryTypeDevice && attributes.device != number_
-               ? "memory of device " + std::to_string(attributes.device) + ", expected of device " +
+               ? "found memory of device " + std::to_string(attributes.device) + ", expected memory of device " +
                      std::to_string(number_)
                : "";
   }
@@ -107,15 +107,15 @@ public:
           !error.empty())
         return error;
     }
-    // Relaxed: what NCCL and the caller's hooks allocate on the way is theirs.
+    // Relaxed mode: NCCL and the caller's hooks may allocate memory during the capture.
     if (const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed); error != cudaSuccess)
       return checked(error);
     std::string problem;
     for (size_t o = 0; o < operations.size() && problem.empty(); ++o) {
       const auto number = static_cast<uint32_t>(o);
       if (const auto *batch = std::get_if<P2pBatch>(&operations[o])) {
-        // The launch beside a group stands on a branch of its own. An empty one as well: it says that the group has
-        // begun.
+        // The concurrent launch of a batch is on another branch of the graph. It is launched even if it is empty, since
+        // it reports that the batch has started (begun()).
         problem = follow(stream_, concurrent_);
         if (problem.empty())
           problem = launch(launches[o], number, concurrent_);
@@ -124,7 +124,7 @@ public:
         if (problem.empty())
           problem = follow(concurrent_, stream_);
       } else if (const Call *call = std::get_if<Call>(&operations[o])) {
-        problem = launch({}, number, stream_); // says that it has begun
+        problem = launch({}, number, stream_); // reports that the call has started
         if (problem.empty())
           problem = (*call)();
       } else {
@@ -175,7 +175,7 @@ public:
     const CurrentDevice current(number_);
     abandoned_ = true;
     if (graph_)
-      cudaGraphExecDestroy(graph_); // of a graph under way: when it ends
+      cudaGraphExecDestroy(graph_); // CUDA destroys a running graph when it ends
     graph_ = nullptr;
   }
 
@@ -183,7 +183,7 @@ public:
   void *stream() const override { return stream_; }
 
 private:
-  /// Tables in memory of the device.
+  /// Tables in device memory.
   struct CopyLaunch {
     kernels::CopyTableView table{};
     uint32_t blocks = 1;
@@ -193,24 +193,25 @@ private:
     kernels::ConversionTableView conversions{};
   };
 
-  /// Enqueues them one after the other. The first says that the operation has begun, even if it copies nothing.
+  /// Enqueues the tables, one after the other. The first launch reports that operation `number` has started, even if it
+  /// copies nothing.
   std::string launch(const TablesLaunch &tables, uint32_t number, cudaStream_t stream) {
-    cudaError_t error = kernels::launchCopies(tables.copies.table, tables.copies.blocks, begunThere_, number, stream);
+    cudaError_t error =
+        kernels::launchCopies(tables.copies.table, tables.copies.blocks, begunOnDevice_, number, stream);
     if (!error && tables.conversions.tiles > 0)
       error = kernels::launchConversions(tables.conversions, stream);
     if (!error && tables.rest.table.slots > 0)
-      error = kernels::launchCopies(tables.rest.table, tables.rest.blocks, begunThere_, number, stream);
+      error = kernels::launchCopies(tables.rest.table, tables.rest.blocks, begunOnDevice_, number, stream);
     return checked(error);
   }
 
-  /// What is enqueued on a stream from now on begins when all that is on another is done.
+  /// Makes stream `then` wait for all work that is on stream `first` now.
   std::string follow(cudaStream_t first, cudaStream_t then) {
     const cudaError_t error = cudaEventRecord(turn_, first);
     return checked(error ? error : cudaStreamWaitEvent(then, turn_, 0));
   }
 
-  /// What a table in memory of the host is of: arrays, which are copied side by side into memory of the device, where
-  /// views then find them.
+  /// Copies the arrays of a table into one allocation of device memory, and sets the pointers of a table view to them.
   class Upload {
   public:
     template <class T> Upload &add(const std::vector<T> &array, const T *&view) {
@@ -222,7 +223,7 @@ private:
     std::string to(CudaDevice &device) {
       std::byte *there = nullptr;
       if (std::string error = device.allocate(bytes_, there); !error.empty())
-        return "a table of " + std::to_string(bytes_) + " bytes: " + error;
+        return "cannot allocate a table of " + std::to_string(bytes_) + " bytes: " + error;
       for (const auto &[array, at, bytes, show] : arrays_) {
         if (std::string error = bytes > 0 ? device.copy(there + at, array, bytes) : ""; !error.empty())
           return error;
@@ -278,9 +279,9 @@ private:
   cudaStream_t stream_ = nullptr, concurrent_ = nullptr;
   cudaEvent_t done_ = nullptr, turn_ = nullptr;
   cudaGraph_t captured_ = nullptr;
-  cudaGraphExec_t graph_ = nullptr;    // of it
-  volatile uint32_t *begun_ = nullptr; // of the host, which the device writes
-  uint32_t *begunThere_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;    // instantiated from captured_
+  volatile uint32_t *begun_ = nullptr; // host memory, written by the device: the last operation that has started
+  uint32_t *begunOnDevice_ = nullptr;  // its device address
   std::vector<void *> memory_;
   bool abandoned_ = false;
 };

@@ -1,4 +1,4 @@
-// Makes a device current for a scope, and gives the caller's back.
+// Makes a CUDA device current for a scope, then restores the caller's.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -16,7 +16,7 @@ LivenessLock::LivenessLock() {
   rank_ = std::atol(rank);
   size_ = std::atol(size);
   folder_ = folder;
-  const int mine = open(file(rank_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); // stays open
+  const int mine = open(file(rank_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); // stays open until the process ends
   const std::string text = std::to_string(getpid()) + " " + world + "\n";
   if (mine < 0 || flock(mine, LOCK_EX | LOCK_NB) != 0 ||
       write(mine, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
@@ -27,14 +27,14 @@ std::string LivenessLock::file(long rank) const { return folder_ + "/reshard." +
 
 std::string LivenessLock::missing() const {
   if (folder_.empty())
-    return "not all ranks have come";
+    return "not all ranks have joined";
   std::string text;
   for (long each = 0; each < size_; ++each) {
     if (each == rank_)
       continue;
     long process = 0, rank = -1;
     std::ifstream(file(each)) >> process >> rank;
-    std::string why = "has not come";
+    std::string why = "has not joined";
     if (const int other = open(file(each).c_str(), O_RDONLY | O_CLOEXEC); other >= 0) {
       why = flock(other, LOCK_SH | LOCK_NB) == 0 ? "has ended" : "";
       close(other);
@@ -49,7 +49,7 @@ std::string LivenessLock::missing() const {
       text += (text.empty() ? "" : ", ") +
               (rank < 0 ? "local rank " + std::to_string(each) : "rank " + std::to_string(rank)) + " " + why;
   }
-  return text.empty() ? "all ranks of this host are there, and not all are ready" : text;
+  return text.empty() ? "all ranks of this host have joined, but not all ranks of the job are ready" : text;
 }
 
 } // namespace reshard

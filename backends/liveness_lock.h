@@ -1,18 +1,18 @@
-// Who of the processes that a launcher started on this host is there: known before MPI_Init, which only returns when
-// all are.
+// Liveness locks: tell which processes of an MPI launch on this host are alive, even before MPI_Init, which returns
+// only when all processes have called it.
 #pragma once
 
 #include <string>
 
 namespace reshard {
 
-/// This process holds a lock on a file of its rank in the launcher's session folder for as long as it lives. Nothing
-/// where no launcher says where that is.
+/// Holds a file lock in Open MPI's session folder for as long as this process lives. Does nothing if the environment
+/// does not name that folder.
 class LivenessLock {
 public:
   LivenessLock();
-  /// The ranks of this host that have ended, have not come, or are stopped, as words for an error; or what else is
-  /// known.
+  /// For an error text: the ranks of this host that have ended, have not joined, or are stopped; if there are none, or
+  /// that is unknown, a text that says so.
   std::string missing() const;
 
 private:

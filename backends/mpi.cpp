@@ -1,6 +1,6 @@
-// libreshard_mpi.so: a wire over MPI. The program may have called MPI_Init; else it is called here, and MPI_Finalize at
-// the end. Nothing waits inside MPI for longer than the deadline: requests are polled, and what has no request runs on
-// a thread of its own, which is left behind when it is late.
+// libreshard_mpi.so: a channel over MPI. If the program has not called MPI_Init, this module calls it, and MPI_Finalize
+// when the last channel closes. No wait is longer than the deadline: requests are polled, and calls without a request
+// run on a thread of their own, which is detached.
 
 #include "backends/liveness_lock.h"
 #include "executor/channel.h"
@@ -26,7 +26,7 @@ std::string text(int code) {
   return std::string(message, static_cast<size_t>(length));
 }
 
-/// Waits until `done`, at most so many seconds; 0: for ever.
+/// Waits until `done`, at most `seconds` (0: without limit). Returns whether it is done.
 bool waitFor(double seconds, const std::function<bool()> &done) {
   const auto begin = std::chrono::steady_clock::now();
   while (!done()) {
@@ -37,8 +37,8 @@ bool waitFor(double seconds, const std::function<bool()> &done) {
   return true;
 }
 
-/// Calls something that returns when all processes have come to it. False where it has not returned in time: it never
-/// will be waited for again.
+/// Calls a blocking collective on a thread. Returns false if it has not returned after `seconds` (0: no limit): the
+/// thread stays behind, and nothing waits for it.
 bool callFor(double seconds, const std::function<void()> &call) {
   const auto done = std::make_shared<std::atomic<bool>>(false);
   std::thread([done, call] {
@@ -54,11 +54,11 @@ bool callFor(double seconds, const std::function<void()> &call) {
   return true;
 }
 
-/// MPI in this process, where this module has called MPI_Init.
+/// The state of MPI in this process.
 struct Start {
-  std::atomic<bool> begun = false;  // MPI_Init, which can be called once
-  std::atomic<bool> broken = false; // something failed: peers may be gone, and MPI_Finalize would wait for them
-  std::atomic<int> wires = 0;       // that are open; with the last MPI_Finalize comes, which can be called once, too
+  std::atomic<bool> begun = false;  // this module has called MPI_Init, which can be called once
+  std::atomic<bool> broken = false; // a run failed: peers may be gone, and MPI_Finalize would wait for them
+  std::atomic<int> channels = 0;    // open ones; the last calls MPI_Finalize, which can be called once, too
 };
 Start start;
 
@@ -71,7 +71,7 @@ bool finalized() {
 class MpiChannel : public Channel {
 public:
   MpiChannel(MPI_Comm all, double seconds) : all_(all), seconds_(seconds) {
-    ++start.wires;
+    ++start.channels;
     int rank = 0, size = 0;
     MPI_Comm_rank(all_, &rank);
     MPI_Comm_size(all_, &size);
@@ -82,8 +82,8 @@ public:
       maxTag_ = static_cast<uint32_t>(*most);
   }
   ~MpiChannel() override {
-    const bool last = --start.wires == 0;
-    if (start.broken || finalized()) // by the program, which may do so before it closes
+    const bool last = --start.channels == 0;
+    if (start.broken || finalized()) // the program may call MPI_Finalize before it closes the executor
       return;
     MPI_Comm_free(&all_);
     if (start.begun && last)
@@ -116,7 +116,8 @@ public:
     if (code == MPI_SUCCESS && done && expected_[request] >= 0) {
       MPI_Get_count(&status, MPI_BYTE, &bytes);
       if (bytes != expected_[request])
-        return "a message of " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected_[request]);
+        return "received a message of " + std::to_string(bytes) + " bytes, expected " +
+               std::to_string(expected_[request]);
       expected_[request] = -1;
     }
     return checked(code);
@@ -133,9 +134,9 @@ private:
 
   MPI_Comm all_;
   uint32_t rank_ = 0, size_ = 1;
-  uint32_t maxTag_ = 32767; // what the standard promises
+  uint32_t maxTag_ = 32767; // the minimum of the standard
   std::vector<MPI_Request> requests_;
-  std::vector<int> expected_; // bytes of what is being received; -1: of nothing, and of what is sent
+  std::vector<int> expected_; // by request: bytes of a pending receive; -1: none
   const double seconds_;
 };
 
@@ -148,10 +149,10 @@ extern const uint32_t reshard_open_channel_version = reshard::kChannelVersion;
 
 reshard::Channel *reshard_open_channel(double seconds, char *error, size_t room, int *timed_out) {
   using namespace reshard;
-  static const LivenessLock livenessLock; // for as long as the process lives
+  static const LivenessLock livenessLock; // held until the process ends
   const auto begin = std::chrono::steady_clock::now();
   auto late = [&](const char *where) -> Channel * {
-    std::snprintf(error, room, "the deadline passed in %s: %s", where, livenessLock.missing().c_str());
+    std::snprintf(error, room, "timed out in %s: %s", where, livenessLock.missing().c_str());
     *timed_out = 1;
     return nullptr;
   };
@@ -164,18 +165,18 @@ reshard::Channel *reshard_open_channel(double seconds, char *error, size_t room,
     return nullptr;
   };
   if (finalized())
-    return refused("MPI is finalized, as it is when the last executor is closed; expected a program that calls "
-                   "MPI_Init and MPI_Finalize itself");
+    return refused("MPI is finalized, which happens when the last executor is closed; to open another one later, call "
+                   "MPI_Init and MPI_Finalize in the program");
   int before = 0;
   MPI_Initialized(&before);
   if (!before) {
     if (start.begun.exchange(true))
-      return refused("an earlier MPI_Init has not returned, expected a new process");
+      return refused("an earlier call of MPI_Init has not returned; start a new process");
     const auto code = std::make_shared<int>(MPI_SUCCESS);
     auto initialize = [code] {
       int provided = 0;
-      *code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED,
-                              &provided); // called from several threads, one after the other
+      // Serialized: several threads call MPI, one at a time.
+      *code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
     };
     if (!callFor(seconds, initialize))
       return late("MPI_Init");
@@ -183,7 +184,8 @@ reshard::Channel *reshard_open_channel(double seconds, char *error, size_t room,
       return failed("MPI_Init_thread", *code);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   }
-  // Its own tags. What is not done at the deadline may still be written to.
+  // A communicator of its own, so that tags cannot clash with the program's. On the heap: after a timeout MPI may still
+  // write to it.
   struct Copy {
     MPI_Comm all = MPI_COMM_NULL;
     MPI_Request request;

@@ -1,5 +1,5 @@
-// libreshard_nccl.so: a group over NCCL. The communicator does not block: whoever waits for another rank looks at the
-// clock.
+// libreshard_nccl.so: a communicator over NCCL. It is non-blocking: every wait for another rank polls and has a
+// deadline.
 
 #include "backends/current_device.h"
 #include "executor/communicator.h"
@@ -16,7 +16,7 @@ namespace {
 
 std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
 
-/// For peers that may be gone.
+/// How long closing waits for peers, which may be gone.
 constexpr std::chrono::seconds kGracePeriod(10);
 
 class NcclCommunicator : public Communicator {
@@ -62,7 +62,7 @@ public:
       if (std::string error = settled(result, options.deadline, timedOut); !error.empty()) {
         if (comm_)
           abandon();
-        return timedOut ? error + ": not all ranks have come" : error;
+        return timedOut ? error + ": not all ranks have joined" : error;
       }
     }
     int rank = 0, size = 0;
@@ -100,7 +100,7 @@ public:
     if (problem.empty())
       problem = checked(cudaMemcpy(all, gathered, bytes * size_, cudaMemcpyDeviceToHost));
     else
-      abandon(); // else the memory were in use for ever
+      abandon(); // so that NCCL no longer uses the memory that is freed next
     cudaFree(memory);
     return problem;
   }
@@ -135,7 +135,7 @@ public:
     return state == ncclSuccess || state == ncclInProgress ? std::string() : text(state);
   }
 
-  /// NCCL may wait for peers here as well; after a while it is left to do so by itself.
+  /// ncclCommAbort may wait for peers, too: it runs on a thread, which stays behind after kGracePeriod.
   void abandon() override {
     if (abandoned_)
       return;
@@ -152,7 +152,7 @@ public:
 private:
   static std::string late(bool &timedOut) {
     timedOut = true;
-    return "the deadline passed";
+    return "timed out";
   }
 
   std::string text(ncclResult_t result) const {
@@ -161,7 +161,7 @@ private:
            (last && *last ? std::string(": ") + last : std::string());
   }
 
-  /// What a call came to, when it is done.
+  /// Waits until a call is complete. Returns its error text; empty on success.
   std::string settled(ncclResult_t result, const Deadline &deadline, bool &timedOut) {
     while (result == ncclInProgress) {
       if (passed(deadline))
@@ -175,8 +175,8 @@ private:
 
   const int device_;
   ncclComm_t comm_ = nullptr;
-  cudaStream_t stream_ = nullptr; // of gather
-  void *word_ = nullptr;          // of barrier; what is in it counts for nothing
+  cudaStream_t stream_ = nullptr; // for allGather
+  void *word_ = nullptr;          // operand of barrier; its value is not used
   uint32_t rank_ = 0, size_ = 1;
   bool own_ = true, abandoned_ = false;
 };

@@ -1,4 +1,4 @@
-// Waiting for another process by looking again and again.
+// Spin-then-sleep backoff for polling.
 #pragma once
 
 #include <chrono>
@@ -8,8 +8,8 @@
 
 namespace reshard {
 
-/// There may be more processes than cores: who has looked in vain for a while sleeps a little between looks, and leaves
-/// the core to those waited for.
+/// There may be more processes than cores: after some polls without success wait() sleeps, so that the awaited
+/// processes get the core.
 class Backoff {
 public:
   void reset() { spins_ = 0; }

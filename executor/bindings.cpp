@@ -40,9 +40,10 @@ std::string nearest(const std::string &name, const Bindable &bindable) {
 
 namespace {
 
-/// Of ranges in ascending order the first two that share something of a target.
+/// The first two of `ranges` (ascending) that overlap, one of which is a target's; "" if there are none. `where` is for
+/// the error text.
 std::string firstOverlap(const std::vector<BoundRange> &ranges, const char *where) {
-  const BoundRange *last = nullptr, *lastTarget = nullptr; // those that reach furthest
+  const BoundRange *last = nullptr, *lastTarget = nullptr; // with the greatest end
   for (const BoundRange &range : ranges) {
     const BoundRange *other = range.target ? last : lastTarget;
     if (other && other->end > range.begin && range.end > range.begin)
@@ -65,12 +66,12 @@ std::string checkOverlaps(std::vector<BoundRange> &ranges) {
   sort(ranges);
   if (std::string error = firstOverlap(ranges, "memory"); !error.empty())
     return error;
-  // One file may be mapped at several addresses.
+  // One file may be mapped at several addresses: compare offsets in files, as if each file were an address space.
   const SharedMappings mappings;
   std::map<std::pair<uint64_t, uint64_t>, std::vector<BoundRange>> files;
   for (const BoundRange &range : ranges)
     for (const FileRange &part : mappings.ranges(range.begin, range.end)) {
-      const auto *begin = reinterpret_cast<const std::byte *>(part.offset); // as if the file were the address space
+      const auto *begin = reinterpret_cast<const std::byte *>(part.offset);
       files[{part.device, part.inode}].push_back({begin, begin + part.bytes, range.target, range.name});
     }
   for (auto &[file, parts] : files) {

@@ -1,4 +1,4 @@
-// What memory the caller gives, param by param, and what can be wrong with it.
+// The memory that the caller binds to params, and the check that bound ranges do not overlap.
 #pragma once
 
 #include "executor/transport.h"
@@ -12,30 +12,31 @@
 
 namespace reshard {
 
-/// What a place of an endpoint can be bound to.
+/// The params of one mesh rank (or file) of an endpoint that the caller may bind.
 struct Bindable {
   std::string role;
-  uint32_t meshRank = 0;                                                // of the endpoint
-  std::unordered_map<std::string, std::pair<uint32_t, uint64_t>> names; // param -> instance over all params, bytes
-  std::vector<uint32_t> firstInstance;                                  // by param
+  uint32_t meshRank = 0;
+  /// Name of an instance -> its index in `pointers`, and its bytes.
+  std::unordered_map<std::string, std::pair<uint32_t, uint64_t>> names;
+  std::vector<uint32_t> firstInstance; // by param: index in `pointers`
   PointerTable pointers;
 };
 
 Bindable bindableOf(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
 
-/// A known name at most a few edits away, for the message: ", did you mean 'x'?", or nothing.
+/// ", did you mean 'x'?" if a known name is a few edits away, else "". Compares at most 100,000 names.
 std::string nearest(const std::string &name, const Bindable &bindable);
 
-/// A bound range, for the check of overlaps.
+/// The bound memory of one instance. `name` is for error texts.
 struct BoundRange {
   const std::byte *begin, *end;
   bool target;
   std::string name;
 };
 
-/// No target may share memory with anything else that is bound, nor a part of a file that is mapped (MAP_SHARED) at
-/// several addresses: an error text that names the two, empty on success. Sorts them. Not seen: a private mapping
-/// beside a shared one, two names of one memory of a GPU, other processes' memory.
+/// Checks that no target range shares memory, or a range of a MAP_SHARED file, with another bound range. Returns an
+/// error text that names both ranges; empty on success. Sorts `ranges`. Not detected: a private mapping beside a shared
+/// one, two addresses of one GPU memory, memory of other processes.
 std::string checkOverlaps(std::vector<BoundRange> &ranges);
 
 } // namespace reshard

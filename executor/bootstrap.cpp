@@ -15,7 +15,8 @@ struct Hello {
   PeerAddress address;
 };
 
-/// Of rank 0: all have one digest, or `rank` has another; how many invitations follow.
+/// Rank 0's answer: all digests are equal (same = 1), or `rank` has another one; and the number of LocalPeers that
+/// follow.
 struct Verdict {
   uint32_t same, rank, localCount, reserved;
   char digest[kDigest];
@@ -29,8 +30,8 @@ struct LocalPeer {
 } // namespace
 
 std::string planMismatch(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest) {
-  return "rank " + std::to_string(rank) + " runs plan " + digest + ", rank " + std::to_string(own) + " plan " +
-         ownDigest + ", expected the same";
+  return "plans differ: rank " + std::to_string(rank) + " runs plan " + digest + ", rank " + std::to_string(own) +
+         " runs plan " + ownDigest + "; give the same plan file to all ranks";
 }
 
 std::string Bootstrap::wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline,
@@ -38,12 +39,12 @@ std::string Bootstrap::wait(size_t request, uint32_t peer, const char *what, con
   for (uint64_t polls = 0;; ++polls) {
     bool done = false;
     if (std::string error = channel_.test(request, done); !error.empty() || done)
-      return error.empty() ? error : error + ": " + what + " of rank " + std::to_string(peer);
+      return error.empty() ? error : error + ": with rank " + std::to_string(peer) + " " + what;
     if (deadline && polls % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
       timedOut = true;
-      return "the deadline passed: rank " + std::to_string(peer) + " is waited for, " + what;
+      return "timed out waiting for rank " + std::to_string(peer) + " " + what;
     }
-    sched_yield(); // and no more: MPI hears of what it waits for only once in many looks
+    sched_yield(); // no sleep: MPI needs many polls to complete one request
   }
 }
 
@@ -85,7 +86,7 @@ std::string Bootstrap::exchangeAddresses(const std::string &digest, const PeerAd
       list = hosts[all[rank].address.host];
       verdict.localCount = static_cast<uint32_t>(list.size());
       Verdict one = verdict;
-      if (!verdict.same && std::memcmp(all[rank].digest, verdict.digest, kDigest) == 0) { // it hears of rank 0
+      if (!verdict.same && std::memcmp(all[rank].digest, verdict.digest, kDigest) == 0) { // it differs from rank 0
         one.rank = 0;
         std::memcpy(one.digest, all[0].digest, kDigest);
       }
@@ -114,11 +115,11 @@ std::string Bootstrap::exchangeAddresses(const std::string &digest, const PeerAd
   return {};
 }
 
-std::string Bootstrap::allReduceMin(int64_t mine, int64_t &minimum, const Transport::Deadline &deadline,
+std::string Bootstrap::allReduceMin(int64_t value, int64_t &result, const Transport::Deadline &deadline,
                                     bool &timedOut) {
-  constexpr const char *kWhat = "at the end";
+  constexpr const char *kWhat = "in an all-reduce (of open, prepare, or the end of a run)";
   const uint32_t rank = channel_.rank(), size = channel_.size();
-  out_ = mine;
+  out_ = value;
   for (uint32_t step = 0, distance = 1; distance < size; ++step, distance *= 2) {
     const uint32_t before = (rank + size - distance) % size;
     if (std::string error =
@@ -132,7 +133,7 @@ std::string Bootstrap::allReduceMin(int64_t mine, int64_t &minimum, const Transp
       return error;
     out_ = std::min(out_, in_);
   }
-  minimum = out_;
+  result = out_;
   return {};
 }
 

@@ -1,4 +1,5 @@
-// What the processes of a run agree on over their wire: that they run one plan, who is on one host, that all are done.
+// Collectives of the processes of a run over their channel: compare plan digests and exchange addresses, all-reduce
+// min, barrier.
 #pragma once
 
 #include "executor/channel.h"
@@ -13,19 +14,19 @@ class Bootstrap {
 public:
   static constexpr size_t kRequests = 2;
   static constexpr uint32_t kTags = 64;
-  /// Uses requests [request, request + kRequests) and tags [0, kTags) of the wire, whatever the plan.
+  /// Uses requests [request, request + kRequests) and tags [0, kTags) of the channel.
   Bootstrap(Channel &channel, size_t request) : channel_(channel), request_(request) {}
 
-  /// Every process has a plan of this digest (32 characters), or an error text that names one that has another.
-  /// `localPeers`: the invitations of the others on this host, by rank. All go through rank 0: N messages of a few
-  /// bytes there and back.
+  /// Checks that every process has a plan of this digest (32 characters); else an error text names a rank with another
+  /// one. `localPeers`: the addresses of the other processes of this host, by rank. All data passes rank 0: N small
+  /// messages to it and N from it.
   std::string exchangeAddresses(const std::string &digest, const PeerAddress &mine, const Transport::Deadline &deadline,
                                 bool &timedOut, std::map<uint32_t, PeerAddress> &localPeers);
 
-  /// Returns when every process has called it, with the least of what they say. In step k each tells the one 2^k
-  /// further on (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988): log2(N) steps. Allocates
-  /// nothing.
-  std::string allReduceMin(int64_t mine, int64_t &minimum, const Transport::Deadline &deadline, bool &timedOut);
+  /// `result`: the least `value` of all processes, each of which must call it. In step k each rank sends to the rank
+  /// that is 2^k higher (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988): log2(N) steps.
+  /// Allocates nothing.
+  std::string allReduceMin(int64_t value, int64_t &result, const Transport::Deadline &deadline, bool &timedOut);
   std::string barrier(const Transport::Deadline &deadline, bool &timedOut) {
     int64_t ignored;
     return allReduceMin(0, ignored, deadline, timedOut);
@@ -41,7 +42,7 @@ private:
 
   Channel &channel_;
   const size_t request_;
-  int64_t out_ = 0, in_ = 0; // of the barrier: no frame's, since one that failed leaves them on their way
+  int64_t out_ = 0, in_ = 0; // of allReduceMin: members, since after a failure their messages are still in flight
 };
 
 } // namespace reshard

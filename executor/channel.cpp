@@ -6,7 +6,7 @@ namespace reshard {
 
 std::string openChannel(const std::string &name, double seconds, std::unique_ptr<Channel> &channel, bool &timedOut) {
   void *function = nullptr;
-  // Its symbols are global: MPI loads parts of its own that need them.
+  // Global symbols: MPI loads plugins of its own that need them.
   if (std::string error = loadModule(name, "reshard_open_channel", kChannelVersion, Symbols::global, function);
       !error.empty())
     return error;

@@ -1,6 +1,5 @@
-// What a backend gives to the message transport: nonblocking bytes from process to process. A backend is a module,
-// libreshard_NAME.so, found beside the program or on the library path and loaded when it is asked for: so that one
-// executor runs on machines with and without it.
+// The interface of a backend of the message transport: nonblocking point-to-point sends and receives of bytes between
+// processes. A backend is a module, libreshard_NAME.so (executor/module.h).
 #pragma once
 
 #include <cstddef>
@@ -10,39 +9,40 @@
 
 namespace reshard {
 
-/// One process's end. Requests are numbered by the caller, [0, requests); one that was waited for may be used again.
+/// The channel of one process. The caller numbers requests, [0, requests); a completed request may be used again. All
+/// error texts are empty on success.
 class Channel {
 public:
   virtual ~Channel() = default;
 
-  /// This process, and how many there are: the ranks of the plan.
+  /// The rank of this process, and the number of processes: both as in the plan.
   virtual uint32_t rank() const = 0;
   virtual uint32_t size() const = 0;
-  /// The greatest tag of its messages, at least 32767.
+  /// The greatest allowed tag, at least 32767.
   virtual uint32_t maxTag() const = 0;
-  /// Room for so many requests; before any, and again while none is on its way.
+  /// Allocates that many requests. Must be called before the first one; again only while none is in flight.
   virtual void reserve(size_t requests) = 0;
 
-  /// Begins to send, or to receive, bytes under a tag of at most maxTag(). Those of one pair and tag arrive in order.
-  /// At most kMaxWireBytes.
+  /// Starts a send or a receive of at most kMaxChannelBytes bytes, with a tag of at most maxTag(). Messages of one pair
+  /// of ranks and one tag arrive in order.
   virtual std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) = 0;
   virtual std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) = 0;
-  /// Whether a request is done; makes progress.
+  /// Sets `done` if a request is complete; also makes progress on the others.
   virtual std::string test(size_t request, bool &done) = 0;
-  /// The run failed: peers may be gone. Nothing will be waited for any more, not even at the end. What was to be
-  /// received may still be written, as long as the process lives: MPI cannot take back what has begun.
+  /// A run failed and peers may be gone: from here on the channel waits for nothing, not even in its destructor.
+  /// Memory of pending receives may still be written until the process ends, since MPI cannot withdraw them.
   virtual void abandon() = 0;
 };
 
 constexpr uint64_t kMaxChannelBytes = uint64_t{1} << 30;
 
 constexpr uint32_t kChannelVersion = 2;
-/// What a module exports as `reshard_open_channel`, beside `reshard_open_channel_version`: a wire, or null and an error
-/// text of at most `room` bytes; `*timed_out` is not 0 where it says that so many seconds (0: no limit) have passed
-/// without all processes having come. The same limit holds when the wire is closed.
+/// The function that a module exports as `reshard_open_channel`, with `reshard_open_channel_version`. Returns a
+/// channel, or null and an error text of at most `room` bytes; `*timed_out` is not 0 if not all processes joined within
+/// `seconds` (0: no limit). The same limit holds when the channel is closed.
 using OpenChannel = Channel *(*)(double seconds, char *error, size_t room, int *timed_out);
 
-/// Loads the module of a backend and opens its wire. An error text says what is missing, or who; empty on success.
+/// Loads the module of a backend and opens its channel. Returns an error text; empty on success.
 std::string openChannel(const std::string &name, double seconds, std::unique_ptr<Channel> &channel, bool &timedOut);
 
 } // namespace reshard

@@ -1,4 +1,4 @@
-// The check that no rank can make alone: both ends of every message, against each other.
+// Compares the send and the receive of every message, which no rank can do alone.
 #include "executor/check_segment.h"
 #include "executor/load.h"
 
@@ -43,7 +43,7 @@ std::string compare(uint32_t message, const Ends &ends, const Segment &from, con
     const Shape &x = *from.shapes()->Get(from.operands()->Get(send.first_input() + i)->shape());
     const Shape &y = *to.shapes()->Get(to.operands()->Get(receive.first_output() + i)->shape());
     if (!shapesMatch(from, x, to, y))
-      return name(message, ends) + ": found unlike shapes at operand " + std::to_string(i) +
+      return name(message, ends) + ": operand shapes differ at operand " + std::to_string(i) +
              ", expected equal rows and loop counts";
   }
   return {};
@@ -52,7 +52,7 @@ std::string compare(uint32_t message, const Ends &ends, const Segment &from, con
 } // namespace
 
 std::string checkMessages(const Plan &plan) {
-  // Segments stay mapped, not copied: their pages can leave memory again.
+  // Segments are mapped, not copied, so that the kernel can evict their pages.
   std::vector<const Segment *> segments(plan.world());
   std::vector<Ends> messages(plan.manifest().messages());
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {

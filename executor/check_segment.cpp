@@ -19,7 +19,7 @@ template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return 
 std::string text(uint64_t number) { return std::to_string(number); }
 std::string range(int64_t begin, int64_t end) { return "[" + std::to_string(begin) + ", " + std::to_string(end) + ")"; }
 
-/// Functions return false at the first problem; error texts are only made then, since this runs over millions of
+/// Functions return false at the first problem. Error texts are built only then, since there may be millions of
 /// operands.
 class SegmentCheck {
 public:
@@ -32,23 +32,25 @@ public:
   }
 
 private:
-  /// A run of buffers: numbers [first, first + count), `bytes` each.
+  /// A range of buffers: numbers [first, first + count), `bytes` each.
   struct Buffers {
     int64_t first, count, bytes;
     bool source, storage;
     bool derived = false;
-    int64_t block = 0; // of what is converted where it comes, the bytes that are written at once: of an element, or of
-                       // a block; else 0
-    int64_t matrix = 0, rows = 0; // of what is gathered before: bytes of a matrix, and of a row of its blocks
-    bool amax = false;            // of a target's face `amax`
+    /// If the buffer is converted on arrival: the bytes that are written at once, an element or a block. Else 0.
+    int64_t block = 0;
+    /// If the buffer is staged before it is quantized: bytes of a matrix, and of a row of its blocks. Else 0.
+    int64_t matrix = 0, rows = 0;
+    bool amax = false; // a target's quantized view `amax`
   };
-  /// What a shape covers, relative to its operand's start: rows begin at [low, high], in buffers [lowBuffer,
+  /// The extent of a shape relative to its operand's offset: rows begin at bytes [low, high] of buffers [lowBuffer,
   /// highBuffer].
   struct Extent {
     int64_t bytes, row, low, high, lowBuffer, highBuffer;
-    int64_t unit; // of which row and strides are multiples
-    int64_t
-        pieces; // beyond one, that an executor expands it to: what lies within the loops that change the buffer is one
+    int64_t unit; // the greatest common divisor of row bytes and strides
+    /// Strided pieces beyond the first to which expand() (operands.h) expands it: one for each iteration of the loops
+    /// down to the innermost that changes the buffer.
+    int64_t pieces;
   };
 
   bool fail(std::string text) {
@@ -63,8 +65,8 @@ private:
                                                     {"steps", segment_.steps()},     {"after", segment_.after()}};
     for (const auto &[name, found] : tables)
       if (!found)
-        return fail(std::string("found no table '") + name + "', expected one, though it be empty");
-    // The verifier does not look at the alignment of a vector of structs.
+        return fail(std::string("table '") + name + "' is missing (an empty table is allowed)");
+    // The verifier does not check the alignment of vectors of structs.
     auto aligned = [](const auto *vector) {
       return vector->size() == 0 || reinterpret_cast<uintptr_t>(vector->Data()) % alignof(uint64_t) == 0;
     };
@@ -84,7 +86,7 @@ private:
     return true;
   }
 
-  /// What is gathered at the arena's beginning and the slots of messages do not meet.
+  /// The head of the arena (elements to quantize) and the slots of messages must not overlap.
   bool arena() {
     const uint64_t begin = arenaHeadBytes(segment_);
     if (begin > segment_.arena_bytes() - staged_)
@@ -94,13 +96,13 @@ private:
       if (const Step *step = segment_.steps()->Get(s);
           (step->kind() == StepKind::send || step->kind() == StepKind::recv) && step->staging() != kInPlace &&
           step->staging() < begin)
-        return fail("found message " + text(step->message()) + " staged at " + text(step->staging()) +
-                    ", expected it from " + text(begin) + " on, behind what is gathered");
+        return fail("found message " + text(step->message()) + " staged at " + text(step->staging()) + ", expected " +
+                    text(begin) + " or more: elements to quantize are staged before");
     return true;
   }
 
-  /// The buffers must be those that the manifest gives this rank: endpoint by endpoint its own place, of a storage
-  /// endpoint all places; of each place the params in order, where there are instances.
+  /// The buffers must be those that the manifest gives this rank: for each endpoint its own mesh rank, or for a storage
+  /// endpoint all files; for each of these the params with instances, in the order of the manifest.
   bool buffers() {
     uint64_t next = 1;
     buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false, false, false, 0, 0, 0, false});
@@ -119,18 +121,18 @@ private:
           for (int64_t length : localShape(endpoint, param, meshRank))
             bytes *= static_cast<uint64_t>(length);
           if (at == sizeOf(segment_.buffers()))
-            return fail("found " + text(at) + " runs of buffers, expected one more for param '" + param.name()->str() +
+            return fail("found " + text(at) + " buffer ranges, expected one more for param '" + param.name()->str() +
                         "' of endpoint " + text(e));
-          const BufferRange &run = *segment_.buffers()->Get(static_cast<uint32_t>(at));
-          const std::string where = "buffer run " + text(at++) + ": ";
+          const BufferRange &entry = *segment_.buffers()->Get(static_cast<uint32_t>(at));
+          const std::string where = "buffer range " + text(at++) + ": ";
           auto is = [&](const char *what, uint64_t found, uint64_t expected) {
             return found == expected || fail(where + "found " + what + " " + text(found) + ", expected " +
                                              text(expected) + " (param '" + param.name()->str() + "')");
           };
-          if (!is("endpoint", run.endpoint(), e) || !is("mesh rank", run.mesh_rank(), meshRank) ||
-              !is("param", run.param(), p) || !is("first buffer", run.first(), next) ||
-              !is("count", run.count(), count) || !is("bytes", run.bytes(), bytes) ||
-              !is("reserved", run.reserved(), 0))
+          if (!is("endpoint", entry.endpoint(), e) || !is("mesh rank", entry.mesh_rank(), meshRank) ||
+              !is("param", entry.param(), p) || !is("first buffer", entry.first(), next) ||
+              !is("count", entry.count(), count) || !is("bytes", entry.bytes(), bytes) ||
+              !is("reserved", entry.reserved(), 0))
             return false;
           const QuantizedView *view = param.view();
           const bool elements = view && view->kind() == ViewKind::elements && e > 0,
@@ -141,7 +143,7 @@ private:
                                                         : 0;
           buffers_.push_back({static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes),
                               e == 0, endpoint.storage(), param.derived(), block, 0, 0, false});
-          if (elements && !arrives && bytes > 0) { // by whole rows of blocks
+          if (elements && !arrives && bytes > 0) { // quantized by whole rows of blocks
             const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
             const int64_t rows = shape[shape.size() - 2], row = shape.back() * itemBytes(param.dtype());
             buffers_.back().matrix = rows * row;
@@ -149,12 +151,12 @@ private:
             stages_ = true;
           }
           buffers_.back().amax = e > 0 && view && view->kind() == ViewKind::amax;
-          // What the executor adds up for its memory is at most this, so it overflows nowhere after this check.
-          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, stagedBytes(run), &each) ||
+          // The executor's own sums of staged bytes are at most this one, so they cannot overflow after this check.
+          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, stagedBytes(entry), &each) ||
                                                     __builtin_add_overflow(staged_, each, &staged_) ||
                                                     staged_ > static_cast<uint64_t>(kMaxSize)))
             return fail(where + "found " + text(count) + " buffers of " + text(bytes) +
-                        " bytes to gather, expected at most " + text(kMaxSize) + " bytes of all");
+                        " bytes to stage, expected at most " + text(kMaxSize) + " bytes for all staged buffers");
           next += count;
           if (next > UINT32_MAX)
             return fail("found " + text(next) + " buffers, expected fewer than 2^32");
@@ -163,12 +165,13 @@ private:
     }
     if (staged_ > segment_.arena_bytes())
       return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(staged_) +
-                  " or more to gather");
+                  " or more for staged buffers");
     return at == sizeOf(segment_.buffers()) || fail("found " + text(sizeOf(segment_.buffers())) +
-                                                    " runs of buffers, expected " + text(at) + " by the manifest");
+                                                    " buffer ranges, expected " + text(at) + " as in the manifest");
   }
 
-  /// Shapes follow one another in the table of loops: so the tables are walked once, whatever they say.
+  /// Shapes must use the table of loops in order and without gaps, so that each loop is read once even in a hostile
+  /// plan.
   bool shapes() {
     uint64_t next = 0;
     extents_.reserve(sizeOf(segment_.shapes()));
@@ -182,8 +185,8 @@ private:
         return fail("shape " + text(s) + ": found " + text(shape.loop_count()) + " loops, expected at most " +
                     text(kMaxLoops));
       if (!this->shape(shape))
-        return fail("shape " + text(s) + ": found rows or loops of no bytes or too many, expected 1 to " +
-                    text(kMaxSize));
+        return fail("shape " + text(s) + ": row bytes, loop counts or their product are out of range, expected 1 to " +
+                    text(kMaxSize) + "; strides and extents at most that in size");
       next += shape.loop_count();
     }
     return next == sizeOf(segment_.loops()) ||
@@ -235,15 +238,16 @@ private:
         return failStep("found round " + text(step.round()) + ", expected " + text(round) + " or later and before " +
                         text(manifest_.rounds()));
       round = step.round();
-      // Like loops: inputs, then outputs, step after step.
+      // Operands, too, must be used in order and without gaps: of each step the inputs, then the outputs.
       const uint64_t left = sizeOf(segment_.operands()) - operands;
       if (step.first_input() != operands || step.input_count() > left ||
           step.first_output() != operands + step.input_count() || step.output_count() > left - step.input_count())
-        return failStep("found its operands at " + text(step.first_input()) + " and " + text(step.first_output()) +
-                        ", expected them from " + text(operands) + " within " + text(sizeOf(segment_.operands())));
+        return failStep("found its inputs at operand " + text(step.first_input()) + " and its outputs at " +
+                        text(step.first_output()) + ", expected them from " + text(operands) + " within " +
+                        text(sizeOf(segment_.operands())));
       operands += uint64_t{step.input_count()} + step.output_count();
       if (step.first_after() != after || step.after_count() > sizeOf(segment_.after()) - after)
-        return failStep("found its 'after' at " + text(step.first_after()) + ", expected it from " + text(after) +
+        return failStep("found its 'after' list at " + text(step.first_after()) + ", expected it at " + text(after) +
                         " within " + text(sizeOf(segment_.after())));
       for (uint32_t i = 0; i < step.after_count(); ++i)
         if (const uint32_t earlier = segment_.after()->Get(step.first_after() + i); earlier >= step_)
@@ -254,7 +258,7 @@ private:
     }
     if (operands != sizeOf(segment_.operands()) || after != sizeOf(segment_.after()))
       return fail("found " + text(sizeOf(segment_.operands())) + " operands and " + text(sizeOf(segment_.after())) +
-                  " of 'after', expected the " + text(operands) + " and " + text(after) + " of the steps");
+                  " entries of 'after', expected " + text(operands) + " and " + text(after) + " as in the steps");
     return true;
   }
 
@@ -266,23 +270,25 @@ private:
     case StepKind::copy:
       if (step.input_count() != step.output_count())
         return failStep("copies " + text(step.input_count()) + " inputs to " + text(step.output_count()) +
-                        " outputs, expected as many");
+                        " outputs, expected as many outputs as inputs");
       break;
     case StepKind::send:
       if (step.output_count() != 0)
-        return failStep("sends, and has outputs");
+        return failStep("is a send with outputs, expected none");
       break;
     case StepKind::recv:
     case StepKind::fill:
       if (step.input_count() != 0)
-        return failStep(step.kind() == StepKind::fill ? "fills, and has inputs" : "receives, and has inputs");
+        return failStep(step.kind() == StepKind::fill ? "is a fill with inputs, expected none"
+                                                      : "is a receive with inputs, expected none");
       break;
     case StepKind::reduce:
       if (step.output_count() != 0)
-        return failStep("reduces, and has outputs");
+        return failStep("is a reduce with outputs, expected none");
       break;
     default:
-      return failStep("is of kind " + text(static_cast<uint8_t>(step.kind())) + ", which this version does not run");
+      return failStep("is of kind " + text(static_cast<uint8_t>(step.kind())) +
+                      ", which this version does not support");
     }
     if (step.input_count() + uint64_t{step.output_count()} == 0)
       return failStep("has no operands");
@@ -298,9 +304,9 @@ private:
         static_cast<uint64_t>(step.kind() == StepKind::send || step.kind() == StepKind::reduce ? in : out);
     if (found != step.bytes())
       return failStep("has operands of " + text(found) + " bytes, expected " + text(step.bytes()));
-    if (step.kind() == StepKind::copy && !(pairs(step) && gathers(step)))
+    if (step.kind() == StepKind::copy && !(pairs(step) && stagedRows(step)))
       return false;
-    if (step.kind() != StepKind::copy && !gathers(step))
+    if (step.kind() != StepKind::copy && !stagedRows(step))
       return false;
     return message ? this->message(step) : local(step);
   }
@@ -308,7 +314,7 @@ private:
   bool local(const Step &step) {
     return (step.peer() == kNoPeer && step.message() == 0 && step.staging() == kInPlace && step.chunk() == 0 &&
             step.slot() == 0) ||
-           failStep("is local, and has a peer, a message, staging or chunks");
+           failStep("is local but has a peer, a message, staging or chunks");
   }
 
   bool message(const Step &step) {
@@ -324,8 +330,8 @@ private:
       const int64_t chunks = static_cast<int64_t>((step.bytes() - 1) / step.chunk()) + 1,
                     each = 1 + int64_t{step.after_count()};
       if (chunks > (kMaxChunks - chunks_) / each)
-        return failStep("found messages of more than " + text(kMaxChunks) +
-                        " chunks, counted again for each step that they wait for, expected at most so many");
+        return failStep("messages have more than " + text(kMaxChunks) +
+                        " chunks in all (each counted once more for each step that it waits for), which is the limit");
       chunks_ += chunks * each;
     }
     if (step.slot() > (step.chunk() > 0 && step.staging() != kInPlace ? 1 : 0))
@@ -340,7 +346,8 @@ private:
     for (uint32_t before :
          arena_.take(static_cast<int64_t>(step.staging()), static_cast<int64_t>(step.staging() + staged), step_))
       if (!waits(step, before))
-        return failStep("takes over bytes of the arena from step " + text(before) + ", expected it to wait for that");
+        return failStep("overwrites arena bytes that step " + text(before) +
+                        " used, expected it to wait for that step");
     return true;
   }
 
@@ -351,17 +358,20 @@ private:
     return false;
   }
 
-  /// A send may pass on what the rank got, when it waits for a receive or a copy; nothing else reads what a run writes.
+  /// Inputs are of the source. Exceptions: a copy reads staged elements of the arena; a send forwards bytes of the
+  /// arena or of a target, and must wait for a receive or a copy that wrote them.
   bool readable(const Step &step, uint32_t number) {
     if (last_->block > 0)
       return failStep("operand " + text(number) +
-                      ": reads what is converted where it comes, expected one that stands as it came");
+                      ": reads a buffer that is converted on arrival, expected one that "
+                      "is stored as it was sent");
     if (step.kind() == StepKind::reduce)
-      return last_->amax || failStep("operand " + text(number) + ": reduces what has no largest magnitudes");
+      return last_->amax || failStep("operand " + text(number) + ": is reduced, expected a buffer of amax values");
     if (last_->source)
       return true;
-    if (step.kind() == StepKind::copy && last_->first == 0) // what was gathered
-      return step.after_count() > 0 || failStep("operand " + text(number) + ": reads the arena, and waits for nothing");
+    if (step.kind() == StepKind::copy && last_->first == 0) // staged elements
+      return step.after_count() > 0 ||
+             failStep("operand " + text(number) + ": reads the arena, expected the step to wait for its writers");
     bool received = false;
     for (uint32_t i = 0; i < step.after_count(); ++i)
       if (const StepKind before = segment_.steps()->Get(segment_.after()->Get(step.first_after() + i))->kind();
@@ -374,57 +384,57 @@ private:
                     ", expected one of the source, or of a target rank in a send that waits for a receive or a copy");
   }
 
-  /// What a rank relays comes to its arena by receives and leaves it by sends, in turn: a send waits for the receives
-  /// that brought what it sends, a receive for the sends of what it writes over. It stands row behind row. A rank that
-  /// gathers what it quantises relays nothing.
+  /// Relayed bytes are written to the arena by receives and read from it by sends, in turn: a send waits for the
+  /// receives of its bytes, a receive waits for the sends of the bytes that it overwrites. They are contiguous. A rank
+  /// that stages elements to quantize them relays nothing.
   bool relay(const Step &step, uint32_t number) {
     const Operand &operand = *segment_.operands()->Get(number);
     const Shape &shape = *segment_.shapes()->Get(operand.shape());
     auto fail = [&](const std::string &why) { return failStep("operand " + text(number) + ": " + why); };
     if (step.kind() != StepKind::send && step.kind() != StepKind::recv)
-      return fail("writes to the arena, expected that of receives alone on a rank that gathers nothing");
+      return fail("writes to the arena, expected only receives to do so on a rank that quantizes nothing in the arena");
     if (stages_)
-      return fail("sends bytes of the arena, where the rank gathers what it quantises");
+      return fail("sends bytes of the arena, expected none on a rank that quantizes in the arena");
     int64_t stride = extents_[operand.shape()].bytes;
     const auto begin = static_cast<int64_t>(operand.offset()), end = begin + stride;
     for (uint32_t l = 0; l < shape.loop_count(); ++l)
       if (const Loop &loop = *segment_.loops()->Get(shape.first_loop() + l);
           loop.stride() != (stride /= static_cast<int64_t>(loop.count())) || loop.buffer_step() != 0)
-        return fail("is relayed, and does not stand row behind row");
+        return fail("is relayed but not contiguous");
     for (const uint32_t before : relayed_.take(begin, end, step_))
       if (const bool sent = segment_.steps()->Get(before)->kind() == StepKind::send;
           before == step_ || sent == (step.kind() == StepKind::send) || !waits(step, before))
-        return fail("takes bytes " + range(begin, end) + " of the arena, which step " + text(before) +
-                    " had last, expected that this is a " + (step.kind() == StepKind::send ? "receive" : "send") +
-                    ", and that it is waited for");
+        return fail("uses bytes " + range(begin, end) + " of the arena after step " + text(before) +
+                    ", expected that step to be a " + (step.kind() == StepKind::send ? "receive" : "send") +
+                    " and to be in 'after'");
     return true;
   }
 
-  /// What is gathered before it is quantised is written by copies from the arena's beginning, by whole rows of blocks,
-  /// and by nothing else.
-  bool gathers(const Step &step) {
+  /// A view that is staged before it is quantized is written only by copies from the head of the arena, by whole rows
+  /// of blocks.
+  bool stagedRows(const Step &step) {
     for (uint32_t i = 0; i < step.output_count(); ++i) {
       const Operand &output = *segment_.operands()->Get(step.first_output() + i);
-      const Buffers &run = bufferRunOf(output.buffer());
+      const Buffers &buffers = bufferRangeOf(output.buffer());
       const bool fromArena =
           step.kind() == StepKind::copy && segment_.operands()->Get(step.first_input() + i)->buffer() == 0;
-      if (fromArena != (run.rows > 0))
-        return failStep(
-            "operand " + text(step.first_output() + i) +
-            (fromArena ? ": gets what was gathered, and is not made of that" : ": is to get what was gathered"));
+      if (fromArena != (buffers.rows > 0))
+        return failStep("operand " + text(step.first_output() + i) +
+                        (fromArena ? ": is written from the arena, expected only staged elements to be"
+                                   : ": is staged before it is quantized, expected it to be copied from the arena"));
       if (!fromArena)
         continue;
       const Shape &shape = *segment_.shapes()->Get(output.shape());
-      auto between = [&](int64_t at) { return at % run.matrix % run.rows == 0; };
+      auto between = [&](int64_t at) { return at % buffers.matrix % buffers.rows == 0; };
       const auto begin = static_cast<int64_t>(output.offset()), end = begin + static_cast<int64_t>(shape.row_bytes());
       if (shape.loop_count() > 0 || !between(begin) || !between(end))
         return failStep("operand " + text(step.first_output() + i) + ": found bytes " + range(begin, end) +
-                        ", expected whole rows of blocks of " + text(run.rows) + " bytes");
+                        ", expected whole rows of blocks of " + text(buffers.rows) + " bytes");
     }
     return true;
   }
 
-  const Buffers &bufferRunOf(uint32_t buffer) const {
+  const Buffers &bufferRangeOf(uint32_t buffer) const {
     return *std::prev(std::upper_bound(buffers_.begin(), buffers_.end(), int64_t{buffer},
                                        [](int64_t b, const Buffers &r) { return b < r.first; }));
   }
@@ -440,7 +450,8 @@ private:
     return true;
   }
 
-  /// Within one run of buffers, and within each buffer's bytes, over all loops. Adds its bytes to `sum`.
+  /// An operand must be inside one range of buffers, and inside the bytes of each buffer, over all loops. Adds its
+  /// bytes to `sum`.
   bool operand(uint32_t number, bool output, int64_t &sum) {
     const Operand &operand = *segment_.operands()->Get(number);
     if (operand.shape() >= extents_.size())
@@ -448,43 +459,43 @@ private:
                       text(extents_.size()));
     const Extent &extent = extents_[operand.shape()];
     const int64_t buffer = operand.buffer();
-    const Buffers *run = last_;
-    if (buffer < run->first || buffer >= run->first + run->count) {
+    const Buffers *buffers = last_;
+    if (buffer < buffers->first || buffer >= buffers->first + buffers->count) {
       const auto after = std::upper_bound(buffers_.begin(), buffers_.end(), buffer,
                                           [](int64_t b, const Buffers &r) { return b < r.first; });
-      run = &*std::prev(after); // there is one: the arena is buffer 0
-      if (buffer >= run->first + run->count)
+      buffers = &*std::prev(after); // exists: the arena is buffer 0
+      if (buffer >= buffers->first + buffers->count)
         return failStep("operand " + text(number) + ": found buffer " + text(operand.buffer()) +
-                        ", expected one below " + text(run->first + run->count));
-      last_ = run;
+                        ", expected one below " + text(buffers->first + buffers->count));
+      last_ = buffers;
     }
-    if (output && run->source)
+    if (output && buffers->source)
       return failStep("operand " + text(number) + ": writes to buffer " + text(operand.buffer()) + " of the source");
-    if (buffer + extent.lowBuffer < run->first || buffer + extent.highBuffer >= run->first + run->count)
+    if (buffer + extent.lowBuffer < buffers->first || buffer + extent.highBuffer >= buffers->first + buffers->count)
       return failStep("operand " + text(number) + ": found buffers " +
                       range(buffer + extent.lowBuffer, buffer + extent.highBuffer + 1) + ", expected them in " +
-                      range(run->first, run->first + run->count));
+                      range(buffers->first, buffers->first + buffers->count));
     const bool far = operand.offset() > static_cast<uint64_t>(kMaxSize);
     const int64_t offset = far ? kMaxSize : static_cast<int64_t>(operand.offset());
-    if (far || offset + extent.low < 0 || offset + extent.high + extent.row > run->bytes)
+    if (far || offset + extent.low < 0 || offset + extent.high + extent.row > buffers->bytes)
       return failStep("operand " + text(number) + ": found bytes " +
                       range(offset + extent.low, offset + extent.high + extent.row) + ", expected them in " +
-                      range(0, run->bytes));
-    if (run->block > 0 && (extent.unit % run->block != 0 || offset % run->block != 0))
-      return failStep("operand " + text(number) + ": begins or goes on within what is converted at once, " +
-                      text(run->block) + " bytes");
-    if (output && run->derived)
+                      range(0, buffers->bytes));
+    if (buffers->block > 0 && (extent.unit % buffers->block != 0 || offset % buffers->block != 0))
+      return failStep("operand " + text(number) + ": found an offset, row or stride that is no multiple of the " +
+                      text(buffers->block) + " bytes that are converted at once");
+    if (output && buffers->derived)
       return failStep("operand " + text(number) + ": writes buffer " + text(operand.buffer()) +
-                      ", which is made of others");
-    // More bytes than there are to write would be written twice, and might take for ever.
+                      ", which is derived from others");
+    // An operand of more bytes than its extent would write some twice, and a hostile loop count might never end.
     const __int128 room =
         static_cast<__int128>(extent.high - extent.low + extent.row) * (extent.highBuffer - extent.lowBuffer + 1);
     if (output && extent.bytes > room)
-      return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes over " +
-                      text(static_cast<uint64_t>(room)));
+      return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes into an extent of " +
+                      text(static_cast<uint64_t>(room)) + " bytes");
     if (extent.pieces > kMaxOperandRanges - pieces_)
-      return failStep("operand " + text(number) + ": found loops that make more than " + text(kMaxOperandRanges) +
-                      " pieces of operands, expected at most so many");
+      return failStep("operand " + text(number) + ": the operands expand to more than " + text(kMaxOperandRanges) +
+                      " pieces, which is the limit");
     pieces_ += extent.pieces;
     sum += extent.bytes;
     return sum <= kMaxSize || failStep("has operands of more than " + text(kMaxSize) + " bytes");
@@ -496,13 +507,13 @@ private:
   const uint32_t rank_;
   uint32_t step_ = 0;
   std::vector<Buffers> buffers_;
-  uint64_t staged_ = 0;         // bytes of the arena's end
+  uint64_t staged_ = 0;         // bytes at the arena's end, of views and transforms
   std::vector<Extent> extents_; // by shape
   int64_t pieces_ = 0;          // of all operands
-  int64_t chunks_ = 0;          // of all messages, as kMaxChunks counts them
+  int64_t chunks_ = 0;          // of all messages, counted as for kMaxChunks
   ArenaUse arena_, relayed_;
-  bool stages_ = false;          // rows of blocks, in the arena
-  const Buffers *last_ = &kNone; // operands come in runs that share a buffer
+  bool stages_ = false;          // the rank stages elements in the arena and quantizes whole rows of blocks
+  const Buffers *last_ = &kNone; // of the last operand: consecutive operands often share it
   static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};
   std::string error_;
 };

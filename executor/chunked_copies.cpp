@@ -12,7 +12,7 @@ using namespace schema;
 namespace {
 
 constexpr uint64_t kChunkBytes = 1 << 20;
-static_assert(kernels::kMaxLoops > kMaxLoops, "a huge row adds a loop to those of the plan");
+static_assert(kernels::kMaxLoops > kMaxLoops, "a row that is cut into chunks adds a loop to those of the plan");
 
 } // namespace
 
@@ -25,7 +25,7 @@ std::string ChunkedCopies::add(const LocalRank &from, const Operand *input, cons
     castZeros(expansion);
   for (const auto &[source, target, sourceBase, targetBase] : expansion.at) {
     if (!target || (input && !source))
-      return "a buffer of rank " + std::to_string(target ? from.rank : to.rank) + " is used but not bound";
+      return "rank " + std::to_string(target ? from.rank : to.rank) + " uses a buffer that was not bound";
     cut(expansion.shape, {expansion.source, expansion.target, sourceBase, targetBase}, input ? source : nullptr,
         target);
   }
@@ -37,7 +37,7 @@ void ChunkedCopies::addReduce(const LocalRank &rank, uint32_t buffer) {
   reduces_.emplace_back(rank.viewJobs, buffer);
 }
 
-/// Rows of blocks that are gathered side by side, about a mebibyte at a time.
+/// Cuts staged elements, which are contiguous whole rows of blocks, into chunks of about 1 MiB inside one matrix.
 void ChunkedCopies::cutBlocks(const kernels::Strided &shape, const kernels::Conversion &conversion,
                               const std::byte *source, std::byte *target) {
   const kernels::Quantized &matrices = conversion.to->matrices;
@@ -46,7 +46,7 @@ void ChunkedCopies::cutBlocks(const kernels::Strided &shape, const kernels::Conv
                  matrix = matrices.rows * matrices.columns * item;
   const uint64_t first = static_cast<uint64_t>(target - conversion.to->begin) * item;
   for (uint64_t at = 0; at < shape.rowBytes;) {
-    const uint64_t ends = matrix - (first + at) % matrix; // of the matrix
+    const uint64_t ends = matrix - (first + at) % matrix; // bytes to the end of the matrix
     const uint64_t bytes = std::min({std::max(row, kChunkBytes / row * row), ends, shape.rowBytes - at});
     kernels::Strided part;
     part.rowBytes = bytes;
@@ -77,7 +77,7 @@ void ChunkedCopies::cut(kernels::Strided shape, const kernels::Conversion &conve
   if (conversion.write.kind == kernels::StorageForm::Kind::elements &&
       kernels::blockShape(conversion.to->matrices.format).rows > 1)
     return cutBlocks(shape, conversion, source, target);
-  if (shape.rowBytes >= 2 * kChunkBytes) { // a huge row is a loop of chunks and a rest
+  if (shape.rowBytes >= 2 * kChunkBytes) { // a long row becomes a loop over chunks, and a rest
     kernels::Strided rest = shape;
     const uint64_t whole = shape.rowBytes / kChunkBytes;
     if (rest.rowBytes -= whole * kChunkBytes; rest.rowBytes > 0) {

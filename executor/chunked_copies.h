@@ -1,4 +1,4 @@
-// Copies from memory to memory of this process: operand to operand, cut into chunks of about a mebibyte.
+// Copies within the memory of this process, from operand to operand, cut into chunks of about 1 MiB.
 #pragma once
 
 #include "executor/view_jobs.h"
@@ -13,15 +13,15 @@ namespace reshard {
 
 class ChunkedCopies {
 public:
-  /// Appends the chunks of one operand, of `input` on rank `from` or, where that is null, of zeros. An error text,
-  /// empty on success: the sides are unlike, or a buffer is not bound.
+  /// Appends the chunks of a copy from operand `input` of rank `from` to `output` of rank `to`; `input` null: of zeros.
+  /// Returns an error text if the operands' shapes differ or a buffer is not bound; empty on success.
   std::string add(const LocalRank &from, const schema::Operand *input, const LocalRank &to,
                   const schema::Operand &output);
 
-  /// Appends the work of a step `reduce` on a face of a rank.
+  /// Appends a step `reduce` on a buffer (a quantized view `amax`) of a rank.
   void addReduce(const LocalRank &rank, uint32_t buffer);
 
-  /// Chunks; bytes of all.
+  /// The number of chunks, and their bytes.
   size_t size() const { return chunks_.size(); }
   uint64_t bytes() const { return bytes_; }
 
@@ -42,7 +42,7 @@ public:
   }
 
 private:
-  /// Rows [first, first + count) of a shape; source null: zeros; target null: `shape` is the number of a `reduce`.
+  /// Rows [first, first + count) of a shape. Source null: zeros. Target null: `shape` is an index in reduces_.
   struct Chunk {
     std::byte *target;
     const std::byte *source;

@@ -22,10 +22,10 @@ uint64_t bytesOf(const Segment &segment, const Operand &operand) {
 
 std::vector<std::vector<uint64_t>> chunksBefore(const Segment &segment, const Step &send) {
   struct Origin {
-    uint32_t step;  // of `after`
-    uint64_t begin; // in bytes of its message
+    uint32_t step;  // index in the send's `after`
+    uint64_t begin; // byte of its message
   };
-  std::map<std::array<uint64_t, 3>, Origin> brought; // by operand
+  std::map<std::array<uint64_t, 3>, Origin> written; // by operand
   const uint64_t chunks = chunkCount(send);
   std::vector<std::vector<uint64_t>> result(send.after_count(), std::vector<uint64_t>(chunks));
   auto earlier = [&](uint32_t i) -> const Step & {
@@ -38,7 +38,7 @@ std::vector<std::vector<uint64_t>> chunksBefore(const Segment &segment, const St
     uint64_t at = 0;
     for (uint32_t o = 0; o < step.output_count(); ++o) {
       const Operand &operand = *segment.operands()->Get(step.first_output() + o);
-      brought[{operand.buffer(), operand.shape(), operand.offset()}] = {i, at};
+      written[{operand.buffer(), operand.shape(), operand.offset()}] = {i, at};
       at += bytesOf(segment, operand);
     }
   }
@@ -54,11 +54,11 @@ std::vector<std::vector<uint64_t>> chunksBefore(const Segment &segment, const St
   for (uint32_t n = 0; n < send.input_count(); ++n) {
     const Operand &operand = *segment.operands()->Get(send.first_input() + n);
     const uint64_t end = at + bytesOf(segment, operand);
-    const auto known = brought.find({operand.buffer(), operand.shape(), operand.offset()});
+    const auto known = written.find({operand.buffer(), operand.shape(), operand.offset()});
     for (uint64_t c = chunkOf(send, at); c <= chunkOf(send, end - 1); ++c) {
-      if (known != brought.end()) {
-        const uint64_t last =
-            send.chunk() > 0 ? std::min(end, (c + 1) * send.chunk()) - 1 : end - 1; // of its bytes in this chunk
+      if (known != written.end()) {
+        // The operand's last byte in this chunk.
+        const uint64_t last = send.chunk() > 0 ? std::min(end, (c + 1) * send.chunk()) - 1 : end - 1;
         uint64_t &count = result[known->second.step][c];
         count = std::max(count, chunkOf(earlier(known->second.step), known->second.begin + (last - at)) + 1);
       } else if (!isSource(operand.buffer())) {

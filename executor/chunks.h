@@ -1,4 +1,4 @@
-// Messages that go in several chunks.
+// The chunks of a message.
 #pragma once
 
 #include "schema/plan_generated.h"
@@ -8,7 +8,7 @@
 
 namespace reshard {
 
-/// Of a send or a receive.
+/// The number of chunks of a send or a receive.
 inline uint64_t chunkCount(const schema::Step &step) {
   return step.chunk() > 0 ? (step.bytes() + step.chunk() - 1) / step.chunk() : 1;
 }
@@ -19,11 +19,13 @@ inline uint64_t chunkBytes(const schema::Step &step, uint64_t number) {
                                          : step.bytes() - number * step.chunk();
 }
 
-/// For each step that a send's `after` names, and each chunk of the send, how many chunks of that step must be done
-/// before it: so a message follows another one chunk by chunk. Of a receive, those with the bytes that the chunk passes
-/// on, which both name by equal operands; of a copy or fill all, which is one; of an earlier send none, since the slots
-/// that it had change hands chunk by chunk. A chunk that reads a target by an operand that none of the steps has waits
-/// for all of them. O(operands of all of them + chunks of the send).
+/// result[i][c]: how many chunks of the i-th step in the send's `after` must be done before chunk c of the send, so
+/// that a rank forwards a message chunk by chunk.
+/// - A receive: up to the last chunk with bytes that chunk c forwards. Both steps name these bytes by equal operands.
+/// - A copy or fill: 1, which is all of it.
+/// - An earlier send: 0, since its slots become free chunk by chunk.
+/// A chunk that reads a target by an operand that no receive in `after` has waits for all chunks of all these receives.
+/// Time: O(operands of all these steps + chunks of the send).
 std::vector<std::vector<uint64_t>> chunksBefore(const schema::Segment &segment, const schema::Step &send);
 
 } // namespace reshard

@@ -1,53 +1,53 @@
-// What a backend gives to the recorded transport where ranks are processes: messages between devices, enqueued in
-// groups. The module of transport `nccl` is libreshard_nccl.so (executor/module.h).
+// The interface of a backend of the recorded transport with one rank per process: messages between devices, enqueued in
+// batches. The module of transport `nccl` is libreshard_nccl.so (executor/module.h).
 #pragma once
 
 #include "executor/device.h"
 
 namespace reshard {
 
-/// One rank's end. All error texts are empty on success.
+/// The communicator of one rank. All error texts are empty on success; `timedOut` is set if the deadline passed.
 class Communicator {
 public:
   virtual ~Communicator() = default;
 
   virtual uint32_t rank() const = 0;
   virtual uint32_t size() const = 0;
-  /// Gathers `bytes` bytes of host memory of every rank, by rank; waits for all.
+  /// Gathers `bytes` bytes of host memory of every rank into `all`, by rank. Waits for all ranks.
   virtual std::string allGather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline,
                                 bool &timedOut) = 0;
-  /// Enqueues transfers on a stream of the device (Device::stream), as one: none waits for another. Ranks that meet for
-  /// the first time may wait for each other here.
+  /// Enqueues sends and receives on a stream (Device::stream) as one group, so that none waits for another. May block
+  /// while ranks connect to each other for the first time.
   virtual std::string exchange(const std::vector<P2pOp> &ops, void *stream, const Deadline &deadline,
                                bool &timedOut) = 0;
-  /// Enqueues what is done when all ranks have come to it.
+  /// Enqueues a barrier of all ranks.
   virtual std::string barrier(void *stream, const Deadline &deadline, bool &timedOut) = 0;
-  /// Whether what was enqueued has failed.
+  /// An error text if enqueued work has failed.
   virtual std::string check() = 0;
-  /// Ends what is on its way. Nothing can be enqueued any more.
+  /// Aborts enqueued messages. Afterwards nothing can be enqueued.
   virtual void abandon() = 0;
 };
 
-/// How a rank finds the others.
+/// How a rank finds the others (rendezvous).
 struct CommunicatorOptions {
   uint32_t rank = 0, size = 1;
-  /// Of the device (Device::number).
+  /// Device::number.
   int device = 0;
-  /// An ncclComm_t of the caller's, used in place of one of our own; null: none.
+  /// The caller's ncclComm_t, used instead of a new one; null: create one.
   void *communicator = nullptr;
-  /// Makes rank 0's id known to all: reads it there, writes it elsewhere. Empty: every rank finds the same id by
-  /// itself.
+  /// Broadcasts rank 0's unique id: reads `id` on rank 0, writes it on the others. Empty: NCCL makes the same id on
+  /// every rank (NCCL_COMM_ID).
   std::function<std::string(std::byte *id, size_t bytes, const Deadline &deadline, bool &timedOut)> share;
   Deadline deadline;
 };
 
 constexpr uint32_t kCommunicatorVersion = 1;
-/// What a module exports as `reshard_open_communicator`: a group, or null and an error text of at most `room` bytes;
-/// `*timed_out` is not 0 where it says that the deadline passed.
+/// The function that a module exports as `reshard_open_communicator`. Returns a communicator, or null and an error text
+/// of at most `room` bytes; `*timed_out` is not 0 if the deadline passed.
 using OpenCommunicator = Communicator *(*)(const CommunicatorOptions &options, char *error, size_t room,
                                            int *timed_out);
 
-/// Loads the module of a group and opens it.
+/// Loads the module of a communicator and opens it. Returns an error text; empty on success.
 std::string openCommunicator(const std::string &name, const CommunicatorOptions &options,
                              std::unique_ptr<Communicator> &communicator, bool &timedOut);
 

@@ -1,4 +1,4 @@
-// When waiting ends.
+// The time at which a wait ends with an error.
 #pragma once
 
 #include <chrono>
@@ -6,7 +6,7 @@
 
 namespace reshard {
 
-/// None: never.
+/// No value: wait without limit.
 using Deadline = std::optional<std::chrono::steady_clock::time_point>;
 
 inline bool passed(const Deadline &deadline) { return deadline && std::chrono::steady_clock::now() >= *deadline; }

@@ -9,7 +9,7 @@ using namespace schema;
 
 namespace {
 
-/// The two ends of a message.
+/// The send and the receive of a message.
 struct Pair {
   struct End {
     const LocalRank *rank = nullptr;
@@ -26,7 +26,9 @@ std::string pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messa
         Pair &pair = messages[step->message()];
         Pair::End &end = step->kind() == StepKind::send ? pair.send : pair.receive;
         if (end.step)
-          return "message " + std::to_string(step->message()) + " has two ends of one kind";
+          return "message " + std::to_string(step->message()) + " is " +
+                 (step->kind() == StepKind::send ? "sent" : "received") + " twice, by rank " +
+                 std::to_string(end.rank->rank) + " and by rank " + std::to_string(rank.rank);
         end = {&rank, step, s};
       }
   for (uint64_t m = 0; m < messages.size(); ++m) {
@@ -37,19 +39,20 @@ std::string pairUp(const std::vector<LocalRank> &ranks, std::vector<Pair> &messa
       const Pair::End &one = send.step ? send : receive;
       return "message " + std::to_string(m) + " of rank " + std::to_string(one.rank->rank) + " needs rank " +
              std::to_string(one.step->peer()) +
-             ", which is not in this process; transport 'threads' needs all ranks of the plan";
+             ", which is not in this process; transport 'threads' needs all ranks of the plan in one process";
     }
     if (send.step->peer() != receive.rank->rank || receive.step->peer() != send.rank->rank ||
         send.step->round() != receive.step->round() || send.step->input_count() != receive.step->output_count())
       return "message " + std::to_string(m) + " differs between rank " + std::to_string(send.rank->rank) +
-             " and rank " + std::to_string(receive.rank->rank);
+             " and rank " + std::to_string(receive.rank->rank) + ": expected equal peers, rounds and operand counts";
   }
   return {};
 }
 
-/// Messages, and the other steps of all ranks, in waves: each after what it waits for. `after` between two sends, or
-/// two receives, is about slots of the arena, which nothing uses here; a receive that waits for a send takes over what
-/// that relays. Topological order (A. B. Kahn, 1962), in time linear in the plan's `after`.
+/// The dependency level of each message and each local step: one more than the greatest level of what it waits for.
+/// `after` between two sends, or between two receives, orders the use of arena slots, which are not used here; a
+/// receive that waits for a send overwrites bytes that the send relays. Topological order (A. B. Kahn, 1962), in time
+/// linear in the plan's `after`, plus a sort.
 class DependencyLevels {
 public:
   DependencyLevels(const std::vector<LocalRank> &ranks, size_t messages) : ranks_(ranks) {
@@ -62,7 +65,7 @@ public:
   }
 
   std::string find() {
-    std::vector<std::pair<size_t, size_t>> edges; // from what must be done before
+    std::vector<std::pair<size_t, size_t>> edges; // (earlier node, later node)
     for (size_t r = 0; r < ranks_.size(); ++r)
       for (uint32_t s = 0; s < ranks_[r].segment->steps()->size(); ++s)
         addEdges(r, s, edges);
@@ -81,7 +84,7 @@ public:
         if (--left[edge->second] == 0)
           ready.push_back(edge->second);
       }
-    return ready.size() == left.size() ? std::string() : "steps of the ranks wait for each other in a circle";
+    return ready.size() == left.size() ? std::string() : "steps of the ranks wait for each other in a cycle";
   }
 
   uint32_t of(size_t rank, uint32_t number) const { return levels_[node(rank, number)]; }
@@ -105,7 +108,7 @@ private:
   }
 
   const std::vector<LocalRank> &ranks_;
-  std::vector<size_t> firsts_; // by rank, behind the messages
+  std::vector<size_t> firsts_; // by rank: the node of its step 0; nodes of messages come before
   std::vector<uint32_t> levels_;
 };
 

@@ -14,17 +14,17 @@ using namespace schema;
 
 namespace {
 
-/// A message's chunk in a phase.
+/// One chunk of a message in a round.
 struct Chunk {
   const Packing *packing;
-  uint64_t at; // in bytes of its message
+  uint64_t at; // first byte, of its message
   bool staged;
   P2pOp op;
 };
 
 struct Round {
   std::vector<Chunk> chunks;
-  int64_t needs = -1; // the latest phase whose receives its sends pass on
+  int64_t needs = -1; // the latest round whose receives its sends forward; -1: none
 };
 
 void append(std::vector<Operation> &operations, Tables tables) {
@@ -40,7 +40,7 @@ void addViewJobs(const std::vector<LocalRank> &ranks, ViewJobs::JobSet set, std:
   append(operations, std::move(tables));
 }
 
-/// What a phase packs or unpacks; an error text, empty on success.
+/// Adds the packs, or the unpacks, of a round to tables. Returns an error text; empty on success.
 std::string launch(const Round &round, bool packs, SplitUnits &splitUnits, Tables &tables) {
   std::string error;
   for (const auto &[packing, at, staged, op] : round.chunks)
@@ -50,7 +50,8 @@ std::string launch(const Round &round, bool packs, SplitUnits &splitUnits, Table
   return error;
 }
 
-/// Whether what a phase packs, or unpacks, stands where another sends or receives.
+/// Whether the staging that a round packs, or unpacks, overlaps memory that another round sends (`sends`) or receives
+/// (`receives`).
 bool clash(const Round &round, bool packs, const Round &other, bool sends, bool receives) {
   for (const Chunk &mine : round.chunks)
     for (const Chunk &theirs : other.chunks)
@@ -60,7 +61,7 @@ bool clash(const Round &round, bool packs, const Round &other, bool sends, bool 
   return false;
 }
 
-/// What a rank does itself: by the phases that are unpacked before, and in these one after the other.
+/// A rank's local steps, by (number of rounds that must be unpacked before, order among these).
 using LocalSteps = std::map<std::pair<int64_t, int64_t>, Tables>;
 
 bool hasLocalSteps(const LocalSteps &localSteps, int64_t number) {
@@ -68,7 +69,7 @@ bool hasLocalSteps(const LocalSteps &localSteps, int64_t number) {
   return at != localSteps.end() && at->first.first == number;
 }
 
-/// Moves the tables of a stage to the operations.
+/// Moves the local steps that run after `number` rounds to the operations.
 void appendLocalSteps(LocalSteps &localSteps, int64_t number, std::vector<Operation> &operations) {
   for (; hasLocalSteps(localSteps, number); localSteps.erase(localSteps.lower_bound({number, 0})))
     append(operations, std::move(localSteps.lower_bound({number, 0})->second));
@@ -83,7 +84,7 @@ std::string addExchanges(const std::vector<Round> &rounds, SplitUnits &splitUnit
       error = launch(round, packs, splitUnits, tables);
     append(operations, std::move(tables));
   };
-  bool packed = false; // beside the phase before
+  bool packed = false; // this round, beside the batch of the round before
   for (size_t k = 0; k < rounds.size() && error.empty(); ++k) {
     const Round &round = rounds[k], *before = k > 0 ? &rounds[k - 1] : nullptr,
                 *next = k + 1 < rounds.size() ? &rounds[k + 1] : nullptr;
@@ -112,7 +113,7 @@ std::string addExchanges(const std::vector<Round> &rounds, SplitUnits &splitUnit
   return error;
 }
 
-/// Of a step's operands, those that are packed or unpacked.
+/// Adds operands [first, first + count) of a rank to a packing. Returns an error text; empty on success.
 std::string addOperands(const LocalRank &rank, uint32_t first, uint32_t count, Packing &packing) {
   for (uint32_t i = 0; i < count; ++i)
     if (std::string error = packing.add(rank, *rank.segment->operands()->Get(first + i)); !error.empty())
@@ -120,12 +121,12 @@ std::string addOperands(const LocalRank &rank, uint32_t first, uint32_t count, P
   return {};
 }
 
-/// What a rank sends to itself.
+/// A rank's messages to itself.
 struct Self {
   Packing out, in;
 };
 
-/// The copies that a rank sends to itself, which wait for nothing: phases of these.
+/// Makes rounds of the local copies that wait for nothing, if `staging` has memory for messages to itself.
 std::string addSelf(const LocalRank &rank, const Staging &staging, Self &self, std::vector<Round> &rounds) {
   for (const Step *step : *rank.segment->steps())
     if (staging.self && step->kind() == StepKind::copy && step->after_count() == 0) {
@@ -146,8 +147,8 @@ std::string addSelf(const LocalRank &rank, const Staging &staging, Self &self, s
   return {};
 }
 
-/// What the rank does itself apart from that, when all that it waits for is unpacked: `unpacked` has for each receive
-/// the phases up to its last; stages of all these steps are added there.
+/// Adds all other local steps. `unpacked`: by step, the number of rounds that must be unpacked before its bytes are
+/// there; given for receives, set here for local steps.
 std::string addLocalSteps(const LocalRank &rank, bool self, int64_t selfRounds, std::vector<int64_t> &unpacked,
                           LocalSteps &localSteps) {
   const Segment &segment = *rank.segment;
@@ -163,7 +164,7 @@ std::string addLocalSteps(const LocalRank &rank, bool self, int64_t selfRounds, 
     for (uint32_t i = 0; i < step.after_count(); ++i) {
       const uint32_t earlier = segment.after()->Get(step.first_after() + i);
       if (segment.steps()->Get(earlier)->kind() == StepKind::send)
-        continue; // which reads what is not written
+        continue; // a send writes nothing that a local step reads
       order[s] = unpacked[earlier] > unpacked[s]    ? order[earlier] + 1
                  : unpacked[earlier] == unpacked[s] ? std::max(order[s], order[earlier] + 1)
                                                     : order[s];
@@ -193,17 +194,18 @@ struct MessageChunks {
   const Step *step;
   uint32_t number; // of the step
   Packing packing;
-  /// By chunk: one more than the latest time whose receives it needs; 0: none.
+  /// By chunk: one more than the latest round whose receives it needs; 0: none.
   std::vector<uint64_t> needs;
 };
 
 std::string tooLate(const LocalRank &rank, uint32_t number, uint64_t chunk, uint32_t other) {
   return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs step " +
          std::to_string(other) + " before its chunk " + std::to_string(chunk) +
-         ", expected it to come in an earlier round";
+         ", expected that step to be in an earlier round";
 }
 
-/// Finds what the chunks of a step need of other messages; an error text where that does not come at earlier times.
+/// Finds the rounds of other messages that the chunks of a step need. Returns an error text if these are not earlier
+/// rounds; empty on success.
 std::string findNeeds(const LocalRank &rank, uint32_t number, MessageChunks &message) {
   const Step &step = *message.step;
   const bool send = step.kind() == StepKind::send;
@@ -214,7 +216,7 @@ std::string findNeeds(const LocalRank &rank, uint32_t number, MessageChunks &mes
     const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
     const Step &earlier = *rank.segment->steps()->Get(other);
     if (earlier.kind() != StepKind::send && earlier.kind() != StepKind::recv)
-      continue; // findLocalNeeds
+      continue; // see findLocalNeeds
     const bool passesOn = send && earlier.kind() == StepKind::recv && !shareArena(step, earlier);
     for (uint64_t c = 0; c < chunkCount(step); ++c) {
       const uint64_t needed = passesOn ? before[i][c] : chunkCount(earlier);
@@ -227,7 +229,8 @@ std::string findNeeds(const LocalRank &rank, uint32_t number, MessageChunks &mes
   return {};
 }
 
-/// Of a message's first chunk, which is of a phase: that what the rank itself does before it is done then.
+/// Adds to `round`, the one of a message's first chunk and by number `number`, the rounds that local steps in the
+/// message's `after` need. Returns an error text if such a step runs later; empty on success.
 std::string findLocalNeeds(const LocalRank &rank, uint32_t message, const std::vector<int64_t> &unpacked,
                            int64_t number, Round &round) {
   const Step &step = *rank.segment->steps()->Get(message);
@@ -279,7 +282,7 @@ uint64_t splitUnitCount(const LocalRank &rank, uint64_t selfBytes) {
     if (step->kind() == StepKind::send || step->kind() == StepKind::recv)
       units += chunkCount(*step) - 1;
     else if (step->kind() == StepKind::copy && selfBytes > 0)
-      units += 2 * (step->bytes() / selfBytes + 1); // of all together as many, out and in
+      units += 2 * (step->bytes() / selfBytes + 1); // one packing and one unpacking has all of these copies
   return rank.forms.empty() ? 0 : units;
 }
 
@@ -303,39 +306,40 @@ std::string addRounds(const LocalRank &rank, const Staging &staging, std::vector
         !error.empty())
       return error;
     if (step.staging() == UINT64_MAX && !message.packing.contiguous())
-      return "step " + std::to_string(s) + " is in place, but its bytes do not stand side by side";
+      return "step " + std::to_string(s) + " sends or receives in place, but its bytes are not contiguous";
     if (std::string error = findNeeds(rank, s, message); !error.empty())
       return error;
   }
-  // Two ranks that exchange several messages at one time take them in the order of their numbers, both.
+  // Sends and receives of a pair of ranks match by their order in a batch: both ranks order them by message number.
   std::stable_sort(messages.begin(), messages.end(), [](const MessageChunks &a, const MessageChunks &b) {
     return a.step->message() < b.step->message();
   });
-  std::map<uint64_t, std::vector<std::pair<const MessageChunks *, uint64_t>>> times; // chunks
+  std::map<uint64_t, std::vector<std::pair<const MessageChunks *, uint64_t>>>
+      chunksByRound; // round of the plan -> (message, chunk)
   for (const MessageChunks &message : messages)
     for (uint64_t chunk = 0; chunk < chunkCount(*message.step); ++chunk)
-      times[message.step->round() + chunk].emplace_back(&message, chunk);
-  std::map<uint64_t, int64_t> numbers; // of phases, by time
+      chunksByRound[message.step->round() + chunk].emplace_back(&message, chunk);
+  std::map<uint64_t, int64_t> numbers; // round of the plan -> index in `rounds`
   std::vector<int64_t> unpacked(rank.segment->steps()->size());
-  for (const auto &[time, chunks] : times) {
+  for (const auto &[planRound, chunks] : chunksByRound) {
     const auto number = local + static_cast<int64_t>(numbers.size());
-    numbers.emplace(time, number);
+    numbers.emplace(planRound, number);
     for (const auto &[message, chunk] : chunks)
       unpacked[message->number] = message->step->kind() == StepKind::recv ? number + 1 : 0;
   }
   LocalSteps localSteps;
   if (std::string error = addLocalSteps(rank, staging.self, local, unpacked, localSteps); !error.empty())
     return error;
-  const uint64_t elsewhere = rank.viewJobs ? rank.viewJobs->headBytes() : 0; // of the plan's arena: its beginning
-  for (const auto &[time, chunks] : times) {
+  const uint64_t headBytes = rank.viewJobs ? rank.viewJobs->headBytes() : 0; // the head of the arena
+  for (const auto &[planRound, chunks] : chunksByRound) {
     Round &round = rounds.emplace_back();
-    round.needs = local - 1; // what it copied itself
+    round.needs = local - 1; // the messages to itself
     for (const auto &[message, chunk] : chunks) {
       const Step &step = *message->step;
       const bool send = step.kind() == StepKind::send, staged = step.staging() != UINT64_MAX;
       const uint64_t at = chunk * step.chunk();
       std::byte *memory = staged
-                              ? staging.arena + (step.staging() - elsewhere) + (step.slot() + chunk) % 2 * step.chunk()
+                              ? staging.arena + (step.staging() - headBytes) + (step.slot() + chunk) % 2 * step.chunk()
                               : message->packing.contiguous() + at;
       round.chunks.push_back({&message->packing,
                               at,
@@ -345,7 +349,7 @@ std::string addRounds(const LocalRank &rank, const Staging &staging, std::vector
       if (message->needs[chunk] > 0)
         round.needs = std::max(round.needs, numbers.at(message->needs[chunk] - 1));
       if (std::string error =
-              chunk == 0 ? findLocalNeeds(rank, message->number, unpacked, numbers.at(time), round) : "";
+              chunk == 0 ? findLocalNeeds(rank, message->number, unpacked, numbers.at(planRound), round) : "";
           !error.empty())
         return error;
     }

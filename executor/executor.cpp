@@ -1,4 +1,4 @@
-// The life cycle: open → bind → prepare → run … → close. One loop over ranks here, one over chunks in the transport.
+// The C API's life cycle: open → bind → prepare → run … → close.
 
 #include "executor/reshard.h"
 
@@ -29,7 +29,7 @@ struct Hook {
   void *user = nullptr;
 };
 
-/// A hook's turn after a run.
+/// A hook to call after a run, with its rank.
 struct Refresh {
   std::string name;
   uint32_t rank = 0;
@@ -40,7 +40,7 @@ struct Refresh {
 struct reshard_executor {
   std::unique_ptr<Plan> plan;
   std::vector<uint32_t> ranks;
-  std::map<std::pair<uint32_t, uint32_t>, Bindable> bindables; // (endpoint, world rank or file number)
+  std::map<std::pair<uint32_t, uint32_t>, Bindable> bindables; // by (endpoint, world rank or file number)
   std::vector<LocalRank> locals;
   std::vector<ViewJobs> viewJobs; // by local rank
   Transforms transforms;
@@ -49,9 +49,9 @@ struct reshard_executor {
   std::vector<Refresh> refreshes; // in the order of ranks, then of params
   std::unique_ptr<Transport> transport;
   double joinSeconds = 0;
-  bool recorded = false; // the transport has recorded the hooks
+  bool recorded = false; // the transport records the hooks in prepare and replays them
   bool prepared = false;
-  bool broken = false; // the transport failed to prepare, and is in the middle of that
+  bool broken = false; // Transport::prepare failed part way
   reshard_state state = RESHARD_EMPTY;
   uint64_t version = 0;
   std::string error;
@@ -61,7 +61,7 @@ struct reshard_executor {
     return status;
   }
 
-  /// Calls the hooks that come after all bytes.
+  /// Calls the hooks that follow a run: `finalize` of transforms, then `refresh`.
   std::string refresh() {
     if (std::string error = transforms.finalize(); !error.empty())
       return error;
@@ -93,7 +93,7 @@ template <class Body> reshard_status guarded(reshard_executor *executor, Body bo
   }
 }
 
-/// So many seconds from now; none where they are not positive.
+/// The time `seconds` from now; no deadline if that is not positive.
 Transport::Deadline deadlineIn(double seconds) {
   if (!(seconds > 0))
     return {};
@@ -101,13 +101,13 @@ Transport::Deadline deadlineIn(double seconds) {
                                                 std::chrono::duration<double>(std::min(seconds, 1e9)));
 }
 
-/// The hooks that the params of the local ranks need; an error where one is not set.
+/// Lists the hooks that the params of the local ranks need. Returns an error text if one is not set; empty on success.
 std::string findRefreshes(reshard_executor &e) {
   for (const LocalRank &local : e.locals)
-    for (const fbs::BufferRange *run : *local.segment->buffers()) {
-      const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(run->endpoint());
-      const fbs::Param &param = *endpoint.params()->Get(run->param());
-      if (run->endpoint() == 0 || endpoint.storage() || !param.refresh() || param.refresh()->size() == 0)
+    for (const fbs::BufferRange *range : *local.segment->buffers()) {
+      const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(range->endpoint());
+      const fbs::Param &param = *endpoint.params()->Get(range->param());
+      if (range->endpoint() == 0 || endpoint.storage() || !param.refresh() || param.refresh()->size() == 0)
         continue;
       const std::string name = param.refresh()->str();
       if (!e.hooks.contains(name))
@@ -122,7 +122,8 @@ std::string findRefreshes(reshard_executor &e) {
   return {};
 }
 
-/// The transport of a GPU. `given`: the rank that the caller says this process is; `own`: what it is, unless it is all.
+/// Opens the transport of a GPU. `given`: the rank that the caller gave; `own`: set to the rank of this process if
+/// ranks are processes. Returns an error text; empty on success.
 std::string openRecorded(reshard_executor &e, const std::string &transport, std::optional<uint32_t> given,
                          const reshard_options *options, std::optional<uint32_t> &own, bool &timedOut,
                          std::unique_ptr<Transport> &opened) {
@@ -143,14 +144,15 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
                             deadlineIn(e.joinSeconds)};
     if (!how.communicator && how.size > 1) {
       if (!given && !launch.rank)
-        return "this process does not know its rank: neither the caller says it, nor the launcher's environment";
+        return "the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets RANK "
+               "(torchrun, mpirun, srun)";
       if (launch.size && *launch.size != how.size)
-        return "the plan has " + std::to_string(how.size) + " ranks, the launch " + std::to_string(*launch.size) +
-               " processes, expected as many";
+        return "the launch has " + std::to_string(*launch.size) + " processes, expected " + std::to_string(how.size) +
+               ", one for each rank of the plan";
       const char *named = options->unique_id_file ? options->unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
       if (!named && !std::getenv("NCCL_COMM_ID") && !launch.mpi)
-        return "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, "
-               "RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun";
+        return "transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or "
+               "NCCL_COMM_ID, or start the processes with mpirun";
       if (!named && !std::getenv("NCCL_COMM_ID"))
         how.share = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
           std::unique_ptr<Channel> channel;
@@ -174,12 +176,12 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
   return {};
 }
 
-/// The segments of the ranks of this process: those given, or `own`, or all.
+/// Loads the segments of the ranks of this process: those in `ranks`; else `own`; else all.
 reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t count, std::optional<uint32_t> own,
                          const Channel *channel) {
   if (channel && channel->size() != e.plan->world())
-    return e.fail(RESHARD_INVALID, "the plan has " + std::to_string(e.plan->world()) + " ranks, the wire " +
-                                       std::to_string(channel->size()) + " processes, expected as many");
+    return e.fail(RESHARD_INVALID, "the channel has " + std::to_string(channel->size()) + " processes, expected " +
+                                       std::to_string(e.plan->world()) + ", one for each rank of the plan");
   if (ranks)
     e.ranks.assign(ranks, ranks + count);
   else if (own)
@@ -196,13 +198,13 @@ reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t coun
   std::vector<uint32_t> sorted = e.ranks;
   std::sort(sorted.begin(), sorted.end());
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-    return e.fail(RESHARD_INVALID, "a rank is given twice");
+    return e.fail(RESHARD_INVALID, "rank " + std::to_string(*std::adjacent_find(sorted.begin(), sorted.end())) +
+                                       " is given twice, expected distinct ranks");
   return RESHARD_OK;
 }
 
-/// Of several processes all open or none: the ones that could wait for what a peer says, instead of for messages of a
-/// peer that has given up. `mine`: what came of this process's own open. Returns the status that all have: the least
-/// that is not RESHARD_OK.
+/// All processes open or none does: otherwise some would wait until their deadline for messages of a process whose open
+/// failed. `mine`: the result of this process's open. Returns the common status: the least that is not RESHARD_OK.
 reshard_status openTogether(reshard_executor &e, Channel &channel, reshard_status mine) {
   channel.reserve(Bootstrap::kRequests);
   auto bootstrap = std::make_unique<Bootstrap>(channel, 0);
@@ -210,14 +212,14 @@ reshard_status openTogether(reshard_executor &e, Channel &channel, reshard_statu
   int64_t minimum = 0;
   const int64_t said = mine == RESHARD_OK ? INT64_MAX : static_cast<int64_t>(mine) << 32 | channel.rank();
   if (std::string error = bootstrap->allReduceMin(said, minimum, deadlineIn(e.joinSeconds), late); !error.empty()) {
-    [[maybe_unused]] Bootstrap *const leaked = bootstrap.release(); // MPI may still write to it
+    [[maybe_unused]] Bootstrap *const leaked = bootstrap.release(); // MPI may still write to its members
     return mine == RESHARD_OK ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error)) : mine;
   }
   if (minimum == INT64_MAX)
     return RESHARD_OK;
   const auto all = static_cast<reshard_status>(minimum >> 32);
   return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(minimum & UINT32_MAX) +
-                                              " could not open the plan; its own error says why")
+                                              " could not open the plan; see that rank's error")
                             : all;
 }
 
@@ -233,10 +235,10 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
   reshard_executor &e = **executor;
   return guarded(&e, [&] {
     if (!path)
-      return e.fail(RESHARD_INVALID, "no plan path is given");
+      return e.fail(RESHARD_INVALID, "the plan path is NULL");
     if (ranks && rank_count == 0)
-      return e.fail(RESHARD_INVALID, "found a list of 0 ranks, expected 1 or more, or no list, which means every rank "
-                                     "of the plan, or this process's own");
+      return e.fail(RESHARD_INVALID, "found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the "
+                                     "plan (or this process's own with transport 'mpi' or 'nccl')");
     const std::string transport = options && options->transport ? options->transport : "threads";
     const std::string device = options && options->device ? options->device : "cpu";
     if (transport != "threads" && transport != "mpi" && transport != "nccl")
@@ -251,9 +253,9 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       return e.fail(RESHARD_BAD_PLAN, unopened);
     e.joinSeconds = options ? options->join_seconds : 0;
     std::unique_ptr<Channel> channel;
-    std::unique_ptr<Transport> recorded; // of a GPU
+    std::unique_ptr<Transport> recorded; // the transport of a GPU
     bool late = false;
-    std::optional<uint32_t> own; // rank of this process, where it has one
+    std::optional<uint32_t> own; // rank of this process, if ranks are processes
     if (device == "cuda") {
       if (std::string error =
               openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, options, own,
@@ -266,7 +268,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
                                 : e.fail(RESHARD_BAD_PLAN, unopened);
       own = channel->rank();
     }
-    struct Abandon { // of a wire that no transport has taken: where this open fails, the others are not waited for
+    struct Abandon { // if this open fails before a transport owns the channel, closing it must not wait for the others
       std::unique_ptr<Channel> &channel;
       ~Abandon() {
         if (channel)
@@ -293,9 +295,9 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
   reshard_executor &e = *executor;
   return guarded(&e, [&] {
     if (!e.transport || !param)
-      return e.fail(RESHARD_INVALID, e.transport ? "no param name is given" : "the plan is not open");
+      return e.fail(RESHARD_INVALID, e.transport ? "the param name is NULL" : "the plan is not open");
     if (e.prepared)
-      return e.fail(RESHARD_INVALID, "bindings are fixed after prepare");
+      return e.fail(RESHARD_INVALID, "bind after prepare: bindings are fixed");
     const auto *endpoints = e.plan->manifest().endpoints();
     if (endpoint >= endpoints->size())
       return e.fail(RESHARD_BAD_BINDING, "there is no endpoint " + std::to_string(endpoint) + ", the plan has " +
@@ -309,18 +311,20 @@ reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint3
     const auto found = here.names.find(param);
     if (found == here.names.end())
       if (const std::string transform = transformOf(e.plan->manifest(), at, here.meshRank, param); !transform.empty())
-        return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is for the transform '" + transform +
-                                               "', expected not to be bound");
+        return e.fail(RESHARD_BAD_BINDING, where + " param '" + param +
+                                               "' must not be bound: its memory belongs to the "
+                                               "transform '" +
+                                               transform + "'");
     if (found == here.names.end())
       return e.fail(RESHARD_BAD_BINDING, where + " has no param '" + param + "'" + nearest(param, here));
     const auto [instance, expected] = found->second;
     if (bytes != expected)
-      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is given " + std::to_string(bytes) +
+      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "': found " + std::to_string(bytes) +
                                              " bytes, expected " + std::to_string(expected));
     if (!pointer && bytes > 0)
-      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is given no memory");
+      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "': the pointer is NULL");
     if (here.pointers[instance])
-      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is bound already");
+      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is already bound");
     static std::byte nothing;
     here.pointers[instance] = pointer ? static_cast<std::byte *>(pointer) : &nothing;
     const std::byte *begin = here.pointers[instance];
@@ -335,9 +339,9 @@ reshard_status reshard_set_hook(reshard_executor *executor, const char *name, re
   reshard_executor &e = *executor;
   return guarded(&e, [&] {
     if (!name || !hook)
-      return e.fail(RESHARD_INVALID, name ? "no hook is given" : "no name of a hook is given");
+      return e.fail(RESHARD_INVALID, name ? "the hook is NULL" : "the name of the hook is NULL");
     if (e.prepared)
-      return e.fail(RESHARD_INVALID, "hooks are fixed after prepare");
+      return e.fail(RESHARD_INVALID, "set_hook after prepare: hooks are fixed");
     e.hooks[name] = {hook, user};
     return RESHARD_OK;
   });
@@ -349,9 +353,9 @@ reshard_status reshard_set_transform(reshard_executor *executor, const char *nam
   reshard_executor &e = *executor;
   return guarded(&e, [&] {
     if (!name || !transform)
-      return e.fail(RESHARD_INVALID, name ? "no transform is given" : "no name of a transform is given");
+      return e.fail(RESHARD_INVALID, name ? "the transform is NULL" : "the name of the transform is NULL");
     if (e.prepared)
-      return e.fail(RESHARD_INVALID, "transforms are fixed after prepare");
+      return e.fail(RESHARD_INVALID, "set_transform after prepare: transforms are fixed");
     e.transforms.set(name, *transform);
     return RESHARD_OK;
   });
@@ -363,24 +367,25 @@ reshard_status reshard_prepare(reshard_executor *executor) {
   reshard_executor &e = *executor;
   return guarded(&e, [&] {
     if (!e.transport || e.prepared || e.broken)
-      return e.fail(RESHARD_INVALID, e.prepared ? "it is prepared already"
-                                     : e.broken ? "an earlier prepare failed half way, expected a new executor"
+      return e.fail(RESHARD_INVALID, e.prepared ? "the executor is already prepared"
+                                     : e.broken ? "an earlier prepare failed part way; open a new executor"
                                                 : "the plan is not open");
     if (std::string error = checkOverlaps(e.ranges); !error.empty())
       return e.fail(RESHARD_BAD_BINDING, std::move(error));
     for (LocalRank &local : e.locals) {
       const LocalRank opened{local.rank, local.segment, {}, {}, {}, nullptr, nullptr, 0};
-      local = opened; // without what an earlier call left that failed
-      for (const fbs::BufferRange *run : *local.segment->buffers()) {
-        const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(run->endpoint());
-        Bindable &bound = e.bindable(run->endpoint(), run->mesh_rank(), endpoint.ranks()->Get(run->mesh_rank()));
-        local.runs.push_back(bound.pointers.data() + bound.firstInstance[run->param()]);
-        const fbs::Param &param = *endpoint.params()->Get(run->param());
-        std::byte *const *first = local.runs.back(), *const *end = first + run->count();
-        if (run->endpoint() > 0 && fbs::bindable(param) && run->bytes() > 0 && std::find(first, end, nullptr) != end)
+      local = opened; // discards the state of an earlier prepare that failed
+      for (const fbs::BufferRange *range : *local.segment->buffers()) {
+        const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(range->endpoint());
+        Bindable &bound = e.bindable(range->endpoint(), range->mesh_rank(), endpoint.ranks()->Get(range->mesh_rank()));
+        local.memory.push_back(bound.pointers.data() + bound.firstInstance[range->param()]);
+        const fbs::Param &param = *endpoint.params()->Get(range->param());
+        std::byte *const *first = local.memory.back(), *const *end = first + range->count();
+        if (range->endpoint() > 0 && fbs::bindable(param) && range->bytes() > 0 &&
+            std::find(first, end, nullptr) != end)
           return e.fail(RESHARD_BAD_BINDING, bound.role + (endpoint.storage() ? " file " : " rank ") +
-                                                 std::to_string(endpoint.ranks()->Get(run->mesh_rank())) + " param '" +
-                                                 param.name()->str() + "' is not bound on every instance");
+                                                 std::to_string(endpoint.ranks()->Get(range->mesh_rank())) +
+                                                 " param '" + param.name()->str() + "': not all instances are bound");
       }
     }
     bool missing = false;
@@ -419,7 +424,7 @@ reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
   return guarded(&e, [&] {
     if (!e.prepared)
       return e.fail(RESHARD_INVALID, "run before prepare");
-    e.state = RESHARD_TORN; // until proven otherwise
+    e.state = RESHARD_TORN; // until the run is complete
     bool timedOut = false;
     const Transport::Deadline deadline = deadlineIn(timeout_seconds);
     if (!e.recorded)

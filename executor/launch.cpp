@@ -26,12 +26,12 @@ std::optional<uint32_t> number(const char *name) {
 } // namespace
 
 Launch findLaunch() {
-  // Of one launcher all, since one that launched the launcher may have left its own: the innermost first. torchrun is
-  // known by its run's name, RANK alone may be anybody's.
+  // All values must be of one launcher, since one launcher may have started another: the innermost first. torchrun is
+  // recognized by TORCHELASTIC_RUN_ID, since other launchers set RANK, too.
   struct Names {
     const char *rank, *size, *localRank;
     bool mpi;
-    const char *known = nullptr; // must be set as well
+    const char *known = nullptr; // a variable that must be set as well
   };
   constexpr Names kLaunchers[] = {{"RANK", "WORLD_SIZE", "LOCAL_RANK", false, "TORCHELASTIC_RUN_ID"},
                                   {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", true},
@@ -49,7 +49,7 @@ std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data,
   std::error_code error;
   if (rank == 0) {
     if (std::filesystem::exists(path, error))
-      return "'" + path + "' is there already, expected a new file for each launch";
+      return "'" + path + "' already exists, expected a new file for each launch";
     const std::string temporary = path + ".partial-" + std::to_string(getpid());
     std::ofstream file(temporary, std::ios::binary);
     file.write(reinterpret_cast<const char *>(data), static_cast<std::streamsize>(bytes));
@@ -62,20 +62,21 @@ std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data,
   while (!std::filesystem::exists(path, error)) {
     if (passed(deadline)) {
       timedOut = true;
-      return "the deadline passed without '" + path + "', which rank 0 writes";
+      return "timed out waiting for '" + path + "', which rank 0 writes";
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   std::ifstream file(path, std::ios::binary);
   file.read(reinterpret_cast<char *>(data), static_cast<std::streamsize>(bytes));
   if (!file || file.peek() != std::ifstream::traits_type::eof())
-    return "'" + path + "' is not of " + std::to_string(bytes) + " bytes, expected what rank 0 of this launch writes";
+    return "'" + path + "' does not have " + std::to_string(bytes) +
+           " bytes, expected the file that rank 0 of this launch writes";
   return {};
 }
 
 std::string shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut) {
   channel.reserve(1);
-  // Rank 0 tells one after the other: all are about to wait for it anyway.
+  // Rank 0 sends to one rank after the other: no faster broadcast is needed, since all wait for each other next.
   for (uint32_t peer = channel.rank() == 0 ? 1 : 0; peer < (channel.rank() == 0 ? channel.size() : 1); ++peer) {
     std::string error =
         channel.rank() == 0 ? channel.send(0, peer, 0, data, bytes) : channel.receive(0, peer, 0, data, bytes);
@@ -83,7 +84,7 @@ std::string shareByChannel(Channel &channel, std::byte *data, size_t bytes, cons
       error = channel.test(0, done);
       if (error.empty() && !done && passed(deadline)) {
         timedOut = true;
-        error = "the deadline passed: rank " + std::to_string(peer) + " is waited for, to join";
+        error = "timed out waiting for rank " + std::to_string(peer) + " to join";
       }
       if (!done)
         std::this_thread::yield();

@@ -1,4 +1,5 @@
-// How the processes of a launch find each other, without a library that launched them.
+// Rendezvous: finds this process's rank in the launcher's environment, and broadcasts rank 0's id by a file or a
+// channel.
 #pragma once
 
 #include "executor/deadline.h"
@@ -10,23 +11,24 @@
 
 namespace reshard {
 
-/// This process in its launch, as the environment says; nothing where it does not. Of several launchers the first of:
-/// torchrun (RANK beside TORCHELASTIC_RUN_ID), Open MPI, MPICH and other PMI launchers, whoever sets RANK, Slurm. A
-/// launcher may have been started by a later one of these.
+/// Rank and size of this process's launch, from the environment; no values if that does not have them. If several
+/// launchers left variables, the first of these counts: torchrun (RANK with TORCHELASTIC_RUN_ID), Open MPI, MPICH and
+/// other PMI launchers, any launcher that sets RANK, Slurm. A launcher of this list may have been started by a later
+/// one.
 struct Launch {
   std::optional<uint32_t> rank, size;
   std::optional<uint32_t> localRank; // on its host
-  bool mpi = false;                  // an MPI launcher's
+  bool mpi = false;                  // started by an MPI launcher
 };
 Launch findLaunch();
 
-/// Makes bytes of rank 0 known to all ranks by a file that all see, which must not be there before: rank 0 writes it,
-/// under its name at once or not at all, the others wait for it. An error text, empty on success.
+/// Broadcasts rank 0's bytes to all ranks by a file on a shared filesystem. The file must not exist before the launch:
+/// rank 0 writes it atomically, the others wait for it. Returns an error text; empty on success.
 std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline,
                         bool &timedOut);
 
 class Channel;
-/// The same over a wire, request and tag 0 of which it uses.
+/// The same over a channel, with its request 0 and tag 0.
 std::string shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut);
 
 } // namespace reshard

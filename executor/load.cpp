@@ -7,13 +7,13 @@
 namespace reshard {
 namespace {
 
-/// Nothing nests deeper than manifest → endpoint → param → part, and a segment is one table.
+/// The deepest nesting of tables is manifest → endpoint → param → part; a segment is one table.
 constexpr flatbuffers::uoffset_t kMaxDepth = 8;
-/// A table that the compiler writes takes its offset to the vtable, and that by which it is found. So a file with a
-/// million tensors is verified, while one whose vectors name the same tables again and again cannot ask for more work
-/// than it has bytes.
+/// A table takes at least its offset to the vtable and the offset that refers to it. With this limit a file with a
+/// million tensors passes, and a hostile file that refers to the same tables many times cannot cause more work than it
+/// has bytes.
 constexpr size_t kLeastTableBytes = 2 * sizeof(flatbuffers::uoffset_t);
-/// The verifier reads prefix, root offset and identifier before it knows that they are there.
+/// The verifier reads prefix, root offset and identifier without a check of the size.
 constexpr size_t kLeastBytes = 12;
 
 template <class CopyTable> const CopyTable *verified(schema::Bytes bytes, const char *identifier) {
@@ -34,17 +34,17 @@ std::string Plan::open(const std::string &path, std::unique_ptr<Plan> &plan) {
     return error;
   opened->manifest_ = verified<schema::Manifest>(opened->container_->manifest(), schema::kManifestIdentifier);
   if (!opened->manifest_)
-    return "'" + path + "': damaged: the manifest is no valid FlatBuffer";
+    return "'" + path + "': damaged: the manifest is not a valid FlatBuffer";
   const schema::Manifest &manifest = *opened->manifest_;
   if (std::string error = schema::checkManifest(manifest); !error.empty())
-    return "'" + path + "': the manifest does not hold together: " + error;
+    return "'" + path + "': the manifest is inconsistent: " + error;
   if (manifest.world() != opened->world())
-    return "'" + path + "': the manifest does not hold together: found a world of " + std::to_string(manifest.world()) +
+    return "'" + path + "': the manifest is inconsistent: found a world of " + std::to_string(manifest.world()) +
            " ranks, the file has " + std::to_string(opened->world()) + " segments";
-  // So that tables by message number cannot be larger than the file.
+  // So tables by message number cannot be larger than the file.
   if (manifest.messages() > static_cast<uint64_t>(opened->container_->bytes()) / (2 * sizeof(schema::Step)))
-    return "'" + path + "': the manifest does not hold together: found " + std::to_string(manifest.messages()) +
-           " messages, which a file of " + std::to_string(opened->container_->bytes()) + " bytes cannot have";
+    return "'" + path + "': the manifest is inconsistent: found " + std::to_string(manifest.messages()) +
+           " messages, more than a file of " + std::to_string(opened->container_->bytes()) + " bytes can describe";
   opened->meshRanks_.emplace(manifest);
   plan = std::move(opened);
   return {};
@@ -57,9 +57,9 @@ std::string Plan::segment(uint32_t rank, const schema::Segment *&segment) const 
   const std::string where = "'" + path_ + "': the segment of rank " + std::to_string(rank) + " ";
   const schema::Segment *root = verified<schema::Segment>(bytes, schema::SegmentIdentifier());
   if (!root)
-    return where + "is no valid FlatBuffer";
+    return where + "is not a valid FlatBuffer";
   if (std::string error = checkSegment(*manifest_, *meshRanks_, *root, rank); !error.empty())
-    return where + "does not hold together: " + error;
+    return where + "is inconsistent: " + error;
   segment = root;
   return {};
 }

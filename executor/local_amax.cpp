@@ -11,7 +11,7 @@ using namespace schema;
 
 namespace {
 
-/// The larger one; NaN where one is.
+/// The larger of two amax values; NaN if one of them is.
 float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
 } // namespace
@@ -23,7 +23,8 @@ LocalAmax::LocalAmax(const Endpoint &endpoint, const Param &view, uint32_t meshR
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = strides.size(); d-- > 1;)
     strides[d - 1] = strides[d] * shape[d];
-  // Positions along the dimensions that the magnitude is not over are given; runs along the others make pieces.
+  // `matrix` gives the positions along the dimensions that index matrices; blocks along the dimensions of a matrix
+  // become rectangles.
   struct Dimension {
     IndexMap blocks;
     int64_t stride;
@@ -53,7 +54,7 @@ LocalAmax::LocalAmax(const Endpoint &endpoint, const Param &view, uint32_t meshR
     if (!there)
       return;
   }
-  // What is contiguous first, so that it becomes the columns of the pieces.
+  // The contiguous dimension first, so that it becomes the columns.
   std::stable_sort(dimensions.begin(), dimensions.end(),
                    [](const Dimension &a, const Dimension &b) { return a.stride < b.stride; });
   rectangles_.push_back({static_cast<uint64_t>(origin), 1, 1, 0});
@@ -114,7 +115,7 @@ kernels::Strided LocalAmax::Rectangle::shape(uint64_t item) const {
   return shape;
 }
 
-/// The largest of nothing; copies come before changes.
+/// Sets the result to 0, the amax of no elements. Copies run before conversions.
 void LocalAmax::clear(std::byte *number, Tables &tables) {
   kernels::Strided one;
   one.rowBytes = sizeof(float);

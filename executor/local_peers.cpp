@@ -25,13 +25,12 @@ uint32_t bufferCount(const Segment &segment) {
 }
 uint32_t stepCount(const Segment &segment) { return segment.steps()->size(); }
 
-/// Maps the pages of a range now, not in the first run; those beside it, which may be holes, are let be.
+/// Populates the pages of a range now, not in the first run; pages outside it, which may be holes, are not touched.
 void touch(std::byte *begin, uint64_t bytes) {
   constexpr uint64_t kPage = 4096;
   const uint64_t before = reinterpret_cast<uint64_t>(begin) % kPage;
   if (bytes > 0)
-    madvise(begin - before, before + bytes,
-            MADV_POPULATE_READ); // a kernel that does not know it maps them in the first run
+    madvise(begin - before, before + bytes, MADV_POPULATE_READ); // older kernels: pages are mapped in the first run
 }
 
 } // namespace
@@ -64,7 +63,7 @@ std::string LocalPeers::publish(const LocalRank &rank) {
   const uint32_t buffers = bufferCount(*rank.segment), steps = stepCount(*rank.segment);
   const size_t bytes = Block::size(buffers, steps);
   auto failed = [](const char *what) {
-    return std::string("cannot share memory: ") + what + ": " + std::strerror(errno);
+    return std::string("cannot share memory with local peers: ") + what + ": " + std::strerror(errno);
   };
   blockFile_ = memfd_create("reshard", MFD_CLOEXEC);
   if (blockFile_ < 0)
@@ -74,7 +73,7 @@ std::string LocalPeers::publish(const LocalRank &rank) {
   void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, blockFile_, 0);
   if (memory == MAP_FAILED)
     return failed("mmap");
-  mine_.layOut(memory, buffers, steps); // all of it is zero
+  mine_.layOut(memory, buffers, steps); // a new memfd is zeroed
   std::random_device random;
   address_.token = uint64_t{random()} << 32 | random();
   *mine_.header = {address_.token, buffers, steps};
@@ -82,8 +81,8 @@ std::string LocalPeers::publish(const LocalRank &rank) {
   const auto *runs = rank.segment->buffers();
   for (uint32_t r = 0; r < runs->size(); ++r)
     for (uint32_t i = 0; i < runs->Get(r)->count(); ++i) {
-      const std::byte *bound =
-          rank.forms.empty() || !rank.forms[r] ? rank.runs[r][i] : nullptr; // what is converted is not shown
+      // Converted buffers are not published: a peer would copy them in their storage form.
+      const std::byte *bound = rank.forms.empty() || !rank.forms[r] ? rank.memory[r][i] : nullptr;
       mine_.buffers[runs->Get(r)->first() + i - 1] =
           bound ? mappings.find(bound, runs->Get(r)->bytes(), opened_) : FileLocation{};
     }
@@ -133,20 +132,20 @@ bool LocalPeers::mapPeer(const Plan &plan, uint32_t rank, const PeerAddress &add
   const Header &header = *peer.block.header;
   if (header.token != address.token || header.buffers != buffers || header.steps != steps)
     return false;
-  for (const BufferRange *run : *peer.rank.segment->buffers()) {
+  for (const BufferRange *range : *peer.rank.segment->buffers()) {
     std::vector<std::byte *> &table = peer.tables.emplace_back();
-    for (uint32_t i = 0; i < run->count(); ++i) {
-      const FileLocation &location = peer.block.buffers[run->first() + i - 1];
+    for (uint32_t i = 0; i < range->count(); ++i) {
+      const FileLocation &location = peer.block.buffers[range->first() + i - 1];
       const Mapping mapping = location.file >= 0 ? mapFile(address.process, location) : Mapping{};
       const bool reached =
-          mapping.memory && location.offset <= mapping.bytes && run->bytes() <= mapping.bytes - location.offset;
+          mapping.memory && location.offset <= mapping.bytes && range->bytes() <= mapping.bytes - location.offset;
       table.push_back(reached ? mapping.memory + location.offset : nullptr);
       if (reached && mapping.memoryAlone)
-        touch(table.back(), run->bytes());
+        touch(table.back(), range->bytes());
     }
   }
   for (const auto &table : peer.tables)
-    peer.rank.runs.push_back(table.data());
+    peer.rank.memory.push_back(table.data());
   peer.rank.forms = formsOf(plan, *peer.rank.segment);
   return true;
 }

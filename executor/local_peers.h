@@ -1,10 +1,10 @@
-// What the processes of one host show one another: where the bound memory of each can be mapped, and how far each
-// message is. A receiver whose sender shows the memory copies the message out of it, in one strided copy, and no
-// message is sent.
+// Shared memory between the processes of one host. Each process publishes a block (a memfd) with the file positions of
+// its bound memory and the progress of its messages. If a receiver can map the sender's memory, it copies the message
+// out of it, in one strided copy, and no message is sent.
 //
-// Memory can be shown where it is a shared mapping of a file whose descriptor the process still has, or which has a
-// name: memfd_create, POSIX and System V-like shared memory, mapped files, PyTorch's share_memory_(). Peers open it as
-// /proc/PID/fd/N, so they must belong to one user.
+// Memory can be published if it is a shared mapping of a file that the process has open or that has a name:
+// memfd_create, POSIX shared memory, mapped files, PyTorch's share_memory_(). Local peers open it as /proc/PID/fd/N, so
+// they must belong to the same user.
 #pragma once
 
 #include "executor/mappings.h"
@@ -19,18 +19,19 @@
 
 namespace reshard {
 
-/// How a peer finds what a process shows.
+/// How a local peer finds a process's block.
 struct PeerAddress {
-  uint64_t host = 0;  // equal for processes that see the same memory and process numbers
-  uint64_t token = 0; // in the block as well: another process may have got the number
-  int32_t process = 0;
-  int32_t file = -1; // of the block; -1: shows nothing
+  uint64_t host = 0;   // hostId()
+  uint64_t token = 0;  // also in the block: detects that another process has the same process id
+  int32_t process = 0; // process id
+  int32_t file = -1;   // descriptor of the block; -1: nothing is published
 };
 
-/// A message that is copied by its receiver: how many of its chunks can be, in all runs together.
+/// The state of a message that its receiver copies. `posted`: how many of its chunks the receiver may copy, summed over
+/// all runs.
 struct alignas(64) Progress {
   std::atomic<uint64_t> posted{0};
-  std::atomic<uint32_t> pulled{0}; // the receiver's decision, in prepare
+  std::atomic<uint32_t> pulled{0}; // 1: the receiver copies it; decided in prepare
 };
 
 class LocalPeers {
@@ -40,29 +41,30 @@ public:
   LocalPeers &operator=(const LocalPeers &) = delete;
   ~LocalPeers();
 
-  /// Makes this rank's block: its buffers, and a Progress for each step. An error text; nothing is shown then.
+  /// Creates this rank's block: the file positions of its buffers, and a Progress for each step. Returns an error text,
+  /// and then nothing is published; empty on success.
   std::string publish(const LocalRank &rank);
   const PeerAddress &address() const { return address_; }
 
-  /// The rank of a peer of this host with its memory as mapped here, unbound where it cannot be; null where nothing
-  /// can.
+  /// A local peer's rank with its memory as mapped here; buffers that cannot be mapped are null. Returns null if its
+  /// block cannot be mapped.
   const LocalRank *attach(const Plan &plan, uint32_t rank, const PeerAddress &address);
-  /// By step: of this rank, and of a peer that was met.
+  /// The progress of a step of this rank, or of a peer that was attached.
   Progress &progress(uint32_t step) { return mine_.steps[step]; }
   Progress &progress(uint32_t rank, uint32_t step) { return peers_.at(rank).block.steps[step]; }
 
-  /// Everybody has met: descriptors that were opened to be shown are closed.
+  /// Closes the descriptors that were opened to be published. Call it when all peers have attached.
   void closeFiles();
 
 private:
-  /// A block as mapped by anyone. Behind the header the buffers, from number 1 on, then the steps.
+  /// A block: the header, then the buffers from number 1 on, then the steps.
   struct Header {
     uint64_t token;
     uint32_t buffers, steps;
   };
   struct Block {
     Header *header = nullptr;
-    FileLocation *buffers = nullptr; // file -1: not shown
+    FileLocation *buffers = nullptr; // file -1: not published
     Progress *steps = nullptr;
     size_t bytes = 0;
     void layOut(void *memory, uint32_t buffers, uint32_t steps);
@@ -71,13 +73,13 @@ private:
   struct Peer {
     Block block;
     LocalRank rank;
-    std::vector<std::vector<std::byte *>> tables; // by run of its segment
+    std::vector<std::vector<std::byte *>> tables; // by BufferRange of its segment
     bool reached = false;
   };
   struct Mapping {
     std::byte *memory = nullptr;
     size_t bytes = 0;
-    bool memoryAlone = false; // no disk behind it
+    bool memoryAlone = false; // tmpfs or hugetlbfs: not backed by a disk
   };
   bool mapPeer(const Plan &plan, uint32_t rank, const PeerAddress &address, Peer &peer);
   const Mapping &mapFile(int32_t process, const FileLocation &location);

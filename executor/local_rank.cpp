@@ -8,21 +8,21 @@ namespace reshard {
 
 using namespace schema;
 
-size_t bufferRunOf(const Segment &segment, uint32_t buffer) {
+size_t bufferRangeOf(const Segment &segment, uint32_t buffer) {
   const auto *list = segment.buffers();
   const auto after = std::upper_bound(list->begin(), list->end(), buffer,
                                       [](uint32_t b, const BufferRange *r) { return b < r->first(); });
   if (after == list->begin())
     return list->size();
-  const auto run = static_cast<size_t>(after - list->begin()) - 1;
-  return buffer - list->Get(static_cast<uint32_t>(run))->first() < list->Get(static_cast<uint32_t>(run))->count()
-             ? run
+  const auto range = static_cast<size_t>(after - list->begin()) - 1;
+  return buffer - list->Get(static_cast<uint32_t>(range))->first() < list->Get(static_cast<uint32_t>(range))->count()
+             ? range
              : list->size();
 }
 
 namespace {
 
-/// Of a dtype that check_manifest lets be cast.
+/// The format of a dtype that can be cast (checkManifest).
 kernels::Format formatOf(DType type) { return kernels::formatNamed(dtypeName(type)).value(); }
 
 } // namespace
@@ -30,23 +30,24 @@ kernels::Format formatOf(DType type) { return kernels::formatNamed(dtypeName(typ
 std::byte *LocalRank::pointer(uint32_t buffer) const {
   if (buffer == 0)
     return arena;
-  const size_t run = bufferRunOf(*segment, buffer);
-  return run < runs.size() ? runs[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()] : nullptr;
+  const size_t range = bufferRangeOf(*segment, buffer);
+  return range < memory.size() ? memory[range][buffer - segment->buffers()->Get(static_cast<uint32_t>(range))->first()]
+                               : nullptr;
 }
 
 kernels::StorageForm LocalRank::form(uint32_t buffer) const {
   if (forms.empty())
     return {};
-  const size_t run = bufferRunOf(*segment, buffer);
-  return run < forms.size() ? forms[run] : kernels::StorageForm{};
+  const size_t range = bufferRangeOf(*segment, buffer);
+  return range < forms.size() ? forms[range] : kernels::StorageForm{};
 }
 
 const kernels::ViewBase *LocalRank::viewBase(uint32_t buffer) const {
   if (viewBases.empty())
     return nullptr;
-  const size_t run = bufferRunOf(*segment, buffer);
-  return run < viewBases.size() && !viewBases[run].empty()
-             ? &viewBases[run][buffer - segment->buffers()->Get(static_cast<uint32_t>(run))->first()]
+  const size_t range = bufferRangeOf(*segment, buffer);
+  return range < viewBases.size() && !viewBases[range].empty()
+             ? &viewBases[range][buffer - segment->buffers()->Get(static_cast<uint32_t>(range))->first()]
              : nullptr;
 }
 
@@ -54,9 +55,9 @@ std::vector<kernels::StorageForm> formsOf(const Plan &plan, const Segment &segme
   using kernels::StorageForm;
   std::vector<StorageForm> forms;
   bool any = false;
-  for (const BufferRange *run : *segment.buffers()) {
-    const auto &params = *plan.manifest().endpoints()->Get(run->endpoint())->params();
-    const Param &param = *params.Get(run->param());
+  for (const BufferRange *range : *segment.buffers()) {
+    const auto &params = *plan.manifest().endpoints()->Get(range->endpoint())->params();
+    const Param &param = *params.Get(range->param());
     const QuantizedView *view = param.view();
     StorageForm &form = forms.emplace_back();
     if (param.storage_dtype()) {
@@ -67,7 +68,7 @@ std::vector<kernels::StorageForm> formsOf(const Plan &plan, const Segment &segme
                             wide = formatOf((elements ? param : *params.Get(view->codes())).dtype());
       form = {elements ? StorageForm::Kind::elements : StorageForm::Kind::codes, elements ? wide : code,
               elements ? code : wide, 1};
-      form.block = form.item() * (elements && run->endpoint() > 0 && !view->staged()
+      form.block = form.item() * (elements && range->endpoint() > 0 && !view->staged()
                                       ? kernels::blockShape(static_cast<kernels::Quantization>(view->format())).columns
                                       : 1);
     }

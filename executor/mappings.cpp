@@ -16,7 +16,7 @@
 namespace reshard {
 
 uint64_t hostId() {
-  // The machine's name, since containers and tests share a kernel; its boot; the space of process numbers.
+  // The host name, since containers and tests share a kernel; the boot id; the pid namespace.
   std::string text(256, '\0');
   gethostname(text.data(), text.size() - 1);
   std::string boot;
@@ -24,7 +24,7 @@ uint64_t hostId() {
   char space[64] = "";
   [[maybe_unused]] const auto length = readlink("/proc/self/ns/pid", space, sizeof space - 1);
   text += boot + space;
-  return schema::hashOf(text); // the same in every build, unlike std::hash
+  return schema::hashOf(text); // equal in every build, unlike std::hash
 }
 
 SharedMappings::SharedMappings() {
@@ -53,7 +53,7 @@ SharedMappings::SharedMappings() {
     while (const dirent *entry = readdir(folder)) {
       struct stat status;
       const int number = std::atoi(entry->d_name);
-      // By name: others of the process may close the descriptor meanwhile, and open another.
+      // fstatat by name, not fstat: other threads may close the descriptor meanwhile.
       if (entry->d_name[0] != '.' && number != dirfd(folder) &&
           fstatat(dirfd(folder), entry->d_name, &status, 0) == 0 && S_ISREG(status.st_mode))
         descriptors_.try_emplace({status.st_dev, status.st_ino}, number);
@@ -77,7 +77,7 @@ std::vector<FileRange> SharedMappings::ranges(const std::byte *begin, const std:
   auto area =
       std::upper_bound(areas_.begin(), areas_.end(), from, [](uint64_t a, const Area &other) { return a < other.end; });
   for (; area != areas_.end() && area->begin < to; ++area) {
-    // A device's offsets are what it makes of them, and files of the kernel's own may share one inode.
+    // Offsets in devices have no common meaning, and anonymous inodes of the kernel may be shared by unrelated files.
     const std::string &name = area->name;
     const bool memory =
         name.starts_with("/dev/shm/") || name.starts_with("/dev/hugepages/") || name.starts_with("/dev/zero (deleted)");
@@ -95,7 +95,7 @@ int SharedMappings::descriptor(const Area &area, std::vector<int> &opened) {
   int number = open(area.name.c_str(), O_RDONLY | O_CLOEXEC);
   struct stat status;
   if (number >= 0 && (fstat(number, &status) != 0 || status.st_dev != area.device || status.st_ino != area.inode)) {
-    close(number); // the name belongs to another file by now
+    close(number); // the name now belongs to another file
     number = -1;
   }
   if (number >= 0)

@@ -1,4 +1,4 @@
-// The memory mappings of this process: which of its memory others can map, and how.
+// The MAP_SHARED file mappings of this process, to find memory that other processes can map.
 #pragma once
 
 #include <cstddef>
@@ -9,31 +9,31 @@
 
 namespace reshard {
 
-/// Equal for processes that see the same memory and the same process numbers.
+/// Equal for processes that share memory and process ids (same host, boot and pid namespace).
 uint64_t hostId();
 
-/// Where memory stands in a file.
+/// The position of memory in a file.
 struct FileLocation {
-  int file = -1;                  // a descriptor of the process, which may close it, and open another under its number
-  uint64_t device = 0, inode = 0; // of the file that is meant
+  int file = -1;                  // a descriptor of its process, which may close it and reuse its number
+  uint64_t device = 0, inode = 0; // identify the file, to detect that
   uint64_t offset = 0;
 };
 
-/// A part of a file.
+/// A range of a file.
 struct FileRange {
   uint64_t device = 0, inode = 0, offset = 0, bytes = 0;
 };
 
 class SharedMappings {
 public:
-  /// Reads what is mapped now.
+  /// Reads the current mappings.
   SharedMappings();
 
-  /// Where [begin, begin + bytes) stands; file -1 where that is not one shared mapping of a file that can be reached. A
-  /// descriptor that had to be opened is appended to `opened`.
+  /// The file position of [begin, begin + bytes); file -1 if that is not inside one shared mapping of a file that can
+  /// be opened. A descriptor that had to be opened is appended to `opened`, and the caller must close it.
   FileLocation find(const std::byte *begin, uint64_t bytes, std::vector<int> &opened);
 
-  /// The parts of files that stand in [begin, end) by shared mappings, devices' left out.
+  /// The file ranges that are mapped shared in [begin, end), without those of devices.
   std::vector<FileRange> ranges(const std::byte *begin, const std::byte *end) const;
 
 private:
@@ -44,8 +44,9 @@ private:
   };
   int descriptor(const Area &area, std::vector<int> &opened);
 
-  std::vector<Area> areas_;                                  // shared ones, ascending
-  std::map<std::pair<uint64_t, uint64_t>, int> descriptors_; // (device, inode), of the process
+  std::vector<Area> areas_; // shared mappings, ascending
+  std::map<std::pair<uint64_t, uint64_t>, int>
+      descriptors_; // (device, inode) -> an open descriptor; -1: cannot be opened
 };
 
 } // namespace reshard

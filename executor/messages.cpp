@@ -1,11 +1,12 @@
-// Transport of one rank a process: the messages of the rank, as compiled. What a receiver of the same host can reach it
-// copies itself, straight out of the sender's memory, once the sender says that it is there. The rest goes over a wire:
-// chunks of staged messages are packed into the arena, sent, received and unpacked while others are on their way;
-// messages in place go from memory to memory.
+// The transport with one rank per process: it runs the messages of the plan. If a receiver can map the memory of a
+// sender on its host, it copies the message out of it as soon as the sender has posted it. All other messages use a
+// channel: chunks of staged messages are packed into the arena, sent, received and unpacked while others are in flight;
+// messages in place are sent from and received into bound memory.
 //
-// A step begins its chunks in the order of the plan, after those before it in its direction that share a slot have
-// begun theirs; a chunk begins when its slot is free and what it passes on is there. So the message that is first of
-// all that are left can always go on, on both sides: no process waits for ever on another that is alive.
+// Messages start in the order of the plan. A message starts after the earlier messages of its direction with which it
+// shares slots have started all their chunks; a chunk starts when its slot is free and the bytes that it forwards have
+// arrived. So the earliest unfinished message can always progress on both sides, and no live process waits forever for
+// another live one.
 
 #include "executor/backoff.h"
 #include "executor/bootstrap.h"
@@ -28,38 +29,40 @@ namespace {
 
 using namespace schema;
 
-/// Chunks on their way in one direction, and of one message; steps that may be under way beside the first unfinished
-/// one.
+/// The maximum of chunks in flight in one direction, and of one message; and of messages to look at, from the first
+/// unfinished one on.
 constexpr size_t kInFlight = 16, kOfOne = 4, kAhead = 8;
-/// A rank begins at most two messages in a round and direction, one between nodes and one inside. Flights for the first
-/// two unfinished ones are never given to others: so of the messages that began first of all that are left, each gets
-/// on at both ends.
+/// In a round a rank starts at most two messages in each direction, one between nodes and one inside its node. The
+/// first two unfinished messages have reserved places in flight, so that the earliest unfinished messages can always
+/// progress on both sides.
 constexpr size_t kReserved = 2 * kOfOne;
-/// What a rank copies out of another's memory before it looks after its other messages.
+/// Bytes that a rank copies out of a peer's memory before it polls its other messages.
 constexpr uint64_t kPullBytes = 1 << 20;
-/// A run in which the processes of a host copy more than this finds nothing of it in their caches the next time.
+/// If the processes of a host copy more than this in a run, nothing of it is in the caches in the next run, and
+/// streaming stores are faster.
 constexpr uint64_t kStreamBytes = 64 << 20;
 
-/// How a step moves its bytes: over the wire; out of a peer's memory, or into a peer's hands; within the rank.
+/// How a step moves its bytes: receive or send over the channel; copy out of a local peer's memory (pull); let a local
+/// peer copy (post); copy within the rank.
 enum Method { kReceive, kSend, kPull, kPost, kLocal };
 
 struct MessageState {
   const Step *step = nullptr;
   Packing packing;
   uint64_t chunks = 1;
-  uint64_t begun = 0, done = 0;  // in a run
-  std::vector<uint32_t> sharing; // of the wire: earlier steps of its direction that had its slots
-  std::vector<std::pair<uint32_t, std::vector<uint64_t>>>
-      dependencies;             // of a send: step -> chunks of it that must be done before each chunk
-  Progress *progress = nullptr; // of what goes without the wire, in the sender's block
-  uint64_t copied = 0;          // bytes pulled, in a run
+  uint64_t begun = 0, done = 0;  // chunks, in this run
+  std::vector<uint32_t> sharing; // of send and receive: earlier messages of that method that used its slots
+  /// (step, how many chunks of it must be done before each chunk of this message)
+  std::vector<std::pair<uint32_t, std::vector<uint64_t>>> dependencies;
+  Progress *progress = nullptr; // of pull and post: in the sender's block
+  uint64_t copied = 0;          // bytes pulled, in this run
 };
 
-/// A chunk on its way.
+/// A chunk that is being sent or received.
 struct ChunkInFlight {
   MessageState *message = nullptr; // null: free
   uint64_t chunk = 0;
-  std::byte *begin = nullptr, *end = nullptr; // in the arena; null where in place
+  std::byte *begin = nullptr, *end = nullptr; // its slot in the arena; null if in place
 };
 
 class MessageTransport : public Transport {
@@ -70,17 +73,18 @@ public:
   }
   ~MessageTransport() override {
     channel_.reset();
-    if (!abandoned_) // else what is on its way may still be written there
+    if (!abandoned_) // else pending receives may still write to it
       std::free(arena_);
   }
 
   std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline,
                       bool &timedOut) override {
     if (ranks.size() != 1 || ranks[0].rank != channel_->rank())
-      return "this process is rank " + std::to_string(channel_->rank()) + " of its wire and runs that rank alone";
+      return "this process is rank " + std::to_string(channel_->rank()) +
+             " of the channel, expected it to run exactly that rank";
     if (const uint32_t tags = channel_->maxTag() - Bootstrap::kTags + 1; plan.manifest().messages() > tags)
-      return "the plan has " + std::to_string(plan.manifest().messages()) + " messages, and the wire tags for " +
-             std::to_string(tags);
+      return "the plan has " + std::to_string(plan.manifest().messages()) + " messages, expected at most " +
+             std::to_string(tags) + ", the number of tags of the channel";
     const LocalRank &rank = ranks[0];
     viewJobs_ = rank.viewJobs;
     if (shortcut_)
@@ -91,23 +95,23 @@ public:
             bootstrap_.exchangeAddresses(plan.digest(), localPeers_.address(), deadline, timedOut, localPeers);
         !error.empty())
       return abandon(error);
-    // Receivers decide which messages they copy themselves; when all have, the senders follow.
+    // Each receiver decides which messages it pulls. After all-reduce min the senders know these decisions.
     where_.resize(rank.segment->steps()->size());
-    if (std::string error = agree(addSteps(plan, rank, localPeers, false), deadline, timedOut); !error.empty())
+    if (std::string error = failTogether(addSteps(plan, rank, localPeers, false), deadline, timedOut); !error.empty())
       return error;
     localPeers_.closeFiles();
     std::string error = addSteps(plan, rank, localPeers, true);
-    stream_ = bytes() * (localPeers.size() + 1) >= kStreamBytes; // as if the others copied as much
+    stream_ = bytes() * (localPeers.size() + 1) >= kStreamBytes; // assumes that local peers copy as much
     const uint64_t bytes = rank.segment->arena_bytes() -
                            (viewJobs_ ? viewJobs_->headBytes() + viewJobs_->tailBytes() : 0) - rank.transformed;
     if (error.empty() && bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
       if (arena_)
-        std::memset(arena_, 0, bytes); // touched now, not in the first run
+        std::memset(arena_, 0, bytes); // page faults now, not in the first run
       else
-        error = "no memory for an arena of " + std::to_string(bytes) + " bytes";
+        error = "out of memory for an arena of " + std::to_string(bytes) + " bytes";
     }
-    if (error = agree(std::move(error), deadline, timedOut); !error.empty())
+    if (error = failTogether(std::move(error), deadline, timedOut); !error.empty())
       return error;
     for (const Method method : {kReceive, kSend, kPull, kPost})
       for (MessageState &message : messages_[method])
@@ -119,7 +123,7 @@ public:
 
   std::string run(Deadline deadline, bool &timedOut) override {
     if (abandoned_)
-      return "an earlier run failed with messages on their way, expected a new launch";
+      return "an earlier run failed with messages in flight; launch the processes again";
     for (auto &method : messages_)
       for (MessageState &message : method)
         message.begun = message.done = message.copied = 0;
@@ -127,7 +131,7 @@ public:
     copied_ = local_ = 0;
     if (!runViewJobs(ViewJobs::kBefore, deadline)) {
       timedOut = true;
-      return abandon("the deadline passed before anything was sent");
+      return abandon("timed out in the conversions before the first message");
     }
     Backoff backoff;
     for (uint64_t polls = 0;; ++polls) {
@@ -139,30 +143,30 @@ public:
       copy(any);
       if (finished())
         break;
-      // The wire needs to be looked after.
+      // MPI progresses only when it is polled, so do not sleep while messages of the channel are unfinished.
       if (any || first_[kSend] < messages_[kSend].size() || first_[kReceive] < messages_[kReceive].size())
         backoff.reset();
       if (!any)
         backoff.wait();
       if (deadline && polls % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
         timedOut = true;
-        return abandon(late());
+        return abandon(timeoutText());
       }
     }
     ++runs_;
     if (!runViewJobs(ViewJobs::kAfter, deadline)) {
       timedOut = true;
-      return abandon("the deadline passed before all was quantised");
+      return abandon("timed out in the conversions after the last message");
     }
-    // Complete on all ranks, or failed.
+    // The run is complete when all ranks are done.
     std::string error = bootstrap_.barrier(deadline, timedOut);
     return error.empty() ? error : abandon(error);
   }
 
-  std::string allReduceMin(int64_t mine, int64_t &minimum, Deadline deadline, bool &timedOut) override {
+  std::string allReduceMin(int64_t value, int64_t &result, Deadline deadline, bool &timedOut) override {
     if (abandoned_)
-      return "an earlier run failed";
-    std::string error = bootstrap_.allReduceMin(mine, minimum, deadline, timedOut);
+      return "an earlier run failed with messages in flight; launch the processes again";
+    std::string error = bootstrap_.allReduceMin(value, result, deadline, timedOut);
     return error.empty() ? error : abandon(error);
   }
 
@@ -170,15 +174,15 @@ public:
   BytesBy bytesBy() const override { return by_; }
 
 private:
-  /// What is on its way cannot be told from what a later run would send.
+  /// Messages in flight cannot be told from those of a later run, so no later run is possible.
   std::string abandon(std::string error) {
     abandoned_ = true;
     channel_->abandon();
     return error;
   }
 
-  /// Whether all ranks have come so far without an error; where one has not, all of them fail.
-  std::string agree(std::string error, const Deadline &deadline, bool &timedOut) {
+  /// Tells all ranks whether one has an error: then all of them fail. Returns an error text; empty on success.
+  std::string failTogether(std::string error, const Deadline &deadline, bool &timedOut) {
     int64_t first = 0;
     const std::string lost =
         bootstrap_.allReduceMin(error.empty() ? channel_->size() : channel_->rank(), first, deadline, timedOut);
@@ -187,11 +191,11 @@ private:
     else if (!lost.empty())
       error = lost;
     else if (first < channel_->size())
-      error = "rank " + std::to_string(first) + " could not prepare, and says why";
+      error = "prepare failed on rank " + std::to_string(first) + "; see that rank's error";
     return error.empty() ? error : abandon(error);
   }
 
-  /// Jobs of the rank's faces; false where the deadline passed.
+  /// Runs jobs of the rank's quantized views; false if the deadline passed.
   bool runViewJobs(ViewJobs::JobSet set, const Deadline &deadline) const {
     for (size_t job = 0; viewJobs_ && job < viewJobs_->size(set); ++job) {
       if (passed(deadline))
@@ -225,7 +229,7 @@ private:
                             *operand(step.first_output() + i));
             !error.empty())
           return error;
-      where_[number] = {kLocal, copies_.size()}; // where its copies end
+      where_[number] = {kLocal, copies_.size()}; // the end of its copies
       locals_.emplace_back().step = &step;
       localEnds_.push_back(copies_.size());
       return {};
@@ -260,17 +264,18 @@ private:
         if (std::string error = message.packing.add(rank, *operand(first + i)); !error.empty())
           return error;
       if (chunkBytes(step, 0) > kMaxChannelBytes)
-        return "step " + std::to_string(number) + " moves more than " + std::to_string(kMaxChannelBytes) +
-               " bytes at once";
+        return "step " + std::to_string(number) + " has chunks of " + std::to_string(chunkBytes(step, 0)) +
+               " bytes, expected at most " + std::to_string(kMaxChannelBytes);
       if (step.staging() == UINT64_MAX && !message.packing.contiguous())
-        return "step " + std::to_string(number) + " is in place, but its bytes do not stand side by side";
+        return "step " + std::to_string(number) + " sends or receives in place, but its bytes are not contiguous";
     }
     where_[number] = {method, messages_[method].size()};
     messages_[method].push_back(std::move(message));
     return {};
   }
 
-  /// A receive whose sender's memory is at hand, if all of what it sends is; what the sender relays never is.
+  /// Pairs a receive with its send, to copy out of the sender's memory. `reached`: all of that memory is mapped here,
+  /// and the message is pulled. `relayed`: the sender relays bytes from its arena, which is never mapped.
   std::string addPull(const LocalRank &rank, const LocalRank &other, MessageState &message, bool &reached,
                       bool &relayed) {
     const Step &step = *message.step;
@@ -281,7 +286,7 @@ private:
     if (send == steps->end() || send->peer() != rank.rank || send->input_count() != step.output_count() ||
         send->bytes() != step.bytes() || send->chunk() != step.chunk())
       return "message " + std::to_string(step.message()) + " differs between rank " + std::to_string(other.rank) +
-             " and rank " + std::to_string(rank.rank);
+             " and rank " + std::to_string(rank.rank) + ": expected equal peers, bytes, chunks and operand counts";
     reached = true;
     for (uint32_t i = 0; i < send->input_count(); ++i)
       relayed = relayed || other.segment->operands()->Get(send->first_input() + i)->buffer() == 0;
@@ -317,8 +322,8 @@ private:
     }
   }
 
-  /// Slots pass from step to step of a direction, also by way of those that do not use theirs: each of these is looked
-  /// at once, since ways through them part and meet again.
+  /// Adds the earlier messages over the channel whose slots `message` uses. Steps that are pulled or posted do not use
+  /// theirs: their own predecessors count instead. Each step is visited once, since their paths may join again.
   void share(const Segment &segment, Method method, uint32_t earlier, MessageState &message) const {
     if (method != kSend && method != kReceive)
       return;
@@ -347,13 +352,13 @@ private:
     return copied_ == copies_.size();
   }
 
-  /// Of a step, the chunks that are done.
+  /// The number of chunks of a step that are done.
   uint64_t done(uint32_t step) const {
     const auto [method, at] = where_[step];
     return method == kLocal ? copied_ >= at : messages_[method][at].done;
   }
 
-  /// Whether what the next chunk of a message passes on is there.
+  /// Whether the next chunk of a message has all the bytes that it depends on.
   bool dependenciesDone(const MessageState &message) const {
     for (const auto &[step, chunks] : message.dependencies)
       if (done(step) < chunks[message.begun])
@@ -361,7 +366,7 @@ private:
     return true;
   }
 
-  /// The next chunk of a message of the wire, where it may begin.
+  /// Whether the next chunk of a message over the channel may start.
   bool ready(Method method, const MessageState &message) const {
     if (message.begun == message.chunks || message.begun - message.done == kOfOne)
       return false;
@@ -371,7 +376,7 @@ private:
     return dependenciesDone(message);
   }
 
-  /// Does a part of the local steps, which go one after the other.
+  /// Runs one chunk of the local steps, which run in order.
   void copy(bool &any) {
     while (local_ < locals_.size() && copied_ == localEnds_[local_])
       ++local_;
@@ -381,7 +386,7 @@ private:
     any = true;
   }
 
-  /// Tells receivers of this host what they may copy. That they have is known at the end, when all ranks are done.
+  /// Tells local peers which chunks they may copy. The barrier at the end of the run tells that they have.
   void post(bool &any) {
     auto &all = messages_[kPost];
     for (size_t m = first_[kPost]; m < std::min(all.size(), first_[kPost] + kAhead); ++m)
@@ -392,7 +397,7 @@ private:
       ++first_[kPost];
   }
 
-  /// Copies a part of the first message whose next chunk a sender of this host has posted.
+  /// Copies at most kPullBytes of the first message whose next chunk a local peer has posted.
   void pull(bool &any) {
     auto &all = messages_[kPull];
     for (size_t m = first_[kPull]; m < std::min(all.size(), first_[kPull] + kAhead); ++m) {
@@ -412,7 +417,7 @@ private:
       ++first_[kPull];
   }
 
-  /// Where the next chunk is packed, or received: its slot of the arena, or its memory.
+  /// The memory of the next chunk: its slot of the arena, and then `end` is set; or bound memory.
   std::byte *nextChunk(const MessageState &message, std::byte *&end) const {
     const Step &step = *message.step;
     if (step.staging() == UINT64_MAX) {
@@ -425,12 +430,12 @@ private:
     return begin;
   }
 
-  /// The messages of the wire.
+  /// Progresses the messages over the channel.
   std::string exchange(bool &any) {
     for (const Method send : {kReceive, kSend})
       for (size_t f = 0; f < kInFlight; ++f) {
         ChunkInFlight &flight = inFlight_[send][f];
-        // Chunks of one message are done in their order: who passes them on counts them.
+        // Chunks of one message are completed in order, since messages that forward them count them.
         if (!flight.message || flight.chunk != flight.message->done)
           continue;
         bool arrived = false;
@@ -464,13 +469,13 @@ private:
     return {};
   }
 
-  /// Begins the next chunk, unless its slot is taken, or no more than `reserved` flights are left.
+  /// Starts the next chunk, unless its slot is in use or at most `reserved` places in flight are free.
   std::string begin(Method send, MessageState &message, size_t reserved, bool &begun) {
     std::byte *end = nullptr, *data = nextChunk(message, end);
     for (const auto &direction : inFlight_)
       for (const ChunkInFlight &flight : direction)
         if (flight.message && end && flight.begin && flight.begin < end && data < flight.end)
-          return {}; // the slot is taken
+          return {}; // the slot is in use
     const auto free = static_cast<size_t>(std::find_if(inFlight_[send].begin(), inFlight_[send].end(),
                                                        [](const ChunkInFlight &f) { return !f.message; }) -
                                           inFlight_[send].begin());
@@ -499,14 +504,14 @@ private:
            std::to_string(message.chunks);
   }
 
-  /// Who is waited for.
-  std::string late() const {
+  /// The error text of a timeout, with the message that this rank waits for.
+  std::string timeoutText() const {
     for (const Method method : {kReceive, kPull, kSend})
       for (size_t m = first_[method]; m < messages_[method].size(); ++m)
         if (const MessageState &message = messages_[method][m];
             method == kPull ? message.done < message.chunks : message.begun > message.done)
-          return "the deadline passed" + named(method == kSend, message, message.done);
-    return "the deadline passed with steps that could not begin";
+          return "timed out" + named(method == kSend, message, message.done);
+    return "timed out: no message is in flight, and the remaining steps could not start";
   }
 
   std::unique_ptr<Channel> channel_;
@@ -514,18 +519,18 @@ private:
   Bootstrap bootstrap_;
   LocalPeers localPeers_;
   std::byte *arena_ = nullptr;
-  std::array<std::vector<MessageState>, 4> messages_; // by way, in the order of the plan
+  std::array<std::vector<MessageState>, 4> messages_; // by method, in the order of the plan
   const ViewJobs *viewJobs_ = nullptr;
-  ChunkedCopies copies_;                         // of local steps, step after step
-  std::vector<std::pair<Method, size_t>> where_; // by step: into messages_ or copies_
-  std::array<size_t, 4> first_{};                // unfinished, by way
-  uint64_t runs_ = 0;                            // before this one
+  ChunkedCopies copies_;                         // of local steps, in order
+  std::vector<std::pair<Method, size_t>> where_; // by step: index in messages_, or end in copies_
+  std::array<size_t, 4> first_{};                // by method: the first unfinished message
+  uint64_t runs_ = 0;                            // completed runs
   bool stream_ = false;
   std::array<std::array<ChunkInFlight, kInFlight>, 2> inFlight_;
-  size_t copied_ = 0;
-  std::vector<MessageState> locals_; // local steps: what they wait for
-  std::vector<size_t> localEnds_;    // where the copies of each end
-  size_t local_ = 0;                 // unfinished
+  size_t copied_ = 0;                // chunks of copies_ that are done
+  std::vector<MessageState> locals_; // local steps, for their dependencies
+  std::vector<size_t> localEnds_;    // by local step: the end of its copies
+  size_t local_ = 0;                 // the first unfinished local step
   bool abandoned_ = false;
   BytesBy by_;
 };

@@ -13,7 +13,7 @@ std::string loadModule(const std::string &name, const std::string &entry, uint32
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
   Dl_info own{};
   dladdr(reinterpret_cast<const void *>(&loadModule), &own);
-  const std::filesystem::path library = own.dli_fname ? own.dli_fname : ""; // that this is part of
+  const std::filesystem::path library = own.dli_fname ? own.dli_fname : ""; // with this function
   const auto beside = (library.has_parent_path() ? library : program).parent_path();
   std::string why;
   for (const std::string &path : std::vector<std::string>{beside / file, program.parent_path() / file,
@@ -23,16 +23,16 @@ std::string loadModule(const std::string &name, const std::string &entry, uint32
     void *module = dlopen(path.c_str(), RTLD_NOW | (symbols == Symbols::global ? RTLD_GLOBAL : RTLD_LOCAL));
     if (!module) {
       const char *error = dlerror();
-      why = why.empty() ? error : why; // of the file that is there
+      why = why.empty() ? error : why; // prefer the error of a file that exists
       continue;
     }
     function = dlsym(module, entry.c_str());
     if (!function)
-      return "'" + path + "' is no backend: it lacks " + entry;
+      return "'" + path + "' is not a backend of reshard: the function " + entry + " is missing";
     const auto found = static_cast<const uint32_t *>(dlsym(module, (entry + "_version").c_str()));
     if (!found || *found != version)
-      return "'" + path + "' is of version " + (found ? std::to_string(*found) : "none") + ", expected " +
-             std::to_string(version) + " of " + entry;
+      return "'" + path + "': found version " + (found ? std::to_string(*found) : "none") + " of " + entry +
+             ", expected " + std::to_string(version) + "; install backends and library of the same release";
     return {};
   }
   return "backend '" + name + "' cannot be loaded: " + why;

@@ -1,5 +1,5 @@
-// Backends are modules, libreshard_NAME.so, found beside this library, the program, or on the library path and loaded
-// when they are asked for: so that one executor runs on machines with and without what they need.
+// Backends are modules, libreshard_NAME.so, searched beside this library, beside the program and on the library path.
+// They are loaded on demand, so that one executor runs on machines with and without MPI, CUDA and NCCL.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@ namespace reshard {
 
 enum class Symbols { local, global };
 
-/// Loads the module of a backend and finds `entry` in it, which stays loaded. `version`: what the module's uint32_t
-/// `<entry>_version` must be. `symbols`: whether modules that it loads itself may use its. An error text says what is
-/// missing; empty on success.
+/// Loads the module of a backend, which is never unloaded, and finds its function `entry`. `version`: the required
+/// value of the module's uint32_t `<entry>_version`. `symbols`: whether libraries that the module loads can use its
+/// symbols. Returns an error text; empty on success.
 std::string loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols,
                        void *&function);
 

@@ -1,4 +1,4 @@
-// The known name that a misspelt one may have meant.
+// Finds the known name that is nearest to a misspelled one.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace reshard {
 
-/// Of known names, offered one by one, the one that is the fewest edits away, if these are few for the name's length.
+/// The offered name with the least edit distance, if that is at most a third of the name's length, plus one.
 class Nearest {
 public:
   explicit Nearest(const std::string &name) : name_(name), best_(name.size() / 3 + 2) {}
@@ -17,7 +17,7 @@ public:
 
 private:
   const std::string &name_;
-  size_t best_; // edits, of which fewer are looked for
+  size_t best_; // only names with fewer edits are accepted
   std::string found_;
   std::vector<size_t> row_;
 };

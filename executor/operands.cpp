@@ -13,16 +13,21 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
     if (sides[s].operand)
       shapes[s] = sides[s].rank->segment->shapes()->Get(sides[s].operand->shape());
   const Shape &known = *(shapes[1] ? shapes[1] : shapes[0]);
+  auto describe = [&](int s) { // "rank 0 has 4 × 8 × 64 bytes"
+    std::string text = "rank " + std::to_string(sides[s].rank->rank) + " has ";
+    for (uint32_t l = 0; l < shapes[s]->loop_count(); ++l)
+      text += std::to_string(sides[s].rank->segment->loops()->Get(shapes[s]->first_loop() + l)->count()) + " × ";
+    return text + std::to_string(shapes[s]->row_bytes()) + " bytes";
+  };
   auto mismatch = [&] {
-    return "an operand of rank " + std::to_string(source.rank->rank) + " is unlike its partner on rank " +
-           std::to_string(target.rank->rank);
+    return "operand shapes differ: " + describe(0) + ", " + describe(1) + ", expected equal ones";
   };
   if (shapes[0] && shapes[1] &&
       (shapes[0]->row_bytes() != shapes[1]->row_bytes() || shapes[0]->loop_count() != shapes[1]->loop_count()))
     return mismatch();
 
-  // From the innermost loop out, as long as no side changes its buffer; from there on loops are run here, so that the
-  // order stays.
+  // The inner loops, up to the first that changes a buffer, become the loops of each piece. That loop and those outside
+  // it are run here, one piece for each iteration, in order.
   struct Both {
     uint64_t count;
     int64_t stride[2], bufferStep[2];
@@ -59,13 +64,13 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
       shape.loops[shape.loopCount++] = {loops[l].count, loops[l].stride[0], loops[l].stride[1]};
   kernels::simplify(shape);
 
-  // Offsets and strides of a plan are those of what goes; those of memory that has another form follow.
+  // Offsets and strides of a plan count bytes as sent; scale them to the storage form of each side's memory.
   kernels::StorageForm forms[2];
   for (int s = 0; s < 2; ++s)
     if (sides[s].operand)
       forms[s] = sides[s].rank->form(sides[s].operand->buffer());
   if (forms[0].kind == kernels::StorageForm::Kind::cast && shapes[1])
-    return "rank " + std::to_string(source.rank->rank) + " passes on what it has cast";
+    return "rank " + std::to_string(source.rank->rank) + " copies from a buffer that is cast, which is not supported";
   expansion.source = forms[0];
   expansion.target = forms[1];
   for (size_t l = 0; l < shape.loopCount; ++l) {
@@ -115,14 +120,14 @@ std::string checkBound(const Plan &plan, const LocalRank &rank) {
         return error;
       if (std::all_of(expansion.at.begin(), expansion.at.end(), [](const auto &at) { return at.source; }))
         continue;
-      const size_t run = bufferRunOf(segment, operand.buffer());
-      if (run == segment.buffers()->size())
-        return "a buffer of rank " + std::to_string(rank.rank) + " is used and stands nowhere";
-      const BufferRange &of = *segment.buffers()->Get(static_cast<uint32_t>(run));
+      const size_t range = bufferRangeOf(segment, operand.buffer());
+      if (range == segment.buffers()->size())
+        return "rank " + std::to_string(rank.rank) + " uses a buffer that was not bound";
+      const BufferRange &of = *segment.buffers()->Get(static_cast<uint32_t>(range));
       const Endpoint &endpoint = *plan.manifest().endpoints()->Get(of.endpoint());
       return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
              std::to_string(endpoint.ranks()->Get(of.mesh_rank())) + " param '" +
-             endpoint.params()->Get(of.param())->name()->str() + "' is used, and not bound on every instance";
+             endpoint.params()->Get(of.param())->name()->str() + "': not all instances are bound";
     }
     return std::string();
   };
@@ -144,8 +149,7 @@ std::string addCopy(const Side &source, const Side &target, Tables &tables) {
     castZeros(expansion);
   for (const auto &[from, to, sourceBase, targetBase] : expansion.at) {
     if (!to || (source.operand && !from))
-      return "a buffer of rank " + std::to_string(to ? source.rank->rank : target.rank->rank) +
-             " is used but not bound";
+      return "rank " + std::to_string(to ? source.rank->rank : target.rank->rank) + " uses a buffer that was not bound";
     const auto there = reinterpret_cast<uint64_t>(to), here = source.operand ? reinterpret_cast<uint64_t>(from) : 0;
     if (const kernels::Conversion conversion{expansion.source, expansion.target, sourceBase, targetBase})
       tables.conversions.add(there, here, expansion.shape, conversion, 0, expansion.shape.bytes());

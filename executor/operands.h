@@ -1,4 +1,4 @@
-// What two operands of a plan mean in memory: strided pieces, once loops over buffers are run.
+// Expands operands of a plan to strided pieces of memory.
 #pragma once
 
 #include "executor/device.h"
@@ -11,36 +11,39 @@
 
 namespace reshard {
 
-/// The memory of an operand of a rank; without one, bytes side by side in the order of the other side's loops.
+/// One side of a copy: an operand of a rank. Without an operand: contiguous bytes, in the order of the other side's
+/// loops.
 struct Side {
   const LocalRank *rank = nullptr;
   const schema::Operand *operand = nullptr;
 };
 
-/// Pieces of one shape and one pair of forms, in the order of the operand's loops: piece after piece, row after row,
-/// they are its bytes in packed order.
+/// The pieces of a pair of operands, all of one shape and one pair of storage forms, in the order of the operands'
+/// loops: piece by piece, row by row, they are the bytes in packed order.
 struct Expansion {
   struct At {
-    std::byte *source, *target;         // null where there is no operand, or its buffer is not bound
-    const kernels::ViewBase *from, *to; // behind faces
+    std::byte *source, *target;         // null if there is no operand, or its buffer is not bound
+    const kernels::ViewBase *from, *to; // the bases of quantized views; null if the buffer is none
   };
-  kernels::Strided shape;              // rowBytes of what goes; strides of each side's memory
-  kernels::StorageForm source, target; // of the memory of each side that there is
+  kernels::Strided shape;              // rowBytes as sent; strides of each side's memory
+  kernels::StorageForm source, target; // of each side's memory; default if the side has no operand
   std::vector<At> at;
 };
 
-/// Zeros are zeros in every format: what is to be cast is zeroed as what it becomes.
+/// For fills: if the target is cast, changes the expansion to bytes of its storage dtype, since zero bytes are zeros in
+/// every format.
 void castZeros(Expansion &expansion);
 
-/// Expands a pair of operands, one of which may be absent. An error text, empty on success: the sides are unlike.
+/// Expands a pair of operands, one of which may be absent. Returns an error text if their shapes differ; empty on
+/// success.
 std::string expand(const Side &source, const Side &target, Expansion &expansion);
 
-/// Whether all that the steps of a rank read and write is bound; an error text that names what is not, empty on
-/// success.
+/// Checks that all buffers that the steps of a rank read or write are bound. Returns an error text that names one that
+/// is not; empty on success.
 std::string checkBound(const Plan &plan, const LocalRank &rank);
 
-/// Appends the copies from one operand to another to tables; without a source operand zeros. An error text, empty on
-/// success: the sides are unlike, or a buffer is not bound.
+/// Appends the copies from one operand to another to tables; without a source operand, zeros. Returns an error text if
+/// the shapes differ or a buffer is not bound; empty on success.
 std::string addCopy(const Side &source, const Side &target, Tables &tables);
 
 } // namespace reshard

@@ -13,7 +13,7 @@ struct Offsets {
   int64_t source = 0, target = 0;
 };
 
-/// Where row `number` of a shape begins, relative to its first.
+/// The offsets of row `number` of a shape from its first row.
 Offsets rowOffsets(const kernels::Strided &shape, uint64_t number) {
   Offsets offsets;
   for (size_t l = shape.loopCount; l-- > 0; number /= shape.loops[l].count) {
@@ -32,8 +32,8 @@ std::string Packing::add(const LocalRank &rank, const Operand &operand) {
     return error;
   for (const auto &at : expansion.at)
     if (!at.source)
-      return "a buffer of rank " + std::to_string(rank.rank) + " is used but not bound";
-  expansion.target = expansion.source; // whichever it is
+      return "rank " + std::to_string(rank.rank) + " uses a buffer that was not bound";
+  expansion.target = expansion.source; // for pack this memory is the source, for unpack the target
   for (auto &at : expansion.at)
     at.to = at.from;
   const size_t first = in_.size();
@@ -83,8 +83,8 @@ std::byte *SplitUnits::at(const void *message, uint64_t byte) {
   return known->second;
 }
 
-/// As move(), which says what belongs to which range; but where a range parts a unit, all of it is kept in a place of
-/// its own: of packed bytes until its last byte is there, of what is packed for the copies of its parts.
+/// Like move(). But each unit that a range splits gets memory of its own (splitUnits): unpack collects its packed bytes
+/// there until the last one has arrived; pack converts the whole unit to there and copies the range's bytes of it.
 std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, SplitUnits &splitUnits,
                               Tables &tables) const {
   auto address = [](const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); };
@@ -101,7 +101,7 @@ std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::b
       continue;
     }
     const uint64_t unit = std::max(conversion.read.item(), conversion.write.block);
-    // Bytes [from, to) of one unit.
+    // Handles bytes [from, to) of a split unit; false if there is no memory for it.
     auto part = [&](uint64_t from, uint64_t to) {
       const uint64_t whole = from / unit * unit;
       std::byte *const unitMemory = splitUnits.at(this, entry->begin + whole);
@@ -109,7 +109,7 @@ std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::b
       bytes.rowBytes = to - from;
       if (!unitMemory)
         return false;
-      // Where byte 0 of the packed side would be, if the unit stood there.
+      // The address of byte 0 of the packed side, such that the unit is at unitMemory.
       const uint64_t apart = address(unitMemory) - whole;
       if (!unpacks) {
         tables.conversions.add(apart, memory, shape, conversion, whole, unit);
@@ -132,16 +132,16 @@ std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::b
       last = last / unit * unit;
     }
     if (!room)
-      return "there is no room for what its chunks part";
+      return "out of memory for units that chunk boundaries split";
     if (first < last)
       tables.conversions.add(unpacks ? memory : side, unpacks ? side : memory, shape, conversion, first, last - first);
   }
   return {};
 }
 
-/// A range begins and ends anywhere in a row: the parts of rows at its ends, and the whole rows between. What is
-/// written at once (an element, a block) and parted by two ranges belongs to the one that it ends in; of packed bytes
-/// its beginning is kept until then. An element that is packed in two parts is made twice.
+/// A range may begin and end anywhere in a row: it is a part of a row, whole rows, and another part of a row. A unit
+/// (an element, a block) that two ranges split is written with the range that has its last byte; unpack keeps its first
+/// bytes in partialBlock_ until then. pack converts a split unit twice, once for each range.
 void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
   auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), begin,
                                           [](uint64_t at, const Entry &p) { return at < p.begin; }));
@@ -152,13 +152,13 @@ void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::b
       conversion.read = {};
     if (packing)
       conversion.write = {};
-    // Both pointers are to the piece's first byte, which may lie before the range.
+    // Both pointers point to the piece's first byte, which may be before the range.
     const auto before = static_cast<int64_t>(entry->begin - begin);
     const std::byte *source = packed ? packed + before : entry->source;
     std::byte *target = packing ? packing + before : packed ? entry->source : entry->target;
     uint64_t at = std::max(begin, entry->begin) - entry->begin;
     uint64_t last = std::min(end - entry->begin, shape.bytes());
-    // A part of one row; one side may be elsewhere.
+    // Moves a part of one row; otherSource or otherTarget replaces one side.
     auto part = [&](uint64_t from, uint64_t bytes, const std::byte *otherSource = nullptr,
                     std::byte *otherTarget = nullptr) {
       const Offsets row = rowOffsets(shape, from / shape.rowBytes);
@@ -191,7 +191,7 @@ void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::b
         const uint64_t some = std::min(unit - begun, last + left - at);
         std::memcpy(partialBlock_.data() + begun, source + at, some);
         if (begun + some < unit)
-          return; // the block goes on in a later range
+          return; // a later range has the rest of the block
         part(at - begun, unit, partialBlock_.data());
         at += some;
       } else {

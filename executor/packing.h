@@ -1,5 +1,5 @@
-// The bytes of a message in order, as its operands name them, by ranges: to and from one contiguous piece of memory, or
-// straight from the sender's memory to the receiver's where both are at hand.
+// Packs and unpacks ranges of a message's bytes, which are the bytes of its operands in order: between strided and
+// contiguous memory, or directly from the sender's memory to the receiver's if both are mapped.
 #pragma once
 
 #include "executor/operands.h"
@@ -9,14 +9,14 @@
 
 namespace reshard {
 
-/// Where a device keeps units (elements, blocks) that two ranges of packed bytes part. Each is of kUnit bytes at most
-/// and has a place of its own.
+/// Device memory for units (elements, blocks) that two ranges of packed bytes split. Each unit has at most kUnit bytes
+/// and memory of its own.
 class SplitUnits {
 public:
   static constexpr uint64_t kUnit = kernels::kMxBlock * 4;
   SplitUnits() = default;
   SplitUnits(std::byte *memory, uint64_t units) : next_(memory), left_(units) {}
-  /// The place of the unit that begins at a byte of a message; null where there is no more room.
+  /// The memory of the unit that begins at a byte of a message; null if there is no more memory.
   std::byte *at(const void *message, uint64_t byte);
 
 private:
@@ -25,32 +25,33 @@ private:
   std::map<std::pair<const void *, uint64_t>, std::byte *> known_;
 };
 
-/// The operands of one step, or one side of it, in order: bytes [0, bytes()).
+/// The operands of one step in order: bytes [0, bytes()).
 class Packing {
 public:
-  /// Appends an operand, to be packed from or unpacked to. Its buffers must be bound. An error text, empty on success.
+  /// Appends an operand, for pack and unpack. Returns an error text if one of its buffers is not bound; empty on
+  /// success.
   std::string add(const LocalRank &rank, const schema::Operand &operand);
-  /// Appends a pair of operands, to be copied from one to the other. `reached` tells whether all buffers of both are
-  /// bound.
+  /// Appends a pair of operands, for copy. `reached` is set to whether all buffers of both are bound. Returns an error
+  /// text if their shapes differ; empty on success.
   std::string add(const Side &source, const Side &target, bool &reached);
 
   uint64_t bytes() const { return bytes_; }
-  /// Whether elements change on their way.
+  /// Whether a buffer is converted.
   bool converts() const { return converts_; }
-  /// Where the bytes of one side stand side by side, one after the other; null where they do not.
+  /// The memory of the bytes, if they are contiguous and not converted; else null.
   std::byte *contiguous() const;
 
-  /// Copies bytes [begin, end) to `to`, or from `from`, or from one side to the other. Allocates nothing. `stream`: as
-  /// for kernels::copyRows.
+  /// pack copies bytes [begin, end) to `to`, unpack copies them from `from`, copy from the source operands to the
+  /// target operands. They allocate nothing. `stream`: as for kernels::copyRows.
   void pack(uint64_t begin, uint64_t end, std::byte *to) const { move(begin, end, nullptr, to, false); }
-  /// Ranges in their order, where elements change.
+  /// If a buffer is converted, ranges must be unpacked in ascending order.
   void unpack(uint64_t begin, uint64_t end, const std::byte *from, bool stream = false) const {
     move(begin, end, from, nullptr, stream);
   }
   void copy(uint64_t begin, uint64_t end, bool stream) const { move(begin, end, nullptr, nullptr, stream); }
 
-  /// Appends to tables what pack and unpack do; ranges of unpack are run in their order. Each range parts two units at
-  /// most; an error text, empty on success: there is no room for them.
+  /// The same for a device: appends the work to tables. The ranges of unpack must run in ascending order. Each range
+  /// splits at most two units; returns an error text if `splitUnits` has no memory for them, empty on success.
   std::string pack(uint64_t begin, uint64_t end, std::byte *to, SplitUnits &splitUnits, Tables &tables) const {
     return tabulate(begin, end, false, to, splitUnits, tables);
   }
@@ -59,7 +60,7 @@ public:
   }
 
 private:
-  /// A strided piece of each side's buffer, from byte `begin` of the message on.
+  /// A strided piece of each side's buffer. It has the bytes of the message from `begin` on.
   struct Entry {
     std::byte *source, *target;
     uint64_t begin;
@@ -71,10 +72,11 @@ private:
   void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
 
   std::vector<Entry> entries_;
-  std::vector<kernels::Strided> out_, in_;       // memory -> packed, packed -> memory; of pairs the same
-  std::vector<kernels::Conversion> conversions_; // by shape; of what is only packed or unpacked, both sides the same
+  std::vector<kernels::Strided> out_, in_;       // memory -> packed, packed -> memory; equal for pairs
+  std::vector<kernels::Conversion> conversions_; // by shape; for pack and unpack, both sides are equal
   bool converts_ = false;
-  mutable std::array<std::byte, kernels::kMxBlock * 4> partialBlock_{}; // of a block that a later range ends
+  /// While unpacking: the bytes of a unit whose last byte is in a later range.
+  mutable std::array<std::byte, kernels::kMxBlock * 4> partialBlock_{};
   uint64_t bytes_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Transports of a device: what a run does is recorded in prepare() and replayed by run().
+// The transports of a device: prepare() records the operations of a run, run() replays them.
 #pragma once
 
 #include "executor/communicator.h"
@@ -7,14 +7,14 @@
 namespace reshard {
 
 struct RecordedOptions {
-  /// What a rank copies within itself goes as messages to itself.
+  /// Local copies of a rank are messages to itself.
   bool selfMessages = false;
-  /// What comes first, and last: the caller's hooks. Called once, in prepare().
+  /// The caller's hooks: the first and the last operation. Called once, in prepare().
   Call before, refresh;
 };
 
-/// All bound memory is the device's. Without a group: all ranks of the plan on one device, by direct copies. With one:
-/// the group's rank, by messages as compiled.
+/// All bound memory must be the device's. Without a communicator: all ranks of the plan on one device, by direct
+/// copies. With one: the communicator's rank, by the messages of the plan.
 std::unique_ptr<Transport> makeRecordedTransport(std::unique_ptr<Device> device,
                                                  std::unique_ptr<Communicator> communicator, RecordedOptions options);
 

@@ -1,5 +1,5 @@
-/* The executor's C API: open → bind → prepare → run … → close. No exceptions cross it; every failure is a status and a
- * text. */
+/* The executor's C API: open → bind → prepare → run … → close. No exception crosses it: every failure is a status and
+   an error text (reshard_error). */
 #ifndef RESHARD_H
 #define RESHARD_H
 
@@ -10,26 +10,26 @@
 extern "C" {
 #endif
 
-/* Opaque. Owned by the caller from reshard_open to reshard_close. One thread at a time may call with it, any thread;
-   several executors may be used by several threads at once. What a function returns a pointer to is the executor's and
-   lives until close, reshard_error's text until the next call. What the caller passes is read during the call alone,
-   but for memory that is bound, and hooks with their `user`: these are kept until close. */
+/* Opaque. The caller owns it from reshard_open to reshard_close. Any thread may call functions with it, one at a time;
+   several threads may use several executors concurrently. Returned pointers belong to the executor and are valid until
+   close; the text of reshard_error is valid until the next call. Arguments are read only during the call, except bound
+   memory and hooks with their `user`, which are used until close. */
 typedef struct reshard_executor reshard_executor;
 
 typedef enum {
   RESHARD_OK = 0,
   RESHARD_INVALID = 1,  /* wrong argument or call order; nothing changed */
-  RESHARD_BAD_PLAN = 2, /* the plan file is absent, damaged, newer, or does not mean anything */
-  RESHARD_BAD_BINDING =
-      3, /* a buffer is missing, unknown, of the wrong size, out of the device's reach, or overlaps another */
-  RESHARD_FAILED = 4, /* a failure at run time: of prepare, or of a run, whose targets are torn */
-  RESHARD_TIMEOUT = 5 /* the deadline passed; likewise */
+  RESHARD_BAD_PLAN = 2, /* the plan file is missing, damaged, inconsistent, or of a newer version */
+  /* A param is not bound, is unknown, has the wrong size, is not accessible by the device, or overlaps another. */
+  RESHARD_BAD_BINDING = 3,
+  RESHARD_FAILED = 4, /* a failure of open or prepare; or of a run, and then the targets are torn */
+  RESHARD_TIMEOUT = 5 /* the deadline passed; otherwise as RESHARD_FAILED */
 } reshard_status;
 
 typedef enum {
   RESHARD_EMPTY = 0,    /* no run has completed */
   RESHARD_COMPLETE = 1, /* the targets hold what the last run moved */
-  RESHARD_TORN = 2      /* a run failed part way: do not use the targets until a later run completes */
+  RESHARD_TORN = 2      /* a run failed while it wrote the targets: do not use them until a later run completes */
 } reshard_state;
 
 /* How bytes reach a process. */
@@ -43,104 +43,107 @@ typedef enum {
 } reshard_method;
 
 typedef struct {
-  const char *transport; /* "threads": all ranks in this process; "mpi", and "nccl" with device "cuda": one in each;
-                            NULL: "threads". With "mpi" a process calls one executor at a time, unless it has called
-                            MPI_Init_thread for MPI_THREAD_MULTIPLE itself; a process that has not called MPI_Init has
-                            it called by the first open, and MPI_Finalize by the last close, after which no open works.
-                            After RESHARD_FAILED or RESHARD_TIMEOUT of a run over "mpi", MPI may write what was on its
-                            way to bound memory until the process ends: do not use that memory for anything else */
-  const char *device; /* "cpu"; "cuda", with transport "threads" or "nccl": all bound memory is a GPU's; NULL: "cpu" */
-  uint32_t threads;   /* workers of transport "threads"; 0: all cores */
-  double
-      join_seconds; /* the deadline of open and of prepare, which wait for the other processes, and of close; 0: none */
-  int no_local_shortcut; /* not 0: messages even where memory of a peer could be reached directly; with "nccl" a rank's
-                            to itself as well */
-  void *communicator; /* of "nccl": the caller's ncclComm_t, of as many ranks as the plan; stays the caller's, but a run
-                         that fails aborts it */
-  const char *unique_id_file; /* of "nccl" without a communicator: a file that all processes see and that is not there
-                            before the launch, by which they find each other; NULL: as RESHARD_NCCL_ID_FILE says, else
-                            by NCCL_COMM_ID (host:port of rank 0), else under mpirun by MPI */
+  /* "threads" (default, also NULL): all ranks of the plan in this process. "mpi", and "nccl" with device "cuda": one
+     rank in each process.
+     With "mpi", only one thread of a process may call executors at a time, unless the program has called
+     MPI_Init_thread with MPI_THREAD_MULTIPLE. If the program has not called MPI_Init, the first open calls it, and the
+     last close calls MPI_Finalize; after that no open succeeds. After RESHARD_FAILED or RESHARD_TIMEOUT of a run, MPI
+     may write to bound memory until the process ends: do not use that memory for anything else. */
+  const char *transport;
+  /* "cpu" (default, also NULL); "cuda", with transport "threads" or "nccl": all bound memory is a GPU's. */
+  const char *device;
+  uint32_t threads; /* worker threads of transport "threads"; 0: one for each core */
+  /* Deadline of open, prepare and reshard_all_reduce_min, which wait for the other processes, and of close; 0: none. */
+  double join_seconds;
+  /* Not 0: send messages even if a peer's memory can be mapped; with "nccl", also for copies within a rank. */
+  int no_local_shortcut;
+  /* For "nccl": the caller's ncclComm_t, with as many ranks as the plan, or NULL. It stays the caller's, but a failed
+     run aborts it. */
+  void *communicator;
+  /* For "nccl" without a communicator: a file on a shared filesystem by which the processes find each other. It must
+     not exist before the launch. NULL: the file that the environment variable RESHARD_NCCL_ID_FILE names; else
+     NCCL_COMM_ID (host:port of rank 0); else MPI, under mpirun. */
+  const char *unique_id_file;
 } reshard_options;
 
-/* Opens the plan for the given world ranks (all of them in this process; ranks NULL: every rank of the plan, or with
-   transport "mpi" or "nccl" this process's own, which "nccl" takes from the communicator or the launcher's
-   environment). With "mpi" all processes open or none: where one cannot read its plan, all have its status. On failure
-   *executor is still set where memory allows, so that reshard_error can tell why; close it. */
+/* Opens the plan file for world ranks `ranks`, which this process runs. NULL: every rank of the plan, or with transport
+   "mpi" or "nccl" this process's own rank, which "nccl" takes from the communicator or the launcher's environment.
+   `options` NULL: the defaults. With "mpi" all processes open or none: if one fails, all return its status. On failure
+   *executor is set unless memory is exhausted, so that reshard_error tells the cause; close it. */
 reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank_count, const reshard_options *options,
                             reshard_executor **executor);
 
-/* The world ranks of this process, *count of them; valid until close. */
+/* The world ranks of this process; *count is their number. Valid until close. */
 const uint32_t *reshard_ranks(const reshard_executor *executor, size_t *count);
 
-/* Binds a param's memory. endpoint: as in the job, 0 is the source. place: the world rank, or for a storage endpoint
-   the file number (0 for a checkpoint). The memory stays the caller's and must live, unmoved, until close. bytes must
-   be exact. */
+/* Binds memory to a param instance. endpoint: 0 is the source, targets follow in the order of the job. rank: the world
+   rank, or the file number of a storage endpoint (0 for a checkpoint). pointer: row-major elements without gaps, the
+   caller's, which must stay valid and in place until close. bytes: must be the exact size. */
 reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t rank, const char *param,
                             void *pointer, uint64_t bytes);
 
-/* What the engine does after each run to params that the plan marks `refresh: NAME` (derived weights, caches). Called
-   by reshard_run once for each name and each rank that has such params, when all bytes of all ranks of this process are
-   in place. Not 0: the run fails. With device "cuda" it is called by reshard_prepare instead, once, while the refit is
-   captured: what it enqueues on reshard_stream becomes part of every run, after the last byte. It may allocate; it must
-   not wait for the stream. Not 0: prepare fails. */
+/* A hook for params that the plan marks `refresh: NAME`, to update derived weights or caches after each run.
+   reshard_run calls it once for each name and each rank with such params, after the last byte of this process's ranks
+   has arrived. If it does not return 0, the run fails. With device "cuda" reshard_prepare calls it instead, once,
+   during the capture of the refit: the work that it enqueues on reshard_stream becomes part of every run, after the
+   last byte. It may allocate, and must not wait for the stream. If it does not return 0, prepare fails. */
 typedef int (*reshard_hook)(void *user, const char *name, uint32_t rank);
 
-/* The cudaStream_t that a run's work is on; NULL with device "cpu". */
+/* The cudaStream_t of the executor's work; NULL with device "cpu". */
 void *reshard_stream(const reshard_executor *executor);
 
-/* Sets the hook of a name; before prepare, which asks for one of each name of its ranks. */
+/* Sets the hook of a name. Must be called before prepare, which fails if a name of its ranks has no hook. */
 reshard_status reshard_set_hook(reshard_executor *executor, const char *name, reshard_hook hook, void *user);
 
-/* An instance of a param that the plan marks `transform: NAME`, as hooks see it. All that it points to lives until
- * close, and is the same in every run. */
+/* An instance of a param that the plan marks `transform: NAME`, as given to hooks. Its pointers are valid until close
+   and equal in every run. */
 typedef struct {
   const char *transform; /* NAME */
-  const char *name;      /* the instance's, as of a param that is bound */
+  const char *name;      /* of the instance, as for reshard_bind */
   uint32_t endpoint;     /* 0 is the source */
   uint32_t rank;
-  const char *dtype;    /* bf16 fp16 fp32 …, as it moves */
+  const char *dtype;    /* bf16 fp16 fp32 …, as sent */
   const int64_t *shape; /* elements; row-major without gaps */
   size_t dimensions;
-  void *memory; /* the executor's, of the device; on a target written anew by each run */
+  void *memory; /* owned by the executor, on its device; each run overwrites a target's */
   uint64_t bytes;
   void *stream; /* reshard_stream; NULL with device "cpu" */
 } reshard_transformed;
 
-/* The caller's own conversion between its storage and such params, which nobody binds. Each hook is called by
-   reshard_run once for each instance on each rank of this process, in the order of ranks, then of the plan; not 0: the
-   run fails. With device "cuda" hooks are called by reshard_prepare instead, as a reshard_hook is: what they enqueue on
-   `stream` becomes part of every run, at its place. */
+/* The caller's conversion between its own storage and such params, which are not bound. reshard_run calls each hook
+   once for each instance on each rank of this process, in the order of ranks, then of the plan. If a hook does not
+   return 0, the run fails. With device "cuda" reshard_prepare calls the hooks instead, as it does a reshard_hook: the
+   work that they enqueue on `stream` becomes part of every run, in the order given here. */
 typedef struct {
-  int (*prepare_send)(void *user,
-                      const reshard_transformed *param); /* of a source: fills `memory`, before anything is sent */
-  int (*prepare_receive)(void *user,
-                         const reshard_transformed *param); /* of a target: before anything is received; may be NULL */
-  int (*finalize)(void *user,
-                  const reshard_transformed
-                      *param); /* of a target: takes `memory` over, when all bytes are there; before `refresh` */
+  /* On a source: writes `memory`, before anything is sent. */
+  int (*prepare_send)(void *user, const reshard_transformed *param);
+  /* On a target, before anything is received; may be NULL. */
+  int (*prepare_receive)(void *user, const reshard_transformed *param);
+  /* On a target: reads `memory`, after the last byte and before the hooks of `refresh`. */
+  int (*finalize)(void *user, const reshard_transformed *param);
   void *user;
 } reshard_transform;
 
-/* Sets the transform of a name, which is copied; before prepare, which asks for prepare_send of what the sources of its
-   ranks name, and for finalize of what their targets name. Where prepare_send or prepare_receive fails on one rank, the
-   others wait for it: until their deadline, or until it runs again. */
+/* Sets the transform of a name; the struct is copied. Must be called before prepare, which fails if a source of its
+   ranks needs prepare_send, or a target finalize, that is not set. If prepare_send or prepare_receive fails on one
+   rank, the other processes wait for it until their deadline, or until it runs again. */
 reshard_status reshard_set_transform(reshard_executor *executor, const char *name, const reshard_transform *transform);
 
-/* Checks that all that is moved is bound and nothing overlaps, agrees with the other processes, allocates what the run
-   needs. After it, bindings are fixed. After RESHARD_INVALID and RESHARD_BAD_BINDING it may be called again, with what
-   was missing; after RESHARD_FAILED and RESHARD_TIMEOUT it may not. Of several processes all are prepared or none; they
-   wait for one that still lacks a binding, until their deadline. */
+/* Checks that all used params are bound and do not overlap, meets the other processes, and allocates all that runs
+   need. Afterwards bindings are fixed. After RESHARD_INVALID or RESHARD_BAD_BINDING it may be called again, for example
+   with the missing binding; after RESHARD_FAILED or RESHARD_TIMEOUT it may not. Either all processes are prepared or
+   none: the others wait for a process with a missing binding until their deadline. */
 reshard_status reshard_prepare(reshard_executor *executor);
 
-/* Moves every byte, and returns when it is there. Allocates nothing. timeout_seconds <= 0: no deadline. With device
-   "cuda" what writes the sources and reads the targets on other streams must be done before. */
+/* Moves every byte; returns when all have arrived. Allocates nothing. timeout_seconds <= 0: no deadline. With device
+   "cuda", work on other streams that writes the sources or reads the targets must be complete before the call. */
 reshard_status reshard_run(reshard_executor *executor, double timeout_seconds);
 
-/* With device "cuda": enqueues a refit on a cudaStream_t of the caller's and returns. It begins when what is on the
-   stream is done; what is put there later sees the new weights. Where the stream is being captured, the refit becomes
-   part of the caller's graph, and moves weights whenever that is launched. Every rank must do so as often as the
-   others; refits of one executor must not overlap. Nobody waits: there is no deadline, state and version stay as they
-   are, and the executor must live until the last of it is done. */
+/* With device "cuda": enqueues a refit on the caller's cudaStream_t and returns. It starts after earlier work of the
+   stream; later work sees the new weights. If the stream is being captured, the refit becomes part of the caller's
+   graph and runs with each launch of it. All ranks must enqueue or launch it equally often; refits of one executor must
+   not overlap. There is no deadline, state and version do not change, and the executor must not be closed before the
+   last refit is complete. */
 reshard_status reshard_enqueue(reshard_executor *executor, void *stream);
 
 /* All-reduce min: *result is the least `value` of all processes. Every process of the run must call it. Use it, for
@@ -148,15 +151,17 @@ reshard_status reshard_enqueue(reshard_executor *executor, void *stream);
    join_seconds. */
 reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value, int64_t *result);
 
+/* The state of the targets of this process's ranks. */
 reshard_state reshard_target_state(const reshard_executor *executor);
-/* How many runs have completed. */
+/* The number of completed runs. */
 uint64_t reshard_version(const reshard_executor *executor);
-/* Why the last call failed, "" where it did not; lives until the next call. */
+/* The error text of the last call; "" if it succeeded. Valid until the next call. */
 const char *reshard_error(const reshard_executor *executor);
-/* Bytes that a run moves, padding included. */
+/* Bytes that one run moves to this process's ranks, padding included; known after prepare. */
 uint64_t reshard_bytes(const reshard_executor *executor);
 /* Of these, the bytes that reach this process's ranks by one method; known after prepare. */
 uint64_t reshard_bytes_by(const reshard_executor *executor, reshard_method method);
+/* Frees the executor; NULL is allowed. */
 void reshard_close(reshard_executor *executor);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-// The C API for C++: what is opened is closed, and a failure is an exception with its whole text. Header only;
-// everything else, units and order of calls among it, is as reshard.h and reshard_plan.h say.
+// The C API for C++: RAII handles, and exceptions with the full error text. Header only; units, order of calls and all
+// else are as in reshard.h and reshard_plan.h.
 #pragma once
 
 #include "reshard.h"
@@ -16,7 +16,7 @@
 
 namespace reshard {
 
-/// A call that failed.
+/// A failed call: its status and error text.
 class Error : public std::runtime_error {
 public:
   Error(reshard_status status, const std::string &text) : std::runtime_error(text), status_(status) {}
@@ -26,7 +26,7 @@ private:
   reshard_status status_;
 };
 
-/// An opened plan file, to be asked what it says. Any number of threads may; what it returns lives as long as it does.
+/// An opened plan file. Thread-safe; what it returns is valid as long as it lives.
 class PlanFile {
 public:
   explicit PlanFile(const std::string &path) {
@@ -52,7 +52,7 @@ public:
     return endpoint;
   }
 
-  /// What `place` of an endpoint (a world rank, or the number of a file) holds.
+  /// The params that a rank of an endpoint holds: a world rank, or the number of a file.
   std::span<const reshard_param> params(uint32_t endpointNumber, uint32_t rank) const {
     const reshard_param *params = nullptr;
     size_t count = 0;
@@ -60,7 +60,7 @@ public:
         status != RESHARD_OK)
       throw Error(status, status == RESHARD_FAILED
                               ? "out of memory"
-                              : std::string(endpoint(endpointNumber).role) + " has no place " + std::to_string(rank));
+                              : std::string(endpoint(endpointNumber).role) + " has no rank " + std::to_string(rank));
     return {params, count};
   }
 
@@ -71,16 +71,16 @@ private:
   std::unique_ptr<reshard_plan, Close> plan_;
 };
 
-/// The caller's conversion of a name: what it throws fails the run. A source's params need prepareSend, a target's
-/// finalize.
+/// The caller's hooks of a transform; an exception from one fails the run. Params of a source need prepareSend, params
+/// of a target finalize.
 struct Transform {
   std::function<void(const reshard_transformed &param)> prepareSend, prepareReceive, finalize;
 };
 
-/// An executor of the ranks of this process. One thread at a time.
+/// An executor of the ranks of this process. Not thread-safe.
 class Executor {
 public:
-  /// `ranks`: world ranks; none: every rank of the plan, or with a transport between processes this process's own.
+  /// `ranks`: world ranks; empty: every rank of the plan, or with transport "mpi" or "nccl" this process's own.
   explicit Executor(const std::string &path, const reshard_options &options = {},
                     const std::vector<uint32_t> &ranks = {}) {
     reshard_executor *executor = nullptr;
@@ -96,12 +96,12 @@ public:
     return {ranks, count};
   }
 
-  /// Binds memory that must live, unmoved, until this executor is gone.
+  /// Binds memory, which must stay valid and in place until this executor is destroyed.
   void bind(uint32_t endpoint, uint32_t rank, const std::string &param, void *pointer, uint64_t bytes) {
     check(reshard_bind(executor_.get(), endpoint, rank, param.c_str(), pointer, bytes));
   }
 
-  /// Called after each run with the rank; what it throws fails the run.
+  /// Sets a hook that is called after each run, with the rank; an exception from it fails the run.
   void setHook(const std::string &name, std::function<void(uint32_t rank)> hook) {
     auto call = [](void *user, const char *, uint32_t rank) noexcept -> int {
       try {
@@ -114,23 +114,23 @@ public:
     check(reshard_set_hook(executor_.get(), name.c_str(), call, &hooks_.emplace_back(std::move(hook))));
   }
 
-  /// Called in each run for params that the plan marks `transform: name`, as reshard_transform says.
+  /// Sets the hooks of params that the plan marks `transform: name` (reshard_transform).
   void setTransform(const std::string &name, Transform transform) {
-    Transform &kept = transforms_.emplace_back(std::move(transform));
+    Transform &stored = transforms_.emplace_back(std::move(transform));
     reshard_transform calls{};
-    calls.prepare_send = kept.prepareSend ? called<&Transform::prepareSend> : nullptr;
-    calls.prepare_receive = kept.prepareReceive ? called<&Transform::prepareReceive> : nullptr;
-    calls.finalize = kept.finalize ? called<&Transform::finalize> : nullptr;
-    calls.user = &kept;
+    calls.prepare_send = stored.prepareSend ? called<&Transform::prepareSend> : nullptr;
+    calls.prepare_receive = stored.prepareReceive ? called<&Transform::prepareReceive> : nullptr;
+    calls.finalize = stored.finalize ? called<&Transform::finalize> : nullptr;
+    calls.user = &stored;
     check(reshard_set_transform(executor_.get(), name.c_str(), &calls));
   }
 
   void prepare() { check(reshard_prepare(executor_.get())); }
 
-  /// Moves every byte. 0 seconds: no deadline.
+  /// Moves every byte; returns when all have arrived. 0 seconds: no deadline.
   void run(double timeoutSeconds = 0) { check(reshard_run(executor_.get(), timeoutSeconds)); }
 
-  /// Has a refit done on a cudaStream_t, or makes it part of the graph that is being captured there, and returns.
+  /// Enqueues a refit on a cudaStream_t, or adds it to the graph that is being captured there, and returns.
   void enqueue(void *stream) { check(reshard_enqueue(executor_.get(), stream)); }
 
   /// The least `value` of all processes. Every process of the run must call it.
@@ -144,7 +144,7 @@ public:
   uint64_t version() const { return reshard_version(executor_.get()); }
   uint64_t bytes() const { return reshard_bytes(executor_.get()); }
   uint64_t bytesBy(reshard_method method) const { return reshard_bytes_by(executor_.get(), method); }
-  /// For what this wrapper has not.
+  /// The C handle, for functions that this wrapper lacks.
   reshard_executor *handle() const { return executor_.get(); }
 
 private:
@@ -167,7 +167,7 @@ private:
     }
   }
 
-  std::list<std::function<void(uint32_t)>> hooks_; // unmoved, and outliving the executor
+  std::list<std::function<void(uint32_t)>> hooks_; // a list, since the executor has pointers to them
   std::list<Transform> transforms_;                // likewise
   std::unique_ptr<reshard_executor, Close> executor_;
 };

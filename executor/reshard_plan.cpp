@@ -1,4 +1,4 @@
-// Answers about a plan, from its manifest alone.
+// The C API that reads a plan's manifest.
 
 #include "executor/reshard_plan.h"
 
@@ -14,7 +14,7 @@ namespace fbs = reshard::schema;
 
 namespace {
 
-/// The params of one place, as the caller sees them, and what they point to.
+/// The params of one mesh rank as given to the caller, and the instances to which they point.
 struct Params {
   std::vector<fbs::ParamInstance> instances;
   std::vector<reshard_param> views;
@@ -31,7 +31,7 @@ Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t meshRa
         result.instances.push_back(std::move(instance));
   for (const fbs::ParamInstance &instance : result.instances) {
     const fbs::Param &param = *endpoint.params()->Get(instance.param);
-    const bool hook = number > 0 && !endpoint.storage(); // nobody else is called back
+    const bool hook = number > 0 && !endpoint.storage(); // only ranks of targets have refresh hooks
     result.views.push_back({instance.name.c_str(), fbs::dtypeName(storageDtypeOf(param)),
                             hook ? text(param.refresh()) : "", text(param.transform()), instance.shape.data(),
                             instance.shape.size(), static_cast<uint64_t>(instance.bytes)});
@@ -45,7 +45,8 @@ struct reshard_plan {
   std::unique_ptr<Plan> plan;
   std::string error;
   mutable std::mutex mutex;
-  mutable std::map<std::pair<uint32_t, uint32_t>, Params> params; // by endpoint and place; guarded by the mutex
+  mutable std::map<std::pair<uint32_t, uint32_t>, Params>
+      params; // by (endpoint, rank or file number); guarded by the mutex
 
   const fbs::Endpoint *endpoint(uint32_t number) const {
     return plan && number < plan->manifest().endpoints()->size() ? plan->manifest().endpoints()->Get(number) : nullptr;
@@ -59,10 +60,10 @@ reshard_status reshard_plan_open(const char *path, reshard_plan **plan) {
   if (!*plan)
     return RESHARD_FAILED;
   try {
-    (*plan)->error = path ? Plan::open(path, (*plan)->plan) : "no plan path is given";
+    (*plan)->error = path ? Plan::open(path, (*plan)->plan) : "the plan path is NULL";
     return !path ? RESHARD_INVALID : (*plan)->error.empty() ? RESHARD_OK : RESHARD_BAD_PLAN;
   } catch (const std::exception &) {
-    return RESHARD_FAILED; // memory is short
+    return RESHARD_FAILED; // out of memory
   }
 }
 

@@ -1,5 +1,6 @@
-// Transport `threads`: all ranks in one process. prepare() cuts the copies of all waves into chunks; run() lets all
-// cores pull chunks. Nothing is staged. Between waves all cores wait for each other.
+// Transport `threads`: all ranks in one process. prepare() cuts the copies of all dependency levels into chunks; in
+// run() all worker threads take chunks from a common counter. Nothing is staged. All threads wait for each other at the
+// end of each level.
 
 #include "executor/chunked_copies.h"
 #include "executor/dependency_levels.h"
@@ -17,7 +18,7 @@ namespace {
 
 using namespace schema;
 
-/// A run that moves more than this finds nothing of it in the caches the next time.
+/// If a run moves more than this, nothing of it is in the caches in the next run, and streaming stores are faster.
 constexpr uint64_t kStreamBytes = 64 << 20;
 
 class ThreadsTransport : public Transport {
@@ -64,7 +65,7 @@ public:
     for (size_t end : levelEnds_) {
       {
         std::lock_guard lock(mutex_);
-        next_ = std::min<size_t>(next_, levelEnd_); // what cores took past the end of the wave before was nothing
+        next_ = std::min<size_t>(next_, levelEnd_); // each thread has counted one past the end of the level before
         levelEnd_ = end;
         busy_ = workers_.size();
         ++ticket_;
@@ -75,20 +76,20 @@ public:
       done_.wait(lock, [this] { return busy_ == 0; });
     }
     timedOut = expired_;
-    return timedOut ? "the deadline passed with copies left to do" : std::string();
+    return timedOut ? "timed out: not all copies were done" : std::string();
   }
 
   uint64_t bytes() const override { return copies_.bytes(); }
 
 private:
-  /// A job of a rank's faces.
+  /// A job of a rank's quantized views.
   struct Work {
     const ViewJobs *viewJobs;
     ViewJobs::JobSet set;
     size_t job;
   };
 
-  /// Jobs of faces are waves of their own, before and behind those of copies.
+  /// Jobs of quantized views are levels of their own, before and after those of copies.
   void addWork(const std::vector<LocalRank> &ranks) {
     auto add = [&](ViewJobs::JobSet set) {
       const size_t known = work_.size();
@@ -141,9 +142,9 @@ private:
 
   const unsigned threads_;
   ChunkedCopies copies_;
-  std::vector<Work> work_; // before copies, of which there are before_, and behind them
+  std::vector<Work> work_; // before_ jobs before the copies, then the jobs after them
   size_t before_ = 0;
-  std::vector<size_t> levelEnds_; // by number: work before, copies, work behind
+  std::vector<size_t> levelEnds_; // ends in the sequence: jobs before, chunks of copies, jobs after
 
   std::vector<std::thread> workers_;
   std::mutex mutex_;

@@ -13,8 +13,8 @@ using namespace schema;
 
 namespace {
 
-const Param &paramOf(const Plan &plan, const BufferRange &run) {
-  return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param());
+const Param &paramOf(const Plan &plan, const BufferRange &range) {
+  return *plan.manifest().endpoints()->Get(range.endpoint())->params()->Get(range.param());
 }
 
 } // namespace
@@ -34,14 +34,14 @@ std::string Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Tr
   for (LocalRank &rank : ranks) {
     rank.transformed = 0;
     bool any = false;
-    for (const BufferRange *run : *rank.segment->buffers())
-      if (transformed(paramOf(plan, *run))) {
+    for (const BufferRange *range : *rank.segment->buffers())
+      if (transformed(paramOf(plan, *range))) {
         any = true;
-        rank.transformed += run->count() * stagedBytes(*run);
+        rank.transformed += range->count() * stagedBytes(*range);
       }
     if (!any)
       continue;
-    static std::byte nothing; // where all have no bytes
+    static std::byte nothing; // the address of params without bytes
     std::byte *memory = nullptr;
     std::string error;
     if (rank.transformed == 0)
@@ -49,7 +49,7 @@ std::string Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Tr
     else if (error = transport.allocate(rank.transformed, memory); error.empty() && !memory)
       error = allocate(rank.transformed, ranks.size() == 1 && plan.world() > 1, memory);
     if (!error.empty())
-      return "no memory for " + std::to_string(rank.transformed) + " bytes of params with a transform: " + error;
+      return "cannot allocate " + std::to_string(rank.transformed) + " bytes for params with a transform: " + error;
     if (error = add(plan, rank, memory, transport.stream(), missing); !error.empty())
       return error;
   }
@@ -58,13 +58,13 @@ std::string Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Tr
 
 std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream, bool &missing) {
   for (uint32_t r = 0; r < rank.segment->buffers()->size(); ++r) {
-    const BufferRange &run = *rank.segment->buffers()->Get(r);
-    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(run.endpoint());
-    const Param &param = paramOf(plan, run);
+    const BufferRange &range = *rank.segment->buffers()->Get(r);
+    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(range.endpoint());
+    const Param &param = paramOf(plan, range);
     if (!transformed(param))
       continue;
     const auto found = byName_.find(param.transform()->str());
-    const bool source = run.endpoint() == 0;
+    const bool source = range.endpoint() == 0;
     if (found == byName_.end() || !(source ? found->second.prepare_send : found->second.finalize)) {
       missing = true;
       return "rank " + std::to_string(rank.rank) + " param '" + param.name()->str() + "' needs " +
@@ -72,17 +72,17 @@ std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory
              "', which is not set";
     }
     std::vector<std::byte *> &table = tables_.emplace_back();
-    for (ParamInstance &each : schema::instances(plan.manifest(), endpoint, run.param(), run.mesh_rank())) {
+    for (ParamInstance &each : schema::instances(plan.manifest(), endpoint, range.param(), range.mesh_rank())) {
       const ParamInstance &instance = instances_.emplace_back(std::move(each));
       table.push_back(memory);
       (source ? sources_ : targets_)
           .push_back(
-              {{param.transform()->c_str(), instance.name.c_str(), run.endpoint(), rank.rank, dtypeName(param.dtype()),
-                instance.shape.data(), instance.shape.size(), memory, run.bytes(), stream},
+              {{param.transform()->c_str(), instance.name.c_str(), range.endpoint(), rank.rank,
+                dtypeName(param.dtype()), instance.shape.data(), instance.shape.size(), memory, range.bytes(), stream},
                found->second});
-      memory += stagedBytes(run);
+      memory += stagedBytes(range);
     }
-    rank.runs[r] = table.data();
+    rank.memory[r] = table.data();
   }
   return {};
 }
@@ -116,8 +116,7 @@ std::string Transforms::allocate(uint64_t bytes, bool shared, std::byte *&memory
     file = -1;
   }
   void *mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                        (file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file,
-                        0); // touched now, not in the first run
+                        (file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file, 0);
   if (mapped == MAP_FAILED) {
     const std::string error = std::strerror(errno);
     if (file >= 0)

@@ -1,5 +1,5 @@
-// Transforms (schema/plan.fbs): params that the caller does not bind. What moves stands in memory of the rank's arena;
-// hooks of the caller's fill it on a source and take it over on a target.
+// Transforms (schema/plan.fbs): params that the caller does not bind. Their bytes are in the rank's arena: hooks of the
+// caller write them on a source and read them on a target.
 #pragma once
 
 #include "executor/reshard.h"
@@ -10,11 +10,11 @@
 
 namespace reshard {
 
-/// The transform of a param of a place, by the name of an instance; "" where there is none.
+/// The transform of the param of a mesh rank that has an instance of this name; "" if there is none.
 std::string transformOf(const schema::Manifest &manifest, const schema::Endpoint &endpoint, uint32_t meshRank,
                         const std::string &name);
 
-/// Of all ranks of a process.
+/// The transforms of all ranks of a process.
 class Transforms {
 public:
   Transforms() = default;
@@ -25,14 +25,14 @@ public:
   /// Sets the hooks of a name; before bind().
   void set(const std::string &name, const reshard_transform &transform) { byName_[name] = transform; }
 
-  /// Gives the params of `ranks` that have a transform their memory: the device's where the transport has one. May be
-  /// called again. An error text, empty on success; `missing` says that a hook is not set.
+  /// Allocates the memory of the params of `ranks` that have a transform, on the transport's device if it has one. May
+  /// be called again. Returns an error text, and sets `missing` if a hook is not set; empty on success.
   std::string bind(const Plan &plan, std::vector<LocalRank> &ranks, Transport &transport, bool &missing);
 
-  /// What comes ahead of all else in a run: prepare_send of the sources, prepare_receive of the targets. Allocates
-  /// nothing but on failure.
+  /// Calls the hooks at the begin of a run: prepare_send of the sources, prepare_receive of the targets. Allocates only
+  /// for an error text.
   std::string prepare() const;
-  /// What comes when all bytes are there.
+  /// Calls the hooks `finalize` of the targets, after the last byte.
   std::string finalize() const;
 
 private:
@@ -42,7 +42,7 @@ private:
     reshard_transform by;
   };
   std::string add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream, bool &missing);
-  /// Host memory; `shared` with other processes of the host, where that can be: they copy out of it
+  /// Allocates host memory; if `shared`, as a shared mapping if possible, so that local peers can copy out of it
   /// (executor/local_peers.h).
   std::string allocate(uint64_t bytes, bool shared, std::byte *&memory);
   void release();
@@ -54,8 +54,8 @@ private:
     int file; // -1: none
   };
   std::map<std::string, reshard_transform> byName_;
-  std::deque<schema::ParamInstance> instances_; // unmoved: the caller sees their names and shapes
-  std::deque<std::vector<std::byte *>> tables_; // of runs
+  std::deque<schema::ParamInstance> instances_; // a deque, since hooks get pointers to names and shapes
+  std::deque<std::vector<std::byte *>> tables_; // by BufferRange: the memory of each instance
   std::vector<Converted> sources_, targets_;    // in the order of ranks, then of params
   std::vector<Mapping> mappings_;
 };

@@ -1,5 +1,5 @@
-// How the bytes of one process's ranks get from source to target memory. One implementation per file; executor.cpp
-// chooses by name.
+// The interface of transports, which move the bytes of a process's ranks from source to target memory. One
+// implementation per file; executor.cpp chooses one by name.
 #pragma once
 
 #include "executor/deadline.h"
@@ -13,39 +13,41 @@
 
 namespace reshard {
 
-/// The memory of all buffers of one (endpoint, place), instance by instance; null where nothing is bound.
+/// The memory of all buffers of one mesh rank of an endpoint, by instance; null if not bound.
 using PointerTable = std::vector<std::byte *>;
 
 class ViewJobs;
 
-/// One rank of this process, as a transport sees it.
+/// One rank of this process: its segment and the memory of its buffers.
 struct LocalRank {
   uint32_t rank = 0;
   const schema::Segment *segment = nullptr;
-  /// Per BufferRun of the segment: the bound memory of its first instance, further ones follow in the table.
-  std::vector<std::byte *const *> runs;
-  /// Per BufferRun: how its memory differs from what goes. Empty: not at all, anywhere.
+  /// By BufferRange of the segment: the pointer to the memory of its first instance; those of the others follow it.
+  std::vector<std::byte *const *> memory;
+  /// By BufferRange: the storage form of its memory, if it differs from the bytes that are sent. Empty: no buffer's
+  /// does.
   std::vector<kernels::StorageForm> forms;
-  /// Per BufferRun, where it is a face: the matrices behind each instance.
+  /// By BufferRange, if it is a quantized view: the base of each instance.
   std::vector<std::vector<kernels::ViewBase>> viewBases;
-  /// What is to be converted before and after all else.
+  /// The jobs before and after all copies and messages; null: none.
   const ViewJobs *viewJobs = nullptr;
-  /// The arena's beginning, where what comes in parts is gathered; null where the rank gathers nothing.
+  /// The head of the arena, where elements are staged until whole rows of blocks can be quantized; null if there is
+  /// none.
   std::byte *arena = nullptr;
-  /// Bytes of the rank's arena that are of params with a transform, which no transport allocates.
+  /// Bytes of the rank's arena of params with a transform. Transforms allocates them, not the transport.
   uint64_t transformed = 0;
 
-  /// The memory of a buffer, or null where it is not bound.
+  /// The memory of a buffer; null if it is not bound.
   std::byte *pointer(uint32_t buffer) const;
   kernels::StorageForm form(uint32_t buffer) const;
-  /// Null where the buffer is no face.
+  /// Null if the buffer is not a quantized view.
   const kernels::ViewBase *viewBase(uint32_t buffer) const;
 };
 
-/// The run that has a buffer, or as many as there are.
-size_t bufferRunOf(const schema::Segment &segment, uint32_t buffer);
+/// The index of the BufferRange with a buffer; the number of ranges if there is none.
+size_t bufferRangeOf(const schema::Segment &segment, uint32_t buffer);
 
-/// The forms of a segment's buffers, as its plan says.
+/// The storage forms of a segment's buffers, by BufferRange; empty if all are as sent.
 std::vector<kernels::StorageForm> formsOf(const Plan &plan, const schema::Segment &segment);
 
 /// Bytes that a run moves into the memory of this process's ranks, by method (reshard_method).
@@ -62,44 +64,46 @@ public:
   using Deadline = reshard::Deadline;
 
   virtual ~Transport() = default;
-  /// Whether it can move what is bound of a rank: an error text names the param whose memory is out of its reach.
+  /// Checks that the transport can access the bound memory of a rank. Returns an error text that names a param whose
+  /// memory it cannot access; empty on success.
   virtual std::string reach(const Plan &, const LocalRank &) const { return {}; }
-  /// Called once, with everything bound and in reach; allocates all that run() needs. An error text, empty on success;
-  /// `timedOut` says that the deadline passed.
+  /// Called once, when everything is bound; allocates all that run() needs. Returns an error text, and sets `timedOut`
+  /// if the deadline passed; empty on success.
   virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline,
                               bool &timedOut) = 0;
-  /// Moves every byte; allocates nothing. `timedOut` says that the deadline passed.
+  /// Moves every byte; allocates nothing. Returns an error text, and sets `timedOut` if the deadline passed; empty on
+  /// success.
   virtual std::string run(Deadline deadline, bool &timedOut) = 0;
-  /// The least of what all processes of the run say; each calls it as often as the others.
-  virtual std::string allReduceMin(int64_t mine, int64_t &minimum, Deadline, bool &) {
-    minimum = mine;
+  /// All-reduce min over all processes of the run, each of which must call it.
+  virtual std::string allReduceMin(int64_t value, int64_t &result, Deadline, bool &) {
+    result = value;
     return {};
   }
-  /// Of a device's: has a run done on a stream of the caller's, and returns.
-  virtual std::string enqueue(void *) { return "its memory is the host's, which has no streams"; }
+  /// For a device: enqueues a run on the caller's stream and returns.
+  virtual std::string enqueue(void *) { return "enqueue needs device 'cuda': device 'cpu' has no streams"; }
   /// Bytes that a run moves, padding included.
   virtual uint64_t bytes() const = 0;
   virtual BytesBy bytesBy() const { return {bytes(), 0, 0, 0}; }
-  /// Of a device's: zeroed memory there, until the transport goes; null where the host's will do. An error text, empty
-  /// on success.
+  /// For a device: zeroed device memory, which lives as long as the transport; null: use host memory. Returns an error
+  /// text; empty on success.
   virtual std::string allocate(uint64_t, std::byte *&memory) {
     memory = nullptr;
     return {};
   }
-  /// Of a device's, the stream that hooks enqueue on (Device::stream).
+  /// For a device: the stream on which hooks enqueue (Device::stream).
   virtual void *stream() const { return nullptr; }
 };
 
-/// Why ranks that should run one plan cannot go on; digests as Plan::digest().
+/// The error text for ranks with different plans; digests as Plan::digest().
 std::string planMismatch(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest);
 
-/// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` workers (0:
-/// all cores).
+/// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` threads (0:
+/// one for each core).
 std::unique_ptr<Transport> makeThreadsTransport(unsigned threads);
 
 class Channel;
-/// One rank of the plan in each process: messages over a wire, as compiled. `shortcut`: inside a host, where memory can
-/// be shared, the receiver copies a message out of the sender's memory instead.
+/// One rank of the plan in each process: the messages of the plan, over a channel. `shortcut`: a receiver that can map
+/// the memory of a sender on its host copies the message out of it instead.
 std::unique_ptr<Transport> makeMessageTransport(std::unique_ptr<Channel> channel, bool shortcut = true);
 
 } // namespace reshard

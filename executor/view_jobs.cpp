@@ -18,10 +18,10 @@ namespace {
 
 constexpr uint64_t kJobBytes = 1 << 20;
 
-/// Whether a face has memory in the arena's end.
+/// Whether a view has memory of its own, at the end of the arena.
 bool hasMemory(const QuantizedView *view) { return view && view->staged() && view->kind() != ViewKind::elements; }
 
-/// The buffers that steps of a segment read, or lie between such: ranges [first, last], apart and in order.
+/// The buffers that steps of a segment may read: disjoint ascending ranges [first, last], which may contain more.
 class ReadBuffers {
 public:
   explicit ReadBuffers(const Segment &segment) {
@@ -94,7 +94,7 @@ void ViewJobs::Job::tabulate(const std::vector<LocalAmax> &all, Tables &tables) 
     return tables.conversions.addTensorScales(reinterpret_cast<uint64_t>(matrices.scales), there, count,
                                               matrices.matrices);
   case scales:
-    return first == 0 ? tables.conversions.addScales(matrices, there) : void(); // all parts at once
+    return first == 0 ? tables.conversions.addScales(matrices, there) : void(); // one entry has all rows of blocks
   case unswizzle:
     return tables.conversions.addUnswizzle(matrices, there);
   case swizzle:
@@ -106,15 +106,15 @@ void ViewJobs::Job::tabulate(const std::vector<LocalAmax> &all, Tables &tables) 
 
 std::string ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transport) {
   rank.forms = formsOf(plan, *rank.segment);
-  const auto &runs = *rank.segment->buffers();
-  auto paramOf = [&](const BufferRange &run) -> const Param & {
-    return *plan.manifest().endpoints()->Get(run.endpoint())->params()->Get(run.param());
+  const auto &ranges = *rank.segment->buffers();
+  auto paramOf = [&](const BufferRange &range) -> const Param & {
+    return *plan.manifest().endpoints()->Get(range.endpoint())->params()->Get(range.param());
   };
   bool any = false;
-  for (const BufferRange *run : runs) {
-    const QuantizedView *view = paramOf(*run).view();
+  for (const BufferRange *range : ranges) {
+    const QuantizedView *view = paramOf(*range).view();
     any = any || view;
-    tailBytes_ += hasMemory(view) ? run->count() * stagedBytes(*run) : 0;
+    tailBytes_ += hasMemory(view) ? range->count() * stagedBytes(*range) : 0;
   }
   headBytes_ = arenaHeadBytes(*rank.segment);
   if (!any && headBytes_ == 0)
@@ -122,90 +122,91 @@ std::string ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transpo
   std::byte *memory = nullptr;
   if (const uint64_t bytes = headBytes_ + tailBytes_; bytes > 0) {
     if (std::string error = transport.allocate(bytes, memory); !error.empty())
-      return "no memory to gather " + std::to_string(bytes) + " bytes that are to be quantised: " + error;
+      return "cannot allocate " + std::to_string(bytes) + " bytes to stage quantized params: " + error;
     if (!memory) {
       memory_.reset(memory = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
       if (!memory)
-        return "no memory to gather " + std::to_string(bytes) + " bytes that are to be quantised";
-      std::memset(memory, 0, bytes); // touched now, not in the first run
+        return "cannot allocate " + std::to_string(bytes) + " bytes to stage quantized params: out of memory";
+      std::memset(memory, 0, bytes); // page faults now, not in the first run
     }
   }
   rank.arena = headBytes_ > 0 ? memory : nullptr;
   const ReadBuffers reads(*rank.segment);
-  using Key = std::tuple<uint32_t, uint32_t, uint32_t>; // endpoint, place, param
-  std::map<Key, uint32_t> numbers;                      // of runs
-  std::map<Key, const BufferRange *> readers;           // of scales, the codes with which they are read
-  for (uint32_t r = 0; r < runs.size(); ++r) {
-    const BufferRange &run = *runs.Get(r);
-    numbers[{run.endpoint(), run.mesh_rank(), run.param()}] = r;
-    if (const QuantizedView *view = paramOf(run).view(); view && view->kind() == ViewKind::codes)
-      readers[{run.endpoint(), run.mesh_rank(), view->scales()}] = &run;
+  using Key = std::tuple<uint32_t, uint32_t, uint32_t>; // endpoint, mesh rank, param
+  std::map<Key, uint32_t> numbers;                      // index of the BufferRange
+  std::map<Key, const BufferRange *> readers;           // view `scales` -> the view `codes` that uses them
+  for (uint32_t r = 0; r < ranges.size(); ++r) {
+    const BufferRange &range = *ranges.Get(r);
+    numbers[{range.endpoint(), range.mesh_rank(), range.param()}] = r;
+    if (const QuantizedView *view = paramOf(range).view(); view && view->kind() == ViewKind::codes)
+      readers[{range.endpoint(), range.mesh_rank(), view->scales()}] = &range;
   }
-  /// The memory of instance i of another param of the same place, of which there are as many instances.
-  auto sibling = [&](const BufferRange &run, uint32_t param, uint32_t i) -> std::byte * {
-    const auto found = numbers.find({run.endpoint(), run.mesh_rank(), param});
-    return found == numbers.end() ? nullptr : rank.runs[found->second][i];
+  // The memory of instance i of another param of the same mesh rank, which has as many instances.
+  auto sibling = [&](const BufferRange &range, uint32_t param, uint32_t i) -> std::byte * {
+    const auto found = numbers.find({range.endpoint(), range.mesh_rank(), param});
+    return found == numbers.end() ? nullptr : rank.memory[found->second][i];
   };
-  auto isRead = [&](const BufferRange &run, uint32_t i) {
-    const auto reader = readers.find({run.endpoint(), run.mesh_rank(), run.param()});
-    return reads.has(int64_t{run.first()} + i) ||
+  auto isRead = [&](const BufferRange &range, uint32_t i) {
+    const auto reader = readers.find({range.endpoint(), range.mesh_rank(), range.param()});
+    return reads.has(int64_t{range.first()} + i) ||
            (reader != readers.end() && reads.has(int64_t{reader->second->first()} + i));
   };
-  rank.viewBases.resize(runs.size());
-  tables_.resize(runs.size());
+  rank.viewBases.resize(ranges.size());
+  tables_.resize(ranges.size());
   std::byte *next = memory + headBytes_;
-  // What has memory first: others show it.
-  for (const bool gathered : {true, false})
-    for (uint32_t r = 0; r < runs.size(); ++r) {
-      const BufferRange &run = *runs.Get(r);
-      const QuantizedView *view = paramOf(run).view();
-      if (!view || hasMemory(view) != gathered)
+  // Views with memory of their own first, since they may be the base of others.
+  for (const bool staged : {true, false})
+    for (uint32_t r = 0; r < ranges.size(); ++r) {
+      const BufferRange &range = *ranges.Get(r);
+      const QuantizedView *view = paramOf(range).view();
+      if (!view || hasMemory(view) != staged)
         continue;
-      for (uint32_t i = 0; i < run.count(); ++i) {
-        tables_[r].push_back(gathered ? next : sibling(run, view->codes(), i));
-        next += gathered ? stagedBytes(run) : 0;
+      for (uint32_t i = 0; i < range.count(); ++i) {
+        tables_[r].push_back(staged ? next : sibling(range, view->codes(), i));
+        next += staged ? stagedBytes(range) : 0;
       }
-      rank.runs[r] = tables_[r].data();
+      rank.memory[r] = tables_[r].data();
     }
-  /// The matrices behind instance i of a run; `bound` tells whether all of what it shows is there.
-  auto matricesAt = [&](const BufferRange &run, std::byte *memory, uint32_t i, bool &bound) {
-    const QuantizedView &view = *paramOf(run).view();
+  // The matrices of instance i of a view; `bound` is set to whether all its bases are bound.
+  auto matricesAt = [&](const BufferRange &range, std::byte *memory, uint32_t i, bool &bound) {
+    const QuantizedView &view = *paramOf(range).view();
     kernels::Quantized matrices =
-        matricesOf(*plan.manifest().endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank());
-    std::byte *codes = sibling(run, view.codes(), i), *scales = sibling(run, view.scales(), i);
+        matricesOf(*plan.manifest().endpoints()->Get(range.endpoint()), range.param(), range.mesh_rank());
+    std::byte *codes = sibling(range, view.codes(), i), *scales = sibling(range, view.scales(), i);
     matrices.codes = view.kind() == ViewKind::elements ? codes : nullptr;
     matrices.scales = view.kind() == ViewKind::scales ? memory : scales;
     if (view.kind() == ViewKind::elements && view.format() == Quantization::nvfp4)
-      matrices.tensorScales = sibling(run, view.tensor_scale(), i);
+      matrices.tensorScales = sibling(range, view.tensor_scale(), i);
     bound = codes && scales &&
             (matrices.tensorScales || view.kind() != ViewKind::elements || view.format() != Quantization::nvfp4);
     return matrices;
   };
-  for (uint32_t r = 0; r < runs.size(); ++r) {
-    const BufferRange &run = *runs.Get(r);
-    const QuantizedView *view = paramOf(run).view();
-    for (uint32_t i = 0; view && i < run.count(); ++i) {
+  for (uint32_t r = 0; r < ranges.size(); ++r) {
+    const BufferRange &range = *ranges.Get(r);
+    const QuantizedView *view = paramOf(range).view();
+    for (uint32_t i = 0; view && i < range.count(); ++i) {
       bool bound = false;
-      const kernels::Quantized matrices = matricesAt(run, tables_[r][i], i, bound);
+      const kernels::Quantized matrices = matricesAt(range, tables_[r][i], i, bound);
       if (!bound)
         tables_[r][i] = nullptr;
       rank.viewBases[r].push_back({matrices, tables_[r][i]});
-      const bool source = run.endpoint() == 0;
-      if (!bound || run.bytes() == 0 || (source && !isRead(run, i)))
+      const bool source = range.endpoint() == 0;
+      if (!bound || range.bytes() == 0 || (source && !isRead(range, i)))
         continue;
-      std::byte *base = sibling(run, view->codes(), i);
+      std::byte *base = sibling(range, view->codes(), i);
       if (view->kind() != ViewKind::amax || !source) {
-        addJobs(*view, source, matrices, view->kind() == ViewKind::scales ? base : tables_[r][i], run.bytes(),
-                run.first() + i);
+        addJobs(*view, source, matrices, view->kind() == ViewKind::scales ? base : tables_[r][i], range.bytes(),
+                range.first() + i);
         continue;
       }
-      const BufferRange &of = *runs.Get(numbers.at({0, run.mesh_rank(), view->codes()})); // bound, so it is there
+      const BufferRange &of =
+          *ranges.Get(numbers.at({0, range.mesh_rank(), view->codes()})); // exists, since it is bound
       const kernels::Quantized values = paramOf(of).view() ? matricesAt(of, nullptr, i, bound) : matrices;
-      const auto shards =
-          static_cast<uint64_t>(localShape(*plan.manifest().endpoints()->Get(0), paramOf(run), run.mesh_rank()).back());
-      for (uint64_t k = 0; k < run.bytes() / sizeof(float); ++k) {
+      const auto shards = static_cast<uint64_t>(
+          localShape(*plan.manifest().endpoints()->Get(0), paramOf(range), range.mesh_rank()).back());
+      for (uint64_t k = 0; k < range.bytes() / sizeof(float); ++k) {
         if (k % shards == 0)
-          localAmax_.emplace_back(*plan.manifest().endpoints()->Get(0), paramOf(run), run.mesh_rank(),
+          localAmax_.emplace_back(*plan.manifest().endpoints()->Get(0), paramOf(range), range.mesh_rank(),
                                   static_cast<int64_t>(k / shards));
         jobs_[kBefore].push_back(
             {Job::amax, values, base, localAmax_.size() - 1, 0, tables_[r][i] + k * sizeof(float)});
@@ -219,7 +220,7 @@ std::string ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transpo
 kernels::Quantized ViewJobs::matricesOf(const Endpoint &endpoint, uint32_t number, uint32_t meshRank) {
   const Param &param = *endpoint.params()->Get(number);
   const QuantizedView &view = *param.view();
-  // Scales that are plain show swizzled ones, whose matrices have as many columns of blocks.
+  // The base of plain_scales are swizzled scales, of matrices with as many columns of blocks.
   const bool itself = view.kind() == ViewKind::elements || view.kind() == ViewKind::plain_scales;
   const Param &wide = itself ? param : *endpoint.params()->Get(view.codes());
   const std::vector<int64_t> shape = localShape(endpoint, wide, meshRank);
@@ -264,7 +265,7 @@ void ViewJobs::reduce(uint32_t buffer, Tables &tables) const {
     at->second.tabulate(localAmax_, tables);
 }
 
-/// A job on all matrices, cut by rows of blocks.
+/// Adds a job on all matrices, cut by rows of blocks into jobs of about 1 MiB.
 void ViewJobs::addRows(JobSet set, Job job) {
   const uint64_t rows = job.matrices.blockRows();
   const uint64_t bytes = std::max<uint64_t>(1, kernels::blockShape(job.matrices.format).rows * job.matrices.columns *

@@ -1,7 +1,7 @@
-// Faces (schema/plan.fbs): params of a plan that show quantised ones as they were, or others as if they were quantised.
-// Those that are read and written as bytes go become forms and matrices of a LocalRank, which packing.cpp and
-// copies.cpp follow; those that are gathered get memory here, and what is to be computed from it, or into it, is a list
-// of jobs.
+// Quantized views (schema/plan.fbs): params of a plan that present quantized params as elements, or plain ones as
+// quantized. Views that are converted row by row become storage forms and view bases of a LocalRank, which packing.cpp
+// and chunked_copies.cpp apply. Staged views get memory here; computing them, or their bases from them, is a list of
+// jobs.
 #pragma once
 
 #include "executor/device.h"
@@ -12,44 +12,42 @@
 
 namespace reshard {
 
-/// Of one rank.
+/// The quantized views of one rank.
 class ViewJobs {
 public:
-  /// kBefore: ahead of all copies and messages, from the rank's source; kAfter: when all is there.
+  /// kBefore: before all copies and messages, from the rank's source; kAfter: after all of them.
   enum JobSet { kBefore, kAfter };
   static constexpr size_t kJobSets = 2;
 
-  /// Completes `rank`, all other buffers of which are bound: runs, forms, matrices, work. What a face shows that is not
-  /// bound leaves it unbound. An error text, empty on success. Memory is the device's where the transport has one.
+  /// Sets the pointers, forms, view bases and jobs of `rank`, whose other buffers must be bound. A view stays unbound
+  /// if its base is. Memory is the device's if the transport has one. Returns an error text; empty on success.
   std::string bind(const Plan &plan, LocalRank &rank, Transport &transport);
 
-  /// Bytes of the rank's arena that are here: of its beginning, where rows of blocks are gathered, and of its end, the
-  /// memory of faces.
+  /// Bytes of the rank's arena that are allocated here: its head, where elements are staged until whole rows of blocks
+  /// can be quantized; and its end, the memory of views.
   uint64_t headBytes() const { return headBytes_; }
   uint64_t tailBytes() const { return tailBytes_; }
-  /// Jobs of a stage, each of about a mebibyte; those of one stage do not depend on each other.
+  /// The number of jobs of a set, each of about 1 MiB; jobs of one set are independent.
   size_t size(JobSet set) const { return jobs_[set].size(); }
-  /// Does one; allocates nothing.
+  /// Runs one job; allocates nothing.
   void run(JobSet set, size_t job) const { jobs_[set][job].run(localAmax_); }
-  /// The step `reduce` for the instances of a target's face `amax` from `buffer` on: tensor scales from the largest
-  /// magnitudes.
+  /// Runs the step `reduce` for a buffer of a target's view `amax`: computes tensor scales from amax values.
   void reduce(uint32_t buffer) const;
-  /// The same for a device: all jobs of a stage, or the step, are appended to tables.
+  /// The same for a device: appends all jobs of a set, or the step, to tables.
   void tabulate(JobSet set, Tables &tables) const;
   void reduce(uint32_t buffer, Tables &tables) const;
 
-  /// The matrices behind a face, an instance's, without their memory.
+  /// The matrices of an instance of a view, without their memory.
   static kernels::Quantized matricesOf(const schema::Endpoint &endpoint, uint32_t param, uint32_t meshRank);
 
 private:
   struct Job {
     enum Kind { scales, unswizzle, swizzle, clearPadding, amax, tensorScales } kind;
     kernels::Quantized matrices;
-    std::byte *memory; // of the face; of `scales` and `largest`, of what it shows
-    uint64_t first = 0,
-             count =
-                 0; // rows of blocks; of `largest` the matrix; of `tensorScales` how many numbers there are for each
-    std::byte *number = nullptr; // of `largest`, where it goes
+    std::byte *memory;             // of the view; for `scales` and `amax`, of its base
+    uint64_t first = 0, count = 0; // rows of blocks; `amax`: first is an index in localAmax_; `tensorScales`: count is
+                                   // the number of amax values of each matrix
+    std::byte *number = nullptr;   // `amax`: its result
     void run(const std::vector<LocalAmax> &amax) const;
     void tabulate(const std::vector<LocalAmax> &amax, Tables &tables) const;
   };
@@ -60,7 +58,7 @@ private:
                uint64_t bytes, uint32_t buffer);
   void addRows(JobSet set, Job job);
 
-  std::vector<std::vector<std::byte *>> tables_; // of runs that are faces
+  std::vector<std::vector<std::byte *>> tables_; // by BufferRange: the memory of each instance, if it is a view
   std::unique_ptr<std::byte, Free> memory_;
   uint64_t headBytes_ = 0, tailBytes_ = 0;
   std::unordered_map<uint32_t, Job> reduces_; // by buffer

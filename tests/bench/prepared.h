@@ -106,7 +106,7 @@ public:
     const schema::Segment *segment = nullptr;
     if (const std::string error = plan_->segment(rank, segment); !error.empty())
       fail(error);
-    const schema::BufferRange &run = *segment->buffers()->Get(static_cast<uint32_t>(bufferRunOf(*segment, buffer)));
+    const schema::BufferRange &run = *segment->buffers()->Get(static_cast<uint32_t>(bufferRangeOf(*segment, buffer)));
     for (const tools::MeshRankMemory &rankMemory : memory_->rankMemories())
       if (rankMemory.endpoint == run.endpoint() && rankMemory.meshRank == run.mesh_rank())
         return rankMemory.params[run.param()][buffer - run.first()];

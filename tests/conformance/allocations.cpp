@@ -13,7 +13,7 @@ namespace {
 
 std::atomic<bool> counting{false};
 std::atomic<uint64_t> ours{0}, libraries{0};
-void *first = nullptr; // who made the first call of ours
+void *first = nullptr; // the caller of the first of ours
 
 [[maybe_unused]] bool startsWith(const char *text, const char *with) {
   return std::strncmp(text, with, std::strlen(with)) == 0;
@@ -26,7 +26,7 @@ const char *fileOf(void *address, Dl_info &info) {
   return slash ? slash + 1 : info.dli_fname;
 }
 
-/// Counts one call, which returns to `caller`. The C and C++ libraries allocate for others: who called them is meant.
+/// Counts one call, which returns to `caller`. If that is in the C or C++ library, its own caller counts.
 [[maybe_unused]] void count(void *caller) {
   static thread_local bool inside = false;
   if (!counting || inside)
@@ -48,7 +48,7 @@ const char *fileOf(void *address, Dl_info &info) {
   Dl_info program{};
   const char *own = fileOf(reinterpret_cast<void *>(&beginCounting), program);
   if (f >= depth || !*file || std::strcmp(file, own) == 0 ||
-      startsWith(file, "libreshard_")) { // or a caller that cannot be told
+      startsWith(file, "libreshard_")) { // an unknown caller counts as ours
     if (ours++ == 0)
       first = f < depth ? frames[f] : caller;
   } else {
@@ -82,7 +82,7 @@ Allocations endCounting() {
 } // namespace reshard::conformance
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// In place of glibc's, for the whole process; its own names for them do the work. operator new calls malloc.
+// Replace glibc's functions for the whole process, and call glibc's internal ones. operator new calls malloc.
 extern "C" {
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);

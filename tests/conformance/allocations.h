@@ -1,4 +1,4 @@
-// Counts the calls of the allocator, by who makes them.
+// Counts the calls of the allocator, by caller.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace reshard::conformance {
 
-/// Sanitizers bring their own allocator, and keep records of what runs: with them neither calls nor the growth of
-/// memory or time count.
+/// Sanitizers replace the allocator and use memory and time of their own, so with them allocations and growth are not
+/// checked.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kAllocationsAreCounted = false;
 #else
@@ -15,12 +15,12 @@ constexpr bool kAllocationsAreCounted = true;
 #endif
 
 struct Allocations {
-  uint64_t ours = 0;      // of this program and of libreshard_*.so, straight or through the C and C++ libraries
-  uint64_t libraries = 0; // of all others, such as MPI's
-  std::string first;      // of ours: file and offset in it, as addr2line wants them
+  uint64_t ours = 0;      // by this program and libreshard_*.so, directly or through the C and C++ libraries
+  uint64_t libraries = 0; // by other libraries, such as MPI
+  std::string first;      // the first of ours: file and offset, for addr2line
 };
 
-/// Counts from here, on all threads of the process.
+/// Starts to count, on all threads of the process.
 void beginCounting();
 Allocations endCounting();
 

@@ -1,5 +1,5 @@
-// One suite for every transport and device: runs all plans of a folder, each under two seeds, and checks every target
-// byte. Under mpirun all processes go from plan to plan together, also where one of them failed.
+// One suite for every transport and device: runs all plans of a folder, each with two seeds, and checks every target
+// byte. Under mpirun all processes run the plans in step, even after one of them has failed.
 
 #include "executor/reshard.h"
 #include "tests/conformance/allocations.h"
@@ -28,7 +28,7 @@ struct Options {
   double timeout = 60;
 };
 
-/// A plan in this process. What stands first goes last: memory outlives the executor.
+/// A plan in this process. The order of members matters: `memory` must outlive `executor`.
 struct Subject {
   struct Close {
     void operator()(reshard_executor *executor) const { reshard_close(executor); }
@@ -66,7 +66,7 @@ public:
   }
 
 private:
-  /// Whether no process has an error; each says its own.
+  /// Whether no process has an error; each prints its own.
   bool agreed(const Subject &subject, const std::string &error) const {
     if (!error.empty()) {
       std::printf("%s: rank %d: %s\n", subject.name.c_str(), processes_.rank(), error.c_str());
@@ -75,8 +75,8 @@ private:
     return processes_.max(error.empty() ? 0 : 1) == 0;
   }
 
-  /// Opens a plan, gives it memory and prepares it; false where a process refuses it. The steps in which the processes
-  /// wait for each other come after all have done the step before.
+  /// Opens a plan, binds memory and prepares it; false if a process has an error. All processes complete a step before
+  /// one of them starts the next, since some steps wait for the others.
   bool prepare(const std::string &path, Subject &subject) const {
     subject.name = std::filesystem::path(path).filename();
     return agreed(subject, Plan::open(path, subject.plan)) && agreed(subject, open(path, subject)) &&
@@ -92,7 +92,7 @@ private:
     reshard_options options{};
     options.transport = options_.transport.c_str();
     options.device = options_.device.c_str();
-    options.join_seconds = 60; // whatever the deadline of a run
+    options.join_seconds = 60; // independent of --timeout
     options.no_local_shortcut = options_.noLocalShortcut;
     reshard_executor *executor = nullptr;
     const reshard_status status = reshard_open(path.c_str(), nullptr, 0, &options, &executor);
@@ -112,7 +112,7 @@ private:
   }
 
   std::string bind(const Subject &subject) const {
-    constexpr int kOld = 0xAB; // in targets before the first run: their padding must become zero
+    constexpr int kOld = 0xAB; // bytes of targets before the first run: their padding must become zero
     reshard_executor *executor = subject.executor.get();
     const schema::Manifest &manifest = subject.plan->manifest();
     for (const MeshRankMemory &rankMemory : subject.memory->rankMemories()) {
@@ -129,7 +129,7 @@ private:
               !error.empty())
             return error;
         }
-        // Nobody is there who could refresh anything.
+        // There is no engine to refresh, so the hooks do nothing.
         if (const auto *refresh = endpoint.params()->Get(p)->refresh(); refresh && refresh->size() > 0)
           reshard_set_hook(executor, refresh->c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr);
       }
@@ -141,9 +141,9 @@ private:
     return said(subject, reshard_run(subject.executor.get(), options_.timeout));
   }
 
-  /// Runs a prepared plan; whether all is right.
+  /// Runs a prepared plan. Returns whether all checks pass.
   bool examine(const std::string &path, const Subject &subject) {
-    // A target that a run does not write holds old values, which cannot be right under both seeds.
+    // Target bytes that a run does not write cannot be right with both seeds.
     for (const uint64_t seed : {1, 2})
       if (!exact(subject, seed, [&] { return once(subject); }))
         return false;
@@ -152,7 +152,7 @@ private:
     return options_.repeat == 0 || repeats(path, subject);
   }
 
-  /// Whether `move` brings the values of a seed to where they belong, in all processes.
+  /// Whether `move` moves the values of a seed to their targets, in all processes.
   template <class Move> bool exact(const Subject &subject, uint64_t seed, Move move) {
     for (const MeshRankMemory &rankMemory : subject.memory->rankMemories())
       if (rankMemory.endpoint == 0)
@@ -172,14 +172,14 @@ private:
       }
     right_ += mismatches == 0 ? bytes : 0;
     return agreed(subject, mismatches == 0 ? ""
-                                           : std::to_string(mismatches) + " elements WRONG under seed " +
+                                           : std::to_string(mismatches) + " elements WRONG with seed " +
                                                  std::to_string(seed) + "; " + first);
   }
 
   bool allocatesNothing(const Subject &subject) const {
     beginCounting();
-    std::free(::strdup("seen")); // or the count would prove nothing
-    if (!agreed(subject, endCounting().ours == 1 ? "" : "allocations are not seen"))
+    std::free(::strdup("seen")); // checks the counter itself
+    if (!agreed(subject, endCounting().ours == 1 ? "" : "the allocation counter does not work"))
       return false;
     beginCounting();
     const std::string error = once(subject);
@@ -193,13 +193,12 @@ private:
                   none ? error : std::to_string(found.ours) + " allocations in a run, the first by " + found.first);
   }
 
-  /// Many runs: neither memory nor time may grow. At the end they take turns with those of a newly opened executor, and
-  /// the fastest of each are compared: what else the machine does changes times tenfold from minute to minute, but for
-  /// both alike. Processes that share cores may fall into a step in which one of the two always waits for a slice of
-  /// time; that passes, and runs that became slower stay so.
+  /// Many runs: neither memory nor time may grow. At the end, runs alternate with runs of a newly opened executor, and
+  /// the fastest of each are compared: other load may change times tenfold, but for both alike. If processes share
+  /// cores, one of the two executors may be unlucky for a while, so more runs are made before they count as slower.
   bool repeats(const std::string &path, const Subject &subject) {
     constexpr uint64_t kWindow = 100, kWindows = 10, kMayGrow = 1 << 20, kMaySlow = 3;
-    constexpr uint64_t kWake = 100'000; // ns: a worker on a core that is shared takes so long to wake, and stays there
+    constexpr uint64_t kWake = 100'000; // ns: the time to wake a worker thread on a shared core
     uint64_t nanoseconds = 0, before = 0;
     const bool right = exact(subject, 3, [&] {
       std::string error;
@@ -235,9 +234,9 @@ private:
                                                    : "");
   }
 
-  /// A run and the time of its slowest process. Small messages are sent before anybody receives them: if the processes
-  /// did not meet, sources would be runs ahead, and MPI would keep what they sent. An error text where any process
-  /// failed.
+  /// A run, and the time of its slowest process. Processes wait for each other after each run: MPI sends small messages
+  /// before they are received, so sources could otherwise be many runs ahead, and MPI would have to buffer their
+  /// messages. Returns an error text if any process failed; empty on success.
   std::string together(const Subject &subject, uint64_t &nanoseconds) const {
     const double begin = now();
     std::string error = once(subject);
@@ -247,7 +246,7 @@ private:
   const Options &options_;
   Processes processes_;
   uint64_t right_ = 0;                          // bytes, in this process
-  std::vector<std::unique_ptr<Subject>> wrong_; // after a failed run messages may still be on their way into its memory
+  std::vector<std::unique_ptr<Subject>> wrong_; // kept alive: after a failed run MPI may still write to its memory
 };
 
 } // namespace
@@ -255,23 +254,25 @@ private:
 int main(int argc, char **argv) {
   Options options;
   std::vector<std::string> arguments;
-  Command command{"conformance",
-                  "FOLDER",
-                  "Runs every plan of a folder and checks every target byte.",
-                  {{"--transport", "NAME", "threads (default), or under mpirun mpi, nccl",
-                    setChoice(options.transport, {"threads", "mpi", "nccl"})},
-                   {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
-                   {"--count-allocations", "", "a further run must not allocate", setSwitch(options.countAllocations)},
-                   {"--repeat", "N", "N further runs must not grow", setNumber(options.repeat, 200, 1'000'000)},
-                   {"--no-local-shortcut", "", "messages even where a peer's memory could be reached",
-                    setSwitch(options.noLocalShortcut)},
-                   {"--timeout", "S", "deadline of a run in seconds (60)", setSeconds(options.timeout)}},
-                  1};
+  Command command{
+      "conformance",
+      "FOLDER",
+      "Runs every plan of a folder and checks every target byte.",
+      {{"--transport", "NAME", "threads (default), or under mpirun mpi, nccl",
+        setChoice(options.transport, {"threads", "mpi", "nccl"})},
+       {"--device", "NAME", "cpu (default), cuda", setChoice(options.device, {"cpu", "cuda"})},
+       {"--count-allocations", "", "one more run, which must not allocate", setSwitch(options.countAllocations)},
+       {"--repeat", "N", "N more runs, in which memory and time must not grow",
+        setNumber(options.repeat, 200, 1'000'000)},
+       {"--no-local-shortcut", "", "send messages even if a peer's memory can be mapped",
+        setSwitch(options.noLocalShortcut)},
+       {"--timeout", "S", "deadline of a run in seconds (60)", setSeconds(options.timeout)}},
+      1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.folder = arguments[0];
   if (options.countAllocations && !kAllocationsAreCounted) {
-    printError("conformance", "a build with sanitizers counts no allocations");
+    printError("conformance", "--count-allocations needs a build without sanitizers");
     return kUsage;
   }
   try {

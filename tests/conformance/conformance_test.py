@@ -1,7 +1,7 @@
-"""One suite for every transport and device: all rows of the semantics table and random jobs of every world from 2 to 8, many plans in a launch,
-every target byte checked under two seeds; then runs that neither allocate nor grow. RESHARD_BIN: the folder of the commands.
+"""One suite for every transport and device: all rows of the semantics table and random jobs of 2 to 8 ranks, many plans in a launch,
+with every target byte checked with two seeds; then many runs, which must neither allocate nor grow. RESHARD_BIN: the folder of the commands.
 
-A transport or device that is new is one more line of TARGETS."""
+A new transport or device needs one more line in TARGETS."""
 
 import copy
 import json
@@ -31,12 +31,12 @@ import stand_in  # noqa: E402
 
 SMALL = "RESHARD_SMALL" in os.environ
 WORLDS = range(2, 9)
-JOBS = 504 if "RESHARD_FULL" in os.environ else 63  # the same of every world
+JOBS = 504 if "RESHARD_FULL" in os.environ else 63  # random jobs; equally many of each world
 EXCHANGES = ["auto", "nodes", "p2p", "broadcast", "gather-rounds"]
 
 
 class Target(NamedTuple):
-    """What a plan runs on."""
+    """Transport, device and options with which plans run."""
 
     transport: str
     device: str
@@ -48,22 +48,22 @@ class Target(NamedTuple):
 
 
 TARGETS = [Target("threads", "cpu"), Target("mpi", "cpu"), Target("mpi", "cpu", ("--no-local-shortcut",)), Target("mpi", "cpu", hosts=2),
-           Target("threads", "cuda")]  # on what stands in for a GPU (tests/executor/stand_in.cpp); on one: tests/gpu/run.sh
-# Source, target and options of plans that are run often, on few ranks.
+           Target("threads", "cuda")]  # on the CPU device of tests/executor/stand_in.cpp; on a GPU: tests/gpu/run.sh
+# Source, target and options of plans that run many times, on few ranks.
 OFTEN = [
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {}),  # local, in place and packed
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {"staging": 1024}),  # many chunks
     ({"mesh": {"tp": 1}}, {"mesh": {"tp": 1, "dp": 3}, "ranks": "1..3"}, {"topology": {"ranks_per_node": 1}}),  # chains
-    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 2}}, {"exchange": "gather-rounds", "staging": 4096})]  # round a ring, chunk by chunk
+    ({"storage": "files"}, {"mesh": {"tp": 2, "dp": 2}}, {"exchange": "gather-rounds", "staging": 4096})]  # around a ring, chunk by chunk
 OFTEN_WEIGHTS = {"dtype": "bf16", "tensors": {
     "rows": {"shape": [128, 64], "shard": {"0": "tp"}}, "columns": {"shape": [128, 64], "shard": {"1": "tp"}},
     "norm": {"shape": [777], "dtype": "fp32"}}}
-# The program looks for leaks itself, before MPI_Finalize.
+# The program checks for leaks itself, before MPI_Finalize.
 ENVIRONMENT = mpi_test.ENVIRONMENT | {"LSAN_OPTIONS": f"suppressions={ROOT}/tests/conformance/lsan.supp:print_suppressions=0"}
 
 
 class Agreeing:
-    """A report that has everything a row asserts: the rows' own test checks that."""
+    """A report that satisfies every assertion of a row: tests/semantics checks the real ones."""
 
     def __getitem__(self, key):
         return self
@@ -73,7 +73,7 @@ class Agreeing:
 
 
 def rows():
-    """(name, job) of all that the rows of the semantics table move."""
+    """(name, job) of all jobs of the semantics table that move something."""
     jobs = []
 
     def record(case, job, seed=1):
@@ -101,20 +101,20 @@ def writes_files(job):
 
 
 class Plans:
-    """Folders of compiled plans, by what can run them and by world."""
+    """Folders of compiled plans, by kind (the transports that can run them) and world."""
 
     def __init__(self, root):
         self.root = Path(root)
-        self.bytes = defaultdict(list)  # folder -> bytes of the target of each plan
-        self.left_out = Counter()
+        self.bytes = defaultdict(list)  # folder -> target bytes of each plan
+        self.omitted = Counter()
 
-    def compile(self, named, may_be_none=False):
-        """The report of a job, its plan waits in the root; None where it turns out to be none and may."""
+    def compile(self, named, may_fail=False):
+        """Compiles a job into the root folder. Returns its report; None if it does not compile and `may_fail`."""
         name, job = named
         (self.root / f"{name}.yaml").write_text(json.dumps(job))
         command = [BIN / "reshard-compile", f"{name}.yaml", "-o", f"{name}.rplan", f"--report={name}.json", "--jobs=1"]
         done = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
-        assert done.returncode == 0 or may_be_none, f"{name}: {done.stderr}"
+        assert done.returncode == 0 or may_fail, f"{name}: {done.stderr}"
         return json.loads((self.root / f"{name}.json").read_text()) if done.returncode == 0 else None
 
     def add(self, kind, name, report):
@@ -131,23 +131,23 @@ class Plans:
         named = rows()
         for (name, job), report in zip(named, pool.map(self.compile, named)):
             reason = "writes files" if writes_files(job) else "more than 8 ranks" if report["world"] > 8 else ""
-            self.left_out[f"rows with a process for each rank: {reason}"] += bool(reason)
+            self.omitted[f"rows with a process for each rank: {reason}"] += bool(reason)
             self.add("one-process" if reason else "all", name, report)
 
     def add_random_jobs(self, pool):
         wanted = Counter({world: JOBS // len(WORLDS) for world in WORLDS})
         for first in range(1, 100 * JOBS, 32):
             named = [random_job(seed) for seed in range(first, first + 32)]
-            for (name, job), report in zip(named, pool.map(lambda each: self.compile(each, may_be_none=True), named)):
-                reason = ("is none" if not report else "writes files" if writes_files(job) else "no messages" if report["messages"] == 0 else
-                          "more than 8 ranks" if report["world"] > 8 else "enough of its world" if wanted[report["world"]] == 0 else "")
-                self.left_out[f"random jobs: {reason}"] += bool(reason)
+            for (name, job), report in zip(named, pool.map(lambda each: self.compile(each, may_fail=True), named)):
+                reason = ("does not compile" if not report else "writes files" if writes_files(job) else "no messages" if report["messages"] == 0 else
+                          "more than 8 ranks" if report["world"] > 8 else "enough jobs of its world" if wanted[report["world"]] == 0 else "")
+                self.omitted[f"random jobs: {reason}"] += bool(reason)
                 if not reason:
                     wanted[report["world"]] -= 1
                     self.add("all", name, report)
             if not +wanted:
                 return
-        raise AssertionError(f"too few random jobs: {+wanted} are missing")
+        raise AssertionError(f"too few random jobs: {+wanted} more are needed (world: jobs)")
 
 
 class Conformance(unittest.TestCase):
@@ -166,15 +166,15 @@ class Conformance(unittest.TestCase):
                 plans.add_all(pool, kind, named)
         cls.targets = [target for target in TARGETS if target.hosts == 1]
         if missing := hosts.Hosts.missing():
-            print(f"SKIPPED: several hosts cannot be made: {missing}")
+            print(f"SKIPPED: several hosts cannot be simulated: {missing}")
         else:
             cls.hosts = cls.enterClassContext(hosts.Hosts(2, plans.root))
             cls.targets = TARGETS
         counts = Counter()
         for path, sizes in plans.bytes.items():
             counts[path.parent.name] += len(sizes)
-        print(f"plans: {dict(counts)}; left out:", flush=True)
-        for reason, count in sorted((+plans.left_out).items()):
+        print(f"plans: {dict(counts)}; omitted:", flush=True)
+        for reason, count in sorted((+plans.omitted).items()):
             print(f"{count:6} {reason}")
 
     def launch(self, target, folder, *options, processes=None):
@@ -185,7 +185,7 @@ class Conformance(unittest.TestCase):
         return subprocess.run(["timeout", "600", *command], capture_output=True, text=True, env=ENVIRONMENT)
 
     def exact(self, target, kind, *options, seeds=2):
-        """Runs the plans of a kind, a launch for each world; all must be right. Returns how many there were."""
+        """Runs the plans of a kind, one launch for each world; all must be right. Returns the number of plans."""
         count = 0
         for folder in sorted(self.plans.root.glob(f"{kind}/*")):
             with self.subTest(str(target), kind=kind, world=folder.name):
@@ -203,22 +203,22 @@ class Conformance(unittest.TestCase):
             print(f"{target}: {count} plans", flush=True)
 
     def test_runs_allocate_nothing_and_do_not_grow(self):
-        options = ["--repeat=1000"] + ([] if SMALL else ["--count-allocations"])  # sanitizers bring their own allocator
-        for target in TARGETS[:3]:  # what is between hosts is MPI's
+        options = ["--repeat=1000"] + ([] if SMALL else ["--count-allocations"])  # sanitizers replace the allocator
+        for target in TARGETS[:3]:  # between hosts, MPI allocates
             self.assertEqual(self.exact(target, "often", *options, seeds=3), len(OFTEN))
 
-    def test_a_run_that_fails_is_told_and_the_next_plan_run(self):
+    def test_a_failed_run_is_reported_and_the_next_plan_runs(self):
         folder = self.plans.root / "often" / "4"
         done = self.launch(Target("mpi", "cpu"), folder, "--timeout=0.000001")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         count = len(self.plans.bytes[folder])
-        self.assertEqual(len(set(re.findall(r"(?m)^(\S+): rank \d+: the deadline passed", done.stdout))), count, done.stdout)
+        self.assertEqual(len(set(re.findall(r"(?m)^(\S+): rank \d+: timed out", done.stdout))), count, done.stdout)
         self.assertRegex(done.stdout, rf"(?m)^{count} plans, 0 bytes right, {count} wrong$")
 
-    def test_another_number_of_processes_is_refused(self):
+    def test_rejects_another_number_of_processes(self):
         done = self.launch(Target("mpi", "cpu"), self.plans.root / "often" / "4", processes=2)
         self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
-        self.assertIn("the plan has 4 ranks, the wire 2 processes, expected as many", done.stdout)
+        self.assertIn("the channel has 2 processes, expected 4, one for each rank of the plan", done.stdout)
 
 
 if __name__ == "__main__":

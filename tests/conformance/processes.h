@@ -1,4 +1,4 @@
-// The processes of one launch, which go from plan to plan together: one of its own, or those of mpirun.
+// The processes of one launch, which run the same plans in step: this process alone, or those of mpirun.
 #pragma once
 
 #ifdef RESHARD_MPI
@@ -14,12 +14,12 @@ namespace reshard::conformance {
 
 class Processes {
 public:
-  /// `several`: as many as mpirun started.
+  /// `several`: the processes that mpirun started; else this one alone.
   explicit Processes([[maybe_unused]] bool several) {
 #ifdef RESHARD_MPI
     if (several) {
 #ifdef __SANITIZE_ADDRESS__
-      const __lsan::ScopedDisabler theirs; // what MPI keeps for good is no leak of ours
+      const __lsan::ScopedDisabler theirs; // ignore memory that MPI never frees
 #endif
       MPI_Init(nullptr, nullptr);
       several_ = true;
@@ -30,13 +30,13 @@ public:
   ~Processes() {
 #ifdef __SANITIZE_ADDRESS__
     if (several_)
-      __lsan_do_leak_check(); // ours, now: what MPI_Finalize leaves behind has no owner any more, and no module
+      __lsan_do_leak_check(); // before MPI_Finalize, which unloads modules without freeing their memory
 #endif
 #ifdef RESHARD_MPI
     if (several_ && !abandoned_)
       MPI_Finalize();
     else if (several_)
-      MPI_Barrier(MPI_COMM_WORLD); // all have said what they have to say: the first one to leave ends the others
+      MPI_Barrier(MPI_COMM_WORLD); // all have printed: the first process that exits makes mpirun end the others
 #endif
   }
   Processes(const Processes &) = delete;
@@ -45,11 +45,11 @@ public:
   int rank() const { return rank_; }
   bool first() const { return rank_ == 0; }
 
-  /// Of all processes; waits for all.
+  /// The maximum, or the sum, over all processes; each must call it.
   uint64_t max(uint64_t mine) const { return reduce(mine, true); }
   uint64_t sum(uint64_t mine) const { return reduce(mine, false); }
 
-  /// A run failed with messages on their way: MPI_Finalize might wait for them.
+  /// A run failed with messages in flight: do not call MPI_Finalize, which might wait for them.
   void abandon() { abandoned_ = true; }
 
 private:

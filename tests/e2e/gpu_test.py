@@ -65,9 +65,9 @@ class Gpu(unittest.TestCase):
         self.assertEqual(done.returncode, 3)
         self.assertIn("no GPU: backend 'cuda' cannot be loaded: libreshard_cuda.so", done.stderr)
         module = alone / "libreshard_cuda.so"
-        for source, text in (("", f"no GPU: '{module}' is no backend: it lacks reshard_open_device"),
-                             ("void reshard_open_device(void) {}", f"no GPU: '{module}' is of version none, expected 3 of reshard_open_device"),
-                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{module}' is of version 99, expected 3 of reshard_open_device")):
+        for source, text in (("", f"no GPU: '{module}' is not a backend of reshard: the function reshard_open_device is missing"),
+                             ("void reshard_open_device(void) {}", f"no GPU: '{module}': found version none of reshard_open_device, expected 3; install backends and library of the same release"),
+                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{module}': found version 99 of reshard_open_device, expected 3; install backends and library of the same release")):
             subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", module], input=source, text=True, check=True)
             done = self.execute("--device=cuda", program=program)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
@@ -86,10 +86,10 @@ class Gpu(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
         self.compile("{tp: 2}", "{tp: 1}")
-        for environment, text in (({}, "this process does not know its rank: neither the caller says it, nor the launcher's environment"),
-                                  ({"RANK": "0", "WORLD_SIZE": "3"}, "the plan has 2 ranks, the launch 3 processes, expected as many"),
-                                  ({"RANK": "0"}, "transport 'nccl' does not know where rank 0 is, expected a communicator, unique_id_file, RESHARD_NCCL_ID_FILE, NCCL_COMM_ID or mpirun"),
-                                  ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': a world of 2, expected 1")):
+        for environment, text in (({}, "the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets RANK (torchrun, mpirun, srun)"),
+                                  ({"RANK": "0", "WORLD_SIZE": "3"}, "the launch has 3 processes, expected 2, one for each rank of the plan"),
+                                  ({"RANK": "0"}, "transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or NCCL_COMM_ID, or start the processes with mpirun"),
+                                  ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': found a plan of 2 ranks, expected 1")):
             done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
         self.compile("{tp: 2, dp: 2}", "{tp: 4}")  # from files, to files

@@ -1,9 +1,9 @@
-// How often memory is asked for while it is counted; executor_test.cpp has the operators that count.
+// Counts allocations while `counting` is true; executor_test.cpp has the operators.
 #pragma once
 
 #include <atomic>
 
-// The sanitizers bring their own allocator; there the count is left out.
+// Sanitizers replace the allocator, so builds with them do not count.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define COUNT_ALLOCATIONS
 namespace reshard::tests {

@@ -1,4 +1,4 @@
-// A message that follows another chunk by chunk: which chunks must be there before.
+// chunksBefore: which chunks must have arrived before a chunk of a message that forwards them.
 
 #include "executor/chunks.h"
 
@@ -9,7 +9,7 @@ using namespace reshard::schema;
 
 namespace {
 
-/// Shapes: 0 is rows of 1000 bytes, 1 is 4 x 256 bytes. Operands of the receive first, then those of the send.
+/// Shape 0 is a row of 1000 bytes, shape 1 is 4 rows of 256 bytes. Step 0 is the receive, step 1 the send.
 class Chunks : public testing::Test {
 protected:
   std::vector<uint64_t> before(std::vector<Operand> received, uint64_t receiveChunk, std::vector<Operand> sent,
@@ -27,7 +27,7 @@ protected:
       segment.steps.push_back(Step(bytes, 0, first, send ? count : 0, first + (send ? count : 0), send ? 0 : count, 0,
                                    1, 0, 0, send, kind, 0, 0, chunk));
     };
-    segment.buffers = {BufferRange(0, 0, 0, 1, 1, 0, 4096), BufferRange(1, 0, 0, 2, 2, 0, 4096)}; // a is of the source
+    segment.buffers = {BufferRange(0, 0, 0, 1, 1, 0, 4096), BufferRange(1, 0, 0, 2, 2, 0, 4096)}; // a is in the source
     segment.after = {0};
     step(received, StepKind::recv, receiveChunk);
     step(sent, StepKind::send, sendChunk);
@@ -50,19 +50,19 @@ TEST_F(Chunks, CountAndSize) {
   EXPECT_EQ(chunkBytes(parts, 3), 1000u - 3 * 256);
 }
 
-TEST_F(Chunks, FollowStepByStep) { EXPECT_EQ(before({b}, 256, {b}, 256), (std::vector<uint64_t>{1, 2, 3, 4})); }
+TEST_F(Chunks, ForwardedChunkByChunk) { EXPECT_EQ(before({b}, 256, {b}, 256), (std::vector<uint64_t>{1, 2, 3, 4})); }
 
-TEST_F(Chunks, FollowALargerMessage) {
-  // b is bytes 1000 to 2023 of what came, in chunks of 512: its first 256 need chunks up to byte 1255.
+TEST_F(Chunks, ForwardAPartOfALargerMessage) {
+  // b is bytes 1000 to 2023 of the received message, in chunks of 512: its first 256 bytes need chunks up to byte 1255.
   EXPECT_EQ(before({a, b, c}, 512, {b}, 256), (std::vector<uint64_t>{3, 3, 4, 4}));
 }
 
-TEST_F(Chunks, OwnBytesNeedNothing) {
-  // a is the rank's own: the first 1000 bytes wait for nobody, the chunk in which b begins for b's first bytes.
+TEST_F(Chunks, SourceBytesNeedNothing) {
+  // a is in the source: its 1000 bytes wait for nothing; the chunk in which b begins waits for b's first bytes.
   EXPECT_EQ(before({b}, 256, {a, b}, 512), (std::vector<uint64_t>{0, 1, 3, 4}));
 }
 
-TEST_F(Chunks, WhatCannotBeToldApartWaitsForAll) {
+TEST_F(Chunks, AnOperandThatWasNotReceivedWaitsForAllChunks) {
   const Operand part{256, 2, 0};
   EXPECT_EQ(before({b}, 256, {part}, 512), (std::vector<uint64_t>{4, 4}));
 }

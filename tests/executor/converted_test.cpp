@@ -1,5 +1,5 @@
-// What changes on its way, on a device of this process: messages in chunks that part elements and blocks, what is
-// gathered, tensor scales; against direct copies by threads on the CPU.
+// Conversions on a CPU device: chunks that split elements and blocks, staged elements, tensor scales; compared with
+// transport `threads`.
 
 #include "executor/device_rounds.h"
 #include "executor/recorded.h"
@@ -20,29 +20,29 @@ using namespace reshard::tests;
 
 namespace {
 
-/// A rank with memory for all that is bound; faces are the executor's.
+/// A rank with bound memory; the memory of quantized views is the executor's.
 class BoundRank {
 public:
   BoundRank(const Plan &plan, uint32_t rank, uint64_t seed) {
     local.rank = rank;
     if (const std::string error = plan.segment(rank, local.segment); !error.empty())
       throw std::runtime_error(error);
-    for (const schema::BufferRange *run : *local.segment->buffers()) {
+    for (const schema::BufferRange *range : *local.segment->buffers()) {
       std::vector<std::byte *> &table = tables_.emplace_back();
-      const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(run->endpoint());
+      const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(range->endpoint());
       for (const schema::ParamInstance &instance :
-           schema::instances(plan.manifest(), endpoint, run->param(), run->mesh_rank())) {
+           schema::instances(plan.manifest(), endpoint, range->param(), range->mesh_rank())) {
         std::vector<std::byte> &memory =
-            memory_.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE}); // and a guard
+            memory_.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE}); // one guard byte
         table.push_back(memory.data());
-        std::mt19937_64 random(seed * 1000 + run->param() * 10 + instance.instance + 100 * run->mesh_rank());
-        if (run->endpoint() == 0)
+        std::mt19937_64 random(seed * 1000 + range->param() * 10 + instance.instance + 100 * range->mesh_rank());
+        if (range->endpoint() == 0)
           std::generate_n(memory.data(), instance.bytes,
                           [&] { return static_cast<std::byte>(random() % 4 ? random() : random() % 3); });
       }
     }
     for (const auto &table : tables_)
-      local.runs.push_back(table.data());
+      local.memory.push_back(table.data());
   }
 
   std::string bind(const Plan &plan, Transport &transport) { return viewJobs_.bind(plan, local, transport); }
@@ -58,8 +58,8 @@ private:
 
 using BoundRanks = std::vector<std::unique_ptr<BoundRank>>;
 
-/// All ranks after one run of a transport that has them all.
-BoundRanks ranAlone(const Plan &plan, uint64_t seed, Transport &transport) {
+/// The memory of all ranks after one run of a transport that has all ranks.
+BoundRanks runAllRanks(const Plan &plan, uint64_t seed, Transport &transport) {
   BoundRanks ranks;
   std::vector<LocalRank> locals;
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
@@ -122,14 +122,14 @@ TEST(Converted, AllRanksOnOneDevice) {
       ASSERT_EQ(Plan::open(folder / "plan", plan), "");
       const auto threads = makeThreadsTransport(2),
                  device = makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, {});
-      const BoundRanks expected = ranAlone(*plan, 1, *threads), found = ranAlone(*plan, 1, *device);
+      const BoundRanks expected = runAllRanks(*plan, 1, *threads), found = runAllRanks(*plan, 1, *device);
       expectSame(expected, found);
       EXPECT_EQ(threads->bytes(), device->bytes());
     }
 }
 
-TEST(Converted, ARankInEachGroupMakesTheSame) {
-  std::atomic<size_t> packed{0}, concurrent{0}, reduced{0}, gathered{0}, kept{0};
+TEST(Converted, OneRankPerCommunicatorGivesTheSameBytes) {
+  std::atomic<size_t> packed{0}, concurrent{0}, reduced{0}, quantized{0}, split{0};
   for (const std::string &layout : kLayouts)
     for (const std::string &form : kForms)
       for (const bool self : {false, true}) {
@@ -139,7 +139,7 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
         ASSERT_NO_FATAL_FAILURE(compile(jobOf(layout, form), folder / "plan"));
         ASSERT_EQ(Plan::open(folder / "plan", plan), "");
         const auto threads = makeThreadsTransport(2);
-        const BoundRanks expected = ranAlone(*plan, 7, *threads);
+        const BoundRanks expected = runAllRanks(*plan, 7, *threads);
         BoundRanks ranks(plan->world());
         FakeFabric fabric;
         std::vector<std::string> errors(plan->world());
@@ -171,10 +171,10 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
               concurrent += batch && !tables->conversions.empty();
               for (const kernels::ConversionEntry &entry : tables->conversions.entries()) {
                 reduced += entry.task == kernels::Task::tensorScales && entry.units > 0;
-                gathered += entry.task == kernels::Task::blocks && entry.units > 0 && o > 1;
+                quantized += entry.task == kernels::Task::blocks && entry.units > 0 && o > 1;
               }
             }
-            kept += splitUnitCount(ranks[rank]->local, 0) > 0;
+            split += splitUnitCount(ranks[rank]->local, 0) > 0;
           });
         for (std::thread &thread : running)
           thread.join();
@@ -182,10 +182,10 @@ TEST(Converted, ARankInEachGroupMakesTheSame) {
           ASSERT_EQ(errors[rank], "") << "rank " << rank;
         expectSame(expected, ranks);
       }
-  // Of all that is special there is enough.
+  // The jobs exercise each of these cases.
   EXPECT_GT(packed, 0u);
   EXPECT_GT(concurrent, 0u);
   EXPECT_GT(reduced, 0u);
-  EXPECT_GT(gathered, 0u);
-  EXPECT_GT(kept, 0u);
+  EXPECT_GT(quantized, 0u);
+  EXPECT_GT(split, 0u);
 }

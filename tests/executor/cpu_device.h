@@ -1,7 +1,7 @@
-// A device and a group of this process: what a GPU and NCCL do, as strictly as they may. A thread of the device's own
-// does what was recorded, launches in any order of blocks and threads, one beside a group before it or after it; a send
-// is not done before its receive takes the bytes, out of the sender's memory; ends of one pair of ranks meet in their
-// order.
+// A device and a communicator on the CPU, with the weakest guarantees of a GPU and NCCL. A worker thread replays the
+// recorded operations: blocks and threads of a launch run in random order; the concurrent launch of a batch runs before
+// or after it; a send completes only when its receive has copied the bytes out of the sender's memory; sends and
+// receives of a pair of ranks match in their order.
 #pragma once
 
 #include "executor/communicator.h"
@@ -40,7 +40,9 @@ public:
     std::memcpy(target, source, bytes);
     return {};
   }
-  std::string reach(const std::byte *memory) override { return memory == unreachable ? "no memory of the device" : ""; }
+  std::string reach(const std::byte *memory) override {
+    return memory == unreachable ? "found host memory, expected memory of the device" : "";
+  }
 
   std::string record(const std::vector<Operation> &operations, Communicator *communicator, const Deadline &,
                      bool &) override {
@@ -61,7 +63,7 @@ public:
           launch(*tables);
         bool late = false;
         if (const auto *batch = std::get_if<P2pBatch>(&operations_[o])) {
-          const bool first = random_() % 2 == 0; // the two have nothing to do with each other
+          const bool first = random_() % 2 == 0; // launch and batch are independent, so either may run first
           if (first)
             launch(batch->concurrent);
           error_ = communicator_->exchange(batch->ops, nullptr, {}, late);
@@ -73,7 +75,7 @@ public:
     });
     return {};
   }
-  /// A stream of the caller's is done with it at once.
+  /// The refit on the caller's stream is complete when this returns.
   std::string enqueue(void *stream) override {
     enqueuedOn = stream;
     std::string error = replay();
@@ -87,7 +89,7 @@ public:
     return done ? error_ : std::string();
   }
   size_t begun() const override { return begun_; }
-  void abandon() override {} // the group ends what the thread waits for
+  void abandon() override {} // CpuCommunicator::abandon ends the wait of the worker
   void *stream() const override { return const_cast<CpuDevice *>(this); }
 
   std::byte *unreachable = nullptr;
@@ -95,7 +97,7 @@ public:
   const std::vector<Operation> &operations() const { return operations_; }
 
 private:
-  /// Calls each(block, blocks, number) for `count` numbers of some blocks in any order.
+  /// Calls each(block, blocks, number) for `count` numbers of a random count of blocks, in random order.
   template <class Each> void inAnyOrder(uint32_t count, Each each) {
     const auto blocks = static_cast<uint32_t>(1 + random_() % 4);
     std::vector<uint32_t> order(blocks * count);
@@ -132,7 +134,7 @@ private:
   std::string error_;
 };
 
-/// Where the ranks of a process meet.
+/// Connects the communicators of all ranks, which are threads of this process.
 struct FakeFabric {
   struct Offer {
     const std::byte *memory;
@@ -177,7 +179,7 @@ public:
         for (auto &offers = fabric_.offers[{peer, rank_}]; !receives.empty() && !offers.empty();
              fabric_.changed.notify_all()) {
           if (offers.front()->bytes != receives.front()->bytes)
-            return "a message of " + std::to_string(offers.front()->bytes) + " bytes for one of " +
+            return "received a message of " + std::to_string(offers.front()->bytes) + " bytes, expected " +
                    std::to_string(receives.front()->bytes);
           std::memcpy(receives.front()->memory, offers.front()->memory, offers.front()->bytes);
           offers.front()->taken = true;

@@ -1,5 +1,4 @@
-// The life cycle through the C API, on a compiled plan: every refusal by its text, torn targets and versions, no
-// allocation in run.
+// The C API's life cycle, on a compiled plan: the text of every error, torn targets and versions, no allocation in run.
 
 #include "executor/reshard.h"
 
@@ -25,7 +24,7 @@ std::atomic<long> reshard::tests::allocations{0};
 std::atomic<bool> reshard::tests::counting{false};
 using reshard::tests::allocations, reshard::tests::counting;
 
-// g++ inlines one of the pair and then believes that malloc's memory is freed by the wrong function.
+// g++ inlines one operator of the pair, and then warns that malloc's memory is freed by operator delete.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 void *operator new(size_t bytes) {
   if (counting)
@@ -82,7 +81,7 @@ public:
     options.threads = threads;
     ASSERT_EQ(reshard_open(path_.c_str(), nullptr, 0, &options, &executor_), RESHARD_OK) << reshard_error(executor_);
   }
-  /// All, but for one source; or that alone.
+  /// Binds everything but the source param `except`; or, if `alone` is given, only that source param.
   void bindAll(const std::string &except = {}, const std::string &alone = {}) {
     for (const MeshRankMemory &rankMemory : memory_->rankMemories()) {
       const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
@@ -169,7 +168,7 @@ TEST_F(ExecutorTest, CallsHooksOfRefreshedParamsAfterEachRun) {
   const reshard_hook hook = [](void *user, const char *name, uint32_t rank) {
     Seen &all = *static_cast<Seen *>(user);
     all.calls.push_back(std::string(name) + " " + std::to_string(rank));
-    EXPECT_EQ(all.test->mismatches(all.seed), 0u) << "a hook before all bytes are there";
+    EXPECT_EQ(all.test->mismatches(all.seed), 0u) << "the hook was called before the last byte arrived";
     return all.answer;
   };
   EXPECT_EQ(reshard_set_hook(executor_, "absorb", nullptr, nullptr), RESHARD_INVALID);
@@ -206,14 +205,14 @@ TEST_F(ExecutorTest, RunAllocatesNothing) {
 }
 #endif
 
-TEST_F(ExecutorTest, ADeadlineTearsTheTargetsUntilALaterRun) {
+TEST_F(ExecutorTest, ATimeoutLeavesTheTargetsTornUntilALaterRun) {
   open();
   bindAll();
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK);
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_EMPTY);
   fill(1);
   EXPECT_EQ(reshard_run(executor_, 1e-9), RESHARD_TIMEOUT);
-  EXPECT_EQ(error(), "the deadline passed with copies left to do");
+  EXPECT_EQ(error(), "timed out: not all copies were done");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
   EXPECT_EQ(reshard_version(executor_), 0u);
   EXPECT_EQ(reshard_run(executor_, 60), RESHARD_OK);
@@ -221,7 +220,7 @@ TEST_F(ExecutorTest, ADeadlineTearsTheTargetsUntilALaterRun) {
   EXPECT_EQ(mismatches(1), 0u);
 }
 
-TEST_F(ExecutorTest, RefusesWrongOptionsAndPlans) {
+TEST_F(ExecutorTest, RejectsWrongOptionsAndPlans) {
   const struct {
     const char *transport, *device, *error;
   } wrong[] = {{"smoke", nullptr, "unknown transport 'smoke', expected 'threads', 'mpi' or 'nccl'"},
@@ -243,17 +242,18 @@ TEST_F(ExecutorTest, RefusesWrongOptionsAndPlans) {
   reshard_close(executor_);
   const uint32_t twice[] = {0, 0}, far[] = {99};
   EXPECT_EQ(reshard_open(path_.c_str(), twice, 0, nullptr, &executor_), RESHARD_INVALID);
-  EXPECT_EQ(error(), "found a list of 0 ranks, expected 1 or more, or no list, which means every rank of the plan, or "
-                     "this process's own");
+  EXPECT_EQ(error(), "found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the plan (or this "
+                     "process's own with transport 'mpi' or 'nccl')");
   reshard_close(executor_);
   EXPECT_EQ(reshard_open(path_.c_str(), twice, 2, nullptr, &executor_), RESHARD_INVALID);
+  EXPECT_EQ(error(), "rank 0 is given twice, expected distinct ranks");
   reshard_close(executor_);
   EXPECT_EQ(reshard_open(path_.c_str(), far, 1, nullptr, &executor_), RESHARD_INVALID);
   EXPECT_NE(error().find("no rank 99"), std::string::npos) << error();
   EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, nullptr, nullptr), RESHARD_INVALID);
 }
 
-TEST_F(ExecutorTest, RefusesWrongBindings) {
+TEST_F(ExecutorTest, RejectsWrongBindings) {
   open();
   char memory[64 * 96 * 2];
   auto bind = [&](uint32_t endpoint, uint32_t rank, const char *name, void *at, uint64_t bytes) {
@@ -265,33 +265,33 @@ TEST_F(ExecutorTest, RefusesWrongBindings) {
   EXPECT_EQ(bind(0, 0, "layers.0.norn.weight", memory, 1),
             "source rank 0 has no param 'layers.0.norn.weight', did you mean 'layers.0.norm.weight'?");
   EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 1),
-            "source rank 0 param 'layers.0.norm.weight' is given 1 bytes, expected 128");
+            "source rank 0 param 'layers.0.norm.weight': found 1 bytes, expected 128");
   EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", nullptr, 128),
-            "source rank 0 param 'layers.0.norm.weight' is given no memory");
+            "source rank 0 param 'layers.0.norm.weight': the pointer is NULL");
   EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128), "bound");
   EXPECT_EQ(bind(0, 0, "layers.0.norm.weight", memory, 128),
-            "source rank 0 param 'layers.0.norm.weight' is bound already");
+            "source rank 0 param 'layers.0.norm.weight' is already bound");
   EXPECT_EQ(reshard_run(executor_, 0), RESHARD_INVALID);
   EXPECT_EQ(error(), "run before prepare");
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
-  EXPECT_EQ(error(), "target rank 0 param 'layers.{layer}.up.weight' is not bound on every instance");
+  EXPECT_EQ(error(), "target rank 0 param 'layers.{layer}.up.weight': not all instances are bound");
 }
 
-TEST_F(ExecutorTest, PreparedAgainWithTheSourceThatWasMissing) {
+TEST_F(ExecutorTest, PreparesAgainAfterAMissingBinding) {
   open();
   bindAll("layers.0.up.weight");
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
-  EXPECT_EQ(error(), "source rank 0 param 'layers.{layer}.up.weight' is used, and not bound on every instance");
+  EXPECT_EQ(error(), "source rank 0 param 'layers.{layer}.up.weight': not all instances are bound");
   bindAll({}, "layers.0.up.weight");
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   EXPECT_EQ(reshard_bytes(executor_),
-            (8 * 64 + 2 * 64 * 96) * 2u * 2u); // of each rank the norm, of all of them the rest
+            (8 * 64 + 2 * 64 * 96) * 2u * 2u); // the norm on each of 8 ranks, up and down once
   fill(5);
   ASSERT_EQ(reshard_run(executor_, 60), RESHARD_OK) << error();
   EXPECT_EQ(mismatches(5), 0u);
 }
 
-TEST_F(ExecutorTest, RefusesOverlap) {
+TEST_F(ExecutorTest, RejectsOverlappingBindings) {
   open();
   char memory[256];
   ASSERT_EQ(reshard_bind(executor_, 0, 0, "layers.0.norm.weight", memory, 128), RESHARD_OK);
@@ -302,7 +302,7 @@ TEST_F(ExecutorTest, RefusesOverlap) {
       "source rank 0 param 'layers.0.norm.weight' and target rank 0 param 'layers.0.norm.weight' overlap in memory");
 }
 
-TEST_F(ExecutorTest, TheLastRankIsFoundAsFastAsTheFirst) {
+TEST_F(ExecutorTest, BindTakesAsLongForTheLastRankAsForTheFirst) {
   std::ofstream(folder_ + "/wide.yaml")
       << "{version: 1, model: {dtype: u8, tensors: {a: [8]}}, source: {mesh: {dp: 30000}}, target: {mesh: {}}}";
   compileJobAt(folder_ + "/wide.yaml", {});
@@ -310,8 +310,8 @@ TEST_F(ExecutorTest, TheLastRankIsFoundAsFastAsTheFirst) {
   ASSERT_EQ(reshard_open(path_.c_str(), some, 1, nullptr, &executor_), RESHARD_OK);
   auto seconds = [&](uint32_t rank) {
     EXPECT_EQ(reshard_bind(executor_, 0, rank, "a", nullptr, 9), RESHARD_BAD_BINDING);
-    EXPECT_EQ(error(), "source rank " + std::to_string(rank) + " param 'a' is given 9 bytes, expected 8");
-    const std::clock_t begin = std::clock(); // of the processor
+    EXPECT_EQ(error(), "source rank " + std::to_string(rank) + " param 'a': found 9 bytes, expected 8");
+    const std::clock_t begin = std::clock(); // processor time
     for (int n = 0; n < 20000; ++n)
       reshard_bind(executor_, 0, rank, "a", nullptr, 9);
     return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
@@ -320,14 +320,14 @@ TEST_F(ExecutorTest, TheLastRankIsFoundAsFastAsTheFirst) {
   EXPECT_LT(last, 3 * first + 0.01);
 }
 
-TEST_F(ExecutorTest, RefusesOneFileMappedTwice) {
+TEST_F(ExecutorTest, RejectsOverlapInAFileThatIsMappedTwice) {
   const int file = memfd_create("twice", MFD_CLOEXEC);
   ASSERT_EQ(ftruncate(file, 8192), 0);
   char *maps[2];
   for (char *&map : maps)
     ASSERT_NE(map = static_cast<char *>(mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)), MAP_FAILED);
   struct Case {
-    const char *name; // of a source param
+    const char *name; // a source param
     size_t source, target;
     bool shared;
   };
@@ -349,7 +349,7 @@ TEST_F(ExecutorTest, RefusesOneFileMappedTwice) {
   close(file);
 }
 
-TEST_F(ExecutorTest, SomeRanksAloneNeedTheOthers) {
+TEST_F(ExecutorTest, TransportThreadsNeedsAllRanks) {
   const uint32_t one[] = {1};
   ASSERT_EQ(reshard_open(path_.c_str(), one, 1, nullptr, &executor_), RESHARD_OK);
   bindAll();
@@ -358,5 +358,5 @@ TEST_F(ExecutorTest, SomeRanksAloneNeedTheOthers) {
             std::string::npos)
       << error();
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_INVALID);
-  EXPECT_EQ(error(), "an earlier prepare failed half way, expected a new executor");
+  EXPECT_EQ(error(), "an earlier prepare failed part way; open a new executor");
 }

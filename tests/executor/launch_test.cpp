@@ -1,4 +1,4 @@
-// How processes find each other: the environment of launchers, a file with rank 0's id.
+// Rendezvous: the environment of launchers, a file with rank 0's id.
 
 #include "executor/launch.h"
 #include "tests/tools/support.h"
@@ -27,12 +27,12 @@ Deadline in(int milliseconds) { return std::chrono::steady_clock::now() + std::c
 
 } // namespace
 
-TEST_F(LaunchTest, TheInnermostLauncherSpeaksForItself) {
+TEST_F(LaunchTest, TheInnermostLauncherCounts) {
   EXPECT_FALSE(findLaunch().rank);
   setenv("SLURM_PROCID", "0", 1);
   setenv("SLURM_NTASKS", "1", 1);
   EXPECT_EQ(findLaunch().rank, 0u);
-  setenv("RANK", "5", 1); // torchrun under Slurm: nothing of Slurm's is mixed in
+  setenv("RANK", "5", 1); // torchrun under Slurm: Slurm's values are not used
   EXPECT_EQ(findLaunch().rank, 5u);
   EXPECT_FALSE(findLaunch().size);
   setenv("WORLD_SIZE", "8", 1);
@@ -46,7 +46,7 @@ TEST_F(LaunchTest, TheInnermostLauncherSpeaksForItself) {
 }
 
 TEST_F(LaunchTest, TorchrunUnderAnotherLauncher) {
-  // As under `srun --mpi=pmi2 torchrun` and `mpirun torchrun`, one per host: what they say is of the launcher.
+  // As under `srun --mpi=pmi2 torchrun` and `mpirun torchrun`, one per host: PMI and Open MPI number the torchruns.
   for (const char *name : {"PMI_RANK", "OMPI_COMM_WORLD_RANK"})
     setenv(name, "1", 1);
   for (const char *name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"})
@@ -61,7 +61,7 @@ TEST_F(LaunchTest, TorchrunUnderAnotherLauncher) {
   EXPECT_EQ(findLaunch().size, 16u);
   EXPECT_EQ(findLaunch().localRank, 3u);
   EXPECT_FALSE(findLaunch().mpi);
-  unsetenv("RANK"); // torchrun's own agent has none
+  unsetenv("RANK"); // torchrun's agent process has no RANK
   EXPECT_EQ(findLaunch().rank, 1u);
 }
 
@@ -84,11 +84,11 @@ TEST_F(LaunchTest, RankZeroWritesAndTheOthersRead) {
     EXPECT_EQ(ids[rank][99], std::byte{7});
   }
   EXPECT_EQ(shareByFile(path, 0, ids[0], 100, {}, late[0]),
-            "'" + path + "' is there already, expected a new file for each launch");
+            "'" + path + "' already exists, expected a new file for each launch");
   EXPECT_EQ(shareByFile(path, 1, ids[1], 99, {}, late[1]),
-            "'" + path + "' is not of 99 bytes, expected what rank 0 of this launch writes");
+            "'" + path + "' does not have 99 bytes, expected the file that rank 0 of this launch writes");
   EXPECT_FALSE(late[1]);
   EXPECT_EQ(shareByFile(folder / "other", 1, ids[1], 100, in(15), late[1]),
-            "the deadline passed without '" + (folder / "other") + "', which rank 0 writes");
+            "timed out waiting for '" + (folder / "other") + "', which rank 0 writes");
   EXPECT_TRUE(late[1]);
 }

@@ -1,5 +1,5 @@
-// The message transport over a wire that does its worst: what was sent arrives late, requests are seen done in any
-// order, ranks get on at different speeds. Every plan must end, with the same targets as by direct copies.
+// The message transport over a slow channel: messages are delayed, requests complete in random order, ranks run at
+// different speeds. Every run must complete, with the same targets as transport `threads`.
 
 #include "compiler/pass.h"
 #include "executor/bootstrap.h"
@@ -28,7 +28,7 @@ using tests::RankMemory;
 
 namespace {
 
-/// What is on its way between all ranks of a process.
+/// The messages in flight between all ranks, which are threads of this process.
 struct FakeNetwork {
   std::mutex mutex;
   uint64_t sent = 0; // chunks of the plan's messages
@@ -59,7 +59,7 @@ public:
     if (request.open && request.delay > 0) {
       --request.delay;
     } else if (request.open && request.sends) {
-      // Only now is the memory read: whoever changes it before is found out.
+      // The memory is read only now, to detect a sender that changes it before the send is complete.
       std::lock_guard lock(network_.mutex);
       network_.sent += request.tag >= Bootstrap::kTags;
       network_.messages[{rank_, request.peer, request.tag}].emplace_back(request.data, request.data + request.bytes);
@@ -70,7 +70,7 @@ public:
       auto &arrived = network_.messages[{request.peer, rank_, request.tag}];
       if (waiting.front() == number && !arrived.empty()) {
         if (arrived.front().size() != request.bytes)
-          return "a message of " + std::to_string(arrived.front().size()) + " bytes for one of " +
+          return "received a message of " + std::to_string(arrived.front().size()) + " bytes, expected " +
                  std::to_string(request.bytes);
         std::memcpy(request.data, arrived.front().data(), request.bytes);
         arrived.pop_front();
@@ -102,7 +102,7 @@ private:
 
 TEST(Messages, CompleteCorrectlyOverSlowChannels) {
   const tests::Folder folder;
-  int chunked = 0, passedOn = 0;
+  int chunked = 0, forwarded = 0;
   std::vector<std::string> jobs(std::begin(tests::kRelayJobs), std::end(tests::kRelayJobs));
   jobs.insert(jobs.end(), std::begin(tests::kRelayedJobs), std::end(tests::kRelayedJobs));
   for (const std::string &job : jobs)
@@ -111,7 +111,7 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
       std::unique_ptr<Plan> plan;
       tests::compile(job, folder / "plan");
       ASSERT_EQ(Plan::open(folder / "plan", plan), "");
-      // The same sources twice: for direct copies, and for messages.
+      // The same sources twice: for transport `threads` and for messages.
       std::vector<std::unique_ptr<RankMemory>> direct, sent;
       const Mappable mappable = seed % 3 == 0 ? Mappable::nothing : seed % 3 == 1 ? Mappable::all : Mappable::some;
       for (auto *all : {&direct, &sent})
@@ -126,7 +126,7 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
         locals.push_back(memory->local);
         for (const schema::Step *step : *memory->local.segment->steps()) {
           chunked += step->chunk() > 0;
-          passedOn += step->kind() == schema::StepKind::send && step->after_count() > 0;
+          forwarded += step->kind() == schema::StepKind::send && step->after_count() > 0;
           relayed = relayed || (step->kind() == schema::StepKind::send &&
                                 memory->local.segment->operands()->Get(step->first_input())->buffer() == 0);
         }
@@ -146,8 +146,8 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
           bool late = false;
           errors[rank] = messages->prepare(*plan, {sent[rank]->local},
                                            std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
-          // Every run moves other values, and ranks are late by turns: who takes something before it is there, or after
-          // it has changed, is found out.
+          // Every run moves other values, and ranks are delayed at random, to detect reads before the bytes have
+          // arrived or after they have changed.
           std::mt19937_64 random(seed * 1000 + rank);
           for (uint64_t run = 0; run < runs && errors[rank].empty(); ++run) {
             if (random() % 3 == 0)
@@ -155,7 +155,7 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
             sent[rank]->fill(seed * 10 + run);
             errors[rank] = messages->run(std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
           }
-          sent[rank]->fill(0); // the run is over: the source is the caller's again
+          sent[rank]->fill(0); // after the run the caller may write its source again
         });
       for (std::thread &rank : ranks)
         rank.join();
@@ -164,17 +164,17 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
         EXPECT_EQ(errors[rank], "") << "rank " << rank;
         EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
       }
-      if (mappable != Mappable::some && !relayed) { // then it depends on the ranks; and nobody shows its arena
+      if (mappable != Mappable::some && !relayed) { // with `some` it depends on the ranks; arenas cannot be mapped
         EXPECT_EQ(network.sent == 0, mappable == Mappable::all);
       }
     }
   EXPECT_GT(chunked, 100);
-  EXPECT_GT(passedOn, 50);
+  EXPECT_GT(forwarded, 50);
 }
 
-/// Cuts the messages of a plan of ranks 0 to 4 into messages of one operand each, in a round of their own: at first one
-/// from each sender to each receiver, then all others from rank 0 to rank 3, then the rest. Their chunks fill by turns
-/// a half and the whole of two slots: a step that fills the whole takes it over from two others.
+/// Splits the messages of a plan of ranks 0 to 4 into messages of one operand each, in a round of their own: first one
+/// from each sender to each receiver, then all others from rank 0 to rank 3, then the rest. Their chunks use in turn
+/// one half and the whole of two slots, so a message that uses the whole waits for two others.
 void cutMessages(ir::Module &module, uint32_t count) {
   const std::pair<int32_t, int32_t> ends[] = {{0, 2}, {1, 3}, {1, 4}, {0, 3}}; // sender and receiver
   ir::Schedule &schedule = module.schedule;
@@ -208,13 +208,14 @@ void cutMessages(ir::Module &module, uint32_t count) {
   ASSERT_EQ(assignStaging(module), "");
 }
 
-// Of 64 messages one after another that are pulled, each second one takes its slots over from two: 2^32 ways lead
-// through them, from a message of the wire behind them to one before.
-TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
+// Of 64 consecutive messages that are pulled, each second one waits for two others because of its slots: 2^32 paths
+// lead through them, from a message over the channel after them to one before. prepare must not follow each path.
+TEST(Messages, PrepareIsFastIfSlotsPassThroughManyPulledMessages) {
   constexpr uint32_t kCount = 64;
   const tests::Folder folder;
   std::string job = "version: 1\nmodel:\n  dtype: bf16\n  tensors:\n";
-  for (uint32_t i = 0; i < kCount; ++i) // columns 0 to 3, 4 to 5 and 0 to 1, 2 to 5 of the source ranks' six
+  for (uint32_t i = 0; i < kCount;
+       ++i) // each source rank has six columns: targets get 0 to 3; 4 to 5 and 0 to 1; 2 to 5
     job += "    t" + std::to_string(i) + ": {shape: [256, 12], shard: {1: tp}}\n";
   std::ofstream(folder / "job.yaml") << job << "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3}, ranks: 2..4}\n";
   CompileResult result;
@@ -227,20 +228,21 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
   std::unique_ptr<Plan> plan;
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
 
-  // Ranks 1 and 2 reach nobody and show nobody anything: all goes over the wire but what rank 3 has from rank 0.
+  // Ranks 1 and 2 neither publish nor map memory: only rank 3 pulls, from rank 0; all else uses the channel.
   const auto shortcut = [](uint32_t rank) { return rank != 1 && rank != 2; };
   std::vector<std::unique_ptr<RankMemory>> sent;
-  uint64_t wireChunks = 0;
+  uint64_t channelChunks = 0;
   int afterTwo = 0;
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
     sent.push_back(std::make_unique<RankMemory>(*plan, rank, Mappable::all));
     sent[rank]->fill(1);
     for (const schema::Step *step : *sent[rank]->local.segment->steps()) {
-      wireChunks += step->kind() == schema::StepKind::send && !(rank == 0 && step->peer() == 3) ? chunkCount(*step) : 0;
+      channelChunks +=
+          step->kind() == schema::StepKind::send && !(rank == 0 && step->peer() == 3) ? chunkCount(*step) : 0;
       afterTwo += step->after_count() == 2;
     }
   }
-  EXPECT_GE(afterTwo, static_cast<int>(kCount)); // of the sends of rank 0 and of the receives of rank 3 a half
+  EXPECT_GE(afterTwo, static_cast<int>(kCount)); // half of the sends of rank 0 and half of the receives of rank 3
   FakeNetwork network;
   std::vector<std::string> errors(plan->world());
   std::vector<BytesBy> by(plan->world());
@@ -265,17 +267,17 @@ TEST(Messages, AreSoonPreparedWhereSlotsPassThroughManyThatDoNotUseThem) {
     EXPECT_EQ(errors[rank], "") << "rank " << rank;
     EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
   }
-  EXPECT_EQ(network.sent, wireChunks);
-  for (uint32_t rank = 0; rank < plan->world();
-       ++rank) { // a column is 512 bytes; rank 3 has two from rank 0 and two from rank 1
+  EXPECT_EQ(network.sent, channelChunks);
+  // A column is 512 bytes; rank 3 has two from rank 0 and two from rank 1.
+  for (uint32_t rank = 0; rank < plan->world(); ++rank) {
     const uint64_t columns = kCount * 512, shared = rank == 3 ? 2 * columns : 0;
     EXPECT_EQ(by[rank].sharedMemory, shared);
     EXPECT_EQ(by[rank].messages, rank < 2 ? 0 : 4 * columns - shared);
-    EXPECT_EQ(by[rank].local + by[rank].messagesInsideHost, 0u); // rank 1 says of no host that it is there
+    EXPECT_EQ(by[rank].local + by[rank].messagesInsideHost, 0u); // rank 1 publishes no address, so it is no local peer
   }
 }
 
-TEST(Messages, RankZeroTellsTheOthersWhereItIs) {
+TEST(Messages, RankZeroBroadcastsItsId) {
   FakeNetwork network;
   std::byte ids[4][128] = {};
   std::fill_n(ids[0], 128, std::byte{7});
@@ -295,11 +297,11 @@ TEST(Messages, RankZeroTellsTheOthersWhereItIs) {
   SlowChannel alone(network, 1, 2, 1);
   bool late = false;
   EXPECT_EQ(shareByChannel(alone, ids[1], 128, std::chrono::steady_clock::now(), late),
-            "the deadline passed: rank 0 is waited for, to join");
+            "timed out waiting for rank 0 to join");
   EXPECT_TRUE(late);
 }
 
-TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
+TEST(Messages, PrepareFailsOnAllRanksIfItFailsOnOne) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [66, 32], shard: {0: tp}}}}\nsource: {mesh: "
@@ -308,7 +310,7 @@ TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
   ASSERT_EQ(Plan::open(folder / "plan", plan), "");
   tests::Ranks memory = tests::fillRanks(*plan, 1);
   std::byte *const nothing[] = {nullptr, nullptr};
-  memory[2]->local.runs.assign(memory[2]->local.runs.size(), nothing);
+  memory[2]->local.memory.assign(memory[2]->local.memory.size(), nothing);
   FakeNetwork network;
   std::string errors[3];
   std::vector<std::thread> ranks;
@@ -321,14 +323,12 @@ TEST(Messages, WhereOneRankCannotPrepareNoneHas) {
     });
   for (std::thread &rank : ranks)
     rank.join();
-  EXPECT_EQ(errors[0], "rank 2 could not prepare, and says why");
+  EXPECT_EQ(errors[0], "prepare failed on rank 2; see that rank's error");
   EXPECT_EQ(errors[1], errors[0]);
-  EXPECT_EQ(errors[2], "a buffer of rank 2 is used but not bound");
+  EXPECT_EQ(errors[2], "rank 2 uses a buffer that was not bound");
 }
 
-// A process may close what its memory was mapped from, and open something else under the number, before others have
-// mapped it.
-TEST(Messages, AWireWithTooFewTagsIsRefused) {
+TEST(Messages, RejectsAChannelWithTooFewTags) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
   tests::compile(tests::kRelayJobs[0], folder / "plan");
@@ -340,12 +340,13 @@ TEST(Messages, AWireWithTooFewTagsIsRefused) {
   bool late = false;
   const auto transport = makeMessageTransport(
       std::make_unique<SlowChannel>(network, 0, plan->world(), 1, Bootstrap::kTags + messages - 2));
-  EXPECT_EQ(transport->prepare(*plan, {memory.local}, {}, late), "the plan has " + std::to_string(messages) +
-                                                                     " messages, and the wire tags for " +
-                                                                     std::to_string(messages - 1));
+  EXPECT_EQ(transport->prepare(*plan, {memory.local}, {}, late),
+            "the plan has " + std::to_string(messages) + " messages, expected at most " + std::to_string(messages - 1) +
+                ", the number of tags of the channel");
 }
 
-TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
+// A process may close the descriptor of its mapped file, and reuse its number, before others have mapped the file.
+TEST(Messages, NoPeerMapsAnotherFileThanThePublishedOne) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
@@ -375,7 +376,7 @@ TEST(Messages, NobodyMapsAnotherFileThanWasShown) {
   }
 }
 
-TEST(Messages, APeerThatIsGoneIsNamed) {
+TEST(Messages, ATimeoutNamesTheMissingPeer) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
@@ -386,23 +387,22 @@ TEST(Messages, APeerThatIsGoneIsNamed) {
   bool late = false;
   RankMemory memory(*plan, 0, Mappable::nothing), other(*plan, 1, Mappable::nothing);
   {
-    FakeNetwork network; // rank 1 never comes
+    FakeNetwork network; // rank 1 never joins
     const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowChannel>(network, 0, 2, 1));
-    EXPECT_EQ(messages->prepare(*plan, {memory.local}, soon(), late),
-              "the deadline passed: rank 1 is waited for, in prepare");
+    EXPECT_EQ(messages->prepare(*plan, {memory.local}, soon(), late), "timed out waiting for rank 1 in prepare");
     EXPECT_TRUE(late);
   }
   late = false;
-  FakeNetwork network; // rank 1 prepares, and is never heard of again
+  FakeNetwork network; // rank 1 prepares and does not run
   const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowChannel>(network, 0, 2, 1));
   const std::unique_ptr<Transport> others = makeMessageTransport(std::make_unique<SlowChannel>(network, 1, 2, 1));
   bool lateToo = false;
   std::thread gone([&] { EXPECT_EQ(others->prepare(*plan, {other.local}, {}, lateToo), ""); });
   ASSERT_EQ(messages->prepare(*plan, {memory.local}, {}, late), "");
   gone.join();
-  EXPECT_EQ(messages->run(soon(), late), "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
+  EXPECT_EQ(messages->run(soon(), late), "timed out: message 0 of round 0 from rank 1, chunk 0 of 1");
   EXPECT_TRUE(late);
-  EXPECT_EQ(messages->run({}, late), "an earlier run failed with messages on their way, expected a new launch");
+  EXPECT_EQ(messages->run({}, late), "an earlier run failed with messages in flight; launch the processes again");
 }
 
 } // namespace

@@ -1,4 +1,4 @@
-// Ranks of a plan with memory of their own, and jobs whose messages go in chunks and are passed on.
+// Ranks of a plan with memory, and jobs whose messages have several chunks and are forwarded.
 #pragma once
 
 #include "executor/check_segment.h"
@@ -18,8 +18,9 @@
 
 namespace reshard::tests {
 
-/// The memory of one rank's buffers, side by side; whether others can map it.
+/// Which ranks' memory local peers can map.
 enum class Mappable { nothing, all, some };
+/// The memory of one rank's buffers, contiguous, with a guard byte after each.
 class RankMemory {
 public:
   RankMemory(const Plan &plan, uint32_t rank, Mappable mappable = Mappable::nothing) {
@@ -27,8 +28,8 @@ public:
     if (const std::string error = plan.segment(rank, local.segment); !error.empty())
       throw std::runtime_error(error);
     bytes_ = 1;
-    for (const schema::BufferRange *run : *local.segment->buffers())
-      bytes_ += run->count() * (run->bytes() + 1);
+    for (const schema::BufferRange *range : *local.segment->buffers())
+      bytes_ += range->count() * (range->bytes() + 1);
     const bool shared = mappable == Mappable::all || (mappable == Mappable::some && rank % 2 == 0);
     if (shared && ((file_ = memfd_create("params", 0)) < 0 || ftruncate(file_, static_cast<off_t>(bytes_)) != 0))
       throw std::runtime_error("no memory");
@@ -36,15 +37,15 @@ public:
         mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file_, 0));
     std::memset(memory_, 0xEE, bytes_);
     std::byte *next = memory_;
-    for (const schema::BufferRange *run : *local.segment->buffers()) {
+    for (const schema::BufferRange *range : *local.segment->buffers()) {
       std::vector<std::byte *> &table = tables_.emplace_back();
-      for (uint32_t i = 0; i < run->count(); ++i, next += run->bytes() + 1)
+      for (uint32_t i = 0; i < range->count(); ++i, next += range->bytes() + 1)
         table.push_back(next);
     }
     for (const auto &table : tables_)
-      local.runs.push_back(table.data());
-    relayed_.resize(arenaHeadBytes(*local.segment));
-    local.arena = relayed_.empty() ? nullptr : relayed_.data();
+      local.memory.push_back(table.data());
+    arenaHead_.resize(arenaHeadBytes(*local.segment));
+    local.arena = arenaHead_.empty() ? nullptr : arenaHead_.data();
   }
   ~RankMemory() {
     munmap(memory_, bytes_);
@@ -52,13 +53,13 @@ public:
       close(file_);
   }
 
-  /// New source values. Replicas differ, so that it counts from whom bytes come.
+  /// Sets new source values. Replicas get different values, so that tests notice bytes of another replica.
   void fill(uint64_t seed) {
     for (uint32_t r = 0; r < local.segment->buffers()->size(); ++r)
-      if (const schema::BufferRange &run = *local.segment->buffers()->Get(r); run.endpoint() == 0)
-        for (uint32_t i = 0; i < run.count(); ++i) {
-          std::mt19937_64 random(seed * 100 + run.param() * 10 + i + 1000 * run.mesh_rank());
-          std::generate_n(local.runs[r][i], run.bytes(), [&] { return static_cast<std::byte>(random()); });
+      if (const schema::BufferRange &range = *local.segment->buffers()->Get(r); range.endpoint() == 0)
+        for (uint32_t i = 0; i < range.count(); ++i) {
+          std::mt19937_64 random(seed * 100 + range.param() * 10 + i + 1000 * range.mesh_rank());
+          std::generate_n(local.memory[r][i], range.bytes(), [&] { return static_cast<std::byte>(random()); });
         }
   }
 
@@ -70,7 +71,7 @@ private:
   std::byte *memory_ = nullptr;
   size_t bytes_ = 0;
   std::deque<std::vector<std::byte *>> tables_;
-  std::vector<std::byte> relayed_; // of the arena
+  std::vector<std::byte> arenaHead_;
 };
 
 using Ranks = std::vector<std::unique_ptr<RankMemory>>;
@@ -85,7 +86,7 @@ inline Ranks fillRanks(const Plan &plan, uint64_t seed) {
   return all;
 }
 
-/// As a transport sees them.
+/// The ranks as arguments of Transport::prepare.
 inline std::vector<LocalRank> locals(const Ranks &ranks) {
   std::vector<LocalRank> result;
   for (const auto &rank : ranks)
@@ -93,7 +94,7 @@ inline std::vector<LocalRank> locals(const Ranks &ranks) {
   return result;
 }
 
-/// What direct copies by threads make of the sources of a seed.
+/// The expected memory of all ranks: sources of a seed, moved by transport `threads`.
 inline Ranks copied(const Plan &plan, uint64_t seed, uint64_t *bytes = nullptr) {
   Ranks ranks = fillRanks(plan, seed);
   const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
@@ -109,7 +110,7 @@ namespace detail {
 inline const std::string kRelayModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], "
                                        "\"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
                                        "\"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";
-/// Of sizes that make chunks of many sizes.
+/// Tensors of such sizes that chunks have many sizes.
 inline const std::string kUnevenModel =
     "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], b: {shape: [5, 36], shard: {1: tp}}, d: "
     "{shape: [24, 240], shard: {1: tp}}, "
@@ -135,7 +136,7 @@ inline const std::string kRelayedJobs[] = {
                           "topology: {ranks_per_node: 6, nics: {per_node: 6, rate: 1MB/s, latency: 1ns}}}\n",
 };
 
-/// Jobs whose chunks follow one another closely, and are packed anew on their way.
+/// Jobs whose chunks are forwarded at once, and are packed differently for the next hop.
 inline const std::string kUnevenJobs[] = {
     detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 4}, ranks: 6..13}\noptions: {staging: "
                            "100KiB, topology: {ranks_per_node: 4}}\n",

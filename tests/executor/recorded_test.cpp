@@ -1,4 +1,4 @@
-// The recorded transport on a device and a group of this process: what a GPU would be told, run on the CPU.
+// The recorded transport on the CPU device and communicator of cpu_device.h.
 
 #include "executor/device_rounds.h"
 #include "executor/recorded.h"
@@ -19,10 +19,10 @@ namespace {
 
 void spoilTargets(const Ranks &ranks) {
   for (const auto &rank : ranks)
-    for (uint32_t r = 0; r < rank->local.runs.size(); ++r)
-      if (const schema::BufferRange &run = *rank->local.segment->buffers()->Get(r); run.endpoint() > 0)
-        for (uint32_t i = 0; i < run.count(); ++i)
-          std::fill_n(rank->local.runs[r][i], run.bytes(), std::byte{0xDD});
+    for (uint32_t r = 0; r < rank->local.memory.size(); ++r)
+      if (const schema::BufferRange &range = *rank->local.segment->buffers()->Get(r); range.endpoint() > 0)
+        for (uint32_t i = 0; i < range.count(); ++i)
+          std::fill_n(rank->local.memory[r][i], range.bytes(), std::byte{0xDD});
 }
 
 schema::Step altered(const schema::Step &step, uint64_t staging, uint32_t round) {
@@ -51,8 +51,8 @@ std::set<uint64_t> addresses(const kernels::CopyTable &table, bool written) {
   return result;
 }
 
-/// Bytes that a launch beside a group has in common with the group, or reads and writes: at least one of each such pair
-/// of accesses writes.
+/// The number of bytes with a race: between a batch and its concurrent launch, or between reads and writes of that
+/// launch.
 size_t shared(const P2pBatch &batch) {
   const std::set<uint64_t> reads = addresses(batch.concurrent.copies, false),
                            writes = addresses(batch.concurrent.copies, true);
@@ -101,8 +101,8 @@ TEST_F(RecordedTest, AllRanksOnOneDevice) {
   }
 }
 
-TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
-  size_t groups = 0, overlapped = 0, passedOn = 0;
+TEST_F(RecordedTest, OneRankPerCommunicatorMovesTheSameBytes) {
+  size_t batches = 0, overlapped = 0, forwarded = 0;
   std::vector<std::string> jobs(std::begin(kRelayJobs), std::end(kRelayJobs));
   jobs.insert(jobs.end(), std::begin(kUnevenJobs), std::end(kUnevenJobs));
   jobs.insert(jobs.end(), std::begin(kRelayedJobs), std::end(kRelayedJobs));
@@ -114,11 +114,11 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
       FakeFabric fabric;
       std::vector<std::string> errors(plan_->world());
       std::vector<std::thread> threads;
-      std::atomic<size_t> exchanges{0}, concurrent{0}, wire{0};
+      std::atomic<size_t> exchanges{0}, concurrent{0}, messages{0};
       uint64_t received = 0;
       for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
         for (const schema::Step *step : *ranks[rank]->local.segment->steps()) {
-          passedOn += step->kind() == schema::StepKind::send && step->after_count() > 0;
+          forwarded += step->kind() == schema::StepKind::send && step->after_count() > 0;
           received += step->kind() == schema::StepKind::recv ? step->bytes() : 0;
         }
         threads.emplace_back([&, rank] {
@@ -130,12 +130,12 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
               std::move(device), std::make_unique<CpuCommunicator>(fabric, rank, plan_->world()), options);
           bool late = false;
           errors[rank] = transport->prepare(*plan_, {ranks[rank]->local}, in(60), late);
-          // One run, since what a second one passes on too early would be right from the first; or two, which need each
-          // other in step.
+          // One run for half of the seeds: in a second run, bytes that are forwarded too early would still be right
+          // from the first. Two runs for the others.
           for (uint64_t run = 0; run < 1 + seed / 2 && errors[rank].empty(); ++run)
             errors[rank] = transport->run(in(60), late);
           const BytesBy by = transport->bytesBy();
-          wire += by.messages;
+          messages += by.messages;
           EXPECT_EQ(by.local + by.messages, transport->bytes());
           for (const Operation &operation : recorded.operations()) {
             const auto *batch = std::get_if<P2pBatch>(&operation);
@@ -143,31 +143,31 @@ TEST_F(RecordedTest, ARankInEachGroupMovesTheSame) {
             concurrent += batch && !batch->concurrent.empty();
             EXPECT_EQ(batch ? shared(*batch) : 0, 0u) << "rank " << rank;
             const auto *table = std::get_if<Tables>(&operation);
-            EXPECT_FALSE(table && table->empty()) << "a launch of nothing";
+            EXPECT_FALSE(table && table->empty()) << "an empty launch";
           }
         });
       }
       for (std::thread &thread : threads)
         thread.join();
-      groups += exchanges;
+      batches += exchanges;
       overlapped += concurrent;
       for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
         EXPECT_EQ(errors[rank], "") << "rank " << rank;
         EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
       }
-      EXPECT_EQ(wire, received); // also by relays
+      EXPECT_EQ(messages, received); // relays included
     }
-  EXPECT_GT(groups, 200u);
-  EXPECT_GT(overlapped, groups / 3);
-  EXPECT_GT(passedOn, 50u);
+  EXPECT_GT(batches, 200u);
+  EXPECT_GT(overlapped, batches / 3);
+  EXPECT_GT(forwarded, 50u);
 }
 
-TEST_F(RecordedTest, WhatSharesAnArenaIsNotLaunchedBesideAGroup) {
+TEST_F(RecordedTest, LaunchesThatShareArenaBytesAreNotConcurrent) {
   compile(detail::kUnevenModel +
           "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2, dp: 2}}\noptions: {topology: {ranks_per_node: 4}}\n");
   const uint64_t slot = 1 << 20;
-  for (const uint64_t slots : {1, 2}) { // every round in one slot; or neighbours in two, both directions in the same
-    size_t groups = 0, concurrent = 0;
+  for (const uint64_t slots : {1, 2}) { // all rounds in one slot, or consecutive rounds in two
+    size_t batches = 0, concurrent = 0;
     for (auto &segment : unpack(folder_ / "plan").segments) {
       for (schema::Step &step : segment->steps)
         if (step.staging() != UINT64_MAX)
@@ -183,16 +183,16 @@ TEST_F(RecordedTest, WhatSharesAnArenaIsNotLaunchedBesideAGroup) {
       for (const Operation &operation : operations)
         if (const auto *batch = std::get_if<P2pBatch>(&operation)) {
           EXPECT_EQ(shared(*batch), 0u);
-          ++groups;
+          ++batches;
           concurrent += !batch->concurrent.empty();
         }
     }
-    EXPECT_GT(groups, 10u);
+    EXPECT_GT(batches, 10u);
     EXPECT_GT(concurrent, 0u);
   }
 }
 
-TEST_F(RecordedTest, LargePlansHaveWhatTheyNeedInEarlierRounds) {
+TEST_F(RecordedTest, LargePlansHaveTheirDependenciesInEarlierRounds) {
   for (const char *overrides :
        {"options.topology=" RESHARD_SOURCE_DIR "/examples/topologies/h100x8.yaml", "options.staging=64MiB"}) {
     CompileOptions options;
@@ -206,33 +206,33 @@ TEST_F(RecordedTest, LargePlansHaveWhatTheyNeedInEarlierRounds) {
     ASSERT_EQ(writePlan(result.module, result.statistics, folder_ / "plan", 1, digest, written), "");
     ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
     uint64_t moved = 0;
-    size_t groups = 0;
+    size_t batches = 0;
     for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
       LocalRank local;
       local.rank = rank;
       ASSERT_EQ(plan_->segment(rank, local.segment), "");
-      std::deque<std::vector<std::byte *>> tables; // of addresses where nothing is
+      std::deque<std::vector<std::byte *>> tables; // unmapped addresses
       uint64_t next = uint64_t{1} << 40;
-      for (const schema::BufferRange *run : *local.segment->buffers()) {
+      for (const schema::BufferRange *range : *local.segment->buffers()) {
         auto &table = tables.emplace_back();
-        for (uint32_t i = 0; i < run->count(); ++i, next += (run->bytes() + 255) / 256 * 256)
+        for (uint32_t i = 0; i < range->count(); ++i, next += (range->bytes() + 255) / 256 * 256)
           table.push_back(reinterpret_cast<std::byte *>(next));
-        local.runs.push_back(table.data());
+        local.memory.push_back(table.data());
       }
       std::vector<Operation> operations;
       ASSERT_EQ(addRounds(local, {reinterpret_cast<std::byte *>(next), nullptr, 0}, operations, moved), "");
       for (const Operation &operation : operations)
         if (const auto *batch = std::get_if<P2pBatch>(&operation)) {
-          ++groups;
-          EXPECT_LE(batch->ops.size(), 4u) << "one each way between nodes and inside";
+          ++batches;
+          EXPECT_LE(batch->ops.size(), 4u) << "more than one in each direction between nodes and inside a node";
         }
     }
     EXPECT_EQ(moved, plan_->manifest().bytes_target());
-    EXPECT_GT(groups, 500u);
+    EXPECT_GT(batches, 500u);
   }
 }
 
-TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
+TEST_F(RecordedTest, AWorldOfOneSendsToItselfIfAsked) {
   compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [256, 64], shard: {1: tp}}, b: [33]}}\nsource: {mesh: "
           "{tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
   const Ranks expected = copied(*plan_, 3), ranks = fillRanks(*plan_, 3);
@@ -251,7 +251,7 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
     EXPECT_EQ(transport->bytes(), 256u * 64 * 2 + 33 * 2);
     ASSERT_EQ(transport->run(in(60), late), "");
     EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
-    ASSERT_EQ(recorded.operations().size(), self ? 4u : 2u); // and the barrier
+    ASSERT_EQ(recorded.operations().size(), self ? 4u : 2u); // the last one is the barrier
     EXPECT_EQ(barriers, 1);
     if (self) {
       EXPECT_EQ(std::get<P2pBatch>(recorded.operations()[1]).ops.size(), 2u);
@@ -259,7 +259,7 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfWhereItShall) {
   }
 }
 
-TEST_F(RecordedTest, SelfMessagesGoInChunks) {
+TEST_F(RecordedTest, SelfMessagesHaveChunks) {
   compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [100, 30], shard: {1: tp}}, b: [333]}}\nsource: "
           "{mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
   const Ranks expected = copied(*plan_, 3), ranks = fillRanks(*plan_, 3);
@@ -273,9 +273,8 @@ TEST_F(RecordedTest, SelfMessagesGoInChunks) {
   uint64_t bytes = 0;
   ASSERT_EQ(addRounds(rank, staging, operations, bytes), "");
   EXPECT_EQ(bytes, 6000u + 666);
-  EXPECT_EQ(operations.size(),
-            1u + 7 +
-                1); // 6,666 bytes in chunks of 1,024: the first is packed before all groups, the last unpacked after
+  // 6,666 bytes in chunks of 1,024: the first is packed before all batches, the last is unpacked after them.
+  EXPECT_EQ(operations.size(), 1u + 7 + 1);
   FakeFabric fabric;
   CpuCommunicator communicator(fabric, 0, 1);
   bool late = false;
@@ -286,7 +285,7 @@ TEST_F(RecordedTest, SelfMessagesGoInChunks) {
   EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
 }
 
-TEST_F(RecordedTest, HooksAreRecordedOnceAndComeLast) {
+TEST_F(RecordedTest, HooksAreCalledOnceAndRecordedLast) {
   compile(kTwoRanks);
   const Ranks ranks = fillRanks(*plan_, 1);
   int calls = 0;
@@ -308,7 +307,7 @@ TEST_F(RecordedTest, HooksAreRecordedOnceAndComeLast) {
       "no memory left");
 }
 
-TEST_F(RecordedTest, ARefitOnAStreamOfTheCallers) {
+TEST_F(RecordedTest, EnqueueOnTheCallersStream) {
   compile(kTwoRanks);
   const Ranks expected = copied(*plan_, 1), ranks = fillRanks(*plan_, 1);
   auto device = std::make_unique<CpuDevice>(1);
@@ -322,12 +321,12 @@ TEST_F(RecordedTest, ARefitOnAStreamOfTheCallers) {
   EXPECT_EQ(used.enqueuedOn, &stream);
   for (uint32_t rank = 0; rank < plan_->world(); ++rank)
     EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
-  EXPECT_EQ(makeThreadsTransport(1)->enqueue(&stream), "its memory is the host's, which has no streams");
+  EXPECT_EQ(makeThreadsTransport(1)->enqueue(&stream), "enqueue needs device 'cuda': device 'cpu' has no streams");
 }
 
-TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
+TEST_F(RecordedTest, ATimeoutNamesTheMissingPeer) {
   compile(kTwoRanks);
-  FakeFabric fabric; // rank 1 prepares, and is never heard of again
+  FakeFabric fabric; // rank 1 prepares and does not run
   const std::string digest = plan_->digest();
   fabric.gathered[1].assign(reinterpret_cast<const std::byte *>(digest.data()),
                             reinterpret_cast<const std::byte *>(digest.data()) + digest.size());
@@ -337,13 +336,13 @@ TEST_F(RecordedTest, APeerThatIsGoneIsNamed) {
   bool late = false;
   ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
   EXPECT_EQ(transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30), late),
-            "the deadline passed: message 0 of round 0 from rank 1, chunk 0 of 1");
+            "timed out: message 0 of round 0 from rank 1, chunk 0 of 1");
   EXPECT_TRUE(late);
-  EXPECT_EQ(transport->run({}, late), "an earlier run failed with messages on their way, expected a new launch");
-  EXPECT_EQ(transport->enqueue(nullptr), "an earlier run failed with messages on their way, expected a new launch");
+  EXPECT_EQ(transport->run({}, late), "an earlier run failed with messages in flight; launch the processes again");
+  EXPECT_EQ(transport->enqueue(nullptr), "an earlier run failed with messages in flight; launch the processes again");
 }
 
-TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {
+TEST_F(RecordedTest, RejectsOtherPlansRanksAndMemory) {
   compile(kTwoRanks);
   const Ranks ranks = fillRanks(*plan_, 1);
   auto prepare = [&](std::unique_ptr<CpuDevice> device, std::unique_ptr<Communicator> communicator,
@@ -354,25 +353,27 @@ TEST_F(RecordedTest, RefusesOtherPlansRanksAndMemory) {
   FakeFabric fabric;
   fabric.gathered[1].assign(32, std::byte{'x'});
   EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 2), {ranks[0]->local}),
-            "rank 1 runs plan " + std::string(32, 'x') + ", rank 0 plan " + plan_->digest() + ", expected the same");
+            "plans differ: rank 1 runs plan " + std::string(32, 'x') + ", rank 0 runs plan " + plan_->digest() +
+                "; give the same plan file to all ranks");
   EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 3), {ranks[0]->local}),
-            "the plan has 2 ranks, the group 3, expected as many");
+            "the communicator has 3 ranks, expected 2 as the plan");
   EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 1, 2), {ranks[0]->local}),
-            "this process is rank 1 of its group and runs that rank alone");
+            "this process is rank 1 of the communicator, expected it to run exactly that rank");
   EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), nullptr, {ranks[0]->local}),
             "message 0 of rank 0 needs rank 1, which is not in this process; transport 'threads' needs all ranks of "
-            "the plan");
+            "the plan in one process");
   auto device = std::make_unique<CpuDevice>(1);
-  device->unreachable = ranks[1]->local.runs[0][0];
+  device->unreachable = ranks[1]->local.memory[0][0];
   const auto transport = makeRecordedTransport(std::move(device), nullptr, {});
   EXPECT_EQ(transport->reach(*plan_, ranks[0]->local), "");
-  EXPECT_EQ(transport->reach(*plan_, ranks[1]->local), "source rank 1 param 'a': no memory of the device");
+  EXPECT_EQ(transport->reach(*plan_, ranks[1]->local),
+            "source rank 1 param 'a': found host memory, expected memory of the device");
 }
 
-TEST_F(RecordedTest, RefusesPlansWhoseRoundsDoNotOrderWhatTheyNeed) {
+TEST_F(RecordedTest, RejectsPlansWithDependenciesInTheSameRound) {
   compile(kRelayJobs[2]);
-  // A step that waits for an earlier one, moved into its round on both ends: valid, since `after` still says what to
-  // wait for.
+  // Moves a send into the round of a step that it waits for, on both ranks: other transports accept this, since they
+  // follow `after`.
   UnpackedPlan parts = unpack(folder_ / "plan");
   uint32_t moved = 0, of = 0;
   for (uint32_t rank = 0; rank < parts.segments.size() && moved == 0; ++rank)
@@ -398,5 +399,5 @@ TEST_F(RecordedTest, RefusesPlansWhoseRoundsDoNotOrderWhatTheyNeed) {
     uint64_t bytes = 0;
     errors += addRounds(memory.local, {arena.data(), nullptr, 0}, operations, bytes);
   }
-  EXPECT_NE(errors.find("expected it to come in an earlier round"), std::string::npos) << errors;
+  EXPECT_NE(errors.find("expected that step to be in an earlier round"), std::string::npos) << errors;
 }

@@ -1,4 +1,4 @@
-// In place of libreshard_cuda.so and libreshard_nccl.so: the device and the group of the tests, a world of one.
+// Replaces libreshard_cuda.so and libreshard_nccl.so in tests: the tests' CPU device and communicator, for one rank.
 
 #include "tests/executor/cpu_device.h"
 
@@ -16,7 +16,7 @@ reshard::Communicator *reshard_open_communicator(const reshard::CommunicatorOpti
   static reshard::tests::FakeFabric fabric;
   if (options.size == 1)
     return new reshard::tests::CpuCommunicator(fabric, 0, 1);
-  std::snprintf(error, room, "a world of %u, expected 1", options.size);
+  std::snprintf(error, room, "found a plan of %u ranks, expected 1", options.size);
   return nullptr;
 }
 }

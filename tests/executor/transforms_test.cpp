@@ -1,5 +1,5 @@
-// Params that stand behind a caller's transform: values arrive, hooks come once a run and in order, failures and what
-// is missing are named; on a device hooks come in prepare.
+// Params with a transform: values arrive, hooks are called once per run and in order, errors name the hook and the
+// param; on a device hooks are called in prepare.
 
 #include "executor/recorded.h"
 #include "executor/reshard.h"
@@ -18,7 +18,7 @@ namespace {
 
 using testing::ElementsAre;
 
-/// Tensor w of two layers in rows on two ranks, in columns on two others; n is bound on both sides.
+/// Tensor w of two layers is sharded by rows in the source and by columns in the target; n is bound on both sides.
 const std::string kJob =
     "version: 1\n"
     "model:\n"
@@ -32,7 +32,7 @@ const std::string kJob =
     "source: {layout: train, mesh: {tp: 2}}\n"
     "target: {layout: serve, mesh: {tp: 2}, ranks: 1..2}\n";
 
-/// A caller: its own storage holds each byte inverted, one more in each run.
+/// The caller's hooks. They record their calls, and fill sources with values that increase by one in each run.
 struct Caller {
   std::vector<std::string> calls;
   std::map<std::string, std::vector<uint8_t>> taken; // by rank and name
@@ -113,7 +113,7 @@ public:
     ASSERT_EQ(reshard_set_hook(executor_, "absorb", Caller::refresh, &caller_), RESHARD_OK);
     ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   }
-  /// What a target's param must hold: three columns of four rows, and padding.
+  /// The expected bytes of a target's param: three columns of four rows, and four rows of padding.
   static std::vector<uint8_t> expected(int layer, uint32_t rank, uint8_t run) {
     std::vector<uint8_t> values(8 * 3);
     for (int64_t row = 0; row < 4; ++row)
@@ -130,7 +130,7 @@ public:
 
 } // namespace
 
-TEST_F(TransformsTest, ValuesArriveAndHooksComeInOrder) {
+TEST_F(TransformsTest, ValuesArriveAndHooksAreCalledInOrder) {
   prepare();
   for (caller_.run = 1; caller_.run < 4; ++caller_.run) {
     caller_.calls.clear();
@@ -147,7 +147,7 @@ TEST_F(TransformsTest, ValuesArriveAndHooksComeInOrder) {
     EXPECT_EQ(to_[0], from_);
     EXPECT_EQ(to_[1], from_);
   }
-  EXPECT_EQ(caller_.memory.size(), 8u); // the same in every run
+  EXPECT_EQ(caller_.memory.size(), 8u); // call() checks that it is the same in every run
 }
 
 TEST_F(TransformsTest, AFailingHookFailsTheRun) {
@@ -162,7 +162,7 @@ TEST_F(TransformsTest, AFailingHookFailsTheRun) {
     caller_.calls.clear();
     EXPECT_EQ(reshard_run(executor_, 60), RESHARD_FAILED);
     EXPECT_EQ(error(), message);
-    EXPECT_EQ(caller_.calls.back(), fails); // and none after it
+    EXPECT_EQ(caller_.calls.back(), fails); // no hook is called after it
     EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
     EXPECT_EQ(reshard_version(executor_), 1u);
   }
@@ -171,9 +171,9 @@ TEST_F(TransformsTest, AFailingHookFailsTheRun) {
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_COMPLETE);
 }
 
-TEST_F(TransformsTest, PrepareSaysWhatIsMissing) {
+TEST_F(TransformsTest, PrepareNamesAMissingHook) {
   EXPECT_EQ(missing(), "rank 0 param 'l.{layer}.w' needs prepare_send of the transform 'unpack', which is not set");
-  set("unpack", {nullptr, nullptr, Caller::finalize, &caller_}); // of the other side
+  set("unpack", {nullptr, nullptr, Caller::finalize, &caller_}); // the hook of the other side
   EXPECT_EQ(missing(), "rank 0 param 'l.{layer}.w' needs prepare_send of the transform 'unpack', which is not set");
   set("unpack", {Caller::send, nullptr, nullptr, &caller_});
   EXPECT_EQ(missing(), "rank 1 param 'w{layer}' needs finalize of the transform 'pack', which is not set");
@@ -188,20 +188,20 @@ TEST_F(TransformsTest, PrepareSaysWhatIsMissing) {
   EXPECT_EQ(caller_.taken["2 w1"], expected(1, 2, 0));
   const reshard_transform late{};
   EXPECT_EQ(reshard_set_transform(executor_, "pack", &late), RESHARD_INVALID);
-  EXPECT_EQ(error(), "transforms are fixed after prepare");
+  EXPECT_EQ(error(), "set_transform after prepare: transforms are fixed");
 }
 
-TEST_F(TransformsTest, NobodyBindsThem) {
+TEST_F(TransformsTest, ParamsWithATransformCannotBeBound) {
   uint8_t memory[24];
   EXPECT_EQ(reshard_bind(executor_, 1, 1, "w0", memory, sizeof memory), RESHARD_BAD_BINDING);
-  EXPECT_EQ(error(), "target rank 1 param 'w0' is for the transform 'pack', expected not to be bound");
+  EXPECT_EQ(error(), "target rank 1 param 'w0' must not be bound: its memory belongs to the transform 'pack'");
   EXPECT_EQ(reshard_set_transform(executor_, "pack", nullptr), RESHARD_INVALID);
-  EXPECT_EQ(error(), "no transform is given");
+  EXPECT_EQ(error(), "the transform is NULL");
   EXPECT_EQ(reshard_set_transform(executor_, nullptr, nullptr), RESHARD_INVALID);
   EXPECT_EQ(reshard_set_transform(nullptr, "pack", nullptr), RESHARD_INVALID);
 }
 
-TEST_F(TransformsTest, PreparedAnewAfterAFailureBesideQuantisedParams) {
+TEST_F(TransformsTest, PreparesAgainAfterAFailureWithQuantizedParams) {
   ASSERT_NO_FATAL_FAILURE(
       tests::compile("version: 1\n"
                      "model:\n"
@@ -212,11 +212,11 @@ TEST_F(TransformsTest, PreparedAnewAfterAFailureBesideQuantisedParams) {
                      "    serve: {params: {w: {holds: w, shard: {1: tp}, quantize: block_fp8, refresh: absorb}}}\n"
                      "source: {layout: train, mesh: {tp: 2}}\n"
                      "target: {layout: serve, mesh: {tp: 2}}\n",
-                     folder_ / "quantised"));
-  std::vector<std::vector<uint8_t>> held; // by the first executor, then by the other
+                     folder_ / "quantized"));
+  std::vector<std::vector<uint8_t>> held; // memory of the first executor, then of the second
   for (const bool twice : {false, true}) {
     reshard_close(executor_);
-    ASSERT_EQ(reshard_open((folder_ / "quantised").c_str(), nullptr, 0, nullptr, &executor_), RESHARD_OK) << error();
+    ASSERT_EQ(reshard_open((folder_ / "quantized").c_str(), nullptr, 0, nullptr, &executor_), RESHARD_OK) << error();
     const size_t first = held.size();
     for (int i = 0; i < 4; ++i)
       held.emplace_back(i % 2 ? 2 * 4 : 256 * 128);
@@ -260,7 +260,7 @@ TEST_F(TransformsTest, RunsAllocateNothing) {
 
 namespace {
 
-/// What hooks of a device are given: they enqueue work, here they remember.
+/// Records the arguments of hooks on a device.
 struct Recorder {
   std::vector<std::string> calls;
   std::map<std::string, reshard_transformed> seen;
@@ -274,7 +274,7 @@ struct Recorder {
 
 } // namespace
 
-TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceWhileItRecords) {
+TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceInPrepare) {
   std::unique_ptr<Plan> plan;
   ASSERT_EQ(Plan::open(folder_ / "plan", plan), "");
   const tests::Ranks ranks = tests::fillRanks(*plan, 1);

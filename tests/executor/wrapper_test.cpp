@@ -1,4 +1,4 @@
-// reshard_plan.h and reshard.hpp: what a plan says, exceptions for failures, hooks that throw.
+// reshard_plan.h and reshard.hpp: the contents of a plan, exceptions for errors, hooks that throw.
 
 #include "executor/reshard.hpp"
 
@@ -17,7 +17,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// The status and the text of what is thrown.
+/// Status and text of the exception that `body` throws.
 template <class Body> std::pair<int, std::string> thrown(Body body) {
   try {
     body();
@@ -61,7 +61,7 @@ public:
   std::string folder_, path_;
 };
 
-TEST_F(WrapperTest, WhatAPlanSays) {
+TEST_F(WrapperTest, PlanContents) {
   const reshard::PlanFile plan(path_);
   const reshard_summary summary = plan.summary();
   EXPECT_EQ(summary.world, 3u);
@@ -87,10 +87,10 @@ TEST_F(WrapperTest, WhatAPlanSays) {
   EXPECT_EQ(held[2].bytes, 4u);
   EXPECT_STREQ(served[0].name, "w0");
   EXPECT_STREQ(served[0].refresh, "fold");
-  EXPECT_EQ(plan.params(0, 1).data(), held.data()); // the list is made once
+  EXPECT_EQ(plan.params(0, 1).data(), held.data()); // the list is built once
 }
 
-TEST_F(WrapperTest, ManyThreadsAsk) {
+TEST_F(WrapperTest, ManyThreadsReadAPlan) {
   const reshard::PlanFile plan(path_);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
@@ -102,18 +102,18 @@ TEST_F(WrapperTest, ManyThreadsAsk) {
     thread.join();
 }
 
-TEST_F(WrapperTest, WhatAPlanDoesNotHave) {
+TEST_F(WrapperTest, EndpointsAndRanksThatDoNotExist) {
   const reshard::PlanFile plan(path_);
   EXPECT_EQ(thrown([&] { plan.endpoint(2); }),
             std::make_pair(int{RESHARD_INVALID}, std::string("there is no endpoint 2, the plan has 2")));
   EXPECT_EQ(thrown([&] { plan.params(1, 0); }),
-            std::make_pair(int{RESHARD_INVALID}, std::string("target has no place 0")));
+            std::make_pair(int{RESHARD_INVALID}, std::string("target has no rank 0")));
   const auto [status, text] = thrown([&] { reshard::PlanFile(folder_ + "/absent"); });
   EXPECT_EQ(status, RESHARD_BAD_PLAN);
   EXPECT_THAT(text, HasSubstr("/absent'"));
 }
 
-TEST_F(WrapperTest, NothingIsAskedOfNothing) {
+TEST_F(WrapperTest, NullAndUnopenedPlans) {
   reshard_plan *plan = nullptr;
   reshard_summary summary;
   reshard_endpoint endpoint;
@@ -162,8 +162,9 @@ TEST_F(WrapperTest, RunsAndHooks) {
   EXPECT_EQ(executor.state(), RESHARD_TORN);
   executor.run();
   EXPECT_EQ(executor.version(), 2u);
-  EXPECT_EQ(thrown([&] { executor.enqueue(nullptr); }),
-            std::make_pair(int{RESHARD_INVALID}, std::string("its memory is the host's, which has no streams")));
+  EXPECT_EQ(
+      thrown([&] { executor.enqueue(nullptr); }),
+      std::make_pair(int{RESHARD_INVALID}, std::string("enqueue needs device 'cuda': device 'cpu' has no streams")));
 }
 
 TEST_F(WrapperTest, Transforms) {
@@ -177,7 +178,7 @@ TEST_F(WrapperTest, Transforms) {
           "source: {layout: train, mesh: {tp: 2}}\n"
           "target: {layout: serve, mesh: {}, ranks: [2]}\n");
   const reshard::PlanFile plan(path_);
-  ASSERT_EQ(plan.params(0, 0).size() + plan.params(1, 2).size(), 2u); // nobody binds them
+  ASSERT_EQ(plan.params(0, 0).size() + plan.params(1, 2).size(), 2u);
   EXPECT_STREQ(plan.params(0, 0)[0].transform, "unpack");
   EXPECT_STREQ(plan.params(1, 2)[0].transform, "pack");
   EXPECT_EQ(plan.params(1, 2)[0].bytes, 48u);

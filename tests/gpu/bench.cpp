@@ -200,7 +200,7 @@ bool benchRefit(Device &memory, const std::string &path) {
         table.push_back(randomMemory(memory, run->bytes()));
     }
     for (const auto &table : tables[r])
-      rank.runs.push_back(table.data());
+      rank.memory.push_back(table.data());
   }
   std::vector<Operation> operations;
   need(addDependencyLevels(*plan, ranks, operations, bytes));

@@ -182,7 +182,7 @@ void testRefusals(const std::string &path) {
   std::vector<std::unique_ptr<std::byte[]>> ofHost;
   std::string error =
       refusal(path, [&](size_t bytes) { return ofHost.emplace_back(std::make_unique<std::byte[]>(bytes)).get(); });
-  if (error != "source rank 0 param 'a': memory of the host, expected of device 0")
+  if (error != "source rank 0 param 'a': found host memory, expected memory of device 0")
     throw std::runtime_error("memory of the host was not refused: " + error);
   std::printf("  memory of the host is refused: %s\n", error.c_str());
   int devices = 0;
@@ -196,7 +196,7 @@ void testRefusals(const std::string &path) {
     gpu::need(other->allocate(bytes, memory));
     return memory;
   });
-  if (error != "source rank 0 param 'a': memory of device 1, expected of device 0")
+  if (error != "source rank 0 param 'a': found memory of device 1, expected memory of device 0")
     throw std::runtime_error("memory of another device was not refused: " + error);
   std::printf("  memory of another device is refused: %s\n", error.c_str());
 }

@@ -143,7 +143,7 @@ void testRanks(const std::string &path) {
     const std::string waiting = runRanks(path, world, stage, late)[late > 0 ? 0 : 1].waiting;
     // Without rank 0 nobody gets as far as NCCL: there is no file with its id.
     const char *expected = stage == Stage::open && late == 0 ? "/id', which rank 0 writes"
-                                                             : "the deadline passed: not all ranks have come";
+                                                             : "timed out: not all ranks have joined";
     if (waiting.find(expected) == std::string::npos)
       throw std::runtime_error(std::string(name) + " without rank " + std::to_string(late) + ": " + waiting);
     std::printf("  %s without it: %s\n", name, waiting.c_str());

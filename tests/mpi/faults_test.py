@@ -1,5 +1,5 @@
-"""One rank of an MPI run is killed, stopped or delayed at every stage: the others end in time, say whom they waited for, and call nothing complete; the next
-launch works. The process is hit at a call of MPI that it makes itself (trap/trap.c, preloaded), or at any moment from outside. RESHARD_BIN: the folder
+"""One rank of an MPI run is killed, stopped or delayed: the others must end in time, name the rank that they waited for, and not report success; the next
+launch must work. The signal is raised at a call of MPI by the process itself (trap/trap.c, preloaded), or sent at any time. RESHARD_BIN: the folder
 of the commands. faults_test.py [--trials N] [--seed S]"""
 
 import argparse
@@ -29,7 +29,7 @@ source: {mesh: {tp: 2}}
 target: {mesh: {tp: 1, dp: 3}, ranks: 1..3}
 options: {staging: 64KiB, topology: {ranks_per_node: 1}}
 """
-# (function, highest count). Where there are fewer calls the rank is not hit.
+# (function, highest count). If the rank makes fewer calls, it gets no signal.
 TRAPS = (("MPI_Init_thread", 1), ("MPI_Comm_idup", 0), ("MPI_Irecv", 12), ("MPI_Isend", 12), ("MPI_Irecv", 400), ("MPI_Isend", 400), ("MPI_Test", 3000), ("MPI_Finalize", 1))
 
 
@@ -40,7 +40,7 @@ def start(folder, plan, *options, trap=None, deadline=DEADLINE):
 
 
 def stopped_since(process):
-    """Waits until a process is stopped or gone: when that was. None: it did neither."""
+    """Waits until a process is stopped or has ended. Returns the time; None if it did neither."""
     for _ in range(30000):
         try:
             state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -53,7 +53,7 @@ def stopped_since(process):
 
 
 def trial(seed, work, plan, again=2):
-    """Hits one rank. The words for what was done and what came of it, and a complaint or ''."""
+    """One fault. Returns a description of the fault and its result, and a complaint; '' if all is right."""
     work.mkdir(exist_ok=True)
     rng = random.Random(seed)
     victim = rng.randrange(RANKS)
@@ -66,7 +66,7 @@ def trial(seed, work, plan, again=2):
     count = rng.randint(0, highest)
     pause = rng.uniform(0, 1.5)
     where = f"{function} {count}" if inside else f"{pause:.2f} s"
-    # A delayed run has time to end, however busy the machine is.
+    # A delayed run has enough time to complete, even on a busy machine.
     launch = start(work / str(seed), plan, *options, trap=f"{where} {int(number)} {victim}" if inside else None, deadline=30 if action == "delay" else DEADLINE)
     try:
         process = launch.process(victim)
@@ -87,26 +87,26 @@ def trial(seed, work, plan, again=2):
                 os.kill(process, signal.SIGCONT)
             except ProcessLookupError:
                 pass
-        # Looked for a little longer: the machine has more to do.
+        # 4 s more than the deadline, since the machine may be busy.
         ended = launch.wait(60) if action == "delay" else launch.wait(DEADLINE + 4 - (time.monotonic() - hit), survivors)
         texts = {rank: launch.read(f"out.{rank}") for rank in ended}
         if 126 in ended.values() and again:  # the shell could not start the program
-            print(f"once more: {texts}", flush=True)
+            print(f"retry: {texts}", flush=True)
             return trial(seed, work / "again", plan, again - 1)
         what = f"{action} rank {victim} at {where}: {ended}"
         for rank, code in ended.items():
             said = f"{what}\n{rank}: {texts[rank]}\n{launch.read('out.mpirun')}"
             right = "bytes right" in texts[rank]
             if code is None:
-                return what, f"not in time: {said}"
+                return what, f"did not end in time: {said}"
             if code not in (0, 3):
-                return what, f"exit {code}: {said}"
+                return what, f"exit code {code}, expected 0 or 3: {said}"
             if right != (code == 0):
-                return what, f"complete and failed: {said}"
-            if code == 3 and not re.search(r"the deadline passed.*rank \d", texts[rank]):
-                return what, f"nobody is named: {said}"
+                return what, f"exit code and output disagree: {said}"
+            if code == 3 and not re.search(r"timed out.*rank \d", texts[rank]):
+                return what, f"the error names no rank: {said}"
             if code == 3 and action == "delay":
-                return what, f"late though it went on: {said}"
+                return what, f"failed although the delayed rank continued: {said}"
         return what, ""
     finally:
         launch.end()
@@ -122,29 +122,29 @@ class Faults(unittest.TestCase):
         (self.work / "job.yaml").write_text(JOB)
         subprocess.run([BIN / "reshard-compile", self.work / "job.yaml", "-o", self.plan], check=True, stdout=subprocess.DEVNULL)
 
-    def test_one_rank_is_hit(self):
-        failed = unharmed = 0
+    def test_faults_of_one_rank(self):
+        failed = completed = 0
         with ThreadPoolExecutor(2) as pool:
             for what, complaint in pool.map(lambda seed: trial(seed, self.work, self.plan), range(FIRST, FIRST + TRIALS)):
                 print(what, flush=True)
                 self.assertEqual(complaint, "", complaint)
                 failed += ": {" in what and "3" in re.findall(r": (\d)", what)
-                unharmed += "3" not in re.findall(r": (\d)", what)
-        print(f"{TRIALS} faults: {failed} runs failed in time, {unharmed} went on or were over")
+                completed += "3" not in re.findall(r": (\d)", what)
+        print(f"{TRIALS} faults: {failed} runs failed in time, {completed} completed")
         self.assertGreater(failed, TRIALS // 4)
         launch = start(self.work / "again", self.plan, deadline=30)
         self.addCleanup(launch.end)
         self.assertEqual(set(launch.wait(60).values()), {0})
 
-    def test_mpi_ends_a_process(self):
-        """As where a peer is lost in MPI_Init: the process is there until its deadline, to say so; without one it ends as with any failure."""
+    def test_exit_inside_mpi(self):
+        """Open MPI calls _exit if a peer is lost in MPI_Init: with a deadline the process lives until then, to print its error; without one it ends at once."""
         for deadline, ranks in ((DEADLINE, range(RANKS)), (None, [1])):
             with self.subTest(deadline=deadline):
                 launch = start(self.work / f"ended{deadline}", self.plan, trap="MPI_Init_thread 0 0 1", deadline=deadline)
                 self.addCleanup(launch.end)
                 self.assertEqual(set(launch.wait(30, ranks).values()), {3})
                 for rank in ranks if deadline else ():
-                    self.assertIn("the deadline passed in MPI_Init", launch.read(f"out.{rank}"))
+                    self.assertIn("timed out in MPI_Init", launch.read(f"out.{rank}"))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Plans over several hosts: messages between them, memory shared inside them. Exact for every kind of schedule; a host that is cut off is noticed in time.
-RESHARD_BIN: the folder of the commands."""
+"""Plans on several simulated hosts: messages between them, shared memory inside them. All kinds of schedules must be exact; a host whose link is down must be
+noticed in time. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
@@ -21,7 +21,7 @@ MODEL = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], "l.{lay
 
 
 @unittest.skipIf("RESHARD_SMALL" in os.environ, "MPI is not built for sanitizers")
-@unittest.skipIf(MISSING, f"no hosts can be made: {MISSING}")
+@unittest.skipIf(MISSING, f"several hosts cannot be simulated: {MISSING}")
 class SeveralHosts(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -40,9 +40,9 @@ class SeveralHosts(unittest.TestCase):
 
     def test_kinds_of_schedules(self):
         for count, ranks, source, target, options in (
-                (2, 6, "{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{staging: 16KiB}"),  # both ways at once
+                (2, 6, "{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{staging: 16KiB}"),  # messages in both directions
                 (3, 6, "{mesh: {tp: 2, dp: 2}}", "{mesh: {tp: 4}, ranks: 2..5}", "{}"),
-                (2, 8, "{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 6}, ranks: 2..7}", "{topology: {ranks_per_node: 4}}"),  # a chain over hosts, passed on inside
+                (2, 8, "{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 6}, ranks: 2..7}", "{topology: {ranks_per_node: 4}}"),  # a chain over hosts, forwarded inside them
                 (4, 8, "{mesh: {tp: 2}}", "{mesh: {tp: 2, dp: 3}, ranks: 2..7}", "{staging: 32KiB, topology: {ranks_per_node: 2}}")):
             with self.subTest(count, source=source, target=target), hosts.Hosts(count, self.folder) as made:
                 self.compile(source, target, options)
@@ -52,17 +52,17 @@ class SeveralHosts(unittest.TestCase):
                 by = json.loads((self.folder / "report").read_text())["bytes_by"]
                 self.assertTrue(by["shared_memory"] > 0 and by["messages"] > 0 and by["messages_inside_host"] == 0, by)
 
-    def test_a_host_that_is_cut_off_is_noticed(self):
+    def test_a_host_whose_link_is_down_is_noticed(self):
         with hosts.Hosts(2, self.folder) as made:
             self.compile("{mesh: {tp: 2}}", "{mesh: {tp: 1, dp: 2}, ranks: 2..3}")
             launch = self.start(made, 4, "--repeat=1000000", "--timeout=3")
             launch.process(3)
-            time.sleep(2)  # under way
+            time.sleep(2)  # until the runs have started
             self.assertEqual(set(launch.wait(0).values()), {None})
             made.link(1, "down")
             self.assertEqual(set(launch.wait(3 + 4).values()), {3}, launch.texts())
             for rank in range(4):
-                self.assertRegex(launch.read(f"out.{rank}"), r"the deadline passed.*rank \d")
+                self.assertRegex(launch.read(f"out.{rank}"), r"timed out.*rank \d")
             self.assertNotIn("bytes right", launch.texts())
 
 

@@ -1,5 +1,5 @@
-"""Plans over MPI, a process for each rank: exact for every kind of schedule; refused where processes and plan do not fit; a machine without the
-backend says so. RESHARD_BIN: the folder of the commands."""
+"""Plans over MPI, one process for each rank: all kinds of schedules are exact; processes that do not fit the plan are an error, and so is a missing backend.
+RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
@@ -15,15 +15,15 @@ from launch import Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ["RESHARD_BIN"]).resolve()
-# As root, on fewer cores than processes, over shared memory alone.
+# Allows root and more processes than cores; shared memory only.
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl": "self,vader",
                             "TSAN_OPTIONS": f"suppressions={Path(__file__).with_name('tsan.supp')}"}
-MPIRUN = ENVIRONMENT | {"ASAN_OPTIONS": "detect_leaks=0"}  # MPI keeps some of what it has; ours are looked for by tests/conformance
+MPIRUN = ENVIRONMENT | {"ASAN_OPTIONS": "detect_leaks=0"}  # MPI does not free all its memory; tests/conformance checks for our leaks
 
 WEIGHTS = {"dtype": "bf16", "index": {"layer": 3}, "tensors": {
     "embed": [3000, 64], "l.{layer}.rows": {"shape": [512, 256], "shard": {"0": "tp"}}, "l.{layer}.columns": {"shape": [512, 256], "shard": {"1": "tp"}},
     "norm": {"shape": [777], "dtype": "fp32"}}}
-# Source, target and options that together need every kind of schedule.
+# Source, target and options that together have every kind of schedule.
 KINDS = [
     ({"mesh": {"tp": 2, "dp": 2}}, {"mesh": {"tp": 4}, "ranks": "2..5"}, {}),  # local, in place and packed
     ({"mesh": {"tp": 2, "dp": 2}}, {"mesh": {"tp": 4}, "ranks": "2..5"}, {"staging": "16KiB"}),  # many chunks
@@ -50,16 +50,16 @@ class Mpi(unittest.TestCase):
         return subprocess.run(["timeout", "100", "mpirun", "-n", str(ranks), program or BIN / "reshard-exec", self.folder / plan, "--transport=mpi", "--synthesize", *options],
                               capture_output=True, text=True, env=MPIRUN)
 
-    def exact(self, report, *ways):
-        """Pulled out of the peers' memory, and as messages."""
-        for way in ways or ((), ("--no-local-shortcut",)):
-            done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *way)
+    def exact(self, report):
+        """Runs the plan with shared memory, and with messages only. Checks every byte and the bytes by method."""
+        for options in (), ("--no-local-shortcut",):
+            done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *options)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             checked = sum(int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("  rank "))
-            self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # under two seeds
+            self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # with two seeds
             by = json.loads((self.folder / "run").read_text())["bytes_by"]
             received = report["bytes"]["remote"]
-            self.assertEqual([by["shared_memory"], by["messages"], by["messages_inside_host"]], [0, received, 0] if way else [received, 0, 0])
+            self.assertEqual([by["shared_memory"], by["messages"], by["messages_inside_host"]], [0, received, 0] if options else [received, 0, 0])
             self.assertEqual(by["local"], report["bytes"]["local"] + report["bytes"]["storage"] + report["bytes"]["padding"])
 
     def test_kinds_of_schedules(self):
@@ -70,7 +70,7 @@ class Mpi(unittest.TestCase):
                 self.exact(report)
 
     def test_transforms(self):
-        """Memory that the executor allocates is shown to processes of the host as that of the caller is; what is staged has room beside it."""
+        """Memory of transforms, which the executor allocates, can be mapped by local peers, and shares the arena with staging."""
         model = {"dtype": "bf16", "index": {"layer": 3}, "tensors": {"l.{layer}.w": [512, 256], "b": [777]}, "layouts": {
             "train": {"params": {"l.{layer}.w": {"holds": "w", "shard": {"0": "tp"}, "transform": "unpack"}, "b": {"holds": "b"}}},
             "serve": {"params": {"l.{layer}.w": {"holds": "w", "shard": {"1": "tp"}, "transform": "pack"}, "b": {"holds": "b", "transform": "pack"}}}}}
@@ -79,16 +79,16 @@ class Mpi(unittest.TestCase):
             with self.subTest(options):
                 self.exact(self.compile(json.dumps({"version": 1, "model": model, "source": source, "target": target, "options": options})))
 
-    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "only root can give up what it may do")
-    def test_memory_that_cannot_be_reached_is_reported(self):
-        """Ranks 2 and 3 may do less than 0 and 1, so the system does not show them the memory of those: what they get comes as messages."""
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root, to drop privileges, and setpriv")
+    def test_memory_that_cannot_be_mapped_is_reported(self):
+        """Ranks 2 and 3 have fewer privileges than 0 and 1, so they cannot map the memory of these and receive messages instead."""
         self.compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {tp: 4}}}")
         command = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60"]
         less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
         done = subprocess.run(["timeout", "100", "mpirun", "-n", "2", *command, f"--report={self.folder / 'run'}", ":", "-n", "2", *less, *command],
                               capture_output=True, text=True, env=MPIRUN)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        quarter = 512 * 256 * 2 // 4  # rank 0 has its own, rank 1 the second one from rank 0, ranks 2 and 3 theirs from rank 1
+        quarter = 512 * 256 * 2 // 4  # rank 0 copies its own quarter, rank 1 gets its quarter from rank 0, ranks 2 and 3 get theirs from rank 1
         by = json.loads((self.folder / "run").read_text())["bytes_by"]
         self.assertEqual(by, {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter})
         for rank in range(4):
@@ -99,23 +99,23 @@ class Mpi(unittest.TestCase):
         report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
         done = self.run_plan(3)
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("the plan has 2 ranks, the wire 3 processes, expected as many", done.stderr)
+        self.assertIn("the channel has 3 processes, expected 2, one for each rank of the plan", done.stderr)
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 2}}, ranks: [1, 0]}}\n", plan="other")
         command = [BIN / "reshard-exec", "", "--transport=mpi", "--synthesize"]
         one, two = ([*command[:1], self.folder / plan, *command[2:]] for plan in ("plan", "other"))
         done = subprocess.run(["timeout", "60", "mpirun", "-n", "1", *one, ":", "-n", "1", *two], capture_output=True, text=True, env=MPIRUN)
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stderr, r"rank [01] runs plan [0-9a-f]{32}, rank [01] plan [0-9a-f]{32}, expected the same")  # whoever is first says so
+        self.assertRegex(done.stderr, r"plans differ: rank [01] runs plan [0-9a-f]{32}, rank [01] runs plan [0-9a-f]{32}; give the same")  # the error of either rank
         self.assertIn(report["digest"], done.stderr)
 
-    def test_a_late_peer_is_named(self):
+    def test_a_timeout_is_reported(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
         done = self.run_plan(2, "--timeout=0.000001")
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stderr, r"the deadline passed in MPI_Init")
+        self.assertRegex(done.stderr, r"timed out in MPI_Init")
 
     def test_files(self):
-        """The same folders as from one process, whoever of them writes a file; and nothing where something is wrong."""
+        """Several processes write the same folders as one process; after an error they leave nothing."""
         def run(*options, **keywords):
             return subprocess.run(options, capture_output=True, text=True, **keywords)
 
@@ -148,7 +148,7 @@ class Mpi(unittest.TestCase):
                 self.assertIn(f"'{broken}': tensor ", done.stderr)
                 self.assertEqual([path.name for path in self.folder.iterdir() if "wrong" in path.name or "partial" in path.name], [])
 
-    def test_what_is_wrong_in_one_process_is_the_exit_code_of_all(self):
+    def test_an_error_of_one_process_is_the_exit_code_of_all(self):
         job = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [%d, 8], shard: {0: tp}}}}\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: %d}}\n"
         for name, rows, tp in ("other", 64, 2), ("wide", 64, 8), ("large", 128, 4), ("plan", 64, 4):
             self.compile(job % (rows, tp), plan=name)
@@ -156,11 +156,12 @@ class Mpi(unittest.TestCase):
             subprocess.run([BIN / "reshard-exec", self.folder / plan, "--synthesize", f"--source={self.folder / name}"], check=True, stdout=subprocess.DEVNULL)
         shutil.copytree(self.folder / "source", self.folder / "wrong")
         shutil.copy(self.folder / "large_source/rank-00003.safetensors", self.folder / "wrong")
-        # For each what the rank 2 is given in place of: the plan, the source, the target, other options; whether all are given it; the error.
+        # The index of the argument that differs (plan, source, target, other options), its value, whether all ranks get it or rank 2 only, the exit code, the
+        # error.
         given = ["plan", "source", "target", "--seed=1"]
         for number, (index, value, everyone, code, error) in enumerate((
                 (0, "absent", False, 2, "rank 2: .*absent"), (0, "absent", True, 2, "absent"), (0, "other", False, 2, "rank [0-3] runs plan [0-9a-f]{32}, "),
-                (0, "wide", False, 2, "the plan has 8 ranks, the wire 4 processes"), (1, "absent", False, 2, "rank 2: .*absent' is no folder"),
+                (0, "wide", False, 2, "the channel has 4 processes, expected 8"), (1, "absent", False, 2, "rank 2: .*absent' is no folder"),
                 (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"), (2, "wrong", True, 2, "exists already"), (2, "absent/x", True, 2, "cannot create '"),
                 (3, "--synthesize", False, 2, "rank 2: .*found --target as well"),
                 (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot write"))):
@@ -174,14 +175,14 @@ class Mpi(unittest.TestCase):
                 said = "".join(f"rank {rank}: {launch.read(f'out.{rank}')}" for rank in range(4))
                 self.assertEqual(ended, dict.fromkeys(range(4), code), said)
                 self.assertRegex(said, error)
-                self.assertEqual(said.count("error: "), 4, said)  # each says why, or who does
+                self.assertEqual(said.count("error: "), 4, said)  # each process prints the error, or the rank that does
                 for _ in range((3 if index in (1, 2) else 1) if code == 2 else 0):
                     done = subprocess.run(["timeout", "100", "mpirun", "-n", "4", *program], capture_output=True, text=True, env=MPIRUN)
                     self.assertEqual(done.returncode, code, done.stderr)
                 left = {path.name for path in self.folder.iterdir() if not path.name.startswith("launch")}
                 self.assertEqual(left - {"target"}, {"job.yaml", "report", "other", "wide", "large", "plan", "source", "large_source", "wrong"})
 
-    def test_files_of_no_process(self):
+    def test_files_of_the_target_need_a_folder(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
         done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 2)

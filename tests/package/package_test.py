@@ -236,7 +236,7 @@ except reshard.Error as error:
     print(error)
 """)
         lines = run("mpirun", "-n", 4, self.python, "two.py", cwd=self.empty)
-        self.assertEqual(lines.count("MPI is finalized, as it is when the last executor is closed"), 4, lines)
+        self.assertEqual(lines.count("MPI is finalized, which happens when the last executor is closed"), 4, lines)
 
     def test_commands(self):
         bin = self.python.parent

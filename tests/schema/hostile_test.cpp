@@ -28,7 +28,7 @@ protected:
 
   const TemporaryFolder folder_;
   const std::string path_ = folder_ / "plan";
-  const std::string rankOne_ = "the segment of rank 1 does not hold together: ";
+  const std::string rankOne_ = "the segment of rank 1 is inconsistent: ";
 };
 
 /// The tiny plan with a transform of 16 instances of 2^60 bytes on rank 1, in place of the param that steps write.
@@ -60,8 +60,8 @@ TEST_F(Hostile, StagedBytesOverflow) {
       range.bytes = range.endpoint == 1 ? uint64_t{1} << 60 : range.bytes;
       range.first = range.endpoint == 1 && &each != segment.buffers.data() ? 17 : 1;
     }
-  EXPECT_EQ(read(parts), rankOne_ + "buffer run 1: found 16 buffers of 1152921504606846976 bytes to gather, expected "
-                                    "at most 1152921504606846976 bytes of all");
+  EXPECT_EQ(read(parts), rankOne_ + "buffer range 1: found 16 buffers of 1152921504606846976 bytes to stage, expected "
+                                    "at most 1152921504606846976 bytes for all staged buffers");
 }
 
 // The executor uses all tables of a segment, so even an empty one must be present.
@@ -82,8 +82,8 @@ TEST_F(Hostile, MissingTables) {
     std::memcpy(&back, root, sizeof back);
     std::memset(root - back + field, 0, sizeof(uint16_t));
     writeContainer(path_, serialized(parts.manifest), segments);
-    EXPECT_EQ(readAll(path_), std::string("the segment of rank 3 does not hold together: found no table '") + name +
-                                  "', expected one, though it be empty");
+    EXPECT_EQ(readAll(path_), std::string("the segment of rank 3 is inconsistent: table '") + name +
+                                  "' is missing (an empty table is allowed)");
   }
 }
 
@@ -95,7 +95,7 @@ TEST_F(Hostile, ReducesASource) {
   step.message = 0;
   step.staging = UINT64_MAX;
   EXPECT_EQ(read(parts),
-            "the segment of rank 0 does not hold together: step 0 operand 0: reduces what has no largest magnitudes");
+            "the segment of rank 0 is inconsistent: step 0 operand 0: is reduced, expected a buffer of amax values");
 }
 
 // Loops that alternate between two buffers stay within both, but begin a new operand range at each change.
@@ -116,8 +116,8 @@ TEST_F(Hostile, TooManyOperandRanges) {
           error,
           "message 2 from rank 1 to rank 2: found bytes 2097152 on the sender, 24 on the receiver, expected the same");
     else
-      EXPECT_EQ(error, rankOne_ + "step 3 operand 4: found loops that make more than " +
-                           std::to_string(kMaxOperandRanges) + " pieces of operands, expected at most so many");
+      EXPECT_EQ(error, rankOne_ + "step 3 operand 4: the operands expand to more than " +
+                           std::to_string(kMaxOperandRanges) + " pieces, which is the limit");
   }
 }
 
@@ -138,8 +138,9 @@ TEST_F(Hostile, TooManyChunks) {
       EXPECT_EQ(error, "message 2 from rank 1 to rank 2: found bytes 1073741824 on the sender, 24 on the receiver, "
                        "expected the same");
     else
-      EXPECT_EQ(error, rankOne_ + "step 3 found messages of more than " + std::to_string(kMaxChunks) +
-                           " chunks, counted again for each step that they wait for, expected at most so many");
+      EXPECT_EQ(error, rankOne_ + "step 3 messages have more than " + std::to_string(kMaxChunks) +
+                           " chunks in all (each counted once more for each step that it waits for), which is the "
+                           "limit");
   }
 }
 
@@ -173,5 +174,5 @@ TEST_F(Hostile, SharedTables) {
   manifest.add_endpoints(endpoints);
   builder.FinishSizePrefixed(manifest.Finish(), kManifestIdentifier);
   const std::string bytes(reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize());
-  EXPECT_EQ(read(bytes, tinyParts()), "damaged: the manifest is no valid FlatBuffer");
+  EXPECT_EQ(read(bytes, tinyParts()), "damaged: the manifest is not a valid FlatBuffer");
 }

@@ -57,13 +57,13 @@ TEST(Load, NotAFlatBuffer) {
   const std::string zeros(100, '\0'), text = "this is no FlatBuffer at all, and long enough to look like one";
   for (const std::string &bad : {std::string("x"), manifest.substr(0, 11), zeros, text, manifest + "\1", segments[0]}) {
     writeContainer(path, bad, segments);
-    EXPECT_EQ(readAll(path), "damaged: the manifest is no valid FlatBuffer") << bad.size();
+    EXPECT_EQ(readAll(path), "damaged: the manifest is not a valid FlatBuffer") << bad.size();
   }
   for (const std::string &bad :
        {std::string("x"), segments[2].substr(0, 11), zeros, text, segments[2] + "\1", manifest}) {
     segments[1] = bad;
     writeContainer(path, manifest, segments);
-    EXPECT_EQ(readAll(path), "the segment of rank 1 is no valid FlatBuffer") << bad.size();
+    EXPECT_EQ(readAll(path), "the segment of rank 1 is not a valid FlatBuffer") << bad.size();
   }
 }
 
@@ -80,7 +80,7 @@ TEST(Load, SegmentRefusals) {
            "found an arena of 49 bytes, expected at most the 48 of the manifest"},
           {"arena without room for a transform",
            [](Parts &p) { p.manifest.endpoints[1]->params[0]->transform = "pack"; },
-           "found an arena of 24 bytes, expected 128 or more to gather"},
+           "found an arena of 24 bytes, expected 128 or more for staged buffers"},
           {"arena over the limit", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 65; },
            "found an arena of 65 bytes, expected at most the staging limit of 64"},
           {"arena over any limit",
@@ -91,23 +91,23 @@ TEST(Load, SegmentRefusals) {
            "found an arena of 4611686018427387904 bytes, expected at most 1152921504606846976"},
 
           {"a missing buffer range", [](Parts &p) { p.segments[1].buffers.pop_back(); },
-           "found 1 runs of buffers, expected one more for param 'w.{layer}' of endpoint 1"},
+           "found 1 buffer ranges, expected one more for param 'w.{layer}' of endpoint 1"},
           {"one buffer range too many", [](Parts &p) { p.segments[1].buffers.push_back(p.segments[1].buffers[1]); },
-           "found 3 runs of buffers, expected 2 by the manifest"},
+           "found 3 buffer ranges, expected 2 as in the manifest"},
           {"buffers of another endpoint", [](Parts &p) { p.buffers(1, 0).endpoint = 1; },
-           "buffer run 0: found endpoint 1, expected 0 (param 'weight{layer}')"},
+           "buffer range 0: found endpoint 1, expected 0 (param 'weight{layer}')"},
           {"buffers of another mesh rank", [](Parts &p) { p.buffers(1, 0).meshRank = 0; },
-           "buffer run 0: found mesh rank 0, expected 1 (param 'weight{layer}')"},
+           "buffer range 0: found mesh rank 0, expected 1 (param 'weight{layer}')"},
           {"buffers of another param", [](Parts &p) { p.buffers(1, 1).param = 1; },
-           "buffer run 1: found param 1, expected 0 (param 'w.{layer}')"},
+           "buffer range 1: found param 1, expected 0 (param 'w.{layer}')"},
           {"buffer numbers with a gap", [](Parts &p) { p.buffers(1, 1).first = 4; },
-           "buffer run 1: found first buffer 4, expected 3 (param 'w.{layer}')"},
+           "buffer range 1: found first buffer 4, expected 3 (param 'w.{layer}')"},
           {"another count", [](Parts &p) { p.buffers(1, 0).count = 3; },
-           "buffer run 0: found count 3, expected 2 (param 'weight{layer}')"},
+           "buffer range 0: found count 3, expected 2 (param 'weight{layer}')"},
           {"another size", [](Parts &p) { p.buffers(1, 1).bytes = 33; },
-           "buffer run 1: found bytes 33, expected 32 (param 'w.{layer}')"},
+           "buffer range 1: found bytes 33, expected 32 (param 'w.{layer}')"},
           {"reserved", [](Parts &p) { p.buffers(1, 1).reserved = 1; },
-           "buffer run 1: found reserved 1, expected 0 (param 'w.{layer}')"},
+           "buffer range 1: found reserved 1, expected 0 (param 'w.{layer}')"},
 
           {"a shape's loops overlap", [](Parts &p) { p.shape(1, 1).firstLoop = 1; },
            "shape 1: found loops [1, 3), expected them from 2 within 6"},
@@ -124,56 +124,66 @@ TEST(Load, SegmentRefusals) {
            },
            "shape 2: found 17 loops, expected at most 16"},
           {"a row of no bytes", [](Parts &p) { p.shape(1, 0).rowBytes = 0; },
-           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
+           "strides and extents at most that in size"},
           {"a row of too many bytes", [](Parts &p) { p.shape(1, 0).rowBytes = kHuge; },
-           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
+           "strides and extents at most that in size"},
           {"a loop of no steps", [](Parts &p) { p.loop(1, 1).count = 0; },
-           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
+           "strides and extents at most that in size"},
           {"a loop of too many steps", [](Parts &p) { p.loop(1, 1).count = UINT64_MAX; },
-           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
+           "strides and extents at most that in size"},
           {"loops that multiply to too much",
            [](Parts &p) { p.loop(1, 0).count = p.loop(1, 1).count = uint64_t{1} << 31; },
-           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
+           "strides and extents at most that in size"},
           {"a stride that overflows", [](Parts &p) { p.loop(1, 1).stride = INT64_MAX; },
-           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
+           "strides and extents at most that in size"},
           {"a stride that overflows down", [](Parts &p) { p.loop(1, 1).stride = INT64_MIN; },
-           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
+           "strides and extents at most that in size"},
           {"a buffer step that overflows", [](Parts &p) { p.loop(1, 0).bufferStep = INT64_MAX; },
-           "shape 0: found rows or loops of no bytes or too many, expected 1 to 1152921504606846976"},
+           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
+           "strides and extents at most that in size"},
 
           {"a round too late", [](Parts &p) { p.step(1, 3).round = 2; },
            "step 3 found round 2, expected 0 or later and before 2"},
           {"rounds that descend", [](Parts &p) { p.step(1, 1).round = 1; },
            "step 2 found round 0, expected 1 or later and before 2"},
           {"operands that overlap", [](Parts &p) { p.step(1, 1).firstInput = 0; },
-           "step 1 found its operands at 0 and 2, expected them from 1 within 5"},
+           "step 1 found its inputs at operand 0 and its outputs at 2, expected them from 1 within 5"},
           {"outputs before inputs", [](Parts &p) { p.step(1, 1).firstOutput = 1; },
-           "step 1 found its operands at 1 and 1, expected them from 1 within 5"},
+           "step 1 found its inputs at operand 1 and its outputs at 1, expected them from 1 within 5"},
           {"operands that end outside", [](Parts &p) { p.step(1, 3).inputCount = UINT32_MAX; },
-           "step 3 found its operands at 4 and 5, expected them from 4 within 5"},
+           "step 3 found its inputs at operand 4 and its outputs at 5, expected them from 4 within 5"},
           {"outputs that end outside", [](Parts &p) { p.step(1, 1).outputCount = UINT32_MAX; },
-           "step 1 found its operands at 1 and 2, expected them from 1 within 5"},
+           "step 1 found its inputs at operand 1 and its outputs at 2, expected them from 1 within 5"},
           {"an operand without a step", [](Parts &p) { p.segments[1].operands.push_back(p.segments[1].operands[0]); },
-           "found 6 operands and 2 of 'after', expected the 5 and 2 of the steps"},
+           "found 6 operands and 2 entries of 'after', expected 5 and 2 as in the steps"},
           {"'after' that ends outside", [](Parts &p) { p.step(1, 3).afterCount = 3; },
-           "step 3 found its 'after' at 0, expected it from 0 within 2"},
+           "step 3 found its 'after' list at 0, expected it at 0 within 2"},
           {"'after' that begins elsewhere", [](Parts &p) { p.step(1, 3).firstAfter = 1; },
-           "step 3 found its 'after' at 1, expected it from 0 within 2"},
+           "step 3 found its 'after' list at 1, expected it at 0 within 2"},
           {"'after' itself", [](Parts &p) { p.segments[1].after[1] = 3; },
            "step 3 waits for step 3, expected an earlier one"},
           {"an 'after' without a step", [](Parts &p) { p.segments[1].after.push_back(0); },
-           "found 5 operands and 3 of 'after', expected the 5 and 2 of the steps"},
+           "found 5 operands and 3 entries of 'after', expected 5 and 2 as in the steps"},
 
-          {"convert", [](Parts &p) { p.step(1, 1).kind = 4; }, "step 1 is of kind 4, which this version does not run"},
-          {"reduce", [](Parts &p) { p.step(1, 1).kind = 5; }, "step 1 reduces, and has outputs"},
-          {"barrier", [](Parts &p) { p.step(1, 1).kind = 6; }, "step 1 is of kind 6, which this version does not run"},
-          {"hook", [](Parts &p) { p.step(1, 1).kind = 7; }, "step 1 is of kind 7, which this version does not run"},
+          {"convert", [](Parts &p) { p.step(1, 1).kind = 4; },
+           "step 1 is of kind 4, which this version does not support"},
+          {"reduce", [](Parts &p) { p.step(1, 1).kind = 5; }, "step 1 is a reduce with outputs, expected none"},
+          {"barrier", [](Parts &p) { p.step(1, 1).kind = 6; },
+           "step 1 is of kind 6, which this version does not support"},
+          {"hook", [](Parts &p) { p.step(1, 1).kind = 7; }, "step 1 is of kind 7, which this version does not support"},
           {"no kind", [](Parts &p) { p.step(1, 1).kind = 200; },
-           "step 1 is of kind 200, which this version does not run"},
+           "step 1 is of kind 200, which this version does not support"},
           {"reserved bytes", [](Parts &p) { p.step(1, 1).reserved = 1; },
            "step 1 has reserved bytes that are not zero"},
           {"a copy in chunks", [](Parts &p) { p.step(1, 1).chunk = 256; },
-           "step 1 is local, and has a peer, a message, staging or chunks"},
+           "step 1 is local but has a peer, a message, staging or chunks"},
           {"a chunk of any size", [](Parts &p) { p.step(1, 2).chunk = 12; },
            "step 2 has chunks of 12 bytes, expected a multiple of 256 below its 24"},
           {"a chunk that is larger than the message", [](Parts &p) { p.step(1, 2).chunk = 256; },
@@ -186,10 +196,13 @@ TEST(Load, SegmentRefusals) {
              p.step(1, 1).outputCount = 0;
              p.step(1, 1).firstOutput = 3;
            },
-           "step 1 copies 2 inputs to 0 outputs, expected as many"},
-          {"a send with outputs", [](Parts &p) { p.step(1, 1).kind = 1; }, "step 1 sends, and has outputs"},
-          {"a receive with inputs", [](Parts &p) { p.step(1, 1).kind = 2; }, "step 1 receives, and has inputs"},
-          {"a fill with inputs", [](Parts &p) { p.step(1, 1).kind = 3; }, "step 1 fills, and has inputs"},
+           "step 1 copies 2 inputs to 0 outputs, expected as many outputs as inputs"},
+          {"a send with outputs", [](Parts &p) { p.step(1, 1).kind = 1; },
+           "step 1 is a send with outputs, expected none"},
+          {"a receive with inputs", [](Parts &p) { p.step(1, 1).kind = 2; },
+           "step 1 is a receive with inputs, expected none"},
+          {"a fill with inputs", [](Parts &p) { p.step(1, 1).kind = 3; },
+           "step 1 is a fill with inputs, expected none"},
           {"nothing to do",
            [](Parts &p) {
              p.segments[1].operands.pop_back();
@@ -243,19 +256,20 @@ TEST(Load, SegmentRefusals) {
              p.manifest.endpoints[1]->params[0]->storage_dtype = DType::fp32;
              p.operand(1, 1) = {0, 3, 2};
            },
-           "step 1 operand 1: reads what is converted where it comes, expected one that stands as it came"},
+           "step 1 operand 1: reads a buffer that is converted on arrival, expected one that is stored as it was sent"},
           {"half an element that is cast",
            [](Parts &p) {
              p.manifest.endpoints[1]->params[0]->storage_dtype = DType::fp32;
              p.shape(1, 2).rowBytes = 5;
            },
-           "step 1 operand 2: begins or goes on within what is converted at once, 2 bytes"},
-          {"the same bytes written many times",
+           "step 1 operand 2: found an offset, row or stride that is no multiple of the 2 bytes that are converted at "
+           "once"},
+          {"the same bytes written for ever",
            [](Parts &p) {
              p.loop(1, 1) = {uint64_t{1} << 40, 0, 0};
              p.step(1, 0).bytes = uint64_t{1} << 42;
            },
-           "step 0 operand 0: writes 4398046511104 bytes over 4"},
+           "step 0 operand 0: writes 4398046511104 bytes into an extent of 4 bytes"},
           {"different shapes, same bytes",
            [](Parts &p) {
              p.shape(1, 1).rowBytes = 12;
@@ -270,11 +284,11 @@ TEST(Load, SegmentRefusals) {
            "step 1 copies input 0 of shape 1 to an output of shape 2, expected equal rows and loop counts"},
 
           {"a local step with a peer", [](Parts &p) { p.step(1, 1).peer = 0; },
-           "step 1 is local, and has a peer, a message, staging or chunks"},
+           "step 1 is local but has a peer, a message, staging or chunks"},
           {"a local step with a message", [](Parts &p) { p.step(1, 1).message = 1; },
-           "step 1 is local, and has a peer, a message, staging or chunks"},
+           "step 1 is local but has a peer, a message, staging or chunks"},
           {"a local step with staging", [](Parts &p) { p.step(1, 1).staging = 0; },
-           "step 1 is local, and has a peer, a message, staging or chunks"},
+           "step 1 is local but has a peer, a message, staging or chunks"},
           {"a peer outside the world", [](Parts &p) { p.step(1, 2).peer = 4; },
            "step 2 has rank 4 as its peer, expected another one below 4"},
           {"no peer", [](Parts &p) { p.step(1, 2).peer = UINT32_MAX; },
@@ -288,7 +302,7 @@ TEST(Load, SegmentRefusals) {
           {"staging far beyond the arena", [](Parts &p) { p.step(1, 2).staging = UINT64_MAX - 1; },
            "step 2 stages 24 bytes at 18446744073709551614, expected them in an arena of 24 bytes"},
       },
-      "the segment of rank 1 does not hold together: ");
+      "the segment of rank 1 is inconsistent: ");
 }
 
 // Unusual, but allowed.
@@ -358,7 +372,7 @@ TEST(Load, MisalignedStructs) {
   const auto size = static_cast<uint32_t>(bytes.size() - 4);
   std::memcpy(bytes.data(), &size, 4);
   writeContainer(path, serialized(parts.manifest), segments);
-  EXPECT_EQ(readAll(path), "the segment of rank 0 does not hold together: a table is not aligned to 8 bytes");
+  EXPECT_EQ(readAll(path), "the segment of rank 0 is inconsistent: a table is not aligned to 8 bytes");
 }
 
 // Message 2 goes from rank 1 (its step 3) to rank 2 (its step 1), both in round 1.
@@ -410,7 +424,7 @@ TEST(Load, Messages) {
              p.segments[2].shapes.push_back({4, 4, 2});
              p.operand(2, 1) = {0, 1, 2};
            },
-           "message 2 from rank 1 to rank 2: found unlike shapes at operand 0, expected equal rows and loop counts"},
+           "message 2 from rank 1 to rank 2: operand shapes differ at operand 0, expected equal rows and loop counts"},
       },
       "");
 }
@@ -419,14 +433,14 @@ TEST(Load, CountsThatDoNotMatchTheFile) {
   expectRefusal(
       {{"world", [](Parts &p) { p.manifest.world = 3; }, "found a world of 3 ranks, the file has 4 segments"},
        {"world", [](Parts &p) { p.manifest.world = 5; }, "found a world of 5 ranks, the file has 4 segments"}},
-      "the manifest does not hold together: ");
+      "the manifest is inconsistent: ");
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   Parts parts = tinyParts();
   parts.manifest.messages = UINT32_MAX;
-  pack(parts, path);
-  EXPECT_EQ(readAll(path), "the manifest does not hold together: found 4294967295 messages, which a file of " +
-                               std::to_string(std::filesystem::file_size(path)) + " bytes cannot have");
+  putTogether(parts, path);
+  EXPECT_EQ(readAll(path), "the manifest is inconsistent: found 4294967295 messages, more than a file of " +
+                               std::to_string(std::filesystem::file_size(path)) + " bytes can describe");
 }
 
 // Each byte altered, with updated digests: the plan is refused, or read to the end without errors of the sanitizers.

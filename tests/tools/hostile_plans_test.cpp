@@ -132,7 +132,7 @@ TEST_F(HostilePlans, FacesOfAnotherKind) {
     violation.alter(*param(parts, violation.endpoint, violation.view).view);
     EXPECT_EQ(run(parts, 60).first, kUsage);
     std::unique_ptr<Plan> plan;
-    EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest does not hold together: endpoint '" +
+    EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest is inconsistent: endpoint '" +
                                            (violation.endpoint ? "target" : "source") + "' param '" + violation.view +
                                            "' " + violation.message);
   }
@@ -146,7 +146,7 @@ TEST_F(HostilePlans, LargestMagnitudesOfANameOfTheirOwn) {
   std::unique_ptr<Plan> plan;
   EXPECT_EQ(Plan::open(path_, plan),
             "'" + path_ +
-                "': the manifest does not hold together: endpoint 'source' param 'w (amax of 'w')' holds 'w (amax)', " +
+                "': the manifest is inconsistent: endpoint 'source' param 'w (amax of 'w')' holds 'w (amax)', " +
                 "expected a name that begins with 'v'");
 }
 

@@ -145,14 +145,17 @@ TEST_F(PlanVerifier, WhatIsReadMustBeTheSource) {
   for (uint32_t i = 0; i < copy.input_count(); ++i)
     segment.operands[copy.first_input() + i] = fbs::Operand(0, 0, segment.operands[copy.first_output() + i].shape());
   parts.manifest->arena_bytes = segment.arena_bytes = 4096;
-  EXPECT_THAT(error(parts), testing::HasSubstr("step 1 operand 1: reads the arena, and waits for nothing"));
+  EXPECT_THAT(error(parts),
+              testing::HasSubstr("step 1 operand 1: reads the arena, expected the step to wait for its writers"));
 
   parts = compiled(kJoined);
   parts.manifest->arena_bytes = parts.segments[0]->arena_bytes = 4096;
   fbs::Operand &output = parts.segments[0]->operands[copy.first_output()];
   output = fbs::Operand(0, 0, output.shape());
-  EXPECT_THAT(error(parts), testing::HasSubstr(
-                                "writes to the arena, expected that of receives alone on a rank that gathers nothing"));
+  EXPECT_THAT(
+      error(parts),
+      testing::HasSubstr(
+          "writes to the arena, expected only receives to do so on a rank that quantizes nothing in the arena"));
 }
 
 // One rank of a node of four has all, and three relay the most of it: in several phases, by way of the same bytes.

@@ -1,6 +1,6 @@
-/* Preloaded into a process of an MPI run: raises a signal at a chosen call of MPI. RESHARD_TRAP="FUNCTION COUNT SIGNAL
-   RANK": before the COUNT-th call (from 0) of FUNCTION; "MPI_Init_thread" with COUNT 1 is when it returns,
-   "MPI_Finalize" likewise. SIGNAL 0: ends the process as MPI does where its start fails. */
+/* Preloaded into the processes of an MPI run: raises a signal at a chosen call of MPI. RESHARD_TRAP="FUNCTION COUNT
+   SIGNAL RANK": on world rank RANK, before the COUNT-th call (from 0) of FUNCTION. For MPI_Init_thread and
+   MPI_Finalize, COUNT 1 means after the call. SIGNAL 0: calls _exit(1), as Open MPI does if its start fails. */
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
