@@ -1,4 +1,4 @@
-"""The demo's last word: what moved, how much of it had to, how fast, and whether it is right."""
+"""Prints the demo's result: bytes moved, the lower bound, the speed, and whether all bytes are right."""
 
 import json
 import sys
@@ -22,11 +22,11 @@ bytes_ = compiled["bytes"]
 balance = compiled["balance"]
 fastest = min(memory["runs"], key=lambda run: run["seconds"])
 rows = [
-    ("target bytes", size(bytes_["target"]), "what the engine's 4 ranks hold"),
+    ("target bytes", size(bytes_["target"]), "held by the engine's 4 ranks"),
     ("local", size(bytes_["local"]), "already on the same rank"),
     ("remote", size(bytes_["remote"]), f"in {compiled['messages']} messages, {compiled['rounds']} round(s)"),
-    ("busiest sender", size(balance["egress_max"]), f"floor {size(balance['egress_bound'])}"),
-    ("busiest receiver", size(balance["ingress_max"]), f"floor {size(balance['ingress_bound'])}"),
+    ("busiest sender", size(balance["egress_max"]), f"lower bound {size(balance['egress_bound'])}"),
+    ("busiest receiver", size(balance["ingress_max"]), f"lower bound {size(balance['ingress_bound'])}"),
     ("compile", f"{compiled['time_ms']['total']:.1f} ms", f"plan of {size(compiled['plan_bytes'])}"),
     ("move, in memory", f"{fastest['seconds']:.3f} s", f"{fastest['gb_per_s']:.1f} GB/s, fastest of {len(memory['runs'])}"),
     ("move, from files", f"{files['runs'][0]['seconds']:.3f} s", f"{files['runs'][0]['gb_per_s']:.1f} GB/s"),
@@ -35,5 +35,5 @@ for name, value, meaning in rows:
     print(f"  {name:<18} {value:>12}   {meaning}")
 mismatches = memory["mismatches"] + files["mismatches"]
 checked = memory["checked_bytes"] + files["checked_bytes"]
-print(f"  all {checked} checked bytes right" if mismatches == 0 else f"  {mismatches} bytes WRONG")
+print(f"  all {checked} checked bytes right" if mismatches == 0 else f"  {mismatches} elements WRONG")
 sys.exit(0 if mismatches == 0 and checked > 0 else 1)

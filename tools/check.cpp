@@ -1,4 +1,4 @@
-// Whether a target place holds what its layout says, element by element.
+// Checks the memory of one target mesh rank against its layout, element by element.
 
 #include "tools/flatbuffer_vectors.h"
 #include "tools/reference.h"
@@ -14,12 +14,12 @@ using namespace schema;
 
 namespace {
 
-/// The tensor of a run: where values are synthesised, by its key, and else as the source shows it.
+/// The expected values of one tensor: computed from its key if they are synthesized, else read from the source.
 class ExpectedTensor {
 public:
   explicit ExpectedTensor(Reference &reference) : reference_(reference) {}
 
-  /// Goes on to the tensor of a run.
+  /// Selects the tensor of a run.
   void select(const ElementRun &run) {
     if (!run.tensor || name_ == *run.tensor)
       return;
@@ -30,20 +30,20 @@ public:
     else
       sourceValues_ = reference_.tensor(name_);
     if (sourceValues_ && sourceValues_->conflict() >= 0 && ambiguity_.empty())
-      ambiguity_ = "params of the source that hold tensor '" + name_ + "' show two values of element " +
+      ambiguity_ = "source params that hold tensor '" + name_ + "' give two different values for element " +
                    std::to_string(sourceValues_->conflict()) +
-                   ", since they quantise it in other blocks, and the layouts do not say which of them comes";
+                   ", because they quantize it in different blocks, and the layouts do not decide which value is sent";
   }
   bool fromSource() const { return sourceValues_ != nullptr; }
   uint64_t key() const { return key_; }
   const std::string &ambiguity() const { return ambiguity_; }
 
-  /// An element as it comes; nothing where the source does not have it.
+  /// An element as it is sent; null if the source does not hold it.
   const std::byte *at(int64_t element, int64_t item) const {
     return sourceValues_->known(element) ? sourceValues_->at(element, item) : nullptr;
   }
 
-  /// An element as a param stores it.
+  /// An element as the target param stores it; empty if the source does not hold it.
   std::optional<uint64_t> code(const SynthesizedValues &values, int64_t element) const {
     if (!sourceValues_)
       return values(key_, static_cast<uint64_t>(element));
@@ -110,14 +110,14 @@ std::string hex(const std::byte *at, int64_t bytes) {
   return text;
 }
 
-/// Of one instance at a time.
+/// Checks the instances of one mesh rank, one at a time.
 class InstanceCheck {
 public:
   InstanceCheck(const Plan &plan, const MeshRankMemory &memory, Reference &reference)
       : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(memory.endpoint)), memory_(memory),
         reference_(reference) {}
 
-  /// Elements where they stand.
+  /// Checks the elements of an instance in place.
   CheckResult elements(const ParamInstance &instance) const {
     const SynthesizedValues values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
     const std::byte *memory = memory_.params[instance.param][instance.instance];
@@ -139,7 +139,8 @@ public:
     return result;
   }
 
-  /// What stands there of the elements, or plain scales, that were written to a face.
+  /// Checks the params behind a quantized view of elements or plain scales: its base params must hold the quantized
+  /// form of the values that the layout says were written to the view.
   CheckResult derived(const ParamInstance &instance) const {
     const QuantizedView &view = *endpoint_.params()->Get(instance.param)->view();
     CheckResult result;
@@ -161,7 +162,7 @@ public:
         ++result.mismatches;
         if (result.first.empty())
           result.first = where() + " param '" + nameOf(params[i], instance.instance) + "' element " +
-                         std::to_string(e) + " (quantised as " + EnumNameQuantization(view.format()) + "): found " +
+                         std::to_string(e) + " (quantized as " + EnumNameQuantization(view.format()) + "): found " +
                          hex(is, item) + ", expected " + hex(right, item);
       }
     }
@@ -183,8 +184,8 @@ private:
       return;
     result.mismatches += static_cast<uint64_t>(missing);
     if (result.first.empty())
-      result.first = "param '" + instance.name + "': no part of its layout covers " + std::to_string(missing) + " of " +
-                     std::to_string(coverage.elements()) + " elements";
+      result.first = "param '" + instance.name + "': " + std::to_string(missing) + " of " +
+                     std::to_string(coverage.elements()) + " elements are covered by no part of its layout";
   }
 
   std::string firstWrong(const ParamInstance &instance, const std::byte *memory, const ElementRun &run,
@@ -202,12 +203,12 @@ private:
              (run.tensor ? "'" + *run.tensor + "' element " + std::to_string(one.logical) : std::string("padding")) +
              "): found " + hex(memory + one.local * item, item) +
              (code ? ", expected " + hex(reinterpret_cast<const std::byte *>(&*code), item)
-                   : ", which the source does not have");
+                   : ", but the source does not hold this element");
     }
     return {};
   }
 
-  /// The values that a face was given.
+  /// The values that were written to a view.
   Bytes written(const ParamInstance &instance, CheckResult &result) const {
     const SynthesizedValues values(plan_.manifest(), *endpoint_.params()->Get(instance.param));
     const int64_t item = itemBytes(values.sentDtype);
@@ -223,7 +224,7 @@ private:
         if (const std::byte *from = tensor.at(run.logical + k * run.logicalStep, item))
           std::memcpy(bytes.data() + (run.local + k * run.localStep) * item, from, static_cast<size_t>(item));
         else if (++result.mismatches; result.first.empty())
-          result.first = where() + " param '" + instance.name + "': the source does not have '" + *run.tensor +
+          result.first = where() + " param '" + instance.name + "': the source does not hold '" + *run.tensor +
                          "' element " + std::to_string(run.logical + k * run.logicalStep);
     });
     result.ambiguity = tensor.ambiguity();
@@ -231,7 +232,8 @@ private:
     return bytes;
   }
 
-  /// Of elements of nvfp4: what follows from whole matrices, of which here may be parts.
+  /// For elements in nvfp4: the tensor scales, one for each matrix. They follow from the amax of the whole matrix, of
+  /// which this instance may hold a part only.
   std::vector<float> tensorScales(const ParamInstance &instance) const {
     const Param &param = *endpoint_.params()->Get(instance.param);
     if (param.view()->kind() != ViewKind::elements || param.view()->format() != Quantization::nvfp4)
@@ -264,7 +266,7 @@ private:
 };
 
 CheckResult checkMeshRank(const Plan &plan, const MeshRankMemory &memory, Reference &reference, unsigned threads,
-                          bool faces) {
+                          bool viewsOnly) {
   const Endpoint &endpoint = *plan.manifest().endpoints()->Get(memory.endpoint);
   const std::vector<bool> derived = derivedParams(endpoint);
   const InstanceCheck checks(plan, memory, reference);
@@ -272,7 +274,7 @@ CheckResult checkMeshRank(const Plan &plan, const MeshRankMemory &memory, Refere
   std::mutex mutex;
   forEachInstance(plan, memory, threads, [&](const Endpoint &, const ParamInstance &instance) {
     const bool view = endpoint.params()->Get(instance.param)->view();
-    if (derived[instance.param] || (faces && !view))
+    if (derived[instance.param] || (viewsOnly && !view))
       return;
     CheckResult one = view ? checks.derived(instance) : checks.elements(instance);
     const std::lock_guard lock(mutex);

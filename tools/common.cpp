@@ -20,15 +20,30 @@ namespace reshard::tools {
 
 namespace {
 
+/// Prints an option and its description, wrapped at 100 columns.
+void printOption(const std::string &option, std::string_view text) {
+  constexpr size_t kColumn = 31, kWidth = 100 - kColumn;
+  std::printf("  %-28s ", option.c_str());
+  while (text.size() > kWidth) {
+    const size_t end = text.rfind(' ', kWidth);
+    if (end == std::string_view::npos)
+      break;
+    std::printf("%.*s\n%*s", static_cast<int>(end), text.data(), static_cast<int>(kColumn), "");
+    text.remove_prefix(end + 1);
+  }
+  std::printf("%.*s\n", static_cast<int>(text.size()), text.data());
+}
+
 void help(const Command &command) {
   std::printf("%s %s\n\n%s\n\n", command.name, command.synopsis, command.about);
   for (const Flag &flag : command.flags) {
     const std::string left = std::string(flag.name) + (*flag.value ? std::string("=") + flag.value : "");
-    std::printf("  %-28s %s\n", left.c_str(), flag.help);
+    printOption(left, flag.help);
   }
-  std::printf(
-      "  %-28s %s\n  %-28s %s\n\nexit: 0 done; 1 a negative answer; 2 wrong usage or input; 3 a failure at run time\n",
-      "--help", "this text", "--version", "the version");
+  printOption("--help", "print this text");
+  printOption("--version", "print the version");
+  std::printf("\nexit codes: 0 success; 1 the answer is no (plans differ, a check failed); 2 wrong usage or input;\n"
+              "3 a failure at run time\n");
 }
 
 } // namespace
@@ -61,8 +76,8 @@ void printError(const char *command, const std::string &message) {
 std::string explain(const std::exception &exception, const std::string &doing) {
   if (!dynamic_cast<const std::bad_alloc *>(&exception) && !dynamic_cast<const std::length_error *>(&exception))
     return exception.what() + doing;
-  return "out of memory" + doing + ": it had taken " + humanBytes(static_cast<double>(peakRssBytes())) +
-         " and could not have more";
+  return "out of memory" + doing + ": an allocation failed at a peak of " +
+         humanBytes(static_cast<double>(peakRssBytes())) + " resident memory";
 }
 
 void ignoreFileSizeSignal() { std::signal(SIGXFSZ, SIG_IGN); }
@@ -118,8 +133,8 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
     }
   }
   if (arguments.size() != command.arguments) {
-    printError(command.name, "found " + std::to_string(arguments.size()) + " arguments, expected: " + command.name +
-                                 " " + command.synopsis);
+    printError(command.name, "found " + std::to_string(arguments.size()) + " positional arguments, expected " +
+                                 std::to_string(command.arguments) + ": " + command.name + " " + command.synopsis);
     return kUsage;
   }
   return -1;
@@ -128,7 +143,7 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
 std::function<std::string(const std::string &)> setText(std::string &text) {
   return [&text](const std::string &value) {
     text = value;
-    return value.empty() ? std::string("an empty value") : std::string();
+    return value.empty() ? std::string("the value is empty") : std::string();
   };
 }
 
@@ -166,7 +181,8 @@ std::function<std::string(const std::string &)> setBytes(uint64_t &bytes) {
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), bytes);
     if (error != std::errc() || end != digits.data() + digits.size() || bytes == 0 ||
         bytes > (uint64_t{1} << 62) / unit)
-      return "found '" + value + "', expected bytes: an integer, or one with KiB, MiB, GiB, KB, MB or GB";
+      return "found '" + value +
+             "', expected a number of bytes above 0: an integer, with or without the unit KiB, MiB, GiB, KB, MB or GB";
     bytes *= unit;
     return {};
   };
@@ -230,8 +246,8 @@ bool refuseOutput(const char *command, const char *option, const std::string &ou
                   const std::vector<std::string> &inputs) {
   for (const std::string &input : inputs)
     if (!output.empty() && schema::sameFile(output, input)) {
-      printError(command, "option '" + std::string(option) + "': '" + output + "' is the input '" + input +
-                              "' itself, expected another file");
+      printError(command, "option '" + std::string(option) + "': '" + output + "' would overwrite the input '" + input +
+                              "', expected another file");
       return true;
     }
   return false;
@@ -244,7 +260,7 @@ bool refuseSameOutput(const char *command, const char *option, const std::string
   std::error_code error;
   const auto one =
       std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(output).path, error), error);
-  if (error) // the write will say why
+  if (error) // the write reports the cause
     return false;
   const auto two =
       std::filesystem::weakly_canonical(std::filesystem::absolute(schema::outputAt(otherOutput).path, error), error);

@@ -1,5 +1,5 @@
-// What all commands share: exit codes, flags, sizes for people, a progress line. No LLVM here: the executor's commands
-// stay lean.
+// Shared by all commands: exit codes, option parsing, readable sizes, a progress line. Does not use LLVM, which
+// reshard-exec and reshard-diff do not link.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 namespace reshard::tools {
 
 constexpr int kDone = 0;     // done
-constexpr int kNegative = 1; // a negative answer: plans differ, a check failed
+constexpr int kNegative = 1; // the answer is no: plans differ, a check failed
 constexpr int kUsage = 2;    // wrong usage or input
 constexpr int kFailure = 3;  // a failure at run time
 
-/// One flag of a command. `value` names its value in the help; empty: a switch.
+/// One flag of a command. `value` names its value in the help; empty for a switch.
 struct Flag {
   const char *name; // "--report"
   const char *value;
   const char *help;
-  std::function<std::string(const std::string &value)> set; // an error text, empty where the value is good
+  std::function<std::string(const std::string &value)> set; // returns an error text, empty if the value is valid
 };
 
 /// One command: its table of flags gives parsing, help and order.
@@ -30,15 +30,15 @@ struct Command {
   const char *synopsis; // "PLAN --source=DIR --target=DIR"
   const char *about;    // one sentence
   std::vector<Flag> flags;
-  size_t arguments; // how many positional ones
+  size_t arguments; // number of positional arguments
 };
 
-/// What every command does first. A limit on the size of files (ulimit -f) is an error of the write then, not a signal
-/// that ends the process and leaves what is half written.
+/// Every command calls this first. With SIGXFSZ ignored, a file size limit (ulimit -f) makes the write fail instead of
+/// killing the process, so partly written files can be removed.
 void ignoreFileSizeSignal();
 
-/// Parses `--flag=value`, `--flag value`, switches and positional arguments. --help and --version print and end.
-/// Returns -1 to go on, else the exit code; messages are printed.
+/// Parses `--flag=value`, `--flag value`, switches and positional arguments. --help and --version print their text.
+/// Returns -1 if the command should continue, else the exit code; errors are printed.
 int parseFlags(const Command &command, int argc, char **argv, std::vector<std::string> &arguments);
 
 /// Setters for Flag::set.
@@ -49,41 +49,43 @@ std::function<std::string(const std::string &)> setBytes(uint64_t &bytes);
 std::function<std::string(const std::string &)> setSeconds(double &seconds);
 std::function<std::string(const std::string &)> setChoice(std::string &text, std::vector<std::string> choices);
 
-/// Text as it can be printed on a terminal: control characters (of names in files, say) as \n, \r, \t or \xNN.
+/// Escapes control characters (for example in names from files) as \n, \r, \t or \xNN, so that the text is safe to
+/// print on a terminal.
 std::string printable(std::string_view text);
 
 /// Prints "name: error: message" on stderr, the message as printable().
 void printError(const char *command, const std::string &message);
 
-/// What to say of an exception that ends a command. `doing`: what it was at, " in pass 'schedule'", or nothing.
+/// The error message for an exception that ends a command. `doing`: the activity it interrupted, such as " in pass
+/// 'schedule'", or empty.
 std::string explain(const std::exception &exception, const std::string &doing = {});
 
 /// "1.1 GiB", "512 B".
 std::string humanBytes(double bytes);
 
-/// The nearest of some names, as ", did you mean 'x'?", or nothing.
+/// The known name that is most similar to `name`, as ", did you mean 'x'?", or empty.
 std::string nearest(const std::string &name, const std::vector<std::string> &known);
 
-/// Writes a file whole or not at all; one behind a symbolic link stands where it stood. What is no regular file (a
-/// device, a FIFO, /dev/stdout) is written to. An error text, empty on success.
+/// Writes a file atomically: to a temporary file, then by rename. A symbolic link is kept and the file that it names is
+/// replaced. A device, FIFO or /dev/stdout is written directly. Returns an error text, empty on success.
 std::string writeFile(const std::string &path, const std::string &text);
 
-/// Whether the output that an option names is one of the inputs, which it would replace; a message says so.
+/// Whether the output file of `option` is one of the inputs and would overwrite it; if so, prints an error.
 bool refuseOutput(const char *command, const char *option, const std::string &output,
                   const std::vector<std::string> &inputs);
 
-/// Whether two options name one file as their output (one of them would be lost); a message says so. Devices and pipes
-/// may be shared.
+/// Whether two options name the same output file, so that one output would be lost; if so, prints an error. Devices and
+/// pipes may be shared.
 bool refuseSameOutput(const char *command, const char *option, const std::string &output, const char *other,
                       const std::string &otherOutput);
 
-/// The most bytes of this process that were resident at once, so far.
+/// The peak resident memory of this process so far, in bytes.
 uint64_t peakRssBytes();
 
-/// Seconds on a steady clock.
+/// The time of a steady clock, in seconds.
 double now();
 
-/// A line on stderr that grows, on a terminal, for what takes more than a second.
+/// A progress bar on stderr. It is shown only on a terminal, and only after one second.
 class ProgressLine {
 public:
   explicit ProgressLine(std::string what);

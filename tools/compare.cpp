@@ -1,5 +1,5 @@
-// Target memory against source memory, and source replicas against each other, through the layouts of the manifest:
-// every tensor is put together from what the source holds of it.
+// Compares target memory with source memory, and source replicas with each other, through the layouts of the manifest.
+// Each tensor is assembled from all source instances that hold a part of it.
 
 #include "tools/flatbuffer_vectors.h"
 #include "tools/parallel.h"
@@ -15,20 +15,20 @@ namespace {
 
 using namespace schema;
 
-/// The first instance that holds an element.
-const TensorInstance &firstHolder(const Plan &plan, const std::vector<std::shared_ptr<const TensorInstance>> &holders,
-                                  const std::string &name, int64_t wanted) {
-  for (const auto &holder : holders) {
+/// The first replica that holds an element.
+const TensorInstance &firstReplica(const Plan &plan, const std::vector<std::shared_ptr<const TensorInstance>> &replicas,
+                                   const std::string &name, int64_t wanted) {
+  for (const auto &replica : replicas) {
     bool has = false;
-    forEachElement(plan, *holder, name,
+    forEachElement(plan, *replica, name,
                    [&](const std::byte *, int64_t element, int64_t) { has = has || element == wanted; });
     if (has)
-      return *holder;
+      return *replica;
   }
-  return *holders[0];
+  return *replicas[0];
 }
 
-/// Elements of targets that no part of their layouts covers.
+/// Counts target elements that no part of their layout covers.
 void checkCoverage(const Plan &plan, const Memory &target, CheckResult &result) {
   for (const MeshRankMemory &rankMemory : target.rankMemories()) {
     const Endpoint &endpoint = *plan.manifest().endpoints()->Get(rankMemory.endpoint);
@@ -40,13 +40,13 @@ void checkCoverage(const Plan &plan, const Memory &target, CheckResult &result) 
         const int64_t missing = uncovered(plan.manifest(), endpoint, p, rankMemory.meshRank, instance);
         result.mismatches += static_cast<uint64_t>(missing);
         if (missing > 0 && result.first.empty())
-          result.first =
-              "param '" + instance.name + "': no part of its layout covers " + std::to_string(missing) + " elements";
+          result.first = "param '" + instance.name + "': " + std::to_string(missing) +
+                         " elements are covered by no part of its layout";
       }
   }
 }
 
-/// All that an instance of a param holds, in order.
+/// A description of all runs of elements that an instance holds, in order: equal texts mean equal contents.
 std::string contents(const Plan &plan, const MeshRankMemory &rankMemory, const ParamInstance &instance) {
   std::string text = std::to_string(instance.param) + ":" + std::to_string(instance.bytes);
   forEachRun(plan.manifest(), *plan.manifest().endpoints()->Get(rankMemory.endpoint), instance.param,
@@ -62,17 +62,17 @@ const std::byte *memoryOf(const TensorInstance &tensorInstance) {
   return tensorInstance.rankMemory->params[tensorInstance.instance.param][tensorInstance.instance.instance];
 }
 
-/// Codes and scales of params that stand quantised and are no tensors of their own: those of one param that hold the
-/// same elements, and so the same blocks. Padding is part of its block. Values of different params may differ by their
-/// blocks.
+/// Compares the codes and scales of quantized params among replicas of the same param, which hold the same elements and
+/// thus the same blocks. Padding is part of its block. Different params of one tensor are not compared, since their
+/// blocks may differ.
 void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &result) {
   const Endpoint &endpoint = *plan.manifest().endpoints()->Get(0);
-  std::map<uint32_t, std::set<uint32_t>> holders; // of a tensor pattern
+  std::map<uint32_t, std::set<uint32_t>> paramsByPattern; // params of the source
   for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p)
     for (const Part *part : orEmpty(endpoint.params()->Get(p)->parts()))
       if (part->pattern() >= 0)
-        holders[static_cast<uint32_t>(part->pattern())].insert(p);
-  for (const auto &[pattern, params] : holders) {
+        paramsByPattern[static_cast<uint32_t>(part->pattern())].insert(p);
+  for (const auto &[pattern, params] : paramsByPattern) {
     const bool blocks = std::any_of(params.begin(), params.end(), [&](uint32_t p) {
       const QuantizedView *view = endpoint.params()->Get(p)->view();
       return view && view->kind() == ViewKind::elements;
@@ -80,7 +80,7 @@ void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &res
     if (blocks && params.size() > 1)
       result.skipped.push_back(plan.manifest().tensor_patterns()->Get(pattern)->name()->str());
   }
-  // By what is held, the first place that holds it: the occurrences of what its face shows.
+  // By contents, the base params of the first mesh rank that holds them.
   std::map<std::string, std::vector<TensorInstance>> first;
   for (const MeshRankMemory &rankMemory : source.rankMemories())
     for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
@@ -105,8 +105,8 @@ void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &res
           result.comparedBytes += static_cast<uint64_t>(mine.instance.bytes);
           if (const auto same = std::mismatch(here, here + mine.instance.bytes, there).first - here;
               same < mine.instance.bytes)
-            result.differences.push_back(nameOf(plan, mine) + " differs from " + nameOf(plan, other) + " from byte " +
-                                         std::to_string(same) + " on");
+            result.differences.push_back(nameOf(plan, mine) + " differs from " + nameOf(plan, other) +
+                                         ": the first different byte is " + std::to_string(same));
         }
       }
     }
@@ -128,7 +128,7 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
         CheckResult one;
         const TensorValues tensor = reference.assemble(name);
         if (tensor.conflict() >= 0)
-          one.ambiguity = "params of the source that hold tensor '" + name + "' show two values of element " +
+          one.ambiguity = "source params that hold tensor '" + name + "' give two different values for element " +
                           std::to_string(tensor.conflict());
         const std::byte zeros[8] = {};
         for (const auto &tensorInstance : targets) {
@@ -181,14 +181,14 @@ ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned t
   parallelFor(
       work.size(), threads,
       [&](size_t i) {
-        const auto &[name, holders] = work[i];
-        if (name.empty() || holders.size() < 2) // padding is never read
+        const auto &[name, replicas] = work[i];
+        if (name.empty() || replicas.size() < 2) // padding is never read
           return;
         TensorValues tensor;
         uint64_t compared = 0;
-        for (size_t h = 0; h < holders.size(); ++h) {
+        for (size_t h = 0; h < replicas.size(); ++h) {
           int64_t differs = -1; // the first such element
-          forEachElement(plan, *holders[h], name, [&](const std::byte *at, int64_t element, int64_t item) {
+          forEachElement(plan, *replicas[h], name, [&](const std::byte *at, int64_t element, int64_t item) {
             if (!tensor.known(element))
               return tensor.put(element, at, item);
             compared += static_cast<uint64_t>(item);
@@ -197,9 +197,9 @@ ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned t
               differs = element;
           });
           if (differs >= 0)
-            found[i].push_back(nameOf(plan, *holders[h]) + " differs from " +
-                               nameOf(plan, firstHolder(plan, holders, name, differs)) + ": tensor '" + name +
-                               "' from element " + std::to_string(differs) + " on");
+            found[i].push_back(nameOf(plan, *replicas[h]) + " differs from " +
+                               nameOf(plan, firstReplica(plan, replicas, name, differs)) + ": tensor '" + name +
+                               "', the first different element is " + std::to_string(differs));
         }
         std::lock_guard lock(mutex);
         result.comparedBytes += compared;

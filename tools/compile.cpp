@@ -1,4 +1,4 @@
-// reshard-compile: a job (YAML) or IR text (.rir) → a plan, IR text, or errors.
+// reshard-compile: compiles a job (YAML) or IR text (.rir) into a plan or IR text, or prints errors.
 
 #include "compiler/compile.h"
 #include "compiler/pass.h"
@@ -77,7 +77,8 @@ Json counts(const Statistics &s) {
             {"storage_megatron", s.storageMegatron}}}};
 }
 
-/// The last good IR and the line that goes on from it, so that a failure can be taken home.
+/// Saves the IR before the failed pass and prints the command that continues from it, so that the failure can be
+/// reproduced elsewhere.
 void saveReproducer(const std::string &output, const CompileResult &result) {
   if (result.failedPass.empty())
     return;
@@ -91,34 +92,35 @@ void saveReproducer(const std::string &output, const CompileResult &result) {
       rest += (rest.empty() ? "" : ",") + std::string(pass.name);
   }
   if (writeFile(path, printed(result.module)).empty())
-    std::fprintf(stderr, "%s: note: the IR before it is in '%s'; to go on from there: %s %s --passes=%s\n", kName,
-                 path.c_str(), kName, path.c_str(), rest.c_str());
+    std::fprintf(stderr, "%s: note: the IR before the failed pass is in '%s'; to continue from it: %s %s --passes=%s\n",
+                 kName, path.c_str(), kName, path.c_str(), rest.c_str());
 }
 
-/// Whether an output is one of the files that were read, or the other output.
+/// Whether an output would overwrite an input or the other output; if so, prints an error.
 bool replaces(const Options &options, const std::vector<std::string> &inputs) {
   return refuseOutput(kName, "-o", options.output, inputs) || refuseOutput(kName, "--report", options.report, inputs) ||
          refuseSameOutput(kName, "--report", options.report, "-o", options.output);
 }
 
-/// Whether an output would replace a file in a folder that the job names as `storage`: a checkpoint's weights, say.
+/// Whether an output would overwrite a file in a folder that the job names as `storage`, such as a checkpoint's
+/// weights.
 bool replacesStored(const Options &options, const std::string &job, const ir::Layout &layout) {
   namespace fs = std::filesystem;
   for (const ir::Endpoint &endpoint : layout.endpoints)
     for (const auto &[option, output] : {std::pair("-o", options.output), std::pair("--report", options.report)}) {
       std::error_code error;
-      const fs::path file = fs::canonical(output, error); // of what is there: a new file replaces nothing
+      const fs::path file = fs::canonical(output, error); // fails for a new file, which overwrites nothing
       if (!endpoint.storage || output.empty() || error || !fs::is_regular_file(file, error) ||
           !fs::equivalent(file.parent_path(), fs::path(job).parent_path() / endpoint.directory, error))
         continue;
-      printError(kName, "option '" + std::string(option) + "': '" + output + "' is a file of the " + endpoint.role +
-                            "'s storage '" + endpoint.directory + "', expected another file");
+      printError(kName, "option '" + std::string(option) + "': '" + output + "' would overwrite a file of the " +
+                            endpoint.role + "'s storage '" + endpoint.directory + "', expected another file");
       return true;
     }
   return false;
 }
 
-/// --describe: the model of a checkpoint, on standard output or in -o.
+/// --describe: writes a model YAML for a checkpoint to -o or standard output.
 int describe(const Options &options) {
   Checkpoint checkpoint;
   if (const std::string error = readCheckpoint(options.describe, checkpoint); !error.empty()) {
@@ -131,8 +133,8 @@ int describe(const Options &options) {
   if (replaces(options, {inputs.begin(), inputs.end()}))
     return kUsage;
   std::error_code error;
-  auto config =
-      std::filesystem::absolute(options.describe + "/config.json", error).lexically_normal(); // wherever the YAML goes
+  auto config = std::filesystem::absolute(options.describe + "/config.json", error)
+                    .lexically_normal(); // valid from any folder of the YAML
   if (!std::filesystem::is_regular_file(config, error))
     config.clear();
   const std::string text = describeModel(checkpoint.tensors, options.describe, config);
@@ -145,7 +147,7 @@ int describe(const Options &options) {
   return kDone;
 }
 
-/// What the headers of a source's files say, for `dtype: stored`.
+/// Reads names and dtypes from the headers of a source's files, for `dtype: stored`.
 std::string storedNames(const std::string &folder, bool checkpoint, int64_t meshRanks, StoredTensors &names) {
   for (int64_t meshRank = 0; meshRank < (checkpoint ? 1 : meshRanks); ++meshRank) {
     Checkpoint files;
@@ -158,10 +160,10 @@ std::string storedNames(const std::string &folder, bool checkpoint, int64_t mesh
     for (const auto &[name, tensor] : files.tensors)
       names.emplace_back(name, static_cast<ir::DType>(tensor.dtype));
   }
-  return names.empty() ? "'" + folder + "' has no files of tensors" : "";
+  return names.empty() ? "'" + folder + "' contains no safetensors file with tensors" : "";
 }
 
-/// When the target ranks of an earlier plan joined.
+/// The epochs in which the target ranks of an earlier plan joined.
 Pinned pinnedOf(const Plan &plan) {
   Pinned pinned;
   const auto &endpoints = *plan.manifest().endpoints();
@@ -176,7 +178,8 @@ Pinned pinnedOf(const Plan &plan) {
   return pinned;
 }
 
-/// How many segments of an earlier plan a new one has byte for byte; none where the new one went through a pipe.
+/// How many segments of an earlier plan are byte for byte the same in the new one; 0 if the new plan was written to a
+/// pipe and cannot be read back.
 int64_t sameSegments(const Plan &before, const std::string &path) {
   std::unique_ptr<Plan> after;
   if (schema::outputAt(path).direct || !Plan::open(path, after).empty())
@@ -199,11 +202,12 @@ int compile(const std::string &job, Options &options) {
     }
     options.compile.pinned = pinnedOf(*old);
   }
-  // Never freed, and what passes free is kept for the next: with large plans the rest would be page faults.
+  // The module is never freed, and the allocator keeps memory that a pass frees for the next pass: returning it to the
+  // system costs many page faults with large plans.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 1 << 20);
-  mallopt(M_MXFAST, 0); // else a large free looks through all of the small ones, again and again
+  mallopt(M_MXFAST, 0); // fast bins are consolidated, block by block, by each large free
   static CompileResult &result = *new CompileResult;
   Diagnostics diagnostics;
   for (const std::string &name : options.printAfter) {
@@ -211,7 +215,7 @@ int compile(const std::string &job, Options &options) {
     for (const PassInfo &pass : passes())
       known = known || name == pass.name;
     if (!known)
-      diagnostics.error({}, "--print-ir-after of unknown pass '" + name + "'");
+      diagnostics.error({}, "option '--print-ir-after': unknown pass '" + name + "'");
   }
   options.compile.afterPass = [&](const std::string &pass, const ir::Module &module) {
     if (options.printAll ||
@@ -222,7 +226,7 @@ int compile(const std::string &job, Options &options) {
   bool good = false;
   try {
     good = diagnostics.ok() && compileJob(job, options.compile, result, diagnostics);
-  } catch (const std::exception &exception) { // the pass that was left is the last of which there is a time
+  } catch (const std::exception &exception) { // the last entry of times is the pass that threw
     printError(kName, explain(exception, result.times.empty() ? "" : " in '" + result.times.back().pass + "'"));
     return kFailure;
   }
@@ -231,14 +235,15 @@ int compile(const std::string &job, Options &options) {
     saveReproducer(options.output, result);
     return kUsage;
   }
-  std::vector<std::string> inputs; // the model's files among them
+  std::vector<std::string> inputs; // the job and all files that it includes
   for (uint32_t file = 0; file < diagnostics.files(); ++file)
     inputs.push_back(diagnostics.path(file));
   if (replaces(options, inputs) || replacesStored(options, job, result.module.layout))
     return kUsage;
 
-  std::FILE *speech =
-      schema::outputAt(options.output).direct ? stderr : stdout; // never into a plan that goes to standard output
+  std::FILE *messageStream = schema::outputAt(options.output).direct
+                                 ? stderr
+                                 : stdout; // keeps the plan apart from messages if it is written to standard output
   std::string digest;
   int64_t planBytes = 0;
   if (options.emit == "plan") {
@@ -251,7 +256,7 @@ int compile(const std::string &job, Options &options) {
     }
     result.times.push_back({"emit", now() - start});
     if (old)
-      std::fprintf(speech, "  kept %lld of %u segments of %s\n",
+      std::fprintf(messageStream, "  pinned: %lld of %u segments of %s are unchanged\n",
                    static_cast<long long>(sameSegments(*old, options.output)), old->world(), options.keep.c_str());
   } else if (options.output.empty()) {
     std::cout << printed(result.module);
@@ -292,8 +297,8 @@ int compile(const std::string &job, Options &options) {
     }
   }
   if (options.emit == "plan")
-    std::fprintf(speech, "  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n", options.output.c_str(),
-                 static_cast<long long>(s.transfers), static_cast<long long>(s.messages),
+    std::fprintf(messageStream, "  %s: %lld transfers in %lld messages, %s of %s remote, plan of %s\n",
+                 options.output.c_str(), static_cast<long long>(s.transfers), static_cast<long long>(s.messages),
                  humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
                  humanBytes(static_cast<double>(s.targetBytes)).c_str(),
                  humanBytes(static_cast<double>(planBytes)).c_str());
@@ -314,7 +319,7 @@ int main(int argc, char **argv) {
           list.push_back(value.substr(at, comma - at));
         at = comma + 1;
       }
-      return list.empty() ? std::string("an empty list") : std::string();
+      return list.empty() ? std::string("the list is empty") : std::string();
     };
   };
   auto allow = [&](const std::string &value) {
@@ -339,47 +344,48 @@ int main(int argc, char **argv) {
                                                                    : std::string();
   };
   std::string algorithm = "optimum";
-  std::string passNames = "which passes, in this order (";
+  std::string passNames = "run only these passes, in this order (";
   for (const PassInfo &pass : passes())
     passNames += (passNames.back() == '(' ? "" : ", ") + std::string(pass.name);
   passNames += ")";
   Command command{
       kName,
       "JOB.yaml|IR.rir -o PLAN",
-      "Compiles a job into a plan, or refuses it with errors that point at the place.",
-      {{"-o", "FILE", "the plan, or with --emit=ir|layout the text (default: standard output)",
+      "Compiles a job into a plan. Errors show the file, line and column.",
+      {{"-o", "FILE", "write the plan to FILE, or with --emit=ir|layout the text (default: standard output)",
         setText(options.output)},
-       {"--set", "a.b=c", "overrides a value of the job, the model's included; may be repeated", override},
+       {"--set", "a.b=c", "override a value of the job or of its model; may be repeated", override},
        {"--allow", "LIST",
-        "warn of these only: axis (unknown: its size is 1), gap (the source leaves elements on no rank that no target "
-        "needs), missing (target params that the source lacks: they are left out)",
+        "turn these errors into warnings: axis (an unknown axis has size 1), gap (no source rank holds some elements, "
+        "and no target needs them), missing (target params that the source lacks are omitted)",
         allow},
-       {"--emit", "KIND", "plan, ir (fully lowered), or layout (as resolved)",
+       {"--emit", "KIND", "what to write: plan (default), ir (fully lowered), or layout (after resolve)",
         setChoice(options.emit, {"plan", "ir", "layout"})},
        {"--report", "FILE", "write a JSON report", setText(options.report)},
        {"--keep", "PLAN",
-        "an earlier plan of the job with fewer target ranks: its choices stand, ranks whose transfers are the same "
-        "keep their segments",
+        "extend PLAN, compiled from this job with fewer target ranks: its routes and messages are pinned, and ranks "
+        "whose transfers are the same keep their segments byte for byte",
         setText(options.keep)},
        {"--relabel-target", "",
-        "give each target's ranks to its places in the order that leaves most bytes local; the report says which",
+        "assign each target's world ranks to its mesh ranks so that most bytes stay local; the report has the "
+        "assignment",
         setSwitch(options.compile.relabel)},
        {"--algorithm", "NAME",
-        "who reads or writes which part of a checkpoint: optimum (the busiest rank as little as can be), or megatron "
-        "(whole shards, in Megatron-Core's order)",
+        "how parts of a checkpoint are assigned to the ranks that read or write them: optimum (default: minimizes the "
+        "bytes of the busiest rank), or megatron (whole shards, in Megatron-Core's order)",
         setChoice(algorithm, {"optimum", "megatron"})},
-       {"--describe", "DIR",
-        "print a model YAML to start from, made from the headers of the checkpoint in DIR; takes no job",
+       {"--describe", "DIR", "print a first model YAML, made from the headers of the checkpoint in DIR; takes no job",
         setText(options.describe)},
-       {"--jobs", "N", "threads (all cores); the result does not depend on it", setNumber(options.jobs, 1, 1024)},
+       {"--jobs", "N", "number of threads (default: all cores); the plan does not depend on it",
+        setNumber(options.jobs, 1, 1024)},
        {"--passes", "LIST", passNames.c_str(), append(options.compile.passes)},
        {"--print-ir-after", "PASS", "print the IR after these passes, on standard error", append(options.printAfter)},
-       {"--print-ir-after-all", "", "… after every pass", setSwitch(options.printAll)},
+       {"--print-ir-after-all", "", "print the IR after every pass, on standard error", setSwitch(options.printAll)},
        {"--verify-each", "", "verify the IR after every pass", setSwitch(options.compile.verifyEach)},
-       {"--time-passes", "", "print the time of every pass", setSwitch(options.timePasses)},
-       {"--stats", "", "print the counts", setSwitch(options.stats)}},
+       {"--time-passes", "", "print the time of every pass, on standard error", setSwitch(options.timePasses)},
+       {"--stats", "", "print counts of transfers, messages and bytes, on standard error", setSwitch(options.stats)}},
       1};
-  for (int i = 1; i < argc; ++i) // the only use without a job
+  for (int i = 1; i < argc; ++i) // --describe is the only use without a job
     if (std::string_view(argv[i]).starts_with("--describe"))
       command.arguments = 0;
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
@@ -389,15 +395,18 @@ int main(int argc, char **argv) {
   if (options.emit == "layout")
     options.compile.stopAfter = ir::Level::layout;
   if (options.compile.relabel && !options.keep.empty()) {
-    printError(kName, "--relabel-target chooses the ranks anew, --keep leaves them, expected one of them");
+    printError(
+        kName,
+        "--relabel-target changes the assignment of ranks, but --keep pins it: expected only one of the two options");
     return kUsage;
   }
   if (options.compile.megatron && !options.keep.empty()) {
-    printError(kName, "--algorithm=megatron assigns shards anew, --keep leaves them, expected one of them");
+    printError(kName, "--algorithm=megatron changes the assignment of shards, but --keep pins it: expected only one of "
+                      "the two options");
     return kUsage;
   }
   if (options.emit == "plan" && options.output.empty() && options.describe.empty()) {
-    printError(kName, "expected -o PLAN");
+    printError(kName, "no output file: expected -o PLAN");
     return kUsage;
   }
   try {

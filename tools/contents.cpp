@@ -11,14 +11,14 @@ using namespace schema;
 
 namespace {
 
-/// Consecutive elements of one tensor at consecutive places of an instance; tensor 0 is padding.
+/// Consecutive elements of one tensor at consecutive positions of an instance; tensor 0 is padding.
 struct ElementRange {
   int64_t local, count;
   uint32_t tensor;
   int64_t logical;
 };
 
-/// A box for each choice of a run of each dimension.
+/// Adds one set for each combination of blocks, one block of each dimension.
 bool addSets(const PartGrid &grid, size_t d, RegularSet &set, RegularSets &sets) {
   if (d == grid.dimensions.size())
     return sets.add(set);
@@ -35,15 +35,15 @@ bool addSets(const PartGrid &grid, size_t d, RegularSet &set, RegularSets &sets)
   return true;
 }
 
-/// Whether boxes stand one behind the other. They are in order.
-bool apart(const RegularSets &sets) {
+/// Whether sets, which are sorted by begin, do not interleave.
+bool separate(const RegularSets &sets) {
   const auto meets = [](const RegularSet &a, const RegularSet &b) { return b.begin < a.end; };
   return std::adjacent_find(sets.list().begin(), sets.list().end(), meets) == sets.list().end();
 }
 
 } // namespace
 
-const BufferRange *runOf(const Segment &segment, uint32_t buffer) {
+const BufferRange *bufferRangeOf(const Segment &segment, uint32_t buffer) {
   const auto &runs = orEmpty(segment.buffers());
   auto at = std::upper_bound(runs.begin(), runs.end(), buffer,
                              [](uint32_t b, const BufferRange *r) { return b < r->first(); });
@@ -51,7 +51,7 @@ const BufferRange *runOf(const Segment &segment, uint32_t buffer) {
 }
 
 std::shared_ptr<const RegularSets> Contents::of(const Segment &segment, uint32_t buffer) {
-  const BufferRange &run = *runOf(segment, buffer);
+  const BufferRange &run = *bufferRangeOf(segment, buffer);
   const uint32_t instance = buffer - run.first();
   const Key key{run.endpoint(), representative(run), run.param(), instance};
   if (const auto known = known_.find(key); known != known_.end())
@@ -78,7 +78,7 @@ const ParamInstance &Contents::instance(const BufferRange &run, uint32_t number)
   const uint64_t key = (uint64_t{run.endpoint()} << 56) ^ (uint64_t{run.mesh_rank()} << 28) ^ run.param();
   auto [at, added] = instances_.try_emplace(key);
   if (added) {
-    if (instances_.size() > 4096) { // rank by rank, so that a few places are enough
+    if (instances_.size() > 4096) { // the caller goes rank by rank, so a small cache is enough
       instances_.clear();
       at = instances_.try_emplace(key).first;
     }
@@ -87,7 +87,8 @@ const ParamInstance &Contents::instance(const BufferRange &run, uint32_t number)
   return at->second[number];
 }
 
-/// The first place seen where a param holds the same: replicas have the same coordinates in all that it depends on.
+/// The first mesh rank seen that holds the same elements of a param: replicas have the same coordinates on all axes
+/// that the param depends on.
 uint32_t Contents::representative(const BufferRange &run) {
   const auto [at, added] =
       representatives_.try_emplace({run.endpoint(), run.mesh_rank(), run.param(), 0}, run.mesh_rank());
@@ -117,11 +118,12 @@ bool Contents::make(const BufferRange &run, uint32_t number, RegularSets &sets) 
   sets.finish();
   uint64_t work = 0;
   const int64_t elements = static_cast<int64_t>(run.bytes()) / itemBytes(endpoint.params()->Get(run.param())->dtype());
-  return apart(sets) || sets.partition(elements, work) || disjoint(run, number, sets);
+  return separate(sets) || sets.partition(elements, work) || disjoint(run, number, sets);
 }
 
-/// Parts may say the same of an element twice; of parts that contradict each other nothing is left. Layouts of the
-/// compiler do neither, so element by element will do.
+/// Makes overlapping parts disjoint, element by element. Parts that contradict each other leave the buffer without
+/// contents, so that no plan for them is proven. The compiler writes no overlapping parts, so speed does not matter
+/// here.
 bool Contents::disjoint(const BufferRange &run, uint32_t number, RegularSets &sets) {
   std::vector<ElementRange> sorted;
   bool good = true;

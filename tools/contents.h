@@ -1,4 +1,5 @@
-// What the elements of a plan's buffers are, by the manifest's layouts: the proof compares with it.
+// Which tensor elements each buffer of a plan holds, according to the manifest's layouts. The plan verifier compares
+// the moves with this.
 #pragma once
 
 #include "schema/manifest.h"
@@ -13,22 +14,22 @@
 
 namespace reshard::tools {
 
-/// The run of buffers that has a buffer; null: none, which is the arena.
-const schema::BufferRange *runOf(const schema::Segment &segment, uint32_t buffer);
+/// The range of buffers that contains a buffer; null for the arena.
+const schema::BufferRange *bufferRangeOf(const schema::Segment &segment, uint32_t buffer);
 
-/// Remembers as long as memory allows. An element is in one box at most; the tag of a box is the number of the tensor,
-/// 0 for padding; its values are positions in the tensor.
+/// The contents of buffers, cached. The sets of one buffer are disjoint. The tag of a set is the number of its tensor
+/// (0: padding); its values are row-major positions in the tensor.
 class Contents {
 public:
   explicit Contents(const schema::Manifest &manifest) : manifest_(manifest) { tensors_[""] = 0; }
-  /// The elements of a buffer. Null where they stand in too many pieces.
+  /// The elements of a buffer; null if they do not fit in RegularSets::kMaxSets sets.
   std::shared_ptr<const RegularSets> of(const schema::Segment &segment, uint32_t buffer);
   const std::string &name(uint32_t tensor) const;
   const schema::ParamInstance &instance(const schema::BufferRange &run, uint32_t number);
 
 private:
-  using Key = std::array<uint32_t, 4>;            // endpoint, place, param, instance
-  static constexpr size_t kMaxCached = 1'000'000; // boxes: some 200 MB
+  using Key = std::array<uint32_t, 4>;            // endpoint, mesh rank, param, instance
+  static constexpr size_t kMaxCached = 1'000'000; // sets: about 200 MB
 
   uint32_t representative(const schema::BufferRange &run);
   bool make(const schema::BufferRange &run, uint32_t number, RegularSets &sets);

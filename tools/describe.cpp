@@ -9,10 +9,10 @@ namespace reshard::tools {
 
 namespace {
 
-/// A name taken apart: text between numbers, which stand behind a dot (or at the end of weightN, biasN).
+/// A tensor name split at its numbers. A number is a component between dots, or the suffix of weightN and biasN.
 struct Name {
   std::string pattern;                // with {variable}
-  std::vector<std::string> variables; // by number
+  std::vector<std::string> variables; // one for each number in the name
   std::vector<int64_t> values;
 };
 
@@ -21,7 +21,7 @@ bool digits(const std::string &text) {
          (text.size() == 1 || text[0] != '0');
 }
 
-/// "layers" -> "layer", "h" -> "h", "local_experts" -> "expert"; a name that is taken gets a number.
+/// "layers" -> "layer", "h" -> "h", "local_experts" -> "expert"; if the name is taken, a number is appended.
 std::string variableOf(std::string part, const std::vector<std::string> &taken) {
   part.erase(std::remove_if(part.begin(), part.end(),
                             [](char c) { return !std::isalnum(static_cast<unsigned char>(c)) && c != '_'; }),
@@ -82,7 +82,7 @@ std::string shapeText(const std::vector<int64_t> &shape) {
   return text + "]";
 }
 
-/// In double quotes, of one line.
+/// In double quotes, with control characters escaped.
 std::string quoted(const std::string &text) {
   std::string result = "\"";
   for (char c : text) {
@@ -94,7 +94,7 @@ std::string quoted(const std::string &text) {
   return result + "\"";
 }
 
-/// A key of block style, quoted where YAML would read something else.
+/// A YAML key in block style, quoted if YAML would read it as something else.
 std::string key(const std::string &name) {
   const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == '{' || c == '}' ||
@@ -127,7 +127,8 @@ std::string describeModel(const TensorViews &tensors, const std::string &origin,
   const auto usual =
       std::max_element(dtypes.begin(), dtypes.end(), [](const auto &a, const auto &b) { return a.second < b.second; });
 
-  // The largest group of a pattern keeps it, if its values are a product; everything else is named by itself.
+  // The largest group of a pattern becomes the tensor pattern if its index values form a product of sets; all other
+  // tensors get a line each.
   struct Line {
     std::string name;
     Key key;
@@ -159,7 +160,7 @@ std::string describeModel(const TensorViews &tensors, const std::string &origin,
   }
 
   std::string text = "# From the headers of " + quoted(origin) + ": " + std::to_string(tensors.size()) +
-                     " tensors. A start: name the numbers with `let`, and say with `layouts` how others hold them.\n";
+                     " tensors. Next steps: name the dimensions with `let`, and add `layouts` for other frameworks.\n";
   if (!config.empty())
     text += "config: " + quoted(config) + "\n";
   text += std::string("dtype: ") + (dtypes.empty() ? "bf16" : schema::dtypeName(usual->first)) + "\n";

@@ -1,4 +1,4 @@
-// A starting model YAML from what a checkpoint's headers say.
+// Writes a first model YAML from the headers of a checkpoint.
 #pragma once
 
 #include "tools/safetensors.h"
@@ -7,10 +7,10 @@
 
 namespace reshard::tools {
 
-/// The model of a checkpoint: numbers in names become index variables (`layers.7` -> `layers.{layer}`, `weight3` ->
-/// `weight{weight}`), tensors of equal name, shape and dtype one pattern, with `where` for the values that there are. A
-/// number that does not fit a pattern of its name stays as it is. `origin` stands in the first comment; `config` is
-/// the path of the config.json, or empty.
+/// The YAML text of a checkpoint's model. Numbers in names become index variables (`layers.7` -> `layers.{layer}`,
+/// `weight3` -> `weight{weight}`). Tensors of equal name, shape and dtype become one tensor pattern, with `where` for
+/// index values that do not cover their range. Tensors that fit no pattern keep their names. `origin` is named in the
+/// first comment; `config` is the path of config.json, or empty.
 std::string describeModel(const TensorViews &tensors, const std::string &origin, const std::string &config);
 
 } // namespace reshard::tools

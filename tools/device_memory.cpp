@@ -21,9 +21,9 @@ std::string DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &d
           total += (pairs_.back().bytes + kAlignment - 1) / kAlignment * kAlignment;
         }
     std::byte *next = nullptr;
-    if (pairs_.size() > first) // what is there has an address, be it of no bytes
+    if (pairs_.size() > first) // empty params need an address too
       if (std::string error = device.allocate(std::max(total, kAlignment), next); !error.empty())
-        return "cannot allocate " + humanBytes(static_cast<double>(total)) + " of the device: " + error;
+        return "cannot allocate " + humanBytes(static_cast<double>(total)) + " of device memory: " + error;
     size_t pair = first;
     for (auto &instances : rankMemory.params)
       for (std::byte *&at : instances)

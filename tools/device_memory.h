@@ -1,4 +1,4 @@
-// The params of an execution on a device: a mirror of memory of the host.
+// Device memory for the params of an execution, with copies to and from host memory.
 #pragma once
 
 #include "executor/device.h"
@@ -8,12 +8,13 @@ namespace reshard::tools {
 
 class DeviceMemory {
 public:
-  /// Memory of the device for all that `host` has; both must outlive this. An error text, empty on success.
+  /// Allocates device memory for each buffer of `host`. Both arguments must outlive this. Returns an error text, empty
+  /// on success.
   std::string mirror(const Plan &plan, const Memory &host, Device &device);
-  /// The same places as the host's, with pointers of the device.
+  /// The mesh ranks of `host`, with device pointers.
   const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
 
-  /// Copies everything. An error text, empty on success.
+  /// Copies all buffers. Returns an error text, empty on success.
   std::string toDevice() const { return copy(true); }
   std::string toHost() const { return copy(false); }
 

@@ -1,4 +1,4 @@
-// reshard-diff: what changed between two plans, for people and for CI.
+// reshard-diff: shows what changed between two plans, for reviews and CI.
 
 #include "tools/difference.h"
 
@@ -8,16 +8,18 @@ int main(int argc, char **argv) {
   ignoreFileSizeSignal();
   DifferenceOptions options;
   std::vector<std::string> arguments;
-  Command command{
-      "reshard-diff",
-      "A B",
-      "Says what changed from plan A to plan B. Without --fail-on, 1 where they differ; with it, 1 where the "
-      "expression holds.",
-      {{"--format", "FORMAT", "text, json or markdown", setChoice(options.format, {"text", "json", "markdown"})},
-       {"--fail-on", "EXPR",
-        "over names of the table, e.g. 'remote_bytes_ratio > 1.05 or (world > 8 and messages_delta > 10)'",
-        setText(options.failOn)}},
-      2};
+  Command command{"reshard-diff",
+                  "A B",
+                  "Shows what changed from plan A to plan B. Exits with 1 if they differ, or with --fail-on if its "
+                  "expression holds.",
+                  {{"--format", "FORMAT", "text (default), json or markdown",
+                    setChoice(options.format, {"text", "json", "markdown"})},
+                   {"--fail-on", "EXPR",
+                    "exit with 1 only if EXPR holds; EXPR uses the names of the table, alone or with the suffix "
+                    "_before, _delta or _ratio: "
+                    "'remote_bytes_ratio > 1.05 or (world > 8 and messages_delta > 10)'",
+                    setText(options.failOn)}},
+                  2};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.before = arguments[0];

@@ -22,7 +22,7 @@ using namespace schema;
 
 constexpr const char *kName = "reshard-diff";
 
-/// What the names of --fail-on stand for; an error text, empty on success.
+/// The numbers of one plan that reports show and --fail-on may use. Returns an error text, empty on success.
 std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
   const Manifest &m = plan.manifest();
   std::map<QuantizedBy, double> quantized; // instances of target params, all endpoints
@@ -45,7 +45,7 @@ std::string numbers(const Plan &plan, std::map<std::string, double> &result) {
             {"remote_bytes", static_cast<double>(m.bytes_remote())},
             {"storage_bytes", static_cast<double>(m.bytes_storage())},
             {"staging_limit", static_cast<double>(m.staging_limit())},
-            {"arena_bytes", static_cast<double>(m.arena_bytes())}, // of the rank that needs most
+            {"arena_bytes", static_cast<double>(m.arena_bytes())}, // of the rank with the largest arena
             {"quantized_on_arrival", quantized[QuantizedBy::arrival]},
             {"quantized_staged", quantized[QuantizedBy::staged]},
             {"quantized_by_sender", quantized[QuantizedBy::sender]},
@@ -68,8 +68,8 @@ std::string describe(const Endpoint &endpoint, const Sharding &sharding) {
   return text;
 }
 
-/// Params of all endpoints by "role name", each with a text of all that decides what it holds. What shows a param in
-/// another form is of that param.
+/// Params of all endpoints by "role name", each with a text of all that determines its contents. The text of a
+/// quantized view belongs to the param behind it.
 std::map<std::string, std::string> params(const Plan &plan) {
   std::map<std::string, std::string> result;
   const Manifest &m = plan.manifest();
@@ -80,7 +80,7 @@ std::map<std::string, std::string> params(const Plan &plan) {
       for (const QuantizedView *view = param->view(); view; view = named->view()) {
         named = endpoint->params()->Get(view->codes());
         text += std::string(" ") + EnumNameViewKind(view->kind()) + " " + EnumNameQuantization(view->format()) +
-                (view->staged() ? " gathered" : "") + (view->swizzled() ? " swizzled" : "");
+                (view->staged() ? " staged" : "") + (view->swizzled() ? " swizzled" : "");
       }
       if (param->storage_dtype())
         text += std::string(" stored ") + dtypeName(*param->storage_dtype());
@@ -240,7 +240,7 @@ private:
         break;
       const double left = number(value), right = number(unary());
       if (!times && right == 0)
-        return fail("found a division by zero that ends");
+        return fail("found a division by zero");
       value.number = times ? left * right : left / right;
     }
     return value;
@@ -279,7 +279,8 @@ private:
   }
   template <class Read> Value deeper(Read read) {
     if (++depth_ > kMaxDepth)
-      return fail("expected parentheses, 'not' and '-' at most " + std::to_string(kMaxDepth) + " deep");
+      return fail("the expression is nested too deeply: expected at most " + std::to_string(kMaxDepth) +
+                  " levels of parentheses, 'not' and unary '-'");
     const Value value = read();
     --depth_;
     return value;
@@ -316,7 +317,7 @@ int difference(const DifferenceOptions &options) {
   std::map<std::string, double> names;
   std::vector<std::string> added, removed, changed;
   std::vector<uint32_t> ranks;
-  if (!equal) { // of equal ones the digests are enough
+  if (!equal) { // equal digests mean equal plans
     for (const Plan *plan : {before.get(), after.get()})
       for (uint32_t rank = 0; rank < plan->world(); ++rank) {
         const Segment *segment = nullptr;

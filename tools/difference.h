@@ -1,4 +1,4 @@
-// The answers of reshard-diff.
+// The comparison that reshard-diff prints.
 #pragma once
 
 #include "tools/common.h"
@@ -12,11 +12,11 @@ struct DifferenceOptions {
   std::string before, after, format = "text", failOn;
 };
 
-/// Prints to stdout, complains on stderr; returns the exit code.
+/// Prints the differences on stdout and errors on stderr. Returns the exit code.
 int difference(const DifferenceOptions &options);
 
-/// The value of `expression` over `names`: comparisons of numbers and names with < <= > >= == !=, joined by `and` and
-/// `or` (and binds tighter). An error text in `error`.
+/// Whether `expression` holds for `names`: comparisons (< <= > >= == !=) of arithmetic expressions, joined by `and`,
+/// `or` and `not`; `and` binds tighter than `or`. Sets `error` to an error text if the expression is invalid.
 bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error);
 
 } // namespace reshard::tools

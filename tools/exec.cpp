@@ -1,4 +1,4 @@
-// reshard-exec: runs a plan on files or on synthesised values, and checks what came out.
+// reshard-exec: runs a plan on files or on synthesized values, and checks the result.
 
 #include "tools/execution.h"
 #include "tools/guarded_exit.h"
@@ -15,50 +15,56 @@ int main(int argc, char **argv) {
   Command command{
       "reshard-exec",
       "PLAN ([--source=DIR] [--target=DIR] | --synthesize) [--check]",
-      "Runs a plan: all of its ranks in this process, or one in each of several.",
+      "Runs a plan: all ranks in this process, or one rank in each of several processes.",
       {{"--source", "DIR",
-        "folder of the source: rank-%05d.safetensors, or a checkpoint (default: `storage` of the job's source, from "
-        "the plan's folder on)",
+        "folder of the source: rank-%05d.safetensors, or a checkpoint (default: `storage` of the job's source, "
+        "relative "
+        "to the plan's folder)",
         setText(options.source)},
        {"--target", "DIR",
-        "folder to make: it appears complete or not at all; several pools: one folder each in it (default: `storage` "
-        "of the job's only target)",
+        "folder to create; it appears only when it is complete; several targets: one subfolder for each (default: "
+        "`storage` of the job's only target)",
         setText(options.target)},
        {"--synthesize", "",
-        "values made from (seed, tensor, element) in place of files; with --source alone: write them there",
+        "use values computed from (seed, tensor, element) instead of files; with --source: write source files with "
+        "them and exit",
         setSwitch(options.synthesize)},
-       {"--check", "", "compare every target byte with what the layouts say it must be (synthesised: under two seeds)",
+       {"--check", "",
+        "compare every target byte with the value that the layouts require (with --synthesize: under two seeds)",
         setSwitch(options.check)},
        {"--check-replicas", "",
-        "before anything moves, compare all that the source holds more than once; differences are named",
+        "before the run, compare all replicas of the source with each other and name those that differ",
         setSwitch(options.checkReplicas)},
        {"--allow", "extra",
-        "leave tensors of the source's files that the plan does not know where they are; the first are named, the "
-        "report lists all",
+        "ignore tensors in the source's files that the plan does not use; the output names the first one, the report "
+        "lists all",
         setChoice(options.allow, {"extra"})},
        {"--copy", "DIR",
-        "put config.json, the tokenizer and all else of DIR but weights, folders and hidden files beside the written "
-        "checkpoint",
+        "copy config.json, the tokenizer and all other files of DIR, except weights, folders and hidden files, into "
+        "the written checkpoint",
         setText(options.copy)},
        {"--max-shard-size", "SIZE",
-        "begin another file of a checkpoint before one has more than SIZE (5 GB, as Hugging Face)",
+        "the largest size of one file of a written checkpoint (default: 5 GB, as Hugging Face)",
         setBytes(options.shardBytes)},
-       {"--memory", "SIZE", "keep what is resident of files below SIZE (bytes, or KiB, MiB, GiB)",
+       {"--memory", "SIZE",
+        "keep the resident memory of this process, with its mapped files, below SIZE (bytes, or KiB, MiB, GiB)",
         setBytes(options.memory)},
-       {"--seed", "N", "the first seed (0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
-       {"--transport", "NAME", "threads (default), or a process for each rank: mpi under mpirun, nccl on GPUs",
+       {"--seed", "N", "the first seed (default: 0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
+       {"--transport", "NAME",
+        "threads (default: all ranks in this process), or one process for each rank: mpi under mpirun, nccl on GPUs",
         setChoice(options.transport, {"threads", "mpi", "nccl"})},
        {"--no-local-shortcut", "",
-        "messages even where memory of a peer could be reached directly; with nccl a rank's to itself as well",
+        "send messages even if a peer's memory could be read directly; with nccl also from a rank to itself",
         setSwitch(options.noLocalShortcut)},
        {"--device", "NAME", "cpu (default), or cuda", setChoice(options.device, {"cpu", "cuda"})},
-       {"--threads", "N", "workers (all cores)", setNumber(threads, 1, 4096)},
-       {"--repeat", "N", "runs (1)", setNumber(options.repeat, 1, 1'000'000)},
+       {"--threads", "N", "number of worker threads (default: all cores)", setNumber(threads, 1, 4096)},
+       {"--repeat", "N", "number of runs (default: 1)", setNumber(options.repeat, 1, 1'000'000)},
        {"--timeout", "S",
-        "deadline in seconds of each of these: joining the other processes, a run, synthesis, a comparison (none)",
+        "deadline in seconds for each of these: joining the other processes, a run, synthesis, a comparison "
+        "(default: none)",
         setSeconds(options.timeout)},
        {"--report", "FILE", "write a JSON report", setText(options.report)},
-       {"--trace", "FILE", "write the phases for Perfetto", setText(options.trace)}},
+       {"--trace", "FILE", "write the times of the command's activities for Perfetto", setText(options.trace)}},
       1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
@@ -71,7 +77,7 @@ int main(int argc, char **argv) {
   const int code = execute(options);
   if (options.transport == "threads")
     return code;
-  // A backend whose peers are gone may have left a thread waiting for them.
+  // A backend whose peers are gone may have left a thread that waits for them, so skip normal termination.
   std::fflush(nullptr);
   endProcess(code);
 }

@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Phases with their times, for --trace.
+/// Activities with their times, for --trace.
 class Trace {
 public:
   void add(const std::string &name, double begin) {
@@ -61,58 +61,58 @@ public:
         threads_(options.threads ? options.threads : std::max(1u, std::thread::hardware_concurrency())) {}
   ~Execution() {
     if (options_.transport != "threads")
-      guardExits(whileJoining()); // until the process ends: what waits for peers in MPI may be left behind
+      guardExits(whileJoining()); // until the process ends: a thread may still wait in MPI for peers
   }
 
-  /// The exit code. What fails in one process fails in all of them, with the code of the cause, as far as they still
-  /// hear of each other.
+  /// Returns the exit code. A failure in one process fails all processes with the same exit code, as long as they can
+  /// still communicate.
   int run() {
     int code = kFailure;
     try {
-      code = steps();
-      agree(0); // nobody ends before all have written what they write
+      code = runSteps();
+      allReduceMin(0); // no process exits before all have written their output
       return code;
-    } catch (const Agreed &all) {
+    } catch (const PeerFailure &all) {
       code = all.code;
       printError("reshard-exec", all.message);
     } catch (const Failure &own) {
       printError("reshard-exec", own.message);
-      code = tell(own.code);
-    } catch (const std::exception &exception) { // out of memory, mostly
+      code = reportFailure(own.code);
+    } catch (const std::exception &exception) { // usually out of memory
       printError("reshard-exec", explain(exception));
-      code = tell(kFailure);
+      code = reportFailure(kFailure);
     }
     try {
-      agree(0);                 // the folder is gone: the launcher ends all processes after the first that fails
-    } catch (const Failure &) { // others no longer answer
+      allReduceMin(0); // wait until the folder is removed: the launcher kills all processes after the first failure
+    } catch (const Failure &) { // the other processes no longer answer
     }
     return code;
   }
 
 private:
-  /// What another process failed with.
-  struct Agreed : Failure {};
+  /// The failure of another process.
+  struct PeerFailure : Failure {};
 
-  /// Makes a failure of this process known to the others: the code with which all of them end.
-  int tell(int code) {
+  /// Reports a failure of this process to the others. Returns the code with which all processes exit.
+  int reportFailure(int code) {
     try {
       if (!executor_ && options_.transport == "mpi")
-        open(); // they are there already, or come
-      agree(kFailed + (static_cast<int64_t>(code) << 32 | (ranks_.empty() ? 0 : ranks_[0])));
-    } catch (const Agreed &all) { // always, where they answer
+        open(); // the other processes join or have joined
+      allReduceMin(kFailed + (static_cast<int64_t>(code) << 32 | (ranks_.empty() ? 0 : ranks_[0])));
+    } catch (const PeerFailure &all) { // thrown whenever the others answer
       return all.code;
     } catch (const Failure &) {
     }
     return code;
   }
 
-  int steps() {
+  int runSteps() {
     throwOnError(Plan::open(options_.plan, plan_), kUsage);
     const uint32_t endpoints = plan_->manifest().endpoints()->size();
     checkOptions(options_, *plan_);
     source_ = sourceFolder(options_, *plan_);
     target_ = targetFolder(options_, *plan_);
-    if (options_.transport == "threads") // all ranks are here, and so are both sides of each message
+    if (options_.transport == "threads") // this process has all ranks, thus both sides of each message
       throwOnError(checkMessages(*plan_), kUsage);
     if (options_.synthesize && !options_.source.empty()) {
       writeSource();
@@ -141,12 +141,12 @@ private:
     bind(sourceOnDevice ? sourceOnDevice->rankMemories() : source.rankMemories());
     bind(targetOnDevice ? targetOnDevice->rankMemories() : target.rankMemories());
     const auto digest = static_cast<int64_t>(std::stoull(plan_->digest().substr(0, 15), nullptr, 16));
-    const bool samePlan = agree(digest) == -agree(-digest);
-    answering_ = false; // in prepare and in runs the others wait for messages of those
+    const bool samePlan = allReduceMin(digest) == -allReduceMin(-digest);
+    reachable_ = false; // during prepare and run the other processes wait in those calls, not in allReduceMin()
     if (const reshard_status status = reshard_prepare(executor_.get()); status != RESHARD_OK)
       throw Failure{samePlan && (status == RESHARD_TIMEOUT || status == RESHARD_FAILED) ? kFailure : kUsage,
                     reshard_error(executor_.get())};
-    answering_ = true;
+    reachable_ = true;
     trace_.add("prepare", begin);
     const FootprintLimit limit(options_.synthesize ? std::vector<const Memory *>()
                                                    : std::vector<const Memory *>{&source, &target},
@@ -155,13 +155,13 @@ private:
     if (!ranks_.empty() && !options_.synthesize && (options_.check || options_.checkReplicas))
       throwOnError(whole.emplace(*plan_).openFiles(0, source_, false, options_.allow.empty() ? nullptr : &omitted_),
                    kUsage);
-    if (options_.checkReplicas && agree(!first() || replicasAgree(whole ? *whole : source)) == 0)
+    if (options_.checkReplicas && allReduceMin(!first() || replicasAgree(whole ? *whole : source)) == 0)
       return kNegative;
 
-    agree(0); // all come to the run
-    answering_ = false;
-    // Under --check synthesised values come twice, from two seeds: a target that a run does not write cannot be right
-    // both times.
+    allReduceMin(0); // all processes reach the run
+    reachable_ = false;
+    // With --check, synthesized values are moved twice, under two seeds: memory that a run does not write cannot be
+    // correct both times.
     const int seeds = options_.synthesize && options_.check ? 2 : 1;
     for (int s = 0; s < seeds; ++s) {
       if (options_.synthesize)
@@ -175,21 +175,21 @@ private:
       if (options_.synthesize && options_.check)
         checkSynthesized(target, options_.seed + static_cast<uint64_t>(s));
     }
-    answering_ = true;
+    reachable_ = true;
     if (!options_.synthesize && options_.check) {
       begin = now();
       const WorkDeadline deadline("the check", options_.timeout);
       ProgressLine progress("check");
-      // Of the targets this process's; the first one's the files that all write.
+      // Each process checks its own targets; the first process also checks the files that all processes write.
       for (uint32_t e = 1; e < endpoints; ++e)
         if (plan_->manifest().endpoints()->Get(e)->storage() && !first())
-          target.leave(e);
+          target.dropEndpoint(e);
       result_ =
           compare(*plan_, whole ? *whole : source, target, threads_, [&](double fraction) { progress.at(fraction); });
       trace_.add("check", begin);
     }
     throwOnError(source.changed(), kFailure);
-    const bool right = agree(result_.mismatches == 0 && result_.ambiguity.empty()) != 0;
+    const bool right = allReduceMin(result_.mismatches == 0 && result_.ambiguity.empty()) != 0;
     if (folder && right)
       folder->commit();
     folder.reset();
@@ -197,36 +197,38 @@ private:
     return right ? kDone : kNegative;
   }
 
-  /// Whether this process speaks for all.
+  /// Whether this process reports for all processes.
   bool first() const { return ranks_.empty() || ranks_[0] == 0; }
 
-  /// The least of what all processes say, each more than kFailed + 2^34. Throws where one of them has failed.
-  int64_t agree(int64_t mine) {
-    if (options_.transport == "threads" || !answering_)
+  /// All-reduce min over all processes. Each value must be greater than kFailed + 2^34. Throws PeerFailure if a process
+  /// has failed.
+  int64_t allReduceMin(int64_t mine) {
+    if (options_.transport == "threads" || !reachable_)
       return mine;
     int64_t least = 0;
     if (reshard_all_reduce_min(executor_.get(), mine, &least) != RESHARD_OK) {
-      answering_ = false;
+      reachable_ = false;
       throw Failure{kFailure, reshard_error(executor_.get())};
     }
-    if (const uint64_t said = static_cast<uint64_t>(least) - static_cast<uint64_t>(kFailed); said >> 32 <= kFailure)
-      throw Agreed{{static_cast<int>(said >> 32),
-                    "rank " + std::to_string(said & UINT32_MAX) + " failed; its own output says why"}};
+    if (const uint64_t codeAndRank = static_cast<uint64_t>(least) - static_cast<uint64_t>(kFailed);
+        codeAndRank >> 32 <= kFailure)
+      throw PeerFailure{{static_cast<int>(codeAndRank >> 32),
+                         "rank " + std::to_string(codeAndRank & UINT32_MAX) + " failed; see the output of that rank"}};
     return least;
   }
 
-  /// The source's files, and a folder with the targets'. The first process makes the folder, and the files that several
-  /// write.
+  /// Opens the source's files and creates a folder for the targets. The first process creates the folder and the files
+  /// that several processes write.
   std::unique_ptr<NewFolder> openFolders(Memory &source, Memory &target) {
     std::unique_ptr<NewFolder> folder;
-    const int64_t number = agree(first() ? NewFolder::ownNumber() : INT64_MAX);
+    const int64_t number = allReduceMin(first() ? NewFolder::ownNumber() : INT64_MAX);
     const auto &endpoints = *plan_->manifest().endpoints();
     const auto host = static_cast<int64_t>(hostId() >> 2);
-    const bool oneHost = agree(host) == -agree(-host);
+    const bool oneHost = allReduceMin(host) == -allReduceMin(-host);
     for (uint32_t e = 1; e < endpoints.size(); ++e)
-      if (endpoints.Get(e)->storage() && !oneHost) // pages of mapped files are not shared by hosts
+      if (endpoints.Get(e)->storage() && !oneHost) // hosts do not share the pages of mapped files
         throw Failure{kUsage, "the files of " + endpoints.Get(e)->role()->str() +
-                                  " are written by processes of several hosts, expected one host"};
+                                  " are written by processes on several hosts, expected all processes on one host"};
     auto path = [&](uint32_t e) {
       return folder->temporary() + (endpoints.size() > 2 ? "/" + endpoints.Get(e)->role()->str() : "");
     };
@@ -242,7 +244,7 @@ private:
       if (endpoints.Get(e)->checkpoint())
         copyModelFiles(modelFiles_, path(e));
     }
-    agree(0); // the files of all are there
+    allReduceMin(0); // the shared files exist
     for (uint32_t e = 1; e < endpoints.size(); ++e)
       if (!endpoints.Get(e)->storage())
         throwOnError(target.createFiles(e, path(e), options_.shardBytes), kFailure);
@@ -251,10 +253,10 @@ private:
     return folder;
   }
 
-  /// --synthesize --source=DIR: the files that a run from files would read.
+  /// --synthesize --source=DIR: writes the files that a run without --synthesize reads.
   void writeSource() {
     if (options_.transport != "threads")
-      throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected transport 'threads'"};
+      throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected --transport=threads"};
     NewFolder folder(options_.source, NewFolder::ownNumber(), true);
     Memory memory(*plan_);
     throwOnError(memory.createFiles(0, folder.temporary(), options_.shardBytes), kFailure);
@@ -269,7 +271,7 @@ private:
     std::printf("  wrote %zu file(s) to %s\n", memory.rankMemories().size(), options_.source.c_str());
   }
 
-  /// Whether all source replicas are equal; those that are not are named.
+  /// Whether all source replicas are equal; prints the names of those that differ.
   bool replicasAgree(const Memory &source) {
     if (options_.synthesize)
       fill(source, source, options_.seed, true);
@@ -285,18 +287,18 @@ private:
     if (result.differences.size() > kShown)
       printError("reshard-exec", "and " + std::to_string(result.differences.size() - kShown) + " more");
     for (const std::string &name : result.skipped)
-      std::printf(
-          "  %-10s '%s' stands in several params of the source, one of them quantised: not compared with each other\n",
-          "replicas", printable(name).c_str());
+      std::printf("  %-10s '%s' is held by several params of the source, at least one quantized: not compared with "
+                  "each other\n",
+                  "replicas", printable(name).c_str());
     if (result.comparedBytes == 0 && result.skipped.empty())
-      std::printf("  %-10s nothing is held more than once\n", "replicas");
+      std::printf("  %-10s the source has no replicas\n", "replicas");
     else if (result.differences.empty() && result.comparedBytes > 0)
       std::printf("  %-10s %12s compared, all equal\n", "replicas",
                   humanBytes(static_cast<double>(result.comparedBytes)).c_str());
     return result.differences.empty();
   }
 
-  /// With a deadline the main thread says who is missing.
+  /// With a deadline, other threads must not end the process: the main thread names the missing ranks first.
   ExitPolicy whileJoining() const { return options_.timeout > 0 ? ExitPolicy::wait : ExitPolicy::fail; }
 
   void open() {
@@ -318,12 +320,12 @@ private:
       size_t count = 0;
       const uint32_t *ranks = reshard_ranks(executor, &count);
       ranks_.assign(ranks, ranks + count);
-      answering_ = true;
+      reachable_ = true;
     }
-    if (!plan_) // it cannot be opened here, whatever the reason was
+    if (!plan_) // this process could not open the plan; reportFailure() reports that failure
       return;
     for (const std::string &name :
-         namesOf(*plan_, &schema::Param::refresh)) // there is no engine here that could do anything
+         namesOf(*plan_, &schema::Param::refresh)) // no engine exists here, so hooks do nothing
       throwOnStatus(
           reshard_set_hook(executor, name.c_str(), [](void *, const char *, uint32_t) { return 0; }, nullptr));
     const auto send = [](void *execution, const reshard_transformed *param) {
@@ -337,13 +339,13 @@ private:
       throwOnStatus(reshard_set_transform(executor, name.c_str(), &copies));
   }
 
-  /// Of calls that do nothing else than to take what they are given.
+  /// For calls that only store their arguments, so a failure is wrong usage.
   void throwOnStatus(reshard_status status) const {
     if (status != RESHARD_OK)
       throw Failure{status == RESHARD_FAILED ? kFailure : kUsage, reshard_error(executor_.get())};
   }
 
-  /// In place of a caller's transform: a copy out of memory that is synthesised, or into memory that is checked.
+  /// Replaces a caller's transform: copies from synthesized memory when sending, or into memory that is checked.
   int convert(const reshard_transformed &param, bool send) const {
     const auto at = storages_.find({param.endpoint, param.rank, param.name});
     if (at == storages_.end())
@@ -353,7 +355,7 @@ private:
     return 0;
   }
 
-  /// The device that this process's rank runs on, as reshard_open chooses it.
+  /// Opens the device of this process's rank, chosen as reshard_open does.
   void openDevice() {
     Launch launch;
     if (options_.transport == "nccl")
@@ -386,7 +388,7 @@ private:
       synthesize(*plan_, source.rankMemories()[i], seed, threads_);
       progress.at(static_cast<double>(i + 1) / static_cast<double>(source.rankMemories().size()));
     }
-    (void)target; // under the second seed it still holds the values of the first, all of which must change
+    (void)target; // not cleared: under the second seed it holds the values of the first, which the run must overwrite
     trace_.add(first ? "synthesize" : "synthesize again", begin);
   }
 
@@ -411,7 +413,7 @@ private:
     trace_.add("check", begin);
   }
 
-  /// The bytes moved by each method, summed over all processes.
+  /// The bytes received by each method, summed over all processes.
   Json bytesBy() {
     constexpr std::pair<const char *, reshard_method> kMethods[] = {
         {"local", RESHARD_LOCAL},
@@ -422,28 +424,29 @@ private:
     for (const auto &[name, method] : kMethods) {
       const auto mine = static_cast<int64_t>(reshard_bytes_by(executor_.get(), method));
       int64_t sum = ranks_.empty() ? mine : 0;
-      for (uint32_t rank = 0; rank < plan_->world() && !ranks_.empty(); ++rank) // each says its own in turn
-        sum += agree(rank == ranks_[0] ? mine : INT64_MAX);
+      for (uint32_t rank = 0; rank < plan_->world() && !ranks_.empty(); ++rank) // each rank contributes in turn
+        sum += allReduceMin(rank == ranks_[0] ? mine : INT64_MAX);
       json[name] = sum;
     }
     return json;
   }
 
   void report() {
-    if (!ranks_.empty()) // of several processes each has its own
+    if (!ranks_.empty()) // each process prints its own result
       printCheck("rank " + std::to_string(ranks_[0]) + ": ");
-    if (const uint64_t fallen = reshard_bytes_by(executor_.get(), RESHARD_MESSAGES_INSIDE_HOST); fallen > 0)
-      std::printf("  rank %u: %s from ranks of this host come as messages, since their memory cannot be reached\n",
-                  ranks_[0], humanBytes(static_cast<double>(fallen)).c_str());
+    if (const uint64_t bytesAsMessages = reshard_bytes_by(executor_.get(), RESHARD_MESSAGES_INSIDE_HOST);
+        bytesAsMessages > 0)
+      std::printf("  rank %u: %s from ranks on this host arrived as messages, because their memory cannot be mapped\n",
+                  ranks_[0], humanBytes(static_cast<double>(bytesAsMessages)).c_str());
     if (!omitted_.empty() &&
-        (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // a checkpoint is opened by all
-      std::printf("  %-10s '%s'%s of the source's files, which the plan does not know\n", "left out",
+        (first() || !plan_->manifest().endpoints()->Get(0)->storage())) // all processes open a checkpoint: one prints
+      std::printf("  %-10s '%s'%s in the source's files, which the plan does not use\n", "omitted",
                   printable(*omitted_.begin()).c_str(),
                   omitted_.size() > 1 ? (" and " + std::to_string(omitted_.size() - 1) + " more").c_str() : "");
-    const bool wanted = agree(options_.report.empty()) == 0; // by any process
+    const bool wanted = allReduceMin(options_.report.empty()) == 0; // by some process
     const Json by = wanted ? bytesBy() : Json();
     if (!ranks_.empty() && ranks_[0] != 0)
-      return; // the first one speaks of all
+      return; // the first process prints for all
     const schema::Manifest &manifest = plan_->manifest();
     const uint64_t bytes = ranks_.empty() ? reshard_bytes(executor_.get()) : manifest.bytes_target();
     Json runs = Json::array();
@@ -479,7 +482,7 @@ private:
     if (manifest.bytes_storage() > 0)
       std::printf("  %-10s %12s\n", "storage", humanBytes(static_cast<double>(manifest.bytes_storage())).c_str());
     if (!options_.copy.empty())
-      std::printf("  %-10s %12zu file(s) of '%s', not %zu more: weights, folders, hidden ones\n", "copied",
+      std::printf("  %-10s %12zu file(s) of '%s', except %zu others: weights, folders, hidden files\n", "copied",
                   modelFiles_.names.size(), options_.copy.c_str(), modelFiles_.skipped);
     const auto best = std::min_element(runs_.begin(), runs_.end(),
                                        [](const RunTime &a, const RunTime &b) { return a.seconds < b.seconds; });
@@ -505,22 +508,22 @@ private:
   };
 
   static constexpr int64_t kFailed =
-      INT64_MIN; // plus an exit code and a rank: what a process that failed says in place of anything else
+      INT64_MIN; // a failed process contributes this, plus its exit code and rank, to allReduceMin()
 
   const ExecutionOptions &options_;
   const unsigned threads_;
-  bool answering_ = false; // the other processes come to the next agree()
+  bool reachable_ = false; // the other processes will call allReduceMin() next
   std::unique_ptr<Plan> plan_;
   std::string source_, target_; // folders
-  std::vector<uint32_t> ranks_; // of this process; none: all
+  std::vector<uint32_t> ranks_; // of this process; empty: all
   std::map<std::tuple<uint32_t, uint32_t, std::string>, std::byte *>
-      storages_;                   // behind transforms, by endpoint, rank and name
-  std::unique_ptr<Device> device_; // of the params
+      storages_;                   // memory of params with a transform, by endpoint, rank and name
+  std::unique_ptr<Device> device_; // that holds the params
   std::unique_ptr<reshard_executor, Close> executor_;
   std::vector<RunTime> runs_;
-  ModelFiles modelFiles_;         // of the first process
-  std::set<std::string> omitted_; // tensors of the source's files that the plan does not know; those of this process's
-                                  // ranks, or of the checkpoint
+  ModelFiles modelFiles_;         // set in the first process only
+  std::set<std::string> omitted_; // tensors in the source's files that the plan does not use: of this process's ranks,
+                                  // or of the checkpoint
   CheckResult result_;
   Trace trace_;
 };

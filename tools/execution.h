@@ -11,17 +11,17 @@ namespace reshard::tools {
 struct ExecutionOptions {
   std::string plan, source, target, transport = "threads", device = "cpu", report, trace;
   bool synthesize = false, check = false, checkReplicas = false;
-  std::string allow; // "extra": tensors of the source's files that the plan does not know are left where they are
+  std::string allow; // "extra": tensors in the source's files that the plan does not use are ignored
   uint64_t seed = 0, repeat = 1;
   unsigned threads = 0; // 0: all cores
   double timeout = 0;   // 0: none
   bool noLocalShortcut = false;
-  uint64_t memory = 0; // bytes that may be resident; 0: no limit
-  std::string copy;    // the folder of a model, whose files other than weights go beside those of written checkpoints
-  uint64_t shardBytes = 0; // of a written checkpoint's file; 0: as Hugging Face cuts them
+  uint64_t memory = 0;     // limit of resident bytes; 0: none
+  std::string copy;        // a model's folder; its files other than weights are copied into written checkpoints
+  uint64_t shardBytes = 0; // largest file of a written checkpoint, in bytes; 0: 5 GB, as Hugging Face
 };
 
-/// Prints messages on stderr, the table on stdout, writes report and trace; returns the exit code.
+/// Prints errors on stderr and the result on stdout; writes the report and the trace. Returns the exit code.
 int execute(const ExecutionOptions &options);
 
 } // namespace reshard::tools

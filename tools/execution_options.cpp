@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// `storage` of the job, which the plan has as it is written there: a relative one starts in the plan's folder.
+/// The `storage` path of an endpoint, as the job has it; a relative path is relative to the plan's folder.
 std::string storageOf(const ExecutionOptions &options, const Plan &plan, uint32_t endpoint) {
   const auto *directory = plan.manifest().endpoints()->Get(endpoint)->directory();
   return directory && directory->size() > 0 ? (fs::path(options.plan).parent_path() / directory->str()).string()
@@ -34,45 +34,46 @@ std::string targetFolder(const ExecutionOptions &options, const Plan &plan) {
 void checkOptions(const ExecutionOptions &options, const Plan &plan) {
   if (options.synthesize ? !options.target.empty() : sourceFolder(options, plan).empty())
     throw Failure{kUsage, options.synthesize
-                              ? "--synthesize makes values in memory, found --target as well"
-                              : "the job names no folder of its source, expected --source=DIR, or --synthesize"};
+                              ? "--synthesize keeps the target in memory, expected no --target"
+                              : "the job names no folder for its source, expected --source=DIR or --synthesize"};
   std::error_code unknown;
   if (const std::string folder = sourceFolder(options, plan);
       !options.synthesize && options.source.empty() && !fs::is_directory(folder, unknown))
-    throw Failure{kUsage,
-                  "'" + folder +
-                      "' is no folder: 'storage' of the job starts in the plan's folder, --source=DIR names another"};
+    throw Failure{kUsage, "'" + folder +
+                              "' is not a folder: 'storage' of the job is relative to the plan's folder; --source=DIR "
+                              "names another folder"};
   if (options.synthesize && !options.allow.empty())
-    throw Failure{kUsage, "--allow=extra is about files, found --synthesize as well"};
+    throw Failure{kUsage, "--allow=extra applies to files, expected no --synthesize"};
   if (!options.synthesize && targetFolder(options, plan).empty())
     throw Failure{kUsage, plan.manifest().endpoints()->size() > 2
                               ? "the plan has several targets, expected --target=DIR, one folder for all"
-                              : "the job names no folder of its target, expected --target=DIR, or --synthesize"};
+                              : "the job names no folder for its target, expected --target=DIR or --synthesize"};
   const auto &endpoints = *plan.manifest().endpoints();
   const bool written = !options.synthesize && std::any_of(endpoints.begin() + 1, endpoints.end(),
                                                           [](const schema::Endpoint *e) { return e->checkpoint(); });
   if (!options.copy.empty() && !written)
-    throw Failure{kUsage, std::string("--copy puts files beside a written checkpoint, ") +
-                              (options.synthesize ? "found --synthesize as well"
-                                                  : "expected a target with 'storage' and no mesh")};
+    throw Failure{
+        kUsage, std::string("--copy adds files to a written checkpoint, ") +
+                    (options.synthesize ? "expected no --synthesize" : "expected a target with 'storage' and no mesh")};
   const bool made = options.synthesize && !options.source.empty() && endpoints.Get(0)->checkpoint();
   if (options.shardBytes > 0 && !written && !made)
-    throw Failure{kUsage,
-                  "--max-shard-size is about files of a written checkpoint, expected one with 'storage' and no mesh"};
-  const bool standsIn = options.synthesize && options.source.empty() && options.device == "cpu";
-  if (const auto transforms = namesOf(plan, &schema::Param::transform); !transforms.empty() && !standsIn)
-    throw Failure{kUsage, "the plan has the transform '" + transforms[0] +
-                              "', which is a caller's, expected --synthesize without --source, and device 'cpu'"};
+    throw Failure{
+        kUsage,
+        "--max-shard-size applies to files of a written checkpoint, expected a target with 'storage' and no mesh"};
+  const bool replacesCaller = options.synthesize && options.source.empty() && options.device == "cpu";
+  if (const auto transforms = namesOf(plan, &schema::Param::transform); !transforms.empty() && !replacesCaller)
+    throw Failure{kUsage, "the plan uses the transform '" + transforms[0] +
+                              "', a function of the caller: expected --synthesize without --source, and --device=cpu"};
   for (const schema::Endpoint *endpoint : *plan.manifest().endpoints()) {
     const bool shared =
         options.transport != "threads" && endpoint->storage() && endpoint != plan.manifest().endpoints()->Get(0);
     if (shared && options.synthesize)
       throw Failure{kUsage,
                     "the files of " + endpoint->role()->str() +
-                        " belong to no process, expected --source=DIR and --target=DIR in place of --synthesize"};
+                        " belong to no single process, expected --source=DIR and --target=DIR instead of --synthesize"};
     if (shared && options.device != "cpu")
       throw Failure{kUsage, "the files of " + endpoint->role()->str() +
-                                " are written by several processes, which needs device 'cpu'"};
+                                " are written by several processes, expected --device=cpu"};
   }
 }
 

@@ -1,4 +1,4 @@
-// What the options of reshard-exec mean for a plan: its folders, and whether they go together.
+// Interprets the options of reshard-exec for a plan: its folders, and whether the options are compatible.
 #pragma once
 
 #include "executor/load.h"
@@ -9,17 +9,17 @@
 
 namespace reshard::tools {
 
-/// The folder of the source's files: --source, else `storage` of the job's source; empty where neither is given.
+/// The folder of the source's files: --source, else `storage` of the job's source; empty if neither is given.
 std::string sourceFolder(const ExecutionOptions &options, const Plan &plan);
 
-/// The folder to make: --target, else `storage` of the job's only target. Several targets appear together in one
-/// folder, which only --target names. Empty where there is none.
+/// The folder to create: --target, else `storage` of the job's only target. Several targets are written to one folder,
+/// which only --target can name. Empty if neither is given.
 std::string targetFolder(const ExecutionOptions &options, const Plan &plan);
 
-/// Throws a Failure where options do not fit each other or the plan.
+/// Throws Failure if the options contradict each other or the plan.
 void checkOptions(const ExecutionOptions &options, const Plan &plan);
 
-/// The hooks (schema::Param::refresh) or transforms that the plan's params name, each once.
+/// The distinct names of hooks (schema::Param::refresh) or transforms in the plan's params, sorted.
 std::vector<std::string> namesOf(const Plan &plan, const flatbuffers::String *(schema::Param::*name)() const);
 
 } // namespace reshard::tools

@@ -1,13 +1,14 @@
-// FlatBuffers leave empty vectors out, and the verifier takes a plan without them: to us, absent is empty.
+// FlatBuffers may omit empty vectors, and their verifier accepts that: the tools read an absent vector as empty.
 #pragma once
 
 #include "schema/manifest.h"
 
 namespace reshard::tools {
 
-/// A vector of a table, or one without elements where there is none.
+/// A vector field of a table, or an empty vector if the field is absent.
 template <class T> const flatbuffers::Vector<T> &orEmpty(const flatbuffers::Vector<T> *vector) {
-  alignas(8) static const flatbuffers::uoffset_t kNone[2] = {}; // a vector is its length, then its elements
+  alignas(
+      8) static const flatbuffers::uoffset_t kNone[2] = {}; // in memory, a vector is its length and then its elements
   return vector ? *vector : *reinterpret_cast<const flatbuffers::Vector<T> *>(kNone);
 }
 

@@ -29,7 +29,7 @@ FootprintLimit::~FootprintLimit() {
 
 void FootprintLimit::watch(uint64_t bytes) {
   while (!done_) {
-    // Half of the limit is for what comes in until the next look.
+    // Release at half of the limit: more pages are read before the next check.
     if (rssBytes() > bytes / 2)
       for (const Memory *memory : files_)
         memory->release();

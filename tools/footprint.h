@@ -1,4 +1,4 @@
-// Models larger than memory: what of the mapped files stands in memory is kept below a limit.
+// Limits the footprint of mapped files, for models larger than memory.
 #pragma once
 
 #include "tools/memory.h"
@@ -9,12 +9,12 @@
 
 namespace reshard::tools {
 
-/// The bytes of this process that are resident now.
+/// The resident memory of this process now, in bytes.
 uint64_t rssBytes();
 
-/// While it lives, a thread looks at this process's resident memory a few hundred times a second and unmaps the pages
-/// of the files once they make it larger than `bytes` (0: no limit). Their contents stay in the files: reading or
-/// writing a page again brings it back.
+/// While this object lives, a thread checks the resident memory of this process a few hundred times a second and
+/// releases the pages of the files when it approaches `bytes` (0: no limit). The contents remain in the files: the next
+/// access to a page reads it again.
 class FootprintLimit {
 public:
   FootprintLimit(std::vector<const Memory *> files, uint64_t bytes);

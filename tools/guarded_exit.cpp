@@ -21,10 +21,10 @@ void endProcess(int code) {
 
 } // namespace reshard::tools
 
-/// In place of libc's.
+/// Replaces libc's _exit.
 extern "C" void _exit(int code) {
   using namespace reshard::tools;
-  if (gettid() == getpid()) // the main thread, or a child that was forked
+  if (gettid() == getpid()) // the main thread, or a forked child
     endProcess(code);
   while (others == ExitPolicy::wait)
     usleep(1000);

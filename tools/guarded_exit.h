@@ -1,17 +1,18 @@
-// Open MPI ends a process by _exit where a peer is lost in MPI_Init, which no handler of errors prevents. The process
-// should end by itself instead: with its exit code, and after it has said at the deadline who is missing.
+// Controls calls of _exit by other threads. Open MPI calls _exit if a peer is lost in MPI_Init, and no error handler
+// prevents that. This process must instead exit with its own code, after it has named the missing ranks at the
+// deadline.
 #pragma once
 
 namespace reshard::tools {
 
-/// What comes of a call of _exit by another thread than the main one: it ends the process; it ends it with kFailure; it
-/// waits for the main thread.
+/// What a call of _exit by a thread other than the main thread does: it ends the process with its code (pass) or with
+/// kFailure (fail), or it blocks until the main thread ends the process (wait).
 enum class ExitPolicy { pass, fail, wait };
 
-/// From now on; `pass` at first. To be another only while this process joins its peers, or leaves them.
+/// Sets the policy; initially `pass`. Use another policy only while this process joins or leaves its peers.
 void guardExits(ExitPolicy how);
 
-/// _exit for any thread, whatever is held.
+/// Ends the process immediately, from any thread and with any locks held.
 [[noreturn]] void endProcess(int code);
 
 } // namespace reshard::tools

@@ -1,4 +1,5 @@
-// reshard-inspect: what a plan is, what one rank does, where a param comes from, and whether it is right.
+// reshard-inspect: shows what a plan contains, what one rank does and where a param comes from; verifies and simulates
+// plans.
 
 #include "compiler/frontend/reading.h"
 #include "compiler/frontend/topology.h"
@@ -23,25 +24,26 @@ int main(int argc, char **argv) {
   Command command{
       "reshard-inspect",
       "PLAN",
-      "Prints what a plan holds; --verify proves it.",
-      {{"--rank", "N", "every step of one rank, with names", rank},
-       {"--param", "GLOB", "the target params whose names match: what they hold and where it comes from",
+      "Prints a summary of a plan, or one of the reports below.",
+      {{"--rank", "N", "print every step of one rank, with param names", rank},
+       {"--param", "GLOB", "print the target params whose names match: their contents, and the ranks that send them",
         setText(options.param)},
-       {"--format", "FORMAT", "text or json", setChoice(options.format, {"text", "json"})},
-       {"--verify", "", "prove that every target byte is written once, from the right source byte",
+       {"--format", "FORMAT", "text (default) or json", setChoice(options.format, {"text", "json"})},
+       {"--verify", "", "prove that every target byte is written exactly once, from the right source byte",
         setSwitch(options.verify)},
-       {"--simulate", "TOPOLOGY", "predict the time on a topology file, beside the least that any plan could take",
+       {"--simulate", "TOPOLOGY",
+        "estimate the time on the cluster that a topology file describes, with the lower bound of all plans",
         setText(topology)},
-       {"--trace", "FILE", "write what is simulated for Perfetto", setText(options.trace)},
-       {"--timeout", "S", "deadline in seconds of --verify, --param and --simulate (none)",
+       {"--trace", "FILE", "write the simulated activities for Perfetto; needs --simulate", setText(options.trace)},
+       {"--timeout", "S", "deadline in seconds for --verify, --param and --simulate (default: none)",
         setSeconds(options.timeout)}},
       1};
   if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
   options.plan = arguments[0];
-  if (const int asked = (options.rank >= 0) + !options.param.empty() + !topology.empty() + options.verify; asked > 1) {
-    printError(command.name, "found " + std::to_string(asked) +
-                                 " of --rank, --param, --simulate and --verify, expected one at a time");
+  if (const int count = (options.rank >= 0) + !options.param.empty() + !topology.empty() + options.verify; count > 1) {
+    printError(command.name,
+               "found " + std::to_string(count) + " of --rank, --param, --simulate and --verify, expected at most one");
     return kUsage;
   }
   options.fits = [&](const std::string &name) { return reshard::matchesGlob(options.param, name); };
@@ -55,7 +57,7 @@ int main(int argc, char **argv) {
       return kUsage;
     }
   } else if (!options.trace.empty()) {
-    printError("reshard-inspect", "--trace writes what --simulate does, which is not asked for");
+    printError("reshard-inspect", "--trace needs --simulate=TOPOLOGY");
     return kUsage;
   }
   try {

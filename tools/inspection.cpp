@@ -29,7 +29,7 @@ std::string counted(uint64_t count, const std::string &what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-/// Counts of the params that stand quantised; empty where there is none.
+/// Counts of the params that are stored quantized; empty if there are none.
 Json quantizedJson(const Manifest &m, uint32_t endpoint) {
   const QuantizedCounts counts = countQuantized(m, endpoint);
   Json json = Json::object();
@@ -105,7 +105,7 @@ void printSummary(const Json &s) {
     std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(),
                 endpoint["storage"] ? "files" : "ranks",
                 (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(),
-                number(endpoint["mesh_ranks"], endpoint["storage"] ? "file" : "place").c_str(),
+                number(endpoint["mesh_ranks"], endpoint["storage"] ? "file" : "mesh rank").c_str(),
                 number(endpoint["params"], "param").c_str(), number(endpoint["param_patterns"], "pattern").c_str(),
                 endpoint["axes"].dump().c_str());
     std::string quantized;
@@ -115,12 +115,12 @@ void printSummary(const Json &s) {
         for (const auto &[format, count] : counts[name.key].items())
           quantized += ", " + text(count) + " " + format + " " + name.words;
     if (counts.contains("to_send"))
-      quantized += ", " + text(counts["to_send"]) + " where they are sent";
+      quantized += ", " + text(counts["to_send"]) + " for sending";
     if (!quantized.empty())
-      std::printf("%-10s quantised:%s\n", "", quantized.c_str() + 1);
+      std::printf("%-10s quantized:%s\n", "", quantized.c_str() + 1);
   }
   if (s["staged_bytes"] > 0)
-    std::printf("gathers    %s at most in the arena of a rank, to be quantised\n", size(s["staged_bytes"]).c_str());
+    std::printf("staged     at most %s in the arena of a rank, to be quantized\n", size(s["staged_bytes"]).c_str());
   std::printf("moves      %s: local %s, remote %s, storage %s\n", size(s["bytes"]["target"]).c_str(),
               size(s["bytes"]["local"]).c_str(), size(s["bytes"]["remote"]).c_str(),
               size(s["bytes"]["storage"]).c_str());
@@ -129,7 +129,7 @@ void printSummary(const Json &s) {
               number(s["rounds"], "round").c_str());
 }
 
-/// Names of a rank's buffers; params of one run are looked up together.
+/// Names of a rank's buffers; the names of one buffer range are computed together.
 class Names {
 public:
   Names(const Plan &plan, const Segment &segment) : plan_(plan), segment_(segment) {}
@@ -211,7 +211,7 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
                     operand["name"].get<std::string>().c_str(), operand["offset"].get<unsigned long long>(),
                     operand["bytes"].get<unsigned long long>(), operand["row_bytes"].get<unsigned long long>());
         for (const Json &loop : operand["loops"])
-          std::printf(loop["buffer_step"] == 0 ? " x %llu every %lld" : " x %llu, %lld bytes and %lld params on",
+          std::printf(loop["buffer_step"] == 0 ? " x %llu, stride %lld" : " x %llu, stride %lld bytes and %lld params",
                       loop["count"].get<unsigned long long>(), loop["stride"].get<long long>(),
                       loop["buffer_step"].get<long long>());
         std::printf("\n");
@@ -220,8 +220,8 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
   return kDone;
 }
 
-/// For every target rank and matching param: its shape, what its layout says it holds, and how many bytes come from
-/// which rank.
+/// For every target rank and matching param: shape, contents according to the layout, and bytes received from each
+/// rank.
 int inspectParam(const Plan &plan, const InspectionOptions &options) {
   const Manifest &m = plan.manifest();
   PairedPlan paired(plan);
@@ -237,11 +237,11 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
     const Segment &segment = paired.segment(rank);
     struct DerivedBytes {
       uint32_t buffer;
-      uint64_t bytes, of; // its own, which are made of so many
+      uint64_t bytes, of; // of the buffer; of the view from which it is derived
     };
-    std::map<uint32_t, Json> wanted; // by buffer
+    std::map<uint32_t, Json> wanted; // params to print, by buffer
     std::map<uint32_t, std::vector<DerivedBytes>>
-        writtenBy; // of a buffer that something is written to, those that it is for: of a face, what it shows
+        writtenBy; // by written buffer, the buffers to print that get its bytes: for a quantized view, its base params
     for (const BufferRange *run : orEmpty(segment.buffers())) {
       const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
       if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->view())
@@ -288,7 +288,7 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
     if (wanted.empty())
       continue;
     Names names(plan, segment);
-    std::map<uint32_t, std::map<std::string, uint64_t>> from; // bytes that are written
+    std::map<uint32_t, std::map<std::string, uint64_t>> from; // bytes written to each buffer, by origin
     std::map<uint32_t, const DerivedBytes *> derived;
     for (const auto &[buffer, list] : writtenBy)
       for (const DerivedBytes &one : list)
@@ -304,12 +304,13 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
     }
     for (auto &[buffer, one] : wanted) {
       unsigned __int128 sum = 0;
-      uint64_t shown = 0;
-      for (const auto &[source, bytes] : from[buffer]) { // rounded so that they add up
+      uint64_t assigned = 0;
+      for (const auto &[source, bytes] :
+           from[buffer]) { // scaled to the bytes of the buffer and rounded so that they add up
         sum += bytes;
         const auto upTo = static_cast<uint64_t>(sum * derived[buffer]->bytes / derived[buffer]->of);
-        one["from"][source] = upTo - shown;
-        shown = upTo;
+        one["from"][source] = upTo - assigned;
+        assigned = upTo;
       }
       found.push_back(std::move(one));
     }
@@ -334,7 +335,7 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
       const bool swizzled = quantized["content"] == "scales" && quantized["swizzled"].get<bool>();
       for (const QuantizedByName &name : kQuantizedByNames)
         if (quantized["quantized_by"] == name.key)
-          std::printf("\n  quantised as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(),
+          std::printf("\n  quantized as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(),
                       swizzled ? "swizzled " : "", quantized["content"].get<std::string>().c_str(), name.words);
     }
     if (const std::string transform = one["transform"]; !transform.empty())
@@ -359,7 +360,7 @@ int verify(const Plan &plan, bool json) {
             .dump(2)
             .c_str());
   else if (result.error.empty())
-    std::printf("right: all %llu target bytes are written once, from the right source byte (%llu moves)\n",
+    std::printf("right: all %llu target bytes are written exactly once, from the right source byte (%llu moves)\n",
                 static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
   if (result.error.empty())
     return kDone;

@@ -1,4 +1,4 @@
-// The answers of reshard-inspect.
+// The reports of reshard-inspect.
 #pragma once
 
 #include "ir/ir.h"
@@ -12,15 +12,15 @@ namespace reshard::tools {
 
 struct InspectionOptions {
   std::string plan, param, format = "text";
-  int64_t rank = -1;                             // -1: none asked for
-  std::function<bool(const std::string &)> fits; // whether a name fits `param`
+  int64_t rank = -1;                             // -1: no rank
+  std::function<bool(const std::string &)> fits; // whether a name matches `param`
   bool verify = false;
   std::optional<ir::Topology> topology; // to simulate on
   std::string trace;                    // where to write the simulation's activities
   double timeout = 0;                   // 0: none
 };
 
-/// Prints to stdout, complains on stderr; returns the exit code.
+/// Prints the report on stdout and errors on stderr. Returns the exit code.
 int inspect(const InspectionOptions &options);
 
 } // namespace reshard::tools

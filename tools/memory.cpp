@@ -24,8 +24,8 @@ std::string shapeText(const std::vector<int64_t> &shape) {
   return text + "]";
 }
 
-/// Whether every tensor of a param is held by another param of the endpoint as well: then a checkpoint may leave it out
-/// (tied weights are usually stored once). Of one that stands quantised, its elements count.
+/// Whether another param of the endpoint holds every tensor of a param too: then a checkpoint may omit it (tied weights
+/// are usually stored once). For a quantized param, the tensors of its elements count.
 bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
   if (const auto by = elementViews(endpoint)[number])
     number = by->view;
@@ -123,9 +123,9 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
     forEach([&](std::byte *&, int64_t bytes) { fits = fits && !__builtin_add_overflow(total, bytes, &total); });
     allocated_ += fits ? static_cast<uint64_t>(total) : 0;
     if (!fits || allocated_ > machine)
-      return "cannot allocate the params of " + endpoint.role()->str() + ": those up to " + meshRankName(endpoint, p) +
-             " take " + (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") +
-             ", and this machine has " + humanBytes(static_cast<double>(machine));
+      return "cannot allocate the params of " + endpoint.role()->str() + ": ranks up to " + meshRankName(endpoint, p) +
+             " need " + (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") +
+             ", but this machine has " + humanBytes(static_cast<double>(machine));
     if (total == 0)
       total = kAlignment;
     int file = -1;
@@ -149,10 +149,10 @@ std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
   return {};
 }
 
-/// Binds a place to the tensors of its file; nothing may be missing or other, and nothing too many that does not go to
-/// `unknown`.
-std::string Memory::useFile(uint32_t endpointNumber, uint32_t meshRankNumber, const std::string &what,
-                            Checkpoint &checkpoint, std::set<std::string> *unknown) {
+/// Binds a mesh rank to the tensors of its file. Refuses missing tensors, other dtypes and other shapes. Tensors that
+/// the plan does not use are added to `unknown`, or refused if it is null.
+std::string Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const std::string &what,
+                             Checkpoint &checkpoint, std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   MeshRankMemory &memory = addRank(endpointNumber, meshRankNumber);
   std::set<std::string> left;
@@ -167,13 +167,13 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t meshRankNumber, co
       if (found == checkpoint.tensors.end()) {
         if (endpoint.checkpoint() && endpointNumber == 0 && heldElsewhere(endpoint, p))
           continue;
-        return what + " lacks tensor '" + instance.name + "'" + nearest(instance.name, {left.begin(), left.end()});
+        return what + " has no tensor '" + instance.name + "'" + nearest(instance.name, {left.begin(), left.end()});
       }
       const TensorView &view = found->second;
       if (view.dtype != schema::storageDtypeOf(param))
         return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " +
                schema::dtypeName(schema::storageDtypeOf(param)) +
-               (endpointNumber == 0 ? "; 'dtype: stored' in the job's source takes the dtypes of its files" : "");
+               (endpointNumber == 0 ? "; 'dtype: stored' in the job's source uses the dtypes of its files" : "");
       if (view.shape != instance.shape)
         return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " +
                shapeText(instance.shape);
@@ -184,13 +184,13 @@ std::string Memory::useFile(uint32_t endpointNumber, uint32_t meshRankNumber, co
   if (unknown)
     unknown->merge(left);
   else if (!left.empty())
-    return what + " has tensor '" + *left.begin() + "', which the plan does not know" +
+    return what + " has tensor '" + *left.begin() + "', which the plan does not use" +
            (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") +
-           (endpointNumber == 0 ? "; --allow=extra leaves such tensors out" : "");
+           (endpointNumber == 0 ? "; --allow=extra ignores such tensors" : "");
   return {};
 }
 
-void Memory::leave(uint32_t endpoint) {
+void Memory::dropEndpoint(uint32_t endpoint) {
   std::erase_if(rankMemories_, [&](const MeshRankMemory &each) { return each.endpoint == endpoint; });
 }
 
@@ -199,12 +199,12 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error))
-    return "'" + folder + "' is no folder";
+    return "'" + folder + "' is not a folder";
   if (endpoint.checkpoint()) {
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     if (std::string problem = readCheckpoint(folder, *checkpoints_.back(), writable); !problem.empty())
       return problem;
-    return useFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back(), unknown);
+    return bindFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back(), unknown);
   }
   std::set<std::string> files;
   for (const auto &entry : std::filesystem::directory_iterator(folder, error))
@@ -216,19 +216,20 @@ std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder
       continue;
     const std::string name = rankFile(endpoint.ranks()->Get(p)), path = folder + "/" + name;
     if (files.erase(name) == 0)
-      return "'" + folder + "' lacks '" + name + "', the params of " + endpoint.role()->str() + " " +
+      return "'" + folder + "' has no file '" + name + "' for the params of " + endpoint.role()->str() + " " +
              meshRankName(endpoint, p);
     if (!mine(endpoint, p))
       continue;
     checkpoints_.push_back(std::make_unique<Checkpoint>());
     if (std::string problem = readSafetensors(path, *checkpoints_.back(), writable); !problem.empty())
       return problem;
-    if (std::string problem = useFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown);
+    if (std::string problem = bindFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown);
         !problem.empty())
       return problem;
   }
   if (!files.empty())
-    return "'" + folder + "' has '" + *files.begin() + "', but " + endpoint.role()->str() + " has no params there";
+    return "'" + folder + "' contains '" + *files.begin() + "', but the " + endpoint.role()->str() +
+           " has no params on that rank";
   return {};
 }
 
@@ -248,7 +249,7 @@ std::string Memory::createFiles(uint32_t endpointNumber, const std::string &fold
             ? createCheckpoint(folder, tensors, static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
             : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
     if (problem.empty())
-      problem = useFile(endpointNumber, p, "'" + folder + "'", checkpoint);
+      problem = bindFile(endpointNumber, p, "'" + folder + "'", checkpoint);
     if (!problem.empty())
       return problem;
   }

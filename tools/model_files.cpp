@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint64_t kLargest = uint64_t{256} << 20; // tokenizers take some 30 MiB
+constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20; // a tokenizer has about 30 MiB
 constexpr const char *kWeights[] = {".safetensors", ".index.json", ".bin",  ".pt",  ".pth", ".ckpt", ".gguf",
                                     ".h5",          ".msgpack",    ".onnx", ".npz", ".npy", ".pkl"};
 
@@ -32,7 +32,7 @@ ModelFiles findModelFiles(const std::string &folder) {
   for (; !error && at != fs::directory_iterator(); at.increment(error)) {
     const std::string name = at->path().filename();
     std::error_code lost;
-    const fs::file_status status = at->status(lost); // of what a link leads to
+    const fs::file_status status = at->status(lost); // follows links
     if (name.starts_with('.') || isWeights(name) || fs::is_directory(status)) {
       ++found.skipped;
       continue;
@@ -40,24 +40,24 @@ ModelFiles findModelFiles(const std::string &folder) {
     if (!isPlain(name))
       throw Failure{kUsage,
                     "'" + at->path().string() +
-                        "' has a name that is not of printable ASCII characters, expected files such as config.json"};
+                        "' has a name with characters other than printable ASCII, expected files such as config.json"};
     const uint64_t bytes = fs::is_regular_file(status) ? fs::file_size(at->path(), lost) : 0;
     if (lost || !fs::is_regular_file(status))
       throw Failure{kUsage,
                     "'" + at->path().string() + "' " +
-                        (status.type() == fs::file_type::not_found ? "leads to no file" : "is no regular file") +
+                        (status.type() == fs::file_type::not_found ? "is a broken link" : "is not a regular file") +
                         ", expected files to copy"};
-    if (bytes > kLargest)
+    if (bytes > kMaxFileBytes)
       throw Failure{kUsage, "'" + at->path().string() + "' has " + std::to_string(bytes) +
-                                " bytes, expected small files beside the weights, of at most " +
-                                std::to_string(kLargest)};
+                                " bytes, expected small files other than weights, of at most " +
+                                std::to_string(kMaxFileBytes) + " bytes"};
     found.names.push_back(name);
   }
   if (error)
     throw Failure{kUsage, "cannot read '" + folder + "': " + error.message()};
   std::sort(found.names.begin(), found.names.end());
   if (!std::binary_search(found.names.begin(), found.names.end(), "config.json"))
-    throw Failure{kUsage, "'" + folder + "' lacks 'config.json', expected the files of a model to copy"};
+    throw Failure{kUsage, "'" + folder + "' has no 'config.json', expected the folder of a model"};
   return found;
 }
 

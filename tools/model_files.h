@@ -1,4 +1,4 @@
-// What makes a checkpoint a model beside its weights: config.json, generation_config.json, the tokenizer's files, code.
+// The files of a model other than its weights: config.json, generation_config.json, the tokenizer's files, code.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@ namespace reshard::tools {
 struct ModelFiles {
   std::string folder;
   std::vector<std::string> names; // sorted
-  size_t skipped = 0;             // weights, folders and hidden files, which are not among them
+  size_t skipped = 0;             // number of weights, folders and hidden files
 };
 
-/// The small files of a folder that are no weights. Throws Failure where it has no config.json, or one that cannot be
+/// The small files of a folder that are not weights. Throws Failure if it has no config.json, or a file that cannot be
 /// copied.
 ModelFiles findModelFiles(const std::string &folder);
-/// Copies them into a folder. Throws Failure where one of that name is there.
+/// Copies the files into a folder. Throws Failure if a file of the same name exists there.
 void copyModelFiles(const ModelFiles &files, const std::string &folder);
 
 } // namespace reshard::tools

@@ -23,24 +23,24 @@ namespace fs = std::filesystem;
 namespace {
 
 std::mutex mutex;
-fs::path unfinished; // what a signal removes
+fs::path unfinished; // the folder that a signal removes
 int pipeEnds[2] = {-1, -1};
-std::atomic<const void *> unread = nullptr; // the address of a page of a file that could not be read
+std::atomic<const void *> unread = nullptr; // an address in a mapped file that could not be read
 
-/// A handler may do next to nothing: a thread does the rest.
+/// A signal handler may call few functions: it wakes a thread that does the work.
 void handle(int number) {
   const auto byte = static_cast<char>(number);
   [[maybe_unused]] const ssize_t written = write(pipeEnds[1], &byte, 1);
 }
 
 void handlePage(int number, siginfo_t *info, void *) {
-  unread = info->si_code > 0 ? info->si_addr : nullptr; // not where another process sent it
+  unread = info->si_code > 0 ? info->si_addr : nullptr; // null if another process sent the signal
   handle(number);
-  for (;;) // to return would raise it again
+  for (;;) // returning would raise the signal again
     pause();
 }
 
-/// What is wrong with the page of a mapped file at an address; empty where no file is mapped there.
+/// The error text for an unreadable address in a mapped file; empty if no file is mapped there.
 std::string unreadPage(const void *address) {
   std::string text;
   if (std::FILE *maps = std::fopen("/proc/self/maps", "re")) {
@@ -56,9 +56,9 @@ std::string unreadPage(const void *address) {
       struct stat status{};
       text = "'" + std::string(line + name) + "': byte " + std::to_string(at - begin + offset) + " cannot be read: ";
       if (::stat(line + name, &status) == 0 && static_cast<uint64_t>(status.st_size) <= at - begin + offset)
-        text += "the file was made shorter during the run, it has " + std::to_string(status.st_size) + " bytes now";
+        text += "the file was truncated during the run and now has " + std::to_string(status.st_size) + " bytes";
       else
-        text += "its device failed, or the file was made shorter during the run";
+        text += "its device failed, or the file was truncated during the run";
     }
     std::fclose(maps);
   }
@@ -68,8 +68,8 @@ std::string unreadPage(const void *address) {
 /// flock on a folder: 0, or an error number.
 int lockFolder(int folder, int how) { return folder < 0 ? EBADF : ::flock(folder, how) == 0 ? 0 : errno; }
 
-/// Whether a descriptor is that of what now stands at a path.
-bool standsAt(int folder, const fs::path &path) {
+/// Whether a path still names the file of an open descriptor.
+bool stillNames(int folder, const fs::path &path) {
   struct stat open{}, there{};
   return ::fstat(folder, &open) == 0 && ::lstat(path.c_str(), &there) == 0 && open.st_dev == there.st_dev &&
          open.st_ino == there.st_ino;
@@ -77,8 +77,8 @@ bool standsAt(int folder, const fs::path &path) {
 
 int openFolder(const fs::path &path) { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); }
 
-/// Removes what processes of this host that were killed have left beside `path`: whoever fills a folder holds a lock on
-/// it, which goes with the process.
+/// Removes folders beside `path` that killed processes of this host left. A process that fills a folder holds a lock on
+/// it, which the kernel releases when the process ends.
 void removeStale(const fs::path &path, const std::string &prefix, const std::string &host) {
   std::error_code error;
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
@@ -89,20 +89,20 @@ void removeStale(const fs::path &path, const std::string &prefix, const std::str
       continue;
     const int folder = openFolder(each->path());
     std::error_code ignored;
-    if (lockFolder(folder, LOCK_EX | LOCK_NB) == 0 && standsAt(folder, each->path()))
+    if (lockFolder(folder, LOCK_EX | LOCK_NB) == 0 && stillNames(folder, each->path()))
       fs::remove_all(each->path(), ignored);
     if (folder >= 0)
       ::close(folder);
   }
 }
 
-/// Renames unless something stands there.
+/// Renames unless the new name exists.
 std::error_code renameNew(const fs::path &from, const fs::path &to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0)
     return {};
   if (errno != EINVAL && errno != ENOSYS)
     return {errno, std::generic_category()};
-  std::error_code error; // a file system that cannot do it as one step
+  std::error_code error; // the file system has no atomic RENAME_NOREPLACE
   if (fs::exists(fs::symlink_status(to, error)))
     return std::make_error_code(std::errc::file_exists);
   fs::rename(from, to, error);
@@ -129,9 +129,10 @@ void watchSignals() {
       const std::string text = number == SIGBUS ? unreadPage(unread) : std::string();
       if (!text.empty())
         printError("reshard-exec", text);
-      const std::lock_guard lock(mutex); // kept: nothing is committed any more
+      const std::lock_guard lock(mutex); // never released: no folder is committed from here on
       std::error_code failed(EAGAIN, std::generic_category());
-      for (int tries = 0; failed && tries < 100 && !unfinished.empty(); ++tries) // files may still be made in it
+      for (int tries = 0; failed && tries < 100 && !unfinished.empty();
+           ++tries) // other threads may still create files in it
         fs::remove_all(unfinished, failed);
       if (!text.empty())
         endProcess(kFailure);
@@ -149,7 +150,7 @@ std::string insideOf(const std::string &path, const std::string &folder) {
     std::error_code absent;
     if (fs::equivalent(each, folder, absent))
       return "'" + path + (each == own ? "' is the source '" : "' is inside the source '") + folder +
-             "', expected a new folder outside of it";
+             "', expected a new folder outside it";
     if (each == each.root_path())
       break;
   }
@@ -176,16 +177,16 @@ NewFolder::NewFolder(const std::string &path, int64_t number, bool make)
   const std::lock_guard lock(mutex);
   std::error_code error;
   if (fs::exists(fs::symlink_status(path_, error)))
-    throw Failure{kUsage, "'" + path + "' exists already; a target folder is made, not changed"};
+    throw Failure{kUsage, "'" + path + "' already exists; expected the name of a folder to create"};
   removeStale(path_, path_.filename().string() + ".partial-", host);
-  // Until it is locked, another process may take it for what a dead one has left.
+  // Until it is locked, another process may remove the folder as stale: then create it again.
   for (int tries = 0; lock_ < 0; ++tries) {
     if (!fs::create_directory(temporary_, error))
       throw Failure{kUsage, "cannot create '" + temporary_.string() +
                                 "': " + (error ? error : std::make_error_code(std::errc::file_exists)).message()};
     lock_ = openFolder(temporary_);
-    lockFolder(lock_, LOCK_EX); // without locks on this file system, nobody removes what is stale
-    if (lock_ >= 0 && !standsAt(lock_, temporary_) && tries < 100) {
+    lockFolder(lock_, LOCK_EX); // if the file system has no locks, stale folders are not removed
+    if (lock_ >= 0 && !stillNames(lock_, temporary_) && tries < 100) {
       ::close(lock_);
       lock_ = -1;
     } else if (lock_ < 0) {
@@ -211,7 +212,7 @@ void NewFolder::commit() {
     return;
   const std::lock_guard lock(mutex);
   if (const std::error_code error = renameNew(temporary_, path_))
-    throw Failure{kFailure, "cannot finish '" + path_.string() + "': " + error.message()};
+    throw Failure{kFailure, "cannot rename the finished folder to '" + path_.string() + "': " + error.message()};
   unfinished.clear();
   done_ = true;
 }

@@ -1,4 +1,4 @@
-// Folders that appear complete or not at all.
+// Creates folders atomically: they appear only when they are complete.
 #pragma once
 
 #include "tools/common.h"
@@ -15,42 +15,44 @@ struct Failure {
   std::string message;
 };
 
-/// Throws where there is an error.
+/// Throws Failure if `error` is not empty.
 inline void throwOnError(const std::string &error, int code) {
   if (!error.empty())
     throw Failure{code, error};
 }
 
-/// Once, for the whole process: SIGINT and SIGTERM end it after the unfinished folder is gone, and so does a page of a
-/// mapped file that cannot be read (SIGBUS: the file was made shorter), with an error that names the file and kFailure.
+/// Installs signal handlers for the process, once. SIGINT and SIGTERM remove the unfinished folder and then end the
+/// process. So does SIGBUS for an unreadable page of a mapped file (a truncated file, for example), with kFailure and
+/// an error that names the file.
 void watchSignals();
 
-/// Whether `path` is `folder` or stands in it, by whatever names and links: an error text, empty where it does not.
+/// An error text if `path` is `folder` or lies inside it, also through links; else empty.
 std::string insideOf(const std::string &path, const std::string &folder);
 
-/// A folder that is filled under another name and takes its own by rename; until then it goes with this object, and
-/// when a signal ends the process (watchSignals). What a process of this host left that was killed is removed when the
-/// folder is made again. One process makes it; others may fill it too. One at a time.
+/// A folder that is filled under a temporary name and renamed when complete. Until then, it is removed with this
+/// object, or when a signal ends the process (watchSignals). Temporary folders of killed processes of this host are
+/// removed when the same folder is created again. One process creates the folder; others may fill it too. A process may
+/// have one such object at a time.
 class NewFolder {
 public:
-  /// A number of this process and its host.
+  /// A number that identifies this process and its host.
   static int64_t ownNumber();
-  /// The name under which it is filled ends with `number`: the ownNumber() of the process that makes it. `make`: this
-  /// one.
+  /// `number`: the ownNumber() of the creating process, part of the temporary name. `make`: this process creates the
+  /// folder.
   NewFolder(const std::string &path, int64_t number, bool make);
   ~NewFolder();
   NewFolder(const NewFolder &) = delete;
   NewFolder &operator=(const NewFolder &) = delete;
 
   std::string temporary() const { return temporary_; }
-  /// By the process that made it; elsewhere it does nothing.
+  /// Renames the folder to its final name. Does nothing in processes that did not create it.
   void commit();
 
 private:
   std::filesystem::path path_, temporary_;
   const bool mine_;
   bool done_ = false;
-  int lock_ = -1; // a descriptor of the folder, locked
+  int lock_ = -1; // the locked descriptor of the folder
 };
 
 } // namespace reshard::tools

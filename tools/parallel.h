@@ -1,4 +1,4 @@
-// Work in items, dealt out to several threads.
+// A parallel loop over work items.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 namespace reshard::tools {
 
-/// Calls work(i) for each i below `count` on `threads` threads, fewer where the system has no more; `progress`, where
-/// there is one, on this thread. The first exception is thrown again on this thread once all threads have ended; nobody
-/// begins an item after it.
+/// Calls work(i) for each i below `count` on `threads` threads, or fewer if the system cannot start more. Calls
+/// `progress`, if given, on this thread. After the first exception no thread starts another item; the exception is
+/// rethrown on this thread once all threads have ended.
 template <class Work>
 void parallelFor(size_t count, unsigned threads, Work work, const std::function<void(double)> &progress = {}) {
   std::atomic<size_t> next{0};
@@ -38,7 +38,7 @@ void parallelFor(size_t count, unsigned threads, Work work, const std::function<
   try {
     for (size_t t = 1; t < threads && t < count; ++t)
       helpers.emplace_back(run, false);
-  } catch (const std::system_error &) { // those that there are do the work
+  } catch (const std::system_error &) { // the threads that started do the work
   }
   run(true);
   for (std::thread &helper : helpers)

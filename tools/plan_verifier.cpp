@@ -25,11 +25,11 @@ public:
 
   VerifyResult run(const std::function<void(double)> &progress) {
     result_.error = paired_.load();
-    // A storage target is written by several ranks, so its moves are gathered first.
+    // Several ranks write a storage target, so its moves are collected first.
     for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
       moves_.clear();
       const std::string error = stagedMoves_.forEachMove(rank, [&](const Move &move) {
-        const BufferRange *run = runOf(paired_.segment(rank), move.targetBuffer);
+        const BufferRange *run = bufferRangeOf(paired_.segment(rank), move.targetBuffer);
         const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
         (endpoint.storage() ? storage_ : moves_).push_back({rank, move});
       });
@@ -48,12 +48,12 @@ public:
 
 private:
   struct RankMove {
-    uint32_t rank; // whose buffer numbers the move uses
+    uint32_t rank; // the move uses the buffer numbers of this rank
     Move move;
   };
 
   std::string where(uint32_t rank, uint32_t buffer, uint64_t offset) {
-    const BufferRange &run = *runOf(paired_.segment(rank), buffer);
+    const BufferRange &run = *bufferRangeOf(paired_.segment(rank), buffer);
     const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run.endpoint());
     return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
            std::to_string(endpoint.ranks()->Get(run.mesh_rank())) + " param '" +
@@ -67,11 +67,10 @@ private:
   }
 
   bool failFragmented(const std::string &where) {
-    return fail(where + " cannot be proven: what is written there and what its layout says have more pieces in common "
-                        "than can be looked at");
+    return fail(where + " cannot be proven: its writes and its layout have too many fragments to compare");
   }
 
-  /// All moves to one rank's own target buffers: they must tile each buffer, each with the right content.
+  /// Checks all moves to one rank's target buffers: they must write each byte of a buffer once, with the right content.
   void checkRank(uint32_t rank, std::vector<RankMove> &moves, bool storage) {
     const Segment &segment = paired_.segment(rank);
     std::sort(moves.begin(), moves.end(), [](const RankMove &a, const RankMove &b) {
@@ -92,7 +91,8 @@ private:
         next = std::find_if(first, moves.end(),
                             [&](const RankMove &rankMove) { return rankMove.move.targetBuffer != buffer; });
         if (param.derived() && first != next) {
-          fail(where(rank, buffer, first->move.targetOffset) + " is written, but is made of what is written to a face");
+          fail(where(rank, buffer, first->move.targetOffset) +
+               " is written directly, but its param is derived: only its quantized view may be written");
           return;
         }
         const std::span<const RankMove> here(first, next);
@@ -109,8 +109,8 @@ private:
     }
   }
 
-  /// Each byte of a buffer is written once: as many bytes are written as it has, and each of them. Of a face of largest
-  /// magnitudes those that are in its layout.
+  /// Checks that each byte of a buffer is written exactly once: the number of written bytes is right, and no byte is
+  /// missing. For a quantized view of kind `amax`, the bytes are those in its layout.
   bool checkWrittenOnce(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes,
                         std::span<const RankMove> moves) {
     RegularSets written;
@@ -148,39 +148,39 @@ private:
       if (status == SplitStatus::missing)
         missing = std::min(missing, static_cast<uint64_t>(splitter.position()));
     }
-    return (missing == bytes && sum == expected) || failTiling(param, rank, buffer, bytes, moves, missing);
+    return (missing == bytes && sum == expected) || failCoverage(param, rank, buffer, bytes, moves, missing);
   }
 
-  /// Names the first byte that is never written, or written twice: row by row, as long as there are not too many;
-  /// `missing` is never written, unless it is the end.
-  bool failTiling(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const RankMove> moves,
-                  uint64_t missing) {
-    constexpr uint64_t kMostRows = 1 << 24;
+  /// Reports the first byte that is never written, or is written twice, by listing all rows if there are few enough.
+  /// `missing`: a byte that is never written, or `bytes` if there is none.
+  bool failCoverage(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const RankMove> moves,
+                    uint64_t missing) {
+    constexpr uint64_t kMaxRows = 1 << 24;
     uint64_t count = 0, at = 0;
     for (const RankMove &rankMove : moves)
       count += rankMove.move.bytes() / rankMove.move.rowBytes;
-    if (count > kMostRows)
+    if (count > kMaxRows)
       return fail(where(rank, buffer, missing == bytes ? 0 : missing) +
-                  (missing == bytes ? " or one that follows is written twice" : " is never written"));
+                  (missing == bytes ? " or a later byte is written twice" : " is never written"));
     std::vector<std::pair<uint64_t, uint64_t>> rows; // offset, bytes
     for (const RankMove &rankMove : moves)
       forEachRow(rankMove.move, [&](const Move &row) { rows.emplace_back(row.targetOffset, row.rowBytes); });
     std::sort(rows.begin(), rows.end());
     rows.emplace_back(bytes, 0);
     for (const auto &[offset, length] : rows) {
-      if (offset > at && nothingIn(param, rank, buffer, at, offset))
+      if (offset > at && uncoveredByLayout(param, rank, buffer, at, offset))
         at = offset;
       if (offset != at)
         return fail(where(rank, buffer, std::min(at, offset)) +
                     (offset > at ? " is never written" : " is written twice"));
       at += length;
     }
-    return fail(where(rank, buffer, 0) + " or one that follows is written beyond its layout");
+    return fail(where(rank, buffer, 0) + " or a later byte is written outside its layout");
   }
 
-  /// Whether no part of a face of largest magnitudes covers a range: those of tensors that a matrix has not, which are
-  /// zero.
-  bool nothingIn(const Param &param, uint32_t rank, uint32_t buffer, uint64_t begin, uint64_t end) {
+  /// Whether no part of an `amax` view covers a range of bytes: the entries of tensors that the matrix does not have,
+  /// which are zero.
+  bool uncoveredByLayout(const Param &param, uint32_t rank, uint32_t buffer, uint64_t begin, uint64_t end) {
     if (!param.view() || param.view()->kind() != ViewKind::amax)
       return false;
     const int64_t item = itemBytes(param.dtype());
@@ -193,54 +193,54 @@ private:
     return true;
   }
 
-  /// What is made of others has one face that makes it, which is proven like a param: each of its bytes is written, and
-  /// becomes part of what it shows.
+  /// Checks that a derived param has exactly one quantized view that writes it. The view is proven like a param, so all
+  /// bytes of the derived param are written.
   bool derivedOnce(const Endpoint &endpoint, const BufferRange &run, uint32_t rank) {
-    int faces = 0;
+    int views = 0;
     for (const Param *param : orEmpty(endpoint.params()))
       if (const QuantizedView *view = param->view()) {
         const std::vector<uint32_t> derived = derivedParams(*view);
-        faces += static_cast<int>(std::count(derived.begin(), derived.end(), run.param()));
+        views += static_cast<int>(std::count(derived.begin(), derived.end(), run.param()));
       }
-    return faces == 1 ||
-           fail(where(rank, run.first(), 0) + " is made by way of " + std::to_string(faces) + " faces, expected one");
+    return views == 1 || fail(where(rank, run.first(), 0) + " is derived from " + std::to_string(views) +
+                              " quantized views, expected one");
   }
 
-  /// What a face makes is not written in another way.
+  /// Checks that the params behind a quantized view are marked as derived: they are written only through the view.
   bool derivesOnly(const Endpoint &endpoint, const QuantizedView &view, const BufferRange &run, uint32_t rank) {
     for (const uint32_t derived : derivedParams(view))
       if (!endpoint.params()->Get(derived)->derived())
-        return fail(where(rank, run.first(), 0) + " makes param '" + endpoint.params()->Get(derived)->name()->str() +
-                    "', which has bytes of its own");
+        return fail(where(rank, run.first(), 0) + " is a quantized view of param '" +
+                    endpoint.params()->Get(derived)->name()->str() + "', which is not marked as derived");
     return true;
   }
 
-  /// A move comes from the source, as it was before the run, or from a target rank that passes it on, of which
-  /// checkRelays sees that it was there. And bytes are only the same value in the same dtype.
+  /// Checks the origin of a move: the source, which runs do not change, or a target rank that relays it; checkRelays
+  /// proves that the bytes arrived there first. The dtypes of both sides must be equal.
   bool checkSource(uint32_t rank, const Move &move, DType dtype) {
     if (move.zero)
       return true;
-    const BufferRange *from = runOf(paired_.segment(move.sourceRank), move.sourceBuffer);
+    const BufferRange *from = bufferRangeOf(paired_.segment(move.sourceRank), move.sourceBuffer);
     if (!from || plan_.manifest().endpoints()->Get(from->endpoint())->storage() > (from->endpoint() == 0))
       return fail(where(rank, move.targetBuffer, move.targetOffset) + " comes from " +
-                  (from ? "a written file" : "the arena") + " of rank " + std::to_string(move.sourceRank) +
-                  ", not from the source or a target rank");
+                  (from ? "a target file" : "the arena") + " of rank " + std::to_string(move.sourceRank) +
+                  ", expected the source or the params of a target rank");
     const Param &param = *plan_.manifest().endpoints()->Get(from->endpoint())->params()->Get(from->param());
-    // What is quantised, or made, does not stand as it came.
+    // Quantized and derived params do not hold the bytes that arrived.
     if (from->endpoint() > 0 && (param.view() ? param.view()->kind() == ViewKind::elements : param.derived()))
-      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is passed on by rank " +
-                  std::to_string(move.sourceRank) + ", where it is quantised");
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is relayed by rank " +
+                  std::to_string(move.sourceRank) + ", which holds it quantized");
     const DType found = param.dtype();
     return found == dtype || fail(where(rank, move.targetBuffer, move.targetOffset) + " is " + dtypeName(dtype) +
                                   ", but comes from " + dtypeName(found));
   }
 
-  /// What a rank passes on must have been written by receives and copies that the send waits for; nothing is written
-  /// twice, so it is still there.
+  /// Checks that the bytes of target params that a rank relays are written by receives and copies that the send waits
+  /// for. No byte is written twice, so they are unchanged when sent.
   void checkRelays(uint32_t rank) {
     const Segment &segment = paired_.segment(rank);
     auto target = [&](const Operand &operand) {
-      const BufferRange *run = runOf(segment, operand.buffer());
+      const BufferRange *run = bufferRangeOf(segment, operand.buffer());
       return run && run->endpoint() > 0;
     };
     for (const Step *step : orEmpty(segment.steps())) {
@@ -260,8 +260,8 @@ private:
           problem =
               paired_.forEachMove(rank, *segment.operands()->Get(before.first_output() + o), [&](const Move &move) {
                 if (const auto at = written.find(move.targetBuffer); at != written.end() && !addTo(at->second, move))
-                  problem = "rank " + std::to_string(rank) +
-                            ": what it passes on stands in more pieces than can be looked at";
+                  problem =
+                      "rank " + std::to_string(rank) + ": the bytes that it relays have too many fragments to check";
               });
       }
       if (!problem.empty()) {
@@ -282,23 +282,23 @@ private:
         if (status == SplitStatus::fragmented)
           failFragmented(where(rank, move.targetBuffer, move.targetOffset));
         else
-          fail(where(rank, move.targetBuffer, static_cast<uint64_t>(splitter.position())) + " is passed on to rank " +
+          fail(where(rank, move.targetBuffer, static_cast<uint64_t>(splitter.position())) + " is relayed to rank " +
                std::to_string(step->peer()) + " in round " + std::to_string(step->round()) +
-               ", but no step that this waits for writes it");
+               ", but no step that the send waits for writes it");
         return;
       }
     }
   }
 
-  /// All elements of a move, cut where the layouts of its target and of its source go on in another way: what they say
-  /// must go in the same steps.
+  /// Checks that source and target layouts name the same tensor elements for a move. The move is split into fragments
+  /// within which both layouts are regular; in each, first element and strides must be equal.
   bool checkContent(uint32_t rank, const Move &move, int64_t item) {
     const auto size = static_cast<uint64_t>(item);
     bool whole = move.targetOffset % size == 0 && move.rowBytes % size == 0 && move.sourceOffset % size == 0;
     for (const Move::Loop &loop : move.loops)
       whole = whole && loop.target % item == 0 && loop.source % item == 0;
     if (!whole)
-      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is written in parts of elements");
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is written by a move that splits elements");
     const std::shared_ptr<const RegularSets> wanted = contents_.of(paired_.segment(rank), move.targetBuffer);
     const std::shared_ptr<const RegularSets> found =
         move.zero ? nullptr : contents_.of(paired_.segment(move.sourceRank), move.sourceBuffer);
@@ -320,7 +320,7 @@ private:
     NestSplitter byTarget(*wanted, work_);
     const SplitStatus status = byTarget.run(nest, [&](const Fragment &want) {
       if (move.zero != (want.set->tag == 0))
-        return failAt(want.position, move.zero ? " is zeroed but is no padding" : " is padding but is copied to");
+        return failAt(want.position, move.zero ? " is zeroed but is not padding" : " is padding but is not zeroed");
       if (move.zero)
         return true;
       LoopNest inner{want.counterpart, want.value, want.position, {}};
@@ -343,11 +343,11 @@ private:
       return within == SplitStatus::done || failFragmented(where(rank, move.targetBuffer, move.targetOffset));
     });
     if (status == SplitStatus::missing)
-      return failAt(byTarget.position(), " is in no part of its layout");
+      return failAt(byTarget.position(), " is covered by no part of its layout");
     return status == SplitStatus::done || failFragmented(where(rank, move.targetBuffer, move.targetOffset));
   }
 
-  /// Moves into files, from all ranks: buffer numbers are those of rank 0.
+  /// Checks the moves of all ranks into files, after translating their buffer numbers to those of rank 0.
   void checkStorage() {
     bool any = false;
     for (uint32_t e = 1; e < plan_.manifest().endpoints()->size(); ++e)
@@ -355,7 +355,7 @@ private:
     if (!any)
       return;
     for (RankMove &rankMove : storage_) {
-      const BufferRange &run = *runOf(paired_.segment(rankMove.rank), rankMove.move.targetBuffer);
+      const BufferRange &run = *bufferRangeOf(paired_.segment(rankMove.rank), rankMove.move.targetBuffer);
       const uint32_t instance = rankMove.move.targetBuffer - run.first();
       for (const BufferRange *other : orEmpty(paired_.segment(0).buffers()))
         if (other->endpoint() == run.endpoint() && other->mesh_rank() == run.mesh_rank() &&
@@ -374,7 +374,7 @@ private:
   Contents contents_;
   VerifyResult result_;
   std::vector<RankMove> moves_, storage_;
-  uint64_t work_ = 0; // of all Cutters
+  uint64_t work_ = 0; // of all NestSplitters
 };
 
 } // namespace
@@ -436,8 +436,8 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
   const Shape &target = *to.shapes()->Get(output.shape());
   const Shape &source = input ? *from->shapes()->Get(input->shape()) : target;
   if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
-    return "an operand differs between its two sides";
-  struct Jump { // a loop that goes from buffer to buffer
+    return "source and target shapes of an operand differ";
+  struct Jump { // a loop over buffers
     uint64_t count, at;
     int64_t targetStep, sourceStep, target, source;
   };
@@ -450,7 +450,7 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
     const Loop &t = *to.loops()->Get(target.first_loop() + l),
                &s = input ? *from->loops()->Get(source.first_loop() + l) : t;
     if (s.count() != t.count())
-      return "an operand differs between its two sides";
+      return "source and target shapes of an operand differ";
     const int64_t sourceStep = input ? s.buffer_step() : 0, sourceStride = input ? s.stride() : 0;
     if (t.count() > 1 && (t.buffer_step() != 0 || sourceStep != 0))
       jumps.push_back({t.count(), 0, t.buffer_step(), sourceStep, t.stride(), sourceStride});

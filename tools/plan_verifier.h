@@ -1,5 +1,5 @@
-// The proof that a plan is right, from the plan alone: it plays every segment and asks the manifest's layouts, never
-// the planner, what each byte must be. What moves in even steps is proven as a whole (tools/regular_sets.h).
+// Proves that a plan is right, from the plan alone: follows the steps of every segment and compares each byte with the
+// manifest's layouts, without the compiler. Regular moves are proven as a whole (tools/regular_sets.h).
 #pragma once
 
 #include "executor/load.h"
@@ -12,8 +12,8 @@
 
 namespace reshard::tools {
 
-/// What an operand of a plan moves from one buffer to one buffer, of one rank each: rows in loops, outermost first. No
-/// source: zeros.
+/// Bytes that an operand moves from one buffer of one rank to one buffer of one rank: rows in nested loops, outermost
+/// first. `zero`: there is no source, zeros are written.
 struct Move {
   struct Loop {
     int64_t count, target, source; // bytes from row to row
@@ -26,26 +26,29 @@ struct Move {
   std::vector<Loop> loops;
   uint64_t bytes() const;
 };
-/// Every row of a move, as a move without loops.
+/// Calls visit(row) for every row of a move; a row is a move without loops.
 void forEachRow(const Move &move, const std::function<void(const Move &)> &visit);
-/// Adds the bytes that a move writes, as Boxes::add does.
+/// Adds the bytes that a move writes. Returns false as RegularSets::add does.
 bool addTo(RegularSets &sets, const Move &move);
 
-/// All segments of a plan with their messages paired.
+/// All segments of a plan, with the send and the receive of each message paired. Functions that return a string return
+/// an error text, empty on success.
 class PairedPlan {
 public:
   explicit PairedPlan(const Plan &plan) : plan_(plan) {}
-  /// Loads and checks every segment; every send must have one receive of the same number, round, bytes and operands.
+  /// Loads and checks every segment: every send must have exactly one receive with the same message number, round,
+  /// bytes and operands.
   std::string load();
-  /// Everything that ends on a rank by a step; also in its arena (buffer 0), and from there.
+  /// Calls `visit` for all moves of one step of a rank, including those to and from its arena (buffer 0). Sends are
+  /// skipped: their receives report the moves.
   std::string forEachMove(uint32_t rank, uint32_t step, const std::function<void(const Move &)> &visit) const;
-  /// Everything of one operand of a rank: `visit(move)` with its place as the target.
+  /// Calls visit(move) for one operand of a rank, with the operand as the target of the moves.
   std::string forEachMove(uint32_t rank, const schema::Operand &operand,
                           const std::function<void(const Move &)> &visit) const {
     return moves(nullptr, rank, nullptr, *segments_[rank], operand, visit);
   }
   const schema::Segment &segment(uint32_t rank) const { return *segments_[rank]; }
-  /// The send of a message.
+  /// The send step of a message.
   const schema::Step &send(uint32_t message) const { return *sends_[message].step; }
 
 private:
@@ -63,12 +66,13 @@ private:
 };
 
 struct VerifyResult {
-  std::string error; // the first byte that is wrong, in words; empty: the plan is right
+  std::string error; // describes the first wrong byte; empty: the plan is right
   uint64_t bytes = 0, moves = 0;
 };
 
-/// Every byte of every target param is written exactly once, from the byte that the layouts say, or zero where they say
-/// padding. Time grows with the pieces that the operands and the layouts have in common, memory with those of one rank.
+/// Verifies that every byte of every target param is written exactly once, from the source byte that the layouts say,
+/// or with zero if they say padding. Time is proportional to the fragments of operands and layouts, memory to the
+/// fragments of one rank.
 VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress);
 
 } // namespace reshard::tools

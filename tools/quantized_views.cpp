@@ -15,7 +15,7 @@ using namespace schema;
 
 namespace {
 
-/// Makes room for what is not there yet: codes, scales and tensor scales.
+/// Allocates the outputs of a quantization: codes, scales and tensor scales.
 struct OutputBuffers {
   Bytes codes, scales, tensorScales;
 

@@ -17,7 +17,7 @@ namespace reshard::tools {
 using namespace schema;
 
 namespace {
-constexpr size_t kMapped = 1 << 20; // from here on pages that are never touched save more than two system calls cost
+constexpr size_t kMapped = 1 << 20; // from this size, untouched pages save more time than two system calls cost
 }
 
 LazyBuffer::~LazyBuffer() {
@@ -43,7 +43,7 @@ void LazyBuffer::grow(size_t bytes) {
                                   : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (grown == MAP_FAILED)
-    throw Failure{kFailure, "cannot put a tensor together from what the source holds: no addresses for " +
+    throw Failure{kFailure, "cannot assemble a tensor from the source's shards: no address space for " +
                                 humanBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno)};
   if (data_ && bytes_ < kMapped) {
     std::memcpy(grown, data_, bytes_);
@@ -106,7 +106,7 @@ void Reference::find(const std::vector<MeshRankMemory> &rankMemories) {
     for (const Part *part : orEmpty(endpoint_.params()->Get(p)->parts()))
       if (part->pattern() >= 0 && (baseOf_[p] || endpoint_.params()->Get(p)->view()))
         tensorPatterns_.insert(part->pattern());
-  // Largest magnitudes are not asked for as tensors, but tensors for theirs.
+  // `amax` views are not read as tensors: the amax of a tensor is computed from its elements.
   for (const Param *param : orEmpty(endpoint_.params()))
     if (const QuantizedView *view = param->view();
         view && view->kind() == ViewKind::amax && orEmpty(param->parts()).size() > 0) {
@@ -114,9 +114,10 @@ void Reference::find(const std::vector<MeshRankMemory> &rankMemories) {
       amaxOf_[param->parts()->Get(0)->pattern()] = {pattern,
                                                     view->amax_dimensions() == 0 ? 3 : view->amax_dimensions()};
     }
-  // Of places that hold the same, one says what the source shows; without faces, each is read as it is.
+  // One mesh rank of each rank class is enough to dequantize; without quantized views every instance in memory is read,
+  // so that all replicas are covered.
   std::set<std::vector<int64_t>> seen;
-  holders_ =
+  instancesByTensor_ =
       instancesByTensor(plan_, rankMemories, [&](const MeshRankMemory &rankMemory, uint32_t p, uint32_t instance) {
         if (const QuantizedView *view = endpoint_.params()->Get(p)->view(); view && view->kind() == ViewKind::amax)
           return false;
@@ -171,7 +172,7 @@ std::shared_ptr<const std::byte> Reference::bytes(const MeshRankMemory &rankMemo
   return {result, result->data()};
 }
 
-/// What synthesised elements are quantised to.
+/// The codes and scales of synthesized elements.
 std::shared_ptr<const std::vector<Bytes>> Reference::quantized(const MeshRankMemory &rankMemory,
                                                                const ParamInstance &elements) {
   return quantized_.get(
@@ -193,11 +194,11 @@ std::shared_ptr<const std::vector<Bytes>> Reference::quantized(const MeshRankMem
 
 TensorValues Reference::assemble(const std::string &name) {
   TensorValues tensor;
-  if (const auto found = holders_.find(name); !name.empty() && found != holders_.end())
-    for (const auto &holder : found->second) {
-      const std::shared_ptr<const std::byte> memory = bytes(*holder->rankMemory, holder->instance);
-      const int64_t item = itemBytes(endpoint_.params()->Get(holder->instance.param)->dtype());
-      forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->rankMemory->meshRank, holder->instance,
+  if (const auto found = instancesByTensor_.find(name); !name.empty() && found != instancesByTensor_.end())
+    for (const auto &held : found->second) {
+      const std::shared_ptr<const std::byte> memory = bytes(*held->rankMemory, held->instance);
+      const int64_t item = itemBytes(endpoint_.params()->Get(held->instance.param)->dtype());
+      forEachRun(plan_.manifest(), endpoint_, held->instance.param, held->rankMemory->meshRank, held->instance,
                  [&](const ElementRun &run) {
                    if (run.tensor && *run.tensor == name)
                      tensor.put(run, memory.get(), item, viewed(run.pattern));
@@ -219,7 +220,7 @@ std::optional<float> Reference::amax(const ElementRun &run, const SynthesizedVal
   const auto &tensorPatterns = *plan_.manifest().tensor_patterns();
   const TensorPattern &pattern = *tensorPatterns.Get(static_cast<uint32_t>(of->second.pattern)),
                       &numbers = *tensorPatterns.Get(static_cast<uint32_t>(run.pattern));
-  // The names are those of the patterns, of which one goes on where the other ends.
+  // The name of an `amax` tensor is the name of its matrix with a suffix.
   const std::string name =
       run.tensor->substr(0, run.tensor->size() - (numbers.name()->size() - pattern.name()->size()));
   const auto list = amax_.get(
@@ -230,18 +231,18 @@ std::optional<float> Reference::amax(const ElementRun &run, const SynthesizedVal
   return number < list->size() ? std::optional((*list)[number]) : std::nullopt;
 }
 
-/// Over all that the source holds of a tensor, for each position along the dimensions that they are not over.
+/// The amax of a tensor over the dimensions of `of`, one for each position along the other dimensions.
 std::vector<float> Reference::amax(const std::string &name, const Over &of, const SynthesizedValues &values) {
   constexpr int64_t kAtOnce = 4096;
   const auto &shape = orEmpty(plan_.manifest().tensor_patterns()->Get(static_cast<uint32_t>(of.pattern))->shape());
   const auto isOver = [&](uint32_t d) { return (of.dimensions >> (shape.size() - 1 - d) & 1) != 0; };
-  uint32_t inner = shape.size(); // from here on, all dimensions are such
+  uint32_t inner = shape.size(); // from here on, the amax is over all dimensions
   while (inner > 0 && isOver(inner - 1))
     --inner;
-  int64_t together = 1, count = 1; // elements in a row that have one number; numbers
+  int64_t together = 1, count = 1; // consecutive elements with the same amax; number of amax values
   for (uint32_t d = 0; d < shape.size(); ++d)
     (d >= inner ? together : count) *= d >= inner || !isOver(d) ? static_cast<int64_t>(shape.Get(d)) : 1;
-  const auto numberOf = [&](int64_t row) { // of such a row
+  const auto numberOf = [&](int64_t row) { // index of the amax of such a row of elements
     int64_t number = 0, stride = 1;
     for (uint32_t d = inner; d-- > 0;) {
       const auto length = static_cast<int64_t>(shape.Get(d));
@@ -258,13 +259,13 @@ std::vector<float> Reference::amax(const std::string &name, const Over &of, cons
   const bool generated = synthesized() && !viewed(of.pattern);
   Bytes some(static_cast<size_t>(kAtOnce * item));
   std::vector<float> list(static_cast<size_t>(count));
-  const auto found = holders_.find(name);
-  for (const auto &holder :
-       found == holders_.end() ? std::vector<std::shared_ptr<const TensorInstance>>() : found->second) {
-    if (!sendsAmax(*holder->rankMemory, holder->instance.param))
+  const auto found = instancesByTensor_.find(name);
+  for (const auto &held :
+       found == instancesByTensor_.end() ? std::vector<std::shared_ptr<const TensorInstance>>() : found->second) {
+    if (!sendsAmax(*held->rankMemory, held->instance.param))
       continue;
-    const std::shared_ptr<const std::byte> memory = generated ? nullptr : bytes(*holder->rankMemory, holder->instance);
-    forEachRun(plan_.manifest(), endpoint_, holder->instance.param, holder->rankMemory->meshRank, holder->instance,
+    const std::shared_ptr<const std::byte> memory = generated ? nullptr : bytes(*held->rankMemory, held->instance);
+    forEachRun(plan_.manifest(), endpoint_, held->instance.param, held->rankMemory->meshRank, held->instance,
                [&](const ElementRun &run) {
                  if (!run.tensor || *run.tensor != name)
                    return;
@@ -290,7 +291,7 @@ std::vector<float> Reference::amax(const std::string &name, const Over &of, cons
   return list;
 }
 
-/// Whether largest magnitudes of what a param holds on a place are sent: those of places that may not be read are not.
+/// Whether the amax of a param is sent from a mesh rank: not from mesh ranks that may not be read (authority).
 bool Reference::sendsAmax(const MeshRankMemory &rankMemory, uint32_t number) const {
   for (const Param *param : orEmpty(endpoint_.params()))
     if (const QuantizedView *view = param->view(); view && view->kind() == ViewKind::amax && view->codes() == number)

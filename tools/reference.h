@@ -1,6 +1,6 @@
-// What the source shows of each tensor: of params that stand quantised their elements as dequantised, of codes and
-// scales that go those of the source's own blocks. From synthesised values or from memory, through the layouts of the
-// manifest.
+// The values of each tensor that the source sends, from synthesized values or from memory, through the layouts of the
+// manifest. Quantized params contribute their dequantized elements, or the codes and scales of their own blocks if
+// these are sent.
 #pragma once
 
 #include "tools/quantized_views.h"
@@ -19,8 +19,8 @@ namespace reshard::tools {
 
 struct SynthesizedValues; // tools/synthesized_values.h
 
-/// Zeros that take memory where they are written: a plan may declare a tensor that is far larger than what anybody
-/// holds of it.
+/// Zero-initialized bytes whose pages take memory only when written: a plan may declare a tensor that is much larger
+/// than all shards of it.
 class LazyBuffer {
 public:
   LazyBuffer() = default;
@@ -31,7 +31,7 @@ public:
 
   std::byte &operator[](int64_t at) { return data_[at]; }
   const std::byte &operator[](int64_t at) const { return data_[at]; }
-  /// Throws where there are no such addresses.
+  /// Throws Failure if the address space is exhausted, std::bad_alloc if memory is.
   void grow(size_t bytes);
 
 private:
@@ -39,20 +39,21 @@ private:
   size_t bytes_ = 0;
 };
 
-/// A tensor as some instances hold it.
+/// The values of a tensor, assembled from several instances.
 class TensorValues {
 public:
-  /// Takes a run of elements over from an instance. `agree`: what is known already must be the same.
+  /// Copies a run of elements from an instance. `agree`: elements that are known already must be equal (see
+  /// conflict()).
   void put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree);
   void put(int64_t element, const std::byte *from, int64_t item);
   bool known(int64_t element) const {
     return element < room_ && (std::to_integer<int>(known_[element / 8]) >> (element % 8) & 1) != 0;
   }
-  /// Where an element that is known stands.
+  /// The value of a known element.
   const std::byte *at(int64_t element, int64_t item) const { return &bytes_[element * item]; }
-  /// An element of which two holders show different values; -1: none.
+  /// An element for which two instances have different values; -1: none.
   int64_t conflict() const { return conflict_; }
-  /// Bytes that are known.
+  /// The number of bytes of known elements.
   size_t size() const { return size_; }
 
 private:
@@ -64,7 +65,7 @@ private:
   size_t size_ = 0;
 };
 
-/// Remembers what was made last, for several threads; who asks for what is being made waits for it.
+/// A thread-safe cache of computed values. A request for a value that another thread is computing waits for it.
 template <class Key, class Value> class Cache {
 public:
   using Pointer = std::shared_ptr<const Value>;
@@ -84,7 +85,7 @@ public:
     Pointer value;
     try {
       value = make();
-    } catch (...) { // who waits for it gets the same
+    } catch (...) { // waiting threads get the same exception
       promise.set_exception(std::current_exception());
       throw;
     }
@@ -106,32 +107,32 @@ private:
 
 class Reference {
 public:
-  /// Of synthesised values: none of the source's memory is looked at.
+  /// For synthesized values; reads no memory of the source.
   Reference(const Plan &plan, uint64_t seed);
-  /// Of a source in memory, which must outlive this.
+  /// For a source in memory, which must outlive this.
   Reference(const Plan &plan, const Memory &source);
 
-  /// Of a tensor pattern, whether synthesised values are not all: some param of the source that holds it stands
-  /// quantised, or a face shows it.
+  /// Whether values of a tensor pattern depend on quantization, so that its synthesized values alone do not determine
+  /// them: a source param that holds it is quantized or is a quantized view.
   bool viewed(int pattern) const { return pattern >= 0 && tensorPatterns_.count(pattern) > 0; }
   bool synthesized() const { return !source_; }
   uint64_t seed() const { return seed_; }
 
-  /// A tensor by its full name: of synthesised values only of a pattern that is shown. Remembered for a while.
+  /// A tensor by its full name, cached. With synthesized values, only for tensors whose pattern is viewed().
   std::shared_ptr<const TensorValues> tensor(const std::string &name);
-  /// The same, made anew.
+  /// The same, not cached.
   TensorValues assemble(const std::string &name);
 
-  /// The largest magnitude of the whole matrix whose parts have theirs in an element, the first of a run, of a face of
-  /// kind amax; `values`: of a param that has the matrix as it comes.
+  /// The amax of a whole matrix. `run` begins at an element of an `amax` view, which has the amax of one part of the
+  /// matrix; `values` are those of a param that receives the matrix.
   std::optional<float> amax(const ElementRun &run, const SynthesizedValues &values);
 
 private:
-  using Key = std::array<uint32_t, 3>; // place, param, instance
+  using Key = std::array<uint32_t, 3>; // mesh rank, param, instance
 
   struct Over {
-    int pattern;         // pattern of a tensor
-    uint32_t dimensions; // as in Face.over
+    int pattern;         // tensor pattern of the matrices
+    uint32_t dimensions; // as QuantizedView.amax_dimensions
   };
   std::vector<float> amax(const std::string &name, const Over &of, const SynthesizedValues &values);
   bool sendsAmax(const MeshRankMemory &rankMemory, uint32_t param) const;
@@ -147,12 +148,12 @@ private:
   uint64_t seed_ = 0;
   std::set<int> tensorPatterns_;
   std::vector<std::optional<BaseOf>> baseOf_;
-  std::vector<MeshRankMemory> rankMemories_; // without memory, where values are synthesised
-  InstancesByTensor holders_;
+  std::vector<MeshRankMemory> rankMemories_; // without memory if values are synthesized
+  InstancesByTensor instancesByTensor_;
   Cache<std::string, TensorValues> tensors_;
   Cache<Key, Bytes> instances_;
   Cache<Key, std::vector<Bytes>> quantized_;
-  std::map<int, Over> amaxOf_; // by the pattern of largest magnitudes, what they are of
+  std::map<int, Over> amaxOf_; // by the tensor pattern of an `amax` view: the matrices that it describes
   Cache<std::string, std::vector<float>> amax_;
 };
 

@@ -42,8 +42,8 @@ bool RegularSets::add(RegularSet set) {
     outer = {outer.count * inner.count, inner.step, inner.value};
     dimensions.erase(dimensions.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  // Where one step of a dimension is shorter than what lies within, places have no digits: one box for each value of
-  // it.
+  // If the step of a dimension is shorter than the extent of the inner dimensions, positions have no unique digits:
+  // replace that dimension by one set for each of its values.
   int64_t reach = 1;
   size_t crossing = dimensions.size() > kMaxSetDimensions ? 0 : dimensions.size();
   for (size_t i = dimensions.size(); i-- > 0; reach += (dimensions[i].count - 1) * dimensions[i].step)
@@ -133,7 +133,7 @@ SplitStatus NestSplitter::run(const LoopNest &nest, const std::function<bool(con
         return SplitStatus::stopped;
     return result;
   }
-  // Too many to keep: half of it first. Each half is cut again, which at most doubles the work.
+  // Too many fragments to keep: do one half first. Each half is split again, which at most doubles the work.
   const auto longest = std::max_element(nest.loops.begin(), nest.loops.end(),
                                         [](const auto &a, const auto &b) { return a.count < b.count; });
   LoopNest half = nest;
@@ -148,7 +148,8 @@ SplitStatus NestSplitter::run(const LoopNest &nest, const std::function<bool(con
   return run(half, visit);
 }
 
-/// How often, up to `most`, a piece stands in its box again, each time `step` places further; `change`: of its digits.
+/// How many times, up to `most`, a fragment can be repeated in its set, each time `step` positions further. `change`:
+/// the change of its digits from one repetition to the next.
 int64_t NestSplitter::repeat(const Fragment &fragment, int64_t step, int64_t most, Digits &change) {
   ++work_;
   if (!digitsOf(*fragment.set, fragment.position + step, change))
@@ -193,21 +194,21 @@ SplitStatus NestSplitter::split(const LoopNest::Loop *loops, size_t count, int64
   return SplitStatus::done;
 }
 
-/// `first` around `loops`. What stands within one iteration, or within as many as make one step of a box, is cut once
-/// and then repeated as often as it stays in its boxes.
+/// Splits the nest of `first` around `loops`. One iteration, or as many iterations as make one step of a set, is split
+/// once; its fragments are then repeated as long as they stay in their sets.
 SplitStatus NestSplitter::split(const LoopNest::Loop *loops, size_t count, const LoopNest::Loop &first,
                                 int64_t position, int64_t counterpart, int64_t origin) {
   for (int64_t i = 0; i < first.count;) {
     const int64_t at = position + i * first.position, left = first.count - i;
-    int64_t together = 1; // iterations that make a step of the box
+    int64_t together = 1; // iterations that make one step of the set
     if (left > 1 && first.position != 0) {
       Digits digits;
       const RegularSet *set = sets_.find(at, digits, hint_, work_);
       const int64_t length = std::abs(first.position);
       for (size_t d = 0; set && d < set->dimensions.size(); ++d) {
         const RegularSet::Dimension &dimension = set->dimensions[d];
-        const bool goesOn = first.position > 0 ? digits[d] + 1 < dimension.count : digits[d] > 0;
-        if (goesOn && dimension.step > length && dimension.step % length == 0 && dimension.step / length < left) {
+        const bool continues = first.position > 0 ? digits[d] + 1 < dimension.count : digits[d] > 0;
+        if (continues && dimension.step > length && dimension.step % length == 0 && dimension.step / length < left) {
           together = dimension.step / length;
           break;
         }

@@ -1,6 +1,6 @@
-// Regular sets of places (rows, columns, blocks of them) with the value at each place, and the one operation that the
-// proof needs: to cut a strided access into pieces that stand in one such set each. Its cost grows with the pieces, not
-// with the places.
+// Regular sets of positions (strided rows, columns and blocks) with a value at each position, and the one operation
+// that the plan verifier needs: to split a strided access into fragments that lie in one set each. The cost depends on
+// the number of fragments, not of positions.
 #pragma once
 
 #include <array>
@@ -11,34 +11,35 @@
 
 namespace reshard::tools {
 
-/// The places begin + Σ d_i * step_i for 0 <= d_i < count_i; the value there is value + Σ d_i * value step_i.
+/// The positions begin + Σ d_i * step_i for 0 <= d_i < count_i; the value of each is value + Σ d_i *
+/// dimensions[i].value.
 struct RegularSet {
   struct Dimension {
     int64_t count, step, value;
   };
   int64_t begin = 0, value = 0;
-  uint32_t tag = 0; // what the values are of
+  uint32_t tag = 0; // names what the values refer to, such as a tensor
   std::vector<Dimension> dimensions;
-  int64_t end = 0; // behind the last place; set by Boxes::add
+  int64_t end = 0; // after the last position; set by RegularSets::add
 };
 
-/// Digits of a place in a box: the d_i above.
+/// Digits of a position in a set: the d_i above.
 inline constexpr size_t kMaxSetDimensions = 16;
 using Digits = std::array<int64_t, kMaxSetDimensions>;
 
 class RegularSets {
 public:
-  /// Takes a box in, as several where its dimensions do not nest. False when there are more than kMost.
+  /// Adds a set; splits it if its dimensions do not nest. Returns false if there would be more than kMaxSets.
   bool add(RegularSet set);
-  /// To be called between the last `add` and the first `find`.
+  /// Builds the search index. Call it after the last `add` and before the first `find`.
   void finish();
-  /// A box that has a place, with the place's digits; null where there is none. `hint`: an index, for accesses that go
-  /// on from one another.
+  /// A set that contains a position, and the position's digits; null if there is none. `hint`: index of the set found
+  /// last, which speeds up nearby accesses.
   const RegularSet *find(int64_t position, Digits &digits, size_t &hint, uint64_t &work) const;
-  /// Whether each of the places [0, count) is in exactly one box.
+  /// Whether each of the positions [0, count) is in exactly one set.
   bool partition(int64_t count, uint64_t &work) const;
 
-  /// Places, each as often as it is in a box.
+  /// The number of positions, counted once for each set that contains them.
   int64_t positions() const { return positions_; }
   const std::vector<RegularSet> &list() const { return list_; }
   static constexpr size_t kMaxSets = size_t{1} << 22;
@@ -47,12 +48,13 @@ private:
   const RegularSet *search(size_t first, size_t last, int64_t position, Digits &digits, uint64_t &work) const;
 
   std::vector<RegularSet> list_; // by begin
-  std::vector<int64_t> maxEnds_; // of the middle of each half, quarter, …: the largest end in it
+  std::vector<int64_t> maxEnds_; // at the middle of each half, quarter, …: the largest end in that range
   int64_t positions_ = 0;
 };
 
-/// A strided access: from `place` on, loops outermost first, the elements of a row being the last. `with` and `also`
-/// count along: what the caller compares with, and where it stands.
+/// A strided access that begins at `position`: loops outermost first; the elements of a row are the innermost loop.
+/// `counterpart` and `origin` advance with it: the value that the caller compares with, and the position that it
+/// reports.
 struct LoopNest {
   struct Loop {
     int64_t count, position, counterpart, origin;
@@ -61,7 +63,7 @@ struct LoopNest {
   std::vector<Loop> loops;
 };
 
-/// A part of a nest in one box: the values there go in even steps.
+/// A part of a nest that lies in one set: its values have constant strides.
 struct Fragment {
   struct Loop {
     int64_t count, counterpart, origin, value; // count > 1
@@ -74,18 +76,18 @@ struct Fragment {
 
 enum class SplitStatus { done, missing, stopped, fragmented };
 
-/// Cuts nests into pieces along a set of boxes.
+/// Splits loop nests into fragments at the borders of sets.
 class NestSplitter {
 public:
   NestSplitter(const RegularSets &sets, uint64_t &work) : sets_(sets), work_(work) {}
-  /// Calls visit(piece) for all of a nest, until it returns false. missing: at `place()` and `also()` there is no box;
-  /// fragmented: `work` is beyond kMaxWork.
+  /// Calls visit(fragment) for all fragments of a nest, until it returns false (stopped). missing: no set contains
+  /// position(); fragmented: `work` exceeds kMaxWork.
   SplitStatus run(const LoopNest &nest, const std::function<bool(const Fragment &)> &visit);
   int64_t position() const { return position_; }
   int64_t origin() const { return origin_; }
 
-  /// Looked-at boxes, of everything that shares `work`: a few minutes. Plans of the compiler take about one for each
-  /// piece.
+  /// Limit of visited sets for all splitters that share `work`: a few minutes. Plans of the compiler need about one
+  /// visit for each fragment.
   static constexpr uint64_t kMaxWork = uint64_t{1} << 33;
 
 private:

@@ -13,10 +13,10 @@ std::string RelayedMoves::read(uint32_t rank, const Step &send) {
   send_ = nullptr;
   arrivals_.clear();
   sets_ = {};
-  const std::string where = "rank " + std::to_string(rank) + ": what it relays to rank " + std::to_string(send.peer()) +
+  const std::string where = "rank " + std::to_string(rank) + ": relayed bytes for rank " + std::to_string(send.peer()) +
                             " in round " + std::to_string(send.round());
   std::vector<std::pair<uint64_t, uint64_t>>
-      ranges; // of the arena; the loader sees that what is relayed stands row behind row
+      ranges; // of the arena; the loader has checked that rows of relayed messages are contiguous
   for (uint32_t i = 0; i < send.after_count(); ++i) {
     const uint32_t number = segment.after()->Get(send.first_after() + i);
     if (segment.steps()->Get(number)->kind() != StepKind::recv)
@@ -41,14 +41,13 @@ std::string RelayedMoves::read(uint32_t rank, const Step &send) {
       set.dimensions.push_back({loop.count, loop.target, loop.source});
     set.dimensions.push_back({static_cast<int64_t>(move.rowBytes), 1, 1});
     if (!sets_.add(std::move(set)))
-      return where + " stands in more pieces than can be looked at";
+      return where + " have too many fragments to check";
   }
   sets_.finish();
   std::sort(ranges.begin(), ranges.end());
   for (size_t r = 1; r < ranges.size(); ++r)
     if (ranges[r].first < ranges[r - 1].second)
-      return where + " may be either of what two receives bring to byte " + std::to_string(ranges[r].first) +
-             " of its arena";
+      return where + " are ambiguous: two receives write byte " + std::to_string(ranges[r].first) + " of its arena";
   send_ = &send;
   return {};
 }
@@ -79,8 +78,8 @@ std::string RelayedMoves::resolve(const Move &move, const Step &send, const std:
   return "rank " + std::to_string(move.sourceRank) + " sends byte " +
          std::to_string(status == SplitStatus::missing ? splitter.position() : nest.position) +
          " of its arena to rank " + std::to_string(send.peer()) + " in round " + std::to_string(send.round()) +
-         (status == SplitStatus::missing ? ", but no receive that this waits for brings it"
-                                         : ", which stands in more pieces than can be looked at");
+         (status == SplitStatus::missing ? ", but no receive that the send waits for writes it"
+                                         : ", which has too many fragments to check");
 }
 
 } // namespace reshard::tools

@@ -31,15 +31,15 @@ std::string systemError(const char *what, const std::string &path) {
 /// Maps a whole file for reading. Empty files map to nothing.
 std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, struct stat &status,
                     bool writable = false) {
-  const int file =
-      ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK); // a pipe shall not make us wait
+  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC |
+                                            O_NONBLOCK); // O_NONBLOCK: opening a FIFO must not block
   if (file < 0)
     return systemError("open", path);
   std::string error;
   if (::fstat(file, &status) != 0) {
     error = systemError("read", path);
   } else if (!S_ISREG(status.st_mode)) {
-    error = "'" + path + "' is no regular file";
+    error = "'" + path + "' is not a regular file";
   } else {
     bytes = static_cast<uint64_t>(status.st_size);
     data = nullptr;
@@ -55,35 +55,35 @@ std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, 
   return error;
 }
 
-/// Reads a JSON object in one pass: a tree takes several times as long, and its look-ups by name are quadratic. Finds
-/// what a tree hides: a key that is there twice, and nesting without a bound.
+/// Reads a JSON object in one pass, which is several times faster than building a tree. Also finds errors that a tree
+/// hides: repeated keys and unbounded nesting.
 class ObjectReader : public nlohmann::json_sax<Json> {
 public:
   /// An error text; empty on success.
   std::string read(const std::string &path, std::string_view text) {
     const std::string damaged = "'" + path + "': damaged header: ";
     if (!Json::sax_parse(text, static_cast<nlohmann::json_sax<Json> *>(this)) || !object_)
-      return damaged + "it is no JSON object";
+      return damaged + "not a JSON object";
     if (!repeated_.empty())
-      return damaged + "'" + repeated_ + "' is there twice";
-    return nul_.empty() ? std::string() : "'" + path + "': a name has a NUL character: '" + nul_ + "'";
+      return damaged + "the key '" + repeated_ + "' is repeated";
+    return nul_.empty() ? std::string() : "'" + path + "': a name contains a NUL character: '" + nul_ + "'";
   }
 
 protected:
-  /// Of the innermost object or array that a value stands in; the object of all has depth 0.
+  /// The depth of the innermost object or array around a value; the outermost object has depth 0.
   int depth() const { return depth_; }
-  /// The key of the value, or of what it stands in; empty in arrays.
+  /// The key of the value, or of the object or array around it at that depth; empty in arrays.
   const std::string &keyAt(int depth) const { return levels_[depth].key; }
   virtual void onText(const std::string &text) = 0;
   virtual void onNumber(uint64_t number) = 0;
-  virtual void onOther() = 0;           // null, a boolean, or a number that is negative or no integer
+  virtual void onOther() = 0;           // null, a boolean, or a number other than an unsigned integer
   virtual void onBegin(bool array) = 0; // depth(): before it
   virtual void onEnd() {}               // depth(): after it
 
 private:
   struct Level {
     std::string key;
-    std::vector<std::string> few; // its keys so far; many of them: in a set
+    std::vector<std::string> few; // its keys so far; once there are many, they are in `many`
     std::unordered_set<std::string> many;
   };
 
@@ -116,7 +116,7 @@ private:
     }
     if (known && repeated_.empty())
       repeated_ = name;
-    if (name.find('\0') != std::string::npos) // the C API's names end there
+    if (name.find('\0') != std::string::npos) // a C string would end there
       nul_ = name;
     level.key = std::move(name);
     return true;
@@ -143,7 +143,8 @@ private:
 /// A header: {name: {dtype: text, shape: [numbers], data_offsets: [begin, end]}}.
 class HeaderReader : public ObjectReader {
 public:
-  using Numbers = std::optional<std::vector<std::optional<uint64_t>>>; // none: of an item that is no number
+  using Numbers =
+      std::optional<std::vector<std::optional<uint64_t>>>; // an item is empty if it is not an unsigned integer
   struct Entry {
     std::string name;
     std::optional<std::string> dtype;
@@ -178,14 +179,15 @@ private:
       (*array_)->push_back(item);
   }
 
-  Numbers *array_ = nullptr; // where items of the array go
+  Numbers *array_ = nullptr; // receives the items of the current array
 };
 
 /// An index: {weight_map: {name: file}}.
 class IndexReader : public ObjectReader {
 public:
   bool found = false;
-  std::vector<std::pair<std::string, std::string>> files; // by tensor; empty: no text
+  std::vector<std::pair<std::string, std::string>>
+      files; // (tensor, file); the file is empty if its value is not a string
 
 private:
   void onText(const std::string &text) override { add(text); }
@@ -212,19 +214,19 @@ std::string readEntry(const std::string &path, const HeaderReader::Entry &entry,
   uint64_t bytes = static_cast<uint64_t>(schema::itemBytes(*dtype));
   for (const std::optional<uint64_t> &length : *entry.shape) {
     if (!length || *length > kMaxFileBytes)
-      return refuse("a length of its shape is no number or too large");
+      return refuse("a length in its shape is not an unsigned integer, or is too large");
     view.shape.push_back(static_cast<int64_t>(*length));
     if (__builtin_mul_overflow(bytes, *length, &bytes))
       return refuse("its shape is too large");
   }
   if (!(*entry.offsets)[0] || !(*entry.offsets)[1])
-    return refuse("its data_offsets are no numbers");
+    return refuse("its data_offsets are not unsigned integers");
   begin = *(*entry.offsets)[0];
   const uint64_t end = *(*entry.offsets)[1];
   if (begin > end || end > dataBytes)
     return refuse("its data_offsets lie outside the file");
   if (end - begin != bytes)
-    return refuse("its shape and dtype are " + std::to_string(bytes) + " bytes, its data_offsets " +
+    return refuse("its shape and dtype need " + std::to_string(bytes) + " bytes, but its data_offsets span " +
                   std::to_string(end - begin));
   view.file = path;
   view.dtype = *dtype;
@@ -239,14 +241,14 @@ void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
 
 std::string MappedFile::changed() const {
   struct stat now{};
-  // One that was replaced, or removed, is still mapped.
+  // A file that was replaced or removed is still mapped unchanged.
   if (path_.empty() || ::stat(path_.c_str(), &now) != 0 || now.st_dev != status_.st_dev || now.st_ino != status_.st_ino)
     return {};
   if (now.st_size != status_.st_size)
-    return "'" + path_ + "' changed during the run: it has " + std::to_string(now.st_size) + " bytes, and had " +
-           std::to_string(status_.st_size);
+    return "'" + path_ + "' changed during the run: its size was " + std::to_string(status_.st_size) +
+           " bytes and is now " + std::to_string(now.st_size) + " bytes";
   if (now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec)
-    return "'" + path_ + "' changed during the run: it was written to";
+    return "'" + path_ + "' changed during the run: its modification time differs";
   return {};
 }
 
@@ -269,12 +271,12 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, boo
     return error;
   checkpoint.files.push_back(std::make_unique<MappedFile>(data, bytes, path, status));
   if (bytes < 8)
-    return "'" + path + "': truncated: " + std::to_string(bytes) + " bytes are no safetensors file";
+    return "'" + path + "': truncated: found " + std::to_string(bytes) + " bytes, a safetensors file has at least 8";
   uint64_t headerBytes = 0;
   std::memcpy(&headerBytes, data, 8);
   if (headerBytes > kMaxHeaderBytes || headerBytes > bytes - 8)
-    return "'" + path + "': a header of " + std::to_string(headerBytes) + " bytes, but the file has " +
-           std::to_string(bytes);
+    return "'" + path + "': truncated or damaged: the header should have " + std::to_string(headerBytes) +
+           " bytes, but the file has " + std::to_string(bytes);
   HeaderReader header;
   if (std::string error = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !error.empty())
     return error;
@@ -289,7 +291,7 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, boo
       return error;
     ranges.emplace_back(begin, begin + static_cast<uint64_t>(view.bytes));
     if (const auto [at, added] = checkpoint.tensors.try_emplace(entry.name, std::move(view)); !added)
-      return "'" + path + "': tensor '" + entry.name + "' is in '" + at->second.file + "' as well";
+      return "'" + path + "': tensor '" + entry.name + "' is also in '" + at->second.file + "'";
   }
   std::sort(ranges.begin(), ranges.end());
   uint64_t next = 0;
@@ -300,8 +302,8 @@ std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, boo
     next = end;
   }
   if (next != dataBytes)
-    return "'" + path + "': damaged: the file has " + std::to_string(dataBytes) + " bytes of data, its tensors " +
-           std::to_string(next);
+    return "'" + path + "': damaged: the file has " + std::to_string(dataBytes) +
+           " bytes of data, but its tensors have " + std::to_string(next);
   return {};
 }
 
@@ -317,15 +319,16 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
   const MappedFile unmap(data, bytes);
   IndexReader json;
   if (bytes > kMaxHeaderBytes)
-    return "'" + index + "': " + std::to_string(bytes) + " bytes are too many";
+    return "'" + index + "': too large: " + std::to_string(bytes) + " bytes, expected at most " +
+           std::to_string(kMaxHeaderBytes);
   if (std::string error = json.read(index, {reinterpret_cast<const char *>(data), bytes}); !error.empty())
     return error;
   if (!json.found)
-    return "'" + index + "': no weight_map";
-  std::map<std::string, size_t> files; // and how many tensors each should have
+    return "'" + index + "': 'weight_map' is missing";
+  std::map<std::string, size_t> files; // by file name, the number of tensors that it should have
   for (const auto &[name, file] : json.files) {
     if (file.empty() || file.find_first_of(std::string_view("/\0", 2)) != std::string::npos || file[0] == '.')
-      return "'" + index + "': tensor '" + name + "' is in no file of this folder";
+      return "'" + index + "': tensor '" + name + "' has an invalid file name, expected a file in the same folder";
     ++files[file];
   }
   for (const auto &[file, count] : files) {
@@ -334,7 +337,7 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
       return error;
     if (checkpoint.tensors.size() - before != count)
       return "'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) +
-             " tensors, the index says " + std::to_string(count);
+             " tensors, but the index lists " + std::to_string(count);
   }
   for (const auto &[name, file] : json.files)
     if (const auto at = checkpoint.tensors.find(name);
@@ -345,10 +348,10 @@ std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bo
 
 namespace {
 
-/// `metadata`: "key":value, to begin the header with, or empty.
+/// `metadata`: the first "key":value of the header, or empty.
 std::string createFile(const std::string &path, const std::vector<TensorSpec> &unordered, const std::string &metadata,
                        Checkpoint &checkpoint) {
-  // Large elements first, as the safetensors package writes them: then every tensor is aligned to its elements.
+  // Largest elements first, as in the safetensors package: then every tensor is aligned to its elements.
   std::vector<TensorSpec> tensors = unordered;
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSpec &a, const TensorSpec &b) {
     return schema::itemBytes(a.dtype) > schema::itemBytes(b.dtype);
@@ -371,7 +374,7 @@ std::string createFile(const std::string &path, const std::vector<TensorSpec> &u
   std::string error;
   void *map = MAP_FAILED;
   if (const int code = ::posix_fallocate(file, 0, static_cast<off_t>(total));
-      code != 0) // a full disk is an error now, not a signal later
+      code != 0) // reports a full disk here; writing to the mapping would raise a signal
     error = "cannot reserve " + std::to_string(total) + " bytes for '" + path + "': " + std::strerror(code);
   else if ((map = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) == MAP_FAILED)
     error = systemError("map", path);
@@ -399,7 +402,7 @@ std::string createSafetensors(const std::string &path, const std::vector<TensorS
 std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
                              Checkpoint &checkpoint) {
   constexpr const char *kMetadata =
-      R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; not all versions load files without
+      R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; some versions of transformers require it
   std::vector<std::vector<TensorSpec>> files(1);
   int64_t filled = 0, total = 0;
   for (const TensorSpec &tensor : tensors) {

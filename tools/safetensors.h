@@ -1,5 +1,6 @@
-// safetensors files: 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, the data. Files,
-// folders with one file per rank, and Hugging Face checkpoints (model.safetensors, or an index and its files).
+// safetensors files: 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, the data. Reads and
+// creates single files, folders with one file for each rank, and Hugging Face checkpoints (model.safetensors, or an
+// index and its files).
 #pragma once
 
 #include "schema/manifest.h"
@@ -13,9 +14,9 @@
 
 namespace reshard::tools {
 
-/// A tensor in a mapped file. `data` is read-only where the file was opened for reading.
+/// A tensor in a mapped file. `data` is read-only if the file was opened for reading.
 struct TensorView {
-  std::string file; // for messages
+  std::string file; // for error messages
   schema::DType dtype = schema::DType::u8;
   std::vector<int64_t> shape;
   std::byte *data = nullptr;
@@ -32,19 +33,19 @@ struct TensorSpec {
   int64_t bytes = 0;
 };
 
-/// A mapped file; unmapped with it.
+/// A mapped file. The destructor unmaps it.
 class MappedFile {
 public:
-  /// `path`, `status`: of a file that others should leave as it is.
+  /// `path`, `status`: of an input file, for changed(); empty for files that this process writes.
   MappedFile(std::byte *data, size_t bytes, std::string path = {}, const struct stat &status = {})
       : data_(data), bytes_(bytes), path_(std::move(path)), status_(status) {}
   ~MappedFile();
   MappedFile(const MappedFile &) = delete;
   MappedFile &operator=(const MappedFile &) = delete;
-  /// Gives its pages back; what was written stays in the file, and comes back when it is touched. Any thread may, any
-  /// time.
+  /// Releases the file's pages from memory. Written data stays in the file; the next access reads it again. Any thread
+  /// may call this at any time.
   void release() const;
-  /// Whether the file is another than when it was mapped: an error text, empty where it is not.
+  /// An error text if the file's size or modification time changed since it was mapped, else empty.
   std::string changed() const;
 
 private:
@@ -60,17 +61,17 @@ struct Checkpoint {
   std::vector<std::unique_ptr<MappedFile>> files;
 };
 
-/// Adds a file's tensors. Refuses what the format forbids: lengths, JSON, dtypes, offsets with gaps or overlaps, a
-/// shape that does not fit its bytes, a name twice. `writable`: to be written as well. An error text that names file
-/// and tensor; empty on success.
+/// Adds the tensors of a file. Refuses invalid files: wrong lengths, JSON or dtypes, offsets with gaps or overlaps, a
+/// shape that does not match its bytes, a repeated name. `writable`: maps the file for writing too. Returns an error
+/// text that names the file and the tensor, empty on success.
 std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable = false);
 
-/// A Hugging Face checkpoint folder: model.safetensors.index.json and its files, or model.safetensors. Every file must
-/// hold just the tensors that the index puts there.
+/// Adds the tensors of a Hugging Face checkpoint folder: model.safetensors.index.json and its files, or
+/// model.safetensors. Every file must have exactly the tensors that the index assigns to it.
 std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable = false);
 
-/// Creates a file of the final size with its header, mapped for writing; the data is zero. Tensors of large elements
-/// come first, so that each is aligned to its elements.
+/// Creates a file of its final size with its header and maps it for writing; the data is zero. Tensors are sorted by
+/// element size, largest first, so that each is aligned to its elements.
 std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
 
 /// Creates a checkpoint: one model.safetensors, or files of at most `fileBytes` and an index.

@@ -16,7 +16,7 @@ namespace {
 
 using namespace schema;
 
-/// Flows over resources that are shared by max-min fairness; time goes from one end of a flow to the next.
+/// Flows that share resources by max-min fairness. Time advances from the end of one flow to the next.
 class Flows {
 public:
   uint32_t resource(double rate) {
@@ -28,7 +28,7 @@ public:
   /// Seconds that a resource was in use.
   double busy(uint32_t resource) const { return resources_[resource].busy; }
 
-  /// Lets `bytes` flow through one or two resources; `id` comes back from next().
+  /// Starts a flow of `bytes` through one or two resources; next() returns its `id` when it ends.
   void start(uint32_t id, double bytes, uint32_t first, uint32_t second) {
     if (flows_.size() <= id)
       flows_.resize(id + 1);
@@ -46,10 +46,10 @@ public:
     updateRates(flow.resources);
   }
 
-  /// Calls back at a time.
+  /// Sets a timer: next() returns `id` at that time.
   void at(double time, uint32_t id) { events_.push({time, id, 0, true}); }
 
-  /// Goes on to the next flow that ends, or the next callback; false: nothing is left.
+  /// Advances to the next end of a flow or timer; returns false if there is none.
   bool next(uint32_t &id, bool &timer) {
     while (!events_.empty()) {
       const Event event = events_.top();
@@ -96,8 +96,8 @@ private:
     updateRates(flow.resources);
   }
 
-  /// New rates for all flows that compete, directly or not, on these resources: the fullest resource first (progressive
-  /// filling).
+  /// Computes new rates for all flows that compete, directly or indirectly, for these resources: the most contended
+  /// resource first (progressive filling).
   void updateRates(const std::vector<uint32_t> &changed) {
     std::vector<uint32_t> resources = changed, flows;
     for (size_t i = 0; i < resources.size(); ++i)
@@ -184,20 +184,21 @@ public:
         ended(done, true);
     }
     if (finished_ != tasks_.size())
-      return "step " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) +
-             " is the last that can start: the steps wait for each other";
+      return "deadlock: only " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) +
+             " activities can finish, the others wait for each other";
     report();
     return {};
   }
 
 private:
-  /// Something that takes time. Its bytes are through (released), and then, a latency later, there (arrived).
+  /// An activity and its dependents. It releases its resources when its bytes are sent (released); the bytes arrive one
+  /// latency later (arrived).
   struct Task {
     Activity activity;
     uint32_t first = 0, second = 0; // resources
     double delay = 0;               // seconds from released to arrived
     uint32_t waits = 0;
-    std::vector<uint32_t> released, arrived; // who waits for it
+    std::vector<uint32_t> released, arrived; // tasks that wait for these events
   };
 
   uint32_t add(Activity activity, uint32_t first, uint32_t second, double delay = 0) {
@@ -267,12 +268,12 @@ private:
       order(rank, *segments[rank], messages);
   }
 
-  /// What a rank's chunks wait for: the one before in their tier and direction, the packing, or unpacking, of the one
-  /// before, the slot of the arena that two chunks ago was taken, and where they pass on what came, that.
+  /// Adds the dependencies of a rank's chunks: on the previous chunk of the same tier and direction, on its packing or
+  /// unpacking, on the arena slot that was used two chunks ago, and on the arrival of relayed bytes.
   void order(uint32_t rank, const Segment &segment, const std::vector<Chunks> &messages) {
     struct Sequence {
-      uint32_t last = kNone, copying = kNone; // on the wire, packed or unpacked
-      uint32_t slots[2] = {kNone, kNone};     // who has them
+      uint32_t last = kNone, copying = kNone; // the previous transmission; the previous packing or unpacking
+      uint32_t slots[2] = {kNone, kNone};     // the task that frees each slot
       size_t staged = 0;
     } sequences[2][2];
     for (const Step *step : orEmpty(segment.steps())) {
@@ -298,7 +299,8 @@ private:
       }
       if (send && step->after_count() > 0)
         follow(rank, segment, *step, messages);
-      for (uint32_t i = 0; !send && i < step->after_count(); ++i) // what a rank relays leaves its room
+      for (uint32_t i = 0; !send && i < step->after_count();
+           ++i) // relayed messages must be sent before their arena bytes are reused
         if (const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
             earlier.kind() == StepKind::send)
           for (const Tasks &tasks : chunks)
@@ -306,7 +308,7 @@ private:
     }
   }
 
-  /// What a send waits for besides its slots.
+  /// Adds the dependencies of a send on the steps that provide its bytes.
   void follow(uint32_t rank, const Segment &segment, const Step &send, const std::vector<Chunks> &messages) {
     const Chunks &chunks = messages[send.message()];
     const std::vector<std::vector<uint64_t>> before = chunksBefore(segment, send);
@@ -352,7 +354,7 @@ private:
     most(links_, result_.busiestRank, result_.rankBusy);
     most(nics_, result_.busiestNic, result_.nicBusy);
     if (result_.nicBusy > result_.rankBusy && topology_.nic(result_.busiestNic) == result_.busiestNic) {
-      result_.busiestRank = result_.busiestNic; // a NIC of its own
+      result_.busiestRank = result_.busiestNic; // each rank has its own NIC
       result_.rankBusy = result_.nicBusy;
     }
     std::map<std::pair<int, int32_t>, double> spent;
@@ -378,13 +380,13 @@ private:
     auto term = [&](const char *name, uint64_t bytes, double rate) {
       result_.lowerBound.push_back({name, static_cast<double>(bytes) / rate});
     };
-    term("into a rank", bounds->rank_ingress(), rank);
-    term("out of the holders' ranks", bounds->rank_egress(), rank);
-    term("through all ranks", bounds->rank_mean(), rank);
-    term("into a node's NICs", bounds->nic_ingress(), nic);
-    term("out of the holders' NICs", bounds->nic_egress(), nic);
-    term("through all NICs", bounds->nic_mean(), nic);
-    term("copies on a rank", bounds->rank_local(), static_cast<double>(topology_.copyRate));
+    term("ingress of one rank", bounds->rank_ingress(), rank);
+    term("egress of replica ranks", bounds->rank_egress(), rank);
+    term("mean over all ranks", bounds->rank_mean(), rank);
+    term("ingress of one node's NICs", bounds->nic_ingress(), nic);
+    term("egress of replica NICs", bounds->nic_egress(), nic);
+    term("mean over all NICs", bounds->nic_mean(), nic);
+    term("local copies of one rank", bounds->rank_local(), static_cast<double>(topology_.copyRate));
     for (const LowerBoundTerm &each : result_.lowerBound)
       result_.lowerBoundSeconds = std::max(result_.lowerBoundSeconds, each.seconds);
   }
@@ -396,7 +398,7 @@ private:
   const bool keep_;
   Simulation &result_;
   Flows flows_;
-  std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; out, in
+  std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; [0] egress, [1] ingress
   std::vector<Task> tasks_;
   std::map<std::pair<uint32_t, const Step *>, uint32_t> local_; // copies and fills
   size_t finished_ = 0;

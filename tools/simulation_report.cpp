@@ -74,24 +74,23 @@ int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
     std::printf("%s\n", result.dump(2).c_str());
     return kDone;
   }
-  std::printf("simulated  %s\n", time(simulation.seconds).c_str());
+  std::printf("simulated    %s\n", time(simulation.seconds).c_str());
   if (simulation.lowerBound.empty()) {
-    std::printf("floor      unknown: the plan was compiled for other nodes (options.topology)\n");
+    std::printf("lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)\n");
   } else {
-    std::printf("floor      %s, of which the plan takes %.3f times\n", time(simulation.lowerBoundSeconds).c_str(),
-                ratio);
+    std::printf("lower bound  %s; this plan: %.3f x\n", time(simulation.lowerBoundSeconds).c_str(), ratio);
     for (const LowerBoundTerm &term : simulation.lowerBound)
       std::printf("  %-26s %s\n", term.name, time(term.seconds).c_str());
   }
-  std::printf("busiest    rank %lld, in use for %s", static_cast<long long>(simulation.busiestRank),
+  std::printf("busiest      rank %lld, in use for %s", static_cast<long long>(simulation.busiestRank),
               time(simulation.rankBusy).c_str());
   if (simulation.busiestNic >= 0)
     std::printf("; NIC %lld, in use for %s", static_cast<long long>(simulation.busiestNic),
                 time(simulation.nicBusy).c_str());
-  std::printf("\nstages    ");
+  std::printf("\nactivities  ");
   for (int kind = 0; kind < 4; ++kind)
     std::printf(" %s %s%s", kKinds[kind], time(simulation.secondsByKind[kind]).c_str(),
-                kind < 3 ? "," : " (of the rank that spends most on each)\n");
+                kind < 3 ? "," : " (each of its busiest rank)\n");
   return kDone;
 }
 

@@ -1,4 +1,4 @@
-// What reshard-inspect --simulate prints.
+// The report of reshard-inspect --simulate.
 #pragma once
 
 #include "tools/inspection.h"
@@ -9,8 +9,8 @@ class Plan;
 
 namespace reshard::tools {
 
-/// Simulates the plan on options.topology and prints the prediction beside its floor; writes options.trace. The exit
-/// code.
+/// Simulates the plan on options.topology, prints the estimate and the lower bound, and writes options.trace. Returns
+/// the exit code.
 int inspectSimulation(const Plan &plan, const InspectionOptions &options);
 
 } // namespace reshard::tools

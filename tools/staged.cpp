@@ -25,7 +25,7 @@ bool StagedMoves::waits(uint32_t number, uint32_t earlier) {
   return std::binary_search(after_.begin(), after_.end(), earlier);
 }
 
-/// Whether the rank gathers rows of blocks.
+/// Whether the rank stages elements to quantize them.
 bool StagedMoves::stages() const {
   return std::any_of(orEmpty(segment_->buffers()).begin(), orEmpty(segment_->buffers()).end(),
                      [&](const BufferRange *run) {
@@ -35,7 +35,7 @@ bool StagedMoves::stages() const {
                      });
 }
 
-/// Whether a step waits for a copy from the arena, or for a later one that waits for it.
+/// Whether a step waits for a copy from the arena, directly or through later copies that wait for it.
 bool StagedMoves::waitsForCopy(uint32_t step, uint32_t copy) {
   const auto from = std::find(copies_.begin(), copies_.end(), copy);
   return waits(step, copy) || std::any_of(from, copies_.end(), [&](uint32_t later) { return waits(step, later); });
@@ -51,18 +51,18 @@ std::string StagedMoves::forEachMove(uint32_t rank, const std::function<void(con
   reduced_.clear();
   copies_.clear();
   std::string error;
-  const bool anyStaged = stages(); // else the arena has what it relays, which its sends say
+  const bool anyStaged = stages(); // else the arena has only relayed bytes, which receivers resolve
   for (uint32_t s = 0; s < orEmpty(segment_->steps()).size() && error.empty(); ++s) {
     const Step &step = *segment_->steps()->Get(s);
     for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count() && error.empty(); ++i) {
       const uint32_t buffer = segment_->operands()->Get(step.first_input() + i)->buffer();
       for (const uint32_t writer : amaxWriters_[buffer])
         if (!waits(s, writer))
-          error = fail(s, " takes the largest of what step " + std::to_string(writer) +
-                              " brings, and does not wait for it");
+          error =
+              fail(s, " reduces amax values that step " + std::to_string(writer) + " writes, but does not wait for it");
       reduced_[buffer] = s;
     }
-    uint32_t last = 0; // most rows of a step go to few buffers
+    uint32_t last = 0; // the last checked buffer: most rows of a step go to few buffers
     const std::string problem = paired_.forEachMove(rank, s, [&](const Move &move) {
       const bool stages = move.targetBuffer == 0, quantizes = !stages && move.sourceBuffer == 0 && !move.zero;
       if (stages && !anyStaged)
@@ -85,18 +85,18 @@ std::string StagedMoves::forEachMove(uint32_t rank, const std::function<void(con
       error = problem;
     if (step.kind() == StepKind::copy && segment_->operands()->Get(step.first_input())->buffer() == 0) {
       if (!copies_.empty() && !waits(s, copies_.back()))
-        copies_.clear(); // those before are not done when this one is
+        copies_.clear(); // the earlier copies may still run when this one is done
       copies_.push_back(s);
     }
   }
   if (error.empty() && !arrivals_.empty())
-    error = fail(arrivals_.begin()->second.step,
-                 " gathers bytes at " + std::to_string(arrivals_.begin()->first) + " that are never quantised");
+    error = fail(arrivals_.begin()->second.step, " stages bytes at " + std::to_string(arrivals_.begin()->first) +
+                                                     " of the arena that are never quantized");
   return error;
 }
 
-/// Bytes may be taken over when what stood there has been quantised, by a step that this waits for. That nothing is
-/// brought twice is seen when it is quantised.
+/// Records a move to the arena. It may reuse bytes only if it waits for the step that quantized their previous
+/// contents. read() checks that no byte is written twice.
 std::string StagedMoves::write(uint32_t step, const Move &move) {
   uint64_t begin = move.targetOffset, end = begin + move.rowBytes;
   for (const Move::Loop &loop : move.loops)
@@ -106,13 +106,14 @@ std::string StagedMoves::write(uint32_t step, const Move &move) {
     --at;
   for (; at != quantizedRanges_.end() && at->first < end; ++at)
     if (!waitsForCopy(step, at->second.step))
-      return fail(step, " gathers over what step " + std::to_string(at->second.step) +
-                            " quantises, and does not wait for it");
+      return fail(step, " overwrites staged bytes that step " + std::to_string(at->second.step) +
+                            " quantizes, but does not wait for it");
   arrivals_.emplace(begin, Arrival{move, step, end});
   return {};
 }
 
-/// Whether what was brought and begins within a range makes up the range, each byte once.
+/// Whether the arrivals that begin in a range cover the range, each byte exactly once. Sets `missing` to an uncovered
+/// byte, if there is one.
 bool StagedMoves::coversOnce(uint64_t begin, uint64_t end, uint64_t &missing) {
   RegularSets sets;
   for (auto at = arrivals_.lower_bound(begin); at != arrivals_.end() && at->first < end; ++at)
@@ -128,7 +129,7 @@ bool StagedMoves::coversOnce(uint64_t begin, uint64_t end, uint64_t &missing) {
   return status == SplitStatus::done && sets.positions() == static_cast<int64_t>(end - begin);
 }
 
-/// What goes beyond a range becomes rows; whether there was any with more than one.
+/// Replaces arrivals with several rows that extend beyond a range by their rows. Returns whether there was one.
 bool StagedMoves::split(uint64_t begin, uint64_t end) {
   std::vector<Arrival> whole;
   for (auto at = arrivals_.begin(); at != arrivals_.end() && at->first < end;) {
@@ -151,21 +152,22 @@ std::string StagedMoves::read(uint32_t step, const Move &row, const std::functio
   if (!coversOnce(begin, end, missing) && !(split(begin, end) && coversOnce(begin, end, missing = end))) {
     for (const auto &[from, arrival] : arrivals_)
       if (from < end && arrival.end > begin && (from < begin || arrival.end > end))
-        return fail(step, " quantises a part of the bytes at " + std::to_string(from) + " that came together");
+        return fail(step, " quantizes only a part of a contiguous row that was staged at byte " + std::to_string(from));
     return missing < end
-               ? fail(step, " quantises bytes at " + std::to_string(missing) + " that nobody brought")
-               : fail(step, " quantises bytes from " + std::to_string(begin) + " on of which some came twice");
+               ? fail(step, " quantizes arena byte " + std::to_string(missing) + ", which no earlier step wrote")
+               : fail(step,
+                      " quantizes arena bytes from " + std::to_string(begin) + ", some of which were written twice");
   }
   for (auto at = arrivals_.lower_bound(begin); at != arrivals_.end() && at->first < end; at = arrivals_.erase(at)) {
     if (!waits(step, at->second.step))
-      return fail(step,
-                  " quantises what step " + std::to_string(at->second.step) + " brings, and does not wait for it");
+      return fail(step, " quantizes bytes that step " + std::to_string(at->second.step) +
+                            " stages, but does not wait for it");
     Move straight = at->second.move;
     straight.targetBuffer = row.targetBuffer;
     straight.targetOffset += row.targetOffset - begin;
     visit(straight);
   }
-  // This step is the last that quantised the range.
+  // Record that this step is the last that quantized the range.
   auto at = quantizedRanges_.upper_bound(begin);
   if (at != quantizedRanges_.begin() && std::prev(at)->second.end > begin)
     --at;
@@ -181,7 +183,7 @@ std::string StagedMoves::read(uint32_t step, const Move &row, const std::functio
   return {};
 }
 
-/// Who writes elements of nvfp4 waits for the tensor scale; largest magnitudes are noted.
+/// Checks that a step that writes nvfp4 elements waits for the tensor scale. Records the steps that write amax values.
 std::string StagedMoves::scale(uint32_t step, uint32_t buffer) {
   const auto &runs = orEmpty(segment_->buffers());
   const BufferRange &run = **std::prev(std::upper_bound(
@@ -200,11 +202,12 @@ std::string StagedMoves::scale(uint32_t step, uint32_t buffer) {
         amax->kind() == ViewKind::amax && amax->codes() == run.param()) {
       const auto reduced = reduced_.find(other->first() + (buffer - run.first()));
       if (reduced == reduced_.end() || !waits(step, reduced->second))
-        return fail(step, " quantises param '" + params.Get(view->codes())->name()->str() + "' (buffer " +
-                              std::to_string(buffer) + ") with a tensor scale that it does not wait for");
+        return fail(step, " quantizes param '" + params.Get(view->codes())->name()->str() + "' (buffer " +
+                              std::to_string(buffer) +
+                              ") with a tensor scale, but does not wait for the step that computes it");
       return {};
     }
-  return fail(step, " quantises with a tensor scale that nobody makes");
+  return fail(step, " quantizes with a tensor scale that no step computes");
 }
 
 } // namespace reshard::tools

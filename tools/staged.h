@@ -1,5 +1,5 @@
-// Rows of a plan that come by way of a rank's arena, where they are gathered to be quantised: followed from where they
-// come to where they end, with proof that they are there when they are read, and until then.
+// Bytes that are staged in a rank's arena before they are quantized. This traces them from their source to their
+// target, and proves that they are complete when the copy reads them and are not overwritten before.
 #pragma once
 
 #include "tools/plan_verifier.h"
@@ -13,19 +13,20 @@ class StagedMoves {
 public:
   StagedMoves(const Plan &plan, const PairedPlan &paired) : plan_(plan), paired_(paired), relayed_(paired) {}
 
-  /// Everything that ends in a buffer of a rank; of what a copy reads from the arena, or another rank relays, what
-  /// brought it. An error text, empty on success: bytes that are read were not written by steps that the copy waits
-  /// for, or are written over before; or tensor scales are used by a step that does not wait for them.
+  /// Calls `visit` for all moves into the buffers of a rank. A move out of an arena (a copy after staging, or a relayed
+  /// message) is replaced by the moves that wrote those bytes. Returns an error text, empty on success. Errors: a copy
+  /// reads staged bytes that no step it waits for has written, staged bytes are overwritten before the copy, or a step
+  /// uses tensor scales without waiting for them.
   std::string forEachMove(uint32_t rank, const std::function<void(const Move &)> &visit);
 
 private:
-  /// What a step brought to the arena and nobody has quantised.
+  /// A move of a step to the arena whose bytes are not quantized yet.
   struct Arrival {
     Move move;
     uint32_t step;
     uint64_t end;
   };
-  /// Bytes of the arena that a step has quantised last.
+  /// A range of the arena and the last step that quantized it.
   struct QuantizedRange {
     uint64_t end;
     uint32_t step;
@@ -45,14 +46,14 @@ private:
   RelayedMoves relayed_;
   uint32_t rank_ = 0;
   const schema::Segment *segment_ = nullptr;
-  uint32_t lookedAt_ = UINT32_MAX;                     // the step of after_
-  std::vector<uint32_t> after_;                        // sorted
-  std::multimap<uint64_t, Arrival> arrivals_;          // by begin
-  std::map<uint64_t, QuantizedRange> quantizedRanges_; // by begin, apart
-  uint64_t work_ = 0;                                  // of Cutters
-  std::vector<uint32_t> copies_;                       // copies from the arena, each of which waits for the one before
-  std::map<uint32_t, std::vector<uint32_t>> amaxWriters_; // buffers of faces `amax`: the steps that write them
-  std::map<uint32_t, uint32_t> reduced_;                  // the same: the step that makes tensor scales of them
+  uint32_t lookedAt_ = UINT32_MAX;                        // the step that after_ belongs to
+  std::vector<uint32_t> after_;                           // sorted
+  std::multimap<uint64_t, Arrival> arrivals_;             // by begin
+  std::map<uint64_t, QuantizedRange> quantizedRanges_;    // by begin, disjoint
+  uint64_t work_ = 0;                                     // of NestSplitters
+  std::vector<uint32_t> copies_;                          // copies from the arena; each waits for the previous one
+  std::map<uint32_t, std::vector<uint32_t>> amaxWriters_; // by buffer of an `amax` view: the steps that write it
+  std::map<uint32_t, uint32_t> reduced_; // by the same buffer: the step that computes tensor scales from it
 };
 
 } // namespace reshard::tools

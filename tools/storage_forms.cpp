@@ -13,7 +13,7 @@ using namespace schema;
 
 namespace {
 
-/// How tensors of codes and scales come to be, by pattern.
+/// How a tensor pattern of codes or scales is produced.
 struct Derived {
   Quantization format;
   QuantizedBy by;
@@ -44,7 +44,7 @@ std::map<int32_t, Derived> derived(const Manifest &manifest) {
         break;
       case ViewKind::amax:
         add(p, {view->format(), QuantizedBy::staged, true});
-        break; // which the receiver needs
+        break; // the receiver needs it for tensor scales
       }
     }
   return result;
@@ -67,8 +67,8 @@ std::vector<std::optional<StorageForm>> storageForms(const Manifest &manifest, u
                         view->swizzled(), base == view->codes(), number == 0 ? -1 : static_cast<int32_t>(p)};
   if (number == 0)
     return result;
-  // What holds codes or scales that come. Swizzled scales come by way of plain ones.
-  std::map<uint32_t, int32_t> plain; // swizzled scales -> their face
+  // Params that receive codes or scales. Swizzled scales are written through a view of plain scales.
+  std::map<uint32_t, int32_t> plain; // swizzled scales -> their view
   for (uint32_t p = 0; p < params.size(); ++p)
     if (const QuantizedView *view = params.Get(p)->view(); view && view->kind() == ViewKind::plain_scales)
       plain[view->codes()] = static_cast<int32_t>(p);
@@ -101,7 +101,7 @@ QuantizedCounts countQuantized(const Manifest &manifest, uint32_t number) {
 }
 
 std::string peakStagedBytes(const Plan &plan, uint64_t &bytes) {
-  std::map<uint32_t, uint64_t> memory; // by rank: of faces that have some
+  std::map<uint32_t, uint64_t> memory; // by rank: bytes of staged views other than elements
   auto add = [](uint64_t &sum, uint64_t more) {
     return !__builtin_add_overflow(sum, more, &sum) && sum <= static_cast<uint64_t>(kMaxSize);
   };
@@ -117,14 +117,15 @@ std::string peakStagedBytes(const Plan &plan, uint64_t &bytes) {
            ++meshRank) {
         uint64_t each = static_cast<uint64_t>(itemBytes(param.dtype())), of = 0;
         for (const int64_t length : localShape(endpoint, param, meshRank))
-          each *= static_cast<uint64_t>(length); // the loader has seen that these are at most kMaxSize
-        // Every rank has those of files.
+          each *= static_cast<uint64_t>(length); // the loader has checked that these products are at most kMaxSize
+        // Every rank may write files and thus has the views of storage endpoints.
         uint64_t &sum = memory[endpoint.storage() ? UINT32_MAX : endpoint.ranks()->Get(meshRank)];
         if (__builtin_mul_overflow(static_cast<uint64_t>(instanceCount(endpoint, param, meshRank)),
                                    stagedBytes({e, meshRank, p, 0, 1, 0, each}), &of) ||
             !add(sum, of))
-          return "param '" + param.name()->str() + "' of endpoint '" + endpoint.role()->str() + "' gathers more than " +
-                 std::to_string(kMaxSize) + " bytes on a rank with what stands before it, expected at most so many";
+          return "param '" + param.name()->str() + "' of endpoint '" + endpoint.role()->str() +
+                 "' and the params before it stage more than " + std::to_string(kMaxSize) +
+                 " bytes on one rank, the largest supported size";
       }
     }
   }
@@ -137,8 +138,8 @@ std::string peakStagedBytes(const Plan &plan, uint64_t &bytes) {
     if (std::string error = rows ? plan.segment(rank, segment) : std::string(); !error.empty())
       return error;
     if (!add(sum, memory[UINT32_MAX]) || !add(sum, segment ? arenaHeadBytes(*segment) : 0))
-      return "rank " + std::to_string(rank) + " gathers more than " + std::to_string(kMaxSize) +
-             " bytes, expected at most so many";
+      return "rank " + std::to_string(rank) + " stages more than " + std::to_string(kMaxSize) +
+             " bytes, the largest supported size";
     bytes = std::max(bytes, sum);
   }
   return {};

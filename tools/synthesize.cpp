@@ -23,8 +23,7 @@ uint64_t finish(uint64_t x) {
 
 using Dimension = PartGrid::Dimension;
 
-/// Makes one dimension of the last two while the last is held whole: runs get longer, so that all that follows is
-/// faster.
+/// Merges the last two dimensions as long as the last one is held whole: longer runs are processed faster.
 void collapse(std::vector<Dimension> &dimensions) {
   while (dimensions.size() > 1) {
     const Dimension &last = dimensions.back();
@@ -43,7 +42,7 @@ void collapse(std::vector<Dimension> &dimensions) {
   }
 }
 
-/// All elements of an instance that a part covers, innermost runs as long as they are regular.
+/// Calls visit(run) for all elements of an instance that a part covers.
 void walk(const std::vector<Dimension> &dimensions, size_t d, int64_t logical, int64_t local, ElementRun &run,
           const std::function<void(const ElementRun &)> &visit) {
   if (d == dimensions.size()) {
@@ -86,18 +85,18 @@ void fillRun(Element *out, int64_t step, uint64_t key, int64_t logical, int64_t 
 
 SynthesizedValues::SynthesizedValues(const Manifest &manifest, const Param &of)
     : param(&of), sentDtype(of.dtype()), storageDtype(storageDtypeOf(of)) {
-  bool cast = false, quantised = false;
+  bool cast = false, quantized = false;
   for (const Endpoint *endpoint : *manifest.endpoints())
     for (const Param *each : orEmpty(endpoint->params())) {
       cast = cast || each->storage_dtype();
-      quantised = quantised || each->view();
+      quantized = quantized || each->view();
     }
   const auto format = kernels::formatNamed(dtypeName(sentDtype));
-  if (!(cast || quantised) || !format)
+  if (!(cast || quantized) || !format)
     return;
   const kernels::Encoding encoding = kernels::encoding(*format);
   mask = ~(uint64_t{1} << (encoding.bits - 2));
-  if (const int exponent = encoding.bits - 1 - encoding.mantissaBits; quantised && exponent > 5)
+  if (const int exponent = encoding.bits - 1 - encoding.mantissaBits; quantized && exponent > 5)
     ones = ((uint64_t{1} << (exponent - 1)) - (1 << 4)) << encoding.mantissaBits;
 }
 
@@ -299,10 +298,10 @@ void synthesizeInstance(const Manifest &manifest, const Endpoint &endpoint, uint
 }
 
 void synthesize(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, unsigned threads) {
-  const auto shownBy = elementViews(*plan.manifest().endpoints()->Get(memory.endpoint));
+  const auto viewedBy = elementViews(*plan.manifest().endpoints()->Get(memory.endpoint));
   forEachInstance(plan, memory, threads, [&](const Endpoint &endpoint, const ParamInstance &instance) {
     const QuantizedView *view = endpoint.params()->Get(instance.param)->view();
-    if (!view && !shownBy[instance.param])
+    if (!view && !viewedBy[instance.param])
       return synthesizeInstance(plan.manifest(), endpoint, memory.meshRank, instance, seed,
                                 memory.params[instance.param][instance.instance]);
     if (!view || view->kind() != ViewKind::elements)
@@ -314,7 +313,7 @@ void synthesize(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, u
     const std::vector<uint32_t> params = baseParams(*view);
     for (size_t i = 0; i < derived.size(); ++i)
       std::copy(derived[i].begin(), derived[i].end(),
-                memory.params[params[i]][instance.instance]); // also where there is nothing
+                memory.params[params[i]][instance.instance]); // data() may be null if it is empty
   });
 }
 

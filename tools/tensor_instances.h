@@ -1,4 +1,4 @@
-// Where the elements of each tensor stand in the memory of an endpoint, through the layouts of the manifest.
+// Finds the elements of each tensor in the memory of an endpoint, through the layouts of the manifest.
 #pragma once
 
 #include "tools/memory.h"
@@ -11,24 +11,24 @@
 
 namespace reshard::tools {
 
-/// One instance of a param that holds something of a tensor.
+/// One instance of a param that holds elements of a tensor.
 struct TensorInstance {
   const MeshRankMemory *rankMemory;
   schema::ParamInstance instance;
 };
 
-/// The instances that hold something of each tensor, by its full name; "": of padding.
+/// The instances that hold elements of each tensor, by its full name; "": padding.
 using InstancesByTensor = std::map<std::string, std::vector<std::shared_ptr<const TensorInstance>>>;
 InstancesByTensor instancesByTensor(const Plan &plan, const Memory &memory);
-/// Of those instances for which accept(place, param, instance).
+/// Only instances for which accept(mesh rank memory, param, instance) is true.
 InstancesByTensor instancesByTensor(const Plan &plan, const std::vector<MeshRankMemory> &rankMemories,
                                     const std::function<bool(const MeshRankMemory &, uint32_t, uint32_t)> &accept);
 
 /// "rank 3 param 'x'".
 std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance);
 
-/// Calls visit(memory of the element, its row-major number in the tensor, bytes of an element) for all elements of a
-/// tensor (or of padding: number 0 and up, without meaning) in an instance.
+/// Calls visit(memory of the element, its row-major index in the tensor, bytes of an element) for all elements of a
+/// tensor in an instance; for padding, the index has no meaning.
 template <class Visit>
 void forEachElement(const Plan &plan, const TensorInstance &tensorInstance, const std::string &tensor, Visit visit) {
   const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(tensorInstance.rankMemory->endpoint);

@@ -11,7 +11,7 @@ namespace reshard::tools {
 
 namespace {
 
-constexpr int64_t kSteps = 1 << 16; // between two looks at the clock: some hundred microseconds
+constexpr int64_t kSteps = 1 << 16; // between two readings of the clock: a few hundred microseconds
 constexpr double kNever = std::numeric_limits<double>::infinity();
 std::atomic<double> end = kNever;
 std::mutex mutex; // of `message`
@@ -27,7 +27,7 @@ WorkDeadline::WorkDeadline(std::string what, double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", seconds);
   const std::lock_guard lock(mutex);
-  message = what + " was not finished at the deadline of " + text + " s (--timeout)";
+  message = what + " did not finish within the deadline of " + text + " s (--timeout)";
   end = now() + seconds;
 }
 

@@ -1,4 +1,4 @@
-// The deadline of what a command does itself: synthesis, checks, proofs. That of a run is the executor's.
+// The deadline of a command's own work: synthesis, checks, proofs. The executor has the deadline of a run.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 
 namespace reshard::tools {
 
-/// While it lives, work in any thread that goes on for longer ends with a Failure that says what was not done. One at a
-/// time in a process.
+/// While this object lives, work in any thread that exceeds the deadline throws a Failure that names the unfinished
+/// work. A process may have one such object at a time.
 class WorkDeadline {
 public:
   /// `what`: "the check"; 0 seconds: no deadline.
@@ -16,8 +16,8 @@ public:
   WorkDeadline(const WorkDeadline &) = delete;
   WorkDeadline &operator=(const WorkDeadline &) = delete;
 
-  /// Called by every loop whose length a plan's numbers decide, with about as many steps as it does: now and then it
-  /// looks at the clock.
+  /// Every loop whose length depends on a plan calls this with its approximate number of steps; the clock is read once
+  /// in a while.
   static void spend(int64_t steps) {
     if ((left_ -= steps) < 0)
       look();

@@ -1,13 +1,13 @@
-"""The documents: every whole job compiles, every key of the grammar stands in one of them, the drawings of docs/worked-examples.md
-are what the oracle computes, relative links have targets, and the commands of docs/tutorial.md print what it shows.
-`docs_test.py --update` rewrites the drawings and the output in the tutorial. RESHARD_BIN: the folder of the commands."""
+"""The documents: every complete job compiles, every key of the grammar is used in one of them, the drawings of
+docs/worked-examples.md equal the oracle's, relative links have targets, and the commands of docs/tutorial.md print
+the shown output. `docs_test.py --update` rewrites the drawings and the output in the tutorial. RESHARD_BIN: the
+folder of the commands."""
 
 import json
 import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -16,20 +16,19 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "kernels")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels", "lib")]
 
 import formats_reference  # noqa: E402
 import tutorial  # noqa: E402
+from commands import BIN, ROOT, FolderTest, run  # noqa: E402
 from oracle import Job  # noqa: E402
 
-BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
 BLOCK = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
 FILE = re.compile(r"# FILE (\S+)\n")
 
 
 def jobs():
-    """(document, text, files beside it) of all whole jobs."""
+    """(document, text, files beside it) of all complete jobs."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         files = {}
         for text in BLOCK.findall(path.read_text()):
@@ -40,7 +39,7 @@ def jobs():
 
 
 def drawing(text):
-    """Who holds which rows, as the oracle sees it."""
+    """Draws the ranks that hold each row, computed by the oracle."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()
@@ -62,12 +61,12 @@ def drawing(text):
 
 
 def drawn(text):
-    """The document with its drawings made anew."""
+    """The document with its drawings computed again."""
     return re.sub(r"```yaml\n(.*?)```\n\n```drawing\n.*?```", lambda m: f"```yaml\n{m[1]}```\n\n```drawing\n{drawing(m[1])}```", text, flags=re.DOTALL)
 
 
 def grammar():
-    """The keys that the readers of the YAML ask for."""
+    """The keys that the compiler reads from YAML."""
     keys = set()
     for name in ("model", "layouts", "job", "mesh", "shard_rule", "read_pipeline", "expression"):
         source = (ROOT / "compiler/frontend" / f"{name}.cpp").read_text()
@@ -85,10 +84,8 @@ class Documents(unittest.TestCase):
                     (Path(folder) / name).write_text(content)
                 path = Path(folder) / "job.yaml"
                 path.write_text(text)
-                done = subprocess.run([BIN / "reshard-compile", path, "-o", Path(folder) / "plan"], capture_output=True, text=True)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                checked = subprocess.run([BIN / "reshard-exec", Path(folder) / "plan", "--synthesize", "--check"], capture_output=True, text=True)
-                self.assertEqual(checked.returncode, 0, checked.stderr)
+                done = run("reshard-compile", path, "-o", Path(folder) / "plan")
+                checked = run("reshard-exec", Path(folder) / "plan", "--synthesize", "--check")
             everything = text + "".join(files.values())
             used |= set(re.findall(r"(\w+)\"?:", everything)) | set(re.findall(r"scheme: (\w+)", everything))
             count += 1
@@ -104,22 +101,17 @@ class Documents(unittest.TestCase):
 SAFETENSORS = {"float32": "F32", "uint8": "U8", "float8_e4m3fn": "F8_E4M3"}
 
 
-class Statements(unittest.TestCase):
-    """What docs/yaml.md says of cases that are easily understood otherwise."""
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+class Statements(FolderTest):
+    """Statements of docs/yaml.md that are easily misunderstood."""
 
     def compile(self, model, source, target):
-        """The message of the compiler, empty where it makes a plan."""
+        """The stderr of the compiler, '' if it succeeds."""
         (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: {target}\n")
-        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], capture_output=True, text=True)
+        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", code=None)
         return done.stderr if done.returncode else ""
 
     def moved(self, model, target, source="{storage: hf}", **tensors):
-        """What rank 0 of the target holds, of a checkpoint of these tensors."""
+        """The tensors of target rank 0 after a run from a checkpoint with these tensors."""
         self.assertEqual(self.compile(model, source, target), "")
         shutil.rmtree(self.folder / "out", ignore_errors=True)
         (self.folder / "hf").mkdir(exist_ok=True)
@@ -129,19 +121,19 @@ class Statements(unittest.TestCase):
             data += tensor.tobytes()
         text = json.dumps(header).encode()
         (self.folder / "hf" / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-        done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", f"--source={self.folder / 'hf'}", f"--target={self.folder / 'out'}", "--check"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        done = run("reshard-exec", self.folder / "plan", f"--source={self.folder / 'hf'}", f"--target={self.folder / 'out'}", "--check")
         return self.stored(self.folder / "out" / "rank-00000.safetensors")
 
     @staticmethod
     def stored(path):
-        """Bytes by name, and shapes: NumPy has none of the small formats."""
+        """The bytes of each tensor by name, since NumPy lacks the small formats."""
         data = path.read_bytes()
         end = 8 + int.from_bytes(data[:8], "little")
         return {name: (entry["shape"], data[end + entry["data_offsets"][0]:end + entry["data_offsets"][1]]) for name, entry in json.loads(data[8:end]).items()}
 
     def test_order_of_chunks(self):
-        """Sections 5 and 6: chunk after chunk, each ascending or as in the map; names count inside a chunk, ascending."""
+        """Sections 5 and 6: chunk after chunk, each ascending or as in the map; names count inside a chunk, ascending.
+        """
         for rule, slots, chunks in (("scheme: round_robin", [0, 4, 2, 6], [[0, 4], [2, 6]]), ("map: [[4, 0], [1, 5], [7, 2], [3, 6]]", [4, 0, 7, 2], [[0, 4], [2, 7]])):
             model = ('{dtype: u8, index: {x: 8}, tensors: {"w.{x}": [1]}, layouts: {hf: {params: same}, l: {place: {x: {axis: pp, %s, interleave: 2}}, '
                      'params: {s: {stack: x, holds: "w.{x}"}, "c{x.chunk}.{x.local}": {holds: "w.{x}"}}}}}' % rule)
@@ -150,7 +142,8 @@ class Statements(unittest.TestCase):
             self.assertEqual([[found[f"c{c}.{i}"][1][0] for i in range(2)] for c in range(2)], chunks, rule)
 
     def test_held_at_all(self):
-        """Section 10: a tensor without elements needs nobody that holds it; one of which nobody has an element is not held."""
+        """Section 10: a tensor without elements needs no param that holds it; a tensor whose elements no rank has is
+        not held."""
         model = ('{dtype: bf16, index: {none: 0}, tensors: {a: [4], e: [0, 4], "v.{none}": [2]}, layouts: {s: {params: {%s}}, '
                  't: {params: {e: {holds: e}, "v.{none}": {holds: "v.{none}"}}}, a: {params: {a: {holds: a}}}}}')
         nowhere, first = "a: {holds: a, shard: {0: {axis: tp, map: [[], []]}}}", "a: {holds: a, at: {tp: 0}}"
@@ -165,7 +158,7 @@ class Statements(unittest.TestCase):
                 self.assertEqual(bool(error), bool(message), message)
 
     def test_convert_of_an_endpoint(self):
-        """Section 10: it is for params with a dtype of their own too."""
+        """Section 10: `convert` of an endpoint also applies to params with their own dtype."""
         model = "{dtype: fp32, tensors: {a: [4], b: [4]}, layouts: {s: {params: same}, t: {params: {a: {holds: a, dtype: bf16}, b: {holds: b}}}}}"
         source = "{layout: s, mesh: {}}"
         self.assertIn("which needs rounding: expected 'convert: rne'", self.compile(model, source, "{layout: t, mesh: {}}"))
@@ -173,7 +166,8 @@ class Statements(unittest.TestCase):
         self.assertEqual(self.compile(model, source, "{layout: t, mesh: {}, dtype: fp16, convert: rne}"), "")
 
     def test_quotients_are_fp32(self):
-        """Section 12: here amax / 448 and x / s are rounded to where x / s is half way between two codes: without, or with 1 / s, x is 176."""
+        """Section 12: amax / 448 and x / s are each rounded to fp32; here x / s is then halfway between two codes.
+        Without rounding, or with x * (1 / s), the result is 176."""
         largest, x = np.float32(1.5160685777664185), np.float32(0.5685257315635681)
         self.assertEqual(x / (largest / np.float32(448)), 168)
         found = self.moved("{dtype: fp32, tensors: {w: [1, 2]}}", "{mesh: {}, quantize: block_fp8}", w=np.array([[largest, x]]))
@@ -181,7 +175,7 @@ class Statements(unittest.TestCase):
         self.assertEqual(found["w_scale_inv"][1], (largest / np.float32(448)).tobytes())
 
     def test_zeros(self):
-        """Section 12: scales of blocks of zeros, of what underflows and of no elements; a scale of zero."""
+        """Section 12: scales of blocks of zeros, of blocks that underflow and of no elements; a scale of zero."""
         one = np.float32(1).tobytes()
         for w in (np.array([[0, -0.0] * 16], np.float32), np.full((1, 32), 1e-45, np.float32)):
             sign = 0x80 if np.signbit(w[0, 1]) else 0
@@ -202,7 +196,7 @@ class Statements(unittest.TestCase):
         self.assertEqual(found["w"][1], bytes([0, 0, 0, 0x80]))
 
     def test_swizzled_order(self):
-        """Section 12: the formula is the layout."""
+        """Section 12: swizzled scales follow the documented formula."""
         text = (ROOT / "docs" / "yaml.md").read_text()
         (formula,) = re.findall(r"^ +(\(\(r div 128\).*)$", text, re.MULTILINE)
         code = formula.replace("·", "*").replace("div", "//").replace("mod", "%")
@@ -216,14 +210,14 @@ class Statements(unittest.TestCase):
 
 
 def anchors(path):
-    """The anchors of a document's headings, as GitHub makes them."""
+    """The anchors of a document's headings, as GitHub computes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 class Links(unittest.TestCase):
     def test_targets_exist(self):
-        """Of relative links: the file, and in documents the heading."""
+        """The file of each relative link exists, and for documents also the heading."""
         count = 0
         for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")]:
             for link in re.findall(r"\]\(([^)\s:]+)\)", path.read_text()):
@@ -239,9 +233,10 @@ TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 
 def run_tutorial(document):
-    """What its commands print, in an empty folder, with the built commands and the Python module as `pip install` would put them on the paths."""
+    """Runs the commands of the tutorial in an empty folder, with the built commands and the Python module on the paths
+    as after `pip install`."""
     library = BIN / "libreshard.so"
-    sanitized = any(name in library.read_bytes() for name in (b"__asan_init", b"__tsan_init"))  # Python cannot load it
+    sanitized = any(name in library.read_bytes() for name in (b"__asan_init", b"__tsan_init"))  # Python cannot load a library built with a sanitizer
     with tempfile.TemporaryDirectory(prefix="reshard-tutorial-") as folder:
         home = Path(folder)
         package, commands, work = home / "site" / "reshard", home / "bin", home / "work"
@@ -249,8 +244,8 @@ def run_tutorial(document):
         for made in (package / "bin", package / "lib", commands, work):
             made.mkdir()
         for name in ("compile", "exec", "inspect", "diff"):
-            for mesh_rank in (commands, package / "bin"):
-                (mesh_rank / f"reshard-{name}").symlink_to(BIN / f"reshard-{name}")
+            for folder_of_commands in (commands, package / "bin"):
+                (folder_of_commands / f"reshard-{name}").symlink_to(BIN / f"reshard-{name}")
         (package / "lib" / library.name).symlink_to(library)
         python = commands / "python3"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -276,7 +271,7 @@ class Tutorial(unittest.TestCase):
                 self.assertTrue(outcome.matches, f"docs/tutorial.md shows\n{shown}\nand the commands print\n{outcome.printed}\nTo rewrite it: docs_test.py --update")
 
     def test_differences_are_found(self):
-        """A line that is missing, changed or too much, a failed command, and a block that nothing reads."""
+        """A missing, changed or additional line, a failed command, and an unused block are reported."""
         for shown, matches in (("a\nb\n", True), ("a\n", False), ("a\nc\n", False), ("a\nb\nc\n", False), ("…\nb\n", True), ("…\n", True), ("…\nc\n", False), ("a\n…b\n", True)):
             with tempfile.TemporaryDirectory() as folder:
                 (outcome,) = tutorial.run(f"```sh\necho a; echo b\n```\n\n```text\n{shown}```\n", folder, {})

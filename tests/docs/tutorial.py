@@ -1,7 +1,9 @@
-"""Runs a document: saves its files, runs its `sh` blocks in order, and compares what they print with what the document shows.
+"""Runs a document: saves its files, runs its `sh` blocks in order, and compares what they print with what the document
+shows.
 
-A block whose first line is `# FILE name` is saved as that file. A `text` block belongs to the `sh` block above it; without one, the
-commands must print nothing. In a `text` block `…` stands for any characters of a line, and alone on a line for any lines."""
+A block whose first line is `# FILE name` is saved as that file. A `text` block belongs to the `sh` block above it;
+without one, the commands must print nothing. In a `text` block `…` stands for any characters of a line, and alone on
+a line for any lines."""
 
 import os
 import re
@@ -17,7 +19,7 @@ FILE = re.compile(r"# FILE (\S+)\n")
 class Block:
     kind: str
     text: str
-    begin: int  # of the text, in the document
+    begin: int  # first line of the text in the document
     end: int
 
     @property
@@ -50,7 +52,7 @@ def pattern(expected):
 @dataclass
 class Outcome:
     commands: Block
-    shown: Block | None  # what the document shows
+    shown: Block | None  # the output shown in the document
     printed: str
     status: int
 
@@ -82,7 +84,8 @@ def run(document, folder, environment, skip=lambda commands, files: False):
 
 
 def updated(document, outcomes):
-    """The document with the printed text where it differs from the shown one. Lines with `…` that still match are kept."""
+    """The document with the printed output in place of different shown output. Lines with `…` that still match are
+    kept."""
     for outcome in reversed(list(outcomes)):
         if outcome.matches or not outcome.shown:
             continue

@@ -1,37 +1,35 @@
-"""Casts in flight: random jobs run twice, once as they are and once with other dtypes on the target. What the second leaves must be what the first leaves,
-cast by ml_dtypes, bit for bit: everything gathered, converted and cut. Also over MPI. RESHARD_BIN: the folder of the commands; needs numpy and ml_dtypes."""
+"""Casts during a run: random jobs run twice, with the same and with other dtypes on the target. The second result must
+equal the first one cast by ml_dtypes, bit for bit. Also over MPI. RESHARD_BIN: the folder of the commands; needs
+numpy and ml_dtypes."""
 
 import copy
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import unittest
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "quantize", "mpi", "lib")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "quantize", "lib", "mpi")]
+import commands  # noqa: E402
 import generate  # noqa: E402
 import mpi_test  # noqa: E402
 import stand_in  # noqa: E402
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+BIN = commands.BIN
+run = partial(commands.run, code=None)  # callers check the exit code
 JOBS = 504 if "RESHARD_FULL" in os.environ else 42
 TYPES = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}
-# Chunks of messages begin within elements, behind what has odd lengths.
+# Tensors of odd lengths come first, so that chunks of messages begin within elements.
 WEIGHTS = mpi_test.WEIGHTS | {"tensors": {"a.odd": {"shape": [4099], "dtype": "u8"}, "b.odd": {"shape": [4097, 3], "dtype": "u8"}} | mpi_test.WEIGHTS["tensors"]}
 NAMES = ["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
-
-
-def run(*command, **keywords):
-    return subprocess.run([str(each) for each in command], capture_output=True, text=True, **keywords)
 
 
 def tensors(path):
@@ -43,7 +41,7 @@ def tensors(path):
 
 
 def same(plain, cast):
-    """Whether bytes of one dtype are those of another, cast. 8-bit formats saturate; a NaN is a NaN."""
+    """Whether `cast` equals `plain`, cast to its dtype. 8-bit formats saturate; any NaN equals any NaN."""
     (source, before), (target, after) = plain, cast
     if source == target:
         return before == after
@@ -60,7 +58,7 @@ def same(plain, cast):
 
 
 def try_job(seed):
-    """What was cast to what, by counts; or why the job is left out; or a complaint."""
+    """Returns counts of the casts by dtypes, and why the job is skipped, or an error, or ''."""
     rng = random.Random(seed)
     node, _, _ = generate.generate(rng, generate.CELLS[seed * 37 % len(generate.CELLS)])
     node["options"] = ({}, {"topology": {"ranks_per_node": 2}}, {"staging": 4096})[seed % 3]
@@ -71,17 +69,17 @@ def try_job(seed):
         work = Path(name)
         for kind, each in (("plain", node), ("cast", cast)):
             (work / f"{kind}.yaml").write_text(json.dumps(each))
-            done = run(BIN / "reshard-compile", work / f"{kind}.yaml", "-o", work / f"{kind}.rplan", "--verify-each")
+            done = run("reshard-compile", work / f"{kind}.yaml", "-o", work / f"{kind}.rplan", "--verify-each")
             if done.returncode != 0:
-                return Counter(), "is none" if kind == "plain" else "several dtypes in one param" if "expected one dtype" in done.stderr else done.stderr
-        run(BIN / "reshard-exec", work / "plain.rplan", "--synthesize", f"--source={work / 'source'}")
+                return Counter(), "invalid job" if kind == "plain" else "several dtypes in one param" if "expected one dtype" in done.stderr else done.stderr
+        run("reshard-exec", work / "plain.rplan", "--synthesize", f"--source={work / 'source'}")
         for kind in ("plain", "cast"):
-            done = run(BIN / "reshard-exec", work / f"{kind}.rplan", f"--source={work / 'source'}", f"--target={work / kind}", "--check")
+            done = run("reshard-exec", work / f"{kind}.rplan", f"--source={work / 'source'}", f"--target={work / kind}", "--check")
             if done.returncode != 0:
                 return Counter(), f"seed {seed}: {done.stdout}{done.stderr}"
         if problem := stand_in.otherwise(work / "cast.rplan", work / "source", work / "cast"):
             return Counter(), f"seed {seed}: {problem}"
-        done = run(BIN / "reshard-inspect", work / "cast.rplan", "--verify")
+        done = run("reshard-inspect", work / "cast.rplan", "--verify")
         if done.returncode != 0:
             return Counter(), f"seed {seed}: {done.stdout}{done.stderr}"
         counts = Counter()
@@ -101,7 +99,7 @@ class Casts(unittest.TestCase):
         total, left, done = Counter(), Counter(), 0
         with ThreadPoolExecutor(2) as pool:
             for counts, problem in pool.map(try_job, range(1, 40 * JOBS)):
-                if problem in ("is none", "several dtypes in one param"):
+                if problem in ("invalid job", "several dtypes in one param"):
                     left[problem] += 1
                     continue
                 self.assertEqual(problem, "")
@@ -111,7 +109,7 @@ class Casts(unittest.TestCase):
                     pool.shutdown(cancel_futures=True)
                     break
         self.assertEqual(done, JOBS)
-        print(f"{done} jobs, params cast: {dict(sorted(total.items()))}; left out: {dict(left)}")
+        print(f"{done} jobs, params cast: {dict(sorted(total.items()))}; skipped: {dict(left)}")
         self.assertGreater(len(total), 8)
 
     def test_over_mpi(self):
@@ -120,7 +118,7 @@ class Casts(unittest.TestCase):
                 with self.subTest(source=source, target=target, dtype=dtype), tempfile.TemporaryDirectory() as name:
                     job = Path(name) / "job.yaml"
                     job.write_text(json.dumps({"version": 1, "model": WEIGHTS, "source": source, "target": target | {"dtype": dtype, "convert": "rne"}, "options": options}))
-                    done = run(BIN / "reshard-compile", job, "-o", Path(name) / "plan", f"--report={name}/report")
+                    done = run("reshard-compile", job, "-o", Path(name) / "plan", f"--report={name}/report")
                     self.assertEqual(done.returncode, 0, done.stderr)
                     world = json.loads((Path(name) / "report").read_text())["world"]
                     for way in ((), ("--no-local-shortcut",)):

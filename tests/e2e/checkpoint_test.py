@@ -1,22 +1,23 @@
-"""Checkpoints as endpoints, beside the official safetensors package: a sharded Hugging Face folder it wrote is read; a
-checkpoint and rank files of mixed dtypes, scalars and empty tensors that we wrote are read by it, aligned, with the
-right names, shapes and values. RESHARD_BIN: the folder of the commands; needs numpy and safetensors."""
+"""Checkpoints as endpoints, compared with the official safetensors package: reads a sharded Hugging Face folder that
+the package wrote; the package reads a checkpoint and rank files (mixed dtypes, scalars, empty tensors) that
+reshard-exec wrote, with the right alignment, names, shapes and values. RESHARD_BIN: the folder of the commands;
+needs numpy and safetensors."""
 
 import json
 import os
 import shutil
 import struct
-import subprocess
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import FolderTest, run  # noqa: E402
 
-# Elements of 1 to 8 bytes, an odd number of the small ones: written in this order, the large would be unaligned.
+# Elements of 1 to 8 bytes, with an odd number of small ones: in this order, the large elements would be unaligned.
 MODEL = """
 version: 1
 model:
@@ -44,21 +45,13 @@ def values() -> dict[str, np.ndarray]:
     }
 
 
-class Checkpoints(unittest.TestCase):
-    def setUp(self) -> None:
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.work = Path(folder.name)
-
+class Checkpoints(FolderTest):
     def run_job(self, endpoints: str, source: Path, target: Path, expect: int = 0, more: tuple[str, ...] = ()) -> str:
-        (self.work / "job.yaml").write_text(MODEL + endpoints)
-        plan = self.work / "p.rplan"
-        for command in (["reshard-compile", self.work / "job.yaml", "-o", plan], ["reshard-inspect", plan, "--verify"]):
-            subprocess.run([BIN / command[0], *command[1:]], check=True, stdout=subprocess.DEVNULL)
-        command = [BIN / "reshard-exec", plan, f"--source={source}", f"--target={target}", "--check", *more]
-        result = subprocess.run(command, capture_output=True, text=True)
-        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
-        return result.stderr
+        (self.folder / "job.yaml").write_text(MODEL + endpoints)
+        plan = self.folder / "p.rplan"
+        run("reshard-compile", self.folder / "job.yaml", "-o", plan)
+        run("reshard-inspect", plan, "--verify")
+        return run("reshard-exec", plan, f"--source={source}", f"--target={target}", "--check", *more, code=expect).stderr
 
     def equal(self, path: Path, expected: dict[str, np.ndarray]) -> None:
         found = load_file(path)
@@ -74,7 +67,7 @@ class Checkpoints(unittest.TestCase):
             self.assertEqual(entry["data_offsets"][0] % expected[name].dtype.itemsize, 0, name)
 
     def sharded(self, folder: Path) -> None:
-        """As Hugging Face writes large models: two files and an index."""
+        """Writes the tensors as Hugging Face writes large models: two files and an index."""
         folder.mkdir()
         tensors, index = values(), {}
         for number, names in enumerate((("flags", "wide", "scale"), ("table", "half", "none", "bytes")), 1):
@@ -84,93 +77,95 @@ class Checkpoints(unittest.TestCase):
         text = json.dumps({"metadata": {"total_size": 1}, "weight_map": index})
         (folder / "model.safetensors.index.json").write_text(text)
 
-    def test_there_and_back(self) -> None:
-        self.sharded(self.work / "hf")
+    def test_round_trip(self) -> None:
+        self.sharded(self.folder / "hf")
         tensors = values()
-        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.work / "hf", self.work / "one")
-        self.equal(self.work / "one/rank-00000.safetensors", tensors)
-        self.run_job("source: {mesh: {tp: 1}}\ntarget: {storage: out}\n", self.work / "one", self.work / "again")
-        self.assertEqual([path.name for path in (self.work / "again").iterdir()], ["model.safetensors"])
-        self.equal(self.work / "again/model.safetensors", tensors)
+        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf", self.folder / "one")
+        self.equal(self.folder / "one/rank-00000.safetensors", tensors)
+        self.run_job("source: {mesh: {tp: 1}}\ntarget: {storage: out}\n", self.folder / "one", self.folder / "again")
+        self.assertEqual([path.name for path in (self.folder / "again").iterdir()], ["model.safetensors"])
+        self.equal(self.folder / "again/model.safetensors", tensors)
 
-    def test_cut_over_ranks(self) -> None:
-        self.sharded(self.work / "hf")
+    def test_sharded_over_ranks(self) -> None:
+        self.sharded(self.folder / "hf")
         tensors = values()
-        target = self.work / "ranks"
-        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 2}, ranks: 3..4}\n", self.work / "hf", target)
+        target = self.folder / "ranks"
+        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 2}, ranks: 3..4}\n", self.folder / "hf", target)
         names = ["rank-00003.safetensors", "rank-00004.safetensors"]
         self.assertEqual(sorted(path.name for path in target.iterdir()), names)
         for t in range(2):
             expected = tensors | {name: np.split(tensors[name], 2)[t] for name in ("flags", "half", "wide")}
             self.equal(target / names[t], expected)
 
-    def test_what_the_model_does_not_know(self) -> None:
-        """Checkpoints carry buffers, towers and heads that a job has no use for: refused, unless it is said that they may be left out."""
-        self.sharded(self.work / "hf")
+    def test_tensors_that_the_plan_does_not_use(self) -> None:
+        """Tensors of a checkpoint that a job does not use (buffers, towers, heads) are refused, or ignored with
+        --allow=extra."""
+        self.sharded(self.folder / "hf")
         endpoints = "source: {storage: hf, ignore: [table, scale]}\ntarget: {mesh: {tp: 1}, ignore: [table, scale]}\n"
-        error = self.run_job(endpoints, self.work / "hf", self.work / "one", expect=2)
-        self.assertIn("has tensor 'scale', which the plan does not know (and 1 more); --allow=extra leaves such tensors out", error)
-        report = self.work / "r.json"
-        self.run_job(endpoints, self.work / "hf", self.work / "one", more=("--allow=extra", f"--report={report}"))
-        self.equal(self.work / "one/rank-00000.safetensors", {name: value for name, value in values().items() if name not in ("table", "scale")})
+        error = self.run_job(endpoints, self.folder / "hf", self.folder / "one", expect=2)
+        self.assertIn("has tensor 'scale', which the plan does not use (and 1 more); --allow=extra ignores such tensors", error)
+        report = self.folder / "r.json"
+        self.run_job(endpoints, self.folder / "hf", self.folder / "one", more=("--allow=extra", f"--report={report}"))
+        self.equal(self.folder / "one/rank-00000.safetensors", {name: value for name, value in values().items() if name not in ("table", "scale")})
         self.assertEqual(json.loads(report.read_text())["omitted"], ["scale", "table"])
-        # A tensor that is missing stays an error, and rank files may have too much as well.
-        rank = self.work / "one/rank-00000.safetensors"
+        # A missing tensor is still an error. --allow=extra applies to rank files too.
+        rank = self.folder / "one/rank-00000.safetensors"
         save_file(load_file(rank) | {"rotary.inv_freq": np.ones(4, np.float32)}, rank)
         job = "source: {mesh: {tp: 1}, ignore: [table, scale]}\ntarget: {storage: out, ignore: [table, scale]}\n"
-        self.assertIn("'rotary.inv_freq'", self.run_job(job, self.work / "one", self.work / "again", expect=2))
-        self.run_job(job, self.work / "one", self.work / "again", more=("--allow=extra",))
-        self.assertIn("lacks tensor 'scale'", self.run_job(job.replace("[table, scale]", "table"), self.work / "one", self.work / "third", expect=2, more=("--allow=extra",)))
+        self.assertIn("'rotary.inv_freq'", self.run_job(job, self.folder / "one", self.folder / "again", expect=2))
+        self.run_job(job, self.folder / "one", self.folder / "again", more=("--allow=extra",))
+        self.assertIn("has no tensor 'scale'", self.run_job(job.replace("[table, scale]", "table"), self.folder / "one", self.folder / "third", expect=2, more=("--allow=extra",)))
 
     def test_folders_of_the_job(self) -> None:
-        """`storage` is where files are read and written unless the command line says otherwise: relative to the plan's folder, from wherever it is run."""
-        plans = self.work / "plans"
+        """`storage`, relative to the plan's folder, is the default for --source and --target, whatever the current
+        folder is."""
+        plans = self.folder / "plans"
         plans.mkdir()
         self.sharded(plans / "hf")
-        (self.work / "elsewhere").mkdir()
+        (self.folder / "elsewhere").mkdir()
 
         def compiled(source: str, target: str, folder: Path = plans) -> Path:
-            (self.work / "job.yaml").write_text(f"{MODEL}source: {source}\ntarget: {target}\n")
-            subprocess.run([BIN / "reshard-compile", self.work / "job.yaml", "-o", folder / "p", "--allow=axis"], check=True, capture_output=True)
+            (self.folder / "job.yaml").write_text(f"{MODEL}source: {source}\ntarget: {target}\n")
+            run("reshard-compile", self.folder / "job.yaml", "-o", folder / "p", "--allow=axis")
             return folder / "p"
 
         def execute(plan: Path, *flags: str, expect: int = 0) -> str:
-            done = subprocess.run([BIN / "reshard-exec", plan, "--check", *flags], cwd=self.work / "elsewhere", capture_output=True, text=True)
-            self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
-            self.assertEqual(list((self.work / "elsewhere").iterdir()), [])
+            done = run("reshard-exec", plan, "--check", *flags, code=expect, cwd=self.folder / "elsewhere")
+            self.assertEqual(list((self.folder / "elsewhere").iterdir()), [])
             return done.stderr
 
         plan = compiled("{storage: hf}", "{storage: out}")
         execute(plan)
         self.equal(plans / "out/model.safetensors", values())
-        execute(plan, f"--target={self.work / 'other'}")
-        self.equal(self.work / "other/model.safetensors", values())
-        self.assertIn(f"'{plans / 'out'}' exists already", execute(plan, expect=2))
-        self.assertIn(f"'{plans / 'none'}' is no folder", execute(compiled("{storage: none}", "{storage: out}"), expect=2))
+        execute(plan, f"--target={self.folder / 'other'}")
+        self.equal(self.folder / "other/model.safetensors", values())
+        self.assertIn(f"'{plans / 'out'}' already exists", execute(plan, expect=2))
+        self.assertIn(f"'{plans / 'none'}' is not a folder", execute(compiled("{storage: none}", "{storage: out}"), expect=2))
         execute(compiled("{storage: none}", "{storage: second}"), f"--source={plans / 'hf'}")
         self.equal(plans / "second/model.safetensors", values())
-        execute(compiled(f"{{storage: {plans / 'hf'}}}", f"{{storage: {self.work / 'third'}}}", self.work / "elsewhere/..").rename(self.work / "elsewhere/../q"))
-        self.equal(self.work / "third/model.safetensors", values())
-        before = sorted(self.work.rglob("*"))
-        self.assertIn("names no folder of its target, expected --target=DIR", execute(compiled("{storage: hf}", "{mesh: {}}"), expect=2))
-        self.assertIn("names no folder of its source, expected --source=DIR", execute(compiled("{mesh: {}}", "{storage: out}"), expect=2))
+        execute(compiled(f"{{storage: {plans / 'hf'}}}", f"{{storage: {self.folder / 'third'}}}", self.folder / "elsewhere/..").rename(self.folder / "elsewhere/../q"))
+        self.equal(self.folder / "third/model.safetensors", values())
+        before = sorted(self.folder.rglob("*"))
+        self.assertIn("names no folder for its target, expected --target=DIR", execute(compiled("{storage: hf}", "{mesh: {}}"), expect=2))
+        self.assertIn("names no folder for its source, expected --source=DIR", execute(compiled("{mesh: {}}", "{storage: out}"), expect=2))
         self.assertIn("several targets, expected --target=DIR", execute(compiled("{storage: hf}", "[{storage: a}, {storage: b}]"), expect=2))
-        self.assertEqual(sorted(self.work.rglob("*")), before)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
 
-    def test_what_makes_it_a_model(self) -> None:
-        """--copy puts the small files of a folder beside the weights; what cannot be copied leaves nothing behind."""
-        self.sharded(self.work / "hf")
+    def test_copies_the_files_of_a_model(self) -> None:
+        """--copy adds the small files of a folder to the weights; a file that cannot be copied is an error that leaves
+        no output."""
+        self.sharded(self.folder / "hf")
         beside = {"config.json": "{}", "generation_config.json": "{}", "tokenizer.json": "{}", "merges.txt": "a b", "modeling_x.py": "pass"}
         for name, text in beside.items():
-            (self.work / "blob").mkdir(exist_ok=True)
-            (self.work / "blob" / name).write_text(text)
-            (self.work / "hf" / name).symlink_to(self.work / "blob" / name)  # as in a cache of the hub
+            (self.folder / "blob").mkdir(exist_ok=True)
+            (self.folder / "blob" / name).write_text(text)
+            (self.folder / "hf" / name).symlink_to(self.folder / "blob" / name)  # as in a cache of the hub
         for name in (".gitattributes", "pytorch_model.bin", "training.pt"):
-            (self.work / "hf" / name).write_text("x")
-        (self.work / "hf/figures").mkdir()
-        endpoints, hf, report = "source: {storage: hf}\ntarget: [{storage: out}, {mesh: {tp: 2}}]\n", self.work / "hf", self.work / "r.json"
-        self.run_job(endpoints, hf, self.work / "new", more=(f"--copy={hf}", "--max-shard-size=50", f"--report={report}"))
-        out = self.work / "new/target.0"
+            (self.folder / "hf" / name).write_text("x")
+        (self.folder / "hf/figures").mkdir()
+        endpoints, hf, report = "source: {storage: hf}\ntarget: [{storage: out}, {mesh: {tp: 2}}]\n", self.folder / "hf", self.folder / "r.json"
+        self.run_job(endpoints, hf, self.folder / "new", more=(f"--copy={hf}", "--max-shard-size=50", f"--report={report}"))
+        out = self.folder / "new/target.0"
         self.assertEqual({path.name: path.read_text() for path in out.iterdir() if "safetensors" not in path.name}, beside)
         self.assertFalse(any(path.is_symlink() for path in out.iterdir()))
         self.assertEqual(json.loads(report.read_text())["copied"], sorted(beside))
@@ -178,44 +173,45 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(index["metadata"]["total_size"], sum(value.nbytes for value in values().values()))
         for file in set(index["weight_map"].values()):
             self.equal(out / file, {name: values()[name] for name, of in index["weight_map"].items() if of == file})
-        self.assertEqual({path.name for path in (self.work / "new/target.1").iterdir()}, {"rank-00000.safetensors", "rank-00001.safetensors"})
+        self.assertEqual({path.name for path in (self.folder / "new/target.1").iterdir()}, {"rank-00000.safetensors", "rank-00001.safetensors"})
 
         one = "source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n"
-        self.assertIn("--copy puts files beside a written checkpoint, expected a target", self.run_job(one, hf, self.work / "again", expect=2, more=(f"--copy={hf}",)))
-        self.assertIn("--max-shard-size is about files of a written checkpoint, expected", self.run_job(one, hf, self.work / "again", expect=2, more=("--max-shard-size=1GiB",)))
+        self.assertIn("--copy adds files to a written checkpoint, expected a target", self.run_job(one, hf, self.folder / "again", expect=2, more=(f"--copy={hf}",)))
+        self.assertIn("--max-shard-size applies to files of a written checkpoint, expected", self.run_job(one, hf, self.folder / "again", expect=2, more=("--max-shard-size=1GiB",)))
         for spoil, message in (
-            (lambda at: (at / "config.json").unlink(), "lacks 'config.json'"),
-            (lambda at: (at / "vocab.json").symlink_to("nowhere"), "vocab.json' leads to no file"),
-            (lambda at: os.mkfifo(at / "pipe"), "pipe' is no regular file"),
-            (lambda at: os.truncate(at / "merges.txt", 300 << 20), "expected small files beside the weights"),
-            (lambda at: (at / "a\nb").write_text(""), "has a name that is not of printable ASCII characters"),
+            (lambda at: (at / "config.json").unlink(), "has no 'config.json'"),
+            (lambda at: (at / "vocab.json").symlink_to("nowhere"), "vocab.json' is a broken link"),
+            (lambda at: os.mkfifo(at / "pipe"), "pipe' is not a regular file"),
+            (lambda at: os.truncate(at / "merges.txt", 300 << 20), "expected small files other than weights"),
+            (lambda at: (at / "a\nb").write_text(""), "has a name with characters other than printable ASCII"),
             (lambda at: shutil.rmtree(at), "No such file or directory"),
         ):
-            at = self.work / "copy"
-            shutil.copytree(self.work / "blob", at)
+            at = self.folder / "copy"
+            shutil.copytree(self.folder / "blob", at)
             spoil(at)
-            self.assertIn(message, self.run_job(endpoints, hf, self.work / "again", expect=2, more=(f"--copy={at}",)))
+            self.assertIn(message, self.run_job(endpoints, hf, self.folder / "again", expect=2, more=(f"--copy={at}",)))
             shutil.rmtree(at, ignore_errors=True)
-            self.assertEqual([path for path in self.work.iterdir() if path.name.startswith("again")], [])
+            self.assertEqual([path for path in self.folder.iterdir() if path.name.startswith("again")], [])
 
     def test_dtypes_as_stored(self) -> None:
-        """`dtype: stored`: each param of a source of files has the dtype that the headers say, whatever the model says; wrong ones are refused."""
+        """`dtype: stored`: each param of a storage source has the dtype in the files' headers instead of the model's;
+        contradictory dtypes are refused."""
         job = ("version: 1\nmodel:\n  dtype: fp16\n  index: {layer: 2}\n"
                "  tensors: {'l.{layer}.w': [4, 2], 'l.{layer}.b': {shape: [4], dtype: fp32}, l.9.b: {shape: [4], dtype: fp32}, n: [3]}\n"
                "  layouts:\n    hf: {params: same}\n    wide: {params: same, shard: {'*.w': {0: tp}}}\n")
         source = {f"l.{layer}.w": np.arange(8, dtype=np.float32).reshape(4, 2) for layer in range(2)}
         source |= {f"l.{layer}.b": np.arange(4, dtype=np.float16) for layer in range(2)}
         source |= {"l.9.b": np.arange(4, dtype=np.float32), "n": np.arange(3, dtype=np.float16)}
-        (self.work / "hf").mkdir()
-        save_file(source, self.work / "hf/model.safetensors")
-        (self.work / "ranks").mkdir()
-        save_file({name: value[:2] if name.endswith("w") else value for name, value in source.items()}, self.work / "ranks/rank-00000.safetensors")
-        save_file({name: value[2:] if name.endswith("w") else value for name, value in source.items()}, self.work / "ranks/rank-00001.safetensors")
+        (self.folder / "hf").mkdir()
+        save_file(source, self.folder / "hf/model.safetensors")
+        (self.folder / "ranks").mkdir()
+        save_file({name: value[:2] if name.endswith("w") else value for name, value in source.items()}, self.folder / "ranks/rank-00000.safetensors")
+        save_file({name: value[2:] if name.endswith("w") else value for name, value in source.items()}, self.folder / "ranks/rank-00001.safetensors")
         for endpoint in ("{layout: hf, storage: hf, dtype: stored}", "{layout: wide, storage: ranks, mesh: {tp: 2}, dtype: stored}"):
-            (self.work / "job.yaml").write_text(f"{job}source: {endpoint}\ntarget: {{layout: hf, storage: out, convert: rne, dtype: fp32}}\n")
-            plan, out = self.work / "p.rplan", self.work / "out"
-            subprocess.run([BIN / "reshard-compile", self.work / "job.yaml", "-o", plan], check=True, stdout=subprocess.DEVNULL)
-            subprocess.run([BIN / "reshard-exec", plan, "--check"], check=True, stdout=subprocess.DEVNULL)
+            (self.folder / "job.yaml").write_text(f"{job}source: {endpoint}\ntarget: {{layout: hf, storage: out, convert: rne, dtype: fp32}}\n")
+            plan, out = self.folder / "p.rplan", self.folder / "out"
+            run("reshard-compile", self.folder / "job.yaml", "-o", plan)
+            run("reshard-exec", plan, "--check")
             found = load_file(out / "model.safetensors")
             self.assertEqual(sorted(found), sorted(source))
             for name, value in source.items():
@@ -224,75 +220,71 @@ class Checkpoints(unittest.TestCase):
             out.rmdir()
 
         def refused(*sets: str) -> str:
-            command = [BIN / "reshard-compile", self.work / "job.yaml", "-o", self.work / "none", *(f"--set={each}" for each in sets)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            self.assertEqual((done.returncode, (self.work / "none").exists()), (2, False), done.stderr)
+            done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "none", *(f"--set={each}" for each in sets), code=2)
+            self.assertFalse((self.folder / "none").exists())
             return done.stderr
 
-        self.assertIn("error: 'dtype: stored': '" + str(self.work / "no") + "' has no files of tensors", refused("source.storage=no"))
+        self.assertIn("error: 'dtype: stored': '" + str(self.folder / "no") + "' has no files of tensors", refused("source.storage=no"))
         self.assertIn("'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the target", refused("target.dtype=stored"))
         source["l.1.b"] = source["l.1.b"].astype(np.float32)
-        save_file(source, self.work / "hf/model.safetensors")
+        save_file(source, self.folder / "hf/model.safetensors")
         self.assertIn("error: param 'l.{layer}.b' is stored as fp16 ('l.0.b') and as fp32 ('l.1.b'), expected one dtype",
                       refused("source={layout: hf, storage: hf, dtype: stored}"))
 
     def test_described_from_anywhere(self) -> None:
-        """The described model finds the checkpoint's config.json wherever it is put, and whatever the names of the folders."""
-        self.sharded(self.work / 'h "f"')
-        (self.work / 'h "f"/config.json').write_text('{"rows": 7}')
-        elsewhere = self.work / "elsewhere"
+        """The described model finds the checkpoint's config.json from any folder, whatever the names of the folders."""
+        self.sharded(self.folder / 'h "f"')
+        (self.folder / 'h "f"/config.json').write_text('{"rows": 7}')
+        elsewhere = self.folder / "elsewhere"
         elsewhere.mkdir()
-        described = subprocess.run([BIN / "reshard-compile", '--describe=h "f"'], cwd=self.work, capture_output=True, text=True, check=True).stdout
+        described = run("reshard-compile", '--describe=h "f"', cwd=self.folder).stdout
         (elsewhere / "printed.yaml").write_text(described)
-        subprocess.run([BIN / "reshard-compile", '--describe=../h "f"', "-o", "written.yaml"], cwd=elsewhere, check=True)
+        run("reshard-compile", '--describe=../h "f"', "-o", "written.yaml", cwd=elsewhere)
         for name in ("printed", "written"):
             job = elsewhere / f"{name}-job.yaml"
             job.write_text(f"version: 1\nmodel: {{extend: {name}.yaml, let: {{rows: $rows}}, tensors: {{table: {{shape: [rows], dtype: i64}}}}}}\n"
                            "source: {storage: files}\ntarget: {mesh: {}}\n")
-            done = subprocess.run([BIN / "reshard-compile", job, "-o", self.work / "plan"], cwd="/", capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
+            run("reshard-compile", job, "-o", self.folder / "plan", cwd="/")
 
-    def test_plans_replace_no_stored_files(self) -> None:
-        """A plan or a report in place of a file of a folder that the job stores weights in is refused."""
-        self.sharded(self.work / "hf")
-        (self.work / "link").symlink_to(self.work / "hf/config.json")
-        (self.work / "hf/config.json").write_text("{}")
-        (self.work / "job.yaml").write_text(f"{MODEL}source: {{storage: hf}}\ntarget: {{mesh: {{}}}}\n")
-        before = {path: path.read_bytes() for path in (self.work / "hf").iterdir()}
+    def test_outputs_do_not_overwrite_stored_files(self) -> None:
+        """An output that would overwrite a file in a `storage` folder of the job is refused."""
+        self.sharded(self.folder / "hf")
+        (self.folder / "link").symlink_to(self.folder / "hf/config.json")
+        (self.folder / "hf/config.json").write_text("{}")
+        (self.folder / "job.yaml").write_text(f"{MODEL}source: {{storage: hf}}\ntarget: {{mesh: {{}}}}\n")
+        before = {path: path.read_bytes() for path in (self.folder / "hf").iterdir()}
         first = next(path for path in sorted(before) if path.suffix == ".safetensors")
         for flags in (["-o", first], ["-o", "link"], ["-o", "p", "--report", first]):
-            done = subprocess.run([BIN / "reshard-compile", "job.yaml", "--allow=axis", *flags], cwd=self.work, capture_output=True, text=True)
-            self.assertEqual(done.returncode, 2, done.stderr)
-            self.assertIn("is a file of the source's storage 'hf', expected another file", done.stderr)
-            self.assertEqual({path: path.read_bytes() for path in (self.work / "hf").iterdir()}, before)
-        self.assertFalse((self.work / "p").exists())
-        subprocess.run([BIN / "reshard-compile", "job.yaml", "--allow=axis", "-o", "hf/new.rplan"], cwd=self.work, check=True, capture_output=True)
+            done = run("reshard-compile", "job.yaml", "--allow=axis", *flags, code=2, cwd=self.folder)
+            self.assertIn("would overwrite a file of the source's storage 'hf', expected another file", done.stderr)
+            self.assertEqual({path: path.read_bytes() for path in (self.folder / "hf").iterdir()}, before)
+        self.assertFalse((self.folder / "p").exists())
+        run("reshard-compile", "job.yaml", "--allow=axis", "-o", "hf/new.rplan", cwd=self.folder)
 
-    def test_described_onto_itself(self) -> None:
-        """-o that names a file of the checkpoint would replace it."""
-        self.sharded(self.work / "hf")
-        (self.work / "hf/config.json").write_text("{}")
-        before = {path: path.read_bytes() for path in (self.work / "hf").iterdir()}
+    def test_description_does_not_overwrite_the_checkpoint(self) -> None:
+        """--describe with -o that names a file of the checkpoint is refused."""
+        self.sharded(self.folder / "hf")
+        (self.folder / "hf/config.json").write_text("{}")
+        before = {path: path.read_bytes() for path in (self.folder / "hf").iterdir()}
         for path in before:
-            done = subprocess.run([BIN / "reshard-compile", f"--describe={self.work / 'hf'}", "-o", path], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 2)
-            self.assertIn(f"option '-o': '{path}' is the input", done.stderr)
-        self.assertEqual({path: path.read_bytes() for path in (self.work / "hf").iterdir()}, before)
+            done = run("reshard-compile", f"--describe={self.folder / 'hf'}", "-o", path, code=2)
+            self.assertIn(f"option '-o': '{path}' would overwrite the input", done.stderr)
+        self.assertEqual({path: path.read_bytes() for path in (self.folder / "hf").iterdir()}, before)
 
     def test_a_wrong_index_moves_nothing(self) -> None:
-        self.sharded(self.work / "hf")
-        index = self.work / "hf/model.safetensors.index.json"
+        self.sharded(self.folder / "hf")
+        index = self.folder / "hf/model.safetensors.index.json"
         good = json.loads(index.read_text())
         for change, message in (
-            ({"wide": "../hf/model-00001-of-00002.safetensors"}, "tensor 'wide' is in no file of this folder"),
-            ({"wide": "model-00002-of-00002.safetensors"}, "has 3 tensors, the index says 2"),
+            ({"wide": "../hf/model-00001-of-00002.safetensors"}, "tensor 'wide' has an invalid file name, expected a file in the same folder"),
+            ({"wide": "model-00002-of-00002.safetensors"}, "has 3 tensors, but the index lists 2"),
             ({"extra": "model-00003-of-00002.safetensors"}, "No such file"),
         ):
             index.write_text(json.dumps({"weight_map": {**good["weight_map"], **change}}))
             endpoints = "source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n"
-            error = self.run_job(endpoints, self.work / "hf", self.work / "one", expect=2)
+            error = self.run_job(endpoints, self.folder / "hf", self.folder / "one", expect=2)
             self.assertIn(message, error)
-            self.assertEqual({path.name for path in self.work.iterdir()}, {"hf", "job.yaml", "p.rplan"})
+            self.assertEqual({path.name for path in self.folder.iterdir()}, {"hf", "job.yaml", "p.rplan"})
 
 
 if __name__ == "__main__":

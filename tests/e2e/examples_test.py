@@ -1,22 +1,24 @@
-"""The examples, end to end from the command line: every one compiles, its IR verifies, its plan is proved right and does not depend
-on the number of threads; those that fit in memory run and check; quickstart, qwen3-0.6b and (in full) a 4-layer llama3-8b also
-run from files. RESHARD_BIN: the folder of the commands. RESHARD_SMALL: models are cut down, for builds with sanitizers."""
+"""The examples, end to end from the command line: each compiles, its IR and its plan verify, and the plan does not
+depend on the number of threads. Those that fit in memory are run and checked; quickstart, qwen3-0.6b and (with
+RESHARD_FULL) a 4-layer llama3-8b also run from files. RESHARD_BIN: the folder of the commands. RESHARD_SMALL:
+smaller models, for builds with sanitizers."""
 
 import json
 import os
-import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"])
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import ROOT, FolderTest, run  # noqa: E402
+
 SMALL = "RESHARD_SMALL" in os.environ
 FULL = "RESHARD_FULL" in os.environ and not SMALL
 CUT = ("--set", "model.let.layers=2", "--set", "model.let.vocab=4096") if SMALL else ()
 JOBS = sorted(path.stem for path in (ROOT / "examples").glob("*.yaml"))
 
-# What overlap makes before coalescing: one transfer per tensor, source rank and target rank.
+# Expected transfers: one for each tensor, source rank and target rank.
 TRANSFERS = {
     "quickstart": 192,  # 8 layers x (8 + 8 + 8)
     "qwen3-30b-a3b-32-to-16": 25400,
@@ -25,25 +27,13 @@ TRANSFERS = {
 }
 
 
-def run(*command: object, expect: int = 0) -> subprocess.CompletedProcess:
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=ROOT)
-    if result.returncode != expect:
-        raise AssertionError(f"{' '.join(map(str, command))}: exit {result.returncode}\n{result.stdout}{result.stderr}")
-    return result
-
-
-class Examples(unittest.TestCase):
-    def setUp(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.work = Path(self.folder.name)
-        self.addCleanup(self.folder.cleanup)
-
+class Examples(FolderTest):
     def compile(self, job: str, *options: str, name: str = "plan") -> dict:
-        report = self.work / f"{name}.json"
-        run(BIN / "reshard-compile", f"examples/{job}.yaml", "-o", self.work / f"{name}.rplan", f"--report={report}", *options)
+        report = self.folder / f"{name}.json"
+        run("reshard-compile", ROOT / f"examples/{job}.yaml", "-o", self.folder / f"{name}.rplan", f"--report={report}", *options)
         return json.loads(report.read_text())
 
-    def test_all_are_there(self) -> None:
+    def test_examples_exist(self) -> None:
         self.assertGreaterEqual(len(JOBS), 7)
         self.assertLessEqual(set(TRANSFERS), set(JOBS))
 
@@ -51,7 +41,7 @@ class Examples(unittest.TestCase):
         for job in JOBS:
             with self.subTest(job):
                 report = self.compile(job, "--verify-each")
-                summary = json.loads(run(BIN / "reshard-inspect", self.work / "plan.rplan", "--format=json").stdout)
+                summary = json.loads(run("reshard-inspect", self.folder / "plan.rplan", "--format=json").stdout)
                 self.assertLessEqual(summary["manifest_bytes"], 1 << 20)
                 moved = report["bytes"]
                 self.assertEqual(moved["target"], moved["local"] + moved["remote"] + moved["storage"] + moved["padding"])
@@ -62,16 +52,16 @@ class Examples(unittest.TestCase):
                 self.assertGreaterEqual(report["coalesce"]["messages"]["before"], 0 if moved["remote"] == 0 else 1)
                 self.assertEqual(report["transfers"], TRANSFERS.get(job, report["transfers"]))
                 if job.startswith("kimi"):
-                    if not os.environ.get("RESHARD_SMALL"):  # sanitizers take a multiple
+                    if not os.environ.get("RESHARD_SMALL"):  # sanitizers need several times as much
                         self.assertLess(report["peak_rss_bytes"], 1 << 30)
 
-    def test_every_plan_is_proved(self) -> None:
+    def test_plans_verify(self) -> None:
         for job in JOBS:
             if job.startswith("kimi") and not (FULL and job == "kimi-k2-256-to-128"):
                 continue
             with self.subTest(job):
                 self.compile(job)
-                run(BIN / "reshard-inspect", self.work / "plan.rplan", "--verify")
+                run("reshard-inspect", self.folder / "plan.rplan", "--verify")
 
     def test_the_same_plan_with_any_number_of_threads(self) -> None:
         for job in ("qwen3-30b-a3b-32-to-16", "kimi-k2-256-to-128"):
@@ -82,8 +72,8 @@ class Examples(unittest.TestCase):
         for job in ("quickstart", "qwen3-0.6b-8-to-4", "qwen3-0.6b-hf-to-4"):
             with self.subTest(job):
                 self.compile(job, *(CUT if job.startswith("qwen") else ()))
-                run(BIN / "reshard-exec", self.work / "plan.rplan", "--synthesize", "--check", f"--report={self.work}/exec.json")
-                report = json.loads((self.work / "exec.json").read_text())
+                run("reshard-exec", self.folder / "plan.rplan", "--synthesize", "--check", f"--report={self.folder}/exec.json")
+                report = json.loads((self.folder / "exec.json").read_text())
                 self.assertEqual(report["mismatches"], 0)
                 self.assertEqual(report["checked_bytes"], 2 * report["runs"][0]["bytes"])
 
@@ -95,80 +85,80 @@ class Examples(unittest.TestCase):
             with self.subTest(job), tempfile.TemporaryDirectory() as folder:
                 self.compile(job, *options)
                 source, target = Path(folder) / "source", Path(folder) / "target"
-                run(BIN / "reshard-exec", self.work / "plan.rplan", "--synthesize", f"--source={source}")
+                run("reshard-exec", self.folder / "plan.rplan", "--synthesize", f"--source={source}")
                 before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
-                run(BIN / "reshard-exec", self.work / "plan.rplan", f"--source={source}", f"--target={target}", "--check")
+                run("reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", "--check")
                 self.assertEqual(before, {path.name: path.stat().st_mtime_ns for path in source.iterdir()})
-                again = run(BIN / "reshard-exec", self.work / "plan.rplan", f"--source={source}", f"--target={target}", expect=2)
-                self.assertIn("exists already", again.stderr)
+                again = run("reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", code=2)
+                self.assertIn("already exists", again.stderr)
 
-    def test_wrong_files_are_refused_and_leave_nothing(self) -> None:
+    def test_wrong_files_are_refused_and_leave_no_output(self) -> None:
         self.compile("quickstart")
-        source, target = self.work / "source", self.work / "target"
-        run(BIN / "reshard-exec", self.work / "plan.rplan", "--synthesize", f"--source={source}")
+        source, target = self.folder / "source", self.folder / "target"
+        run("reshard-exec", self.folder / "plan.rplan", "--synthesize", f"--source={source}")
         first = source / "rank-00000.safetensors"
         good = first.read_bytes()
 
         def refused(expected: str) -> None:
-            result = run(BIN / "reshard-exec", self.work / "plan.rplan", f"--source={source}", f"--target={target}", expect=2)
+            result = run("reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", code=2)
             self.assertIn(expected, result.stderr)
-            self.assertEqual({"source", "plan.rplan", "plan.json"}, {path.name for path in self.work.iterdir()})
+            self.assertEqual({"source", "plan.rplan", "plan.json"}, {path.name for path in self.folder.iterdir()})
 
         for damaged, expected in (
             (good[:-1], "data_offsets lie outside"),
             (good[:5], "truncated"),
             (good + b"x", "its tensors"),
             (good.replace(b'"BF16"', b'"F16 "', 1), "unknown dtype"),
-            (good.replace(b"layers.0.up.weight", b"layers.9.up.weight", 1), "lacks tensor 'layers.0.up.weight'"),
+            (good.replace(b"layers.0.up.weight", b"layers.9.up.weight", 1), "has no tensor 'layers.0.up.weight'"),
             (good.replace(b'"shape":[1024,1024]', b'"shape":[2048,512] ', 1), "expected [1024, 1024]"),
-            (b"\xff" * 8 + good[8:], "a header of"),
+            (b"\xff" * 8 + good[8:], "the header should have"),
             (good[:8] + b"[" + good[9:], "damaged header"),
         ):
             first.write_bytes(damaged)
             refused(expected)
         first.unlink()
-        refused("lacks 'rank-00000.safetensors'")
+        refused("has no file 'rank-00000.safetensors'")
         first.write_bytes(good)
         (source / "rank-00008.safetensors").write_bytes(good)
-        refused("has 'rank-00008.safetensors'")
+        refused("contains 'rank-00008.safetensors'")
 
     def test_diff(self) -> None:
         self.compile("quickstart", name="a")
         self.compile("quickstart", name="b")
         self.compile("quickstart", "--set", "model.let.ffn=8192", name="c")
-        plans = [self.work / f"{name}.rplan" for name in "abc"]
-        self.assertIn("equal", run(BIN / "reshard-diff", plans[0], plans[1]).stdout)
-        changed = json.loads(run(BIN / "reshard-diff", plans[0], plans[2], "--format=json", expect=1).stdout)
+        plans = [self.folder / f"{name}.rplan" for name in "abc"]
+        self.assertIn("equal", run("reshard-diff", plans[0], plans[1]).stdout)
+        changed = json.loads(run("reshard-diff", plans[0], plans[2], "--format=json", code=1).stdout)
         self.assertIn("target layers.{layer}.up.weight", changed["params"]["changed"])
         self.assertNotIn("target layers.{layer}.norm.weight", changed["params"]["changed"])
-        run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 3")
-        run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 1.5 and rounds_delta == 1", expect=1)
-        run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=(world > 1) and not (remote_bytes_ratio > 3)", expect=1)
-        self.assertIn("unknown name 'remote'", run(BIN / "reshard-diff", plans[0], plans[2], "--fail-on=remote > 1", expect=2).stderr)
-        self.assertIn("| remote_bytes |", run(BIN / "reshard-diff", plans[0], plans[2], "--format=markdown", expect=1).stdout)
+        run("reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 3")
+        run("reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 1.5 and rounds_delta == 1", code=1)
+        run("reshard-diff", plans[0], plans[2], "--fail-on=(world > 1) and not (remote_bytes_ratio > 3)", code=1)
+        self.assertIn("unknown name 'remote'", run("reshard-diff", plans[0], plans[2], "--fail-on=remote > 1", code=2).stderr)
+        self.assertIn("| remote_bytes |", run("reshard-diff", plans[0], plans[2], "--format=markdown", code=1).stdout)
 
     def test_inspect(self) -> None:
         self.compile("quickstart")
-        plan = self.work / "plan.rplan"
-        params = json.loads(run(BIN / "reshard-inspect", plan, "--param=layers.3.up*", "--format=json").stdout)
+        plan = self.folder / "plan.rplan"
+        params = json.loads(run("reshard-inspect", plan, "--param=layers.3.up*", "--format=json").stdout)
         self.assertEqual([one["rank"] for one in params], list(range(8)))
         self.assertEqual(params[0]["from"], {"rank 0": params[0]["bytes"]})
-        rank = json.loads(run(BIN / "reshard-inspect", plan, "--rank=1", "--format=json").stdout)
+        rank = json.loads(run("reshard-inspect", plan, "--rank=1", "--format=json").stdout)
         self.assertIn("send", {step["kind"] for step in rank["steps"]} | {"send"})
         self.assertEqual(sum(step["bytes"] for step in rank["steps"] if step["kind"] in ("recv", "copy")), 8 * (2 * 2**20 + 2048))
-        run(BIN / "reshard-inspect", plan, "--rank=8", expect=2)
-        run(BIN / "reshard-inspect", plan, "--param=nothing", expect=1)
+        run("reshard-inspect", plan, "--rank=8", code=2)
+        run("reshard-inspect", plan, "--param=nothing", code=1)
 
     def test_usage(self) -> None:
         for command in ("compile", "exec", "inspect", "diff"):
-            self.assertIn("--version", run(BIN / f"reshard-{command}", "--help").stdout)
-            self.assertIn("reshard-", run(BIN / f"reshard-{command}", "--version").stdout)
-            run(BIN / f"reshard-{command}", "--nonsense", expect=2)
-        self.assertIn("did you mean '--repeat'", run(BIN / "reshard-exec", "x", "--repaet=2", expect=2).stderr)
+            self.assertIn("--version", run(f"reshard-{command}", "--help").stdout)
+            self.assertIn("reshard-", run(f"reshard-{command}", "--version").stdout)
+            run(f"reshard-{command}", "--nonsense", code=2)
+        self.assertIn("did you mean '--repeat'", run("reshard-exec", "x", "--repaet=2", code=2).stderr)
         self.compile("quickstart")
-        plan = self.work / "plan.rplan"
-        self.assertIn("expected 'cuda'", run(BIN / "reshard-exec", plan, "--synthesize", "--transport=nccl", expect=2).stderr)
-        self.assertIn("deadline", run(BIN / "reshard-exec", plan, "--synthesize", "--timeout=0.000001", expect=3).stderr)
+        plan = self.folder / "plan.rplan"
+        self.assertIn("expected 'cuda'", run("reshard-exec", plan, "--synthesize", "--transport=nccl", code=2).stderr)
+        self.assertIn("deadline", run("reshard-exec", plan, "--synthesize", "--timeout=0.000001", code=3).stderr)
 
 
 if __name__ == "__main__":

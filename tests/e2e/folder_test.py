@@ -1,5 +1,6 @@
-"""Folders of files while reshard-exec runs: a source that changes is an error that names it, a folder of a process that was killed is removed by the next
-run, a target inside the source is refused, and nothing is left. RESHARD_BIN: the folder of the commands."""
+"""Source and target folders of reshard-exec: a source file that changes during a run is an error that names the file,
+the next run removes the folder of a killed process, and a target inside the source is refused. No partial output
+remains. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
@@ -8,15 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
-from launch import Launch
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import BIN, FolderTest, run  # noqa: E402
+from launch import Launch  # noqa: E402
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 JOB = """version: 1
 model: {dtype: bf16, tensors: {a: {shape: [1024, 512], shard: {0: tp}}}}
 source: {mesh: {tp: 2}}
@@ -25,19 +25,15 @@ target: {mesh: {tp: 4}}
 FOREVER = "--repeat=1000000"
 
 
-class Folders(unittest.TestCase):
+class Folders(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         (self.folder / "job.yaml").write_text(JOB)
         self.command("compile", "job.yaml", "-o", "plan")
         self.make("source")
 
     def command(self, name, *arguments, code=0):
-        done = subprocess.run([BIN / f"reshard-{name}", *arguments], cwd=self.folder, capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done.stderr
+        return run(f"reshard-{name}", *arguments, code=code, cwd=self.folder, timeout=60).stderr
 
     def make(self, source):
         self.command("exec", "plan", "--synthesize", f"--source={source}")
@@ -46,7 +42,7 @@ class Folders(unittest.TestCase):
         return list(self.folder.glob(f"target.partial-{process}-*"))
 
     def begin(self, *options, source="source"):
-        """A run that moves bytes until something stops it."""
+        """Starts a run that repeats until the process is stopped."""
         process = subprocess.Popen([BIN / "reshard-exec", "plan", f"--source={source}", "--target=target", FOREVER, *options], cwd=self.folder,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.stderr.close)
@@ -58,14 +54,14 @@ class Folders(unittest.TestCase):
                 time.sleep(0.3)
                 return process
             time.sleep(0.002)
-        self.fail("the run does not begin")
+        self.fail("the run did not start")
 
     def left(self):
         return sorted(path.name for path in self.folder.iterdir())
 
 
 class Changed(Folders):
-    def test_a_source_that_becomes_shorter(self):
+    def test_truncated_source(self):
         for number, options in enumerate(([], ["--timeout=60"], ["--memory=1MiB"])):
             with self.subTest(options):
                 self.make(f"source{number}")
@@ -74,7 +70,7 @@ class Changed(Folders):
                 os.truncate(file, 5000)
                 self.assertEqual(process.wait(20), 3)
                 self.assertRegex(process.stderr.read(), rf"^reshard-exec: error: '{re.escape(str(file.resolve()))}': byte \d+ cannot be read: "
-                                 r"the file was made shorter during the run, it has 5000 bytes now\n$")
+                                 r"the file was truncated during the run and now has 5000 bytes\n$")
                 self.assertEqual([name for name in self.left() if name.startswith("target")], [])
 
     def test_over_mpi(self):
@@ -91,10 +87,10 @@ class Changed(Folders):
         self.assertIn(f"'{file.resolve()}': byte ", launch.texts())
         self.assertEqual(self.partial() + list(self.folder.glob("target")), [])
 
-    def test_a_source_that_is_written_to_or_loses_less_than_a_page(self):
-        """No signal says so: reading goes on, with other bytes or with zeros."""
+    def test_source_written_or_truncated_by_less_than_a_page(self):
+        """Such changes raise no signal: reads return other bytes or zeros, so the end of the run must detect them."""
         file = self.folder / "source/rank-00001.safetensors"
-        for change, error in ((lambda: os.truncate(file, file.stat().st_size - 2), "it has 524"), (file.touch, "it was written to")):
+        for change, error in ((lambda: os.truncate(file, file.stat().st_size - 2), "its size was 524"), (file.touch, "its modification time differs")):
             with self.subTest(error):
                 # A fast machine may end a run before the file changes. Then a longer run is tried.
                 for repeat in 2000, 50000, 1000000:
@@ -117,20 +113,21 @@ class Changed(Folders):
 
 
 class Killed(Folders):
-    def test_what_it_leaves_is_removed_by_the_next_run(self):
+    def test_the_next_run_removes_the_folder_of_a_killed_run(self):
         process = self.begin()
         process.send_signal(signal.SIGKILL)
         process.wait()
         dead, = self.partial()
         self.assertFalse((self.folder / "target").exists())
-        # A process of that number may live again; another target, another host, or a run that goes on are none of its business.
+        # The process number may be in use again. Folders of other targets, other hosts and live runs must not be
+        # removed.
         tag = dead.name.rsplit("-", 1)[1]
         again = self.folder / f"target.partial-{os.getpid()}-{tag}"
         other = [self.folder / name for name in (f"target2.partial-1-{tag}", f"target.partial-1-{int(tag, 16) ^ 1:08x}", f"target.partial-x-{tag}", f"target.partial-2-{tag}")]
         again.mkdir()
         for path in other[:3]:
             path.mkdir()
-        other[3].write_text("no folder")
+        other[3].write_text("not a folder")
         alive = self.begin()
         mine, = self.partial(alive.pid)
         self.assertFalse(dead.exists())
@@ -153,7 +150,7 @@ class Inside(Folders):
                                ("source", "other/../source/new"), (str(self.folder / "source"), "./source//new")):
             with self.subTest(source=source, target=target):
                 error = self.command("exec", "plan", f"--source={source}", f"--target={target}", code=2)
-                self.assertEqual(error, f"reshard-exec: error: '{target}' is inside the source '{source}', expected a new folder outside of it\n")
+                self.assertEqual(error, f"reshard-exec: error: '{target}' is inside the source '{source}', expected a new folder outside it\n")
                 self.assertEqual((self.left(), sorted((self.folder / "source").rglob("*"))), before)
         for target in "source", "link":
             self.assertIn(f"'{target}' is the source 'source', ", self.command("exec", "plan", "--source=source", f"--target={target}", code=2))
@@ -162,7 +159,7 @@ class Inside(Folders):
 
 class Names(Folders):
     def rename(self, old, new):
-        """Names of a file's header, of the same length as written."""
+        """Renames a tensor in the header of a file."""
         path = self.folder / "source/rank-00001.safetensors"
         raw = path.read_bytes()
         size = int.from_bytes(raw[:8], "little")
@@ -175,7 +172,7 @@ class Names(Folders):
         job = JOB.replace("tensors: {", "tensors: {b: [4], ")
         (self.folder / "more.yaml").write_text(job)
         self.command("compile", "more.yaml", "-o", "more")
-        subprocess.run(["rm", "-r", self.folder / "source"], check=True)
+        shutil.rmtree(self.folder / "source")
         self.command("exec", "more", "--synthesize", "--source=source")
         wild, shown = "b\n  all 9 bytes right\r\x1b[2J\x7f\u009b\tä", r"b\n  all 9 bytes right\r\x1b[2J\x7f\xc2\x9b\tä"
         for path in (self.folder / "source").iterdir():
@@ -186,11 +183,10 @@ class Names(Folders):
             text = json.dumps(header).encode()
             path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size:])
         error = self.command("exec", "plan", "--source=source", "--target=target", code=2)
-        self.assertIn(f"has tensor '{shown}', which the plan does not know", error)
+        self.assertIn(f"has tensor '{shown}', which the plan does not use", error)
         self.assertEqual(error.count("\n"), 1)
-        done = subprocess.run([BIN / "reshard-exec", "plan", "--source=source", "--target=target", "--allow=extra", "--report=report"], cwd=self.folder, capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"  left out   '{shown}' of the source's files", done.stdout)
+        done = run("reshard-exec", "plan", "--source=source", "--target=target", "--allow=extra", "--report=report", cwd=self.folder)
+        self.assertIn(f"  omitted    '{shown}' in the source's files", done.stdout)
         self.assertEqual(json.loads((self.folder / "report").read_text())["omitted"], [wild])
 
     def test_names_with_nul_are_refused(self):
@@ -200,8 +196,8 @@ class Names(Folders):
         self.command("exec", "stored", "--synthesize", "--source=files")
         (self.folder / "files/model.safetensors").rename(self.folder / "files/model-1.safetensors")
         index = self.folder / "files/model.safetensors.index.json"
-        for weights, error in (({"a": "model-1.safetensors\0.bin"}, "tensor 'a' is in no file of this folder"),
-                               ({"a\0b": "model-1.safetensors"}, r"a name has a NUL character: 'a\x00b'")):
+        for weights, error in (({"a": "model-1.safetensors\0.bin"}, "tensor 'a' has an invalid file name, expected a file in the same folder"),
+                               ({"a\0b": "model-1.safetensors"}, r"a name contains a NUL character: 'a\x00b'")):
             with self.subTest(error):
                 index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
                 said = self.command("exec", "stored", "--source=files", "--target=target", code=2)
@@ -210,7 +206,7 @@ class Names(Folders):
         self.command("exec", "stored", "--source=files", "--target=target")
         self.rename("a", "a\0b")
         said = self.command("exec", "plan", "--source=source", "--target=target2", code=2)
-        self.assertIn(r"'source/rank-00001.safetensors': a name has a NUL character: 'a\x00b'", said)
+        self.assertIn(r"'source/rank-00001.safetensors': a name contains a NUL character: 'a\x00b'", said)
         self.assertEqual([name for name in self.left() if "target2" in name], [])
 
 

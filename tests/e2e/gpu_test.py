@@ -1,5 +1,5 @@
-"""What can be known of the GPU's side without one: a machine that lacks module, driver or device says so; the kernel keeps to its registers.
-With a GPU the commands run on it (tests/gpu/run.sh does more). RESHARD_BIN: the folder of the commands."""
+"""GPU tests that need no GPU: errors for a missing module, driver or device, and the kernels' use of registers. With a
+GPU the commands run on it (tests/gpu/run.sh tests more). RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
@@ -8,32 +8,28 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import BIN, ROOT, FolderTest, run  # noqa: E402
 from stand_in import stand_in  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 GPU = Path("/dev/nvidiactl").exists()
 NVCC = shutil.which("nvcc")
-# Registers of a thread, by which three blocks of 256 threads stand on a multiprocessor (kernels/*_cuda.cu).
+# Registers per thread that let three blocks of 256 threads reside on a multiprocessor (kernels/*_cuda.cu).
 REGISTERS = 80
 
 
-class Gpu(unittest.TestCase):
+class Gpu(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         self.compile("{tp: 4, dp: 2}", "{tp: 8}")
 
     def compile(self, source, target):
         (self.folder / "job.yaml").write_text("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"up.{l}\": {shape: [96, 64], shard: {0: tp}}, "
                                               f"\"down.{{l}}\": {{shape: [64, 96], shard: {{1: tp}}}}, norm: [77]}}}}\nsource: {{mesh: {source}}}\ntarget: {{mesh: {target}}}\n")
-        subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], check=True, capture_output=True)
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
 
     def execute(self, *options, program=None, environment=None):
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI_", "SLURM_", "NCCL_", "RESHARD_NCCL", "RANK", "WORLD_SIZE", "LOCAL_RANK"))}
@@ -51,7 +47,7 @@ class Gpu(unittest.TestCase):
                 self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
                 self.assertRegex(done.stderr, r"^reshard-exec: error: no GPU: .+")
 
-    def test_devices_and_transports_that_do_not_go_together(self):
+    def test_incompatible_devices_and_transports(self):
         for options, text in ((("--device=cuda", "--transport=mpi"), "transport 'mpi' does not run on device 'cuda', expected 'cpu'"),
                               (("--transport=nccl",), "transport 'nccl' does not run on device 'cpu', expected 'cuda'")):
             done = self.execute(*options)
@@ -72,7 +68,7 @@ class Gpu(unittest.TestCase):
             done = self.execute("--device=cuda", program=program)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
 
-    def test_exact_on_what_stands_in(self):
+    def test_exact_on_a_simulated_device(self):
         alone = self.folder / "alone"
         alone.mkdir()
         program = stand_in(alone, modules=("cuda", "nccl"))
@@ -93,12 +89,11 @@ class Gpu(unittest.TestCase):
             done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
         self.compile("{tp: 2, dp: 2}", "{tp: 4}")  # from files, to files
-        subprocess.run([program, self.folder / "plan", "--synthesize", f"--source={self.folder / 'source'}"], check=True, capture_output=True)
-        done = subprocess.run([program, self.folder / "plan", "--device=cuda", f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}", "--check"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        run(program, self.folder / "plan", "--synthesize", f"--source={self.folder / 'source'}")
+        done = run(program, self.folder / "plan", "--device=cuda", f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}", "--check")
         self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
 
-    @unittest.skipIf(NVCC is None, "no nvcc: the kernels were not compiled")
+    @unittest.skipIf(NVCC is None, "nvcc not found: the kernels were not compiled")
     def test_the_kernels_spill_nothing(self):
         for kernel in ("copy", "convert"):
             for architecture in ("sm_80", "sm_90"):
@@ -113,9 +108,10 @@ class Gpu(unittest.TestCase):
                     self.assertEqual(len(registers), 1, done.stderr)
                     self.assertLessEqual(registers[0], REGISTERS, done.stderr)
 
-    @unittest.skipIf(NVCC is None, "no nvcc: the kernels were not compiled")
+    @unittest.skipIf(NVCC is None, "nvcc not found: the kernels were not compiled")
     def test_the_kernels_round_as_the_cpu_does(self):
-        """Bits are equal only where each product, sum and quotient is rounded by itself to the nearest, subnormal ones too: so says the PTX that the flags of both builds make."""
+        """Bits are equal to the CPU's only if each product, sum and quotient is rounded to nearest, including
+        subnormals: checked in the PTX, with the flags of both builds."""
         commands = [shlex.split(each["command"]) for each in json.loads((BIN / "compile_commands.json").read_text()) if each["file"].endswith("convert_cuda.cu")]
         script = re.search(r'"\$nvcc" (.*) -Xptxas', (ROOT / "tests/gpu/run.sh").read_text()).group(1).split()
         for flags in (*commands, script):
@@ -125,13 +121,14 @@ class Gpu(unittest.TestCase):
                     done = subprocess.run([NVCC, *kept, f"-arch={architecture}", f"-I{ROOT}", "-ptx", "-o", self.folder / "ptx", ROOT / "kernels/convert_cuda.cu"], capture_output=True, text=True)
                     self.assertEqual(done.returncode, 0, done.stderr)
                     arithmetic = set(re.findall(r"(?:^|[{;])\s*(?:@!?%\w+ )?(\w[\w.]*\.f(?:16|32|64)\w*)\s", (self.folder / "ptx").read_text(), re.MULTILINE))
-                    arithmetic -= {"selp.f32", "setp.eq.f32", "setp.neu.f32", "mov.f32"}  # which round nothing
+                    arithmetic -= {"selp.f32", "setp.eq.f32", "setp.neu.f32", "mov.f32"}  # these do not round
                     expected = {"add.rn.f32", "mul.rn.f32", "div.rn.f32"} | ({"cvt.rn.satfinite.e4m3x2.f32"} if architecture == "sm_90" else set())
                     self.assertEqual(arithmetic, expected)
 
-    @unittest.skipIf(GPU or NVCC is None or "RESHARD_SMALL" in os.environ, "a GPU, where run.sh is run itself; or no nvcc; or a build for sanitizers")
+    @unittest.skipIf(GPU or NVCC is None or "RESHARD_SMALL" in os.environ, "needs nvcc, no GPU (with one, run run.sh itself), and a build without sanitizers")
     def test_the_script_builds_and_its_plans_are_right(self):
-        """tests/gpu/run.sh up to where it needs a GPU; what it would run there, with its own objects, on GPUs that are simulated beneath them (tests/gpu/simulated)."""
+        """Runs tests/gpu/run.sh up to the point where it needs a GPU, then its programs, from the same objects, on
+        simulated GPUs (tests/gpu/simulated)."""
         environment = os.environ | {"RESHARD_FLAGS": "-O0", "PYTHON": sys.executable}
         for script, code in (("pack.sh", 0), ("run.sh", 3)):
             done = subprocess.run([ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])], capture_output=True, text=True, env=environment)
@@ -155,12 +152,12 @@ class Gpu(unittest.TestCase):
             self.assertGreaterEqual(len(plans), least)
             self.assertEqual(done.stdout.count(text), len(plans), done.stdout)
         done = subprocess.run([self.folder / "gpu-test", "bench", packed / "plans/small/relay.rplan"], capture_output=True, text=True, env=os.environ | {"RESHARD_TINY": "1"})
-        self.assertIn(done.returncode, (0, 1), done.stdout + done.stderr)  # what was measured means nothing
+        self.assertIn(done.returncode, (0, 1), done.stdout + done.stderr)  # the measured times have no meaning here
         self.assertEqual((done.stderr, len(re.findall(r"^  (?:\d+|1 huge piece, 100,000 small|(?:to|from) \w.*?) +\d+\.\d{3}", done.stdout, re.MULTILINE))), ("", 12 + 1 + 11), done.stdout)
         self.assertRegex(done.stdout, r"host time of a replay: \d")
 
-    @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "no nvcc, or a build for sanitizers")
-    def test_modules_are_built_where_nvcc_is(self):
+    @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "needs nvcc and a build without sanitizers")
+    def test_modules_are_built_if_nvcc_exists(self):
         self.assertTrue((BIN / "libreshard_cuda.so").exists())
 
 

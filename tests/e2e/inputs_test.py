@@ -1,13 +1,15 @@
-"""Inputs that are no files, and a limit on the size of what is written: the commands say so, and leave nothing behind. RESHARD_BIN: the folder of the commands."""
+"""Inputs that are not regular files, and file size limits: the commands report an error and leave no output.
+RESHARD_BIN: the folder of the commands."""
 
 import os
 import resource
-import subprocess
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import BIN, FolderTest, run  # noqa: E402
+
 JOB = """
 version: 1
 model: {dtype: bf16, tensors: {a: {shape: [512, 512], shard: {0: tp}}}}
@@ -16,18 +18,14 @@ target: {mesh: {tp: 1}}
 """
 
 
-class Inputs(unittest.TestCase):
+class Inputs(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         (self.folder / "job.yaml").write_text(JOB)
 
     def run_command(self, command, *options, code=0, **how):
-        """A command that waits for a writer would wait for ever: it is ended then, and the test fails."""
-        done = subprocess.run([BIN / command, *options], capture_output=True, text=True, cwd=self.folder, timeout=60, **how)
-        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
-        return done
+        """Runs a command. The deadline ends a command that blocks on a FIFO without a writer."""
+        return run(command, *options, code=code, cwd=self.folder, timeout=60, **how)
 
     def make_source(self):
         self.run_command("reshard-compile", "job.yaml", "-o", "plan")
@@ -38,7 +36,7 @@ class Inputs(unittest.TestCase):
         (self.folder / "source/rank-00000.safetensors").unlink()
         os.mkfifo(self.folder / "source/rank-00000.safetensors")
         done = self.run_command("reshard-exec", "plan", "--source=source", "--target=target", code=2)
-        self.assertIn("'source/rank-00000.safetensors' is no regular file", done.stderr)
+        self.assertIn("'source/rank-00000.safetensors' is not a regular file", done.stderr)
         self.assertFalse((self.folder / "target").exists())
 
     def test_a_pipe_for_a_description(self):
@@ -54,13 +52,12 @@ class Inputs(unittest.TestCase):
     def test_pipes_that_are_handed_over(self):
         self.run_command("reshard-compile", "/dev/stdin", "-o", "standard", input=JOB)
         self.run_command("reshard-compile", "job.yaml", "-o", "plan")
-        substituted = subprocess.run(["bash", "-c", f"{BIN}/reshard-compile <(cat job.yaml) -o substituted"], capture_output=True, text=True, cwd=self.folder, timeout=60)
-        self.assertEqual(substituted.returncode, 0, substituted.stderr)
+        self.run_command("bash", "-c", f"{BIN}/reshard-compile <(cat job.yaml) -o substituted")
         for name in ("standard", "substituted"):
             self.assertIn("0 of 2 ranks have another segment", self.run_command("reshard-diff", "plan", name, code=1).stdout) # manifests name the job
 
     def test_a_limit_on_the_size_of_files(self):
-        """Python ignores SIGXFSZ, and gives its children the default again."""
+        """Python ignores SIGXFSZ, but restores the default in its children."""
         self.make_source()
         limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))}
         before = sorted(self.folder.iterdir())

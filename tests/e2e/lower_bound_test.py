@@ -6,18 +6,15 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "lib")]
-import lower_bounds
-import generate
+from commands import ROOT, FolderTest, run  # noqa: E402
+import generate  # noqa: E402
+import lower_bounds  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 TOPOLOGIES = ROOT / "examples" / "topologies"
 # A changed topology changes every figure. Then measure docs/performance.md again and update the hashes.
 HASHES = {
@@ -38,23 +35,12 @@ if os.environ.get("RESHARD_SMALL"):
     JOBS = {job: JOBS[job] for job in ("llama3-8b-16-to-8", "clusters/qwen3-30b-a3b-16-to-30")}
 
 
-def run(*command):
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stderr}"
-    return done.stdout
-
-
-class LowerBounds(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class LowerBounds(FolderTest):
     def plan(self, job, *options, topology=None):
         topology = TOPOLOGIES / f"{topology or JOBS[job]}.yaml"
         plan, report = self.folder / "plan.rplan", self.folder / "report.json"
-        run(BIN / "reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={topology}", "-o", plan, f"--report={report}", *options)
-        simulated = json.loads(run(BIN / "reshard-inspect", plan, f"--simulate={topology}", "--format=json"))
+        run("reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={topology}", "-o", plan, f"--report={report}", *options)
+        simulated = json.loads(run("reshard-inspect", plan, f"--simulate={topology}", "--format=json").stdout)
         return json.loads(report.read_text()), simulated
 
     def test_topologies_are_unchanged(self):
@@ -67,7 +53,7 @@ class LowerBounds(unittest.TestCase):
         for job, topology in JOBS.items():
             with self.subTest(job):
                 report, simulated = self.plan(job)
-                layout = run(BIN / "reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={TOPOLOGIES / topology}.yaml", "--emit=layout")
+                layout = run("reshard-compile", ROOT / "examples" / f"{job}.yaml", f"--set=options.topology={TOPOLOGIES / topology}.yaml", "--emit=layout").stdout
                 least = lower_bounds.lower_bounds(layout)
                 for name in ("rank_local", "rank_ingress", "rank_mean", "nic_ingress", "nic_mean"):
                     self.assertEqual(report["lower_bounds"][name], least[name], name)
@@ -92,10 +78,10 @@ class LowerBounds(unittest.TestCase):
             node["options"] = {"topology": {"ranks_per_node": per_node}} if per_node else {}
             job, report = self.folder / "job.yaml", self.folder / "report.json"
             job.write_text(json.dumps(node))
-            compiled = subprocess.run([BIN / "reshard-compile", job, "-o", self.folder / "plan", f"--report={report}"], capture_output=True)
+            compiled = run("reshard-compile", job, "-o", self.folder / "plan", f"--report={report}", code=None)
             if compiled.returncode == 2:
                 continue  # an invalid job
-            near, anywhere = lower_bounds.busiest_sender(run(BIN / "reshard-compile", job, "--emit=layout"))
+            near, anywhere = lower_bounds.busiest_sender(run("reshard-compile", job, "--emit=layout").stdout)
             balance = json.loads(report.read_text())["balance"]
             with self.subTest(seed=seed):
                 self.assertLessEqual(abs(balance["egress_bound_without_relays"] - anywhere), 1)
@@ -112,7 +98,7 @@ class LowerBounds(unittest.TestCase):
         without = report["balance"]["egress_bound_without_relays"] / 50e9  # seconds of the busiest NIC in the optimum
         self.assertGreaterEqual(without / simulated["seconds"], 2.2)
         self.assertGreater(report["bytes"]["relayed"], report["bytes"]["target"] / 2)
-        self.assertIn("right: all", run(BIN / "reshard-inspect", self.folder / "plan.rplan", "--verify"))
+        self.assertIn("right: all", run("reshard-inspect", self.folder / "plan.rplan", "--verify").stdout)
 
     def test_few_replicas_in_a_large_node(self):
         """The experts of one DeepSeek-V3 layer, on 16 ranks of a node of 64: the other 48 ranks relay three quarters of
@@ -132,12 +118,12 @@ class LowerBounds(unittest.TestCase):
         plan, report = self.folder / "plan.rplan", self.folder / "report.json"
         for limit in (0, 64 << 20, 256 << 20):
             with self.subTest(limit=limit):
-                run(BIN / "reshard-compile", job, f"--set=options.topology={topology}", *([f"--set=options.staging={limit}"] if limit else []), "-o", plan, f"--report={report}")
-                simulated = json.loads(run(BIN / "reshard-inspect", plan, f"--simulate={topology}", "--format=json"))
+                run("reshard-compile", job, f"--set=options.topology={topology}", *([f"--set=options.staging={limit}"] if limit else []), "-o", plan, f"--report={report}")
+                simulated = json.loads(run("reshard-inspect", plan, f"--simulate={topology}", "--format=json").stdout)
                 self.assertGreaterEqual(simulated["ratio"], 1)
                 self.assertLessEqual(simulated["ratio"], 1.10)
                 self.assertLessEqual(json.loads(report.read_text())["staging"]["max"], limit or 300 << 20)
-                self.assertIn("right: all", run(BIN / "reshard-inspect", plan, "--verify"))
+                self.assertIn("right: all", run("reshard-inspect", plan, "--verify").stdout)
 
     def test_relays_of_the_sender(self):
         """Moves column shards over relays, in one phase and in several, by threads."""
@@ -146,10 +132,10 @@ class LowerBounds(unittest.TestCase):
                        "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 8}, ranks: 8..15}\noptions: {topology: {ranks_per_node: 8}}\n")
         for staging in ([], ["--set=options.staging=24MiB"]):
             with self.subTest(staging):
-                run(BIN / "reshard-compile", job, *staging, "--verify-each", "-o", self.folder / "plan")
+                run("reshard-compile", job, *staging, "--verify-each", "-o", self.folder / "plan")
                 self.assertEqual(int.from_bytes((self.folder / "plan").read_bytes()[16:24], "little") & 16, 16, "kFeatureRelays")
-                self.assertIn("right: all", run(BIN / "reshard-inspect", self.folder / "plan", "--verify"))
-                self.assertIn("bytes right", run(BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check"))
+                self.assertIn("right: all", run("reshard-inspect", self.folder / "plan", "--verify").stdout)
+                self.assertIn("bytes right", run("reshard-exec", self.folder / "plan", "--synthesize", "--check").stdout)
 
     def test_one_nic_for_eight_ranks(self):
         for job, limit in (("clusters/qwen3-30b-a3b-16-to-30", 1.15), ("clusters/llama3-70b-48-to-128", 1.02)):
@@ -164,11 +150,11 @@ class LowerBounds(unittest.TestCase):
                 job.write_text("version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [4096, 2048], shard: {1: tp}}, v: [2048, 2048]}}\n"
                                "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1, dp: 8}, ranks: 2..9}\n"
                                f"options: {{{staging}topology: {{ranks_per_node: 2}}}}\n")
-                text = run(BIN / "reshard-compile", job, "--emit=ir", "--verify-each")
+                text = run("reshard-compile", job, "--emit=ir", "--verify-each").stdout
                 self.assertGreaterEqual(max(line.count("->") for line in text.splitlines() if line.startswith("route")), 4)
-                run(BIN / "reshard-compile", job, "-o", self.folder / "plan")
-                run(BIN / "reshard-inspect", self.folder / "plan", "--verify")
-                self.assertIn("bytes right", run(BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check"))
+                run("reshard-compile", job, "-o", self.folder / "plan")
+                run("reshard-inspect", self.folder / "plan", "--verify")
+                self.assertIn("bytes right", run("reshard-exec", self.folder / "plan", "--synthesize", "--check").stdout)
 
     def test_staging(self):
         for job in JOBS:

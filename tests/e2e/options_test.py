@@ -1,37 +1,28 @@
-"""Options of the commands that change what is checked or kept: --keep, --allow, --check-replicas, only and ignore in the
-report, refresh. RESHARD_BIN: the folder of the commands."""
+"""Options of the commands: --relabel-target, --keep, --allow, --check-replicas; only, ignore, refresh and transform in
+reports. RESHARD_BIN: the folder of the commands."""
 
 import json
-import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import BIN, ROOT, FolderTest, run  # noqa: E402
 
 
-class Options(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class Options(FolderTest):
     def compile(self, job, *options, code=0, plan="plan"):
         (self.folder / "job.yaml").write_text(job)
-        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan,
-                               f"--report={self.folder / 'report.json'}", *options], capture_output=True, text=True)
-        self.assertEqual(done.returncode, code, done.stderr)
+        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / plan, f"--report={self.folder / 'report.json'}", *options, code=code)
         self.stderr = done.stderr
         return json.loads((self.folder / "report.json").read_text()) if code == 0 else None
 
     def execute(self, *options, code=0, plan="plan"):
-        done = subprocess.run([BIN / "reshard-exec", self.folder / plan, *options], capture_output=True, text=True)
-        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
-        return done
+        return run("reshard-exec", self.folder / plan, *options, code=code)
 
 
 class Relabel(Options):
@@ -50,17 +41,16 @@ target: {mesh: {tp: 4}, ranks: [3, 1, 0, 2]}
         self.assertEqual(after["relabel"], {"target": {"bytes_saved": before["bytes"]["remote"], "ranks": [0, 1, 2, 3]}})
         self.assertEqual(after["bytes"]["remote"], 0)
         self.execute("--synthesize", "--check")
-        # The passes that follow take up printed IR where relabel left it.
-        text = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "--relabel-target", "--print-ir-after=relabel", "-o", self.folder / "x"],
-                              capture_output=True, text=True).stderr
+        # The remaining passes accept the printed IR after relabel.
+        text = run("reshard-compile", self.folder / "job.yaml", "--relabel-target", "--print-ir-after=relabel", "-o", self.folder / "x").stderr
         (self.folder / "after.rir").write_text(text)
-        subprocess.run([BIN / "reshard-compile", self.folder / "after.rir", "-o", self.folder / "y"], check=True, capture_output=True)
+        run("reshard-compile", self.folder / "after.rir", "-o", self.folder / "y")
         self.assertEqual((self.folder / "x").read_bytes(), (self.folder / "y").read_bytes())
 
     def test_not_with_keep(self):
         self.compile(self.JOB)
         self.compile(self.JOB, "--relabel-target", f"--keep={self.folder / 'plan'}", code=2)
-        self.assertIn("--relabel-target chooses the ranks anew, --keep leaves them", self.stderr)
+        self.assertIn("--relabel-target changes the assignment of ranks, but --keep pins it", self.stderr)
 
 
 class Keep(Options):
@@ -76,29 +66,29 @@ target: {mesh: {tp: 2, dp: %d}, ranks: 8..%d}
 world: 40
 """
 
-    def test_ranks_that_stay_keep_their_segments_generation_by_generation(self):
+    def test_existing_ranks_keep_their_segments_over_epochs(self):
         for staging in ([], ["--set=options.staging=1024"]):
             self.compile(self.JOB % (4, 1, 9), *staging, plan="1")
             for step, (dp, before) in enumerate(((2, "1"), (4, "2"), (8, "3")), 2):
                 report = self.compile(self.JOB % (4, dp, 7 + 2 * dp), "--verify-each", f"--keep={self.folder / before}", *staging, plan=str(step))
-                # All ranks but the 8 sources, which send to the new ones, and the new ones.
+                # All ranks except the new ones and the 8 sources, which send to the new ones.
                 self.assertEqual(report["pinned_segments"], 40 - 8 - dp, staging)
                 self.execute("--synthesize", "--check", plan=str(step))
 
-    def test_without_it_choices_move(self):
+    def test_choices_change_without_keep(self):
         self.compile(self.JOB % (4, 1, 9), plan="1")
         self.compile(self.JOB % (4, 2, 11), plan="2")
         self.compile(self.JOB % (4, 2, 11), f"--keep={self.folder / '1'}", plan="3")
         self.assertNotEqual((self.folder / "2").read_bytes(), (self.folder / "3").read_bytes())
 
-    def test_what_is_no_plan_is_refused(self):
-        (self.folder / "old").write_text("no plan")
+    def test_files_that_are_not_plans_are_refused(self):
+        (self.folder / "old").write_text("not a plan")
         self.compile(self.JOB % (4, 1, 9), f"--keep={self.folder / 'old'}", code=2)
         self.assertFalse((self.folder / "plan").exists())
 
 
 class Allow(Options):
-    def test_missing_params_are_left_out_and_listed(self):
+    def test_missing_params_are_omitted_and_listed(self):
         job = """
 version: 1
 model:
@@ -127,7 +117,7 @@ source: {layout: train, mesh: {tp: 2}}
 target: {layout: serve, mesh: {tp: 1}}
 """
 
-    def test_gaps_that_nobody_needs(self):
+    def test_gaps_that_no_target_needs(self):
         self.compile(self.GAP % "0, 5", code=2)
         self.assertIn("part of tensor 'a' is on no source rank", self.stderr)
         self.compile(self.GAP % "0, 5", "--allow=gap")
@@ -175,7 +165,7 @@ target: {mesh: {tp: 4}}
         raw[8 + size + begin + 2] ^= 1  # element 1
         path.write_bytes(raw)
 
-    def test_those_that_differ_are_named(self):
+    def test_different_replicas_are_named(self):
         self.compile(self.JOB % "")
         source, target = f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}"
         self.execute("--synthesize", source)
@@ -183,12 +173,12 @@ target: {mesh: {tp: 4}}
         self.change(3, "a")
         self.change(1, "b")
         done = self.execute(source, target, "--check-replicas", code=1)
-        self.assertIn("rank 3 param 'a' differs from rank 1 param 'a': tensor 'a' from element 5 on", done.stderr)
-        self.assertIn("rank 1 param 'b' differs from rank 0 param 'b': tensor 'b' from element 1 on", done.stderr)
+        self.assertIn("rank 3 param 'a' differs from rank 1 param 'a': tensor 'a', the first different element is 5", done.stderr)
+        self.assertIn("rank 1 param 'b' differs from rank 0 param 'b': tensor 'b', the first different element is 1", done.stderr)
         self.assertNotIn("rank 2", done.stderr)
         self.assertFalse((self.folder / "target").exists())
 
-    def test_authority_takes_the_right_ones(self):
+    def test_authority_selects_replicas(self):
         self.compile(self.JOB % "")
         source = f"--source={self.folder / 'source'}"
         self.execute("--synthesize", source)
@@ -202,7 +192,7 @@ target: {mesh: {tp: 4}}
 
 
 class MixedForms(Options):
-    """A tensor that the source holds in two forms."""
+    """A tensor that the source holds in two storage forms."""
 
     JOB = """
 version: 1
@@ -235,7 +225,7 @@ target: {layout: plain, mesh: {dp: 2}}
                 self.assertIn("not compared with each other", done.stdout)
                 self.assertNotIn("all equal", done.stdout)
 
-    def test_one_form_or_other_elements_are_none(self):
+    def test_one_form_or_different_elements_do_not_warn(self):
         where = "where: {layer: %d}, quantize: %s"
         for one, other, more in (("quantize: mxfp8", "quantize: mxfp8", ""), ("quantize: mxfp8", "quantize: none", ", authority: {dp: 0}"),
                                  ("quantize: mxfp8", "quantize: none", ", ignore: 'y.*'"), (where % (0, "mxfp8"), where % (1, "none"), "")):
@@ -243,10 +233,10 @@ target: {layout: plain, mesh: {dp: 2}}
                 self.compile(self.JOB % (one, other, more))
                 self.assertNotIn("differ in general", self.stderr)
 
-    def test_nothing_held_twice_is_not_called_equal(self):
+    def test_a_source_without_replicas_is_not_reported_equal(self):
         self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n")
         done = self.execute("--synthesize", "--check-replicas")
-        self.assertIn("nothing is held more than once", done.stdout)
+        self.assertIn("the source has no replicas", done.stdout)
         self.assertNotIn("all equal", done.stdout)
 
 
@@ -256,13 +246,12 @@ class Difference(Options):
         self.compile(job % 8, plan="wide")
         self.compile(job % 4, plan="narrow")
         for plans in (("wide", "narrow"), ("narrow", "wide")):
-            done = subprocess.run([BIN / "reshard-diff", *plans], cwd=self.folder, capture_output=True, text=True)
-            self.assertEqual(done.returncode, 1, done.stderr)
+            done = run("reshard-diff", *plans, code=1, cwd=self.folder)
             self.assertIn("8 of 8 ranks have another segment\n", done.stdout)
 
 
 class Patterns(Options):
-    def test_a_kind_that_a_config_lacks_is_a_warning(self):
+    def test_a_kind_missing_in_the_config_is_a_warning(self):
         (self.folder / "config.json").write_text('{"kinds": "MM*", "list": ["full", "full", "full"]}')
         job = ("version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': {shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
                "source: {mesh: {}}\ntarget: {mesh: {}}\n")
@@ -274,9 +263,9 @@ class Patterns(Options):
 
 
 class ScaleNames(Options):
-    def test_every_name_in_braces_is_the_params(self):
+    def test_every_name_in_braces_is_the_param_name(self):
         self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\ntarget: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n")
-        done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", "--param=*"], capture_output=True, text=True)
+        done = run("reshard-inspect", self.folder / "plan", "--param=*")
         self.assertIn("a/a_sf", done.stdout)
 
 
@@ -285,17 +274,15 @@ class Inspection(Options):
              "target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}\n")
 
     def inspect(self, *options, code=0):
-        done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", *options], capture_output=True, text=True)
-        self.assertEqual(done.returncode, code, done.stderr + done.stdout)
-        return done
+        return run("reshard-inspect", self.folder / "plan", *options, code=code)
 
-    def test_one_question_at_a_time(self):
+    def test_one_report_at_a_time(self):
         self.compile(self.NVFP4)
         (self.folder / "t.yaml").write_text("ranks_per_node: 3\n")
         self.assertIn("right", self.inspect("--verify").stdout)
         for options in (("--verify", "--rank=0"), ("--verify", f"--simulate={self.folder / 't.yaml'}"), ("--verify", "--param=*"), ("--rank=0", "--param=*")):
             done = self.inspect(*options, code=2)
-            self.assertEqual((done.stdout, done.stderr), ("", "reshard-inspect: error: found 2 of --rank, --param, --simulate and --verify, expected one at a time\n"))
+            self.assertEqual((done.stdout, done.stderr), ("", "reshard-inspect: error: found 2 of --rank, --param, --simulate and --verify, expected at most one\n"))
 
     def test_every_kind_of_step_has_its_name(self):
         self.compile(self.NVFP4)
@@ -304,9 +291,9 @@ class Inspection(Options):
         text = self.inspect("--rank=2").stdout
         self.assertIn("rank 2: 7 buffers, arena", text)
         self.assertIn(" reduce 8 B\n", text)
-        self.assertIn("1 place, ", self.inspect().stdout)
+        self.assertIn("1 mesh rank, ", self.inspect().stdout)
 
-    def test_bytes_are_each_params_own(self):
+    def test_bytes_by_rank_add_up_for_each_param(self):
         for quantize in ("nvfp4", "mxfp8", "{format: mxfp8, scale_layout: swizzled}", "block_fp8", "{format: block_fp8, by: receiver}"):
             self.compile(self.NVFP4.replace("nvfp4", quantize))
             params = json.loads(self.inspect("--param=a*", "--format=json").stdout)
@@ -331,23 +318,23 @@ class Refresh(Options):
         self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["refresh"], ["absorb"])
 
-    def test_transforms_are_a_callers(self):
+    def test_transforms_need_a_caller(self):
         self.compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [8]}, layouts: {t: {params: same}, "
                      "s: {params: {a: {holds: a, transform: pack}}}}}\nsource: {layout: t, mesh: {}}\ntarget: {layout: s, mesh: {}}\n")
         self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
         self.assertEqual(json.loads((self.folder / "run.json").read_text())["transform"], ["pack"])
         for options in (f"--source={self.folder}", f"--target={self.folder / 'new'}"), ("--synthesize", f"--source={self.folder / 'new'}"):
-            done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", *options], capture_output=True, text=True)
+            done = run("reshard-exec", self.folder / "plan", *options, code=None)
             self.assertEqual((done.returncode, done.stdout), (2, ""))
-            self.assertEqual(done.stderr, "reshard-exec: error: the plan has the transform 'pack', which is a caller's, expected --synthesize without --source, and device 'cpu'\n")
+            self.assertEqual(done.stderr, "reshard-exec: error: the plan uses the transform 'pack', a function of the caller: expected --synthesize without --source, and --device=cpu\n")
         self.assertFalse((self.folder / "new").exists())
 
-    def test_nothing_is_left_by_a_run_that_is_ended(self):
+    def test_a_terminated_run_leaves_no_output(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                subprocess.run([BIN / "reshard-compile", ROOT / "examples/quickstart.yaml", "--set", "model.index.layer=1", "-o", folder / "plan"], check=True, capture_output=True)
-                subprocess.run([BIN / "reshard-exec", folder / "plan", "--synthesize", f"--source={folder / 'source'}"], check=True, capture_output=True)
+                run("reshard-compile", ROOT / "examples/quickstart.yaml", "--set", "model.index.layer=1", "-o", folder / "plan")
+                run("reshard-exec", folder / "plan", "--synthesize", f"--source={folder / 'source'}")
                 process = subprocess.Popen([BIN / "reshard-exec", folder / "plan", f"--source={folder / 'source'}", f"--target={folder / 'target'}", "--repeat=1000000"],
                                            stdout=subprocess.DEVNULL)
                 begun = f"target.partial-{process.pid}-*"

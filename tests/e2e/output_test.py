@@ -1,16 +1,18 @@
-"""Where outputs go: through to devices and FIFOs, behind symbolic links, and never over an input. RESHARD_BIN: the folder of
-the commands. No device of the system is touched: a node is made where that is permitted."""
+"""Output files: devices and FIFOs are written directly, symbolic links are kept, and inputs are never overwritten.
+RESHARD_BIN: the folder of the commands. Uses a device node of its own, if creating one is permitted."""
 
 import json
 import os
 import stat
 import subprocess
-import tempfile
+import sys
 import threading
 import unittest
 from pathlib import Path
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import BIN, FolderTest, run  # noqa: E402
+
 JOB = """
 version: 1
 model: model.yaml
@@ -20,29 +22,25 @@ target: {mesh: {tp: 4}}
 MODEL = "{dtype: bf16, tensors: {a: {shape: [64, 8], shard: {0: tp}}}}\n"
 
 
-class Outputs(unittest.TestCase):
+class Outputs(FolderTest):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        super().setUp()
         (self.folder / "job.yaml").write_text(JOB)
         (self.folder / "model.yaml").write_text(MODEL)
 
     def command(self, name, *arguments, code=0, **more):
-        done = subprocess.run([BIN / f"reshard-{name}", *arguments], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, **more)
-        self.assertEqual(done.returncode, code, done.stderr.decode())
-        return done
+        return run(f"reshard-{name}", *arguments, code=code, cwd=self.folder, timeout=60, text=False, **more)
 
     def names(self):
         return sorted(path.name for path in self.folder.iterdir())
 
-    def test_a_device_stays_one(self):
+    def test_a_device_is_not_replaced(self):
         null = self.folder / "null"
         try:
             os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
             null.open("wb").close()
         except PermissionError:
-            self.skipTest("no device nodes may be made here")
+            self.skipTest("creating device nodes is not permitted")
         before = self.names()
         self.command("compile", "job.yaml", "-o", null, f"--report={null}")
         self.command("compile", "job.yaml", "-o", null, "--emit=ir")
@@ -79,7 +77,7 @@ class Outputs(unittest.TestCase):
         self.assertEqual((self.folder / "redirected").read_bytes(), plan)
         self.assertEqual(self.names(), sorted(before + ["redirected"]))
 
-    def test_a_link_stays_and_what_it_points_to_is_made_or_replaced(self):
+    def test_a_link_is_kept_and_its_target_is_replaced(self):
         (self.folder / "there").mkdir()
         for name in ("plan", "report", "ir"):
             (self.folder / f"{name}-link").symlink_to(f"there/{name}")
@@ -92,7 +90,7 @@ class Outputs(unittest.TestCase):
             self.assertTrue((self.folder / name).is_symlink(), name)
         self.assertEqual(sorted(path.name for path in (self.folder / "there").iterdir()), ["ir", "plan", "report"])
 
-    def test_no_input_is_replaced(self):
+    def test_no_input_is_overwritten(self):
         self.command("compile", "job.yaml", "-o", "plan")
         os.link(self.folder / "job.yaml", self.folder / "hard")
         (self.folder / "link").symlink_to("job.yaml")
@@ -104,9 +102,9 @@ class Outputs(unittest.TestCase):
                 ("exec", "--report", "plan", ["plan", "--synthesize"]), ("exec", "--trace", "plan", ["plan", "--synthesize"])):
             with self.subTest(name=name, option=option, output=output):
                 done = self.command(name, *arguments, option, output, code=2)
-                self.assertEqual(done.stderr.decode(), f"reshard-{name}: error: option '{option}': '{output}' is the input '{arguments[0]}' itself, expected another file\n")
+                self.assertEqual(done.stderr.decode(), f"reshard-{name}: error: option '{option}': '{output}' would overwrite the input '{arguments[0]}', expected another file\n")
         for option in (["-o", "model.yaml"], ["-o", "new", "--report=model.yaml"]):
-            self.assertIn(b"'model.yaml' is the input 'model.yaml' itself", self.command("compile", "job.yaml", *option, code=2).stderr)
+            self.assertIn(b"'model.yaml' would overwrite the input 'model.yaml'", self.command("compile", "job.yaml", *option, code=2).stderr)
         (self.folder / "dangling").symlink_to("both")
         for name, option, other, arguments in (("compile", "--report", "-o", ["job.yaml"]), ("exec", "--trace", "--report", ["plan", "--synthesize"])):
             for second in ("both", "./both", "dangling"):

@@ -1,9 +1,9 @@
-"""Target files open in the official safetensors package, with the right names, shapes and values: what the source files hold, put
-together with NumPy as the quickstart's YAML says. RESHARD_BIN: the folder of the commands; needs numpy and safetensors."""
+"""The official safetensors package reads target files with the right names, shapes and values: those of the source
+files, assembled with NumPy as the quickstart's YAML says. RESHARD_BIN: the folder of the commands; needs numpy and
+safetensors."""
 
 import json
-import os
-import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -12,8 +12,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import ROOT, run  # noqa: E402
 
 
 def load(path: Path) -> dict[str, np.ndarray]:
@@ -28,9 +28,8 @@ class Safetensors(unittest.TestCase):
             (work / "source").mkdir()
             for name, tensors in source.items():
                 save_file(tensors, work / "source" / name)
-            subprocess.run([BIN / "reshard-compile", *options, "-o", work / "p.rplan"], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-            subprocess.run([BIN / "reshard-exec", work / "p.rplan", f"--source={work / 'source'}", f"--target={work / 'target'}"],
-                           check=True, stdout=subprocess.DEVNULL)
+            run("reshard-compile", *options, "-o", work / "p.rplan", cwd=ROOT)
+            run("reshard-exec", work / "p.rplan", f"--source={work / 'source'}", f"--target={work / 'target'}")
             return {path.name: load(path) for path in sorted((work / "target").iterdir())}
 
     def test_quickstart(self) -> None:
@@ -62,7 +61,8 @@ class Safetensors(unittest.TestCase):
                 self.assertEqual(found[name][key].dtype, value.dtype)
 
     def test_checkpoint_in_several_files(self) -> None:
-        """A Hugging Face checkpoint: an index and its files; a tied weight may be left out; a file outside the folder is refused."""
+        """A Hugging Face checkpoint of an index and its files: a tied weight may be omitted, and a file outside the
+        folder is refused."""
         rng = np.random.default_rng(1)
         embed, up = rng.integers(0, 99, (6, 4), dtype=np.int16), rng.integers(0, 99, (4, 4), dtype=np.int16)
         job = {"version": 1, "source": {"storage": "x"}, "target": {"mesh": {"tp": 2}, "layout": "serve"},
@@ -77,18 +77,17 @@ class Safetensors(unittest.TestCase):
             index = work / "source" / "model.safetensors.index.json"
             weights = {"embed": "model-00001-of-00002.safetensors", "up": "model-00002-of-00002.safetensors"}
             index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
-            subprocess.run([BIN / "reshard-compile", work / "job.yaml", "-o", work / "p.rplan"], check=True, stdout=subprocess.DEVNULL)
-            run = [BIN / "reshard-exec", work / "p.rplan", f"--source={work / 'source'}", f"--target={work / 'target'}", "--check"]
-            subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
+            run("reshard-compile", work / "job.yaml", "-o", work / "p.rplan")
+            command = ["reshard-exec", work / "p.rplan", f"--source={work / 'source'}", f"--target={work / 'target'}", "--check"]
+            run(*command)
             found = load(work / "target" / "rank-00001.safetensors")
             np.testing.assert_array_equal(found["e"], embed[3:])
             np.testing.assert_array_equal(found["h"], embed)
             np.testing.assert_array_equal(found["u"], up)
-            for wrong, message in (({**weights, "up": "../up.safetensors"}, "in no file of this folder"),
-                                   ({**weights, "up": weights["embed"]}, "the index says 2"), ({"embed": weights["embed"]}, "lacks tensor 'up'")):
+            for wrong, message in (({**weights, "up": "../up.safetensors"}, "expected a file in the same folder"),
+                                   ({**weights, "up": weights["embed"]}, "the index lists 2"), ({"embed": weights["embed"]}, "has no tensor 'up'")):
                 index.write_text(json.dumps({"weight_map": wrong}))
-                again = subprocess.run([*run[:3], f"--target={work / 'again'}"], capture_output=True, text=True)
-                self.assertEqual(again.returncode, 2)
+                again = run(*command[:3], f"--target={work / 'again'}", code=2)
                 self.assertIn(message, again.stderr)
                 self.assertFalse((work / "again").exists())
 

@@ -1,15 +1,15 @@
-"""What does not depend on how busy a machine is, of the largest jobs: transfers, bytes of the plan, peak memory; that hostile sizes are refused at
-once; that a long model is read. Times are tests/bench/scale.cpp's. RESHARD_BIN: the folder of the commands."""
+"""The largest jobs, without times: transfers, bytes of the plan, peak memory. Hostile sizes are refused quickly, and
+long models are read. tests/bench/scale.cpp measures times. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
-import subprocess
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import BIN, ROOT, FolderTest, run  # noqa: E402
+
 FULL = "RESHARD_FULL" in os.environ
 SMALL = "RESHARD_SMALL" in os.environ  # sanitizers use more memory
 # transfers, MiB of memory, MiB of the plan
@@ -21,14 +21,9 @@ JOBS = {
 }
 
 
-class Scale(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class Scale(FolderTest):
     def compile(self, job, *options):
-        return subprocess.run([BIN / "reshard-compile", job, "-o", self.folder / "plan", f"--report={self.folder / 'report'}", *options], capture_output=True, text=True)
+        return run("reshard-compile", job, "-o", self.folder / "plan", f"--report={self.folder / 'report'}", *options, code=None)
 
     def test_jobs(self):
         for job, (transfers, memory, size) in JOBS.items():
@@ -44,7 +39,7 @@ class Scale(unittest.TestCase):
                     if not SMALL:
                         self.assertLessEqual(report["peak_rss_bytes"], memory << 20)
                     if FULL and not SMALL:
-                        proof = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", "--verify"], capture_output=True, text=True)
+                        proof = run("reshard-inspect", self.folder / "plan", "--verify")
                         self.assertIn("right: all", proof.stdout, proof.stderr)
 
     def test_a_long_model(self):
@@ -57,16 +52,14 @@ class Scale(unittest.TestCase):
         self.assertEqual((report["tensors"], report["transfers"]), (20_000, 160_000))
 
     def cpu(self, job, code=0, seconds=20):
-        """Compiles a job in so many seconds of CPU time, and what it said. The limits are generous: what is compared here has grown with the square of the
-        job's size, and took minutes."""
+        """Compiles a job within a limit of CPU seconds and returns its stderr. The limits are generous: an algorithm
+        that is quadratic in the job's size takes minutes."""
         path = self.folder / "job.yaml"
         path.write_text(json.dumps({"version": 1, "source": {"mesh": {}}, "target": {"mesh": {}}, **job}))
-        done = subprocess.run(["bash", "-c", f'ulimit -t {seconds * (10 if SMALL else 1)}; exec "$@"', "-", BIN / "reshard-compile", path, "-o", self.folder / "plan", "--jobs=1",
-                               f"--report={self.folder / 'report'}"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, code, done.stderr[-500:])
-        return done.stderr
+        return run("bash", "-c", f'ulimit -t {seconds * (10 if SMALL else 1)}; exec "$@"', "-", BIN / "reshard-compile", path, "-o", self.folder / "plan", "--jobs=1",
+                   f"--report={self.folder / 'report'}", code=code).stderr
 
-    def test_time_grows_as_the_job_does(self):
+    def test_time_is_proportional_to_the_job(self):
         n = 1 << (15 if SMALL else 17)
         for name, rule in (("even", "tp"), ("sizes", {"axis": "tp", "sizes": [1, 3] * (n // 2)}),
                            ("round robin", {"axis": "tp", "scheme": "round_robin"})):
@@ -81,7 +74,7 @@ class Scale(unittest.TestCase):
             with self.subTest("one rank and many", source=source):
                 self.cpu({"model": {"dtype": "bf16", "tensors": {"w": {"shape": [n, 4], "shard": {"0": "tp"}}}}, "source": {"mesh": {"tp": source}},
                           "target": {"mesh": {"tp": target}}})
-        with self.subTest("shares that overlap, past what is compared"):
+        with self.subTest("more overlapping shards than can be compared"):
             strided = {"x": {"params": {"a": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 1}}},
                                         "b": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 2}}}}},
                        "y": {"params": {"a": {"holds": "w"}}}}
@@ -89,8 +82,9 @@ class Scale(unittest.TestCase):
                               "source": {"layout": "x", "mesh": {"tp": 1 << 13}}, "target": {"layout": "y", "mesh": {}}}, code=2)
             self.assertIn("more than 2^24 pairs", error)
 
-    def test_many_shares_are_met_right(self):
-        """So many shares of a dimension that what meets what is looked up by blocks: moved, and every byte checked; the plan proven."""
+    def test_many_shards_are_intersected_correctly(self):
+        """Enough shards of a dimension that overlaps are found through an index of blocks: runs the plan and checks
+        every byte; verifies some plans."""
         sizes = {"axis": "tp", "sizes": [i % 3 * 5 + 5 for i in range(96)]}
         rules = {"even": "tp", "round robin": {"axis": "tp", "scheme": "round_robin"}, "short last": {"axis": "tp", "cyclic": 7},
                  "strided": {"axis": "tp", "stride": 2}, "whole": None}
@@ -101,11 +95,10 @@ class Scale(unittest.TestCase):
             for target, ranks in (("even", 80), ("round robin", 70), ("short last", 66), ("strided", 80), ("whole", 1)):
                 with self.subTest(source=source, target=target):
                     self.cpu({"model": model, "source": {"layout": source, "mesh": {"tp": 96}}, "target": {"layout": target, "mesh": {"tp": ranks}}})
-                    done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--threads=2"], capture_output=True, text=True)
-                    self.assertEqual(done.returncode, 0, done.stderr)
+                    done = run("reshard-exec", self.folder / "plan", "--synthesize", "--check", "--threads=2")
                     self.assertIn("bytes right", done.stdout)
                     if target == "short last":
-                        proof = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", "--verify"], capture_output=True, text=True)
+                        proof = run("reshard-inspect", self.folder / "plan", "--verify")
                         self.assertIn("right: all", proof.stdout, proof.stderr)
 
     def test_limits_of_a_job(self):
@@ -128,15 +121,14 @@ class Scale(unittest.TestCase):
                 self.assertIn(error, self.cpu(job, code=2, seconds=5))
 
     def test_out_of_memory(self):
-        """What ran out, and where, in place of the name of an exception."""
+        """The error names the resource and the pass, instead of an exception."""
         job = {"model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 17], "shard": {"0": "tp"}}}}, "source": {"mesh": {"tp": 1 << 17}}, "target": {"mesh": {"tp": 1 << 17}}}
         path = self.folder / "job.yaml"
         path.write_text(json.dumps({"version": 1, **job}))
         if SMALL:
             self.skipTest("sanitizers reserve memory of their own")
-        done = subprocess.run(["bash", "-c", 'ulimit -v 150000; exec "$@"', "-", BIN / "reshard-compile", path, "-o", self.folder / "plan"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 3, done.stderr)
-        self.assertRegex(done.stderr, r"^reshard-compile: error: out of memory in '[a-z-]+': it had taken [0-9.]+ MiB and could not have more\n$")
+        done = run("bash", "-c", 'ulimit -v 150000; exec "$@"', "-", BIN / "reshard-compile", path, "-o", self.folder / "plan", code=3)
+        self.assertRegex(done.stderr, r"^reshard-compile: error: out of memory in '[a-z-]+': an allocation failed at a peak of [0-9.]+ MiB resident memory\n$")
         self.assertFalse((self.folder / "plan").exists())
 
     def test_hostile_sizes(self):
@@ -152,12 +144,11 @@ class Scale(unittest.TestCase):
             with self.subTest(error):
                 job = self.folder / "job.yaml"
                 job.write_text(f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {source}}}, target: {{mesh: {{}}}}}}\n")
-                done = subprocess.run(["timeout", "10", BIN / "reshard-compile", job, "-o", self.folder / "plan"], capture_output=True, text=True)
-                self.assertEqual(done.returncode, 2)
+                done = run("reshard-compile", job, "-o", self.folder / "plan", code=2, timeout=10)
                 self.assertIn(error, done.stderr)
                 self.assertFalse((self.folder / "plan").exists())
 
-    def test_the_largest_that_compile_are_loaded(self):
+    def test_the_largest_jobs_load(self):
         for model in ("tensors: {w: [576460752303423488]}", "index: {layer: 2048}, tensors: {'w.{layer}': [281474976710656]}",
                       "index: {layer: 4096, expert: 1024}, tensors: {'w.{layer}.{expert}': [4]}"):
             with self.subTest(model):
@@ -165,8 +156,7 @@ class Scale(unittest.TestCase):
                 job.write_text(f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {{}}}}, target: {{mesh: {{}}}}}}\n")
                 done = self.compile(job)
                 self.assertEqual(done.returncode, 0, done.stderr)
-                done = subprocess.run([BIN / "reshard-inspect", self.folder / "plan"], capture_output=True, text=True)
-                self.assertEqual(done.returncode, 0, done.stderr)
+                run("reshard-inspect", self.folder / "plan")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,24 @@
-"""The simulator against closed forms: one pair, packing, incast, ring, all-to-all, a chain, a shared NIC. RESHARD_BIN: the folder of the
-commands."""
+"""The simulator compared with closed formulas: one pair, packing, incast, ring, all-to-all, a chain, a shared NIC.
+RESHARD_BIN: the folder of the commands."""
 
 import json
-import os
-import subprocess
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import FolderTest, run  # noqa: E402
+
 LINK, NIC, COPY = 100e9, 10e9, 200e9
 LINK_LATENCY, NIC_LATENCY = 5e-6, 50e-6
 ROWS, COLUMNS = 1 << 10, 1 << 14  # of bf16: 32 MiB
 SIZE = 2 * ROWS * COLUMNS
 
 
-class Simulate(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class Simulate(FolderTest):
     def simulate(self, source, target, per_node=64, nics=None, tensors=None, options=(), code=0):
-        """The simulation of a job: source and target endpoints as YAML; the plan's IR is in self.ir."""
+        """Compiles and simulates a job, with source and target endpoints as YAML. Sets self.ir to the plan's IR and
+        returns the JSON report."""
         (self.folder / "t.yaml").write_text(f"""
 ranks_per_node: {per_node}
 link: {{rate: 100GB/s, latency: 5us}}
@@ -37,19 +33,15 @@ source: {source}
 target: {target}
 options: {{topology: t.yaml}}
 """)
-        def run(*command):
-            return subprocess.run([BIN / command[0], *command[1:]], capture_output=True, text=True, cwd=self.folder)
         for emit in ("plan", "ir"):
-            done = run("reshard-compile", "job.yaml", "-o", emit, f"--emit={emit}")
-            self.assertEqual(done.returncode, 0, done.stderr)
+            run("reshard-compile", "job.yaml", "-o", emit, f"--emit={emit}", cwd=self.folder)
         self.ir = (self.folder / "ir").read_text()
-        done = run("reshard-inspect", "plan", "--simulate=t.yaml", "--format=json", *options)
-        self.assertEqual(done.returncode, code, done.stderr)
+        done = run("reshard-inspect", "plan", "--simulate=t.yaml", "--format=json", *options, code=code, cwd=self.folder)
         self.stderr = done.stderr
         return json.loads(done.stdout) if code == 0 else None
 
     def chunks(self, kind="send"):
-        """[bytes] of the chunks of a kind of step, in the order of the IR."""
+        """The bytes of each chunk of a kind of step, in the order of the IR."""
         found = []
         for line in self.ir.splitlines():
             if line.startswith(f"  {kind} round"):
@@ -71,7 +63,8 @@ options: {{topology: t.yaml}}
         self.assertEqual(found["busiest_nic"]["seconds"], found["busiest_rank"]["seconds"])
 
     def test_packing_overlaps(self):
-        # Columns: packed, sent, unpacked in two slots; beside the wire only the first is packed and the last unpacked.
+        # Columns are packed, sent and unpacked in two slots: only packing the first chunk and unpacking the last one
+        # add time.
         found = self.simulate("{mesh: {tp: 2}}", "{mesh: {}, ranks: [2]}", tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}")
         sent = self.chunks()
         least = sent[0] / COPY + SIZE / LINK + LINK_LATENCY + self.chunks("recv")[-1] / COPY
@@ -84,7 +77,7 @@ options: {{topology: t.yaml}}
             self.assertAlmostEqual(found["seconds"], 2 * k * 100 * COLUMNS / LINK + LINK_LATENCY, delta=1e-9)
 
     def test_ring(self):
-        k = 6  # everyone's shard moves to the next rank
+        k = 6  # each shard moves to the next rank
         found = self.simulate(f"{{mesh: {{tp: {k}}}}}", f"{{mesh: {{tp: {k}}}, ranks: [{', '.join(str((r + 1) % k) for r in range(k))}]}}",
                               tensors=f"w: {{shape: [{k * 100}, {COLUMNS}], shard: {{0: tp}}}}")
         self.assertAlmostEqual(found["seconds"], 2 * 100 * COLUMNS / LINK + LINK_LATENCY, delta=1e-9)
@@ -94,15 +87,16 @@ options: {{topology: t.yaml}}
         found = self.simulate(f"{{layout: rows, mesh: {{tp: {k}}}}}", f"{{layout: columns, mesh: {{tp: {k}}}}}",
                               tensors=f"w: [{k * 64}, {k * 512}]}}, layouts: {{rows: {{params: same, shard: {{w: {{0: tp}}}}}}, columns: {{params: same, shard: {{w: {{1: tp}}}}}}")
         each = 2 * 64 * 512
-        wire = (k - 1) * each / LINK
+        transmit = (k - 1) * each / LINK
         self.assertEqual(sorted(set(self.chunks())), [each])
-        # Rounds of equal chunks: the wire, what is packed before it and unpacked behind, and the local copy, which the first pack shares.
-        self.assertGreaterEqual(found["seconds"], wire + LINK_LATENCY)
-        self.assertLessEqual(found["seconds"], wire + (k - 1) * LINK_LATENCY + 4 * each / COPY)
-        self.assertAlmostEqual(found["busiest_rank"]["seconds"], wire, delta=1e-9)
+        # Rounds of equal chunks: transmission, the first pack, the last unpack, and the local copy, which shares
+        # bandwidth with the first pack.
+        self.assertGreaterEqual(found["seconds"], transmit + LINK_LATENCY)
+        self.assertLessEqual(found["seconds"], transmit + (k - 1) * LINK_LATENCY + 4 * each / COPY)
+        self.assertAlmostEqual(found["busiest_rank"]["seconds"], transmit, delta=1e-9)
 
     def test_chain(self):
-        n = 5  # one source, n nodes of one rank: the holder's NIC is the bottleneck, so they pass it on
+        n = 5  # one source, n nodes of one rank: the source's NIC is the bottleneck, so the targets relay
         found = self.simulate("{mesh: {tp: 1}}", f"{{mesh: {{dp: {n}}}, ranks: 1..{n}}}", per_node=1)
         self.assertIn("route 0 0 -> ", self.ir)
         first = [bytes for bytes in self.chunks()][0]
@@ -112,7 +106,7 @@ options: {{topology: t.yaml}}
         self.assertAlmostEqual(found["seconds"], SIZE / NIC + hops * first / NIC + n * NIC_LATENCY, delta=1e-6)
 
     def test_shared_nic(self):
-        # Two pairs between two nodes of two ranks with one NIC each: it sends both, one after the other.
+        # Two pairs between two nodes of two ranks with one NIC each, which sends one after the other.
         found = self.simulate("{mesh: {tp: 2}}", "{mesh: {tp: 2}, ranks: [2, 3]}", per_node=2, nics=1)
         self.assertAlmostEqual(found["seconds"], SIZE / NIC + NIC_LATENCY, delta=1e-9)
         self.assertAlmostEqual(found["lower_bound"], SIZE / NIC, delta=1e-9)
@@ -128,19 +122,19 @@ options: {{topology: t.yaml}}
     def test_other_nodes(self):
         self.simulate("{mesh: {tp: 1}}", "{mesh: {}, ranks: [1]}")
         (self.folder / "t.yaml").write_text("ranks_per_node: 3\n")
-        done = subprocess.run([BIN / "reshard-inspect", "plan", "--simulate=t.yaml"], capture_output=True, text=True, cwd=self.folder)
-        self.assertIn("floor      unknown: the plan was compiled for other nodes (options.topology)", done.stdout)
+        done = run("reshard-inspect", "plan", "--simulate=t.yaml", cwd=self.folder)
+        self.assertIn("lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)", done.stdout)
 
     def test_refused(self):
         self.simulate("{mesh: {tp: 1}}", "{mesh: {}, ranks: [1]}")
         def refused(*options):
-            done = subprocess.run([BIN / "reshard-inspect", "plan", *options], capture_output=True, text=True, cwd=self.folder)
-            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            done = run("reshard-inspect", "plan", *options, code=2, cwd=self.folder)
+            self.assertEqual(done.stdout, "")
             return done.stderr
         self.assertIn("cannot read 'none.yaml'", refused("--simulate=none.yaml"))
         (self.folder / "bad.yaml").write_text("ranks_per_node: 8\nlinks: {rate: 1GB/s}\n")
         self.assertIn("bad.yaml:2:1: error: unknown key 'links' in 'topology', did you mean 'link'?", refused("--simulate=bad.yaml"))
-        self.assertIn("--trace writes what --simulate does", refused("--trace=x"))
+        self.assertIn("--trace needs --simulate=TOPOLOGY", refused("--trace=x"))
 
 
 if __name__ == "__main__":

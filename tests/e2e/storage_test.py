@@ -1,14 +1,15 @@
-"""Checkpoints that every rank can reach: each byte is read once, or written once, the work is shared out evenly, and what several ranks want is
-exchanged among them. RESHARD_BIN: the folder of the commands."""
+"""Checkpoints that every rank can access: each byte is read or written once, the work is balanced, and ranks exchange
+bytes that several of them need. RESHARD_BIN: the folder of the commands."""
 
 import json
-import os
-import subprocess
-import tempfile
+import shutil
+import sys
 import unittest
 from pathlib import Path
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+from commands import FolderTest, run  # noqa: E402
+
 MODEL = """
 version: 1
 model:
@@ -23,23 +24,15 @@ model:
 SIZE = 2 * (2 * 3000 * 64 + 3 * (512 * 256 + 256))
 
 
-class Storage(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
+class Storage(FolderTest):
     def compile(self, source, target, options="", *flags):
         (self.folder / "job.yaml").write_text(f"{MODEL}source: {source}\ntarget: {target}\n{options}\n")
-        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each", f"--report={self.folder / 'report'}", *flags],
-                              capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", "--verify-each", f"--report={self.folder / 'report'}", *flags)
         self.run_command("reshard-inspect", "--verify")
         return json.loads((self.folder / "report").read_text())
 
     def run_command(self, command, *options):
-        done = subprocess.run([BIN / command, self.folder / "plan", *options], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        run(command, self.folder / "plan", *options)
 
     def test_read_once(self):
         for mesh, copies, options in (("{tp: 2}", 2, ""), ("{tp: 2, dp: 4}", 8, ""), ("{tp: 4, dp: 4}", 16, "options: {topology: {ranks_per_node: 4}}"),
@@ -55,7 +48,7 @@ class Storage(unittest.TestCase):
                 self.run_command("reshard-exec", "--synthesize", f"--source={source}")
                 self.run_command("reshard-exec", f"--source={source}", f"--target={target}", "--check")
                 for folder in (source, target):
-                    subprocess.run(["rm", "-r", folder], check=True)
+                    shutil.rmtree(folder)
 
     def test_exchanges(self):
         hops = {"p2p": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4", "broadcast": "0 -> 1, 0 -> 2, 1 -> 3, 0 -> 4", "gather-rounds": "0 -> 1, 1 -> 2, 2 -> 3, 3 -> 4", "nodes": "0 -> 1, 0 -> 2, 0 -> 3, 0 -> 4"}
@@ -65,15 +58,16 @@ class Storage(unittest.TestCase):
                     report = self.compile("{storage: files}", "{mesh: {tp: 1, dp: 5}}", f"options: {{exchange: {exchange}}}", f"--algorithm={algorithm}")
                     self.assertEqual(report["bytes"]["storage"], SIZE)
                     self.assertEqual(report["bytes"]["remote"], 4 * SIZE)
-                    ir = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "--emit=ir", f"--algorithm={algorithm}"], capture_output=True, text=True).stdout
+                    ir = run("reshard-compile", self.folder / "job.yaml", "--emit=ir", f"--algorithm={algorithm}").stdout
                     self.assertIn(f"route 0 {route}\n", ir)
                     self.run_command("reshard-exec", "--synthesize", "--check")
         (self.folder / "job.yaml").write_text(f"{MODEL}source: {{storage: f}}\ntarget: {{mesh: {{tp: 1}}}}\noptions: {{exchange: ring}}\n")
-        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], capture_output=True, text=True)
+        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", code=2)
         self.assertIn("error: expected auto, nodes, p2p, broadcast or gather-rounds for 'exchange', found 'ring'", done.stderr)
 
     def test_auto_is_the_exchange_of_least_time(self):
-        # One shard that all want: over one link its reader would send a copy to each, so a tree or a ring is better; with nodes it enters each once.
+        # One shard that all ranks need. Inside one node, a tree or a ring is faster than copies from its reader;
+        # between nodes, each byte enters a node once.
         one, many = "model: {dtype: u8, tensors: {w: {opaque: %d}}}", MODEL.split("version: 1\n")[1]
         for model, mesh, topology, expected in ((one % 64, "{dp: 16}", "{ranks_per_node: 16}", "nodes"), (one % (64 << 20), "{dp: 16}", "{ranks_per_node: 16}", "gather-rounds"),
                                                 (one % (64 << 20), "{dp: 16}", "{ranks_per_node: 4}", "nodes"), (many, "{tp: 1, dp: 4}", "{ranks_per_node: 4}", "nodes")):
@@ -83,20 +77,20 @@ class Storage(unittest.TestCase):
                     (self.folder / "job.yaml").write_text(f"version: 1\n{model}\nsource: {{storage: files}}\ntarget: {{mesh: {mesh}}}\noptions: {{exchange: {exchange}, topology: {topology}}}\n")
                     (self.folder / "topology.yaml").write_text(topology)
                     for output, emit in (("plan", "plan"), ("ir", "ir")):
-                        subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}"], check=True)
-                    simulated = subprocess.run([BIN / "reshard-inspect", self.folder / "plan", f"--simulate={self.folder / 'topology.yaml'}", "--format=json"], capture_output=True, text=True, check=True)
+                        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}")
+                    simulated = run("reshard-inspect", self.folder / "plan", f"--simulate={self.folder / 'topology.yaml'}", "--format=json")
                     times[exchange] = json.loads(simulated.stdout)["seconds"]
                     if exchange == "auto":
                         self.assertIn(f'exchange "{expected}"', (self.folder / "ir").read_text())
                 self.assertLessEqual(times["auto"], 1.1 * min(times.values()), times)
 
     def test_opaque_objects(self):
-        # Megatron's ShardedObjects: each is read, or written, whole by one rank, and by one alone.
+        # Megatron's ShardedObjects: exactly one rank reads or writes each, as a whole.
         model = "version: 1\nmodel: {dtype: bf16, index: {layer: 8}, tensors: {\"layers.{layer}.extra_state\": {opaque: 1000003}, rng: {opaque: 5000}, w: [1000, 100]}}\n"
         for source, target in (("{storage: files}", "{mesh: {dp: 8}}"), ("{mesh: {dp: 8}}", "{storage: files}")):
             (self.folder / "job.yaml").write_text(f"{model}source: {source}\ntarget: {target}\n")
             for output, emit in (("plan", "plan"), ("ir", "ir")):
-                subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}", "--verify-each", f"--report={self.folder / 'report'}"], check=True)
+                run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}", "--verify-each", f"--report={self.folder / 'report'}")
             self.run_command("reshard-inspect", "--verify")
             self.run_command("reshard-exec", "--synthesize", "--check")
             self.assertEqual(json.loads((self.folder / "report").read_text())["bytes"]["storage"], 8 * 1000003 + 5000 + 200000)
@@ -105,11 +99,11 @@ class Storage(unittest.TestCase):
             transfers = [line for line in (self.folder / "ir").read_text().splitlines() if line.startswith("transfer ")]
             self.assertEqual([line for line in transfers if int(line.split()[1]) in whole and " rows " in line], [])
             layers = [line for line in transfers if "extra_state" in overlaps[int(line.split()[1])]]
-            self.assertEqual(len(layers), 8)  # eight ranks, a layer's object each
+            self.assertEqual(len(layers), 8)  # eight ranks, one layer's object each
 
     def test_read_once_into_each_node(self):
         report = self.compile("{storage: files}", "{mesh: {tp: 1, dp: 8}}", "options: {exchange: nodes, topology: {ranks_per_node: 4}}")
-        self.assertEqual(report["bytes"]["between_nodes"], SIZE)  # each byte read on one of two nodes goes to the other once
+        self.assertEqual(report["bytes"]["between_nodes"], SIZE)  # each byte is read on one of two nodes and sent to the other once
 
     def test_written_once(self):
         for mesh in ("{tp: 2, dp: 4}", "{tp: 1, dp: 6}"):
@@ -121,8 +115,9 @@ class Storage(unittest.TestCase):
                 self.run_command("reshard-exec", "--synthesize", "--check")
 
 
-class Megatron(unittest.TestCase):
-    """What Megatron-Core's `distribute_shards_to_ranks` gives for tp 2, dp 4 and fp32: repl1 and repl2 have 10 elements on a TP shard, B 20 on a rank, C 100, D 1000, E 100."""
+class Megatron(FolderTest):
+    """The assignment of Megatron-Core's `distribute_shards_to_ranks` for tp 2, dp 4 and fp32: repl1 and repl2 have 10
+    elements on a TP shard, B 20 on a rank, C 100, D 1000, E 100."""
 
     MODEL = """
 version: 1
@@ -138,17 +133,14 @@ model:
 """
     RANKS, FILES = "{mesh: {tp: 2, dp: 4}}", "{storage: files}"
 
-    setUp = Storage.setUp
     run_command = Storage.run_command
 
     def assigned(self, read, group="", algorithm="megatron"):
-        """{tensor: [ranks that read or write it]} of the plan's transfers, group by group."""
+        """{tensor: [ranks that read or write it]}, from the plan's transfers."""
         source, target = (self.FILES, self.RANKS) if read else (self.RANKS, self.FILES)
         (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {target}\n{group}\n")
         for output, emit in (("plan", "plan"), ("ir", "ir")):
-            done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", f"--algorithm={algorithm}", "-o", self.folder / output, f"--emit={emit}",
-                                   "--verify-each", f"--report={self.folder / 'report'}"], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
+            run("reshard-compile", self.folder / "job.yaml", f"--algorithm={algorithm}", "-o", self.folder / output, f"--emit={emit}", "--verify-each", f"--report={self.folder / 'report'}")
         self.run_command("reshard-inspect", "--verify")
         self.run_command("reshard-exec", "--synthesize", "--check")
         overlaps, found = [], {}
@@ -167,7 +159,8 @@ model:
                 self.assertEqual(self.assigned(read), {"B": list(range(8)), "repl1": [0, 1], "repl2": [2, 3], "D": [4], "C": [5], "E": [6]})
 
     def test_groups(self):
-        # DP groups: ranks 0, 2, 4, 6 of tp 0 and 1, 3, 5, 7 of tp 1; "rank in group" n of the table is place 2n, 2n + 1.
+        # DP groups: ranks 0, 2, 4, 6 of tp 0 and 1, 3, 5, 7 of tp 1; "rank in group" n of the table is mesh rank 2n or
+        # 2n + 1.
         group = "options: {group: dp}"
         both = self.assigned(True, group)
         tp0 = {"B": [0, 2, 4, 6], "D": [0], "C": [2], "E": [4], "repl1": [6], "repl2": [6]}
@@ -192,25 +185,23 @@ model:
         self.assertEqual(report["optimum"]["storage_megatron"], report["megatron"]["storage_max"])
         self.assertLessEqual(report["optimum"]["storage_max"], 1.01 * report["optimum"]["storage_bound"] + 64)
 
-    def test_what_would_be_ignored_is_refused(self):
+    def test_options_without_effect_are_refused(self):
         ranks = "{mesh: {tp: 2, dp: 4}}"
         for source, target, options, flags, error in (
                 (ranks, ranks, "{group: dp}", [], "job.yaml:14:18: error: 'group' distributes the reading and writing of files, but no endpoint has 'storage'"),
                 (ranks, self.FILES, "{exchange: p2p}", [], "job.yaml:14:21: error: 'exchange' applies to a source that is read from files, but this source has no 'storage'"),
                 (ranks, self.FILES, "{group: dp}", [], "error: 'group' has an effect on writing only with --algorithm=megatron"),
                 (ranks, ranks, "{staging: 1MiB}", ["--algorithm=megatron"], "error: --algorithm=megatron distributes reads and writes of files"),
-                (self.FILES, ranks, "{group: dp}", ["--algorithm=megatron", "--keep=plan"], "--keep leaves them, expected one of them")):
+                (self.FILES, ranks, "{group: dp}", ["--algorithm=megatron", "--keep=plan"], "but --keep pins it: expected only one of the two options")):
             with self.subTest(error):
                 (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {target}\noptions: {options}\n")
-                done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "out", *flags], capture_output=True, text=True)
-                self.assertEqual(done.returncode, 2)
+                done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "out", *flags, code=2)
                 self.assertIn(error, done.stderr)
                 self.assertFalse((self.folder / "out").exists())
 
     def test_refused(self):
         (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {self.FILES}\ntarget: {self.RANKS}\noptions: {{group: [dq]}}\n")
-        done = subprocess.run([BIN / "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan"], capture_output=True, text=True)
-        self.assertEqual(done.returncode, 2)
+        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", code=2)
         self.assertIn("job.yaml:14:19: error: unknown axis 'dq' in 'group'; known here: tp, dp", done.stderr)
 
 

@@ -1,5 +1,6 @@
-"""transformers loads what reshard-exec writes: a checkpoint of one file, of several, and of more than 5 GB (RESHARD_FULL=1; 16 GB of disk,
-12 GB of memory), with the config, generation config and tokenizer that --copy put beside the weights. transformers 5, and 4 in a process of its own.
+"""transformers loads checkpoints that reshard-exec writes: of one file, of several, and of more than 5 GB
+(RESHARD_FULL=1; 16 GB of disk, 12 GB of memory), with the config, generation config and tokenizer added by --copy.
+transformers 5, and transformers 4 in another process.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/from_pretrained_test.py
@@ -17,7 +18,7 @@ from pathlib import Path
 BIN = Path(os.environ.get("RESHARD_BIN", "build/release")).resolve()
 MISSING = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
 
-#: Loads the folder and compares it with the weights of another one; prints the version.
+#: Loads a folder, compares it with the weights of another folder and prints the version.
 LOADS = """
 import sys
 from pathlib import Path
@@ -55,7 +56,7 @@ class FromPretrained(unittest.TestCase):
         self.folder = Path(folder.name)
 
     def original(self, save, **config):
-        """A folder as transformers saves it, with weights if `save`; else a model of the config without them."""
+        """A folder saved by transformers, with weights if `save`, else only the config."""
         import tokenizers
         import torch
         from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
@@ -74,7 +75,7 @@ class FromPretrained(unittest.TestCase):
         words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "c": 3}, unk_token="[UNK]"))
         words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
         PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(at)
-        said = at / "tokenizer_config.json"  # transformers 5 says a class that 4 has not
+        said = at / "tokenizer_config.json"  # transformers 5 names a class that 4 does not have
         said.write_text(json.dumps(json.loads(said.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
         return at
 
@@ -85,7 +86,7 @@ class FromPretrained(unittest.TestCase):
             version = run(sys.executable, "-W", "ignore", "-c", LOADS, written, original, env=os.environ | {"PYTHONPATH": path})
             self.assertTrue(version.startswith("4."), version)
 
-    def test_written_with_what_makes_it_a_model(self):
+    def test_written_with_the_files_of_a_model(self):
         original = self.original(True, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=101)
         run(BIN / "reshard-compile", f"--describe={original}", "-o", self.folder / "model.yaml")
         job = self.folder / "job.yaml"

@@ -1,5 +1,6 @@
-"""Writes what transformers of the installed version makes of the models that have routed experts or other names there: tests/library/listings/transformers5
-has the params and buffers of a live module (on the meta device), and the config.json that it saves. Run by hand, once for a release:
+"""Writes tests/library/listings/transformers5 for the models that have routed experts or other names in the installed
+version of transformers: the params and buffers of a live module (on the meta device) and its saved config.json. Run
+it by hand, once for each release:
 
     . build/frameworks/env.sh && $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/listings.py
 """

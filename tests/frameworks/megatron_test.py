@@ -1,10 +1,11 @@
-"""Live Megatron-Core models in virtual pipeline stages: the names, shapes, dtypes and layers of every rank are those that the library's
-layouts say with `switches: {vpp: 2}`. Each rank's model is a list of chunks, whose names are those of torch.nn.ModuleList(chunks).
+"""Live Megatron-Core models in virtual pipeline stages: the names, shapes, dtypes and layers of every rank equal those
+of the library's layouts with `switches: {vpp: 2}`. Each rank's model is a list of chunks, whose names are those of
+torch.nn.ModuleList(chunks).
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/megatron_test.py
 
-One process plays all ranks, one after the other, over PyTorch's fake process group. With --write it rewrites the listings of
+One process acts as each rank in turn, over PyTorch's fake process group. With --write it rewrites the listings of
 tests/library/chunks, which the ordinary suite compares with the layouts."""
 
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
-sys.path.insert(0, str(ROOT / "tests" / "library"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library",)]
 
 import library  # noqa: E402
 import support  # noqa: E402
@@ -35,7 +36,7 @@ try:
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # A few modules ask for a GPU although they are told to initialize on the CPU.
+    # Some modules request a GPU even if they are configured to initialize on the CPU.
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.Tensor.cuda = lambda self, *_, **__: self
     MISSING = ""
@@ -61,8 +62,8 @@ MLA = {**MOE, "first_dense": 2, "q_lora": 16, "kv_lora": 12, "nope": 8, "rope": 
 WHOLE = {"tp": 1, "pp": 2, "dp": 1, "ep": 1}
 CUT = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
 INTERLEAVED = "{axis: pp, interleave: vpp}"
-LOCAL = ("llama3-8b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-30b-a3b")  # models with a layout of the local specs
-# model, its numbers, what else Megatron-Core's configuration says, and the rule of `place` that says the same.
+LOCAL = ("llama3-8b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-30b-a3b")  # models with a layout for Megatron-Core's local specs
+# model, its numbers, other settings of Megatron-Core's configuration, and the equivalent rule of `place`
 CASES = {
     "llama3-8b": ("llama3-8b", BASE, {}, INTERLEAVED),
     "qwen2.5-7b": ("qwen2.5-7b", BASE, {"add_qkv_bias": True}, INTERLEAVED),
@@ -79,7 +80,7 @@ CASES = {
                                  "{axis: pp, embedding: true, loss: true, interleave: vpp}"),
     "a string of stages": ("llama3-8b", BASE, {"pipeline_model_parallel_layout": "E|ttt|t*4|tL"}, "{axis: pp, stages: 'E|ttt|t*4|tL'}"),
 }
-# Without Transformer Engine, norms and experts have names of their own, which a layout that has no `megatron-local` cannot say.
+# Without Transformer Engine, norms and experts have other names, which only a layout `megatron-local` can describe.
 FUSED = [
     (r"self_attention\.q_layernorm", "self_attention.linear_q_up_proj.layer_norm_weight", "q_lora"),
     (r"self_attention\.kv_layernorm", "self_attention.linear_kv_up_proj.layer_norm_weight", "q_lora"),
@@ -89,7 +90,7 @@ FUSED = [
 
 
 def fused(name, numbers, dense):
-    """The name that Transformer Engine's modules have; `dense`: a layer without experts."""
+    """The name in Transformer Engine's modules; `dense`: a layer without experts."""
     name = re.sub(r"\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(weight|bias)$", r".experts.\2.\3\1", name)
     for local, other, needs in FUSED:
         has = {"q_lora": "q_lora" in numbers, "kv_heads": "q_lora" not in numbers, "dense": dense}[needs]
@@ -142,7 +143,7 @@ class Rank:
 
 
 def chunks(config, numbers, tied, mesh):
-    """A rank's model, as Megatron-LM's get_model makes it."""
+    """A rank's model, built as Megatron-LM's get_model does."""
     vocabulary = -(-numbers["vocab"] // (128 * mesh["tp"])) * 128 * mesh["tp"]
     for chunk in range(2):
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=chunk)
@@ -150,7 +151,7 @@ def chunks(config, numbers, tied, mesh):
             for layer in spec.layer_specs:
                 parts = layer.submodules.self_attention.submodules
                 parts.linear_q_down_proj = parts.linear_kv_down_proj = Duplicated
-                parts.core_attention = Nothing  # the local one takes no heads of two lengths; neither has params
+                parts.core_attention = Nothing  # the local attention does not accept heads of two lengths; neither has params
         mtp = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=chunk) if config.mtp_num_layers else None
         module = GPTModel(
             config, spec, vocabulary, 64, share_embeddings_and_output_weights=tied, position_embedding_type="rope",
@@ -190,7 +191,7 @@ def live(case, mesh, rank):
 
 
 def planned(case, mesh, folder):
-    """The same by the layout, by rank."""
+    """The same according to the layout, by rank."""
     model, numbers, _, placement = CASES[case]
     source = library.chunked(BIN, model, layout(model), mesh, placement, [f"{name}={value}" for name, value in numbers.items()], folder)
     return [{name: (shape, dtype, values.get("layer")) for name, shape, dtype, values in source.instances(rank)}
@@ -202,7 +203,7 @@ def layout(model):
 
 
 def ranged(names, pattern):
-    """Names that differ in the number after `pattern` alone, joined: layers.{0..1}.weight."""
+    """Joins names that differ only in the number after `pattern`: layers.{0..1}.weight."""
     groups = {}
     for name, value in names.items():
         found = re.search(pattern + r"(\d+)", name)
@@ -238,13 +239,13 @@ def write(folder):
 @unittest.skipIf(MISSING, MISSING)
 class VirtualStages(unittest.TestCase):
     def test_hybrid_models_have_none(self):
-        """Megatron-Core 0.16.1 refuses virtual stages of Mamba hybrids, so that there is nothing to compare nemotron-h with."""
+        """Megatron-Core 0.16.1 refuses virtual stages of Mamba hybrids, so nemotron-h cannot be compared."""
         config = types.SimpleNamespace(virtual_pipeline_model_parallel_size=2)
         with self.assertRaisesRegex(AssertionError, "virtual/interleaved pipeline"):
             MambaStack._select_layers_for_pipeline_parallel(types.SimpleNamespace(config=config), [])
 
     def test_chunks_are_bound_and_moved(self):
-        """The list of chunks is bound as it is, and each layer's weights come from the chunk that has it."""
+        """The list of chunks is bound directly, and each layer's weights are read from the chunk that has the layer."""
         with tempfile.TemporaryDirectory() as folder:
             support.module(folder)
             import reshard

@@ -1,5 +1,5 @@
-"""vLLM's own model classes in pipeline stages: each stage has the params that the layout `vllm` says, with their names and shapes. The
-classes are made on PyTorch's meta device, for one stage after the other, with stand-ins for the process groups.
+"""vLLM's own model classes in pipeline stages: each stage has the params of the layout `vllm`, with the same names and
+shapes. The classes are built on PyTorch's meta device, one stage after the other, with fake process groups.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/stages_test.py"""
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build" / "release")).resolve()
-sys.path.insert(0, str(ROOT / "tests" / "library"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("library",)]
 
 import library  # noqa: E402
 from layout_text import endpoints  # noqa: E402
@@ -57,13 +57,13 @@ CONFIGS = {
                       "expand": 2, "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "use_conv_bias": True, "use_bias": False,
                       "mamba_proj_bias": False, "mlp_bias": False, "attention_bias": False},
 }
-#: Made on stages that do not compute with them (docs/library.md).
+#: Created on stages that do not use them (docs/library.md).
 UNUSED = ("model.embed_tokens.weight", "model.embedding.weight", "model.norm.weight", "model.norm_f.weight", "lm_head.weight")
 STAGES = (2, 3, 4)
 
 
 def group(rank, size):
-    """As much of a process group as the constructors look at."""
+    """The attributes of a process group that the constructors read."""
     ranks = types.SimpleNamespace(rank=lambda: rank, size=lambda: size)
     return types.SimpleNamespace(rank_in_group=rank, world_size=size, is_first_rank=rank == 0, is_last_rank=rank == size - 1, rank=rank,
                                  local_rank=0, ranks=list(range(size)), device_group=ranks, cpu_group=ranks, unique_name="stand-in",

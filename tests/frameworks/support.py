@@ -1,4 +1,5 @@
-"""What the tests against real frameworks share: the Python module of a build tree, small models of the library, checkpoints of them.
+"""Helpers for tests with real frameworks: the Python module of a build tree, small models of the library, and their
+checkpoints.
 
     scripts/frameworks.sh && . build/frameworks/env.sh
     RESHARD_BIN=build/release $RESHARD_FRAMEWORKS_PYTHON tests/frameworks/NAME_test.py
@@ -15,7 +16,7 @@ MODELS = ROOT / "examples" / "models"
 
 BASE = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 512, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
-#: config.json of cut-down models, by the library's name. 1000 words, so that padding shows.
+#: config.json of cut-down models, by the library's name. 1000 words, so that the vocabulary is padded.
 CONFIGS = {
     "gpt-oss-120b": BASE | {
         "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2,
@@ -46,7 +47,8 @@ CONFIGS = {
 
 
 def module(folder):
-    """Makes the reshard of this tree importable, here and in child processes: the module's sources, the build tree's commands and libraries."""
+    """Makes the reshard module of this tree importable, here and in child processes, with the commands and libraries of
+    the build tree."""
     binaries = Path(os.environ["RESHARD_BIN"]).resolve()
     prefix = Path(folder) / "module"
     if not prefix.exists():
@@ -67,7 +69,8 @@ def model(folder, name):
 
 
 def config(name, path):
-    """transformers' config of a config.json. Kimi K2's type is one of its own code, with DeepSeek-V3's classes."""
+    """The transformers config of a config.json. Kimi K2's type is defined in its own code and uses DeepSeek-V3's
+    classes."""
     import transformers
 
     values = json.loads(Path(path).read_text())
@@ -86,7 +89,8 @@ def live(config, device="meta"):
 
 
 def checkpoint(at, params, seed):
-    """A checkpoint under `at` with random weights of such sizes that every one changes what is generated. params: those of the layout `hf`."""
+    """Writes a checkpoint to `at` with random weights, large enough that each one affects generation. params: those of
+    the layout `hf`."""
     import torch
     from safetensors.torch import save_file
 

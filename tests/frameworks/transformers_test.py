@@ -1,5 +1,6 @@
-"""Live modules and saved checkpoints of transformers 5 and 4 (support.py says how to run this): the config.json that a release saves is read, the
-checkpoint has the library's names, and moved to the layout of live modules it is, tensor by tensor, the module that was saved."""
+"""Live modules and saved checkpoints of transformers 5 and 4 (see support.py to run this): the library reads the
+config.json of each release, the checkpoint has the library's names, and after a run to the layout of live modules
+each tensor equals that of the saved module."""
 
 import json
 import os
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import support
 
-LACKS = {4: {"nemotron-h-8b"}, 5: set()}  # models without a class of their own in a release
+LACKS = {4: {"nemotron-h-8b"}, 5: set()}  # models that a release has no class for
 
 
 def check(name, generation, at):
-    """One model: saved, read by its own config.json, moved to the live layout, compared with what is live."""
+    """Saves a model, reads its config.json, moves the checkpoint to the live layout and compares it with the live
+    module."""
     import reshard
     import torch
     from safetensors.torch import load_file
@@ -23,7 +25,7 @@ def check(name, generation, at):
     torch.manual_seed(7)
     module = support.live(support.config(name, at / "config.json"), "cpu")
     with torch.no_grad():
-        for tensor in module.state_dict().values():  # norms and biases begin as ones and zeros
+        for tensor in module.state_dict().values():  # norms and biases are initialized to ones and zeros
             tensor.copy_(torch.randn(tensor.shape))
     module.save_pretrained(at / "saved")
     mtp = "mtp: 0" if "num_nextn_predict_layers" in json.loads((at / "config.json").read_text()) else ""

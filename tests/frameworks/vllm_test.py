@@ -1,5 +1,5 @@
-"""A real vLLM on CPUs, refitted in place (support.py says how to run this): what no layout once said is as vLLM's own loader puts it there, and
-so is everything else, byte for byte, and the engine generates the same tokens. tp 1 and 2."""
+"""A real vLLM on CPUs, refitted in place (see support.py to run this): all params, also those that older layouts
+lacked, equal those of vLLM's own loader byte for byte, and the engine generates the same tokens. tp 1 and 2."""
 
 import json
 import os
@@ -17,12 +17,13 @@ import support
 
 HERE = Path(__file__).resolve().parent
 NAMES = ["gpt-oss-120b", "glm-4.5", "nemotron-h-8b"]
-#: What a layout without them leaves stale, and on which ranks: with etp, w2_bias is on the first alone, zeros on the others.
+#: Params that a layout without them leaves stale, and on which ranks: with etp, only the first rank has w2_bias; the
+#: others have zeros.
 STALE = {"gpt-oss-120b": "*.w2_bias", "glm-4.5": "*.mlp.gate.weight", "nemotron-h-8b": "*.mixer.A"}
 
 
 def free_port():
-    """Not one of those that the system gives away to whoever asks while the engines start."""
+    """A free port outside the range that the system assigns automatically."""
     for port in random.sample(range(20000, 30000), 100):
         with socket.socket() as free:
             if free.connect_ex(("127.0.0.1", port)) != 0:

@@ -1,6 +1,6 @@
-"""One process of an engine: vllm_worker.py FOLDER RESULT MODEL…, under RANK and WORLD_SIZE. For each model: a fresh engine that loads checkpoint
-B; one that loads A and is refitted in place to B, before vLLM repacks what its kernels want otherwise; and what the fixed params would be
-without their part of the layout. Writes JSON."""
+"""One process of an engine: vllm_worker.py FOLDER RESULT MODEL…, under RANK and WORLD_SIZE. For each model: a new
+engine that loads checkpoint B; an engine that loads A and is refitted in place to B, before vLLM repacks params for
+its kernels; and the values of the fixed params without their part of the layout. Writes JSON."""
 
 import json
 import os
@@ -23,11 +23,11 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 PROMPTS = [[5, 17, 400, 23, 999], [1, 2, 3], [777, 42, 8, 8, 8, 300], [640, 11, 90, 512]]
-LEFT = {"gpt-oss-120b": "*.w2_bias", "glm-4.5": "*.mlp.gate.weight", "nemotron-h-8b": "*.mixer.A"}  # what layouts once lacked
+LEFT = {"gpt-oss-120b": "*.w2_bias", "glm-4.5": "*.mlp.gate.weight", "nemotron-h-8b": "*.mixer.A"}  # params that older layouts lacked
 
-group_name = _CPUSHMDistributed.make_group_name  # of shared memory, of one name for all engines of a host that are launched so
+group_name = _CPUSHMDistributed.make_group_name  # the name of the shared memory, which all such engines of a host would share
 _CPUSHMDistributed.make_group_name = staticmethod(lambda communicator: os.environ["MASTER_PORT"] + group_name(communicator).replace("/", ""))
-_custom_ops._supports_onednn = False  # which would empty fp32 weights and put them elsewhere
+_custom_ops._supports_onednn = False  # it would free fp32 weights and store them elsewhere
 
 
 def snapshot(live):
@@ -35,13 +35,14 @@ def snapshot(live):
 
 
 def unequal(one, other):
-    """Names whose bytes differ, or that one side lacks."""
+    """Names whose bytes differ, or that only one side has."""
     return sorted(name for name in {*one, *other} if name not in one or name not in other or one[name].dtype != other[name].dtype
                   or one[name].shape != other[name].shape or not torch.equal(one[name], other[name]))
 
 
 def refit(at, live, more=""):
-    """B into the live tensors. Rank 0 has the checkpoint, the engine's ranks come behind; those of other processes have memory of their own here."""
+    """Moves checkpoint B into the live tensors. Rank 0 reads the checkpoint; the engine's ranks follow. Ranks of other
+    processes get separate memory here."""
     job = at / f"refit{RANK}.yaml"
     mesh = f"{{tp: {WORLD}, views: [{{etp: {WORLD}}}]}}"
     job.write_text(f"version: 1\nmodel: model.yaml\nsource: {{layout: hf, mesh: {{}}}}\n"
@@ -51,7 +52,7 @@ def refit(at, live, more=""):
         executor.bind(load_file(at / "B" / "model.safetensors"), "source", 0)
         others = {}
         for rank in range(WORLD):
-            params = {name: param for name, param in plan.params(1 + rank, "target").items() if not param.transform}  # nobody binds those
+            params = {name: param for name, param in plan.params(1 + rank, "target").items() if not param.transform}  # these are never bound
             if rank != RANK:
                 others = {name: torch.zeros(param.nbytes, dtype=torch.uint8) for name, param in params.items()}
             for name, param in params.items():
@@ -64,7 +65,7 @@ def refit(at, live, more=""):
 
 
 class Loader(DefaultModelLoader):
-    """vLLM's own, then what is asked for."""
+    """Runs vLLM's own loader, then the requested refit."""
 
     after = staticmethod(lambda live: None)
 
@@ -82,7 +83,7 @@ register_model_loader("refitted")(Loader)
 
 def tokens(path, after):
     Loader.after = staticmethod(after)
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # else a rank may meet the store of the engine before
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)  # otherwise a rank may connect to the previous engine's store
     engine = LLM(str(path), load_format="refitted", tensor_parallel_size=WORLD, distributed_executor_backend="external_launcher" if WORLD > 1 else None,
                  dtype="bfloat16", enforce_eager=True, skip_tokenizer_init=True, enable_prefix_caching=False, kv_cache_memory_bytes=64 << 20,
                  max_model_len=128, seed=0)

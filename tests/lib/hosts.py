@@ -1,5 +1,5 @@
-"""Several hosts on one machine: network namespaces on a bridge of their own, each with a host name of its own. MPI between them goes over TCP. Needs root
-and `ip`; Hosts.missing() says what is not there."""
+"""Several simulated hosts on one machine: network namespaces on a bridge, each with its own host name. MPI between them
+uses TCP. Needs root and `ip`; Hosts.missing() names a missing requirement."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Hosts:
 
     @staticmethod
     def missing() -> str:
-        """Why there can be no hosts; '' where there can."""
+        """Why hosts cannot be created; '' if they can."""
         for tool in ("ip", "unshare", "mpirun"):
             if not shutil.which(tool):
-                return f"there is no '{tool}'"
+                return f"the command '{tool}' is missing"
         try:
             with tempfile.TemporaryDirectory() as folder, Hosts(2, Path(folder)) as made:
                 for host in range(2):
@@ -48,7 +48,7 @@ class Hosts:
         return f"{self.network}.{host + 1}"
 
     def inside(self, host: int) -> list[str]:
-        """What runs a command on a host."""
+        """The command prefix that runs a command on a host."""
         return ["ip", "netns", "exec", self.namespace(host), "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.namespace(host)]
 
     def link(self, host: int, state: str) -> None:
@@ -68,7 +68,7 @@ class Hosts:
                 run("ip", "-n", switch, "link", "set", f"port{host}", "master", "bridge", "up")
                 run("ip", "-n", self.namespace(host), "addr", "add", f"{self.address(host)}/24", "dev", "net0")
                 self.link(host, "up")
-            # In place of ssh: mpirun starts its daemon on an address through it.
+            # Replaces ssh: mpirun uses it to start its daemon on an address.
             cases = "\n".join(f"{self.address(host)}) name={self.namespace(host)} ;;" for host in range(self.count))
             self.agent.write_text(f"#!/bin/sh\ncase $1 in\n{cases}\nesac\nshift\nexec ip netns exec $name unshare --uts sh -c 'hostname \"$0\"; exec sh -c \"$1\"' $name \"$*\"\n")
             self.agent.chmod(0o755)
@@ -78,15 +78,16 @@ class Hosts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self.made: # with whatever still runs there
+        for name in self.made: # kill processes that still run there
             for process in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split():
-                with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                with contextlib.suppress(ProcessLookupError):  # the process has already ended
                     os.kill(int(process), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
         self.agent.unlink(missing_ok=True)
 
     def mpirun(self, ranks: int) -> list[str]:
-        """mpirun for so many ranks, dealt out in equal blocks, host by host; `-n` and the program are to follow."""
+        """The mpirun command for `ranks` ranks in equal blocks on the hosts; the caller appends `-n` and the program.
+        """
         each = -(-ranks // self.count)
         hosts = ",".join(f"{self.address(host)}:{each}" for host in range(self.count))
         subnet = f"{self.network}.0/24"

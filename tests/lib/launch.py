@@ -1,13 +1,13 @@
-"""Programs under mpirun whose processes are looked at one by one."""
+"""Runs a program under mpirun with separate output and exit status of each process."""
 
 import os
 import signal
 import subprocess
 import time
 
-# As root, on fewer cores than processes.
+# Allows root, and more processes than cores.
 ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-# mpirun tells neither whose exit status was what, nor when.
+# mpirun does not report the exit status of each process, nor when it ended.
 WRAPPER = """"$@" >out.$OMPI_COMM_WORLD_RANK 2>&1 &
 echo $! >pid.$OMPI_COMM_WORLD_RANK.new; mv pid.$OMPI_COMM_WORLD_RANK.new pid.$OMPI_COMM_WORLD_RANK
 wait $!; echo $? >exit.$OMPI_COMM_WORLD_RANK.new; mv exit.$OMPI_COMM_WORLD_RANK.new exit.$OMPI_COMM_WORLD_RANK
@@ -16,10 +16,11 @@ exit 0
 
 
 class Launch:
-    """A program under mpirun, in a new folder with out.RANK, pid.RANK and exit.RANK of each process and out.mpirun: it goes on when processes end badly."""
+    """A program under mpirun, in a new folder with out.RANK, pid.RANK and exit.RANK for each process and out.mpirun.
+    Other processes continue if one fails."""
 
     def __init__(self, folder, mpirun, ranks, program, environment=None):
-        """mpirun: the command, up to the number of ranks."""
+        """mpirun: the command before `-n`."""
         self.folder = folder
         self.ranks = range(ranks)
         folder.mkdir()
@@ -32,11 +33,11 @@ class Launch:
         return path.read_text() if path.exists() else ""
 
     def texts(self):
-        """What all of them said."""
+        """The output of all processes."""
         return "".join(self.read(f"out.{rank}") for rank in self.ranks)
 
     def process(self, rank):
-        """The process of a rank, as soon as it is there."""
+        """Waits until the process of a rank exists and returns its number."""
         for _ in range(2000):
             if text := self.read(f"pid.{rank}"):
                 return int(text)
@@ -44,7 +45,7 @@ class Launch:
         raise AssertionError("a process did not start")
 
     def wait(self, seconds, ranks=()):
-        """Exit status by rank; None where it has not ended in so many seconds."""
+        """The exit status by rank; None if the process has not ended within `seconds`."""
         ranks = ranks or self.ranks
         end = time.monotonic() + seconds
         while time.monotonic() < end and not all(self.read(f"exit.{rank}") for rank in ranks):

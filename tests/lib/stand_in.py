@@ -1,17 +1,18 @@
-"""Commands beside what stands in for a GPU (tests/executor/stand_in.cpp). RESHARD_BIN: the folder of the commands."""
+"""Commands with a simulated GPU module beside them (tests/executor/stand_in.cpp). RESHARD_BIN: the folder of the
+commands."""
 
-import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
-FOLDER = tempfile.TemporaryDirectory()  # of this process, while it lasts
+from commands import BIN, run
+
+FOLDER = tempfile.TemporaryDirectory()  # removed when this process ends
 
 
 def stand_in(folder, program="reshard-exec", modules=("cuda",)):
-    """A copy of a program in a folder, which finds its modules there."""
+    """Copies a program and simulated modules to a folder; returns the program's path. The program loads modules from
+    its own folder."""
     for module in modules:
         shutil.copy(BIN / "tests" / "stand_in.so", Path(folder) / f"libreshard_{module}.so")
     return Path(shutil.copy(BIN / program, folder))
@@ -21,13 +22,14 @@ PROGRAM = stand_in(FOLDER.name)
 
 
 def otherwise(plan, source, target):
-    """Runs a plan from files again, on the device: '' where it writes what stands in `target`, or a complaint."""
+    """Runs a plan from files again on the simulated device. Returns '' if it writes the same files as in `target`, else
+    an error text."""
     device = Path(f"{target}-device")
-    done = subprocess.run([PROGRAM, plan, "--device=cuda", f"--source={source}", f"--target={device}", "--check"], capture_output=True, text=True)
+    done = run(PROGRAM, plan, "--device=cuda", f"--source={source}", f"--target={device}", "--check", code=None)
     if done.returncode != 0:
         return f"on the device: exit {done.returncode}: {done.stdout}{done.stderr}"
     files = {folder: {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()} for folder in (Path(target), device)}
     shutil.rmtree(device)
     expected, found = files.values()
     unlike = [str(name) for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
-    return f"the device writes other files: {unlike}" if unlike else ""
+    return f"the run on the device wrote different files: {unlike}" if unlike else ""

@@ -92,7 +92,7 @@ class Mpi(unittest.TestCase):
         by = json.loads((self.folder / "run").read_text())["bytes_by"]
         self.assertEqual(by, {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter})
         for rank in range(4):
-            said = f"  rank {rank}: 64.0 KiB from ranks of this host come as messages, since their memory cannot be reached\n"
+            said = f"  rank {rank}: 64.0 KiB from ranks on this host arrived as messages, because their memory cannot be mapped\n"
             self.assertEqual(said in done.stdout, rank > 1, done.stdout)
 
     def test_processes_and_plans_that_do_not_fit(self):
@@ -161,9 +161,9 @@ class Mpi(unittest.TestCase):
         given = ["plan", "source", "target", "--seed=1"]
         for number, (index, value, everyone, code, error) in enumerate((
                 (0, "absent", False, 2, "rank 2: .*absent"), (0, "absent", True, 2, "absent"), (0, "other", False, 2, "rank [0-3] runs plan [0-9a-f]{32}, "),
-                (0, "wide", False, 2, "the channel has 4 processes, expected 8"), (1, "absent", False, 2, "rank 2: .*absent' is no folder"),
-                (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"), (2, "wrong", True, 2, "exists already"), (2, "absent/x", True, 2, "cannot create '"),
-                (3, "--synthesize", False, 2, "rank 2: .*found --target as well"),
+                (0, "wide", False, 2, "the channel has 4 processes, expected 8"), (1, "absent", False, 2, "rank 2: .*absent' is not a folder"),
+                (1, "wrong", True, 2, "rank 3: .*tensor 'a' has shape"), (2, "wrong", True, 2, "already exists"), (2, "absent/x", True, 2, "cannot create '"),
+                (3, "--synthesize", False, 2, "rank 2: .*expected no --target"),
                 (3, f"--report={self.folder}/absent/report", True, 3, "rank 0: .*cannot write"))):
             text = 'case $OMPI_COMM_WORLD_RANK in %s) set -- %s;; *) set -- %s;; esac; exec "$0" %s/$1 --transport=mpi --timeout=60 --source=%s/$2 --target=%s/$3 $4'
             other = [value if each == index else name for each, name in enumerate(given)]
@@ -186,7 +186,7 @@ class Mpi(unittest.TestCase):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
         done = subprocess.run([BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("the files of target belong to no process, expected --source=DIR and --target=DIR in place of --synthesize", done.stderr)
+        self.assertIn("the files of target belong to no single process, expected --source=DIR and --target=DIR instead of --synthesize", done.stderr)
 
     def test_without_the_backend(self):
         self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")

@@ -277,7 +277,7 @@ Verdict judge(const std::string &path, MemoryFile *output) {
   if (code == kNegative)
     return {printed.find("cannot be checked") != std::string::npos ? ambiguous : disagrees,
             "proven, but the check fails: " + printed};
-  for (const char *text : {"was not finished", "not enough memory", "cannot put a tensor together"})
+  for (const char *text : {"did not finish within", "not enough memory", "cannot assemble a tensor"})
     if (printed.find(text) != std::string::npos)
       return {undone, printed};
   return {refusedLater, printed};

@@ -1,4 +1,5 @@
-"""Random jobs with matrices that can be quantised: those of the property test with wide columns, and models cut as engines cut them and as they do not."""
+"""Random jobs with matrices that can be quantized: jobs of the property test with wide columns, and models sharded as
+engines do and in other ways."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ import random
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "property"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property",)]
 import generate  # noqa: E402
 
 FLOATS = ["fp32", "bf16", "fp16"]
 FORMATS = ["mxfp8", "block_fp8", "nvfp4"]
-# Every way that a test must have seen.
+# Every combination that a test must cover.
 WAYS = [(form, by, layout) for form, by, layout in itertools.product(FORMATS, ["", "receiver", "sender"], ["", "swizzled"])
         if (form, layout) != ("block_fp8", "swizzled")]
 
@@ -24,7 +25,7 @@ def quantize_dict(way: tuple[str, str, str]) -> dict:
 
 
 def quantize_node(rng: random.Random, way: tuple[str, str, str]) -> object:
-    """What a job says of a way, with names of its own now and then."""
+    """The YAML of a combination, sometimes with names for scales."""
     form, node = way[0], quantize_dict(way)
     if rng.random() < 0.3:
         node["scale"] = rng.choice(["{name}_sf", "scales.{name}"])
@@ -44,7 +45,8 @@ def leaf(pack: object) -> str:
 
 
 def widen(rng: random.Random, node: dict) -> dict:
-    """A job of the property test whose tensors of two or more dimensions are floats, 32 times as wide, and cut in as many times wider units."""
+    """Changes a job of the property test: tensors of two or more dimensions become floats, 32 times as wide, with 32
+    times wider units."""
     node = json.loads(json.dumps(node))
     model, dtypes = node["model"], {}
     for name, tensor in model["tensors"].items():
@@ -77,7 +79,8 @@ def widen(rng: random.Random, node: dict) -> dict:
 
 
 def rule(rng: random.Random, lengths: list[int], k: int, aligned: bool) -> object:
-    """Rows or columns of entries of these lengths over tp, which is k; aligned: mostly at blocks."""
+    """A sharding of rows or columns over tp, of size k, for entries of these lengths; aligned: mostly at block
+    boundaries."""
     unit = rng.choice([16, 32, 32, 32, 64, 128]) if aligned and rng.random() < 0.8 else rng.choice([1, 1, 8, 24])
     if rng.random() < 0.5 and all(-(-n // unit) % k == 0 for n in lengths):
         return {"axis": "tp", "unit": unit}
@@ -116,7 +119,7 @@ class Weights:
         self.index = {"layer": rng.choice([1, 2, 3]), "expert": rng.choice([2, 3])}
 
     def layout(self, rng: random.Random, tp: int, local: bool, aligned: bool) -> dict:
-        """One that is cut over so many ranks; local: names with local layers."""
+        """A layout that is sharded over `k` ranks; local: names have local layer numbers."""
         cut = lambda *lengths: rule(rng, list(lengths), tp, aligned)  # noqa: E731
         layer = "h.{layer.local}." if local else "h.{layer}."
         params: dict = {}
@@ -165,7 +168,7 @@ def size(axes: dict) -> int:
 
 
 def own(rng: random.Random) -> tuple[dict, Weights]:
-    """A job between a trainer and one engine or two."""
+    """A job from a trainer to one or two engines."""
     weights = Weights(rng)
     source, pools = mesh(rng, 8), [mesh(rng, 6) for _ in range(rng.choice([1, 1, 2]))]
     layouts = {"train": weights.layout(rng, source.get("tp", 1), rng.random() < 0.5, rng.random() < 0.3)}
@@ -195,7 +198,7 @@ def generated(rng: random.Random, seed: int) -> dict:
 
 
 def lists(rng: random.Random, count: int, ranks: int) -> list[list[int]]:
-    """Values for each rank, some for none; at least one for some."""
+    """A list of values for each rank; some may be empty, but not all."""
     result: list[list[int]] = [[] for _ in range(ranks)]
     for value in range(count):
         for rank in result:
@@ -207,7 +210,8 @@ def lists(rng: random.Random, count: int, ranks: int) -> list[list[int]]:
 
 
 def gaps(rng: random.Random) -> dict:
-    """A source that holds some elements once, some in several ways and some nowhere, and targets that want what it holds."""
+    """A source that holds some elements once, some in several params and some not at all, and targets that need
+    elements that it holds."""
     rows, columns, experts = rng.choice([8, 12, 20]), rng.choice([32, 64, 96]), rng.randint(1, 3)
     unit, tp, ep = rng.choice([2, 4]), rng.choice([1, 2, 3]), rng.choice([1, 2])
     mesh: dict = {"tp": tp, "ep": ep} | ({"dp": 2} if rng.random() < 0.3 else {})
@@ -232,7 +236,7 @@ def gaps(rng: random.Random) -> dict:
             name += ".{e}"
         params[name] = param
     source = {"params": params, "place": {"e": {"axis": "ep", "scheme": "balanced"}}}
-    # The target holds what the first param does, in the same cut.
+    # The target holds what the first param holds, with the same sharding.
     first = next(iter(params.values()))
     dimension = first["stack"]["dim"] if stacked else -1
     rule = first["shard"]["1" if dimension == 0 else "0"]

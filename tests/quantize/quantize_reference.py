@@ -1,5 +1,6 @@
-"""What the files of params must hold where an endpoint or a param says `quantize`: docs/yaml.md, section 12, on the labels of the oracle.
-A table gives each label its value, in fp32 (which holds all of bf16 and fp16); label 0 is padding, which is 0."""
+"""The required contents of files for endpoints or params with `quantize` (docs/yaml.md, section 12), computed from the
+labels of the oracle. A table maps each label to its value in fp32 (which represents all of bf16 and fp16); label 0
+is padding, which is 0."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "kernels")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels")]
 import formats_reference as formats  # noqa: E402
 from inherit import fits  # noqa: E402
 from oracle import Endpoint, Held, Param  # noqa: E402
@@ -44,7 +44,7 @@ class Quantize:
 
 @dataclass
 class LocalParam:
-    """A param of one place, as the oracle has it, and how it stands there."""
+    """A param of one mesh rank, as the oracle has it, and its storage form."""
     name: str
     declared: str
     held: Held
@@ -52,12 +52,12 @@ class LocalParam:
 
     @property
     def fits(self) -> bool:
-        """Whether its local columns can be quantised."""
+        """Whether the local columns of a param can be quantized."""
         return not self.quantize or self.quantize.format == "block_fp8" or self.held.labels.shape[-1] % BLOCK[self.quantize.format][1] == 0
 
 
 def params_of(endpoint: Endpoint) -> list[dict[str, LocalParam]]:
-    """All params by place and name."""
+    """All params by mesh rank and name."""
     globs = endpoint.node.get("quantize", {})
     globs = {key: [value] if isinstance(value, str) else value for key, value in globs.items() if key in ("only", "ignore")} if isinstance(globs, dict) else {}
     mesh_ranks: list[dict[str, LocalParam]] = [{} for _ in range(endpoint.mesh_ranks)]
@@ -73,7 +73,7 @@ def params_of(endpoint: Endpoint) -> list[dict[str, LocalParam]]:
 
 
 def stored(placed: LocalParam, table: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
-    """The entries of a quantised param by name: dtype and content."""
+    """The file entries of a quantized param by name: dtype and content."""
     how, labels = placed.quantize, placed.held.labels
     lead, rows, columns = labels.shape[:-2], *labels.shape[-2:]
     whole = placed.held.whole.reshape(prod(lead), *placed.held.whole.shape[-2:])
@@ -82,7 +82,7 @@ def stored(placed: LocalParam, table: np.ndarray) -> dict[str, tuple[str, np.nda
 
 
 def quantized(placed: LocalParam, values: np.ndarray, tensor_scales: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
-    """The same, of these local matrices."""
+    """The same, for the given local matrices."""
     scale_shape = scales_of(placed)
     codes, scales = [], []
     for number, matrix in enumerate(values):
@@ -99,14 +99,14 @@ def quantized(placed: LocalParam, values: np.ndarray, tensor_scales: np.ndarray)
 
 
 def scales_of(placed: LocalParam) -> tuple[int, int]:
-    """How many scales a matrix has."""
+    """The rows and columns of a matrix's scales."""
     rows, columns = placed.held.labels.shape[-2:]
     block = BLOCK[placed.quantize.format]
     return -(-rows // block[0]), -(-columns // block[1])
 
 
 def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_scales: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
-    """Codes, one each, and scales of a param's matrices as its files hold them."""
+    """Converts codes (one per element) and scales of a param's matrices to the form in its files."""
     how, name, shape = placed.quantize, placed.name, placed.held.labels.shape
     lead, rows = shape[:-2], shape[-2]
     names = [text.replace("{name}", name) for text in (how.scale, how.tensor_scale)]
@@ -126,14 +126,14 @@ def entries(placed: LocalParam, codes: np.ndarray, scales: np.ndarray, tensor_sc
 
 @dataclass
 class Codes:
-    """What a quantised param's entries hold, matrix by matrix: codes one each, scales unswizzled."""
+    """The contents of a quantized param's entries, by matrix: one code per element, scales not swizzled."""
     codes: np.ndarray
     scales: np.ndarray
     tensor_scales: np.ndarray
 
 
 def read_codes(placed: LocalParam, found: dict[str, tuple[str, list[int], bytes]]) -> Codes:
-    """From what a file holds, by name."""
+    """Reads the codes from the entries of a file, by name."""
     how, shape = placed.quantize, placed.held.labels.shape
     count, (rows, columns) = prod(shape[:-2]), shape[-2:]
     codes = np.frombuffer(found[placed.name][2], np.uint8)
@@ -147,7 +147,7 @@ def read_codes(placed: LocalParam, found: dict[str, tuple[str, list[int], bytes]
 
 
 def dequantized(placed: LocalParam, codes: Codes) -> np.ndarray:
-    """fp32's products of codes and scales, rounded to the tensor's dtype; as fp32, in the param's local shape."""
+    """The fp32 products of codes and scales, rounded to the tensor's dtype, as fp32 in the param's local shape."""
     how, shape = placed.quantize, placed.held.labels.shape
     rows, columns = shape[-2:]
     matrices = []
@@ -163,7 +163,7 @@ def dequantized(placed: LocalParam, codes: Codes) -> np.ndarray:
 
 
 def differs(dtype: str, found: bytes, expected: np.ndarray) -> bool:
-    """Bit for bit, but that a NaN is a NaN."""
+    """Whether two contents differ in any bit; all NaNs are equal."""
     if len(found) != expected.nbytes:
         return True
     one, other = np.frombuffer(found, expected.dtype), expected.ravel()
@@ -176,13 +176,13 @@ def differs(dtype: str, found: bytes, expected: np.ndarray) -> bool:
 
 
 def matrices_of(placed: LocalParam) -> set[bytes]:
-    """What the whole matrices of a param hold, each in any order."""
+    """The labels of the whole matrices of a param, each in any order."""
     whole = placed.held.whole
     return {np.sort(matrix).tobytes() for matrix in whole.reshape(prod(whole.shape[:-2]), -1)}
 
 
 def plain(placed: LocalParam) -> bool:
-    """Whether columns of each block of a param stand side by side in a tensor, and it has no padding."""
+    """Whether the columns of each block of a param are adjacent in a tensor, without padding."""
     labels = placed.held.labels
     wide = BLOCK[placed.quantize.format][1]
     side = np.diff(labels, axis=-1) == 1
@@ -191,20 +191,21 @@ def plain(placed: LocalParam) -> bool:
 
 
 class Passed:
-    """Codes and scales of a quantised source by label, for targets that say the same of the same blocks."""
+    """Codes and scales of a quantized source by label, for targets with the same `quantize` and the same blocks."""
 
     def __init__(self, labels: int) -> None:
-        self.block = np.zeros(labels, np.int64)  # number of the block, 0 for none
-        self.position = np.zeros(labels, np.int64)  # in the block
-        self.format = np.zeros(labels, np.int64)  # of the block, as BLOCK has them
+        self.block = np.zeros(labels, np.int64)  # number of the block; 0: none
+        self.position = np.zeros(labels, np.int64)  # position in the block
+        self.format = np.zeros(labels, np.int64)  # rows and columns of the block, as in BLOCK
         self.code = np.zeros(labels, np.uint8)
-        self.scale = np.zeros(labels, np.float32)  # bits of E4M3 and E8M0 as a number
+        self.scale = np.zeros(labels, np.float32)  # bits of E4M3 and E8M0 as an integer
         self.tensor_scale = np.zeros(labels, np.float32)
         self.elements = np.zeros(1, np.int64)  # by block, without padding
 
     @staticmethod
     def grid(placed: LocalParam) -> tuple[np.ndarray, np.ndarray]:
-        """Of each element of [matrices, rows, columns]: the block's number, from 0, and the position in it."""
+        """For each element of [matrices, rows, columns]: the number of its block, from 0, and its position in the
+        block."""
         count, (rows, columns) = prod(placed.held.labels.shape[:-2]), placed.held.labels.shape[-2:]
         matrix, row, column = np.ogrid[:count, :rows, :columns]
         high, wide = BLOCK[placed.quantize.format]
@@ -225,7 +226,8 @@ class Passed:
             self.tensor_scale[at] = codes.tensor_scales[np.nonzero(there)[0]]
 
     def same_blocks(self, placed: LocalParam) -> np.ndarray:
-        """Which of a target's blocks are blocks of the source, or padding alone, in the order of its scales."""
+        """For each block of a target, in the order of its scales: whether it is a block of the source or only padding.
+        """
         number, position = self.grid(placed)
         labels = placed.held.labels.reshape(number.shape)
         blocks = prod(placed.held.labels.shape[:-2]) * prod(scales_of(placed))
@@ -239,7 +241,7 @@ class Passed:
         return (elements == 0) | (wrong == 0) & (elements == self.elements[first])
 
     def take(self, placed: LocalParam, anew: Codes, same: np.ndarray) -> Codes:
-        """`anew`, but for those blocks, which are as they were."""
+        """`anew`, with the codes and scales of the source's blocks where the blocks are the same."""
         number, _ = self.grid(placed)
         labels = placed.held.labels.reshape(number.shape)
         old = same[number] & (labels != 0) if number.size else np.zeros(number.shape, bool)

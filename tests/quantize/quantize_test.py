@@ -1,6 +1,8 @@
-"""Quantisation in flight: random jobs with and without `quantize` (docs/yaml.md, section 12), whose target files must be what NumPy makes of the same
-values, bit for bit; quantised targets as sources of further jobs; over MPI; refusals; values that are not finite. RESHARD_BIN: the folder of the commands; needs
-numpy and ml_dtypes. In parts: quantize_test.py Quantize.test_refusals; RESHARD_SEEDS=3,17 for single jobs; RESHARD_KEEP=DIR keeps the files of what fails."""
+"""Quantization during a run: random jobs with and without `quantize` (docs/yaml.md, section 12), whose target files
+must equal NumPy's result for the same values, bit for bit; quantized targets as sources of further jobs; over MPI;
+refusals; values that are not finite. RESHARD_BIN: the folder of the commands; needs numpy and ml_dtypes. To run a
+part: quantize_test.py Quantize.test_refusals; RESHARD_SEEDS=3,17 selects jobs; RESHARD_KEEP=DIR keeps the files of
+failed jobs."""
 
 import itertools
 import json
@@ -17,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("quantize", "mpi", "lib")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("quantize", "e2e", "mpi", "lib")]
 import mpi_test  # noqa: E402
 import quantize_jobs as jobs  # noqa: E402
 import quantize_reference as reference  # noqa: E402
@@ -33,7 +34,7 @@ KINDS = WAYS | {text for one in jobs.FORMATS for text in (f"from {one}", f"{one}
 
 
 def attempt(work, seed):
-    """One random job, from files; every third is one of the property test's."""
+    """Runs one random job from files; every third job is one of the property test."""
     own = seed % 3 != 0
     node, weights = jobs.own(work.rng) if own else (jobs.generated(work.rng, seed), None)
     job = work.plain(node)
@@ -43,7 +44,7 @@ def attempt(work, seed):
     after = work.oracle("quantized")
     params = [placed for endpoint in after.endpoints[1:] for mesh_rank in reference.params_of(endpoint) for placed in mesh_rank.values()]
     if not any(placed.quantize and placed.held.labels.size for placed in params):
-        raise Refused("has nothing to quantise")
+        raise Refused("has nothing to quantize")
     values = work.sources(job)
     for name in ("plain", "quantized"):
         work.move(name, "source", name)
@@ -54,14 +55,14 @@ def attempt(work, seed):
 
 
 def try_job(seed):
-    """What was compared, by counts; why the job is left out; a complaint."""
+    """Returns the counts of comparisons, why the job is skipped, and an error text."""
     with tempfile.TemporaryDirectory(dir=SHARED) as name, np.errstate(all="ignore"):
         work = Work(Path(name), seed)
         try:
             attempt(work, seed)
         except Refused as refused:
             return work.counts, str(refused), ""
-        except Exception as wrong:  # whatever it is, of which job is what counts
+        except Exception as wrong:  # any exception: report the seed with it
             if "RESHARD_KEEP" in os.environ:
                 shutil.copytree(name, Path(os.environ["RESHARD_KEEP"]) / f"job-{seed}", dirs_exist_ok=True)
             return work.counts, "", f"seed {seed}: {wrong if isinstance(wrong, Wrong) else traceback.format_exc()}"
@@ -69,7 +70,7 @@ def try_job(seed):
 
 
 def by_hand(random, dtype, what, shape):
-    """A matrix with rows of every strange kind."""
+    """A matrix whose rows have edge cases: zeros, extreme values, ties, and values that are not finite."""
     limits = reference.formats.DTYPES[reference.WIDE[dtype]]
     code = lambda bits: np.array([bits], f"u{limits.itemsize}").view(limits)[0]  # noqa: E731
     tiny, huge = code(1), code({"fp32": 0x7F7FFFFF, "bf16": 0x7F7F, "fp16": 0x7BFF}[dtype])
@@ -82,8 +83,8 @@ def by_hand(random, dtype, what, shape):
     matrix[6] = (np.arange(256) * tiny.astype(np.float32)).astype(limits)
     for row, edge in enumerate((448, 448 * (1 + 2**-7), 448 * (1 - 2**-8), 224, 6, 5, 3.5, 2.5, 0.25), 7):  # the largest of each block
         matrix[row], matrix[row, ::16] = random.normal(0, 0.01, 256).astype(limits), edge
-    matrix[16] = np.resize(np.float32([6, 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5, 0.5]), 256).astype(limits)  # halfway between E2M1's
-    matrix[17] = np.resize(np.float32([448, 17, 19, -21, 2**-10, 3 * 2**-10, -(2**-9)]), 256).astype(limits)  # and between E4M3's
+    matrix[16] = np.resize(np.float32([6, 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5, 0.5]), 256).astype(limits)  # halfway between two E2M1 values
+    matrix[17] = np.resize(np.float32([448, 17, 19, -21, 2**-10, 3 * 2**-10, -(2**-9)]), 256).astype(limits)  # halfway between two E4M3 values
     if what == "strange":
         matrix[20, 40], matrix[21, 70], matrix[22, 200], matrix[150, 7] = np.nan, np.inf, -np.inf, -np.nan
         matrix[23], matrix[24, ::2] = huge, -huge
@@ -112,14 +113,14 @@ class Quantize(unittest.TestCase):
                 if done == JOBS or len(problems) == 5:
                     pool.shutdown(cancel_futures=True)
                     break
-        print(f"{done} jobs; left out: {dict(+left)}")
+        print(f"{done} jobs; skipped: {dict(+left)}")
         for kind, count in sorted(total.items()):
             print(f"  {kind:<30}{count:>8}")
         self.assertEqual(problems, [], "\n".join(problems))
         if "RESHARD_SEEDS" not in os.environ:
             self.assertEqual(done, JOBS)
             self.assertEqual(KINDS - total.keys(), set(), "never compared")
-            self.assertGreater(left["columns that do not fit are refused"], 0)
+            self.assertGreater(left["columns that do not match the format are refused"], 0)
 
     def mpi(self, name, world):
         for way in ((), ("--no-local-shortcut",)):
@@ -129,14 +130,14 @@ class Quantize(unittest.TestCase):
             self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
 
     def compiled(self, node, name="job", code=0):
-        """The report, of a job that is not refused."""
+        """Compiles a job that must be accepted and returns its report."""
         done = self.work.compile(name, node, f"--report={self.work.path('report')}")
         self.assertEqual(done.returncode, code, done.stderr)
         self.stderr = done.stderr
         return json.loads(self.work.path("report").read_text()) if code == 0 else None
 
     def test_a_rank_whose_shards_are_empty(self):
-        """It takes part in the largest magnitude all the same, with a zero."""
+        """A rank with empty shards contributes 0 to the amax."""
         for quantize in ({"format": "nvfp4"}, {"format": "nvfp4", "by": "sender"}, {"format": "mxfp8", "by": "sender"}):
             node = {"version": 1, "model": model(w={"shape": [32, 128], "shard": {"0": {"axis": "tp", "unit": 32, "scheme": "chunk"}}}), "source": {"mesh": {"tp": 2}},
                     "target": {"mesh": {"tp": 2}, "quantize": quantize}}
@@ -145,8 +146,8 @@ class Quantize(unittest.TestCase):
                 done = run(*program, self.work.path("job.rplan"), "--synthesize", "--check")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
-    def test_what_the_source_does_not_hold(self):
-        """Tensor scales follow from what the source holds: the run, --verify, --check and NumPy agree."""
+    def test_elements_that_the_source_does_not_hold(self):
+        """Tensor scales depend only on elements that the source holds: the run, --verify, --check and NumPy agree."""
         node = {"version": 1, "model": model(w={"shape": [8, 16], "shard": {"0": {"axis": "tp", "map": [[0], [1]], "unit": 2}}}), "source": {"mesh": {"tp": 2}},
                 "target": {"mesh": {"tp": 2}, "quantize": "nvfp4"}}
         self.assertEqual(self.work.compile("job", node, "--allow=gap").returncode, 0)
@@ -154,7 +155,7 @@ class Quantize(unittest.TestCase):
             self.work.execute("job", "--synthesize", "--check", f"--seed={seed}")
 
     def test_random_gaps(self):
-        """Sources with elements in several params, on several places and nowhere."""
+        """Sources with elements in several params, on several mesh ranks, or not at all."""
         done = Counter()
         for seed in range(2000 if "RESHARD_FULL" in os.environ else 300):
             with tempfile.TemporaryDirectory(dir=SHARED) as name, self.subTest(seed=seed):
@@ -172,7 +173,7 @@ class Quantize(unittest.TestCase):
                     continue
                 self.assertEqual(compiled.returncode, 0, compiled.stderr)
                 work.prove("job")
-                # Files of places without authority differ here, which --check does not know of.
+                # Files of mesh ranks without authority differ here, which --check does not know.
                 work.execute("job", f"--source={work.path('source')}", f"--target={work.path('target')}", *(() if "authority" in node["source"] else ("--check",)))
                 work.compare("target", job, values)
                 done["gaps" if "part of tensor" in compiled.stderr else "whole"] += 1
@@ -182,7 +183,7 @@ class Quantize(unittest.TestCase):
         self.assertGreater(min(done["gaps"], done["whole"], done["several params"], done["nvfp4 by default"]), 10, done)
 
     def test_tied_embedding(self):
-        """Two source params hold one tensor, cut alike or not, on the first stage and the last."""
+        """Two source params hold one tensor, with the same or another sharding, on the first and the last stage."""
         for cut in ({"0": "tp"}, {"1": "tp"}):
             for stages in (1, 2):
                 layouts = {"train": {"place": {"layer": "pp"}, "params": {
@@ -203,7 +204,8 @@ class Quantize(unittest.TestCase):
                     self.mpi("job", world)
 
     def test_stacks(self):
-        """Experts along any dimension of a param, on either side: the matrices of a target are its last two dimensions, on whatever ranks they lie."""
+        """Experts stacked along any dimension of a param, on either side: the matrices of a target are its last two
+        dimensions."""
         for source, target in itertools.product((None, 0, 1, 2), (0, 1, 2)):
             shard = lambda stack: {"0" if stack != 0 else "1": "tp"}  # noqa: E731
             held = {"w": {"holds": "w.{e}", "stack": {"index": "e", "dim": source}, "shard": shard(source)}} if source is not None else {
@@ -224,7 +226,8 @@ class Quantize(unittest.TestCase):
                     self.mpi("job", 4)
 
     def test_over_mpi(self):
-        """Every kind of schedule with every format; where staging is too low, as much as is said to be needed."""
+        """Every kind of schedule with every format. If the staging limit is too low, the job is repeated with the limit
+        that the error names."""
         for kind, (source, target, options) in enumerate(mpi_test.KINDS):
             odd = kind % 2
             for way in (("mxfp8", ("", "sender")[odd], "swizzled"), ("block_fp8", ("", "receiver")[odd], ""), ("nvfp4", "", ("", "swizzled")[odd])):
@@ -302,7 +305,8 @@ class Quantize(unittest.TestCase):
                 self.work.prove("job")
 
     def test_staging(self):
-        """A limit that is too low names the least that works; that works, and one byte less does not."""
+        """The error for a staging limit that is too low names the least limit. That limit works, and one byte less does
+        not."""
         for form in jobs.FORMATS:
             node = {"version": 1, "model": model(w={"shape": [512, 768], "shard": {"1": "tp"}}), "source": {"mesh": {"tp": 6}},
                     "target": {"mesh": {"tp": 2}, "ranks": "6..7", "quantize": {"format": form, "by": "receiver"}}}
@@ -311,7 +315,7 @@ class Quantize(unittest.TestCase):
                     node["options"] = {"staging": limit}
                     done = self.work.compile("job", node)
                     if done.returncode == 0:
-                        self.assertNotEqual(form, "block_fp8")  # the others' blocks need not be gathered here
+                        self.assertNotEqual(form, "block_fp8")  # other formats need no staging here
                         self.work.prove("job")
                         continue
                     self.assertEqual(done.returncode, 2, done.stderr)
@@ -327,7 +331,7 @@ class Quantize(unittest.TestCase):
     # --------------------------------------------------------------------------------------------------------- senders
 
     def test_senders(self):
-        """What senders quantise crosses the wire in about half the bytes; where they cannot, a warning names the param."""
+        """Quantizing on the sender halves the bytes sent; if the sender cannot quantize, a warning names the param."""
         def job(source, target, **quantize):
             return {"version": 1, "model": model(**{"layer.w": {"shape": [512, 768], "shard": {"0": "rows", "1": "columns"}}}), "source": {"mesh": source},
                     "target": {"mesh": target, "ranks": "8..9", "quantize": quantize}}
@@ -349,12 +353,13 @@ class Quantize(unittest.TestCase):
         default = self.compiled(job({"rows": 2, "columns": 1}, {"rows": 2}, format="block_fp8"))["bytes"]["remote"]
         self.assertLess(default, before)
         self.compiled(job({"rows": 8, "columns": 1}, {"rows": 2}, format="block_fp8"))
-        self.assertNotIn("warning", self.stderr)  # nobody asked for senders
+        self.assertNotIn("warning", self.stderr)  # `by: sender` was not requested
 
     # ------------------------------------------------------------------------------------------------ values by hand
 
     def test_values(self):
-        """Blocks of zeros, of the smallest and the largest values, at the edges between scales, and with what is not finite."""
+        """Blocks of zeros, of the smallest and largest values, at the edges between scales, and with values that are
+        not finite."""
         tensors = {f"{dtype}.{what}": {"shape": [256, 256], "dtype": dtype} for dtype in reference.WIDE for what in ("finite", "strange")}
         node = {"version": 1, "model": {"tensors": tensors | {"bf16.zero": {"shape": [130, 64], "dtype": "bf16"}}, "layouts": {
             "rows": {"params": "same", "shard": {"*.zero": {}, "*": {"0": "tp"}}}, "columns": {"params": "same", "shard": {"*.zero": {}, "*": {"1": "tp"}}}}},
@@ -376,8 +381,8 @@ class Quantize(unittest.TestCase):
     # ------------------------------------------------------------------------------------------------ altered bytes
 
     def test_altered_replicas(self):
-        """A byte of codes, or of scales, that differs between two holders of a quantised source is found by --check-replicas. (No option of the commands
-        alters a target between a run and --check.)"""
+        """--check-replicas finds a byte of codes or scales that differs between two replicas of a quantized source. (No
+        option of the commands alters a target between a run and --check.)"""
         axes = {"tp": 2, "dp": 2}
         tensors = model(w={"shape": [128, 128], "shard": {"0": "tp"}})
         for form in jobs.FORMATS:

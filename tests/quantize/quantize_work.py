@@ -1,24 +1,24 @@
-"""One random job of tests/quantize/quantize_test.py in a folder: compiled as it is and with `quantize`, run from files, its target files compared with the
-reference, and taken as the source of a second job. What is wrong raises Wrong."""
+"""One random job of tests/quantize/quantize_test.py in a folder: compiled without and with `quantize`, run from files,
+its target files compared with the reference and used as the source of a second job. Raises Wrong on a wrong result."""
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import random
 import re
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("property", "quantize", "mpi", "lib")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("property", "kernels", "quantize", "e2e", "mpi", "lib")]
 import casts_test  # noqa: E402
+import commands  # noqa: E402
 import quantize_jobs as jobs  # noqa: E402
 import quantize_reference as reference  # noqa: E402
 import run as property_run  # noqa: E402
@@ -27,21 +27,18 @@ import stand_in  # noqa: E402
 from formats_reference import DTYPES  # noqa: E402
 from oracle import ITEM, Endpoint, Job  # noqa: E402
 
-BIN = Path(os.environ["RESHARD_BIN"]).resolve()
+BIN = commands.BIN
+run = partial(commands.run, code=None)  # callers check the exit code
 SIZE = r"(\d+)(?: ?(KiB|MiB|GiB))?"
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class Wrong(Exception):
-    """Something else than docs/yaml.md says."""
+    """A result that contradicts docs/yaml.md."""
 
 
 class Refused(Exception):
-    """A job that is none."""
-
-
-def run(*command, **keywords):
-    return subprocess.run([str(each) for each in command], capture_output=True, text=True, **keywords)
+    """An invalid job, which is skipped."""
 
 
 def bytes_of(number: str, unit: str) -> int:
@@ -49,14 +46,15 @@ def bytes_of(number: str, unit: str) -> int:
 
 
 def least(message: str, limit: int) -> int | None:
-    """The bytes that an error about staging says would do: those behind "least", else the largest number above the limit."""
+    """The staging limit that an error names as sufficient: the number after "least", else the largest number above the
+    limit."""
     text = " ".join(re.findall(r"error: (.*)", message))
     numbers = re.findall(r"least[^\d]*" + SIZE, text) or re.findall(SIZE, text)
     return max((value for size in numbers if (value := bytes_of(*size)) > limit), default=None)
 
 
 class Values:
-    """What each label stands for: its bytes, and of fp32, bf16 and fp16 the number."""
+    """The value of each label: its bytes and, for fp32, bf16 and fp16, the number."""
 
     def __init__(self, labels: int) -> None:
         self.raw, self.wide = np.zeros((labels, 8), np.uint8), np.zeros(labels, np.float32)
@@ -70,7 +68,8 @@ class Values:
         self.raw[0], self.wide[0] = 0, 0
 
     def draw(self, job: Job, random: np.random.Generator) -> None:
-        """Weights whose size differs from part to part, some parts zero, now and then a few that are not finite."""
+        """Draws weights whose magnitude differs from part to part; some parts are zero, and sometimes a few values are
+        not finite."""
         strange = random.random() < 0.2
         for tensor in job.model.tensors.values():
             for base in tensor.base.values() if tensor.tied is None else ():
@@ -103,20 +102,21 @@ class Work:
     def path(self, name: str) -> Path:
         return self.folder / name
 
-    # ------------------------------------------------------------------------------------------------------ the commands
+    # ------------------------------------------------------------------------------------------------------ the
+    # commands
 
     def compile(self, name: str, node: dict, *options: str) -> subprocess.CompletedProcess:
         self.path(f"{name}.yaml").write_text(json.dumps(node, indent=1))
         return run(BIN / "reshard-compile", self.path(f"{name}.yaml"), "-o", self.path(f"{name}.rplan"), "--verify-each", *options)
 
     def compile_quantized(self, name: str, node: dict) -> None:
-        """Where the limit of staging is too low for what is gathered, with the least that is said to work."""
+        """Compiles a job. If its staging limit is too low, compiles it again with the limit that the error names."""
         done = self.compile(name, node)
         limit = node.get("options", {}).get("staging")
         if done.returncode == 2 and limit and "staging" in done.stderr:
             needed = least(done.stderr, bytes_of(*re.findall(SIZE, str(limit))[0]))
             if needed is None:
-                raise Wrong(f"no staging that works is named: {done.stderr}")
+                raise Wrong(f"the error names no sufficient staging limit: {done.stderr}")
             node["options"]["staging"] = needed
             done = self.compile(name, node)
             self.counts["staging raised"] += 1
@@ -132,7 +132,7 @@ class Work:
             raise Wrong(f"{name}: reshard-exec {' '.join(map(str, options))}: exit {done.returncode}: {done.stdout}{done.stderr}")
 
     def move(self, name: str, source: str, target: str) -> None:
-        """From files to files: on the CPU, and on what stands in for a GPU, which must write the same."""
+        """Runs a plan from files to files on the CPU and on the simulated GPU, which must write the same files."""
         self.execute(name, f"--source={self.path(source)}", f"--target={self.path(target)}", "--check")
         if problem := stand_in.otherwise(self.path(f"{name}.rplan"), self.path(source), self.path(target)):
             raise Wrong(f"{name}: {problem}")
@@ -143,7 +143,8 @@ class Work:
         if done.returncode != 0:
             raise Wrong(f"{name}: reshard-inspect --verify: exit {done.returncode}: {done.stdout}{done.stderr}")
 
-    # ---------------------------------------------------------------------------------------------------------- the jobs
+    # ---------------------------------------------------------------------------------------------------------- the
+    # jobs
 
     def oracle(self, name: str) -> Job:
         return Job(str(self.path(f"{name}.yaml")))
@@ -151,14 +152,14 @@ class Work:
     def plain(self, node: dict) -> Job:
         done = self.compile("plain", node)
         if done.returncode != 0:
-            raise Refused("is none")
+            raise Refused("invalid job")
         try:
             return self.oracle("plain")
         except property_run.Refused:
-            raise Refused("is none") from None
+            raise Refused("invalid job") from None
 
     def say(self, node: dict, own: bool) -> dict:
-        """The job with `quantize` on its targets, here and there on params, and other keys that have to do with it."""
+        """Adds `quantize` to the targets of the job, sometimes to params, and related keys."""
         node, rng = copy.deepcopy(node), self.rng
         for number, target in enumerate(node["target"] if isinstance(node["target"], list) else [node["target"]]):
             target["quantize"] = jobs.quantize_node(rng, jobs.WAYS[(self.seed + 7 * number) % len(jobs.WAYS)])
@@ -176,7 +177,8 @@ class Work:
         return node
 
     def narrow(self, node: dict, name: str, choose: bool = True) -> None:
-        """`only` and `ignore`, and what cannot be quantised left out; or refused by name and number, which ends the attempt."""
+        """Adds `only` and `ignore` so that params which cannot be quantized are excluded; or checks that the compiler
+        refuses them by name and number, which ends the attempt."""
         rng = self.rng
         targets = node["target"] if isinstance(node["target"], list) else [node["target"]]
         self.path(f"{name}.yaml").write_text(json.dumps(node))
@@ -198,7 +200,7 @@ class Work:
                 named = [placed for placed in wrong if placed.declared in done.stderr or placed.name in done.stderr]
                 if done.returncode != 2 or not any(re.search(rf"\b{placed.held.labels.shape[-1]}\b", done.stderr) for placed in named):
                     raise Wrong(f"expected a refusal of {sorted({(p.declared, p.held.labels.shape) for p in wrong})}, exit {done.returncode}: {done.stderr}")
-                raise Refused("columns that do not fit are refused")
+                raise Refused("columns that do not match the format are refused")
             for declared in sorted({placed.declared for placed in unfit}):
                 param = node["model"]["layouts"].get(target.get("layout"), {}).get("params", {})
                 if isinstance(param, dict) and "quantize" in (param.get(declared) or {}):
@@ -210,7 +212,8 @@ class Work:
                 target["quantize"] = said
 
     def sources(self, job: Job) -> Values:
-        """Files of the source: synthesised from either plan (from that which quantises all are finite), or drawn."""
+        """Writes the source's files: synthesized from either plan (with the quantizing plan, all values are finite), or
+        drawn."""
         values, way, endpoint = Values(job.model.labels), self.rng.choice(["plain", "quantized", "drawn", "drawn", "drawn"]), job.endpoints[0]
         if way == "drawn":
             values.draw(job, np.random.default_rng(self.seed))
@@ -225,8 +228,8 @@ class Work:
         return values
 
     def draw_held(self, job: Job) -> tuple[Values, np.ndarray]:
-        """Files of the source with drawn values. An element on no place that may be read is zero: nothing follows from it. And of each label, whether
-        it is on such a place."""
+        """Writes source files with drawn values. An element that no readable mesh rank holds is zero and has no effect.
+        Returns for each label whether a readable mesh rank holds it."""
         values, source = Values(job.model.labels), job.endpoints[0]
         values.draw(job, np.random.default_rng(self.seed))
         self.write_sources(job, values)
@@ -246,8 +249,9 @@ class Work:
             safetensors_io.write(self.path("source") / name, tensors)
 
     def compare(self, folder: str, job: Job, values: Values, against: str = "", passed: tuple[int, reference.Passed, set[str]] | None = None) -> None:
-        """What stands in the target files with what must; against: the folder of the same job without `quantize`. passed: the number of the target that
-        gets what it says as the source does, that, and which of its params must have all codes as they were; other targets may happen to say so as well."""
+        """Compares the target files with the reference. against: the folder of the same job without `quantize`. passed:
+        the number of the target with the source's `quantize`, that `quantize`, and which of its params must have all
+        codes unchanged; other targets may have the same `quantize` by chance."""
         for number, endpoint in enumerate(job.endpoints[1:]):
             role = endpoint.role if len(job.endpoints) > 2 else "."
             for mesh_rank, params in enumerate(reference.params_of(endpoint)):
@@ -282,13 +286,14 @@ class Work:
 
     @staticmethod
     def unquantized(endpoint: Endpoint, placed: reference.LocalParam) -> str:
-        """The dtype of a param that is not quantised."""
+        """Checks a param that is not quantized and returns its dtype."""
         own = endpoint.declared()[placed.declared].get("dtype")
         return own or (endpoint.node.get("dtype", placed.held.dtype) if placed.held.dtype in casts_test.NAMES else placed.held.dtype)
 
     @staticmethod
     def alike(names: list[str], before: bytes, after: bytes) -> bool:
-        """Whether bytes are those of another dtype, cast; of the same dtype a NaN is a NaN, as dequantisation gives one."""
+        """Whether bytes equal those of another dtype after a cast. With the same dtype, any NaN equals any NaN, since
+        dequantization produces one."""
         if names[0] != names[1] or names[0] not in ("F32", "BF16", "F16"):
             return casts_test.same((names[0], before), (names[1], after))
         one, other = (np.frombuffer(data, casts_test.TYPES[names[0]]) for data in (before, after))
@@ -300,7 +305,7 @@ class Work:
     def shaped(where: str, entries: dict, found: dict) -> None:
         for entry, (dtype, array) in entries.items():
             if entry not in found:
-                raise Wrong(f"{where}: lacks '{entry}', has {sorted(found)}")
+                raise Wrong(f"{where}: no entry '{entry}', found {sorted(found)}")
             if found[entry][:2] != (dtype, list(array.shape)):
                 raise Wrong(f"{where}: '{entry}' is {found[entry][:2]}, expected {(dtype, array.shape)}")
 
@@ -315,12 +320,12 @@ class Work:
                             f"{len(at)} of {array.size} {dtype} are wrong, the first at {first} of {list(array.shape)}: {have[at[0]]}, expected {want[at[0]]}")
 
     def passed(self, placed: reference.LocalParam, anew: dict, found: dict, source: reference.Passed, all_same: bool) -> dict:
-        """The entries that a target must hold which says as the source does: blocks of the source are as they were. Where some of a param's blocks are
-        none of the source's, the others may have been made anew as well."""
+        """The entries of a target with the source's `quantize`: blocks of the source are unchanged. If a param has
+        other blocks too, all its blocks may have been quantized again."""
         same = source.same_blocks(placed)
         new = reference.read_codes(placed, {name: (dtype, list(array.shape), array.tobytes()) for name, (dtype, array) in anew.items()})
         old = source.take(placed, new, same)
-        if not placed.held.labels.size and len(old.tensor_scales):  # of a matrix of which nothing is here
+        if not placed.held.labels.size and len(old.tensor_scales):  # of a matrix without elements on this rank
             old.tensor_scales[:] = reference.read_codes(placed, found).tensor_scales
         result = reference.entries(placed, old.codes, old.scales, old.tensor_scales)
         if all_same:
@@ -335,10 +340,12 @@ class Work:
         mixed = source.take(placed, new, keep)
         return reference.entries(placed, mixed.codes, mixed.scales, tensor)
 
-    # ------------------------------------------------------------------------------------------------- quantised sources
+    # ------------------------------------------------------------------------------------------------- quantized
+    # sources
 
     def chain(self, node: dict, weights: jobs.Weights) -> None:
-        """The first target of a quantised job as the source of another: to plain params, to params that are quantised alike, to another format."""
+        """Uses the first target of a quantized job as the source of others: to plain params, to the same format, and to
+        another format."""
         rng, first = self.rng, (node["target"] if isinstance(node["target"], list) else [node["target"]])[0]
         endpoint = self.oracle("quantized").endpoints[1]
         mesh_ranks = reference.params_of(endpoint)
@@ -369,7 +376,8 @@ class Work:
         matrices = {matrix for mesh_rank in mesh_ranks for placed in mesh_rank.values() if placed.quantize for matrix in reference.matrices_of(placed)}
         for mesh_rank in alike:
             for placed in mesh_rank.values():
-                # Copied is what is of whole blocks of one tensor; of nvfp4 where all the matrix is; of files not where scales are swizzled.
+                # Codes are copied if they form whole blocks of one tensor; for nvfp4, if the whole matrix does; not
+                # from files with swizzled scales.
                 other = placed.quantize and placed.quantize.format == "nvfp4" and not reference.matrices_of(placed) <= matrices
                 files = "storage" in first and placed.quantize and placed.quantize.swizzled
                 if placed.quantize and (other or files or not reference.plain(placed) or placed.quantize.swizzled != forms[placed.declared].swizzled
@@ -381,10 +389,10 @@ class Work:
             for placed in mesh_rank.values():
                 if placed.quantize and placed.held.labels.size:
                     self.counts[f"{next(iter(forms.values())).format} to {placed.quantize.format}"] += 1
-        self.counts["jobs from quantised sources"] += self.counts != before
+        self.counts["jobs from quantized sources"] += self.counts != before
 
     def second(self, node: dict, first: dict, forms: dict, weights: jobs.Weights) -> dict:
-        """The job from that target on."""
+        """The job that starts from that target."""
         rng = self.rng
         said = node["model"]["layouts"][first["layout"]]
         meshes = [jobs.mesh(rng, 6) for _ in range(3)]
@@ -408,7 +416,8 @@ class Work:
         targets[2]["quantize"] = jobs.quantize_node(rng, (other, rng.choice(["", "sender"]), ""))
         after = {"version": 1, "model": node["model"] | {"layouts": layouts}, "source": first | {"layout": "held"}, "target": targets,
                  "options": rng.choice([{}, {"staging": 32768}])}
-        # A param that says `quantize` itself is no concern of the endpoint's `ignore`: what does not fit is plain.
+        # The endpoint's `ignore` does not apply to a param with its own `quantize`: params that do not match the format
+        # become plain.
         self.path("after.yaml").write_text(json.dumps(after))
         for mesh_rank in reference.params_of(self.oracle("after").endpoints[2]):
             for placed in mesh_rank.values():

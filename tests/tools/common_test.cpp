@@ -1,4 +1,4 @@
-// Flags from one table: parsing, help, the nearest name; sizes for people.
+// Command options from a table: parsing, help, similar names. Also readable sizes and atomic files.
 
 #include "tools/common.h"
 
@@ -65,7 +65,7 @@ TEST(Flags, BothSpellingsSwitchesAndArguments) {
   EXPECT_EQ(parse({"-"}).arguments, std::vector<std::string>{"-"});
 }
 
-TEST(Flags, WrongUsageEndsWithTwoAndOneMessage) {
+TEST(Flags, WrongUsageExitsWith2AndOneMessage) {
   const struct {
     std::vector<std::string> words;
     std::string message;
@@ -74,7 +74,7 @@ TEST(Flags, WrongUsageEndsWithTwoAndOneMessage) {
       {{"plan", "--hlep"}, "unknown option '--hlep', did you mean '--help'?"},
       {{"plan", "--completely-else"}, "unknown option '--completely-else'"},
       {{"plan", "--text"}, "option '--text' needs a value: --text=FILE"},
-      {{"plan", "--text="}, "option '--text': an empty value"},
+      {{"plan", "--text="}, "option '--text': the value is empty"},
       {{"plan", "--on=1"}, "option '--on' takes no value"},
       {{"plan", "--number=0"}, "option '--number': found '0', expected a number from 1 to 10"},
       {{"plan", "--number=11"}, "option '--number': found '11', expected a number from 1 to 10"},
@@ -85,8 +85,8 @@ TEST(Flags, WrongUsageEndsWithTwoAndOneMessage) {
       {{"plan", "--seconds=nan"}, "option '--seconds': found 'nan', expected a number of seconds above 0"},
       {{"plan", "--seconds=0"}, "option '--seconds': found '0', expected a number of seconds above 0"},
       {{"plan", "--choice=c"}, "option '--choice': found 'c', expected one of a, b"},
-      {{}, "found 0 arguments, expected: reshard-test PLAN"},
-      {{"a", "b"}, "found 2 arguments, expected: reshard-test PLAN"},
+      {{}, "found 0 positional arguments, expected 1: reshard-test PLAN"},
+      {{"a", "b"}, "found 2 positional arguments, expected 1: reshard-test PLAN"},
   };
   for (const auto &[words, message] : cases) {
     const Parsed p = parse(words);
@@ -99,8 +99,8 @@ TEST(Flags, WrongUsageEndsWithTwoAndOneMessage) {
 TEST(Flags, HelpAndVersionComeFromTheTable) {
   const Parsed help = parse({"--help"});
   EXPECT_EQ(help.code, kDone);
-  for (const char *name :
-       {"reshard-test PLAN", "--text=FILE", "-o=FILE", "--number=N", "--on ", "--help", "--version", "exit: 0 done"})
+  for (const char *name : {"reshard-test PLAN", "--text=FILE", "-o=FILE", "--number=N", "--on ", "--help", "--version",
+                           "exit codes: 0 success"})
     EXPECT_NE(help.out.find(name), std::string::npos) << name;
   EXPECT_EQ(help.err, "");
   EXPECT_EQ(parse({"--version"}).code, kDone);
@@ -115,13 +115,13 @@ TEST(Common, HumanBytes) {
     EXPECT_EQ(humanBytes(bytes), text);
 }
 
-TEST(Common, NearestIsOnlyANearOne) {
+TEST(Common, NearestSuggestsSimilarNamesOnly) {
   EXPECT_EQ(nearest("wieght", {"weight", "bias"}), ", did you mean 'weight'?");
   EXPECT_EQ(nearest("norm", {"weight", "bias"}), "");
   EXPECT_EQ(nearest("x", {}), "");
 }
 
-TEST(Common, AFileIsWrittenWholeOrNotAtAll) {
+TEST(Common, FilesAreWrittenAtomically) {
   const auto path = std::filesystem::temp_directory_path() / ("reshard-common-" + std::to_string(getpid()));
   EXPECT_EQ(writeFile(path, "one"), "");
   EXPECT_EQ(writeFile(path, "two"), "");

@@ -1,4 +1,4 @@
-// A mirror on a device of this process: everything goes there and back, each instance in memory of its own.
+// DeviceMemory on a simulated device: copies to the device and back, with separate memory for each instance.
 
 #include "tests/executor/cpu_device.h"
 #include "tests/tools/support.h"
@@ -9,7 +9,7 @@
 using namespace reshard;
 using namespace reshard::tools;
 
-TEST(DeviceMemory, GoesThereAndBack) {
+TEST(DeviceMemory, RoundTrip) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
   tests::compile("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"a.{l}\": {shape: [64, 7], shard: {0: "
@@ -26,7 +26,8 @@ TEST(DeviceMemory, GoesThereAndBack) {
   for (const MeshRankMemory &rankMemory : host.rankMemories())
     synthesize(*plan, rankMemory, 5, 1);
   ASSERT_EQ(there.toDevice(), "");
-  for (const MeshRankMemory &rankMemory : there.rankMemories()) // what is there is what the layouts say, all of it
+  for (const MeshRankMemory &rankMemory :
+       there.rankMemories()) // the device has exactly the contents that the layouts require
     EXPECT_EQ(check(*plan, rankMemory, 5, 1).mismatches, 0u);
   for (const MeshRankMemory &rankMemory : there.rankMemories())
     synthesize(*plan, rankMemory, 6, 1);

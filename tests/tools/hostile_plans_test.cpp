@@ -1,5 +1,5 @@
-// Plans with valid digests whose numbers ask for more memory or time than there is: the tools accept a right one, and
-// end soon with an error message otherwise.
+// Plans with valid digests and numbers that require too much memory or time: the tools run a correct plan, and reject
+// any other quickly with an error message.
 
 #include "tests/tools/support.h"
 #include "tools/execution.h"
@@ -26,7 +26,7 @@ protected:
     return unpack(path_);
   }
 
-  /// What `reshard-exec --synthesize --check` says on stderr, and its exit code.
+  /// The exit code and the stderr of `reshard-exec --synthesize --check`.
   std::pair<int, std::string> run(const UnpackedPlan &parts, double timeout) {
     pack(parts, path_);
     ExecutionOptions options;
@@ -62,9 +62,9 @@ protected:
 
 } // namespace
 
-// Rows of 2^31 - 1 columns, of which the source holds 256: what they say of an element's number is far apart, and no
-// memory is taken for what nobody holds.
-TEST_F(HostilePlans, ATensorMuchWiderThanWhatIsHeldOfIt) {
+// Rows of 2^31 - 1 columns, of which the source holds 256: element indices are far apart, and no memory may be used for
+// elements that no rank holds.
+TEST_F(HostilePlans, SparselyHeldWideTensor) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the sanitizer keeps records of all addresses";
 #endif
@@ -75,17 +75,17 @@ TEST_F(HostilePlans, ATensorMuchWiderThanWhatIsHeldOfIt) {
   EXPECT_THAT(said_, HasSubstr("bytes right"));
 }
 
-TEST_F(HostilePlans, ATensorThatHasNoAddresses) {
+TEST_F(HostilePlans, TensorBeyondTheAddressSpace) {
   const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [256, 256]}}, source: {mesh: {}, quantize: block_fp8}, target: {mesh: {tp: 2}, ranks: 1..2}})");
   pattern(parts, "w").shape[1] = uint64_t{1} << 50;
   const auto [code, said] = run(parts, 60);
   EXPECT_EQ(code, kFailure);
-  EXPECT_THAT(said, HasSubstr("cannot put a tensor together from what the source holds: no addresses for"));
+  EXPECT_THAT(said, HasSubstr("cannot assemble a tensor from the source's shards: no address space for"));
 }
 
-// The largest magnitude of a matrix is taken of what the source holds, however large the matrix is said to be.
-TEST_F(HostilePlans, AMatrixMuchTallerThanWhatIsHeldOfIt) {
+// The amax of a matrix covers the elements that the source holds, however large the plan declares the matrix.
+TEST_F(HostilePlans, SparselyHeldTallMatrix) {
   const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: 2..2, quantize: nvfp4}})");
   for (const auto &pattern : parts.manifest->tensor_patterns)
@@ -100,12 +100,12 @@ TEST_F(HostilePlans, LongWorkHasADeadline) {
       R"({version: 1, model: {dtype: bf16, tensors: {w: {shape: [65536, 2048], shard: {1: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: 2..2}})");
   const auto [code, said] = run(parts, 0.02);
   EXPECT_EQ(code, kFailure);
-  EXPECT_THAT(said, HasSubstr("the synthesis was not finished at the deadline of 0.02 s (--timeout)"));
+  EXPECT_THAT(said, HasSubstr("the synthesis did not finish within the deadline of 0.02 s (--timeout)"));
 }
 
-// Fields that do not belong to a face's kind must have their defaults: the executor and the check read them without
-// asking for the kind.
-TEST_F(HostilePlans, FacesOfAnotherKind) {
+// Fields that a quantized view's kind does not use must have their defaults: the executor and the check read them for
+// every kind.
+TEST_F(HostilePlans, ViewFieldsOfAnotherKind) {
   const std::string yaml =
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: HOW}})";
   const auto how = [&](const std::string &text) { return std::string(yaml).replace(yaml.find("HOW"), 3, text); };
@@ -138,7 +138,7 @@ TEST_F(HostilePlans, FacesOfAnotherKind) {
   }
 }
 
-TEST_F(HostilePlans, LargestMagnitudesOfANameOfTheirOwn) {
+TEST_F(HostilePlans, AmaxNameMustExtendTheTensorName) {
   const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: nvfp4}})");
   pattern(parts, "w").name = "v";
@@ -150,8 +150,8 @@ TEST_F(HostilePlans, LargestMagnitudesOfANameOfTheirOwn) {
                 "expected a name that begins with 'v'");
 }
 
-// Both sides of a message are looked at before anything is allocated.
-TEST_F(HostilePlans, AMessageThatNobodySends) {
+// Both sides of each message are checked before memory is allocated.
+TEST_F(HostilePlans, MessageWithoutSender) {
   const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
   parts.manifest->messages = 2;
@@ -160,7 +160,7 @@ TEST_F(HostilePlans, AMessageThatNobodySends) {
   EXPECT_EQ(said, "reshard-exec: error: message 1 is neither sent nor received\n");
 }
 
-TEST_F(HostilePlans, ParamsThatTheMachineCannotHold) {
+TEST_F(HostilePlans, ParamsLargerThanTheMachine) {
   const UnpackedPlan parts = read(
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1}})");
   for (const int endpoint : {0, 1})
@@ -172,5 +172,5 @@ TEST_F(HostilePlans, ParamsThatTheMachineCannotHold) {
   const auto [code, said] = run(parts, 60);
   EXPECT_EQ(code, kFailure);
   EXPECT_THAT(
-      said, HasSubstr("cannot allocate the params of source: those up to rank 0 take 128.0 TiB, and this machine has"));
+      said, HasSubstr("cannot allocate the params of source: ranks up to rank 0 need 128.0 TiB, but this machine has"));
 }

@@ -1,6 +1,6 @@
-// Single descriptors of compiled plans are altered (offset, shape's length or stride, buffer, peer, order), digests
-// made good again. Whatever then moves a wrong byte must be found: refused by the loader or the executor, or by the
-// check against the layouts; and by the proof.
+// Alters single descriptors of compiled plans (offset, row length or stride, buffer, peer, order) and recomputes the
+// digests. A plan that then moves a wrong byte must be refused by the loader or the executor, or fail the check against
+// the layouts; and the plan verifier must find it too.
 
 #include "compiler/compile.h"
 #include "executor/reshard.h"
@@ -30,7 +30,7 @@ const std::string kJobs[] = {
         a: {params: {"f{layer}": {flat: {of: [a, b], align: 4}, pad: {0: fsdp}, shard: {0: fsdp}}}}, b: {place: {layer: {axis: pp, interleave: 2}},
         params: {"c{layer.chunk}.{layer.local}.a": {holds: a, shard: {1: tp}}, "c{layer.chunk}.{layer.local}.b": {holds: b}}}}},
         source: {layout: a, mesh: {fsdp: 3}}, target: {layout: b, mesh: {tp: 2, pp: 2}, ranks: 2..5}})",
-    // Columns of whole tensors, and whole tensors of columns: many rows, of one loop.
+    // Column shards to whole tensors, and the reverse: many rows in one loop.
     R"({version: 1, model: {dtype: fp32, index: {x: 4}, tensors: {"t.{x}": [24, 12]}, layouts: {
         a: {place: {x: ep}, params: {"t.{x}": {holds: "t.{x}"}}}, b: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
         source: {layout: a, mesh: {ep: 4}}, target: {layout: b, mesh: {tp: 3, dp: 2}, ranks: 2..7}})",
@@ -74,7 +74,7 @@ void write(const UnpackedPlan &parts, const std::string &path) {
   ASSERT_EQ(writer.finish(), "");
 }
 
-/// One alteration somewhere; says which.
+/// Makes one random alteration and returns its description.
 std::string alter(UnpackedPlan &parts, std::mt19937_64 &random, int64_t item) {
   while (true) {
     fbs::SegmentT &segment = *parts.segments[random() % parts.segments.size()];
@@ -118,7 +118,7 @@ std::string alter(UnpackedPlan &parts, std::mt19937_64 &random, int64_t item) {
                        step.message(), step.first_after(), step.after_count(), step.kind(), 0, 0, 0);
       return "a peer" + at;
     }
-    default: { // two neighbouring operands change places
+    default: { // swap two adjacent operands
       if (operand + 1 >= segment.operands.size())
         continue;
       std::swap(segment.operands[operand], segment.operands[operand + 1]);
@@ -136,7 +136,8 @@ struct Memories {
   Memory source, target;
 };
 
-/// Runs a plan on synthesised values. 'refused', or 'right' or 'wrong' by the check; `targets` receives what came out.
+/// Runs a plan on synthesized values. Returns 'refused', or 'right' or 'wrong' from the check; `targets` receives the
+/// target bytes.
 std::string play(const std::string &path, uint64_t seed, std::vector<std::vector<std::byte>> *targets) {
   std::unique_ptr<Plan> plan;
   if (!Plan::open(path, plan).empty())
@@ -205,7 +206,7 @@ TEST(Mutate, EveryWrongByteIsFound) {
       write(parts, altered);
       std::vector<std::vector<std::byte>> found[2];
       const std::string outcome[] = {play(altered, 0, &found[0]), play(altered, 1, &found[1])};
-      // The truth, from the bytes themselves: fresh target memory is zero, so that a byte left out shows as well.
+      // Compare the bytes themselves. Fresh target memory is zero, so a byte that was not written differs too.
       const bool moved = outcome[0] != "refused", right = moved && found[0] == expected[0] && found[1] == expected[1];
       std::unique_ptr<Plan> plan;
       const std::string proof = Plan::open(altered, plan).empty() ? verifyPlan(*plan, [](double) {}).error : "refused";

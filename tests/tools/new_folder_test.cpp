@@ -1,4 +1,4 @@
-// Folders that appear complete or not at all.
+// Folders that are created atomically.
 
 #include "tools/new_folder.h"
 
@@ -13,7 +13,7 @@
 using namespace reshard;
 using namespace reshard::tools;
 
-TEST(NewFolder, NeverReplacesWhatIsMadeMeanwhile) {
+TEST(NewFolder, NeverReplacesAFolderCreatedMeanwhile) {
   tests::Folder folder;
   for (int n = 0; n < 2000; ++n) {
     const std::string path = folder / std::to_string(n);

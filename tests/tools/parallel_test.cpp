@@ -1,4 +1,4 @@
-// Work on several threads ends on all of them, whatever goes wrong on one, and with what went wrong first.
+// Parallel loops end on all threads if one thread fails, and report the first failure.
 
 #include "tools/new_folder.h"
 #include "tools/parallel.h"
@@ -23,8 +23,8 @@ TEST(Parallel, EveryItemOnce) {
   parallelFor(0, 4, [](size_t) { FAIL(); });
 }
 
-// The first two items are on two threads at a time, and each of them fails once: on the helper, or on this one.
-TEST(Parallel, AnExceptionComesBack) {
+// The first two items run on two threads at the same time. Each fails once: on the helper thread, or on this thread.
+TEST(Parallel, ExceptionsAreRethrown) {
   const std::thread::id own = std::this_thread::get_id();
   for (const bool helper : {true, false}) {
     std::atomic<int> begun{0}, working{0};
@@ -34,8 +34,8 @@ TEST(Parallel, AnExceptionComesBack) {
         std::this_thread::yield();
       const bool fails = (std::this_thread::get_id() != own) == helper;
       if (!fails)
-        std::this_thread::sleep_for(
-            std::chrono::milliseconds(50)); // so that it still runs when the other one throws: parallelFor must join it
+        std::this_thread::sleep_for(std::chrono::milliseconds(
+            50)); // it still runs when the other item throws: parallelFor must join its thread
       --working;
       if (fails)
         throw std::bad_alloc();
@@ -58,9 +58,9 @@ TEST(WorkDeadline, EndsWorkOnEveryThread) {
     FAIL();
   } catch (const Failure &failure) {
     EXPECT_EQ(failure.code, kFailure);
-    EXPECT_EQ(failure.message, "the check was not finished at the deadline of 0.05 s (--timeout)");
+    EXPECT_EQ(failure.message, "the check did not finish within the deadline of 0.05 s (--timeout)");
   }
-  WorkDeadline::spend(1 << 30); // it is gone
+  WorkDeadline::spend(1 << 30); // the deadline no longer exists
   const WorkDeadline none("nothing", 0);
   WorkDeadline::spend(1 << 30);
 }

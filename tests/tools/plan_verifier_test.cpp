@@ -1,4 +1,5 @@
-// The proof says "right" of compiled plans, and of altered ones, the loader willing, which byte is wrong and why.
+// The plan verifier accepts compiled plans. For altered plans that the loader accepts, it names the wrong byte and the
+// reason.
 
 #include <gmock/gmock.h>
 
@@ -14,7 +15,7 @@ namespace fbs = reshard::schema;
 
 namespace {
 
-// One rank, copies alone: a and b whole on both sides, but joined on the target and padded from 6 to 8 columns.
+// One rank, only copies: a and b are whole on both sides, but joined on the target and padded from 6 to 8 columns.
 const char *const kJoined = R"({version: 1, model: {dtype: fp32, tensors: {a: [2, 6], b: [3, 6]}, layouts: {
     plain: {params: {a: {holds: a}, b: {holds: b}}}, joined: {params: {ab: {concat: [a, b], pad: {1: 8}}}}}},
     source: {layout: plain, mesh: {}}, target: {layout: joined, mesh: {}}})";
@@ -22,8 +23,8 @@ const char *const kJoined = R"({version: 1, model: {dtype: fp32, tensors: {a: [2
 const char *const kSent = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4, 8], shard: {0: tp}}, n: [8]}},
     source: {mesh: {tp: 2}}, target: {mesh: {tp: 2}, ranks: 2..3}})";
 
-// Two ranks to three nodes of one rank, which pass on what they got, in several messages.
-const char *const kPassedOn = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4096, 4096], shard: {0: tp}}}},
+// Two ranks to three nodes of one rank, which relay received bytes in several messages.
+const char *const kRelayed = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4096, 4096], shard: {0: tp}}}},
     source: {mesh: {tp: 2}}, target: {mesh: {tp: 1, dp: 3}, ranks: 2..4}, options: {staging: 16MiB, topology: {ranks_per_node: 1}}})";
 
 class PlanVerifier : public testing::Test {
@@ -55,7 +56,7 @@ fbs::Step &stepOf(fbs::SegmentT &segment, fbs::StepKind kind) {
   throw std::runtime_error("no such step");
 }
 
-/// The input of `segment` that reads buffer `buffer`.
+/// The input operand of `segment` that reads `buffer`.
 fbs::Operand &inputFrom(fbs::SegmentT &segment, uint32_t buffer) {
   const fbs::Step &copy = stepOf(segment, fbs::StepKind::copy);
   for (uint32_t i = 0; i < copy.input_count(); ++i)
@@ -71,8 +72,8 @@ TEST_F(PlanVerifier, GoodPlansAreRight) {
   EXPECT_EQ(proof(compiled(kSent)).bytes, 2u * (2 * 8 + 8) * 2);
 }
 
-TEST_F(PlanVerifier, AWrongElementIsNamed) {
-  // Buffers: 0 the arena, 1 a, 2 b, 3 ab. Every row of b is read one row late: its first becomes the second.
+TEST_F(PlanVerifier, NamesAWrongElement) {
+  // Buffers: 0 the arena, 1 a, 2 b, 3 ab. First a is replaced by b; then b is read at a wrong offset.
   UnpackedPlan parts = compiled(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
   fbs::Operand &input = inputFrom(segment, 2);
@@ -87,11 +88,11 @@ TEST_F(PlanVerifier, AWrongElementIsNamed) {
   EXPECT_NE(error(parts), "");
 }
 
-TEST_F(PlanVerifier, ALostAndADoubledByteAreNamed) {
+TEST_F(PlanVerifier, NamesMissingAndRepeatedBytes) {
   UnpackedPlan parts = compiled(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
   const fbs::Step copy = stepOf(segment, fbs::StepKind::copy);
-  // The output that begins at 0 begins 4 bytes later.
+  // Move the output at offset 0 by 4 bytes.
   for (uint32_t i = 0; i < copy.output_count(); ++i)
     if (fbs::Operand &out = segment.operands[copy.first_output() + i]; out.offset() == 0)
       out = moved(out, 4);
@@ -104,8 +105,8 @@ TEST_F(PlanVerifier, ALostAndADoubledByteAreNamed) {
   EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is written twice");
 }
 
-TEST_F(PlanVerifier, WhatIsPassedOnMustHaveCome) {
-  UnpackedPlan parts = compiled(kPassedOn);
+TEST_F(PlanVerifier, RelayedParamsMustHaveArrived) {
+  UnpackedPlan parts = compiled(kRelayed);
   EXPECT_EQ(error(parts), "");
   int altered = 0;
   for (size_t rank = 2; rank < parts.segments.size(); ++rank) {
@@ -113,14 +114,15 @@ TEST_F(PlanVerifier, WhatIsPassedOnMustHaveCome) {
     for (const fbs::Step &step : segment.steps) {
       if (step.kind() != fbs::StepKind::send)
         continue;
-      // It waits for the first receive, which brought something else, unless it passes that on.
+      // Make it wait for the first receive instead, which writes other bytes, unless it relays those.
       for (uint32_t i = 0; i < step.after_count(); ++i) {
         uint32_t &before = segment.after[step.first_after() + i];
         const uint32_t right = before;
         if (segment.steps[right].kind() != fbs::StepKind::recv || right == 0)
           continue;
         before = 0;
-        EXPECT_THAT(error(parts), testing::HasSubstr("but no step that this waits for writes it")) << "rank " << rank;
+        EXPECT_THAT(error(parts), testing::HasSubstr("but no step that the send waits for writes it"))
+            << "rank " << rank;
         before = right;
         ++altered;
       }
@@ -129,8 +131,9 @@ TEST_F(PlanVerifier, WhatIsPassedOnMustHaveCome) {
   EXPECT_GE(altered, 2);
 }
 
-TEST_F(PlanVerifier, WhatIsReadMustBeTheSource) {
-  // A copy of the target onto itself writes each byte once, from a byte that will be right: but nothing has made it so.
+TEST_F(PlanVerifier, CopiesMustReadTheSource) {
+  // A copy of the target onto itself writes each byte once, from the right position, but nothing has written that
+  // position.
   UnpackedPlan parts = compiled(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
   const fbs::Step copy = stepOf(segment, fbs::StepKind::copy);
@@ -158,13 +161,14 @@ TEST_F(PlanVerifier, WhatIsReadMustBeTheSource) {
           "writes to the arena, expected only receives to do so on a rank that quantizes nothing in the arena"));
 }
 
-// One rank of a node of four has all, and three relay the most of it: in several phases, by way of the same bytes.
-TEST_F(PlanVerifier, WhatIsRelayedMustHaveCome) {
+// One rank of a node of four holds all elements, and the other three relay most of them in several phases, which reuse
+// the same arena bytes.
+TEST_F(PlanVerifier, RelayedArenaBytesMustHaveArrived) {
   UnpackedPlan parts = compiled(
       R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [96, 64], shard: {1: tp}}, b: {shape: [4, 50], shard: {0: tp}}}}, source: {mesh: {tp: 1}},
       target: {mesh: {tp: 4}, ranks: 4..7}, options: {staging: 4KiB, topology: {ranks_per_node: 4, nics: {per_node: 4, rate: 1MB/s, latency: 1ns}}}})");
   ASSERT_EQ(error(parts), "");
-  int waits = 0, movedOperands = 0, again = 0;
+  int waits = 0, shifted = 0, again = 0;
   for (size_t rank = 1; rank < 4; ++rank) {
     fbs::SegmentT &segment = *parts.segments[rank];
     auto relays = [&](const fbs::Step &step) {
@@ -173,7 +177,7 @@ TEST_F(PlanVerifier, WhatIsRelayedMustHaveCome) {
     for (uint32_t s = 0; s < segment.steps.size(); ++s) {
       const fbs::Step step = segment.steps[s];
       for (uint32_t i = 0; i < step.after_count(); ++i) {
-        // It waits for another step.
+        // Make it wait for another step.
         uint32_t &before = segment.after[step.first_after() + i];
         const fbs::StepKind kind = segment.steps[before].kind();
         if (kind == step.kind() || before == 0)
@@ -185,17 +189,17 @@ TEST_F(PlanVerifier, WhatIsRelayedMustHaveCome) {
         ++waits;
       }
       for (uint32_t i = 0; i < step.input_count() && relays(step); ++i) {
-        // It sends what stands elsewhere.
+        // Make it send other bytes of the arena.
         fbs::Operand &operand = segment.operands[step.first_input() + i];
         const fbs::Operand right = std::exchange(operand, moved(operand, operand.offset() >= 64 ? -64 : 64));
         EXPECT_NE(error(parts), "") << "rank " << rank << " step " << s;
         operand = right;
-        ++movedOperands;
+        ++shifted;
       }
     }
   }
   EXPECT_GE(waits, 20);
-  EXPECT_GE(movedOperands, 10);
+  EXPECT_GE(shifted, 10);
   EXPECT_GE(again, 3);
 }
 
@@ -208,7 +212,7 @@ TEST_F(PlanVerifier, PaddingIsZerosAndNothingElseIs) {
   EXPECT_NE(error(parts), "");
   filled = good;
   ASSERT_EQ(error(parts), "");
-  // Zeros in place of a tensor: the fill takes over the outputs of the copy.
+  // Swap the outputs of the fill and the copy: zeros overwrite a tensor.
   fbs::Operand &copied = segment.operands[stepOf(segment, fbs::StepKind::copy).first_output()];
   good = copied;
   copied = fbs::Operand(filled.offset(), filled.buffer(), copied.shape());
@@ -216,7 +220,7 @@ TEST_F(PlanVerifier, PaddingIsZerosAndNothingElseIs) {
 }
 
 TEST_F(PlanVerifier, DtypesMustAgree) {
-  UnpackedPlan parts = compiled(kJoined); // both of 4 bytes
+  UnpackedPlan parts = compiled(kJoined); // fp32 and i32 have 4 bytes
   for (auto &param : parts.manifest->endpoints[1]->params)
     param->dtype = fbs::DType::i32;
   EXPECT_THAT(error(parts),
@@ -232,28 +236,28 @@ TEST_F(PlanVerifier, LayoutsWithHolesOrContradictionsProveNothing) {
   EXPECT_NE(error(parts), "");
   list[1]->pattern = pattern;
   ASSERT_EQ(error(parts), "");
-  list.push_back(std::make_unique<fbs::PartT>(*list[0])); // says the same once more
+  list.push_back(std::make_unique<fbs::PartT>(*list[0])); // a duplicate that agrees
   EXPECT_EQ(error(parts), "");
   list.pop_back();
   list.erase(list.begin());
-  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is in no part of its layout");
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is covered by no part of its layout");
 
-  // Two dimensions in one of the param's: positions would add up beyond it.
+  // Two tensor dimensions in one dimension of the param: positions would exceed it.
   parts = compiled(kJoined);
   auto &first = parts.manifest->endpoints[1]->params[0]->parts[0]->dimensions;
   first[1] = fbs::PartDimension(first[1].sharding(), first[0].param());
   EXPECT_NE(error(parts), "");
 }
 
-TEST_F(PlanVerifier, VectorsLeftOutAreEmpty) {
-  // Packed again, a scalar's part has no dimensions and an idle rank no tables at all.
+TEST_F(PlanVerifier, AbsentVectorsAreEmpty) {
+  // After repacking, a scalar's part has no dimensions vector and an idle rank has no vectors at all.
   const UnpackedPlan parts = compiled(
       R"({version: 1, world: 3, model: {dtype: fp32, tensors: {s: []}}, source: {mesh: {}}, target: {mesh: {}, ranks: [1]}})");
   EXPECT_EQ(proof(parts).error, "");
   EXPECT_EQ(proof(parts).bytes, 4u);
 }
 
-// Columns of 64 tensors of 7168 rows, stacked: 29 million rows, in 4096 moves. The time is the processor's.
+// Columns of 64 tensors of 7168 rows, stacked: 29 million rows, in 4096 moves. Measured in CPU time.
 const char *const kColumns =
     R"({version: 1, model: {dtype: fp8_e4m3, index: {x: 64}, tensors: {"t.{x}": [7168, 2048]}, layouts: {
     whole: {place: {x: ep}, params: {"t.{x}": {holds: "t.{x}"}}}, columns: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
@@ -269,12 +273,12 @@ TEST_F(PlanVerifier, ColumnsAreProvenAsColumns) {
   EXPECT_EQ(result.bytes, uint64_t{64} * 7168 * 2048 * 8);
 }
 
-TEST_F(PlanVerifier, AColumnThatGoesElsewhereIsNamed) {
+TEST_F(PlanVerifier, NamesAMisplacedColumn) {
   UnpackedPlan parts = compiled(
       R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
       source: {layout: columns, mesh: {tp: 2}}, target: {layout: whole, mesh: {}, ranks: [2]}})");
   ASSERT_EQ(error(parts), "");
-  // Rank 2 gets rows of 16 bytes from each, 32 apart.
+  // Rank 2 receives rows of 16 bytes from each source rank, with a stride of 32 bytes.
   fbs::SegmentT &to = *parts.segments[2];
   fbs::Loop &loop = to.loops.back();
   const fbs::Loop good = loop;
@@ -313,7 +317,7 @@ TEST_F(PlanVerifier, MessagesMustPair) {
   EXPECT_NE(error(parts).find("is sent twice"), std::string::npos) << error(parts);
 }
 
-TEST_F(PlanVerifier, FilesWrittenBySeveralRanksAreGathered) {
+TEST_F(PlanVerifier, FilesWrittenBySeveralRanksAreVerified) {
   const char *yaml = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4, 8], shard: {0: tp}}, n: [8]}},
       source: {mesh: {tp: 2}}, target: {storage: out}})";
   UnpackedPlan parts = compiled(yaml);

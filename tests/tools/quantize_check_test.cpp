@@ -1,5 +1,5 @@
-// Params that stand quantised: synthesised, run, checked byte by byte, proven, compared and counted. Values are
-// compared with another implementation in quantize_test.py.
+// Quantized params: synthesized, run, checked byte by byte, verified, compared and counted. quantize_test.py compares
+// the values with another implementation.
 
 #include <gmock/gmock.h>
 
@@ -23,7 +23,7 @@ namespace fbs = reshard::schema;
 
 namespace {
 
-/// Two layers of a matrix [rows, 96], of two ranks on four, and a vector.
+/// Two layers of a matrix [rows, 96] and a vector, from two ranks (twice) to four.
 std::string job(int rows, const std::string &source, const std::string &target) {
   return R"({version: 1, model: {dtype: bf16, index: {layer: 2}, tensors: {"l.{layer}.w": {shape: [)" +
          std::to_string(rows) + ", 96], shard: {0: tp}}, n: [8]}}, source: {mesh: {tp: 2, dp: 2}" + source +
@@ -117,10 +117,10 @@ TEST_F(QuantizedPlan, TheCheckFindsEveryWrongByte) {
     const QuantizedCounts counts = countQuantized(plan_->manifest(), *target ? 1 : 0);
     uint64_t staged = 0;
     EXPECT_EQ(peakStagedBytes(*plan_, staged), "");
-    EXPECT_EQ(by == QuantizedBy::staged, staged >= 8 / 4 * 96 * 2) << staged; // the rows of a rank
+    EXPECT_EQ(by == QuantizedBy::staged, staged >= 8 / 4 * 96 * 2) << staged; // the rows of one rank
     ASSERT_EQ(counts.params.size(), 1u);
     EXPECT_EQ(counts.params.begin()->first, by);
-    EXPECT_EQ(counts.params.begin()->second.begin()->second, 8); // two layers on four places
+    EXPECT_EQ(counts.params.begin()->second.begin()->second, 8); // two layers on four mesh ranks
     const CheckResult compared = compare(*plan_, *source_, *target_, 2);
     EXPECT_EQ(compared.mismatches, 0u) << compared.first;
     EXPECT_EQ(compared.ambiguity, "");
@@ -134,8 +134,8 @@ TEST_F(QuantizedPlan, TheCheckFindsEveryWrongByte) {
         bytes += static_cast<uint64_t>(instance.bytes);
         if (rankMemory.meshRank != 1)
           return;
-        const int64_t step =
-            std::max<int64_t>(1, instance.bytes / 97); // of large ones a part, in no order that blocks have
+        const int64_t step = std::max<int64_t>(
+            1, instance.bytes / 97); // only some bytes of large params, with a step that is not a block size
         for (int64_t i = 0; i < instance.bytes; i += step) {
           memory[i] ^= std::byte{0x10};
           const CheckResult bad = check(*plan_, rankMemory, 5, 1);
@@ -153,8 +153,7 @@ TEST_F(QuantizedPlan, TheCheckFindsEveryWrongByte) {
 }
 
 TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
-  // The same tensors, not quantised: what the target of the one holds, dequantised, is near what that of the other
-  // holds. Few elements are 0.
+  // Compares dequantized targets with the targets of the same job without quantization. Few elements may be 0.
   for (const auto &[format, near] :
        {std::pair("mxfp8", 1.0 / 16), std::pair("block_fp8", 1.0 / 16), std::pair("nvfp4", 1.0 / 2)}) {
     open(job(8, quantized(format), ""));
@@ -180,7 +179,7 @@ TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
               };
               uint16_t found = 0;
               std::memcpy(&found, wide.data() + 2 * (run.local + k * run.localStep), 2);
-              // By the definition: exponents 112 to 127.
+              // By definition (synthesized_values.h), exponents are 112 to 127.
               const uint64_t hash =
                   elementHash(tensorKey(*run.tensor, 5), static_cast<uint64_t>(run.logical + k * run.logicalStep));
               const auto code = static_cast<uint16_t>((hash & 0xBFFF) | 0x3800);
@@ -201,16 +200,16 @@ TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
 }
 
 TEST_F(QuantizedPlan, TwoValuesOfOneElementCannotBeChecked) {
-  // The source has w twice, in blocks along its rows and along its columns.
+  // The source holds w twice, quantized in blocks along its rows and along its columns.
   const char *const kTwice = R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}, layouts: {
       twice: {params: {a: {holds: w, quantize: mxfp8}, b: {concat: [{permute: [1, 0], of: w}], quantize: mxfp8}}}, once: {params: {w: {holds: w}}}}},
       source: {layout: twice, mesh: {}}, target: {layout: once, mesh: {}}})";
   open(kTwice);
   run();
   EXPECT_THAT(check(*plan_, target_->rankMemories()[0], 5, 1).ambiguity,
-              testing::HasSubstr("hold tensor 'w' show two values of element "));
+              testing::HasSubstr("hold tensor 'w' give two different values for element "));
   EXPECT_THAT(compare(*plan_, *source_, *target_, 1).ambiguity,
-              testing::HasSubstr("hold tensor 'w' show two values of element "));
+              testing::HasSubstr("hold tensor 'w' give two different values for element "));
   EXPECT_THAT(compareReplicas(*plan_, *source_, 1).skipped, testing::ElementsAre("w"));
 }
 
@@ -223,7 +222,8 @@ TEST_F(QuantizedPlan, ReplicasAreCompared) {
       EXPECT_GE(result.comparedBytes, 2u * 2 * (4 * 96)) << format; // two replicas of two layers on two shards
       EXPECT_THAT(result.skipped, testing::IsEmpty());
       const std::string scale = std::string("l.1.w_scale") + (std::strcmp(format, "block_fp8") == 0 ? "_inv" : "");
-      // Scales of a passed on swizzled param are compared as plain ones are not: they are no tensor of their own.
+      // Swizzled scales are not a tensor of the plan and are compared as bytes; plain scales that are sent are a
+      // tensor.
       find(source_->rankMemories()[2], scale)[0] ^= std::byte{1};
       result = compareReplicas(*plan_, *source_, 2);
       ASSERT_EQ(result.differences.size(), 1u) << format << target;
@@ -232,7 +232,7 @@ TEST_F(QuantizedPlan, ReplicasAreCompared) {
     }
 }
 
-TEST_F(QuantizedPlan, FacesAreNeitherListedNorFiled) {
+TEST_F(QuantizedPlan, ViewsAreNeitherListedNorStored) {
   open(job(8, "", quantized("{format: mxfp8, by: sender, scale_layout: swizzled}")));
   for (uint32_t e = 0; e < 2; ++e)
     for (const TensorSpec &spec : specs(*plan_, e, 0))
@@ -254,7 +254,7 @@ TEST_F(QuantizedPlan, FacesAreNeitherListedNorFiled) {
   EXPECT_EQ(derivedTensorPatterns(plan_->manifest()), 2u);
 }
 
-TEST_F(QuantizedPlan, TheProofFollowsFaces) {
+TEST_F(QuantizedPlan, TheVerifierFollowsViews) {
   auto error = [&](const UnpackedPlan &parts) {
     pack(parts, folder_ / "altered.rplan");
     std::unique_ptr<Plan> plan;
@@ -276,7 +276,7 @@ TEST_F(QuantizedPlan, TheProofFollowsFaces) {
   };
   UnpackedPlan parts = compiled("mxfp8");
   ASSERT_EQ(error(parts), "");
-  // The elements of v come from w.
+  // Read the elements of v from w.
   fbs::SegmentT &segment = *parts.segments[0];
   for (fbs::Operand &operand : segment.operands)
     if (operand.buffer() == 2)
@@ -290,9 +290,10 @@ TEST_F(QuantizedPlan, TheProofFollowsFaces) {
   parts = compiled("{format: mxfp8, by: sender, scale_layout: swizzled}");
   ASSERT_EQ(error(parts), "");
   *param(parts, 1, "w_scale (plain)").view = *param(parts, 1, "v_scale (plain)").view;
-  EXPECT_THAT(error(parts), testing::HasSubstr("param 'w_scale' byte 0 is made by way of 0 faces, expected one"));
+  EXPECT_THAT(error(parts),
+              testing::HasSubstr("param 'w_scale' byte 0 is derived from 0 quantized views, expected one"));
 
-  // Codes of one tensor for those of another.
+  // Swap the codes of two tensors.
   parts = compiled("{format: mxfp8, by: sender}");
   ASSERT_EQ(error(parts), "");
   std::swap(param(parts, 1, "w").parts, param(parts, 1, "v").parts);
@@ -301,7 +302,7 @@ TEST_F(QuantizedPlan, TheProofFollowsFaces) {
       testing::HasSubstr("must be tensor 'v (codes of mxfp8)' element 0, but comes from tensor 'w (codes of mxfp8)'"));
 }
 
-TEST_F(QuantizedPlan, ReportsSayWho) {
+TEST_F(QuantizedPlan, ReportsNameTheQuantizingSide) {
   compile(job(8, "", quantized("mxfp8")), folder_ / "before.rplan");
   compile(job(8, "", quantized("{format: mxfp8, by: sender}")), folder_ / "after.rplan");
   DifferenceOptions difference;
@@ -323,15 +324,15 @@ TEST_F(QuantizedPlan, ReportsSayWho) {
     inspection.plan = folder_ / file;
     testing::internal::CaptureStdout();
     EXPECT_EQ(inspect(inspection), 0);
-    EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::HasSubstr(std::string("quantised: ") + words));
+    EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::HasSubstr(std::string("quantized: ") + words));
   }
   inspection.param = "l.1.w*";
   inspection.fits = [](const std::string &name) { return name.starts_with("l.1.w"); };
   testing::internal::CaptureStdout();
   EXPECT_EQ(inspect(inspection), 0);
   const std::string params = testing::internal::GetCapturedStdout();
-  EXPECT_THAT(params, testing::HasSubstr("quantised as mxfp8, codes, by the sender"));
-  EXPECT_THAT(params, testing::HasSubstr("quantised as mxfp8, scales, by the sender"));
+  EXPECT_THAT(params, testing::HasSubstr("quantized as mxfp8, codes, by the sender"));
+  EXPECT_THAT(params, testing::HasSubstr("quantized as mxfp8, scales, by the sender"));
   EXPECT_THAT(params, testing::Not(testing::HasSubstr("(plain)")));
 }
 

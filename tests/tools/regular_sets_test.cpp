@@ -1,4 +1,4 @@
-// Nests are cut along boxes into pieces that say, element for element, what looking at each element says.
+// Splits random loop nests at the borders of regular sets and compares the fragments with the result for each element.
 
 #include "tools/regular_sets.h"
 
@@ -13,7 +13,7 @@ using namespace reshard::tools;
 
 namespace {
 
-/// All elements, the last loop fastest.
+/// Visits all elements, the last loop fastest.
 template <class Loops, class Visit> void forEach(const Loops &loops, Visit visit) {
   std::vector<int64_t> at(loops.size());
   while (true) {
@@ -34,9 +34,10 @@ TEST(RegularSets, FragmentsMatchElements) {
   int done = 0, missing = 0, folded = 0;
   for (int round = 0; round < 20000; ++round) {
     RegularSets sets;
-    std::map<int64_t, std::set<std::pair<uint32_t, int64_t>>> truth; // by place: tags and values
+    std::map<int64_t, std::set<std::pair<uint32_t, int64_t>>> truth; // by position: tags and values
     int64_t positions = 0;
-    // Half of them tile what the nest looks at: a few boxes side by side that repeat, as columns of several ranks do.
+    // Half of the cases tile the range of the nest with a few adjacent sets that repeat, like column shards of several
+    // ranks.
     const bool tiles = round % 2 == 0;
     const int64_t width = between(1, 4), columns = between(1, 4), rows = between(1, 6), period = width * columns;
     for (int64_t b = 0, count = tiles ? columns : between(1, 5); b < count; ++b) {
@@ -77,11 +78,11 @@ TEST(RegularSets, FragmentsMatchElements) {
     for (int64_t l = between(0, 3); l > 0; --l)
       nest.loops.push_back(
           {between(1, 5), tiles && l > 1 ? period * between(0, 1) : between(-2, 5), between(-4, 9), 0});
-    for (size_t l = nest.loops.size(); l-- > 0;) { // so that `also` is a number of the element
+    for (size_t l = nest.loops.size(); l-- > 0;) { // so that `origin` is the index of the element
       nest.loops[l].origin = elements;
       elements *= nest.loops[l].count;
     }
-    std::vector<std::pair<int64_t, int64_t>> expected(static_cast<size_t>(elements)); // place, with
+    std::vector<std::pair<int64_t, int64_t>> expected(static_cast<size_t>(elements)); // position, counterpart
     bool hole = false;
     forEach(nest.loops, [&](const std::vector<int64_t> &at) {
       int64_t position = nest.position, counterpart = nest.counterpart, origin = 0;
@@ -136,7 +137,7 @@ TEST(RegularSets, FragmentsMatchElements) {
   EXPECT_GE(folded, 1000);
 }
 
-/// 64 columns of 2^30 rows: each is one piece, from both sides, and so are all bytes.
+/// 64 columns of 2^30 rows: each column is one fragment in both directions, and so is the whole range.
 TEST(RegularSets, WorkGrowsWithFragments) {
   constexpr int64_t kRows = int64_t{1} << 30, kColumns = 64, kWidth = 256;
   RegularSets sets;
@@ -150,7 +151,7 @@ TEST(RegularSets, WorkGrowsWithFragments) {
   int fragments = 0;
   NestSplitter splitter(sets, work);
   const auto count = [&](const Fragment &) { return ++fragments > 0; };
-  // Columns of another width, and from the middle of a row.
+  // Columns of another width, beginning in the middle of a row.
   EXPECT_EQ(splitter.run({100, 0, 0, {{kRows - 1, kColumns * kWidth, 384, 0}, {384, 1, 1, 0}}}, count),
             SplitStatus::done);
   EXPECT_EQ(fragments, 2);
@@ -161,8 +162,8 @@ TEST(RegularSets, WorkGrowsWithFragments) {
   EXPECT_LT(work, 2000u);
 }
 
-/// What has no digits, and what is read in another order.
-TEST(RegularSets, WhatDoesNotNestIsSplit) {
+/// Sets whose dimensions do not nest, and accesses in another order.
+TEST(RegularSets, SetsThatDoNotNestAreSplit) {
   RegularSets sets;
   ASSERT_TRUE(sets.add({0, 0, 0, {{3, 3, 10}, {2, 5, 1}}, 0})); // 0 3 6 5 8 11
   EXPECT_EQ(sets.positions(), 6);
@@ -177,11 +178,11 @@ TEST(RegularSets, WhatDoesNotNestIsSplit) {
   EXPECT_FALSE(scattered.add({0, 0, 0, {{int64_t{1} << 40, 3, 0}, {3, 2, 0}}, 0}));
 }
 
-/// More pieces than are kept in memory come all the same, each once; and who has enough of them ends it.
+/// More fragments than are kept in memory are visited, each once; a visitor can stop the splitter.
 TEST(RegularSets, ManyFragments) {
   constexpr int64_t kCount = 600'000;
   RegularSets sets;
-  for (int64_t i = 0; i < kCount; ++i) // values go in no even steps
+  for (int64_t i = 0; i < kCount; ++i) // irregular values
     ASSERT_TRUE(sets.add({i, i * i, 0, {}, 0}));
   sets.finish();
   uint64_t work = 0;

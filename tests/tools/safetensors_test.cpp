@@ -1,5 +1,5 @@
-// safetensors files: what is written is read again; what the format forbids is refused with a message that names file
-// and tensor.
+// safetensors files: written files can be read, and invalid files are refused with a message that names the file and
+// the tensor.
 
 #include "tools/safetensors.h"
 
@@ -30,12 +30,12 @@ protected:
   void put(const std::string &name, const std::string &bytes) const {
     std::ofstream(path(name), std::ios::binary) << bytes;
   }
-  /// A file of a header and data; the length before them is right.
+  /// A file with a correct header length, a header and data.
   static std::string file(const std::string &header, size_t dataBytes) {
     const uint64_t length = header.size();
     return std::string(reinterpret_cast<const char *>(&length), 8) + header + std::string(dataBytes, 'x');
   }
-  /// The message for a file, without its folder.
+  /// The error for a file, without its folder.
   std::string refusal(const std::string &bytes) const {
     put("f.safetensors", bytes);
     Checkpoint checkpoint;
@@ -78,43 +78,43 @@ TEST_F(Safetensors, RefusesEachDamage) {
   const struct {
     std::string bytes, message;
   } cases[] = {
-      {"", "truncated: 0 bytes are no safetensors file"},
-      {"1234567", "truncated: 7 bytes are no safetensors file"},
+      {"", "truncated: found 0 bytes, a safetensors file has at least 8"},
+      {"1234567", "truncated: found 7 bytes, a safetensors file has at least 8"},
       {std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8) + "{}",
-       "a header of 18446744073709551615 bytes, but the file has 10"},
-      {file("{}", 0).substr(0, 9), "a header of 2 bytes, but the file has 9"},
-      {file("[]", 0), "damaged header: it is no JSON object"},
-      {file("{", 0), "damaged header: it is no JSON object"},
-      {file("{\"\xff\":1}", 0), "damaged header: it is no JSON object"},
+       "truncated or damaged: the header should have 18446744073709551615 bytes, but the file has 10"},
+      {file("{}", 0).substr(0, 9), "truncated or damaged: the header should have 2 bytes, but the file has 9"},
+      {file("[]", 0), "damaged header: not a JSON object"},
+      {file("{", 0), "damaged header: not a JSON object"},
+      {file("{\"\xff\":1}", 0), "damaged header: not a JSON object"},
       {file(
            R"({"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":{"a":1}}}}}}}}}}}}}}}}})",
            0),
-       "damaged header: it is no JSON object"},
+       "damaged header: not a JSON object"},
       {file(
            R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
            8),
-       "damaged header: 'a' is there twice"},
+       "damaged header: the key 'a' is repeated"},
       {file(R"({"a":7})", 0), "tensor 'a': expected dtype, shape and data_offsets"},
       {file(R"({"a":{"dtype":"F32","shape":[1]}})", 4), "tensor 'a': expected dtype, shape and data_offsets"},
       {file(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", 4),
        "tensor 'a': expected dtype, shape and data_offsets"},
       {file(R"({"a":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}})", 8), "tensor 'a': unknown dtype 'C64'"},
       {file(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4),
-       "tensor 'a': a length of its shape is no number or too large"},
+       "tensor 'a': a length in its shape is not an unsigned integer, or is too large"},
       {file(R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", 4),
-       "tensor 'a': a length of its shape is no number or too large"},
+       "tensor 'a': a length in its shape is not an unsigned integer, or is too large"},
       {file(R"({"a":{"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,4]}})", 4),
-       "tensor 'a': a length of its shape is no number or too large"},
+       "tensor 'a': a length in its shape is not an unsigned integer, or is too large"},
       {file(R"({"a":{"dtype":"F32","shape":[1073741824,1073741824,16],"data_offsets":[0,4]}})", 4),
        "tensor 'a': its shape is too large"},
       {file(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}})", 4),
-       "tensor 'a': its data_offsets are no numbers"},
+       "tensor 'a': its data_offsets are not unsigned integers"},
       {file(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})", 4),
        "tensor 'a': its data_offsets lie outside the file"},
       {file(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4),
        "tensor 'a': its data_offsets lie outside the file"},
       {file(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4),
-       "tensor 'a': its shape and dtype are 8 bytes, its data_offsets 4"},
+       "tensor 'a': its shape and dtype need 8 bytes, but its data_offsets span 4"},
       {file(
            R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
            4),
@@ -122,7 +122,7 @@ TEST_F(Safetensors, RefusesEachDamage) {
       {file(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8),
        "damaged header: the data has a gap or an overlap at byte 0"},
       {file(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 5),
-       "damaged: the file has 5 bytes of data, its tensors 4"},
+       "damaged: the file has 5 bytes of data, but its tensors have 4"},
       {file(kGood, 26), "tensor 'b': its data_offsets lie outside the file"},
   };
   for (const auto &[bytes, message] : cases)
@@ -130,9 +130,10 @@ TEST_F(Safetensors, RefusesEachDamage) {
 }
 
 TEST_F(Safetensors, RefusesAHeaderOverTheLimit) {
-  // As long as the package's own limit allows, and one byte more; sparse, so that neither takes room.
+  // A header of the largest allowed length, and one that is a byte longer. The files are sparse and use no disk space.
   for (const auto &[length, message] :
-       {std::pair<uint64_t, std::string>{100'000'001, "a header of 100000001 bytes"}, {100'000'000, "no JSON"}}) {
+       {std::pair<uint64_t, std::string>{100'000'001, "the header should have 100000001 bytes"},
+        {100'000'000, "not a JSON object"}}) {
     put("f.safetensors", std::string(reinterpret_cast<const char *>(&length), 8));
     fs::resize_file(path("f.safetensors"), 8 + length);
     Checkpoint checkpoint;
@@ -154,7 +155,7 @@ TEST_F(Safetensors, EveryTruncationAndEveryFlippedBitOfTheHeaderIsSafe) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string bad = good;
       bad[at] = static_cast<char>(bad[at] ^ (1 << bit));
-      refusal(bad); // may name the tensor differently and still be good; must not crash
+      refusal(bad); // a flipped bit in a name leaves a valid file; reading must not crash
     }
 }
 
@@ -162,7 +163,7 @@ TEST_F(Safetensors, MissingFilesAndFoldersAreNamed) {
   Checkpoint checkpoint;
   EXPECT_EQ(shorten(readSafetensors(path("none.safetensors"), checkpoint)),
             "cannot open 'none.safetensors': No such file or directory");
-  EXPECT_EQ(shorten(readSafetensors(folder_, checkpoint)), "'" + folder_.string() + "' is no regular file");
+  EXPECT_EQ(shorten(readSafetensors(folder_, checkpoint)), "'" + folder_.string() + "' is not a regular file");
 }
 
 TEST_F(Safetensors, WritesAlignedAndReadsBack) {
@@ -196,7 +197,7 @@ TEST_F(Safetensors, WritesAlignedAndReadsBack) {
             "cannot create 'f.safetensors': File exists");
 }
 
-TEST_F(Safetensors, CheckpointsAreCutIntoFiles) {
+TEST_F(Safetensors, CheckpointsAreSplitIntoFiles) {
   const std::vector<TensorSpec> specs = {{"a", DType::fp32, {4}, 16},
                                          {"b", DType::fp32, {4}, 16},
                                          {"c", DType::fp32, {10}, 40},
@@ -215,7 +216,7 @@ TEST_F(Safetensors, CheckpointsAreCutIntoFiles) {
   EXPECT_TRUE(fs::exists(path("many/model-00002-of-00003.safetensors")));
 }
 
-/// Of this thread, in user mode.
+/// CPU time of this thread in user mode.
 double cpuSeconds() {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
@@ -223,7 +224,7 @@ double cpuSeconds() {
 }
 
 TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
-  // An index of 200,000 names and the headers of its 4 files. Look-ups by walking through all names took minutes.
+  // An index of 200,000 names and the headers of its 4 files: a linear search for each name would take minutes.
   constexpr int kNames = 200'000;
   std::vector<TensorSpec> specs;
   for (int i = 0; i < kNames; ++i)
@@ -244,9 +245,9 @@ TEST_F(Safetensors, ManyNamesTakeTimeInProportion) {
   EXPECT_EQ(found.tensors.size(), specs.size());
   RecordProperty("written_seconds", std::to_string(written - begin));
   RecordProperty("read_seconds", std::to_string(read - written));
-  EXPECT_LT(written - begin, 10); // sanitizers take ten times as long
+  EXPECT_LT(written - begin, 10); // the limit allows for sanitizers, which are ten times slower
   EXPECT_LT(read - written, 10);
-  Checkpoint again; // and a single file of as many
+  Checkpoint again; // and a single file with as many tensors
   fs::create_directory(path("one"));
   ASSERT_EQ(createSafetensors(path("one/model.safetensors"), specs, again), "");
   Checkpoint one;
@@ -263,18 +264,19 @@ TEST_F(Safetensors, AnIndexMustAgreeWithItsFiles) {
     return shorten(readCheckpoint(folder_, checkpoint));
   };
   EXPECT_EQ(index(R"({"metadata":{"total_size":27},"weight_map":{"a":"x.safetensors","b":"x.safetensors"}})"), "");
-  EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors"}})"), "'x.safetensors' has 2 tensors, the index says 1");
+  EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors"}})"), "'x.safetensors' has 2 tensors, but the index lists 1");
   EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors","c":"x.safetensors"}})"),
             "'model.safetensors.index.json': tensor 'c' is not in 'x.safetensors'");
   EXPECT_EQ(index(R"({"weight_map":{"a":"y.safetensors"}})"), "cannot open 'y.safetensors': No such file or directory");
   EXPECT_EQ(index(R"({"weight_map":{"a":"x.safetensors","a":"x.safetensors"}})"),
-            "'model.safetensors.index.json': damaged header: 'a' is there twice");
-  EXPECT_EQ(index(R"({"weight_map":[]})"), "'model.safetensors.index.json': no weight_map");
-  EXPECT_EQ(index("{"), "'model.safetensors.index.json': damaged header: it is no JSON object");
+            "'model.safetensors.index.json': damaged header: the key 'a' is repeated");
+  EXPECT_EQ(index(R"({"weight_map":[]})"), "'model.safetensors.index.json': 'weight_map' is missing");
+  EXPECT_EQ(index("{"), "'model.safetensors.index.json': damaged header: not a JSON object");
   for (const char *outside :
        {"\"../x.safetensors\"", "\"/etc/passwd\"", "\"sub/x.safetensors\"", "\"..\"", "\"\"", "3"})
-    EXPECT_EQ(index(std::string(R"({"weight_map":{"a":)") + outside + "}}"),
-              "'model.safetensors.index.json': tensor 'a' is in no file of this folder");
+    EXPECT_EQ(
+        index(std::string(R"({"weight_map":{"a":)") + outside + "}}"),
+        "'model.safetensors.index.json': tensor 'a' has an invalid file name, expected a file in the same folder");
 }
 
 } // namespace

@@ -1,5 +1,5 @@
-// What is gathered in the arena to be quantised: plans in which a step no longer waits, or bytes stand elsewhere, are
-// found by the proof or refused by the loader.
+// Bytes that are staged in the arena before they are quantized: plans with a removed wait or a moved operand are
+// rejected by the plan verifier or refused by the loader.
 
 #include <gmock/gmock.h>
 
@@ -15,7 +15,8 @@ namespace fbs = reshard::schema;
 
 namespace {
 
-// Blocks of the targets lie on two source ranks each; a limit lets a rank gather a row of blocks or two at a time.
+// Each target block has elements of two source ranks; the staging limit lets a rank stage one or two rows of blocks at
+// a time.
 std::string job(const char *format, const char *staging) {
   return std::string("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 96], shard: {1: tp}}, b: {shape: "
                      "[256, 96], shard: {1: tp}}}}, source: {mesh: {tp: 4}},") +
@@ -23,7 +24,7 @@ std::string job(const char *format, const char *staging) {
          ", by: receiver}}, options: {staging: " + staging + "}}";
 }
 
-class GatheredRows : public testing::TestWithParam<const char *> {
+class StagedRows : public testing::TestWithParam<const char *> {
 protected:
   void SetUp() override { use("64KiB"); }
   void use(const char *staging) {
@@ -44,7 +45,7 @@ protected:
   UnpackedPlan parts_;
 };
 
-TEST_P(GatheredRows, AreRight) {
+TEST_P(StagedRows, AreRight) {
   EXPECT_EQ(error(), "");
   int copies = 0;
   for (const auto &segment : parts_.segments)
@@ -53,22 +54,22 @@ TEST_P(GatheredRows, AreRight) {
   EXPECT_GE(copies, 6); // one for each phase
 }
 
-TEST_P(GatheredRows, EachWaitMatters) {
+TEST_P(StagedRows, EachWaitMatters) {
   int altered = 0;
   for (auto &segment : parts_.segments)
     for (const fbs::Step &step : segment->steps) {
-      const bool gathers = step.output_count() > 0 && segment->operands[step.first_output()].buffer() == 0;
-      if (!gathers && !fromArena(*segment, step) && step.kind() != fbs::StepKind::reduce)
+      const bool staging = step.output_count() > 0 && segment->operands[step.first_output()].buffer() == 0;
+      if (!staging && !fromArena(*segment, step) && step.kind() != fbs::StepKind::reduce)
         continue;
       for (uint32_t i = 0; i < step.after_count(); ++i) {
         uint32_t &before = segment->after[step.first_after() + i];
         const uint32_t right = before;
         const fbs::StepKind kind = segment->steps[right].kind();
-        if (right == 0 ||
-            (kind == fbs::StepKind::recv && step.kind() == fbs::StepKind::recv)) // the latter are about slots
+        if (right == 0 || (kind == fbs::StepKind::recv &&
+                           step.kind() == fbs::StepKind::recv)) // waits between receives are about slots
           continue;
         before = 0;
-        // A copy need not wait for the one before it where nobody counts on that: the last one.
+        // The last copy need not wait for the previous copy, since no step relies on that.
         const bool chain = fromArena(*segment, step) && fromArena(*segment, segment->steps[right]);
         const std::string found = error();
         EXPECT_TRUE(chain || !found.empty())
@@ -81,7 +82,7 @@ TEST_P(GatheredRows, EachWaitMatters) {
   EXPECT_EQ(error(), "");
 }
 
-TEST_P(GatheredRows, EachPlaceMatters) {
+TEST_P(StagedRows, EachOffsetMatters) {
   use("256KiB"); // several rows of blocks at a time
   int altered = 0;
   for (auto &segment : parts_.segments)
@@ -98,7 +99,7 @@ TEST_P(GatheredRows, EachPlaceMatters) {
   EXPECT_GE(altered, 6);
 }
 
-TEST_P(GatheredRows, TheLoaderRefusesPartsOfRows) {
+TEST_P(StagedRows, TheLoaderRefusesPartsOfRows) {
   for (auto &segment : parts_.segments)
     for (const fbs::Step &step : segment->steps) {
       if (!fromArena(*segment, step))
@@ -111,10 +112,10 @@ TEST_P(GatheredRows, TheLoaderRefusesPartsOfRows) {
       output = right;
       return;
     }
-  FAIL() << "nothing is gathered";
+  FAIL() << "nothing is staged";
 }
 
-TEST_P(GatheredRows, TheLoaderRefusesMessagesThere) {
+TEST_P(StagedRows, TheLoaderRefusesMessagesInStagedRows) {
   fbs::SegmentT &segment = *parts_.segments[4];
   for (fbs::Step &step : segment.steps)
     if (step.kind() == fbs::StepKind::recv && step.staging() != UINT64_MAX) {
@@ -128,11 +129,11 @@ TEST_P(GatheredRows, TheLoaderRefusesMessagesThere) {
   FAIL() << "no message is staged";
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, GatheredRows, testing::Values("mxfp8", "block_fp8", "nvfp4"),
+INSTANTIATE_TEST_SUITE_P(Formats, StagedRows, testing::Values("mxfp8", "block_fp8", "nvfp4"),
                          [](const auto &info) { return std::string(info.param); });
 
-// Columns of 32 tensors from 32 ranks, 59 million rows in the arenas, in 8192 moves. The time is the processor's.
-TEST(GatheredColumns, AreProvenAsColumns) {
+// Columns of 32 tensors from 32 ranks, 59 million rows in the arenas, in 8192 moves. Measured in CPU time.
+TEST(StagedColumns, AreProvenAsColumns) {
   const Folder folder;
   compile(R"({version: 1, model: {dtype: bf16, index: {x: 32}, tensors: {"t.{x}": [7168, 2048]}, layouts: {
       s: {params: {"t.{x}": {holds: "t.{x}", shard: {1: tp}}}}, t: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
@@ -147,7 +148,7 @@ TEST(GatheredColumns, AreProvenAsColumns) {
   EXPECT_EQ(result.moves, 32u * 32 * 8);
 }
 
-// Elements of nvfp4 that are quantised where they come wait for the tensor scale.
+// Steps that quantize nvfp4 elements on arrival wait for the tensor scale.
 TEST(TensorScales, AreWaitedFor) {
   const Folder folder;
   compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}}}, source: {mesh: {tp: "
@@ -171,10 +172,11 @@ TEST(TensorScales, AreWaitedFor) {
         continue;
       before = 0;
       if (segment.steps[right].kind() == fbs::StepKind::reduce) {
-        EXPECT_THAT(error(), testing::HasSubstr("with a tensor scale that it does not wait for"));
+        EXPECT_THAT(error(),
+                    testing::HasSubstr("with a tensor scale, but does not wait for the step that computes it"));
         ++altered;
       } else if (step.kind() == fbs::StepKind::reduce) {
-        EXPECT_THAT(error(), testing::HasSubstr("takes the largest of what step"));
+        EXPECT_THAT(error(), testing::HasSubstr("reduces amax values that step"));
         ++altered;
       }
       before = right;

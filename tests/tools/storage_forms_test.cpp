@@ -1,4 +1,4 @@
-// What is gathered is added up without overflow: a manifest that says more than there can be is refused.
+// Staged bytes are summed without overflow: a manifest with impossible sizes is refused.
 
 #include "tools/storage_forms.h"
 
@@ -13,9 +13,8 @@ namespace fbs = reshard::schema;
 
 namespace {
 
-/// The error of mostGathered where the target's face of largest magnitudes has `slots` of 4 bytes in each of 64
-/// instances.
-std::string gathered(int64_t slots, uint64_t &bytes) {
+/// The error of peakStagedBytes if the target's `amax` view has `slots` entries of 4 bytes in each of 64 instances.
+std::string stagedError(int64_t slots, uint64_t &bytes) {
   const Folder folder;
   compile("{version: 1, model: {dtype: bf16, index: {x: 64}, tensors: {'t.{x}': {shape: [32, 32], shard: {0: tp}}}}, "
           "source: {mesh: {tp: 2}}, "
@@ -34,14 +33,16 @@ std::string gathered(int64_t slots, uint64_t &bytes) {
 
 TEST(StorageForms, SumsDoNotOverflow) {
   uint64_t bytes = 0;
-  ASSERT_EQ(gathered(2, bytes), "");
+  ASSERT_EQ(stagedError(2, bytes), "");
   EXPECT_EQ(bytes, 64u * 64);
-  EXPECT_EQ(gathered(1024, bytes), "");
+  EXPECT_EQ(stagedError(1024, bytes), "");
   EXPECT_EQ(bytes, 64u * 4096);
   for (const int64_t slots : {int64_t{1} << 56, int64_t{1} << 57, int64_t{1} << 58}) {
     bytes = 0;
-    EXPECT_THAT(gathered(slots, bytes),
-                testing::HasSubstr("of endpoint 'target' gathers more than 1152921504606846976 bytes on a rank"))
+    EXPECT_THAT(
+        stagedError(slots, bytes),
+        testing::HasSubstr(
+            "of endpoint 'target' and the params before it stage more than 1152921504606846976 bytes on one rank"))
         << slots;
     EXPECT_EQ(bytes, 0u);
   }

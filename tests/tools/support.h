@@ -1,4 +1,4 @@
-// Plans for tests: compiled from YAML, taken apart, altered, and put together again with good digests.
+// Plans for tests: compiles YAML, unpacks a plan, and packs an altered plan with valid digests.
 #pragma once
 
 #include "compiler/compile.h"
@@ -16,7 +16,7 @@
 
 namespace reshard::tests {
 
-/// A folder that goes with the test.
+/// A temporary folder that is removed by the destructor.
 class Folder {
 public:
   Folder() : path_(std::filesystem::temp_directory_path() / ("reshard-tools-" + std::to_string(getpid()))) {
@@ -29,7 +29,7 @@ private:
   std::filesystem::path path_;
 };
 
-/// A plan as objects.
+/// A plan as mutable objects.
 struct UnpackedPlan {
   std::unique_ptr<schema::ManifestT> manifest;
   std::vector<std::unique_ptr<schema::SegmentT>> segments;

@@ -1,4 +1,4 @@
-// Synthesised values are frozen: files made by one release are checked by another. The check finds every single wrong
+// Synthesized values must not change, since one release checks files that another wrote. The check finds every wrong
 // byte.
 
 #include "tests/tools/support.h"
@@ -13,7 +13,7 @@ namespace fbs = reshard::schema;
 
 namespace {
 
-// From the definition in synthesize.h, by an implementation in another language.
+// Expected values from a Python implementation of the definition in synthesize.h.
 TEST(Synthesize, ValuesAreFrozen) {
   const struct {
     const char *tensor;
@@ -30,7 +30,7 @@ TEST(Synthesize, ValuesAreFrozen) {
     EXPECT_EQ(elementHash(tensorKey(tensor, seed), element), value) << tensor;
 }
 
-/// Sources and targets of a plan in memory; every target holds what its layout says, put there through the layouts.
+/// Sources and targets of a plan in memory. Targets are filled through the layouts with the right contents.
 class Check : public testing::Test {
 protected:
   void open(const std::string &yaml) {
@@ -51,7 +51,7 @@ protected:
                    [&](const ElementRun &run) {
                      for (int64_t k = 0; !run.tensor && k < run.count; ++k) {
                        std::byte *at = memory + (run.local + k * run.localStep) * item;
-                       EXPECT_EQ(*at, std::byte{0xAB}); // what no target may take over from the padding of a source
+                       EXPECT_EQ(*at, std::byte{0xAB}); // the value of source padding, which must not reach a target
                        std::memset(at, 0, static_cast<size_t>(item));
                      }
                    });
@@ -99,12 +99,12 @@ TEST_F(Check, FindsEverySingleWrongByte) {
         }
       });
       EXPECT_EQ(good.checkedBytes, bytes);
-      EXPECT_GT(check(*plan_, rankMemory, 6, 1).mismatches, 0u); // another seed is another model
+      EXPECT_GT(check(*plan_, rankMemory, 6, 1).mismatches, 0u); // another seed gives other values
     }
   }
 }
 
-TEST_F(Check, SaysWhatWasFoundWhere) {
+TEST_F(Check, NamesTheWrongElement) {
   open(job("bf16"));
   const MeshRankMemory &rankMemory = target_->rankMemories()[1];
   // w on rank 1 is [2 experts, 2 of g and u, 4]: expert 1's row of g begins at element 8 of w, and is row 1 of g.
@@ -144,13 +144,14 @@ TEST_F(Check, ElementsOfNoPartAreMismatches) {
   for (auto &param : parts.manifest->endpoints[1]->params)
     if (param->name == "w") {
       ASSERT_GE(param->parts.size(), 3u);
-      param->parts[0] = std::make_unique<fbs::PartT>(*param->parts[1]); // as many elements, but one part is not there
+      param->parts[0] = std::make_unique<fbs::PartT>(
+          *param->parts[1]); // the number of elements is unchanged, but one part is missing
     }
   pack(parts, folder_ / "p.rplan");
   reopen();
   const CheckResult result = check(*plan_, target_->rankMemories()[0], 5, 1);
   EXPECT_EQ(result.mismatches, 6u); // 2 experts, a row of 3
-  EXPECT_EQ(result.first, "param 'w': no part of its layout covers 6 of 16 elements");
+  EXPECT_EQ(result.first, "param 'w': 6 of 16 elements are covered by no part of its layout");
 }
 
 } // namespace

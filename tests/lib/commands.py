@@ -1,0 +1,39 @@
+"""Runs commands in tests, with a deadline and an expected exit code, in a temporary folder. RESHARD_BIN: the folder of
+the built commands.
+
+A test finds this module with
+    sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
+and lists there the other folders of tests/ that it imports from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("RESHARD_BIN", ROOT / "build/release")).resolve()
+DEADLINE = 1800  # seconds; sanitizers and large jobs are slow
+
+
+def run(*command: object, code: int | None = 0, timeout: float = DEADLINE, **options: object) -> subprocess.CompletedProcess:
+    """Runs a command (a name that begins with reshard- is a built one) and captures its output as text. Raises
+    AssertionError with the output unless the exit code is `code`; None accepts any."""
+    words = [str(word) for word in command]
+    if words[0].startswith("reshard-"):
+        words[0] = str(BIN / words[0])
+    done = subprocess.run(words, timeout=timeout, **{"capture_output": True, "text": True} | options)
+    if code is not None and done.returncode != code:
+        raise AssertionError(f"{' '.join(words)}: exit code {done.returncode}, expected {code}\n{done.stdout}{done.stderr}")
+    return done
+
+
+class FolderTest(unittest.TestCase):
+    """A test with a temporary folder, self.folder, which is removed after it."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
