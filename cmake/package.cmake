@@ -1,7 +1,7 @@
-# What a build installs: the commands, libreshard with its headers and backends, the library of models, and how CMake and pkg-config
-# find them. Everything finds everything else by where it stands itself, so the tree may be moved: a prefix, a .deb and the folder of
-# the Python module are one tree.
-set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "folder of libraries") # one tree on all systems
+# Installation: the commands, libreshard with its headers and backends, the library of models, and the files for CMake
+# and pkg-config. All paths are relative, so the tree can be moved: a prefix, a .deb and the folder of the Python module
+# have one layout.
+set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "folder of libraries") # the same layout on all systems
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -18,7 +18,7 @@ foreach(backend mpi cuda nccl)
     list(APPEND BACKENDS reshard_${backend})
   endif()
 endforeach()
-# What they were linked with may be where no loader looks, as NCCL beside a toolkit.
+# Backends may link libraries outside the loader's search path, such as an NCCL in the folder of a CUDA toolkit.
 if(BACKENDS)
   set_target_properties(${BACKENDS} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS ${BACKENDS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
@@ -30,7 +30,8 @@ endforeach()
 install(TARGETS ${PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS reshard EXPORT reshard LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES executor/reshard.h executor/reshard_plan.h executor/reshard.hpp DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
-install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/reshard) # as it stands: its files name each other
+# The folder keeps its structure: its files refer to each other by relative paths.
+install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/reshard)
 install(FILES README.md docs/yaml.md docs/library.md docs/worked-examples.md docs/api.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 set(CONFIG ${CMAKE_INSTALL_LIBDIR}/cmake/reshard)
@@ -38,7 +39,7 @@ install(EXPORT reshard NAMESPACE reshard:: DESTINATION ${CONFIG} FILE reshard-co
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/reshard-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/reshard-config-version.cmake DESTINATION ${CONFIG})
 
-# ${pcfiledir} is pkg-config's own: the folder of the file, from which the prefix follows.
+# ${pcfiledir} is a variable of pkg-config: the folder of the .pc file. The prefix is computed from it.
 set(PKGCONFIG ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH UP /${PKGCONFIG} /)
 string(REGEX REPLACE "/$" "" UP ${UP})

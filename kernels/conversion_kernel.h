@@ -1,6 +1,6 @@
-// A table of strided copies whose elements change on their way (kernels/convert_strided.h), and of what is computed of
-// quantised matrices; and what one warp of a launch does of it. As copy_kernel.h: plain structs and inline functions,
-// which a GPU and the host run. changes.cpp gives what the CPU's kernels give, bit for bit.
+// A table of strided copies that convert elements (kernels/convert_strided.h) and of computations on quantized
+// matrices, and the part of it that one warp of a launch runs. As in copy_kernel.h: plain structs and inline functions
+// that a GPU and the host run. The results equal those of the CPU kernels, bit for bit.
 #pragma once
 
 #include "kernels/codes.h"
@@ -13,58 +13,58 @@
 
 namespace reshard::kernels {
 
-/// Elements that a lane has at a time, at most.
+/// Maximum number of elements that a lane holds at a time.
 constexpr uint32_t kVector = 8;
-/// Units of a tile, which one warp does: whole blocks of mxfp8 and nvfp4 begin in it and end in it.
+/// Units of a tile, which one warp runs. Blocks of mxfp8 and nvfp4 begin and end within a tile.
 constexpr uint32_t kTileUnits = 8 * kWarpThreads;
 
-/// Quantised matrices in memory (Quantized), and where the elements are that stand for theirs.
+/// Quantized matrices in device memory (see Quantized), and the addresses that encode the indices of their elements.
 struct TableMatrices {
-  uint64_t begin;                       // of these; an address stands for element (address - begin) / itemBytes
-  uint64_t codes, scales, tensorScales; // codes 0: only scales are made
+  uint64_t begin;                       // address of element 0; address a means element (a - begin) / itemBytes
+  uint64_t codes, scales, tensorScales; // addresses; codes 0: compute only scales
   uint64_t rows, columns, matrixElements;
   uint64_t scaleBytes; // of one matrix
-  ScaleShape shape;    // of its scales
+  ScaleShape shape;    // rows and columns of the scales of one matrix
   Format wide;
-  uint8_t blockElements; // 32 of mxfp8, 16 of nvfp4, 0 of block FP8
+  uint8_t blockElements; // elements of a block: 32 for mxfp8, 16 for nvfp4, 0 for block FP8
   bool swizzled;
 };
 
-/// What is done of a piece, by units.
+/// The computation of an entry, and its unit.
 enum class Task : uint8_t {
-  rows,         ///< up to kVector elements of a row go from source to target; or, of scales, what they give
-  blocks,       ///< a block of 128 x 128 is quantised
-  unswizzle,    ///< a scale of all matrices goes from its place in the swizzled layout to its number in the plain one
-  swizzle,      ///< a byte of the swizzled layout comes from the plain one, padding is zero
-  padding,      ///< the same, padding alone
-  tensorScales, ///< the tensor scale of a matrix from the largest magnitudes of its parts
+  rows,         ///< copies up to kVector elements of a row from source to target, or computes scales or amax from them
+  blocks,       ///< quantizes a block of 128 x 128
+  unswizzle,    ///< copies one scale from the swizzled layout to the plain one
+  swizzle,      ///< writes one byte of the swizzled layout from the plain one; padding becomes zero
+  padding,      ///< writes one byte of padding of the swizzled layout
+  tensorScales, ///< computes the tensor scale of a matrix from the amax values of its parts
 };
-/// How elements are read, and what becomes of them.
+/// Storage form of the elements that are read, and of those that are written.
 enum class Reads : uint8_t { plain, elements, codes };
 enum class Writes : uint8_t { plain, quantized, amax };
 
 constexpr uint32_t kNoMatrices = 0xFFFFFFFF;
 
 struct ConversionEntry {
-  uint64_t source, target; // addresses of the shape's first unit; of rows source 0: zeros; of blocks the source of
-                           // element 0, or where it would be
+  uint64_t source, target; // addresses of the shape's first unit; `rows`: source 0 means zeros; `blocks`: source of
+                           // element 0, even if it is outside the entry
   uint64_t slot;           // its first tile in the table
-  uint32_t first, units;   // of the shape, numbered along rows; of blocks the first row of blocks, and blocks; of
-                           // tensorScales numbers for each, and matrices
+  uint32_t first, units;   // of the shape, numbered along rows; `blocks`: first row of blocks, number of blocks;
+                           // `tensorScales`: amax values per matrix, number of matrices
   uint32_t shape;
-  uint32_t from, to; // matrices
+  uint32_t from, to; // indices of matrices
   Task task;
   Reads reads;
   Writes writes;
-  Format loads, stores; // of memory that is plain
-  Overflow overflow;    // of what is stored
+  Format loads, stores; // formats of plain memory
+  Overflow overflow;    // of the stored values
   uint8_t vector;       // elements of a unit: 8, 4, 2 or 1
-  uint8_t sourceVector; // of these, what is read at once: as many, or 1 where matrices have them in several blocks
-  uint8_t sourceWidth, targetWidth; // bytes that are read and written at once: all addresses of units are multiples
+  uint8_t sourceVector; // elements that are read at once: `vector`, or 1 if the source has them in several blocks
+  uint8_t sourceWidth, targetWidth; // bytes of one load and of one store; all addresses of units are multiples
 };
 
 struct ConversionTableView {
-  const ConversionEntry *entries; // and one more, whose slot is `tiles`
+  const ConversionEntry *entries; // entryCount of them, then a sentinel whose slot is `tiles`
   const TableShape *shapes;
   const TableLoop *loops;
   const TableMatrices *matrices;
@@ -74,8 +74,8 @@ struct ConversionTableView {
 
 namespace detail {
 
-/// `bytes` at an address, at most 32, as little-endian words, which were 0. `Again`: they are read once more soon, and
-/// shall stay in the caches.
+/// Loads `bytes` bytes (at most 32) from an address into little-endian words, which must be 0 before. `Again`: the
+/// bytes are read once more soon and shall stay in the caches.
 template <class T, bool Again>
 RESHARD_HOST_DEVICE inline void loadAs(uint64_t address, uint32_t bytes, uint32_t (&words)[kVector]) {
   RESHARD_UNROLL
@@ -142,8 +142,7 @@ RESHARD_HOST_DEVICE inline void storeWords(uint64_t address, uint32_t bytes, uin
   }
 }
 
-/// Codes that stand side by side in words, to fp32 bits and back. Elements behind the unit's last are those of zeros,
-/// or nobody's.
+/// Converts packed codes to fp32 bits, and back. Elements beyond the unit's last are zeros or ignored.
 template <Format Of>
 RESHARD_HOST_DEVICE inline void decodeWords(const uint32_t (&words)[kVector], uint32_t (&bits)[kVector]) {
   constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
@@ -157,8 +156,9 @@ RESHARD_HOST_DEVICE inline void encodeWords(const uint32_t (&bits)[kVector], Ove
   constexpr uint32_t kBits = static_cast<uint32_t>(encoding(Of).bits), kEach = 32 / kBits;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   if constexpr (Of == Format::fp8_e4m3)
-    if (overflow ==
-        Overflow::saturate) { // one instruction for two, but for the sign of a NaN; of E5M2 it would make another NaN
+    // One instruction converts two values, but loses the sign of a NaN. E5M2 is excluded: the instruction would give
+    // another NaN code.
+    if (overflow == Overflow::saturate) {
       RESHARD_UNROLL
       for (uint32_t k = 0; k < kVector; k += 2) {
         const float2 two = make_float2(bitCast<float>(bits[k]), bitCast<float>(bits[k + 1]));
@@ -225,7 +225,7 @@ RESHARD_HOST_DEVICE inline void storeElements(Format format, uint64_t address, u
   storeWords(address, (count * bitsOf(format) + 7) / 8, width, words);
 }
 
-/// What elements become where they stand as `wide` in between.
+/// Rounds elements to the format `wide`, as if they were stored in it in between.
 RESHARD_HOST_DEVICE inline void roundTo(Format wide, uint32_t (&bits)[kVector]) {
   RESHARD_UNROLL
   for (uint32_t k = 0; k < kVector; ++k)
@@ -244,10 +244,10 @@ RESHARD_HOST_DEVICE inline void storeFloat(uint64_t address, uint32_t bits) {
   storeWords(address, 4, address % 4 == 0 ? 4 : 1, words);
 }
 
-/// Where the scale of an element's block stands.
+/// Returns the address of the scale of an element's block.
 RESHARD_HOST_DEVICE inline uint64_t scaleAddress(const TableMatrices &m, uint64_t element) {
   if (m.blockElements > 0 && !m.swizzled)
-    return m.scales + (m.blockElements == 32 ? element / 32 : element / 16); // columns are whole blocks
+    return m.scales + (m.blockElements == 32 ? element / 32 : element / 16); // rows are whole blocks
   const uint64_t matrix = quotient(element, m.matrixElements), within = element - matrix * m.matrixElements;
   const uint64_t row = quotient(within, m.columns), column = within - row * m.columns;
   if (m.blockElements == 0)
@@ -267,7 +267,7 @@ RESHARD_HOST_DEVICE inline float inverseE8m0(uint32_t code) {
   return bitCast<float>(code == 255 ? kNanBits : code == 254 ? 1u << 22 : (254 - code) << 23);
 }
 
-/// Divides by, or multiplies with, one number.
+/// Division and multiplication of all elements by one number.
 RESHARD_HOST_DEVICE inline void divide(uint32_t (&bits)[kVector], float divisor) {
   RESHARD_UNROLL
   for (uint32_t k = 0; k < kVector; ++k)
@@ -286,15 +286,15 @@ RESHARD_HOST_DEVICE inline uint32_t amaxOf(const uint32_t (&bits)[kVector], uint
   return most;
 }
 
-/// The numbers by which kernels/convert.h has scales, from the bits of a largest magnitude; one that is not finite is
-/// the one NaN.
+/// Scales as kernels/convert.h defines them, from the bits of an amax. An amax that is not finite gives the canonical
+/// NaN.
 RESHARD_HOST_DEVICE inline uint32_t finiteOrNan(uint32_t amax) { return amax >= kInfinityBits ? kNanBits : amax; }
 RESHARD_HOST_DEVICE inline uint32_t quotientOrOne(uint32_t amax, float divisor) {
   const float scale = bitCast<float>(amax) / divisor;
   return amax >= kInfinityBits ? kNanBits : scale == 0.0f ? bitCast<uint32_t>(1.0f) : bitCast<uint32_t>(scale);
 }
 
-/// Elements that are read at once, as fp32 bits.
+/// Reads the elements of one load as fp32 bits.
 RESHARD_HOST_DEVICE inline void readElements(const ConversionTableView &view, const ConversionEntry &entry,
                                              uint64_t source, uint32_t (&bits)[kVector]) {
   if (entry.reads != Reads::elements) {
@@ -314,7 +314,7 @@ RESHARD_HOST_DEVICE inline void readElements(const ConversionTableView &view, co
   const uint64_t element = source - m.begin, scale = scaleAddress(m, element);
   if (m.blockElements == 16) {
     loadElements(Format::fp4_e2m1, m.codes + element / 2, entry.sourceVector, entry.sourceWidth, bits);
-    if (element % 2 == 1) { // alone
+    if (element % 2 == 1) { // the second code of its byte
       loadElements(Format::fp4_e2m1, m.codes + element / 2, 2, 1, bits);
       bits[0] = bits[1];
     }
@@ -328,13 +328,13 @@ RESHARD_HOST_DEVICE inline void readElements(const ConversionTableView &view, co
     roundTo(m.wide, bits);
 }
 
-/// A unit's elements. Those that are read one by one come last, and move up.
+/// Reads the elements of a unit. Elements that are loaded one at a time enter at the end and shift to the front.
 RESHARD_HOST_DEVICE inline void readUnit(const ConversionTableView &view, const ConversionEntry &entry, uint64_t source,
                                          uint32_t (&bits)[kVector]) {
   const bool together = entry.sourceVector == entry.vector;
   RESHARD_NO_UNROLL
   for (uint32_t one = 0; one < entry.vector;
-       one += entry.sourceVector, ++source) { // of matrices, whose elements count one each
+       one += entry.sourceVector, ++source) { // sourceVector < vector only for matrices, whose addresses count elements
     uint32_t next[kVector] = {};
     readElements(view, entry, source, next);
     RESHARD_UNROLL
@@ -344,13 +344,13 @@ RESHARD_HOST_DEVICE inline void readUnit(const ConversionTableView &view, const 
   }
 }
 
-/// A unit's codes, and from the first unit of a block its scale, by the largest magnitude of the block.
+/// Writes the codes of a unit; the first unit of a block also writes the block's scale, from the block's amax.
 RESHARD_HOST_DEVICE inline void quantizeUnit(const ConversionEntry &entry, const TableMatrices &m, uint64_t element,
                                              uint32_t amax, uint32_t (&bits)[kVector]) {
   const uint64_t at = scaleAddress(m, element);
   const bool first = element % m.blockElements == 0;
   if (m.blockElements == 32) {
-    // The smallest power of two that brings the largest magnitude to 448 = 1.75 * 2^8 or below.
+    // The smallest power of two that brings the amax to 448 = 1.75 * 2^8 or below.
     const uint32_t exponent = (amax + 0x1FFFFF) >> 23, code = amax >= kInfinityBits ? 255
                                                               : exponent > 8        ? exponent - 8
                                                                                     : 0;
@@ -360,7 +360,7 @@ RESHARD_HOST_DEVICE inline void quantizeUnit(const ConversionEntry &entry, const
       return;
     multiply(bits, inverseE8m0(code));
     return storeElements(Format::fp8_e4m3, m.codes + element, entry.vector, entry.targetWidth, Overflow::saturate,
-                         bits); // nothing is beyond 448 but NaN
+                         bits); // only NaN is beyond 448
   }
   const float ofTensor = tensorScaleOf(m, element);
   const uint32_t code =
@@ -374,16 +374,16 @@ RESHARD_HOST_DEVICE inline void quantizeUnit(const ConversionEntry &entry, const
   storeElements(Format::fp4_e2m1, m.codes + element / 2, entry.vector, entry.targetWidth, Overflow::saturate, bits);
 }
 
-/// Units [begin, end) of rows, of one tile.
+/// Converts units [begin, end) of an entry of rows; they lie in one tile.
 RESHARD_HOST_DEVICE inline void convertUnits(const ConversionTableView &view, const ConversionEntry &entry,
                                              uint32_t begin, uint32_t end, uint32_t lane) {
   const TableShape shape = view.shapes[entry.shape];
   const uint32_t sourceStep = entry.vector * (entry.reads == Reads::elements ? 1 : bitsOf(entry.loads) / 8);
   const uint32_t targetStep = entry.vector * (entry.writes == Writes::quantized ? 1 : bitsOf(entry.stores) / 8);
   uint32_t within[kLanesPerThread], amax[kLanesPerThread], most[kLanesPerThread];
-  uint64_t source[kLanesPerThread], target[kLanesPerThread]; // of the row
+  uint64_t source[kLanesPerThread], target[kLanesPerThread]; // addresses of the row
   for (uint32_t i = 0; i < kLanesPerThread; ++i) {
-    within[i] = shape.rowUnits; // not known
+    within[i] = shape.rowUnits; // the row's addresses must be computed
     most[i] = 0;
   }
   RESHARD_NO_UNROLL
@@ -429,7 +429,7 @@ RESHARD_HOST_DEVICE inline void convertUnits(const ConversionTableView &view, co
   }
 }
 
-/// A block of 128 x 128, or what of it there is: its largest magnitude, its scale, its codes.
+/// Quantizes a block of 128 x 128, or less at the edges: computes its amax, its scale and its codes.
 RESHARD_HOST_DEVICE inline void convertBlock(const ConversionTableView &view, const ConversionEntry &entry,
                                              uint32_t number, uint32_t lane) {
   const TableMatrices &m = view.matrices[entry.to];
@@ -439,7 +439,7 @@ RESHARD_HOST_DEVICE inline void convertBlock(const ConversionTableView &view, co
   const uint64_t element = matrix * m.matrixElements + row * m.columns + column;
   const auto rows = static_cast<uint32_t>(m.rows - row < 128 ? m.rows - row : 128);
   const auto units =
-      static_cast<uint32_t>(m.columns - column < 128 ? m.columns - column : 128) / entry.vector; // of a row
+      static_cast<uint32_t>(m.columns - column < 128 ? m.columns - column : 128) / entry.vector; // units of a row
   const uint32_t all = rows * units, item = bitsOf(entry.loads) / 8;
   uint32_t most[kLanesPerThread] = {}, scale = 0;
   for (int pass = 0; pass < (m.codes ? 2 : 1); ++pass) {
@@ -475,7 +475,7 @@ RESHARD_HOST_DEVICE inline void convertBlock(const ConversionTableView &view, co
   }
 }
 
-/// What else there is, unit by unit.
+/// Runs one unit of the remaining tasks.
 RESHARD_HOST_DEVICE inline void convertOne(const ConversionTableView &view, const ConversionEntry &entry,
                                            uint32_t unit) {
   if (entry.task == Task::tensorScales) {
@@ -509,13 +509,14 @@ RESHARD_HOST_DEVICE inline void convertOne(const ConversionTableView &view, cons
 
 } // namespace detail
 
-/// Tiles of a piece.
+/// Returns the number of tiles of an entry.
 RESHARD_HOST_DEVICE inline uint64_t tilesOf(const ConversionEntry &entry) {
   return entry.task == Task::blocks ? entry.units : (uint64_t{entry.units} + kTileUnits - 1) / kTileUnits;
 }
 
-/// What warp `warp` of block `block` of `blocks` changes, lane `lane` of it on a GPU, all lanes on the host (0). All
-/// warps of all blocks change everything once. Blocks have equally many tiles; their warps take them in turn.
+/// The conversions of warp `warp` of block `block` of `blocks`: of lane `lane` on a GPU, of all lanes on the host
+/// (`lane` 0). All warps of all blocks convert everything once. Blocks have equally many tiles; their warps take them
+/// in turn.
 RESHARD_HOST_DEVICE inline void convertWarp(const ConversionTableView &view, uint32_t block, uint32_t blocks,
                                             uint32_t warp, uint32_t lane) {
   const uint64_t begin = view.tiles / blocks * block + view.tiles % blocks * block / blocks;

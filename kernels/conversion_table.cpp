@@ -30,7 +30,7 @@ void ConversionTable::add(uint64_t target, uint64_t source, const Strided &shape
   entry.loads = read.kind == Kind::codes ? read.stored : read.kind == Kind::elements ? read.sent : write.sent;
   entry.writes = write.kind == Kind::elements ? Writes::quantized : Writes::plain;
   entry.stores = write.kind == Kind::plain ? read.sent : write.stored;
-  // Of codes as kernels/quantized.h makes them; what is dequantised fits.
+  // Quantized codes overflow as kernels/quantized.h defines; dequantized values always fit.
   entry.overflow = write.kind == Kind::cast ||
                            (read.kind == Kind::codes && conversion.from->matrices.format == Quantization::block_fp8)
                        ? Overflow::saturate
@@ -58,7 +58,7 @@ void ConversionTable::addScales(const Quantized &target, uint64_t wide) {
       all.rowBytes);
 }
 
-/// Bytes [first, first + bytes) of one row.
+/// Adds blocks of 128 x 128: bytes [first, first + bytes) of one row.
 void ConversionTable::addBlocks(ConversionEntry entry, const ViewBase &to, uint64_t first, uint64_t bytes) {
   const Quantized &of = to.matrices;
   const TableMatrices &m = matrices_[entry.to];
@@ -83,7 +83,7 @@ void ConversionTable::addBlocks(ConversionEntry entry, const ViewBase &to, uint6
   append(entry);
 }
 
-/// The most elements that a lane can read at once: they lie in one row and, of matrices, in one block.
+/// Returns the largest number of elements that a lane can read at once: they are in one row and in one block.
 uint32_t ConversionTable::vectorOf(const Rows &rows, const Strided &shape) const {
   uint64_t bits = shape.rowBytes / static_cast<uint64_t>(rows.item) | kVector;
   if (rows.entry.reads != Reads::plain) {
@@ -95,15 +95,15 @@ uint32_t ConversionTable::vectorOf(const Rows &rows, const Strided &shape) const
   return static_cast<uint32_t>(bits & -bits);
 }
 
-/// The widest access by which a side's units can be read or written.
+/// Returns the widest access, in bytes, by which one side's units can be read or written.
 uint32_t ConversionTable::widthOf(const Rows &rows, const Strided &shape, uint32_t vector, bool target) const {
   const ConversionEntry &entry = rows.entry;
   const bool numbers =
-      target ? entry.writes == Writes::quantized : entry.reads == Reads::elements; // addresses stand for numbers
+      target ? entry.writes == Writes::quantized : entry.reads == Reads::elements; // addresses encode indices
   if (target ? entry.writes == Writes::amax : entry.source == 0 && !numbers)
     return 1;
   const TableMatrices *m = numbers ? &matrices_[target ? entry.to : entry.from] : nullptr;
-  const uint64_t half = m && m->blockElements == kNvfp4Block ? 2 : 1; // codes in a byte
+  const uint64_t half = m && m->blockElements == kNvfp4Block ? 2 : 1; // codes per byte
   if (m && (m->codes == 0 || vector < half))
     return 1;
   const uint64_t at = target ? entry.target : entry.source;
@@ -121,7 +121,7 @@ void ConversionTable::addRows(const Rows &rows, const Strided &shape, uint64_t f
          (shape.rowBytes % unit == 0 && first % unit == 0 && bytes % unit == 0));
   if (const uint64_t head = std::min((unit - first % unit) % unit, bytes), tail = (bytes - head) % unit;
       head > 0 || tail > 0) {
-    // What begins or ends within a unit goes element by element.
+    // A range that begins or ends within a unit is converted element by element.
     Strided elements = shape; // each a row
     elements.rowBytes = static_cast<uint64_t>(rows.item);
     if (const uint64_t each = shape.rowBytes / elements.rowBytes; each > 1) {
@@ -184,8 +184,8 @@ void ConversionTable::addPadding(const Quantized &target) {
   addUnits(entry, target.matrices, target.scaleBytes());
 }
 
-/// Units of matrices, `each` of one; scales are bytes, so they are fewer than 2^32 where their memory is less than 4
-/// GiB.
+/// Adds an entry of `each` units for every matrix. Units are bytes of scales, so there are fewer than 2^32 of them if
+/// the scales are less than 4 GiB.
 void ConversionTable::addUnits(ConversionEntry entry, uint64_t matrices, uint64_t each) {
   assert(matrices * each < uint64_t{1} << 32);
   entry.units = static_cast<uint32_t>(matrices * each);

@@ -1,4 +1,4 @@
-// Builds a table of changes (changes.h).
+// Builds a table of conversions (conversion_kernel.h).
 #pragma once
 
 #include "kernels/conversion_kernel.h"
@@ -10,40 +10,42 @@
 
 namespace reshard::kernels {
 
-/// What one launch changes, in no order: what one entry writes no other reads or writes. Addresses are of memory that
-/// the device sees, those that the matrices of a change name too; nothing of them is looked at here.
+/// The conversions of one launch. They run in any order: no entry may read or write what another entry writes. All
+/// addresses, including those in the matrices of a conversion, are device addresses; this class does not dereference
+/// them.
 class ConversionTable {
 public:
-  /// Shapes of `maxUnits` units (8 at least) and more are cut, since these are numbered in 32 bits.
+  /// Shapes of `maxUnits` units (at least 8) or more are split, because units are numbered in 32 bits.
   explicit ConversionTable(uint64_t maxUnits = uint64_t{1} << 31) : maxUnits_(maxUnits) {}
 
-  /// What changeRows does with bytes [first, first + bytes) of a shape, numbered as they go along rows, the innermost
-  /// loop fastest: whole elements, of a target that stands quantised whole blocks, or, where these have several rows,
-  /// whole rows of blocks of a shape without loops. Source 0: zeros.
+  /// Adds what convertRows does with bytes [first, first + bytes) of a shape, numbered along rows, the innermost loop
+  /// fastest. The range must be whole elements; for a quantized target, whole blocks; for blocks of several rows, whole
+  /// rows of blocks of a shape without loops. Source 0 means zeros.
   void add(uint64_t target, uint64_t source, const Strided &shape, const Conversion &conversion, uint64_t first,
            uint64_t bytes);
 
-  /// What scaleRows does with all rows of blocks.
+  /// Adds the computation of all scales of `target` from elements at `wide`; its codes are not written.
   void addScales(const Quantized &target, uint64_t wide);
 
-  /// What unswizzle and swizzle do, and the padding of swizzle alone.
+  /// Adds what unswizzle and swizzle do, or only the padding of swizzle.
   void addUnswizzle(const Quantized &source, uint64_t plain);
   void addSwizzle(const Quantized &target, uint64_t plain);
   void addPadding(const Quantized &target);
 
-  /// Makes a number, fp32 at a multiple of 4, at least the largest magnitude (amax) of rows of elements; strides and
-  /// rowBytes of the shape as for memory of `wide`. The elements are memory, or those of matrices that stand quantised,
-  /// of which `source` is the number of the first times itemBytes(wide).
+  /// Adds an amax: raises the fp32 number at address `number` (a multiple of 4) to at least the amax of the elements.
+  /// Strides and rowBytes of the shape are those of memory in the format `wide`. The elements are in memory, or, if
+  /// `quantized` is given, they are those of quantized matrices; `source` is then the index of the first element times
+  /// itemBytes(wide).
   void addAmax(uint64_t number, Format wide, uint64_t source, const Strided &shape, const Quantized *quantized);
 
-  /// Tensor scales of nvfp4 for `matrices` matrices: of the largest of each `count` numbers.
+  /// Adds the nvfp4 tensor scales of `matrices` matrices, each from the maximum of `count` amax values.
   void addTensorScales(uint64_t target, uint64_t numbers, uint64_t count, uint64_t matrices);
 
   bool empty() const { return entries_.size() == 1; }
-  /// Bytes that go into targets, as they go.
+  /// Bytes that all entries write, counted as sent.
   uint64_t bytes() const { return bytes_; }
 
-  /// The table in host memory, as long as nothing is added. One piece stands behind the others.
+  /// The table in host memory; valid until the next add. A sentinel entry follows the last one.
   ConversionTableView view() const {
     return {entries_.data(),  shapes_.data(),       loops_.data(),
             matrices_.data(), entries_.back().slot, static_cast<uint32_t>(entries_.size() - 1)};
@@ -54,7 +56,7 @@ public:
   const std::vector<TableMatrices> &matrices() const { return matrices_; }
 
 private:
-  /// A piece of rows without its place, and the bytes of an element on each side and on its way.
+  /// An entry of rows before its range is known, and the bytes of an element in the source, in the target, and as sent.
   struct Rows {
     ConversionEntry entry;
     int64_t sourceItem, targetItem, item;
@@ -67,12 +69,12 @@ private:
   void addUnits(ConversionEntry entry, uint64_t units, uint64_t each);
   void append(const ConversionEntry &entry);
 
-  std::vector<ConversionEntry> entries_{ConversionEntry{}}; // the last one ends the others
+  std::vector<ConversionEntry> entries_{ConversionEntry{}}; // the last one is the sentinel
   std::vector<TableShape> shapes_;
   std::vector<TableLoop> loops_;
   std::vector<TableMatrices> matrices_;
   std::map<std::tuple<const std::byte *, const std::byte *, uint64_t>, uint32_t>
-      numbers_; // of matrices, by codes, scales and begin
+      numbers_; // indices in matrices_, by codes, scales and begin
   uint64_t maxUnits_, bytes_ = 0;
 };
 

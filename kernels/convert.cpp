@@ -27,12 +27,12 @@ size_t wideIndex(Format wide) {
   return static_cast<size_t>(wide);
 }
 
-/// Streaming stores want whole lines; what begins elsewhere is stored the usual way.
+/// Streaming needs a target that is aligned to whole lines; other targets are written with usual stores.
 bool streams(const ConvertOptions &how, const std::byte *target) {
   return how.stream && how.level != Level::Portable && reinterpret_cast<uintptr_t>(target) % kLine == 0;
 }
 
-/// Ends a conversion: another thread may read the target then.
+/// Ends a conversion, so that another thread may read the target.
 void finish(const ConvertOptions &how) {
   if (how.stream && how.finish)
     finishStreaming();

@@ -1,4 +1,4 @@
-// Launches a table of changes on a GPU.
+// Launches a conversion table on a GPU.
 #pragma once
 
 #include "kernels/conversion_kernel.h"
@@ -7,7 +7,7 @@
 
 namespace reshard::kernels {
 
-/// Enqueues all changes of a table in device memory, of one tile at least, as one kernel.
+/// Enqueues all conversions of a table in device memory as one kernel. The table must have at least one tile.
 cudaError_t launchConversions(const ConversionTableView &view, cudaStream_t stream);
 
 } // namespace reshard::kernels

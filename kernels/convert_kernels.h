@@ -1,22 +1,22 @@
-// The row kernels of each level, chosen by convert.cpp.
+// The table of row kernels of a CPU level; convert.cpp selects the level.
 #pragma once
 
 #include "kernels/formats.h"
 
 namespace reshard::kernels {
 
-/// Formats of 8 bits or more; the first kWideFormats of them are those that are quantised.
+/// Formats of 8 bits or more. The first kWideFormats of them can be quantized.
 constexpr size_t kFormats = 5, kWideFormats = 3;
 
-/// Kernels over rows of `count` contiguous elements, by wide format: [from][to] for casts. `stream` needs a target that
-/// is a multiple of a line.
+/// Kernels over rows of `count` contiguous elements, indexed by wide format, or by [from][to] for casts. `stream`
+/// requires a target that is aligned to a cache line.
 struct ConvertKernels {
   /// target = source * factor
   void (*multiply[kFormats][kFormats])(std::byte *target, const std::byte *source, uint64_t count, float factor,
                                        Overflow overflow, bool stream);
   /// E4M3 target = source / divisor
   void (*divide[kWideFormats])(std::byte *target, const std::byte *source, uint64_t count, float divisor, bool stream);
-  /// Bits of the largest magnitude of a matrix as fp32, infinities and NaNs above all; `stride` in bytes.
+  /// Returns the fp32 bits of a matrix's amax; infinities and NaNs compare above all finite values. `stride` in bytes.
   uint32_t (*amax[kWideFormats])(const std::byte *source, uint64_t rows, uint64_t columns, int64_t stride);
   void (*quantizeMxfp8[kWideFormats])(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count,
                                       bool stream);

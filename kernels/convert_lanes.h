@@ -1,5 +1,5 @@
-// Vectors of fp32 values that come from and go to stored formats, for levels that have a `Machine`: the instructions
-// that no operator of the compiler's vectors gives. To be included as convert_rows.h is.
+// Vectors of fp32 values and their conversion from and to stored formats, for levels that have a `Machine`: the
+// instructions that the compiler's vector operators do not provide. Included in the same way as convert_rows.h.
 #pragma once
 
 #include "kernels/convert_rows.h"
@@ -14,26 +14,26 @@ template <class Machine> struct Lanes {
   static constexpr uint64_t kLanes = Machine::kLanes;
   using Floats = typename Machine::Floats;
   using Bits = typename Machine::Bits;
-  using Integers = typename Machine::Integers; // compared with fewer instructions
+  using Integers = typename Machine::Integers; // signed: compared with fewer instructions
   using Words = typename Machine::Words;
   using Shorts = typename Machine::Shorts;
-  using Pairs = typename Machine::Pairs; // two 16-bit values where a lane has one of fp32
+  using Pairs = typename Machine::Pairs; // two 16-bit values in each 32-bit lane
   static constexpr uint64_t kPairs = 2 * kLanes;
 
   static Bits bits(Floats value) { return (Bits)value; }
   static Floats floats(Bits bits) { return (Floats)bits; }
   static Floats broadcast(float value) { return value - Floats{}; }
 
-  /// The larger of neighbours that are `Step` lanes apart: those of `a` where Step is not in the lane's number, of `b`
-  /// where it is.
+  /// Returns the maxima of adjacent lanes that are `Step` apart: of `a` in the lanes whose number lacks the bit Step,
+  /// of `b` in the others.
   template <uint64_t Step, size_t... Lane> static Bits merge(Bits a, Bits b, std::index_sequence<Lane...>) {
     const Bits low = __builtin_shufflevector(a, b, (Lane & Step ? kLanes + (Lane ^ Step) : Lane)...);
     const Bits high = __builtin_shufflevector(a, b, (Lane & Step ? kLanes + Lane : Lane | Step)...);
     return low > high ? low : high;
   }
 
-  /// Of vectors each[0], each[Step], each[2 * Step], ...: lane i is the largest of each[i / Step * Step] over its lanes
-  /// that are i modulo Step.
+  /// For vectors each[0], each[Step], each[2 * Step], ...: lane i of the result is the maximum over the lanes of
+  /// each[i / Step * Step] whose numbers are congruent to i modulo Step.
   template <uint64_t Step> static Bits mergeAll(const Bits *each) {
     if constexpr (Step == kLanes)
       return *each;
@@ -41,7 +41,7 @@ template <class Machine> struct Lanes {
       return merge<Step>(mergeAll<2 * Step>(each), mergeAll<2 * Step>(each + Step), std::make_index_sequence<kLanes>());
   }
 
-  /// Lane i is the largest lane of each[i].
+  /// Lane i of the result is the maximum over all lanes of each[i].
   static Bits maxOfEach(const Bits (&each)[kLanes]) { return mergeAll<1>(each); }
 
   template <class Vector> static Vector read(const std::byte *at) {
@@ -54,8 +54,8 @@ template <class Machine> struct Lanes {
     return as<Floats>(Machine::fromHalves(as<typename Machine::HalfRegister>(halves)));
   }
 
-  /// 8- and 4-bit codes, one in each byte, are moved to where fp16 has its sign, exponent and mantissa; its larger bias
-  /// is made up for.
+  /// Decodes 8- and 4-bit codes, one in each byte, by moving them to the fp16 positions of sign, exponent and mantissa
+  /// and correcting the exponent bias.
   template <Format From> static Floats load(const std::byte *at) {
     if constexpr (From == Format::fp32) {
       return read<Floats>(at);
@@ -70,15 +70,15 @@ template <class Machine> struct Lanes {
       if constexpr (From == Format::fp4_e2m1)
         return fromHalves((codes & 8) << 12 | (codes & 7) << 9) * 0x1p14f;
       const Words half =
-          (Words)((Shorts)(codes << 8) >> 1) & 0xBF80; // the sign twice, and the one in between taken out
+          (Words)((Shorts)(codes << 8) >> 1) & 0xBF80; // the shift duplicates the sign; the mask removes the copy
       const Words nan = (Words)((half & 0x3F80) == 0x3F80);
       return fromHalves(half | (nan & 0x7C00)) * 0x1p8f;
     }
   }
 
-  /// Codes of magnitudes below 2^17, in the lowest bits of each lane (what is above them is noise). Adding 2^23 units
-  /// of a code's last place to a value rounds it to whole ones, which are then the sum's lowest bits; values below the
-  /// format's normal ones have the unit of these.
+  /// Returns codes of magnitudes below 2^17 in the lowest bits of each lane; the upper bits are undefined. Adding 2^23
+  /// units of a code's last place rounds to whole units, which are then the lowest bits of the sum. Subnormal values of
+  /// the format use the unit of its smallest normal value.
   template <Format To> static Bits smallCode(Bits magnitude) {
     constexpr Encoding e = encoding(To);
     constexpr int kLowest = encoding(Format::fp32).bias - e.bias + 1, kDropped = 23 - e.mantissaBits;
@@ -111,8 +111,8 @@ template <class Machine> struct Lanes {
       Machine::store(at, Machine::words(as<typename Machine::Register>(select(nan, e.nan, rounded) | sign >> 16)),
                      stream);
     } else {
-      // The largest value, or the one after it, where the code of infinity or NaN is; so 480 is E4M3's NaN, and NaN is
-      // above it.
+      // The clamp limit: the largest finite value, or the first value that encodes as infinity or NaN. So 480 encodes
+      // E4M3's NaN, and a NaN input is above the limit.
       constexpr uint32_t kSign = e.sign();
       constexpr float kLargest = To == Format::fp8_e4m3 ? 448 : To == Format::fp8_e5m2 ? 57344 : 6;
       constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp8_e5m2 ? 65536 : 6;
@@ -124,8 +124,8 @@ template <class Machine> struct Lanes {
     }
   }
 
-  /// Magnitudes of bf16 are ordered as their bits are: the largest of `Count` elements, in as many parts as there are
-  /// lanes.
+  /// Returns the maximum magnitude of `Count` bf16 elements, lane by lane. Magnitudes of bf16 are ordered as their
+  /// bits.
   template <uint64_t Count>
     requires(Count % kPairs == 0)
   static Bits amaxOfPairs(const std::byte *source) {
@@ -138,9 +138,9 @@ template <class Machine> struct Lanes {
     return even > odd ? even : odd;
   }
 
-  /// E4M3 elements of bf16 ones divided by the E8M0 scale of a code, which brings all of them to 448 or below: their
-  /// exponents are lowered, and four bits of their mantissas rounded away, in arithmetic on bf16's 16 bits. False, and
-  /// nothing is stored, where an element other than zero is not a normal number on both sides.
+  /// Writes E4M3 elements from bf16 elements divided by the E8M0 scale with this code, which brings all of them to 448
+  /// or below. Uses 16-bit integer arithmetic: lowers the exponents and rounds four mantissa bits away. Returns false,
+  /// and writes nothing, if an element other than zero is not a normal number in both formats.
   template <uint64_t Count>
     requires(Count % kPairs == 0)
   static bool storePairs(std::byte *target, const std::byte *source, uint32_t scale, bool stream) {
@@ -152,7 +152,7 @@ template <class Machine> struct Lanes {
     Pairs each[Count / kPairs], least = {};
     for (uint64_t i = 0; i < Count / kPairs; ++i) {
       each[i] = read<Pairs>(source + i * sizeof(Pairs));
-      const Pairs below = (each[i] & 0x7FFF) - 1; // zero comes out on top
+      const Pairs below = (each[i] & 0x7FFF) - 1; // zero wraps around to the largest value
       least = i == 0 ? below : below < least ? below : least;
     }
     if (Machine::anyBelow(as<typename Machine::Register>(least),
@@ -160,8 +160,7 @@ template <class Machine> struct Lanes {
       return false;
     for (uint64_t i = 0; i < Count / kPairs; ++i) {
       const Pairs magnitude = each[i] & 0x7FFF, lowered = (magnitude > offset ? magnitude : offset) - offset;
-      const Pairs code = (lowered + (1 << (kDropped - 1)) - 1 + (lowered >> kDropped & 1)) >>
-                         kDropped; // of two that are as near, the even one
+      const Pairs code = (lowered + (1 << (kDropped - 1)) - 1 + (lowered >> kDropped & 1)) >> kDropped; // ties to even
       Machine::store(target + i * kPairs,
                      Machine::pairBytes(as<typename Machine::Register>(code | (each[i] >> 8 & 0x80))), stream);
     }

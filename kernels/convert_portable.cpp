@@ -5,7 +5,7 @@ namespace reshard::kernels {
 
 namespace {
 
-/// One value after the other.
+/// One value at a time, without vector instructions.
 struct Single {
   static constexpr uint64_t kLanes = 1;
   using Floats = float;
@@ -17,7 +17,7 @@ struct Single {
 
   template <Format From> static Floats load(const std::byte *at) {
     uint32_t code = 0;
-    std::memcpy(&code, at, kItemBytes<From>); // little-endian, as all stored elements
+    std::memcpy(&code, at, kItemBytes<From>); // stored elements are little-endian
     return floats(decodeBits<From>(code));
   }
 

@@ -1,9 +1,9 @@
 // Row kernels, written once for all levels. `Lanes` is a level's vector of kLanes fp32 values (Floats; Bits as
-// integers): load<Format>(at) decodes, store<Format>(at, scaled, value, overflow, stream) encodes the magnitude of
-// `scaled` with the sign of `value`, which a NaN's arithmetic may lose.
+// integers): load<Format>(at) decodes; store<Format>(at, scaled, value, overflow, stream) encodes the magnitude of
+// `scaled` with the sign of `value`, because arithmetic on a NaN may lose the sign.
 //
-// Included by one file for each level, which is compiled for that level: nothing here may be used by two of them, so
-// all is in an unnamed namespace and functions of the standard library are avoided.
+// One file for each level includes this header and is compiled for that level. No two of them may share code that is
+// compiled here, so everything is in an unnamed namespace and no functions of the standard library are used.
 #pragma once
 
 #include "kernels/convert.h"
@@ -24,10 +24,10 @@ template <class To, class From> inline To as(From value) {
   return result;
 }
 
-/// As itemBytes(), which would be a function that two levels share.
+/// itemBytes() as a constant: the function would be shared between levels.
 template <Format Of> constexpr uint64_t kItemBytes = itemBytes(Of);
 
-/// Elements of a cast that are walked at a time: whole lines of every format.
+/// Elements of a cast that are converted at a time: whole lines of every format.
 constexpr uint64_t kCastChunk = 64;
 
 template <class Lanes> struct Rows {
@@ -35,8 +35,8 @@ template <class Lanes> struct Rows {
   using Bits = typename Lanes::Bits;
   static constexpr uint64_t kLanes = Lanes::kLanes;
 
-  /// Calls step(chunk, target, source, stream) for each `Chunk` elements, of so many bytes on each side. The last ones
-  /// come in a buffer with zeros behind them, and what they become behind the `count`th is dropped.
+  /// Calls step(chunk, target, source, stream) for each `Chunk` elements, with TargetBytes and SourceBytes on the two
+  /// sides. An incomplete last chunk uses zero-padded buffers; results beyond element `count` are dropped.
   template <uint64_t Chunk, uint64_t TargetBytes, uint64_t SourceBytes, class Step>
   static void walk(std::byte *target, const std::byte *source, uint64_t count, bool stream, Step step) {
     uint64_t chunk = 0;
@@ -56,7 +56,7 @@ template <class Lanes> struct Rows {
 
   static Bits larger(Bits a, Bits b) { return a > b ? a : b; }
 
-  /// The larger of `most` and the magnitudes of `Count` elements, lane by lane.
+  /// Returns the maximum of `most` and the magnitudes of `Count` elements, lane by lane.
   template <Format From, uint64_t Count> static Bits amaxOf(Bits most, const std::byte *source) {
     if constexpr (From == Format::bf16 && requires { Lanes::template amaxOfPairs<Count>(source); })
       return larger(most, Lanes::template amaxOfPairs<Count>(source));
@@ -65,7 +65,7 @@ template <class Lanes> struct Rows {
     return most;
   }
 
-  /// Stores `Count` elements after scale(their values).
+  /// Loads `Count` elements, applies `scale` to them, and stores them.
   template <Format From, Format To, uint64_t Count, class Scale>
   static void convert(std::byte *target, const std::byte *source, Overflow overflow, bool stream, Scale scale) {
     for (uint64_t i = 0; i < Count; i += kLanes) {
@@ -115,13 +115,13 @@ template <class Lanes> struct Rows {
     return all;
   }
 
-  /// Quantised rows are walked in as many blocks as there are lanes, a group, so that their scales are one vector.
+  /// Quantized rows are processed in groups of kLanes blocks, so that the scales of a group are one vector.
   static uint64_t blocksOfGroup(uint64_t block, uint64_t count, uint64_t group) {
     const uint64_t left = (count + block - 1) / block - group * kLanes;
     return left < kLanes ? left : kLanes;
   }
 
-  /// Largest magnitudes of the blocks of a group.
+  /// Returns the amax of each block of a group.
   template <Format From, uint64_t Block> static Bits amaxOfGroup(const std::byte *source) {
     Bits each[kLanes];
     for (uint64_t block = 0; block < kLanes; ++block)
@@ -129,25 +129,25 @@ template <class Lanes> struct Rows {
     return Lanes::maxOfEach(each);
   }
 
-  /// Codes of the smallest E8M0 scales that bring magnitudes to 448 = 1.75 * 2^8 or below; those of what is not finite
-  /// are NaN.
+  /// Returns the codes of the smallest E8M0 scales that bring each amax to 448 = 1.75 * 2^8 or below; NaN for an amax
+  /// that is not finite.
   static Bits mxScales(Bits magnitudes) {
-    const Bits exponents = (magnitudes + 0x1FFFFF) >> 23; // one more where the mantissa is above 1.75
+    const Bits exponents = (magnitudes + 0x1FFFFF) >> 23; // rounds up if the mantissa is above 1.75
     return magnitudes >= kInfinity ? Bits{} + 255 : exponents > 8 ? exponents - 8 : Bits{};
   }
 
-  /// Elements of a block whose scale has this code. Of the scales that mxScales makes none has an inverse that is
-  /// subnormal: 254.
+  /// Writes the elements of a block whose scale has this code. The inverse of code 254 is subnormal; mxScales never
+  /// gives that code, but given scales may contain it.
   template <Format From> static void mxBlock(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
     const Floats inverse = Lanes::broadcast(as<float>(code == 255   ? kQuietNan
                                                       : code == 254 ? 1u << 22
                                                                     : (254 - code) << 23));
-    // What is beyond 448 becomes NaN, and that mode makes NaN of NaN in the same step.
+    // Overflow::infinity converts values beyond 448 and NaNs to NaN in one step.
     convert<From, Format::fp8_e4m3, kMxBlock>(target, source, Overflow::infinity, stream,
                                               [&](Floats value) { return value * inverse; });
   }
 
-  /// Apart, so that its constants take no registers from a loop that rarely comes here.
+  /// A separate function, so that its constants use no registers in a loop that rarely calls it.
   template <Format From>
   [[gnu::noinline]] static void mxBlockApart(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
     mxBlock<From>(target, source, code, stream);
@@ -190,7 +190,7 @@ template <class Lanes> struct Rows {
                                                     });
   }
 
-  /// As quantizeMxfp8 does once it knows the scales.
+  /// Writes the elements as quantizeMxfp8 does, with given scales.
   template <Format From>
   static void encodeMxfp8(std::byte *target, const std::byte *scales, const std::byte *source, uint64_t count,
                           bool stream) {
@@ -214,12 +214,12 @@ template <class Lanes> struct Rows {
 
   static constexpr uint64_t kNvfp4Group = kNvfp4Block * kLanes;
 
-  /// What the elements of a group's blocks are multiplied by.
+  /// Returns the factors that dequantize the blocks of a group.
   static Floats factors(const std::byte *scales, float tensorScale) {
     return Lanes::template load<Format::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
   }
 
-  /// Codes of the scales of a group.
+  /// Writes the codes of the scales of a group.
   template <Format From> static void nvfp4Scales(std::byte *codes, float tensorScale, const std::byte *source) {
     Bits magnitude = amaxOfGroup<From, kNvfp4Block>(source);
     magnitude = magnitude >= kInfinity ? Bits{} + kQuietNan : magnitude;
@@ -257,7 +257,7 @@ template <class Lanes> struct Rows {
             Lanes::store8(to + block * sizeof(uint64_t), Lanes::pack(elements), past);
           }
         });
-    if (count % 2 == 1) // in a block that is NaN, so is the zero behind its end
+    if (count % 2 == 1) // in a NaN block the padding code would be NaN too, but must be 0
       target[count / 2] = static_cast<std::byte>(static_cast<uint8_t>(target[count / 2]) & 0x0F);
   }
 

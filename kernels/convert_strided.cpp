@@ -7,18 +7,18 @@ namespace reshard::kernels {
 
 namespace {
 
-/// The number of the element at an address.
+/// Returns the index of the element at an address.
 uint64_t number(const StorageForm &form, const ViewBase &base, const std::byte *at) {
   return static_cast<uint64_t>(at - base.begin) / itemBytes(form.stored);
 }
 
-/// Rows of blocks before that of an element, which begins one, or is the last one's end.
+/// Returns the number of rows of blocks before an element, which must begin a row of blocks or end the last one.
 uint64_t blockRow(const Quantized &matrices, uint64_t element) {
   const uint64_t height = blockShape(matrices.format).rows, matrix = matrices.rows * matrices.columns;
   return element / matrix * ((matrices.rows + height - 1) / height) + element % matrix / matrices.columns / height;
 }
 
-/// Rows may be short: finished once, behind all of them.
+/// Rows may be short, so streaming is finished once, after all rows.
 ConvertOptions unfinished(bool stream) { return {.stream = stream, .finish = false}; }
 
 void read(std::byte *target, const std::byte *source, uint64_t count, const Conversion &conversion, bool stream) {
@@ -45,7 +45,7 @@ void convertOne(std::byte *target, const std::byte *source, uint64_t bytes, cons
     return read(target, source, count, conversion, stream);
   if (!conversion.read)
     return write(target, source, count, conversion, stream);
-  constexpr uint64_t kAtOnce = 2048; // whole blocks, in the innermost cache
+  constexpr uint64_t kAtOnce = 2048; // a multiple of every block size; the buffer fits in the L1 cache
   alignas(64) std::byte between[kAtOnce * sizeof(float)];
   for (uint64_t at = 0; at < count; at += kAtOnce) {
     const uint64_t some = std::min(kAtOnce, count - at);

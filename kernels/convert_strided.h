@@ -1,5 +1,4 @@
-// Copies of strided bytes whose elements change on their way: what goes is of one format, what stands in memory of
-// another.
+// Strided copies that convert elements: the bytes that are sent have one format, the bytes in memory another.
 #pragma once
 
 #include "kernels/quantized.h"
@@ -7,19 +6,20 @@
 
 namespace reshard::kernels {
 
-/// How memory differs from the bytes that go into it or out of it.
+/// How the stored bytes of a param differ from the bytes that are sent.
 struct StorageForm {
-  /// cast: elements of another format, only written. elements: of matrices that stand quantised. codes: of matrices
-  /// that do not, only read.
+  /// cast: elements of another format; write only. elements: elements of quantized matrices. codes: codes of matrices
+  /// that are stored as plain elements; read only.
   enum class Kind : uint8_t { plain, cast, elements, codes };
   Kind kind = Kind::plain;
   Format sent = Format::fp32, stored = Format::fp32;
-  uint64_t block = 1; ///< bytes that go and are written at once
+  uint64_t block = 1; ///< bytes, as sent, that must be written together
 
   explicit operator bool() const { return kind != Kind::plain; }
   bool operator==(const StorageForm &) const = default;
   uint64_t item() const { return kind == Kind::plain ? 1 : itemBytes(sent); }
-  /// Bytes in memory, by bytes that go; of whole elements. Those of matrices that stand quantised count as one each.
+  /// Converts a count of bytes as sent to bytes in memory; whole elements only. An element of a quantized matrix counts
+  /// as itemBytes(stored).
   int64_t scale(int64_t bytes) const {
     return kind == Kind::plain
                ? bytes
@@ -27,17 +27,17 @@ struct StorageForm {
   }
 };
 
-/// The form of a cast from one format to another.
+/// Returns the storage form of a cast from one format to another.
 inline StorageForm castForm(Format from, Format to) { return {StorageForm::Kind::cast, from, to, itemBytes(from)}; }
 
-/// Matrices behind memory of form `elements` or `codes`: an element's address, `begin` for the first, is only its
-/// number.
+/// The matrices of a param of form `elements` or `codes`. An element's address, relative to `begin`, only encodes its
+/// index; it is not dereferenced.
 struct ViewBase {
   Quantized matrices;
   const std::byte *begin = nullptr;
 };
 
-/// Both sides of a copy.
+/// The storage forms of both sides of a copy.
 struct Conversion {
   StorageForm read, write;
   const ViewBase *from = nullptr, *to = nullptr;
@@ -46,13 +46,13 @@ struct Conversion {
   bool operator==(const Conversion &) const = default;
 };
 
-/// Elements side by side, `bytes` of them as they go; `source` null: zeros, for matrices that stand quantised, whose
-/// blocks have one row. Matrices with others are written by whole rows of blocks. Casts round to nearest, ties to even;
-/// what an 8-bit format cannot hold saturates.
+/// Converts adjacent elements, `bytes` of them as sent. A null `source` means zeros; it requires a quantized target
+/// whose blocks have one row. Other quantized targets are written in whole rows of blocks. Casts round to nearest, ties
+/// to even, and saturate in 8-bit formats.
 void convertRow(std::byte *target, const std::byte *source, uint64_t bytes, const Conversion &conversion,
                 bool stream = false);
 
-/// As copyRows; rowBytes are of what goes, strides of the memory of each side.
+/// As copyRows. rowBytes counts bytes as sent; strides are those of each side's memory.
 void convertRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
                  const Conversion &conversion, bool stream = false);
 

@@ -10,17 +10,17 @@ namespace reshard::kernels {
 
 namespace {
 
-/// Rows shorter than this that do not lie on lines are not worth streaming one by one: too much of them are first and
-/// last lines, which are written the usual way.
+/// Rows shorter than this that are not aligned to cache lines are not streamed one by one: too much of each row is its
+/// partial first and last line, which usual stores write.
 constexpr uint64_t kStreamRowBytes = 256;
 
-/// Rows longer than this the CPU's own prefetchers follow well enough for usual stores.
+/// For rows longer than this, the CPU's hardware prefetcher is sufficient with usual stores.
 constexpr uint64_t kPrefetchRowBytes = 512;
 
-/// Bytes of short rows that are gathered before they are streamed; well inside the first cache.
-constexpr uint64_t kGatherBytes = 2048;
+/// Bytes of short rows that are collected before they are streamed; much less than the L1 cache.
+constexpr uint64_t kCollectBytes = 2048;
 
-/// A stretch of the innermost loop; strides in bytes.
+/// Consecutive iterations of the innermost loop; strides in bytes.
 struct Rows {
   std::byte *target;
   const std::byte *source;
@@ -28,14 +28,14 @@ struct Rows {
   int64_t targetStride, sourceStride;
 };
 
-/// All lines of a row, wherever it begins.
+/// Prefetches all cache lines of a row, which may begin anywhere in a line.
 void prefetchRow(const std::byte *row, uint64_t bytes) {
   for (uint64_t at = 0; at < bytes; at += kLine)
     __builtin_prefetch(row + at);
   __builtin_prefetch(row + bytes - 1);
 }
 
-/// Rows whose size the compiler knows are a load and a store; the call of memcpy would cost more than the row.
+/// Rows of a size known at compile time are a load and a store; a call of memcpy would cost more than the row.
 template <size_t Bytes> void copyFixed(Rows rows) {
   const int64_t ahead = prefetchDistance(Bytes, rows.sourceStride);
   for (uint64_t i = 0; i < rows.count; ++i, rows.target += rows.targetStride, rows.source += rows.sourceStride) {
@@ -45,7 +45,7 @@ template <size_t Bytes> void copyFixed(Rows rows) {
   }
 }
 
-/// Rows of Half to 2 * Half bytes: their first and last Half bytes, which overlap.
+/// Copies rows of Half to 2 * Half bytes as their first and last Half bytes, which overlap.
 template <size_t Half> void copyHalves(Rows rows) {
   const uint64_t last = rows.rowBytes - Half;
   for (uint64_t i = 0; i < rows.count; ++i, rows.target += rows.targetStride, rows.source += rows.sourceStride) {
@@ -102,38 +102,38 @@ bool onLines(const Rows &rows) {
          rows.targetStride % static_cast<int64_t>(kLine) == 0;
 }
 
-/// Short rows that join on the target side: gathered in the cache, streamed as whole lines.
+/// Streams short rows that are contiguous in the target: collects them in a buffer, then streams whole lines.
 void streamJoined(StreamLines stream, Rows rows) {
-  alignas(kLine) std::byte gathered[kGatherBytes + kLine];
-  // gathered[skip, held) is the target from line + skip on, so lines begin at the same places in both.
+  alignas(kLine) std::byte collected[kCollectBytes + kLine];
+  // collected[skip, held) is the target from line + skip, so cache lines begin at the same offsets in both.
   uint64_t skip = reinterpret_cast<uintptr_t>(rows.target) % kLine, held = skip;
   std::byte *line = rows.target - skip;
   while (rows.count > 0) {
-    const uint64_t count = std::min(rows.count, kGatherBytes / rows.rowBytes);
-    copyPlain({gathered + held, rows.source, rows.rowBytes, count, rows.targetStride, rows.sourceStride});
+    const uint64_t count = std::min(rows.count, kCollectBytes / rows.rowBytes);
+    copyPlain({collected + held, rows.source, rows.rowBytes, count, rows.targetStride, rows.sourceStride});
     rows.source += static_cast<int64_t>(count) * rows.sourceStride;
     rows.count -= count;
     held += count * rows.rowBytes;
     uint64_t lines = held / kLine, done = 0;
-    if (skip > 0 && lines > 0) { // the first line is not all ours
-      std::memcpy(line + skip, gathered + skip, kLine - skip);
+    if (skip > 0 && lines > 0) { // this call owns only a part of the first line
+      std::memcpy(line + skip, collected + skip, kLine - skip);
       skip = 0;
       done = kLine;
       --lines;
     }
     if (lines > 0)
-      stream({line + done, gathered + done, 1, lines, 0, 0});
+      stream({line + done, collected + done, 1, lines, 0, 0});
     done += lines * kLine;
-    std::memcpy(gathered, gathered + done, held - done);
+    std::memcpy(collected, collected + done, held - done);
     line += done;
     held -= done;
   }
-  std::memcpy(line + skip, gathered + skip, held - skip);
+  std::memcpy(line + skip, collected + skip, held - skip);
 }
 
 void streamRow(StreamLines stream, std::byte *target, const std::byte *source, uint64_t bytes, int64_t sourceStride) {
   const uint64_t head = toNextLine(target), lines = (bytes - head) / kLine, tail = head + lines * kLine;
-  __builtin_prefetch(source + prefetchDistance(bytes, sourceStride)); // `stream` prefetches the ends of lines
+  __builtin_prefetch(source + prefetchDistance(bytes, sourceStride)); // `stream` prefetches only the ends of lines
   std::memcpy(target, source, head);
   stream({target + head, source + head, 1, lines, 0, sourceStride});
   std::memcpy(target + tail, source + tail, bytes - tail);
@@ -144,7 +144,7 @@ void streamStretch(StreamLines stream, const Rows &rows) {
     return stream({rows.target, rows.source, rows.count, rows.rowBytes / kLine, rows.targetStride, rows.sourceStride});
   if (rows.rowBytes < kStreamRowBytes) {
     const bool joined =
-        rows.targetStride == static_cast<int64_t>(rows.rowBytes) && rows.count * rows.rowBytes >= kGatherBytes;
+        rows.targetStride == static_cast<int64_t>(rows.rowBytes) && rows.count * rows.rowBytes >= kCollectBytes;
     return joined ? streamJoined(stream, rows) : copyPlain(rows);
   }
   for (uint64_t i = 0; i < rows.count; ++i)

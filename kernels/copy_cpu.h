@@ -1,4 +1,4 @@
-// copyRows at a level of the caller's choice, for tests and benchmarks.
+// copyRows at a CPU level that the caller chooses, for tests and benchmarks.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -6,7 +6,7 @@
 
 namespace reshard::kernels {
 
-/// As copyRows, with what `level` has; `level` must not be above cpuLevel().
+/// As copyRows, with the instructions of `level`, which must not be above cpuLevel().
 void copyRowsAt(Level level, std::byte *target, const std::byte *source, const Strided &shape, uint64_t first,
                 uint64_t count, bool stream);
 

@@ -5,7 +5,7 @@
 namespace reshard::kernels {
 namespace {
 
-/// Blocks that stand on a multiprocessor at once, by the registers of a thread.
+/// Resident blocks per multiprocessor; limited by the registers of a thread.
 constexpr int kBlocksEach = 3;
 
 __global__ void __launch_bounds__(kBlockThreads, kBlocksEach)

@@ -1,12 +1,12 @@
-// A table of strided copies, and what one thread of a launch does of it. Plain structs and inline functions, so that a
-// GPU and the host run the same code on the same table: tests run it thread by thread.
+// A table of strided copies, and the part of it that one thread of a launch copies. Plain structs and inline functions,
+// so that a GPU and the host run the same code on the same table; tests run it thread by thread.
 #pragma once
 
 #include "kernels/host_device.h"
 
 namespace reshard::kernels {
 
-/// A loop of a shape; strides in bytes, may be negative.
+/// A loop of a shape. Strides are in bytes and may be negative.
 struct TableLoop {
   int64_t sourceStride, targetStride;
   uint32_t count, reserved;
@@ -17,28 +17,28 @@ struct TableShape {
   uint32_t rowUnits, firstLoop, loopCount;
 };
 
-/// Units [first, first + units) of a shape (numbered along rows, the innermost loop fastest). The shape has fewer than
+/// Units [first, first + units) of a shape, numbered along rows, the innermost loop fastest. The shape has fewer than
 /// 2^32 units.
 struct CopyEntry {
   uint64_t source, target; // addresses of the shape's first unit; source 0: zeros
-  uint64_t slot;           // the first of the piece in the table
+  uint64_t slot;           // its first slot in the table
   uint32_t first, units;
   uint32_t shape;
   uint32_t width; // bytes of a unit, to which both sides are aligned: 16, 8, 4, 2 or 1
 };
 
-/// Work is dealt out in slots of kSlotBytes. A piece begins with a slot of its own, so a slot belongs to one piece.
+/// Work is divided into slots of kSlotBytes. Each entry begins a new slot, so a slot belongs to one entry.
 constexpr uint32_t kSlotBytes = 16;
 
 struct CopyTableView {
-  const CopyEntry *entries; // and one more, whose slot is `slots`
+  const CopyEntry *entries; // entryCount of them, then a sentinel whose slot is `slots`
   const TableShape *shapes;
   const TableLoop *loops;
   uint64_t slots;
   uint32_t entryCount;
 };
 
-/// What a warp takes at a time; units that a thread reads before it writes them.
+/// kBatch: units that a thread loads before it stores them. kTileSlots: slots that a warp takes at a time.
 constexpr uint32_t kBatch = 4, kTileSlots = kWarpThreads * kBatch;
 
 namespace detail {
@@ -47,7 +47,7 @@ struct alignas(16) Unit16 {
   uint32_t words[4];
 };
 
-/// A byte that moves once shall not stay in the caches; one that is read again shall.
+/// Loads a value. Bytes that move once bypass the caches; `Again` keeps bytes that are read again.
 template <class T, bool Again = false> RESHARD_HOST_DEVICE inline T load(uint64_t address) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 16) {
@@ -76,7 +76,7 @@ template <class T> RESHARD_HOST_DEVICE inline void store(uint64_t address, const
 #endif
 }
 
-/// Moves both addresses from the first row of a shape to row `row`.
+/// Advances both addresses from the first row of a shape to row `row`.
 RESHARD_HOST_DEVICE inline void addRow(const TableLoop *loops, const TableShape &shape, uint32_t row, uint64_t &source,
                                        uint64_t &target) {
   RESHARD_NO_UNROLL
@@ -89,7 +89,7 @@ RESHARD_HOST_DEVICE inline void addRow(const TableLoop *loops, const TableShape 
   }
 }
 
-/// The piece of [low, high) that has a slot.
+/// Returns the entry in [low, high) that contains `slot`.
 template <class Entry>
 RESHARD_HOST_DEVICE inline uint32_t findEntry(const Entry *entries, uint32_t low, uint32_t high, uint64_t slot) {
   RESHARD_NO_UNROLL
@@ -103,13 +103,13 @@ RESHARD_HOST_DEVICE inline uint32_t findEntry(const Entry *entries, uint32_t low
   return low;
 }
 
-/// Units begin, begin + step, … below `end` of a piece. A decoded place is good until the row ends: long rows are
-/// decoded seldom.
+/// Copies units begin, begin + step, … below `end` of an entry. A row's addresses are computed once per row, so long
+/// rows need few divisions.
 template <class T>
 RESHARD_HOST_DEVICE inline void copyUnits(const CopyTableView &table, const CopyEntry &entry, uint32_t begin,
                                           uint32_t end, uint32_t step) {
   const TableShape shape = table.shapes[entry.shape];
-  uint32_t within = shape.rowUnits; // of its row; rowUnits: the place is not known
+  uint32_t within = shape.rowUnits; // the unit within its row; rowUnits: the row's addresses must be computed
   uint64_t source = 0, target = 0;  // of the row
   RESHARD_NO_UNROLL
   for (uint32_t unit = begin; unit < end; unit += kBatch * step) {
@@ -139,7 +139,7 @@ RESHARD_HOST_DEVICE inline void copyUnits(const CopyTableView &table, const Copy
   }
 }
 
-/// Slots [begin, end) of a piece, from its first: every step-th unit from `lane` on.
+/// Copies slots [begin, end) of an entry, counted from its first slot: every step-th unit, starting at `lane`.
 RESHARD_HOST_DEVICE inline void copySlots(const CopyTableView &table, const CopyEntry &entry, uint64_t begin,
                                           uint64_t end, uint32_t lane, uint32_t step) {
   const auto perSlot = kSlotBytes / entry.width;
@@ -161,16 +161,16 @@ RESHARD_HOST_DEVICE inline void copySlots(const CopyTableView &table, const Copy
 
 } // namespace detail
 
-/// The first slot of a block: all have equally many tiles, whatever pieces they lie in.
+/// Returns the first slot of a block. All blocks have equally many tiles, independent of entry boundaries.
 RESHARD_HOST_DEVICE inline uint64_t firstSlot(uint64_t slots, uint32_t block, uint32_t blocks) {
   const uint64_t tiles = (slots + kTileSlots - 1) / kTileSlots;
   const uint64_t slot = (tiles / blocks * block + tiles % blocks * block / blocks) * kTileSlots;
   return slot < slots ? slot : slots;
 }
 
-/// What thread `thread` of block `block` of `blocks` copies; all threads of all blocks copy every byte once. The warps
-/// of a block take its tiles in turn. In a tile of one piece neighbours copy neighbouring units; in one of several each
-/// thread copies slots of its own.
+/// The copies of thread `thread` of block `block` of `blocks`; all threads of all blocks copy every byte once. The
+/// warps of a block take its tiles in turn. In a tile of one entry, adjacent threads copy adjacent units; in a tile of
+/// several entries, each thread copies its own slots.
 RESHARD_HOST_DEVICE inline void copyThread(const CopyTableView &table, uint32_t block, uint32_t blocks,
                                            uint32_t thread) {
   const uint64_t begin = firstSlot(table.slots, block, blocks), end = firstSlot(table.slots, block + 1, blocks);

@@ -8,10 +8,10 @@ namespace reshard::kernels {
 
 namespace {
 
-/// Rows shorter than this are not worth three pieces.
+/// Rows shorter than this are not split into three entries.
 constexpr uint64_t kCutRowBytes = 256;
 
-/// What all of them are multiples of: at most kSlotBytes.
+/// Returns the largest power of two, at most kSlotBytes, that divides all the numbers that were ORed into `bits`.
 uint64_t alignment(uint64_t bits) { return std::min<uint64_t>(kSlotBytes, bits == 0 ? kSlotBytes : bits & -bits); }
 
 uint64_t strideBits(const Strided &shape, bool fill) {
@@ -24,8 +24,8 @@ uint64_t strideBits(const Strided &shape, bool fill) {
 
 } // namespace
 
-/// Long rows whose two sides are misaligned alike are cut into what comes before the first boundary, what lies between
-/// boundaries, and what comes after the last.
+/// Splits long rows whose two sides have the same misalignment into the bytes before the first aligned boundary, the
+/// aligned middle, and the bytes after the last boundary.
 void CopyTable::add(uint64_t target, uint64_t source, const Strided &given, uint64_t first, uint64_t bytes) {
   Strided shape = given;
   simplify(shape);

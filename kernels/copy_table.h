@@ -1,4 +1,4 @@
-// Builds a table of descriptors.
+// Builds a table of strided copies.
 #pragma once
 
 #include "kernels/copy_kernel.h"
@@ -8,27 +8,26 @@
 
 namespace reshard::kernels {
 
-/// The number of a shape with rows of so many units: that of the last one where both are alike, or one that is
-/// appended.
+/// Returns the index of a shape with rows of this many units: the last shape if it is equal, else a new one.
 uint32_t shapeNumber(std::vector<TableShape> &shapes, std::vector<TableLoop> &loops, const Strided &shape,
                      uint64_t units);
 
-/// What one launch copies. No two bytes of it may be written to one place, and none may be read that it writes.
+/// The copies of one launch. No target byte may be written twice, and no byte may be both read and written.
 class CopyTable {
 public:
-  /// Pieces of a shape of `maxUnits` units and more are cut: units are numbered in 32 bits, and a thread looks some
-  /// ahead.
+  /// Shapes of `maxUnits` units or more are split: units are numbered in 32 bits, and a thread computes numbers beyond
+  /// the last unit.
   explicit CopyTable(uint64_t maxUnits = uint64_t{1} << 31) : maxUnits_(maxUnits) {}
 
-  /// Appends bytes [first, first + bytes) of a shape, numbered along rows, the innermost loop fastest. Addresses are of
-  /// the shape's first row, source 0: zeros. The source strides of a fill count for nothing.
+  /// Appends bytes [first, first + bytes) of a shape, numbered along rows, the innermost loop fastest. Addresses are
+  /// those of the shape's first row; source 0 means zeros, and the source strides are then ignored.
   void add(uint64_t target, uint64_t source, const Strided &shape, uint64_t first, uint64_t bytes);
   void add(uint64_t target, uint64_t source, const Strided &shape) { add(target, source, shape, 0, shape.bytes()); }
 
   bool empty() const { return bytes_ == 0; }
   uint64_t bytes() const { return bytes_; }
 
-  /// The table in host memory, as long as nothing is added. One piece stands behind the others.
+  /// The table in host memory; valid until the next add. A sentinel entry follows the last one.
   CopyTableView view() const {
     return {entries_.data(), shapes_.data(), loops_.data(), entries_.back().slot,
             static_cast<uint32_t>(entries_.size() - 1)};
@@ -40,7 +39,7 @@ public:
 private:
   void addAligned(uint64_t target, uint64_t source, const Strided &shape, uint64_t first, uint64_t bytes);
 
-  std::vector<CopyEntry> entries_{{0, 0, 0, 0, 0, 0, 0}}; // the last one ends the others
+  std::vector<CopyEntry> entries_{{0, 0, 0, 0, 0, 0, 0}}; // the last one is the sentinel
   std::vector<TableShape> shapes_;
   std::vector<TableLoop> loops_;
   uint64_t maxUnits_, bytes_ = 0;

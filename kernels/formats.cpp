@@ -47,22 +47,22 @@ uint32_t encode(Format format, float value, Overflow overflow) {
     return sign | e.nan;
   if (format == Format::fp32)
     return bits;
-  // The value is significand * 2^(exponent - 127 - 23); subnormal fp32 values have the exponent of the smallest normal
-  // one.
+  // The value is significand * 2^(exponent - 127 - 23). Subnormal fp32 values use the exponent of the smallest normal
+  // value.
   int exponent = static_cast<int>(magnitude >> kFloat.mantissaBits);
   const uint32_t mantissa = magnitude & ((1u << kFloat.mantissaBits) - 1);
   const uint32_t significand = exponent > 0 ? mantissa | 1u << kFloat.mantissaBits : mantissa;
   exponent = std::max(exponent, 1);
-  const int lowest =
-      kFloat.bias - e.bias + 1; // exponent of the format's smallest normal value, and of its subnormal ones
+  // The exponent of the format's smallest normal value, which its subnormal values use too.
+  const int lowest = kFloat.bias - e.bias + 1;
   const int drop = kFloat.mantissaBits - e.mantissaBits + std::max(lowest - exponent, 0);
-  if (drop > kFloat.mantissaBits + 1) // below half of the smallest value
+  if (drop > kFloat.mantissaBits + 1) // less than half of the smallest subnormal value: rounds to zero
     return sign;
   const uint32_t rest = significand & ((1u << drop) - 1), half = 1u << (drop - 1);
   uint32_t kept = significand >> drop;
   if (rest > half || (rest == half && kept % 2 == 1))
     ++kept;
-  // `kept` holds the leading one of normal values, which adds the missing one to the exponent; so does a carry.
+  // `kept` includes the leading one of normal values. The sum adds it to the exponent field, as it adds a carry.
   const uint32_t code = (static_cast<uint32_t>(std::max(exponent - lowest, 0)) << e.mantissaBits) + kept;
   if (code <= e.maxFinite)
     return sign | code;

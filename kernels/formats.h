@@ -1,5 +1,5 @@
-// Stored number formats: their constants, and the exact conversion of one value. What is here defines what
-// kernels/convert.h must give.
+// Stored number formats: their constants, and the exact conversion of one value. These functions define the results
+// that the kernels of kernels/convert.h must give.
 #pragma once
 
 #include "kernels/host_device.h"
@@ -10,29 +10,31 @@
 
 namespace reshard::kernels {
 
-/// fp8_e4m3 is OCP's E4M3 (PyTorch: float8_e4m3fn), which has no infinity; fp4_e2m1 has neither infinity nor NaN.
+/// Number formats. fp8_e4m3 is OCP's E4M3 (PyTorch: float8_e4m3fn) and has no infinity; fp4_e2m1 has neither infinity
+/// nor NaN.
 enum class Format : uint8_t { fp32, bf16, fp16, fp8_e4m3, fp8_e5m2, fp4_e2m1 };
 
-/// What becomes of values beyond the largest of an 8-bit format, infinities included: `saturate`, the largest of their
-/// sign (OCP's saturating mode, CUDA's __NV_SATFINITE); `infinity`, an infinity, or the NaN of E4M3 (OCP's
-/// non-saturating mode; PyTorch, ml_dtypes). fp32, bf16 and fp16 always overflow to infinity, fp4_e2m1 always
+/// Conversion of values beyond the finite range of an 8-bit format, infinities included. `saturate`: the largest finite
+/// value of the same sign (OCP's saturating mode, CUDA's __NV_SATFINITE). `infinity`: an infinity, or NaN in E4M3
+/// (OCP's non-saturating mode; PyTorch, ml_dtypes). fp32, bf16 and fp16 always overflow to infinity; fp4_e2m1 always
 /// saturates.
 enum class Overflow : uint8_t { saturate, infinity };
 
-/// The format of a dtype's name ("bf16"), for those that can be cast.
+/// Returns the format of a dtype name ("bf16"), or nullopt if the dtype cannot be cast.
 std::optional<Format> formatNamed(std::string_view name);
 
-/// Codes of a format without their sign bit. Every conversion makes a NaN the one `nan` of its target, with its sign.
+/// Constants of a format; codes are given without the sign bit. Every conversion of a NaN gives `nan` with the sign of
+/// the input.
 struct Encoding {
-  int bits;           ///< of a code
-  int mantissaBits;   ///< behind the point
-  int bias;           ///< of the exponent
-  uint32_t maxFinite; ///< largest finite value
+  int bits;           ///< bits of a code, including the sign
+  int mantissaBits;   ///< explicit mantissa bits
+  int bias;           ///< exponent bias
+  uint32_t maxFinite; ///< code of the largest finite value
   uint32_t infinity, nan;
   RESHARD_HOST_DEVICE constexpr uint32_t sign() const { return 1u << (bits - 1); }
 };
 
-/// That of a format. In fp8_e4m3 the infinity is the NaN, in fp4_e2m1 both are the largest value.
+/// Returns the encoding of a format. In fp8_e4m3 `infinity` equals `nan`; in fp4_e2m1 both equal the largest value.
 RESHARD_HOST_DEVICE constexpr Encoding encoding(Format format) {
   switch (format) {
   case Format::fp32:
@@ -51,17 +53,17 @@ RESHARD_HOST_DEVICE constexpr Encoding encoding(Format format) {
   return {4, 1, 1, 0x7, 0x7, 0x7};
 }
 
-/// Bytes of an element; of fp4_e2m1, where a code stands alone in the low bits of a byte (quantizeNvfp4 packs two),
-/// one.
+/// Returns the bytes of an element. An fp4_e2m1 code counts as one byte here (in its low bits); quantizeNvfp4 packs two
+/// into a byte.
 constexpr uint64_t itemBytes(Format format) { return (static_cast<uint64_t>(encoding(format).bits) + 7) / 8; }
 
-/// The value of a code, exactly.
+/// Returns the exact value of a code.
 float decode(Format format, uint32_t code);
 
-/// The code of the value nearest to `value`, of two the even one.
+/// Returns the code nearest to `value`; ties go to the even code.
 uint32_t encode(Format format, float value, Overflow overflow);
 
-/// The value of a scale of format E8M0: 2^(code - 127); 255 is NaN.
+/// Returns the value of an E8M0 scale: 2^(code - 127), or NaN for code 255.
 float decodeE8m0(uint8_t code);
 
 } // namespace reshard::kernels

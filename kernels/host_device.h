@@ -1,5 +1,5 @@
-// Code that a GPU and the host run alike: a GPU each lane of a warp by itself, the host all lanes of one after the
-// other, step by step. Tests run it so.
+// Primitives for code that runs on a GPU and on the host. A GPU thread runs one lane of a warp; the host runs all lanes
+// of a warp in lockstep, so tests can run the GPU code without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@
 
 namespace reshard::kernels {
 
-/// Threads of a warp, and of a block.
+/// Threads of a warp, and threads of a block.
 constexpr uint32_t kWarpThreads = 32, kBlockThreads = 256;
 
-/// What a thread of the host, and of a GPU, has of a warp: values of lanes are arrays of so many, element i that of
-/// lane `lane + i`.
+/// Lanes that one thread runs: 1 on a GPU, a whole warp on the host. Values of lanes are arrays of this size; element i
+/// belongs to lane `lane + i`.
 #if defined(__CUDA_ARCH__)
 constexpr uint32_t kLanesPerThread = 1;
 #else
 constexpr uint32_t kLanesPerThread = kWarpThreads;
 #endif
 
-/// Of each `group` lanes side by side, a power of two, the largest value, in all of them. All lanes of the warp come
-/// here.
+/// Replaces each value by the maximum over its group of `group` adjacent lanes; `group` is a power of two. All lanes of
+/// the warp must call this together.
 RESHARD_HOST_DEVICE inline void groupMax(uint32_t (&values)[kLanesPerThread], uint32_t group) {
 #if defined(__CUDA_ARCH__)
   RESHARD_NO_UNROLL
@@ -48,7 +48,7 @@ RESHARD_HOST_DEVICE inline void groupMax(uint32_t (&values)[kLanesPerThread], ui
 #endif
 }
 
-/// Makes a number in memory, at a multiple of 4, at least `value`; others may do so at the same time.
+/// Atomic max: raises the uint32 at `address` (a multiple of 4) to at least `value`.
 RESHARD_HOST_DEVICE inline void raiseTo(uint64_t address, uint32_t value) {
 #if defined(__CUDA_ARCH__)
   atomicMax(reinterpret_cast<unsigned *>(address), value);
@@ -60,7 +60,7 @@ RESHARD_HOST_DEVICE inline void raiseTo(uint64_t address, uint32_t value) {
 #endif
 }
 
-/// Quotients of what is mostly below 2^32, where a GPU divides much faster.
+/// Returns a / b. Uses 32-bit division if both fit, which is much faster on a GPU.
 RESHARD_HOST_DEVICE inline uint64_t quotient(uint64_t a, uint64_t b) {
   return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
 }

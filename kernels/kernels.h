@@ -6,16 +6,17 @@
 
 namespace reshard::kernels {
 
-/// The most loops of a plan's shapes, and one more.
+/// Maximum number of loops in a plan's shapes, plus one.
 constexpr size_t kMaxLoops = 17;
 
-/// One loop around rows; strides in bytes, may be negative.
+/// One loop around rows. Strides are in bytes and may be negative.
 struct Loop {
   uint64_t count;
   int64_t sourceStride, targetStride;
 };
 
-/// `loops[0]` is the outermost; inside the innermost lies a row of rowBytes contiguous bytes on both sides.
+/// A strided set of bytes. `loops[0]` is the outermost loop; the innermost contains a row of rowBytes contiguous bytes
+/// on both sides.
 struct Strided {
   uint64_t rowBytes = 0;
   size_t loopCount = 0;
@@ -24,21 +25,21 @@ struct Strided {
   uint64_t bytes() const { return rows() * rowBytes; }
 };
 
-/// The same bytes with fewer, longer loops: loops of one step vanish, loops that continue one another join, rows that
-/// touch on both sides grow.
+/// Rewrites a shape to fewer, longer loops over the same bytes: removes loops of one iteration, merges loops that
+/// continue each other, and joins rows that are adjacent on both sides.
 void simplify(Strided &shape);
 
-/// Rows to copy at a time so that it is about `bytes`: more where the two innermost loops transpose elements, since
-/// those are copied well only where both loops fill lines of the cache.
+/// Returns the number of rows to copy at a time to reach about `bytes`. It is larger if the two innermost loops
+/// transpose elements, because a fast transpose needs whole cache lines in both loops.
 uint64_t chunkRows(const Strided &shape, uint64_t bytes);
 
-/// Copies rows [first, first + count) of a shape (numbered with the innermost loop fastest). Source and target must not
-/// overlap. `stream`: whole lines by-pass the cache on their way out where the CPU can, which pays where much more than
-/// the cache holds is moved.
+/// Copies rows [first, first + count) of a shape, numbered with the innermost loop fastest. Source and target must not
+/// overlap. `stream`: writes whole cache lines with non-temporal stores where the CPU supports them, which is faster if
+/// much more than the cache size is moved.
 void copyRows(std::byte *target, const std::byte *source, const Strided &shape, uint64_t first, uint64_t count,
               bool stream = false);
 
-/// Zeros to the target side of rows [first, first + count).
+/// Writes zeros to the target side of rows [first, first + count).
 void fillRows(std::byte *target, const Strided &shape, uint64_t first, uint64_t count);
 
 } // namespace reshard::kernels

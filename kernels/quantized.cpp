@@ -11,7 +11,7 @@ namespace reshard::kernels {
 
 namespace {
 
-/// Bytes of scales that are worked on at a time where the kernels cannot have them where they stand.
+/// Bytes of scales that are copied to a buffer at a time if the kernels cannot use them in place.
 constexpr uint64_t kScratch = 1024, kScratchFloats = kScratch / sizeof(float);
 
 ScaleShape scaleShape(const Quantized &of) {
@@ -31,9 +31,9 @@ std::byte *codesAt(const Quantized &of, uint64_t element) {
 
 enum class Access { read, write };
 
-/// mxfp8, nvfp4: calls visit(first block, count, their scales side by side) for parts of blocks [first, first + count)
-/// that lie in one matrix each. Swizzled scales are brought there and back: of whole rows as many as the scratch has
-/// room for, of longer rows a part.
+/// mxfp8, nvfp4: calls visit(first block, count, their scales, contiguous) for parts of blocks [first, first + count)
+/// that lie in one matrix each. Swizzled scales are copied to a buffer and back: as many whole rows as fit, or parts of
+/// longer rows.
 template <Access kAccess, class Visit>
 void forBlocks(const Quantized &of, uint64_t first, uint64_t count, Visit visit) {
   const ScaleShape shape = scaleShape(of);
@@ -63,8 +63,8 @@ void forBlocks(const Quantized &of, uint64_t first, uint64_t count, Visit visit)
   }
 }
 
-/// block_fp8: calls visit(first element, matrix of elements side by side in their rows, its scales) for rows of blocks
-/// [first, first + count), or for parts of them, and stores the scales, which may lie anywhere.
+/// block_fp8: calls visit(first element, matrix of adjacent elements, its scales) for rows of blocks
+/// [first, first + count), or for parts of them, and stores the scales, which need no alignment.
 template <class Visit> void forBlockRows(const Quantized &of, uint64_t first, uint64_t count, Visit visit) {
   const ScaleShape shape = scaleShape(of);
   const auto codeStride = static_cast<int64_t>(of.columns),
@@ -83,7 +83,7 @@ template <class Visit> void forBlockRows(const Quantized &of, uint64_t first, ui
 }
 
 /// Calls step(first element, count, scales) for elements [first, end) of one row of blocks whose first scale is given:
-/// for those of a block whose beginning, `skipped` elements before, is not among them, and for the others together.
+/// once for a first block that begins `skipped` elements before `first`, and once for all others together.
 template <class Scale, class Step>
 void fromBlock(uint64_t first, uint64_t end, uint64_t skipped, uint64_t block, const Scale *scales, Step step) {
   if (skipped > 0) {
@@ -95,7 +95,7 @@ void fromBlock(uint64_t first, uint64_t end, uint64_t skipped, uint64_t block, c
     step(first, end - first, scales);
 }
 
-/// mxfp8, nvfp4: fromBlock for parts of elements [first, first + count) that lie in one matrix each.
+/// mxfp8, nvfp4: calls fromBlock for parts of elements [first, first + count) that lie in one matrix each.
 template <class Step> void forElements(const Quantized &of, uint64_t first, uint64_t count, Step step) {
   const uint64_t block = blockShape(of.format).columns, end = first + count;
   if (count == 0)
@@ -108,7 +108,7 @@ template <class Step> void forElements(const Quantized &of, uint64_t first, uint
                           });
 }
 
-/// block_fp8: the same for parts that lie in one row each.
+/// block_fp8: the same, for parts that lie in one row each.
 template <class Step> void forRowElements(const Quantized &of, uint64_t first, uint64_t count, Step step) {
   const ScaleShape shape = scaleShape(of);
   float scales[kScratchFloats];
@@ -123,7 +123,7 @@ template <class Step> void forRowElements(const Quantized &of, uint64_t first, u
   }
 }
 
-/// One row, whose strides do not matter.
+/// A matrix of one row; its strides are not used.
 Matrix oneRow(uint64_t columns) { return {1, columns, 0, 0}; }
 
 } // namespace
@@ -149,7 +149,7 @@ void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, u
   const uint64_t item = itemBytes(target.wide), block = blockShape(target.format).columns;
   if (target.format == Quantization::block_fp8)
     return forBlockRows(target, first, count, [&](uint64_t element, const Matrix &matrix, float *scales) {
-      // Row by row, as memory has them: block by block takes twice as long (docs/performance.md).
+      // Row by row, in memory order: block by block takes twice as long (docs/performance.md).
       const uint64_t blocks = (matrix.columns + kFp8Block - 1) / kFp8Block;
       std::fill_n(scales, blocks, 0.0f);
       for (uint64_t row = 0; row < matrix.rows; ++row)
@@ -189,8 +189,8 @@ void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wi
         std::byte *const codes = codesAt(target, element);
         if (wide)
           return quantize(codes, scales, element, wide + (element - first) * itemBytes(target.wide), blocks * block);
-        // All blocks of zeros are like one, and all bytes of its codes like the first. The scale, which the tensor's
-        // may make NaN, is the quantiser's to say.
+        // All blocks of zeros are equal, and all bytes of their codes are equal, so one block is quantized and
+        // repeated. Its scale is computed, because a NaN tensor scale makes it NaN.
         constexpr std::byte kZeros[kMxBlock * sizeof(float)] = {};
         std::byte one[kMxBlock], scale;
         quantize(one, &scale, element, kZeros, block);
@@ -229,7 +229,7 @@ void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, ui
     const uint64_t skipped = element % kNvfp4Block;
     if (skipped == 0)
       return dequantizeNvfp4(source.wide, to, codesAt(source, element), scales, ofTensor, elements, how);
-    // It may begin within a byte: the whole block, of which a part is taken.
+    // The range may begin within a byte: the whole block is decoded and a part of it copied.
     std::byte block[kNvfp4Block * sizeof(float)];
     dequantizeNvfp4(source.wide, block, codesAt(source, element - skipped), scales, ofTensor, kNvfp4Block,
                     {false, how.level});

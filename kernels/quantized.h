@@ -1,5 +1,5 @@
-// Quantised matrices in memory (convert.h has the formats), and ranges of their elements: what a param that stands
-// quantised is to those who read or write it in parts. Nothing here allocates or fails.
+// Quantized matrices in memory (convert.h defines the formats), and conversions of ranges of their elements, for params
+// that are stored quantized and are read or written in parts. These functions never allocate and never fail.
 #pragma once
 
 #include "kernels/convert.h"
@@ -17,45 +17,47 @@ constexpr BlockShape blockShape(Quantization format) {
                                            : BlockShape{1, format == Quantization::mxfp8 ? kMxBlock : kNvfp4Block};
 }
 
-/// Matrices of rows x columns, one behind the other, each as convert.h and scales.h have it. Of mxfp8 and nvfp4 the
-/// columns are whole blocks. Elements are numbered over all matrices, row by row.
+/// Matrices of rows x columns, one after the other, each in the format of convert.h and scales.h. For mxfp8 and nvfp4
+/// the columns are a multiple of the block. Elements are numbered across all matrices, row by row.
 struct Quantized {
   Quantization format = Quantization::mxfp8;
-  Format wide = Format::bf16; ///< of elements: fp32, bf16 or fp16
-  bool swizzled = false;      ///< the scales
+  Format wide = Format::bf16; ///< format of the elements: fp32, bf16 or fp16
+  bool swizzled = false;      ///< layout of the scales
   uint64_t matrices = 1, rows = 0, columns = 0;
   std::byte *codes = nullptr;
-  std::byte *scales = nullptr;       ///< E8M0, fp32, E4M3
+  std::byte *scales = nullptr;       ///< E8M0, fp32 or E4M3
   std::byte *tensorScales = nullptr; ///< nvfp4: fp32, one for each matrix
 
   uint64_t elements() const { return matrices * rows * columns; }
-  /// Bytes of all codes; of the scales of one matrix.
+  /// Bytes of all codes, and bytes of the scales of one matrix.
   uint64_t codeBytes() const { return format == Quantization::nvfp4 ? elements() / 2 : elements(); }
   uint64_t scaleBytes() const;
-  /// Rows of blocks of all matrices: what can be worked on apart.
+  /// Rows of blocks of all matrices; they can be converted independently.
   uint64_t blockRows() const;
 };
 
-/// Rows of blocks [first, first + count) from their elements; `wide` is where element 0 stands, or would. Codes and
-/// scales, or scales alone. Of nvfp4 the tensor scales must be there. Padding of swizzled scales is left alone.
+/// Quantizes rows of blocks [first, first + count); `wide` is the address of element 0, even if the rows begin later.
+/// quantizeRows writes codes and scales, scaleRows only scales. For nvfp4 the tensor scales must be set. The padding of
+/// swizzled scales is not written.
 void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count,
                   ConvertOptions how = {});
 void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how = {});
 
-/// mxfp8, nvfp4: elements [first, first + count), whole blocks, from `wide`, where they stand side by side; null:
-/// zeros.
+/// mxfp8, nvfp4: quantizes elements [first, first + count), whole blocks, from contiguous elements at `wide`; null
+/// means zeros.
 void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count,
                     ConvertOptions how = {});
 
-/// mxfp8, block_fp8: codes of elements [first, first + count) with the scales that are there. Any range; `wide` and
-/// `codes` are where its own begin.
+/// mxfp8, block_fp8: writes the codes of elements [first, first + count) with the scales of `with`. Any range; `wide`
+/// and `codes` are the addresses of its first element.
 void encodeElements(const Quantized &with, uint64_t first, std::byte *codes, const std::byte *wide, uint64_t count,
                     ConvertOptions how = {});
 
-/// Elements [first, first + count), any range, dequantised to where `wide` begins.
+/// Dequantizes elements [first, first + count), any range, to `wide`.
 void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count, ConvertOptions how = {});
 
-/// The swizzled scales of all matrices to plain ones, which stand matrix by matrix, and back (padding becomes zeros).
+/// Copies the swizzled scales of all matrices to the plain layout, matrix after matrix; and back (padding becomes
+/// zero).
 void unswizzle(const Quantized &source, std::byte *plain);
 void swizzle(const Quantized &target, const std::byte *plain);
 

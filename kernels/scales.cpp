@@ -9,8 +9,8 @@ namespace {
 
 uint64_t tiles(uint64_t count, uint64_t each) { return (count + each - 1) / each; }
 
-/// Calls visit(offset in the swizzled layout, row, column, columns) for each run of scales of a slice that touch in it:
-/// up to four of a row.
+/// Calls visit(offset in the swizzled layout, row, column, columns) for each run of a slice's scales that is contiguous
+/// in the swizzled layout: up to four scales of a row.
 template <class Visit> void forRuns(ScaleShape shape, const ScaleSlice &slice, Visit visit) {
   for (uint64_t row = slice.row; row < slice.row + slice.rows; ++row)
     for (uint64_t column = slice.column, end = slice.column + slice.columns; column < end;) {
@@ -24,7 +24,7 @@ int64_t plainOffset(const ScaleSlice &slice, int64_t stride, uint64_t row, uint6
   return static_cast<int64_t>(row - slice.row) * stride + static_cast<int64_t>(column - slice.column);
 }
 
-/// A run, most of which are whole: a load and a store.
+/// Copies a run. Most runs have four scales: one load and one store.
 void copyRun(std::byte *target, const std::byte *source, uint64_t columns) {
   if (columns == kScaleTileColumns)
     std::memcpy(target, source, kScaleTileColumns);

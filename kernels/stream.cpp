@@ -10,12 +10,12 @@ namespace reshard::kernels {
 
 namespace {
 
-/// The place within rows of lines.
+/// The position of a copy within rows of lines.
 class LineWalk {
 public:
   explicit LineWalk(const LineRows &rows) : target(rows.target), source(rows.source), rows_(rows) {}
   bool done() const { return row_ == rows_.rows; }
-  /// The end of the line, so that of a row that begins within a line its last line comes too.
+  /// Prefetches the end of a line, so that a row that begins within a line gets its last line too.
   void prefetch() const { __builtin_prefetch(source + ahead_ + (kLine - 1)); }
   void next() {
     target += kLine;

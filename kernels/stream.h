@@ -1,4 +1,4 @@
-// Stores that by-pass the cache, which spare the read of the target that a usual store begins with.
+// Non-temporal stores: they bypass the cache and avoid the read of the target line with which a usual store begins.
 #pragma once
 
 #include <cstddef>
@@ -6,24 +6,25 @@
 
 namespace reshard::kernels {
 
-/// What the CPU can do; each level has those below it. Portable: no streaming stores, any CPU. Avx2 has F16C too,
-/// Avx512 is F, BW, DQ and VL.
+/// Instruction sets of the CPU; each level includes those below it. Portable: any CPU, no non-temporal stores. Avx2
+/// includes F16C; Avx512 is F, BW, DQ and VL.
 enum class Level { Portable, Sse2, Avx2, Avx512 };
 
-/// The highest level of this CPU, found once.
+/// Returns the highest level of this CPU; detected once.
 Level cpuLevel();
 
-/// Bytes of a cache line, and how far ahead of its use a source is prefetched.
+/// Bytes of a cache line, and the prefetch distance in bytes.
 constexpr uint64_t kLine = 64, kAhead = 2048;
 
-/// Bytes from where a row is read to where it pays to prefetch: some rows on, or further in the row where it is long.
+/// Returns the distance in bytes from the current read to the prefetch: some rows further, or further within a long
+/// row.
 constexpr int64_t prefetchDistance(uint64_t rowBytes, int64_t sourceStride) {
   return rowBytes > 2 * kAhead ? static_cast<int64_t>(kAhead)
                                : static_cast<int64_t>((kAhead + rowBytes - 1) / rowBytes) * sourceStride;
 }
 
-/// Rows of whole lines, at least one line each; strides in bytes. The target and its stride are multiples of a line,
-/// the source lies anywhere.
+/// Rows of whole cache lines, at least one line each. Strides are in bytes. The target and its stride are multiples of
+/// a line; the source has any alignment.
 struct LineRows {
   std::byte *target;
   const std::byte *source;
@@ -31,13 +32,13 @@ struct LineRows {
   int64_t targetStride, sourceStride;
 };
 
-/// Copies rows of lines past the cache, prefetching the source.
+/// Copies rows of lines with non-temporal stores and prefetches the source.
 using StreamLines = void (*)(const LineRows &rows);
 
-/// That of a level; null for Portable. (AVX-512 was measured to copy no faster than AVX2.)
+/// Returns the line copier of a level; null for Portable. AVX-512 was measured to be no faster than AVX2.
 StreamLines lineStreamer(Level level);
 
-/// Puts what was streamed before later stores, so that another thread may read it.
+/// Store fence: orders streamed stores before later stores, so that another thread may read the target.
 void finishStreaming();
 
 } // namespace reshard::kernels

@@ -1,4 +1,4 @@
-// The walk over a shape's rows.
+// Iteration over the rows of a shape.
 #pragma once
 
 #include "kernels/kernels.h"
@@ -7,13 +7,14 @@
 
 namespace reshard::kernels {
 
-/// The loop `depth` loops outside the innermost (0: itself); one of a single step where the shape has none.
+/// Returns the loop `depth` loops outside the innermost (0: the innermost), or a loop of one iteration if there is
+/// none.
 inline Loop innerLoop(const Strided &shape, size_t depth) {
   return depth < shape.loopCount ? shape.loops[shape.loopCount - 1 - depth] : Loop{1, 0, 0};
 }
 
-/// Walks rows [first, first + count) in blocks of the two innermost loops: visit(target offset, source offset, steps of
-/// the outer, rows of the inner). What begins or ends within the inner loop is a block of one step.
+/// Iterates over rows [first, first + count) in blocks of the two innermost loops: visit(target offset, source offset,
+/// steps of the outer loop, rows of the inner loop). A block that begins or ends within the inner loop has one step.
 template <class Visit> void forBlocks(const Strided &shape, uint64_t first, uint64_t count, Visit visit) {
   const Loop outer = innerLoop(shape, 1), inner = innerLoop(shape, 0);
   const size_t outside = std::max<size_t>(shape.loopCount, 2) - 2; // loops around the two
@@ -55,9 +56,9 @@ template <class Visit> void forBlocks(const Strided &shape, uint64_t first, uint
   }
 }
 
-/// Cuts bytes [first, first + bytes) of a shape into those of two halves of its outermost loop, or of its row where it
-/// has none, which is cut between units: visit(half, bytes of the row before it, steps of the outermost loop before it,
-/// first, bytes).
+/// Splits a shape in two halves of its outermost loop, or of its row, between units, if it has no loop; and bytes
+/// [first, first + bytes) accordingly: visit(half, bytes of the row before it, iterations of the outermost loop before
+/// it, first, bytes).
 template <class Visit>
 void forHalves(const Strided &shape, uint64_t unit, uint64_t first, uint64_t bytes, Visit visit) {
   const bool row = shape.loopCount == 0;
@@ -70,7 +71,7 @@ void forHalves(const Strided &shape, uint64_t unit, uint64_t first, uint64_t byt
     if (row) {
       half.rowBytes = upper ? shape.rowBytes - cut : cut;
     } else if (half.loops[0].count = upper ? count - lower : lower; half.loops[0].count == 1) {
-      std::copy(half.loops + 1, half.loops + half.loopCount, half.loops); // a loop of one step is none
+      std::copy(half.loops + 1, half.loops + half.loopCount, half.loops); // remove the loop of one iteration
       --half.loopCount;
     }
     if (begin < end)

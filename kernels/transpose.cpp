@@ -10,16 +10,16 @@ namespace reshard::kernels {
 
 namespace {
 
-/// Bytes of a target row of a tile: some lines, so that a page of the target is visited for more than one.
+/// Bytes of a target row of a tile: several lines, so that each visit of a target page writes more than one line.
 constexpr uint64_t kTileRow = 256;
 
-/// A tile in the target's order: as many rows as a source line has elements.
+/// A tile in target order, with as many rows as a source line has elements.
 template <size_t Bytes> struct Tile {
   static constexpr uint64_t kRows = kLine / Bytes;
   alignas(kLine) std::byte bytes[kRows * kTileRow];
 };
 
-/// Whether `along` walks the source element by element and `across` the target.
+/// Returns whether elements are contiguous in the source for `along` and in the target for `across`.
 bool walks(uint64_t elementBytes, const Loop &along, const Loop &across) {
   const auto element = static_cast<int64_t>(elementBytes);
   return along.sourceStride == element && across.targetStride == element;
@@ -48,8 +48,8 @@ template <size_t Bytes, bool High> __m128i interleave(__m128i a, __m128i b) {
   }
 }
 
-/// Squares of 16 bytes a side are transposed in registers: a perfect shuffle of the registers' elements turns the bits
-/// of an element's place by one, and log2(side) of them exchange row and column.
+/// Transposes squares of 16 bytes a side in registers. A perfect shuffle of the registers' elements rotates the bits of
+/// an element's index by one; log2(side) shuffles exchange row and column.
 template <size_t Bytes>
 void fillTileInRegisters(Tile<Bytes> &tile, const std::byte *source, int64_t stride, uint64_t count) {
   constexpr uint64_t kSide = 16 / Bytes;
@@ -77,7 +77,7 @@ void fillTileInRegisters(Tile<Bytes> &tile, const std::byte *source, int64_t str
 
 #endif
 
-/// One source line of each of `count` rows into the columns of the tile.
+/// Copies one source line of each of `count` rows into the columns of the tile.
 template <size_t Bytes>
 void fillTile([[maybe_unused]] Level level, Tile<Bytes> &tile, const std::byte *source, int64_t stride,
               uint64_t count) {
@@ -96,7 +96,7 @@ void transposeTiles(Level level, StreamLines stream, std::byte *target, const st
   const uint64_t head = (kLine - reinterpret_cast<uintptr_t>(target) % kLine) % kLine;
   if (head % Bytes != 0 || along.targetStride % static_cast<int64_t>(kLine) != 0)
     stream = nullptr;
-  auto skip = [&](uint64_t count) { // the elements across that are done
+  auto skip = [&](uint64_t count) { // advances past `count` finished elements of `across`
     target += count * Bytes;
     source += static_cast<int64_t>(count) * across.sourceStride;
     across.count -= count;

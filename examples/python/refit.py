@@ -1,7 +1,7 @@
-"""A trainer and a server, two groups of processes: after each step of the trainer the server gets its weights.
+"""A trainer and a server, two groups of processes. After each step of the trainer, the server receives its weights.
 
     mpirun -n 4 python refit.py ../refit.yaml                  NumPy, over MPI
-    mpirun -n 4 python refit.py ../refit.yaml --nccl           PyTorch, a GPU for each process, over NCCL
+    mpirun -n 4 python refit.py ../refit.yaml --nccl           PyTorch, one GPU per process, over NCCL
 """
 
 import argparse
@@ -33,29 +33,29 @@ def torch_synchronize():
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("job")
-parser.add_argument("--steps", type=int, default=5)
-parser.add_argument("--nccl", action="store_true", help="PyTorch's tensors on GPUs, over NCCL")
+parser.add_argument("job", help="the job file, refit.yaml")
+parser.add_argument("--steps", type=int, default=5, help="the number of training steps (default: 5)")
+parser.add_argument("--nccl", action="store_true", help="use PyTorch tensors on GPUs, and NCCL (default: NumPy and MPI)")
 options = parser.parse_args()
 
 plan = reshard.compile(options.job)  # the same plan in every process
-how = {"transport": "nccl", "device": "cuda"} if options.nccl else {"transport": "mpi"}
-with reshard.Executor(plan, join_timeout=120, **how) as executor:
+backend = {"transport": "nccl", "device": "cuda"} if options.nccl else {"transport": "mpi"}
+with reshard.Executor(plan, join_timeout=120, **backend) as executor:
     rank = executor.ranks[0]
-    side = plan.endpoint(None, rank)  # each rank trains or serves
+    endpoint = plan.endpoint(None, rank)  # the only endpoint of this rank: source (trainer) or target (server)
     weights = (torch_weights if options.nccl else numpy_weights)(plan.params(rank))
     executor.bind(weights)
     executor.prepare()
     for step in range(1, options.steps + 1):
-        if side.role == "source":
+        if endpoint.role == "source":
             for weight in weights.values():
-                weight += 1  # an optimizer would
+                weight += 1  # the optimizer step
         if options.nccl:
-            torch_synchronize()  # sources are written before they are read
+            torch_synchronize()  # the sources must be written before run reads them
         began = time.perf_counter()
         executor.run(timeout=60)
         seconds = time.perf_counter() - began
-        if side.role == "target":
-            assert all((weight == step).all() for weight in weights.values()), f"step {step}: rank {rank} serves other weights"
-        if rank == side.ranks[0]:
-            print(f"{side.role} rank {rank}: step {step}, {seconds:.4f} s, version {executor.version}", flush=True)
+        if endpoint.role == "target":
+            assert all((weight == step).all() for weight in weights.values()), f"step {step}: rank {rank} has wrong weights"
+        if rank == endpoint.ranks[0]:
+            print(f"{endpoint.role} rank {rank}: step {step}, {seconds:.4f} s, version {executor.version}", flush=True)

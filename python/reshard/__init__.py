@@ -1,10 +1,10 @@
-"""reshard: moves a model's weights from one distribution over ranks to another, by a plan that was compiled before.
+"""reshard: moves a model's weights from one distribution over ranks to another with a precompiled plan.
 
     plan = reshard.compile("refit.yaml")
     executor = reshard.Executor(plan, transport="mpi")
     executor.bind({name: tensor, ...})
     executor.prepare()
-    executor.run(timeout=60)                                 # as often as weights move
+    executor.run(timeout=60)                                 # for every refit
 """
 
 from ._library import PREFIX
@@ -15,7 +15,7 @@ from .executor import Executor
 from .plan import Endpoint, Param, Plan, Summary
 from .transforms import Transformed, neg_exp
 
-#: The folder of the models and topologies that come with reshard, for ``model:`` and ``extend:`` of a job.
+#: The folder of the models and topologies that are installed with reshard, for ``model:`` and ``extend:`` of a job.
 LIBRARY = PREFIX / "share" / "reshard"
 
 __all__ = [

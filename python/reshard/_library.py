@@ -1,4 +1,4 @@
-"""libreshard by ctypes: the structs and functions of reshard.h and reshard_plan.h."""
+"""ctypes bindings of libreshard: the structs and functions of reshard.h and reshard_plan.h."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from .errors import BindError, Error, PlanError, RunError, TimeoutError
 
-#: The installation beside this file: ``bin``, ``lib``, ``include``, ``share/reshard`` with the library of models.
+#: The root of the installation, which contains this file: ``bin``, ``lib``, ``include``, ``share/reshard`` (models,
+#: topologies).
 PREFIX = Path(__file__).resolve().parent
 
 
@@ -103,7 +104,7 @@ METHODS = ("local", "shared_memory", "messages", "messages_inside_host")
 #: reshard_state
 STATES = ("empty", "complete", "torn")
 
-#: What the statuses of reshard_status raise, from RESHARD_INVALID on.
+#: The exceptions of the values of reshard_status, in order, starting at RESHARD_INVALID.
 _ERRORS = (Error, PlanError, BindError, RunError, TimeoutError)
 
 _FUNCTIONS = {
@@ -139,10 +140,10 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-#: Calls release the interpreter's lock.
+#: The loaded library. CDLL releases the global interpreter lock during calls.
 library = _load()
 
 
 def error_of(status: int, text: bytes) -> Error:
-    """The exception of a status that is not RESHARD_OK."""
+    """Returns the exception for a status other than RESHARD_OK."""
     return _ERRORS[status - 1](text.decode())

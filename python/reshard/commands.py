@@ -1,4 +1,4 @@
-"""The commands of the installation beside this file, as entry points of a Python environment."""
+"""Entry points of a Python environment that run the installed commands."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def diff() -> None:
 
 
 def describe() -> None:
-    """reshard-describe: the YAML of what a function of a Python module makes."""
+    """reshard-describe: writes the YAML of the module that a Python function returns."""
     parser = argparse.ArgumentParser(prog="reshard-describe", description="Writes the model and layout YAML of a live module.")
     parser.add_argument("factory", metavar="MODULE:FUNCTION", help="a function without arguments that returns a module, or a mapping from names to tensors")
-    parser.add_argument("-o", dest="output", metavar="FILE", help="the YAML (default: standard output)")
-    parser.add_argument("--layout", default="live", metavar="NAME", help="the name of the layout (default: live)")
-    parser.add_argument("--axis", action="append", default=[], metavar="NAME=SIZE", help="the size of one of Megatron's axes: tp, etp; may be repeated")
+    parser.add_argument("-o", dest="output", metavar="FILE", help="the YAML file to write (default: standard output)")
+    parser.add_argument("--layout", default="live", metavar="NAME", help="the name of the layout in the YAML (default: live)")
+    parser.add_argument("--axis", action="append", default=[], metavar="NAME=SIZE", help="the size of a Megatron axis (tp, etp); may be given several times")
     options = parser.parse_args()
-    sys.path.insert(0, "")  # modules beside the caller
+    sys.path.insert(0, "")  # import modules from the current folder
     module, colon, function = options.factory.partition(":")
     if not colon:
-        parser.error(f"found {options.factory!r}, expected MODULE:FUNCTION")
+        parser.error(f"invalid argument {options.factory!r}: expected MODULE:FUNCTION")
     axes = {}
     for text in options.axis:
         name, _, size = text.partition("=")
         if not size.isdigit():
-            parser.error(f"found --axis={text!r}, expected NAME=SIZE")
+            parser.error(f"invalid --axis={text!r}: expected NAME=SIZE with a non-negative integer")
         axes[name] = int(size)
     try:
         text = describe_module(getattr(importlib.import_module(module), function)(), layout=options.layout, axes=axes)

@@ -1,4 +1,4 @@
-"""The compiler, as a function."""
+"""Runs the compiler."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .plan import Plan
 
 
 def run_compiler(arguments: Sequence[str | os.PathLike[str]]) -> str:
-    """Runs reshard-compile. Returns what it prints; raises CompileError."""
+    """Runs reshard-compile and returns its standard output. Raises CompileError."""
     done = subprocess.run([PREFIX / "bin" / "reshard-compile", *arguments], capture_output=True, text=True)
     if done.returncode:
-        raise CompileError(done.stderr.rstrip() or f"reshard-compile ended with {done.returncode}")
+        raise CompileError(done.stderr.rstrip() or f"reshard-compile exited with code {done.returncode} and printed no error")
     return done.stdout
 
 
@@ -37,9 +37,10 @@ def compile(job: str | os.PathLike[str], *, output: str | os.PathLike[str] | Non
     """Compiles a job into a plan. The same job gives the same plan in every process.
 
     job: the path of a job file.
-    output: where the plan is written; None: a temporary file that goes with the Plan.
-    flags: further ones of ``reshard-compile``, as ``--allow=missing``.
-    overrides: values of the job, as ``--set``: ``source={"mesh": {"tp": 4}}``, or ``**{"source.mesh.tp": 4}``.
+    output: the path of the plan file; None: a temporary file that is deleted together with the Plan.
+    flags: further options of ``reshard-compile``, such as ``--allow=missing``.
+    overrides: values that replace those of the job, like ``--set``: ``source={"mesh": {"tp": 4}}``, or
+        ``**{"source.mesh.tp": 4}``.
 
     Raises CompileError.
     """

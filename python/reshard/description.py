@@ -1,4 +1,4 @@
-"""A model with a layout, written from the params of a live module: a start for a job that nobody wants to write from an empty file."""
+"""Writes the YAML of a model and a layout from the params of a live module, as a starting point for a job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from .compiler import run_compiler
 from .dtypes import DTYPES, dtype_by_name, safetensors_name
 from .errors import Error
 
-#: A dimension's rule, as in the YAML: axes outermost first, then what is not the default.
+#: The sharding rule of a dimension, as YAML text: the axes, outermost first, then all options that differ from the
+#: default.
 Rule = str
 
 
 @dataclass(frozen=True)
 class _Described:
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: tuple[int, ...]  # of the unsharded tensor
     dtype: str
     rules: dict[int, Rule]  # by dimension
 
@@ -33,15 +34,16 @@ def _rule(axes: list[str], **more: object) -> Rule:
 
 
 def _chunks(rows: int, parts: int) -> list[int]:
-    """The lengths that torch.chunk gives, with zeros for the parts that it leaves out."""
+    """Returns the lengths of torch.chunk's parts, with zeros for the parts that it omits."""
     longest = -(-rows // parts)
     return [max(0, min(longest, rows - part * longest)) for part in range(parts)]
 
 
 def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
-    """DTensor: cut by torch.chunk over each mesh dimension in turn; strided ones, FSDP's over tensor parallel ones, come last.
+    """Returns the rules of a DTensor, which torch.chunk splits over each mesh dimension in turn.
 
-    Where the parts of several axes differ, ``sizes`` has the length of each."""
+    Strided placements (FSDP over tensor parallelism) are applied last. If the parts over several axes have different
+    lengths, ``sizes`` lists them."""
     mesh = tensor.device_mesh
     axes = list(mesh.mesh_dim_names or (f"axis{i}" for i in range(len(mesh.shape))))
     order: dict[int, list[int]] = {}
@@ -51,7 +53,7 @@ def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
         if kind == "Replicate":
             continue
         if kind not in ("Shard", "_StridedShard"):
-            raise Error(f"param {name!r}: found placement {placement} on axis {axes[i]!r}, expected Shard or Replicate")
+            raise Error(f"param {name!r}: placement {placement} on mesh axis {axes[i]!r} is not supported, expected Shard or Replicate")
         (strided if kind == "_StridedShard" else order).setdefault(placement.dim % len(tensor.shape), []).append(i)
     rules = {}
     for dimension in sorted({*order, *strided}):
@@ -60,7 +62,7 @@ def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
             rules[dimension] = _rule([axes[over[0]]], scheme="chunk")
             continue
         sizes = [tensor.shape[dimension]]
-        for i in over:  # each part of the axes before is cut again
+        for i in over:  # each axis splits the parts of the axes before it
             sizes = [length for part in sizes for length in _chunks(part, mesh.shape[i])]
         uneven = {"sizes": sizes} if len(set(sizes)) > 1 else {}
         rules[dimension] = _rule([axes[i] for i in over], **uneven)
@@ -68,7 +70,10 @@ def _by_placements(name: str, tensor: Any) -> dict[int, Rule]:
 
 
 def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
-    """The axes of the ranks that DTensors lie on, ours in order: some param has all of them, others those on which they are not replicated."""
+    """Returns the mesh of all DTensors, in reshard's axis order.
+
+    At least one param must be on the whole mesh; the meshes of the others must be subsets of its axes, in the same
+    order."""
     meshes = {}
     for name, tensor in named.items():
         if hasattr(tensor, "placements"):
@@ -77,10 +82,10 @@ def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
     whole = max(meshes, key=len, default=())
     for mesh, name in meshes.items():
         rest = iter(whole)
-        if not all(axis in rest for axis in mesh):  # a part of it, in its order
+        if not all(axis in rest for axis in mesh):  # not a subsequence of the whole mesh
             texts = [str(dict(each)) for each in (mesh, whole)]
-            raise Error(f"params {name!r} and {meshes[whole]!r} are on meshes {texts[0]} and {texts[1]}, expected one that has the axes of all")
-    return dict(reversed(whole))  # the last of DTensor's axes varies fastest, the first of ours
+            raise Error(f"params {name!r} and {meshes[whole]!r} are on different meshes, {texts[0]} and {texts[1]}: expected one mesh with the axes of all params")
+    return dict(reversed(whole))  # DTensor's last axis varies fastest; in reshard the first one does
 
 
 def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
@@ -89,21 +94,22 @@ def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
     if hasattr(tensor, "placements"):
         rules = _by_placements(name, tensor)
     elif getattr(tensor, "tensor_model_parallel", False):
-        # Megatron: experts, which data parallel ranks do not average, have an axis of their own.
+        # Megatron: experts are sharded over etp. Their gradients are not reduced over data parallel ranks: allreduce is
+        # False.
         axis = "tp" if getattr(tensor, "allreduce", True) else "etp"
         if axis not in axes:
-            raise Error(f"param {name!r} is tensor parallel, expected the size of axis {axis!r}")
+            raise Error(f"param {name!r} is tensor parallel, but the size of axis {axis!r} is unknown: pass it in axes={{{axis!r}: SIZE}} (--axis={axis}=SIZE)")
         stride = getattr(tensor, "partition_stride", 1)
         shape[tensor.partition_dim] *= axes[axis]
         rules[tensor.partition_dim] = _rule([axis], stride=stride) if stride > 1 else _rule([axis])
     dtype = dtype_by_name(tensor.dtype)
     if dtype not in DTYPES:
-        raise Error(f"param {name!r}: found dtype {dtype}, expected one of {', '.join(DTYPES)}")
+        raise Error(f"param {name!r}: dtype {dtype} is not supported, expected one of {', '.join(DTYPES)}")
     return _Described(tuple(shape), dtype, rules)
 
 
 def _model(tensors: Mapping[str, _Described]) -> str:
-    """The model that the compiler describes: of a checkpoint of these tensors, of which there is the header alone."""
+    """Returns the compiler's description of a checkpoint of these tensors. Only the checkpoint's header is written."""
     header, offset = {}, 0
     for name, tensor in tensors.items():
         dtype, itemsize = safetensors_name(tensor.dtype)
@@ -114,12 +120,13 @@ def _model(tensors: Mapping[str, _Described]) -> str:
     with tempfile.TemporaryDirectory(prefix="reshard-") as folder:
         with open(Path(folder) / "model.safetensors", "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
-            file.truncate(8 + len(text) + offset)  # no byte of it is written
-        return run_compiler([f"--describe={folder}"]).partition("\n")[2]  # less the comment that names the folder
+            file.truncate(8 + len(text) + offset)  # a sparse file: the data is never written
+        # Without the first line, a comment with the folder's name.
+        return run_compiler([f"--describe={folder}"]).partition("\n")[2]
 
 
 def _patterns(model: str) -> Iterable[tuple[str, re.Pattern[str]]]:
-    """The declared names of a described model, and what names each stands for."""
+    """Yields each declared name of a described model with a regular expression for the tensor names that it matches."""
     for line in model.partition("tensors:\n")[2].splitlines():
         found = re.match(r'  (?:"((?:[^"\\]|\\.)*)"|([^\s:]+)): ', line)
         if found:
@@ -128,7 +135,7 @@ def _patterns(model: str) -> Iterable[tuple[str, re.Pattern[str]]]:
 
 
 def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
-    """The rules of `shard:`, one line for each declared name that has any."""
+    """Returns the lines of `shard:`, one for each declared name that has sharding rules."""
     declared = list(_patterns(model))
     exact = {name for name, _ in declared}
     lines = []
@@ -136,7 +143,7 @@ def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
         fit = {name: tensors[name]} if name in tensors else {each: t for each, t in tensors.items() if each not in exact and pattern.fullmatch(each)}
         different = {json.dumps(tensor.rules): each for each, tensor in fit.items()}
         if len(different) > 1:
-            raise Error(f"{' and '.join(map(repr, different.values()))} are of one pattern but cut in different ways, which one layout cannot say")
+            raise Error(f"tensors {' and '.join(map(repr, different.values()))} have one tensor pattern ({declared!r}) but different shardings: one layout cannot express this")
         rules = next(iter(fit.values())).rules if fit else {}
         if rules:
             lines.append(f"      {json.dumps(name)}: {{{', '.join(f'{dimension}: {rule}' for dimension, rule in sorted(rules.items()))}}}")
@@ -144,25 +151,27 @@ def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
 
 
 def describe(module: Any, *, layout: str = "live", axes: Mapping[str, int] | None = None) -> str:
-    """The YAML of a model and of the layout that a live module has it in.
+    """Returns the YAML of the model and the layout of a live module.
 
-    module: a module, or anything with ``named_parameters()``, or a mapping from names to tensors: those of one rank.
-    layout: the layout's name.
-    axes: sizes of Megatron's axes ("tp", "etp"); the mesh of a DTensor says its own.
+    module: a module, any object with ``named_parameters()``, or a mapping from names to tensors; the tensors of one
+        rank.
+    layout: the name of the layout.
+    axes: sizes of Megatron's axes ("tp", "etp"). DTensors have their own mesh.
 
-    DTensor's placements and Megatron's attributes (``tensor_model_parallel``, ``partition_dim``, ``partition_stride``) become rules; tensors that
-    have neither are whole. With pipeline stages a rank describes its own layers only. Raises Error where a placement cannot be said.
+    DTensor's placements and Megatron's attributes (``tensor_model_parallel``, ``partition_dim``, ``partition_stride``)
+    become sharding rules; tensors without either are replicated. With pipeline stages, the description of a rank
+    contains only its own layers. Raises Error if a placement cannot be expressed.
     """
     named = module if isinstance(module, Mapping) else dict(module.named_parameters())
     tensors = {name: _describe(name, tensor, axes or {}) for name, tensor in named.items()}
     if not tensors:
-        raise Error("found no params, expected a module that has some")
+        raise Error("the module has no params, expected at least one")
     model = _model(tensors)
     mesh = dict(axes or {}) | _mesh(named)
     shard = _layout(model, tensors)
     lines = [
-        f"# From the {len(tensors)} params of a live module: a start. Name the numbers with `let`; a job's endpoint is",
-        f"# {{layout: {layout}, mesh: {{{', '.join(f'{name}: {size}' for name, size in mesh.items())}}}}}",
+        f"# Generated from the {len(tensors)} params of a live module, as a starting point. Name repeated numbers with `let`.",
+        f"# The endpoint of a job is {{layout: {layout}, mesh: {{{', '.join(f'{name}: {size}' for name, size in mesh.items())}}}}}",
         model + "layouts:",
         f"  {layout}:",
         "    params: same",

@@ -1,4 +1,4 @@
-"""The dtypes of plans, in the words of others."""
+"""Names of the plan's dtypes in NumPy, ml_dtypes, PyTorch, JAX, DLPack, the buffer protocol and safetensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     import numpy
     import torch
 
-#: name in a plan: (name in NumPy, ml_dtypes, PyTorch and JAX; DLPack's code and bits; the buffer protocol's format)
+#: name in a plan: (name in NumPy, ml_dtypes, PyTorch and JAX; type code and bits in DLPack; format in the buffer
+#: protocol)
 _ROWS = {
     "bf16": ("bfloat16", (4, 16), None),
     "fp16": ("float16", (2, 16), "e"),
@@ -26,7 +27,7 @@ _ROWS = {
     "u64": ("uint64", (1, 64), "L"),
     "bool": ("bool", (6, 8), "?"),
 }
-#: The names in plans.
+#: All dtype names of plans.
 DTYPES = tuple(_ROWS)
 _BY_NAME = {row[0]: name for name, row in _ROWS.items()}
 _BY_DLPACK = {row[1]: name for name, row in _ROWS.items()}
@@ -34,23 +35,24 @@ _BY_FORMAT = {row[2]: name for name, row in _ROWS.items() if row[2]} | {"q": "i6
 
 
 def dtype_by_name(dtype: object) -> str:
-    """The plan's name of a dtype of NumPy, ml_dtypes, PyTorch or JAX; its own where the plan has no such dtype."""
+    """Returns the plan's name of a dtype of NumPy, ml_dtypes, PyTorch or JAX, or the dtype's own name if plans have no
+    such dtype."""
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return _BY_NAME.get(name, name)
 
 
 def dtype_by_dlpack(code: int, bits: int, lanes: int) -> str:
-    """The plan's name of DLPack's dtype; its numbers where the plan has no such dtype."""
-    return _BY_DLPACK.get((code, bits), f"DLPack's code {code} of {bits} bits") if lanes == 1 else f"{lanes} lanes"
+    """Returns the plan's name of a DLPack dtype, or a description if plans have no such dtype."""
+    return _BY_DLPACK.get((code, bits), f"DLPack type code {code} with {bits} bits") if lanes == 1 else f"DLPack vector of {lanes} lanes"
 
 
 def dtype_by_format(text: str) -> str:
-    """The plan's name of a format of the buffer protocol; the format where the plan has no such dtype."""
-    return _BY_FORMAT.get(text.lstrip("@="), f"format {text!r}")
+    """Returns the plan's name of a buffer protocol format, or the format if plans have no such dtype."""
+    return _BY_FORMAT.get(text.lstrip("@="), f"buffer format {text!r}")
 
 
 def numpy_dtype(name: str) -> numpy.dtype:
-    """NumPy's dtype of a plan's; those that NumPy itself lacks are of ``ml_dtypes``."""
+    """Returns the NumPy dtype for a plan's dtype; from ``ml_dtypes`` if NumPy itself does not have it."""
     import numpy
 
     if _ROWS[name][2]:
@@ -62,7 +64,7 @@ def numpy_dtype(name: str) -> numpy.dtype:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """PyTorch's dtype of a plan's."""
+    """Returns the PyTorch dtype for a plan's dtype."""
     import torch
 
     found: torch.dtype = getattr(torch, _ROWS[name][0])
@@ -70,7 +72,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def safetensors_name(name: str) -> tuple[str, int]:
-    """The dtype in a safetensors header, and the bytes of an element."""
+    """Returns the dtype's name in a safetensors header, and the bytes of an element."""
     bits = _ROWS[name][1][1]
     special = {"bf16": "BF16", "bool": "BOOL", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"}
     return special.get(name) or {"f": "F", "i": "I", "u": "U"}[name[0]] + str(bits), bits // 8

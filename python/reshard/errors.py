@@ -1,4 +1,4 @@
-"""What failures raise."""
+"""The exceptions of this package."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import builtins
 
 
 class Error(RuntimeError):
-    """A call that failed, with the whole text of why."""
+    """A call failed; the text is the complete error message."""
 
 
 class PlanError(Error):
-    """The plan file is absent, damaged, newer, or does not mean anything."""
+    """The plan file is missing, damaged, invalid, or of a newer version."""
 
 
 class BindError(Error, ValueError):
-    """Memory is missing, unknown, overlaps other memory, or is not what the plan says: dtype, shape, strides, device."""
+    """A tensor is missing, is not in the plan, overlaps another, or does not match the plan in dtype, shape, strides or
+    device."""
 
 
 class RunError(Error):
-    """A failure at run time: the targets are torn until a later run completes."""
+    """A run failed. The targets are torn until a later run completes."""
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """The deadline passed: the targets are torn until a later run completes."""
+    """A run timed out. The targets are torn until a later run completes."""
 
 
 class CompileError(Error):
-    """The compiler refused the job: its whole message, with every error and the place of each."""
+    """The compiler rejected the job. The text contains every error with its position."""

@@ -20,7 +20,7 @@ from .transforms import Transformed, transformed
 
 
 def _address(stream: Any) -> int:
-    """The cudaStream_t of a stream."""
+    """Returns the address of a stream's cudaStream_t."""
     if isinstance(stream, int):
         return stream
     if hasattr(stream, "__cuda_stream__"):
@@ -28,30 +28,34 @@ def _address(stream: Any) -> int:
     for name in ("cuda_stream", "ptr"):  # PyTorch's, CuPy's
         if hasattr(stream, name):
             return int(getattr(stream, name))
-    raise Error(f"found {type(stream).__name__}, expected a stream of PyTorch or CuPy, or an address")
+    raise Error(f"stream: found {type(stream).__name__}, expected a stream of PyTorch or CuPy, or the address of a cudaStream_t")
 
 
 def _seconds(timeout: float | None) -> float:
-    """For the library, where 0 is no deadline."""
+    """Converts a timeout for the library, where 0 means no deadline."""
     if timeout is not None and not timeout > 0:
-        raise Error(f"found a deadline of {timeout} seconds, expected more than 0, or None")
+        raise Error(f"timeout: found {timeout} seconds, expected more than 0, or None for no deadline")
     return timeout or 0
 
 
 class Executor:
-    """The ranks of this process: ``bind`` their tensors, ``prepare`` once, then ``run`` as often as weights move.
+    """Executes a plan for the ranks of this process: ``bind`` their tensors, ``prepare`` once, then ``run`` for every
+    refit.
 
-    One thread at a time; calls let other threads run. A context manager: ``close`` at the end.
+    Not thread-safe; calls release the global interpreter lock. A context manager that calls ``close`` at the end.
 
-    plan: a Plan, or the path of one.
-    rank: the world rank, or several; None: every rank of the plan, or with a transport between processes this process's own.
-    transport: "threads" (all ranks in this process), "mpi" (one in each process), "nccl" (likewise, with device "cuda").
-    device: where tensors are, "cpu" or "cuda".
-    threads: workers of this process; 0: all cores.
-    join_timeout: seconds that opening, ``prepare`` and ``close`` wait for other processes; None: for ever.
-    no_local_shortcut: messages even where a peer's memory could be reached directly.
-    communicator: of "nccl", the address of a ncclComm_t that stays the caller's.
-    unique_id_file: of "nccl" without a communicator: the new file by which processes find each other.
+    plan: a Plan, or the path of a plan file.
+    rank: one world rank or several; None: every rank of the plan, or the rank of this process if the transport connects
+        processes.
+    transport: "threads" (all ranks in this process), "mpi" (one rank per process), "nccl" (one rank per process, with
+        device "cuda").
+    device: the device of the tensors, "cpu" or "cuda".
+    threads: worker threads of this process; 0: one per core.
+    join_timeout: seconds that opening, ``prepare`` and ``close`` wait for other processes; None: no limit.
+    no_local_shortcut: send messages even if a peer's memory could be accessed directly.
+    communicator: for "nccl", the address of an ncclComm_t, which the caller still owns.
+    unique_id_file: for "nccl" without a communicator, the path of a new file through which the processes find each
+        other.
     """
 
     def __init__(
@@ -69,9 +73,9 @@ class Executor:
     ):
         self.plan = plan if isinstance(plan, Plan) else Plan.open(plan)
         self.device = device
-        self._bound: list[Memory] = []  # what the library points to
+        self._bound: list[Memory] = []  # keeps the bound memory alive
         self._hooks: list[Any] = []
-        self._raised: BaseException | None = None  # by a hook
+        self._raised: BaseException | None = None  # the exception of a hook
         self._handle = ctypes.c_void_p()
         ranks = list(rank) if isinstance(rank, Iterable) else [] if rank is None else [rank]
         options = _library.Options(
@@ -87,7 +91,7 @@ class Executor:
         path = os.fsencode(self.plan.path)
         status = library.reshard_open(path, numbers, len(ranks), ctypes.byref(options), ctypes.byref(self._handle))
         self._collected = weakref.finalize(self, library.reshard_close, self._handle)
-        self._collected.atexit = False  # there _close_all
+        self._collected.atexit = False  # at exit, _close_all closes it
         _executors[next(_numbers)] = self
         try:
             self._check(status)
@@ -102,19 +106,21 @@ class Executor:
         return tuple(library.reshard_ranks(self._open(), ctypes.byref(count))[: count.value])
 
     def bind(self, tensors: Mapping[str, Any], endpoint: str | int | None = None, rank: int | None = None) -> None:
-        """Binds tensors by the names of the plan. They are kept alive until ``close``, and must not be moved or resized.
+        """Binds tensors to the plan's params by name. The executor keeps them alive until ``close``; they must not be
+        moved or resized.
 
-        tensors: of PyTorch, NumPy, CuPy, JAX (sources only), or with the buffer protocol. dtype, shape and device must be the
-            plan's, elements row-major without gaps. Several calls may bind some each; prepare says what is missing.
-        endpoint: "source", "target" … or a number; may be left out where the rank is part of one endpoint only.
-        rank: the world rank, or of a storage endpoint the number of a file; may be left out where this process has one rank.
+        tensors: tensors of PyTorch, NumPy, CuPy, JAX (sources only), or buffers. dtype, shape and device must match the
+            plan; elements are row-major without gaps. Several calls may bind some tensors each; ``prepare`` reports
+            missing ones.
+        endpoint: "source", "target" … or a number; optional if the rank is in one endpoint only.
+        rank: the world rank, or for a storage endpoint the number of a file; optional if this process has one rank.
 
-        Raises BindError, which says what was found and expected; tensors that stand before the wrong one are bound.
+        Raises BindError, which states what was found and what was expected. Tensors before the wrong one stay bound.
         """
         if rank is None:
             own = self.ranks
             if len(own) != 1:
-                raise BindError(f"this process has {len(own)} ranks, expected rank=… to say which")
+                raise BindError(f"this process has {len(own)} ranks: pass rank=… to select one of {', '.join(map(str, own[:8]))}{' …' if len(own) > 8 else ''}")
             rank = own[0]
         at = self.plan.endpoint(endpoint, rank)
         params = self.plan.params(rank, at.role)
@@ -122,11 +128,13 @@ class Executor:
             where = f"{at.role} {'file' if at.storage else 'rank'} {rank} param {name!r}"
             try:
                 memory = memory_of(tensor)
-                if name in params and not params[name].transform:  # of which the library says that it is not bound
+                # For a transformed param, the library reports the error.
+                if name in params and not params[name].transform:
                     self._compare(memory, params[name], at)
             except BindError as wrong:
                 raise BindError(f"{where}: {wrong}") from None
-            expected = params[name].nbytes if name in params else 0  # of an unknown name the library says which is near
+            # For an unknown name, the library suggests a similar one.
+            expected = params[name].nbytes if name in params else 0
             self._check(library.reshard_bind(self._open(), at.number, rank, name.encode(), memory.address or None, expected))
             self._bound.append(memory)
 
@@ -136,14 +144,15 @@ class Executor:
         if memory.shape != param.shape:
             raise BindError(f"found shape {list(memory.shape)}, expected {list(param.shape)}")
         if not memory.contiguous:
-            raise BindError(f"found strides {list(memory.strides or ())} of shape {list(memory.shape)}, expected row-major without gaps")
+            raise BindError(f"found strides {list(memory.strides or ())} for shape {list(memory.shape)}, expected row-major without gaps: pass a contiguous tensor")
         if memory.device.partition(":")[0] != self.device:
             raise BindError(f"found device {memory.device}, expected {self.device}")
         if memory.readonly and endpoint.number > 0:
-            raise BindError("found read-only memory, expected a target that may be written")
+            raise BindError("found read-only memory, expected writable memory for a target")
 
     def set_hook(self, name: str, hook: Callable[[int], object]) -> None:
-        """Sets what is called with the rank after each run, for params that the plan marks ``refresh: name``. What it raises, ``run`` raises."""
+        """Sets the hook for params with ``refresh: name``: it is called with the rank after each run. ``run`` raises
+        the hook's exceptions as RunError."""
 
         def call(_user: int, _name: bytes, rank: int) -> int:
             try:
@@ -164,14 +173,17 @@ class Executor:
         prepare_receive: Callable[[Transformed], object] | None = None,
         finalize: Callable[[Transformed], object] | None = None,
     ) -> None:
-        """Sets your own conversion for params that the plan marks ``transform: name``, which nobody binds. What a hook raises, ``run`` raises.
+        """Sets your own conversion for params with ``transform: name``, which are not bound. ``run`` raises the hooks'
+        exceptions as RunError.
 
-        Each is called once a run for each such param of each rank of this process; with device "cuda" instead once in ``prepare``, where it enqueues
-        its work on ``param.stream``, as a part of every run.
+        Each hook is called once per run for each such param of each rank of this process. With device "cuda", it is
+        called once in ``prepare`` instead, and enqueues its work on ``param.stream``; the executor repeats this work in
+        every run.
 
-        prepare_send: fills ``param.memory`` before anything is sent; params of the source need it.
-        prepare_receive: is called before anything is received.
-        finalize: takes ``param.memory`` over when all bytes are there, before hooks of ``refresh``; params of a target need it.
+        prepare_send: fills ``param.memory`` before anything is sent; required for params of the source.
+        prepare_receive: called before anything is received.
+        finalize: takes over ``param.memory`` when all bytes have arrived, before hooks of ``refresh``; required for
+            params of a target.
         """
 
         def kept(hook: Callable[[Transformed], object] | None) -> Any:
@@ -190,40 +202,45 @@ class Executor:
         self._hooks.append(hooks)
 
     def prepare(self) -> None:
-        """Checks that everything is bound and nothing overlaps, agrees with the other processes, allocates what runs need."""
+        """Checks that all params are bound and that none overlap, connects to the other processes, and allocates the
+        memory that runs need."""
         self._check(library.reshard_prepare(self._open()))
 
     def run(self, stream: Any = None, timeout: float | None = None) -> None:
-        """Moves every byte.
+        """Moves all bytes of the plan.
 
-        Without a stream it returns when all are there; with device "cuda" what writes the sources must be done before.
+        Without a stream, returns when all bytes have arrived. With device "cuda", GPU work that writes the sources must
+        be complete before the call.
         timeout: seconds; None: no deadline.
-        stream: with device "cuda", a stream of PyTorch, CuPy or another library, or a cudaStream_t's address. Then the refit is enqueued there, or made part of
-            the graph that is being captured there, and the call returns: nobody waits, so there is no ``timeout``, and ``state`` and ``version`` stay as they are.
+        stream: with device "cuda", a stream of PyTorch, CuPy or another library, or the address of a cudaStream_t. The
+            refit is enqueued on it, or added to the graph that is being captured on it, and the call returns at once.
+            It does not wait, so ``timeout`` is not allowed, and ``state`` and ``version`` do not change.
 
-        Raises TimeoutError or RunError: then ``state`` is "torn", until a later run completes.
+        Raises TimeoutError or RunError; ``state`` is then "torn" until a later run completes.
         """
         if stream is None:
             self._check(library.reshard_run(self._open(), _seconds(timeout)))
         elif timeout is None:
             self._check(library.reshard_enqueue(self._open(), _address(stream)))
         else:
-            raise Error("found a stream and a timeout, expected one of them: nobody waits for what is on a stream")
+            raise Error("run: found a stream and a timeout, expected only one of them; a run on a stream does not wait")
 
     def all_reduce_min(self, value: int) -> int:
-        """The least ``value`` of all processes. Every process of the run must call it."""
+        """Returns the minimum of the ``value`` arguments of all processes. Every process must call it (an
+        all-reduce)."""
         result = ctypes.c_int64()
         self._check(library.reshard_all_reduce_min(self._open(), value, ctypes.byref(result)))
         return result.value
 
     @property
     def version(self) -> int:
-        """How many runs have completed."""
+        """The number of completed runs."""
         return int(library.reshard_version(self._open()))
 
     @property
     def state(self) -> str:
-        """Of the targets: "empty", "complete", or "torn" (a run failed part way: do not use them)."""
+        """The state of the targets: "empty", "complete", or "torn" (a run failed while it wrote them: do not use
+        them)."""
         return _library.STATES[library.reshard_target_state(self._open())]
 
     @property
@@ -233,15 +250,17 @@ class Executor:
 
     @property
     def bytes_by(self) -> dict[str, int]:
-        """Bytes that a run moves to the ranks of this process, by method; known after ``prepare``.
+        """The bytes that a run moves to the ranks of this process, by method. Known after ``prepare``.
 
-        "local": copied within the process. "shared_memory": out of the memory of another process of its host. "messages": received as messages.
-        "messages_inside_host": the part of "messages" from processes of its host, because their memory cannot be mapped.
+        "local": copied within the process. "shared_memory": out of the memory of another process of its host.
+        "messages": received as messages.
+        "messages_inside_host": the part of "messages" from processes of its host, because their memory cannot be
+        mapped.
         """
         return {method: int(library.reshard_bytes_by(self._open(), number)) for number, method in enumerate(_library.METHODS)}
 
     def close(self) -> None:
-        """Lets go of everything that is bound. May be called twice."""
+        """Closes the executor and releases all bound memory. A second call has no effect."""
         if self._handle:
             self._collected.detach()
             library.reshard_close(self._handle)
@@ -253,12 +272,12 @@ class Executor:
         return self
 
     def __exit__(self, raised: object, *_: object) -> None:
-        if raised is None:  # else peers may be in a run, and would be waited for
+        if raised is None:  # after an exception, close might wait for peers that are still in a run
             self.close()
 
     def _open(self) -> ctypes.c_void_p:
         if not self._handle:
-            raise Error("the executor is closed")
+            raise Error("the executor is closed: open a new one")
         return self._handle
 
     def _check(self, status: int) -> None:
@@ -267,14 +286,15 @@ class Executor:
             raise error_of(status, library.reshard_error(self._handle)) from raised
 
 
-#: In the order in which they were opened.
+#: All open executors, in the order in which they were opened.
 _executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
 @atexit.register
 def _close_all() -> None:
-    """Closes what is still open, but not after an exception that ends the process: peers may be in a run, and would be waited for. Their launcher ends them."""
+    """Closes all open executors at exit, except after an uncaught exception: close might wait for peers that are still
+    in a run. Their launcher ends them."""
     if not hasattr(sys, "last_value"):
         for executor in list(_executors.values()):
             executor.close()

@@ -1,5 +1,5 @@
-"""The memory behind a tensor, whoever made it: DLPack (PyTorch, NumPy, CuPy, JAX), NumPy's array interface (for the dtypes of ml_dtypes and for
-read-only arrays, which DLPack refuses), the buffer protocol."""
+"""The memory of a tensor of any library, through DLPack (PyTorch, NumPy, CuPy, JAX), NumPy's array interface (for the
+dtypes of ml_dtypes and for read-only arrays, which DLPack does not support), or the buffer protocol."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .errors import BindError
 
 @dataclass(frozen=True)
 class Memory:
-    """Where a tensor's elements are."""
+    """The address, shape and type of a tensor's elements."""
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None  #: in elements; None: row-major without gaps
-    dtype: str  #: the plan's name, or what was found
+    dtype: str  #: the plan's name, or a description if plans have no such dtype
     device: str  #: "cpu", "cuda:0" …
     readonly: bool
     owner: object  #: keeps the memory alive
@@ -52,14 +52,15 @@ class _Tensor(ctypes.Structure):  # DLTensor
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
-#: DLDeviceType; pinned memory is the host's, managed memory the GPU's.
+#: DLDeviceType to device; pinned memory (3) counts as cpu, managed memory (13) as cuda.
 _DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 13: "cuda"}
 
 
 def _by_dlpack(tensor: object) -> Memory:
-    capsule = tensor.__dlpack__()  # type: ignore[attr-defined]  # never consumed: it lets go of the tensor when it goes itself
+    # Not consumed: the capsule releases the tensor when it is deleted.
+    capsule = tensor.__dlpack__()  # type: ignore[attr-defined]
     found = _Tensor.from_address(_capsule_pointer(capsule, b"dltensor"))
-    device = _DEVICES.get(found.device_type, f"DLPack's {found.device_type}")
+    device = _DEVICES.get(found.device_type, f"DLPack device type {found.device_type}")
     return Memory(
         address=(found.data or 0) + found.byte_offset,
         shape=tuple(found.shape[: found.ndim]),
@@ -79,32 +80,33 @@ def _by_array_interface(array: object) -> Memory:
     interface = array.__array_interface__  # type: ignore[attr-defined]
     address, readonly = interface["data"]
     dtype = array.dtype  # type: ignore[attr-defined]
-    name = dtype_by_name(dtype) if dtype.isnative else f"{dtype} of the other byte order"
+    name = dtype_by_name(dtype) if dtype.isnative else f"{dtype} of foreign byte order"
     return Memory(address, tuple(interface["shape"]), _strides(interface["strides"], dtype.itemsize), name, "cpu", readonly, array)
 
 
 def _by_buffer(buffer: object) -> Memory:
     view = memoryview(buffer)  # type: ignore[arg-type]
-    # A byte of it, where it is writable, is the way to its address.
+    # ctypes.from_buffer gives the address, but only of a writable buffer.
     if view.readonly:
-        raise BindError("found a read-only buffer, expected one that may be written, or a NumPy array over it")
+        raise BindError("found a read-only buffer, expected a writable one, or a NumPy array of it (numpy.frombuffer)")
     address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes and view.contiguous else 0
     return Memory(address, view.shape or (), _strides(view.strides, view.itemsize), dtype_by_format(view.format), "cpu", False, view)
 
 
 def memory_of(tensor: object) -> Memory:
-    """What is behind a tensor. Raises BindError for an object that is none."""
+    """Returns the memory of a tensor. Raises BindError if the object is not a tensor."""
     if getattr(tensor, "requires_grad", False):
-        tensor = tensor.detach()  # type: ignore[attr-defined]  # the same memory; DLPack exports no history
+        # The same memory; DLPack does not export tensors that require gradients.
+        tensor = tensor.detach()  # type: ignore[attr-defined]
     if hasattr(tensor, "__dlpack__"):
         try:
             return _by_dlpack(tensor)
         except (BufferError, TypeError, ValueError, RuntimeError) as refused:
             if not hasattr(tensor, "__array_interface__"):
-                raise BindError(f"DLPack: {refused}") from refused
+                raise BindError(f"DLPack cannot export this tensor: {refused}") from refused
     if hasattr(tensor, "__array_interface__"):
         return _by_array_interface(tensor)
     try:
         return _by_buffer(tensor)
     except TypeError:
-        raise BindError(f"found {type(tensor).__name__}, expected a tensor: DLPack, a NumPy array, or the buffer protocol") from None
+        raise BindError(f"found {type(tensor).__name__}, expected a tensor: an object with DLPack support, a NumPy array, or a buffer") from None

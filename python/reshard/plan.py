@@ -1,4 +1,4 @@
-"""A plan, asked what it says."""
+"""Reads a compiled plan."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """The sizes of a plan; bytes are of all ranks together, but for ``arena_bytes``."""
+    """The sizes of a plan. Bytes are sums over all ranks, except ``arena_bytes``."""
 
-    digest: str  #: 32 hexadecimal digits: plans of one digest are one plan
-    compiler: str  #: what wrote it
+    digest: str  #: 32 hexadecimal digits; plans with equal digests are equal
+    compiler: str  #: name and version of the compiler that wrote the plan
     model: str
-    plan_bytes: int  #: of the file
-    world: int  #: ranks
+    plan_bytes: int  #: size of the file
+    world: int  #: number of ranks
     endpoints: int
     rounds: int
     messages: int
     transfers: int
-    target_bytes: int  #: what all targets hold
-    local_bytes: int  #: of these from the same rank
-    remote_bytes: int  #: … from others
-    storage_bytes: int  #: … read from files or written to them
-    arena_bytes: int  #: what ``Executor.prepare`` allocates on the rank that needs most
+    target_bytes: int  #: bytes of all targets
+    local_bytes: int  #: those of them that are copied from the same rank
+    remote_bytes: int  #: those that other ranks send
+    storage_bytes: int  #: those that are read from files or written to files
+    arena_bytes: int  #: maximum over all ranks of the bytes that ``Executor.prepare`` allocates
 
 
 @dataclass(frozen=True)
 class Param:
-    """What a rank holds under one name: row-major, without gaps."""
+    """What a rank holds under one name, in row-major order without gaps."""
 
     name: str
     dtype: str  #: as in the YAML: bf16, fp32, fp8_e4m3 …
-    shape: tuple[int, ...]  #: of this rank's part, in elements
+    shape: tuple[int, ...]  #: of this rank's shard, in elements
     nbytes: int
-    refresh: str  #: the hook that is called after each run, "" where there is none
-    transform: str = ""  #: the transform that has its memory, so that nobody binds it; "" where there is none
+    refresh: str  #: the name of the hook that is called after each run, or ""
+    #: The name of the transform that provides its memory, or ""; params with a transform are not bound.
+    transform: str = ""
 
     @property
     def numpy_dtype(self) -> numpy.dtype:
@@ -56,19 +57,19 @@ class Param:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The source or a target."""
+    """One side of a job: the source or a target."""
 
     number: int  #: 0 is the source
     role: str  #: "source", "target", "target.0" …
     layout: str
-    storage: bool  #: files, not ranks
-    ranks: tuple[int, ...]  #: world ranks, or numbers of files
+    storage: bool  #: True if its members are files, not ranks
+    ranks: tuple[int, ...]  #: world ranks; numbers of files if ``storage``
 
 
 class Plan:
-    """A compiled plan. Any number of threads may ask it.
+    """A compiled plan. Thread-safe.
 
-    ``Plan.open(path)`` reads one that ``reshard-compile`` wrote; ``reshard.compile`` makes one.
+    ``Plan.open(path)`` opens a file that ``reshard-compile`` wrote; ``reshard.compile`` compiles a job.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -81,7 +82,7 @@ class Plan:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Plan:
-        """Opens a plan file. Raises PlanError where it is none."""
+        """Opens a plan file. Raises PlanError if it is missing or invalid."""
         return cls(path)
 
     def __repr__(self) -> str:
@@ -89,7 +90,7 @@ class Plan:
 
     @property
     def summary(self) -> Summary:
-        """Its sizes."""
+        """The sizes of the plan."""
         found = _library.Summary()
         library.reshard_plan_summary(self._handle, ctypes.byref(found))
         values: dict[str, Any] = {name: getattr(found, name) for name, *_ in found._fields_}
@@ -98,12 +99,12 @@ class Plan:
 
     @property
     def world(self) -> int:
-        """How many ranks it is for."""
+        """The number of ranks of the plan."""
         return self.summary.world
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The source, then the targets."""
+        """All endpoints: the source, then the targets."""
         result = []
         for number in range(self.summary.endpoints):
             found = _library.Endpoint()
@@ -113,23 +114,29 @@ class Plan:
         return tuple(result)
 
     def endpoint(self, which: str | int | None, rank: int) -> Endpoint:
-        """The endpoint of a role or a number; with None the only one that a rank (or file) is part of. Raises Error where there is none, or several."""
+        """Returns the endpoint with this role or number; with None, the only one that contains the rank (or file).
+        Raises Error if none or several do."""
         endpoints = self.endpoints
         if which is None:
             fit = [endpoint for endpoint in endpoints if rank in endpoint.ranks]
             if len(fit) != 1:
-                roles = " and ".join(endpoint.role for endpoint in fit) or "no endpoint"
-                raise Error(f"rank {rank} is in {roles}, expected endpoint=… to say which" if fit else f"rank {rank} is in no endpoint of the plan")
+                roles = ", ".join(endpoint.role for endpoint in fit)
+                raise Error(
+                    f"rank {rank} is in several endpoints ({roles}): pass endpoint=…"
+                    if fit
+                    else f"rank {rank} is in no endpoint of the plan, which has {self.world} ranks"
+                )
             return fit[0]
         for endpoint in endpoints:
             if which in (endpoint.role, endpoint.number):
                 return endpoint
-        raise Error(f"there is no endpoint {which!r}, expected one of {', '.join(endpoint.role for endpoint in endpoints)}")
+        raise Error(f"the plan has no endpoint {which!r}, expected one of {', '.join(endpoint.role for endpoint in endpoints)}")
 
     def params(self, rank: int, endpoint: str | int | None = None) -> dict[str, Param]:
-        """What a rank (or, of a storage endpoint, a file) holds, by name, in the plan's order: what is bound, and what has a ``transform``.
+        """Returns the params that a rank (in a storage endpoint: a file) holds, by name, in the plan's order, including
+        those with a ``transform``.
 
-        ``endpoint``: a role or a number; it may be left out where the rank is part of one endpoint only.
+        ``endpoint``: a role or a number; optional if the rank is in one endpoint only.
         """
         at = self.endpoint(endpoint, rank)
         found, count = ctypes.POINTER(_library.Param)(), ctypes.c_size_t()

@@ -1,4 +1,4 @@
-"""Params that stand behind a conversion of the caller's (``transform: name``), as its hooks see them."""
+"""Params with a transform of the caller (``transform: name``), as the transform's hooks see them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Transformed:
-    """An instance of a param, and its memory, which is the executor's and lives until that is closed. The same in every run."""
+    """An instance of a param and its memory. The executor owns the memory; the address stays the same until the
+    executor is closed."""
 
     transform: str
     name: str
     endpoint: int  #: 0 is the source
     rank: int
     dtype: str  #: as in the YAML: bf16, fp32, fp8_e4m3 …
-    shape: tuple[int, ...]  #: of this rank's part, in elements; row-major without gaps
+    shape: tuple[int, ...]  #: of this rank's shard, in elements; row-major without gaps
     nbytes: int
     device: str  #: of the memory: "cpu" or "cuda"
     address: int
-    stream: int  #: with device "cuda" the cudaStream_t to enqueue on, else 0
+    stream: int  #: the cudaStream_t to enqueue on if the device is "cuda", else 0
 
     @property
     def memory(self) -> memoryview:
-        """Its bytes, which may be written; of device "cpu"."""
+        """The bytes, writable. Only for device "cpu"."""
         if self.device != "cpu":
-            raise Error("the memory is a GPU's, expected to be used by __cuda_array_interface__ or by its address")
+            raise Error(f"param {self.name!r} is in GPU memory: use torch(), __cuda_array_interface__ or address")
         return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B") if self.nbytes else memoryview(bytearray())
 
     def numpy(self) -> numpy.ndarray:
-        """An array on its memory; of device "cpu"."""
+        """Returns a NumPy array that shares the memory. Only for device "cpu"."""
         import numpy
 
         return numpy.frombuffer(self.memory, numpy_dtype(self.dtype)).reshape(self.shape)
 
     def torch(self) -> torch.Tensor:
-        """A tensor of PyTorch on its memory, of either device."""
+        """Returns a PyTorch tensor that shares the memory, on either device."""
         import torch
 
         if not self.nbytes:
@@ -56,14 +57,14 @@ class Transformed:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Its bytes, for PyTorch and CuPy, which then view them as what they are; of device "cuda"."""
+        """The bytes, for PyTorch and CuPy; view them as the param's dtype and shape. Only for device "cuda"."""
         if self.device != "cuda":
-            raise AttributeError("the memory is the host's")
+            raise AttributeError(f"param {self.name!r} is in host memory: use memory, numpy() or torch()")
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "strides": None, "version": 3}
 
 
 def transformed(seen: _library.Transformed, device: str) -> Transformed:
-    """What a hook is given."""
+    """Converts the C struct that a hook receives."""
     return Transformed(
         transform=seen.transform.decode(),
         name=seen.name.decode(),
@@ -79,26 +80,28 @@ def transformed(seen: _library.Transformed, device: str) -> Transformed:
 
 
 def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], None]]:
-    """The hooks of ``transform: neg_exp``: what moves is v, the caller's tensor is -exp(v) in fp32. So is Mamba's ``A`` in engines, of ``A_log``.
+    """Returns the hooks of ``transform: neg_exp``: v is sent, the caller's tensor is -exp(v) in fp32. Engines store
+    Mamba's ``A`` so, from ``A_log``.
 
         executor.set_transform("neg_exp", **reshard.neg_exp(dict(model.named_parameters())))
 
-    tensors: by the names of the params, of PyTorch or NumPy; others may be among them. As of ``bind``, they must not be moved or resized.
+    tensors: tensors of PyTorch or NumPy by the names of their params; further tensors are ignored. As with ``bind``,
+        they must not be moved or resized.
 
-    A source gives log(-A) in the dtype that moves; with device "cuda" a source needs a ``prepare_send`` of your own.
+    A source sends log(-A) in the dtype of the plan. With device "cuda", a source must provide its own ``prepare_send``.
     """
 
     def live(param: Transformed) -> Any:
         tensor = tensors.get(param.name)
         if tensor is None:
-            raise Error(f"param {param.name!r} of the transform {param.transform!r} is not among the tensors given to neg_exp")
+            raise Error(f"param {param.name!r} of transform {param.transform!r} is missing in the tensors given to neg_exp")
         if tuple(tensor.shape) != param.shape or str(tensor.dtype).rpartition(".")[2] != "float32":
             raise Error(f"param {param.name!r}: found {tensor.dtype} {list(tensor.shape)}, expected float32 {list(param.shape)}")
         return tensor.detach() if hasattr(tensor, "detach") else tensor
 
     def finalize(param: Transformed) -> None:
         tensor = live(param)
-        if hasattr(tensor, "copy_"):  # on a GPU this is captured: nothing of its own may be allocated
+        if hasattr(tensor, "copy_"):  # on a GPU this is captured in a graph, so it must not allocate
             with _stream(param):
                 tensor.copy_(param.torch()).exp_().neg_()
         else:
@@ -109,7 +112,7 @@ def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], Non
     def prepare_send(param: Transformed) -> None:
         tensor = live(param)
         if param.device != "cpu":
-            raise Error(f"param {param.name!r}: found device {param.device}, expected cpu, or a prepare_send of your own")
+            raise Error(f"param {param.name!r}: neg_exp cannot send from device {param.device}, expected cpu; pass your own prepare_send to set_transform")
         if hasattr(tensor, "copy_"):
             param.torch().copy_(tensor.neg().log_())
         else:
@@ -121,7 +124,7 @@ def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], Non
 
 
 def _stream(param: Transformed) -> Any:
-    """Where PyTorch enqueues what a hook does."""
+    """Returns a context in which PyTorch enqueues work on the hook's stream."""
     if param.device == "cpu":
         return contextlib.nullcontext()
     import torch

@@ -1,6 +1,6 @@
-// Conversions beside memcpy of their source bytes, one thread, 256 MiB of source in memory touched beforehand, in turns
-// within one run: quote the ratio, not the rates, which are of source bytes. `NAME/LEVEL` is at a level of the CPU;
-// values are those of weights, normal around 0.
+// Conversions compared with memcpy of their source bytes: one thread, 256 MiB of source, memory touched before, both
+// alternately in one run. Quote the ratio, not the rates, which count source bytes. `NAME/LEVEL` runs at that level of
+// the CPU; the values are distributed like weights, normal around 0.
 //   bench-convert [--benchmark_filter=…]
 
 #include "kernels/convert.h"
@@ -20,9 +20,9 @@ using namespace reshard::kernels;
 
 namespace {
 
-constexpr uint64_t kSource = 256 << 20, kColumns = 8192; // columns of the matrices of block FP8
+constexpr uint64_t kSource = 256 << 20, kColumns = 8192; // bytes of the source; columns of the matrices of block FP8
 
-/// What a conversion reads and writes. Targets are no larger than twice the source.
+/// The memory of a conversion. A target has at most twice the bytes of the source.
 struct Memory {
   std::byte *source, *target, *scales;
 };
@@ -34,9 +34,9 @@ std::byte *touched(uint64_t bytes) {
   return memory;
 }
 
-/// Weights: a normal distribution of a usual width, in fp32 or bf16.
+/// Fills memory with a normal distribution as wide as that of usual weights, in fp32 or bf16.
 void fillWeights(std::byte *source, Format format) {
-  constexpr uint64_t kPeriod = 1 << 20; // drawing all would take longer than the benchmark
+  constexpr uint64_t kPeriod = 1 << 20; // repeated, because drawing all values would take longer than the benchmark
   std::mt19937_64 random(1);
   std::normal_distribution<float> weight(0, 0.02f);
   const uint64_t bytes = kPeriod * itemBytes(format);
@@ -61,7 +61,7 @@ struct Case {
   std::function<void(const Memory &, uint64_t count, ConvertOptions)> convert;
 };
 
-/// Ours and memcpy in turns; one iteration is a pair.
+/// Runs the conversion and memcpy alternately; one iteration is one of each.
 void paired(benchmark::State &state, const Case &each, Level level) {
   static const Memory memory = {touched(kSource), touched(2 * kSource), touched(kSource / 16)};
   if (itemBytes(each.source) > 1)
@@ -115,7 +115,7 @@ const std::vector<Case> &cases() {
          quantizeBlockFp8(m.target, reinterpret_cast<float *>(m.scales), Format::bf16, m.source, square(count, 1, 2),
                           how);
        }},
-      {"bf16-to-nvfp4", Format::bf16, // both phases
+      {"bf16-to-nvfp4", Format::bf16, // both passes: the amax, then the codes
        [](const Memory &m, uint64_t count, ConvertOptions how) {
          const float scale = nvfp4TensorScale(amax(Format::bf16, m.source, {1, count, 0, 0}, how));
          quantizeNvfp4(m.target, m.scales, scale, Format::bf16, m.source, count, how);

@@ -1,7 +1,7 @@
-// copyRows beside a loop of memcpy over the same rows, one thread, 256 MiB of payload in memory touched beforehand, in
-// turns within one run: quote the ratio, not the rates. A stride is four rows, as in the columns of four ranks; the
-// transposed shapes are near squares whose sides are powers of two, as weights have them. `…-shifted` begins 16 bytes
-// after a line's boundary, `pack-LEVEL` is pack at each level of the CPU.
+// copyRows compared with a loop of memcpy over the same rows: one thread, 256 MiB of payload, memory touched before,
+// both alternately in one run. Quote the ratio, not the rates. A stride is four rows, like column shards of four ranks.
+// The transposed shapes are nearly square with powers of two as sides, like weights. `…-shifted` begins 16 bytes after
+// a cache line boundary; `pack-LEVEL` is pack at each level of the CPU.
 //   bench-kernels [--benchmark_filter=…]
 
 #include "kernels/copy_cpu.h"
@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint64_t kPayload = 256 << 20, kGap = 4, kShift = 16;
 
-/// Rows apart by `sourceGap` and `targetGap` rows; a gap of one: contiguous.
+/// Rows with strides of `sourceGap` and `targetGap` rows; 1 means contiguous.
 Strided apart(uint64_t rowBytes, uint64_t sourceGap, uint64_t targetGap) {
   Strided shape;
   shape.rowBytes = rowBytes;
@@ -30,7 +30,7 @@ Strided apart(uint64_t rowBytes, uint64_t sourceGap, uint64_t targetGap) {
   return shape;
 }
 
-/// A matrix of elements of rowBytes to its transpose, in the order of the source.
+/// The transposition of a matrix of elements of rowBytes, in the order of the source.
 Strided transposed(uint64_t rowBytes) {
   uint64_t columns = 1;
   while (columns * columns * rowBytes < kPayload)
@@ -45,7 +45,7 @@ Strided transposed(uint64_t rowBytes) {
   return shape;
 }
 
-/// What a program without a kernel does: two loops and memcpy.
+/// The copy that a program without kernels would use: two loops and memcpy.
 void memcpyRows(std::byte *target, const std::byte *source, const Strided &shape) {
   const Loop outer = shape.loopCount > 1 ? shape.loops[0] : Loop{1, 0, 0}, inner = shape.loops[shape.loopCount - 1];
   for (uint64_t i = 0; i < outer.count; ++i)
@@ -55,7 +55,7 @@ void memcpyRows(std::byte *target, const std::byte *source, const Strided &shape
                   shape.rowBytes);
 }
 
-/// Memory for the widest shape, on a page's boundary, as large tensors are.
+/// Memory for the largest shape, page-aligned as large tensors are.
 std::byte *touched(int value) {
   constexpr uint64_t kPage = 4096;
   auto *memory = static_cast<std::byte *>(std::aligned_alloc(kPage, kPayload * kGap + kPage));
@@ -70,7 +70,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Ours and memcpy in turns; one iteration is a pair.
+/// Runs the kernel and memcpy alternately; one iteration is one of each.
 void paired(benchmark::State &state, const Strided &shape, Level level, uint64_t shift) {
   static std::byte *const sourceMemory = touched(1), *const targetMemory = touched(2);
   std::byte *source = sourceMemory + shift, *target = targetMemory + shift;
@@ -117,7 +117,7 @@ int main(int argc, char **argv) {
     add("pack-shifted", apart(row, kGap, 1), cpuLevel(), kShift);
     add("strided-shifted", apart(row, kGap, kGap), cpuLevel(), kShift);
   }
-  const char *levels[] = {"portable", "sse2", "avx2"}; // the copies of higher levels are AVX2's
+  const char *levels[] = {"portable", "sse2", "avx2"}; // higher levels copy with AVX2
   for (int level = 0; level <= static_cast<int>(std::min(cpuLevel(), Level::Avx2)); ++level)
     for (const uint64_t row : {64, 256, 4 << 10})
       add(std::string("pack-") + levels[level], apart(row, kGap, 1), static_cast<Level>(level));

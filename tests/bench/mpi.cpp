@@ -1,8 +1,8 @@
-// A whole run over MPI beside what people would write without us, on the same memory, touched beforehand, in turns
-// within one run: one MPI_Alltoallw with derived datatypes, one MPI_Isend and MPI_Irecv for each transfer, made anew or
-// persistent, and for block-cyclic matrices ScaLAPACK's pdgemr2d. Ours also without memory shared inside the host, all
-// as messages. All processes run the same benchmarks with the same number of iterations; the first one reports, after a
-// barrier before and behind each.
+// A whole run over MPI, compared with other methods for the same moves, on the same memory, touched before, alternately
+// in one run: one MPI_Alltoallw with derived datatypes; one MPI_Isend and MPI_Irecv for each transfer, either created
+// each time or persistent; and, for block-cyclic matrices, ScaLAPACK's pdgemr2d. reshard also runs without shared
+// memory inside the host, with messages only. All processes run the same benchmarks with the same number of iterations;
+// the first one reports. There is a barrier before and after each measurement.
 //   mpirun -n 4 bench-mpi
 
 #ifdef RESHARD_SCALAPACK
@@ -40,19 +40,19 @@ int rank = 0, size = 1;
   std::abort();
 }
 
-/// One job: the plan, this rank's memory, and the same moves as datatypes.
+/// One job: the plan, this rank's memory, and the same moves as MPI datatypes.
 struct Case {
   std::unique_ptr<Plan> plan;
   std::unique_ptr<Memory> memory;
-  std::array<reshard_executor *, 2> executors{}; // with memory shared inside the host, and without
+  std::array<reshard_executor *, 2> executors{}; // with shared memory inside the host, and without
   const Segment *segment = nullptr;
-  std::vector<MPI_Datatype> sends, receives; // by peer, for MPI_Alltoallw; local copies as well
+  std::vector<MPI_Datatype> sends, receives; // by peer, for MPI_Alltoallw; includes local copies
   struct One {
     int peer, tag;
     bool send;
     MPI_Datatype type;
   };
-  std::vector<One> ones; // a transfer's side each
+  std::vector<One> ones; // this rank's side of each transfer
   uint64_t bytes = 0;
 
   explicit Case(const std::string &yaml) {
@@ -73,7 +73,7 @@ struct Case {
     if (std::string error = Plan::open(path, plan); !error.empty())
       fail(error);
     if (static_cast<int>(plan->world()) != size)
-      fail("expected mpirun -n " + std::to_string(plan->world()));
+      fail("found " + std::to_string(size) + " processes, expected mpirun -n " + std::to_string(plan->world()));
     if (std::string error = plan->segment(static_cast<uint32_t>(rank), segment); !error.empty())
       fail(error);
     memory = std::make_unique<Memory>(*plan, std::vector<uint32_t>{static_cast<uint32_t>(rank)});
@@ -113,10 +113,10 @@ struct Case {
         for (const MeshRankMemory &rankMemory : memory->rankMemories())
           if (rankMemory.endpoint == run->endpoint() && rankMemory.meshRank == run->mesh_rank())
             return rankMemory.params[run->param()][static_cast<size_t>(buffer - run->first())];
-    fail("no such buffer");
+    fail("buffer " + std::to_string(buffer) + " is not in the segment");
   }
 
-  /// An operand as a datatype of absolute addresses: vectors of vectors; loops over buffers are written out.
+  /// Returns an operand as a datatype of absolute addresses: nested vectors; loops over buffers are expanded.
   MPI_Datatype type(const Operand &operand) const {
     const schema::Shape &shape = *segment->shapes()->Get(operand.shape());
     std::vector<MPI_Datatype> parts;
@@ -162,7 +162,7 @@ struct Case {
 
   void describe() {
     std::map<std::pair<bool, int>, std::map<std::pair<uint32_t, uint32_t>, MPI_Datatype>>
-        byPeer; // (message, operand) -> type, in the same order on both sides
+        byPeer; // (message, operand) -> type; the order is the same on both sides
     for (const Step *step : orEmpty(segment->steps())) {
       if (step->kind() == StepKind::fill)
         continue;
@@ -211,7 +211,7 @@ struct Case {
         MPI_Irecv(MPI_BOTTOM, 1, ones[i].type, ones[i].peer, ones[i].tag, MPI_COMM_WORLD, &requests[i]);
     MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
   }
-  /// The same by requests that are made once.
+  /// The same with persistent requests.
   void persistent() {
     if (kept.empty()) {
       kept.resize(ones.size());
@@ -227,14 +227,14 @@ struct Case {
   std::vector<MPI_Request> kept;
 };
 
-/// A way to move everything.
-struct Way {
+/// A method to run the moves of a job.
+struct Method {
   std::string name;
   std::function<void()> move;
 };
 
-/// All must leave the same in the targets.
-void compare(Case &job, const std::vector<Way> &ways) {
+/// Checks that all methods leave the same bytes in the targets.
+void compare(Case &job, const std::vector<Method> &methods) {
   auto each = [&](bool target, auto visit) {
     for (const MeshRankMemory &rankMemory : job.memory->rankMemories())
       if ((rankMemory.endpoint > 0) == target)
@@ -251,23 +251,23 @@ void compare(Case &job, const std::vector<Way> &ways) {
       at[i] = static_cast<uint16_t>((value = value * 1664525 + 1013904223) >> 16);
   });
   uint64_t expected = 0;
-  for (const Way &way : ways) {
+  for (const Method &method : methods) {
     each(true, [](uint16_t *at, size_t count) { std::fill(at, at + count, uint16_t{0}); });
     MPI_Barrier(MPI_COMM_WORLD);
-    way.move();
+    method.move();
     uint64_t sum = 0;
     each(true, [&](const uint16_t *at, size_t count) {
       for (size_t i = 0; i < count; ++i)
         sum = (sum ^ at[i]) * 0x100000001b3u;
     });
-    if (&way != &ways[0] && sum != expected)
-      fail(way.name + " moves something else");
+    if (&method != &methods[0] && sum != expected)
+      fail(method.name + " leaves other bytes in the targets than " + methods[0].name);
     expected = sum;
     MPI_Barrier(MPI_COMM_WORLD);
   }
 }
 
-/// The slowest process's time.
+/// Returns the time of the slowest process.
 template <class Move> double timed(Move move) {
   MPI_Barrier(MPI_COMM_WORLD);
   const double begin = MPI_Wtime();
@@ -277,34 +277,34 @@ template <class Move> double timed(Move move) {
   return all;
 }
 
-/// Ours, first, and the peers in turns; medians, and ours against the best peer.
-void paired(benchmark::State &state, const Case &job, const std::vector<Way> &ways) {
-  std::vector<std::vector<double>> times(ways.size());
+/// Runs reshard (the first method) and the others alternately. Reports medians, and the ratio to the best other method.
+void paired(benchmark::State &state, const Case &job, const std::vector<Method> &methods) {
+  std::vector<std::vector<double>> times(methods.size());
   for (int warm = 0; warm < 2; ++warm)
-    for (const Way &way : ways)
-      way.move();
+    for (const Method &method : methods)
+      method.move();
   for (auto _ : state) {
-    for (size_t w = 0; w < ways.size(); ++w)
-      times[w].push_back(timed(ways[w].move));
+    for (size_t w = 0; w < methods.size(); ++w)
+      times[w].push_back(timed(methods[w].move));
     state.SetIterationTime(times[0].back());
   }
   double best = std::numeric_limits<double>::infinity(), own = 0;
-  for (size_t w = 0; w < ways.size(); ++w) {
+  for (size_t w = 0; w < methods.size(); ++w) {
     std::sort(times[w].begin(), times[w].end());
     const double median = times[w][times[w].size() / 2];
-    state.counters[ways[w].name + "_GB/s"] = static_cast<double>(job.bytes) / median / 1e9;
+    state.counters[methods[w].name + "_GB/s"] = static_cast<double>(job.bytes) / median / 1e9;
     if (w == 0)
       own = median;
-    else if (ways[w].name != "messages")
+    else if (methods[w].name != "messages")
       best = std::min(best, median);
   }
   state.counters["ratio_to_best"] = best / own;
 }
 
 constexpr int kMatrix = 4096;
-std::map<std::string, std::array<int, 4>> cyclicBlocks; // of such a job
+std::map<std::string, std::array<int, 4>> cyclicBlocks; // block sizes of block-cyclic jobs, by the job's text
 
-/// A matrix of fp64 from blocks of one size over x and y to blocks of another.
+/// A job for a matrix of fp64: from blocks of one size over the axes x and y to blocks of another size.
 std::string cyclic(int rows, int columns, const std::string &mesh, int newRows, int newColumns,
                    const std::string &newMesh) {
   auto layout = [](int r, int c) {
@@ -325,14 +325,14 @@ std::function<void()> scalapack(const Case &job, const std::array<int, 4> &block
     for (const MeshRankMemory &rankMemory : job.memory->rankMemories())
       if (rankMemory.endpoint == endpoint)
         return reinterpret_cast<double *>(rankMemory.params[0][0]);
-    fail("no matrix");
+    fail("this rank has no matrix of the endpoint");
   };
   return ScalapackMove(*job.plan, {kMatrix, kMatrix}, {{blocks[0], blocks[1]}, {"x", "y"}, local(0)},
                        {{blocks[2], blocks[3]}, {"x", "y"}, local(1)}, static_cast<uint32_t>(rank));
 }
 #endif
 
-/// Speaks on the first process alone.
+/// A reporter without output, for all processes but the first.
 class Silent : public benchmark::BenchmarkReporter {
 public:
   bool ReportContext(const Context &) override { return true; }
@@ -370,17 +370,17 @@ int main(int argc, char **argv) {
     benchmark::RegisterBenchmark(name,
                                  [text = yaml](benchmark::State &state) {
                                    const auto job = std::make_unique<Case>(text);
-                                   std::vector<Way> ways = {{"ours", [&] { job->ours(false); }},
-                                                            {"messages", [&] { job->ours(true); }},
-                                                            {"alltoallw", [&] { job->alltoallw(); }},
-                                                            {"one_by_one", [&] { job->oneByOne(); }},
-                                                            {"persistent", [&] { job->persistent(); }}};
+                                   std::vector<Method> methods = {{"ours", [&] { job->ours(false); }},
+                                                                  {"messages", [&] { job->ours(true); }},
+                                                                  {"alltoallw", [&] { job->alltoallw(); }},
+                                                                  {"one_by_one", [&] { job->oneByOne(); }},
+                                                                  {"persistent", [&] { job->persistent(); }}};
 #ifdef RESHARD_SCALAPACK
                                    if (const auto blocks = cyclicBlocks.find(text); blocks != cyclicBlocks.end())
-                                     ways.push_back({"pdgemr2d", scalapack(*job, blocks->second)});
+                                     methods.push_back({"pdgemr2d", scalapack(*job, blocks->second)});
 #endif
-                                   compare(*job, ways);
-                                   paired(state, *job, ways);
+                                   compare(*job, methods);
+                                   paired(state, *job, methods);
                                    for (reshard_executor *executor : job->executors)
                                      reshard_close(executor);
                                  })

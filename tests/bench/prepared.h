@@ -1,5 +1,5 @@
-// A plan on the threads transport, all in memory that was touched beforehand, and memcpy with as many threads to hold
-// beside a run of it.
+// A plan on the threads transport with all memory touched before, and memcpy with the same number of threads for
+// comparison.
 #pragma once
 
 #include "compiler/compile.h"
@@ -28,7 +28,7 @@ namespace reshard::bench {
   std::exit(1);
 }
 
-/// One param of a rank.
+/// One param of a rank and its memory.
 struct Bound {
   uint32_t rank;
   schema::DType type;
@@ -37,7 +37,7 @@ struct Bound {
   size_t bytes() const { return static_cast<size_t>(instance.bytes); }
 };
 
-/// A job compiled, with memory for both sides, bound and prepared.
+/// A compiled job, with memory for both sides, bound and prepared.
 class Prepared {
 public:
   Prepared(const std::string &job, const std::vector<std::string> &overrides) {
@@ -83,7 +83,7 @@ public:
   Prepared(const Prepared &) = delete;
   Prepared &operator=(const Prepared &) = delete;
 
-  /// Seconds of a run.
+  /// Runs the plan; returns the seconds.
   double refit() {
     const double begin = tools::now();
     if (reshard_run(executor_, 0) != RESHARD_OK)
@@ -94,14 +94,14 @@ public:
   uint64_t bytes() const { return reshard_bytes(executor_); }
 
   const Plan &plan() const { return *plan_; }
-  /// Its messages, paired.
+  /// Returns the plan's messages, with sends and receives paired.
   tools::PairedPlan paired() const {
     tools::PairedPlan paired(*plan_);
     if (const std::string error = paired.load(); !error.empty())
       fail(error);
     return paired;
   }
-  /// The memory of a buffer of a rank.
+  /// Returns the memory of a buffer of a rank.
   std::byte *memory(uint32_t rank, uint32_t buffer) const {
     const schema::Segment *segment = nullptr;
     if (const std::string error = plan_->segment(rank, segment); !error.empty())
@@ -110,7 +110,7 @@ public:
     for (const tools::MeshRankMemory &rankMemory : memory_->rankMemories())
       if (rankMemory.endpoint == run.endpoint() && rankMemory.meshRank == run.mesh_rank())
         return rankMemory.params[run.param()][buffer - run.first()];
-    fail("a buffer has no memory");
+    fail("buffer " + std::to_string(buffer) + " of rank " + std::to_string(rank) + " has no memory");
   }
 
   std::vector<Bound> sources, targets;
@@ -121,17 +121,17 @@ private:
   reshard_executor *executor_ = nullptr;
 };
 
-/// As many as the transport uses.
+/// The number of threads that the transport uses.
 inline unsigned threads() { return std::max(1u, std::thread::hardware_concurrency()); }
 
-/// memcpy of so many bytes, 1 MiB at a time, from consecutive source memory into consecutive target memory; a side that
-/// ends begins again.
+/// memcpy of a number of bytes, 1 MiB at a time, between consecutive ranges of the source and the target memory. A side
+/// that is exhausted starts again at its begin.
 class Copy {
 public:
   Copy(const std::vector<Bound> &from, const std::vector<Bound> &to, size_t bytes) {
     for (size_t source = 0, at = 0, target = 0, done = 0; bytes > 0;) {
       const size_t n = std::min({bytes, from[source].bytes() - at, to[target].bytes() - done, size_t{1} << 20});
-      pieces_.push_back({to[target].memory + done, from[source].memory + at, n});
+      ranges_.push_back({to[target].memory + done, from[source].memory + at, n});
       bytes -= n;
       if ((at += n) == from[source].bytes()) {
         source = (source + 1) % from.size();
@@ -143,21 +143,21 @@ public:
       }
     }
   }
-  /// Seconds of it.
+  /// Runs the copies; returns the seconds.
   double run() const {
     const double begin = tools::now();
-    tools::parallelFor(pieces_.size(), threads(),
-                       [&](size_t i) { std::memcpy(pieces_[i].to, pieces_[i].from, pieces_[i].bytes); });
+    tools::parallelFor(ranges_.size(), threads(),
+                       [&](size_t i) { std::memcpy(ranges_[i].to, ranges_[i].from, ranges_[i].bytes); });
     return tools::now() - begin;
   }
 
 private:
-  struct Piece {
+  struct Range {
     std::byte *to;
     const std::byte *from;
     size_t bytes;
   };
-  std::vector<Piece> pieces_;
+  std::vector<Range> ranges_;
 };
 
 inline size_t bytesOf(const std::vector<Bound> &params) {

@@ -1,7 +1,8 @@
-// Whole runs that quantise or dequantise beside the naive way, which is the same refit without, into wide buffers, and
-// a pass of the same kernels over them (of a quantised source before it), and beside memcpy of the source's bytes. All
-// with as many threads, in memory touched beforehand, in turns within one run: quote the ratios, not the rates, which
-// are of the bytes of the wide values. Both ways must leave the same bytes, before anything is measured.
+// Refits that quantize or dequantize, compared with the naive method: the same refit without conversion into wide
+// buffers, and a pass of the same kernels over them (for a quantized source, before it); and with memcpy of the
+// source's bytes. All use the same number of threads, on memory touched before, alternately in one run. Quote the
+// ratios, not the rates, which count bytes of the wide values. Before measuring, both methods must leave the same
+// bytes.
 //   bench-quantize [--benchmark_filter=…]
 
 #include "kernels/quantized.h"
@@ -24,8 +25,8 @@ namespace {
 
 constexpr const char *kJob = "tests/bench/llama3-8b-8-to-4.yaml";
 
-/// How the matrices of one side stand.
-struct Stands {
+/// The format of the matrices of one side, and the layout of their scales.
+struct StorageFormat {
   Quantization format;
   bool swizzled = false;
 };
@@ -33,32 +34,33 @@ struct Stands {
 struct Case {
   const char *name;
   std::vector<std::string> overrides;
-  std::optional<Stands> source, target;
+  std::optional<StorageFormat> source, target;
 };
 
-/// One pass over all matrices of one side, between the wide params of the plain job and the quantised ones of another.
+/// One conversion pass over all matrices of one side, between the wide params of a plain job and the params of a
+/// quantized one.
 class Pass {
 public:
-  Pass(Stands stands, const std::vector<Bound> &wide, const std::vector<Bound> &quantized) {
+  Pass(StorageFormat storage, const std::vector<Bound> &wide, const std::vector<Bound> &quantized) {
     std::map<std::pair<uint32_t, std::string>, std::byte *> named;
     for (const Bound &param : quantized)
       named[{param.rank, param.instance.name}] = param.memory;
-    const std::string scale = stands.format == Quantization::block_fp8 ? "_scale_inv" : "_scale";
+    const std::string scale = storage.format == Quantization::block_fp8 ? "_scale_inv" : "_scale";
     for (const Bound &param : wide) {
       if (param.instance.shape.size() < 2)
         continue;
-      Quantized matrix{.format = stands.format, .swizzled = stands.swizzled};
+      Quantized matrix{.format = storage.format, .swizzled = storage.swizzled};
       matrix.rows = static_cast<uint64_t>(param.instance.shape[0]);
       matrix.columns = static_cast<uint64_t>(param.instance.shape[1]);
       matrix.codes = named.at({param.rank, param.instance.name});
       matrix.scales = named.at({param.rank, param.instance.name + scale});
-      if (stands.format == Quantization::nvfp4)
+      if (storage.format == Quantization::nvfp4)
         matrix.tensorScales = named.at({param.rank, param.instance.name + "_scale_2"});
-      const uint64_t row = blockShape(stands.format).rows * matrix.columns * itemBytes(matrix.wide),
+      const uint64_t row = blockShape(storage.format).rows * matrix.columns * itemBytes(matrix.wide),
                      each = std::max<uint64_t>(1, (1 << 20) / row);
       for (uint64_t first = 0; first < matrix.blockRows(); first += each)
         parts_.push_back(
-            {matrix, param.memory, first, std::min(each, matrix.blockRows() - first), &largest_[param.instance.name]});
+            {matrix, param.memory, first, std::min(each, matrix.blockRows() - first), &amax_[param.instance.name]});
     }
   }
 
@@ -69,13 +71,13 @@ public:
   }
   void dequantize() const {
     forEach([](const Part &part) {
-      const uint64_t element = part.first * part.matrix.columns; // of formats whose blocks have one row
+      const uint64_t element = part.first * part.matrix.columns; // for formats whose blocks have one row
       decodeElements(part.matrix, element, part.wide + element * itemBytes(part.matrix.wide),
                      part.count * part.matrix.columns, {.stream = true});
     });
   }
 
-  /// Of all codes and scales.
+  /// Returns a hash of all codes and scales.
   size_t hash() const {
     size_t all = 0;
     forEachMatrix([&](const Quantized &m) {
@@ -92,7 +94,7 @@ public:
   }
 
 private:
-  /// Rows of blocks, about a mebibyte.
+  /// Rows of blocks of a matrix, about 1 MiB.
   struct Part {
     Quantized matrix;
     std::byte *wide;
@@ -116,7 +118,7 @@ private:
   void findTensorScales() const {
     std::vector<float> found(parts_.size());
     tools::parallelFor(parts_.size(), threads(), [&](size_t i) {
-      const auto &[m, wide, first, count, amax] = parts_[i];
+      const auto &[m, wide, first, count, matrixAmax] = parts_[i];
       found[i] = amax(m.wide, wide + first * m.columns * itemBytes(m.wide), {1, count * m.columns, 0, 0});
     });
     for (const Part &part : parts_)
@@ -130,13 +132,13 @@ private:
   }
 
   std::vector<Part> parts_;
-  mutable std::map<std::string, float> largest_; // by the param's name
+  mutable std::map<std::string, float> amax_; // by the param's name
 };
 
-/// Weights: a normal distribution of a usual width, in bf16.
+/// Fills params with a normal distribution as wide as that of usual weights, in bf16.
 void fillWeights(const std::vector<Bound> &params) {
-  constexpr size_t kPeriod =
-      (1 << 20) + 3; // drawing all would take longer than the benchmark; no two blocks of a matrix are alike
+  // Repeated, because drawing all values would take longer than the benchmark. The odd period makes the blocks differ.
+  constexpr size_t kPeriod = (1 << 20) + 3;
   std::mt19937_64 random(1);
   std::normal_distribution<float> weight(0, 0.02f);
   std::vector<uint16_t> weights(kPeriod);
@@ -147,7 +149,7 @@ void fillWeights(const std::vector<Bound> &params) {
       std::memcpy(param.memory + at, weights.data(), std::min(param.bytes() - at, kPeriod * sizeof(uint16_t)));
 }
 
-/// The wide params that others are named like; of these, those that are not quantised.
+/// Copies wide params to the params of the same name, except quantized ones.
 void copyLike(const std::vector<Bound> &from, const std::vector<Bound> &to) {
   std::map<std::pair<uint32_t, std::string>, const Bound *> named;
   for (const Bound &param : from)
@@ -158,7 +160,7 @@ void copyLike(const std::vector<Bound> &from, const std::vector<Bound> &to) {
       std::memcpy(param.memory, at->second->memory, param.bytes());
 }
 
-/// Ours, the naive way and memcpy in turns; one iteration is one of each.
+/// Runs reshard, the naive method and memcpy alternately; one iteration is one of each.
 void paired(benchmark::State &state, const Case &each) {
   static const std::unique_ptr<Prepared> plain = [] {
     auto prepared = std::make_unique<Prepared>(kJob, std::vector<std::string>{});
@@ -187,17 +189,17 @@ void paired(benchmark::State &state, const Case &each) {
     const size_t expected = behind->hash();
     behind->clear();
     ours.refit();
-    // What was quantised need not be quantised to the same again: a largest code that was rounded down lets the scale
-    // be smaller.
+    // Quantizing dequantized values may give other codes: if the block's largest code was rounded down, its scale may
+    // become smaller.
     if (!before && behind->hash() != expected)
-      fail(std::string(each.name) + ": codes or scales differ from those of the naive way");
+      fail(std::string(each.name) + ": codes or scales differ from those of the naive method");
   } else {
     for (const Bound &param : ours.targets)
       std::memset(param.memory, 0, param.bytes());
     ours.refit();
     for (size_t i = 0; i < ours.targets.size(); ++i)
       if (std::memcmp(ours.targets[i].memory, plain->targets[i].memory, ours.targets[i].bytes()) != 0)
-        fail(std::string(each.name) + ": " + ours.targets[i].instance.name + " differs from that of the naive way");
+        fail(std::string(each.name) + ": " + ours.targets[i].instance.name + " differs from the naive method's");
   }
   ours.refit();
   copy.run();
@@ -218,14 +220,14 @@ void paired(benchmark::State &state, const Case &each) {
 }
 
 const std::vector<Case> &cases() {
-  constexpr Stands mxfp8{Quantization::mxfp8}, swizzled{Quantization::mxfp8, true}, blockFp8{Quantization::block_fp8},
-      nvfp4{Quantization::nvfp4};
+  constexpr StorageFormat mxfp8{Quantization::mxfp8}, swizzled{Quantization::mxfp8, true},
+      blockFp8{Quantization::block_fp8}, nvfp4{Quantization::nvfp4};
   static const std::vector<Case> all = {
       {"plain", {}, {}, {}},
       {"mxfp8", {"target.quantize=mxfp8"}, {}, mxfp8},
       {"mxfp8/swizzled", {"target.quantize={format: mxfp8, scale_layout: swizzled}"}, {}, swizzled},
       {"mxfp8/sender", {"target.quantize={format: mxfp8, by: sender}"}, {}, mxfp8},
-      {"block_fp8", {"target.quantize=block_fp8"}, {}, blockFp8}, // by the sender
+      {"block_fp8", {"target.quantize=block_fp8"}, {}, blockFp8}, // converted by the sender
       {"block_fp8/receiver",
        {"target.quantize={format: block_fp8, by: receiver}", "options.staging=64MiB"},
        {},

@@ -1,7 +1,7 @@
-// A whole run of a plan on the threads transport, beside memcpy of the same bytes and beside a plain strided copy, each
-// with as many threads. All touch the same memory, touched beforehand, in turns within one run: quote the ratios, not
-// the rates. `memcpy` moves each target param from a buffer of its size; `strided` does what a hand-written copy would:
-// the plan's own rows, listed beforehand in the order of the targets, a memcpy each.
+// A whole run of a plan on the threads transport, compared with memcpy of the same bytes and with a plain strided copy,
+// each with the same number of threads, on the same memory, touched before, alternately in one run. Quote the ratios,
+// not the rates. `memcpy` copies each target param from a buffer of its size. `strided` is a hand-written copy: one
+// memcpy for each row of the plan, listed before in the order of the targets.
 //   bench-refit [--benchmark_filter=…]
 
 #include "tests/bench/prepared.h"
@@ -13,7 +13,7 @@ using namespace reshard::bench;
 
 namespace {
 
-/// Every row of a plan as a memcpy, about a mebibyte of them at a time.
+/// Copies every row of a plan with memcpy, about 1 MiB of rows at a time.
 class Rows {
 public:
   explicit Rows(const Prepared &prepared) {
@@ -34,7 +34,7 @@ public:
         bytes = 0;
       }
   }
-  /// Seconds of it.
+  /// Runs the copies; returns the seconds.
   double run() const {
     const double begin = tools::now();
     tools::parallelFor(ends_.size(), threads(), [&](size_t i) {
@@ -51,7 +51,7 @@ private:
     size_t bytes;
   };
   void add(const Prepared &prepared, uint32_t rank, const tools::Move &row) {
-    constexpr uint64_t kMost = 1 << 20; // a longer one is work for several threads
+    constexpr uint64_t kMost = 1 << 20; // longer rows are split between threads
     std::byte *to = prepared.memory(rank, row.targetBuffer) + row.targetOffset;
     const std::byte *from = prepared.memory(row.sourceRank, row.sourceBuffer) + row.sourceOffset;
     for (uint64_t at = 0; at < row.rowBytes; at += kMost)
@@ -62,7 +62,7 @@ private:
   std::vector<size_t> ends_;
 };
 
-/// Ours, memcpy and the strided copy in turns; one iteration is one of each.
+/// Runs reshard, memcpy and the strided copy alternately; one iteration is one of each.
 void paired(benchmark::State &state, const char *job, const std::vector<std::string> &overrides) {
   Prepared ours(job, overrides);
   const Copy copy(ours.sources, ours.targets, bytesOf(ours.targets));
@@ -87,9 +87,9 @@ void paired(benchmark::State &state, const char *job, const std::vector<std::str
 
 } // namespace
 
-// Rows alone: every move is contiguous on both sides.
+// Only rows are sharded: every move is contiguous on both sides.
 BENCHMARK_CAPTURE(paired, contiguous, "tests/bench/contiguous.yaml", {})->Iterations(21)->Unit(benchmark::kMillisecond);
-// Rows, columns, interleaved QKV and gate/up of a real model.
+// Rows, columns, interleaved QKV, and gate and up of a real model.
 BENCHMARK_CAPTURE(paired, llama3_8b_4_layers, "examples/llama3-8b-16-to-8.yaml", {"model.let.layers=4"})
     ->Iterations(11)
     ->Unit(benchmark::kMillisecond);

@@ -1,4 +1,4 @@
-// ScaLAPACK's pdgemr2d as a peer: a matrix of fp64 from one block-cyclic layout to another.
+// ScaLAPACK's pdgemr2d for comparison: moves a matrix of fp64 from one block-cyclic layout to another.
 #pragma once
 
 #include "executor/load.h"
@@ -18,10 +18,10 @@ void Cpdgemr2d(int rows, int columns, double *from, int fromRow, int fromColumn,
 
 namespace reshard {
 
-/// ScaLAPACK keeps columns side by side, we keep rows: it sees the transposed matrix, so its rows are our dimension 1.
+/// ScaLAPACK is column-major, reshard row-major: ScaLAPACK sees the transposed matrix, so its rows are our dimension 1.
 class ScalapackMove {
 public:
-  /// A side: the block of each of our dimensions, and their axes.
+  /// One side: the block size of each of our dimensions, and their mesh axes.
   struct Side {
     std::array<int, 2> blocks;
     std::array<std::string, 2> axes;
@@ -54,7 +54,7 @@ public:
       Cblacs_get(0, 0, &context);
       Cblacs_gridmap(&context, map.data(), sizes[1], sizes[1], sizes[0]);
       context_ = context;
-      int leading = 0; // how much of dimension 1 is here
+      int leading = 0; // local extent of dimension 1
       const int mine = coordinate(static_cast<uint32_t>(meshRank), 1), block = sides[e]->blocks[1];
       for (int begin = mine * block; begin < shape[1]; begin += sizes[1] * block)
         leading += std::min(block, shape[1] - begin);
@@ -72,7 +72,7 @@ private:
   std::array<int, 2> shape_;
   std::array<std::array<int, 9>, 2> descriptors_;
   std::array<double *, 2> local_;
-  int context_ = 0; // of all processes
+  int context_ = 0; // BLACS context of all processes
 };
 
 } // namespace reshard

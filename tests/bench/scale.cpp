@@ -1,7 +1,8 @@
-// The compiler as a user runs it: the whole process from start to the written file, one core, no cache between runs, no
-// fsync; median of five (families: one run). Counters: peak memory, transfers, bytes of the plan, and nanoseconds for
-// each transfer and rank. Then what readers of the largest plans wait for: a rank that opens, verifies and binds its
-// part, reshard-inspect, reshard-diff of two plans and of two equal ones.
+// The compiler as a user runs it: the whole process from its start to the written file, on one core, without a cache
+// between runs and without fsync; the median of five runs (one run for the jobs of all models). Counters: peak memory,
+// transfers, bytes of the plan, and nanoseconds per transfer and rank. Then the readers of the largest plans: a rank
+// that opens, verifies and binds its segment, reshard-inspect, and reshard-diff of two different and of two equal
+// plans.
 //   bench-scale [--benchmark_filter=…]        RESHARD_BIN: the folder of the commands
 
 #include "executor/reshard.h"
@@ -44,12 +45,12 @@ std::string temporary(const std::string &name) {
   std::exit(1);
 }
 
-struct Spent {
+struct RunCost {
   double seconds = 0, peakMiB = 0;
 };
 
-/// Runs a command, silent, and waits for it; `code`: the exit code that is right.
-Spent run(std::vector<std::string> command, int code = 0) {
+/// Runs a command without its output and waits for it; `code` is the expected exit code.
+RunCost run(std::vector<std::string> command, int code = 0) {
   std::vector<char *> arguments;
   for (std::string &word : command)
     arguments.push_back(word.data());
@@ -65,7 +66,7 @@ Spent run(std::vector<std::string> command, int code = 0) {
   int status = 0;
   rusage usage{};
   if (wait4(child, &status, 0, &usage) != child || !WIFEXITED(status) || WEXITSTATUS(status) != code)
-    fail("'" + command[0] + " " + command[1] + "' failed");
+    fail("'" + command[0] + " " + command[1] + "' did not exit with code " + std::to_string(code));
   return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
           static_cast<double>(usage.ru_maxrss) / 1024};
 }
@@ -82,9 +83,9 @@ void compile(benchmark::State &state, const std::string &job, const std::vector<
   double peak = 0;
   for (auto _ : state) {
     std::filesystem::remove(plan);
-    const Spent spent = run(compileCommand(job, plan, options));
-    state.SetIterationTime(spent.seconds);
-    peak = std::max(peak, spent.peakMiB);
+    const RunCost cost = run(compileCommand(job, plan, options));
+    state.SetIterationTime(cost.seconds);
+    peak = std::max(peak, cost.peakMiB);
     std::unique_ptr<Plan> opened;
     if (const std::string error = Plan::open(plan, opened); !error.empty())
       fail(error);
@@ -95,13 +96,14 @@ void compile(benchmark::State &state, const std::string &job, const std::vector<
     state.counters["peak_MiB"] = peak;
     state.counters["plan_MiB"] = static_cast<double>(opened->container().bytes()) / (1 << 20);
     state.counters["plan_B_per_transfer"] = static_cast<double>(opened->container().bytes()) / transfers;
-    state.counters["ns_each"] = spent.seconds * 1e9 / (transfers + opened->world());
+    state.counters["ns_each"] = cost.seconds * 1e9 / (transfers + opened->world());
   }
   std::filesystem::remove(plan);
 }
 
-/// Two jobs of every family at 1024 ranks: Megatron's to the engine's layout, and sharded data parallel's to the same.
-std::string patternJob(const std::string &model, const std::string &source, const std::string &target) {
+/// Two jobs of each model at 1024 ranks: from Megatron's layout to the engine's, and from FSDP's layout to the
+/// engine's.
+std::string modelJob(const std::string &model, const std::string &source, const std::string &target) {
   const std::string path = temporary(model + "-" + source + ".yaml");
   const bool uneven = model == "deepseek-v3" || model == "kimi-k2"; // 61 layers
   const std::string mesh = source == "megatron" ? "{megatron: {tp: 2, pp: 2, dp: 256, ep: 8}}" : "{fsdp: 1024}";
@@ -114,7 +116,7 @@ std::string patternJob(const std::string &model, const std::string &source, cons
   return path;
 }
 
-/// A model of 20,000 tensors, each written out.
+/// A model of 20,000 tensors without index variables.
 std::string longJob() {
   const std::string path = temporary("long.yaml");
   std::ofstream file(path);
@@ -125,7 +127,7 @@ std::string longJob() {
   return path;
 }
 
-/// kimi-k2 on ever more ranks, whose instances and data parallel copies grow alike.
+/// kimi-k2 on a growing number of ranks; instances and data parallel copies grow together.
 std::string seriesJob(int copies) {
   const std::string path = temporary("series-" + std::to_string(copies) + ".yaml"), half = std::to_string(copies / 2);
   std::ofstream(path)
@@ -139,7 +141,7 @@ std::string seriesJob(int copies) {
   return path;
 }
 
-// What a reader waits for.
+// Readers of a plan.
 
 struct Plans {
   std::string a = temporary("a"), b = temporary("b"), copy = temporary("copy");
@@ -160,7 +162,7 @@ const Plans &plans() {
   return all;
 }
 
-/// The first target rank of the plan.
+/// Opens a plan and binds the segment of the first target rank.
 void openAndBind(benchmark::State &state) {
   constexpr uint32_t kRank = 2048;
   struct Instance {
@@ -185,7 +187,7 @@ void openAndBind(benchmark::State &state) {
             }
     }
   }
-  // Address space that nobody touches: binding looks at no byte.
+  // Reserved address space that is never touched: bind does not read memory.
   void *memory = mmap(nullptr, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   const uint32_t ranks[] = {kRank};
   for (auto _ : state) {
@@ -230,7 +232,7 @@ int main(int argc, char **argv) {
   for (const char *model : {"llama3-70b", "llama3-405b", "qwen2.5-72b", "qwen3-32b", "qwen3-235b-a22b", "mixtral-8x7b",
                             "deepseek-v3", "kimi-k2", "glm-4.5", "gpt-oss-120b", "nemotron-h-8b"})
     for (const char *source : {"megatron", "fsdp2"}) {
-      written.push_back(patternJob(model, source, "vllm"));
+      written.push_back(modelJob(model, source, "vllm"));
       once(benchmark::RegisterBenchmark((std::string("compile-1024/") + model + "/" + source).c_str(), compile,
                                         written.back(), std::vector<std::string>{}));
     }

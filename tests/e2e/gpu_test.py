@@ -144,8 +144,8 @@ class Gpu(FolderTest):
             subprocess.run(["g++", *(["-shared"] if name.endswith(".so") else []), *parts, f"-L{BIN / 'tests'}", "-lsimulated_gpu", f"-Wl,-rpath,{BIN / 'tests'}", "-ldl", "-lpthread",
                             "-o", self.folder / name], check=True)
         full = "RESHARD_FULL" in os.environ
-        for command, folders, least, text in (("graph", ("small/refresh",), 1, "memory of another device is refused"), ("check", ("small/*", "check/*")[: 1 + full], 9, "bytes right"),
-                                              ("self", ("self/*" if full else "self/[st]*",), 5, "bytes right"), ("ranks", ("small/*" if full else "small/[cor]*",), 4, "name the late one")):
+        for command, folders, least, text in (("graph", ("small/refresh",), 1, "memory of another device is rejected"), ("check", ("small/*", "check/*")[: 1 + full], 9, "bytes right"),
+                                              ("self", ("self/*" if full else "self/[st]*",), 5, "bytes right"), ("ranks", ("small/*" if full else "small/[cor]*",), 4, "name the missing one")):
             plans = sorted(path for folder in folders for path in packed.glob(f"plans/{folder}.rplan"))
             done = subprocess.run([self.folder / "gpu-test", command, *plans], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -1,5 +1,5 @@
-// Pack and unpack, and a whole refit, beside a copy from device to device of as many bytes. Both are recorded and
-// replayed the same way, in turns.
+// Benchmarks of pack, unpack, conversions and a whole refit, compared with a device-to-device copy of as many bytes.
+// Both are recorded and replayed in the same way, alternately.
 
 #include "executor/device_rounds.h"
 #include "tests/gpu/plan_on_gpu.h"
@@ -17,12 +17,12 @@ namespace reshard::gpu {
 
 namespace {
 
-/// Of rows of 4 KiB and more; of conversions; of a refit; of the host's part of a replay.
+/// Targets, as ratios to the copy: rows of 4 KiB and more, conversions, a refit; and the host seconds of a replay.
 constexpr double kPackTarget = 0.85, kConvertTarget = 0.80, kRefitTarget = 1.10, kHostSeconds = 20e-6;
-/// RESHARD_TINY: as little as shows that all of it runs, on a GPU that is simulated; its figures mean nothing.
+/// RESHARD_TINY: the smallest sizes that run all code, for a simulated GPU; the figures are then meaningless.
 const bool kTiny = std::getenv("RESHARD_TINY");
 const int kRepeats = kTiny ? 1 : 8, kReplays = kTiny ? 1 : 15;
-const uint64_t kPayload = uint64_t{1} << (kTiny ? 20 : 30), kSmallPieces = kTiny ? 90 : 100'000;
+const uint64_t kPayload = uint64_t{1} << (kTiny ? 20 : 30), kSmallEntries = kTiny ? 90 : 100'000;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -31,7 +31,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Something recorded on a device of its own.
+/// Operations recorded on their own device.
 class Recording {
 public:
   template <class Record> Recording(Record record, int repeats) : repeats_(repeats) {
@@ -58,7 +58,7 @@ private:
   const int repeats_;
 };
 
-/// How many times as long the second takes as the first, and the seconds of the first.
+/// Replays both alternately. Returns the time of `theirs` divided by that of `ours`, and the seconds of `ours`.
 std::pair<double, double> compare(Recording &ours, Recording &theirs) {
   for (int i = 0; i < kReplays; ++i) {
     ours.replay();
@@ -83,7 +83,7 @@ auto tableOf(const kernels::CopyTable &table) {
   };
 }
 
-/// Memory of a device that holds no zeros.
+/// Device memory with random contents.
 std::byte *randomMemory(Device &device, uint64_t bytes) {
   std::byte *memory = nullptr;
   need(device.allocate(bytes, memory));
@@ -121,23 +121,23 @@ bool benchRows(Device &memory) {
     std::printf("  %-28llu %12.3f %12.3f%s\n", static_cast<unsigned long long>(row), out, in,
                 below ? "   BELOW 0.85" : "");
   }
-  // One huge piece beside a hundred thousand small ones, which no row or piece may hold up.
+  // One large entry and a hundred thousand small ones: neither may delay the other.
   kernels::CopyTable mixed;
-  kernels::Strided huge, small;
-  huge.rowBytes = kPayload / 2;
+  kernels::Strided large, small;
+  large.rowBytes = kPayload / 2;
   small.rowBytes = 5232;
-  mixed.add(reinterpret_cast<uint64_t>(packed), reinterpret_cast<uint64_t>(strided), huge);
-  for (uint64_t i = 0; i < kSmallPieces; ++i)
+  mixed.add(reinterpret_cast<uint64_t>(packed), reinterpret_cast<uint64_t>(strided), large);
+  for (uint64_t i = 0; i < kSmallEntries; ++i)
     mixed.add(reinterpret_cast<uint64_t>(packed + kPayload / 2 + i * small.rowBytes),
               reinterpret_cast<uint64_t>(strided + kPayload / 2 + i * 10'000), small);
   Recording mixing(tableOf(mixed), kRepeats), same(copyOf(other, packed, mixed.bytes()), kRepeats);
   const double ratio = compare(mixing, same).first;
-  std::printf("  %-28s %12.3f%s\n", "1 huge piece, 100,000 small", ratio, ratio < kPackTarget ? "   BELOW 0.85" : "");
+  std::printf("  %-28s %12.3f%s\n", "1 large entry, 100,000 small", ratio, ratio < kPackTarget ? "   BELOW 0.85" : "");
   std::printf("  the copy: %.0f GB/s\n", static_cast<double>(kPayload) / median(copy.seconds) / 1e9);
   return met && ratio >= kPackTarget;
 }
 
-/// Conversions of a matrix of bf16, and back, beside a copy that reads and writes as many bytes in all.
+/// Conversions of a bf16 matrix in both directions, compared with a copy with the same total of bytes read and written.
 bool benchConversions(Device &memory) {
   using namespace kernels;
   const uint64_t kColumns = kTiny ? 512 : 16384, kRows = kColumns, kElements = kRows * kColumns;

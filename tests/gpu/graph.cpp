@@ -1,4 +1,5 @@
-// Graphs that meet: the caller's own, captured before the first refit, and what the caller's hook adds to the refit's.
+// Interaction of CUDA graphs: a caller's graph that reads the targets, work of a caller's hook in the refit's graph,
+// and refits in a caller's graph.
 
 #include "tests/gpu/plan_on_gpu.h"
 
@@ -18,26 +19,27 @@ void need(cudaError_t error) {
     throw std::runtime_error(cudaGetErrorString(error));
 }
 
-/// Copies of targets, made by the device.
+/// Copies of the targets, made by the device.
 struct Copies {
-  std::vector<std::byte *> of; // by piece; null where it is no target
+  std::vector<std::byte *> of; // by binding; null if it is not a target
   explicit Copies(PlanOnGpu &plan) {
-    for (const PlanOnGpu::Piece &piece : plan.pieces()) {
+    for (const PlanOnGpu::Binding &binding : plan.bindings()) {
       of.push_back(nullptr);
-      if (piece.endpoint > 0)
-        gpu::need(plan.device().allocate(piece.bytes + 1, of.back()));
+      if (binding.endpoint > 0)
+        gpu::need(plan.device().allocate(binding.bytes + 1, of.back()));
     }
   }
   void enqueue(const PlanOnGpu &plan, cudaStream_t stream) const {
     for (size_t p = 0; p < of.size(); ++p)
       if (of[p])
-        need(cudaMemcpyAsync(of[p], plan.pieces()[p].there, plan.pieces()[p].bytes, cudaMemcpyDeviceToDevice, stream));
+        need(cudaMemcpyAsync(of[p], plan.bindings()[p].onDevice, plan.bindings()[p].bytes, cudaMemcpyDeviceToDevice,
+                             stream));
   }
-  /// Of the copies, in place of the targets.
+  /// Checks the copies instead of the targets; returns the number of wrong elements.
   uint64_t mismatches(PlanOnGpu &plan, uint64_t seed) const {
     for (size_t p = 0; p < of.size(); ++p)
       if (of[p])
-        gpu::need(plan.device().copy(plan.pieces()[p].host, of[p], plan.pieces()[p].bytes));
+        gpu::need(plan.device().copy(plan.bindings()[p].host, of[p], plan.bindings()[p].bytes));
     uint64_t checked = 0;
     const uint64_t wrong = plan.mismatchesOnHost(seed, checked);
     return checked > 0 ? wrong : throw std::runtime_error("nothing was checked");
@@ -48,7 +50,7 @@ int answer(void *, const char *, uint32_t) { return 0; }
 
 } // namespace
 
-/// A consumer's graph reads the targets by their addresses. It is captured once, and sees each refit's values.
+/// A consumer's graph reads the targets by their addresses. It is captured once and must see the values of each refit.
 void testConsumer(const std::string &path) {
   PlanOnGpu plan(path, "threads");
   plan.setHook(answer, nullptr);
@@ -68,16 +70,16 @@ void testConsumer(const std::string &path) {
     need(cudaGraphLaunch(graph, stream));
     need(cudaStreamSynchronize(stream));
     if (const uint64_t wrong = copies.mismatches(plan, seed); wrong > 0)
-      throw std::runtime_error("a consumer's graph saw " + std::to_string(wrong) + " wrong elements after refit " +
+      throw std::runtime_error("the consumer's graph read " + std::to_string(wrong) + " wrong elements after refit " +
                                std::to_string(seed));
   }
   need(cudaGraphExecDestroy(graph));
   need(cudaGraphDestroy(captured));
   need(cudaStreamDestroy(stream));
-  std::printf("  a consumer's graph sees the values of three refits\n");
+  std::printf("  a consumer's graph reads the values of three refits\n");
 }
 
-/// What a hook enqueues while the refit is captured is done in every refit, after its last byte.
+/// Work that a hook enqueues while the refit is captured must run in every refit, after its last byte.
 void testRefresh(const std::string &path) {
   PlanOnGpu plan(path, "threads");
   struct Hook {
@@ -105,15 +107,16 @@ void testRefresh(const std::string &path) {
     plan.fill(seed);
     plan.run();
     if (const uint64_t wrong = hook.copies.mismatches(plan, seed); wrong > 0)
-      throw std::runtime_error("what the hook derives had " + std::to_string(wrong) + " wrong elements after refit " +
+      throw std::runtime_error("the work of the hook read " + std::to_string(wrong) + " wrong elements after refit " +
                                std::to_string(seed));
   }
   if (hook.calls != 2)
-    throw std::runtime_error("the hook was called in a run");
-  std::printf("  what a hook enqueues is part of three refits\n");
+    throw std::runtime_error("the hook was called " + std::to_string(hook.calls - 2) +
+                             " times in runs, expected only the calls in prepare");
+  std::printf("  work that a hook enqueues is part of three refits\n");
 }
 
-/// A refit on a stream of the caller's, and as a part of the caller's graph: what comes after it sees its values.
+/// A refit on a caller's stream, and as a part of a caller's graph: work enqueued after it must see its values.
 void testEnqueue(const std::string &path) {
   PlanOnGpu plan(path, "threads");
   plan.setHook(answer, nullptr);
@@ -140,18 +143,18 @@ void testEnqueue(const std::string &path) {
       need(cudaGraphLaunch(graph, stream));
     need(cudaStreamSynchronize(stream));
     if (const uint64_t wrong = copies.mismatches(plan, seed); wrong > 0)
-      throw std::runtime_error("what followed refit " + std::to_string(seed) + " saw " + std::to_string(wrong) +
+      throw std::runtime_error("work enqueued after refit " + std::to_string(seed) + " read " + std::to_string(wrong) +
                                " wrong elements");
   }
   need(cudaGraphExecDestroy(graph));
   need(cudaGraphDestroy(captured));
   need(cudaStreamDestroy(stream));
-  std::printf("  refits on a caller's stream and in a caller's graph are seen by what follows\n");
+  std::printf("  work after refits on a caller's stream and in a caller's graph reads their values\n");
 }
 
 namespace {
 
-/// What prepare says where all params are bound to memory that `allocate` gives; nothing may have been written to it.
+/// Binds all params to memory of `allocate` and returns the error of prepare. The memory is never written.
 std::string refusal(const std::string &path, const std::function<std::byte *(size_t)> &allocate) {
   reshard_options options{};
   options.device = "cuda";
@@ -177,14 +180,14 @@ std::string refusal(const std::string &path, const std::function<std::byte *(siz
 
 } // namespace
 
-/// Memory that is not the device's is refused before anything moves.
+/// Memory that is not on the device must be rejected before any byte moves.
 void testRefusals(const std::string &path) {
   std::vector<std::unique_ptr<std::byte[]>> ofHost;
   std::string error =
       refusal(path, [&](size_t bytes) { return ofHost.emplace_back(std::make_unique<std::byte[]>(bytes)).get(); });
   if (error != "source rank 0 param 'a': found host memory, expected memory of device 0")
-    throw std::runtime_error("memory of the host was not refused: " + error);
-  std::printf("  memory of the host is refused: %s\n", error.c_str());
+    throw std::runtime_error("prepare did not reject host memory: " + error);
+  std::printf("  host memory is rejected: %s\n", error.c_str());
   int devices = 0;
   need(cudaGetDeviceCount(&devices));
   if (devices < 2)
@@ -197,8 +200,8 @@ void testRefusals(const std::string &path) {
     return memory;
   });
   if (error != "source rank 0 param 'a': found memory of device 1, expected memory of device 0")
-    throw std::runtime_error("memory of another device was not refused: " + error);
-  std::printf("  memory of another device is refused: %s\n", error.c_str());
+    throw std::runtime_error("prepare did not reject memory of another device: " + error);
+  std::printf("  memory of another device is rejected: %s\n", error.c_str());
 }
 
 } // namespace reshard::gpu

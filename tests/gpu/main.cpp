@@ -1,4 +1,4 @@
-// gpu-test COMMAND PLAN…: what tests/gpu/run.sh runs. Ends with 0 where all is right, with 3 where there is no GPU.
+// gpu-test COMMAND PLAN…: the program that tests/gpu/run.sh runs. Exit codes: 0 all right, 1 failed, 2 usage, 3 no GPU.
 
 #include "tests/gpu/plan_on_gpu.h"
 
@@ -12,7 +12,7 @@ using namespace reshard::gpu;
 
 namespace {
 
-/// Every target byte, under two seeds, after one run and after several.
+/// Checks every target byte under two seeds, after one run and after two.
 void checkPlan(const std::string &path, const char *transport) {
   PlanOnGpu plan(path, transport);
   plan.setHook([](void *, const char *, uint32_t) { return 0; }, nullptr);
@@ -23,10 +23,11 @@ void checkPlan(const std::string &path, const char *transport) {
     for (uint64_t run = 0; run < seed; ++run)
       plan.run();
     if (const uint64_t wrong = plan.mismatches(seed, checked); wrong > 0)
-      throw std::runtime_error(std::to_string(wrong) + " elements are wrong under seed " + std::to_string(seed));
+      throw std::runtime_error(std::to_string(wrong) + " elements are wrong under seed " + std::to_string(seed) +
+                               ", expected none");
   }
   if (checked == 0)
-    throw std::runtime_error("nothing was checked");
+    throw std::runtime_error("no bytes were checked");
   std::printf("  %-60s %s %12llu bytes right\n", path.c_str(), transport, static_cast<unsigned long long>(checked));
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Fills build/gpu with what tests/gpu/run.sh needs beside the working tree, so that it can run on a machine that has nothing but CUDA, NCCL and g++:
-# pack.sh [BUILD]. BUILD (build/release) has the compiler and the generated header;
-# PYTHON (build/venv/bin/python) what the tests need.
+# Fills build/gpu with the headers and plans that tests/gpu/run.sh needs, so that it can run on a machine with only
+# CUDA, NCCL and g++.
+# Usage: pack.sh [BUILD]. BUILD (default: build/release) contains the compiler and the generated header;
+# PYTHON (default: build/venv/bin/python) has the packages of the tests.
 set -eu
 cd "$(dirname "$0")/../.."
 build=${1:-build/release}
@@ -33,7 +34,7 @@ compile check/qwen3-30b-a3b examples/qwen3-30b-a3b-32-to-16.yaml --set model.let
 compile self/several-groups tests/gpu/jobs/self.yaml --set model.let.layers=6 --set model.let.vocab=4096
 compile self/qwen3-0.6b tests/gpu/jobs/self.yaml
 compile llama3-8b-8-to-4 tests/gpu/jobs/llama3-8b-8-to-4.yaml
-# The plans of the conformance suite: the rows of the semantics table and random jobs of every world.
+# The plans of the conformance suite: the rows of the semantics table, and random jobs of every world size.
 python=${PYTHON:-build/venv/bin/python}
 RESHARD_BIN=$build "$python" - "$out/plans/check" <<'PYTHON'
 import shutil

@@ -40,17 +40,17 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
         auto &instances = rankMemory.params.emplace_back(
             schema::instanceCount(endpoint, *endpoint.params()->Get(number), p), nullptr);
         if (!schema::bindable(*endpoint.params()->Get(number)))
-          continue; // a face
+          continue; // a quantized view has no memory of its own
         for (const schema::ParamInstance &instance : schema::instances(manifest, endpoint, number, p)) {
           const auto bytes = static_cast<uint64_t>(instance.bytes);
           memory_.push_back(std::make_unique<std::byte[]>(bytes + 1));
           instances[instance.instance] = memory_.back().get();
-          // A param may begin anywhere that its elements allow: here on an odd multiple of 16 bytes.
-          std::byte *there = nullptr;
-          need(device_->allocate(bytes + 16, there));
-          there += 16;
-          pieces_.push_back({e, instance.name, memory_.back().get(), there, bytes});
-          if (reshard_bind(executor_.get(), e, endpoint.ranks()->Get(p), instance.name.c_str(), there, bytes) !=
+          // A param may have any address that its dtype allows; here an odd multiple of 16.
+          std::byte *onDevice = nullptr;
+          need(device_->allocate(bytes + 16, onDevice));
+          onDevice += 16;
+          bindings_.push_back({e, instance.name, memory_.back().get(), onDevice, bytes});
+          if (reshard_bind(executor_.get(), e, endpoint.ranks()->Get(p), instance.name.c_str(), onDevice, bytes) !=
               RESHARD_OK)
             throw std::runtime_error(reshard_error(executor_.get()));
         }
@@ -76,11 +76,11 @@ void PlanOnGpu::fill(uint64_t seed) {
   for (const tools::MeshRankMemory &rankMemory : rankMemories_)
     if (rankMemory.endpoint == 0)
       tools::synthesize(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
-  for (const Piece &piece : pieces_) {
-    if (piece.endpoint > 0)
-      std::memset(piece.host, 0xE7, piece.bytes);
-    if (piece.bytes > 0)
-      need(device_->copy(piece.there, piece.host, piece.bytes));
+  for (const Binding &binding : bindings_) {
+    if (binding.endpoint > 0)
+      std::memset(binding.host, 0xE7, binding.bytes);
+    if (binding.bytes > 0)
+      need(device_->copy(binding.onDevice, binding.host, binding.bytes));
   }
 }
 
@@ -90,9 +90,9 @@ void PlanOnGpu::run() {
 }
 
 uint64_t PlanOnGpu::mismatches(uint64_t seed, uint64_t &checked) {
-  for (const Piece &piece : pieces_)
-    if (piece.endpoint > 0 && piece.bytes > 0)
-      need(device_->copy(piece.host, piece.there, piece.bytes));
+  for (const Binding &binding : bindings_)
+    if (binding.endpoint > 0 && binding.bytes > 0)
+      need(device_->copy(binding.host, binding.onDevice, binding.bytes));
   return mismatchesOnHost(seed, checked);
 }
 

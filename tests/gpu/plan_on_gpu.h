@@ -1,5 +1,5 @@
-// A plan, or a rank of one, with all memory on one GPU, through the C API. Values are synthesised and checked on the
-// host.
+// All ranks of a plan, or one of them, with all memory on one GPU, through the C API. Values are synthesized and
+// checked on the host.
 #pragma once
 
 #include "executor/device.h"
@@ -12,37 +12,37 @@
 
 namespace reshard::gpu {
 
-/// Throws std::runtime_error where something fails.
+/// Throws std::runtime_error if something fails.
 class PlanOnGpu {
 public:
-  /// transport: "threads", all ranks on the GPU; "nccl", a world of one that sends itself all that it copies.
+  /// transport: "threads", all ranks on the GPU; "nccl", one rank that sends all its copies to itself.
   PlanOnGpu(const std::string &path, const char *transport)
       : PlanOnGpu(path, transport, nullptr, nullptr, kJoinSeconds) {}
-  /// This rank alone, over "nccl", on the thread's device; the others are found by a file.
+  /// One rank, over "nccl", on the thread's current device; the ranks find each other through the file `idFile`.
   PlanOnGpu(const std::string &path, uint32_t rank, const std::string &idFile, double joinSeconds)
       : PlanOnGpu(path, "nccl", &rank, idFile.c_str(), joinSeconds) {}
 
-  /// One hook for all names of the plan.
+  /// Sets one hook for all hook names of the plan.
   void setHook(reshard_hook hook, void *user);
   void prepare();
-  /// New sources; targets that no value stands in.
+  /// Writes new source values, and bytes that no element has to the targets.
   void fill(uint64_t seed);
   void run();
-  /// Elements of the targets that are wrong after a run; adds the bytes that were looked at to `checked`.
+  /// Returns the number of wrong target elements after a run; adds the number of checked bytes to `checked`.
   uint64_t mismatches(uint64_t seed, uint64_t &checked);
 
   reshard_executor *executor() const { return executor_.get(); }
   Device &device() { return *device_; }
 
-  /// One instance of a param.
-  struct Piece {
+  /// A bound instance of a param: its address on the host and on the device.
+  struct Binding {
     uint32_t endpoint;
     std::string name;
-    std::byte *host, *there;
+    std::byte *host, *onDevice;
     uint64_t bytes;
   };
-  const std::vector<Piece> &pieces() const { return pieces_; }
-  /// Whether these bytes, which stand in the host's memory of the targets, are right.
+  const std::vector<Binding> &bindings() const { return bindings_; }
+  /// As mismatches, for target bytes that are already in host memory.
   uint64_t mismatchesOnHost(uint64_t seed, uint64_t &checked) const;
 
 private:
@@ -56,21 +56,21 @@ private:
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<reshard_executor, Close> executor_;
-  std::vector<tools::MeshRankMemory> rankMemories_; // of the host
+  std::vector<tools::MeshRankMemory> rankMemories_; // host memory
   std::vector<std::unique_ptr<std::byte[]>> memory_;
-  std::vector<Piece> pieces_;
+  std::vector<Binding> bindings_;
 };
 
-/// Ends in an exception where a text is not empty.
+/// Throws an exception with the text if it is not empty.
 void need(const std::string &error);
 
-/// The parts of the test, each a command of main.cpp.
+/// The parts of the test, one for each command of main.cpp.
 void testConsumer(const std::string &path);
 void testRefresh(const std::string &path);
 void testEnqueue(const std::string &path);
 void testRefusals(const std::string &path);
 void testRanks(const std::string &path);
-/// Prints what it measures; false where a target is missed.
+/// Prints the measurements; returns false if a target is missed.
 bool bench(const std::string &path);
 
 } // namespace reshard::gpu

@@ -1,13 +1,15 @@
-// All ranks of a plan, each a thread with a GPU of its own, over NCCL: exact, and over at the deadline where one of
-// them does not come.
+// All ranks of a plan over NCCL, each a thread with its own GPU: the results must be exact, and each call must end at
+// its deadline if one rank is missing.
 
 #include "tests/gpu/plan_on_gpu.h"
 
 #include <cuda_runtime_api.h>
 
 #include <barrier>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <stdexcept>
 #include <thread>
@@ -16,86 +18,89 @@ namespace reshard::gpu {
 
 namespace {
 
-/// Seconds: of a run, and of open and prepare, that one rank stays away from.
+/// Deadlines in seconds: of a run, and of open and prepare, with one rank missing.
 constexpr double kRunDeadline = 1, kJoinDeadline = 10;
-/// Open and prepare are tried with so many ranks at most: what they show does not depend on it, and each takes the
-/// deadline's time.
-constexpr uint32_t kMostThatJoin = 4;
+/// Maximum number of ranks for the tests of open and prepare: their result does not depend on it, and each waits for
+/// the deadline.
+constexpr uint32_t kMaxJoinRanks = 4;
 
-/// Where the late rank stays away.
-enum class Stage { open, prepare, run };
+/// The call that the late rank does not make.
+enum class MissedCall { open, prepare, run };
 
-/// A rank's part of the test.
-struct Part {
-  std::string problem, waiting; // what went wrong; what was said of who did not come
+/// The results of one rank.
+struct RankResult {
+  std::string problem, waiting; // the failure of the test; the executor's error about the missing rank
   uint64_t checked = 0;
 };
 
-void runRank(const std::string &path, uint32_t rank, Stage stage, bool late, const std::string &idFile,
-             std::barrier<> &together, Part &part) {
+void runRank(const std::string &path, uint32_t rank, MissedCall missed, bool late, const std::string &idFile,
+             std::barrier<> &together, RankResult &result) {
   try {
     if (cudaSetDevice(static_cast<int>(rank)) != cudaSuccess)
       throw std::runtime_error("cannot use device " + std::to_string(rank));
     std::unique_ptr<PlanOnGpu> plan;
     auto open = [&] {
-      plan = std::make_unique<PlanOnGpu>(path, rank, idFile, stage == Stage::run ? 60 : kJoinDeadline);
+      plan = std::make_unique<PlanOnGpu>(path, rank, idFile, missed == MissedCall::run ? 60 : kJoinDeadline);
       plan->setHook([](void *, const char *, uint32_t) { return 0; }, nullptr);
     };
     reshard_status status = RESHARD_OK;
-    if (stage == Stage::open) {
+    if (missed == MissedCall::open) {
       together.arrive_and_wait();
       try {
         if (!late)
           open();
-      } catch (const std::runtime_error &error) { // of reshard_open
+      } catch (const std::runtime_error &error) { // from reshard_open
         status = RESHARD_TIMEOUT;
-        part.waiting = error.what();
+        result.waiting = error.what();
       }
     } else {
       open();
-      if (stage == Stage::run) {
+      if (missed == MissedCall::run) {
         plan->prepare();
         for (const uint64_t seed : {1, 2, 3}) {
           plan->fill(seed);
           plan->run();
-          if (const uint64_t wrong = plan->mismatches(seed, part.checked); wrong > 0)
+          if (const uint64_t wrong = plan->mismatches(seed, result.checked); wrong > 0)
             throw std::runtime_error(std::to_string(wrong) + " elements are wrong under seed " + std::to_string(seed));
         }
       }
       together.arrive_and_wait();
       if (!late) {
-        status = stage == Stage::run ? reshard_run(plan->executor(), kRunDeadline) : reshard_prepare(plan->executor());
-        part.waiting = reshard_error(plan->executor());
+        status =
+            missed == MissedCall::run ? reshard_run(plan->executor(), kRunDeadline) : reshard_prepare(plan->executor());
+        result.waiting = reshard_error(plan->executor());
         if (reshard_run(plan->executor(), kRunDeadline) == RESHARD_OK)
-          throw std::runtime_error("a run after what failed was done");
+          throw std::runtime_error("a run after a failed call succeeded, expected an error");
       }
     }
     if (!late && status != RESHARD_TIMEOUT && status != RESHARD_FAILED)
-      throw std::runtime_error("without a rank it ended with status " + std::to_string(status) + ": " + part.waiting);
+      throw std::runtime_error("with a rank missing, found status " + std::to_string(status) +
+                               ", expected a timeout or a failure: " + result.waiting);
     together.arrive_and_wait();
   } catch (const std::exception &exception) {
-    part.problem = exception.what();
+    result.problem = exception.what();
     together.arrive_and_drop();
   }
 }
 
-/// All ranks as far as a stage, which the late one stays away from.
-std::vector<Part> runRanks(const std::string &path, uint32_t world, Stage stage, uint32_t late) {
+/// Runs all ranks up to a call, which the late rank does not make.
+std::vector<RankResult> runRanks(const std::string &path, uint32_t world, MissedCall missed, uint32_t late) {
   std::string folder = std::filesystem::temp_directory_path() / "reshard-ranks-XXXXXX";
   if (!mkdtemp(folder.data()))
-    throw std::runtime_error("cannot make '" + folder + "'");
+    throw std::runtime_error("cannot create the folder '" + folder + "': " + std::strerror(errno));
   std::barrier together(static_cast<std::ptrdiff_t>(world));
-  std::vector<Part> parts(world);
+  std::vector<RankResult> results(world);
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < world; ++rank)
-    ranks.emplace_back([&, rank] { runRank(path, rank, stage, rank == late, folder + "/id", together, parts[rank]); });
+    ranks.emplace_back(
+        [&, rank] { runRank(path, rank, missed, rank == late, folder + "/id", together, results[rank]); });
   for (std::thread &rank : ranks)
     rank.join();
   std::filesystem::remove_all(folder);
   for (uint32_t rank = 0; rank < world; ++rank)
-    if (!parts[rank].problem.empty())
-      throw std::runtime_error("rank " + std::to_string(rank) + ": " + parts[rank].problem);
-  return parts;
+    if (!results[rank].problem.empty())
+      throw std::runtime_error("rank " + std::to_string(rank) + ": " + results[rank].problem);
+  return results;
 }
 
 } // namespace
@@ -111,7 +116,7 @@ void testRanks(const std::string &path) {
     std::printf("  %-60s nccl SKIPPED: %u ranks need as many GPUs, found %d\n", path.c_str(), world, devices);
     return;
   }
-  // The one that stays away: whom another rank sends to.
+  // The late rank must be one that another rank sends to.
   uint32_t late = world;
   for (uint32_t rank = 0; rank < world && late == world; ++rank) {
     const schema::Segment *segment = nullptr;
@@ -121,32 +126,33 @@ void testRanks(const std::string &path) {
         late = step->peer();
   }
   if (late == world)
-    throw std::runtime_error("a plan without messages");
+    throw std::runtime_error("the plan has no messages, expected some");
   uint64_t checked = 0, named = 0;
   std::string text;
-  for (const Part &part : runRanks(path, world, Stage::run, late)) {
-    checked += part.checked;
-    if (part.waiting.find(" rank " + std::to_string(late)) == std::string::npos)
+  for (const RankResult &result : runRanks(path, world, MissedCall::run, late)) {
+    checked += result.checked;
+    if (result.waiting.find(" rank " + std::to_string(late)) == std::string::npos)
       continue;
     ++named;
-    text = part.waiting;
+    text = result.waiting;
   }
   if (checked == 0)
-    throw std::runtime_error("nothing was checked");
+    throw std::runtime_error("no bytes were checked");
   if (named == 0)
-    throw std::runtime_error("nobody named rank " + std::to_string(late) + ", which did not come");
-  std::printf("  %-60s nccl %12llu bytes right; %llu of %u ranks name the late one: %s\n", path.c_str(),
+    throw std::runtime_error("no rank's error names rank " + std::to_string(late) + ", which was missing");
+  std::printf("  %-60s nccl %12llu bytes right; %llu of %u ranks name the missing one: %s\n", path.c_str(),
               static_cast<unsigned long long>(checked), static_cast<unsigned long long>(named), world, text.c_str());
-  if (world > kMostThatJoin)
+  if (world > kMaxJoinRanks)
     return;
-  for (const auto &[stage, name] : {std::pair(Stage::open, "open"), std::pair(Stage::prepare, "prepare")}) {
-    const std::string waiting = runRanks(path, world, stage, late)[late > 0 ? 0 : 1].waiting;
-    // Without rank 0 nobody gets as far as NCCL: there is no file with its id.
-    const char *expected = stage == Stage::open && late == 0 ? "/id', which rank 0 writes"
-                                                             : "timed out: not all ranks have joined";
+  for (const auto &[missed, name] : {std::pair(MissedCall::open, "open"), std::pair(MissedCall::prepare, "prepare")}) {
+    const std::string waiting = runRanks(path, world, missed, late)[late > 0 ? 0 : 1].waiting;
+    // Without rank 0, no rank gets the unique id, so none reaches NCCL.
+    const char *expected =
+        missed == MissedCall::open && late == 0 ? "/id', which rank 0 writes" : "timed out: not all ranks have joined";
     if (waiting.find(expected) == std::string::npos)
-      throw std::runtime_error(std::string(name) + " without rank " + std::to_string(late) + ": " + waiting);
-    std::printf("  %s without it: %s\n", name, waiting.c_str());
+      throw std::runtime_error(std::string(name) + " without rank " + std::to_string(late) + ": expected \"" +
+                               expected + "\", found: " + waiting);
+    std::printf("  %s without the missing rank: %s\n", name, waiting.c_str());
   }
 }
 

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# All checks and benchmarks that need a GPU, on one, in less than eight minutes: run.sh. Builds the executor with nvcc and g++ alone; FlatBuffers'
-# headers and the plans come from build/gpu, which tests/gpu/pack.sh fills where the compiler is built. Ends with 0 where everything is right and
-# every target is met, 3 where there is no GPU. What it prints also goes to build/gpu/results.txt, or to $OUT where that is set.
+# Runs all checks and benchmarks that need a GPU, on one GPU, in less than eight minutes. Builds the executor with only
+# nvcc and g++. The headers of FlatBuffers and the plans come from build/gpu, which tests/gpu/pack.sh fills on a machine
+# with the compiler. Exit codes: 0 everything is right and every target is met, 1 failed, 2 a part is missing, 3 no GPU.
+# The output is also written to results.txt in build/gpu, or in $OUT if that is set.
 set -u
 cd "$(dirname "$0")/../.."
 packed=build/gpu
 bin=$packed/bin
 results=${OUT:-$packed}/results.txt
-[ -d "$packed/include" ] || { echo "run.sh: build/gpu is empty: run tests/gpu/pack.sh first" >&2; exit 2; }
+[ -d "$packed/include" ] || { echo "run.sh: build/gpu is empty: run tests/gpu/pack.sh first, on a machine with the compiler" >&2; exit 2; }
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-[ -x "$nvcc" ] || { echo "run.sh: no nvcc" >&2; exit 2; }
+[ -x "$nvcc" ] || { echo "run.sh: nvcc is not found in PATH or in /usr/local/cuda/bin: install the CUDA toolkit" >&2; exit 2; }
 cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
-# NCCL stands beside the toolkit, on the system's paths, or in a Python package.
+# NCCL is in the toolkit's folder, in a system folder, or in a Python package.
 python=$(python3 -c 'import importlib.util as u; s = u.find_spec("nvidia.nccl"); print(list(s.submodule_search_locations)[0])' 2>/dev/null)
 for folder in "$cuda" /usr "$python"; do
   [ -f "$folder/include/nccl.h" ] || continue
@@ -19,12 +20,12 @@ for folder in "$cuda" /usr "$python"; do
   nccl_library=$(ls "$folder"/lib64/libnccl.so* "$folder"/lib/libnccl.so* "$folder"/lib/*/libnccl.so* 2>/dev/null | head -1)
   [ -n "$nccl_library" ] && break
 done
-rm -rf "$bin" # no object of a source that is gone
+rm -rf "$bin" # removes objects of deleted sources
 mkdir -p "$bin/objects"
 exec > >(tee "$results") 2>&1
 
 flags="${RESHARD_FLAGS:--O3} -std=c++20 -fPIC -ffp-contract=off -I. -I$packed/include -isystem $cuda/include -DRESHARD_VERSION=\"gpu-test\""
-# What a level of the CPU is compiled for, as CMakeLists.txt has it.
+# Compiles one source, with the instruction sets of its CPU level, as CMakeLists.txt does.
 compile() {
   case $3 in
     *_avx2.cpp) set -- "$1" "$2 -mavx2 -mf16c" "$3" ;;
@@ -51,7 +52,7 @@ build() {
 
 status=0
 summary=""
-# section NAME COMMAND...: runs it, keeps how it ended.
+# section NAME COMMAND...: runs the command and adds its result to the summary.
 section() {
   local name=$1 begin=$SECONDS ended=0
   shift
@@ -70,10 +71,10 @@ plans=$packed/plans
 [ $? -eq 3 ] && { cat "$bin/first.txt"; exit 3; }
 
 section "exactness of all plans" "$bin/gpu-test" check "$plans"/small/*.rplan "$plans"/check/*.rplan
-section "graphs: capture, a consumer's, hooks" "$bin/gpu-test" graph "$plans/small/refresh.rplan"
+section "graphs: capture, consumers, hooks" "$bin/gpu-test" graph "$plans/small/refresh.rplan"
 if [ -n "${nccl_library:-}" ]; then
-  section "NCCL: messages to itself, captured" "$bin/gpu-test" self "$plans"/self/*.rplan
-  section "NCCL: a GPU for each rank, where so many are" "$bin/gpu-test" ranks "$plans"/small/*.rplan
+  section "NCCL: captured messages of a rank to itself" "$bin/gpu-test" self "$plans"/self/*.rplan
+  section "NCCL: one GPU per rank, if there are enough" "$bin/gpu-test" ranks "$plans"/small/*.rplan
 else
   section "NCCL: not found" false
 fi

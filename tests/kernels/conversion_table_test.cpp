@@ -1,5 +1,5 @@
-// Tables of changes, run warp by warp as a GPU runs them, against what the CPU's kernels make of the same memory, byte
-// for byte: by the code of the host, and lane by lane by that of a GPU.
+// Conversion tables, run warp by warp as on a GPU, compared byte for byte with the CPU kernels on the same memory: with
+// the host code, and lane by lane with the GPU code.
 
 #include "kernels/conversion_table.h"
 #include "tests/kernels/gpu_lanes.h"
@@ -22,7 +22,7 @@ constexpr size_t kGuard = 64;
 
 uint64_t at(const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
-/// Memory of any alignment.
+/// A buffer of random alignment.
 class Memory {
 public:
   Memory(std::mt19937_64 &random, uint64_t bytes)
@@ -35,7 +35,7 @@ private:
   size_t begin_;
 };
 
-/// Elements of a format, of many magnitudes and with some that are not finite, here and there only zeros.
+/// Random elements of a format: many magnitudes, some values that are not finite, some ranges of zeros.
 void fillElements(std::mt19937_64 &random, Format format, std::byte *to, uint64_t count) {
   const uint64_t item = itemBytes(format);
   const bool strange = random() % 4 == 0, any = random() % 3 == 0;
@@ -52,7 +52,7 @@ void fillElements(std::mt19937_64 &random, Format format, std::byte *to, uint64_
   }
 }
 
-/// Matrices with memory of their own.
+/// Quantized matrices with their memory.
 struct Matrices {
   Matrices(std::mt19937_64 &random, Quantization format, Format wide, bool filled)
       : quantized{format,
@@ -99,12 +99,12 @@ Format anyFormat(std::mt19937_64 &random, int count) {
   return static_cast<Format>(random() % static_cast<uint64_t>(count));
 }
 
-/// Rows of matrices, or of parts of them, whose first column and width are multiples of `unit`: loops of strides of
-/// elements on one side.
+/// A rectangle of matrices, or a run through several rows, whose first column and width are multiples of `unit`;
+/// strides count elements on one side.
 struct Rectangle {
   Rectangle(std::mt19937_64 &random, const Quantized &of, uint64_t unit) {
     const uint64_t units = of.columns / unit;
-    if (random() % 3 == 0 && of.matrices * of.rows * units > 1) { // a run through several rows
+    if (random() % 3 == 0 && of.matrices * of.rows * units > 1) { // a contiguous run across rows
       const uint64_t all = of.matrices * of.rows * units;
       first = random() % all;
       width = 1 + random() % (all - first);
@@ -131,10 +131,10 @@ struct Case {
   Conversion conversion;
   std::byte *target = nullptr;
   const std::byte *source = nullptr;
-  uint64_t unit = 1; // bytes, at multiples of which it may be cut
+  uint64_t unit = 1; // bytes; the range may be split at multiples of it
 };
 
-/// A random change of each kind, with all memory that it needs.
+/// A random conversion of any kind, with all memory that it needs.
 struct Random {
   explicit Random(uint64_t seed) : random(seed) {
     using Kind = StorageForm::Kind;
@@ -142,7 +142,7 @@ struct Random {
     Format wide = anyFormat(random, 3);
     auto format = static_cast<Quantization>(random() % 3);
     uint64_t width = 0, count = 1;
-    if (quantizes && random() % 4 == 0) { // whole rows of blocks
+    if (quantizes && random() % 4 == 0) { // block_fp8: whole rows of blocks
       to.emplace_back(random, Quantization::block_fp8, wide, false);
       const Quantized &q = to[0].quantized;
       const uint64_t below = (q.rows + kFp8Block - 1) / kFp8Block, first = random() % (q.matrices * below),
@@ -150,7 +150,7 @@ struct Random {
       auto element = [&](uint64_t blockRow) {
         return (blockRow / below * q.rows + std::min(blockRow % below * kFp8Block, q.rows)) * q.columns;
       };
-      one.what = "gathered";
+      one.what = "quantizes rows of blocks";
       base[1] = {q, q.codes};
       one.conversion.to = &base[1];
       one.conversion.write = {Kind::elements, wide, Format::fp8_e4m3, itemBytes(wide)};
@@ -175,13 +175,13 @@ struct Random {
       one.target = q.codes + part.first;
       one.shape.loops[0].targetStride = static_cast<int64_t>(part.step);
       one.unit = one.conversion.write.block;
-      one.what = "quantises " + std::to_string(static_cast<int>(format));
+      one.what = "quantizes " + std::to_string(static_cast<int>(format));
     }
     if (reads) {
       from.emplace_back(random, quantizes ? static_cast<Quantization>(random() % 3) : format, wide, true);
       Quantized &q = from[0].quantized;
       const bool codes = !quantizes && format != Quantization::nvfp4 && random() % 2;
-      if (quantizes) { // of what goes on to matrices, as many rows as these have, from anywhere
+      if (quantizes) { // the source is quantized too: as many rows as the target, from any column
         q.columns = (width + 64 + blockShape(q.format).columns - 1) / blockShape(q.format).columns *
                     blockShape(q.format).columns;
         q.rows = count + 2;
@@ -213,7 +213,7 @@ struct Random {
         base[0] = {q, plain[0].begin()};
       }
       one.conversion.from = &base[0];
-      one.what += codes ? " codes" : " dequantises";
+      one.what += codes ? " codes" : " dequantizes";
       one.unit = std::max(one.unit, one.conversion.read.item());
       if (!quantizes && !codes && random() % 2) {
         Format other = anyFormat(random, 5);
@@ -266,13 +266,13 @@ struct Random {
   Case one;
 };
 
-/// Parameter: by the code of a GPU.
-class ChangeTables : public testing::TestWithParam<bool> {
+/// Parameter: whether the GPU code runs.
+class ConversionTables : public testing::TestWithParam<bool> {
 protected:
   void SetUp() override {
 #if defined(__SANITIZE_THREAD__)
     if (GetParam())
-      GTEST_SKIP() << "ThreadSanitizer does not know the coroutines that lanes are";
+      GTEST_SKIP() << "ThreadSanitizer does not support the coroutines that run the lanes";
 #endif
   }
 
@@ -289,12 +289,12 @@ protected:
         convertWarp(table.view(), i % blocks, blocks, i / blocks, 0);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Code, ChangeTables, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Code, ConversionTables, testing::Bool(),
                          [](const auto &code) { return code.param ? "OfAGpu" : "OfTheHost"; });
 
 } // namespace
 
-TEST(ChangeCodes, AreThoseOfTheFormats) {
+TEST(Codes, EqualTheFormats) {
   auto check = []<Format Of>(std::integral_constant<Format, Of>) {
     const uint32_t codes = Of == Format::fp32 ? 0 : 1u << encoding(Of).bits;
     for (uint32_t code = 0; code < codes; ++code) {
@@ -319,7 +319,7 @@ TEST(ChangeCodes, AreThoseOfTheFormats) {
   check(std::integral_constant<Format, Format::fp4_e2m1>());
 }
 
-TEST_P(ChangeTables, WarpsChangeWhatTheCpuChanges) {
+TEST_P(ConversionTables, WarpsEqualTheCpuKernels) {
   const uint64_t cases = std::getenv("RESHARD_FULL") ? 60'000 : 6000;
   std::map<std::string, int> kinds;
   for (uint64_t seed = 0; seed < cases; ++seed) {
@@ -345,17 +345,17 @@ TEST_P(ChangeTables, WarpsChangeWhatTheCpuChanges) {
     for (size_t m = 0; m < memory.size(); ++m)
       ASSERT_TRUE(*memory[m] == expected[m]) << "seed " << seed << ": " << one.what << ", memory " << m;
   }
-  for (const char *kind : {"gathered", "quantises 0", "quantises 2", "quantises 0 dequantises",
-                           "quantises 2 dequantises", " codes", " dequantises", "casts"})
+  for (const char *kind : {"quantizes rows of blocks", "quantizes 0", "quantizes 2", "quantizes 0 dequantizes",
+                           "quantizes 2 dequantizes", " codes", " dequantizes", "casts"})
     EXPECT_GT(kinds[kind], 20) << kind;
 }
 
-TEST_P(ChangeTables, EveryValueOfBf16IsCast) {
+TEST_P(ConversionTables, CastsOfEveryBf16Value) {
   std::mt19937_64 random(1);
   constexpr uint64_t kCount = 1 << 16;
   std::vector<uint16_t> values(kCount);
   for (uint64_t i = 0; i < kCount; ++i)
-    values[i] = static_cast<uint16_t>(i * 40503); // an odd number: all of them, neighbours unlike
+    values[i] = static_cast<uint16_t>(i * 40503); // an odd factor: every value once, in mixed order
   for (const Format other : {Format::fp32, Format::fp16, Format::fp8_e4m3, Format::fp8_e5m2}) {
     Conversion conversion;
     conversion.write = castForm(Format::bf16, other);
@@ -371,7 +371,7 @@ TEST_P(ChangeTables, EveryValueOfBf16IsCast) {
   }
 }
 
-TEST_P(ChangeTables, ScalesAloneAndTheirLayouts) {
+TEST_P(ConversionTables, ScalesOnlyAndScaleLayouts) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
     const auto format = static_cast<Quantization>(seed % 3);
@@ -411,7 +411,7 @@ TEST_P(ChangeTables, ScalesAloneAndTheirLayouts) {
   }
 }
 
-TEST_P(ChangeTables, LargestMagnitudesAndTensorScales) {
+TEST_P(ConversionTables, AmaxAndTensorScales) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
     const Format wide = anyFormat(random, 3);

@@ -1,4 +1,4 @@
-// The conversions behind a C interface, for convert_test.py. Pointers are to elements, formats and levels by number.
+// A C interface to the conversions, for convert_test.py. Element arrays are pointers; formats and levels are numbers.
 
 #include "kernels/convert.h"
 #include "kernels/scales.h"

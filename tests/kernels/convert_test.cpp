@@ -1,5 +1,5 @@
-// The conversions at every level of this CPU against the definitions of formats.h, element by element and block by
-// block, and those against the host functions of CUDA's headers where the build found them.
+// The conversions at every level of this CPU, compared with the definitions of formats.h, element by element and block
+// by block; and the definitions, compared with the host functions of CUDA's headers if the build has them.
 
 #include "kernels/convert.h"
 #include "kernels/scales.h"
@@ -26,7 +26,7 @@ namespace {
 
 constexpr Format kStored[] = {Format::fp32, Format::bf16, Format::fp16, Format::fp8_e4m3, Format::fp8_e5m2};
 
-/// fp32 of every exponent and sign: around the ties of each narrower format, and random ones.
+/// Samples of fp32: every exponent and sign, values around the ties of each narrower format, and random bits.
 std::vector<float> floatSample() {
   std::mt19937_64 random(1);
   std::vector<float> values;
@@ -34,8 +34,8 @@ std::vector<float> floatSample() {
   for (uint32_t top = 0; top < 512; ++top) { // sign and exponent
     for (uint32_t mantissa : {0u, 1u, 0x400000u, 0x7FFFFFu})
       add(top << 23 | mantissa);
-    for (uint32_t drop = 12; drop <= 23;
-         ++drop) // the last bit dropped, of a format that drops so many, or of its subnormal values
+    // The number of dropped mantissa bits: of each narrower format, and of its subnormal values.
+    for (uint32_t drop = 12; drop <= 23; ++drop)
       for (uint32_t i = 0; i < 8; ++i) {
         const uint32_t tie = (static_cast<uint32_t>(random()) << drop | 1u << (drop - 1)) & 0x7FFFFF;
         for (uint32_t near : {tie - 1, tie, tie + 1})
@@ -47,7 +47,7 @@ std::vector<float> floatSample() {
   return values;
 }
 
-/// All codes of a format, or the sample of fp32.
+/// All codes of a format; the sample for fp32.
 Bytes everyCode(Format format) {
   if (format == Format::fp32) {
     const std::vector<float> values = floatSample();
@@ -62,7 +62,7 @@ Bytes everyCode(Format format) {
   return bytes;
 }
 
-/// Values of a block of one size, now and then zero, extreme or not finite.
+/// Elements whose magnitudes are similar within a block; some are zero, extreme or not finite.
 Bytes randomElements(std::mt19937_64 &random, Format format, uint64_t count) {
   Bytes bytes(count * itemBytes(format));
   std::normal_distribution<float> normal;
@@ -83,7 +83,7 @@ float magnitudeAt(const std::byte *elements, Format format, uint64_t i) {
   return std::fabs(decode(format, codeAt(elements, format, i)));
 }
 
-/// The sign of an element in the place of a format's.
+/// Returns the sign of element `i` of format `format`, at the sign bit of format `of`.
 uint32_t signAt(const std::byte *elements, Format format, uint64_t i, Format of) {
   return codeAt(elements, format, i) & encoding(format).sign() ? encoding(of).sign() : 0;
 }
@@ -101,7 +101,7 @@ float largestOf(const std::byte *elements, Format format, uint64_t first, uint64
 
 } // namespace
 
-TEST(Formats, CodesOfTheirOwnValues) {
+TEST(Formats, CodesRoundTrip) {
   for (const Format format : {Format::bf16, Format::fp16, Format::fp8_e4m3, Format::fp8_e5m2, Format::fp4_e2m1})
     for (uint32_t code = 0; code < 1u << encoding(format).bits; ++code) {
       const float value = decode(format, code);
@@ -124,22 +124,22 @@ TEST(Formats, Overflow) {
     EXPECT_EQ(encode(Format::fp8_e4m3, -value, Overflow::infinity), 0xFFu);
     EXPECT_EQ(encode(Format::fp4_e2m1, -value, Overflow::infinity), 0xFu);
   }
-  EXPECT_EQ(encode(Format::fp8_e4m3, 464, Overflow::infinity), 0x7Eu); // halfway to 480, and 448 is even
+  EXPECT_EQ(encode(Format::fp8_e4m3, 464, Overflow::infinity), 0x7Eu); // halfway between 448 and 480; 448 is even
   EXPECT_EQ(encode(Format::fp8_e5m2, 61440, Overflow::saturate), 0x7Bu);
   EXPECT_EQ(encode(Format::fp8_e5m2, 61440, Overflow::infinity), 0x7Cu);
   EXPECT_EQ(encode(Format::fp16, 1e6, Overflow::saturate), 0x7C00u);
 }
 
-TEST(Formats, AsInCudasHeaders) {
+TEST(Formats, EqualCudaHeaders) {
 #ifndef RESHARD_CUDA_HEADERS
-  GTEST_SKIP() << "NOT TESTED: the build found no cuda_fp8.h and cuda_fp4.h";
+  GTEST_SKIP() << "NOT TESTED: the build did not find cuda_fp8.h and cuda_fp4.h";
 #else
   auto raw = [](const auto &value) {
     uint16_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     return static_cast<uint32_t>(bits);
   };
-  auto same = [](Format format, uint32_t ours, uint32_t theirs) { // their NaNs have other payloads
+  auto same = [](Format format, uint32_t ours, uint32_t theirs) { // CUDA's NaNs have other payloads
     return ours == theirs || (std::isnan(decode(format, ours)) && std::isnan(decode(format, theirs)));
   };
   auto check = [&](float value) {
@@ -156,8 +156,7 @@ TEST(Formats, AsInCudasHeaders) {
                        __nv_cvt_float_to_fp8(value, saturation, __NV_E5M2)))
           << value;
     }
-    const uint32_t sign =
-        std::signbit(value) ? 0x80 : 0; // kernels/conversion_kernel.h adds it to what a GPU's instruction gives
+    const uint32_t sign = std::signbit(value) ? 0x80 : 0; // CUDA's NaN has no sign; kernels/conversion_kernel.h adds it
     ASSERT_EQ(encode(Format::fp8_e4m3, value, Overflow::saturate),
               __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3) | sign)
         << value;
@@ -210,8 +209,8 @@ TEST(Convert, Casts) {
   }
 }
 
-// Every length up to some lines, from and to anywhere.
-TEST(Convert, CastsOfShortRowsAnywhere) {
+// Every length up to a few cache lines, at many alignments.
+TEST(Convert, CastsOfShortRowsAtAnyAlignment) {
   std::mt19937_64 random(2);
   for (uint64_t count = 0; count < 200; ++count) {
     const Format from = kStored[random() % 5], to = kStored[random() % 5];
@@ -241,7 +240,7 @@ TEST(Convert, Mxfp8) {
       for (uint64_t block = 0; block < blocks; ++block) {
         const uint64_t first = block * kMxBlock, end = std::min(first + kMxBlock, count);
         const float most = largestOf(source.data(), wide, first, end);
-        uint8_t code = 0; // the smallest that will do
+        uint8_t code = 0; // the smallest scale with which nothing saturates
         while (code < 255 && !(most <= 448 * static_cast<double>(decodeE8m0(code))))
           ++code;
         expectedScales[block] = static_cast<std::byte>(code);
@@ -266,7 +265,7 @@ TEST(Convert, Mxfp8) {
     }
 }
 
-TEST(Convert, MxScalesAroundTheirSteps) {
+TEST(Convert, MxScalesAroundPowersOfTwo) {
   auto scaleOf = [](float value, Level level) {
     std::byte element, scale;
     quantizeMxfp8(&element, &scale, Format::fp32, reinterpret_cast<const std::byte *>(&value), 1, {false, level});
@@ -275,7 +274,7 @@ TEST(Convert, MxScalesAroundTheirSteps) {
   atEveryLevel([&](ConvertOptions how) {
     EXPECT_EQ(scaleOf(448, how.level), 127);
     EXPECT_EQ(scaleOf(std::nextafter(448.0f, 1e9f), how.level),
-              128); // floor(log2(amax)) - 8 would say 127, and saturate
+              128); // the formula floor(log2(amax)) - 8 would give 127 and saturate
     EXPECT_EQ(scaleOf(-1, how.level), 119);
     EXPECT_EQ(scaleOf(0, how.level), 0);
     EXPECT_EQ(scaleOf(0x1p-149f, how.level), 0);
@@ -287,7 +286,7 @@ TEST(Convert, MxScalesAroundTheirSteps) {
   });
 }
 
-// Blocks at the edges, rows that are apart on both sides.
+// Incomplete blocks at the edges; row strides larger than the rows on both sides.
 TEST(Convert, BlockFp8) {
   std::mt19937_64 random(4);
   for (const Format wide : kWide)
@@ -338,8 +337,8 @@ TEST(Convert, BlockFp8) {
     }
 }
 
-// A block of which two ranks hold half each: the larger amax gives the scale of both.
-TEST(Convert, BlockFp8InParts) {
+// A block of which two ranks hold one half each: the larger amax gives the scale of both halves.
+TEST(Convert, BlockFp8OfASplitBlock) {
   std::mt19937_64 random(5);
   Bytes source(kFp8Block * kFp8Block * 2);
   std::normal_distribution<float> normal;
@@ -402,7 +401,7 @@ TEST(Convert, TensorScaleOfZeros) {
   EXPECT_TRUE(std::isnan(fp8Scale(NAN)));
 }
 
-TEST(Scales, FollowTheFormula) {
+TEST(Scales, SwizzledOffsets) {
   const ScaleShape shape = {300, 13}; // 3 x 4 tiles
   EXPECT_EQ(swizzledBytes(shape), 384u * 16);
   EXPECT_EQ(swizzledOffset(shape, 0, 0), 0u);
@@ -413,7 +412,7 @@ TEST(Scales, FollowTheFormula) {
   EXPECT_EQ(swizzledOffset(shape, 127, 3), 511u);
 }
 
-TEST(Scales, SlicesThereAndBack) {
+TEST(Scales, SlicesRoundTrip) {
   std::mt19937_64 random(7);
   for (const ScaleShape shape : {ScaleShape{1, 1}, {128, 4}, {300, 13}, {129, 8}}) {
     Bytes plain(shape.rows * shape.columns), swizzled(swizzledBytes(shape), std::byte{0x5A}), expected(swizzled.size()),

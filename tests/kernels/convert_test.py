@@ -1,6 +1,6 @@
-"""The conversions of kernels/ at every level of this CPU against ml_dtypes and NumPy, bit for bit: casts of all 8- and 16-bit codes and of a dense
-sample of fp32, and blocks against the formats' definitions, written here in NumPy with the arithmetic in whole arrays.
-convert_test.py; RESHARD_BIN is the build folder."""
+"""Compares the conversions of kernels/ at every level of this CPU with ml_dtypes and NumPy, bit for bit: casts of all
+8- and 16-bit codes and of a dense sample of fp32, and quantized blocks with the definitions in formats_reference.py.
+Usage: convert_test.py; RESHARD_BIN is the build folder."""
 
 import ctypes
 import os
@@ -26,7 +26,8 @@ checks = 0
 
 
 def call(name, *arguments):
-    """Arrays as pointers, floats as floats, the rest as 64-bit integers (which pass as narrower ones too)."""
+    """Calls the library with arrays as pointers, floats as floats, and all other arguments as 64-bit integers (valid
+    for narrower ones too)."""
 
     def argument(value):
         if isinstance(value, np.ndarray):
@@ -37,7 +38,7 @@ def call(name, *arguments):
 
 
 def aligned(count, dtype, offset=0):
-    """Uninitialised elements that begin `offset` bytes after a line of the cache; the bytes are 0xA5."""
+    """Returns elements with the bytes 0xA5 that begin `offset` bytes after a cache line boundary."""
     dtype = np.dtype(dtype)
     memory = np.full(count * dtype.itemsize + 128, 0xA5, np.uint8)
     first = -memory.ctypes.data % 64 + offset
@@ -51,11 +52,12 @@ def equal(what, ours, expected):
     wrong = np.nonzero(ours != expected)[0]
     if len(wrong):
         first = wrong[0]
-        sys.exit(f"{what}: {len(wrong)} of {len(ours)} differ, the first at {first}: {int(ours[first]):#x}, expected {int(expected[first]):#x}")
+        sys.exit(f"{what}: {len(wrong)} of {len(ours)} differ, the first at index {first}: found {int(ours[first]):#x}, expected {int(expected[first]):#x}")
 
 
 def every(format):
-    """All codes of 8 and 16 bits; of fp32 all exponents with both signs and mantissas around every tie that a narrower format has."""
+    """Returns all codes of an 8- or 16-bit format; for fp32 all exponents with both signs, and mantissas around the
+    ties of each narrower format."""
     if format != FP32:
         return np.arange(1 << (8 * DTYPES[format].itemsize), dtype=np.uint32).astype(f"u{DTYPES[format].itemsize}").view(DTYPES[format])
     near = [m + d for drop in range(12, 24) for m in range(0, 1 << 23, 1 << drop) for d in (-1, 0, 1)][:: 7]
@@ -82,7 +84,8 @@ def test_casts():
 
 
 def weights(shape, format):
-    """Rows of very different size, zeros, values at the formats' limits, subnormal ones, and some that are not finite."""
+    """Returns rows of very different magnitudes, with zeros, values at the formats' limits, subnormal values, and some
+    that are not finite."""
     values = random.normal(0, 1, shape) * np.exp2(random.integers(-12, 12, shape[:-1] + (1,)))
     values[random.random(shape) < 0.05] = 0
     values[random.random(shape[:-1]) < 0.1] *= 2.0**-120
@@ -109,15 +112,15 @@ def test_mxfp8():
                 for row in range(len(values)):
                     ours, our_scales = aligned(columns, np.uint8, row % 2 * row), aligned(scales.shape[1], np.uint8)
                     call("quantize_mxfp8", level, ours, our_scales, format, values[row], columns)
-                    equal(f"MXFP8 scales of {columns} of format {format}, row {row}, level {level}", our_scales, scales[row])
-                    equal(f"MXFP8 of {columns} of format {format}, row {row}, level {level}", ours, codes[row])
+                    equal(f"MXFP8 scales of {columns} columns of format {format}, row {row}, level {level}", our_scales, scales[row])
+                    equal(f"MXFP8 codes of {columns} columns of format {format}, row {row}, level {level}", ours, codes[row])
                     wide = aligned(columns, DTYPES[format])
                     call("dequantize_mxfp8", level, format, wide, ours, our_scales, columns)
-                    equal(f"MXFP8 back of {columns} to format {format}, row {row}, level {level}", wide, back[row])
+                    equal(f"MXFP8 dequantization of {columns} columns to format {format}, row {row}, level {level}", wide, back[row])
 
 
 def test_mxfp8_codes():
-    """Every scale with every element, those included that no quantisation gives."""
+    """Dequantizes every scale with every code, including combinations that quantization never gives."""
     codes = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
     scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, axis=1)
     for format in WIDE:
@@ -125,13 +128,13 @@ def test_mxfp8_codes():
         for level in LEVELS:
             wide = aligned(codes.size, DTYPES[format])
             call("dequantize_mxfp8", level, format, wide, codes, scales, codes.size)
-            equal(f"MXFP8 codes to format {format}, level {level}", wide, expected)
+            equal(f"MXFP8 dequantization of every code to format {format}, level {level}", wide, expected)
 
 
 def test_block_fp8():
     for format in WIDE:
         for rows, columns in ((128, 128), (256, 384), (100, 70), (129, 300), (1, 1)):
-            values = weights((rows, columns + 5), format)[:, :columns]  # rows that are apart
+            values = weights((rows, columns + 5), format)[:, :columns]  # rows with gaps
             if rows > 128:
                 values[:128, :128] = 0
             codes, scales = numpy_block_fp8(values)
@@ -143,10 +146,10 @@ def test_block_fp8():
                 what = f"of {rows} x {columns} of format {format}, level {level}"
                 equal("scales " + what, np.where(np.isnan(our_scales), np.float32(np.nan), our_scales), scales)
                 equal("block FP8 " + what, np.ascontiguousarray(ours[:, :columns]), codes)
-                equal("behind block FP8 " + what, np.ascontiguousarray(ours[:, columns:]), np.full((rows, 64), 0xA5, np.uint8))
+                equal("bytes after the rows of block FP8 " + what, np.ascontiguousarray(ours[:, columns:]), np.full((rows, 64), 0xA5, np.uint8))
                 wide = aligned(rows * columns, DTYPES[format]).reshape(rows, columns)
                 call("dequantize_block_fp8", level, format, wide, ours, our_scales, rows, columns, wide.strides[0], ours.strides[0])
-                equal("back from block FP8 " + what, wide, back)
+                equal("block FP8 dequantization " + what, wide, back)
 
 
 def test_nvfp4():
@@ -157,7 +160,8 @@ def test_nvfp4():
             finite = np.where(np.isfinite(values.astype(np.float32)), values, np.zeros_like(values)).reshape(1, -1)
             tensor_scale = np.float32(call("nvfp4_tensor_scale", call("amax", 0, format, finite, finite.size)))
             equal("tensor scale", tensor_scale[None], nvfp4_tensor_scale(finite)[None])
-            for scale in (tensor_scale, np.float32(tensor_scale / 64), np.float32(0.01)):  # a stale one saturates
+            # A scale smaller than the tensor's saturates.
+            for scale in (tensor_scale, np.float32(tensor_scale / 64), np.float32(0.01)):
                 codes, scales = numpy_nvfp4(values, scale)
                 packed = pack_nvfp4(codes)[:, : -(-columns // 2)]
                 factors = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
@@ -166,12 +170,12 @@ def test_nvfp4():
                     for row in range(len(values)):
                         ours, our_scales = aligned(packed.shape[1], np.uint8, row % 2 * row), aligned(scales.shape[1], np.uint8)
                         call("quantize_nvfp4", level, ours, our_scales, scale, format, values[row], columns)
-                        what = f"of {columns} of format {format}, row {row}, level {level}"
+                        what = f"of {columns} columns of format {format}, row {row}, level {level}"
                         equal("NVFP4 scales " + what, our_scales, scales[row])
                         equal("NVFP4 " + what, ours, packed[row])
                         wide = aligned(columns, DTYPES[format])
                         call("dequantize_nvfp4", level, format, wide, ours, our_scales, scale, columns)
-                        equal("back from NVFP4 " + what, wide, back[row])
+                        equal("NVFP4 dequantization " + what, wide, back[row])
 
 
 def test_amax():
@@ -180,7 +184,7 @@ def test_amax():
             for level in LEVELS:
                 values = random.normal(0, 1, count).astype(DTYPES[format])
                 expected = np.float32(np.abs(values.astype(np.float32)).max(initial=0))
-                equal(f"amax of {count} of format {format}, level {level}", np.float32([call("amax", level, format, values, count)]), expected[None])
+                equal(f"amax of {count} elements of format {format}, level {level}", np.float32([call("amax", level, format, values, count)]), expected[None])
                 for poison in (np.nan, np.inf):
                     if count:
                         values[random.integers(0, count)] = poison
@@ -203,16 +207,17 @@ def test_swizzle():
                 call("swizzle", swizzled, rows, columns, part, plain[r:, c:], plain.strides[0])
                 call("unswizzle", back[r:, c:], back.strides[0], expected, rows, columns, part)
         equal(f"swizzled scales of {rows} x {columns}", swizzled, expected)
-        equal(f"plain scales of {rows} x {columns}", back, plain)
+        equal(f"unswizzled scales of {rows} x {columns}", back, plain)
 
 
 for name, test in list(globals().items()):
     if name.startswith("test_"):
         before = checks
         test()
-        assert checks > before, f"{name} checked nothing"
+        assert checks > before, f"{name} compared no arrays"
         print(f"{name}: {checks - before} arrays equal")
 for level, name in enumerate(("portable code", "AVX2", "AVX-512")):
     if level not in LEVELS:
-        print(f"{name} ... skipped '{name}: this CPU does not have it'")  # as unittest says it, for scripts/skips.py
-print(f"{checks} arrays, levels {list(LEVELS)}")
+        # The format of unittest, which scripts/skips.py parses.
+        print(f"{name} ... skipped '{name}: this CPU does not have it'")
+print(f"{checks} arrays equal, levels {list(LEVELS)}")

@@ -1,5 +1,5 @@
-// Tables of descriptors, run thread by thread as a GPU runs them, against a loop over bytes: by the code of the host,
-// and by that of a GPU.
+// Copy tables, run thread by thread as on a GPU, compared with a loop over bytes: with the host code and with the GPU
+// code.
 
 #include "kernels/copy_table.h"
 #include "tests/kernels/gpu_lanes.h"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kGuard = 64;
 
-/// Where byte `number` of a shape stands on one side.
+/// Returns the offset of byte `number` of a shape on one side.
 int64_t addressOf(const Strided &shape, uint64_t number, bool target) {
   auto at = static_cast<int64_t>(number % shape.rowBytes);
   uint64_t row = number / shape.rowBytes;
@@ -27,8 +27,8 @@ int64_t addressOf(const Strided &shape, uint64_t number, bool target) {
   return at;
 }
 
-/// A side whose loops nest in any order, with gaps that are multiples of `unit` bytes, and may run backwards. Returns
-/// where the first row stands, and the extent.
+/// Lays out one side of a shape: the loops nest in random order, with gaps that are multiples of `unit` bytes, and may
+/// run backwards. Returns the offset of the first row, and the extent in bytes.
 std::pair<int64_t, int64_t> randomSide(std::mt19937_64 &random, Strided &shape, bool target, uint64_t unit) {
   std::vector<size_t> order(shape.loopCount);
   for (size_t l = 0; l < order.size(); ++l)
@@ -46,7 +46,7 @@ std::pair<int64_t, int64_t> randomSide(std::mt19937_64 &random, Strided &shape, 
   return {-low, next};
 }
 
-/// A table with the memory that it works on, and what must come out.
+/// A table, the memory that it copies, and the expected result.
 struct Case {
   explicit Case(uint64_t maxUnits) : table(maxUnits) {}
   CopyTable table;
@@ -56,7 +56,7 @@ struct Case {
 void fillCase(std::mt19937_64 &random, Case &all, int entries, uint64_t maxRow) {
   struct Job {
     Strided shape;
-    uint64_t source, target, first, bytes; // offsets of the first row
+    uint64_t source, target, first, bytes; // source and target: offsets of the shape's first row
     bool zeros;
   };
   std::vector<Job> jobs;
@@ -72,8 +72,8 @@ void fillCase(std::mt19937_64 &random, Case &all, int entries, uint64_t maxRow) 
     const auto [sourceFirst, sourceBytes] = randomSide(random, job.shape, false, unit);
     const auto [targetFirst, targetBytes] = randomSide(random, job.shape, true, unit);
     sourceEnd = (sourceEnd + 15) / 16 * 16 + random() % 3 * unit;
-    targetEnd = random() % 2 ? (targetEnd + 15) / 16 * 16 + sourceEnd % 16
-                             : targetEnd + random() % 3 * unit; // misaligned alike, or not
+    targetEnd = random() % 2 ? (targetEnd + 15) / 16 * 16 + sourceEnd % 16 // the same misalignment as the source
+                             : targetEnd + random() % 3 * unit;
     job.source = sourceEnd + static_cast<uint64_t>(sourceFirst);
     job.target = targetEnd + static_cast<uint64_t>(targetFirst);
     sourceEnd += static_cast<uint64_t>(sourceBytes);
@@ -103,7 +103,7 @@ void fillCase(std::mt19937_64 &random, Case &all, int entries, uint64_t maxRow) 
 
 } // namespace
 
-TEST(CopyTable, ThreadsCopyEveryByteAndNoOther) {
+TEST(CopyTable, ThreadsCopyExactlyTheGivenBytes) {
   std::mt19937_64 random(1);
   const int cases = std::getenv("RESHARD_FULL") ? 20000 : 1500;
   for (int i = 0; i < cases; ++i) {
@@ -118,9 +118,9 @@ TEST(CopyTable, ThreadsCopyEveryByteAndNoOther) {
   }
 }
 
-TEST(CopyTable, AGpusCodeCopiesTheSameInAlignedAccesses) {
+TEST(CopyTable, GpuCodeCopiesTheSameWithAlignedAccesses) {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer does not know the coroutines that lanes are";
+  GTEST_SKIP() << "ThreadSanitizer does not support the coroutines that run the lanes";
 #endif
   std::mt19937_64 random(3);
   const int cases = std::getenv("RESHARD_FULL") ? 5000 : 500;
@@ -135,7 +135,7 @@ TEST(CopyTable, AGpusCodeCopiesTheSameInAlignedAccesses) {
   }
 }
 
-TEST(CopyTable, EveryByteIsOneThreads) {
+TEST(CopyTable, EachByteIsCopiedByOneThread) {
   std::mt19937_64 random(2);
   for (int i = 0; i < 20; ++i) {
     Case all(uint64_t{1} << 31);
@@ -154,7 +154,7 @@ TEST(CopyTable, EveryByteIsOneThreads) {
   }
 }
 
-TEST(CopyTable, BlocksHaveEqualSharesOfOneHugePieceAndOfManySmallOnes) {
+TEST(CopyTable, BlocksGetEqualWorkOfOneLargeAndManySmallEntries) {
   Strided huge, small;
   huge.rowBytes = 3 << 20;
   small.rowBytes = 24;
@@ -167,8 +167,8 @@ TEST(CopyTable, BlocksHaveEqualSharesOfOneHugePieceAndOfManySmallOnes) {
   EXPECT_EQ(view.slots, (3u << 20) / 16 + 50'000 * 2);
   constexpr uint32_t kBlocks = 132;
   for (uint32_t block = 0; block < kBlocks; ++block) {
-    const uint64_t share = firstSlot(view.slots, block + 1, kBlocks) - firstSlot(view.slots, block, kBlocks);
-    EXPECT_NEAR(static_cast<double>(share), static_cast<double>(view.slots) / kBlocks, 2 * kTileSlots) << block;
+    const uint64_t blockSlots = firstSlot(view.slots, block + 1, kBlocks) - firstSlot(view.slots, block, kBlocks);
+    EXPECT_NEAR(static_cast<double>(blockSlots), static_cast<double>(view.slots) / kBlocks, 2 * kTileSlots) << block;
   }
   EXPECT_EQ(firstSlot(view.slots, kBlocks, kBlocks), view.slots);
 }
@@ -189,9 +189,9 @@ TEST(CopyTable, AccessesAreAsWideAsAlignmentAllows) {
   rows.loopCount = 1;
   rows.loops[0] = {4, 8192, 5120};
   EXPECT_EQ(widths(0x1000, 0x8000, rows), (Widths{{16, 4 * 4096}}));
-  EXPECT_EQ(widths(0x1008, 0x8000, rows), (Widths{{8, 4 * 4096}}));                           // misaligned unlike
-  EXPECT_EQ(widths(0x1002, 0x8002, rows), (Widths{{2, 4 * 14}, {16, 4 * 4080}, {2, 4 * 2}})); // alike: head, body, tail
-  EXPECT_EQ(widths(0x1000, 0x8000, rows, 4096 + 4, 100), (Widths{{4, 100}}));                 // of rows, a part of one
+  EXPECT_EQ(widths(0x1008, 0x8000, rows), (Widths{{8, 4 * 4096}}));                           // different misalignment
+  EXPECT_EQ(widths(0x1002, 0x8002, rows), (Widths{{2, 4 * 14}, {16, 4 * 4080}, {2, 4 * 2}})); // same: head, body, tail
+  EXPECT_EQ(widths(0x1000, 0x8000, rows, 4096 + 4, 100), (Widths{{4, 100}}));                 // a part of one row
   EXPECT_EQ(widths(0x1008, 0, rows), (Widths{{8, 4 * 8}, {16, 4 * 4080}, {8, 4 * 8}}));       // zeros
   rows.loops[0].targetStride = 4098;
   EXPECT_EQ(widths(0x1000, 0x8000, rows), (Widths{{2, 4 * 4096}}));

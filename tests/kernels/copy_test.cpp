@@ -1,5 +1,5 @@
-// copyRows, at every level of this CPU, and fillRows against a loop over rows: random shapes, every small row size,
-// transposed and reversed loops, bases that lie anywhere in a line, guard bytes around.
+// copyRows at every level of this CPU, and fillRows, compared with a loop over rows: random shapes, every small row
+// size, transposed and reversed loops, every alignment within a cache line, with guard bytes around the memory.
 
 #include "kernels/copy_cpu.h"
 
@@ -28,8 +28,8 @@ void forEachRow(const Strided &shape, size_t l, int64_t source, int64_t target,
                target + static_cast<int64_t>(i) * shape.loops[l].targetStride, visit);
 }
 
-/// Random loops whose rows do not meet on either side: the two sides nest the loops in their own order, as a permuted
-/// tensor does.
+/// Random loops whose rows are not adjacent on either side. Each side nests the loops in its own order, as for a
+/// permuted tensor.
 Strided randomShape(std::mt19937_64 &random, uint64_t rowBytes, size_t loops) {
   Strided shape;
   shape.rowBytes = rowBytes;
@@ -50,7 +50,7 @@ Strided randomShape(std::mt19937_64 &random, uint64_t rowBytes, size_t loops) {
   return shape;
 }
 
-/// Bytes from the first row's begin down to the lowest byte, and up to the highest byte's end.
+/// Returns the bytes from the begin of the first row down to the lowest byte, and up to the end of the highest byte.
 std::pair<int64_t, int64_t> extent(const Strided &shape, bool target) {
   int64_t below = 0, above = static_cast<int64_t>(shape.rowBytes);
   for (size_t l = 0; l < shape.loopCount; ++l) {
@@ -61,7 +61,7 @@ std::pair<int64_t, int64_t> extent(const Strided &shape, bool target) {
   return {-below, above};
 }
 
-/// Memory for one side of a shape with guards around it; the first row begins `offset` bytes after a line's boundary.
+/// Memory for one side of a shape, between guards. The first row begins `offset` bytes after a cache line boundary.
 class Side {
 public:
   Side(const Strided &shape, bool target, uint64_t offset) {
@@ -95,7 +95,7 @@ void checkCopy(std::mt19937_64 &random, const Strided &shape, uint64_t targetOff
   for (const Strided &each : {shape, simple})
     for (int level = 0; level <= static_cast<int>(cpuLevel()); ++level)
       for (const bool stream : {false, true})
-        for (const bool cut : {false, true}) { // in random runs of rows, as the workers do it
+        for (const bool cut : {false, true}) { // in random ranges of rows, as worker threads copy them
           target.reset();
           for (uint64_t first = 0; first < each.rows();) {
             const uint64_t count =
@@ -119,7 +119,7 @@ void checkCopy(std::mt19937_64 &random, const Strided &shape) {
   checkCopy(random, shape, targetOffset, sourceOffset);
 }
 
-/// Turns a loop's direction on one side or on both.
+/// Reverses the direction of a loop on one side or on both.
 void reverse(std::mt19937_64 &random, Strided &shape) {
   for (size_t l = 0; l < shape.loopCount; ++l) {
     if (random() % 2)
@@ -129,7 +129,7 @@ void reverse(std::mt19937_64 &random, Strided &shape) {
   }
 }
 
-/// `count` rows, joined on a side where its gap is 0.
+/// `count` rows; they are contiguous on a side whose gap is 0.
 Strided spaced(uint64_t rowBytes, uint64_t count, uint64_t sourceGap, uint64_t targetGap) {
   Strided shape;
   shape.rowBytes = rowBytes;
@@ -157,8 +157,8 @@ TEST(Copy, EverySmallRow) {
     checkCopy(random, randomShape(random, row, 2));
 }
 
-// Rows that join on the target are gathered when there are enough of them, on the source alone they are not.
-TEST(Copy, EverySmallRowPackedAndUnpacked) {
+// Many rows that are contiguous in the target are collected and streamed; rows contiguous only in the source are not.
+TEST(Copy, EverySmallRowWithAndWithoutGaps) {
   std::mt19937_64 random(3);
   for (uint64_t row = 1; row <= 600; ++row) {
     const uint64_t count = 5000 / row + random() % 20;
@@ -183,8 +183,8 @@ TEST(Copy, LargeRows) {
     checkCopy(random, randomShape(random, row, row < (1u << 20) ? 1 : 0));
 }
 
-// Both orders of the loops, with and without whole tiles, lines and room between the matrix' lines, under a loop of
-// matrices.
+// Both orders of the loops, with and without incomplete tiles, incomplete lines and gaps between the rows, in a loop
+// over matrices.
 TEST(Copy, Transposed) {
   std::mt19937_64 random(6);
   for (uint64_t element : {1, 2, 3, 4, 8, 16, 32})
@@ -209,7 +209,7 @@ TEST(Copy, Transposed) {
     }
 }
 
-// Rows of a chunk, and of a transposition as many as fill lines on both sides.
+// Rows of a chunk; for a transposition, enough rows to fill cache lines on both sides.
 TEST(Copy, ChunkRows) {
   EXPECT_EQ(chunkRows(spaced(100, 9, 0, 0), 1000), 10u);
   EXPECT_EQ(chunkRows(spaced(100, 9, 0, 0), 10), 1u);
@@ -218,7 +218,7 @@ TEST(Copy, ChunkRows) {
   shape.loopCount = 2;
   shape.loops[0] = {500, 2000, 2};
   shape.loops[1] = {1000, 2, 1000};
-  EXPECT_EQ(chunkRows(shape, 1 << 20), 16u * 32 * 1000); // 16 times 32 lines of 1000 elements: 1,024,000 bytes
+  EXPECT_EQ(chunkRows(shape, 1 << 20), 16u * 32 * 1000); // 16 times 32 rows of 1000 elements: 1,024,000 bytes
   EXPECT_EQ(chunkRows(shape, 1000), 32u * 1000);
 }
 
@@ -233,18 +233,18 @@ TEST(Copy, NegativeStrides) {
   EXPECT_EQ(std::string(target, 8), "ddccbbaa");
 }
 
-TEST(Simplify, JoinsWhatTouchesOnBothSides) {
+TEST(Simplify, JoinsLoopsContiguousOnBothSides) {
   Strided shape;
   shape.rowBytes = 16;
   shape.loopCount = 3;
-  shape.loops[0] = {3, 64, 64}; // continues the next: 3 x 4 rows of 16
+  shape.loops[0] = {3, 64, 64}; // continues the next loop: 3 x 4 rows of 16 bytes
   shape.loops[1] = {4, 16, 16};
   shape.loops[2] = {1, 999, 999};
   simplify(shape);
   EXPECT_EQ(shape.loopCount, 0u);
   EXPECT_EQ(shape.rowBytes, 3u * 4 * 16);
   shape.loopCount = 1;
-  shape.loops[0] = {3, 192, 200}; // touches on the source side alone
+  shape.loops[0] = {3, 192, 200}; // contiguous only on the source side
   simplify(shape);
   EXPECT_EQ(shape.loopCount, 1u);
 }

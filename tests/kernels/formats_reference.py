@@ -1,4 +1,5 @@
-"""The formats that weights are cast to and quantised to, from their definitions: NumPy and ml_dtypes on whole arrays, sharing nothing with kernels/."""
+"""Reference conversions, written from the definitions of the formats with NumPy and ml_dtypes on whole arrays. Shares
+no code with kernels/."""
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +9,7 @@ FP32, BF16, FP16, E4M3, E5M2 = range(5)
 CANONICAL_NAN = [0x7FC00000, 0x7FC0, 0x7E00, 0x7F, 0x7E]
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 SATURATE, INFINITY = 0, 1
-np.seterr(all="ignore")  # overflow and NaN are what is tested
+np.seterr(all="ignore")  # the tests overflow and compute with NaN on purpose
 
 
 def bits(values):
@@ -16,7 +17,7 @@ def bits(values):
 
 
 def canonical(values, of, format):
-    """NaNs as the format's one NaN, with the sign that `of` has."""
+    """Returns `values` with each NaN replaced by the canonical NaN of `format`, with the sign of `of`."""
     sign = bits(of) >> (of.itemsize * 8 - 1) != 0
     width = values.itemsize * 8
     nan = CANONICAL_NAN[format] | sign.astype(np.uint64) << np.uint64(width - 1)
@@ -25,7 +26,8 @@ def canonical(values, of, format):
 
 
 def cast(values, to, overflow):
-    """By ml_dtypes and NumPy. Saturation is clipping: what rounds to the largest value or below is not changed by it."""
+    """Casts with ml_dtypes and NumPy. Saturation is clipping to the largest finite value, which does not change the
+    rounding of other values."""
     wide = values.astype(np.float32)
     if overflow == SATURATE and to in LARGEST:
         wide = np.where(np.isnan(wide), wide, np.clip(wide, -LARGEST[to], LARGEST[to]))
@@ -33,20 +35,20 @@ def cast(values, to, overflow):
 
 
 def amax(blocks):
-    """Along the last axis; NaN where something is not finite."""
+    """Returns the amax along the last axis; NaN if an element is not finite."""
     magnitudes = np.abs(blocks.astype(np.float32))
     return np.where(np.isfinite(magnitudes).all(-1), magnitudes.max(-1), np.float32(np.nan))
 
 
 def blocks_of(values, block):
-    """[rows, columns] to [rows, blocks, block], zeros behind the last."""
+    """Reshapes [rows, columns] to [rows, blocks, block], zero-padded at the end."""
     padded = np.zeros((values.shape[0], -(-values.shape[1] // block) * block), values.dtype)
     padded[:, : values.shape[1]] = values
     return padded.reshape(len(values), -1, block)
 
 
 def to_e4m3(scaled, values):
-    """Saturating; the sign is that of `values`."""
+    """Returns the saturated E4M3 codes of `scaled`, with the signs of `values`."""
     magnitude = np.where(np.isnan(scaled), np.float32(np.nan), np.minimum(np.abs(scaled), np.float32(448)))
     code = np.where(np.isnan(magnitude), 0x7F, bits(magnitude.astype(ml_dtypes.float8_e4m3fn)))
     return (code | np.signbit(values.astype(np.float32)) * np.uint8(0x80)).astype(np.uint8)
@@ -54,16 +56,17 @@ def to_e4m3(scaled, values):
 
 def numpy_mxfp8(values):
     blocks = blocks_of(values, 32)
-    largest = amax(blocks).astype(np.float64)
-    exponent = np.ceil(np.log2(largest / 448))  # log2 of doubles is exact at powers of two, and 1 + 2^-23 is far from one
-    code = np.where(np.isnan(largest), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(np.uint8)
+    block_amax = amax(blocks).astype(np.float64)
+    # Exact: log2 of a double is exact at powers of two, and fp32 values are far enough from them.
+    exponent = np.ceil(np.log2(block_amax / 448))
+    code = np.where(np.isnan(block_amax), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(np.uint8)
     scale = np.where(code == 255, np.nan, np.exp2(code.astype(np.float64) - 127))
     scaled = (blocks.astype(np.float64) / scale[..., None]).astype(np.float32)
     return to_e4m3(scaled, blocks).reshape(len(values), -1)[:, : values.shape[1]], code
 
 
 def decode(codes, scales, block, columns, format):
-    """Element values times scales, which broadcast along blocks, to a wide format."""
+    """Returns the codes' values times the scales of their blocks, cast to a wide format."""
     values = codes.astype(np.float32) * np.repeat(scales, block, axis=-1)[:, :columns]
     return canonical(values.astype(DTYPES[format]), codes.astype(np.float32), format)
 
@@ -86,7 +89,7 @@ def numpy_nvfp4(values, tensor_scale):
     scales = to_e4m3(quotient, np.ones_like(quotient))
     factor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * tensor_scale
     scaled = np.abs(blocks.astype(np.float32)) / np.where(factor == 0, np.float32(np.inf), factor)[..., None]
-    # Nearest of the eight values, of two the even code; beyond, and where the block is NaN, the largest.
+    # The nearest of the eight values, ties to the even code; the largest for values beyond it and for NaN blocks.
     middles = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
     code = np.where(np.isnan(scaled), 7, (scaled[..., None] > middles).sum(-1) + np.isin(scaled, middles[1::2]))
     code = (code | np.signbit(blocks.astype(np.float32)) * 8).astype(np.uint8).reshape(len(values), -1)
@@ -95,7 +98,7 @@ def numpy_nvfp4(values, tensor_scale):
 
 
 def pack_nvfp4(codes):
-    """Two to a byte, the first in the low bits."""
+    """Packs two codes into a byte, the first in the low bits."""
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 
@@ -104,13 +107,16 @@ def unpack_nvfp4(packed):
 
 
 def nvfp4_tensor_scale(values):
-    """That of a whole matrix: NaN where it holds something that is not finite."""
+    """Returns the tensor scale of a matrix; NaN if an element is not finite."""
     scale = amax(values.reshape(1, -1))[0] / np.float32(2688) if values.size else np.float32(0)
     return np.float32(1) if scale == 0 else scale
 
 
 def swizzle(scales):
-    """Of one matrix, [rows, columns] bytes: axes tile row, group of 32 rows, row, tile column, column become tile row, tile column, row, group, column."""
+    """Swizzles the scales of one matrix, [rows, columns] bytes.
+
+    The axes (tile row, group of 32 rows, row, tile column, column) become (tile row, tile column, row, group,
+    column)."""
     rows, columns = scales.shape
     tiles, tile_columns = -(-rows // 128), -(-columns // 4)
     padded = np.zeros((tiles * 128, tile_columns * 4), np.uint8)

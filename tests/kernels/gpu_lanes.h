@@ -1,6 +1,6 @@
-// The kernels' code as a GPU compiles it (__CUDA_ARCH__), run on the host: the 32 lanes of a warp are coroutines that
-// meet in shuffles, memory is read and written by what stands in for the GPU's instructions, and E4M3 comes from the
-// host functions of CUDA's headers where these are. What it cannot tell is the GPU's own arithmetic.
+// The GPU code of the kernels (__CUDA_ARCH__), run on the host. The 32 lanes of a warp are coroutines that synchronize
+// in shuffles; host functions replace the GPU's memory instructions; E4M3 conversion uses the host functions of CUDA's
+// headers if they are available. This does not test the arithmetic of a real GPU.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ struct CopyTableView;
 
 namespace reshard::tests {
 
-/// What all lanes of a warp do of changeWarp, and all threads of a block's warp of copyThread. An error text where
-/// lanes part at a shuffle, or an access is not aligned; empty otherwise. Not under ThreadSanitizer, which does not
-/// know of coroutines.
+/// Runs all lanes of a warp of convertWarp, and all threads of a block's warp of copyThread. Returns an error text if
+/// lanes diverge at a shuffle or an access is not aligned, else an empty string. Cannot run under ThreadSanitizer,
+/// which does not support coroutines.
 std::string convertWarpOfLanes(const kernels::ConversionTableView &view, uint32_t block, uint32_t blocks,
                                uint32_t warp);
 std::string copyWarpOfLanes(const kernels::CopyTableView &view, uint32_t block, uint32_t blocks, uint32_t warp);

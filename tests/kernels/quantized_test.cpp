@@ -1,5 +1,5 @@
-// Ranges of quantised matrices against the conversions of whole ones (kernels/convert.h), at every level of this CPU:
-// in parts, in any order, from anywhere.
+// Conversions of ranges of quantized matrices, compared with conversions of whole matrices (kernels/convert.h), at
+// every level of this CPU: in parts, in any order, at any alignment.
 
 #include "kernels/quantized.h"
 #include "kernels/scales.h"
@@ -16,16 +16,16 @@ using namespace reshard::test;
 
 namespace {
 
-constexpr std::byte kUntouched{0x5A}; // what Guarded begins with
+constexpr std::byte kUntouched{0x5A}; // the initial bytes of Guarded
 
-/// Matrices with what they become as wholes.
+/// Quantized matrices, their elements, and the expected codes and scales.
 struct Sample {
-  Quantized shape; ///< of none of its bytes
+  Quantized shape; ///< without memory
   Bytes wide, codes, scales, plainScales, tensorScales, back;
 };
 
-/// Elements whose size is their block's; blocks of zeros, of subnormal values, and with an element that is not finite,
-/// an infinity or a NaN.
+/// Elements with a similar magnitude within each block; some blocks are zero or subnormal, or have an infinity or a
+/// NaN.
 Bytes blocks(std::mt19937_64 &random, const Quantized &of) {
   const BlockShape block = blockShape(of.format);
   const uint64_t across = (of.columns + block.columns - 1) / block.columns;
@@ -95,8 +95,8 @@ Sample sample(std::mt19937_64 &random, Quantized shape) {
   return of;
 }
 
-/// Calls test(sample, conversion, random) for matrices of each format in all their ways. Of the long rows the scales do
-/// not fit a scratch.
+/// Calls test(sample, conversion, random) for matrices of each format with all options. The scales of the long rows do
+/// not fit in the conversion's buffer.
 template <class Test> void forSamples(std::initializer_list<Quantization> formats, Test test) {
   std::mt19937_64 random(11);
   for (const Quantization format : formats)
@@ -104,7 +104,7 @@ template <class Test> void forSamples(std::initializer_list<Quantization> format
       for (const bool swizzled : {false, true}) {
         if (swizzled && format == Quantization::block_fp8)
           continue;
-        // In units of a block's columns where these must be whole.
+        // Columns must be whole blocks, except for block_fp8.
         const uint64_t unit = format == Quantization::block_fp8 ? 1 : blockShape(format).columns;
         std::vector<std::array<uint64_t, 3>> shapes = {{1, 1, 1},    {5, 130, 3}, {2, 7, 13},
                                                        {3, 1, 1030}, {0, 3, 1},   {2, 0, 4}};
@@ -130,12 +130,12 @@ template <class Test> void forSamples(std::initializer_list<Quantization> format
       }
 }
 
-/// Parts of [0, count) in some order, cut at multiples of `unit`.
+/// Returns parts of [0, count) in random order, split at multiples of `unit`.
 std::vector<std::pair<uint64_t, uint64_t>> parts(std::mt19937_64 &random, uint64_t count, uint64_t unit) {
   std::vector<uint64_t> cuts = {0, count};
   for (uint64_t i = random() % 6; count > 0 && i > 0; --i) {
     cuts.push_back(random() % (count / unit) * unit);
-    cuts.push_back(std::min(cuts.back() + random() % 40 * unit, count)); // short ones as well
+    cuts.push_back(std::min(cuts.back() + random() % 40 * unit, count)); // a second cut nearby: also short parts
   }
   std::sort(cuts.begin(), cuts.end());
   std::vector<std::pair<uint64_t, uint64_t>> parts;
@@ -145,7 +145,7 @@ std::vector<std::pair<uint64_t, uint64_t>> parts(std::mt19937_64 &random, uint64
   return parts;
 }
 
-/// Codes and scales to be written, the latter where no scale is aligned.
+/// Memory for codes and scales; the scales are not aligned.
 struct Target {
   Guarded codes, scales;
   Quantized matrices;
@@ -168,7 +168,7 @@ constexpr auto kAll = {Quantization::mxfp8, Quantization::block_fp8, Quantizatio
 
 } // namespace
 
-TEST(Quantized, CountsItsBytes) {
+TEST(Quantized, Sizes) {
   Quantized of;
   of.matrices = 2, of.rows = 130, of.columns = 160;
   EXPECT_EQ(of.codeBytes(), 2u * 130 * 160);
@@ -184,7 +184,7 @@ TEST(Quantized, CountsItsBytes) {
   EXPECT_EQ(of.blockRows(), 4u);
 }
 
-TEST(Quantized, RowsOfBlocksAsTheWhole) {
+TEST(Quantized, RowsOfBlocksEqualTheWhole) {
   forSamples(kAll, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
     Target both(of), scales(of);
     for (const auto &[first, count] : parts(random, of.shape.blockRows(), 1)) {
@@ -198,7 +198,7 @@ TEST(Quantized, RowsOfBlocksAsTheWhole) {
   });
 }
 
-TEST(Quantized, BlocksAsTheWhole) {
+TEST(Quantized, BlocksEqualTheWhole) {
   forSamples(
       {Quantization::mxfp8, Quantization::nvfp4}, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
         Target target(of);
@@ -230,7 +230,7 @@ TEST(Quantized, BlocksOfZeros) {
              });
 }
 
-TEST(Quantized, ElementsWithScalesThatAreThere) {
+TEST(Quantized, EncodeElementsWithGivenScales) {
   forSamples({Quantization::mxfp8, Quantization::block_fp8}, [](const Sample &of, ConvertOptions how,
                                                                 std::mt19937_64 &random) {
     for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
@@ -245,7 +245,7 @@ TEST(Quantized, ElementsWithScalesThatAreThere) {
   });
 }
 
-TEST(Quantized, ElementsBack) {
+TEST(Quantized, DecodeElements) {
   forSamples(kAll, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
     for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
       const uint64_t item = itemBytes(of.shape.wide);
@@ -257,8 +257,8 @@ TEST(Quantized, ElementsBack) {
   });
 }
 
-// Scales that the quantiser would not have chosen: too small, too large, the largest that there are.
-TEST(Quantized, ElementsWithAnyScale) {
+// Scales that quantization would not give: too small, too large, the maximum.
+TEST(Quantized, ElementsWithArbitraryScales) {
   std::mt19937_64 random(12);
   for (const Format wide : kWide) {
     Quantized shape;
@@ -287,7 +287,7 @@ TEST(Quantized, ElementsWithAnyScale) {
   }
 }
 
-TEST(Quantized, ScalesThereAndBack) {
+TEST(Quantized, ScaleLayoutsRoundTrip) {
   std::mt19937_64 random(13);
   for (const Quantization format : {Quantization::mxfp8, Quantization::nvfp4}) {
     Quantized shape;

@@ -1,4 +1,4 @@
-// Stored elements, levels and targets of the tests of conversions.
+// Test helpers for conversions: stored elements, CPU levels and guarded targets.
 #pragma once
 
 #include "kernels/convert.h"
@@ -27,7 +27,7 @@ inline void putCode(std::byte *elements, Format format, uint64_t i, uint32_t cod
   std::memcpy(elements + i * itemBytes(format), &code, itemBytes(format));
 }
 
-/// Calls test(conversion) for each level, streaming and not.
+/// Calls test(conversion) for each level, with and without streaming.
 template <class Test> void atEveryLevel(Test test) {
   for (int level = 0; level <= static_cast<int>(cpuLevel()); ++level)
     for (const bool stream : {false, true}) {
@@ -36,19 +36,19 @@ template <class Test> void atEveryLevel(Test test) {
     }
 }
 
-/// A target with guards on both sides that begins `offset` bytes after a line's boundary.
+/// Memory between guards that begins `offset` bytes after a cache line boundary.
 class Guarded {
 public:
   Guarded(uint64_t bytes, uint64_t offset) : bytes_(bytes), memory_(bytes + 4 * kLine, kGuard) {
     first_ = kLine + offset + (kLine - reinterpret_cast<uintptr_t>(memory_.data()) % kLine);
   }
   std::byte *data() { return memory_.data() + first_; }
-  /// The bytes between the guards.
+  /// Returns the bytes between the guards, and checks the guards.
   Bytes contents() {
     for (uint64_t i = 0; i < memory_.size(); ++i)
       if ((i < first_ || i >= first_ + bytes_) && memory_[i] != kGuard) {
-        ADD_FAILURE() << "a byte outside was written: " << static_cast<int64_t>(i) - static_cast<int64_t>(first_)
-                      << " of " << bytes_;
+        ADD_FAILURE() << "a guard byte was overwritten at offset "
+                      << static_cast<int64_t>(i) - static_cast<int64_t>(first_) << " of " << bytes_;
         break;
       }
     return Bytes(data(), data() + bytes_);

@@ -11,7 +11,7 @@
 #include <ucontext.h>
 #include <vector>
 #ifdef RESHARD_CUDA_HEADERS
-#include <cuda_fp8.h> // before __CUDA_ARCH__: its host functions
+#include <cuda_fp8.h> // included before __CUDA_ARCH__ is defined, for its host functions
 #include <vector_functions.h>
 #else
 struct alignas(16) uint4 {
@@ -22,7 +22,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 namespace {
 
-/// The warp that runs. Lanes go round by round: each as far as its next shuffle, or to its end.
+/// The warp that runs. Its lanes run in turn: each until its next shuffle or its end.
 class Warp {
 public:
   static constexpr uint32_t kLanes = 32;
@@ -40,10 +40,10 @@ public:
       for (const State &state : states_) {
         done += state.done;
         if (!state.done && state.step != states_[0].step)
-          fail("lanes shuffle by unlike steps");
+          fail("lanes shuffle with different steps");
       }
-      if (done != 0 && done != kLanes) { // a GPU would hang, or read nobody's value
-        fail("lanes end while others wait in a shuffle");
+      if (done != 0 && done != kLanes) { // a GPU would hang, or read an undefined value
+        fail("some lanes have ended while others wait in a shuffle");
         break;
       }
     }
@@ -52,10 +52,11 @@ public:
 
   uint32_t shuffle(uint32_t mask, uint32_t value, uint32_t step) {
     if (mask != 0xFFFFFFFF || step == 0 || step >= kLanes)
-      fail("a shuffle of some lanes, or by an impossible step");
+      fail("shuffle: found mask " + std::to_string(mask) + " and step " + std::to_string(step) +
+           ", expected all lanes and a step of 1 to 31");
     const uint32_t lane = here_;
     State &state = states_[lane];
-    const size_t turn = state.shuffles++ % 2; // a lane that goes on does not overwrite what others have yet to read
+    const size_t turn = state.shuffles++ % 2; // two buffers: a faster lane must not overwrite what others still read
     state.values[turn] = value;
     state.step = step;
     swapcontext(&contexts_[lane], &scheduler_);
@@ -64,7 +65,7 @@ public:
 
   void access(const void *address, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(address) % bytes != 0)
-      fail("an access of " + std::to_string(bytes) + " bytes is not aligned");
+      fail("an access of " + std::to_string(bytes) + " bytes is not aligned to its size");
   }
 
 private:
@@ -103,7 +104,7 @@ void Warp::enter() {
   warp.states_[lane].done = true;
 }
 
-// What a GPU has built in.
+// Replacements of GPU built-in functions.
 uint32_t __shfl_xor_sync(uint32_t mask, uint32_t value, int step) {
   return warp.shuffle(mask, value, static_cast<uint32_t>(step));
 }
@@ -124,7 +125,7 @@ template <class T> void __stcs(T *address, T value) {
 
 } // namespace
 
-// The kernels' headers, for the GPU, in a namespace of their own.
+// The kernels' headers, compiled as for the GPU in a separate namespace.
 #ifdef RESHARD_CUDA_HEADERS
 #define __CUDA_ARCH__ 900
 #else
@@ -132,8 +133,8 @@ template <class T> void __stcs(T *address, T value) {
 #endif
 #define kernels kernels_on_gpu
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored                                                                                         \
-    "-Wmaybe-uninitialized" // of arrays of one element, which are written before they are read
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // arrays of one element, which are written before they are read
+
 #include "kernels/conversion_kernel.h"
 #pragma GCC diagnostic pop
 #undef kernels

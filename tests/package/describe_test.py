@@ -1,4 +1,5 @@
-"""reshard.describe, as installed: on what stands in for modules, and on a live one where PyTorch is there. Run by package_test.py as module_test.py is."""
+"""Tests of the installed reshard.describe, on fake modules, and on a live one if PyTorch is available. Run by
+package_test.py, like module_test.py."""
 
 import subprocess
 import sys
@@ -41,7 +42,7 @@ class Partial(Placement):
 
 
 class Parameter:
-    """What describe looks at of PyTorch's, DTensor's and Megatron's."""
+    """A fake parameter with the attributes of PyTorch, DTensor and Megatron that describe reads."""
 
     def __init__(self, shape, placements=(), dtype="torch.bfloat16", **attributes):
         self.shape, self.dtype = shape, dtype
@@ -60,7 +61,7 @@ class Module:
 
 class Describe(unittest.TestCase):
     def compiles(self, text, endpoint):
-        """A plan from the described layout to a single rank; the shapes of its rank 1."""
+        """Compiles a plan from the described layout to a single rank. Returns the shapes of the params of rank 1."""
         Path("model.yaml").write_text(text)
         Path("described.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {endpoint}\ntarget: {{layout: whole, mesh: {{}}, ranks: [8]}}\n")
         with open("model.yaml", "a") as file:
@@ -94,7 +95,7 @@ layouts:
         self.assertEqual((shapes["embed.weight"], shapes["layers.2.up.weight"], shapes["layers.0.down.weight"]), ((51, 16), (8, 16), (8, 16)))
 
     def test_uneven_over_two_axes(self):
-        """Tensor parallel ranks have 3 3 3 1 rows of 10; FSDP's two halve each: 2 1 2 1 2 1 1 0."""
+        """tp splits 10 rows into 3 3 3 1; fsdp splits each part in two: 2 1 2 1 2 1 1 0."""
         parameters = {
             "embed.weight": Parameter((10, 16), (_StridedShard(0), Shard(0))),
             "nested.weight": Parameter((10, 16), (Shard(0), Shard(0))),  # fsdp 5 5, then tp 2 2 1 0 of each
@@ -107,7 +108,8 @@ layouts:
 
     @unittest.skipUnless(has("torch"), "no PyTorch")
     def test_torch_live_model(self):
-        """FSDP2 over tensor parallel: what each rank of PyTorch's holds, by the described layout, is the whole model."""
+        """FSDP2 over tensor parallelism: the shards of all PyTorch ranks, moved by the described layout, give the
+        unsharded model."""
         import torch
         from torch import distributed, nn
         from torch.distributed.device_mesh import init_device_mesh
@@ -131,7 +133,7 @@ layouts:
             return Model().to(torch.bfloat16)
 
         shards = []
-        for rank in range(8):  # of this process, one after the other: nobody sends anything
+        for rank in range(8):  # one after the other in this process, with a fake process group: no communication
             distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
             mesh, live = init_device_mesh("cpu", (2, 4), mesh_dim_names=("fsdp", "tp")), model()
             for layer in live.layers:
@@ -164,17 +166,17 @@ layouts:
         self.assertIn('"layers.{layer}.experts.fc2.weight": {1: etp}', text)
         shapes = self.compiles(text, "{layout: trainer, mesh: {tp: 4, views: [{etp: 4}]}}")
         self.assertEqual(shapes, {name: parameter.shape for name, parameter in parameters.items()})
-        with self.assertRaisesRegex(reshard.Error, "'layers.0.fc1.weight' is tensor parallel, expected the size of axis 'tp'"):
+        with self.assertRaisesRegex(reshard.Error, r"'layers.0.fc1.weight' is tensor parallel, but the size of axis 'tp' is unknown: pass it in axes=\{'tp': SIZE\} \(--axis=tp=SIZE\)"):
             reshard.describe(parameters)
 
     def test_refusals(self):
         for parameters, message in (
             ({}, "no params"),
-            ({"w": Parameter((8, 8), (Partial(), Replicate()))}, "placement .* on axis 'fsdp', expected Shard or Replicate"),
-            ({"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))}, "cut in different ways"),
+            ({"w": Parameter((8, 8), (Partial(), Replicate()))}, "placement .* on mesh axis 'fsdp' is not supported, expected Shard or Replicate"),
+            ({"l.0.w": Parameter((8,), (Shard(0), Replicate())), "l.1.w": Parameter((8,), (Replicate(), Shard(0)))}, "tensors 'l.0.w' and 'l.1.w' have one tensor pattern .* but different shardings"),
             ({"w": Parameter((8,), dtype="torch.complex64")}, "dtype complex64"),
             ({"a": Parameter((8,), (Shard(0), Replicate())), "b": Parameter((8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)}))},
-             "params 'b' and 'a' are on meshes {'ep': 2} and {'fsdp': 2, 'tp': 4}, expected one that has the axes of all"),
+             "params 'b' and 'a' are on different meshes, {'ep': 2} and {'fsdp': 2, 'tp': 4}: expected one mesh with the axes of all params"),
         ):
             with self.subTest(message), self.assertRaisesRegex(reshard.Error, message):
                 reshard.describe(parameters)

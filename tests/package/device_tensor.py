@@ -1,4 +1,4 @@
-"""A tensor that says by DLPack that it is on a GPU."""
+"""A tensor in host memory that claims through DLPack to be on a GPU."""
 
 import ctypes
 
@@ -19,7 +19,7 @@ class _Managed(ctypes.Structure):  # DLTensor, the first member of DLManagedTens
 
 
 class DeviceTensor:
-    """cuda:1, over a fp32 array of NumPy's."""
+    """A tensor on cuda:1, according to DLPack; the memory is that of an fp32 NumPy array."""
 
     def __init__(self, array):
         shape = (ctypes.c_int64 * array.ndim)(*array.shape)

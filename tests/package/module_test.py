@@ -1,4 +1,5 @@
-"""The Python module, as installed: run by package_test.py with the Python of an environment that has it and NumPy. PyTorch and JAX where they are there."""
+"""Tests of the installed Python module. package_test.py runs this in an environment with the module and NumPy, and with
+PyTorch and JAX if available."""
 
 import array
 import ctypes
@@ -43,25 +44,25 @@ class Compile(unittest.TestCase):
         self.assertEqual(plan.world, 8)
 
     def test_output_and_flags(self):
-        plan = reshard.compile(Path(job()), output="kept.rplan", flags=["--report=report.json"])
-        self.assertEqual(reshard.Plan.open("kept.rplan").summary, plan.summary)
+        plan = reshard.compile(Path(job()), output="out.rplan", flags=["--report=report.json"])
+        self.assertEqual(reshard.Plan.open("out.rplan").summary, plan.summary)
         self.assertIn(plan.summary.digest, Path("report.json").read_text())
 
-    def test_temporary_plan_goes_with_its_object(self):
+    def test_temporary_plan_is_deleted_with_its_object(self):
         plan = reshard.compile(job())
         path = Path(plan.path)
         self.assertTrue(path.exists())
         del plan
         self.assertFalse(path.exists())
 
-    def test_whole_message(self):
+    def test_compile_error_has_position_and_caret(self):
         Path("wrong.yaml").write_text(JOB.format(dtype="fp33").replace("shape: []", "shape: [fnn]"))
         with self.assertRaises(reshard.CompileError) as raised:
             reshard.compile("wrong.yaml")
         message = str(raised.exception)
         self.assertIn("wrong.yaml:3:", message)
         self.assertIn("'fnn'", message)
-        self.assertRegex(message, r"(?m)^ +\^")  # the caret below the place
+        self.assertRegex(message, r"(?m)^ +\^")  # the caret under the position
 
 
 class Plans(unittest.TestCase):
@@ -80,13 +81,13 @@ class Plans(unittest.TestCase):
         self.assertEqual(plan.params(2)["scale"].shape, ())
         self.assertEqual(plan.params(0, 0)["scale"].numpy_dtype, np.dtype(ml_dtypes.bfloat16))
 
-    def test_no_such_place(self):
+    def test_unknown_rank_or_endpoint(self):
         plan = reshard.compile(job())
         for rank, endpoint, message in ((3, None, "rank 3 is in no endpoint"), (2, "source", "source has no rank 2"), (0, "goal", "no endpoint 'goal'.* source, target")):
             with self.assertRaisesRegex(reshard.Error, message):
                 plan.params(rank, endpoint)
         both = reshard.compile(job(), target={"ranks": [0]})
-        with self.assertRaisesRegex(reshard.Error, "rank 0 is in source and target"):
+        with self.assertRaisesRegex(reshard.Error, r"rank 0 is in several endpoints \(source, target\): pass endpoint=…"):
             both.params(0)
 
     def test_not_a_plan(self):
@@ -99,7 +100,8 @@ class Plans(unittest.TestCase):
 
 class Running(unittest.TestCase):
     def refit(self, dtype, make):
-        """All ranks in this process; `make` turns a NumPy array into a tensor of the same memory."""
+        """Runs a refit of all ranks in this process; `make` converts a NumPy array to a tensor that shares its
+        memory."""
         plan = reshard.compile(job(dtype))
         executor = reshard.Executor(plan)
         arrays = {}
@@ -259,7 +261,7 @@ target: {layout: serve, mesh: {}, ranks: [2]}
         self.assertEqual((executor.state, executor.version), ("torn", 1))
 
     def test_neg_exp(self):
-        """The stock transform, both ways: A is -exp(A_log) in fp32, and A_log comes back."""
+        """The built-in transform in both directions: A_log to A = -exp(A_log) in fp32, and back to A_log."""
         Path("neg_exp.yaml").write_text("""version: 1
 model:
   dtype: bf16
@@ -288,21 +290,21 @@ target: {layout: serve, mesh: {tp: 2}}
             for rank in live:
                 found = np.array(live[rank]["mixer.A"].tolist(), np.float32)
                 np.testing.assert_allclose(found, -np.exp(logs[4 * rank: 4 * rank + 4].astype(np.float32)), rtol=1e-6)
-            back = reshard.compile("neg_exp.yaml", source={"layout": "serve", "mesh": {"tp": 1}}, target={"layout": "train", "mesh": {}})
-            with reshard.Executor(back) as executor:
-                whole, again = zeros(8), np.zeros(8, ml_dtypes.bfloat16)
+            reverse = reshard.compile("neg_exp.yaml", source={"layout": "serve", "mesh": {"tp": 1}}, target={"layout": "train", "mesh": {}})
+            with reshard.Executor(reverse) as executor:
+                whole, restored = zeros(8), np.zeros(8, ml_dtypes.bfloat16)
                 for i, value in enumerate([*live[0]["mixer.A"].tolist(), *live[1]["mixer.A"].tolist()]):
                     (whole.data if hasattr(whole, "detach") else whole)[i] = value
-                executor.bind({"A_log": again}, "target")
+                executor.bind({"A_log": restored}, "target")
                 executor.set_transform("neg_exp", **reshard.neg_exp({"mixer.A": whole}))
                 executor.prepare()
                 executor.run()
-                self.assertEqual(again.tobytes(), logs.tobytes())
+                self.assertEqual(restored.tobytes(), logs.tobytes())
 
     def test_neg_exp_of_a_wrong_tensor(self):
         param = reshard.Transformed("neg_exp", "mixer.A", 1, 0, "bf16", (4,), 8, "cpu", 0, 0)
         for tensors, message in (
-            ({"A": np.zeros(4, np.float32)}, "param 'mixer.A' of the transform 'neg_exp' is not among the tensors given to neg_exp"),
+            ({"A": np.zeros(4, np.float32)}, "param 'mixer.A' of transform 'neg_exp' is missing in the tensors given to neg_exp"),
             ({"mixer.A": np.zeros(8, np.float32)}, r"param 'mixer.A': found float32 \[8\], expected float32 \[4\]"),
             ({"mixer.A": np.zeros(4, np.float16)}, r"param 'mixer.A': found float16 \[4\], expected float32 \[4\]"),
         ):
@@ -311,7 +313,7 @@ target: {layout: serve, mesh: {tp: 2}}
 
 
 class Refusals(unittest.TestCase):
-    """bind says what was found and what was expected."""
+    """Errors of bind state what was found and what was expected."""
 
     def setUp(self):
         self.plan = reshard.compile(job())
@@ -326,10 +328,10 @@ class Refusals(unittest.TestCase):
         good = np.zeros((8, 6), np.float32)
         self.refused(good.astype(np.float16), "target rank 2 param 'l.0.up': found dtype fp16, expected fp32")
         self.refused(good.astype(ml_dtypes.bfloat16), "found dtype bf16, expected fp32")
-        self.refused(good.astype(">f4"), "found dtype >f4 of the other byte order, expected fp32")
+        self.refused(good.astype(">f4"), "found dtype >f4 of foreign byte order, expected fp32")
         self.refused(good.astype(np.complex64), "expected fp32")
         self.refused(good.reshape(6, 8), r"found shape \[6, 8\], expected \[8, 6\]")
-        self.refused(good.T.copy().T, r"found strides \[1, 8\] of shape \[8, 6\], expected row-major without gaps")
+        self.refused(good.T.copy().T, r"found strides \[1, 8\] for shape \[8, 6\], expected row-major without gaps")
         self.refused(np.zeros((8, 12), np.float32)[:, ::2], "found strides")
         self.refused(np.zeros(48 * 4 + 4, np.int8)[4:].view(np.float32).reshape(8, 6)[::-1], "found strides")
         self.refused(DeviceTensor(good), "found device cuda:1, expected cpu")
@@ -339,7 +341,7 @@ class Refusals(unittest.TestCase):
         self.refused(good, "did you mean 'l.0.up'", name="l.0.upp")
         frozen = good.copy()
         frozen.flags.writeable = False
-        self.refused(frozen, "found read-only memory, expected a target that may be written")
+        self.refused(frozen, "found read-only memory, expected writable memory for a target")
         self.executor.bind({"l.0.up": good}, rank=2)
         self.refused(good, "already bound")
 
@@ -357,13 +359,13 @@ class Refusals(unittest.TestCase):
             self.executor.prepare()
 
     def test_which_rank(self):
-        with self.assertRaisesRegex(reshard.BindError, "this process has 3 ranks"):
+        with self.assertRaisesRegex(reshard.BindError, "this process has 3 ranks: pass rank=… to select one of 0, 1, 2"):
             self.executor.bind({})
 
     def test_order_and_options(self):
         with self.assertRaisesRegex(reshard.Error, "run before prepare"):
             self.executor.run()
-        for stream, timeout, message in ((7, None, "enqueue before prepare"), (7, 1, "found a stream and a timeout"), ("7", None, "found str, expected a stream")):
+        for stream, timeout, message in ((7, None, "enqueue before prepare"), (7, 1, "found a stream and a timeout"), ("7", None, "stream: found str, expected a stream")):
             with self.assertRaisesRegex(reshard.Error, message):
                 self.executor.run(stream, timeout)
         with self.assertRaisesRegex(reshard.Error, "unknown transport 'pigeon'"):
@@ -372,12 +374,12 @@ class Refusals(unittest.TestCase):
             reshard.Executor(self.plan, 9)
         self.assertEqual(reshard.Executor(self.plan, [np.int64(2), 0]).ranks, (2, 0))
         self.assertEqual(reshard.Executor(self.plan, np.int64(1)).ranks, (1,))
-        with self.assertRaisesRegex(reshard.Error, "found a deadline of 0 seconds"):
+        with self.assertRaisesRegex(reshard.Error, "timeout: found 0 seconds, expected more than 0"):
             self.executor.run(timeout=0)
 
 
 class Structs(unittest.TestCase):
-    """Those of ctypes are those of the headers, field by field."""
+    """The ctypes structs equal the structs of the headers, field by field."""
 
     def fields(self, header, name):
         text = re.sub(r"/\*.*?\*/", "", (reshard.PREFIX / "include" / "reshard" / header).read_text(), flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""A refit between tensors of device "cuda": run by package_test.py where the module of the device is the tests' stand-in."""
+"""A refit between tensors of device "cuda". package_test.py runs it with the fake CUDA backend of the tests."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ executor = reshard.Executor(plan, device="cuda")
 arrays = {rank: np.zeros(plan.params(rank)["w"].shape, np.float32) for rank in range(3)}
 try:
     executor.bind({"w": arrays[0]}, rank=0)
-    raise AssertionError("memory of the host is bound")
+    raise AssertionError("bind accepted host memory for device cuda")
 except reshard.BindError as error:
     assert "found device cpu, expected cuda" in str(error), error
 for rank, array in arrays.items():
@@ -29,9 +29,9 @@ for step, run in enumerate((lambda: executor.run(timeout=60), lambda: executor.r
     arrays[0][...], arrays[1][...] = step, 10 * step
     run()
     assert arrays[2][:, 0].tolist() == [step, step, 10 * step, 10 * step], arrays[2]
-assert executor.version == 1  # of what is on a stream nobody knows the end
+assert executor.version == 1  # runs on a stream are not counted
 
-# A transform's hooks enqueue on a stream; of the stand-in they see the memory that a GPU would have.
+# Hooks of a transform enqueue on a stream. With the fake backend, their memory is ordinary host memory.
 with open("transform.yaml", "w") as file:
     file.write("{version: 1, model: {dtype: fp32, tensors: {w: {shape: [2, 2]}}, layouts: {t: {params: same}, s: {params: {w: {holds: w, transform: pack}}}},"
                " }, source: {layout: t, mesh: {}}, target: {layout: s, mesh: {}, ranks: [1]}}")

@@ -1,5 +1,6 @@
-"""What is installed works where it is: a prefix, a .deb and a wheel, each used as by someone who has nothing else. Nothing is taken from the network.
-RESHARD_BIN: the finished build. RESHARD_FULL: the wheel is built from the sources too."""
+"""Tests of the installed package: an installation prefix, a .deb and a wheel, each used without the source tree. No
+network access.
+RESHARD_BIN: the finished build. RESHARD_FULL: also builds the wheel from the sources."""
 
 import json
 import os
@@ -22,7 +23,8 @@ ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_RO
 ENVIRONMENT.pop("RESHARD_SOURCE", None)
 SMALL = ("--set", "model.let.hidden=64", "--set", "model.let.ffn=128")
 HALVES = "{version: 1, model: {dtype: bf16, tensors: {w: {shape: [6], shard: {0: tp}}}}, source: {mesh: {tp: 2}}, target: {mesh: {}}}\n"
-TARGET_BYTES = 2 * 8 * 2 * 64 * 128 + 8 * 8 * 2 * 64  # up and down of 8 layers once, the norm on each of 8 ranks, bf16
+# bf16: up and down of 8 layers, sharded over 8 ranks, and norm, replicated on them.
+TARGET_BYTES = 2 * 8 * 2 * 64 * 128 + 8 * 8 * 2 * 64
 
 
 def run(*command, **options):
@@ -39,7 +41,7 @@ def folder_of(case):
 
 
 class Library(unittest.TestCase):
-    """Programs against a prefix, found in two ways, and against the unpacked .deb."""
+    """Programs that link the library from a prefix, by CMake and by pkg-config, and from the unpacked .deb."""
 
     @classmethod
     def setUpClass(cls):
@@ -114,12 +116,12 @@ class Library(unittest.TestCase):
         build = self.by_cmake(self.prefix, self.prefix / "share" / "reshard" / "cpp")
         run(self.prefix / "bin" / "reshard-compile", self.prefix / "share" / "reshard" / "refit.yaml", "-o", build / "refit.rplan")
         lines = run("mpirun", "-n", 4, build / "refit", build / "refit.rplan", cwd=build)
-        for who in ("source rank 0", "target rank 2"):
+        for member in ("source rank 0", "target rank 2"):
             for step in range(1, 6):
-                self.assertRegex(lines, rf"{who}: step {step}, [\d.]+ s, version {step}(?!\d)")
+                self.assertRegex(lines, rf"{member}: step {step}, [\d.]+ s, version {step}(?!\d)")
 
     def test_commands(self):
-        """Those of the prefix, from another folder; a model of the library by its path."""
+        """The installed commands, run in another folder, with a model of the library by its path."""
         empty = Path(tempfile.mkdtemp(dir=self.work))
         (empty / "job.yaml").write_text(f"""version: 1
 model: {{extend: {self.prefix}/share/reshard/models/qwen3-0.6b.yaml}}
@@ -134,7 +136,7 @@ target: {{layout: vllm, mesh: {{tp: 2}}}}
 
 
 class Wheel(unittest.TestCase):
-    """The wheel, in a new environment and an empty folder."""
+    """The wheel, used in a new environment and an empty folder."""
 
     @classmethod
     def setUpClass(cls):
@@ -143,7 +145,8 @@ class Wheel(unittest.TestCase):
 
     @classmethod
     def install(cls, folder, *settings):
-        """A new environment with a new wheel, and NumPy and the like of this one; its Python."""
+        """Builds a wheel and installs it in a new environment that also sees the packages of this one. Returns the
+        environment's Python."""
         wheels = folder / "wheels"
         settings = [part for setting in settings for part in ("--config-settings", setting)]
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -168,7 +171,7 @@ class Wheel(unittest.TestCase):
             self.assertGreaterEqual(int(re.search(r"^Ran (\d+) tests", output.stderr, re.MULTILINE)[1]), least)
 
     def test_device(self):
-        """Tensors of a device that the tests' stand-in is, and a refit on a stream of the caller's."""
+        """Device tensors with the fake CUDA backend of the tests, and a refit on a caller's stream."""
         module = Path(run(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
         shutil.copytree(module, self.empty / "reshard")
         (self.empty / "reshard" / "lib" / "libreshard_cuda.so").unlink(missing_ok=True)
@@ -179,7 +182,7 @@ class Wheel(unittest.TestCase):
 
     @unittest.skipUnless(MPI, "no MPI")
     def test_loop_of_readme(self):
-        """As it stands there, with the job that stands there."""
+        """The Python loop of README.md, run unchanged with the job of README.md."""
         text = (ROOT / "README.md").read_text()
         (loop,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         self.assertLessEqual(len([line for line in loop.splitlines() if line]), 15)
@@ -192,13 +195,13 @@ class Wheel(unittest.TestCase):
     def test_refit_example(self):
         library = Path(run(self.python, "-c", "import reshard; print(reshard.LIBRARY)").strip())
         lines = run("mpirun", "-n", 4, self.python, library / "python" / "refit.py", library / "refit.yaml", "--steps=3", cwd=self.empty)
-        for who in ("source rank 0", "target rank 2"):
+        for member in ("source rank 0", "target rank 2"):
             for step in range(1, 4):
-                self.assertRegex(lines, rf"{who}: step {step}, [\d.]+ s, version {step}(?!\d)")
+                self.assertRegex(lines, rf"{member}: step {step}, [\d.]+ s, version {step}(?!\d)")
 
     @unittest.skipUnless(MPI, "no MPI")
-    def test_a_process_that_raises_ends_all(self):
-        """It does not wait for peers that wait for it, without any deadline."""
+    def test_exception_in_one_process_ends_all(self):
+        """A process with an uncaught exception exits, although its peers wait for it without a deadline."""
         (self.empty / "raises.py").write_text("""
 import numpy, reshard
 with reshard.Executor(reshard.compile(reshard.LIBRARY / "refit.yaml"), transport="mpi") as executor:
@@ -216,7 +219,7 @@ with reshard.Executor(reshard.compile(reshard.LIBRARY / "refit.yaml"), transport
 
     @unittest.skipUnless(MPI, "no MPI")
     def test_executors_of_one_process(self):
-        """MPI lasts from the first to the last of them."""
+        """MPI is initialized by the first executor of a process and finalized with the last."""
         (self.empty / "two.py").write_text("""
 import numpy, reshard
 plan = reshard.compile(reshard.LIBRARY / "refit.yaml")
@@ -248,9 +251,10 @@ except reshard.Error as error:
         refused = subprocess.run([bin / "reshard-compile", "absent.yaml", "-o", "x"], cwd=self.empty, capture_output=True, text=True)
         self.assertEqual(refused.returncode, 2, refused.stderr)
 
-    @unittest.skipUnless(FULL, "builds everything again")
+    @unittest.skipUnless(FULL, "RESHARD_FULL is not set: the test builds everything again")
     def test_from_sources(self):
-        python = self.install(self.work / "sources", f"build-dir={ROOT / 'build' / 'wheel'}")  # a neighbour of the other build: ccache knows it
+        # Below build/, so that ccache finds the objects of the other build.
+        python = self.install(self.work / "sources", f"build-dir={ROOT / 'build' / 'wheel'}")
         for script in ("module_test.py", "describe_test.py"):
             run(python, HERE / script, cwd=self.empty)
 

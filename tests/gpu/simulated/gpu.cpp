@@ -27,7 +27,7 @@ Gpu &Gpu::get() {
 Gpu::~Gpu() {
   for (const auto &[kind, count] : alive)
     if (count != 0)
-      die(std::to_string(count) + " " + kind + " left at the end");
+      die(std::to_string(count) + " " + kind + " were not released before the process ended");
 }
 
 Work workOf(const CUgraph_st &graph) {
@@ -42,7 +42,7 @@ Work workOf(const CUgraph_st &graph) {
     for (const CUgraphNode_st *before : node->after) {
       const auto known = numbers.find(before);
       if (known == numbers.end())
-        die("a node of a graph follows one of another graph");
+        die("a node of a graph depends on a node of another graph");
       nodes.back().after.push_back(known->second);
     }
     numbers[node.get()] = nodes.size() - 1;
@@ -124,8 +124,8 @@ void Gpu::waitFor(const std::function<bool()> &done, const char *what) {
       last = std::chrono::steady_clock::now();
     } else {
       if (std::chrono::steady_clock::now() - last > kGracePeriod)
-        die(std::string(what) + " waits for ever");
-      mutex.unlock(); // held once, by the function that waits
+        die(std::string(what) + " made no progress for 60 s: deadlock");
+      mutex.unlock(); // the waiting function holds it exactly once
       std::this_thread::yield();
       mutex.lock();
     }
@@ -166,7 +166,7 @@ cudaError_t Gpu::endCapture(cudaStream_t stream, cudaGraph_t *graph) {
   Capture *capture = stream->capture;
   if (!capture || capture->origin != stream)
     return cudaErrorStreamCaptureUnmatched;
-  // All that other streams did is before what this one did last.
+  // All work of other streams must precede the last work of this stream.
   std::set<cudaGraphNode_t> before;
   for (std::vector<cudaGraphNode_t> next = stream->last; !next.empty();) {
     const cudaGraphNode_t node = next.back();
@@ -200,14 +200,14 @@ cudaError_t Gpu::follow(cudaStream_t stream, cudaEvent_t event) {
   if (event->capture && !live)
     return cudaErrorCapturedEvent;
   if (!event->capture && stream->capture) {
-    stream->capture->broken = true; // a graph does not wait for what is outside of it
+    stream->capture->broken = true; // a graph cannot wait for work outside of it
     return cudaErrorStreamCaptureIsolation;
   }
   if (event->capture) {
     if (stream->capture && stream->capture != event->capture)
       return cudaErrorStreamCaptureMerge;
     if (!stream->capture && !stream->tasks.empty())
-      die("a stream joins a capture, and has work that is not captured");
+      die("a stream with pending work that is not captured joins a capture");
     stream->capture = event->capture;
     event->capture->streams.insert(stream);
     for (const cudaGraphNode_t node : event->nodes)
@@ -257,8 +257,8 @@ int Gpu::deviceOf(const void *memory, size_t bytes) const {
   if (at >= begin + std::max<size_t>(allocation.bytes, 1))
     return -1;
   if (bytes > begin + std::max<size_t>(allocation.bytes, 1) - at)
-    die("a copy of " + std::to_string(bytes) + " bytes at byte " + std::to_string(at - begin) +
-        " of an allocation of " + std::to_string(allocation.bytes));
+    die("a copy of " + std::to_string(bytes) + " bytes at offset " + std::to_string(at - begin) +
+        " exceeds its allocation of " + std::to_string(allocation.bytes) + " bytes");
   return allocation.device;
 }
 

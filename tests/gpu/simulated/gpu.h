@@ -1,9 +1,9 @@
-// GPUs that are not there: what backends/cuda.cpp, backends/nccl.cpp and tests/gpu ask of CUDA's runtime and of NCCL,
-// done by the host, as strictly and as late as these may do it. Work that was enqueued begins when somebody waits or
-// asks, streams in any order, the nodes of a graph in any that their edges allow; kernels run by the code that a GPU
-// runs, lane by lane (tests/kernels/gpu_lanes.h); memory of a device ends at a page that nobody may touch. What a
-// stream under capture forbids is an error. Against all else that a GPU would not bear the process ends, and says why;
-// so it does where streams, graphs or memory are left at its end.
+// Simulated GPUs: the functions of CUDA's runtime and of NCCL that backends/cuda.cpp, backends/nccl.cpp and tests/gpu
+// use, on the host, as strict and as late as the real ones may be. Enqueued work starts only when a thread waits for it
+// or queries it; streams run in any order, and the nodes of a graph in any order that its edges allow. Kernels run the
+// GPU's code, lane by lane (tests/kernels/gpu_lanes.h). An inaccessible page follows each device allocation. Calls that
+// a capture forbids return errors. Every other misuse ends the process with a message; so do streams, graphs or memory
+// that are not released.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,17 +23,17 @@
 
 namespace simulated {
 
-/// What a step came to: the work is done, there is more, or nothing can be done before somebody else does something.
+/// The result of a step: the work is done, it needs more steps, or it depends on other work.
 enum class State { done, more, stuck };
-using Step = std::function<State()>; // called until it is done
-using Work = std::function<Step()>;  // begins: a graph's once for each launch
+using Step = std::function<State()>; // called until it returns done
+using Work = std::function<Step()>;  // starts the work; for a graph, once per launch
 
-/// Work that is done at once.
+/// Work that completes in one step.
 Work atOnce(std::function<void()> act);
 
 [[noreturn]] void die(const std::string &text);
 
-/// A graph that a stream's work goes into, and the streams that have joined it.
+/// A graph that is being captured, and the streams that have joined the capture.
 struct Capture {
   cudaGraph_t graph = nullptr;
   cudaStream_t origin = nullptr;
@@ -43,7 +43,7 @@ struct Capture {
   bool broken = false;
 };
 
-/// How far an event has come; outlives it while work refers to it.
+/// The progress of an event. Shared, because pending work may refer to a destroyed event.
 struct Progress {
   uint64_t recorded = 0, done = 0;
 };
@@ -64,24 +64,24 @@ struct CUgraphExec_st {
 struct CUevent_st {
   int device = 0;
   std::shared_ptr<simulated::Progress> progress = std::make_shared<simulated::Progress>();
-  simulated::Capture *capture = nullptr; // last recorded there
+  simulated::Capture *capture = nullptr; // the capture in which it was recorded last
   std::vector<cudaGraphNode_t> nodes;
 };
 struct CUstream_st {
   struct Task {
     simulated::Step step;
-    std::function<bool()> ready; // empty: always
+    std::function<bool()> ready; // empty: always ready
   };
   int device = 0;
-  bool destroyed = false; // goes when its work is done
+  bool destroyed = false; // deleted when its work is done
   std::deque<Task> tasks;
   simulated::Capture *capture = nullptr;
-  std::vector<cudaGraphNode_t> last; // of a capture: what comes next follows these
+  std::vector<cudaGraphNode_t> last; // of a capture: the predecessors of the next node
 };
 
 namespace simulated {
 
-/// All devices of the process. Every function of the runtime holds the mutex.
+/// All simulated devices. Every runtime function holds the mutex.
 class Gpu {
 public:
   static constexpr int kDevices = 8;
@@ -92,16 +92,16 @@ public:
   std::recursive_mutex mutex;
   std::mt19937_64 random{1};
 
-  /// At the end of a stream, or of its capture.
+  /// Appends work to a stream, or to the graph that the stream captures.
   cudaError_t enqueue(cudaStream_t stream, Work work, std::function<bool()> ready = {});
-  /// Does a little of what is enqueued; whether there was anything that could be done.
+  /// Runs a few steps of enqueued work; returns whether any step made progress.
   bool advance();
-  /// Whether nothing is left to do on the streams of a device.
+  /// Returns whether all streams of a device are empty.
   bool idle(int device) const;
-  /// Lets other threads go on in between; ends the process where that takes too long.
+  /// Advances work, and lets other threads run, until `done`; ends the process if nothing makes progress for long.
   void waitFor(const std::function<bool()> &done, const char *what);
 
-  /// An error where a call is not permitted while this thread, or the stream, captures; the capture is broken then.
+  /// Returns an error, and breaks the capture, if this thread's or the stream's capture forbids the call.
   cudaError_t permitted(cudaStream_t stream = nullptr);
   cudaError_t beginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
   cudaError_t endCapture(cudaStream_t stream, cudaGraph_t *graph);
@@ -109,12 +109,12 @@ public:
 
   cudaError_t allocate(size_t bytes, void **memory);
   cudaError_t release(void *memory);
-  /// The device of an address; -1: the host's. Ends the process where `bytes` do not fit into what was allocated there.
+  /// Returns the device of an address, or -1 for host memory. Ends the process if `bytes` exceed the allocation.
   int deviceOf(const void *memory, size_t bytes = 1) const;
 
   cudaStream_t addStream(int device);
   void removeStream(cudaStream_t stream);
-  /// What lives: by kind, +1 and -1. Nothing may at the end.
+  /// Numbers of live objects by kind. All must be 0 at exit.
   std::map<std::string, int> alive;
 
 private:
@@ -126,13 +126,13 @@ private:
   };
   std::map<uintptr_t, Allocation> memory_; // by address
   std::vector<std::unique_ptr<CUstream_st>> streams_;
-  std::vector<std::unique_ptr<Capture>> captures_; // under way
+  std::vector<std::unique_ptr<Capture>> captures_; // active ones
 };
 
-/// The work of a graph: its nodes in some order that their edges allow.
+/// Returns the work of a graph: its nodes in a random order that its edges allow.
 Work workOf(const CUgraph_st &graph);
 
-/// Of this thread.
+/// The current device of this thread.
 int &currentDevice();
 
 } // namespace simulated

@@ -1,4 +1,5 @@
-// Launches: what nvcc's code of the host asks for, done by the code of the GPU.
+// Kernel launches: the registration and launch functions that nvcc's host code calls, which run the GPU code on the
+// host.
 
 #include "kernels/conversion_kernel.h"
 #include "tests/gpu/simulated/gpu.h"
@@ -14,7 +15,7 @@ using namespace reshard::kernels;
 namespace {
 
 std::map<const void *, std::string> &names() {
-  static std::map<const void *, std::string> names; // mangled, by the function of the host
+  static std::map<const void *, std::string> names; // mangled name, by the address of the host function
   return names;
 }
 
@@ -25,7 +26,7 @@ struct Configuration {
 };
 thread_local std::vector<Configuration> configurations;
 
-/// Each warp of each block once, in any order.
+/// Calls `each` for each warp of each block once, in random order.
 void inAnyOrder(uint32_t blocks, const std::function<std::string(uint32_t block, uint32_t warp)> &each) {
   std::vector<uint32_t> order(blocks * (kBlockThreads / kWarpThreads));
   for (uint32_t i = 0; i < order.size(); ++i)
@@ -33,7 +34,7 @@ void inAnyOrder(uint32_t blocks, const std::function<std::string(uint32_t block,
   std::shuffle(order.begin(), order.end(), Gpu::get().random);
   for (const uint32_t i : order)
     if (const std::string problem = each(i % blocks, i / blocks); !problem.empty())
-      die("a kernel: " + problem);
+      die("error in a kernel: " + problem);
 }
 
 } // namespace
@@ -73,7 +74,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
                                cudaStream_t stream) {
   const std::lock_guard lock(Gpu::get().mutex);
   if (!stream)
-    die("a kernel is launched on the null stream");
+    die("a kernel is launched on the null stream, which is not simulated");
   if (stream->device != currentDevice())
     return cudaErrorInvalidResourceHandle;
   const uint32_t blocks = grid.x;

@@ -1,6 +1,6 @@
-// NCCL, what of it is used: communicators that do not block, whose ranks are threads of one process. What is called is
-// done when somebody has asked for its state often enough; a group is done when all its messages have met their other
-// ends, which those of one pair of ranks do in their order.
+// The functions of NCCL that reshard uses: non-blocking communicators, whose ranks are threads of one process. An
+// operation completes after a random number of state queries. A group completes when all its messages are matched;
+// messages of a pair of ranks match in order.
 
 #include "tests/gpu/simulated/gpu.h"
 
@@ -19,25 +19,25 @@ struct End {
   std::byte *memory;
   size_t bytes;
   int peer;
-  bool met = false;
+  bool matched = false;
 };
 
-/// What the ranks of a communicator share.
-struct Room {
+/// The state that the ranks of a communicator share.
+struct Shared {
   int size = 0, joined = 0;
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<End>>> waiting; // sends, or receives: from, to
-  struct Gathering {
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<End>>> waiting; // sends, or receives, by (from, to)
+  struct Collective {
     int arrived = 0;
-    std::map<int, std::pair<const void *, void *>> of; // by rank: what it gives, and gets
+    std::map<int, std::pair<const void *, void *>> of; // by rank: its input and its output
   };
-  std::map<uint64_t, Gathering> gatherings; // by number
+  std::map<uint64_t, Collective> collectives; // by sequence number
 };
 
-/// A rank, which outlives its communicator while work refers to it.
+/// A rank. Shared, because pending work may refer to a destroyed communicator.
 struct Rank {
-  std::shared_ptr<Room> room;
+  std::shared_ptr<Shared> shared;
   int number = 0;
-  uint64_t gatherings = 0; // begun
+  uint64_t collectives = 0; // number of started ones
   bool aborted = false;
 };
 
@@ -49,15 +49,15 @@ struct Message {
 thread_local int depth = 0;
 thread_local std::vector<Message> messages;
 
-std::map<std::string, std::weak_ptr<Room>> rooms; // by unique id
+std::map<std::string, std::weak_ptr<Shared>> sharedById; // by unique id
 uint64_t ids = 0;
 
 } // namespace
 
 struct ncclComm {
   std::shared_ptr<Rank> rank;
-  std::function<std::optional<ncclResult_t>()> pending; // nothing yet where others are waited for
-  uint64_t polls = 0;                                   // that find it in progress in any case
+  std::function<std::optional<ncclResult_t>()> pending; // returns nothing while it waits for other ranks
+  uint64_t polls = 0;                                   // remaining queries that return ncclInProgress in any case
   std::string last;
 };
 
@@ -68,7 +68,7 @@ ncclResult_t refuse(ncclComm_t communicator, const char *text) {
   return ncclInvalidUsage;
 }
 
-/// Begins what is done later.
+/// Starts an operation that completes later.
 ncclResult_t later(ncclComm_t communicator, std::function<std::optional<ncclResult_t>()> work) {
   if (communicator->pending)
     return refuse(communicator, "an operation is in progress");
@@ -81,9 +81,10 @@ ncclResult_t enqueued(cudaStream_t stream, Work work) {
   return Gpu::get().enqueue(stream, std::move(work)) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
-/// An end comes to the room: it meets the first that waits for it, or waits itself.
-void meet(const Rank &rank, const std::shared_ptr<End> &end) {
-  auto &waiting = rank.room->waiting[end->send ? std::pair(rank.number, end->peer) : std::pair(end->peer, rank.number)];
+/// Matches one end of a message with the oldest waiting other end, or adds it to the waiting ends.
+void match(const Rank &rank, const std::shared_ptr<End> &end) {
+  auto &waiting =
+      rank.shared->waiting[end->send ? std::pair(rank.number, end->peer) : std::pair(end->peer, rank.number)];
   if (waiting.empty() || waiting.front()->send == end->send) {
     waiting.push_back(end);
     return;
@@ -91,12 +92,13 @@ void meet(const Rank &rank, const std::shared_ptr<End> &end) {
   const std::shared_ptr<End> other = waiting.front();
   waiting.pop_front();
   if (other->bytes != end->bytes)
-    die("a message of " + std::to_string(end->bytes) + " bytes meets one of " + std::to_string(other->bytes));
+    die("a send and its receive have different sizes: " + std::to_string(end->bytes) + " and " +
+        std::to_string(other->bytes) + " bytes");
   std::memmove(end->send ? other->memory : end->memory, end->send ? end->memory : other->memory, end->bytes);
-  end->met = other->met = true;
+  end->matched = other->matched = true;
 }
 
-/// A group of messages of one rank: begins with all of them at once.
+/// Returns the work of a group of messages of one rank; all of them start together.
 Work groupOf(const std::shared_ptr<Rank> &rank, const std::vector<End> &ends) {
   return [rank, ends] {
     auto own = std::make_shared<std::vector<std::shared_ptr<End>>>();
@@ -104,31 +106,31 @@ Work groupOf(const std::shared_ptr<Rank> &rank, const std::vector<End> &ends) {
       if (own->empty() && !rank->aborted)
         for (const End &end : ends) {
           own->push_back(std::make_shared<End>(end));
-          meet(*rank, own->back());
+          match(*rank, own->back());
         }
-      return rank->aborted || std::all_of(own->begin(), own->end(), [](const auto &end) { return end->met; })
+      return rank->aborted || std::all_of(own->begin(), own->end(), [](const auto &end) { return end->matched; })
                  ? State::done
                  : State::stuck;
     };
   };
 }
 
-/// All ranks come to it with something; the last one calls `act`.
-Work gatheringOf(const std::shared_ptr<Rank> &rank, const void *mine, void *all,
-                 std::function<void(const Room::Gathering &)> act) {
+/// Returns the work of a collective operation: the last rank that arrives calls `act`.
+Work collectiveOf(const std::shared_ptr<Rank> &rank, const void *mine, void *all,
+                  std::function<void(const Shared::Collective &)> act) {
   return [=] {
-    const uint64_t number = rank->gatherings++;
+    const uint64_t number = rank->collectives++;
     auto arrived = std::make_shared<bool>(false);
     return [=] {
       if (rank->aborted)
         return State::done;
-      Room::Gathering &gathering = rank->room->gatherings[number];
+      Shared::Collective &collective = rank->shared->collectives[number];
       if (!std::exchange(*arrived, true)) {
-        gathering.of[rank->number] = {mine, all};
-        if (++gathering.arrived == rank->room->size)
-          act(gathering);
+        collective.of[rank->number] = {mine, all};
+        if (++collective.arrived == rank->shared->size)
+          act(collective);
       }
-      return gathering.arrived == rank->room->size ? State::done : State::stuck;
+      return collective.arrived == rank->shared->size ? State::done : State::stuck;
     };
   };
 }
@@ -136,11 +138,11 @@ Work gatheringOf(const std::shared_ptr<Rank> &rank, const void *mine, void *all,
 ncclResult_t add(Message message) {
   const std::lock_guard lock(Gpu::get().mutex);
   const Rank &rank = *message.communicator->rank;
-  if (message.end.peer < 0 || message.end.peer >= rank.room->size ||
+  if (message.end.peer < 0 || message.end.peer >= rank.shared->size ||
       Gpu::get().deviceOf(message.end.memory, message.end.bytes) < 0)
-    return refuse(message.communicator, "a message to no rank, or of memory of the host");
+    return refuse(message.communicator, "invalid message: its peer is not a rank, or its memory is host memory");
   if (depth == 0)
-    return refuse(message.communicator, "a message outside of a group");
+    return refuse(message.communicator, "a message was sent or received outside of a group");
   messages.push_back(std::move(message));
   return ncclSuccess;
 }
@@ -165,16 +167,16 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniq
   const std::lock_guard lock(Gpu::get().mutex);
   if (std::strncmp(id.internal, "simulated ", 10) != 0 || rank < 0 || rank >= size || config->blocking != 0)
     return ncclInvalidArgument;
-  std::shared_ptr<Room> room = rooms[id.internal].lock();
-  if (!room)
-    rooms[id.internal] = room = std::make_shared<Room>();
-  room->size = size;
-  ++room->joined;
+  std::shared_ptr<Shared> shared = sharedById[id.internal].lock();
+  if (!shared)
+    sharedById[id.internal] = shared = std::make_shared<Shared>();
+  shared->size = size;
+  ++shared->joined;
   ++Gpu::get().alive["communicators"];
   *communicator = new ncclComm;
-  (*communicator)->rank = std::make_shared<Rank>(Rank{room, rank});
+  (*communicator)->rank = std::make_shared<Rank>(Rank{shared, rank});
   return later(*communicator,
-               [room] { return room->joined >= room->size ? std::optional(ncclSuccess) : std::nullopt; });
+               [shared] { return shared->joined >= shared->size ? std::optional(ncclSuccess) : std::nullopt; });
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *state) {
   const std::lock_guard lock(Gpu::get().mutex);
@@ -195,7 +197,7 @@ ncclResult_t ncclCommUserRank(ncclComm_t communicator, int *rank) {
   return communicator->pending ? refuse(communicator, "an operation is in progress") : ncclSuccess;
 }
 ncclResult_t ncclCommCount(ncclComm_t communicator, int *count) {
-  *count = communicator->rank->room->size;
+  *count = communicator->rank->shared->size;
   return communicator->pending ? refuse(communicator, "an operation is in progress") : ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t communicator) {
@@ -214,7 +216,7 @@ ncclResult_t ncclCommAbort(ncclComm_t communicator) {
   const std::lock_guard lock(Gpu::get().mutex);
   Rank &rank = *communicator->rank;
   rank.aborted = true;
-  for (auto &[pair, ends] : rank.room->waiting) // whose memory may go now
+  for (auto &[pair, ends] : rank.shared->waiting) // the caller may release their memory now
     std::erase_if(ends, [&, of = pair](const auto &end) { return (end->send ? of.first : of.second) == rank.number; });
   --Gpu::get().alive["communicators"];
   delete communicator;
@@ -234,7 +236,7 @@ ncclResult_t ncclGroupEnd() {
   std::vector<End> ends;
   for (const Message &message : group) {
     if (message.communicator != group[0].communicator || message.stream != group[0].stream)
-      die("a group of several communicators or streams is not simulated");
+      die("a group with several communicators or streams is not simulated");
     ends.push_back(message.end);
   }
   return later(group[0].communicator, [stream = group[0].stream, rank = group[0].communicator->rank, ends] {
@@ -255,16 +257,16 @@ ncclResult_t ncclRecv(void *memory, size_t count, ncclDataType_t type, int peer,
 ncclResult_t ncclAllGather(const void *mine, void *all, size_t count, ncclDataType_t type, ncclComm_t communicator,
                            cudaStream_t stream) {
   const std::lock_guard lock(Gpu::get().mutex);
-  const auto size = static_cast<size_t>(communicator->rank->room->size);
+  const auto size = static_cast<size_t>(communicator->rank->shared->size);
   if (type != ncclChar || Gpu::get().deviceOf(mine, count) < 0 || Gpu::get().deviceOf(all, count * size) < 0)
     return ncclInvalidArgument;
-  const auto act = [count](const Room::Gathering &gathering) {
-    for (const auto &[rank, to] : gathering.of)
-      for (const auto &[other, from] : gathering.of)
+  const auto act = [count](const Shared::Collective &collective) {
+    for (const auto &[rank, to] : collective.of)
+      for (const auto &[other, from] : collective.of)
         std::memmove(static_cast<std::byte *>(to.second) + static_cast<size_t>(other) * count, from.first, count);
   };
   return later(communicator, [=, rank = communicator->rank] {
-    return std::optional(enqueued(stream, gatheringOf(rank, mine, all, act)));
+    return std::optional(enqueued(stream, collectiveOf(rank, mine, all, act)));
   });
 }
 ncclResult_t ncclAllReduce(const void *mine, void *all, size_t count, ncclDataType_t type, ncclRedOp_t,
@@ -272,9 +274,9 @@ ncclResult_t ncclAllReduce(const void *mine, void *all, size_t count, ncclDataTy
   const std::lock_guard lock(Gpu::get().mutex);
   if (type != ncclInt || mine != all || Gpu::get().deviceOf(all, count * sizeof(int)) < 0)
     return ncclInvalidArgument;
-  // Of its values nothing is looked at.
+  // The values are not reduced: the caller ignores them.
   return later(communicator, [=, rank = communicator->rank] {
-    return std::optional(enqueued(stream, gatheringOf(rank, mine, all, [](const Room::Gathering &) {})));
+    return std::optional(enqueued(stream, collectiveOf(rank, mine, all, [](const Shared::Collective &) {})));
   });
 }
 }

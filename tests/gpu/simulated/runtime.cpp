@@ -1,4 +1,4 @@
-// CUDA's runtime, what of it is used.
+// The functions of CUDA's runtime that reshard uses.
 
 #include "tests/gpu/simulated/gpu.h"
 
@@ -13,9 +13,10 @@ namespace {
 
 using Lock = std::lock_guard<std::recursive_mutex>;
 
-/// What is done of `stream` or of nobody's: the null stream is not simulated.
+/// Returns true for a stream; ends the process for the null stream, which is not simulated.
 bool known(cudaStream_t stream) {
-  return stream ? true : (die("the null stream is used, which waits for all others"), false);
+  return stream ? true
+                : (die("the null stream is used, which waits for all other streams and is not simulated"), false);
 }
 
 } // namespace
@@ -38,7 +39,7 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int) {
   if (attribute != cudaDevAttrMultiProcessorCount)
-    die("attribute " + std::to_string(attribute) + " of a device is not simulated");
+    die("device attribute " + std::to_string(attribute) + " is not simulated");
   *value = 3;
   return cudaSuccess;
 }
@@ -120,7 +121,7 @@ cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cuda
     return cudaErrorInvalidMemcpyDirection;
   if (!fromHost)
     return gpu.enqueue(stream, atOnce([=] { std::memcpy(target, source, bytes); }));
-  // Memory that is not pinned is read before the call returns.
+  // Pageable host memory is read before the call returns.
   auto kept =
       std::make_shared<std::vector<char>>(static_cast<const char *>(source), static_cast<const char *>(source) + bytes);
   return gpu.enqueue(stream, atOnce([=] { std::memcpy(target, kept->data(), kept->size()); }));
@@ -138,7 +139,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
   const Lock lock(Gpu::get().mutex);
   if (flags != cudaStreamNonBlocking)
-    die("a stream that waits for the null stream is not simulated");
+    die("a wait on the null stream is not simulated");
   *stream = Gpu::get().addStream(currentDevice());
   return cudaSuccess;
 }
@@ -235,7 +236,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
   const Lock lock(Gpu::get().mutex);
   cudaStreamIsCapturing(stream, status);
   if (id || edges)
-    die("numbers of captures and data of edges are not simulated");
+    die("capture ids and edge data are not simulated");
   if (*status == cudaStreamCaptureStatusActive) {
     *graph = stream->capture->graph;
     *nodes = stream->last.data();
@@ -277,7 +278,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   known(stream);
   if (stream->capture)
     return Gpu::get().enqueue(stream, executable->work);
-  // After its earlier launches, whatever the stream.
+  // A launch follows the earlier launches of the same graph, on any stream.
+
   const auto launches = executable->launches;
   const uint64_t number = launches->recorded++;
   const Work counted = [work = executable->work, launches] {
