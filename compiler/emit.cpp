@@ -21,6 +21,46 @@ namespace fbs = schema;
 static_assert(kStagingAlignment % schema::kChunkAlignment == 0);
 static_assert(kMaxBytes == schema::kMaxSize && kMaxInstances == schema::kMaxInstances,
               "the loader accepts every size that the compiler accepts");
+
+// The IR and the schema have enumerators of the same names, which are cast. Each pair must have the same number.
+#define SAME(type, value) static_assert(static_cast<uint8_t>(ir::type::value) == static_cast<uint8_t>(fbs::type::value))
+SAME(DType, bf16);
+SAME(DType, fp16);
+SAME(DType, fp32);
+SAME(DType, fp64);
+SAME(DType, fp8_e4m3);
+SAME(DType, fp8_e5m2);
+SAME(DType, i8);
+SAME(DType, i16);
+SAME(DType, i32);
+SAME(DType, i64);
+SAME(DType, u8);
+SAME(DType, u16);
+SAME(DType, u32);
+SAME(DType, u64);
+SAME(DType, boolean);
+static_assert(fbs::DType::MAX == fbs::DType::boolean, "an enumerator of schema/plan.fbs is missing above");
+SAME(StepKind, copy);
+SAME(StepKind, send);
+SAME(StepKind, recv);
+SAME(StepKind, fill);
+SAME(StepKind, convert);
+SAME(StepKind, reduce);
+SAME(StepKind, barrier);
+SAME(StepKind, hook);
+static_assert(fbs::StepKind::MAX == fbs::StepKind::hook, "an enumerator of schema/plan.fbs is missing above");
+SAME(Quantization, mxfp8);
+SAME(Quantization, block_fp8);
+SAME(Quantization, nvfp4);
+static_assert(fbs::Quantization::MAX == fbs::Quantization::nvfp4, "an enumerator of schema/plan.fbs is missing above");
+SAME(ViewKind, elements);
+SAME(ViewKind, codes);
+SAME(ViewKind, scales);
+SAME(ViewKind, plain_scales);
+SAME(ViewKind, amax);
+static_assert(fbs::ViewKind::MAX == fbs::ViewKind::amax, "an enumerator of schema/plan.fbs is missing above");
+#undef SAME
+
 using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
 

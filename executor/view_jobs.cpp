@@ -12,6 +12,13 @@
 
 namespace reshard {
 
+// Plans store the kernels' formats by number.
+static_assert(static_cast<uint8_t>(kernels::Quantization::mxfp8) == static_cast<uint8_t>(schema::Quantization::mxfp8) &&
+              static_cast<uint8_t>(kernels::Quantization::block_fp8) ==
+                  static_cast<uint8_t>(schema::Quantization::block_fp8) &&
+              static_cast<uint8_t>(kernels::Quantization::nvfp4) == static_cast<uint8_t>(schema::Quantization::nvfp4) &&
+              schema::Quantization::MAX == schema::Quantization::nvfp4);
+
 using namespace schema;
 
 namespace {

@@ -224,7 +224,7 @@ class Checkpoints(FolderTest):
             self.assertFalse((self.folder / "none").exists())
             return done.stderr
 
-        self.assertIn("error: 'dtype: stored': '" + str(self.folder / "no") + "' has no files of tensors", refused("source.storage=no"))
+        self.assertIn("error: 'dtype: stored': '" + str(self.folder / "no") + "' contains no safetensors file with tensors", refused("source.storage=no"))
         self.assertIn("'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the target", refused("target.dtype=stored"))
         source["l.1.b"] = source["l.1.b"].astype(np.float32)
         save_file(source, self.folder / "hf/model.safetensors")
