@@ -8,7 +8,7 @@ JOBS ?= $(shell nproc)
 # A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that nothing
 # is built twice when targets are used in turns.
 configure = mkdir -p build; \
-  if [ -f $(BUILD)/CMakeCache.txt ]; then cmake $(BUILD) $(1); else cmake -S . -B $(BUILD) -G Ninja -DRESHARD_PCH=ON $(1); fi \
+  if [ -f $(BUILD)/CMakeCache.txt ]; then cmake $(BUILD) $(1); else cmake -S . -B $(BUILD) -G Ninja -DRESHARD_UNITY=ON $(1); fi \
   >build/configure.log || { cat build/configure.log; exit 1; }
 
 build:
