@@ -153,7 +153,7 @@ class Gpu(FolderTest):
             self.assertEqual(done.stdout.count(text), len(plans), done.stdout)
         done = subprocess.run([self.folder / "gpu-test", "bench", packed / "plans/small/relay.rplan"], capture_output=True, text=True, env=os.environ | {"RESHARD_TINY": "1"})
         self.assertIn(done.returncode, (0, 1), done.stdout + done.stderr)  # the measured times have no meaning here
-        self.assertEqual((done.stderr, len(re.findall(r"^  (?:\d+|1 huge piece, 100,000 small|(?:to|from) \w.*?) +\d+\.\d{3}", done.stdout, re.MULTILINE))), ("", 12 + 1 + 11), done.stdout)
+        self.assertEqual((done.stderr, len(re.findall(r"^  (?:\d+|1 large entry, 100,000 small|(?:to|from) \w.*?) +\d+\.\d{3}", done.stdout, re.MULTILINE))), ("", 12 + 1 + 11), done.stdout)
         self.assertRegex(done.stdout, r"host time of a replay: \d")
 
     @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "needs nvcc and a build without sanitizers")

@@ -140,7 +140,7 @@ class Mpi(unittest.TestCase):
                 self.assertEqual(run("diff", "-r", names[1], names[2]).returncode, 0)
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}")
                 self.assertNotEqual(done.returncode, 0)
-                self.assertIn("exists already", done.stderr)
+                self.assertIn("already exists", done.stderr)
                 broken = sorted(names[0].iterdir())[-1]
                 broken.write_bytes(broken.read_bytes()[:-8])
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[3]}")

@@ -438,7 +438,7 @@ TEST(Load, CountsThatDoNotMatchTheFile) {
   const std::string path = folder / "plan";
   Parts parts = tinyParts();
   parts.manifest.messages = UINT32_MAX;
-  putTogether(parts, path);
+  pack(parts, path);
   EXPECT_EQ(readAll(path), "the manifest is inconsistent: found 4294967295 messages, more than a file of " +
                                std::to_string(std::filesystem::file_size(path)) + " bytes can describe");
 }

@@ -110,7 +110,7 @@ TEST_F(HostilePlans, ViewFieldsOfAnotherKind) {
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, ranks: 1..1, quantize: HOW}})";
   const auto how = [&](const std::string &text) { return std::string(yaml).replace(yaml.find("HOW"), 3, text); };
   const std::string sender = how("{format: mxfp8, by: sender, scale_layout: swizzled}"), nvfp4 = how("nvfp4");
-  const char *other = "names params, or swizzled scales, that its kind does not show";
+  const char *other = "is a view with params, or swizzled scales, that its kind does not use";
   const struct {
     std::string yaml;
     size_t endpoint;
@@ -146,8 +146,8 @@ TEST_F(HostilePlans, AmaxNameMustExtendTheTensorName) {
   std::unique_ptr<Plan> plan;
   EXPECT_EQ(Plan::open(path_, plan),
             "'" + path_ +
-                "': the manifest is inconsistent: endpoint 'source' param 'w (amax of 'w')' holds 'w (amax)', " +
-                "expected a name that begins with 'v'");
+                "': the manifest is inconsistent: endpoint 'source' param 'w (amax of 'w')' holds the amax tensor 'w " +
+                "(amax)', expected a name that begins with 'v', its base tensor");
 }
 
 // Both sides of each message are checked before memory is allocated.

@@ -93,7 +93,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
                                 });
                               }));
   }
-  if (name.find("changeTable") != std::string::npos) {
+  if (name.find("convertTable") != std::string::npos) {
     const auto view = *static_cast<const ConversionTableView *>(arguments[0]);
     return Gpu::get().enqueue(stream, atOnce([=] {
                                 inAnyOrder(blocks, [&](uint32_t own, uint32_t warp) {
