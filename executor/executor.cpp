@@ -8,6 +8,7 @@
 #include "executor/launch.h"
 #include "executor/operands.h"
 #include "executor/recorded.h"
+#include "executor/struct_size.h"
 #include "executor/transforms.h"
 #include "executor/transport.h"
 #include "executor/view_jobs.h"
@@ -125,10 +126,10 @@ std::string findRefreshes(reshard_executor &e) {
 /// Opens the transport of a GPU. `given`: the rank that the caller gave; `own`: set to the rank of this process if
 /// ranks are processes. Returns an error text; empty on success.
 std::string openRecorded(reshard_executor &e, const std::string &transport, std::optional<uint32_t> given,
-                         const reshard_options *options, std::optional<uint32_t> &own, bool &timedOut,
+                         const reshard_options &options, std::optional<uint32_t> &own, bool &timedOut,
                          std::unique_ptr<Transport> &opened) {
   Launch launch;
-  if (transport == "nccl" && !options->communicator)
+  if (transport == "nccl" && !options.communicator)
     launch = findLaunch();
   std::unique_ptr<Device> device;
   if (std::string error = openDevice("cuda", launch.localRank ? static_cast<int>(*launch.localRank) : -1, device);
@@ -139,7 +140,7 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
     CommunicatorOptions how{given.value_or(launch.rank.value_or(0)),
                             e.plan->world(),
                             device->number(),
-                            options->communicator,
+                            options.communicator,
                             {},
                             deadlineIn(e.joinSeconds)};
     if (!how.communicator && how.size > 1) {
@@ -149,7 +150,7 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
       if (launch.size && *launch.size != how.size)
         return "the launch has " + std::to_string(*launch.size) + " processes, expected " + std::to_string(how.size) +
                ", one for each rank of the plan";
-      const char *named = options->unique_id_file ? options->unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
+      const char *named = options.unique_id_file ? options.unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
       if (!named && !std::getenv("NCCL_COMM_ID") && !launch.mpi)
         return "transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or "
                "NCCL_COMM_ID, or start the processes with mpirun";
@@ -170,7 +171,7 @@ std::string openRecorded(reshard_executor &e, const std::string &transport, std:
     own = communicator->rank();
   }
   e.recorded = true;
-  RecordedOptions how{options->no_local_shortcut != 0, [&e] { return e.transforms.prepare(); },
+  RecordedOptions how{options.no_local_shortcut != 0, [&e] { return e.transforms.prepare(); },
                       [&e] { return e.refresh(); }};
   opened = makeRecordedTransport(std::move(device), std::move(communicator), std::move(how));
   return {};
@@ -239,8 +240,11 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     if (ranks && rank_count == 0)
       return e.fail(RESHARD_INVALID, "found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the "
                                      "plan (or this process's own with transport 'mpi' or 'nccl')");
-    const std::string transport = options && options->transport ? options->transport : "threads";
-    const std::string device = options && options->device ? options->device : "cpu";
+    reshard_options own = RESHARD_OPTIONS_INITIALIZER;
+    if (std::string error = options ? readStruct(options, own) : std::string(); !error.empty())
+      return e.fail(RESHARD_INVALID, std::move(error));
+    const std::string transport = own.transport ? own.transport : "threads";
+    const std::string device = own.device ? own.device : "cpu";
     if (transport != "threads" && transport != "mpi" && transport != "nccl")
       return e.fail(RESHARD_INVALID, "unknown transport '" + transport + "', expected 'threads', 'mpi' or 'nccl'");
     if (device != "cpu" && device != "cuda")
@@ -251,14 +255,14 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
     const std::string unopened = Plan::open(path, e.plan);
     if (!unopened.empty() && transport != "mpi")
       return e.fail(RESHARD_BAD_PLAN, unopened);
-    e.joinSeconds = options ? options->join_seconds : 0;
+    e.joinSeconds = own.join_seconds;
     std::unique_ptr<Channel> channel;
     std::unique_ptr<Transport> recorded; // the transport of a GPU
     bool late = false;
-    std::optional<uint32_t> own; // rank of this process, if ranks are processes
+    std::optional<uint32_t> ownRank; // of this process, if ranks are processes
     if (device == "cuda") {
       if (std::string error =
-              openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, options, own,
+              openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, own, ownRank,
                            late, recorded);
           !error.empty())
         return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
@@ -266,7 +270,7 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       if (std::string error = openChannel(transport, e.joinSeconds, channel, late); !error.empty())
         return unopened.empty() ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error))
                                 : e.fail(RESHARD_BAD_PLAN, unopened);
-      own = channel->rank();
+      ownRank = channel->rank();
     }
     struct Abandon { // if this open fails before a transport owns the channel, closing it must not wait for the others
       std::unique_ptr<Channel> &channel;
@@ -276,14 +280,14 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
       }
     } abandon{channel};
     const reshard_status mine =
-        unopened.empty() ? openRanks(e, ranks, rank_count, own, channel.get()) : e.fail(RESHARD_BAD_PLAN, unopened);
+        unopened.empty() ? openRanks(e, ranks, rank_count, ownRank, channel.get()) : e.fail(RESHARD_BAD_PLAN, unopened);
     if (const reshard_status all = channel ? openTogether(e, *channel, mine) : mine; all != RESHARD_OK)
       return all;
     if (recorded)
       e.transport = std::move(recorded);
     else
-      e.transport = channel ? makeMessageTransport(std::move(channel), !options->no_local_shortcut)
-                            : makeThreadsTransport(options ? options->threads : 0);
+      e.transport = channel ? makeMessageTransport(std::move(channel), !own.no_local_shortcut)
+                            : makeThreadsTransport(own.threads);
     return RESHARD_OK;
   });
 }
@@ -356,7 +360,10 @@ reshard_status reshard_set_transform(reshard_executor *executor, const char *nam
       return e.fail(RESHARD_INVALID, name ? "the transform is NULL" : "the name of the transform is NULL");
     if (e.prepared)
       return e.fail(RESHARD_INVALID, "set_transform after prepare: transforms are fixed");
-    e.transforms.set(name, *transform);
+    reshard_transform own = RESHARD_TRANSFORM_INITIALIZER;
+    if (std::string error = readStruct(transform, own); !error.empty())
+      return e.fail(RESHARD_INVALID, std::move(error));
+    e.transforms.set(name, own);
     return RESHARD_OK;
   });
 }

@@ -1,5 +1,16 @@
 /* The executor's C API: open → bind → prepare → run … → close. No exception crosses it: every failure is a status and
-   an error text (reshard_error). */
+   an error text (reshard_error).
+
+   Structs. Each begins with `size`, its size in bytes in the header with which the program was compiled. Later versions
+   append fields, so that a program and a library of different versions work together:
+   - A struct that the caller passes starts as its RESHARD_…_INITIALIZER, which sets `size` and sets all other fields to
+     0. A field that the program's version lacks counts as 0. If the program's version is newer than the library, the
+     fields that the library lacks must be 0; otherwise the call returns RESHARD_INVALID.
+   - A struct that the library fills starts as its initializer, too. The library writes only the fields that both
+     versions have and sets `size` to the number of bytes that it wrote.
+   - The elements of an array that the library returns have the size that the caller passes to the function.
+   - A struct that the library passes to a hook has the library's `size`. A hook that was compiled with a newer header
+     must not read fields beyond it. */
 #ifndef RESHARD_H
 #define RESHARD_H
 
@@ -43,6 +54,7 @@ typedef enum {
 } reshard_method;
 
 typedef struct {
+  size_t size; /* set by RESHARD_OPTIONS_INITIALIZER */
   /* "threads" (default, also NULL): all ranks of the plan in this process. "mpi", and "nccl" with device "cuda": one
      rank in each process.
      With "mpi", only one thread of a process may call executors at a time, unless the program has called
@@ -65,6 +77,7 @@ typedef struct {
      NCCL_COMM_ID (host:port of rank 0); else MPI, under mpirun. */
   const char *unique_id_file;
 } reshard_options;
+#define RESHARD_OPTIONS_INITIALIZER {sizeof(reshard_options), NULL, NULL, 0, 0, 0, NULL, NULL}
 
 /* Opens the plan file for world ranks `ranks`, which this process runs. NULL: every rank of the plan, or with transport
    "mpi" or "nccl" this process's own rank, which "nccl" takes from the communicator or the launcher's environment.
@@ -98,6 +111,7 @@ reshard_status reshard_set_hook(reshard_executor *executor, const char *name, re
 /* An instance of a param that the plan marks `transform: NAME`, as given to hooks. Its pointers are valid until close
    and equal in every run. */
 typedef struct {
+  size_t size;           /* set by the library */
   const char *transform; /* NAME */
   const char *name;      /* of the instance, as for reshard_bind */
   uint32_t endpoint;     /* 0 is the source */
@@ -115,6 +129,7 @@ typedef struct {
    return 0, the run fails. With device "cuda" reshard_prepare calls the hooks instead, as it does a reshard_hook: the
    work that they enqueue on `stream` becomes part of every run, in the order given here. */
 typedef struct {
+  size_t size; /* set by RESHARD_TRANSFORM_INITIALIZER */
   /* On a source: writes `memory`, before anything is sent. */
   int (*prepare_send)(void *user, const reshard_transformed *param);
   /* On a target, before anything is received; may be NULL. */
@@ -123,6 +138,7 @@ typedef struct {
   int (*finalize)(void *user, const reshard_transformed *param);
   void *user;
 } reshard_transform;
+#define RESHARD_TRANSFORM_INITIALIZER {sizeof(reshard_transform), NULL, NULL, NULL, NULL}
 
 /* Sets the transform of a name; the struct is copied. Must be called before prepare, which fails if a source of its
    ranks needs prepare_send, or a target finalize, that is not set. If prepare_send or prepare_receive fails on one

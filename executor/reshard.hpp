@@ -38,14 +38,14 @@ public:
   }
 
   reshard_summary summary() const {
-    reshard_summary summary{};
+    reshard_summary summary = RESHARD_SUMMARY_INITIALIZER;
     reshard_plan_summary(plan_.get(), &summary);
     return summary;
   }
 
   /// 0 is the source.
   reshard_endpoint endpoint(uint32_t number) const {
-    reshard_endpoint endpoint{};
+    reshard_endpoint endpoint = RESHARD_ENDPOINT_INITIALIZER;
     if (reshard_plan_endpoint(plan_.get(), number, &endpoint) != RESHARD_OK)
       throw Error(RESHARD_INVALID, "there is no endpoint " + std::to_string(number) + ", the plan has " +
                                        std::to_string(summary().endpoints));
@@ -56,7 +56,8 @@ public:
   std::span<const reshard_param> params(uint32_t endpointNumber, uint32_t rank) const {
     const reshard_param *params = nullptr;
     size_t count = 0;
-    if (const reshard_status status = reshard_plan_params(plan_.get(), endpointNumber, rank, &params, &count);
+    if (const reshard_status status =
+            reshard_plan_params(plan_.get(), endpointNumber, rank, sizeof(reshard_param), &params, &count);
         status != RESHARD_OK)
       throw Error(status, status == RESHARD_FAILED
                               ? "out of memory"
@@ -81,7 +82,7 @@ struct Transform {
 class Executor {
 public:
   /// `ranks`: world ranks; empty: every rank of the plan, or with transport "mpi" or "nccl" this process's own.
-  explicit Executor(const std::string &path, const reshard_options &options = {},
+  explicit Executor(const std::string &path, const reshard_options &options = RESHARD_OPTIONS_INITIALIZER,
                     const std::vector<uint32_t> &ranks = {}) {
     reshard_executor *executor = nullptr;
     const reshard_status status =
@@ -117,7 +118,7 @@ public:
   /// Sets the hooks of params that the plan marks `transform: name` (reshard_transform).
   void setTransform(const std::string &name, Transform transform) {
     Transform &stored = transforms_.emplace_back(std::move(transform));
-    reshard_transform calls{};
+    reshard_transform calls = RESHARD_TRANSFORM_INITIALIZER;
     calls.prepare_send = stored.prepareSend ? called<&Transform::prepareSend> : nullptr;
     calls.prepare_receive = stored.prepareReceive ? called<&Transform::prepareReceive> : nullptr;
     calls.finalize = stored.finalize ? called<&Transform::finalize> : nullptr;

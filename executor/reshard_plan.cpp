@@ -3,11 +3,14 @@
 #include "executor/reshard_plan.h"
 
 #include "executor/load.h"
+#include "executor/struct_size.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
+#include <tuple>
 
 using namespace reshard;
 namespace fbs = reshard::schema;
@@ -17,24 +20,34 @@ namespace {
 /// The params of one mesh rank as given to the caller, and the instances to which they point.
 struct Params {
   std::vector<fbs::ParamInstance> instances;
-  std::vector<reshard_param> views;
+  std::vector<std::byte> structs; // reshard_param of the caller's size
 };
 
 const char *text(const flatbuffers::String *string) { return string ? string->c_str() : ""; }
 
-Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t meshRank) {
+/// `paramSize`: the size of a reshard_param in the caller's version.
+Params listParams(const fbs::Manifest &manifest, uint32_t number, int64_t meshRank, size_t paramSize) {
   const fbs::Endpoint &endpoint = *manifest.endpoints()->Get(number);
   Params result;
   for (uint32_t p = 0; p < (endpoint.params() ? endpoint.params()->size() : 0); ++p)
     if (!endpoint.params()->Get(p)->view())
       for (fbs::ParamInstance &instance : fbs::instances(manifest, endpoint, p, meshRank))
         result.instances.push_back(std::move(instance));
+  result.structs.resize(result.instances.size() * paramSize);
+  std::byte *next = result.structs.data();
   for (const fbs::ParamInstance &instance : result.instances) {
     const fbs::Param &param = *endpoint.params()->Get(instance.param);
     const bool hook = number > 0 && !endpoint.storage(); // only ranks of targets have refresh hooks
-    result.views.push_back({instance.name.c_str(), fbs::dtypeName(storageDtypeOf(param)),
-                            hook ? text(param.refresh()) : "", text(param.transform()), instance.shape.data(),
-                            instance.shape.size(), static_cast<uint64_t>(instance.bytes)});
+    const reshard_param filled{paramSize,
+                               instance.name.c_str(),
+                               fbs::dtypeName(storageDtypeOf(param)),
+                               hook ? text(param.refresh()) : "",
+                               text(param.transform()),
+                               instance.shape.data(),
+                               instance.shape.size(),
+                               static_cast<uint64_t>(instance.bytes)};
+    std::memcpy(next, &filled, std::min(paramSize, sizeof filled));
+    next += paramSize;
   }
   return result;
 }
@@ -45,8 +58,8 @@ struct reshard_plan {
   std::unique_ptr<Plan> plan;
   std::string error;
   mutable std::mutex mutex;
-  mutable std::map<std::pair<uint32_t, uint32_t>, Params>
-      params; // by (endpoint, rank or file number); guarded by the mutex
+  mutable std::map<std::tuple<uint32_t, uint32_t, size_t>, Params>
+      params; // by (endpoint, rank or file number, size of a reshard_param); guarded by the mutex
 
   const fbs::Endpoint *endpoint(uint32_t number) const {
     return plan && number < plan->manifest().endpoints()->size() ? plan->manifest().endpoints()->Get(number) : nullptr;
@@ -73,50 +86,52 @@ reshard_status reshard_plan_summary(const reshard_plan *plan, reshard_summary *s
   if (!plan || !plan->plan || !summary)
     return RESHARD_INVALID;
   const fbs::Manifest &manifest = plan->plan->manifest();
-  *summary = {plan->plan->digest().c_str(),
-              text(manifest.compiler()),
-              text(manifest.model()),
-              static_cast<uint64_t>(plan->plan->container().bytes()),
-              manifest.world(),
-              manifest.endpoints()->size(),
-              manifest.rounds(),
-              manifest.messages(),
-              manifest.transfers(),
-              manifest.bytes_target(),
-              manifest.bytes_local(),
-              manifest.bytes_remote(),
-              manifest.bytes_storage(),
-              manifest.arena_bytes()};
-  return RESHARD_OK;
+  const reshard_summary filled{sizeof(reshard_summary),
+                               plan->plan->digest().c_str(),
+                               text(manifest.compiler()),
+                               text(manifest.model()),
+                               static_cast<uint64_t>(plan->plan->container().bytes()),
+                               manifest.world(),
+                               manifest.endpoints()->size(),
+                               manifest.rounds(),
+                               manifest.messages(),
+                               manifest.transfers(),
+                               manifest.bytes_target(),
+                               manifest.bytes_local(),
+                               manifest.bytes_remote(),
+                               manifest.bytes_storage(),
+                               manifest.arena_bytes()};
+  return writeStruct(filled, summary) ? RESHARD_OK : RESHARD_INVALID;
 }
 
 reshard_status reshard_plan_endpoint(const reshard_plan *plan, uint32_t endpoint, reshard_endpoint *description) {
   const fbs::Endpoint *found = plan ? plan->endpoint(endpoint) : nullptr;
   if (!found || !description)
     return RESHARD_INVALID;
-  *description = {text(found->role()), text(found->layout()), found->storage(), found->ranks()->data(),
-                  found->ranks()->size()};
-  return RESHARD_OK;
+  const reshard_endpoint filled{sizeof(reshard_endpoint), text(found->role()),    text(found->layout()),
+                                found->storage(),         found->ranks()->data(), found->ranks()->size()};
+  return writeStruct(filled, description) ? RESHARD_OK : RESHARD_INVALID;
 }
 
-reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t rank,
+reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t rank, size_t param_size,
                                    const reshard_param **params, size_t *count) {
   const fbs::Endpoint *found = plan ? plan->endpoint(endpoint) : nullptr;
-  if (!found || !params || !count)
+  if (!found || !params || !count || !validSize(kPublicStruct<reshard_param>, param_size) ||
+      param_size % alignof(reshard_param) != 0)
     return RESHARD_INVALID;
   const auto number = std::find(found->ranks()->begin(), found->ranks()->end(), rank);
   if (number == found->ranks()->end())
     return RESHARD_INVALID;
   try {
     const std::lock_guard lock(plan->mutex);
-    auto at = plan->params.find({endpoint, rank});
+    auto at = plan->params.find({endpoint, rank, param_size});
     if (at == plan->params.end())
       at = plan->params
-               .emplace(std::make_pair(endpoint, rank),
-                        listParams(plan->plan->manifest(), endpoint, number - found->ranks()->begin()))
+               .emplace(std::make_tuple(endpoint, rank, param_size),
+                        listParams(plan->plan->manifest(), endpoint, number - found->ranks()->begin(), param_size))
                .first;
-    *params = at->second.views.data();
-    *count = at->second.views.size();
+    *params = reinterpret_cast<const reshard_param *>(at->second.structs.data());
+    *count = at->second.instances.size();
     return RESHARD_OK;
   } catch (const std::exception &) {
     return RESHARD_FAILED;

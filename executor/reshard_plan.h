@@ -14,6 +14,7 @@ extern "C" {
 typedef struct reshard_plan reshard_plan;
 
 typedef struct {
+  size_t size;          /* set by RESHARD_SUMMARY_INITIALIZER; by the library to the number of bytes filled */
   const char *digest;   /* 32 hexadecimal digits: plans with equal digests are equal */
   const char *compiler; /* name and version of the compiler that wrote it */
   const char *model;    /* "" if the model has no name */
@@ -29,16 +30,21 @@ typedef struct {
   uint64_t storage_bytes; /* read from files or written to them */
   uint64_t arena_bytes;   /* of the rank with the largest arena, which prepare allocates */
 } reshard_summary;
+#define RESHARD_SUMMARY_INITIALIZER {sizeof(reshard_summary), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 typedef struct {
+  size_t size;           /* set by RESHARD_ENDPOINT_INITIALIZER; by the library to the number of bytes filled */
   const char *role;      /* "source", "target", "target.0" … */
   const char *layout;    /* "" if it has none */
   int storage;           /* not 0: files, not ranks */
   const uint32_t *ranks; /* the world ranks, or the numbers of the files */
   size_t rank_count;
 } reshard_endpoint;
+#define RESHARD_ENDPOINT_INITIALIZER {sizeof(reshard_endpoint), NULL, NULL, 0, NULL, 0}
 
+/* An element of the array of reshard_plan_params. */
 typedef struct {
+  size_t size; /* the `param_size` of reshard_plan_params */
   const char *name;
   const char *dtype;     /* bf16 fp16 fp32 fp64 fp8_e4m3 fp8_e5m2 i8 i16 i32 i64 u8 u16 u32 u64 bool */
   const char *refresh;   /* name of the hook to call after a run (reshard_set_hook); "": none */
@@ -55,16 +61,19 @@ reshard_status reshard_plan_open(const char *path, reshard_plan **plan);
 /* The error text of open; "" if it succeeded. */
 const char *reshard_plan_error(const reshard_plan *plan);
 
-/* RESHARD_INVALID if the plan is not open. */
+/* RESHARD_INVALID if the plan is not open, or if summary->size was not set by the initializer. */
 reshard_status reshard_plan_summary(const reshard_plan *plan, reshard_summary *summary);
 
-/* RESHARD_INVALID if the plan is not open or has no such endpoint. */
+/* RESHARD_INVALID if the plan is not open or has no such endpoint, or if description->size was not set by the
+   initializer. */
 reshard_status reshard_plan_endpoint(const reshard_plan *plan, uint32_t endpoint, reshard_endpoint *description);
 
 /* *params: the *count params that a rank of an endpoint holds (a world rank, or the number of a file), in the order of
-   the plan. RESHARD_INVALID if the endpoint does not have that rank; RESHARD_FAILED if memory is exhausted. The first
-   call for a rank builds the list, later calls return the same one. */
-reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t rank,
+   the plan. param_size: sizeof(reshard_param), by which the elements are spaced whatever the version of the library;
+   fields that the library's version lacks are 0. RESHARD_INVALID if the endpoint does not have that rank, or if
+   param_size is not the size of any version; RESHARD_FAILED if memory is exhausted. The first call for a rank and a
+   param_size builds the list, later calls return the same one. */
+reshard_status reshard_plan_params(const reshard_plan *plan, uint32_t endpoint, uint32_t rank, size_t param_size,
                                    const reshard_param **params, size_t *count);
 
 /* Frees the plan; NULL is allowed. */

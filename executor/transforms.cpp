@@ -76,10 +76,10 @@ std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory
       const ParamInstance &instance = instances_.emplace_back(std::move(each));
       table.push_back(memory);
       (source ? sources_ : targets_)
-          .push_back(
-              {{param.transform()->c_str(), instance.name.c_str(), range.endpoint(), rank.rank,
-                dtypeName(param.dtype()), instance.shape.data(), instance.shape.size(), memory, range.bytes(), stream},
-               found->second});
+          .push_back({{sizeof(reshard_transformed), param.transform()->c_str(), instance.name.c_str(), range.endpoint(),
+                       rank.rank, dtypeName(param.dtype()), instance.shape.data(), instance.shape.size(), memory,
+                       range.bytes(), stream},
+                      found->second});
       memory += stagedBytes(range);
     }
     rank.memory[r] = table.data();

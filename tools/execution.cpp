@@ -302,7 +302,7 @@ private:
   ExitPolicy whileJoining() const { return options_.timeout > 0 ? ExitPolicy::wait : ExitPolicy::fail; }
 
   void open() {
-    reshard_options options{};
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.transport = options_.transport.c_str();
     options.device = options_.device.c_str();
     options.threads = threads_;
@@ -334,7 +334,10 @@ private:
     const auto finalize = [](void *execution, const reshard_transformed *param) {
       return static_cast<Execution *>(execution)->convert(*param, false);
     };
-    const reshard_transform copies{send, nullptr, finalize, this};
+    reshard_transform copies = RESHARD_TRANSFORM_INITIALIZER;
+    copies.prepare_send = send;
+    copies.finalize = finalize;
+    copies.user = this;
     for (const std::string &name : namesOf(*plan_, &schema::Param::transform))
       throwOnStatus(reshard_set_transform(executor, name.c_str(), &copies));
   }

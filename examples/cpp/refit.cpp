@@ -23,7 +23,7 @@ uint32_t endpointOf(const reshard::PlanFile &plan, uint32_t rank) {
 
 void refit(const std::string &path) {
   const reshard::PlanFile plan(path);
-  reshard_options options{};
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
   options.transport = "mpi";
   options.join_seconds = 60;
   reshard::Executor executor(path, options);

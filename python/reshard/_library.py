@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 from .errors import BindError, Error, PlanError, RunError, TimeoutError
 
@@ -13,10 +14,18 @@ from .errors import BindError, Error, PlanError, RunError, TimeoutError
 PREFIX = Path(__file__).resolve().parent
 
 
-class Options(ctypes.Structure):
+class _Struct(ctypes.Structure):
+    """A struct of the C API. Sets its first field, ``size``."""
+
+    def __init__(self, **fields: Any):
+        super().__init__(size=ctypes.sizeof(type(self)), **fields)
+
+
+class Options(_Struct):
     """reshard_options."""
 
     _fields_ = [
+        ("size", c_size_t),
         ("transport", c_char_p),
         ("device", c_char_p),
         ("threads", c_uint32),
@@ -27,10 +36,11 @@ class Options(ctypes.Structure):
     ]
 
 
-class Summary(ctypes.Structure):
+class Summary(_Struct):
     """reshard_summary."""
 
     _fields_ = [
+        ("size", c_size_t),
         ("digest", c_char_p),
         ("compiler", c_char_p),
         ("model", c_char_p),
@@ -48,16 +58,24 @@ class Summary(ctypes.Structure):
     ]
 
 
-class Endpoint(ctypes.Structure):
+class Endpoint(_Struct):
     """reshard_endpoint."""
 
-    _fields_ = [("role", c_char_p), ("layout", c_char_p), ("storage", c_int), ("ranks", POINTER(c_uint32)), ("rank_count", c_size_t)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("role", c_char_p),
+        ("layout", c_char_p),
+        ("storage", c_int),
+        ("ranks", POINTER(c_uint32)),
+        ("rank_count", c_size_t),
+    ]
 
 
-class Param(ctypes.Structure):
+class Param(_Struct):
     """reshard_param."""
 
     _fields_ = [
+        ("size", c_size_t),
         ("name", c_char_p),
         ("dtype", c_char_p),
         ("refresh", c_char_p),
@@ -68,10 +86,11 @@ class Param(ctypes.Structure):
     ]
 
 
-class Transformed(ctypes.Structure):
+class Transformed(_Struct):
     """reshard_transformed."""
 
     _fields_ = [
+        ("size", c_size_t),
         ("transform", c_char_p),
         ("name", c_char_p),
         ("endpoint", c_uint32),
@@ -89,10 +108,27 @@ class Transformed(ctypes.Structure):
 TRANSFORM_HOOK = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(Transformed))
 
 
-class Transform(ctypes.Structure):
+class Transform(_Struct):
     """reshard_transform."""
 
-    _fields_ = [("prepare_send", TRANSFORM_HOOK), ("prepare_receive", TRANSFORM_HOOK), ("finalize", TRANSFORM_HOOK), ("user", c_void_p)]
+    _fields_ = [
+        ("size", c_size_t),
+        ("prepare_send", TRANSFORM_HOOK),
+        ("prepare_receive", TRANSFORM_HOOK),
+        ("finalize", TRANSFORM_HOOK),
+        ("user", c_void_p),
+    ]
+
+
+#: The structs by their names in the headers.
+STRUCTS: dict[str, type[_Struct]] = {
+    "reshard_options": Options,
+    "reshard_summary": Summary,
+    "reshard_endpoint": Endpoint,
+    "reshard_param": Param,
+    "reshard_transformed": Transformed,
+    "reshard_transform": Transform,
+}
 
 
 #: int hook(void *user, const char *name, uint32_t rank)
@@ -127,7 +163,7 @@ _FUNCTIONS = {
     "reshard_plan_error": (c_char_p, c_void_p),
     "reshard_plan_summary": (c_int, c_void_p, POINTER(Summary)),
     "reshard_plan_endpoint": (c_int, c_void_p, c_uint32, POINTER(Endpoint)),
-    "reshard_plan_params": (c_int, c_void_p, c_uint32, c_uint32, POINTER(POINTER(Param)), POINTER(c_size_t)),
+    "reshard_plan_params": (c_int, c_void_p, c_uint32, c_uint32, c_size_t, POINTER(POINTER(Param)), POINTER(c_size_t)),
     "reshard_plan_close": (None, c_void_p),
 }
 

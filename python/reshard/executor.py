@@ -79,13 +79,13 @@ class Executor:
         self._handle = ctypes.c_void_p()
         ranks = list(rank) if isinstance(rank, Iterable) else [] if rank is None else [rank]
         options = _library.Options(
-            transport.encode(),
-            device.encode(),
-            threads,
-            _seconds(join_timeout),
-            no_local_shortcut,
-            communicator,
-            os.fsencode(unique_id_file) if unique_id_file else None,
+            transport=transport.encode(),
+            device=device.encode(),
+            threads=threads,
+            join_seconds=_seconds(join_timeout),
+            no_local_shortcut=no_local_shortcut,
+            communicator=communicator,
+            unique_id_file=os.fsencode(unique_id_file) if unique_id_file else None,
         )
         numbers = None if rank is None else (ctypes.c_uint32 * len(ranks))(*ranks)
         path = os.fsencode(self.plan.path)
@@ -197,7 +197,7 @@ class Executor:
 
             return _library.TRANSFORM_HOOK(call) if hook else _library.TRANSFORM_HOOK()
 
-        hooks = _library.Transform(kept(prepare_send), kept(prepare_receive), kept(finalize), None)
+        hooks = _library.Transform(prepare_send=kept(prepare_send), prepare_receive=kept(prepare_receive), finalize=kept(finalize))
         self._check(library.reshard_set_transform(self._open(), name.encode(), ctypes.byref(hooks)))
         self._hooks.append(hooks)
 

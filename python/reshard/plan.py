@@ -93,7 +93,7 @@ class Plan:
         """The sizes of the plan."""
         found = _library.Summary()
         library.reshard_plan_summary(self._handle, ctypes.byref(found))
-        values: dict[str, Any] = {name: getattr(found, name) for name, *_ in found._fields_}
+        values: dict[str, Any] = {name: getattr(found, name) for name, *_ in found._fields_ if name != "size"}
         texts = {name: value.decode() for name, value in values.items() if isinstance(value, bytes)}
         return Summary(**values | texts)
 
@@ -140,7 +140,7 @@ class Plan:
         """
         at = self.endpoint(endpoint, rank)
         found, count = ctypes.POINTER(_library.Param)(), ctypes.c_size_t()
-        if status := library.reshard_plan_params(self._handle, at.number, rank, ctypes.byref(found), ctypes.byref(count)):
+        if status := library.reshard_plan_params(self._handle, at.number, rank, ctypes.sizeof(_library.Param), ctypes.byref(found), ctypes.byref(count)):
             raise error_of(status, f"{at.role} has no {'file' if at.storage else 'rank'} {rank}".encode() if status == 1 else b"out of memory")
         result = {}
         for param in found[: count.value]:

@@ -89,7 +89,7 @@ struct Case {
 
   void open(const std::string &path, bool messages) {
     reshard_executor *&executor = executors[messages];
-    reshard_options options{};
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.transport = "mpi";
     options.no_local_shortcut = messages;
     if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) != RESHARD_OK)

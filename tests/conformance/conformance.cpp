@@ -89,7 +89,7 @@ private:
   }
 
   std::string open(const std::string &path, Subject &subject) const {
-    reshard_options options{};
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.transport = options_.transport.c_str();
     options.device = options_.device.c_str();
     options.join_seconds = 60; // independent of --timeout

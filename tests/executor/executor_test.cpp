@@ -77,7 +77,7 @@ public:
   }
 
   void open(uint32_t threads = 2) {
-    reshard_options options{};
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.threads = threads;
     ASSERT_EQ(reshard_open(path_.c_str(), nullptr, 0, &options, &executor_), RESHARD_OK) << reshard_error(executor_);
   }
@@ -228,7 +228,7 @@ TEST_F(ExecutorTest, RejectsWrongOptionsAndPlans) {
                {"mpi", "cuda", "transport 'mpi' does not run on device 'cuda', expected 'cpu'"},
                {"nccl", nullptr, "transport 'nccl' does not run on device 'cpu', expected 'cuda'"}};
   for (const auto &[transport, device, text] : wrong) {
-    reshard_options options{};
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.transport = transport;
     options.device = device;
     EXPECT_EQ(reshard_open(path_.c_str(), nullptr, 0, &options, &executor_), RESHARD_INVALID);

@@ -57,6 +57,7 @@ struct Caller {
 
   static int send(void *user, const reshard_transformed *param) {
     auto &caller = *static_cast<Caller *>(user);
+    EXPECT_EQ(param->size, sizeof(reshard_transformed));
     EXPECT_STREQ(param->transform, "unpack");
     EXPECT_STREQ(param->dtype, "u8");
     EXPECT_EQ(param->endpoint, 0u);
@@ -108,8 +109,8 @@ public:
     ASSERT_EQ(reshard_set_transform(executor_, name, &transform), RESHARD_OK) << error();
   }
   void prepare() {
-    set("unpack", {Caller::send, nullptr, nullptr, &caller_});
-    set("pack", {nullptr, Caller::receive, Caller::finalize, &caller_});
+    set("unpack", {sizeof(reshard_transform), Caller::send, nullptr, nullptr, &caller_});
+    set("pack", {sizeof(reshard_transform), nullptr, Caller::receive, Caller::finalize, &caller_});
     ASSERT_EQ(reshard_set_hook(executor_, "absorb", Caller::refresh, &caller_), RESHARD_OK);
     ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   }
@@ -173,11 +174,13 @@ TEST_F(TransformsTest, AFailingHookFailsTheRun) {
 
 TEST_F(TransformsTest, PrepareNamesAMissingHook) {
   EXPECT_EQ(missing(), "rank 0 param 'l.{layer}.w' needs prepare_send of the transform 'unpack', which is not set");
-  set("unpack", {nullptr, nullptr, Caller::finalize, &caller_}); // the hook of the other side
+  set("unpack",
+      {sizeof(reshard_transform), nullptr, nullptr, Caller::finalize, &caller_}); // the hook of the other side
   EXPECT_EQ(missing(), "rank 0 param 'l.{layer}.w' needs prepare_send of the transform 'unpack', which is not set");
-  set("unpack", {Caller::send, nullptr, nullptr, &caller_});
+  set("unpack", {sizeof(reshard_transform), Caller::send, nullptr, nullptr, &caller_});
   EXPECT_EQ(missing(), "rank 1 param 'w{layer}' needs finalize of the transform 'pack', which is not set");
-  set("pack", {nullptr, nullptr, Caller::finalize, &caller_}); // prepare_receive may be missing
+  set("pack",
+      {sizeof(reshard_transform), nullptr, nullptr, Caller::finalize, &caller_}); // prepare_receive may be missing
   EXPECT_EQ(missing(), "rank 1 param 'w{layer}' needs the hook 'absorb' after each run, which is not set");
   ASSERT_EQ(reshard_set_hook(executor_, "absorb", Caller::refresh, &caller_), RESHARD_OK);
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
@@ -186,7 +189,7 @@ TEST_F(TransformsTest, PrepareNamesAMissingHook) {
               ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w", "finalize 1 w0",
                           "finalize 1 w1", "finalize 2 w0", "finalize 2 w1", "absorb 1", "absorb 2"));
   EXPECT_EQ(caller_.taken["2 w1"], expected(1, 2, 0));
-  const reshard_transform late{};
+  const reshard_transform late = RESHARD_TRANSFORM_INITIALIZER;
   EXPECT_EQ(reshard_set_transform(executor_, "pack", &late), RESHARD_INVALID);
   EXPECT_EQ(error(), "set_transform after prepare: transforms are fixed");
 }
@@ -230,7 +233,7 @@ TEST_F(TransformsTest, PreparesAgainAfterAFailureWithQuantizedParams) {
         static_cast<float *>(param->memory)[i] = static_cast<float>(i % 1009) * static_cast<float>(param->rank + 1);
       return 0;
     };
-    set("unpack", {send, nullptr, nullptr, nullptr});
+    set("unpack", {sizeof(reshard_transform), send, nullptr, nullptr, nullptr});
     if (twice) {
       EXPECT_EQ(missing(), "rank 0 param 'w' needs the hook 'absorb' after each run, which is not set");
     }
@@ -285,11 +288,12 @@ TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceInPrepare) {
   const void *stream = device->stream();
   RecordedOptions options{false, [&] { return transforms.prepare(); }, [&] { return transforms.finalize(); }};
   const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), nullptr, std::move(options));
-  transforms.set("unpack", {[](void *user, const reshard_transformed *param) {
+  transforms.set("unpack", {sizeof(reshard_transform),
+                            [](void *user, const reshard_transformed *param) {
                               return static_cast<Recorder *>(user)->call("send", *param);
                             },
                             nullptr, nullptr, &recorder});
-  transforms.set("pack", {nullptr, nullptr,
+  transforms.set("pack", {sizeof(reshard_transform), nullptr, nullptr,
                           [](void *user, const reshard_transformed *param) {
                             return static_cast<Recorder *>(user)->call("finalize", *param);
                           },

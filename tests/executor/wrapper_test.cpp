@@ -115,8 +115,8 @@ TEST_F(WrapperTest, EndpointsAndRanksThatDoNotExist) {
 
 TEST_F(WrapperTest, NullAndUnopenedPlans) {
   reshard_plan *plan = nullptr;
-  reshard_summary summary;
-  reshard_endpoint endpoint;
+  reshard_summary summary = RESHARD_SUMMARY_INITIALIZER;
+  reshard_endpoint endpoint = RESHARD_ENDPOINT_INITIALIZER;
   const reshard_param *params = nullptr;
   size_t count = 0;
   EXPECT_EQ(reshard_plan_open(path_.c_str(), nullptr), RESHARD_INVALID);
@@ -126,7 +126,7 @@ TEST_F(WrapperTest, NullAndUnopenedPlans) {
     EXPECT_STRNE(reshard_plan_error(each), "");
     EXPECT_EQ(reshard_plan_summary(each, &summary), RESHARD_INVALID);
     EXPECT_EQ(reshard_plan_endpoint(each, 0, &endpoint), RESHARD_INVALID);
-    EXPECT_EQ(reshard_plan_params(each, 0, 0, &params, &count), RESHARD_INVALID);
+    EXPECT_EQ(reshard_plan_params(each, 0, 0, sizeof(reshard_param), &params, &count), RESHARD_INVALID);
   }
   reshard_plan_close(plan);
   reshard_plan_close(nullptr);

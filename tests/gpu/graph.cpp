@@ -156,7 +156,7 @@ namespace {
 
 /// Binds all params to memory of `allocate` and returns the error of prepare. The memory is never written.
 std::string refusal(const std::string &path, const std::function<std::byte *(size_t)> &allocate) {
-  reshard_options options{};
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
   options.device = "cuda";
   reshard_executor *executor = nullptr;
   if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) != RESHARD_OK)

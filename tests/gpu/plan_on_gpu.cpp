@@ -16,7 +16,7 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
                      double joinSeconds) {
   need(Plan::open(path, plan_));
   need(openDevice("cuda", -1, device_));
-  reshard_options options{};
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
   options.transport = transport;
   options.device = "cuda";
   options.join_seconds = joinSeconds;

@@ -381,31 +381,37 @@ class Refusals(unittest.TestCase):
 class Structs(unittest.TestCase):
     """The ctypes structs equal the structs of the headers, field by field."""
 
-    def fields(self, header, name):
-        text = re.sub(r"/\*.*?\*/", "", (reshard.PREFIX / "include" / "reshard" / header).read_text(), flags=re.DOTALL)
-        (body,) = re.findall(r"typedef struct \{([^}]*)\} " + name + ";", text)
-        return re.findall(r"(\w+);", body)
+    def headers(self):
+        """The text of the C headers without comments."""
+        text = "".join((reshard.PREFIX / "include" / "reshard" / name).read_text() for name in ("reshard.h", "reshard_plan.h"))
+        return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
     def test_fields(self):
-        for header, name, struct in (
-            ("reshard.h", "reshard_options", _library.Options),
-            ("reshard_plan.h", "reshard_summary", _library.Summary),
-            ("reshard_plan.h", "reshard_endpoint", _library.Endpoint),
-            ("reshard_plan.h", "reshard_param", _library.Param),
-        ):
+        structs = re.findall(r"typedef struct \{([^}]*)\} (\w+);", self.headers())
+        self.assertEqual({name for _, name in structs}, set(_library.STRUCTS))
+        for body, name in structs:
             with self.subTest(name):
-                expected = self.fields(header, name)
-                ours = [field for field, _ in struct._fields_]
+                expected = [a or b for a, b in re.findall(r"\(\*(\w+)\)\([^)]*\);|(\w+);", body)]
+                ours = [field for field, _ in _library.STRUCTS[name]._fields_]
                 self.assertGreater(len(expected), 4)
                 self.assertEqual(ours, expected)
+                self.assertEqual(ours[0], "size")
+                self.assertEqual(_library.STRUCTS[name]().size, ctypes.sizeof(_library.STRUCTS[name]))
 
     def test_sizes(self):
-        program = '#include <reshard/reshard_plan.h>\n#include <stdio.h>\nint main(void) { printf("%zu %zu %zu %zu\\n", sizeof(reshard_options), sizeof(reshard_summary), sizeof(reshard_endpoint), sizeof(reshard_param)); }\n'
-        Path("sizes.c").write_text(program)
-        subprocess.run(["cc", f"-I{reshard.PREFIX}/include", "sizes.c", "-o", "sizes"], check=True)
-        sizes = subprocess.run(["./sizes"], capture_output=True, text=True, check=True).stdout.split()
-        structs = (_library.Options, _library.Summary, _library.Endpoint, _library.Param)
-        self.assertEqual(sizes, [str(ctypes.sizeof(struct)) for struct in structs])
+        lines = "".join(f'printf("%zu\\n", sizeof({name}));' for name in _library.STRUCTS)
+        Path("sizes.c").write_text(f"#include <reshard/reshard_plan.h>\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n")
+        subprocess.run(["cc", "-std=c99", f"-I{reshard.PREFIX}/include", "sizes.c", "-o", "sizes"], check=True)
+        sizes = subprocess.run(["./sizes"], capture_output=True, text=True, check=True).stdout.splitlines()
+        self.assertEqual(sizes, [str(ctypes.sizeof(struct)) for struct in _library.STRUCTS.values()])
+
+    def test_options_without_size(self):
+        options, executor = _library.Options(), ctypes.c_void_p()
+        options.size = 0
+        status = _library.library.reshard_open(reshard.compile(job()).path.encode(), None, 0, ctypes.byref(options), ctypes.byref(executor))
+        error = _library.error_of(status, _library.library.reshard_error(executor))
+        _library.library.reshard_close(executor)
+        self.assertRegex(str(error), "reshard_options.size: found 0, expected 64 or more; initialize the struct with RESHARD_OPTIONS_INITIALIZER")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ class Library(unittest.TestCase):
         self.assertEqual(run(self.by_cmake(prefix) / "consumer", self.plan), f"{TARGET_BYTES} bytes, version 1\n")
 
     def consume_in_c(self, prefix):
-        self.assertEqual(run(self.by_pkg_config(prefix), self.work / "halves.rplan"), "1 2 3 4 5 6\n")
+        for compiler in (("cc", "-std=c99"), ("c++", "-std=c++17", "-x", "c++")):
+            self.assertEqual(run(self.by_pkg_config(prefix, compiler), self.work / "halves.rplan"), "12 target w 1 2 3 4 5 6\n")
 
     def by_cmake(self, prefix, source=HERE / "consumer"):
         build = Path(tempfile.mkdtemp(dir=self.work))
@@ -66,11 +67,11 @@ class Library(unittest.TestCase):
         run("cmake", "--build", build)
         return build
 
-    def by_pkg_config(self, prefix):
+    def by_pkg_config(self, prefix, compiler):
         environment = ENVIRONMENT | {"PKG_CONFIG_LIBDIR": str(prefix / "lib" / "pkgconfig")}
         flags = run("pkg-config", "--cflags", "--libs", "reshard", env=environment).split()
         program = Path(tempfile.mkdtemp(dir=self.work)) / "consumer"
-        run("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", HERE / "consumer" / "consumer.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib")
+        run(*compiler, "-Wall", "-Wextra", "-Wpedantic", "-Werror", HERE / "consumer" / "consumer.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib")
         return program
 
     def test_find_package(self):

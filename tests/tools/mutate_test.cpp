@@ -144,7 +144,7 @@ std::string play(const std::string &path, uint64_t seed, std::vector<std::vector
     return "refused";
   Memories memory(*plan);
   reshard_executor *executor = nullptr;
-  reshard_options options{};
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
   options.threads = 1;
   std::string outcome = "refused";
   if (reshard_open(path.c_str(), nullptr, 0, &options, &executor) == RESHARD_OK) {

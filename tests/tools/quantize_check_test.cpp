@@ -84,7 +84,7 @@ protected:
   }
 
   void run() const {
-    reshard_options options{};
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
     options.threads = 2;
     reshard_executor *executor = nullptr;
     ASSERT_EQ(reshard_open((folder_ / "p.rplan").c_str(), nullptr, 0, &options, &executor), RESHARD_OK)
@@ -243,7 +243,7 @@ TEST_F(QuantizedPlan, ViewsAreNeitherListedNorStored) {
   ASSERT_EQ(reshard_plan_open((folder_ / "p.rplan").c_str(), &plan), RESHARD_OK);
   const reshard_param *params = nullptr;
   size_t count = 0;
-  EXPECT_EQ(reshard_plan_params(plan, 1, 0, &params, &count), RESHARD_OK);
+  EXPECT_EQ(reshard_plan_params(plan, 1, 0, sizeof(reshard_param), &params, &count), RESHARD_OK);
   EXPECT_EQ(count, 5u);
   reshard_plan_close(plan);
   CompileResult result;

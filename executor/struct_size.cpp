@@ -1,0 +1,52 @@
+#include "executor/struct_size.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace reshard {
+
+namespace {
+
+constexpr size_t kMaxSize = 4096;
+
+/// The `size` of a struct, its first field.
+size_t sizeOf(const void *given) {
+  size_t size = 0;
+  std::memcpy(&size, given, sizeof size);
+  return size;
+}
+
+} // namespace
+
+bool validSize(const PublicStruct &type, size_t size) { return size >= type.firstSize && size <= kMaxSize; }
+
+std::string readStruct(const PublicStruct &type, const void *given, void *own) {
+  const size_t size = sizeOf(given);
+  if (!validSize(type, size))
+    return std::string(type.name) + ".size: found " + std::to_string(size) + ", expected " +
+           (size > kMaxSize ? "at most " + std::to_string(kMaxSize) : std::to_string(type.firstSize) + " or more") +
+           "; initialize the struct with " + type.initializer;
+  const auto *bytes = static_cast<const std::byte *>(given);
+  const size_t known = std::min(size, type.size);
+  const std::byte *set = std::find_if(bytes + known, bytes + size, [](std::byte byte) { return byte != std::byte{0}; });
+  if (set != bytes + size)
+    return std::string(type.name) + ": found a field that is not 0 at byte " + std::to_string(set - bytes) +
+           ", expected a struct of " + std::to_string(type.size) +
+           " bytes: the program was compiled with a newer header; install the libreshard of that version";
+  std::memset(own, 0, type.size);
+  std::memcpy(own, given, known);
+  std::memcpy(own, &type.size, sizeof type.size);
+  return {};
+}
+
+bool writeStruct(const PublicStruct &type, const void *filled, void *given) {
+  const size_t size = sizeOf(given);
+  if (!validSize(type, size))
+    return false;
+  const size_t written = std::min(size, type.size);
+  std::memcpy(given, filled, written);
+  std::memcpy(given, &written, sizeof written);
+  return true;
+}
+
+} // namespace reshard
