@@ -79,6 +79,10 @@ typedef struct {
 } reshard_options;
 #define RESHARD_OPTIONS_INITIALIZER {sizeof(reshard_options), NULL, NULL, 0, 0, 0, NULL, NULL}
 
+/* The size in bytes of a struct of this API in the library, for example of "reshard_options"; 0: there is no such
+   struct. For bindings in other languages, which check their own declarations with it. */
+size_t reshard_struct_size(const char *name);
+
 /* Opens the plan file for world ranks `ranks`, which this process runs. NULL: every rank of the plan, or with transport
    "mpi" or "nccl" this process's own rank, which "nccl" takes from the communicator or the launcher's environment.
    `options` NULL: the defaults. With "mpi" all processes open or none: if one fails, all return its status. On failure

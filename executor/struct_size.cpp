@@ -16,6 +16,11 @@ size_t sizeOf(const void *given) {
   return size;
 }
 
+constexpr const PublicStruct *kPublicStructs[] = {
+    &kPublicStruct<reshard_options>, &kPublicStruct<reshard_transform>, &kPublicStruct<reshard_transformed>,
+    &kPublicStruct<reshard_summary>, &kPublicStruct<reshard_endpoint>,  &kPublicStruct<reshard_param>,
+};
+
 } // namespace
 
 bool validSize(const PublicStruct &type, size_t size) { return size >= type.firstSize && size <= kMaxSize; }
@@ -50,3 +55,10 @@ bool writeStruct(const PublicStruct &type, const void *filled, void *given) {
 }
 
 } // namespace reshard
+
+size_t reshard_struct_size(const char *name) {
+  for (const reshard::PublicStruct *type : reshard::kPublicStructs)
+    if (name && std::strcmp(name, type->name) == 0)
+      return type->size;
+  return 0;
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,7 @@ STATES = ("empty", "complete", "torn")
 _ERRORS = (Error, PlanError, BindError, RunError, TimeoutError)
 
 _FUNCTIONS = {
+    "reshard_struct_size": (c_size_t, c_char_p),
     "reshard_open": (c_int, c_char_p, POINTER(c_uint32), c_size_t, POINTER(Options), POINTER(c_void_p)),
     "reshard_ranks": (POINTER(c_uint32), c_void_p, POINTER(c_size_t)),
     "reshard_bind": (c_int, c_void_p, c_uint32, c_uint32, c_char_p, c_void_p, c_uint64),
@@ -173,7 +175,19 @@ def _load() -> ctypes.CDLL:
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
+    check_sizes(library, STRUCTS)
     return library
+
+
+def check_sizes(library: ctypes.CDLL, structs: Mapping[str, type[ctypes.Structure]]) -> None:
+    """Raises ImportError unless each struct has the size that it has in the library."""
+    for name, struct in structs.items():
+        found, expected = ctypes.sizeof(struct), library.reshard_struct_size(name.encode())
+        if found != expected:
+            raise ImportError(
+                f"{name}: found {found} bytes in the Python module, expected {expected} as in libreshard: "
+                f"their versions differ; install the package again, which replaces {PREFIX}"
+            )
 
 
 #: The loaded library. CDLL releases the global interpreter lock during calls.

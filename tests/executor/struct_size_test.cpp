@@ -93,6 +93,17 @@ TEST(StructSize, FirstVersions) {
   EXPECT_EQ(kPublicStruct<reshard_param>.firstSize, 64u);
 }
 
+TEST(StructSize, SizesByName) {
+  EXPECT_EQ(reshard_struct_size("reshard_options"), sizeof(reshard_options));
+  EXPECT_EQ(reshard_struct_size("reshard_transform"), sizeof(reshard_transform));
+  EXPECT_EQ(reshard_struct_size("reshard_transformed"), sizeof(reshard_transformed));
+  EXPECT_EQ(reshard_struct_size("reshard_summary"), sizeof(reshard_summary));
+  EXPECT_EQ(reshard_struct_size("reshard_endpoint"), sizeof(reshard_endpoint));
+  EXPECT_EQ(reshard_struct_size("reshard_param"), sizeof(reshard_param));
+  EXPECT_EQ(reshard_struct_size("reshard_plan"), 0u);
+  EXPECT_EQ(reshard_struct_size(nullptr), 0u);
+}
+
 TEST(StructSize, ReadsStructsOfAllVersions) {
   Second own{1, 2, 3};
   const First first{sizeof(First), 7};

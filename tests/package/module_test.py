@@ -379,7 +379,7 @@ class Refusals(unittest.TestCase):
 
 
 class Structs(unittest.TestCase):
-    """The ctypes structs equal the structs of the headers, field by field."""
+    """The ctypes structs equal the structs of the headers, field by field, and have the sizes of the library."""
 
     def headers(self):
         """The text of the C headers without comments."""
@@ -399,11 +399,19 @@ class Structs(unittest.TestCase):
                 self.assertEqual(_library.STRUCTS[name]().size, ctypes.sizeof(_library.STRUCTS[name]))
 
     def test_sizes(self):
-        lines = "".join(f'printf("%zu\\n", sizeof({name}));' for name in _library.STRUCTS)
+        lines = "".join(f'printf("%zu %zu\\n", sizeof({name}), reshard_struct_size("{name}"));' for name in _library.STRUCTS)
         Path("sizes.c").write_text(f"#include <reshard/reshard_plan.h>\n#include <stdio.h>\nint main(void) {{ {lines} return 0; }}\n")
-        subprocess.run(["cc", "-std=c99", f"-I{reshard.PREFIX}/include", "sizes.c", "-o", "sizes"], check=True)
+        prefix = reshard.PREFIX
+        subprocess.run(["cc", "-std=c99", f"-I{prefix}/include", "sizes.c", "-o", "sizes", f"-L{prefix}/lib", "-lreshard", f"-Wl,-rpath,{prefix}/lib"], check=True)
         sizes = subprocess.run(["./sizes"], capture_output=True, text=True, check=True).stdout.splitlines()
-        self.assertEqual(sizes, [str(ctypes.sizeof(struct)) for struct in _library.STRUCTS.values()])
+        self.assertEqual(sizes, [f"{ctypes.sizeof(struct)} {ctypes.sizeof(struct)}" for struct in _library.STRUCTS.values()])
+
+    def test_other_size(self):
+        class Older(ctypes.Structure):
+            _fields_ = _library.Options._fields_[:-1]
+
+        with self.assertRaisesRegex(ImportError, "reshard_options: found 56 bytes in the Python module, expected 64 as in libreshard: their versions differ"):
+            _library.check_sizes(_library.library, {"reshard_options": Older})
 
     def test_options_without_size(self):
         options, executor = _library.Options(), ctypes.c_void_p()
