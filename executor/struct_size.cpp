@@ -7,10 +7,10 @@ namespace reshard {
 
 namespace {
 
-constexpr size_t kMaxSize = 4096;
+constexpr size_t kMaxStructSize = 4096;
 
 /// The `size` of a struct, its first field.
-size_t sizeOf(const void *given) {
+size_t structSize(const void *given) {
   size_t size = 0;
   std::memcpy(&size, given, sizeof size);
   return size;
@@ -23,13 +23,14 @@ constexpr const PublicStruct *kPublicStructs[] = {
 
 } // namespace
 
-bool validSize(const PublicStruct &type, size_t size) { return size >= type.firstSize && size <= kMaxSize; }
+bool validSize(const PublicStruct &type, size_t size) { return size >= type.firstSize && size <= kMaxStructSize; }
 
 std::string readStruct(const PublicStruct &type, const void *given, void *own) {
-  const size_t size = sizeOf(given);
+  const size_t size = structSize(given);
   if (!validSize(type, size))
     return std::string(type.name) + ".size: found " + std::to_string(size) + ", expected " +
-           (size > kMaxSize ? "at most " + std::to_string(kMaxSize) : std::to_string(type.firstSize) + " or more") +
+           (size > kMaxStructSize ? "at most " + std::to_string(kMaxStructSize)
+                                  : std::to_string(type.firstSize) + " or more") +
            "; initialize the struct with " + type.initializer;
   const auto *bytes = static_cast<const std::byte *>(given);
   const size_t known = std::min(size, type.size);
@@ -45,7 +46,7 @@ std::string readStruct(const PublicStruct &type, const void *given, void *own) {
 }
 
 bool writeStruct(const PublicStruct &type, const void *filled, void *given) {
-  const size_t size = sizeOf(given);
+  const size_t size = structSize(given);
   if (!validSize(type, size))
     return false;
   const size_t written = std::min(size, type.size);
