@@ -16,14 +16,14 @@ build:
 	@$(call configure)
 	cmake --build $(BUILD) -j $(JOBS)
 
-# Builds the two commands that it runs.
+# Builds and runs two commands.
 demo:
 	@scripts/bootstrap.sh
 	@$(call configure)
 	cmake --build $(BUILD) -j $(JOBS) --target reshard-compile reshard-exec
 	@scripts/demo.sh $(BUILD)
 
-# Packages for all that is built without nvcc: after it, `make` has transport `mpi`, and `pip install .` works.
+# Packages for everything except CUDA: afterwards `make` builds transport `mpi`, and `pip install .` works.
 setup:
 	@scripts/bootstrap.sh --full
 
@@ -56,7 +56,8 @@ format:
 	@scripts/bootstrap.sh --format
 	git ls-files -z -- '*.c' '*.cpp' '*.cu' '*.h' '*.hpp' | xargs -0 clang-format-19 -i --style=file --fallback-style=none
 
-# clang-tidy over all C++ files but the tests: some 10 minutes. FILES=compiler/rounds.cpp: those whose path matches this regular expression.
+# clang-tidy over all C++ files but the tests: some 10 minutes. FILES=compiler/schedule/rounds.cpp: only files whose path
+# matches this regular expression.
 FILES := (?!tests/|build/).*\.cpp
 tidy:
 	@scripts/bootstrap.sh --tidy

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All benchmarks of one build tree, one after the other: bench.sh BUILD.
 set -eu
-# As root, and on fewer cores than processes.
+# Open MPI's permission to run as root, and more processes than cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 for bench in "$1"/tests/bench-* "$1"/bench-*; do
   [ -x "$bench" ] && [ -f "$bench" ] || continue

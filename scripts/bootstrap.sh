@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Installs Debian 12 packages; does nothing where they are installed.
-#   bootstrap.sh            what the commands and the library are built with
+# Installs missing Debian 12 packages.
+#   bootstrap.sh            packages that build the commands and the library
 #   bootstrap.sh --full     also MPI, for transport `mpi`, and venv, for the Python module: `make setup`
-#   bootstrap.sh --tests    also those, what `make test` needs, and the Python environment of the tests in build/venv
-#   bootstrap.sh --all      also what `make test-all` needs
-#   bootstrap.sh --format   what `make format` needs, alone
-#   bootstrap.sh --tidy     what `make tidy` needs
+#   bootstrap.sh --tests    also those, packages of `make test`, and the Python environment of the tests in build/venv
+#   bootstrap.sh --all      also packages of `make test-all`
+#   bootstrap.sh --format   only packages of `make format`
+#   bootstrap.sh --tidy     packages of `make tidy`
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 
-# LLVM's CMake package asks for zlib and zstd.
+# LLVM's CMake package requires zlib and zstd.
 build="g++ cmake ninja-build llvm-19-dev zlib1g-dev libzstd-dev libflatbuffers-dev flatbuffers-compiler libyaml-cpp-dev
   nlohmann-json3-dev libxxhash-dev python3"
 full="openmpi-bin libopenmpi-dev python3-venv ca-certificates"

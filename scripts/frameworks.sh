@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The frameworks that tests/frameworks runs, in build/frameworks (2.6 GB; `make test` does without): Python >= 3.11 with PyTorch, vLLM for
-# CPUs, transformers 5, Megatron-Core, and transformers 4 in a folder beside. Does nothing where all is there. PYTHON: which interpreter.
-# `. build/frameworks/env.sh` sets what they need; PYTHONPATH=$RESHARD_TRANSFORMERS4 chooses transformers 4.
+# The frameworks that tests/frameworks runs, in build/frameworks (2.6 GB; `make test` does not need them): Python >= 3.11 with PyTorch, vLLM for
+# CPUs, transformers 5, Megatron-Core, and transformers 4 in a separate folder. Does nothing if it is complete. PYTHON: the interpreter.
+# `. build/frameworks/env.sh` sets the environment of the tests; PYTHONPATH=$RESHARD_TRANSFORMERS4 chooses transformers 4.
 set -eu
 cd "$(dirname "$0")/.."
 requirements=tests/frameworks/requirements.txt
@@ -23,8 +23,8 @@ rm -rf "$home/transformers4"
 # shellcheck disable=SC2086
 install --target "$home/transformers4" $transformers4
 
-# PyTorch is linked against 2.7 GB of NVIDIA's libraries, of which a CPU needs libcudart alone. Stand-ins of the other names satisfy the
-# loader; their functions return 1, an error. There is none of libcuda, by which programs look for a driver.
+# PyTorch is linked against 2.7 GB of NVIDIA's libraries, of which a CPU needs only libcudart. Stub libraries replace the others;
+# their functions return 1, an error. libcuda has no stub, because programs detect a driver by it.
 rm -rf "$home/stubs"
 mkdir "$home/stubs"
 "$home/venv/bin/python" - "$home/stubs" <<'EOF'

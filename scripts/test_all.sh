@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behaviour and thread
+# Every suite in full under release, then with its sample counts and cut-down models under address + undefined-behavior and thread
 # sanitizers, then the seeded bugs and 30 seconds of each fuzzer. The summary replaces the one in docs/testing.md.
 set -u
 cd "$(dirname "$0")/.."
@@ -26,7 +26,7 @@ for preset in release asan tsan; do
   skips=$(python3 scripts/skips.py "build/$preset")
   sed '$d' <<<"$skips"
   note "$preset: suites" "$(grep 'tests passed' "build/$preset.tests.log"), $(tail -1 <<<"$skips") cases skipped"
-  note "$preset: altered plans" "$(sed -n 's/^.*: \([0-9]* mutants: .*\)$/\1/p' "build/$preset.tests.log" | tail -1)"
+  note "$preset: mutated plans" "$(sed -n 's/^.*: \([0-9]* mutants: .*\)$/\1/p' "build/$preset.tests.log" | tail -1)"
   note "$preset: random jobs against the oracle" "$(sed -n 's/^.*: \([0-9]* jobs, [0-9]* mismatches\)$/\1/p' "build/$preset.tests.log" | tail -1)"
 done
 
@@ -34,7 +34,7 @@ build/venv/bin/python tests/property/seeded_bugs.py | tee build/bugs.log
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
 note "seeded bugs" "$(tail -1 build/bugs.log)"
 
-# The same input gives the same bytes whichever compiler built the compiler.
+# The same input gives the same bytes, built with g++ or with clang++.
 if cmake --preset clang >/dev/null && cmake --build --preset clang -j "$(nproc)" --target reshard-compile >build/clang.log 2>&1; then
   same=0 other=0
   for job in examples/*.yaml examples/clusters/*.yaml; do
