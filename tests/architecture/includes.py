@@ -11,16 +11,18 @@ root = Path(__file__).resolve().parents[2]
 build = Path(sys.argv[1])
 
 # folder -> the allowed beginnings of its includes (our own folders, and libraries that have a prefix)
-OURS = ("tests/", "backends/", "schema/", "ir/", "compiler/", "executor/", "kernels/", "tools/")
+OURS = ("tests/", "support/", "formats/", "backends/", "schema/", "ir/", "compiler/", "executor/", "kernels/", "tools/")
 LIBRARIES = ("llvm/", "yaml-cpp/", "flatbuffers/", "nlohmann/", "xxhash.h", "mpi.h", "nccl.h", "cuda")
 ALLOWED = {
-    "schema": ("schema/", "flatbuffers/", "xxhash.h"),
-    "ir": ("ir/", "llvm/"),
-    "compiler": ("compiler/", "ir/", "llvm/"),
-    "kernels": ("kernels/",),
-    "executor": ("executor/", "schema/", "kernels/", "flatbuffers/"),
-    "backends": ("backends/", "executor/channel.h", "mpi.h"),
-    "tools": ("tools/", "executor/", "schema/", "nlohmann/"),
+    "support": ("support/", "xxhash.h"),
+    "formats": ("formats/",),
+    "schema": ("schema/", "support/", "formats/", "flatbuffers/", "xxhash.h"),
+    "ir": ("ir/", "formats/", "llvm/"),
+    "compiler": ("compiler/", "support/", "formats/", "ir/", "llvm/"),
+    "kernels": ("kernels/", "formats/"),
+    "executor": ("executor/", "support/", "formats/", "schema/", "kernels/", "flatbuffers/"),
+    "backends": ("backends/", "support/", "executor/channel.h", "mpi.h"),
+    "tools": ("tools/", "support/", "formats/", "executor/", "schema/", "nlohmann/"),
     # Tests of a folder use it and the folders that make its input.
     "tests/ir": ("ir/", "compiler/"),
     "tests/compiler": ("tests/compiler/", "compiler/", "ir/", "schema/", "llvm/"),

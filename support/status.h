@@ -1,0 +1,84 @@
+// The result of an operation that can fail. For the folders that do not use LLVM: schema, executor, backends, tools.
+#pragma once
+
+#include <cassert>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace reshard {
+
+/// What a caller may decide on; the message is for people.
+enum class ErrorKind : uint8_t {
+  failed,
+  timedOut, ///< the deadline passed
+};
+
+/// Success, or an error with a kind and a message. Messages begin in lower case, have no full stop, and state what was
+/// found and what was expected.
+class [[nodiscard]] Status {
+public:
+  Status() = default;
+  Status(ErrorKind kind, std::string message) : error_(Error{kind, std::move(message)}) {}
+
+  bool ok() const { return !error_; }
+  /// Of an error.
+  ErrorKind kind() const { return error().kind; }
+  bool timedOut() const { return error_ && error_->kind == ErrorKind::timedOut; }
+  /// Empty on success.
+  const std::string &message() const {
+    static const std::string kNone;
+    return error_ ? error_->message : kNone;
+  }
+  /// The same error with a text before its message; success stays success.
+  Status withPrefix(const std::string &prefix) && {
+    if (error_)
+      error_->message.insert(0, prefix);
+    return std::move(*this);
+  }
+
+private:
+  struct Error {
+    ErrorKind kind;
+    std::string message;
+  };
+  const Error &error() const {
+    assert(error_);
+    return *error_;
+  }
+  std::optional<Error> error_;
+};
+
+/// An error without a special kind.
+inline Status failed(std::string message) { return {ErrorKind::failed, std::move(message)}; }
+/// The error of a wait whose deadline passed.
+inline Status timedOut(std::string message) { return {ErrorKind::timedOut, std::move(message)}; }
+
+/// A value, or the error that prevented it.
+template <class T> class [[nodiscard]] Result {
+public:
+  Result(T value) : value_(std::move(value)) {}
+  /// `error` must be an error.
+  Result(Status error) : status_(std::move(error)) { assert(!status_.ok()); }
+
+  bool ok() const { return status_.ok(); }
+  const Status &status() const { return status_; }
+  /// Only of a success.
+  T &operator*() {
+    assert(value_);
+    return *value_;
+  }
+  const T &operator*() const {
+    assert(value_);
+    return *value_;
+  }
+  T *operator->() { return &**this; }
+  const T *operator->() const { return &**this; }
+
+private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+} // namespace reshard
