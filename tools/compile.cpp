@@ -1,12 +1,12 @@
 // reshard-compile: compiles a job (YAML) or IR text (.rir) into a plan or IR text, or prints errors.
 
 #include "compiler/compile.h"
+#include "analysis/common.h"
+#include "analysis/files/describe.h"
 #include "compiler/pass.h"
 #include "executor/load.h"
 #include "ir/text.h"
 #include "schema/output.h"
-#include "tools/common.h"
-#include "tools/describe.h"
 
 #include <malloc.h>
 #include <nlohmann/json.hpp>
@@ -18,7 +18,7 @@
 #include <sstream>
 
 using namespace reshard;
-using namespace reshard::tools;
+using namespace reshard::analysis;
 using Json = nlohmann::ordered_json;
 
 namespace {

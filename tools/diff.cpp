@@ -1,8 +1,8 @@
 // reshard-diff: shows what changed between two plans, for reviews and CI.
 
-#include "tools/difference.h"
+#include "analysis/report/difference.h"
 
-using namespace reshard::tools;
+using namespace reshard::analysis;
 
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();

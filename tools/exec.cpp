@@ -1,10 +1,11 @@
 // reshard-exec: runs a plan on files or on synthesized values, and checks the result.
 
+#include "analysis/guarded_exit.h"
 #include "tools/execution.h"
-#include "tools/guarded_exit.h"
 
 #include <cstdio>
 
+using namespace reshard::analysis;
 using namespace reshard::tools;
 
 int main(int argc, char **argv) {

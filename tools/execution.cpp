@@ -1,17 +1,17 @@
 #include "tools/execution.h"
 
+#include "analysis/files/device_memory.h"
+#include "analysis/files/footprint.h"
+#include "analysis/files/memory.h"
+#include "analysis/files/model_files.h"
+#include "analysis/files/new_folder.h"
+#include "analysis/guarded_exit.h"
+#include "analysis/verify/reference.h"
+#include "analysis/work_deadline.h"
 #include "executor/launch.h"
 #include "executor/mappings.h"
 #include "executor/reshard.h"
-#include "tools/device_memory.h"
 #include "tools/execution_options.h"
-#include "tools/footprint.h"
-#include "tools/guarded_exit.h"
-#include "tools/memory.h"
-#include "tools/model_files.h"
-#include "tools/new_folder.h"
-#include "tools/reference.h"
-#include "tools/work_deadline.h"
 
 #include <nlohmann/json.hpp>
 
@@ -26,6 +26,8 @@
 #include <tuple>
 
 namespace reshard::tools {
+
+using namespace analysis;
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;

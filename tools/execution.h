@@ -1,7 +1,7 @@
 // One run of reshard-exec, from options to exit code.
 #pragma once
 
-#include "tools/common.h"
+#include "analysis/common.h"
 
 #include <cstdint>
 #include <string>

@@ -1,13 +1,15 @@
 #include "tools/execution_options.h"
 
-#include "tools/flatbuffer_vectors.h"
-#include "tools/new_folder.h"
+#include "analysis/files/new_folder.h"
+#include "analysis/flatbuffer_vectors.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <set>
 
 namespace reshard::tools {
+
+using namespace analysis;
 
 namespace fs = std::filesystem;
 

@@ -1,14 +1,14 @@
 // reshard-inspect: shows what a plan contains, what one rank does and where a param comes from; verifies and simulates
 // plans.
 
+#include "analysis/files/new_folder.h"
+#include "analysis/report/inspection.h"
 #include "compiler/frontend/reading.h"
 #include "compiler/frontend/topology.h"
-#include "tools/inspection.h"
-#include "tools/new_folder.h"
 
 #include <cstdio>
 
-using namespace reshard::tools;
+using namespace reshard::analysis;
 
 int main(int argc, char **argv) {
   ignoreFileSizeSignal();

@@ -11,7 +11,7 @@ root = Path(__file__).resolve().parents[2]
 build = Path(sys.argv[1])
 
 # folder -> the allowed beginnings of its includes (our own folders, and libraries that have a prefix)
-OURS = ("tests/", "support/", "formats/", "backends/", "schema/", "ir/", "compiler/", "executor/", "kernels/", "tools/")
+OURS = ("tests/", "support/", "formats/", "backends/", "schema/", "ir/", "compiler/", "executor/", "kernels/", "analysis/", "tools/")
 LIBRARIES = ("llvm/", "yaml-cpp/", "flatbuffers/", "nlohmann/", "xxhash.h", "mpi.h", "nccl.h", "cuda")
 ALLOWED = {
     "support": ("support/", "xxhash.h"),
@@ -22,19 +22,21 @@ ALLOWED = {
     "kernels": ("kernels/", "formats/"),
     "executor": ("executor/", "support/", "formats/", "schema/", "kernels/", "flatbuffers/"),
     "backends": ("backends/", "support/", "executor/channel.h", "mpi.h"),
-    "tools": ("tools/", "support/", "formats/", "executor/", "schema/", "nlohmann/"),
+    "analysis": ("analysis/", "support/", "formats/", "executor/", "schema/", "nlohmann/"),
+    "tools": ("tools/", "analysis/", "support/", "executor/", "schema/", "nlohmann/"),
     # Tests of a folder use it and the folders that make its input.
     "tests/ir": ("ir/", "compiler/"),
     "tests/compiler": ("tests/compiler/", "compiler/", "ir/", "schema/", "llvm/"),
     "tests/schema": ("tests/schema/", "schema/", "compiler/", "ir/", "executor/load.h", "flatbuffers/", "llvm/", "xxhash.h"),
     "tests/kernels": ("tests/kernels/", "kernels/", "cuda"),
-    "tests/executor": ("tests/executor/", "tests/tools/support.h", "executor/", "kernels/", "schema/", "compiler/", "tools/", "flatbuffers/"),
-    "tests/tools": ("tests/tools/", "tests/executor/", "tests/schema/", "tools/", "executor/", "schema/", "compiler/", "flatbuffers/", "nlohmann/"),
-    "tests/conformance": ("tests/conformance/", "tools/", "executor/", "mpi.h"),
-    "tests/mutants": ("tests/mutants/", "tests/schema/", "tools/", "executor/", "schema/", "flatbuffers/"),
-    "tests/fuzz": ("tests/schema/", "compiler/", "executor/", "tools/"),
-    "tests/bench": ("tests/bench/", "tools/", "executor/", "kernels/", "schema/", "compiler/", "mpi.h"),
-    "tests/gpu": ("tests/gpu/", "tests/kernels/", "tools/", "executor/", "kernels/", "schema/", "nccl.h", "cuda"),
+    "tests/executor": ("tests/executor/", "tests/analysis/support.h", "executor/", "kernels/", "schema/", "compiler/", "analysis/", "flatbuffers/"),
+    "tests/analysis": ("tests/analysis/", "tests/executor/", "tests/schema/", "analysis/", "executor/", "schema/", "compiler/", "flatbuffers/", "nlohmann/"),
+    "tests/tools": ("tests/analysis/support.h", "tools/", "analysis/"),
+    "tests/conformance": ("tests/conformance/", "analysis/", "executor/", "mpi.h"),
+    "tests/mutants": ("tests/mutants/", "tests/schema/", "tools/", "analysis/", "executor/", "schema/", "flatbuffers/"),
+    "tests/fuzz": ("tests/schema/", "compiler/", "executor/", "analysis/"),
+    "tests/bench": ("tests/bench/", "analysis/", "executor/", "kernels/", "schema/", "compiler/", "mpi.h"),
+    "tests/gpu": ("tests/gpu/", "tests/kernels/", "analysis/", "executor/", "kernels/", "schema/", "nccl.h", "cuda"),
     "tests/mpi": ("mpi.h",),
 }
 # single files that may include more, and those that may include less
@@ -53,15 +55,15 @@ MORE = {
     "backends/nccl.cpp": ("executor/communicator.h", "nccl.h"),
     "tools/compile.cpp": ("compiler/", "ir/"),
     "tools/inspect.cpp": ("compiler/", "ir/"),
-    "tools/inspection.h": ("ir/ir.h",),
-    "tools/quantized_views.cpp": ("kernels/quantized.h", "kernels/scales.h"),
-    "tools/synthesize.cpp": ("kernels/formats.h",),
-    "tools/simulate.h": ("ir/ir.h",),
+    "analysis/report/inspection.h": ("ir/ir.h",),
+    "analysis/verify/quantized_views.cpp": ("kernels/quantized.h", "kernels/scales.h"),
+    "analysis/verify/synthesize.cpp": ("kernels/formats.h",),
+    "analysis/simulate/simulate.h": ("ir/ir.h",),
 }
 LESS = {
-    "tools/regular_sets.cpp": ("tools/regular_sets.h",),
-    "tools/contents.cpp": ("tools/", "schema/"),
-    "tools/plan_verifier.cpp": ("tools/", "schema/", "executor/load.h"),
+    "analysis/verify/regular_sets.cpp": ("analysis/verify/regular_sets.h",),
+    "analysis/verify/contents.cpp": ("analysis/", "schema/"),
+    "analysis/verify/plan_verifier.cpp": ("analysis/", "schema/", "executor/load.h"),
 }
 # The folders of compiler/, lowest first: a file may include files of its own folder and of those below, and compiler/pass.h, with which passes register.
 LAYERS = ("frontend", "resolve", "transfer", "schedule")

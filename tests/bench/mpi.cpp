@@ -9,10 +9,10 @@
 #include "tests/bench/scalapack.h"
 #endif
 
+#include "analysis/files/memory.h"
+#include "analysis/flatbuffer_vectors.h"
 #include "compiler/compile.h"
 #include "executor/reshard.h"
-#include "tools/flatbuffer_vectors.h"
-#include "tools/memory.h"
 
 #include <benchmark/benchmark.h>
 
@@ -27,7 +27,7 @@
 #include <mpi.h>
 
 using namespace reshard;
-using namespace reshard::tools;
+using namespace reshard::analysis;
 using namespace reshard::schema;
 
 namespace {

@@ -2,13 +2,13 @@
 // comparison.
 #pragma once
 
+#include "analysis/common.h"
+#include "analysis/files/memory.h"
+#include "analysis/parallel.h"
+#include "analysis/verify/plan_verifier.h"
 #include "compiler/compile.h"
 #include "executor/reshard.h"
 #include "executor/transport.h"
-#include "tools/common.h"
-#include "tools/memory.h"
-#include "tools/parallel.h"
-#include "tools/plan_verifier.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -53,13 +53,13 @@ public:
         !writePlan(result.module, result.statistics, path, 0, digest, bytes).empty() ||
         !Plan::open(path, plan_).empty())
       fail(diagnostics.text());
-    memory_ = std::make_unique<tools::Memory>(*plan_);
+    memory_ = std::make_unique<analysis::Memory>(*plan_);
     for (uint32_t e : {0u, 1u})
       if (const std::string error = memory_->allocate(e); !error.empty())
         fail(error);
     if (reshard_open(path.c_str(), nullptr, 0, nullptr, &executor_) != RESHARD_OK)
       fail(reshard_error(executor_));
-    for (const tools::MeshRankMemory &rankMemory : memory_->rankMemories()) {
+    for (const analysis::MeshRankMemory &rankMemory : memory_->rankMemories()) {
       const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
       const uint32_t rank = endpoint.ranks()->Get(rankMemory.meshRank);
       for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
@@ -85,18 +85,18 @@ public:
 
   /// Runs the plan; returns the seconds.
   double refit() {
-    const double begin = tools::now();
+    const double begin = analysis::now();
     if (reshard_run(executor_, 0) != RESHARD_OK)
       fail(reshard_error(executor_));
-    return tools::now() - begin;
+    return analysis::now() - begin;
   }
   /// Bytes that a run moves.
   uint64_t bytes() const { return reshard_bytes(executor_); }
 
   const Plan &plan() const { return *plan_; }
   /// Returns the plan's messages, with sends and receives paired.
-  tools::PairedPlan paired() const {
-    tools::PairedPlan paired(*plan_);
+  analysis::PairedPlan paired() const {
+    analysis::PairedPlan paired(*plan_);
     if (const std::string error = paired.load(); !error.empty())
       fail(error);
     return paired;
@@ -107,7 +107,7 @@ public:
     if (const std::string error = plan_->segment(rank, segment); !error.empty())
       fail(error);
     const schema::BufferRange &run = *segment->buffers()->Get(static_cast<uint32_t>(bufferRangeOf(*segment, buffer)));
-    for (const tools::MeshRankMemory &rankMemory : memory_->rankMemories())
+    for (const analysis::MeshRankMemory &rankMemory : memory_->rankMemories())
       if (rankMemory.endpoint == run.endpoint() && rankMemory.meshRank == run.mesh_rank())
         return rankMemory.params[run.param()][buffer - run.first()];
     fail("buffer " + std::to_string(buffer) + " of rank " + std::to_string(rank) + " has no memory");
@@ -117,7 +117,7 @@ public:
 
 private:
   std::unique_ptr<Plan> plan_;
-  std::unique_ptr<tools::Memory> memory_;
+  std::unique_ptr<analysis::Memory> memory_;
   reshard_executor *executor_ = nullptr;
 };
 
@@ -145,10 +145,10 @@ public:
   }
   /// Runs the copies; returns the seconds.
   double run() const {
-    const double begin = tools::now();
-    tools::parallelFor(ranges_.size(), threads(),
-                       [&](size_t i) { std::memcpy(ranges_[i].to, ranges_[i].from, ranges_[i].bytes); });
-    return tools::now() - begin;
+    const double begin = analysis::now();
+    analysis::parallelFor(ranges_.size(), threads(),
+                          [&](size_t i) { std::memcpy(ranges_[i].to, ranges_[i].from, ranges_[i].bytes); });
+    return analysis::now() - begin;
   }
 
 private:

@@ -108,7 +108,7 @@ private:
     return all;
   }
   template <class Work> void forEach(Work work) const {
-    tools::parallelFor(parts_.size(), threads(), [&](size_t i) { work(parts_[i]); });
+    analysis::parallelFor(parts_.size(), threads(), [&](size_t i) { work(parts_[i]); });
   }
   template <class Work> void forEachMatrix(Work work) const {
     for (const Part &part : parts_)
@@ -117,7 +117,7 @@ private:
   }
   void findTensorScales() const {
     std::vector<float> found(parts_.size());
-    tools::parallelFor(parts_.size(), threads(), [&](size_t i) {
+    analysis::parallelFor(parts_.size(), threads(), [&](size_t i) {
       const auto &[m, wide, first, count, matrixAmax] = parts_[i];
       found[i] = amax(m.wide, wide + first * m.columns * itemBytes(m.wide), {1, count * m.columns, 0, 0});
     });
@@ -175,13 +175,13 @@ void paired(benchmark::State &state, const Case &each) {
   if (each.target)
     behind.emplace(*each.target, plain->targets, ours.targets);
   auto naive = [&] {
-    const double begin = tools::now();
+    const double begin = analysis::now();
     if (before)
       before->dequantize();
     plain->refit();
     if (behind)
       behind->quantize();
-    return tools::now() - begin;
+    return analysis::now() - begin;
   };
   const Copy copy(ours.sources, plain->targets, bytesOf(ours.sources));
   naive();

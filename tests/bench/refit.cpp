@@ -17,13 +17,13 @@ namespace {
 class Rows {
 public:
   explicit Rows(const Prepared &prepared) {
-    const tools::PairedPlan paired = prepared.paired();
+    const analysis::PairedPlan paired = prepared.paired();
     for (uint32_t rank = 0; rank < prepared.plan().world(); ++rank)
       for (uint32_t step = 0; step < paired.segment(rank).steps()->size(); ++step)
         if (const std::string error =
                 paired.forEachMove(rank, step,
-                                   [&](const tools::Move &move) {
-                                     forEachRow(move, [&](const tools::Move &row) { add(prepared, rank, row); });
+                                   [&](const analysis::Move &move) {
+                                     forEachRow(move, [&](const analysis::Move &row) { add(prepared, rank, row); });
                                    });
             !error.empty())
           fail(error);
@@ -36,12 +36,12 @@ public:
   }
   /// Runs the copies; returns the seconds.
   double run() const {
-    const double begin = tools::now();
-    tools::parallelFor(ends_.size(), threads(), [&](size_t i) {
+    const double begin = analysis::now();
+    analysis::parallelFor(ends_.size(), threads(), [&](size_t i) {
       for (size_t r = i == 0 ? 0 : ends_[i - 1]; r < ends_[i]; ++r)
         std::memcpy(rows_[r].to, rows_[r].from, rows_[r].bytes);
     });
-    return tools::now() - begin;
+    return analysis::now() - begin;
   }
 
 private:
@@ -50,7 +50,7 @@ private:
     const std::byte *from;
     size_t bytes;
   };
-  void add(const Prepared &prepared, uint32_t rank, const tools::Move &row) {
+  void add(const Prepared &prepared, uint32_t rank, const analysis::Move &row) {
     constexpr uint64_t kMost = 1 << 20; // longer rows are split between threads
     std::byte *to = prepared.memory(rank, row.targetBuffer) + row.targetOffset;
     const std::byte *from = prepared.memory(row.sourceRank, row.sourceBuffer) + row.sourceOffset;

@@ -1,13 +1,13 @@
 // One suite for every transport and device: runs all plans of a folder, each with two seeds, and checks every target
 // byte. Under mpirun all processes run the plans in step, even after one of them has failed.
 
+#include "analysis/common.h"
+#include "analysis/files/footprint.h"
+#include "analysis/files/memory.h"
+#include "analysis/flatbuffer_vectors.h"
 #include "executor/reshard.h"
 #include "tests/conformance/allocations.h"
 #include "tests/conformance/processes.h"
-#include "tools/common.h"
-#include "tools/flatbuffer_vectors.h"
-#include "tools/footprint.h"
-#include "tools/memory.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -16,7 +16,7 @@
 #include <filesystem>
 
 using namespace reshard;
-using namespace reshard::tools;
+using namespace reshard::analysis;
 using namespace reshard::conformance;
 
 namespace {

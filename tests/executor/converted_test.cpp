@@ -5,8 +5,8 @@
 #include "executor/recorded.h"
 #include "executor/view_jobs.h"
 #include "schema/manifest.h"
+#include "tests/analysis/support.h"
 #include "tests/executor/cpu_device.h"
-#include "tests/tools/support.h"
 
 #include <gtest/gtest.h>
 

@@ -2,9 +2,9 @@
 
 #include "executor/reshard.h"
 
+#include "analysis/files/memory.h"
 #include "compiler/compile.h"
 #include "tests/executor/allocations.h"
-#include "tools/memory.h"
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 using namespace reshard;
-using namespace reshard::tools;
+using namespace reshard::analysis;
 
 #ifdef COUNT_ALLOCATIONS
 std::atomic<long> reshard::tests::allocations{0};

@@ -1,7 +1,7 @@
 // Rendezvous: the environment of launchers, a file with rank 0's id.
 
 #include "executor/launch.h"
-#include "tests/tools/support.h"
+#include "tests/analysis/support.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 #include "executor/check_segment.h"
 #include "executor/transport.h"
-#include "tests/tools/support.h"
+#include "tests/analysis/support.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 
 #include "executor/struct_size.h"
 
-#include "tests/tools/support.h"
+#include "tests/analysis/support.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -33,7 +33,7 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
     for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
       if (rank && endpoint.ranks()->Get(p) != *rank)
         continue;
-      tools::MeshRankMemory &rankMemory = rankMemories_.emplace_back();
+      analysis::MeshRankMemory &rankMemory = rankMemories_.emplace_back();
       rankMemory.endpoint = e;
       rankMemory.meshRank = p;
       for (uint32_t number = 0; number < (endpoint.params() ? endpoint.params()->size() : 0); ++number) {
@@ -73,9 +73,9 @@ void PlanOnGpu::prepare() {
 }
 
 void PlanOnGpu::fill(uint64_t seed) {
-  for (const tools::MeshRankMemory &rankMemory : rankMemories_)
+  for (const analysis::MeshRankMemory &rankMemory : rankMemories_)
     if (rankMemory.endpoint == 0)
-      tools::synthesize(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
+      analysis::synthesize(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
   for (const Binding &binding : bindings_) {
     if (binding.endpoint > 0)
       std::memset(binding.host, 0xE7, binding.bytes);
@@ -98,9 +98,10 @@ uint64_t PlanOnGpu::mismatches(uint64_t seed, uint64_t &checked) {
 
 uint64_t PlanOnGpu::mismatchesOnHost(uint64_t seed, uint64_t &checked) const {
   uint64_t wrong = 0;
-  for (const tools::MeshRankMemory &rankMemory : rankMemories_)
+  for (const analysis::MeshRankMemory &rankMemory : rankMemories_)
     if (rankMemory.endpoint > 0) {
-      const tools::CheckResult result = tools::check(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
+      const analysis::CheckResult result =
+          analysis::check(*plan_, rankMemory, seed, std::thread::hardware_concurrency());
       wrong += result.mismatches;
       checked += result.checkedBytes;
     }

@@ -2,9 +2,9 @@
 // checked on the host.
 #pragma once
 
+#include "analysis/verify/synthesize.h"
 #include "executor/device.h"
 #include "executor/reshard.h"
-#include "tools/synthesize.h"
 
 #include <memory>
 #include <string>
@@ -56,7 +56,7 @@ private:
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<reshard_executor, Close> executor_;
-  std::vector<tools::MeshRankMemory> rankMemories_; // host memory
+  std::vector<analysis::MeshRankMemory> rankMemories_; // host memory
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<Binding> bindings_;
 };

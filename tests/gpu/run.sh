@@ -35,8 +35,10 @@ compile() {
 }
 export -f compile
 build() {
-  local sources="executor/*.cpp schema/*.cpp kernels/*.cpp tests/gpu/*.cpp backends/cuda.cpp" tool kernel
-  for tool in synthesize check reference quantized_views tensor_instances common work_deadline; do sources="$sources tools/$tool.cpp"; done
+  local sources="executor/*.cpp schema/*.cpp kernels/*.cpp tests/gpu/*.cpp backends/cuda.cpp" file kernel
+  for file in verify/synthesize verify/check verify/reference verify/quantized_views verify/tensor_instances common work_deadline; do
+    sources="$sources analysis/$file.cpp"
+  done
   [ -n "${nccl_library:-}" ] && sources="$sources backends/nccl.cpp" && flags="$flags -isystem $nccl_include"
   ls $sources | xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ "$bin" "$flags" {} || return 1
   for kernel in copy convert; do

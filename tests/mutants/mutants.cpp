@@ -9,16 +9,16 @@
 // Mutants run in child processes with limited memory. If a child crashes or hangs, the test reports its current mutant
 // and starts another child at the next one. ONE runs that mutant only, in this process.
 
+#include "analysis/files/new_folder.h"
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/report/inspection.h"
+#include "analysis/verify/plan_verifier.h"
+#include "analysis/work_deadline.h"
 #include "executor/load.h"
 #include "schema/container.h"
 #include "tests/mutants/fields.h"
 #include "tests/schema/digests.h"
 #include "tools/execution.h"
-#include "tools/flatbuffer_vectors.h"
-#include "tools/inspection.h"
-#include "tools/new_folder.h"
-#include "tools/plan_verifier.h"
-#include "tools/work_deadline.h"
 
 #include <chrono>
 #include <csignal>
@@ -36,6 +36,7 @@
 
 using namespace reshard;
 using namespace reshard::tests;
+using namespace reshard::analysis;
 using namespace reshard::tools;
 namespace fs = std::filesystem;
 

@@ -1,6 +1,6 @@
 // Command options from a table: parsing, help, similar names. Also readable sizes and atomic files.
 
-#include "tools/common.h"
+#include "analysis/common.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <sstream>
 #include <unistd.h>
 
-using namespace reshard::tools;
+using namespace reshard::analysis;
 
 namespace {
 

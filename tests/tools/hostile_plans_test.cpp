@@ -1,11 +1,11 @@
 // Plans with valid digests and numbers that require too much memory or time: the tools run a correct plan, and reject
 // any other quickly with an error message.
 
-#include "tests/tools/support.h"
+#include "analysis/files/new_folder.h"
+#include "analysis/verify/plan_verifier.h"
+#include "analysis/verify/synthesize.h"
+#include "tests/analysis/support.h"
 #include "tools/execution.h"
-#include "tools/new_folder.h"
-#include "tools/plan_verifier.h"
-#include "tools/synthesize.h"
 
 #include <gmock/gmock.h>
 
@@ -13,6 +13,7 @@
 
 using namespace reshard;
 using namespace reshard::tests;
+using namespace reshard::analysis;
 using namespace reshard::tools;
 namespace fbs = reshard::schema;
 using testing::HasSubstr;

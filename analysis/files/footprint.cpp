@@ -1,0 +1,40 @@
+#include "analysis/files/footprint.h"
+
+#include <chrono>
+#include <cstdio>
+#include <unistd.h>
+
+namespace reshard::analysis {
+
+uint64_t rssBytes() {
+  unsigned long long total = 0, resident = 0;
+  if (std::FILE *file = std::fopen("/proc/self/statm", "re")) {
+    if (std::fscanf(file, "%llu %llu", &total, &resident) != 2)
+      resident = 0;
+    std::fclose(file);
+  }
+  return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+FootprintLimit::FootprintLimit(std::vector<const Memory *> files, uint64_t bytes) : files_(std::move(files)) {
+  if (bytes > 0)
+    thread_ = std::thread([this, bytes] { watch(bytes); });
+}
+
+FootprintLimit::~FootprintLimit() {
+  done_ = true;
+  if (thread_.joinable())
+    thread_.join();
+}
+
+void FootprintLimit::watch(uint64_t bytes) {
+  while (!done_) {
+    // Release at half of the limit: more pages are read before the next check.
+    if (rssBytes() > bytes / 2)
+      for (const Memory *memory : files_)
+        memory->release();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+} // namespace reshard::analysis

@@ -1,0 +1,259 @@
+#include "analysis/files/memory.h"
+
+#include "analysis/common.h"
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/quantized_views.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+namespace reshard::analysis {
+
+namespace {
+
+std::string shapeText(const std::vector<int64_t> &shape) {
+  std::string text = "[";
+  for (size_t d = 0; d < shape.size(); ++d)
+    text += (d ? ", " : "") + std::to_string(shape[d]);
+  return text + "]";
+}
+
+/// Whether another param of the endpoint holds every tensor of a param too: then a checkpoint may omit it (tied weights
+/// are usually stored once). For a quantized param, the tensors of its elements count.
+bool heldElsewhere(const schema::Endpoint &endpoint, uint32_t number) {
+  if (const auto by = elementViews(endpoint)[number])
+    number = by->view;
+  for (const schema::Part *part : orEmpty(endpoint.params()->Get(number)->parts())) {
+    bool found = false;
+    for (uint32_t p = 0; p < number && !found; ++p)
+      for (const schema::Part *other : orEmpty(endpoint.params()->Get(p)->parts()))
+        found = found || (part->pattern() >= 0 && other->pattern() == part->pattern());
+    if (!found)
+      return false;
+  }
+  return true;
+}
+
+std::string meshRankName(const schema::Endpoint &endpoint, uint32_t meshRank) {
+  return endpoint.checkpoint()
+             ? "the checkpoint"
+             : (endpoint.storage() ? "file " : "rank ") + std::to_string(endpoint.ranks()->Get(meshRank));
+}
+
+} // namespace
+
+Memory::~Memory() {
+  for (const auto &[data, bytes] : mappings_)
+    ::munmap(data, bytes);
+  for (const int file : shared_)
+    ::close(file);
+}
+
+void Memory::release() const {
+  for (const auto &checkpoint : checkpoints_)
+    for (const auto &file : checkpoint->files)
+      file->release();
+}
+
+std::string Memory::changed() const {
+  for (const auto &checkpoint : checkpoints_)
+    for (const auto &file : checkpoint->files)
+      if (std::string text = file->changed(); !text.empty())
+        return text;
+  return {};
+}
+
+MeshRankMemory &Memory::addRank(uint32_t endpointNumber, uint32_t meshRank) {
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  MeshRankMemory &memory = rankMemories_.emplace_back();
+  memory.endpoint = endpointNumber;
+  memory.meshRank = meshRank;
+  for (const schema::Param *param : orEmpty(endpoint.params()))
+    memory.params.emplace_back(schema::instanceCount(endpoint, *param, meshRank), nullptr);
+  return memory;
+}
+
+std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpointNumber, uint32_t meshRank) {
+  const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
+  std::vector<TensorSpec> result;
+  for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p)
+    if (schema::bindable(*endpoint.params()->Get(p)))
+      for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, meshRank))
+        result.push_back({std::move(instance.name), schema::storageDtypeOf(*endpoint.params()->Get(p)),
+                          std::move(instance.shape), instance.bytes});
+  return result;
+}
+
+bool Memory::mine(const schema::Endpoint &endpoint, uint32_t meshRank) const {
+  return ranks_.empty() || endpoint.storage() ||
+         std::binary_search(ranks_.begin(), ranks_.end(), endpoint.ranks()->Get(meshRank));
+}
+
+std::string Memory::allocate(uint32_t endpointNumber, bool shared) {
+  constexpr int64_t kAlignment = 64;
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  // Every page is touched, and a system that promises more memory than it has ends processes where it runs out.
+  struct sysinfo system{};
+  ::sysinfo(&system);
+  const uint64_t machine = (uint64_t{system.totalram} + system.totalswap) * system.mem_unit;
+  for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+    if (!mine(endpoint, p))
+      continue;
+    MeshRankMemory &memory = addRank(endpointNumber, p);
+    int64_t total = 0;
+    auto forEach = [&](auto visit) {
+      for (uint32_t i = 0; i < memory.params.size(); ++i) {
+        const schema::Param &param = *endpoint.params()->Get(i);
+        if (param.view())
+          continue;
+        int64_t bytes = schema::itemBytes(schema::storageDtypeOf(param));
+        for (int64_t length : schema::localShape(endpoint, param, p))
+          bytes *= length;
+        for (std::byte *&pointer : memory.params[i])
+          visit(pointer, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+      }
+    };
+    bool fits = true;
+    forEach([&](std::byte *&, int64_t bytes) { fits = fits && !__builtin_add_overflow(total, bytes, &total); });
+    allocated_ += fits ? static_cast<uint64_t>(total) : 0;
+    if (!fits || allocated_ > machine)
+      return "cannot allocate the params of " + endpoint.role()->str() + ": ranks up to " + meshRankName(endpoint, p) +
+             " need " + (fits ? humanBytes(static_cast<double>(allocated_)) : "more than 2^63 bytes") +
+             ", but this machine has " + humanBytes(static_cast<double>(machine));
+    if (total == 0)
+      total = kAlignment;
+    int file = -1;
+    if (shared && (file = ::memfd_create("reshard-params", MFD_CLOEXEC)) >= 0)
+      shared_.push_back(file);
+    const bool sized = !shared || (file >= 0 && ::ftruncate(file, static_cast<off_t>(total)) == 0);
+    const int kind = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void *map = sized
+                    ? ::mmap(nullptr, static_cast<size_t>(total), PROT_READ | PROT_WRITE, kind | MAP_POPULATE, file, 0)
+                    : MAP_FAILED;
+    if (map == MAP_FAILED)
+      return "cannot allocate " + humanBytes(static_cast<double>(total)) + " for " + endpoint.role()->str() + " " +
+             meshRankName(endpoint, p) + ": " + std::strerror(errno);
+    mappings_.emplace_back(map, static_cast<size_t>(total));
+    auto *next = static_cast<std::byte *>(map);
+    forEach([&](std::byte *&pointer, int64_t bytes) {
+      pointer = next;
+      next += bytes;
+    });
+  }
+  return {};
+}
+
+/// Binds a mesh rank to the tensors of its file. Refuses missing tensors, other dtypes and other shapes. Tensors that
+/// the plan does not use are added to `unknown`, or refused if it is null.
+std::string Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const std::string &what,
+                             Checkpoint &checkpoint, std::set<std::string> *unknown) {
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  MeshRankMemory &memory = addRank(endpointNumber, meshRankNumber);
+  std::set<std::string> left;
+  for (const auto &[name, view] : checkpoint.tensors)
+    left.insert(name);
+  for (uint32_t p = 0; p < memory.params.size(); ++p) {
+    const schema::Param &param = *endpoint.params()->Get(p);
+    if (!schema::bindable(param))
+      continue;
+    for (const schema::ParamInstance &instance : schema::instances(plan_.manifest(), endpoint, p, meshRankNumber)) {
+      const auto found = checkpoint.tensors.find(instance.name);
+      if (found == checkpoint.tensors.end()) {
+        if (endpoint.checkpoint() && endpointNumber == 0 && heldElsewhere(endpoint, p))
+          continue;
+        return what + " has no tensor '" + instance.name + "'" + nearest(instance.name, {left.begin(), left.end()});
+      }
+      const TensorView &view = found->second;
+      if (view.dtype != schema::storageDtypeOf(param))
+        return what + ": tensor '" + instance.name + "' is " + schema::dtypeName(view.dtype) + ", expected " +
+               schema::dtypeName(schema::storageDtypeOf(param)) +
+               (endpointNumber == 0 ? "; 'dtype: stored' in the job's source uses the dtypes of its files" : "");
+      if (view.shape != instance.shape)
+        return what + ": tensor '" + instance.name + "' has shape " + shapeText(view.shape) + ", expected " +
+               shapeText(instance.shape);
+      left.erase(instance.name);
+      memory.params[p][instance.instance] = view.data;
+    }
+  }
+  if (unknown)
+    unknown->merge(left);
+  else if (!left.empty())
+    return what + " has tensor '" + *left.begin() + "', which the plan does not use" +
+           (left.size() > 1 ? " (and " + std::to_string(left.size() - 1) + " more)" : "") +
+           (endpointNumber == 0 ? "; --allow=extra ignores such tensors" : "");
+  return {};
+}
+
+void Memory::dropEndpoint(uint32_t endpoint) {
+  std::erase_if(rankMemories_, [&](const MeshRankMemory &each) { return each.endpoint == endpoint; });
+}
+
+std::string Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable,
+                              std::set<std::string> *unknown) {
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error))
+    return "'" + folder + "' is not a folder";
+  if (endpoint.checkpoint()) {
+    checkpoints_.push_back(std::make_unique<Checkpoint>());
+    if (std::string problem = readCheckpoint(folder, *checkpoints_.back(), writable); !problem.empty())
+      return problem;
+    return bindFile(endpointNumber, 0, "checkpoint '" + folder + "'", *checkpoints_.back(), unknown);
+  }
+  std::set<std::string> files;
+  for (const auto &entry : std::filesystem::directory_iterator(folder, error))
+    if (const std::string name = entry.path().filename(); name.starts_with("rank-") && name.ends_with(".safetensors"))
+      files.insert(name);
+  for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+    const std::vector<TensorSpec> expected = specs(plan_, endpointNumber, p);
+    if (expected.empty())
+      continue;
+    const std::string name = rankFile(endpoint.ranks()->Get(p)), path = folder + "/" + name;
+    if (files.erase(name) == 0)
+      return "'" + folder + "' has no file '" + name + "' for the params of " + endpoint.role()->str() + " " +
+             meshRankName(endpoint, p);
+    if (!mine(endpoint, p))
+      continue;
+    checkpoints_.push_back(std::make_unique<Checkpoint>());
+    if (std::string problem = readSafetensors(path, *checkpoints_.back(), writable); !problem.empty())
+      return problem;
+    if (std::string problem = bindFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown);
+        !problem.empty())
+      return problem;
+  }
+  if (!files.empty())
+    return "'" + folder + "' contains '" + *files.begin() + "', but the " + endpoint.role()->str() +
+           " has no params on that rank";
+  return {};
+}
+
+std::string Memory::createFiles(uint32_t endpointNumber, const std::string &folder, uint64_t shardBytes) {
+  constexpr uint64_t kShardBytes = 5'000'000'000;
+  const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
+    if (!mine(endpoint, p))
+      continue;
+    const std::vector<TensorSpec> tensors = specs(plan_, endpointNumber, p);
+    if (tensors.empty())
+      continue;
+    checkpoints_.push_back(std::make_unique<Checkpoint>());
+    Checkpoint &checkpoint = *checkpoints_.back();
+    std::string problem =
+        endpoint.checkpoint()
+            ? createCheckpoint(folder, tensors, static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes), checkpoint)
+            : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
+    if (problem.empty())
+      problem = bindFile(endpointNumber, p, "'" + folder + "'", checkpoint);
+    if (!problem.empty())
+      return problem;
+  }
+  return {};
+}
+
+} // namespace reshard::analysis

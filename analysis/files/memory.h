@@ -1,0 +1,80 @@
+// The memory of the params of an execution: anonymous memory, or mapped safetensors files.
+#pragma once
+
+#include "analysis/files/safetensors.h"
+#include "analysis/verify/synthesize.h"
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// The memory of a plan's endpoints, by mesh rank. Functions that return a string return an error text, empty on
+/// success.
+class Memory {
+public:
+  explicit Memory(const Plan &plan) : plan_(plan) {}
+  /// For these world ranks only, ascending; files of storage endpoints belong to every rank.
+  Memory(const Plan &plan, std::vector<uint32_t> ranks) : plan_(plan), ranks_(std::move(ranks)) {}
+  ~Memory();
+  Memory(const Memory &) = delete;
+  Memory &operator=(const Memory &) = delete;
+
+  /// Allocates anonymous memory for an endpoint and touches every page. `shared`: other processes can map it.
+  std::string allocate(uint32_t endpoint, bool shared = false);
+  /// Maps the files of a folder. Checks them against the manifest first: missing and extra files, names, shapes,
+  /// dtypes. `writable`: maps them for writing too. `unknown`: receives the names of tensors that the plan does not
+  /// use; if null, such tensors are an error.
+  std::string openFiles(uint32_t endpoint, const std::string &folder, bool writable = false,
+                        std::set<std::string> *unknown = nullptr);
+  /// Creates files of their final size in an empty folder. A file of a checkpoint has at most `shardBytes` (0: 5 GB, as
+  /// Hugging Face) or one tensor.
+  std::string createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes);
+  /// Removes an endpoint's mesh ranks from rankMemories(), since another process handles them. Its memory stays mapped.
+  void dropEndpoint(uint32_t endpoint);
+
+  /// Releases the pages of all files (MappedFile::release).
+  void release() const;
+  /// An error text if an opened file was changed since (MappedFile::changed), else empty.
+  std::string changed() const;
+
+  const std::vector<MeshRankMemory> &rankMemories() const { return rankMemories_; }
+
+private:
+  MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
+  std::string bindFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, Checkpoint &checkpoint,
+                       std::set<std::string> *unknown = nullptr);
+
+  bool mine(const schema::Endpoint &endpoint, uint32_t meshRank) const;
+
+  const Plan &plan_;
+  std::vector<uint32_t> ranks_; // empty: all
+  std::vector<MeshRankMemory> rankMemories_;
+  std::vector<std::unique_ptr<Checkpoint>> checkpoints_;
+  std::vector<std::pair<void *, size_t>> mappings_;
+  uint64_t allocated_ = 0;
+  std::vector<int> shared_; // file descriptors of shared mappings
+};
+
+/// The tensors in the file of a mesh rank.
+std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
+
+/// Compares target memory with source memory through the layouts, tensor by tensor, and padding with zeros. An element
+/// that no part covers counts as a mismatch. `progress` is called on this thread.
+CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
+                    const std::function<void(double)> &progress = {});
+
+/// The differences between source replicas, each with the instance it was compared with. For quantized params, codes
+/// and scales are compared if the blocks are the same.
+struct ReplicaResult {
+  uint64_t comparedBytes = 0;
+  std::vector<std::string> differences; // by tensor, then by mesh rank; quantized params last
+  std::vector<std::string>
+      skipped; // tensor patterns held by several params, at least one quantized: not compared with each other
+};
+ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
+                              const std::function<void(double)> &progress = {});
+
+} // namespace reshard::analysis

@@ -1,0 +1,58 @@
+// Creates folders atomically: they appear only when they are complete.
+#pragma once
+
+#include "analysis/common.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace reshard::analysis {
+
+/// Ends a command with a message and an exit code.
+struct Failure {
+  int code;
+  std::string message;
+};
+
+/// Throws Failure if `error` is not empty.
+inline void throwOnError(const std::string &error, int code) {
+  if (!error.empty())
+    throw Failure{code, error};
+}
+
+/// Installs signal handlers for the process, once. SIGINT and SIGTERM remove the unfinished folder and then end the
+/// process. So does SIGBUS for an unreadable page of a mapped file (a truncated file, for example), with kFailure and
+/// an error that names the file.
+void watchSignals();
+
+/// An error text if `path` is `folder` or lies inside it, also through links; else empty.
+std::string insideOf(const std::string &path, const std::string &folder);
+
+/// A folder that is filled under a temporary name and renamed when complete. Until then, it is removed with this
+/// object, or when a signal ends the process (watchSignals). Temporary folders of killed processes of this host are
+/// removed when the same folder is created again. One process creates the folder; others may fill it too. A process may
+/// have one such object at a time.
+class NewFolder {
+public:
+  /// A number that identifies this process and its host.
+  static int64_t ownNumber();
+  /// `number`: the ownNumber() of the creating process, part of the temporary name. `make`: this process creates the
+  /// folder.
+  NewFolder(const std::string &path, int64_t number, bool make);
+  ~NewFolder();
+  NewFolder(const NewFolder &) = delete;
+  NewFolder &operator=(const NewFolder &) = delete;
+
+  std::string temporary() const { return temporary_; }
+  /// Renames the folder to its final name. Does nothing in processes that did not create it.
+  void commit();
+
+private:
+  std::filesystem::path path_, temporary_;
+  const bool mine_;
+  bool done_ = false;
+  int lock_ = -1; // the locked descriptor of the folder
+};
+
+} // namespace reshard::analysis

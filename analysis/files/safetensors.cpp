@@ -1,0 +1,433 @@
+#include "analysis/files/safetensors.h"
+
+#include "analysis/common.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <optional>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <unordered_set>
+
+namespace reshard::analysis {
+
+using Json = nlohmann::json;
+
+namespace {
+
+constexpr uint64_t kMaxHeaderBytes = 100'000'000; // as in the safetensors package
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;
+
+std::string systemError(const char *what, const std::string &path) {
+  return "cannot " + std::string(what) + " '" + path + "': " + std::strerror(errno);
+}
+
+/// Maps a whole file for reading. Empty files map to nothing.
+std::string mapFile(const std::string &path, std::byte *&data, uint64_t &bytes, struct stat &status,
+                    bool writable = false) {
+  const int file = ::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC |
+                                            O_NONBLOCK); // O_NONBLOCK: opening a FIFO must not block
+  if (file < 0)
+    return systemError("open", path);
+  std::string error;
+  if (::fstat(file, &status) != 0) {
+    error = systemError("read", path);
+  } else if (!S_ISREG(status.st_mode)) {
+    error = "'" + path + "' is not a regular file";
+  } else {
+    bytes = static_cast<uint64_t>(status.st_size);
+    data = nullptr;
+    if (bytes > 0) {
+      void *map = ::mmap(nullptr, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, file, 0);
+      if (map == MAP_FAILED)
+        error = systemError("map", path);
+      else
+        data = static_cast<std::byte *>(map);
+    }
+  }
+  ::close(file);
+  return error;
+}
+
+/// Reads a JSON object in one pass, which is several times faster than building a tree. Also finds errors that a tree
+/// hides: repeated keys and unbounded nesting.
+class ObjectReader : public nlohmann::json_sax<Json> {
+public:
+  /// An error text; empty on success.
+  std::string read(const std::string &path, std::string_view text) {
+    const std::string damaged = "'" + path + "': damaged header: ";
+    if (!Json::sax_parse(text, static_cast<nlohmann::json_sax<Json> *>(this)) || !object_)
+      return damaged + "not a JSON object";
+    if (!repeated_.empty())
+      return damaged + "the key '" + repeated_ + "' is repeated";
+    return nul_.empty() ? std::string() : "'" + path + "': a name contains a NUL character: '" + nul_ + "'";
+  }
+
+protected:
+  /// The depth of the innermost object or array around a value; the outermost object has depth 0.
+  int depth() const { return depth_; }
+  /// The key of the value, or of the object or array around it at that depth; empty in arrays.
+  const std::string &keyAt(int depth) const { return levels_[depth].key; }
+  virtual void onText(const std::string &text) = 0;
+  virtual void onNumber(uint64_t number) = 0;
+  virtual void onOther() = 0;           // null, a boolean, or a number other than an unsigned integer
+  virtual void onBegin(bool array) = 0; // depth(): before it
+  virtual void onEnd() {}               // depth(): after it
+
+private:
+  struct Level {
+    std::string key;
+    std::vector<std::string> few; // its keys so far; once there are many, they are in `many`
+    std::unordered_set<std::string> many;
+  };
+
+  bool begin(bool array) {
+    if (depth_ >= 0)
+      onBegin(array);
+    else if (object_ = !array; !object_)
+      return false;
+    if (depth_ + 1 == static_cast<int>(levels_.size()))
+      return false;
+    Level &level = levels_[++depth_];
+    level.key.clear();
+    level.few.clear();
+    level.many.clear();
+    return true;
+  }
+  bool end() { return --depth_, onEnd(), true; }
+  bool other() { return depth_ >= 0 && (onOther(), true); }
+  bool key(string_t &name) override {
+    constexpr size_t kFew = 8;
+    Level &level = levels_[depth_];
+    bool known = false;
+    if (level.few.size() < kFew) {
+      known = std::find(level.few.begin(), level.few.end(), name) != level.few.end();
+      level.few.push_back(name);
+    } else {
+      if (level.many.empty())
+        level.many.insert(level.few.begin(), level.few.end());
+      known = !level.many.insert(name).second;
+    }
+    if (known && repeated_.empty())
+      repeated_ = name;
+    if (name.find('\0') != std::string::npos) // a C string would end there
+      nul_ = name;
+    level.key = std::move(name);
+    return true;
+  }
+  bool null() override { return other(); }
+  bool boolean(bool) override { return other(); }
+  bool number_integer(number_integer_t) override { return other(); }
+  bool number_unsigned(number_unsigned_t number) override { return depth_ >= 0 && (onNumber(number), true); }
+  bool number_float(number_float_t, const string_t &) override { return other(); }
+  bool string(string_t &text) override { return depth_ >= 0 && (onText(text), true); }
+  bool binary(binary_t &) override { return false; }
+  bool start_object(std::size_t) override { return begin(false); }
+  bool end_object() override { return end(); }
+  bool start_array(std::size_t) override { return begin(true); }
+  bool end_array() override { return end(); }
+  bool parse_error(std::size_t, const std::string &, const nlohmann::detail::exception &) override { return false; }
+
+  std::array<Level, 16> levels_;
+  int depth_ = -1;
+  bool object_ = false;
+  std::string repeated_, nul_;
+};
+
+/// A header: {name: {dtype: text, shape: [numbers], data_offsets: [begin, end]}}.
+class HeaderReader : public ObjectReader {
+public:
+  using Numbers =
+      std::optional<std::vector<std::optional<uint64_t>>>; // an item is empty if it is not an unsigned integer
+  struct Entry {
+    std::string name;
+    std::optional<std::string> dtype;
+    Numbers shape, offsets;
+  };
+  std::vector<Entry> entries;
+
+private:
+  void onText(const std::string &text) override {
+    if (depth() == 1 && keyAt(1) == "dtype")
+      entries.back().dtype = text;
+    add({});
+  }
+  void onNumber(uint64_t number) override { add(number); }
+  void onOther() override { add({}); }
+  void onBegin(bool array) override {
+    add({});
+    if (Numbers *numbers = depth() != 1 || !array       ? nullptr
+                           : keyAt(1) == "shape"        ? &entries.back().shape
+                           : keyAt(1) == "data_offsets" ? &entries.back().offsets
+                                                        : nullptr)
+      (array_ = numbers)->emplace();
+  }
+  void onEnd() override {
+    if (depth() == 1)
+      array_ = nullptr;
+  }
+  void add(std::optional<uint64_t> item) {
+    if (depth() == 0)
+      entries.push_back({keyAt(0), {}, {}, {}});
+    else if (depth() == 2 && array_)
+      (*array_)->push_back(item);
+  }
+
+  Numbers *array_ = nullptr; // receives the items of the current array
+};
+
+/// An index: {weight_map: {name: file}}.
+class IndexReader : public ObjectReader {
+public:
+  bool found = false;
+  std::vector<std::pair<std::string, std::string>>
+      files; // (tensor, file); the file is empty if its value is not a string
+
+private:
+  void onText(const std::string &text) override { add(text); }
+  void onNumber(uint64_t) override { add({}); }
+  void onOther() override { add({}); }
+  void onBegin(bool array) override {
+    found = found || (depth() == 0 && !array && keyAt(0) == "weight_map");
+    add({});
+  }
+  void add(const std::string &file) {
+    if (depth() == 1 && found && keyAt(0) == "weight_map")
+      files.emplace_back(keyAt(1), file);
+  }
+};
+
+std::string readEntry(const std::string &path, const HeaderReader::Entry &entry, std::byte *data, uint64_t dataBytes,
+                      TensorView &view, uint64_t &begin) {
+  auto refuse = [&](const std::string &why) { return "'" + path + "': tensor '" + entry.name + "': " + why; };
+  if (!entry.dtype || !entry.shape || !entry.offsets || entry.offsets->size() != 2)
+    return refuse("expected dtype, shape and data_offsets");
+  const auto dtype = schema::dtypeFromSafetensors(*entry.dtype);
+  if (!dtype)
+    return refuse("unknown dtype '" + *entry.dtype + "'");
+  uint64_t bytes = static_cast<uint64_t>(schema::itemBytes(*dtype));
+  for (const std::optional<uint64_t> &length : *entry.shape) {
+    if (!length || *length > kMaxFileBytes)
+      return refuse("a length in its shape is not an unsigned integer, or is too large");
+    view.shape.push_back(static_cast<int64_t>(*length));
+    if (__builtin_mul_overflow(bytes, *length, &bytes))
+      return refuse("its shape is too large");
+  }
+  if (!(*entry.offsets)[0] || !(*entry.offsets)[1])
+    return refuse("its data_offsets are not unsigned integers");
+  begin = *(*entry.offsets)[0];
+  const uint64_t end = *(*entry.offsets)[1];
+  if (begin > end || end > dataBytes)
+    return refuse("its data_offsets lie outside the file");
+  if (end - begin != bytes)
+    return refuse("its shape and dtype need " + std::to_string(bytes) + " bytes, but its data_offsets span " +
+                  std::to_string(end - begin));
+  view.file = path;
+  view.dtype = *dtype;
+  view.bytes = static_cast<int64_t>(bytes);
+  view.data = data + begin;
+  return {};
+}
+
+} // namespace
+
+void MappedFile::release() const { ::madvise(data_, bytes_, MADV_DONTNEED); }
+
+std::string MappedFile::changed() const {
+  struct stat now{};
+  // A file that was replaced or removed is still mapped unchanged.
+  if (path_.empty() || ::stat(path_.c_str(), &now) != 0 || now.st_dev != status_.st_dev || now.st_ino != status_.st_ino)
+    return {};
+  if (now.st_size != status_.st_size)
+    return "'" + path_ + "' changed during the run: its size was " + std::to_string(status_.st_size) +
+           " bytes and is now " + std::to_string(now.st_size) + " bytes";
+  if (now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec)
+    return "'" + path_ + "' changed during the run: its modification time differs";
+  return {};
+}
+
+MappedFile::~MappedFile() {
+  if (data_)
+    ::munmap(data_, bytes_);
+}
+
+std::string rankFile(uint32_t rank) {
+  char name[40];
+  std::snprintf(name, sizeof name, "rank-%05u.safetensors", rank);
+  return name;
+}
+
+std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable) {
+  std::byte *data = nullptr;
+  uint64_t bytes = 0;
+  struct stat status{};
+  if (std::string error = mapFile(path, data, bytes, status, writable); !error.empty())
+    return error;
+  checkpoint.files.push_back(std::make_unique<MappedFile>(data, bytes, path, status));
+  if (bytes < 8)
+    return "'" + path + "': truncated: found " + std::to_string(bytes) + " bytes, a safetensors file has at least 8";
+  uint64_t headerBytes = 0;
+  std::memcpy(&headerBytes, data, 8);
+  if (headerBytes > kMaxHeaderBytes || headerBytes > bytes - 8)
+    return "'" + path + "': truncated or damaged: the header should have " + std::to_string(headerBytes) +
+           " bytes, but the file has " + std::to_string(bytes);
+  HeaderReader header;
+  if (std::string error = header.read(path, {reinterpret_cast<const char *>(data) + 8, headerBytes}); !error.empty())
+    return error;
+  const uint64_t dataBytes = bytes - 8 - headerBytes;
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;
+  for (const HeaderReader::Entry &entry : header.entries) {
+    if (entry.name == "__metadata__")
+      continue;
+    TensorView view;
+    uint64_t begin = 0;
+    if (std::string error = readEntry(path, entry, data + 8 + headerBytes, dataBytes, view, begin); !error.empty())
+      return error;
+    ranges.emplace_back(begin, begin + static_cast<uint64_t>(view.bytes));
+    if (const auto [at, added] = checkpoint.tensors.try_emplace(entry.name, std::move(view)); !added)
+      return "'" + path + "': tensor '" + entry.name + "' is also in '" + at->second.file + "'";
+  }
+  std::sort(ranges.begin(), ranges.end());
+  uint64_t next = 0;
+  for (const auto &[begin, end] : ranges) {
+    if (begin != next)
+      return "'" + path + "': damaged header: the data has a gap or an overlap at byte " +
+             std::to_string(std::min(begin, next));
+    next = end;
+  }
+  if (next != dataBytes)
+    return "'" + path + "': damaged: the file has " + std::to_string(dataBytes) +
+           " bytes of data, but its tensors have " + std::to_string(next);
+  return {};
+}
+
+std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable) {
+  const std::string index = folder + "/model.safetensors.index.json";
+  if (::access(index.c_str(), F_OK) != 0)
+    return readSafetensors(folder + "/model.safetensors", checkpoint, writable);
+  std::byte *data = nullptr;
+  uint64_t bytes = 0;
+  struct stat status{};
+  if (std::string error = mapFile(index, data, bytes, status); !error.empty())
+    return error;
+  const MappedFile unmap(data, bytes);
+  IndexReader json;
+  if (bytes > kMaxHeaderBytes)
+    return "'" + index + "': too large: " + std::to_string(bytes) + " bytes, expected at most " +
+           std::to_string(kMaxHeaderBytes);
+  if (std::string error = json.read(index, {reinterpret_cast<const char *>(data), bytes}); !error.empty())
+    return error;
+  if (!json.found)
+    return "'" + index + "': 'weight_map' is missing";
+  std::map<std::string, size_t> files; // by file name, the number of tensors that it should have
+  for (const auto &[name, file] : json.files) {
+    if (file.empty() || file.find_first_of(std::string_view("/\0", 2)) != std::string::npos || file[0] == '.')
+      return "'" + index + "': tensor '" + name + "' has an invalid file name, expected a file in the same folder";
+    ++files[file];
+  }
+  for (const auto &[file, count] : files) {
+    const size_t before = checkpoint.tensors.size();
+    if (std::string error = readSafetensors(folder + "/" + file, checkpoint, writable); !error.empty())
+      return error;
+    if (checkpoint.tensors.size() - before != count)
+      return "'" + folder + "/" + file + "' has " + std::to_string(checkpoint.tensors.size() - before) +
+             " tensors, but the index lists " + std::to_string(count);
+  }
+  for (const auto &[name, file] : json.files)
+    if (const auto at = checkpoint.tensors.find(name);
+        at == checkpoint.tensors.end() || at->second.file != folder + "/" + file)
+      return "'" + index + "': tensor '" + name + "' is not in '" + file + "'";
+  return {};
+}
+
+namespace {
+
+/// `metadata`: the first "key":value of the header, or empty.
+std::string createFile(const std::string &path, const std::vector<TensorSpec> &unordered, const std::string &metadata,
+                       Checkpoint &checkpoint) {
+  // Largest elements first, as in the safetensors package: then every tensor is aligned to its elements.
+  std::vector<TensorSpec> tensors = unordered;
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSpec &a, const TensorSpec &b) {
+    return schema::itemBytes(a.dtype) > schema::itemBytes(b.dtype);
+  });
+  std::string header = "{" + metadata;
+  uint64_t next = 0;
+  for (const TensorSpec &tensor : tensors) {
+    const uint64_t end = next + static_cast<uint64_t>(tensor.bytes);
+    header += (header.size() == 1 ? "" : ",") + Json(tensor.name).dump() + R"(:{"dtype":")" +
+              schema::safetensorsName(tensor.dtype) + R"(","shape":)" + Json(tensor.shape).dump() +
+              R"(,"data_offsets":[)" + std::to_string(next) + "," + std::to_string(end) + "]}";
+    next = end;
+  }
+  header += "}";
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const uint64_t headerBytes = header.size(), total = 8 + headerBytes + next;
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (file < 0)
+    return systemError("create", path);
+  std::string error;
+  void *map = MAP_FAILED;
+  if (const int code = ::posix_fallocate(file, 0, static_cast<off_t>(total));
+      code != 0) // reports a full disk here; writing to the mapping would raise a signal
+    error = "cannot reserve " + std::to_string(total) + " bytes for '" + path + "': " + std::strerror(code);
+  else if ((map = ::mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) == MAP_FAILED)
+    error = systemError("map", path);
+  ::close(file);
+  if (!error.empty())
+    return error;
+  auto *data = static_cast<std::byte *>(map);
+  checkpoint.files.push_back(std::make_unique<MappedFile>(data, total));
+  std::memcpy(data, &headerBytes, 8);
+  std::memcpy(data + 8, header.data(), header.size());
+  std::byte *at = data + 8 + headerBytes;
+  for (const TensorSpec &tensor : tensors) {
+    checkpoint.tensors[tensor.name] = {path, tensor.dtype, tensor.shape, at, tensor.bytes};
+    at += tensor.bytes;
+  }
+  return {};
+}
+
+} // namespace
+
+std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint) {
+  return createFile(path, tensors, "", checkpoint);
+}
+
+std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                             Checkpoint &checkpoint) {
+  constexpr const char *kMetadata =
+      R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; some versions of transformers require it
+  std::vector<std::vector<TensorSpec>> files(1);
+  int64_t filled = 0, total = 0;
+  for (const TensorSpec &tensor : tensors) {
+    if (filled > 0 && filled + tensor.bytes > fileBytes) {
+      files.emplace_back();
+      filled = 0;
+    }
+    files.back().push_back(tensor);
+    filled += tensor.bytes;
+    total += tensor.bytes;
+  }
+  if (files.size() == 1)
+    return createFile(folder + "/model.safetensors", files[0], kMetadata, checkpoint);
+  std::string map;
+  for (size_t i = 0; i < files.size(); ++i) {
+    char name[64];
+    std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
+    for (const TensorSpec &tensor : files[i])
+      map += (map.empty() ? "" : ",\n") + ("    " + Json(tensor.name).dump() + ": \"" + name + "\"");
+    if (std::string error = createFile(folder + "/" + name, files[i], kMetadata, checkpoint); !error.empty())
+      return error;
+  }
+  const std::string text = "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) +
+                           "\n  },\n  \"weight_map\": {\n" + map + "\n  }\n}\n";
+  return writeFile(folder + "/model.safetensors.index.json", text);
+}
+
+} // namespace reshard::analysis

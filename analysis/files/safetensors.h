@@ -1,0 +1,84 @@
+// safetensors files: 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}}, the data. Reads and
+// creates single files, folders with one file for each rank, and Hugging Face checkpoints (model.safetensors, or an
+// index and its files).
+#pragma once
+
+#include "schema/manifest.h"
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <sys/stat.h>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// A tensor in a mapped file. `data` is read-only if the file was opened for reading.
+struct TensorView {
+  std::string file; // for error messages
+  schema::DType dtype = schema::DType::u8;
+  std::vector<int64_t> shape;
+  std::byte *data = nullptr;
+  int64_t bytes = 0;
+};
+
+using TensorViews = std::map<std::string, TensorView>;
+
+/// A tensor to be written.
+struct TensorSpec {
+  std::string name;
+  schema::DType dtype = schema::DType::u8;
+  std::vector<int64_t> shape;
+  int64_t bytes = 0;
+};
+
+/// A mapped file. The destructor unmaps it.
+class MappedFile {
+public:
+  /// `path`, `status`: of an input file, for changed(); empty for files that this process writes.
+  MappedFile(std::byte *data, size_t bytes, std::string path = {}, const struct stat &status = {})
+      : data_(data), bytes_(bytes), path_(std::move(path)), status_(status) {}
+  ~MappedFile();
+  MappedFile(const MappedFile &) = delete;
+  MappedFile &operator=(const MappedFile &) = delete;
+  /// Releases the file's pages from memory. Written data stays in the file; the next access reads it again. Any thread
+  /// may call this at any time.
+  void release() const;
+  /// An error text if the file's size or modification time changed since it was mapped, else empty.
+  std::string changed() const;
+
+private:
+  std::byte *data_;
+  size_t bytes_;
+  std::string path_;
+  struct stat status_;
+};
+
+/// One or more mapped files and all their tensors by name.
+struct Checkpoint {
+  TensorViews tensors;
+  std::vector<std::unique_ptr<MappedFile>> files;
+};
+
+/// Adds the tensors of a file. Refuses invalid files: wrong lengths, JSON or dtypes, offsets with gaps or overlaps, a
+/// shape that does not match its bytes, a repeated name. `writable`: maps the file for writing too. Returns an error
+/// text that names the file and the tensor, empty on success.
+std::string readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable = false);
+
+/// Adds the tensors of a Hugging Face checkpoint folder: model.safetensors.index.json and its files, or
+/// model.safetensors. Every file must have exactly the tensors that the index assigns to it.
+std::string readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool writable = false);
+
+/// Creates a file of its final size with its header and maps it for writing; the data is zero. Tensors are sorted by
+/// element size, largest first, so that each is aligned to its elements.
+std::string createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
+
+/// Creates a checkpoint: one model.safetensors, or files of at most `fileBytes` and an index.
+std::string createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
+                             Checkpoint &checkpoint);
+
+/// "rank-00007.safetensors"
+std::string rankFile(uint32_t rank);
+
+} // namespace reshard::analysis

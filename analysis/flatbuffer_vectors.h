@@ -1,0 +1,15 @@
+// FlatBuffers may omit empty vectors, and their verifier accepts that: the tools read an absent vector as empty.
+#pragma once
+
+#include "schema/manifest.h"
+
+namespace reshard::analysis {
+
+/// A vector field of a table, or an empty vector if the field is absent.
+template <class T> const flatbuffers::Vector<T> &orEmpty(const flatbuffers::Vector<T> *vector) {
+  alignas(
+      8) static const flatbuffers::uoffset_t kNone[2] = {}; // in memory, a vector is its length and then its elements
+  return vector ? *vector : *reinterpret_cast<const flatbuffers::Vector<T> *>(kNone);
+}
+
+} // namespace reshard::analysis

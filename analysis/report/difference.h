@@ -1,0 +1,22 @@
+// The comparison that reshard-diff prints.
+#pragma once
+
+#include "analysis/common.h"
+
+#include <map>
+#include <string>
+
+namespace reshard::analysis {
+
+struct DifferenceOptions {
+  std::string before, after, format = "text", failOn;
+};
+
+/// Prints the differences on stdout and errors on stderr. Returns the exit code.
+int difference(const DifferenceOptions &options);
+
+/// Whether `expression` holds for `names`: comparisons (< <= > >= == !=) of arithmetic expressions, joined by `and`,
+/// `or` and `not`; `and` binds tighter than `or`. Sets `error` to an error text if the expression is invalid.
+bool holds(const std::string &expression, const std::map<std::string, double> &names, std::string &error);
+
+} // namespace reshard::analysis

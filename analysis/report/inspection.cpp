@@ -1,0 +1,405 @@
+#include "analysis/report/inspection.h"
+
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/report/storage_forms.h"
+#include "analysis/simulate/simulation_report.h"
+#include "analysis/verify/staged.h"
+#include "analysis/work_deadline.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+namespace reshard::analysis {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+using namespace schema;
+
+constexpr const char *kName = "reshard-inspect";
+
+std::string textOf(const flatbuffers::String *text) { return text ? text->str() : std::string(); }
+
+/// "1 round", "2 rounds"
+std::string counted(uint64_t count, const std::string &what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+/// Counts of the params that are stored quantized; empty if there are none.
+Json quantizedJson(const Manifest &m, uint32_t endpoint) {
+  const QuantizedCounts counts = countQuantized(m, endpoint);
+  Json json = Json::object();
+  for (const auto &[by, formats] : counts.params)
+    for (const auto &[format, count] : formats)
+      json[kQuantizedByNames[static_cast<size_t>(by)].key][EnumNameQuantization(format)] = count;
+  if (counts.sends > 0)
+    json["to_send"] = counts.sends;
+  return json;
+}
+
+Json summary(const Plan &plan, uint64_t staged) {
+  const Manifest &m = plan.manifest();
+  Json endpoints = Json::array();
+  for (uint32_t e = 0; e < m.endpoints()->size(); ++e) {
+    const Endpoint *endpoint = m.endpoints()->Get(e);
+    Json axes = Json::object();
+    for (const Axis *axis : orEmpty(endpoint->axes()))
+      axes[axis->name()->str()] = axis->size();
+    int64_t params = 0, patterns = 0;
+    for (const Param *param : orEmpty(endpoint->params())) {
+      patterns += !param->view();
+      for (uint32_t meshRank = 0; meshRank < endpoint->ranks()->size() && !param->view(); ++meshRank)
+        params += instanceCount(*endpoint, *param, meshRank);
+    }
+    endpoints.push_back({{"role", textOf(endpoint->role())},
+                         {"layout", textOf(endpoint->layout())},
+                         {"storage", endpoint->storage()},
+                         {"axes", axes},
+                         {"mesh_ranks", endpoint->ranks()->size()},
+                         {"first_rank", endpoint->ranks()->Get(0)},
+                         {"last_rank", *std::max_element(endpoint->ranks()->begin(), endpoint->ranks()->end())},
+                         {"param_patterns", patterns},
+                         {"params", params},
+                         {"quantized", quantizedJson(m, e)}});
+  }
+  uint32_t largestSegment = 0;
+  for (uint32_t rank = 1; rank < plan.world(); ++rank)
+    if (plan.container().segmentBytes(rank) > plan.container().segmentBytes(largestSegment))
+      largestSegment = rank;
+  return {{"model", textOf(m.model())},
+          {"digest", plan.digest()},
+          {"fingerprint", textOf(m.fingerprint())},
+          {"compiler", textOf(m.compiler())},
+          {"plan_bytes", plan.container().bytes()},
+          {"manifest_bytes", plan.container().manifest().size()},
+          {"world", m.world()},
+          {"endpoints", endpoints},
+          {"tensor_patterns", orEmpty(m.tensor_patterns()).size() - derivedTensorPatterns(m)},
+          {"transfers", m.transfers()},
+          {"descriptors", m.descriptors()},
+          {"messages", m.messages()},
+          {"rounds", m.rounds()},
+          {"bytes",
+           {{"target", m.bytes_target()},
+            {"local", m.bytes_local()},
+            {"remote", m.bytes_remote()},
+            {"storage", m.bytes_storage()}}},
+          {"staging_limit", m.staging_limit()},
+          {"staged_bytes", staged},
+          {"largest_segment", {{"rank", largestSegment}, {"bytes", plan.container().segmentBytes(largestSegment)}}}};
+}
+
+void printSummary(const Json &s) {
+  auto text = [](const Json &value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
+  auto size = [](const Json &bytes) { return humanBytes(bytes.get<double>()); };
+  auto number = [](const Json &count, const char *what) { return counted(count.get<uint64_t>(), what); };
+  std::printf("model      %s\ndigest     %s\nplan       %s, manifest %s, largest segment %s (rank %s)\nworld      %s\n",
+              text(s["model"]).c_str(), text(s["digest"]).c_str(), size(s["plan_bytes"]).c_str(),
+              size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(),
+              text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
+  for (const Json &endpoint : s["endpoints"]) {
+    std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(),
+                endpoint["storage"] ? "files" : "ranks",
+                (text(endpoint["first_rank"]) + ".." + text(endpoint["last_rank"])).c_str(),
+                number(endpoint["mesh_ranks"], endpoint["storage"] ? "file" : "mesh rank").c_str(),
+                number(endpoint["params"], "param").c_str(), number(endpoint["param_patterns"], "pattern").c_str(),
+                endpoint["axes"].dump().c_str());
+    std::string quantized;
+    const Json &counts = endpoint["quantized"];
+    for (const QuantizedByName &name : kQuantizedByNames)
+      if (counts.contains(name.key))
+        for (const auto &[format, count] : counts[name.key].items())
+          quantized += ", " + text(count) + " " + format + " " + name.words;
+    if (counts.contains("to_send"))
+      quantized += ", " + text(counts["to_send"]) + " for sending";
+    if (!quantized.empty())
+      std::printf("%-10s quantized:%s\n", "", quantized.c_str() + 1);
+  }
+  if (s["staged_bytes"] > 0)
+    std::printf("staged     at most %s in the arena of a rank, to be quantized\n", size(s["staged_bytes"]).c_str());
+  std::printf("moves      %s: local %s, remote %s, storage %s\n", size(s["bytes"]["target"]).c_str(),
+              size(s["bytes"]["local"]).c_str(), size(s["bytes"]["remote"]).c_str(),
+              size(s["bytes"]["storage"]).c_str());
+  std::printf("by         %s, %s, %s in %s\n", number(s["transfers"], "transfer").c_str(),
+              number(s["descriptors"], "descriptor").c_str(), number(s["messages"], "message").c_str(),
+              number(s["rounds"], "round").c_str());
+}
+
+/// Names of a rank's buffers; the names of one buffer range are computed together.
+class Names {
+public:
+  Names(const Plan &plan, const Segment &segment) : plan_(plan), segment_(segment) {}
+  std::string of(uint32_t buffer) {
+    for (const BufferRange *run : orEmpty(segment_.buffers()))
+      if (buffer >= run->first() && buffer - run->first() < run->count()) {
+        const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
+        auto [at, added] = known_.try_emplace(run->first());
+        if (added)
+          at->second = instances(plan_.manifest(), endpoint, run->param(), run->mesh_rank());
+        return endpoint.role()->str() + " " + at->second[buffer - run->first()].name;
+      }
+    return "arena";
+  }
+
+private:
+  const Plan &plan_;
+  const Segment &segment_;
+  std::map<uint32_t, std::vector<ParamInstance>> known_;
+};
+
+Json operandJson(const Segment &segment, Names &names, const Operand &operand) {
+  const Shape &shape = *segment.shapes()->Get(operand.shape());
+  Json loops = Json::array();
+  uint64_t bytes = shape.row_bytes();
+  for (uint32_t l = 0; l < shape.loop_count(); ++l) {
+    const Loop &loop = *segment.loops()->Get(shape.first_loop() + l);
+    bytes *= loop.count();
+    loops.push_back({{"count", loop.count()}, {"stride", loop.stride()}, {"buffer_step", loop.buffer_step()}});
+  }
+  return {{"buffer", operand.buffer()},     {"name", names.of(operand.buffer())},
+          {"offset", operand.offset()},     {"bytes", bytes},
+          {"row_bytes", shape.row_bytes()}, {"loops", loops}};
+}
+
+int inspectRank(const Plan &plan, uint32_t rank, bool json) {
+  const Segment *segment = nullptr;
+  if (const std::string error = plan.segment(rank, segment); !error.empty()) {
+    printError(kName, error);
+    return kUsage;
+  }
+  Names names(plan, *segment);
+  Json steps = Json::array();
+  for (const Step *step : orEmpty(segment->steps())) {
+    Json one = {{"kind", EnumNameStepKind(step->kind())}, {"round", step->round()}, {"bytes", step->bytes()}};
+    if (step->peer() != UINT32_MAX)
+      one.update({{"message", step->message()}, {"peer", step->peer()}});
+    if (step->staging() != UINT64_MAX)
+      one["staging"] = step->staging();
+    for (const auto &[key, first, count] : {std::make_tuple("inputs", step->first_input(), step->input_count()),
+                                            std::make_tuple("outputs", step->first_output(), step->output_count())}) {
+      one[key] = Json::array();
+      for (uint32_t i = 0; i < count; ++i)
+        one[key].push_back(operandJson(*segment, names, *segment->operands()->Get(first + i)));
+    }
+    steps.push_back(std::move(one));
+  }
+  if (json) {
+    std::printf("%s\n",
+                Json{{"rank", rank}, {"arena_bytes", segment->arena_bytes()}, {"steps", steps}}.dump(2).c_str());
+    return kDone;
+  }
+  uint64_t buffers = 0;
+  for (const BufferRange *run : orEmpty(segment->buffers()))
+    buffers += run->count();
+  std::printf("rank %u: %s, arena %s, %s\n", rank, counted(buffers, "buffer").c_str(),
+              humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), counted(steps.size(), "step").c_str());
+  for (const Json &step : steps) {
+    std::printf("round %u %s %s", step["round"].get<uint32_t>(), step["kind"].get<std::string>().c_str(),
+                humanBytes(step["bytes"].get<double>()).c_str());
+    if (step.contains("peer"))
+      std::printf(" %s rank %u, message %u, %s", step["kind"] == "send" ? "to" : "from", step["peer"].get<uint32_t>(),
+                  step["message"].get<uint32_t>(),
+                  step.contains("staging") ? ("staged at " + step["staging"].dump()).c_str() : "in place");
+    std::printf("\n");
+    for (const char *side : {"inputs", "outputs"})
+      for (const Json &operand : step[side]) {
+        std::printf("  %s %-70s +%-10llu %12llu bytes: rows of %llu", side[0] == 'i' ? "<-" : "->",
+                    operand["name"].get<std::string>().c_str(), operand["offset"].get<unsigned long long>(),
+                    operand["bytes"].get<unsigned long long>(), operand["row_bytes"].get<unsigned long long>());
+        for (const Json &loop : operand["loops"])
+          std::printf(loop["buffer_step"] == 0 ? " x %llu, stride %lld" : " x %llu, stride %lld bytes and %lld params",
+                      loop["count"].get<unsigned long long>(), loop["stride"].get<long long>(),
+                      loop["buffer_step"].get<long long>());
+        std::printf("\n");
+      }
+  }
+  return kDone;
+}
+
+/// For every target rank and matching param: shape, contents according to the layout, and bytes received from each
+/// rank.
+int inspectParam(const Plan &plan, const InspectionOptions &options) {
+  const Manifest &m = plan.manifest();
+  PairedPlan paired(plan);
+  if (const std::string error = paired.load(); !error.empty()) {
+    printError(kName, error);
+    return kUsage;
+  }
+  std::vector<std::vector<std::optional<StorageForm>>> known;
+  for (uint32_t e = 0; e < m.endpoints()->size(); ++e)
+    known.push_back(storageForms(m, e));
+  Json found = Json::array();
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    const Segment &segment = paired.segment(rank);
+    struct DerivedBytes {
+      uint32_t buffer;
+      uint64_t bytes, of; // of the buffer; of the view from which it is derived
+    };
+    std::map<uint32_t, Json> wanted; // params to print, by buffer
+    std::map<uint32_t, std::vector<DerivedBytes>>
+        writtenBy; // by written buffer, the buffers to print that get its bytes: for a quantized view, its base params
+    for (const BufferRange *run : orEmpty(segment.buffers())) {
+      const Endpoint &endpoint = *m.endpoints()->Get(run->endpoint());
+      if (run->endpoint() == 0 || (endpoint.storage() && rank > 0) || endpoint.params()->Get(run->param())->view())
+        continue;
+      const std::optional<StorageForm> &form = known[run->endpoint()][run->param()];
+      const BufferRange *written = run;
+      for (const BufferRange *other : orEmpty(segment.buffers()))
+        if (form && other->endpoint() == run->endpoint() && other->mesh_rank() == run->mesh_rank() &&
+            static_cast<int32_t>(other->param()) == form->view)
+          written = other;
+      for (const ParamInstance &instance : instances(m, endpoint, run->param(), run->mesh_rank())) {
+        if (!options.fits(instance.name))
+          continue;
+        const Param &param = *endpoint.params()->Get(run->param());
+        Json holds = Json::array();
+        for (const Part *part : orEmpty(endpoint.params()->Get(written->param())->parts()))
+          holds.push_back(part->pattern() < 0
+                              ? "zero padding"
+                              : m.tensor_patterns()->Get(static_cast<uint32_t>(part->pattern()))->name()->str());
+        wanted[run->first() + instance.instance] = {{"endpoint", textOf(endpoint.role())},
+                                                    {"rank", endpoint.ranks()->Get(run->mesh_rank())},
+                                                    {"name", instance.name},
+                                                    {"dtype", dtypeName(storageDtypeOf(param))},
+                                                    {"shape", instance.shape},
+                                                    {"bytes", instance.bytes},
+                                                    {"declared", textOf(param.origin())},
+                                                    {"refresh", textOf(param.refresh())},
+                                                    {"transform", textOf(param.transform())},
+                                                    {"holds", holds}};
+        Json &one = wanted[run->first() + instance.instance];
+        if (form)
+          one["quantized"] = {{"format", EnumNameQuantization(form->format)},
+                              {"content", form->codes ? "codes"
+                                          : form->format == Quantization::nvfp4 && storageDtypeOf(param) == DType::fp32
+                                              ? "tensor scale"
+                                              : "scales"},
+                              {"swizzled", form->swizzled},
+                              {"quantized_by", kQuantizedByNames[static_cast<size_t>(form->by)].key}};
+        one["from"] = Json::object();
+        writtenBy[written->first() + instance.instance].push_back(
+            {run->first() + instance.instance, static_cast<uint64_t>(instance.bytes), written->bytes()});
+      }
+    }
+    if (wanted.empty())
+      continue;
+    Names names(plan, segment);
+    std::map<uint32_t, std::map<std::string, uint64_t>> from; // bytes written to each buffer, by origin
+    std::map<uint32_t, const DerivedBytes *> derived;
+    for (const auto &[buffer, list] : writtenBy)
+      for (const DerivedBytes &one : list)
+        derived[one.buffer] = &one;
+    const std::string error = StagedMoves(plan, paired).forEachMove(rank, [&](const Move &move) {
+      if (const auto at = writtenBy.find(move.targetBuffer); at != writtenBy.end())
+        for (const DerivedBytes &one : at->second)
+          from[one.buffer][move.zero ? "zeros" : "rank " + std::to_string(move.sourceRank)] += move.bytes();
+    });
+    if (!error.empty()) {
+      printError(kName, error);
+      return kUsage;
+    }
+    for (auto &[buffer, one] : wanted) {
+      unsigned __int128 sum = 0;
+      uint64_t assigned = 0;
+      for (const auto &[source, bytes] :
+           from[buffer]) { // scaled to the bytes of the buffer and rounded so that they add up
+        sum += bytes;
+        const auto upTo = static_cast<uint64_t>(sum * derived[buffer]->bytes / derived[buffer]->of);
+        one["from"][source] = upTo - assigned;
+        assigned = upTo;
+      }
+      found.push_back(std::move(one));
+    }
+  }
+  if (found.empty()) {
+    printError(kName, "no target param matches '" + options.param + "'");
+    return kNegative;
+  }
+  if (options.format == "json") {
+    std::printf("%s\n", found.dump(2).c_str());
+    return kDone;
+  }
+  for (const Json &one : found) {
+    std::printf("%s rank %s %s %s %s, %s (declared at %s)\n  holds", one["endpoint"].get<std::string>().c_str(),
+                one["rank"].dump().c_str(), one["name"].get<std::string>().c_str(),
+                one["dtype"].get<std::string>().c_str(), one["shape"].dump().c_str(),
+                humanBytes(one["bytes"].get<double>()).c_str(), one["declared"].get<std::string>().c_str());
+    for (const Json &tensor : one["holds"])
+      std::printf(" %s", tensor.get<std::string>().c_str());
+    if (one.contains("quantized")) {
+      const Json &quantized = one["quantized"];
+      const bool swizzled = quantized["content"] == "scales" && quantized["swizzled"].get<bool>();
+      for (const QuantizedByName &name : kQuantizedByNames)
+        if (quantized["quantized_by"] == name.key)
+          std::printf("\n  quantized as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(),
+                      swizzled ? "swizzled " : "", quantized["content"].get<std::string>().c_str(), name.words);
+    }
+    if (const std::string transform = one["transform"]; !transform.empty())
+      std::printf("\n  then the engine's transform '%s'", transform.c_str());
+    if (const std::string refresh = one["refresh"]; !refresh.empty())
+      std::printf("\n  then the engine's hook '%s'", refresh.c_str());
+    std::printf("\n  from ");
+    for (const auto &[source, bytes] : one["from"].items())
+      std::printf(" %s: %s;", source.c_str(), humanBytes(bytes.get<double>()).c_str());
+    std::printf("\n");
+  }
+  return kDone;
+}
+
+int verify(const Plan &plan, bool json) {
+  ProgressLine progress("verify");
+  const VerifyResult result = verifyPlan(plan, [&](double fraction) { progress.at(fraction); });
+  if (json)
+    std::printf(
+        "%s\n",
+        Json{{"right", result.error.empty()}, {"error", result.error}, {"bytes", result.bytes}, {"moves", result.moves}}
+            .dump(2)
+            .c_str());
+  else if (result.error.empty())
+    std::printf("right: all %llu target bytes are written exactly once, from the right source byte (%llu moves)\n",
+                static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
+  if (result.error.empty())
+    return kDone;
+  printError(kName, "the plan is wrong: " + result.error);
+  return kNegative;
+}
+
+} // namespace
+
+int inspect(const InspectionOptions &options) {
+  std::unique_ptr<Plan> plan;
+  if (const std::string error = Plan::open(options.plan, plan); !error.empty()) {
+    printError(kName, error);
+    return kUsage;
+  }
+  const bool json = options.format == "json";
+  const WorkDeadline deadline(options.verify     ? "the proof"
+                              : options.topology ? "the simulation"
+                                                 : "the summary",
+                              options.timeout);
+  if (options.rank >= 0)
+    return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
+  if (!options.param.empty())
+    return inspectParam(*plan, options);
+  if (options.topology)
+    return inspectSimulation(*plan, options);
+  if (options.verify)
+    return verify(*plan, json);
+  uint64_t staged = 0;
+  if (const std::string error = peakStagedBytes(*plan, staged); !error.empty()) {
+    printError(kName, error);
+    return kUsage;
+  }
+  const Json s = summary(*plan, staged);
+  if (json)
+    std::printf("%s\n", s.dump(2).c_str());
+  else
+    printSummary(s);
+  return kDone;
+}
+
+} // namespace reshard::analysis

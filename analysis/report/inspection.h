@@ -1,0 +1,26 @@
+// The reports of reshard-inspect.
+#pragma once
+
+#include "analysis/common.h"
+#include "ir/ir.h"
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace reshard::analysis {
+
+struct InspectionOptions {
+  std::string plan, param, format = "text";
+  int64_t rank = -1;                             // -1: no rank
+  std::function<bool(const std::string &)> fits; // whether a name matches `param`
+  bool verify = false;
+  std::optional<ir::Topology> topology; // to simulate on
+  std::string trace;                    // where to write the simulation's activities
+  double timeout = 0;                   // 0: none
+};
+
+/// Prints the report on stdout and errors on stderr. Returns the exit code.
+int inspect(const InspectionOptions &options);
+
+} // namespace reshard::analysis

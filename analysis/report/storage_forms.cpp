@@ -1,0 +1,148 @@
+#include "analysis/report/storage_forms.h"
+
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/quantized_views.h"
+#include "executor/check_segment.h"
+#include "schema/limits.h"
+
+#include <algorithm>
+
+namespace reshard::analysis {
+
+using namespace schema;
+
+namespace {
+
+/// How a tensor pattern of codes or scales is produced.
+struct Derived {
+  Quantization format;
+  QuantizedBy by;
+  bool scales;
+};
+
+std::map<int32_t, Derived> derived(const Manifest &manifest) {
+  std::map<int32_t, Derived> result;
+  const Endpoint &source = *manifest.endpoints()->Get(0);
+  auto add = [&](uint32_t param, Derived how) {
+    for (const Part *part : orEmpty(source.params()->Get(param)->parts()))
+      if (part->pattern() >= 0)
+        result[part->pattern()] = how;
+  };
+  for (uint32_t p = 0; p < orEmpty(source.params()).size(); ++p)
+    if (const QuantizedView *view = source.params()->Get(p)->view()) {
+      switch (view->kind()) {
+      case ViewKind::elements:
+        for (const uint32_t base : baseParams(*view))
+          add(base, {view->format(), QuantizedBy::passthrough, base != view->codes()});
+        break;
+      case ViewKind::plain_scales:
+        add(p, {view->format(), QuantizedBy::passthrough, true});
+        break;
+      case ViewKind::codes:
+      case ViewKind::scales:
+        add(p, {view->format(), QuantizedBy::sender, view->kind() == ViewKind::scales});
+        break;
+      case ViewKind::amax:
+        add(p, {view->format(), QuantizedBy::staged, true});
+        break; // the receiver needs it for tensor scales
+      }
+    }
+  return result;
+}
+
+} // namespace
+
+std::vector<std::optional<StorageForm>> storageForms(const Manifest &manifest, uint32_t number) {
+  const Endpoint &endpoint = *manifest.endpoints()->Get(number);
+  const std::map<int32_t, Derived> tensorPatterns = derived(manifest);
+  const auto &params = orEmpty(endpoint.params());
+  std::vector<std::optional<StorageForm>> result(params.size());
+  for (uint32_t p = 0; p < params.size(); ++p)
+    if (const QuantizedView *view = params.Get(p)->view(); view && view->kind() == ViewKind::elements)
+      for (const uint32_t base : baseParams(*view))
+        result[base] = {view->format(),
+                        number == 0      ? QuantizedBy::held
+                        : view->staged() ? QuantizedBy::staged
+                                         : QuantizedBy::arrival,
+                        view->swizzled(), base == view->codes(), number == 0 ? -1 : static_cast<int32_t>(p)};
+  if (number == 0)
+    return result;
+  // Params that receive codes or scales. Swizzled scales are written through a view of plain scales.
+  std::map<uint32_t, int32_t> plain; // swizzled scales -> their view
+  for (uint32_t p = 0; p < params.size(); ++p)
+    if (const QuantizedView *view = params.Get(p)->view(); view && view->kind() == ViewKind::plain_scales)
+      plain[view->codes()] = static_cast<int32_t>(p);
+  for (uint32_t p = 0; p < params.size(); ++p) {
+    const auto by = plain.find(p);
+    const auto &parts = orEmpty(params.Get(by == plain.end() ? p : static_cast<uint32_t>(by->second))->parts());
+    if (result[p] || params.Get(p)->view() || parts.size() == 0)
+      continue;
+    if (const auto found = tensorPatterns.find(parts.Get(0)->pattern()); found != tensorPatterns.end())
+      result[p] = {found->second.format, found->second.by, by != plain.end(), !found->second.scales,
+                   by == plain.end() ? -1 : by->second};
+  }
+  return result;
+}
+
+size_t derivedTensorPatterns(const Manifest &manifest) { return derived(manifest).size(); }
+
+QuantizedCounts countQuantized(const Manifest &manifest, uint32_t number) {
+  const Endpoint &endpoint = *manifest.endpoints()->Get(number);
+  const auto forms = storageForms(manifest, number);
+  QuantizedCounts counts;
+  for (uint32_t p = 0; p < forms.size(); ++p) {
+    const Param &param = *endpoint.params()->Get(p);
+    const bool sends = param.view() && param.view()->kind() == ViewKind::codes, codes = forms[p] && forms[p]->codes;
+    for (uint32_t meshRank = 0; (sends || codes) && meshRank < endpoint.ranks()->size(); ++meshRank)
+      (codes ? counts.params[forms[p]->by][forms[p]->format] : counts.sends) +=
+          instanceCount(endpoint, param, meshRank);
+  }
+  return counts;
+}
+
+std::string peakStagedBytes(const Plan &plan, uint64_t &bytes) {
+  std::map<uint32_t, uint64_t> memory; // by rank: bytes of staged views other than elements
+  auto add = [](uint64_t &sum, uint64_t more) {
+    return !__builtin_add_overflow(sum, more, &sum) && sum <= static_cast<uint64_t>(kMaxSize);
+  };
+  bool rows = false;
+  for (uint32_t e = 0; e < plan.manifest().endpoints()->size(); ++e) {
+    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(e);
+    for (uint32_t p = 0; p < orEmpty(endpoint.params()).size(); ++p) {
+      const Param &param = *endpoint.params()->Get(p);
+      if (!param.view() || !param.view()->staged())
+        continue;
+      rows = rows || param.view()->kind() == ViewKind::elements;
+      for (uint32_t meshRank = 0; meshRank < endpoint.ranks()->size() && param.view()->kind() != ViewKind::elements;
+           ++meshRank) {
+        uint64_t each = static_cast<uint64_t>(itemBytes(param.dtype())), of = 0;
+        for (const int64_t length : localShape(endpoint, param, meshRank))
+          each *= static_cast<uint64_t>(length); // the loader has checked that these products are at most kMaxSize
+        // Every rank may write files and thus has the views of storage endpoints.
+        uint64_t &sum = memory[endpoint.storage() ? UINT32_MAX : endpoint.ranks()->Get(meshRank)];
+        if (__builtin_mul_overflow(static_cast<uint64_t>(instanceCount(endpoint, param, meshRank)),
+                                   stagedBytes({e, meshRank, p, 0, 1, 0, each}), &of) ||
+            !add(sum, of))
+          return "param '" + param.name()->str() + "' of endpoint '" + endpoint.role()->str() +
+                 "' and the params before it stage more than " + std::to_string(kMaxSize) +
+                 " bytes on one rank, the largest supported size";
+      }
+    }
+  }
+  bytes = 0;
+  if (!rows && memory.empty())
+    return {};
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    uint64_t sum = memory.count(rank) ? memory[rank] : 0;
+    const Segment *segment = nullptr;
+    if (std::string error = rows ? plan.segment(rank, segment) : std::string(); !error.empty())
+      return error;
+    if (!add(sum, memory[UINT32_MAX]) || !add(sum, segment ? arenaHeadBytes(*segment) : 0))
+      return "rank " + std::to_string(rank) + " stages more than " + std::to_string(kMaxSize) +
+             " bytes, the largest supported size";
+    bytes = std::max(bytes, sum);
+  }
+  return {};
+}
+
+} // namespace reshard::analysis

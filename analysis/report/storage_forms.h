@@ -1,0 +1,55 @@
+// Describes the storage forms of quantized params, for reports.
+#pragma once
+
+#include "executor/load.h"
+#include "schema/manifest.h"
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// Where a param is quantized: held: already in the source; arrival: by the receiver, as bytes arrive; staged: by the
+/// receiver, when all bytes have arrived; sender: by the sender; passthrough: codes and scales are sent unchanged.
+enum class QuantizedBy { held, arrival, staged, sender, passthrough };
+
+struct StorageForm {
+  schema::Quantization format;
+  QuantizedBy by;
+  bool swizzled;
+  bool codes;   // false: scales
+  int32_t view; // the param number of the target's view through which it is written; -1: none
+};
+
+/// The storage form of each param of an endpoint that holds codes or scales; empty for other params.
+std::vector<std::optional<StorageForm>> storageForms(const schema::Manifest &manifest, uint32_t endpoint);
+
+/// The JSON key ("on_arrival") and the text ("by the receiver on arrival") of a value.
+struct QuantizedByName {
+  QuantizedBy by;
+  const char *key, *words;
+};
+inline constexpr QuantizedByName kQuantizedByNames[] = {
+    {QuantizedBy::held, "held", "as in the source"},
+    {QuantizedBy::arrival, "on_arrival", "by the receiver on arrival"},
+    {QuantizedBy::staged, "staged", "by the receiver after staging"},
+    {QuantizedBy::sender, "by_sender", "by the sender"},
+    {QuantizedBy::passthrough, "passthrough", "sent unchanged"}};
+
+/// The number of tensor patterns for codes and scales that the compiler added to those of the model.
+size_t derivedTensorPatterns(const schema::Manifest &manifest);
+
+/// Counts of one endpoint.
+struct QuantizedCounts {
+  std::map<QuantizedBy, std::map<schema::Quantization, int64_t>> params; // instances of codes, over all mesh ranks
+  int64_t sends = 0; // instances of source params that are quantized for sending
+};
+QuantizedCounts countQuantized(const schema::Manifest &manifest, uint32_t endpoint);
+
+/// Sets `bytes` to the largest staging of a rank: bytes in its arena for elements to quantize, scales and amax values.
+/// Reads the segments if elements are staged. Returns an error text, empty on success.
+std::string peakStagedBytes(const Plan &plan, uint64_t &bytes);
+
+} // namespace reshard::analysis

@@ -1,0 +1,413 @@
+#include "analysis/simulate/simulate.h"
+
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/plan_verifier.h"
+#include "analysis/work_deadline.h"
+#include "executor/chunks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <queue>
+
+namespace reshard::analysis {
+
+namespace {
+
+using namespace schema;
+
+/// Flows that share resources by max-min fairness. Time advances from the end of one flow to the next.
+class Flows {
+public:
+  uint32_t resource(double rate) {
+    resources_.push_back({rate, {}, 0, 0});
+    return static_cast<uint32_t>(resources_.size() - 1);
+  }
+
+  double now() const { return now_; }
+  /// Seconds that a resource was in use.
+  double busy(uint32_t resource) const { return resources_[resource].busy; }
+
+  /// Starts a flow of `bytes` through one or two resources; next() returns its `id` when it ends.
+  void start(uint32_t id, double bytes, uint32_t first, uint32_t second) {
+    if (flows_.size() <= id)
+      flows_.resize(id + 1);
+    Flow &flow = flows_[id];
+    flow.left = bytes;
+    flow.since = now_;
+    flow.resources = {first};
+    if (second != first)
+      flow.resources.push_back(second);
+    for (uint32_t r : flow.resources) {
+      if (resources_[r].flows.empty())
+        resources_[r].since = now_;
+      resources_[r].flows.push_back(id);
+    }
+    updateRates(flow.resources);
+  }
+
+  /// Sets a timer: next() returns `id` at that time.
+  void at(double time, uint32_t id) { events_.push({time, id, 0, true}); }
+
+  /// Advances to the next end of a flow or timer; returns false if there is none.
+  bool next(uint32_t &id, bool &timer) {
+    while (!events_.empty()) {
+      const Event event = events_.top();
+      events_.pop();
+      if (!event.timer && flows_[event.id].version != event.version)
+        continue;
+      now_ = event.time;
+      id = event.id;
+      timer = event.timer;
+      if (!timer)
+        finish(id);
+      return true;
+    }
+    return false;
+  }
+
+private:
+  struct Resource {
+    double rate;
+    std::vector<uint32_t> flows;
+    double busy, since;
+  };
+  struct Flow {
+    double left = 0, rate = 0, since = 0;
+    uint64_t version = 0;
+    std::vector<uint32_t> resources;
+  };
+  struct Event {
+    double time;
+    uint32_t id;
+    uint64_t version;
+    bool timer;
+    bool operator<(const Event &other) const { return std::tie(time, id) > std::tie(other.time, other.id); }
+  };
+
+  void finish(uint32_t id) {
+    Flow &flow = flows_[id];
+    ++flow.version;
+    for (uint32_t r : flow.resources) {
+      std::erase(resources_[r].flows, id);
+      if (resources_[r].flows.empty())
+        resources_[r].busy += now_ - resources_[r].since;
+    }
+    updateRates(flow.resources);
+  }
+
+  /// Computes new rates for all flows that compete, directly or indirectly, for these resources: the most contended
+  /// resource first (progressive filling).
+  void updateRates(const std::vector<uint32_t> &changed) {
+    std::vector<uint32_t> resources = changed, flows;
+    for (size_t i = 0; i < resources.size(); ++i)
+      for (uint32_t f : resources_[resources[i]].flows) {
+        WorkDeadline::spend(1 + static_cast<int64_t>(flows.size() + resources.size()) / 8);
+        if (std::find(flows.begin(), flows.end(), f) == flows.end()) {
+          flows.push_back(f);
+          for (uint32_t r : flows_[f].resources)
+            if (std::find(resources.begin(), resources.end(), r) == resources.end())
+              resources.push_back(r);
+        }
+      }
+    for (uint32_t f : flows) {
+      Flow &flow = flows_[f];
+      flow.left = std::max(0.0, flow.left - flow.rate * (now_ - flow.since));
+      flow.since = now_;
+      flow.rate = -1;
+    }
+    for (size_t open = flows.size(); open > 0;) {
+      double least = INFINITY;
+      uint32_t tightest = 0;
+      for (uint32_t r : resources) {
+        WorkDeadline::spend(1 + static_cast<int64_t>(resources_[r].flows.size()));
+        double rest = resources_[r].rate;
+        int sharing = 0;
+        for (uint32_t f : resources_[r].flows)
+          flows_[f].rate < 0 ? ++sharing : rest -= flows_[f].rate;
+        if (sharing > 0 && rest / sharing < least) {
+          least = rest / sharing;
+          tightest = r;
+        }
+      }
+      for (uint32_t f : resources_[tightest].flows)
+        if (flows_[f].rate < 0) {
+          flows_[f].rate = least;
+          --open;
+        }
+    }
+    for (uint32_t f : flows)
+      events_.push({now_ + flows_[f].left / flows_[f].rate, f, ++flows_[f].version, false});
+  }
+
+  std::vector<Resource> resources_;
+  std::vector<Flow> flows_;
+  std::priority_queue<Event> events_;
+  double now_ = 0;
+};
+
+class Simulator {
+public:
+  Simulator(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result)
+      : plan_(plan), topology_(topology), keep_(keep), result_(result) {}
+
+  std::string run() {
+    const uint32_t world = plan_.world();
+    std::vector<const Segment *> segments(world);
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      WorkDeadline::spend(1024);
+      if (std::string error = plan_.segment(rank, segments[rank]); !error.empty())
+        return error;
+    }
+    if (std::string error = checkMessages(plan_); !error.empty())
+      return error;
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      copies_.push_back(flows_.resource(static_cast<double>(topology_.copyRate)));
+      for (auto &side : links_)
+        side.push_back(flows_.resource(static_cast<double>(topology_.linkRate)));
+      while (nics_[0].size() <= static_cast<size_t>(topology_.nic(rank)))
+        for (auto &side : nics_)
+          side.push_back(flows_.resource(static_cast<double>(topology_.nicRate)));
+    }
+    build(segments);
+    for (uint32_t a = 0; a < tasks_.size(); ++a)
+      if (tasks_[a].waits == 0)
+        start(a);
+    uint32_t done = 0;
+    bool timer = false;
+    while (flows_.next(done, timer)) {
+      if (!timer)
+        ended(done, false);
+      if (!timer && tasks_[done].delay > 0)
+        flows_.at(flows_.now() + tasks_[done].delay, done);
+      else
+        ended(done, true);
+    }
+    if (finished_ != tasks_.size())
+      return "deadlock: only " + std::to_string(finished_) + " of " + std::to_string(tasks_.size()) +
+             " activities can finish, the others wait for each other";
+    report();
+    return {};
+  }
+
+private:
+  /// An activity and its dependents. It releases its resources when its bytes are sent (released); the bytes arrive one
+  /// latency later (arrived).
+  struct Task {
+    Activity activity;
+    uint32_t first = 0, second = 0; // resources
+    double delay = 0;               // seconds from released to arrived
+    uint32_t waits = 0;
+    std::vector<uint32_t> released, arrived; // tasks that wait for these events
+  };
+
+  uint32_t add(Activity activity, uint32_t first, uint32_t second, double delay = 0) {
+    Task task;
+    task.activity = activity;
+    task.first = first;
+    task.second = second;
+    task.delay = delay;
+    tasks_.push_back(std::move(task));
+    return static_cast<uint32_t>(tasks_.size() - 1);
+  }
+
+  void after(uint32_t before, bool arrived, uint32_t task) {
+    (arrived ? tasks_[before].arrived : tasks_[before].released).push_back(task);
+    ++tasks_[task].waits;
+  }
+
+  /// The tasks of one chunk of a message.
+  struct Tasks {
+    uint32_t pack = kNone, transmit = kNone, unpack = kNone;
+    /// That ends when the chunk is there.
+    uint32_t last() const { return unpack != kNone ? unpack : transmit; }
+  };
+  using Chunks = std::vector<Tasks>;
+
+  void build(const std::vector<const Segment *> &segments) {
+    std::vector<Chunks> messages(plan_.manifest().messages());
+    for (uint32_t rank = 0; rank < segments.size(); ++rank)
+      for (const Step *step : orEmpty(segments[rank]->steps())) {
+        Activity activity{Activity::Kind::copy, static_cast<int32_t>(rank), -1, step->message(), step->round(),
+                          step->bytes()};
+        if (step->kind() != StepKind::send) {
+          if (step->kind() != StepKind::recv)
+            local_[{rank, step}] = add(activity, copies_[rank], copies_[rank]);
+          continue;
+        }
+        Chunks &chunks = messages[step->message()];
+        chunks.resize(chunkCount(*step));
+        const bool local = topology_.node(rank) == topology_.node(step->peer());
+        activity.peer = static_cast<int32_t>(step->peer());
+        for (uint64_t c = 0; c < chunks.size(); ++c) {
+          activity.bytes = chunkBytes(*step, c);
+          activity.kind = Activity::Kind::transmit;
+          chunks[c].transmit = local
+                                   ? add(activity, links_[0][rank], links_[1][step->peer()],
+                                         static_cast<double>(topology_.linkLatency) * 1e-9)
+                                   : add(activity, nics_[0][topology_.nic(rank)], nics_[1][topology_.nic(step->peer())],
+                                         static_cast<double>(topology_.nicLatency) * 1e-9);
+          if (step->staging() == UINT64_MAX)
+            continue;
+          activity.kind = Activity::Kind::pack;
+          chunks[c].pack = add(activity, copies_[rank], copies_[rank]);
+          after(chunks[c].pack, true, chunks[c].transmit);
+        }
+      }
+    for (uint32_t rank = 0; rank < segments.size(); ++rank)
+      for (const Step *step : orEmpty(segments[rank]->steps()))
+        if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX)
+          for (uint64_t c = 0; c < chunkCount(*step); ++c) {
+            Tasks &tasks = messages[step->message()][c];
+            tasks.unpack = add({Activity::Kind::unpack, static_cast<int32_t>(rank), static_cast<int32_t>(step->peer()),
+                                step->message(), step->round(), chunkBytes(*step, c)},
+                               copies_[rank], copies_[rank]);
+            after(tasks.transmit, true, tasks.unpack);
+          }
+    for (uint32_t rank = 0; rank < segments.size(); ++rank)
+      order(rank, *segments[rank], messages);
+  }
+
+  /// Adds the dependencies of a rank's chunks: on the previous chunk of the same tier and direction, on its packing or
+  /// unpacking, on the arena slot that was used two chunks ago, and on the arrival of relayed bytes.
+  void order(uint32_t rank, const Segment &segment, const std::vector<Chunks> &messages) {
+    struct Sequence {
+      uint32_t last = kNone, copying = kNone; // the previous transmission; the previous packing or unpacking
+      uint32_t slots[2] = {kNone, kNone};     // the task that frees each slot
+      size_t staged = 0;
+    } sequences[2][2];
+    for (const Step *step : orEmpty(segment.steps())) {
+      const bool send = step->kind() == StepKind::send;
+      if (!send && step->kind() != StepKind::recv)
+        continue;
+      const Chunks &chunks = messages[step->message()];
+      Sequence &sequence = sequences[send][topology_.node(rank) == topology_.node(step->peer())];
+      for (const Tasks &tasks : chunks) {
+        if (sequence.last != kNone)
+          after(sequence.last, false, tasks.transmit);
+        sequence.last = tasks.transmit;
+        const uint32_t copying = send ? tasks.pack : tasks.unpack;
+        if (copying == kNone)
+          continue;
+        if (sequence.copying != kNone)
+          after(sequence.copying, true, copying);
+        sequence.copying = copying;
+        uint32_t &slot = sequence.slots[sequence.staged++ % 2];
+        if (slot != kNone)
+          after(slot, !send, send ? copying : tasks.transmit);
+        slot = send ? tasks.transmit : copying;
+      }
+      if (send && step->after_count() > 0)
+        follow(rank, segment, *step, messages);
+      for (uint32_t i = 0; !send && i < step->after_count();
+           ++i) // relayed messages must be sent before their arena bytes are reused
+        if (const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
+            earlier.kind() == StepKind::send)
+          for (const Tasks &tasks : chunks)
+            after(messages[earlier.message()].back().transmit, false, tasks.transmit);
+    }
+  }
+
+  /// Adds the dependencies of a send on the steps that provide its bytes.
+  void follow(uint32_t rank, const Segment &segment, const Step &send, const std::vector<Chunks> &messages) {
+    const Chunks &chunks = messages[send.message()];
+    const std::vector<std::vector<uint64_t>> before = chunksBefore(segment, send);
+    for (uint32_t i = 0; i < send.after_count(); ++i) {
+      const Step &earlier = *segment.steps()->Get(segment.after()->Get(send.first_after() + i));
+      for (size_t c = 0; c < chunks.size(); ++c)
+        if (before[i][c] > 0)
+          after(earlier.kind() == StepKind::recv ? messages[earlier.message()][before[i][c] - 1].last()
+                                                 : local_.at({rank, &earlier}),
+                true, chunks[c].pack != kNone ? chunks[c].pack : chunks[c].transmit);
+    }
+  }
+
+  void start(uint32_t number) {
+    Task &task = tasks_[number];
+    task.activity.begin = flows_.now();
+    flows_.start(number, static_cast<double>(task.activity.bytes), task.first, task.second);
+  }
+
+  void ended(uint32_t number, bool arrived) {
+    Task &task = tasks_[number];
+    if (!arrived) {
+      task.activity.end = flows_.now();
+    } else {
+      ++finished_;
+      result_.seconds = std::max(result_.seconds, flows_.now());
+    }
+    for (uint32_t next : arrived ? task.arrived : task.released)
+      if (--tasks_[next].waits == 0)
+        start(next);
+  }
+
+  void report() {
+    auto most = [&](const std::vector<uint32_t> *sides, int64_t &which, double &seconds) {
+      for (size_t i = 0; i < sides[0].size(); ++i)
+        for (int side = 0; side < 2; ++side)
+          if (flows_.busy(sides[side][i]) > seconds) {
+            seconds = flows_.busy(sides[side][i]);
+            which = static_cast<int64_t>(i);
+          }
+    };
+    result_.busiestNic = -1;
+    most(links_, result_.busiestRank, result_.rankBusy);
+    most(nics_, result_.busiestNic, result_.nicBusy);
+    if (result_.nicBusy > result_.rankBusy && topology_.nic(result_.busiestNic) == result_.busiestNic) {
+      result_.busiestRank = result_.busiestNic; // each rank has its own NIC
+      result_.rankBusy = result_.nicBusy;
+    }
+    std::map<std::pair<int, int32_t>, double> spent;
+    for (const Task &task : tasks_) {
+      const int kind = static_cast<int>(task.activity.kind);
+      double &sum = spent[{kind, task.activity.rank}];
+      sum += task.activity.end - task.activity.begin;
+      result_.secondsByKind[kind] = std::max(result_.secondsByKind[kind], sum);
+      if (keep_)
+        result_.activities.push_back(task.activity);
+    }
+    lowerBound();
+  }
+
+  void lowerBound() {
+    const Manifest &m = plan_.manifest();
+    const LowerBounds *bounds = m.lower_bounds();
+    if (!bounds || bounds->ranks_per_node() != static_cast<uint64_t>(topology_.ranksPerNode) ||
+        bounds->nics_per_node() != static_cast<uint64_t>(topology_.nicsPerNode))
+      return;
+    const auto rank = static_cast<double>(topology_.linkRate + (bounds->nodes() > 1 ? topology_.nicRate : 0)),
+               nic = static_cast<double>(topology_.nicRate);
+    auto term = [&](const char *name, uint64_t bytes, double rate) {
+      result_.lowerBound.push_back({name, static_cast<double>(bytes) / rate});
+    };
+    term("ingress of one rank", bounds->rank_ingress(), rank);
+    term("egress of replica ranks", bounds->rank_egress(), rank);
+    term("mean over all ranks", bounds->rank_mean(), rank);
+    term("ingress of one node's NICs", bounds->nic_ingress(), nic);
+    term("egress of replica NICs", bounds->nic_egress(), nic);
+    term("mean over all NICs", bounds->nic_mean(), nic);
+    term("local copies of one rank", bounds->rank_local(), static_cast<double>(topology_.copyRate));
+    for (const LowerBoundTerm &each : result_.lowerBound)
+      result_.lowerBoundSeconds = std::max(result_.lowerBoundSeconds, each.seconds);
+  }
+
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  const Plan &plan_;
+  const ir::Topology &topology_;
+  const bool keep_;
+  Simulation &result_;
+  Flows flows_;
+  std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; [0] egress, [1] ingress
+  std::vector<Task> tasks_;
+  std::map<std::pair<uint32_t, const Step *>, uint32_t> local_; // copies and fills
+  size_t finished_ = 0;
+};
+
+} // namespace
+
+std::string simulate(const Plan &plan, const ir::Topology &topology, bool keep, Simulation &result) {
+  return Simulator(plan, topology, keep, result).run();
+}
+
+} // namespace reshard::analysis

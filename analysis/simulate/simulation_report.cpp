@@ -1,0 +1,97 @@
+#include "analysis/simulate/simulation_report.h"
+
+#include "analysis/simulate/simulate.h"
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <cstdio>
+
+namespace reshard::analysis {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr const char *kName = "reshard-inspect";
+constexpr const char *kKinds[] = {"pack", "transmit", "unpack", "copy"};
+
+/// Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each kind; times in microseconds.
+std::string traceOf(const Simulation &simulation) {
+  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  for (const Activity &a : simulation.activities) {
+    char line[256];
+    std::snprintf(line, sizeof line,
+                  "{\"name\": \"%s %u round %u\", \"ph\": \"X\", \"pid\": %d, \"tid\": \"%s\", \"ts\": %.3f, \"dur\": "
+                  "%.3f, \"args\": {\"peer\": %d, \"bytes\": %llu}}%s\n",
+                  kKinds[static_cast<int>(a.kind)], a.message, a.round, a.rank, kKinds[static_cast<int>(a.kind)],
+                  a.begin * 1e6, (a.end - a.begin) * 1e6, a.peer, static_cast<unsigned long long>(a.bytes),
+                  &a == &simulation.activities.back() ? "" : ",");
+    text += line;
+  }
+  return text + "]}\n";
+}
+
+/// "12.3 ms"
+std::string time(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text,
+                seconds < 1e-3 ? "%.1f us"
+                : seconds < 1  ? "%.2f ms"
+                               : "%.3f s",
+                seconds < 1e-3 ? seconds * 1e6
+                : seconds < 1  ? seconds * 1e3
+                               : seconds);
+  return text;
+}
+
+} // namespace
+
+int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
+  Simulation simulation;
+  if (const std::string error = simulate(plan, *options.topology, !options.trace.empty(), simulation); !error.empty()) {
+    printError(kName, error);
+    return kUsage;
+  }
+  if (!options.trace.empty())
+    if (const std::string error = writeFile(options.trace, traceOf(simulation)); !error.empty()) {
+      printError(kName, error);
+      return kFailure;
+    }
+  const double ratio = simulation.lowerBoundSeconds > 0 ? simulation.seconds / simulation.lowerBoundSeconds : 1;
+  if (options.format == "json") {
+    Json terms = Json::object(), secondsByKind = Json::object();
+    for (const LowerBoundTerm &term : simulation.lowerBound)
+      terms[term.name] = term.seconds;
+    for (int kind = 0; kind < 4; ++kind)
+      secondsByKind[kKinds[kind]] = simulation.secondsByKind[kind];
+    Json result = {{"seconds", simulation.seconds},
+                   {"seconds_by_kind", secondsByKind},
+                   {"busiest_rank", {{"rank", simulation.busiestRank}, {"seconds", simulation.rankBusy}}},
+                   {"busiest_nic", {{"nic", simulation.busiestNic}, {"seconds", simulation.nicBusy}}}};
+    if (!simulation.lowerBound.empty())
+      result.update({{"lower_bound", simulation.lowerBoundSeconds}, {"lower_bound_terms", terms}, {"ratio", ratio}});
+    std::printf("%s\n", result.dump(2).c_str());
+    return kDone;
+  }
+  std::printf("simulated    %s\n", time(simulation.seconds).c_str());
+  if (simulation.lowerBound.empty()) {
+    std::printf("lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)\n");
+  } else {
+    std::printf("lower bound  %s; this plan: %.3f x\n", time(simulation.lowerBoundSeconds).c_str(), ratio);
+    for (const LowerBoundTerm &term : simulation.lowerBound)
+      std::printf("  %-26s %s\n", term.name, time(term.seconds).c_str());
+  }
+  std::printf("busiest      rank %lld, in use for %s", static_cast<long long>(simulation.busiestRank),
+              time(simulation.rankBusy).c_str());
+  if (simulation.busiestNic >= 0)
+    std::printf("; NIC %lld, in use for %s", static_cast<long long>(simulation.busiestNic),
+                time(simulation.nicBusy).c_str());
+  std::printf("\nactivities  ");
+  for (int kind = 0; kind < 4; ++kind)
+    std::printf(" %s %s%s", kKinds[kind], time(simulation.secondsByKind[kind]).c_str(),
+                kind < 3 ? "," : " (each of its busiest rank)\n");
+  return kDone;
+}
+
+} // namespace reshard::analysis

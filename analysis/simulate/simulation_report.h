@@ -1,0 +1,16 @@
+// The report of reshard-inspect --simulate.
+#pragma once
+
+#include "analysis/report/inspection.h"
+
+namespace reshard {
+class Plan;
+}
+
+namespace reshard::analysis {
+
+/// Simulates the plan on options.topology, prints the estimate and the lower bound, and writes options.trace. Returns
+/// the exit code.
+int inspectSimulation(const Plan &plan, const InspectionOptions &options);
+
+} // namespace reshard::analysis

@@ -1,0 +1,171 @@
+#include "analysis/verify/contents.h"
+
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/synthesize.h"
+
+#include <algorithm>
+
+namespace reshard::analysis {
+
+using namespace schema;
+
+namespace {
+
+/// Consecutive elements of one tensor at consecutive positions of an instance; tensor 0 is padding.
+struct ElementRange {
+  int64_t local, count;
+  uint32_t tensor;
+  int64_t logical;
+};
+
+/// Adds one set for each combination of blocks, one block of each dimension.
+bool addSets(const PartGrid &grid, size_t d, RegularSet &set, RegularSets &sets) {
+  if (d == grid.dimensions.size())
+    return sets.add(set);
+  const PartGrid::Dimension &dimension = grid.dimensions[d];
+  for (const IndexBlock &r : dimension.blocks) {
+    RegularSet one = set;
+    one.begin += r.to() * dimension.localStride;
+    one.value += r.from() * dimension.logicalStride;
+    one.dimensions.push_back({r.count(), r.to_step() * dimension.localStride, r.from_step() * dimension.logicalStride});
+    one.dimensions.push_back({r.length(), dimension.localStride, dimension.logicalStride});
+    if (!addSets(grid, d + 1, one, sets))
+      return false;
+  }
+  return true;
+}
+
+/// Whether sets, which are sorted by begin, do not interleave.
+bool separate(const RegularSets &sets) {
+  const auto meets = [](const RegularSet &a, const RegularSet &b) { return b.begin < a.end; };
+  return std::adjacent_find(sets.list().begin(), sets.list().end(), meets) == sets.list().end();
+}
+
+} // namespace
+
+const BufferRange *bufferRangeOf(const Segment &segment, uint32_t buffer) {
+  const auto &runs = orEmpty(segment.buffers());
+  auto at = std::upper_bound(runs.begin(), runs.end(), buffer,
+                             [](uint32_t b, const BufferRange *r) { return b < r->first(); });
+  return at == runs.begin() ? nullptr : *--at;
+}
+
+std::shared_ptr<const RegularSets> Contents::of(const Segment &segment, uint32_t buffer) {
+  const BufferRange &run = *bufferRangeOf(segment, buffer);
+  const uint32_t instance = buffer - run.first();
+  const Key key{run.endpoint(), representative(run), run.param(), instance};
+  if (const auto known = known_.find(key); known != known_.end())
+    return known->second;
+  if (cached_ > kMaxCached) {
+    known_.clear();
+    cached_ = 0;
+  }
+  auto sets = std::make_shared<RegularSets>();
+  if (!make(run, instance, *sets))
+    return nullptr;
+  cached_ += sets->list().size();
+  return known_[key] = std::move(sets);
+}
+
+const std::string &Contents::name(uint32_t tensor) const {
+  for (const auto &[name, number] : tensors_)
+    if (number == tensor)
+      return name;
+  return tensors_.begin()->first;
+}
+
+const ParamInstance &Contents::instance(const BufferRange &run, uint32_t number) {
+  const uint64_t key = (uint64_t{run.endpoint()} << 56) ^ (uint64_t{run.mesh_rank()} << 28) ^ run.param();
+  auto [at, added] = instances_.try_emplace(key);
+  if (added) {
+    if (instances_.size() > 4096) { // the caller goes rank by rank, so a small cache is enough
+      instances_.clear();
+      at = instances_.try_emplace(key).first;
+    }
+    at->second = instances(manifest_, *manifest_.endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank());
+  }
+  return at->second[number];
+}
+
+/// The first mesh rank seen that holds the same elements of a param: replicas have the same coordinates on all axes
+/// that the param depends on.
+uint32_t Contents::representative(const BufferRange &run) {
+  const auto [at, added] =
+      representatives_.try_emplace({run.endpoint(), run.mesh_rank(), run.param(), 0}, run.mesh_rank());
+  if (!added)
+    return at->second;
+  std::vector<int64_t> coordinates =
+      equivalenceKey(*manifest_.endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank());
+  coordinates.push_back(run.endpoint());
+  return at->second = firstEquivalent_.try_emplace(std::move(coordinates), run.mesh_rank()).first->second;
+}
+
+uint32_t Contents::numberOf(const std::string *tensor) {
+  return tensor ? tensors_.try_emplace(*tensor, static_cast<uint32_t>(tensors_.size())).first->second : 0;
+}
+
+bool Contents::make(const BufferRange &run, uint32_t number, RegularSets &sets) {
+  const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
+  bool good = true;
+  forEachPartGrid(manifest_, endpoint, run.param(), run.mesh_rank(), instance(run, number), [&](const PartGrid &grid) {
+    RegularSet set;
+    set.tag = numberOf(grid.tensor);
+    set.begin = grid.local;
+    good = good && addSets(grid, 0, set, sets);
+  });
+  if (!good)
+    return false;
+  sets.finish();
+  uint64_t work = 0;
+  const int64_t elements = static_cast<int64_t>(run.bytes()) / itemBytes(endpoint.params()->Get(run.param())->dtype());
+  return separate(sets) || sets.partition(elements, work) || disjoint(run, number, sets);
+}
+
+/// Makes overlapping parts disjoint, element by element. Parts that contradict each other leave the buffer without
+/// contents, so that no plan for them is proven. The compiler writes no overlapping parts, so speed does not matter
+/// here.
+bool Contents::disjoint(const BufferRange &run, uint32_t number, RegularSets &sets) {
+  std::vector<ElementRange> sorted;
+  bool good = true;
+  forEachRun(manifest_, *manifest_.endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank(),
+             instance(run, number), [&](const ElementRun &r) {
+               const uint32_t tensor = numberOf(r.tensor);
+               const bool whole = r.localStep == 1 && (r.logicalStep == 1 || tensor == 0);
+               const int64_t count = whole ? 1 : r.count;
+               good = good && sorted.size() + static_cast<uint64_t>(count) <= RegularSets::kMaxSets;
+               for (int64_t k = 0; good && k < count; ++k)
+                 sorted.push_back(
+                     {r.local + k * r.localStep, whole ? r.count : 1, tensor, r.logical + k * r.logicalStep});
+             });
+  sets = {};
+  if (!good)
+    return false;
+  std::sort(sorted.begin(), sorted.end(),
+            [](const ElementRange &a, const ElementRange &b) { return a.local < b.local; });
+  size_t used = 0;
+  for (ElementRange next : sorted) {
+    if (used > 0) {
+      const ElementRange &back = sorted[used - 1];
+      if (const int64_t shared = std::min(back.local + back.count - next.local, next.count); shared > 0) {
+        const bool agree =
+            back.tensor == next.tensor && (next.tensor == 0 || next.logical - back.logical == next.local - back.local);
+        if (!agree)
+          return true;
+        next = {next.local + shared, next.count - shared, next.tensor, next.logical + shared};
+        if (next.count == 0)
+          continue;
+      }
+    }
+    sorted[used++] = next;
+  }
+  for (size_t i = 0; i < used; ++i) {
+    RegularSet set{sorted[i].local, sorted[i].tensor == 0 ? 0 : sorted[i].logical, sorted[i].tensor, {}, 0};
+    set.dimensions.push_back({sorted[i].count, 1, sorted[i].tensor == 0 ? 0 : 1});
+    if (!sets.add(std::move(set)))
+      return false;
+  }
+  sets.finish();
+  return true;
+}
+
+} // namespace reshard::analysis

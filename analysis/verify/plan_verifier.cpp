@@ -1,0 +1,508 @@
+#include "analysis/verify/plan_verifier.h"
+
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/contents.h"
+#include "analysis/verify/quantized_views.h"
+#include "analysis/verify/staged.h"
+#include "analysis/work_deadline.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+
+namespace reshard::analysis {
+
+namespace {
+
+using namespace schema;
+
+class Verifier {
+public:
+  explicit Verifier(const Plan &plan)
+      : plan_(plan), paired_(plan), stagedMoves_(plan, paired_), contents_(plan.manifest()) {}
+
+  VerifyResult run(const std::function<void(double)> &progress) {
+    result_.error = paired_.load();
+    // Several ranks write a storage target, so its moves are collected first.
+    for (uint32_t rank = 0; rank < plan_.world() && result_.error.empty(); ++rank) {
+      moves_.clear();
+      const std::string error = stagedMoves_.forEachMove(rank, [&](const Move &move) {
+        const BufferRange *run = bufferRangeOf(paired_.segment(rank), move.targetBuffer);
+        const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
+        (endpoint.storage() ? storage_ : moves_).push_back({rank, move});
+      });
+      if (!error.empty())
+        fail(error);
+      if (result_.error.empty())
+        checkRank(rank, moves_, false);
+      if (result_.error.empty())
+        checkRelays(rank);
+      progress(static_cast<double>(rank + 1) / plan_.world());
+    }
+    if (result_.error.empty())
+      checkStorage();
+    return result_;
+  }
+
+private:
+  struct RankMove {
+    uint32_t rank; // the move uses the buffer numbers of this rank
+    Move move;
+  };
+
+  std::string where(uint32_t rank, uint32_t buffer, uint64_t offset) {
+    const BufferRange &run = *bufferRangeOf(paired_.segment(rank), buffer);
+    const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run.endpoint());
+    return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
+           std::to_string(endpoint.ranks()->Get(run.mesh_rank())) + " param '" +
+           contents_.instance(run, buffer - run.first()).name + "' byte " + std::to_string(offset);
+  }
+
+  bool fail(const std::string &error) {
+    if (result_.error.empty())
+      result_.error = error;
+    return false;
+  }
+
+  bool failFragmented(const std::string &where) {
+    return fail(where + " cannot be proven: its writes and its layout have too many fragments to compare");
+  }
+
+  /// Checks all moves to one rank's target buffers: they must write each byte of a buffer once, with the right content.
+  void checkRank(uint32_t rank, std::vector<RankMove> &moves, bool storage) {
+    const Segment &segment = paired_.segment(rank);
+    std::sort(moves.begin(), moves.end(), [](const RankMove &a, const RankMove &b) {
+      return std::tie(a.move.targetBuffer, a.move.targetOffset) < std::tie(b.move.targetBuffer, b.move.targetOffset);
+    });
+    auto next = moves.begin();
+    for (const BufferRange *run : orEmpty(segment.buffers())) {
+      const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run->endpoint());
+      if (run->endpoint() == 0 || endpoint.storage() != storage)
+        continue;
+      const Param &param = *endpoint.params()->Get(run->param());
+      if (param.derived() ? !derivedOnce(endpoint, *run, rank)
+                          : param.view() && !derivesOnly(endpoint, *param.view(), *run, rank))
+        return;
+      for (uint32_t i = 0; i < run->count(); ++i) {
+        const uint32_t buffer = run->first() + i;
+        const auto first = next;
+        next = std::find_if(first, moves.end(),
+                            [&](const RankMove &rankMove) { return rankMove.move.targetBuffer != buffer; });
+        if (param.derived() && first != next) {
+          fail(where(rank, buffer, first->move.targetOffset) +
+               " is written directly, but its param is derived: only its quantized view may be written");
+          return;
+        }
+        const std::span<const RankMove> here(first, next);
+        if (!param.derived() && !checkWrittenOnce(param, rank, buffer, run->bytes(), here))
+          return;
+        for (const RankMove &rankMove : here) {
+          ++result_.moves;
+          result_.bytes += rankMove.move.bytes();
+          if (!checkSource(rank, rankMove.move, param.dtype()) ||
+              !checkContent(rank, rankMove.move, itemBytes(param.dtype())))
+            return;
+        }
+      }
+    }
+  }
+
+  /// Checks that each byte of a buffer is written exactly once: the number of written bytes is right, and no byte is
+  /// missing. For a quantized view of kind `amax`, the bytes are those in its layout.
+  bool checkWrittenOnce(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes,
+                        std::span<const RankMove> moves) {
+    RegularSets written;
+    uint64_t sum = 0;
+    for (const RankMove &rankMove : moves) {
+      const Move &move = rankMove.move;
+      if (!addTo(written, move))
+        return failFragmented(where(rank, buffer, move.targetOffset));
+      sum += move.bytes();
+    }
+    written.finish();
+    uint64_t expected = bytes;
+    std::vector<LoopNest> wanted;
+    if (param.view() && param.view()->kind() == ViewKind::amax) {
+      const int64_t item = itemBytes(param.dtype());
+      const auto sets = contents_.of(paired_.segment(rank), buffer);
+      if (!sets)
+        return failFragmented(where(rank, buffer, 0));
+      expected = static_cast<uint64_t>(sets->positions() * item);
+      for (const RegularSet &set : sets->list()) {
+        wanted.push_back({set.begin * item, 0, 0, {}});
+        for (const RegularSet::Dimension &dimension : set.dimensions)
+          wanted.back().loops.push_back({dimension.count, dimension.step * item, 0, 0});
+        wanted.back().loops.push_back({item, 1, 0, 0});
+      }
+    } else {
+      wanted.push_back({0, 0, 0, {{static_cast<int64_t>(bytes), 1, 0, 0}}});
+    }
+    uint64_t missing = bytes;
+    for (const LoopNest &nest : wanted) {
+      NestSplitter splitter(written, work_);
+      const SplitStatus status = splitter.run(nest, [](const Fragment &) { return true; });
+      if (status == SplitStatus::fragmented)
+        return failFragmented(where(rank, buffer, 0));
+      if (status == SplitStatus::missing)
+        missing = std::min(missing, static_cast<uint64_t>(splitter.position()));
+    }
+    return (missing == bytes && sum == expected) || failCoverage(param, rank, buffer, bytes, moves, missing);
+  }
+
+  /// Reports the first byte that is never written, or is written twice, by listing all rows if there are few enough.
+  /// `missing`: a byte that is never written, or `bytes` if there is none.
+  bool failCoverage(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const RankMove> moves,
+                    uint64_t missing) {
+    constexpr uint64_t kMaxRows = 1 << 24;
+    uint64_t count = 0, at = 0;
+    for (const RankMove &rankMove : moves)
+      count += rankMove.move.bytes() / rankMove.move.rowBytes;
+    if (count > kMaxRows)
+      return fail(where(rank, buffer, missing == bytes ? 0 : missing) +
+                  (missing == bytes ? " or a later byte is written twice" : " is never written"));
+    std::vector<std::pair<uint64_t, uint64_t>> rows; // offset, bytes
+    for (const RankMove &rankMove : moves)
+      forEachRow(rankMove.move, [&](const Move &row) { rows.emplace_back(row.targetOffset, row.rowBytes); });
+    std::sort(rows.begin(), rows.end());
+    rows.emplace_back(bytes, 0);
+    for (const auto &[offset, length] : rows) {
+      if (offset > at && uncoveredByLayout(param, rank, buffer, at, offset))
+        at = offset;
+      if (offset != at)
+        return fail(where(rank, buffer, std::min(at, offset)) +
+                    (offset > at ? " is never written" : " is written twice"));
+      at += length;
+    }
+    return fail(where(rank, buffer, 0) + " or a later byte is written outside its layout");
+  }
+
+  /// Whether no part of an `amax` view covers a range of bytes: the entries of tensors that the matrix does not have,
+  /// which are zero.
+  bool uncoveredByLayout(const Param &param, uint32_t rank, uint32_t buffer, uint64_t begin, uint64_t end) {
+    if (!param.view() || param.view()->kind() != ViewKind::amax)
+      return false;
+    const int64_t item = itemBytes(param.dtype());
+    const auto sets = contents_.of(paired_.segment(rank), buffer);
+    size_t hint = 0;
+    Digits digits;
+    for (uint64_t at = begin; sets && at < end; at += static_cast<uint64_t>(item))
+      if (sets->find(static_cast<int64_t>(at) / item, digits, hint, work_))
+        return false;
+    return true;
+  }
+
+  /// Checks that a derived param has exactly one quantized view that writes it. The view is proven like a param, so all
+  /// bytes of the derived param are written.
+  bool derivedOnce(const Endpoint &endpoint, const BufferRange &run, uint32_t rank) {
+    int views = 0;
+    for (const Param *param : orEmpty(endpoint.params()))
+      if (const QuantizedView *view = param->view()) {
+        const std::vector<uint32_t> derived = derivedParams(*view);
+        views += static_cast<int>(std::count(derived.begin(), derived.end(), run.param()));
+      }
+    return views == 1 || fail(where(rank, run.first(), 0) + " is derived from " + std::to_string(views) +
+                              " quantized views, expected one");
+  }
+
+  /// Checks that the params behind a quantized view are marked as derived: they are written only through the view.
+  bool derivesOnly(const Endpoint &endpoint, const QuantizedView &view, const BufferRange &run, uint32_t rank) {
+    for (const uint32_t derived : derivedParams(view))
+      if (!endpoint.params()->Get(derived)->derived())
+        return fail(where(rank, run.first(), 0) + " is a quantized view of param '" +
+                    endpoint.params()->Get(derived)->name()->str() + "', which is not marked as derived");
+    return true;
+  }
+
+  /// Checks the origin of a move: the source, which runs do not change, or a target rank that relays it; checkRelays
+  /// proves that the bytes arrived there first. The dtypes of both sides must be equal.
+  bool checkSource(uint32_t rank, const Move &move, DType dtype) {
+    if (move.zero)
+      return true;
+    const BufferRange *from = bufferRangeOf(paired_.segment(move.sourceRank), move.sourceBuffer);
+    if (!from || plan_.manifest().endpoints()->Get(from->endpoint())->storage() > (from->endpoint() == 0))
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " comes from " +
+                  (from ? "a target file" : "the arena") + " of rank " + std::to_string(move.sourceRank) +
+                  ", expected the source or the params of a target rank");
+    const Param &param = *plan_.manifest().endpoints()->Get(from->endpoint())->params()->Get(from->param());
+    // Quantized and derived params do not hold the bytes that arrived.
+    if (from->endpoint() > 0 && (param.view() ? param.view()->kind() == ViewKind::elements : param.derived()))
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is relayed by rank " +
+                  std::to_string(move.sourceRank) + ", which holds it quantized");
+    const DType found = param.dtype();
+    return found == dtype || fail(where(rank, move.targetBuffer, move.targetOffset) + " is " + dtypeName(dtype) +
+                                  ", but comes from " + dtypeName(found));
+  }
+
+  /// Checks that the bytes of target params that a rank relays are written by receives and copies that the send waits
+  /// for. No byte is written twice, so they are unchanged when sent.
+  void checkRelays(uint32_t rank) {
+    const Segment &segment = paired_.segment(rank);
+    auto target = [&](const Operand &operand) {
+      const BufferRange *run = bufferRangeOf(segment, operand.buffer());
+      return run && run->endpoint() > 0;
+    };
+    for (const Step *step : orEmpty(segment.steps())) {
+      if (step->kind() != StepKind::send)
+        continue;
+      std::vector<Move> read;
+      std::map<uint32_t, RegularSets> written; // by buffer
+      std::string problem;
+      for (uint32_t i = 0; i < step->input_count() && problem.empty(); ++i)
+        if (const Operand &operand = *segment.operands()->Get(step->first_input() + i); target(operand))
+          problem = paired_.forEachMove(rank, operand, [&](const Move &move) { read.push_back(move); });
+      for (const Move &move : read)
+        written.try_emplace(move.targetBuffer);
+      for (uint32_t i = 0; i < step->after_count() && !read.empty(); ++i) {
+        const Step &before = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
+        for (uint32_t o = 0; o < before.output_count() && before.kind() != StepKind::send && problem.empty(); ++o)
+          problem =
+              paired_.forEachMove(rank, *segment.operands()->Get(before.first_output() + o), [&](const Move &move) {
+                if (const auto at = written.find(move.targetBuffer); at != written.end() && !addTo(at->second, move))
+                  problem =
+                      "rank " + std::to_string(rank) + ": the bytes that it relays have too many fragments to check";
+              });
+      }
+      if (!problem.empty()) {
+        fail(problem);
+        return;
+      }
+      for (auto &[buffer, sets] : written)
+        sets.finish();
+      for (const Move &move : read) {
+        LoopNest nest{static_cast<int64_t>(move.targetOffset), 0, 0, {}};
+        for (const Move::Loop &loop : move.loops)
+          nest.loops.push_back({loop.count, loop.target, 0, 0});
+        nest.loops.push_back({static_cast<int64_t>(move.rowBytes), 1, 0, 0});
+        NestSplitter splitter(written[move.targetBuffer], work_);
+        const SplitStatus status = splitter.run(nest, [](const Fragment &) { return true; });
+        if (status == SplitStatus::done)
+          continue;
+        if (status == SplitStatus::fragmented)
+          failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+        else
+          fail(where(rank, move.targetBuffer, static_cast<uint64_t>(splitter.position())) + " is relayed to rank " +
+               std::to_string(step->peer()) + " in round " + std::to_string(step->round()) +
+               ", but no step that the send waits for writes it");
+        return;
+      }
+    }
+  }
+
+  /// Checks that source and target layouts name the same tensor elements for a move. The move is split into fragments
+  /// within which both layouts are regular; in each, first element and strides must be equal.
+  bool checkContent(uint32_t rank, const Move &move, int64_t item) {
+    const auto size = static_cast<uint64_t>(item);
+    bool whole = move.targetOffset % size == 0 && move.rowBytes % size == 0 && move.sourceOffset % size == 0;
+    for (const Move::Loop &loop : move.loops)
+      whole = whole && loop.target % item == 0 && loop.source % item == 0;
+    if (!whole)
+      return fail(where(rank, move.targetBuffer, move.targetOffset) + " is written by a move that splits elements");
+    const std::shared_ptr<const RegularSets> wanted = contents_.of(paired_.segment(rank), move.targetBuffer);
+    const std::shared_ptr<const RegularSets> found =
+        move.zero ? nullptr : contents_.of(paired_.segment(move.sourceRank), move.sourceBuffer);
+    if (!wanted || !(found || move.zero))
+      return failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+    auto failAt = [&](int64_t element, const std::string &why) {
+      return fail(where(rank, move.targetBuffer, static_cast<uint64_t>(element * item)) + why);
+    };
+    auto differ = [&](const Fragment &want, const Fragment &have, int64_t target, int64_t expected, int64_t logical) {
+      return failAt(target, " must be tensor '" + contents_.name(want.set->tag) + "' element " +
+                                std::to_string(expected) + ", but comes from tensor '" + contents_.name(have.set->tag) +
+                                "' element " + std::to_string(logical) + " of rank " + std::to_string(move.sourceRank));
+    };
+    const auto target = static_cast<int64_t>(move.targetOffset) / item;
+    LoopNest nest{target, static_cast<int64_t>(move.sourceOffset) / item, target, {}};
+    for (const Move::Loop &loop : move.loops)
+      nest.loops.push_back({loop.count, loop.target / item, loop.source / item, loop.target / item});
+    nest.loops.push_back({static_cast<int64_t>(move.rowBytes) / item, 1, 1, 1});
+    NestSplitter byTarget(*wanted, work_);
+    const SplitStatus status = byTarget.run(nest, [&](const Fragment &want) {
+      if (move.zero != (want.set->tag == 0))
+        return failAt(want.position, move.zero ? " is zeroed but is not padding" : " is padding but is not zeroed");
+      if (move.zero)
+        return true;
+      LoopNest inner{want.counterpart, want.value, want.position, {}};
+      for (auto loop = want.loops.rbegin(); loop != want.loops.rend(); ++loop)
+        inner.loops.push_back({loop->count, loop->counterpart, loop->value, loop->origin});
+      NestSplitter bySource(*found, work_);
+      const SplitStatus within = bySource.run(inner, [&](const Fragment &have) {
+        if (have.set->tag == 0)
+          return failAt(have.origin, " comes from the source's padding");
+        if (have.set->tag != want.set->tag || have.value != have.counterpart)
+          return differ(want, have, have.origin, have.counterpart, have.value);
+        for (const Fragment::Loop &loop : have.loops)
+          if (loop.counterpart != loop.value)
+            return differ(want, have, have.origin + loop.origin, have.counterpart + loop.counterpart,
+                          have.value + loop.value);
+        return true;
+      });
+      if (within == SplitStatus::missing)
+        return failAt(bySource.origin(), " comes from the source's padding");
+      return within == SplitStatus::done || failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+    });
+    if (status == SplitStatus::missing)
+      return failAt(byTarget.position(), " is covered by no part of its layout");
+    return status == SplitStatus::done || failFragmented(where(rank, move.targetBuffer, move.targetOffset));
+  }
+
+  /// Checks the moves of all ranks into files, after translating their buffer numbers to those of rank 0.
+  void checkStorage() {
+    bool any = false;
+    for (uint32_t e = 1; e < plan_.manifest().endpoints()->size(); ++e)
+      any = any || plan_.manifest().endpoints()->Get(e)->storage();
+    if (!any)
+      return;
+    for (RankMove &rankMove : storage_) {
+      const BufferRange &run = *bufferRangeOf(paired_.segment(rankMove.rank), rankMove.move.targetBuffer);
+      const uint32_t instance = rankMove.move.targetBuffer - run.first();
+      for (const BufferRange *other : orEmpty(paired_.segment(0).buffers()))
+        if (other->endpoint() == run.endpoint() && other->mesh_rank() == run.mesh_rank() &&
+            other->param() == run.param()) {
+          rankMove.move.targetBuffer = other->first() + instance;
+          break;
+        }
+      rankMove.rank = 0;
+    }
+    checkRank(0, storage_, true);
+  }
+
+  const Plan &plan_;
+  PairedPlan paired_;
+  StagedMoves stagedMoves_;
+  Contents contents_;
+  VerifyResult result_;
+  std::vector<RankMove> moves_, storage_;
+  uint64_t work_ = 0; // of all NestSplitters
+};
+
+} // namespace
+
+std::string PairedPlan::load() {
+  segments_.resize(plan_.world());
+  for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
+    WorkDeadline::spend(1024);
+    if (std::string error = plan_.segment(rank, segments_[rank]); !error.empty())
+      return error;
+  }
+  sends_.resize(plan_.manifest().messages());
+  for (uint32_t rank = 0; rank < plan_.world(); ++rank)
+    for (const Step *step : orEmpty(segments_[rank]->steps()))
+      if (step->kind() == StepKind::send)
+        sends_[step->message()] = {rank, step};
+  return checkMessages(plan_);
+}
+
+uint64_t Move::bytes() const {
+  uint64_t bytes = rowBytes;
+  for (const Loop &loop : loops)
+    bytes *= static_cast<uint64_t>(loop.count);
+  return bytes;
+}
+
+bool addTo(RegularSets &sets, const Move &move) {
+  RegularSet set{static_cast<int64_t>(move.targetOffset), 0, 0, {}, 0};
+  for (const Move::Loop &loop : move.loops)
+    set.dimensions.push_back({loop.count, loop.target, 0});
+  set.dimensions.push_back({static_cast<int64_t>(move.rowBytes), 1, 0});
+  return sets.add(std::move(set));
+}
+
+void forEachRow(const Move &move, const std::function<void(const Move &)> &visit) {
+  Move row = move;
+  row.loops.clear();
+  std::vector<int64_t> at(move.loops.size());
+  for (size_t l = at.size() + 1; l > 0;) {
+    visit(row);
+    auto go = [&](const Move::Loop &loop, int64_t times) {
+      row.targetOffset += static_cast<uint64_t>(times * loop.target);
+      row.sourceOffset += static_cast<uint64_t>(times * loop.source);
+    };
+    for (l = at.size(); l > 0; --l) {
+      const Move::Loop &loop = move.loops[l - 1];
+      if (++at[l - 1] < loop.count) {
+        go(loop, 1);
+        break;
+      }
+      at[l - 1] = 0;
+      go(loop, 1 - loop.count);
+    }
+  }
+}
+
+std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Operand *input, const Segment &to,
+                              const Operand &output, const std::function<void(const Move &)> &visit) const {
+  const Shape &target = *to.shapes()->Get(output.shape());
+  const Shape &source = input ? *from->shapes()->Get(input->shape()) : target;
+  if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
+    return "source and target shapes of an operand differ";
+  struct Jump { // a loop over buffers
+    uint64_t count, at;
+    int64_t targetStep, sourceStep, target, source;
+  };
+  std::vector<Jump> jumps;
+  Move move;
+  move.zero = !input;
+  move.rowBytes = target.row_bytes();
+  move.sourceRank = fromRank;
+  for (uint32_t l = 0; l < target.loop_count(); ++l) {
+    const Loop &t = *to.loops()->Get(target.first_loop() + l),
+               &s = input ? *from->loops()->Get(source.first_loop() + l) : t;
+    if (s.count() != t.count())
+      return "source and target shapes of an operand differ";
+    const int64_t sourceStep = input ? s.buffer_step() : 0, sourceStride = input ? s.stride() : 0;
+    if (t.count() > 1 && (t.buffer_step() != 0 || sourceStep != 0))
+      jumps.push_back({t.count(), 0, t.buffer_step(), sourceStep, t.stride(), sourceStride});
+    else if (t.count() > 1)
+      move.loops.push_back({static_cast<int64_t>(t.count()), t.stride(), sourceStride});
+  }
+  while (true) {
+    auto targetOffset = static_cast<int64_t>(output.offset()),
+         sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0;
+    int64_t targetBuffer = output.buffer(), sourceBuffer = input ? input->buffer() : 0;
+    for (const Jump &jump : jumps) {
+      const auto at = static_cast<int64_t>(jump.at);
+      targetOffset += at * jump.target;
+      targetBuffer += at * jump.targetStep;
+      sourceOffset += at * jump.source;
+      sourceBuffer += at * jump.sourceStep;
+    }
+    move.targetBuffer = static_cast<uint32_t>(targetBuffer);
+    move.targetOffset = static_cast<uint64_t>(targetOffset);
+    move.sourceBuffer = static_cast<uint32_t>(sourceBuffer);
+    move.sourceOffset = static_cast<uint64_t>(sourceOffset);
+    WorkDeadline::spend(16);
+    visit(move);
+    size_t j = jumps.size();
+    while (j > 0 && ++jumps[j - 1].at == jumps[j - 1].count)
+      jumps[--j].at = 0;
+    if (j == 0)
+      return {};
+  }
+}
+
+std::string PairedPlan::forEachMove(uint32_t rank, uint32_t number,
+                                    const std::function<void(const Move &)> &visit) const {
+  const Segment &to = *segments_[rank];
+  const Step &step = *to.steps()->Get(number);
+  if (step.kind() == StepKind::send)
+    return {};
+  const bool receive = step.kind() == StepKind::recv;
+  const uint32_t fromRank = receive ? step.peer() : rank;
+  const Segment *from = segments_[fromRank];
+  const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
+  for (uint32_t i = 0; i < step.output_count(); ++i) {
+    const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
+    if (std::string error = moves(from, fromRank, input, to, *to.operands()->Get(step.first_output() + i), visit);
+        !error.empty())
+      return "rank " + std::to_string(rank) + ": " + error;
+  }
+  return {};
+}
+
+VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress) {
+  return Verifier(plan).run(progress);
+}
+
+} // namespace reshard::analysis

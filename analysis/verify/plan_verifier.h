@@ -1,0 +1,78 @@
+// Proves that a plan is right, from the plan alone: follows the steps of every segment and compares each byte with the
+// manifest's layouts, without the compiler. Regular moves are proven as a whole (analysis/verify/regular_sets.h).
+#pragma once
+
+#include "analysis/verify/regular_sets.h"
+#include "executor/load.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace reshard::analysis {
+
+/// Bytes that an operand moves from one buffer of one rank to one buffer of one rank: rows in nested loops, outermost
+/// first. `zero`: there is no source, zeros are written.
+struct Move {
+  struct Loop {
+    int64_t count, target, source; // bytes from row to row
+  };
+  uint32_t targetBuffer = 0;
+  uint64_t targetOffset = 0, rowBytes = 0;
+  bool zero = false;
+  uint32_t sourceRank = 0, sourceBuffer = 0;
+  uint64_t sourceOffset = 0;
+  std::vector<Loop> loops;
+  uint64_t bytes() const;
+};
+/// Calls visit(row) for every row of a move; a row is a move without loops.
+void forEachRow(const Move &move, const std::function<void(const Move &)> &visit);
+/// Adds the bytes that a move writes. Returns false as RegularSets::add does.
+bool addTo(RegularSets &sets, const Move &move);
+
+/// All segments of a plan, with the send and the receive of each message paired. Functions that return a string return
+/// an error text, empty on success.
+class PairedPlan {
+public:
+  explicit PairedPlan(const Plan &plan) : plan_(plan) {}
+  /// Loads and checks every segment: every send must have exactly one receive with the same message number, round,
+  /// bytes and operands.
+  std::string load();
+  /// Calls `visit` for all moves of one step of a rank, including those to and from its arena (buffer 0). Sends are
+  /// skipped: their receives report the moves.
+  std::string forEachMove(uint32_t rank, uint32_t step, const std::function<void(const Move &)> &visit) const;
+  /// Calls visit(move) for one operand of a rank, with the operand as the target of the moves.
+  std::string forEachMove(uint32_t rank, const schema::Operand &operand,
+                          const std::function<void(const Move &)> &visit) const {
+    return moves(nullptr, rank, nullptr, *segments_[rank], operand, visit);
+  }
+  const schema::Segment &segment(uint32_t rank) const { return *segments_[rank]; }
+  /// The send step of a message.
+  const schema::Step &send(uint32_t message) const { return *sends_[message].step; }
+
+private:
+  struct End {
+    uint32_t rank = 0;
+    const schema::Step *step = nullptr;
+  };
+  std::string moves(const schema::Segment *from, uint32_t fromRank, const schema::Operand *input,
+                    const schema::Segment &to, const schema::Operand &output,
+                    const std::function<void(const Move &)> &visit) const;
+
+  const Plan &plan_;
+  std::vector<const schema::Segment *> segments_;
+  std::vector<End> sends_;
+};
+
+struct VerifyResult {
+  std::string error; // describes the first wrong byte; empty: the plan is right
+  uint64_t bytes = 0, moves = 0;
+};
+
+/// Verifies that every byte of every target param is written exactly once, from the source byte that the layouts say,
+/// or with zero if they say padding. Time is proportional to the fragments of operands and layouts, memory to the
+/// fragments of one rank.
+VerifyResult verifyPlan(const Plan &plan, const std::function<void(double)> &progress);
+
+} // namespace reshard::analysis

@@ -1,0 +1,166 @@
+#include "analysis/verify/quantized_views.h"
+
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/synthesize.h"
+#include "executor/view_jobs.h"
+#include "kernels/quantized.h"
+#include "kernels/scales.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace reshard::analysis {
+
+using namespace schema;
+
+namespace {
+
+/// Allocates the outputs of a quantization: codes, scales and tensor scales.
+struct OutputBuffers {
+  Bytes codes, scales, tensorScales;
+
+  explicit OutputBuffers(kernels::Quantized &matrices)
+      : codes(matrices.codeBytes()), scales(matrices.matrices * matrices.scaleBytes()),
+        tensorScales(matrices.format == kernels::Quantization::nvfp4 ? matrices.matrices * sizeof(float) : 0) {
+    matrices.codes = codes.data();
+    matrices.scales = scales.data();
+    matrices.tensorScales = tensorScales.data();
+  }
+};
+
+void quantize(const kernels::Quantized &matrices, const std::byte *wide) {
+  if (matrices.elements() > 0)
+    kernels::quantizeRows(matrices, wide, 0, matrices.blockRows());
+}
+
+} // namespace
+
+std::vector<uint32_t> baseParams(const QuantizedView &view) {
+  if (view.kind() != ViewKind::elements)
+    return {view.codes()};
+  if (view.format() != Quantization::nvfp4)
+    return {view.codes(), view.scales()};
+  return {view.codes(), view.scales(), view.tensor_scale()};
+}
+
+std::vector<std::optional<BaseOf>> elementViews(const Endpoint &endpoint) {
+  std::vector<std::optional<BaseOf>> result(orEmpty(endpoint.params()).size());
+  for (uint32_t p = 0; p < result.size(); ++p)
+    if (const QuantizedView *view = endpoint.params()->Get(p)->view(); view && view->kind() == ViewKind::elements) {
+      const std::vector<uint32_t> params = baseParams(*view);
+      for (uint32_t i = 0; i < params.size(); ++i)
+        result[params[i]] = {p, i};
+    }
+  return result;
+}
+
+std::vector<bool> derivedParams(const Endpoint &endpoint) {
+  std::vector<bool> result(orEmpty(endpoint.params()).size());
+  for (const Param *param : orEmpty(endpoint.params()))
+    if (const QuantizedView *view = param->view())
+      for (const uint32_t derived : derivedParams(*view))
+        result[derived] = true;
+  return result;
+}
+
+std::vector<uint32_t> derivedParams(const QuantizedView &view) {
+  switch (view.kind()) {
+  case ViewKind::elements:
+    return {view.codes(), view.scales()};
+  case ViewKind::plain_scales:
+    return {view.codes()};
+  case ViewKind::amax:
+    return {view.scales()};
+  default:
+    return {};
+  }
+}
+
+ParamInstance sibling(const Endpoint &endpoint, const ParamInstance &instance, uint32_t number, int64_t meshRank) {
+  const Param &param = *endpoint.params()->Get(number);
+  ParamInstance other{number,
+                      instance.instance,
+                      instance.values,
+                      instance.name,
+                      localShape(endpoint, param, meshRank),
+                      itemBytes(storageDtypeOf(param))};
+  for (const int64_t length : other.shape)
+    other.bytes *= length;
+  return other;
+}
+
+Bytes readView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
+               const std::vector<const std::byte *> &memory) {
+  const QuantizedView &view = *endpoint.params()->Get(number)->view();
+  kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, number, meshRank);
+  auto at = [&](size_t i) { return const_cast<std::byte *>(memory[i]); }; // only read
+  switch (view.kind()) {
+  case ViewKind::elements: {
+    Bytes wide(matrices.elements() * kernels::itemBytes(matrices.wide));
+    matrices.codes = at(0);
+    matrices.scales = at(1);
+    matrices.tensorScales = memory.size() > 2 ? at(2) : nullptr;
+    if (!wide.empty())
+      kernels::decodeElements(matrices, 0, wide.data(), matrices.elements());
+    return wide;
+  }
+  case ViewKind::plain_scales: {
+    const uint64_t columns = matrices.columns / kernels::blockShape(matrices.format).columns;
+    Bytes plain(matrices.matrices * matrices.rows * columns);
+    matrices.scales = at(0);
+    if (!plain.empty())
+      kernels::unswizzle(matrices, plain.data());
+    return plain;
+  }
+  default:
+    break;
+  }
+  OutputBuffers output(matrices);
+  quantize(matrices, memory[0]);
+  return view.kind() == ViewKind::codes ? std::move(output.codes) : std::move(output.scales);
+}
+
+std::vector<Bytes> writeView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank, const std::byte *values,
+                             const std::vector<float> &tensorScales) {
+  const QuantizedView &view = *endpoint.params()->Get(number)->view();
+  kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, number, meshRank);
+  if (view.kind() == ViewKind::plain_scales) {
+    std::vector<Bytes> swizzled(1, Bytes(matrices.matrices * matrices.scaleBytes()));
+    matrices.scales = swizzled[0].data();
+    if (!swizzled[0].empty())
+      kernels::swizzle(matrices, values);
+    return swizzled;
+  }
+  OutputBuffers output(matrices);
+  if (!output.tensorScales.empty())
+    std::memcpy(output.tensorScales.data(), tensorScales.data(), output.tensorScales.size());
+  quantize(matrices, values);
+  std::vector<Bytes> derived;
+  derived.push_back(std::move(output.codes));
+  derived.push_back(std::move(output.scales));
+  derived.push_back(std::move(output.tensorScales));
+  derived.resize(baseParams(view).size());
+  return derived;
+}
+
+std::vector<float> synthesizedTensorScales(const Endpoint &endpoint, const ParamInstance &instance, uint32_t meshRank) {
+  const kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, instance.param, meshRank);
+  if (matrices.format != kernels::Quantization::nvfp4)
+    return {};
+  uint64_t hash = instance.param;
+  for (const int64_t value : instance.values)
+    hash = elementHash(hash, static_cast<uint64_t>(value));
+  const float amax = 2 + static_cast<float>(elementHash(hash, 0) % 1024) / 512;
+  return std::vector<float>(matrices.matrices, kernels::nvfp4TensorScale(amax));
+}
+
+float amaxOf(DType type, const std::byte *elements, int64_t count) {
+  return kernels::amax(kernels::formatNamed(dtypeName(type)).value(), elements,
+                       {1, static_cast<uint64_t>(count), 0, 0});
+}
+
+float largerAmax(float a, float b) { return std::isnan(a) || a > b ? a : b; }
+
+float tensorScaleOf(float amax) { return kernels::nvfp4TensorScale(amax); }
+
+} // namespace reshard::analysis

@@ -1,0 +1,59 @@
+// Quantized views (schema/plan.fbs), instance by instance: the values that a view presents, and the values that its
+// base params must hold after it is written.
+#pragma once
+
+#include "schema/manifest.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace reshard::analysis {
+
+using Bytes = std::vector<std::byte>;
+
+/// The base params of a view. For kind `elements`: codes, scales and, for nvfp4, tensor scales; for other kinds: the
+/// one param that it presents.
+std::vector<uint32_t> baseParams(const schema::QuantizedView &view);
+
+/// For each param of an endpoint that is a base of an `elements` view: that view, and the param's index in
+/// baseParams(view).
+struct BaseOf {
+  uint32_t view, number;
+};
+std::vector<std::optional<BaseOf>> elementViews(const schema::Endpoint &endpoint);
+
+/// The derived params of a target that writing a view produces. `elements`: codes and scales; `plain_scales`: swizzled
+/// scales; `amax`: tensor scales.
+std::vector<uint32_t> derivedParams(const schema::QuantizedView &view);
+/// For each param of a target, whether some view produces it.
+std::vector<bool> derivedParams(const schema::Endpoint &endpoint);
+
+/// The instance of another param that belongs to `instance`: a view's instance for that of a base param, or the
+/// reverse.
+schema::ParamInstance sibling(const schema::Endpoint &endpoint, const schema::ParamInstance &instance, uint32_t param,
+                              int64_t meshRank);
+
+/// The values that an instance of a source's view presents. `memory[i]` holds the instance of baseParams(view)[i].
+Bytes readView(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank,
+               const std::vector<const std::byte *> &memory);
+
+/// The contents of the base params, in the order of baseParams(view), after `values` are written to a view of kind
+/// `elements` or `plain_scales`. Padding of swizzled scales is zero. nvfp4 needs one tensor scale for each matrix.
+std::vector<Bytes> writeView(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank,
+                             const std::byte *values, const std::vector<float> &tensorScales);
+
+/// The tensor scales that --synthesize uses for an instance of elements: those of matrices with an amax of 2 to 4,
+/// which is greater than all synthesized values; the same for all parts of a matrix. Empty if the format has no tensor
+/// scales.
+std::vector<float> synthesizedTensorScales(const schema::Endpoint &endpoint, const schema::ParamInstance &instance,
+                                           uint32_t meshRank);
+
+/// The amax of contiguous elements: 0 if there are none, NaN if one is not finite.
+float amaxOf(schema::DType type, const std::byte *elements, int64_t count);
+/// The larger value, or NaN if one is NaN; the tensor scale for an amax.
+float largerAmax(float a, float b);
+float tensorScaleOf(float amax);
+
+} // namespace reshard::analysis

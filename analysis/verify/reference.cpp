@@ -1,0 +1,307 @@
+#include "analysis/verify/reference.h"
+
+#include "analysis/files/new_folder.h"
+#include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/synthesized_values.h"
+#include "analysis/work_deadline.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <sys/mman.h>
+
+namespace reshard::analysis {
+
+using namespace schema;
+
+namespace {
+constexpr size_t kMapped = 1 << 20; // from this size, untouched pages save more time than two system calls cost
+}
+
+LazyBuffer::~LazyBuffer() {
+  if (bytes_ >= kMapped)
+    ::munmap(data_, bytes_);
+  else
+    std::free(data_);
+}
+
+void LazyBuffer::grow(size_t bytes) {
+  if (bytes <= bytes_)
+    return;
+  if (bytes < kMapped) {
+    auto *small = static_cast<std::byte *>(std::realloc(data_, bytes));
+    if (!small)
+      throw std::bad_alloc();
+    std::memset(small + bytes_, 0, bytes - bytes_);
+    data_ = small;
+    bytes_ = bytes;
+    return;
+  }
+  void *grown = bytes_ >= kMapped ? ::mremap(data_, bytes_, bytes, MREMAP_MAYMOVE)
+                                  : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (grown == MAP_FAILED)
+    throw Failure{kFailure, "cannot assemble a tensor from the source's shards: no address space for " +
+                                humanBytes(static_cast<double>(bytes)) + ": " + std::strerror(errno)};
+  if (data_ && bytes_ < kMapped) {
+    std::memcpy(grown, data_, bytes_);
+    std::free(data_);
+  }
+  data_ = static_cast<std::byte *>(grown);
+  bytes_ = bytes;
+}
+
+void TensorValues::grow(int64_t end, int64_t item) {
+  if (room_ >= end)
+    return;
+  const int64_t room = std::max(end, room_ + room_ / 2);
+  known_.grow(static_cast<size_t>(room / 8 + 1));
+  bytes_.grow(static_cast<size_t>(room) * static_cast<size_t>(item));
+  room_ = room;
+}
+
+void TensorValues::put(int64_t element, const std::byte *from, int64_t item) {
+  grow(element + 1, item);
+  set(element, from, item);
+}
+
+void TensorValues::set(int64_t element, const std::byte *from, int64_t item) {
+  std::memcpy(&bytes_[element * item], from, static_cast<size_t>(item));
+  size_ += known(element) ? 0 : static_cast<size_t>(item);
+  known_[element / 8] |= std::byte{1} << (element % 8);
+}
+
+void TensorValues::put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree) {
+  grow(std::max(run.logical, run.logical + (run.count - 1) * run.logicalStep) + 1, item);
+  for (int64_t k = 0; k < run.count; ++k) {
+    const int64_t element = run.logical + k * run.logicalStep;
+    const std::byte *from = memory + (run.local + k * run.localStep) * item;
+    if (agree && known(element) && std::memcmp(at(element, item), from, static_cast<size_t>(item)) != 0 &&
+        conflict_ < 0)
+      conflict_ = element;
+    set(element, from, item);
+  }
+}
+
+Reference::Reference(const Plan &plan, uint64_t seed)
+    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), seed_(seed) {
+  for (uint32_t meshRank = 0; meshRank < endpoint_.ranks()->size(); ++meshRank) {
+    rankMemories_.push_back({0, meshRank, {}});
+    for (const Param *param : orEmpty(endpoint_.params()))
+      rankMemories_.back().params.emplace_back(instanceCount(endpoint_, *param, meshRank), nullptr);
+  }
+  find(rankMemories_);
+}
+
+Reference::Reference(const Plan &plan, const Memory &source)
+    : plan_(plan), endpoint_(*plan.manifest().endpoints()->Get(0)), source_(&source) {
+  find(source.rankMemories());
+}
+
+void Reference::find(const std::vector<MeshRankMemory> &rankMemories) {
+  baseOf_ = elementViews(endpoint_);
+  for (uint32_t p = 0; p < baseOf_.size(); ++p)
+    for (const Part *part : orEmpty(endpoint_.params()->Get(p)->parts()))
+      if (part->pattern() >= 0 && (baseOf_[p] || endpoint_.params()->Get(p)->view()))
+        tensorPatterns_.insert(part->pattern());
+  // `amax` views are not read as tensors: the amax of a tensor is computed from its elements.
+  for (const Param *param : orEmpty(endpoint_.params()))
+    if (const QuantizedView *view = param->view();
+        view && view->kind() == ViewKind::amax && orEmpty(param->parts()).size() > 0) {
+      const int pattern = endpoint_.params()->Get(view->codes())->parts()->Get(view->part())->pattern();
+      amaxOf_[param->parts()->Get(0)->pattern()] = {pattern,
+                                                    view->amax_dimensions() == 0 ? 3 : view->amax_dimensions()};
+    }
+  // One mesh rank of each rank class is enough to dequantize; without quantized views every instance in memory is read,
+  // so that all replicas are covered.
+  std::set<std::vector<int64_t>> seen;
+  instancesByTensor_ =
+      instancesByTensor(plan_, rankMemories, [&](const MeshRankMemory &rankMemory, uint32_t p, uint32_t instance) {
+        if (const QuantizedView *view = endpoint_.params()->Get(p)->view(); view && view->kind() == ViewKind::amax)
+          return false;
+        bool anyViewed = false;
+        for (const Part *part : orEmpty(endpoint_.params()->Get(p)->parts()))
+          anyViewed = anyViewed || viewed(part->pattern());
+        if (!anyViewed && !source_ && !sendsAmax(rankMemory, p))
+          return false;
+        std::vector<int64_t> key = equivalenceKey(endpoint_, p, rankMemory.meshRank);
+        key.push_back(instance);
+        return has(rankMemory, p, instance) && (source_ && !anyViewed ? true : seen.insert(std::move(key)).second);
+      });
+}
+
+bool Reference::has(const MeshRankMemory &rankMemory, uint32_t p, uint32_t instance) const {
+  if (!source_)
+    return true;
+  const QuantizedView *view = endpoint_.params()->Get(p)->view();
+  if (!view)
+    return rankMemory.params[p][instance] != nullptr;
+  const std::vector<uint32_t> bases = baseParams(*view);
+  return std::all_of(bases.begin(), bases.end(), [&](uint32_t each) { return has(rankMemory, each, instance); });
+}
+
+std::shared_ptr<const std::byte> Reference::bytes(const MeshRankMemory &rankMemory, const ParamInstance &instance) {
+  const QuantizedView *view = endpoint_.params()->Get(instance.param)->view();
+  if (!view && source_)
+    return {std::shared_ptr<const std::byte>(), rankMemory.params[instance.param][instance.instance]};
+  if (const auto &by = baseOf_[instance.param]; !view && by) {
+    const auto all = quantized(rankMemory, sibling(endpoint_, instance, by->view, rankMemory.meshRank));
+    return {all, (*all)[by->number].data()};
+  }
+  const auto result = instances_.get(
+      {rankMemory.meshRank, instance.param, instance.instance},
+      [&] {
+        auto own = std::make_shared<Bytes>();
+        if (view) {
+          std::vector<std::shared_ptr<const std::byte>> bases;
+          std::vector<const std::byte *> memory;
+          for (uint32_t each : baseParams(*view)) {
+            bases.push_back(bytes(rankMemory, sibling(endpoint_, instance, each, rankMemory.meshRank)));
+            memory.push_back(bases.back().get());
+          }
+          *own = readView(endpoint_, instance.param, rankMemory.meshRank, memory);
+        } else {
+          own->resize(static_cast<size_t>(instance.bytes));
+          synthesizeInstance(plan_.manifest(), endpoint_, rankMemory.meshRank, instance, seed_, own->data());
+        }
+        return own;
+      },
+      [](const Bytes &bytes) { return bytes.size(); });
+  return {result, result->data()};
+}
+
+/// The codes and scales of synthesized elements.
+std::shared_ptr<const std::vector<Bytes>> Reference::quantized(const MeshRankMemory &rankMemory,
+                                                               const ParamInstance &elements) {
+  return quantized_.get(
+      {rankMemory.meshRank, elements.param, elements.instance},
+      [&] {
+        Bytes wide(static_cast<size_t>(elements.bytes));
+        synthesizeInstance(plan_.manifest(), endpoint_, rankMemory.meshRank, elements, seed_, wide.data());
+        const std::vector<float> tensorScales = synthesizedTensorScales(endpoint_, elements, rankMemory.meshRank);
+        return std::make_shared<std::vector<Bytes>>(
+            writeView(endpoint_, elements.param, rankMemory.meshRank, wide.data(), tensorScales));
+      },
+      [](const std::vector<Bytes> &list) {
+        size_t sum = 0;
+        for (const Bytes &bytes : list)
+          sum += bytes.size();
+        return sum;
+      });
+}
+
+TensorValues Reference::assemble(const std::string &name) {
+  TensorValues tensor;
+  if (const auto found = instancesByTensor_.find(name); !name.empty() && found != instancesByTensor_.end())
+    for (const auto &held : found->second) {
+      const std::shared_ptr<const std::byte> memory = bytes(*held->rankMemory, held->instance);
+      const int64_t item = itemBytes(endpoint_.params()->Get(held->instance.param)->dtype());
+      forEachRun(plan_.manifest(), endpoint_, held->instance.param, held->rankMemory->meshRank, held->instance,
+                 [&](const ElementRun &run) {
+                   if (run.tensor && *run.tensor == name)
+                     tensor.put(run, memory.get(), item, viewed(run.pattern));
+                 });
+    }
+  return tensor;
+}
+
+std::shared_ptr<const TensorValues> Reference::tensor(const std::string &name) {
+  return tensors_.get(
+      name, [&] { return std::make_shared<const TensorValues>(assemble(name)); },
+      [](const TensorValues &tensor) { return tensor.size(); });
+}
+
+std::optional<float> Reference::amax(const ElementRun &run, const SynthesizedValues &values) {
+  const auto of = amaxOf_.find(run.pattern);
+  if (of == amaxOf_.end())
+    return std::nullopt;
+  const auto &tensorPatterns = *plan_.manifest().tensor_patterns();
+  const TensorPattern &pattern = *tensorPatterns.Get(static_cast<uint32_t>(of->second.pattern)),
+                      &numbers = *tensorPatterns.Get(static_cast<uint32_t>(run.pattern));
+  // The name of an `amax` tensor is the name of its matrix with a suffix.
+  const std::string name =
+      run.tensor->substr(0, run.tensor->size() - (numbers.name()->size() - pattern.name()->size()));
+  const auto list = amax_.get(
+      *run.tensor, [&] { return std::make_shared<std::vector<float>>(amax(name, of->second, values)); },
+      [](const std::vector<float> &list) { return list.size() * sizeof(float); });
+  const auto shards = static_cast<int64_t>(numbers.shape()->Get(numbers.shape()->size() - 1));
+  const auto number = static_cast<size_t>(run.logical / std::max<int64_t>(shards, 1));
+  return number < list->size() ? std::optional((*list)[number]) : std::nullopt;
+}
+
+/// The amax of a tensor over the dimensions of `of`, one for each position along the other dimensions.
+std::vector<float> Reference::amax(const std::string &name, const Over &of, const SynthesizedValues &values) {
+  constexpr int64_t kAtOnce = 4096;
+  const auto &shape = orEmpty(plan_.manifest().tensor_patterns()->Get(static_cast<uint32_t>(of.pattern))->shape());
+  const auto isOver = [&](uint32_t d) { return (of.dimensions >> (shape.size() - 1 - d) & 1) != 0; };
+  uint32_t inner = shape.size(); // from here on, the amax is over all dimensions
+  while (inner > 0 && isOver(inner - 1))
+    --inner;
+  int64_t together = 1, count = 1; // consecutive elements with the same amax; number of amax values
+  for (uint32_t d = 0; d < shape.size(); ++d)
+    (d >= inner ? together : count) *= d >= inner || !isOver(d) ? static_cast<int64_t>(shape.Get(d)) : 1;
+  const auto numberOf = [&](int64_t row) { // index of the amax of such a row of elements
+    int64_t number = 0, stride = 1;
+    for (uint32_t d = inner; d-- > 0;) {
+      const auto length = static_cast<int64_t>(shape.Get(d));
+      if (!isOver(d)) {
+        number += row % length * stride;
+        stride *= length;
+      }
+      row /= length;
+    }
+    return static_cast<size_t>(number);
+  };
+  const int64_t item = itemBytes(values.sentDtype);
+  const uint64_t key = tensorKey(name, seed_);
+  const bool generated = synthesized() && !viewed(of.pattern);
+  Bytes some(static_cast<size_t>(kAtOnce * item));
+  std::vector<float> list(static_cast<size_t>(count));
+  const auto found = instancesByTensor_.find(name);
+  for (const auto &held :
+       found == instancesByTensor_.end() ? std::vector<std::shared_ptr<const TensorInstance>>() : found->second) {
+    if (!sendsAmax(*held->rankMemory, held->instance.param))
+      continue;
+    const std::shared_ptr<const std::byte> memory = generated ? nullptr : bytes(*held->rankMemory, held->instance);
+    forEachRun(plan_.manifest(), endpoint_, held->instance.param, held->rankMemory->meshRank, held->instance,
+               [&](const ElementRun &run) {
+                 if (!run.tensor || *run.tensor != name)
+                   return;
+                 for (int64_t k = 0, taken = 0; k < run.count; k += taken) {
+                   ElementRun part;
+                   part.logical = run.logical + k * run.logicalStep;
+                   part.logicalStep = run.logicalStep;
+                   const int64_t row = part.logical / together;
+                   const int64_t most =
+                       run.logicalStep > 0 ? ((row + 1) * together - 1 - part.logical) / run.logicalStep + 1 : 1;
+                   part.count = taken = std::min({kAtOnce, run.count - k, most});
+                   WorkDeadline::spend(part.count);
+                   if (generated)
+                     fill(some.data(), part, key, values);
+                   for (int64_t i = 0; !generated && i < part.count; ++i)
+                     std::memcpy(some.data() + i * item, memory.get() + (run.local + (k + i) * run.localStep) * item,
+                                 static_cast<size_t>(item));
+                   float &magnitude = list[numberOf(row)];
+                   magnitude = largerAmax(amaxOf(values.sentDtype, some.data(), part.count), magnitude);
+                 }
+               });
+  }
+  return list;
+}
+
+/// Whether the amax of a param is sent from a mesh rank: not from mesh ranks that may not be read (authority).
+bool Reference::sendsAmax(const MeshRankMemory &rankMemory, uint32_t number) const {
+  for (const Param *param : orEmpty(endpoint_.params()))
+    if (const QuantizedView *view = param->view(); view && view->kind() == ViewKind::amax && view->codes() == number)
+      for (const Part *part : orEmpty(param->parts())) {
+        const PartDimension &shard = *part->dimensions()->Get(part->dimensions()->size() - 1);
+        const IndexMap list = indexMap(endpoint_, *endpoint_.shardings()->Get(shard.sharding()), rankMemory.meshRank);
+        if (list.begin != list.end)
+          return true;
+      }
+  return false;
+}
+
+} // namespace reshard::analysis

@@ -1,0 +1,48 @@
+#include "analysis/verify/tensor_instances.h"
+
+namespace reshard::analysis {
+
+using namespace schema;
+
+InstancesByTensor instancesByTensor(const Plan &plan, const Memory &memory) {
+  return instancesByTensor(plan, memory.rankMemories(),
+                           [](const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) {
+                             return rankMemory.params[param][instance] != nullptr;
+                           });
+}
+
+InstancesByTensor instancesByTensor(const Plan &plan, const std::vector<MeshRankMemory> &rankMemories,
+                                    const std::function<bool(const MeshRankMemory &, uint32_t, uint32_t)> &accept) {
+  InstancesByTensor result;
+  for (const MeshRankMemory &rankMemory : rankMemories) {
+    const Endpoint &endpoint = *plan.manifest().endpoints()->Get(rankMemory.endpoint);
+    for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+      for (ParamInstance &instance : instances(plan.manifest(), endpoint, p, rankMemory.meshRank)) {
+        if (!accept(rankMemory, p, instance.instance))
+          continue;
+        const auto tensorInstance =
+            std::make_shared<const TensorInstance>(TensorInstance{&rankMemory, std::move(instance)});
+        std::string last;
+        forEachRun(plan.manifest(), endpoint, p, rankMemory.meshRank, tensorInstance->instance,
+                   [&](const ElementRun &run) {
+                     const std::string name = run.tensor ? *run.tensor : "";
+                     if (name == last && !name.empty())
+                       return;
+                     last = name;
+                     auto &list = result[name];
+                     if (list.empty() || list.back() != tensorInstance)
+                       list.push_back(tensorInstance);
+                   });
+      }
+  }
+  return result;
+}
+
+std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance) {
+  const Endpoint &endpoint = *plan.manifest().endpoints()->Get(tensorInstance.rankMemory->endpoint);
+  return (endpoint.storage() ? "file " : "rank ") +
+         std::to_string(endpoint.ranks()->Get(tensorInstance.rankMemory->meshRank)) + " param '" +
+         tensorInstance.instance.name + "'";
+}
+
+} // namespace reshard::analysis

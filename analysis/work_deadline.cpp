@@ -1,0 +1,44 @@
+#include "analysis/work_deadline.h"
+
+#include "analysis/files/new_folder.h"
+
+#include <atomic>
+#include <cstdio>
+#include <limits>
+#include <mutex>
+
+namespace reshard::analysis {
+
+namespace {
+
+constexpr int64_t kSteps = 1 << 16; // between two readings of the clock: a few hundred microseconds
+constexpr double kNever = std::numeric_limits<double>::infinity();
+std::atomic<double> end = kNever;
+std::mutex mutex; // of `message`
+std::string message;
+
+} // namespace
+
+thread_local int64_t WorkDeadline::left_ = kSteps;
+
+WorkDeadline::WorkDeadline(std::string what, double seconds) {
+  if (seconds <= 0)
+    return;
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", seconds);
+  const std::lock_guard lock(mutex);
+  message = what + " did not finish within the deadline of " + text + " s (--timeout)";
+  end = now() + seconds;
+}
+
+WorkDeadline::~WorkDeadline() { end = kNever; }
+
+void WorkDeadline::look() {
+  left_ = kSteps;
+  if (now() < end)
+    return;
+  const std::lock_guard lock(mutex);
+  throw Failure{kFailure, message};
+}
+
+} // namespace reshard::analysis

@@ -1,0 +1,332 @@
+// The plan verifier accepts compiled plans. For altered plans that the loader accepts, it names the wrong byte and the
+// reason.
+
+#include <gmock/gmock.h>
+
+#include "analysis/verify/plan_verifier.h"
+#include "tests/analysis/support.h"
+
+#include <ctime>
+
+using namespace reshard;
+using namespace reshard::tests;
+using namespace reshard::analysis;
+namespace fbs = reshard::schema;
+
+namespace {
+
+// One rank, only copies: a and b are whole on both sides, but joined on the target and padded from 6 to 8 columns.
+const char *const kJoined = R"({version: 1, model: {dtype: fp32, tensors: {a: [2, 6], b: [3, 6]}, layouts: {
+    plain: {params: {a: {holds: a}, b: {holds: b}}}, joined: {params: {ab: {concat: [a, b], pad: {1: 8}}}}}},
+    source: {layout: plain, mesh: {}}, target: {layout: joined, mesh: {}}})";
+// Two ranks to two others: two messages.
+const char *const kSent = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4, 8], shard: {0: tp}}, n: [8]}},
+    source: {mesh: {tp: 2}}, target: {mesh: {tp: 2}, ranks: 2..3}})";
+
+// Two ranks to three nodes of one rank, which relay received bytes in several messages.
+const char *const kRelayed = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4096, 4096], shard: {0: tp}}}},
+    source: {mesh: {tp: 2}}, target: {mesh: {tp: 1, dp: 3}, ranks: 2..4}, options: {staging: 16MiB, topology: {ranks_per_node: 1}}})";
+
+class PlanVerifier : public testing::Test {
+protected:
+  UnpackedPlan compiled(const char *yaml) const {
+    compile(yaml, folder_ / "good.rplan");
+    return unpack(folder_ / "good.rplan");
+  }
+  VerifyResult proof(const UnpackedPlan &parts) const {
+    pack(parts, folder_ / "altered.rplan");
+    std::unique_ptr<Plan> plan;
+    VerifyResult result;
+    result.error = Plan::open(folder_ / "altered.rplan", plan);
+    return plan && result.error.empty() ? verifyPlan(*plan, [](double) {}) : result;
+  }
+  std::string error(const UnpackedPlan &parts) const { return proof(parts).error; }
+
+  Folder folder_;
+};
+
+fbs::Operand moved(const fbs::Operand &o, int64_t bytes) {
+  return {static_cast<uint64_t>(static_cast<int64_t>(o.offset()) + bytes), o.buffer(), o.shape()};
+}
+
+fbs::Step &stepOf(fbs::SegmentT &segment, fbs::StepKind kind) {
+  for (fbs::Step &step : segment.steps)
+    if (step.kind() == kind)
+      return step;
+  throw std::runtime_error("no such step");
+}
+
+/// The input operand of `segment` that reads `buffer`.
+fbs::Operand &inputFrom(fbs::SegmentT &segment, uint32_t buffer) {
+  const fbs::Step &copy = stepOf(segment, fbs::StepKind::copy);
+  for (uint32_t i = 0; i < copy.input_count(); ++i)
+    if (segment.operands[copy.first_input() + i].buffer() == buffer)
+      return segment.operands[copy.first_input() + i];
+  throw std::runtime_error("no such operand");
+}
+
+TEST_F(PlanVerifier, GoodPlansAreRight) {
+  EXPECT_EQ(proof(compiled(kJoined)).error, "");
+  EXPECT_EQ(proof(compiled(kJoined)).bytes, 5u * 8 * 4);
+  EXPECT_EQ(proof(compiled(kSent)).error, "");
+  EXPECT_EQ(proof(compiled(kSent)).bytes, 2u * (2 * 8 + 8) * 2);
+}
+
+TEST_F(PlanVerifier, NamesAWrongElement) {
+  // Buffers: 0 the arena, 1 a, 2 b, 3 ab. First a is replaced by b; then b is read at a wrong offset.
+  UnpackedPlan parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  fbs::Operand &input = inputFrom(segment, 2);
+  fbs::Operand &first = inputFrom(segment, 1);
+  const fbs::Operand good = first;
+  first = fbs::Operand(first.offset(), 2, first.shape());
+  EXPECT_EQ(
+      error(parts),
+      "target rank 0 param 'ab' byte 0 must be tensor 'a' element 0, but comes from tensor 'b' element 0 of rank 0");
+  first = good;
+  input = moved(input, 2);
+  EXPECT_NE(error(parts), "");
+}
+
+TEST_F(PlanVerifier, NamesMissingAndRepeatedBytes) {
+  UnpackedPlan parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  const fbs::Step copy = stepOf(segment, fbs::StepKind::copy);
+  // Move the output at offset 0 by 4 bytes.
+  for (uint32_t i = 0; i < copy.output_count(); ++i)
+    if (fbs::Operand &out = segment.operands[copy.first_output() + i]; out.offset() == 0)
+      out = moved(out, 4);
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is never written");
+
+  parts = compiled(kJoined);
+  for (uint32_t i = 0; i < copy.output_count(); ++i)
+    if (fbs::Operand &out = parts.segments[0]->operands[copy.first_output() + i]; out.offset() != 0)
+      out = fbs::Operand(0, out.buffer(), out.shape());
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is written twice");
+}
+
+TEST_F(PlanVerifier, RelayedParamsMustHaveArrived) {
+  UnpackedPlan parts = compiled(kRelayed);
+  EXPECT_EQ(error(parts), "");
+  int altered = 0;
+  for (size_t rank = 2; rank < parts.segments.size(); ++rank) {
+    fbs::SegmentT &segment = *parts.segments[rank];
+    for (const fbs::Step &step : segment.steps) {
+      if (step.kind() != fbs::StepKind::send)
+        continue;
+      // Make it wait for the first receive instead, which writes other bytes, unless it relays those.
+      for (uint32_t i = 0; i < step.after_count(); ++i) {
+        uint32_t &before = segment.after[step.first_after() + i];
+        const uint32_t right = before;
+        if (segment.steps[right].kind() != fbs::StepKind::recv || right == 0)
+          continue;
+        before = 0;
+        EXPECT_THAT(error(parts), testing::HasSubstr("but no step that the send waits for writes it"))
+            << "rank " << rank;
+        before = right;
+        ++altered;
+      }
+    }
+  }
+  EXPECT_GE(altered, 2);
+}
+
+TEST_F(PlanVerifier, CopiesMustReadTheSource) {
+  // A copy of the target onto itself writes each byte once, from the right position, but nothing has written that
+  // position.
+  UnpackedPlan parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  const fbs::Step copy = stepOf(segment, fbs::StepKind::copy);
+  for (uint32_t i = 0; i < copy.input_count(); ++i) {
+    const fbs::Operand &out = segment.operands[copy.first_output() + i];
+    segment.operands[copy.first_input() + i] = fbs::Operand(out.offset(), out.buffer(), out.shape());
+  }
+  EXPECT_THAT(error(parts),
+              testing::HasSubstr(
+                  "step 1 operand 1: reads buffer 3, expected one of the source, or of a target rank in a send"));
+
+  for (uint32_t i = 0; i < copy.input_count(); ++i)
+    segment.operands[copy.first_input() + i] = fbs::Operand(0, 0, segment.operands[copy.first_output() + i].shape());
+  parts.manifest->arena_bytes = segment.arena_bytes = 4096;
+  EXPECT_THAT(error(parts),
+              testing::HasSubstr("step 1 operand 1: reads the arena, expected the step to wait for its writers"));
+
+  parts = compiled(kJoined);
+  parts.manifest->arena_bytes = parts.segments[0]->arena_bytes = 4096;
+  fbs::Operand &output = parts.segments[0]->operands[copy.first_output()];
+  output = fbs::Operand(0, 0, output.shape());
+  EXPECT_THAT(
+      error(parts),
+      testing::HasSubstr(
+          "writes to the arena, expected only receives to do so on a rank that quantizes nothing in the arena"));
+}
+
+// One rank of a node of four holds all elements, and the other three relay most of them in several phases, which reuse
+// the same arena bytes.
+TEST_F(PlanVerifier, RelayedArenaBytesMustHaveArrived) {
+  UnpackedPlan parts = compiled(
+      R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [96, 64], shard: {1: tp}}, b: {shape: [4, 50], shard: {0: tp}}}}, source: {mesh: {tp: 1}},
+      target: {mesh: {tp: 4}, ranks: 4..7}, options: {staging: 4KiB, topology: {ranks_per_node: 4, nics: {per_node: 4, rate: 1MB/s, latency: 1ns}}}})");
+  ASSERT_EQ(error(parts), "");
+  int waits = 0, shifted = 0, again = 0;
+  for (size_t rank = 1; rank < 4; ++rank) {
+    fbs::SegmentT &segment = *parts.segments[rank];
+    auto relays = [&](const fbs::Step &step) {
+      return step.kind() == fbs::StepKind::send && segment.operands[step.first_input()].buffer() == 0;
+    };
+    for (uint32_t s = 0; s < segment.steps.size(); ++s) {
+      const fbs::Step step = segment.steps[s];
+      for (uint32_t i = 0; i < step.after_count(); ++i) {
+        // Make it wait for another step.
+        uint32_t &before = segment.after[step.first_after() + i];
+        const fbs::StepKind kind = segment.steps[before].kind();
+        if (kind == step.kind() || before == 0)
+          continue;
+        again += kind == fbs::StepKind::send;
+        const uint32_t right = std::exchange(before, kind == fbs::StepKind::send ? 0 : before - 1);
+        EXPECT_NE(error(parts), "") << "rank " << rank << " step " << s;
+        before = right;
+        ++waits;
+      }
+      for (uint32_t i = 0; i < step.input_count() && relays(step); ++i) {
+        // Make it send other bytes of the arena.
+        fbs::Operand &operand = segment.operands[step.first_input() + i];
+        const fbs::Operand right = std::exchange(operand, moved(operand, operand.offset() >= 64 ? -64 : 64));
+        EXPECT_NE(error(parts), "") << "rank " << rank << " step " << s;
+        operand = right;
+        ++shifted;
+      }
+    }
+  }
+  EXPECT_GE(waits, 20);
+  EXPECT_GE(shifted, 10);
+  EXPECT_GE(again, 3);
+}
+
+TEST_F(PlanVerifier, PaddingIsZerosAndNothingElseIs) {
+  UnpackedPlan parts = compiled(kJoined);
+  fbs::SegmentT &segment = *parts.segments[0];
+  fbs::Operand &filled = segment.operands[stepOf(segment, fbs::StepKind::fill).first_output()];
+  fbs::Operand good = filled;
+  filled = moved(filled, -4);
+  EXPECT_NE(error(parts), "");
+  filled = good;
+  ASSERT_EQ(error(parts), "");
+  // Swap the outputs of the fill and the copy: zeros overwrite a tensor.
+  fbs::Operand &copied = segment.operands[stepOf(segment, fbs::StepKind::copy).first_output()];
+  good = copied;
+  copied = fbs::Operand(filled.offset(), filled.buffer(), copied.shape());
+  EXPECT_NE(error(parts), "");
+}
+
+TEST_F(PlanVerifier, DtypesMustAgree) {
+  UnpackedPlan parts = compiled(kJoined); // fp32 and i32 have 4 bytes
+  for (auto &param : parts.manifest->endpoints[1]->params)
+    param->dtype = fbs::DType::i32;
+  EXPECT_THAT(error(parts),
+              testing::EndsWith("endpoint 'target' param 'ab' has dtype i32, expected fp32 as in tensor 'a'"));
+}
+
+TEST_F(PlanVerifier, LayoutsWithHolesOrContradictionsProveNothing) {
+  UnpackedPlan parts = compiled(kJoined);
+  auto &list = parts.manifest->endpoints[1]->params[0]->parts;
+  ASSERT_GE(list.size(), 3u); // a, b, padding
+  const auto pattern = list[1]->pattern;
+  list[1]->pattern = -1;
+  EXPECT_NE(error(parts), "");
+  list[1]->pattern = pattern;
+  ASSERT_EQ(error(parts), "");
+  list.push_back(std::make_unique<fbs::PartT>(*list[0])); // a duplicate that agrees
+  EXPECT_EQ(error(parts), "");
+  list.pop_back();
+  list.erase(list.begin());
+  EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is covered by no part of its layout");
+
+  // Two tensor dimensions in one dimension of the param: positions would exceed it.
+  parts = compiled(kJoined);
+  auto &first = parts.manifest->endpoints[1]->params[0]->parts[0]->dimensions;
+  first[1] = fbs::PartDimension(first[1].sharding(), first[0].param());
+  EXPECT_NE(error(parts), "");
+}
+
+TEST_F(PlanVerifier, AbsentVectorsAreEmpty) {
+  // After repacking, a scalar's part has no dimensions vector and an idle rank has no vectors at all.
+  const UnpackedPlan parts = compiled(
+      R"({version: 1, world: 3, model: {dtype: fp32, tensors: {s: []}}, source: {mesh: {}}, target: {mesh: {}, ranks: [1]}})");
+  EXPECT_EQ(proof(parts).error, "");
+  EXPECT_EQ(proof(parts).bytes, 4u);
+}
+
+// Columns of 64 tensors of 7168 rows, stacked: 29 million rows, in 4096 moves. Measured in CPU time.
+const char *const kColumns =
+    R"({version: 1, model: {dtype: fp8_e4m3, index: {x: 64}, tensors: {"t.{x}": [7168, 2048]}, layouts: {
+    whole: {place: {x: ep}, params: {"t.{x}": {holds: "t.{x}"}}}, columns: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
+    source: {layout: whole, mesh: {ep: 64}}, target: {layout: columns, mesh: {tp: 8, dp: 8}, ranks: 0..63}})";
+
+TEST_F(PlanVerifier, ColumnsAreProvenAsColumns) {
+  const UnpackedPlan parts = compiled(kColumns);
+  const std::clock_t begin = std::clock();
+  const VerifyResult result = proof(parts);
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 1.0);
+  EXPECT_EQ(result.error, "");
+  EXPECT_EQ(result.moves, 64u * 64);
+  EXPECT_EQ(result.bytes, uint64_t{64} * 7168 * 2048 * 8);
+}
+
+TEST_F(PlanVerifier, NamesAMisplacedColumn) {
+  UnpackedPlan parts = compiled(
+      R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
+      source: {layout: columns, mesh: {tp: 2}}, target: {layout: whole, mesh: {}, ranks: [2]}})");
+  ASSERT_EQ(error(parts), "");
+  // Rank 2 receives rows of 16 bytes from each source rank, with a stride of 32 bytes.
+  fbs::SegmentT &to = *parts.segments[2];
+  fbs::Loop &loop = to.loops.back();
+  const fbs::Loop good = loop;
+  ASSERT_EQ(good.stride(), 32);
+  ASSERT_EQ(good.count(), 100u);
+  loop = fbs::Loop(100, 16, 0);
+  EXPECT_EQ(error(parts), "target rank 2 param 't' byte 16 is written twice");
+  loop = good;
+  for (fbs::Operand &operand : to.operands)
+    if (operand.offset() == 16)
+      operand = moved(operand, -16);
+  EXPECT_EQ(error(parts), "target rank 2 param 't' byte 0 is written twice");
+  parts = compiled(
+      R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
+      source: {layout: whole, mesh: {}}, target: {layout: columns, mesh: {tp: 2}, ranks: 1..2}})");
+  ASSERT_EQ(error(parts), "");
+  fbs::SegmentT &sender = *parts.segments[0];
+  ASSERT_FALSE(sender.loops.empty());
+  sender.loops.back() = fbs::Loop(100, 28, 0);
+  EXPECT_EQ(
+      error(parts),
+      "target rank 1 param 't' byte 16 must be tensor 't' element 8, but comes from tensor 't' element 7 of rank 0");
+}
+
+TEST_F(PlanVerifier, MessagesMustPair) {
+  UnpackedPlan parts = compiled(kSent);
+  fbs::Step &send = stepOf(*parts.segments[0], fbs::StepKind::send);
+  const fbs::Step s = send;
+  auto altered = [&](uint32_t peer, uint32_t message) {
+    return fbs::Step(s.bytes(), s.staging(), s.first_input(), s.input_count(), s.first_output(), s.output_count(),
+                     s.round(), peer, message, s.first_after(), s.after_count(), s.kind(), 0, 0, 0);
+  };
+  send = altered(s.peer() == 2 ? 3 : 2, s.message());
+  EXPECT_EQ(error(parts), "message 0 from rank 0 to rank 2: found peers 3 and 0, expected each other");
+  send = altered(s.peer(), 1 - s.message());
+  EXPECT_NE(error(parts).find("is sent twice"), std::string::npos) << error(parts);
+}
+
+TEST_F(PlanVerifier, FilesWrittenBySeveralRanksAreVerified) {
+  const char *yaml = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4, 8], shard: {0: tp}}, n: [8]}},
+      source: {mesh: {tp: 2}}, target: {storage: out}})";
+  UnpackedPlan parts = compiled(yaml);
+  EXPECT_EQ(proof(parts).error, "");
+  EXPECT_EQ(proof(parts).bytes, (4u * 8 + 8) * 2);
+  fbs::SegmentT &segment = *parts.segments[1];
+  fbs::Operand &out = segment.operands[stepOf(segment, fbs::StepKind::copy).first_output()];
+  out = moved(out, -2);
+  EXPECT_NE(error(parts), "");
+}
+
+} // namespace

@@ -1,0 +1,51 @@
+// Staged bytes are summed without overflow: a manifest with impossible sizes is refused.
+
+#include "analysis/report/storage_forms.h"
+
+#include "tests/analysis/support.h"
+
+#include <gmock/gmock.h>
+
+using namespace reshard;
+using namespace reshard::tests;
+using namespace reshard::analysis;
+namespace fbs = reshard::schema;
+
+namespace {
+
+/// The error of peakStagedBytes if the target's `amax` view has `slots` entries of 4 bytes in each of 64 instances.
+std::string stagedError(int64_t slots, uint64_t &bytes) {
+  const Folder folder;
+  compile("{version: 1, model: {dtype: bf16, index: {x: 64}, tensors: {'t.{x}': {shape: [32, 32], shard: {0: tp}}}}, "
+          "source: {mesh: {tp: 2}}, "
+          "target: {mesh: {}, ranks: [2], quantize: nvfp4}}",
+          folder / "good.rplan");
+  UnpackedPlan parts = unpack(folder / "good.rplan");
+  for (auto &param : parts.manifest->endpoints[1]->params)
+    if (param->view && param->view->kind == fbs::ViewKind::amax)
+      for (auto &extent : param->shape)
+        extent->at = {slots};
+  pack(parts, folder / "altered.rplan");
+  std::unique_ptr<Plan> plan;
+  const std::string error = Plan::open(folder / "altered.rplan", plan);
+  return plan ? peakStagedBytes(*plan, bytes) : error;
+}
+
+TEST(StorageForms, SumsDoNotOverflow) {
+  uint64_t bytes = 0;
+  ASSERT_EQ(stagedError(2, bytes), "");
+  EXPECT_EQ(bytes, 64u * 64);
+  EXPECT_EQ(stagedError(1024, bytes), "");
+  EXPECT_EQ(bytes, 64u * 4096);
+  for (const int64_t slots : {int64_t{1} << 56, int64_t{1} << 57, int64_t{1} << 58}) {
+    bytes = 0;
+    EXPECT_THAT(
+        stagedError(slots, bytes),
+        testing::HasSubstr(
+            "of endpoint 'target' and the params before it stage more than 1152921504606846976 bytes on one rank"))
+        << slots;
+    EXPECT_EQ(bytes, 0u);
+  }
+}
+
+} // namespace

@@ -1,0 +1,78 @@
+// Plans for tests: compiles YAML, unpacks a plan, and packs an altered plan with valid digests.
+#pragma once
+
+#include "analysis/files/memory.h"
+#include "compiler/compile.h"
+#include "executor/load.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+namespace reshard::tests {
+
+/// A temporary folder that is removed by the destructor.
+class Folder {
+public:
+  Folder() : path_(std::filesystem::temp_directory_path() / ("reshard-tools-" + std::to_string(getpid()))) {
+    std::filesystem::create_directory(path_);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string &name) const { return path_ / name; }
+
+private:
+  std::filesystem::path path_;
+};
+
+/// A plan as mutable objects.
+struct UnpackedPlan {
+  std::unique_ptr<schema::ManifestT> manifest;
+  std::vector<std::unique_ptr<schema::SegmentT>> segments;
+};
+
+inline void compile(const std::string &yaml, const std::string &path) {
+  std::ofstream(path + ".yaml") << yaml;
+  CompileResult result;
+  Diagnostics diagnostics;
+  ASSERT_TRUE(compileJob(path + ".yaml", {}, result, diagnostics)) << diagnostics.text();
+  std::string digest;
+  int64_t bytes = 0;
+  ASSERT_EQ(writePlan(result.module, result.statistics, path, 1, digest, bytes), "");
+}
+
+inline UnpackedPlan unpack(const std::string &path) {
+  std::unique_ptr<Plan> plan;
+  EXPECT_EQ(Plan::open(path, plan), "");
+  UnpackedPlan parts;
+  parts.manifest.reset(plan->manifest().UnPack());
+  for (uint32_t rank = 0; rank < plan->world(); ++rank) {
+    const schema::Segment *segment = nullptr;
+    EXPECT_EQ(plan->segment(rank, segment), "");
+    parts.segments.emplace_back(segment->UnPack());
+  }
+  return parts;
+}
+
+inline void pack(const UnpackedPlan &parts, const std::string &path) {
+  auto bytes = [](const flatbuffers::FlatBufferBuilder &b) {
+    return schema::Bytes(reinterpret_cast<const std::byte *>(b.GetBufferPointer()), b.GetSize());
+  };
+  schema::ContainerWriter writer;
+  flatbuffers::FlatBufferBuilder builder;
+  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size())), "");
+  builder.FinishSizePrefixed(schema::Manifest::Pack(builder, parts.manifest.get()), schema::kManifestIdentifier);
+  ASSERT_EQ(writer.addManifest(bytes(builder)), "");
+  for (const auto &segment : parts.segments) {
+    builder.Clear();
+    builder.FinishSizePrefixed(schema::Segment::Pack(builder, segment.get()), schema::SegmentIdentifier());
+    ASSERT_EQ(writer.addSegment(bytes(builder)), "");
+  }
+  ASSERT_EQ(writer.finish(), "");
+}
+
+} // namespace reshard::tests
