@@ -9,10 +9,13 @@
 
 namespace reshard {
 
-/// What a caller may decide on; the message is for people.
+/// What a caller may decide on; the message is for people. The C API (executor/reshard.h) has one status for each kind.
 enum class ErrorKind : uint8_t {
   failed,
-  timedOut, ///< the deadline passed
+  timedOut,   ///< the deadline passed
+  invalid,    ///< a wrong argument or order of calls
+  badPlan,    ///< a plan file that is missing, damaged, inconsistent, or of a newer version
+  badBinding, ///< memory of a param that is not bound or cannot be used
 };
 
 /// Success, or an error with a kind and a message. Messages begin in lower case, have no full stop, and state what was
@@ -20,7 +23,10 @@ enum class ErrorKind : uint8_t {
 class [[nodiscard]] Status {
 public:
   Status() = default;
-  Status(ErrorKind kind, std::string message) : error_(Error{kind, std::move(message)}) {}
+  /// An error; `message` must not be empty.
+  Status(ErrorKind kind, std::string message) : error_(Error{kind, std::move(message)}) {
+    assert(!error_->message.empty());
+  }
 
   bool ok() const { return !error_; }
   /// Of an error.
@@ -31,12 +37,19 @@ public:
     static const std::string kNone;
     return error_ ? error_->message : kNone;
   }
-  /// The same error with a text before its message; success stays success.
+  /// The same error with a text before or after its message; success stays success.
   Status withPrefix(const std::string &prefix) && {
     if (error_)
       error_->message.insert(0, prefix);
     return std::move(*this);
   }
+  Status withSuffix(const std::string &suffix) && {
+    if (error_)
+      error_->message += suffix;
+    return std::move(*this);
+  }
+  /// TEMPORARY, for callers that expect an error text. Remove it when tools/ uses Status.
+  operator std::string() const { return message(); }
 
 private:
   struct Error {
@@ -50,10 +63,12 @@ private:
   std::optional<Error> error_;
 };
 
-/// An error without a special kind.
+/// Errors by kind.
 inline Status failed(std::string message) { return {ErrorKind::failed, std::move(message)}; }
-/// The error of a wait whose deadline passed.
 inline Status timedOut(std::string message) { return {ErrorKind::timedOut, std::move(message)}; }
+inline Status invalid(std::string message) { return {ErrorKind::invalid, std::move(message)}; }
+inline Status badPlan(std::string message) { return {ErrorKind::badPlan, std::move(message)}; }
+inline Status badBinding(std::string message) { return {ErrorKind::badBinding, std::move(message)}; }
 
 /// A value, or the error that prevented it.
 template <class T> class [[nodiscard]] Result {
