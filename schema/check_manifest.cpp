@@ -49,13 +49,13 @@ class ManifestCheck {
 public:
   explicit ManifestCheck(const Manifest &manifest) : manifest_(manifest) {}
 
-  std::string run() {
+  Status run() {
     return general() && tensorPatterns() && endpoints() ? checkNames(manifest_, work_, kMaxWork) : error_;
   }
 
 private:
   bool fail(std::string text) {
-    error_ = std::move(text);
+    error_ = badPlan(std::move(text));
     return false;
   }
   bool spend(int64_t work) {
@@ -322,7 +322,7 @@ private:
           return false;
     }
     error_ = checkViews(*endpoint_, endpoint_ != manifest_.endpoints()->Get(0), role_, work_);
-    return error_.empty() && spend(0);
+    return error_.ok() && spend(0);
   }
 
   /// Checks the presence rules and the numbering of instances.
@@ -514,7 +514,8 @@ private:
 
   const Manifest &manifest_;
   const Endpoint *endpoint_ = nullptr;
-  std::string role_, error_;
+  std::string role_;
+  Status error_;
   std::vector<Reaches> reaches_;                           // by sharding of the endpoint
   std::map<std::pair<uint32_t, uint32_t>, bool> numbered_; // (sharding, variable) that were checked
   int64_t work_ = 0;
@@ -522,6 +523,6 @@ private:
 
 } // namespace
 
-std::string checkManifest(const Manifest &manifest) { return ManifestCheck(manifest).run(); }
+Status checkManifest(const Manifest &manifest) { return ManifestCheck(manifest).run(); }
 
 } // namespace reshard::schema

@@ -31,7 +31,7 @@ class NameCheck {
 public:
   NameCheck(const Manifest &manifest, int64_t &work, int64_t most) : manifest_(manifest), work_(work), most_(most) {}
 
-  std::string run() {
+  Status run() {
     if (variables() && tensors())
       for (uint32_t e = 0; e < manifest_.endpoints()->size() && params(*manifest_.endpoints()->Get(e)); ++e) {
       }
@@ -40,7 +40,7 @@ public:
 
 private:
   bool fail(std::string text) {
-    error_ = std::move(text);
+    error_ = badPlan(std::move(text));
     return false;
   }
   bool spend(int64_t work) {
@@ -380,12 +380,12 @@ private:
   std::map<std::tuple<uint32_t, uint32_t, bool>, bool>
       positions_; // by (sharding, variable, with {x.chunk}): whether positions differ on every mesh rank
   std::set<std::pair<uint32_t, uint32_t>> lookedUp_; // (sharding, variable)
-  std::string error_;
+  Status error_;
 };
 
 } // namespace
 
-std::string checkNames(const Manifest &manifest, int64_t &work, int64_t most) {
+Status checkNames(const Manifest &manifest, int64_t &work, int64_t most) {
   return NameCheck(manifest, work, most).run();
 }
 

@@ -2,16 +2,15 @@
 #pragma once
 
 #include "schema/plan_generated.h"
+#include "support/status.h"
 
 #include <cstdint>
-#include <string>
 
 namespace reshard::schema {
 
-/// Returns an error text, empty if all names are unique. Tables by name (of tensors in the tools, of bound memory in
-/// the executor) rely on it. All other checks of the manifest come first. Adds to `work`; if that exceeds `most`, the
-/// error is kTooMuch.
-std::string checkNames(const Manifest &manifest, int64_t &work, int64_t most);
+/// Fails if two names are equal. Tables by name (of tensors in the tools, of bound memory in the executor) rely on it.
+/// All other checks of the manifest come first. Adds to `work`; if that exceeds `most`, the error is kTooMuch.
+Status checkNames(const Manifest &manifest, int64_t &work, int64_t most);
 
 inline constexpr const char *kTooMuch = "checking it would take too long: it has too many mesh ranks, params or index "
                                         "values";

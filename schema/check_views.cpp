@@ -18,7 +18,7 @@ public:
   ViewCheck(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work)
       : endpoint_(endpoint), target_(target), role_(role), work_(work) {}
 
-  std::string run() {
+  Status run() {
     for (uint32_t p = 0; p < sizeOf(endpoint_.params()) && error_.empty(); ++p) {
       const Param &param = *endpoint_.params()->Get(p);
       require(!transformed(param) || !(endpoint_.storage() || param.storage_dtype() || param.view() || param.derived()),
@@ -29,7 +29,7 @@ public:
       if (param.view() && error_.empty())
         view(p);
     }
-    return error_;
+    return error_.empty() ? Status() : badPlan(error_);
   }
 
 private:
@@ -228,7 +228,7 @@ private:
 
 } // namespace
 
-std::string checkViews(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work) {
+Status checkViews(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work) {
   return ViewCheck(endpoint, target, role, work).run();
 }
 

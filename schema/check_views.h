@@ -2,13 +2,13 @@
 #pragma once
 
 #include "schema/plan_generated.h"
+#include "support/status.h"
 
 #include <string>
 
 namespace reshard::schema {
 
-/// All other checks of the endpoint's params come first. Adds the effort to `work`. Returns an error text, empty on
-/// success.
-std::string checkViews(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work);
+/// All other checks of the endpoint's params come first. Adds the effort to `work`.
+Status checkViews(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work);
 
 } // namespace reshard::schema

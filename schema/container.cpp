@@ -98,11 +98,11 @@ struct ContainerWriter::State {
   uint64_t at = 0;
   std::string digest;
 
-  /// Abandons the file and returns the error text for errno; `what` names the failed action.
-  std::string failure(const char *what) {
-    const std::string text = "cannot " + std::string(what) + " '" + path + "': " + std::strerror(errno);
+  /// Abandons the file and returns the error for errno; `what` names the failed action.
+  Status failure(const char *what) {
+    Status status = failed("cannot " + std::string(what) + " '" + path + "': " + std::strerror(errno));
     abandon();
-    return text;
+    return status;
   }
 
   void abandon() {
@@ -114,7 +114,7 @@ struct ContainerWriter::State {
     temporary.clear();
   }
 
-  std::string write(const void *data, size_t bytes, uint64_t offset) {
+  Status write(const void *data, size_t bytes, uint64_t offset) {
     const char *from = static_cast<const char *>(data);
     while (bytes > 0) {
       const ssize_t n = ::pwrite(file, from, bytes, static_cast<off_t>(offset));
@@ -133,12 +133,12 @@ struct ContainerWriter::State {
 ContainerWriter::ContainerWriter() : state_(std::make_unique<State>()) {}
 ContainerWriter::~ContainerWriter() { state_->abandon(); }
 
-std::string ContainerWriter::create(const std::string &path, uint32_t segments, uint64_t features) {
+Status ContainerWriter::create(const std::string &path, uint32_t segments, uint64_t features) {
   State &s = *state_;
   s.path = path;
   if (segments == 0 || segments > kMaxSegments)
-    return "cannot write '" + path + "': found " + std::to_string(segments) + " ranks, expected 1 to " +
-           std::to_string(kMaxSegments);
+    return failed("cannot write '" + path + "': found " + std::to_string(segments) + " ranks, expected 1 to " +
+                  std::to_string(kMaxSegments));
   const Output output = outputAt(path);
   s.path = output.path;
   s.direct = output.direct;
@@ -170,61 +170,61 @@ std::string ContainerWriter::create(const std::string &path, uint32_t segments, 
   return {};
 }
 
-std::string ContainerWriter::addManifest(Bytes manifest) {
+Status ContainerWriter::addManifest(Bytes manifest) {
   State &s = *state_;
   if (s.file < 0 || s.header.manifestOffset != 0)
-    return "cannot write '" + s.path + "': addManifest must be called once, after create";
+    return failed("cannot write '" + s.path + "': addManifest must be called once, after create");
   s.header.manifestOffset = s.at;
   s.header.manifestBytes = manifest.size();
   digestOf(manifest.data(), manifest.size(), s.header.manifestDigest);
-  if (std::string error = s.write(manifest.data(), manifest.size(), s.at); !error.empty())
-    return error;
+  if (Status status = s.write(manifest.data(), manifest.size(), s.at); !status.ok())
+    return status;
   s.header.indexOffset = aligned(s.at + manifest.size());
   s.at = aligned(s.header.indexOffset + s.index.size() * sizeof(IndexEntry));
   return {};
 }
 
-std::string ContainerWriter::addSegment(Bytes segment) {
+Status ContainerWriter::addSegment(Bytes segment) {
   State &s = *state_;
   if (s.file < 0 || s.header.manifestOffset == 0 || s.added == s.index.size())
-    return "cannot write '" + s.path + "': found segment " + std::to_string(s.added + 1) + ", expected " +
-           std::to_string(s.index.size()) + " segments, after the manifest";
+    return failed("cannot write '" + s.path + "': found segment " + std::to_string(s.added + 1) + ", expected " +
+                  std::to_string(s.index.size()) + " segments, after the manifest");
   if (segment.size() >= kMaxSegmentBytes) {
     s.abandon();
-    return "cannot write '" + s.path + "': the segment of rank " + std::to_string(s.added) + " has " +
-           std::to_string(segment.size()) + " bytes, expected fewer than " + std::to_string(kMaxSegmentBytes);
+    return failed("cannot write '" + s.path + "': the segment of rank " + std::to_string(s.added) + " has " +
+                  std::to_string(segment.size()) + " bytes, expected fewer than " + std::to_string(kMaxSegmentBytes));
   }
   IndexEntry &entry = s.index[s.added++];
   entry.offset = s.at;
   entry.bytes = segment.size();
   digestOf(segment.data(), segment.size(), entry.digest);
-  if (std::string error = s.write(segment.data(), segment.size(), s.at); !error.empty())
-    return error;
+  if (Status status = s.write(segment.data(), segment.size(), s.at); !status.ok())
+    return status;
   s.at = aligned(s.at + segment.size());
   return {};
 }
 
-std::string ContainerWriter::finish() {
+Status ContainerWriter::finish() {
   State &s = *state_;
   if (s.file < 0 || s.header.manifestOffset == 0 || s.added != s.index.size())
-    return "cannot write '" + s.path + "': found " + std::to_string(s.added) + " segments, expected " +
-           std::to_string(s.index.size()) + " and a manifest";
+    return failed("cannot write '" + s.path + "': found " + std::to_string(s.added) + " segments, expected " +
+                  std::to_string(s.index.size()) + " and a manifest");
   const size_t indexBytes = s.index.size() * sizeof(IndexEntry);
   s.header.fileBytes = s.at;
   digestOf(s.index.data(), indexBytes, s.header.indexDigest);
   digestOf(&s.header, offsetof(Header, digest), s.header.digest);
   s.digest = hexadecimal(s.header.digest);
-  if (std::string error = s.write(s.index.data(), indexBytes, s.header.indexOffset); !error.empty())
-    return error;
-  if (std::string error = s.write(&s.header, sizeof s.header, 0); !error.empty())
-    return error;
+  if (Status status = s.write(s.index.data(), indexBytes, s.header.indexOffset); !status.ok())
+    return status;
+  if (Status status = s.write(&s.header, sizeof s.header, 0); !status.ok())
+    return status;
   if (::ftruncate(s.file, static_cast<off_t>(s.at)) != 0)
     return s.failure("write");
   // No fsync: a plan that a power failure leaves incomplete does not match its digests, and can be compiled again.
   if (s.direct) {
-    const std::string error = writeThrough(s.file, s.path);
+    Status status = writeThrough(s.file, s.path);
     s.abandon();
-    return error;
+    return status;
   }
   const int closed = ::close(s.file);
   s.file = -1;
@@ -262,99 +262,121 @@ struct Container::State {
     return std::all_of(data + begin, data + end, [](std::byte b) { return b == std::byte{0}; });
   }
 
-  std::string check();
+  /// Checks all but the bytes of the segments. Each check reads only bytes that the checks before it proved to exist.
+  Status check();
+  Status checkBeginning();
+  Status checkHeader() const;
+  Status checkIndex();
+  Status truncated(const std::string &expected) const {
+    return badPlan("truncated: found " + std::to_string(bytes) + " bytes, expected " + expected);
+  }
+  uint64_t indexBytes() const { return uint64_t{header->segments} * sizeof(IndexEntry); }
 };
 
-/// Checks all but the bytes of the segments. Each check reads only bytes that the checks before it proved to exist.
-std::string Container::State::check() {
+Status Container::State::check() {
+  if (Status status = checkBeginning(); !status.ok())
+    return status;
+  if (Status status = checkHeader(); !status.ok())
+    return status;
+  if (Status status = checkIndex(); !status.ok())
+    return status;
+  digest = hexadecimal(header->digest);
+  return {};
+}
+
+/// Checks the fields that each version has, and that the file has a whole header. Sets `header`.
+Status Container::State::checkBeginning() {
   if (std::memcmp(data, kMagic, std::min(bytes, sizeof kMagic)) != 0 || bytes == 0)
-    return "not a plan: it does not begin with the magic bytes 'RESHARD\\n'";
-  const auto truncated = [&](uint64_t expected) {
-    return "truncated: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(expected);
-  };
+    return badPlan("not a plan: it does not begin with the magic bytes 'RESHARD\\n'");
+  const std::string wholeHeader = std::to_string(sizeof(Header)) + " or more";
   if (bytes < offsetof(Header, features))
-    return truncated(sizeof(Header)) + " or more";
+    return truncated(wholeHeader);
   const Header &h = *(header = reinterpret_cast<const Header *>(data));
   if (h.version > kVersion)
-    return "written by a newer compiler: found container version " + std::to_string(h.version) + ", expected " +
-           std::to_string(kVersion);
+    return badPlan("written by a newer compiler: found container version " + std::to_string(h.version) + ", expected " +
+                   std::to_string(kVersion));
   if (h.version != kVersion || h.headerBytes != sizeof(Header))
-    return "damaged: found container version " + std::to_string(h.version) + " with a header of " +
-           std::to_string(h.headerBytes) + " bytes, expected version " + std::to_string(kVersion) + " with " +
-           std::to_string(sizeof(Header));
-  if (bytes < sizeof(Header))
-    return truncated(sizeof(Header)) + " or more";
+    return badPlan("damaged: found container version " + std::to_string(h.version) + " with a header of " +
+                   std::to_string(h.headerBytes) + " bytes, expected version " + std::to_string(kVersion) + " with " +
+                   std::to_string(sizeof(Header)));
+  return bytes < sizeof(Header) ? truncated(wholeHeader) : Status();
+}
+
+/// Checks digest, features, and that each part is where the writer puts it: no gaps, no overlaps.
+Status Container::State::checkHeader() const {
+  const Header &h = *header;
   if (!hasDigest(&h, offsetof(Header, digest), h.digest))
-    return "damaged: the header does not match its digest";
+    return badPlan("damaged: the header does not match its digest");
   if (h.features & ~kKnownFeatures) {
     char bits[19];
     std::snprintf(bits, sizeof bits, "0x%llx", static_cast<unsigned long long>(h.features & ~kKnownFeatures));
-    return "written by a newer compiler: found unknown feature bits " + std::string(bits) +
-           ", update reshard to read it";
+    return badPlan("written by a newer compiler: found unknown feature bits " + std::string(bits) +
+                   ", update reshard to read it");
   }
   if (bytes < h.fileBytes)
-    return truncated(h.fileBytes);
+    return truncated(std::to_string(h.fileBytes));
   if (bytes > h.fileBytes)
-    return "damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(h.fileBytes);
-
-  // Each part is where the writer puts it: no gaps, no overlaps.
-  const uint64_t indexBytes = uint64_t{h.segments} * sizeof(IndexEntry);
+    return badPlan("damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(h.fileBytes));
   const bool fits = h.segments > 0 && h.segments <= kMaxSegments && h.reserved == 0 &&
                     h.manifestOffset == sizeof(Header) && h.manifestBytes > 0 && h.manifestBytes < kMaxSegmentBytes &&
                     h.manifestBytes <= bytes - sizeof(Header) &&
                     h.indexOffset == aligned(sizeof(Header) + h.manifestBytes) && h.indexOffset <= bytes &&
-                    indexBytes <= bytes - h.indexOffset;
-  if (!fits)
-    return "damaged: the header has offsets or sizes that do not fit the file";
-  willNeed(0, h.indexOffset + indexBytes);
+                    indexBytes() <= bytes - h.indexOffset;
+  return fits ? Status() : badPlan("damaged: the header has offsets or sizes that do not fit the file");
+}
+
+/// Checks the digests of manifest and index, the position of each segment, and the padding around the index. Sets
+/// `index`.
+Status Container::State::checkIndex() {
+  const Header &h = *header;
+  const uint64_t indexEnd = h.indexOffset + indexBytes(), firstSegment = aligned(indexEnd);
+  willNeed(0, indexEnd);
   index = reinterpret_cast<const IndexEntry *>(data + h.indexOffset);
   if (!hasDigest(data + h.manifestOffset, h.manifestBytes, h.manifestDigest))
-    return "damaged: the manifest does not match its digest";
-  if (!hasDigest(index, indexBytes, h.indexDigest))
-    return "damaged: the index does not match its digest";
-  uint64_t at = aligned(h.indexOffset + indexBytes);
-  const uint64_t firstSegment = at;
+    return badPlan("damaged: the manifest does not match its digest");
+  if (!hasDigest(index, indexBytes(), h.indexDigest))
+    return badPlan("damaged: the index does not match its digest");
+  uint64_t at = firstSegment;
   for (uint32_t rank = 0; rank < h.segments; ++rank) {
     const IndexEntry &entry = index[rank];
     if (entry.offset != at || at > bytes || entry.bytes == 0 || entry.bytes >= kMaxSegmentBytes ||
         entry.bytes > bytes - at)
-      return "damaged: the segment of rank " + std::to_string(rank) +
-             " does not follow the one before it, or does not fit the file";
+      return badPlan("damaged: the segment of rank " + std::to_string(rank) +
+                     " does not follow the one before it, or does not fit the file");
     at = aligned(at + entry.bytes);
   }
   if (at != bytes)
-    return "damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(at) +
-           ", where the last segment of the index ends";
-  if (!zero(h.manifestOffset + h.manifestBytes, h.indexOffset) || !zero(h.indexOffset + indexBytes, firstSegment))
-    return "damaged: the padding around the index is not zero";
-  digest = hexadecimal(h.digest);
+    return badPlan("damaged: found " + std::to_string(bytes) + " bytes, expected " + std::to_string(at) +
+                   ", where the last segment of the index ends");
+  if (!zero(h.manifestOffset + h.manifestBytes, h.indexOffset) || !zero(indexEnd, firstSegment))
+    return badPlan("damaged: the padding around the index is not zero");
   return {};
 }
 
 Container::Container(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Container::~Container() = default;
 
-std::string Container::open(const std::string &path, std::unique_ptr<Container> &container) {
+Status Container::open(const std::string &path, std::unique_ptr<Container> &container) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); // or opening a FIFO would block
   if (file < 0)
-    return "cannot open '" + path + "': " + std::strerror(errno);
+    return badPlan("cannot open '" + path + "': " + std::strerror(errno));
   struct stat status{};
   auto state = std::make_unique<State>();
   state->path = path;
   if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) {
     ::close(file);
-    return "'" + path +
-           "': not a plan: " + (S_ISREG(status.st_mode) ? "the file is empty" : "it is not a regular file");
+    return badPlan("'" + path +
+                   "': not a plan: " + (S_ISREG(status.st_mode) ? "the file is empty" : "it is not a regular file"));
   }
   state->bytes = static_cast<size_t>(status.st_size);
   void *map = ::mmap(nullptr, state->bytes, PROT_READ, MAP_PRIVATE, file, 0);
   ::close(file);
   if (map == MAP_FAILED)
-    return "cannot map '" + path + "': " + std::strerror(errno);
+    return badPlan("cannot map '" + path + "': " + std::strerror(errno));
   state->data = static_cast<const std::byte *>(map);
   ::madvise(map, state->bytes, MADV_RANDOM); // no read-ahead into other ranks' segments
-  if (std::string error = state->check(); !error.empty())
-    return "'" + path + "': " + error;
+  if (Status status = state->check(); !status.ok())
+    return std::move(status).withPrefix("'" + path + "': ");
   container.reset(new Container(std::move(state)));
   return {};
 }
@@ -364,19 +386,19 @@ Bytes Container::manifest() const {
 }
 uint32_t Container::segments() const { return state_->header->segments; }
 
-std::string Container::segment(uint32_t rank, Bytes &bytes) const {
+Status Container::segment(uint32_t rank, Bytes &bytes) const {
   if (rank >= segments())
-    return "'" + state_->path + "': the plan has no rank " + std::to_string(rank) + ", expected 0 to " +
-           std::to_string(segments() - 1);
+    return invalid("'" + state_->path + "': the plan has no rank " + std::to_string(rank) + ", expected 0 to " +
+                   std::to_string(segments() - 1));
   const IndexEntry &entry = state_->index[rank];
   const uint64_t end = aligned(entry.offset + entry.bytes);
   state_->willNeed(entry.offset, end - entry.offset);
   if (!hasDigest(state_->data + entry.offset, entry.bytes, entry.digest))
-    return "'" + state_->path + "': damaged: the segment of rank " + std::to_string(rank) +
-           " does not match its digest";
+    return badPlan("'" + state_->path + "': damaged: the segment of rank " + std::to_string(rank) +
+                   " does not match its digest");
   if (!state_->zero(entry.offset + entry.bytes, end))
-    return "'" + state_->path + "': damaged: the padding after the segment of rank " + std::to_string(rank) +
-           " is not zero";
+    return badPlan("'" + state_->path + "': damaged: the padding after the segment of rank " + std::to_string(rank) +
+                   " is not zero");
   bytes = {state_->data + entry.offset, entry.bytes};
   return {};
 }

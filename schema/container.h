@@ -2,9 +2,10 @@
 // every byte.
 #pragma once
 
+#include "support/status.h"
+
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,17 +29,16 @@ constexpr uint64_t kFeatureAmaxDimensions = 8;
 constexpr uint64_t kFeatureRelays = 16;
 
 /// Writes a plan. finish() renames a complete temporary file to the path, so no reader sees a partial plan. If the path
-/// is not a regular file (a device, a FIFO), finish() copies the bytes to it. Each call returns an error text, empty on
-/// success.
+/// is not a regular file (a device, a FIFO), finish() copies the bytes to it.
 class ContainerWriter {
 public:
   ContainerWriter();
   ~ContainerWriter();
   /// `segments`: the number of segments to add, one per rank, from rank 0.
-  std::string create(const std::string &path, uint32_t segments, uint64_t features = 0);
-  std::string addManifest(Bytes manifest);
-  std::string addSegment(Bytes segment);
-  std::string finish();
+  Status create(const std::string &path, uint32_t segments, uint64_t features = 0);
+  Status addManifest(Bytes manifest);
+  Status addSegment(Bytes segment);
+  Status finish();
   /// The plan's digest, 32 hexadecimal digits: XXH3-128 of the header, which contains the digests of the manifest and
   /// of the index. Valid after finish().
   const std::string &digest() const;
@@ -55,11 +55,12 @@ private:
 class Container {
 public:
   ~Container();
-  /// Absent, foreign, newer, truncated and damaged files have different error texts. Empty on success.
-  static std::string open(const std::string &path, std::unique_ptr<Container> &container);
+  /// Absent, foreign, newer, truncated and damaged files have different error texts, all of kind badPlan.
+  static Status open(const std::string &path, std::unique_ptr<Container> &container);
   Bytes manifest() const;
   uint32_t segments() const;
-  std::string segment(uint32_t rank, Bytes &bytes) const;
+  /// Of kind `invalid` if the plan has no such rank.
+  Status segment(uint32_t rank, Bytes &bytes) const;
   /// The digest of one segment (16 bytes), from the index: the segment itself is not read.
   std::string segmentDigest(uint32_t rank) const;
   uint64_t segmentBytes(uint32_t rank) const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "schema/plan_generated.h"
+#include "support/status.h"
 
 #include <cstdint>
 #include <optional>
@@ -84,7 +85,7 @@ std::string tensorName(const Manifest &manifest, const TensorPattern &pattern, c
 
 /// Checks a manifest (check_manifest.cpp): every reference exists, sizes are within bounds, every part lies inside its
 /// tensor and its param, instances are numbered without gaps, names are unique. The functions above are safe only on a
-/// manifest that passes; the loader calls this before anything else. Returns an error text, empty on success.
-std::string checkManifest(const Manifest &manifest);
+/// manifest that passes; the loader calls this before anything else.
+Status checkManifest(const Manifest &manifest);
 
 } // namespace reshard::schema

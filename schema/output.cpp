@@ -37,31 +37,31 @@ Output outputAt(const std::string &path) {
   return {at.string(), false};
 }
 
-std::string writeThrough(int file, const std::string &path) {
-  auto failure = [&] { return "cannot write '" + path + "': " + std::strerror(errno); };
+Status writeThrough(int file, const std::string &path) {
+  auto failure = [&] { return failed("cannot write '" + path + "': " + std::strerror(errno)); };
   const int out = ::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
   if (out < 0)
     return failure();
-  std::string error;
+  Status status;
   std::vector<char> buffer(1 << 20);
-  for (off_t at = 0; error.empty();) {
+  for (off_t at = 0; status.ok();) {
     const ssize_t bytes = ::pread(file, buffer.data(), buffer.size(), at);
     if (bytes < 0 && errno != EINTR)
-      error = failure();
+      status = failure();
     if (bytes == 0)
       break;
-    for (ssize_t done = 0; done < bytes && error.empty();) {
+    for (ssize_t done = 0; done < bytes && status.ok();) {
       const ssize_t n = ::write(out, buffer.data() + done, static_cast<size_t>(bytes - done));
       if (n >= 0)
         done += n;
       else if (errno != EINTR)
-        error = failure();
+        status = failure();
     }
     at += std::max<ssize_t>(bytes, 0);
   }
-  if (::close(out) != 0 && error.empty())
-    error = failure();
-  return error;
+  if (::close(out) != 0 && status.ok())
+    status = failure();
+  return status;
 }
 
 bool sameFile(const std::string &one, const std::string &other) {

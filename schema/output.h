@@ -1,6 +1,8 @@
 // The destination of a command's output: regular files are replaced, devices and FIFOs are written to.
 #pragma once
 
+#include "support/status.h"
+
 #include <string>
 
 namespace reshard::schema {
@@ -14,8 +16,8 @@ struct Output {
 /// The destination for an output path, whether it exists or not.
 Output outputAt(const std::string &path);
 
-/// Copies an open file to a path with Output::direct. Returns an error text, empty on success.
-std::string writeThrough(int file, const std::string &path);
+/// Copies an open file to a path with Output::direct.
+Status writeThrough(int file, const std::string &path);
 
 /// Whether two paths name the same existing regular file.
 bool sameFile(const std::string &one, const std::string &other);

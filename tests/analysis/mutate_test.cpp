@@ -63,15 +63,15 @@ void write(const UnpackedPlan &parts, const std::string &path) {
   };
   fbs::ContainerWriter writer;
   flatbuffers::FlatBufferBuilder builder;
-  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size())), "");
+  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size())).message(), "");
   builder.FinishSizePrefixed(fbs::Manifest::Pack(builder, parts.manifest.get()), fbs::kManifestIdentifier);
-  ASSERT_EQ(writer.addManifest(bytes(builder)), "");
+  ASSERT_EQ(writer.addManifest(bytes(builder)).message(), "");
   for (const auto &segment : parts.segments) {
     builder.Clear();
     builder.FinishSizePrefixed(fbs::Segment::Pack(builder, segment.get()), fbs::SegmentIdentifier());
-    ASSERT_EQ(writer.addSegment(bytes(builder)), "");
+    ASSERT_EQ(writer.addSegment(bytes(builder)).message(), "");
   }
-  ASSERT_EQ(writer.finish(), "");
+  ASSERT_EQ(writer.finish().message(), "");
 }
 
 /// Makes one random alteration and returns its description.

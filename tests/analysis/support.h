@@ -64,15 +64,15 @@ inline void pack(const UnpackedPlan &parts, const std::string &path) {
   };
   schema::ContainerWriter writer;
   flatbuffers::FlatBufferBuilder builder;
-  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size())), "");
+  ASSERT_EQ(writer.create(path, static_cast<uint32_t>(parts.segments.size())).message(), "");
   builder.FinishSizePrefixed(schema::Manifest::Pack(builder, parts.manifest.get()), schema::kManifestIdentifier);
-  ASSERT_EQ(writer.addManifest(bytes(builder)), "");
+  ASSERT_EQ(writer.addManifest(bytes(builder)).message(), "");
   for (const auto &segment : parts.segments) {
     builder.Clear();
     builder.FinishSizePrefixed(schema::Segment::Pack(builder, segment.get()), schema::SegmentIdentifier());
-    ASSERT_EQ(writer.addSegment(bytes(builder)), "");
+    ASSERT_EQ(writer.addSegment(bytes(builder)).message(), "");
   }
-  ASSERT_EQ(writer.finish(), "");
+  ASSERT_EQ(writer.finish().message(), "");
 }
 
 } // namespace reshard::tests

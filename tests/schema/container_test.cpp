@@ -33,12 +33,12 @@ std::vector<std::string> segmentTexts(uint32_t count) {
 /// Opens a plan and reads every segment. Returns the first error, without the path.
 std::string readContainer(const std::string &path) {
   std::unique_ptr<Container> container;
-  std::string error = Container::open(path, container);
-  for (uint32_t rank = 0; error.empty() && rank < container->segments(); ++rank) {
+  Status status = Container::open(path, container);
+  for (uint32_t rank = 0; status.ok() && rank < container->segments(); ++rank) {
     Bytes bytes;
-    error = container->segment(rank, bytes);
+    status = container->segment(rank, bytes);
   }
-  const std::string prefix = "'" + path + "': ";
+  const std::string &error = status.message(), prefix = "'" + path + "': ";
   return error.starts_with(prefix) ? error.substr(prefix.size()) : error;
 }
 
@@ -69,22 +69,23 @@ TEST(Container, RoundTrip) {
     writeContainer(path, "the manifest", segmentTexts(count));
     EXPECT_EQ(folder.entries(), 1u) << "a temporary file remains";
     std::unique_ptr<Container> container;
-    ASSERT_EQ(Container::open(path, container), "");
+    ASSERT_EQ(Container::open(path, container).message(), "");
     EXPECT_EQ(text(container->manifest()), "the manifest");
     ASSERT_EQ(container->segments(), count);
     EXPECT_EQ(container->digest().size(), 32u);
     EXPECT_EQ(container->bytes(), static_cast<int64_t>(readFile(path).size()));
     for (uint32_t rank = 0; rank < count; ++rank) {
       Bytes bytes;
-      ASSERT_EQ(container->segment(rank, bytes), "");
+      ASSERT_EQ(container->segment(rank, bytes).message(), "");
       EXPECT_EQ(text(bytes), segmentText(rank));
       EXPECT_EQ(reinterpret_cast<uintptr_t>(bytes.data()) % 64, 0u);
       EXPECT_EQ(container->segmentBytes(rank), bytes.size());
       EXPECT_EQ(container->segmentDigest(rank).size(), 16u);
     }
     Bytes bytes;
-    EXPECT_EQ(container->segment(count, bytes), "'" + path + "': the plan has no rank " + std::to_string(count) +
-                                                    ", expected 0 to " + std::to_string(count - 1));
+    EXPECT_EQ(container->segment(count, bytes).message(), "'" + path + "': the plan has no rank " +
+                                                              std::to_string(count) + ", expected 0 to " +
+                                                              std::to_string(count - 1));
   }
 }
 
@@ -93,7 +94,7 @@ TEST(Container, DigestDependsOnEverything) {
   auto digest = [&](const std::string &manifest, const std::vector<std::string> &segments) {
     writeContainer(folder / "plan", manifest, segments);
     std::unique_ptr<Container> container;
-    EXPECT_EQ(Container::open(folder / "plan", container), "");
+    EXPECT_EQ(Container::open(folder / "plan", container).message(), "");
     return container->digest();
   };
   const std::string first = digest("manifest", {"a", "b"});
@@ -109,26 +110,26 @@ TEST(Container, Writer) {
   const std::string path = folder / "plan";
   {
     ContainerWriter writer;
-    EXPECT_EQ(writer.create(path, 0), "cannot write '" + path + "': found 0 ranks, expected 1 to 1048576");
+    EXPECT_EQ(writer.create(path, 0).message(), "cannot write '" + path + "': found 0 ranks, expected 1 to 1048576");
   }
   {
     ContainerWriter writer;
-    EXPECT_EQ(writer.create(folder / "no/plan", 1),
+    EXPECT_EQ(writer.create(folder / "no/plan", 1).message(),
               "cannot create '" + folder / "no/plan" + "': No such file or directory");
   }
   writeFile(path, "old content");
   {
     ContainerWriter writer;
-    ASSERT_EQ(writer.create(path, 2), "");
-    EXPECT_EQ(writer.addSegment(bytesOf("early")),
+    ASSERT_EQ(writer.create(path, 2).message(), "");
+    EXPECT_EQ(writer.addSegment(bytesOf("early")).message(),
               "cannot write '" + path + "': found segment 1, expected 2 segments, after the manifest");
-    ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
-    EXPECT_EQ(writer.addManifest(bytesOf("m")),
+    ASSERT_EQ(writer.addManifest(bytesOf("m")).message(), "");
+    EXPECT_EQ(writer.addManifest(bytesOf("m")).message(),
               "cannot write '" + path + "': addManifest must be called once, after create");
-    ASSERT_EQ(writer.addSegment(bytesOf("a")), "");
-    EXPECT_EQ(writer.finish(), "cannot write '" + path + "': found 1 segments, expected 2 and a manifest");
-    ASSERT_EQ(writer.addSegment(bytesOf("b")), "");
-    EXPECT_EQ(writer.addSegment(bytesOf("c")),
+    ASSERT_EQ(writer.addSegment(bytesOf("a")).message(), "");
+    EXPECT_EQ(writer.finish().message(), "cannot write '" + path + "': found 1 segments, expected 2 and a manifest");
+    ASSERT_EQ(writer.addSegment(bytesOf("b")).message(), "");
+    EXPECT_EQ(writer.addSegment(bytesOf("c")).message(),
               "cannot write '" + path + "': found segment 3, expected 2 segments, after the manifest");
     EXPECT_EQ(folder.entries(), 2u);
   } // destroyed before finish
@@ -136,11 +137,11 @@ TEST(Container, Writer) {
   EXPECT_EQ(folder.entries(), 1u) << "a temporary file remains";
   {
     ContainerWriter writer;
-    ASSERT_EQ(writer.create(path, 1), "");
-    ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
+    ASSERT_EQ(writer.create(path, 1).message(), "");
+    ASSERT_EQ(writer.addManifest(bytesOf("m")).message(), "");
     const Bytes huge(reinterpret_cast<const std::byte *>(this),
                      size_t{1} << 30); // its size is checked before its bytes
-    EXPECT_EQ(writer.addSegment(huge),
+    EXPECT_EQ(writer.addSegment(huge).message(),
               "cannot write '" + path +
                   "': the segment of rank 0 has 1073741824 bytes, expected fewer than 1073741824");
     EXPECT_EQ(folder.entries(), 1u);
@@ -148,10 +149,10 @@ TEST(Container, Writer) {
   std::filesystem::create_directory(folder / "directory");
   {
     ContainerWriter writer;
-    ASSERT_EQ(writer.create(folder / "directory", 1), "");
-    ASSERT_EQ(writer.addManifest(bytesOf("m")), "");
-    ASSERT_EQ(writer.addSegment(bytesOf("a")), "");
-    EXPECT_EQ(writer.finish(), "cannot write '" + folder / "directory" + "': Is a directory");
+    ASSERT_EQ(writer.create(folder / "directory", 1).message(), "");
+    ASSERT_EQ(writer.addManifest(bytesOf("m")).message(), "");
+    ASSERT_EQ(writer.addSegment(bytesOf("a")).message(), "");
+    EXPECT_EQ(writer.finish().message(), "cannot write '" + folder / "directory" + "': Is a directory");
   }
   EXPECT_EQ(folder.entries(), 2u);
 }
@@ -296,10 +297,10 @@ TEST(Container, ReadsOneSegment) {
 
   const size_t front = 128 + manifest.size() + kRanks * 32; // header, manifest, index
   std::unique_ptr<Container> container;
-  ASSERT_EQ(Container::open(path, container), "");
+  ASSERT_EQ(Container::open(path, container).message(), "");
   const size_t afterOpen = residentPages();
   Bytes segment;
-  ASSERT_EQ(container->segment(1500, segment), "");
+  ASSERT_EQ(container->segment(1500, segment).message(), "");
   EXPECT_EQ(text(segment), segments[1500]);
   const size_t afterSegment = residentPages();
   ::close(file);

@@ -129,7 +129,7 @@ TEST(Manifest, IndexMapLooksUpPositions) {
 
 TEST(Manifest, Instances) {
   const Read manifest(stages());
-  ASSERT_EQ(checkManifest(*manifest), "");
+  ASSERT_EQ(checkManifest(*manifest).message(), "");
   const Endpoint &endpoint = manifest.endpoint(0);
   const Param &param = *endpoint.params()->Get(0);
 
@@ -159,7 +159,7 @@ TEST(Manifest, Instances) {
   ManifestT other = stages();
   other.endpoints[0]->params[0]->name = "{layer}.w{expert.local}";
   const Read renamed(other);
-  ASSERT_EQ(checkManifest(*renamed), "");
+  ASSERT_EQ(checkManifest(*renamed).message(), "");
   EXPECT_EQ(instances(*renamed, renamed.endpoint(0), 0, 4)[1].name, "3.w1");
 }
 
@@ -170,7 +170,7 @@ TEST(Manifest, Presence) {
   param.presence[0]->axis = 2;
   param.presence[0]->coordinates = {1};
   const Read read(manifest);
-  ASSERT_EQ(checkManifest(*read), "");
+  ASSERT_EQ(checkManifest(*read).message(), "");
   const Endpoint &endpoint = read.endpoint(0);
   for (int64_t meshRank = 0; meshRank < 8; ++meshRank) {
     EXPECT_EQ(present(endpoint, *endpoint.params()->Get(0), meshRank), meshRank >= 4);
@@ -508,7 +508,7 @@ TEST(Manifest, Refusals) {
   for (const Violation &violation : violations) {
     Parts parts = tinyParts();
     violation.alter(parts);
-    EXPECT_EQ(checkManifest(*Read(parts.manifest)), violation.message) << violation.what;
+    EXPECT_EQ(checkManifest(*Read(parts.manifest)).message(), violation.message) << violation.what;
   }
 }
 
@@ -568,7 +568,7 @@ TEST(Manifest, Allowed) {
   for (const auto &[what, change] : changes) {
     Parts parts = tinyParts();
     change(parts);
-    EXPECT_EQ(checkManifest(*Read(parts.manifest)), "") << what;
+    EXPECT_EQ(checkManifest(*Read(parts.manifest)).message(), "") << what;
   }
 }
 
@@ -577,7 +577,7 @@ TEST(Manifest, BoundedWork) {
   Parts parts = tinyParts();
   parts.manifest.variables[0]->size = uint64_t{1} << 50;
   parts.block(0, 0, 0).length = int64_t{1} << 50;
-  EXPECT_EQ(checkManifest(*Read(parts.manifest)),
+  EXPECT_EQ(checkManifest(*Read(parts.manifest)).message(),
             "endpoint 'source' param 'weight{layer}' does not number its instances from 0 without gaps, one for each "
             "value");
 
@@ -587,5 +587,5 @@ TEST(Manifest, BoundedWork) {
   source.axes[0]->size = 1000;
   source.shardings[1] = sharding({0}, std::vector<std::vector<schema::IndexBlock>>(1000, {{0, 0, 2, 1, 0, 0}}));
   source.shardings[0] = sharding({0}, std::vector<std::vector<schema::IndexBlock>>(1000, {{0, 0, 1 << 20, 1, 0, 0}}));
-  EXPECT_EQ(checkManifest(*Read(parts.manifest)), kTooMuch);
+  EXPECT_EQ(checkManifest(*Read(parts.manifest)).message(), kTooMuch);
 }

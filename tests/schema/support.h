@@ -265,9 +265,9 @@ inline std::string serialized(const schema::SegmentT &segment) {
 inline void writeContainer(const std::string &path, const std::string &manifest,
                            const std::vector<std::string> &segments) {
   schema::ContainerWriter writer;
-  auto must = [](const std::string &error) {
-    if (!error.empty())
-      throw std::runtime_error(error);
+  auto must = [](const Status &status) {
+    if (!status.ok())
+      throw std::runtime_error(status.message());
   };
   must(writer.create(path, static_cast<uint32_t>(segments.size())));
   must(writer.addManifest(bytesOf(manifest)));
