@@ -81,15 +81,18 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
   if (!buffer)
     return unreadable(buffer.getError().message());
   const std::string text = (*buffer)->getBuffer().str();
-  size_t line = 0, column = 0;
-  std::string message;
-  if (!parse(text, module, line, column, message)) {
-    const uint32_t file = diagnostics.addFile(path, text);
-    diagnostics.error({file, static_cast<uint32_t>(line), static_cast<uint32_t>(column)}, message);
+  llvm::Expected<Module> parsed = parse(text);
+  if (!parsed) {
+    llvm::handleAllErrors(parsed.takeError(), [&](const SyntaxError &error) {
+      const uint32_t file = diagnostics.addFile(path, text);
+      diagnostics.error({file, static_cast<uint32_t>(error.line()), static_cast<uint32_t>(error.column())},
+                        error.description());
+    });
     return false;
   }
-  if (const std::string violation = verify(module); !violation.empty()) {
-    diagnostics.error({}, "'" + path + "' is not valid IR: " + violation);
+  module = std::move(*parsed);
+  if (llvm::Error violation = verify(module)) {
+    diagnostics.error({}, "'" + path + "' is not valid IR: " + toString(std::move(violation)));
     return false;
   }
   return true;
@@ -153,6 +156,24 @@ bool done(const PassInfo &pass, const Module &module) {
   return pass.run != assignStaging && pass.level <= module.level;
 }
 
+/// Runs a pass and, with --verify-each, verifies its result.
+llvm::Error runPass(const PassInfo &pass, const CompileOptions &options, CompileResult &result) {
+  const Level before = result.module.level;
+  if (pass.level < before || static_cast<int>(pass.level) > static_cast<int>(before) + 1)
+    return llvm::createStringError(std::string("cannot run on IR of level '") + kLevels[static_cast<int>(before)] +
+                                   "', expected '" + kLevels[std::max(static_cast<int>(pass.level) - 1, 0)] + "' or '" +
+                                   kLevels[static_cast<int>(pass.level)] + "'");
+  {
+    Stopwatch watch(pass.name, result.times);
+    if (llvm::Error error = pass.run(result.module))
+      return error;
+  }
+  if (options.verifyEach)
+    if (llvm::Error violation = verify(result.module))
+      return llvm::createStringError("produced invalid IR: " + toString(std::move(violation)));
+  return llvm::Error::success();
+}
+
 /// Removes the incomplete result of a pass that failed while it raised the level.
 void discard(Module &module, const PassInfo &failed) {
   if (failed.level == Level::transfer && module.level == Level::layout)
@@ -204,27 +225,14 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
   for (const PassInfo *pass : selected) {
     if (text && options.passes.empty() && done(*pass, result.module))
       continue;
-    std::string error;
-    const Level before = result.module.level;
-    if (pass->level < before || static_cast<int>(pass->level) > static_cast<int>(before) + 1) {
-      error = std::string("cannot run on IR of level '") + kLevels[static_cast<int>(before)] + "', expected '" +
-              kLevels[std::max(static_cast<int>(pass->level) - 1, 0)] + "' or '" +
-              kLevels[static_cast<int>(pass->level)] + "'";
-    } else {
-      Stopwatch watch(pass->name, result.times);
-      error = pass->run(result.module);
-    }
-    if (error.empty() && options.verifyEach)
-      if (const std::string violation = verify(result.module); !violation.empty())
-        error = "produced invalid IR: " + violation;
-    if (!error.empty()) {
+    if (llvm::Error error = runPass(*pass, options, result)) {
       discard(result.module, *pass);
-      if (error.starts_with(kStagingLimit)) { // an error of the job, not of the pass: options.staging is too small
-        diagnostics.error(stagingAt, error);
-        return false;
-      }
-      result.failedPass = pass->name;
-      diagnostics.error({}, "pass " + std::string(pass->name) + ": " + error);
+      llvm::handleAllErrors(
+          std::move(error), [&](const StagingLimitError &limit) { diagnostics.error(stagingAt, limit.message()); },
+          [&](const llvm::ErrorInfoBase &other) {
+            result.failedPass = pass->name;
+            diagnostics.error({}, "pass " + result.failedPass + ": " + other.message());
+          });
       return false;
     }
     result.lastGoodPass = pass->name;

@@ -7,6 +7,8 @@
 #include "compiler/transfer/lower_bounds.h"
 #include "ir/ir.h"
 
+#include "llvm/Support/Error.h"
+
 #include <functional>
 #include <map>
 #include <optional>
@@ -78,9 +80,14 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
 /// Counts of a module. Those that its level does not have yet are 0.
 Statistics statistics(const ir::Module &module);
 
-/// Writes the plan of a schedule-level module to `path`; after an error the file does not exist. Returns an error text,
-/// empty on success. `digest` receives the plan's digest (32 hexadecimal digits), `bytes` its size.
-std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs,
-                      std::string &digest, int64_t &bytes);
+struct WrittenPlan {
+  std::string digest; // 32 hexadecimal digits
+  int64_t bytes = 0;  // of the file
+};
+
+/// Writes the plan of a schedule-level module to `path`, with `jobs` threads (0: all cores). After an error the file
+/// does not exist.
+llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
+                                      unsigned jobs);
 
 } // namespace reshard

@@ -256,32 +256,44 @@ Offset<flatbuffers::Vector<const T *>> table(FlatBufferBuilder &builder, uint64_
 /// Builds segments, one after the other in the same buffer, which grows to the largest.
 class SegmentBuilder {
 public:
-  /// Returns an error text if the segment exceeds a limit of the format, else nothing.
-  std::string build(const ir::RankSchedule &rank) {
+  /// Fails if the segment exceeds a limit of the format, or if there is too little memory for it.
+  llvm::Error build(const ir::RankSchedule &rank) {
     const Counts counts(rank);
-    if (counts.bytes() >= schema::kMaxSegmentBytes)
-      return "the segment of rank " + std::to_string(rank.rank) + " would have " + std::to_string(counts.bytes()) +
-             " bytes, expected fewer than " + std::to_string(schema::kMaxSegmentBytes);
-    for (const ir::OperandShape &shape : rank.shapes)
-      if (shape.loops.size() > schema::kMaxLoops)
-        return "rank " + std::to_string(rank.rank) + " has an operand shape of " + std::to_string(shape.loops.size()) +
-               " loops, expected at most " + std::to_string(schema::kMaxLoops);
-    if (!rangesWithinLimit(rank))
-      return "rank " + std::to_string(rank.rank) + " has operands whose loops visit more than " +
-             std::to_string(schema::kMaxOperandRanges) + " buffer ranges, which is the limit";
-    if (!chunksWithinLimit(rank))
-      return "the messages of rank " + std::to_string(rank.rank) + " have more than " +
-             std::to_string(schema::kMaxChunks) + " chunks, which is the limit; raise options.staging";
-    if (!builder_ || capacity_ < counts.bytes())
-      builder_.emplace(capacity_ = counts.bytes()); // the full size at once: a builder that grows copies its contents
-    else
-      builder_->Clear();
-    tables(rank, counts);
-    return {};
+    if (llvm::Error error = checkLimits(rank, counts))
+      return error;
+    try { // an exception would end the thread, whose segment the other threads wait for
+      if (!builder_ || capacity_ < counts.bytes())
+        builder_.emplace(capacity_ = counts.bytes()); // the full size at once: a builder that grows copies its contents
+      else
+        builder_->Clear();
+      tables(rank, counts);
+    } catch (const std::bad_alloc &) {
+      return llvm::createStringError("out of memory for the segment of rank " + std::to_string(rank.rank));
+    }
+    return llvm::Error::success();
   }
   schema::Bytes bytes() const { return bytesOf(*builder_); }
 
 private:
+  static llvm::Error checkLimits(const ir::RankSchedule &rank, const Counts &counts) {
+    const std::string name = "rank " + std::to_string(rank.rank);
+    if (counts.bytes() >= schema::kMaxSegmentBytes)
+      return llvm::createStringError("the segment of " + name + " would have " + std::to_string(counts.bytes()) +
+                                     " bytes, expected fewer than " + std::to_string(schema::kMaxSegmentBytes));
+    for (const ir::OperandShape &shape : rank.shapes)
+      if (shape.loops.size() > schema::kMaxLoops)
+        return llvm::createStringError(name + " has an operand shape of " + std::to_string(shape.loops.size()) +
+                                       " loops, expected at most " + std::to_string(schema::kMaxLoops));
+    if (!rangesWithinLimit(rank))
+      return llvm::createStringError(name + " has operands whose loops visit more than " +
+                                     std::to_string(schema::kMaxOperandRanges) + " buffer ranges, which is the limit");
+    if (!chunksWithinLimit(rank))
+      return llvm::createStringError("the messages of " + name + " have more than " +
+                                     std::to_string(schema::kMaxChunks) +
+                                     " chunks, which is the limit; raise options.staging");
+    return llvm::Error::success();
+  }
+
   void tables(const ir::RankSchedule &rank, const Counts &counts) {
     FlatBufferBuilder &builder = *builder_;
     const auto buffers = table<fbs::BufferRange>(builder, counts.buffers, [&](fbs::BufferRange *next) {
@@ -353,32 +365,34 @@ private:
   uint64_t capacity_ = 0;
 };
 
+/// An error of the plan format's writer.
+llvm::Error toError(const std::string &text) {
+  return text.empty() ? llvm::Error::success() : llvm::createStringError(text);
+}
+
 /// Builds segments in several threads and writes them in rank order. Each thread holds one segment at a time, which
-/// bounds the memory.
-std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, schema::ContainerWriter &writer) {
+/// bounds the memory. Returns the error of the lowest rank.
+llvm::Error addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned threads, schema::ContainerWriter &writer) {
   std::mutex mutex;
   std::condition_variable turn;
   size_t next = 0, written = 0;
-  std::string error;
+  std::optional<llvm::Error> failure;
   auto work = [&] {
     SegmentBuilder builder;
     std::unique_lock lock(mutex);
     while (next < ranks.size()) {
       const size_t rank = next++;
       lock.unlock();
-      std::string problem;
-      try {
-        problem = builder.build(ranks[rank]);
-      } catch (const std::bad_alloc &) { // must not end the thread: the others wait for this segment to be written
-        problem = "out of memory for the segment of rank " + std::to_string(rank);
-      }
+      llvm::Error error = builder.build(ranks[rank]);
       lock.lock();
       turn.wait(lock, [&] { return written == rank; });
-      if (error.empty() && problem.empty())
-        problem = writer.addSegment(builder.bytes());
-      if (error.empty())
-        error = std::move(problem);
-      if (!error.empty())
+      if (!error && !failure)
+        error = toError(writer.addSegment(builder.bytes()));
+      if (error && failure)
+        llvm::consumeError(std::move(error));
+      else if (error)
+        failure = std::move(error);
+      if (failure)
         next = ranks.size();
       ++written;
       turn.notify_all();
@@ -390,33 +404,31 @@ std::string addSegments(const std::vector<ir::RankSchedule> &ranks, unsigned thr
   work();
   for (std::thread &helper : helpers)
     helper.join();
-  return error;
+  return failure ? std::move(*failure) : llvm::Error::success();
 }
 
 } // namespace
 
-std::string writePlan(const ir::Module &module, const Statistics &counts, const std::string &path, unsigned jobs,
-                      std::string &digest, int64_t &bytes) {
+llvm::Expected<WrittenPlan> writePlan(const ir::Module &module, const Statistics &counts, const std::string &path,
+                                      unsigned jobs) {
   if (module.level != ir::Level::schedule)
-    return "a plan is written from IR of level 'schedule', found level '" +
-           std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'";
+    return llvm::createStringError("a plan is written from IR of level 'schedule', found level '" +
+                                   std::string(module.level == ir::Level::layout ? "layout" : "transfer") + "'");
   const std::vector<ir::RankSchedule> &ranks = module.schedule.ranks;
   schema::ContainerWriter writer;
-  if (std::string error = writer.create(path, static_cast<uint32_t>(ranks.size()), features(module)); !error.empty())
+  if (llvm::Error error = toError(writer.create(path, static_cast<uint32_t>(ranks.size()), features(module))))
     return error;
   FlatBufferBuilder builder(1 << 16);
   manifest(builder, module, counts);
-  if (std::string error = writer.addManifest(bytesOf(builder)); !error.empty())
+  if (llvm::Error error = toError(writer.addManifest(bytesOf(builder))))
     return error;
 
   const unsigned threads = std::max(1u, jobs ? jobs : std::thread::hardware_concurrency());
-  if (std::string error = addSegments(ranks, threads, writer); !error.empty())
+  if (llvm::Error error = addSegments(ranks, threads, writer))
     return error;
-  if (std::string error = writer.finish(); !error.empty())
+  if (llvm::Error error = toError(writer.finish()))
     return error;
-  digest = writer.digest();
-  bytes = writer.bytes();
-  return {};
+  return WrittenPlan{writer.digest(), writer.bytes()};
 }
 
 } // namespace reshard

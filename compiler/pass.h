@@ -4,13 +4,14 @@
 
 #include "ir/ir.h"
 
-#include <string>
+#include "llvm/Support/Error.h"
+
 #include <vector>
 
 namespace reshard {
 
-/// A pass changes the module in place. It returns an error text that names tensor, param and endpoint, or nothing.
-using PassFunction = std::string (*)(ir::Module &);
+/// A pass changes the module in place. Its error names tensor, param and endpoint.
+using PassFunction = llvm::Error (*)(ir::Module &);
 
 struct PassInfo {
   const char *name; // as on the command line
@@ -22,7 +23,7 @@ struct PassInfo {
 /// All passes, in default order.
 const std::vector<PassInfo> &passes();
 
-#define PASS(name, level, function, help) std::string function(ir::Module &module);
+#define PASS(name, level, function, help) llvm::Error function(ir::Module &module);
 #include "compiler/passes.def"
 #undef PASS
 

@@ -4,6 +4,8 @@
 #include "ir/layout_parser.h"
 #include "ir/text.h"
 
+#include "llvm/Support/raw_ostream.h"
+
 #include <algorithm>
 
 namespace reshard::ir {
@@ -287,19 +289,19 @@ private:
 
 } // namespace
 
-bool parse(std::string_view text, Module &module, size_t &line, size_t &column, std::string &message) {
-  module = {};
+void SyntaxError::log(llvm::raw_ostream &out) const { out << line_ << ":" << column_ << ": " << description_; }
+
+llvm::Expected<Module> parse(std::string_view text) {
+  Module module;
   try {
     Parser(text, module).run();
-    return true;
   } catch (const ParseError &error) {
     const std::string_view before = text.substr(0, error.offset);
-    line = static_cast<size_t>(std::count(before.begin(), before.end(), '\n')) + 1;
-    column = error.offset - (before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1) + 1;
-    message = error.message;
-    module = {};
-    return false;
+    const auto line = static_cast<size_t>(std::count(before.begin(), before.end(), '\n')) + 1;
+    const size_t start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+    return llvm::make_error<SyntaxError>(line, error.offset - start + 1, error.message);
   }
+  return module;
 }
 
 } // namespace reshard::ir

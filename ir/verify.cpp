@@ -18,13 +18,13 @@ class Verifier {
 public:
   explicit Verifier(const Module &module) : module_(module), layout_(module.layout) {}
 
-  std::string run() {
+  llvm::Error run() {
     layout();
     if (error_.empty() && module_.level >= Level::transfer)
       transfers();
     if (error_.empty() && module_.level >= Level::schedule)
       schedule();
-    return error_;
+    return error_.empty() ? llvm::Error::success() : llvm::createStringError(error_);
   }
 
 private:
@@ -509,6 +509,6 @@ private:
 
 } // namespace
 
-std::string verify(const Module &module) { return Verifier(module).run(); }
+llvm::Error verify(const Module &module) { return Verifier(module).run(); }
 
 } // namespace reshard::ir

@@ -244,16 +244,16 @@ int compile(const std::string &job, Options &options) {
   std::FILE *messageStream = schema::outputAt(options.output).direct
                                  ? stderr
                                  : stdout; // keeps the plan apart from messages if it is written to standard output
-  std::string digest;
-  int64_t planBytes = 0;
+  WrittenPlan plan;
   if (options.emit == "plan") {
     const double start = now();
-    if (const std::string error =
-            writePlan(result.module, result.statistics, options.output, options.compile.jobs, digest, planBytes);
-        !error.empty()) {
-      printError(kName, error);
+    llvm::Expected<WrittenPlan> written =
+        writePlan(result.module, result.statistics, options.output, options.compile.jobs);
+    if (!written) {
+      printError(kName, toString(written.takeError()));
       return kFailure;
     }
+    plan = std::move(*written);
     result.times.push_back({"emit", now() - start});
     if (old)
       std::fprintf(messageStream, "  pinned: %lld of %u segments of %s are unchanged\n",
@@ -272,7 +272,7 @@ int compile(const std::string &job, Options &options) {
   if (options.stats)
     std::fputs((counts(s).dump(2) + "\n").c_str(), stderr);
   if (!options.report.empty()) {
-    Json json = {{"digest", digest}, {"plan_bytes", planBytes}, {"world", result.module.layout.world}};
+    Json json = {{"digest", plan.digest}, {"plan_bytes", plan.bytes}, {"world", result.module.layout.world}};
     json.update(counts(s));
     json["staging"] = {{"limit", result.module.layout.stagingLimit}, {"max", s.stagingMax}};
     Json passTimes = Json::object();
@@ -301,7 +301,7 @@ int compile(const std::string &job, Options &options) {
                  options.output.c_str(), static_cast<long long>(s.transfers), static_cast<long long>(s.messages),
                  humanBytes(static_cast<double>(s.remoteBytes)).c_str(),
                  humanBytes(static_cast<double>(s.targetBytes)).c_str(),
-                 humanBytes(static_cast<double>(planBytes)).c_str());
+                 humanBytes(static_cast<double>(plan.bytes)).c_str());
   return kDone;
 }
 

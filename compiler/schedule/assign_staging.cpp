@@ -98,16 +98,16 @@ void assign(RankSchedule &rank, const Layout &layout) {
 
 } // namespace
 
-std::string assignStaging(Module &module) {
+llvm::Error assignStaging(Module &module) {
   for (RankSchedule &rank : module.schedule.ranks) {
     rank.arenaBytes = 0;
     assign(rank, module.layout);
     rank.arenaBytes += stagedBytes(module.layout, rank.buffers);
     if (module.layout.stagingLimit > 0 && rank.arenaBytes > module.layout.stagingLimit)
-      return stagingTooSmall(module.layout.stagingLimit) + ": rank " + std::to_string(rank.rank) + " needs " +
-             std::to_string(rank.arenaBytes) + " bytes";
+      return llvm::make_error<StagingLimitError>(module.layout.stagingLimit, rank.arenaBytes,
+                                                 "the arena of rank " + std::to_string(rank.rank));
   }
-  return {};
+  return llvm::Error::success();
 }
 
 } // namespace reshard

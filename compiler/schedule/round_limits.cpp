@@ -23,7 +23,7 @@ int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlig
 
 } // namespace
 
-std::string roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged, RoundLimits &limits) {
+llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged) {
   const ir::Topology &topology = layout.topology;
   Load loads[2]; // between nodes, inside nodes
   std::map<std::pair<int64_t, bool>, Load> ports[2];
@@ -48,6 +48,7 @@ std::string roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout
     }
   }
   const bool internode = loads[0].total > 0, intranode = loads[1].total > 0;
+  RoundLimits limits;
   limits.internodeRounds = internode && intranode
                                ? static_cast<uint32_t>(std::clamp<int64_t>(
                                      (loads[1].bytes + loads[0].bytes - 1) / loads[0].bytes, 1, kMostRounds))
@@ -59,11 +60,13 @@ std::string roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout
   if (internode && intranode) // no tier then waits for the end of the other's round
     limits.intranodeBytes = std::min(limits.intranodeBytes, limits.internodeBytes);
   const int64_t busiest = std::max(loads[0].bytes / limits.internodeBytes, loads[1].bytes / limits.intranodeBytes);
-  if (layout.stagingLimit == 0)
-    return busiest <= kMostChunks
-               ? std::string()
-               : "a rank sends or receives " + std::to_string(std::max(loads[0].bytes, loads[1].bytes)) +
-                     " bytes, which is more than 2^24 chunks of at most 64 MiB; use more ranks";
+  if (layout.stagingLimit == 0) {
+    if (busiest > kMostChunks)
+      return llvm::createStringError("a rank sends or receives " +
+                                     std::to_string(std::max(loads[0].bytes, loads[1].bytes)) +
+                                     " bytes, which is more than 2^24 chunks of at most 64 MiB; use more ranks");
+    return limits;
+  }
   const int64_t limit = std::max<int64_t>(0, layout.stagingLimit - staged);
 
   const int64_t slot = limit / 4, room = internode && intranode ? slot / 2 : slot;
@@ -73,16 +76,13 @@ std::string roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout
   const int64_t least =
       std::min(internode ? limits.internodeBytes : INT64_MAX, intranode ? limits.intranodeBytes : INT64_MAX);
   if (least > 0 && total / least <= kMostChunks)
-    return {};
+    return limits;
   const int64_t parts = internode && intranode ? 8 : 4;
-  return stagingTooSmall(layout.stagingLimit) + " for " + std::to_string(total) + " bytes of messages" +
-         (staged > 0
-              ? " beside " + std::to_string(staged) + " bytes that are staged to be quantized, transformed or relayed"
-              : "") +
-         ", expected at least " +
-         std::to_string(std::max<int64_t>(kStagingAlignment, total / kMostChunks + kStagingAlignment) * parts +
-                        staged) +
-         " bytes";
+  std::string use = std::to_string(total) + " bytes of messages";
+  if (staged > 0)
+    use += " beside " + std::to_string(staged) + " bytes that are staged to be quantized, transformed or relayed";
+  return llvm::make_error<StagingLimitError>(
+      layout.stagingLimit, (total / kMostChunks + kStagingAlignment) * parts + staged, std::move(use));
 }
 
 } // namespace reshard

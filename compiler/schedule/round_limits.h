@@ -4,15 +4,16 @@
 #include "compiler/schedule/rounds.h"
 #include "ir/ir.h"
 
-#include <string>
+#include "llvm/Support/Error.h"
+
 #include <vector>
 
 namespace reshard {
 
-/// Sets the chunk sizes of each link tier: the best size (message_size.h), or a smaller one that the staging limit
+/// The chunk sizes of each link tier: the best size (message_size.h), or a smaller one that the staging limit
 /// requires. The arena holds two chunks in each direction: one is packed while the other is sent, or unpacked while the
 /// other is received. `staged`: the largest number of bytes that a rank's arena holds besides messages. Returns an
-/// error text if the plan would have too many chunks, else "".
-std::string roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged, RoundLimits &limits);
+/// error if the plan would have too many chunks, a StagingLimitError if a higher limit avoids that.
+llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged);
 
 } // namespace reshard

@@ -63,17 +63,17 @@ public:
         }
   }
 
-  std::string run() {
+  llvm::Error run() {
     const bool anyStaged =
         std::any_of(layout_.endpoints.begin(), layout_.endpoints.end(), [](const Endpoint &endpoint) {
           return std::any_of(endpoint.params.begin(), endpoint.params.end(),
                              [](const Param &param) { return param.view && param.view->staged; });
         });
-    if (std::string error = stagedRanges_.plan(anyStaged ? remoteBytes() : 0); !error.empty())
+    if (llvm::Error error = stagedRanges_.plan(anyStaged ? remoteBytes() : 0))
       return error;
     separate();
     relay();
-    if (std::string error = makeRounds(); !error.empty())
+    if (llvm::Error error = makeRounds())
       return error;
     localSteps();
     messageSteps();
@@ -87,7 +87,7 @@ public:
       if (!rank.steps.empty())
         module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
     module_.level = Level::schedule;
-    return {};
+    return llvm::Error::success();
   }
 
 private:
@@ -196,14 +196,14 @@ private:
   }
 
   /// Assigns rounds and messages, for each epoch and phase after the one before it; then cuts flows where messages end.
-  std::string makeRounds() {
-    RoundLimits limits;
+  llvm::Error makeRounds() {
     int64_t staged = 0;
     for (const RankSchedule &rank : module_.schedule.ranks)
       staged = std::max(staged,
                         stagedBytes(layout_, rank.buffers) + stagedRanges_.bytes(rank.rank) + relays_.held(rank.rank));
-    if (std::string error = roundLimits(flows_, layout_, staged, limits); !error.empty())
-      return error;
+    llvm::Expected<RoundLimits> limits = roundLimits(flows_, layout_, staged);
+    if (!limits)
+      return limits.takeError();
     for (size_t first = 0; first < flows_.size();) {
       size_t last = first;
       while (last < flows_.size() && keys_[last].when == keys_[first].when)
@@ -214,7 +214,7 @@ private:
           cuts.add(bytesOf(shapes_[descriptors_[d].shape]), shapes_[descriptors_[d].shape].rowBytes,
                    blockBytes(descriptors_[d]));
       std::vector<Message> messages =
-          assignRounds(llvm::ArrayRef(flows_).slice(first, last - first), layout_.topology, limits, cuts);
+          assignRounds(llvm::ArrayRef(flows_).slice(first, last - first), layout_.topology, *limits, cuts);
       uint32_t rounds = 0;
       for (Message &message : messages) {
         rounds = std::max(rounds, message.round + message.rounds);
@@ -229,7 +229,7 @@ private:
     }
     cut();
     noteArrivals();
-    return {};
+    return llvm::Error::success();
   }
 
   /// The bytes of a quantization block if the descriptor's elements are quantized on arrival, else 0.
@@ -518,6 +518,6 @@ private:
 
 } // namespace
 
-std::string schedule(Module &module) { return Scheduler(module).run(); }
+llvm::Error schedule(Module &module) { return Scheduler(module).run(); }
 
 } // namespace reshard

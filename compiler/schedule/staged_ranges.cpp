@@ -100,10 +100,10 @@ std::vector<std::vector<StagedRanges::Rows>> StagedRanges::rows() const {
   return result;
 }
 
-std::string StagedRanges::plan(int64_t remote) {
+llvm::Error StagedRanges::plan(int64_t remote) {
   std::vector<std::vector<Rows>> all = rows();
   if (std::all_of(all.begin(), all.end(), [](const std::vector<Rows> &rows) { return rows.empty(); }))
-    return {};
+    return llvm::Error::success();
   const std::vector<std::vector<BufferRange>> ranges = buffers(layout_);
   const int64_t staging = remote > 0 ? 8 * (2 * kStagingAlignment + remote / kMostChunks) : 0; // for messages
   int64_t least = 0;
@@ -125,10 +125,11 @@ std::string StagedRanges::plan(int64_t remote) {
                    : std::min((layout_.stagingLimit - fixed) / 2, layout_.stagingLimit - fixed - staging));
   }
   if (layout_.stagingLimit > 0 && least > layout_.stagingLimit)
-    return stagingTooSmall(layout_.stagingLimit) + " to stage a row of blocks of param '" + largest->name + "' (" +
-           std::to_string(largest->row) + " bytes) and the other staged bytes of a rank, expected at least " +
-           std::to_string(least) + " bytes";
-  return {};
+    return llvm::make_error<StagingLimitError>(layout_.stagingLimit, least,
+                                               "a row of blocks of param '" + largest->name + "' (" +
+                                                   std::to_string(largest->row) +
+                                                   " bytes) and the other staged bytes of a rank");
+  return llvm::Error::success();
 }
 
 /// Places rows of blocks one after the other in the arena. If a row does not fit, a new phase begins, again at offset

@@ -5,6 +5,8 @@
 #include "compiler/resolve/interner.h"
 #include "ir/ir.h"
 
+#include "llvm/Support/Error.h"
+
 #include <map>
 #include <string>
 #include <tuple>
@@ -34,8 +36,8 @@ public:
   explicit StagedRanges(const ir::Layout &layout);
 
   /// Plans all ranks. `remote`: bytes that are sent between ranks, whose messages need a part of the staging limit.
-  /// Returns an error text if one row of blocks does not fit the staging limit, else "".
-  std::string plan(int64_t remote);
+  /// Returns a StagingLimitError if one row of blocks does not fit the staging limit.
+  llvm::Error plan(int64_t remote);
 
   /// The world rank that writes an instance of a quantized view, or of its amax: the mesh rank's own, or for files one
   /// rank for each instance. -1: any rank may write it.

@@ -307,9 +307,9 @@ private:
 
 } // namespace
 
-std::string balance(Module &module) {
+llvm::Error balance(Module &module) {
   Balancer(module).run();
-  return {};
+  return llvm::Error::success();
 }
 
 } // namespace reshard

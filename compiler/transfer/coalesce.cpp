@@ -338,9 +338,9 @@ private:
 
 } // namespace
 
-std::string coalesce(Module &module) {
+llvm::Error coalesce(Module &module) {
   Coalescer(module).run();
-  return {};
+  return llvm::Error::success();
 }
 
 } // namespace reshard

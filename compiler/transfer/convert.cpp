@@ -40,7 +40,7 @@ bool wholeBlocks(const Module &module, const Overlap &overlap) {
 
 } // namespace
 
-std::string convert(Module &module) {
+llvm::Error convert(Module &module) {
   for (const Overlap &overlap : module.transfers.overlaps) {
     Endpoint &endpoint = module.layout.endpoints[overlap.endpoint];
     Param &param = endpoint.params[overlap.param];
@@ -48,7 +48,7 @@ std::string convert(Module &module) {
       continue;
     param.view->staged = true;
   }
-  return {};
+  return llvm::Error::success();
 }
 
 } // namespace reshard

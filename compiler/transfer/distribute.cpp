@@ -374,9 +374,9 @@ private:
 
 } // namespace
 
-std::string distribute(Module &module) {
+llvm::Error distribute(Module &module) {
   Distributor(module).run();
-  return {};
+  return llvm::Error::success();
 }
 
 } // namespace reshard

@@ -64,8 +64,8 @@ public:
       : module_(module), layout_(module.layout), sourceClasses_(layout_.endpoints[0], indexMaps_),
         tensorPatterns_(layout_.tensorPatterns.size()) {}
 
-  std::string run() {
-    if (std::string error = readSource(); !error.empty())
+  llvm::Error run() {
+    if (llvm::Error error = readSource())
       return error;
     for (unsigned e = 1; e < layout_.endpoints.size(); ++e) {
       RankClasses rankClasses(layout_.endpoints[e], indexMaps_);
@@ -73,17 +73,17 @@ public:
         const Param &param = layout_.endpoints[e].params[p];
         for (unsigned q = 0; q < param.parts.size(); ++q)
           for (const RankClass &rankClass : rankClasses.of(p, q))
-            if (std::string error = overlap(e, rankClass, param.parts[q].pattern); !error.empty())
+            if (llvm::Error error = overlap(e, rankClass, param.parts[q].pattern))
               return error;
       }
     }
     module_.transfers.relations = std::move(relations_).take();
     module_.level = Level::transfer;
-    return {};
+    return llvm::Error::success();
   }
 
 private:
-  std::string readSource() {
+  llvm::Error readSource() {
     const Endpoint &source = layout_.endpoints[0];
     for (unsigned p = 0; p < source.params.size(); ++p)
       for (unsigned q = 0; q < source.params[p].parts.size(); ++q)
@@ -122,14 +122,13 @@ private:
         });
       }
     }
-    return {};
+    return llvm::Error::success();
   }
 
-  std::string tooMany(unsigned pattern) const {
-    return "tensor '" + layout_.tensorPatterns[pattern].name +
-           "' has interleaved or overlapping shards, more than 2^24 pairs of which would have to be compared; use "
-           "longer "
-           "blocks or fewer ranks";
+  llvm::Error tooMany(unsigned pattern) const {
+    return llvm::createStringError("tensor '" + layout_.tensorPatterns[pattern].name +
+                                   "' has interleaved or overlapping shards, more than 2^24 pairs of which would have "
+                                   "to be compared; use longer blocks or fewer ranks");
   }
 
   /// Fills pattern.boxes if its rank classes hold boxes that are pairwise equal or disjoint but not a product of cuts
@@ -219,15 +218,17 @@ private:
     return at->second;
   }
 
-  std::string overlap(unsigned endpoint, const RankClass &rankClass, int patternNumber) {
+  llvm::Error overlap(unsigned endpoint, const RankClass &rankClass, int patternNumber) {
     Overlap overlap;
     overlap.pattern = patternNumber;
     overlap.endpoint = endpoint;
     overlap.param = rankClass.param;
     overlap.part = rankClass.part;
     overlap.targets = rankClass.meshRanks;
-    if (patternNumber < 0)
-      return pad(std::move(overlap), rankClass);
+    if (patternNumber < 0) {
+      pad(std::move(overlap), rankClass);
+      return llvm::Error::success();
+    }
 
     PatternSource &source = tensorPatterns_[patternNumber];
     const TensorPattern &pattern = layout_.tensorPatterns[patternNumber];
@@ -285,20 +286,21 @@ private:
         add();
       });
     if (replicaGroups_ > kMostReplicaGroups)
-      return "tensor '" + pattern.name +
-             "' is held by so many params on both sides that more than 2^22 pairs of a source and a target param "
-             "overlap; expected at most 2^22: use fewer params or fewer ranks";
+      return llvm::createStringError(
+          "tensor '" + pattern.name +
+          "' is held by so many params on both sides that more than 2^22 pairs of a source and a target param "
+          "overlap; expected at most 2^22: use fewer params or fewer ranks");
     if (found == wanted)
-      return {};
+      return llvm::Error::success();
     const Endpoint &target = layout_.endpoints[endpoint];
-    return target.role + " param '" + target.params[rankClass.param].name + "' (" +
-           target.params[rankClass.param].origin + ") needs " + std::to_string(wanted) + " elements of tensor '" +
-           pattern.name + "' on mesh rank " + std::to_string(rankClass.meshRanks[0]) + ", but the source holds only " +
-           std::to_string(found) + " of them";
+    return llvm::createStringError(
+        target.role + " param '" + target.params[rankClass.param].name + "' (" + target.params[rankClass.param].origin +
+        ") needs " + std::to_string(wanted) + " elements of tensor '" + pattern.name + "' on mesh rank " +
+        std::to_string(rankClass.meshRanks[0]) + ", but the source holds only " + std::to_string(found) + " of them");
   }
 
   /// Padding needs no source: its overlap has the mesh rank -1 as its only replica.
-  std::string pad(Overlap overlap, const RankClass &rankClass) {
+  void pad(Overlap overlap, const RankClass &rankClass) {
     ReplicaGroup replicaGroup{0, 0, {-1}, {}};
     for (unsigned sharding : rankClass.indexMaps) {
       IndexMap local = inverse(indexMaps_[sharding]);
@@ -312,7 +314,6 @@ private:
     const Param &param = layout_.endpoints[overlap.endpoint].params[overlap.param];
     measure(overlap, param.variables.size(), itemBytes(param.dtype));
     module_.transfers.overlaps.push_back(std::move(overlap));
-    return {};
   }
 
   void measure(Overlap &overlap, size_t variables, int64_t item) {
@@ -337,6 +338,6 @@ private:
 
 } // namespace
 
-std::string findOverlaps(Module &module) { return OverlapFinder(module).run(); }
+llvm::Error findOverlaps(Module &module) { return OverlapFinder(module).run(); }
 
 } // namespace reshard

@@ -91,7 +91,7 @@ Weights heldBytes(const Module &module, unsigned number) {
 
 } // namespace
 
-std::string relabel(Module &module) {
+llvm::Error relabel(Module &module) {
   Layout &layout = module.layout;
   for (unsigned e = 1; e < layout.endpoints.size(); ++e) {
     Endpoint &target = layout.endpoints[e];
@@ -99,8 +99,9 @@ std::string relabel(Module &module) {
       continue;
     const size_t n = target.ranks.size();
     if (n > kMostRanks)
-      return target.role + " has " + std::to_string(n) + " ranks, but --relabel-target supports at most " +
-             std::to_string(kMostRanks) + "; compile without --relabel-target";
+      return llvm::createStringError(target.role + " has " + std::to_string(n) +
+                                     " ranks, but --relabel-target supports at most " + std::to_string(kMostRanks) +
+                                     "; compile without --relabel-target");
     Weights weights = heldBytes(module, e);
     int64_t before = 0, largest = 0, after = 0;
     for (size_t meshRank = 0; meshRank < n; ++meshRank) {
@@ -128,7 +129,7 @@ std::string relabel(Module &module) {
     target.ranks = std::move(ranks);
     target.relabeled = after - before;
   }
-  return {};
+  return llvm::Error::success();
 }
 
 } // namespace reshard

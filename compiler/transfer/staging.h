@@ -2,8 +2,11 @@
 // error.
 #pragma once
 
+#include "llvm/Support/Error.h"
+
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace reshard {
 
@@ -14,11 +17,24 @@ constexpr int64_t alignUp(int64_t bytes) {
   return (bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
 }
 
-/// The beginning of an error that asks for a higher limit. Its cause is in the job, not in the pass: compile.cpp points
-/// it at options.staging.
-constexpr const char *kStagingLimit = "a staging limit of ";
-inline std::string stagingTooSmall(int64_t limit) {
-  return kStagingLimit + std::to_string(limit) + " bytes is too small";
-}
+/// The staging limit is too small for the job. This is an error of the job, not of the pass that found it: compileJob
+/// reports it at options.staging.
+class StagingLimitError : public llvm::ErrorInfo<StagingLimitError> {
+public:
+  inline static char ID = 0;
+  /// `limit` and `needed` are bytes of a rank's arena. `use` names what needs them: "32 bytes of messages".
+  StagingLimitError(int64_t limit, int64_t needed, std::string use)
+      : limit_(limit), needed_(needed), use_(std::move(use)) {}
+  int64_t limit() const { return limit_; }
+  /// The least limit that has room for `use`.
+  int64_t needed() const { return needed_; }
+
+  void log(llvm::raw_ostream &out) const override;
+  std::error_code convertToErrorCode() const override { return llvm::inconvertibleErrorCode(); }
+
+private:
+  int64_t limit_, needed_;
+  std::string use_;
+};
 
 } // namespace reshard

@@ -40,9 +40,7 @@ inline void compile(const std::string &yaml, const std::string &path) {
   CompileResult result;
   Diagnostics diagnostics;
   ASSERT_TRUE(compileJob(path + ".yaml", {}, result, diagnostics)) << diagnostics.text();
-  std::string digest;
-  int64_t bytes = 0;
-  ASSERT_EQ(writePlan(result.module, result.statistics, path, 1, digest, bytes), "");
+  ASSERT_EQ(toString(writePlan(result.module, result.statistics, path, 1).takeError()), "");
 }
 
 inline UnpackedPlan unpack(const std::string &path) {

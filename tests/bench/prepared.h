@@ -47,10 +47,8 @@ public:
     options.overrides = overrides;
     CompileResult result;
     Diagnostics diagnostics;
-    std::string digest;
-    int64_t bytes = 0;
     if (!compileJob(RESHARD_SOURCE_DIR "/" + job, options, result, diagnostics) ||
-        !writePlan(result.module, result.statistics, path, 0, digest, bytes).empty() ||
+        errorToBool(writePlan(result.module, result.statistics, path, 0).takeError()) ||
         !Plan::open(path, plan_).empty())
       fail(diagnostics.text());
     memory_ = std::make_unique<analysis::Memory>(*plan_);

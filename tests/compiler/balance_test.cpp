@@ -70,12 +70,12 @@ TEST(Balance, IsWithinOnePercentOfTheOptimum) {
     const int seed = i < cases ? i : 6040; // seed 6040 needs a chain of moves
     Module module = RandomModule(seed).module();
     for (PassFunction pass : {findOverlaps, distribute, balance})
-      ASSERT_EQ(pass(module), "") << "seed " << seed;
+      ASSERT_EQ(toString(pass(module)), "") << "seed " << seed;
     const Layout &layout = module.layout;
     const Endpoint &source = layout.endpoints[0];
     if (source.storage)
       continue;
-    ASSERT_EQ(verify(module), "") << seed;
+    ASSERT_EQ(toString(verify(module)), "") << seed;
     std::map<int32_t, int64_t> egress, byRank;
     for (const Transfer &transfer : module.transfers.transfers) {
       const Overlap &overlap = module.transfers.overlaps[transfer.overlap];

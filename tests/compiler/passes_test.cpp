@@ -82,10 +82,8 @@ TEST(Passes, EveryElementArrives) {
       for (auto &instance : meshRank)
         std::fill(instance.begin(), instance.end(), ScheduleInterpreter::kUnwritten);
 
-    for (const PassInfo &pass : passes()) {
-      const std::string error = pass.run(module);
-      ASSERT_EQ(error, "") << "seed " << seed << " pass " << pass.name;
-    }
+    for (const PassInfo &pass : passes())
+      ASSERT_EQ(toString(pass.run(module)), "") << "seed " << seed << " pass " << pass.name;
     ScheduleInterpreter(module, source, found, seed).run();
     for (const RankSchedule &rank : module.schedule.ranks) {
       bool relays = false;

@@ -67,9 +67,7 @@ public:
     CompileResult result;
     Diagnostics diagnostics;
     ASSERT_TRUE(compileJob(job, options, result, diagnostics)) << diagnostics.text();
-    std::string digest;
-    int64_t bytes = 0;
-    ASSERT_EQ(writePlan(result.module, result.statistics, path_, 1, digest, bytes), "");
+    ASSERT_EQ(toString(writePlan(result.module, result.statistics, path_, 1).takeError()), "");
     ASSERT_EQ(Plan::open(path_, plan_), "");
     memory_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(memory_->allocate(0), "");

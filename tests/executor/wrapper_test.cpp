@@ -53,9 +53,7 @@ public:
     reshard::CompileResult result;
     reshard::Diagnostics diagnostics;
     ASSERT_TRUE(compileJob(job, {}, result, diagnostics)) << diagnostics.text();
-    std::string digest;
-    int64_t bytes = 0;
-    ASSERT_EQ(writePlan(result.module, result.statistics, path_, 1, digest, bytes), "");
+    ASSERT_EQ(toString(writePlan(result.module, result.statistics, path_, 1).takeError()), "");
   }
 
   std::string folder_, path_;

@@ -23,13 +23,11 @@ std::string printed(const Module &module) {
 
 void checkRoundTrip(const Module &module) {
   const std::string text = printed(module);
-  Module again;
-  size_t line = 0, column = 0;
-  std::string message;
-  ASSERT_TRUE(parse(text, again, line, column, message)) << line << ":" << column << ": " << message;
-  EXPECT_TRUE(again == module);
-  EXPECT_EQ(printed(again), text);
-  EXPECT_EQ(verify(module), "");
+  llvm::Expected<Module> again = parse(text);
+  ASSERT_TRUE(static_cast<bool>(again)) << toString(again.takeError());
+  EXPECT_TRUE(*again == module);
+  EXPECT_EQ(printed(*again), text);
+  EXPECT_EQ(toString(verify(module)), "");
 }
 
 /// The lessons that compile and the smaller examples.
@@ -44,12 +42,8 @@ std::vector<std::string> jobs() {
 
 /// The position and message of the first syntax error, or "good".
 std::string parseError(const std::string &text) {
-  Module module;
-  size_t line = 0, column = 0;
-  std::string message;
-  if (parse(text, module, line, column, message))
-    return "good";
-  return std::to_string(line) + ":" + std::to_string(column) + ": " + message;
+  llvm::Expected<Module> module = parse(text);
+  return module ? "good" : toString(module.takeError());
 }
 
 const std::string kHeader = "module \"m\" layout world 1 staging 0 ranks-per-node 0 fingerprint \"\"\n";
@@ -84,11 +78,9 @@ TEST(Text, NamesAreQuoted) {
   module.layout.endpoints[1].role = "t";
   module.layout.endpoints[1].storage = true;
   module.layout.endpoints[1].directory = "// no comment";
-  Module again;
-  size_t line = 0, column = 0;
-  std::string message;
-  ASSERT_TRUE(parse(printed(module), again, line, column, message)) << message;
-  EXPECT_TRUE(again == module);
+  llvm::Expected<Module> again = parse(printed(module));
+  ASSERT_TRUE(static_cast<bool>(again)) << toString(again.takeError());
+  EXPECT_TRUE(*again == module);
 }
 
 TEST(Text, ReportsSyntaxErrorsWithTheirPosition) {
@@ -116,11 +108,11 @@ TEST(Text, EveryTruncationFailsToParseOrToVerify) {
   const std::string text = printed(result.module);
   const size_t last = text.find_last_of("0123456789");
   for (size_t n = 0; n < last; ++n) {
-    Module module;
-    size_t line = 0, column = 0;
-    std::string message;
-    if (parse(std::string_view(text).substr(0, n), module, line, column, message)) {
-      EXPECT_NE(verify(module), "") << "cut at " << n;
+    llvm::Expected<Module> module = parse(std::string_view(text).substr(0, n));
+    if (module) {
+      EXPECT_NE(toString(verify(*module)), "") << "cut at " << n;
+    } else {
+      consumeError(module.takeError());
     }
   }
 }

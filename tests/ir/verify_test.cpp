@@ -18,14 +18,14 @@ Module good(const char *lesson) {
   Diagnostics diagnostics;
   EXPECT_TRUE(compileJob(std::string(RESHARD_SOURCE_DIR "/tests/compiler/lessons/") + lesson, {}, result, diagnostics))
       << diagnostics.text();
-  EXPECT_EQ(verify(result.module), "");
+  EXPECT_EQ(toString(verify(result.module)), "");
   return result.module;
 }
 
 std::string broken(const char *lesson, const std::function<void(Module &)> &change) {
   Module module = good(lesson);
   change(module);
-  return verify(module);
+  return toString(verify(module));
 }
 
 } // namespace
