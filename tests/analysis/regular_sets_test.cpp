@@ -168,12 +168,12 @@ TEST(RegularSets, SetsThatDoNotNestAreSplit) {
   ASSERT_TRUE(sets.add({0, 0, 0, {{3, 3, 10}, {2, 5, 1}}, 0})); // 0 3 6 5 8 11
   EXPECT_EQ(sets.positions(), 6);
   EXPECT_GT(sets.list().size(), 1u);
-  RegularSets standing;
-  ASSERT_TRUE(standing.add({0, 0, 0, {{4, 0, 0}, {2, 1, 1}}, 0}));
-  EXPECT_EQ(standing.positions(), 8);
-  standing.finish();
+  RegularSets repeated;
+  ASSERT_TRUE(repeated.add({0, 0, 0, {{4, 0, 0}, {2, 1, 1}}, 0}));
+  EXPECT_EQ(repeated.positions(), 8);
+  repeated.finish();
   uint64_t work = 0;
-  EXPECT_FALSE(standing.partition(2, work));
+  EXPECT_FALSE(repeated.partition(2, work));
   RegularSets scattered;
   EXPECT_FALSE(scattered.add({0, 0, 0, {{int64_t{1} << 40, 3, 0}, {3, 2, 0}}, 0}));
 }

@@ -27,7 +27,7 @@ import harness  # noqa: E402
 import hosts  # noqa: E402
 import mpi_test  # noqa: E402
 import rows_test  # noqa: E402
-import stand_in  # noqa: E402
+import fake_backend  # noqa: E402
 
 SMALL = "RESHARD_SMALL" in os.environ
 WORLDS = range(2, 9)
@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 
 TARGETS = [Target("threads", "cpu"), Target("mpi", "cpu"), Target("mpi", "cpu", ("--no-local-shortcut",)), Target("mpi", "cpu", hosts=2),
-           Target("threads", "cuda")]  # on the CPU device of tests/executor/stand_in.cpp; on a GPU: tests/gpu/run.sh
+           Target("threads", "cuda")]  # on the CPU device of tests/executor/fake_backend.cpp; on a GPU: tests/gpu/run.sh
 # Source, target and options of plans that run many times, on few ranks.
 OFTEN = [
     ({"mesh": {"tp": 2}}, {"mesh": {"tp": 4}}, {}),  # local, in place and packed
@@ -156,7 +156,7 @@ class Conformance(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         cls.addClassCleanup(folder.cleanup)
         cls.plans = plans = Plans(folder.name)
-        cls.programs = {"cpu": BIN / "conformance", "cuda": stand_in.stand_in(plans.root, "conformance")}
+        cls.programs = {"cpu": BIN / "conformance", "cuda": fake_backend.copy_with_backends(plans.root, "conformance")}
         with ThreadPoolExecutor(2) as pool:
             plans.add_rows(pool)
             plans.add_random_jobs(pool)

@@ -146,10 +146,10 @@ class Statements(FolderTest):
         not held."""
         model = ('{dtype: bf16, index: {none: 0}, tensors: {a: [4], e: [0, 4], "v.{none}": [2]}, layouts: {s: {params: {%s}}, '
                  't: {params: {e: {holds: e}, "v.{none}": {holds: "v.{none}"}}}, a: {params: {a: {holds: a}}}}}')
-        nowhere, first = "a: {holds: a, shard: {0: {axis: tp, map: [[], []]}}}", "a: {holds: a, at: {tp: 0}}"
+        unplaced, first = "a: {holds: a, shard: {0: {axis: tp, map: [[], []]}}}", "a: {holds: a, at: {tp: 0}}"
         for params, source, target, error in (
-                ("a: {holds: a}", "", "t", ""), (nowhere, "", "t", ""), (first, ", authority: {tp: 1}", "t", ""),
-                (nowhere, "", "a", "holds tensor 'a', which no param of the source holds"),
+                ("a: {holds: a}", "", "t", ""), (unplaced, "", "t", ""), (first, ", authority: {tp: 1}", "t", ""),
+                (unplaced, "", "a", "holds tensor 'a', which no param of the source holds"),
                 (first, ", authority: {tp: 1}", "a", "holds tensor 'a', which no param of the source holds"),
                 ("a: {holds: a, shard: {0: {axis: tp, map: [[0], []]}}}", "", "t", "part of tensor 'a' is on no source rank")):
             with self.subTest(params, source=source, target=target):

@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in 
 import commands  # noqa: E402
 import generate  # noqa: E402
 import mpi_test  # noqa: E402
-import stand_in  # noqa: E402
+import fake_backend  # noqa: E402
 
 BIN = commands.BIN
 run = partial(commands.run, code=None)  # callers check the exit code
@@ -77,7 +77,7 @@ def try_job(seed):
             done = run("reshard-exec", work / f"{kind}.rplan", f"--source={work / 'source'}", f"--target={work / kind}", "--check")
             if done.returncode != 0:
                 return Counter(), f"seed {seed}: {done.stdout}{done.stderr}"
-        if problem := stand_in.otherwise(work / "cast.rplan", work / "source", work / "cast"):
+        if problem := fake_backend.difference_on_device(work / "cast.rplan", work / "source", work / "cast"):
             return Counter(), f"seed {seed}: {problem}"
         done = run("reshard-inspect", work / "cast.rplan", "--verify")
         if done.returncode != 0:
@@ -121,8 +121,8 @@ class Casts(unittest.TestCase):
                     done = run("reshard-compile", job, "-o", Path(name) / "plan", f"--report={name}/report")
                     self.assertEqual(done.returncode, 0, done.stderr)
                     world = json.loads((Path(name) / "report").read_text())["world"]
-                    for way in ((), ("--no-local-shortcut",)):
-                        done = run("timeout", "100", "mpirun", "-n", world, BIN / "reshard-exec", Path(name) / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60", *way,
+                    for method in ((), ("--no-local-shortcut",)):
+                        done = run("timeout", "100", "mpirun", "-n", world, BIN / "reshard-exec", Path(name) / "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60", *method,
                                    env=mpi_test.MPIRUN)
                         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                         self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)

@@ -104,11 +104,11 @@ class Changed(Folders):
                         time.sleep(0.001)
                     time.sleep(0.05)
                     change()
-                    said = process.communicate(timeout=300)[0]
+                    printed = process.communicate(timeout=300)[0]
                     if process.returncode != 0:
                         break
-                self.assertEqual(process.returncode, 3, said)
-                self.assertIn(f"'source/rank-00001.safetensors' changed during the run: {error}", said)
+                self.assertEqual(process.returncode, 3, printed)
+                self.assertIn(f"'source/rank-00001.safetensors' changed during the run: {error}", printed)
                 self.assertEqual(self.left(), ["job.yaml", "plan", "source"])
 
 
@@ -200,13 +200,13 @@ class Names(Folders):
                                ({"a\0b": "model-1.safetensors"}, r"a name contains a NUL character: 'a\x00b'")):
             with self.subTest(error):
                 index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
-                said = self.command("exec", "stored", "--source=files", "--target=target", code=2)
-                self.assertEqual(said, f"reshard-exec: error: '{index.relative_to(self.folder)}': {error}\n")
+                printed = self.command("exec", "stored", "--source=files", "--target=target", code=2)
+                self.assertEqual(printed, f"reshard-exec: error: '{index.relative_to(self.folder)}': {error}\n")
         index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
         self.command("exec", "stored", "--source=files", "--target=target")
         self.rename("a", "a\0b")
-        said = self.command("exec", "plan", "--source=source", "--target=target2", code=2)
-        self.assertIn(r"'source/rank-00001.safetensors': a name contains a NUL character: 'a\x00b'", said)
+        printed = self.command("exec", "plan", "--source=source", "--target=target2", code=2)
+        self.assertIn(r"'source/rank-00001.safetensors': a name contains a NUL character: 'a\x00b'", printed)
         self.assertEqual([name for name in self.left() if "target2" in name], [])
 
 

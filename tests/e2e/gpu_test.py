@@ -1,4 +1,4 @@
-"""GPU tests that need no GPU: errors for a missing module, driver or device, and the kernels' use of registers. With a
+"""GPU tests that need no GPU: errors for a missing backend, driver or device, and the kernels' use of registers. With a
 GPU the commands run on it (tests/gpu/run.sh tests more). RESHARD_BIN: the folder of the commands."""
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("lib",)]
 from commands import BIN, ROOT, FolderTest, run  # noqa: E402
-from stand_in import stand_in  # noqa: E402
+from fake_backend import copy_with_backends  # noqa: E402
 
 GPU = Path("/dev/nvidiactl").exists()
 NVCC = shutil.which("nvcc")
@@ -53,25 +53,25 @@ class Gpu(FolderTest):
             done = self.execute(*options)
             self.assertEqual((done.returncode, done.stderr.strip()), (2, f"reshard-exec: error: {text}"))
 
-    def test_modules_that_are_missing_or_of_another_version(self):
+    def test_backends_that_are_missing_or_of_another_version(self):
         alone = self.folder / "alone"
         alone.mkdir()
         program = shutil.copy(BIN / "reshard-exec", alone)
         done = self.execute("--device=cuda", program=program)
         self.assertEqual(done.returncode, 3)
         self.assertIn("no GPU: backend 'cuda' cannot be loaded: libreshard_cuda.so", done.stderr)
-        module = alone / "libreshard_cuda.so"
-        for source, text in (("", f"no GPU: '{module}' is not a backend of reshard: the function reshard_open_device is missing"),
-                             ("void reshard_open_device(void) {}", f"no GPU: '{module}': found version none of reshard_open_device, expected 3; install backends and library of the same release"),
-                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{module}': found version 99 of reshard_open_device, expected 3; install backends and library of the same release")):
-            subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", module], input=source, text=True, check=True)
+        backend = alone / "libreshard_cuda.so"
+        for source, text in (("", f"no GPU: '{backend}' is not a backend of reshard: the function reshard_open_device is missing"),
+                             ("void reshard_open_device(void) {}", f"no GPU: '{backend}': found version none of reshard_open_device, expected 3; install backends and library of the same release"),
+                             ("void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;", f"no GPU: '{backend}': found version 99 of reshard_open_device, expected 3; install backends and library of the same release")):
+            subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", backend], input=source, text=True, check=True)
             done = self.execute("--device=cuda", program=program)
             self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
 
     def test_exact_on_a_simulated_device(self):
         alone = self.folder / "alone"
         alone.mkdir()
-        program = stand_in(alone, modules=("cuda", "nccl"))
+        program = copy_with_backends(alone, backends=("cuda", "nccl"))
         one, nccl = "{tp: 1}", "--transport=nccl"
         forms = ("dtype: fp32", "quantize: mxfp8", "quantize: {format: block_fp8, only: [up*, down*]}", "quantize: nvfp4")
         for source, target, options in (("{tp: 4, dp: 2}", "{tp: 8}", ()), (one, one, (nccl,)), (one, one, (nccl, "--no-local-shortcut")),
@@ -134,7 +134,7 @@ class Gpu(FolderTest):
             done = subprocess.run([ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])], capture_output=True, text=True, env=environment)
             self.assertEqual(done.returncode, code, done.stdout[-4000:] + done.stderr[-4000:])
         if not (BIN / "tests/libsimulated_gpu.so").exists():
-            self.skipTest("no NCCL: its module was not compiled")
+            self.skipTest("no NCCL: its backend was not compiled")
         packed = ROOT / "build/gpu"
         objects = sorted((packed / "bin/objects").glob("*.o"))
         of = {name: [path for path in objects if path.name in names] for name, names in (("libreshard_cuda.so", ("backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o")),
@@ -157,7 +157,7 @@ class Gpu(FolderTest):
         self.assertRegex(done.stdout, r"host time of a replay: \d")
 
     @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "needs nvcc and a build without sanitizers")
-    def test_modules_are_built_if_nvcc_exists(self):
+    def test_backends_are_built_if_nvcc_exists(self):
         self.assertTrue((BIN / "libreshard_cuda.so").exists())
 
 

@@ -81,13 +81,13 @@ class LowerBounds(FolderTest):
             compiled = run("reshard-compile", job, "-o", self.folder / "plan", f"--report={report}", code=None)
             if compiled.returncode == 2:
                 continue  # an invalid job
-            near, anywhere = lower_bounds.busiest_sender(run("reshard-compile", job, "--emit=layout").stdout)
+            local, any_replica = lower_bounds.busiest_sender(run("reshard-compile", job, "--emit=layout").stdout)
             balance = json.loads(report.read_text())["balance"]
             with self.subTest(seed=seed):
-                self.assertLessEqual(abs(balance["egress_bound_without_relays"] - anywhere), 1)
-                if near is not None:
-                    self.assertLessEqual(abs(balance["egress_bound"] - near), 1)
-                    compared += near > 0
+                self.assertLessEqual(abs(balance["egress_bound_without_relays"] - any_replica), 1)
+                if local is not None:
+                    self.assertLessEqual(abs(balance["egress_bound"] - local), 1)
+                    compared += local > 0
         self.assertGreater(compared, 10)
 
     def test_relays(self):

@@ -75,8 +75,8 @@ class FromPretrained(unittest.TestCase):
         words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "c": 3}, unk_token="[UNK]"))
         words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
         PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(at)
-        said = at / "tokenizer_config.json"  # transformers 5 names a class that 4 does not have
-        said.write_text(json.dumps(json.loads(said.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+        tokenizer = at / "tokenizer_config.json"  # transformers 5 names a class that 4 does not have
+        tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}))
         return at
 
     def loads(self, written, original):

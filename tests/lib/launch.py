@@ -24,9 +24,9 @@ class Launch:
         self.folder = folder
         self.ranks = range(ranks)
         folder.mkdir()
-        with (folder / "out.mpirun").open("w") as said:
+        with (folder / "out.mpirun").open("w") as output:
             self.mpirun = subprocess.Popen([*mpirun, "--enable-recovery", "-n", str(ranks), "sh", "-c", WRAPPER, "sh", *program], cwd=folder,
-                                           env=os.environ | ENVIRONMENT | (environment or {}), stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+                                           env=os.environ | ENVIRONMENT | (environment or {}), stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
     def read(self, name):
         path = self.folder / name

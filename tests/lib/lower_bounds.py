@@ -1,4 +1,4 @@
-"""Lower bounds that no plan can beat, computed from the layouts alone, the text of `reshard-compile --emit=layout`.
+"""Lower bounds of any plan, computed from the layouts alone, the text of `reshard-compile --emit=layout`.
 
 An oracle: it shares no code with the compiler. It divides every dimension of every tensor into sets of positions that
 the same index maps contain."""
@@ -191,11 +191,11 @@ def busiest_sender(text):
 
     world, per_node, _, patterns, (source, *targets) = read(text)
     node_of = lambda rank: sum(1 << r for r in range(world) if not per_node or r // per_node == rank // per_node)
-    near, anywhere, lacks = Counter(), Counter(), False
+    local, any_replica, lacks = Counter(), Counter(), False
     for size, replicas, needers in cells(patterns, source, targets):
         for rank in (rank for rank in needers if not replicas >> rank & 1):
-            anywhere[replicas] += size
-            near[replicas & node_of(rank) or replicas] += size
+            any_replica[replicas] += size
+            local[replicas & node_of(rank) or replicas] += size
             lacks |= not replicas & node_of(rank)
 
     def solve(sent):
@@ -208,4 +208,4 @@ def busiest_sender(text):
         assert found.status == 0, found.message
         return found.fun
 
-    return None if lacks else solve(near), solve(anywhere)
+    return None if lacks else solve(local), solve(any_replica)

@@ -18,7 +18,7 @@ BIN = Path(os.environ["RESHARD_BIN"]).resolve()
 
 # Small numbers that do not divide evenly wherever the layouts allow that: a vocabulary of 199, 5 FSDP ranks.
 DENSE = {"layers": 3, "hidden": 24, "heads": 8, "kv_heads": 2, "head_dim": 6, "ffn": 20, "vocab": 199}
-FAMILIES = {
+ARCHITECTURES = {
     "llama3-8b": DENSE,
     "qwen2.5-7b": DENSE,
     "qwen3-0.6b": DENSE,
@@ -72,8 +72,8 @@ class RoundTrip(unittest.TestCase):
         run(BIN / "reshard-exec", plan, f"--source={reads}", f"--target={writes}", "--check")
         return plan
 
-    def test_every_family(self):
-        for model, numbers in FAMILIES.items():
+    def test_every_architecture(self):
+        for model, numbers in ARCHITECTURES.items():
             with self.subTest(model=model):
                 at = self.folder / model
                 at.mkdir()

@@ -95,18 +95,18 @@ def trial(seed, work, plan, again=2):
             return trial(seed, work / "again", plan, again - 1)
         what = f"{action} rank {victim} at {where}: {ended}"
         for rank, code in ended.items():
-            said = f"{what}\n{rank}: {texts[rank]}\n{launch.read('out.mpirun')}"
+            details = f"{what}\n{rank}: {texts[rank]}\n{launch.read('out.mpirun')}"
             right = "bytes right" in texts[rank]
             if code is None:
-                return what, f"did not end in time: {said}"
+                return what, f"did not end in time: {details}"
             if code not in (0, 3):
-                return what, f"exit code {code}, expected 0 or 3: {said}"
+                return what, f"exit code {code}, expected 0 or 3: {details}"
             if right != (code == 0):
-                return what, f"exit code and output disagree: {said}"
+                return what, f"exit code and output disagree: {details}"
             if code == 3 and not re.search(r"timed out.*rank \d", texts[rank]):
-                return what, f"the error names no rank: {said}"
+                return what, f"the error names no rank: {details}"
             if code == 3 and action == "delay":
-                return what, f"failed although the delayed rank continued: {said}"
+                return what, f"failed although the delayed rank continued: {details}"
         return what, ""
     finally:
         launch.end()

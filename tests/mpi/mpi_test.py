@@ -92,8 +92,8 @@ class Mpi(unittest.TestCase):
         by = json.loads((self.folder / "run").read_text())["bytes_by"]
         self.assertEqual(by, {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter})
         for rank in range(4):
-            said = f"  rank {rank}: 64.0 KiB from ranks on this host arrived as messages, because their memory cannot be mapped\n"
-            self.assertEqual(said in done.stdout, rank > 1, done.stdout)
+            printed = f"  rank {rank}: 64.0 KiB from ranks on this host arrived as messages, because their memory cannot be mapped\n"
+            self.assertEqual(printed in done.stdout, rank > 1, done.stdout)
 
     def test_processes_and_plans_that_do_not_fit(self):
         report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
@@ -172,10 +172,10 @@ class Mpi(unittest.TestCase):
                 launch = Launch(self.folder / f"launch{number}", ["mpirun"], 4, program, {"OMPI_MCA_btl": "self,vader"})
                 self.addCleanup(launch.end)
                 ended = launch.wait(90)
-                said = "".join(f"rank {rank}: {launch.read(f'out.{rank}')}" for rank in range(4))
-                self.assertEqual(ended, dict.fromkeys(range(4), code), said)
-                self.assertRegex(said, error)
-                self.assertEqual(said.count("error: "), 4, said)  # each process prints the error, or the rank that does
+                printed = "".join(f"rank {rank}: {launch.read(f'out.{rank}')}" for rank in range(4))
+                self.assertEqual(ended, dict.fromkeys(range(4), code), printed)
+                self.assertRegex(printed, error)
+                self.assertEqual(printed.count("error: "), 4, printed)  # each process prints the error, or the rank that does
                 for _ in range((3 if index in (1, 2) else 1) if code == 2 else 0):
                     done = subprocess.run(["timeout", "100", "mpirun", "-n", "4", *program], capture_output=True, text=True, env=MPIRUN)
                     self.assertEqual(done.returncode, code, done.stderr)

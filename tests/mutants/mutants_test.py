@@ -33,9 +33,9 @@ def property_job(seed):
 def quantized_job(seed):
     rng = random.Random(seed)
     node = quantize_jobs.generated(rng, seed)
-    way = quantize_jobs.WAYS[seed % len(quantize_jobs.WAYS)]
+    variant = quantize_jobs.VARIANTS[seed % len(quantize_jobs.VARIANTS)]
     for target in node["target"] if isinstance(node["target"], list) else [node["target"]]:
-        target["quantize"] = quantize_jobs.quantize_node(rng, way)
+        target["quantize"] = quantize_jobs.quantize_node(rng, variant)
     if seed % 4 == 0 and "storage" not in node["source"]:
         node["source"]["quantize"] = quantize_jobs.FORMATS[seed // 4 % 3]
     return node
@@ -44,7 +44,7 @@ def quantized_job(seed):
 def matrix_job(seed):
     """One or two small matrices, sharded and quantized. The job is always valid."""
     rng = random.Random(seed)
-    way = quantize_jobs.WAYS[seed % len(quantize_jobs.WAYS)]
+    variant = quantize_jobs.VARIANTS[seed % len(quantize_jobs.VARIANTS)]
     rows, columns, tp = rng.choice([16, 48, 128]), rng.choice([64, 128]), rng.choice([1, 2])
     source = {"mesh": {"sp": rng.choice([1, 2])}, "layout": "a"}
     if rng.random() < 0.3:
@@ -55,7 +55,7 @@ def matrix_job(seed):
                       "tensors": {"l.{layer}.w": {"shape": [rows, columns]}, "n": {"shape": [columns]}},
                       "layouts": {"a": {"params": {"h.{layer}.w": {"holds": "l.{layer}.w", "shard": {"0": "sp"}}, "n": {"holds": "n"}}},
                                   "b": {"params": {"w{layer}": {"holds": "l.{layer}.w", "shard": {"0": "tp"}}, "n": {"holds": "n"}}}}},
-            "source": source, "target": {"mesh": {"tp": tp}, "layout": "b", "ranks": list(range(last, last + tp)), "quantize": quantize_jobs.quantize_node(rng, way)},
+            "source": source, "target": {"mesh": {"tp": tp}, "layout": "b", "ranks": list(range(last, last + tp)), "quantize": quantize_jobs.quantize_node(rng, variant)},
             "options": rng.choice([{}, {"staging": 4096}])}
 
 

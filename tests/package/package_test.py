@@ -176,7 +176,7 @@ class Wheel(unittest.TestCase):
         module = Path(run(self.python, "-c", "import reshard; print(reshard.PREFIX)").strip())
         shutil.copytree(module, self.empty / "reshard")
         (self.empty / "reshard" / "lib" / "libreshard_cuda.so").unlink(missing_ok=True)
-        shutil.copy(BUILD / "tests" / "stand_in.so", self.empty / "reshard" / "lib" / "libreshard_cuda.so")
+        shutil.copy(BUILD / "tests" / "fake_backend.so", self.empty / "reshard" / "lib" / "libreshard_cuda.so")
         for name in ("on_device.py", "device_tensor.py"):
             shutil.copy(HERE / name, self.empty)
         self.assertEqual(run(self.python, "on_device.py", cwd=self.empty), "right\n")

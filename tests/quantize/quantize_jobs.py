@@ -15,18 +15,18 @@ import generate  # noqa: E402
 FLOATS = ["fp32", "bf16", "fp16"]
 FORMATS = ["mxfp8", "block_fp8", "nvfp4"]
 # Every combination that a test must cover.
-WAYS = [(form, by, layout) for form, by, layout in itertools.product(FORMATS, ["", "receiver", "sender"], ["", "swizzled"])
+VARIANTS = [(form, by, layout) for form, by, layout in itertools.product(FORMATS, ["", "receiver", "sender"], ["", "swizzled"])
         if (form, layout) != ("block_fp8", "swizzled")]
 
 
-def quantize_dict(way: tuple[str, str, str]) -> dict:
-    form, by, layout = way
+def quantize_dict(variant: tuple[str, str, str]) -> dict:
+    form, by, layout = variant
     return {"format": form} | ({"by": by} if by else {}) | ({"scale_layout": layout} if layout else {})
 
 
-def quantize_node(rng: random.Random, way: tuple[str, str, str]) -> object:
+def quantize_node(rng: random.Random, variant: tuple[str, str, str]) -> object:
     """The YAML of a combination, sometimes with names for scales."""
-    form, node = way[0], quantize_dict(way)
+    form, node = variant[0], quantize_dict(variant)
     if rng.random() < 0.3:
         node["scale"] = rng.choice(["{name}_sf", "scales.{name}"])
     if form == "nvfp4" and rng.random() < 0.3:
@@ -219,8 +219,8 @@ def gaps(rng: random.Random) -> dict:
         mesh["views"] = [{"all": size(mesh)}]
     stacked = rng.random() < 0.6
     params: dict = {}
-    holders = rng.choice([1, 1, 2])
-    for number in range(holders):
+    held_by = rng.choice([1, 1, 2])
+    for number in range(held_by):
         axis = rng.choice(["tp", "tp", "all"]) if "views" in mesh else "tp"
         ranks = mesh["views"][0]["all"] if axis == "all" else tp
         param: dict = {"holds": ["w.{e}", "h.{e}"][number], "shard": {"0": {"axis": axis, "map": lists(rng, rows // unit, ranks), "unit": unit}}}
@@ -248,7 +248,7 @@ def gaps(rng: random.Random) -> dict:
     params["n"] = {"holds": "n"}
     tensors = {"w.{e}": {"shape": [rows, columns]}, "h.{e}": {"tied": "w.{e}"}, "n": {"shape": [4]}}
     node = {"version": 1, "model": {"dtype": rng.choice(FLOATS), "index": {"e": experts}, "tensors": tensors, "layouts": {"s": source, "t": target}},
-            "source": {"layout": "s", "mesh": mesh}, "target": {"layout": "t", "mesh": mesh, "quantize": quantize_node(rng, rng.choice(WAYS))}}
+            "source": {"layout": "s", "mesh": mesh}, "target": {"layout": "t", "mesh": mesh, "quantize": quantize_node(rng, rng.choice(VARIANTS))}}
     if "dp" in mesh and not any("at" in param for param in params.values()) and rng.random() < 0.4:
         node["source"]["authority"] = {"dp": "first"}
     return node

@@ -24,13 +24,13 @@ import mpi_test  # noqa: E402
 import quantize_jobs as jobs  # noqa: E402
 import quantize_reference as reference  # noqa: E402
 from quantize_work import BIN, Refused, Values, Work, Wrong, least, run  # noqa: E402
-from stand_in import PROGRAM  # noqa: E402
+from fake_backend import PROGRAM  # noqa: E402
 
 JOBS = 504 if "RESHARD_FULL" in os.environ else 42
 SEEDS = [int(seed) for seed in os.environ["RESHARD_SEEDS"].split(",")] if "RESHARD_SEEDS" in os.environ else range(1, 12 * JOBS)
 SHARED = "/dev/shm" if os.path.isdir("/dev/shm") else None
-WAYS = {str(reference.Quantize.read(jobs.quantize_dict(way))) for way in jobs.WAYS}
-KINDS = WAYS | {text for one in jobs.FORMATS for text in (f"from {one}", f"{one} copied", *(f"{one} to {other}" for other in jobs.FORMATS if one != other))}
+VARIANTS = {str(reference.Quantize.read(jobs.quantize_dict(variant))) for variant in jobs.VARIANTS}
+KINDS = VARIANTS | {text for one in jobs.FORMATS for text in (f"from {one}", f"{one} copied", *(f"{one} to {other}" for other in jobs.FORMATS if one != other))}
 
 
 def attempt(work, seed):
@@ -38,7 +38,7 @@ def attempt(work, seed):
     own = seed % 3 != 0
     node, weights = jobs.own(work.rng) if own else (jobs.generated(work.rng, seed), None)
     job = work.plain(node)
-    quantized = work.say(node, own)
+    quantized = work.add_quantize(node, own)
     work.narrow(quantized, "quantized")
     work.compile_quantized("quantized", quantized)
     after = work.oracle("quantized")
@@ -123,9 +123,9 @@ class Quantize(unittest.TestCase):
             self.assertGreater(left["columns that do not match the format are refused"], 0)
 
     def mpi(self, name, world):
-        for way in ((), ("--no-local-shortcut",)):
+        for options in ((), ("--no-local-shortcut",)):
             done = run("timeout", "100", "mpirun", "-n", world, BIN / "reshard-exec", self.work.path(f"{name}.rplan"), "--transport=mpi", "--synthesize", "--check",
-                       "--timeout=60", *way, env=mpi_test.MPIRUN)
+                       "--timeout=60", *options, env=mpi_test.MPIRUN)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
 
@@ -230,9 +230,9 @@ class Quantize(unittest.TestCase):
         that the error names."""
         for kind, (source, target, options) in enumerate(mpi_test.KINDS):
             odd = kind % 2
-            for way in (("mxfp8", ("", "sender")[odd], "swizzled"), ("block_fp8", ("", "receiver")[odd], ""), ("nvfp4", "", ("", "swizzled")[odd])):
-                with self.subTest(source=source, target=target, options=options, way=way):
-                    node = {"version": 1, "model": mpi_test.WEIGHTS, "source": source, "target": target | {"quantize": jobs.quantize_dict(way)},
+            for variant in (("mxfp8", ("", "sender")[odd], "swizzled"), ("block_fp8", ("", "receiver")[odd], ""), ("nvfp4", "", ("", "swizzled")[odd])):
+                with self.subTest(source=source, target=target, options=options, variant=variant):
+                    node = {"version": 1, "model": mpi_test.WEIGHTS, "source": source, "target": target | {"quantize": jobs.quantize_dict(variant)},
                             "options": dict(options)}
                     self.work.compile_quantized("job", node)
                     self.mpi("job", self.compiled(node)["world"])
@@ -248,7 +248,7 @@ class Quantize(unittest.TestCase):
                 continue
             try:
                 work.plain(node)
-                quantized = work.say(node, True)
+                quantized = work.add_quantize(node, True)
                 work.narrow(quantized, "quantized", choose=False)
                 work.compile_quantized("quantized", quantized)
             except Refused:
@@ -364,7 +364,7 @@ class Quantize(unittest.TestCase):
         node = {"version": 1, "model": {"tensors": tensors | {"bf16.zero": {"shape": [130, 64], "dtype": "bf16"}}, "layouts": {
             "rows": {"params": "same", "shard": {"*.zero": {}, "*": {"0": "tp"}}}, "columns": {"params": "same", "shard": {"*.zero": {}, "*": {"1": "tp"}}}}},
             "source": {"layout": "rows", "mesh": {"tp": 4}},
-            "target": [{"layout": "columns", "mesh": {"tp": 2}, "quantize": jobs.quantize_dict(way)} for way in jobs.WAYS]}
+            "target": [{"layout": "columns", "mesh": {"tp": 2}, "quantize": jobs.quantize_dict(variant)} for variant in jobs.VARIANTS]}
         work, random = self.work, np.random.default_rng(5)
         work.compile_quantized("quantized", node)
         job = work.oracle("quantized")
@@ -376,7 +376,7 @@ class Quantize(unittest.TestCase):
             work.write_sources(job, values)
             work.move("quantized", "source", "quantized")
             work.compare("quantized", job, values)
-        self.assertEqual(set(work.counts), WAYS)
+        self.assertEqual(set(work.counts), VARIANTS)
 
     # ------------------------------------------------------------------------------------------------ altered bytes
 

@@ -23,7 +23,7 @@ import quantize_jobs as jobs  # noqa: E402
 import quantize_reference as reference  # noqa: E402
 import run as property_run  # noqa: E402
 import safetensors_io  # noqa: E402
-import stand_in  # noqa: E402
+import fake_backend  # noqa: E402
 from formats_reference import DTYPES  # noqa: E402
 from oracle import ITEM, Endpoint, Job  # noqa: E402
 
@@ -134,7 +134,7 @@ class Work:
     def move(self, name: str, source: str, target: str) -> None:
         """Runs a plan from files to files on the CPU and on the simulated GPU, which must write the same files."""
         self.execute(name, f"--source={self.path(source)}", f"--target={self.path(target)}", "--check")
-        if problem := stand_in.otherwise(self.path(f"{name}.rplan"), self.path(source), self.path(target)):
+        if problem := fake_backend.difference_on_device(self.path(f"{name}.rplan"), self.path(source), self.path(target)):
             raise Wrong(f"{name}: {problem}")
 
     def prove(self, name: str) -> None:
@@ -158,11 +158,11 @@ class Work:
         except property_run.Refused:
             raise Refused("invalid job") from None
 
-    def say(self, node: dict, own: bool) -> dict:
+    def add_quantize(self, node: dict, own: bool) -> dict:
         """Adds `quantize` to the targets of the job, sometimes to params, and related keys."""
         node, rng = copy.deepcopy(node), self.rng
         for number, target in enumerate(node["target"] if isinstance(node["target"], list) else [node["target"]]):
-            target["quantize"] = jobs.quantize_node(rng, jobs.WAYS[(self.seed + 7 * number) % len(jobs.WAYS)])
+            target["quantize"] = jobs.quantize_node(rng, jobs.VARIANTS[(self.seed + 7 * number) % len(jobs.VARIANTS)])
             if rng.random() < 0.2 and number > 0:
                 target |= {"dtype": rng.choice(casts_test.NAMES), "convert": "rne"}
             if own and rng.random() < 0.5:
@@ -170,10 +170,10 @@ class Work:
                 for name in rng.sample(list(params), 2):
                     if name.endswith(("norm", "ids")):
                         continue
-                    said = rng.random()
+                    choice = rng.random()
                     cast = {"dtype": rng.choice(casts_test.NAMES), "convert": "rne"}
-                    own_way = {"quantize": jobs.quantize_node(rng, rng.choice(jobs.WAYS))}
-                    params[name] |= {"quantize": "none"} if said < 0.3 else cast if said < 0.5 and number > 0 else own_way
+                    quantized = {"quantize": jobs.quantize_node(rng, rng.choice(jobs.VARIANTS))}
+                    params[name] |= {"quantize": "none"} if choice < 0.3 else cast if choice < 0.5 and number > 0 else quantized
         return node
 
     def narrow(self, node: dict, name: str, choose: bool = True) -> None:
@@ -186,12 +186,12 @@ class Work:
             if "quantize" not in target:
                 continue
             names = list(endpoint.declared())
-            said = target["quantize"] if isinstance(target["quantize"], dict) else {"format": target["quantize"]}
+            quantize = target["quantize"] if isinstance(target["quantize"], dict) else {"format": target["quantize"]}
             if choose and rng.random() < 0.15 and len(names) > 1:
-                said["only"] = rng.sample(names, rng.randint(1, len(names) - 1)) + [rng.choice(names)[:-1] + "*"]
+                quantize["only"] = rng.sample(names, rng.randint(1, len(names) - 1)) + [rng.choice(names)[:-1] + "*"]
             if choose and rng.random() < 0.15 and names:
-                said["ignore"] = rng.choice(names)[:-1] + "?"
-            target["quantize"] = said if len(said) > 1 else target["quantize"]
+                quantize["ignore"] = rng.choice(names)[:-1] + "?"
+            target["quantize"] = quantize if len(quantize) > 1 else target["quantize"]
             endpoint.node["quantize"] = target["quantize"]
             unfit = [placed for mesh_rank in reference.params_of(endpoint) for placed in mesh_rank.values() if not placed.fits]
             wrong = [placed for placed in unfit if placed.held.labels.size]
@@ -206,20 +206,20 @@ class Work:
                 if isinstance(param, dict) and "quantize" in (param.get(declared) or {}):
                     param[declared]["quantize"] = "none"
                     continue
-                ignored = said.get("ignore", [])
-                said["ignore"] = [ignored] if isinstance(ignored, str) else ignored
-                said["ignore"].append(declared)
-                target["quantize"] = said
+                ignored = quantize.get("ignore", [])
+                quantize["ignore"] = [ignored] if isinstance(ignored, str) else ignored
+                quantize["ignore"].append(declared)
+                target["quantize"] = quantize
 
     def sources(self, job: Job) -> Values:
         """Writes the source's files: synthesized from either plan (with the quantizing plan, all values are finite), or
         drawn."""
-        values, way, endpoint = Values(job.model.labels), self.rng.choice(["plain", "quantized", "drawn", "drawn", "drawn"]), job.endpoints[0]
-        if way == "drawn":
+        values, origin, endpoint = Values(job.model.labels), self.rng.choice(["plain", "quantized", "drawn", "drawn", "drawn"]), job.endpoints[0]
+        if origin == "drawn":
             values.draw(job, np.random.default_rng(self.seed))
             self.write_sources(job, values)
             return values
-        self.execute(way, "--synthesize", f"--source={self.path('source')}")
+        self.execute(origin, "--synthesize", f"--source={self.path('source')}")
         for mesh_rank in range(endpoint.mesh_ranks):
             if (params := endpoint.params(mesh_rank)) and endpoint.admits(endpoint.node.get("authority", {}), mesh_rank):
                 files = safetensors_io.read(self.path("source") / file_of(endpoint, mesh_rank))
@@ -394,9 +394,9 @@ class Work:
     def second(self, node: dict, first: dict, forms: dict, weights: jobs.Weights) -> dict:
         """The job that starts from that target."""
         rng = self.rng
-        said = node["model"]["layouts"][first["layout"]]
+        layout_node = node["model"]["layouts"][first["layout"]]
         meshes = [jobs.mesh(rng, 6) for _ in range(3)]
-        alike = copy.deepcopy(said)
+        alike = copy.deepcopy(layout_node)
         for name, param in alike["params"].items():
             for d, rule in param.get("shard", {}).items():
                 rule = rule if isinstance(rule, dict) else {"axis": rule}
@@ -408,7 +408,7 @@ class Work:
                 param["quantize"] = {"format": form.format} | ({"by": form.by} if form.by else {}) | ({"scale_layout": "swizzled"} if swizzled else {})
         other = jobs.FORMATS[(jobs.FORMATS.index(next(iter(forms.values())).format) + 1 + self.seed % 2) % 3]
         plain, quantized = weights.layout(rng, meshes[0].get("tp", 1), True, False), weights.layout(rng, meshes[2].get("tp", 1), False, True)
-        layouts = {"held": said, "plain": plain, "alike": alike, "other": quantized}
+        layouts = {"held": layout_node, "plain": plain, "alike": alike, "other": quantized}
         targets = []
         for layout, axes in zip(("plain", "alike", "other"), meshes):
             start = rng.randrange(4)

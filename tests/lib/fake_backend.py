@@ -1,4 +1,4 @@
-"""Commands with a simulated GPU module beside them (tests/executor/stand_in.cpp). RESHARD_BIN: the folder of the
+"""Commands beside backends that simulate a GPU (tests/executor/fake_backend.cpp). RESHARD_BIN: the folder of the
 commands."""
 
 import shutil
@@ -10,18 +10,18 @@ from commands import BIN, run
 FOLDER = tempfile.TemporaryDirectory()  # removed when this process ends
 
 
-def stand_in(folder, program="reshard-exec", modules=("cuda",)):
-    """Copies a program and simulated modules to a folder; returns the program's path. The program loads modules from
-    its own folder."""
-    for module in modules:
-        shutil.copy(BIN / "tests" / "stand_in.so", Path(folder) / f"libreshard_{module}.so")
+def copy_with_backends(folder, program="reshard-exec", backends=("cuda",)):
+    """Copies a program and fake backends to a folder; returns the program's path. The program loads backends from its
+    own folder."""
+    for backend in backends:
+        shutil.copy(BIN / "tests" / "fake_backend.so", Path(folder) / f"libreshard_{backend}.so")
     return Path(shutil.copy(BIN / program, folder))
 
 
-PROGRAM = stand_in(FOLDER.name)
+PROGRAM = copy_with_backends(FOLDER.name)
 
 
-def otherwise(plan, source, target):
+def difference_on_device(plan, source, target):
     """Runs a plan from files again on the simulated device. Returns '' if it writes the same files as in `target`, else
     an error text."""
     device = Path(f"{target}-device")
@@ -31,5 +31,5 @@ def otherwise(plan, source, target):
     files = {folder: {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()} for folder in (Path(target), device)}
     shutil.rmtree(device)
     expected, found = files.values()
-    unlike = [str(name) for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
-    return f"the run on the device wrote different files: {unlike}" if unlike else ""
+    different = [str(name) for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
+    return f"the run on the device wrote different files: {different}" if different else ""
