@@ -1,20 +1,32 @@
 #!/usr/bin/env bash
 # The main job: Qwen3-0.6B from a Megatron trainer (TP2·PP2·DP2, ranks 0-7) to a vLLM engine (TP4, ranks 8-11), real sizes.
+# Usage: demo.sh BUILD. Prints each step before it starts, then the report.
 set -eu
 bin=$1
 work=build/demo
+steps=4
+number=0
 rm -rf "$work"
 mkdir -p "$work"
 
-echo "== compile: examples/qwen3-0.6b-8-to-4.yaml -> one plan for 12 ranks"
-"$bin/reshard-compile" examples/qwen3-0.6b-8-to-4.yaml -o "$work/refit.rplan" --report="$work/compile.json"
-echo
-echo "== run: all 12 ranks in memory, every target byte checked against the layouts, two seeds"
-"$bin/reshard-exec" "$work/refit.rplan" --synthesize --check --repeat=3 --report="$work/exec.json"
-echo
-echo "== run again from files: 8 safetensors files in, 4 out, read back and checked"
-"$bin/reshard-exec" "$work/refit.rplan" --synthesize --source="$work/trainer"
-"$bin/reshard-exec" "$work/refit.rplan" --source="$work/trainer" --target="$work/engine" --check --report="$work/files.json"
+# step TEXT COMMAND...: prints the step with its number, runs the command, and prints the time that it took.
+step() {
+  local text=$1 begin=$SECONDS
+  shift
+  number=$((number + 1))
+  echo "== step $number of $steps: $text"
+  "$@"
+  echo "  done in $((SECONDS - begin)) s"
+  echo
+}
+
+step "compile examples/qwen3-0.6b-8-to-4.yaml to one plan for 12 ranks" \
+  "$bin/reshard-compile" examples/qwen3-0.6b-8-to-4.yaml -o "$work/refit.rplan" --report="$work/compile.json"
+step "run all 12 ranks in memory; check every target byte against the layouts, with two seeds" \
+  "$bin/reshard-exec" "$work/refit.rplan" --synthesize --check --repeat=3 --report="$work/exec.json"
+step "write the trainer's 8 safetensors files" \
+  "$bin/reshard-exec" "$work/refit.rplan" --synthesize --source="$work/trainer"
+step "run from these files to the engine's 4 files; read them back and check every byte" \
+  "$bin/reshard-exec" "$work/refit.rplan" --source="$work/trainer" --target="$work/engine" --check --report="$work/files.json"
 rm -rf "$work/trainer"
-echo
-/usr/bin/python3 scripts/demo_table.py "$work"
+/usr/bin/python3 scripts/demo_report.py "$work"
