@@ -71,13 +71,12 @@ bool readText(const std::string &path, Module &module, Diagnostics &diagnostics)
     diagnostics.error({}, "cannot read '" + path + "': " + why);
     return false;
   };
-  std::string why;
-  const int file = openInput(path, why);
-  if (file < 0)
-    return unreadable(why);
+  llvm::Expected<int> file = openInput(path);
+  if (!file)
+    return unreadable(toString(file.takeError()));
   auto buffer =
-      llvm::MemoryBuffer::getOpenFile(file, path, /*FileSize=*/-1); // -1: of the file, or to the end of a pipe
-  ::close(file);
+      llvm::MemoryBuffer::getOpenFile(*file, path, /*FileSize=*/-1); // -1: of the file, or to the end of a pipe
+  ::close(*file);
   if (!buffer)
     return unreadable(buffer.getError().message());
   const std::string text = (*buffer)->getBuffer().str();

@@ -148,7 +148,8 @@ int describe(const Options &options) {
 }
 
 /// Reads names and dtypes from the headers of a source's files, for `dtype: stored`.
-std::string storedNames(const std::string &folder, bool checkpoint, int64_t meshRanks, StoredTensors &names) {
+llvm::Expected<StoredTensors> storedNames(const std::string &folder, bool checkpoint, int64_t meshRanks) {
+  StoredTensors names;
   for (int64_t meshRank = 0; meshRank < (checkpoint ? 1 : meshRanks); ++meshRank) {
     Checkpoint files;
     const std::string path = checkpoint ? folder : folder + "/" + rankFile(static_cast<uint32_t>(meshRank));
@@ -156,11 +157,13 @@ std::string storedNames(const std::string &folder, bool checkpoint, int64_t mesh
     if (!checkpoint && !std::filesystem::exists(path, unknown))
       continue; // a rank without params
     if (std::string error = checkpoint ? readCheckpoint(path, files) : readSafetensors(path, files); !error.empty())
-      return error;
+      return llvm::createStringError(error);
     for (const auto &[name, tensor] : files.tensors)
       names.emplace_back(name, static_cast<ir::DType>(tensor.dtype));
   }
-  return names.empty() ? "'" + folder + "' contains no safetensors file with tensors" : "";
+  if (names.empty())
+    return llvm::createStringError("'" + folder + "' contains no safetensors file with tensors");
+  return names;
 }
 
 /// The epochs in which the target ranks of an earlier plan joined.

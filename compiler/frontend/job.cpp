@@ -215,14 +215,13 @@ private:
       return diagnostics_.error(
           at, "'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the " +
                   endpoint.role);
-    StoredTensors names;
+    if (!readStoredTensors_)
+      return diagnostics_.error(at, "'dtype: stored': this program does not read the headers of stored files");
     const std::string folder = joinPath(folderOf(job_.path), endpoint.directory);
-    const std::string error = readStoredTensors_
-                                  ? readStoredTensors_(folder, endpoint.checkpoint, endpoint.meshSize, names)
-                                  : "this program does not read the headers of stored files";
-    if (!error.empty())
-      return diagnostics_.error(at, "'dtype: stored': " + error);
-    endpoint.form.stored = std::make_shared<StoredTypes>(std::move(names), at);
+    llvm::Expected<StoredTensors> names = readStoredTensors_(folder, endpoint.checkpoint, endpoint.meshSize);
+    if (!names)
+      return diagnostics_.error(at, "'dtype: stored': " + toString(names.takeError()));
+    endpoint.form.stored = std::make_shared<StoredTypes>(std::move(*names), at);
   }
 
   void readEndpoint(const Node &node, const std::string &role) {
@@ -363,7 +362,7 @@ private:
           if (!endpoint.switches.contains(key.text))
             continue; // reported by checkSwitches
           if (const auto number =
-                  readValue(value, "switch '" + key.text + "'", names, INT64_MIN + 1, INT64_MAX, diagnostics_))
+                  readValue(value, "switch '" + key.text + "'", names, {INT64_MIN + 1, INT64_MAX}, diagnostics_))
             endpoint.switches[key.text] = *number;
         }
     }

@@ -78,7 +78,7 @@ private:
   }
 
   std::optional<int64_t> readSize(const Node &value, const std::string &axis) {
-    return readValue(value, "the size of axis '" + axis + "'", let_, 1, kMaxWorld, diagnostics_);
+    return readValue(value, "the size of axis '" + axis + "'", let_, {1, kMaxWorld}, diagnostics_);
   }
 
   static void append(MeshView &view, const std::string &name, int64_t size, Location at) {

@@ -74,8 +74,8 @@ private:
       return;
     for (const auto &[key, value] : index.entries) {
       const auto name = readIdentifier(key, "an index variable", diagnostics_);
-      const auto size = readValue(value, "the size of index variable '" + key.text + "'", model_.let, 0,
-                                  kMaxIndexValues, diagnostics_);
+      const auto size = readValue(value, "the size of index variable '" + key.text + "'", model_.let,
+                                  {0, kMaxIndexValues}, diagnostics_);
       if (!name)
         continue;
       model_.variables.push_back({*name, size.value_or(kUnknownValue)});
@@ -116,7 +116,7 @@ private:
     const Node *opaque = fields.find("opaque"), *tied = fields.find("tied"), *shape = fields.find("shape"),
                *dtype = fields.find("dtype"), *where = fields.find("where"), *when = fields.find("when");
     if (when)
-      tensor.absent = readValue(*when, "'when'", model_.let, INT64_MIN + 1, INT64_MAX, diagnostics_) == 0;
+      tensor.absent = readValue(*when, "'when'", model_.let, {INT64_MIN + 1, INT64_MAX}, diagnostics_) == 0;
     if (const Node *shard = fields.find("shard"))
       tensor.shard = readShard(*shard, diagnostics_);
     if (tied) {
@@ -163,7 +163,7 @@ private:
     tensor.opaque = true;
     tensor.shapeAt = bytes.at;
     tensor.dtype = ir::DType::u8;
-    tensor.shape = {readValue(bytes, "'opaque'", model_.let, 0, INT64_MAX, diagnostics_).value_or(0)};
+    tensor.shape = {readValue(bytes, "'opaque'", model_.let, {0, INT64_MAX}, diagnostics_).value_or(0)};
   }
 
   void checkDType(bool known, const std::string &title, const TensorDeclaration &tensor) {
@@ -183,7 +183,7 @@ private:
     int64_t bytes = itemBytes(tensor.dtype);
     bool fits = true;
     for (const Node &item : shape.items) {
-      const auto length = readValue(item, "a dimension of " + title, model_.let, 0, INT64_MAX, diagnostics_);
+      const auto length = readValue(item, "a dimension of " + title, model_.let, {0, INT64_MAX}, diagnostics_);
       tensor.shape.push_back(length.value_or(0));
       fits = fits && !__builtin_mul_overflow(bytes, tensor.shape.back(), &bytes) && bytes <= kMaxBytes;
     }

@@ -9,22 +9,20 @@ namespace reshard {
 
 namespace {
 
-/// Expands the repetitions `x*3` and `(…)*3` in the text of `stages`. On an error, `error` is its text and `at` the
-/// offset of the character.
+/// Expands the repetitions `x*3` and `(…)*3` in the text of `stages`. Reports the first error.
 class StageString {
 public:
-  StageString(const std::string &text, char letter, std::string &error, size_t &at)
-      : text_(text), known_(kLetters), error_(error), at_(at) {
+  StageString(const Node &node, char letter, Diagnostics &diagnostics)
+      : node_(node), text_(node.text), diagnostics_(diagnostics), known_(kLetters) {
     if (known_.find(letter) == std::string::npos)
       known_ += letter;
   }
 
   std::optional<std::string> run() {
-    at_ = 0;
     std::string result = sequence(0);
-    if (error_.empty() && at_ < text_.size())
+    if (!failed_ && at_ < text_.size())
       fail(at_, "')' without a '('");
-    return error_.empty() ? std::optional(std::move(result)) : std::nullopt;
+    return failed_ ? std::nullopt : std::optional(std::move(result));
   }
 
 private:
@@ -32,16 +30,15 @@ private:
   static constexpr size_t kMaxExpanded = size_t{1} << 22; // letters after expansion
   static constexpr int kMaxNesting = 16;
 
-  void fail(size_t at, std::string message) {
-    if (!error_.empty())
-      return;
-    error_ = std::move(message);
-    at_ = at;
+  void fail(size_t at, const std::string &message) {
+    if (!failed_)
+      diagnostics_.error(locationIn(node_, at), "'stages': " + message);
+    failed_ = true;
   }
 
   std::string sequence(int depth) {
     std::string result;
-    while (error_.empty() && at_ < text_.size() && text_[at_] != ')') {
+    while (!failed_ && at_ < text_.size() && text_[at_] != ')') {
       const size_t begin = at_;
       const char c = text_[at_++];
       if (c == ',' || c == ' ')
@@ -55,11 +52,10 @@ private:
         fail(at_, "'*' after '|', expected a letter or a group before it");
       else if (c != '|' && known_.find(c) == std::string::npos)
         fail(begin, unknown(c));
-      const int64_t times = error_.empty() ? repeats() : 0;
-      if (error_.empty() &&
-          unit.size() * static_cast<size_t>(times) > kMaxExpanded - std::min(kMaxExpanded, result.size()))
+      const int64_t times = failed_ ? 0 : repeats();
+      if (!failed_ && unit.size() * static_cast<size_t>(times) > kMaxExpanded - std::min(kMaxExpanded, result.size()))
         fail(begin, "more than 2^22 letters after the repetitions are expanded");
-      for (int64_t i = 0; error_.empty() && i < times && !unit.empty(); ++i)
+      for (int64_t i = 0; !failed_ && i < times && !unit.empty(); ++i)
         result += unit;
     }
     return result;
@@ -71,7 +67,7 @@ private:
       return {};
     }
     std::string unit = sequence(depth + 1);
-    if (error_.empty() && (at_ == text_.size() || text_[at_++] != ')'))
+    if (!failed_ && (at_ == text_.size() || text_[at_++] != ')'))
       fail(begin, "'(' without a ')'");
     return unit;
   }
@@ -98,16 +94,17 @@ private:
     return times;
   }
 
+  const Node &node_;
   const std::string &text_;
+  Diagnostics &diagnostics_;
   std::string known_; // the allowed letters
-  std::string &error_;
-  size_t &at_;
+  size_t at_ = 0;
+  bool failed_ = false;
 };
 
-/// Counts the occurrences of `letter` in each stage of a pipeline layout such as "Et|(tt|)*2L". nullopt after an error,
-/// whose text and offset are in `error` and `at`.
-std::optional<std::vector<int64_t>> readStages(const std::string &text, char letter, std::string &error, size_t &at) {
-  const auto expanded = StageString(text, letter, error, at).run();
+/// Counts the occurrences of `letter` in each stage of a pipeline layout such as "Et|(tt|)*2L". nullopt after an error.
+std::optional<std::vector<int64_t>> countStages(const Node &node, char letter, Diagnostics &diagnostics) {
+  const auto expanded = StageString(node, letter, diagnostics).run();
   if (!expanded)
     return std::nullopt;
   std::vector<int64_t> counts(1);
@@ -130,11 +127,7 @@ bool readStageText(const Node &node, const Node *count, ShardRule &rule, Diagnos
   }
   if (!stages || !letter)
     return false;
-  std::string error;
-  size_t at = 0;
-  rule.stages = readStages(*stages, (*letter)[0], error, at);
-  if (!rule.stages)
-    diagnostics.error(locationIn(node, at), "'stages': " + error);
+  rule.stages = countStages(node, (*letter)[0], diagnostics);
   return rule.stages.has_value();
 }
 

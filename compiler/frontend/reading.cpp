@@ -214,15 +214,15 @@ std::optional<Expression> readExpression(const Node &node, const std::string &wh
   return checkSyntax(expression, diagnostics) ? std::optional(std::move(expression)) : std::nullopt;
 }
 
-std::optional<int64_t> readValue(const Node &node, const std::string &what, const Environment &names, int64_t least,
-                                 int64_t most, Diagnostics &diagnostics) {
+std::optional<int64_t> readValue(const Node &node, const std::string &what, const Environment &names,
+                                 const IntegerRange &range, Diagnostics &diagnostics) {
   const auto expression = readExpression(node, what, diagnostics);
   const auto value = expression ? evaluate(*expression, names, diagnostics) : std::nullopt;
-  if (!value || (*value >= least && *value <= most))
+  if (!value || (*value >= range.first && *value <= range.last))
     return value;
   const std::string number = std::to_string(*value);
   diagnostics.error(node.at, what + " is " + number + (node.text == number ? "" : " (" + node.text + ")") +
-                                 ", expected " + interval(least, most));
+                                 ", expected " + interval(range.first, range.last));
   return std::nullopt;
 }
 
@@ -503,20 +503,18 @@ StorageForm readStorageForm(Fields &fields, bool endpoint, Diagnostics &diagnost
 
 // ------------------------------------------------------------------------------------------------------- files
 
-int openInput(const std::string &path, std::string &why) {
+llvm::Expected<int> openInput(const std::string &path) {
   const bool passedByCaller = path.starts_with("/dev/") || path.starts_with("/proc/");
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | (passedByCaller ? 0 : O_NONBLOCK));
+  if (file < 0)
+    return llvm::createStringError(std::string(std::strerror(errno)));
   struct stat status{};
-  if (file < 0 || ::fstat(file, &status) != 0)
-    why = std::strerror(errno);
-  else if (passedByCaller || S_ISREG(status.st_mode) ||
-           S_ISDIR(status.st_mode)) // reading a folder fails with a clear error
+  const int failed = ::fstat(file, &status) != 0 ? errno : 0;
+  if (failed == 0 && (passedByCaller || S_ISREG(status.st_mode) ||
+                      S_ISDIR(status.st_mode))) // reading a folder fails with a clear error
     return file;
-  else
-    why = "it is not a regular file";
-  if (file >= 0)
-    ::close(file);
-  return -1;
+  ::close(file);
+  return llvm::createStringError(std::string(failed != 0 ? std::strerror(failed) : "it is not a regular file"));
 }
 
 std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnostics &diagnostics) {
@@ -524,11 +522,10 @@ std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnosti
     diagnostics.error(at, "cannot read '" + path + "': " + why);
     return std::nullopt;
   };
-  std::string why;
-  const int descriptor = openInput(path, why);
-  if (descriptor < 0)
-    return fail(why);
-  const std::unique_ptr<FILE, int (*)(FILE *)> file(::fdopen(descriptor, "rb"), std::fclose);
+  llvm::Expected<int> descriptor = openInput(path);
+  if (!descriptor)
+    return fail(toString(descriptor.takeError()));
+  const std::unique_ptr<FILE, int (*)(FILE *)> file(::fdopen(*descriptor, "rb"), std::fclose);
   std::string text;
   char buffer[1 << 16];
   while (const size_t bytes = std::fread(buffer, 1, sizeof(buffer), file.get())) {

@@ -5,6 +5,8 @@
 
 #include "compiler/frontend/frontend.h"
 
+#include "llvm/Support/Error.h"
+
 #include <functional>
 #include <initializer_list>
 #include <string>
@@ -64,9 +66,9 @@ std::optional<ir::DType> readDType(const Node &node, const std::string &what, Di
 StorageForm readStorageForm(Fields &fields, bool endpoint, Diagnostics &diagnostics);
 /// An expression with valid syntax, quoted or not.
 std::optional<Expression> readExpression(const Node &node, const std::string &what, Diagnostics &diagnostics);
-/// The value of an expression, in [least, most].
-std::optional<int64_t> readValue(const Node &node, const std::string &what, const Environment &names, int64_t least,
-                                 int64_t most, Diagnostics &diagnostics);
+/// The value of an expression, which must be in `range`.
+std::optional<int64_t> readValue(const Node &node, const std::string &what, const Environment &names,
+                                 const IntegerRange &range, Diagnostics &diagnostics);
 /// `n` or `a..b`, whose ends are expressions; a..a-1 is the empty range. A range that is not empty must lie in [0,
 /// size); this is not checked if `size` is kUnknownValue.
 std::optional<IntegerRange> readIntegerRange(const Node &node, const std::string &what, const Environment &names,
@@ -145,10 +147,9 @@ void checkReferences(const Job &job, const Allowed &allowed, Diagnostics &diagno
 using Include = std::function<bool(Node &node, std::string_view path)>;
 void setOverride(Node &job, const std::string &assignment, const Include &include, Diagnostics &diagnostics);
 
-/// Opens a file for reading. Returns a descriptor, or -1 with the reason in `why`. A named pipe is refused, because
-/// opening it blocks until it has a writer; a pipe passed by the caller (/dev/stdin, or /dev/fd/63 of a shell's <(…))
-/// is read.
-int openInput(const std::string &path, std::string &why);
+/// Opens a file for reading and returns its descriptor. A named pipe is refused, because opening it blocks until it has
+/// a writer; a pipe passed by the caller (/dev/stdin, or /dev/fd/63 of a shell's <(…)) is read.
+llvm::Expected<int> openInput(const std::string &path);
 
 /// Reads a file and adds its text to `diagnostics`; returns its number there. An error is reported at `at`.
 std::optional<uint32_t> readFile(const std::string &path, Location at, Diagnostics &diagnostics);

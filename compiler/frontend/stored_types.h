@@ -4,6 +4,8 @@
 #include "compiler/frontend/diagnostics.h"
 #include "ir/ir.h"
 
+#include "llvm/Support/Error.h"
+
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,10 +18,9 @@ namespace reshard {
 /// Names (without placeholders) and dtypes of stored tensors.
 using StoredTensors = std::vector<std::pair<std::string, ir::DType>>;
 
-/// Reads the headers of the files in a folder: of a checkpoint, or else of one file per mesh rank. Returns an error
-/// text, empty on success.
+/// Reads the headers of the files in a folder: of a checkpoint, or else of one file per mesh rank.
 using ReadStoredTensors =
-    std::function<std::string(const std::string &folder, bool checkpoint, int64_t meshRanks, StoredTensors &names)>;
+    std::function<llvm::Expected<StoredTensors>(const std::string &folder, bool checkpoint, int64_t meshRanks)>;
 
 /// The dtypes of stored tensors, looked up by declared param name.
 class StoredTypes {

@@ -16,11 +16,18 @@ struct Suffix {
   int64_t numerator, denominator; // value in the unit of ir::Topology = number * numerator / denominator
 };
 
+/// A kind of value: its description in errors, its suffixes, and its largest value.
+struct Quantity {
+  const char *wanted;
+  std::vector<Suffix> suffixes;
+  int64_t most;
+};
+
 /// Reads an integer with one of the suffixes. Anything else is an error and gives nullopt.
-std::optional<int64_t> readQuantity(const Node &node, const std::string &what, const char *wanted,
-                                    std::initializer_list<Suffix> suffixes, int64_t most, Diagnostics &diagnostics) {
+std::optional<int64_t> readQuantity(const Node &node, const std::string &what, const Quantity &quantity,
+                                    Diagnostics &diagnostics) {
   if (node.kind == Node::Kind::scalar)
-    for (const Suffix &suffix : suffixes) {
+    for (const Suffix &suffix : quantity.suffixes) {
       if (!node.text.ends_with(suffix.text))
         continue;
       Node digits = node;
@@ -28,27 +35,31 @@ std::optional<int64_t> readQuantity(const Node &node, const std::string &what, c
       digits.text.resize(node.text.size() - std::string_view(suffix.text).size());
       digits.text.resize(digits.text.find_last_not_of(' ') + 1);
       Diagnostics unused;
-      const auto count = readInteger(digits, what, 1, most / suffix.numerator * suffix.denominator, unused);
+      const auto count = readInteger(digits, what, 1, quantity.most / suffix.numerator * suffix.denominator, unused);
       if (!count)
         break;
       return std::max<int64_t>(1, *count * suffix.numerator / suffix.denominator);
     }
-  refuse(node, wanted, what, diagnostics);
+  refuse(node, quantity.wanted, what, diagnostics);
   return std::nullopt;
 }
 
 int64_t readRate(const Node &node, const std::string &what, int64_t fallback, Diagnostics &diagnostics) {
-  return readQuantity(
-             node, what, "a rate per direction (an integer with MB/s or GB/s for bytes, Mb/s or Gb/s for bits)",
-             {{"MB/s", 1'000'000, 1}, {"GB/s", 1'000'000'000, 1}, {"Mb/s", 1'000'000, 8}, {"Gb/s", 1'000'000'000, 8}},
-             kMaxRate, diagnostics)
-      .value_or(fallback);
+  static const Quantity kRate{
+      .wanted = "a rate per direction (an integer with MB/s or GB/s for bytes, Mb/s or Gb/s for bits)",
+      .suffixes = {{"MB/s", 1'000'000, 1},
+                   {"GB/s", 1'000'000'000, 1},
+                   {"Mb/s", 1'000'000, 8},
+                   {"Gb/s", 1'000'000'000, 8}},
+      .most = kMaxRate};
+  return readQuantity(node, what, kRate, diagnostics).value_or(fallback);
 }
 
 int64_t readLatency(const Node &node, const std::string &what, int64_t fallback, Diagnostics &diagnostics) {
-  return readQuantity(node, what, "a time (an integer with ns, us or ms)",
-                      {{"ns", 1, 1}, {"us", 1'000, 1}, {"ms", 1'000'000, 1}}, kMaxLatency, diagnostics)
-      .value_or(fallback);
+  static const Quantity kLatency{.wanted = "a time (an integer with ns, us or ms)",
+                                 .suffixes = {{"ns", 1, 1}, {"us", 1'000, 1}, {"ms", 1'000'000, 1}},
+                                 .most = kMaxLatency};
+  return readQuantity(node, what, kLatency, diagnostics).value_or(fallback);
 }
 
 /// The keys that a link and a NIC have in common.

@@ -274,33 +274,31 @@ void EndpointContext::placeVariable(const Job &job, unsigned variable) {
   placement.shards.at = {ir::identity(known.size)};
   placement.shards.lengths = {known.size};
   placement.local = placement.shards.at;
-  if (written && applies(*written)) {
-    if (auto rule = this->rule(*written, "value")) {
-      std::string error;
-      const int64_t chunks = rule->pipeline.stages ? 1 : rule->pipeline.interleave;
-      if (chunks > kMaxWorld / rule->ranks) {
-        diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": " +
-                                         std::to_string(rule->ranks) + " ranks with " + std::to_string(chunks) +
-                                         " chunks each, expected at most " + std::to_string(kMaxWorld) +
-                                         " chunks in all");
-      } else if (auto shards = applyPipeline(rule->scheme, rule->pipeline, known.size, rule->ranks, error)) {
-        placement.hasRule = true;
-        placement.shards = std::move(shards->shards);
-        placement.local = std::move(shards->local);
-        placement.chunks = shards->chunks;
-        placement.rule = std::move(*rule);
-      } else {
-        diagnostics_.error(rule->at, "index variable '" + known.name + "' over " + rule->over + ": " + error);
-      }
-      if (!placement.shards.repeats.empty() && source())
-        diagnostics_.error(placement.rule.at, "index variable '" + known.name +
-                                                  "': 'map' lists a value twice for a rank, which only a target " +
-                                                  "allows");
-    }
-  }
+  if (written && applies(*written))
+    if (auto rule = this->rule(*written, "value"))
+      applyRule(known, std::move(*rule), placement);
   known_ = listed;
   names_ = names;
   endpoint_.placement.push_back(intern({placement.rule.axes, placement.local}));
+}
+
+void EndpointContext::applyRule(const ir::IndexVariable &variable, ResolvedRule rule, VariablePlacement &placement) {
+  const std::string title = "index variable '" + variable.name + "'";
+  const int64_t chunks = rule.pipeline.stages ? 1 : rule.pipeline.interleave;
+  if (chunks > kMaxWorld / rule.ranks)
+    return diagnostics_.error(rule.at, title + " over " + rule.over + ": " + std::to_string(rule.ranks) +
+                                           " ranks with " + std::to_string(chunks) + " chunks each, expected at most " +
+                                           std::to_string(kMaxWorld) + " chunks in all");
+  llvm::Expected<PipelineShards> shards = applyPipeline(rule.scheme, rule.pipeline, variable.size, rule.ranks);
+  if (!shards)
+    return diagnostics_.error(rule.at, title + " over " + rule.over + ": " + toString(shards.takeError()));
+  placement.hasRule = true;
+  placement.shards = std::move(shards->shards);
+  placement.local = std::move(shards->local);
+  placement.chunks = shards->chunks;
+  placement.rule = std::move(rule);
+  if (!placement.shards.repeats.empty() && source())
+    diagnostics_.error(placement.rule.at, title + ": 'map' lists a value twice for a rank, which only a target allows");
 }
 
 unsigned EndpointContext::instanceSharding(unsigned variable, const IndexMap &exists) {

@@ -30,6 +30,9 @@ public:
   EndpointContext(const Job &job, const EndpointDeclaration &declaration, const Allowed &allowed,
                   ir::Endpoint &endpoint, Diagnostics &diagnostics);
 
+  const EndpointDeclaration &declaration() const { return declaration_; }
+  ir::Endpoint &endpoint() { return endpoint_; }
+
   /// The names in expressions: `let` names, sizes of axes (1 if the mesh lacks it) and the layout's switches.
   const Environment &names() const { return names_; }
 
@@ -83,6 +86,7 @@ private:
   void readAxes(const Job &job);
   void addNames(const Job &job);
   void placeVariable(const Job &job, unsigned variable);
+  void applyRule(const ir::IndexVariable &variable, ResolvedRule rule, VariablePlacement &placement);
   bool readPipeline(const ShardRule &rule, Pipeline &pipeline) const;
   void readModelChunks(const Job &job);
 

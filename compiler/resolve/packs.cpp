@@ -227,35 +227,39 @@ bool splitsComponents(const PackTree &tree, int64_t d) {
                                             [&](const PackTree &component) { return splitsComponents(component, d); });
 }
 
-std::optional<DimensionShards> shardDimension(const PackTree &tree, int64_t d, int64_t padded, const Scheme &scheme,
-                                              int64_t ranks, bool joined, std::string &error) {
+llvm::Expected<DimensionShards> shardDimension(const PackTree &tree, const DimensionSharding &sharding) {
+  const int64_t d = sharding.d;
   const bool along = tree.kind != Pack::Kind::tensor && tree.dimension == d;
   if (along && tree.kind == Pack::Kind::interleave)
-    return applyScheme(scheme, padded, ranks, std::max<int64_t>(tree.groupRows(), 1), error);
-  if (joined || tree.kind == Pack::Kind::tensor || tree.kind == Pack::Kind::flat)
-    return applyScheme(scheme, padded, ranks, 1, error);
+    return applyScheme(sharding.scheme, sharding.padded, sharding.ranks, std::max<int64_t>(tree.groupRows(), 1));
+  if (sharding.joined || tree.kind == Pack::Kind::tensor || tree.kind == Pack::Kind::flat)
+    return applyScheme(sharding.scheme, sharding.padded, sharding.ranks, 1);
 
   std::optional<DimensionShards> whole;
   int64_t offset = 0;
   for (const PackTree &component : tree.of) {
-    auto shards = shardDimension(component, d, along ? component.shape[d] : padded, scheme, ranks, false, error);
+    llvm::Expected<DimensionShards> shards =
+        shardDimension(component, {.d = d,
+                                   .padded = along ? component.shape[d] : sharding.padded,
+                                   .scheme = sharding.scheme,
+                                   .ranks = sharding.ranks});
     if (!shards)
-      return std::nullopt;
+      return shards.takeError();
     if (along) {
       append(whole ? *whole : whole.emplace(), *shards, offset);
       offset += component.shape[d];
     } else if (!whole) {
-      whole = std::move(shards);
+      whole = std::move(*shards);
     } else if (shards->at != whole->at || shards->repeats != whole->repeats) {
-      error = "the components along dimension " + text(tree.dimension) + " are sharded differently along dimension " +
-              text(d) + ", expected the same sharding; 'cut: joined' shards them as one array";
-      return std::nullopt;
+      return llvm::createStringError("the components along dimension " + text(tree.dimension) +
+                                     " are sharded differently along dimension " + text(d) +
+                                     ", expected the same sharding; 'cut: joined' shards them as one array");
     }
   }
   if (along)
     for (IndexMap &indexMap : whole->at)
       indexMap = normalize(std::move(indexMap));
-  return whole;
+  return std::move(*whole);
 }
 
 } // namespace reshard

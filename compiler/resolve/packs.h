@@ -46,12 +46,17 @@ std::vector<ir::IndexMap> joinedIndexMaps(const PackTree &tree, int64_t d);
 /// sizes are possible.
 bool splitsComponents(const PackTree &tree, int64_t d);
 
-/// Shards dimension d, padded to `padded` rows, by a scheme over `ranks` ranks: position in the joined array -> local
-/// position. The components of a concat along d are sharded separately, and a rank joins its shards of them. An
-/// interleave along d is sharded as one array, between groups unless the scheme states a unit. Along other dimensions
-/// all components must have the same sharding. `joined` (`cut: joined`) shards any pack as one array. Returns nothing
-/// after an error, whose text is in `error`.
-std::optional<DimensionShards> shardDimension(const PackTree &tree, int64_t d, int64_t padded, const Scheme &scheme,
-                                              int64_t ranks, bool joined, std::string &error);
+/// How shardDimension() shards dimension d, padded to `padded` rows.
+struct DimensionSharding {
+  int64_t d = 0, padded = 0;
+  const Scheme &scheme;
+  int64_t ranks = 1;
+  bool joined = false; // `cut: joined`: any pack is sharded as one array
+};
+
+/// Shards a dimension: position in the joined array -> local position. The components of a concat along d are sharded
+/// separately, and a rank joins its shards of them. An interleave along d is sharded as one array, between groups
+/// unless the scheme states a unit. Along other dimensions all components must have the same sharding.
+llvm::Expected<DimensionShards> shardDimension(const PackTree &tree, const DimensionSharding &sharding);
 
 } // namespace reshard

@@ -273,69 +273,71 @@ StorageForm Params::formOf(const Building &building) const {
 /// Checks that all tensors have the param's index variables, the same values of them, and one dtype if none is stated.
 /// Sets the param's dtype and storage form.
 bool Params::checkTensors(Building &building) const {
-  std::vector<unsigned> wanted = building.param.variables;
-  if (building.stack >= 0)
-    wanted.push_back(static_cast<unsigned>(building.stack));
   building.exists.resize(model_.variables.size());
   bool ok = true;
-  const PackTree *first = nullptr;
-  for (const PackTree *leaf : building.leaves) {
-    const ir::TensorPattern &pattern = tensors_.patternOf(leaf->tensor);
-    const std::string tensor = "tensor '" + tensors_.name(leaf->tensor) + "'";
-    auto has = [](const std::vector<unsigned> &list, unsigned v) {
-      return std::find(list.begin(), list.end(), v) != list.end();
-    };
-    auto refuse = [&](const std::string &message) {
-      diagnostics_.error(leaf->at, message);
-      ok = false;
-    };
-    if (building.leaves.size() > 1 && tensors_.opaque(leaf->tensor))
-      refuse(tensor + " is opaque and cannot be packed, expected a param of its own");
-    for (unsigned v : wanted)
-      if (!has(pattern.variables, v))
-        refuse(building.title() + " has the index variable '" + model_.variables[v].name + "', which its " + tensor +
-               " lacks");
-    for (size_t i = 0; i < pattern.variables.size(); ++i) {
-      const unsigned v = pattern.variables[i];
-      const std::string &variable = model_.variables[v].name;
-      IndexMap exists = pattern.exists[i];
-      if (const auto where = building.declaration.where.find(variable); where != building.declaration.where.end())
-        exists = dense(restrict(exists, valuesOf(where->second)));
-      if (!has(wanted, v)) {
-        refuse(tensor + " has the index variable '" + variable + "', which " + building.title() + " lacks: expected {" +
-               variable + "} or {" + variable + ".local} in the name, or 'stack: " + variable + "'");
-      } else if (!first) {
-        building.exists[v] = std::move(exists);
-      } else if (!sameFrom(building.exists[v], exists)) {
-        const IndexMap less = difference(building.exists[v], exists), more = difference(exists, building.exists[v]);
-        const std::string value = variable + " " + text((less.empty() ? more : less)[0].from);
-        const std::string other = "tensor '" + tensors_.name(first->tensor) + "'";
-        refuse(building.title() + " exists for some of its tensors only: for " + value + ", " +
-               (less.empty() ? tensor + " exists, but not " + other : other + " exists, but not " + tensor));
-      }
+  for (size_t i = 0; i < building.leaves.size(); ++i)
+    ok = checkTensor(building, i) && ok;
+  return setForm(building) && ok;
+}
+
+/// Checks one tensor. The first one determines the values of index variables and the dtype that the others must have.
+bool Params::checkTensor(Building &building, size_t number) const {
+  const PackTree *leaf = building.leaves[number], *first = number > 0 ? building.leaves[0] : nullptr;
+  const ir::TensorPattern &pattern = tensors_.patternOf(leaf->tensor);
+  const std::string tensor = "tensor '" + tensors_.name(leaf->tensor) + "'";
+  bool ok = true;
+  auto has = [](const std::vector<unsigned> &list, unsigned v) {
+    return std::find(list.begin(), list.end(), v) != list.end();
+  };
+  auto report = [&](const std::string &message) { ok = refuse(leaf->at, message); };
+  if (building.leaves.size() > 1 && tensors_.opaque(leaf->tensor))
+    report(tensor + " is opaque and cannot be packed, expected a param of its own");
+  const std::vector<unsigned> wanted = building.variables();
+  for (unsigned v : wanted)
+    if (!has(pattern.variables, v))
+      report(building.title() + " has the index variable '" + model_.variables[v].name + "', which its " + tensor +
+             " lacks");
+  for (size_t i = 0; i < pattern.variables.size(); ++i) {
+    const unsigned v = pattern.variables[i];
+    const std::string &variable = model_.variables[v].name;
+    IndexMap exists = pattern.exists[i];
+    if (const auto where = building.declaration.where.find(variable); where != building.declaration.where.end())
+      exists = dense(restrict(exists, valuesOf(where->second)));
+    if (!has(wanted, v)) {
+      report(tensor + " has the index variable '" + variable + "', which " + building.title() + " lacks: expected {" +
+             variable + "} or {" + variable + ".local} in the name, or 'stack: " + variable + "'");
+    } else if (!first) {
+      building.exists[v] = std::move(exists);
+    } else if (!sameFrom(building.exists[v], exists)) {
+      const IndexMap less = difference(building.exists[v], exists), more = difference(exists, building.exists[v]);
+      const std::string value = variable + " " + text((less.empty() ? more : less)[0].from);
+      const std::string other = "tensor '" + tensors_.name(first->tensor) + "'";
+      report(building.title() + " exists for some of its tensors only: for " + value + ", " +
+             (less.empty() ? tensor + " exists, but not " + other : other + " exists, but not " + tensor));
     }
-    if (!building.declaration.form.dtype && first && pattern.dtype != tensors_.patternOf(first->tensor).dtype) {
-      refuse(tensor + " is " + ir::name(pattern.dtype) + ", expected " +
-             ir::name(tensors_.patternOf(first->tensor).dtype) + " like tensor '" + tensors_.name(first->tensor) +
-             "' of the same param");
-    }
-    if (!first)
-      first = leaf;
   }
-  building.param.dtype = tensors_.patternOf(first->tensor).dtype;
+  if (!building.declaration.form.dtype && first && pattern.dtype != tensors_.patternOf(first->tensor).dtype)
+    report(tensor + " is " + ir::name(pattern.dtype) + ", expected " +
+           ir::name(tensors_.patternOf(first->tensor).dtype) + " like tensor '" + tensors_.name(first->tensor) +
+           "' of the same param");
+  return ok;
+}
+
+/// Sets the dtype, the storage form and the transform of a param.
+bool Params::setForm(Building &building) const {
+  building.param.dtype = tensors_.patternOf(building.leaves[0]->tensor).dtype;
   building.form = formOf(building);
   if (building.form.dtype)
     building.param.dtype = building.form.dtype->first;
-  if (const auto &transform = building.form.transform) {
-    building.param.transform = transform->first;
-    if (endpoint_.storage) {
-      diagnostics_.error(transform->second,
-                         building.title() + " has the transform '" + transform->first + "', but the " + endpoint_.role +
-                             " is files, for which no caller runs transforms; 'ignore' omits the param");
-      ok = false;
-    }
-  }
-  return ok;
+  const auto &transform = building.form.transform;
+  if (!transform)
+    return true;
+  building.param.transform = transform->first;
+  if (!endpoint_.storage)
+    return true;
+  return refuse(transform->second, building.title() + " has the transform '" + transform->first + "', but the " +
+                                       endpoint_.role +
+                                       " is files, for which no caller runs transforms; 'ignore' omits the param");
 }
 
 /// Checks that the dimensions of `stack`, `shard` and `pad` exist.
@@ -370,18 +372,16 @@ bool Params::shardDimension(Building &building, int64_t d) const {
   const bool hasRule = shard != declaration.shard.end(), padded = pad != declaration.pad.end();
   Dimension &dimension = building.dimensions.emplace_back();
   dimension.stack = building.stack >= 0 && d == declaration.stackDimension;
-  const bool isPlaced = dimension.stack && context_.placement(static_cast<unsigned>(building.stack)).hasRule;
   const std::string title = "dimension " + text(d) + " of " + building.title();
-  auto refuse = [&](Location at, const std::string &message) {
-    diagnostics_.error(at, message);
-    return false;
+  auto refuseRules = [&](const std::string &why) {
+    return refuse(hasRule ? shard->second.at : pad->second.at,
+                  std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + why);
   };
-  if (isPlaced) {
+  if (dimension.stack && context_.placement(static_cast<unsigned>(building.stack)).hasRule) {
     if (hasRule || padded)
-      return refuse(hasRule ? shard->second.at : pad->second.at,
-                    std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + ", which stacks '" +
-                        declaration.stack->first + "', but '" + declaration.stack->first + "' is already placed over " +
-                        context_.placement(static_cast<unsigned>(building.stack)).rule.over);
+      return refuseRules(", which stacks '" + declaration.stack->first + "', but '" + declaration.stack->first +
+                         "' is already placed over " +
+                         context_.placement(static_cast<unsigned>(building.stack)).rule.over);
     return shardPlacedStack(building, dimension);
   }
 
@@ -395,26 +395,14 @@ bool Params::shardDimension(Building &building, int64_t d) const {
     dimension.indexMaps = joinedIndexMaps(pack, inPack);
   }
   dimension.rows = dimension.padded = pack.shape[inPack];
-  if (padded) {
-    const auto multiple = evaluate(pad->second, context_.names(), diagnostics_);
-    if (!multiple)
-      return false;
-    if (*multiple < 1)
-      return refuse(pad->second.at, "'pad' to a multiple of " + text(*multiple) + ", expected at least 1");
-    const int64_t rest = dimension.rows % *multiple;
-    if (rest != 0 && *multiple - rest > kMaxRows - dimension.rows)
-      return refuse(pad->second.at, "'pad' to a multiple of " + text(*multiple) + " makes more than 2^60 rows");
-    if (rest != 0)
-      dimension.padded += *multiple - rest;
-  }
+  if (padded && !padDimension(pad->second, dimension))
+    return false;
   if (!dimension.stack && tensors_.opaque(building.leaves[0]->tensor)) {
     dimension.unit = dimension.padded;
     if (hasRule || padded)
-      return refuse(hasRule ? shard->second.at : pad->second.at,
-                    std::string(hasRule ? "'shard'" : "'pad'") + " of " + title + ": it holds opaque tensor '" +
-                        tensors_.name(building.leaves[0]->tensor) + "', which cannot be sharded or padded");
+      return refuseRules(": it holds opaque tensor '" + tensors_.name(building.leaves[0]->tensor) +
+                         "', which cannot be sharded or padded");
   }
-  const bool joined = declaration.joined || dimension.stack;
   if (!hasRule) {
     dimension.shards.at = {ir::identity(dimension.padded)};
     dimension.shards.lengths = {dimension.padded};
@@ -423,7 +411,7 @@ bool Params::shardDimension(Building &building, int64_t d) const {
   const auto rule = context_.rule(shard->second, "row");
   if (!rule)
     return false;
-  dimension.axes = rule->axes;
+  const bool joined = declaration.joined || dimension.stack;
   if (!joined && splitsComponents(pack, inPack)) {
     const std::string why = ", whose components are sharded separately, expected 'cut: joined'";
     if (padded)
@@ -431,15 +419,37 @@ bool Params::shardDimension(Building &building, int64_t d) const {
     if (hasLists(rule->scheme))
       return refuse(rule->at, "'" + rule->scheme.name + "' on " + title + why);
   }
-  std::string error;
-  auto shards = reshard::shardDimension(pack, inPack, dimension.padded, rule->scheme, rule->ranks, joined, error);
+  const DimensionSharding sharding{
+      .d = inPack, .padded = dimension.padded, .scheme = rule->scheme, .ranks = rule->ranks, .joined = joined};
+  return shardByRule(pack, sharding, *rule, title, dimension);
+}
+
+/// Pads a dimension to a multiple.
+bool Params::padDimension(const Expression &multiple, Dimension &dimension) const {
+  const auto value = evaluate(multiple, context_.names(), diagnostics_);
+  if (!value)
+    return false;
+  if (*value < 1)
+    return refuse(multiple.at, "'pad' to a multiple of " + text(*value) + ", expected at least 1");
+  const int64_t rest = dimension.rows % *value;
+  if (rest != 0 && *value - rest > kMaxRows - dimension.rows)
+    return refuse(multiple.at, "'pad' to a multiple of " + text(*value) + " makes more than 2^60 rows");
+  if (rest != 0)
+    dimension.padded += *value - rest;
+  return true;
+}
+
+bool Params::shardByRule(const PackTree &pack, const DimensionSharding &sharding, const ResolvedRule &rule,
+                         const std::string &title, Dimension &dimension) const {
+  llvm::Expected<DimensionShards> shards = reshard::shardDimension(pack, sharding);
   if (!shards)
-    return refuse(rule->at, title + " over " + rule->over + ": " + error);
+    return refuse(rule.at, title + " over " + rule.over + ": " + toString(shards.takeError()));
   if (!shards->repeats.empty() && context_.source())
-    return refuse(rule->at, title + ": 'map' lists a row twice for a rank, which only a target allows");
+    return refuse(rule.at, title + ": 'map' lists a row twice for a rank, which only a target allows");
+  dimension.axes = rule.axes;
   dimension.shards = std::move(*shards);
-  const bool grouped = pack.kind == Pack::Kind::interleave && pack.dimension == inPack;
-  dimension.unit = rule->scheme.unit > 0 ? rule->scheme.unit : grouped ? std::max<int64_t>(pack.groupRows(), 1) : 1;
+  const bool grouped = pack.kind == Pack::Kind::interleave && pack.dimension == sharding.d;
+  dimension.unit = rule.scheme.unit > 0 ? rule.scheme.unit : grouped ? std::max<int64_t>(pack.groupRows(), 1) : 1;
   return true;
 }
 
@@ -474,10 +484,7 @@ bool Params::shardPlacedStack(Building &building, Dimension &dimension) const {
 bool Params::checkAxes(const Building &building) const {
   const ParamDeclaration &declaration = building.declaration;
   std::vector<std::pair<std::string, std::string>> used; // axis, its use
-  std::vector<unsigned> variables = building.param.variables;
-  if (building.stack >= 0)
-    variables.push_back(static_cast<unsigned>(building.stack));
-  for (unsigned v : variables)
+  for (unsigned v : building.variables())
     for (const std::string &axis : context_.placement(v).rule.names)
       used.emplace_back(axis, "places '" + model_.variables[v].name + "'");
   bool ok = true;

@@ -24,11 +24,9 @@ struct FlatBox {
 /// Adds params to an endpoint, in order.
 class Params {
 public:
-  /// `form`: the endpoint's storage form, for params without their own.
-  Params(const Model &model, const Tensors &tensors, EndpointContext &context, const StorageForm &form,
-         ir::Endpoint &endpoint, Diagnostics &diagnostics)
-      : model_(model), tensors_(tensors), context_(context), form_(form), endpoint_(endpoint),
-        diagnostics_(diagnostics) {}
+  Params(const Model &model, const Tensors &tensors, EndpointContext &context, Diagnostics &diagnostics)
+      : model_(model), tensors_(tensors), context_(context), form_(context.declaration().form),
+        endpoint_(context.endpoint()), diagnostics_(diagnostics) {}
 
   /// Adds a param. Adds nothing if its `when` is 0, if its tensors are absent, or after errors.
   void add(const ParamDeclaration &declaration);
@@ -61,8 +59,20 @@ private:
     std::vector<ir::IndexMap> exists;  // by index variable of the model, where the tensors have it
     std::vector<Dimension> dimensions; // of the param, in order
     std::string title() const { return "param '" + declaration.name + "'"; }
+    /// The index variables of the name and of the stack.
+    std::vector<unsigned> variables() const {
+      std::vector<unsigned> result = param.variables;
+      if (stack >= 0)
+        result.push_back(static_cast<unsigned>(stack));
+      return result;
+    }
   };
 
+  /// Reports an error and returns false.
+  bool refuse(Location at, const std::string &message) const {
+    diagnostics_.error(at, message);
+    return false;
+  }
   // params.cpp: presence, name, tensors, storage form
   bool absent(const Pack &tensor) const;
   bool allAbsent(const ParamDeclaration &declaration) const;
@@ -72,9 +82,14 @@ private:
   bool readName(Building &building) const;
   StorageForm formOf(const Building &building) const;
   bool checkTensors(Building &building) const;
+  bool checkTensor(Building &building, size_t number) const;
+  bool setForm(Building &building) const;
   // params.cpp: dimensions, and the parts that they make
   bool checkDimensions(const Building &building) const;
   bool shardDimension(Building &building, int64_t d) const;
+  bool padDimension(const Expression &multiple, Dimension &dimension) const;
+  bool shardByRule(const PackTree &pack, const DimensionSharding &sharding, const ResolvedRule &rule,
+                   const std::string &title, Dimension &dimension) const;
   bool shardPlacedStack(Building &building, Dimension &dimension) const;
   bool checkAxes(const Building &building) const;
   bool checkSize(const Building &building) const;
@@ -91,7 +106,7 @@ private:
   const Model &model_;
   const Tensors &tensors_;
   EndpointContext &context_;
-  const StorageForm &form_;
+  const StorageForm &form_; // of the endpoint, for params without their own
   ir::Endpoint &endpoint_;
   Diagnostics &diagnostics_;
   std::vector<Location> locations_;

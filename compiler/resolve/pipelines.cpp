@@ -15,12 +15,9 @@ std::string text(int64_t number) { return std::to_string(number); }
 std::string counted(int64_t n, const char *noun) { return text(n) + " " + noun + (n == 1 ? "" : "s"); }
 
 /// The number of values of each virtual rank under `first` and `last`, or `embedding` and `loss`.
-std::optional<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64_t ranks, std::string &error) {
+llvm::Expected<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64_t ranks) {
   const int64_t v = p.interleave, stages = ranks * v;
-  auto fail = [&](std::string why) {
-    error = std::move(why);
-    return std::nullopt;
-  };
+  auto fail = [](const std::string &why) { return llvm::createStringError(why); };
   if (p.embedding || p.loss) {
     const int64_t e = p.embedding.value_or(0), l = p.loss.value_or(0);
     if (e < 0 || e > 1 || l < 0 || l > 1)
@@ -63,33 +60,30 @@ std::optional<std::vector<int64_t>> sizesOf(const Pipeline &p, int64_t n, int64_
 
 } // namespace
 
-std::optional<PipelineShards> applyPipeline(Scheme scheme, Pipeline pipeline, int64_t n, int64_t ranks,
-                                            std::string &error) {
+llvm::Expected<PipelineShards> applyPipeline(Scheme scheme, Pipeline pipeline, int64_t n, int64_t ranks) {
   if (pipeline.stages) {
     const int64_t stages = static_cast<int64_t>(pipeline.stages->size());
-    if (stages % ranks != 0) {
-      error = counted(stages, "stage") + " over " + text(ranks) + " ranks, expected a multiple of " + text(ranks);
-      return std::nullopt;
-    }
+    if (stages % ranks != 0)
+      return llvm::createStringError(counted(stages, "stage") + " over " + text(ranks) +
+                                     " ranks, expected a multiple of " + text(ranks));
     const int64_t values = std::accumulate(pipeline.stages->begin(), pipeline.stages->end(), int64_t{0});
-    if (values != n) {
-      error = "'" + pipeline.key + "' has " + counted(values, "value") + " in all stages, expected " + text(n);
-      return std::nullopt;
-    }
+    if (values != n)
+      return llvm::createStringError("'" + pipeline.key + "' has " + counted(values, "value") +
+                                     " in all stages, expected " + text(n));
     pipeline.interleave = stages / ranks;
     scheme.numbers = *pipeline.stages;
     scheme.name = "sizes";
   } else if (pipeline.first || pipeline.last || pipeline.embedding || pipeline.loss) {
-    auto sizes = sizesOf(pipeline, n, ranks, error);
+    llvm::Expected<std::vector<int64_t>> sizes = sizesOf(pipeline, n, ranks);
     if (!sizes)
-      return std::nullopt;
+      return sizes.takeError();
     scheme.numbers = std::move(*sizes);
     scheme.name = "sizes";
   }
   const int64_t chunks = pipeline.interleave;
-  auto stages = applyScheme(scheme, n, ranks * chunks, 1, error);
+  llvm::Expected<DimensionShards> stages = applyScheme(scheme, n, ranks * chunks, 1);
   if (!stages)
-    return std::nullopt;
+    return stages.takeError();
   PipelineShards result;
   result.chunks = chunks;
   result.local.resize(ranks);

@@ -30,9 +30,7 @@ struct PipelineShards {
   int64_t chunks = 1;              // of a rank
 };
 
-/// Applies a scheme and a pipeline to n values over `ranks` ranks. Returns nothing after an error, whose text is in
-/// `error`.
-std::optional<PipelineShards> applyPipeline(Scheme scheme, Pipeline pipeline, int64_t n, int64_t ranks,
-                                            std::string &error);
+/// Applies a scheme and a pipeline to n values over `ranks` ranks.
+llvm::Expected<PipelineShards> applyPipeline(Scheme scheme, Pipeline pipeline, int64_t n, int64_t ranks);
 
 } // namespace reshard

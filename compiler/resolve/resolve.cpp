@@ -260,7 +260,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
     endpoint.directory = declaration.directory;
     endpoint.checkpoint = declaration.checkpoint;
     EndpointContext context(job, declaration, allowed, endpoint, diagnostics);
-    Params params(job.model, tensors, context, declaration.form, endpoint, diagnostics);
+    Params params(job.model, tensors, context, diagnostics);
     std::vector<ParamDeclaration> declared = declaredParams(job, declaration, tensors, diagnostics);
     for (const ParamDeclaration &param : selectedParams(declaration, declared, endpoint.omitted, diagnostics))
       params.add(param);

@@ -20,8 +20,7 @@ std::string text(int64_t number) { return std::to_string(number); }
 /// "1 row", "3 units of 128 rows".
 std::string counted(int64_t n, const std::string &noun) { return text(n) + " " + noun + (n == 1 ? "" : "s"); }
 
-/// The argument of a scheme function: n units over k ranks. The function fills `at` (k empty maps) and returns an error
-/// text or nothing.
+/// The argument of a scheme function: n units over k ranks. The function fills `at`, which has k empty maps.
 struct Problem {
   const Scheme &scheme;
   int64_t n, k;
@@ -43,45 +42,45 @@ struct Problem {
 namespace schemes {
 
 /// Rows [r·n/k, (r+1)·n/k); k must divide n.
-std::string even(const Problem &p) {
+llvm::Error even(const Problem &p) {
   if (p.n % p.k != 0)
-    return "'even' cannot shard " + p.over() + ": " + text(p.k) + " does not divide " + text(p.n) +
-           " (use 'chunk' or 'balanced' for uneven shards)";
+    return llvm::createStringError("'even' cannot shard " + p.over() + ": " + text(p.k) + " does not divide " +
+                                   text(p.n) + " (use 'chunk' or 'balanced' for uneven shards)");
   for (int64_t r = 0, each = p.n / p.k; r < p.k; ++r)
     p.put(r, r * each, 0, each);
-  return {};
+  return llvm::Error::success();
 }
 
 /// c = ceil(n/k): rows [r·c, min((r+1)·c, n)), the last ranks short or empty (torch.chunk, FSDP2).
-std::string chunk(const Problem &p) {
+llvm::Error chunk(const Problem &p) {
   for (int64_t r = 0, c = (p.n + p.k - 1) / p.k; r < p.k; ++r)
     p.put(r, r * c, 0, std::min((r + 1) * c, p.n) - r * c);
-  return {};
+  return llvm::Error::success();
 }
 
 /// Consecutive rows, one more for each of the n mod k ranks from `first` on.
-std::string remainderFrom(const Problem &p, int64_t first) {
+llvm::Error remainderFrom(const Problem &p, int64_t first) {
   for (int64_t r = 0, each = p.n / p.k, more = p.n % p.k; r < p.k; ++r) {
     const int64_t before = std::clamp<int64_t>(r - first, 0, more); // ranks below r with one more
     p.put(r, r * each + before, 0, each + (r >= first && before < more));
   }
-  return {};
+  return llvm::Error::success();
 }
 
 /// The first n mod k ranks hold one row more (vLLM's determine_expert_map).
-std::string balanced(const Problem &p) { return remainderFrom(p, 0); }
+llvm::Error balanced(const Problem &p) { return remainderFrom(p, 0); }
 
 /// The n mod k ranks right before the last hold one row more (vLLM's get_pp_indices, vllm/distributed/utils.py).
-std::string vllm(const Problem &p) { return remainderFrom(p, p.k - 1 - p.n % p.k); }
+llvm::Error vllm(const Problem &p) { return remainderFrom(p, p.k - 1 - p.n % p.k); }
 
 /// The last n mod k ranks hold one row more (SGLang's get_pp_indices, sglang/srt/distributed/utils.py).
-std::string sglang(const Problem &p) { return remainderFrom(p, p.k - p.n % p.k); }
+llvm::Error sglang(const Problem &p) { return remainderFrom(p, p.k - p.n % p.k); }
 
 /// Blocks of b rows, block i on rank i mod k, the last possibly short (ScaLAPACK's block-cyclic distribution).
-std::string blockCyclic(const Problem &p, int64_t b) {
+llvm::Error blockCyclic(const Problem &p, int64_t b) {
   if (b >= p.n) {
     p.put(0, 0, 0, p.n);
-    return {};
+    return llvm::Error::success();
   }
   const int64_t whole = p.n / b, rest = p.n % b; // b < n, so that k·b below cannot overflow where it is used
   for (int64_t r = 0; r < p.k && r <= whole; ++r) {
@@ -90,107 +89,112 @@ std::string blockCyclic(const Problem &p, int64_t b) {
     if (rest > 0 && whole % p.k == r)
       p.put(r, whole * b, count * b, rest);
   }
-  return {};
+  return llvm::Error::success();
 }
 
 /// Rows r, r+k, r+2k, …
-std::string round_robin(const Problem &p) { return blockCyclic(p, 1); }
+llvm::Error round_robin(const Problem &p) { return blockCyclic(p, 1); }
 
-std::string cyclic(const Problem &p) {
+llvm::Error cyclic(const Problem &p) {
   if (p.scheme.numbers.size() != 1 || p.scheme.numbers[0] < 1)
-    return "'cyclic' needs one block length of at least 1";
+    return llvm::createStringError("'cyclic' needs one block length of at least 1");
   return blockCyclic(p, p.scheme.numbers[0]);
 }
 
 /// A stated number of rows for each rank, in rank order; zero is allowed.
-std::string sizes(const Problem &p) {
+llvm::Error sizes(const Problem &p) {
   const std::vector<int64_t> &list = p.scheme.numbers;
   if (static_cast<int64_t>(list.size()) != p.k)
-    return "'sizes' lists " + counted(static_cast<int64_t>(list.size()), "size") + ", expected " + text(p.k) +
-           ", one for each rank";
+    return llvm::createStringError("'sizes' lists " + counted(static_cast<int64_t>(list.size()), "size") +
+                                   ", expected " + text(p.k) + ", one for each rank");
   int64_t next = 0;
   for (int64_t r = 0; r < p.k; ++r) {
     if (list[r] < 0 || list[r] > p.n)
-      return "'sizes' has " + text(list[r]) + " for rank " + text(r) + ", expected 0 to " + p.units;
+      return llvm::createStringError("'sizes' has " + text(list[r]) + " for rank " + text(r) + ", expected 0 to " +
+                                     p.units);
     p.put(r, next, 0, list[r]);
     next += list[r];
     if (next > p.n)
       break;
   }
   if (next == p.n)
-    return {};
+    return llvm::Error::success();
   const auto sum = std::accumulate(list.begin(), list.end(), static_cast<__int128>(0));
-  return "'sizes' sum to " + (sum > INT64_MAX ? "more than 2^63" : text(static_cast<int64_t>(sum))) + ", expected " +
-         p.units;
+  return llvm::createStringError("'sizes' sum to " +
+                                 (sum > INT64_MAX ? "more than 2^63" : text(static_cast<int64_t>(sum))) +
+                                 ", expected " + p.units);
 }
 
 /// k·s equal segments; rank r holds segments r, r+k, … (Megatron-Core's partition_stride,
 /// _initialize_affine_weight_cpu in tensor_parallel/layers.py).
-std::string stride(const Problem &p) {
+llvm::Error stride(const Problem &p) {
   if (p.scheme.numbers.size() != 1 || p.scheme.numbers[0] < 1)
-    return "'stride' needs one number of at least 1, the segments of each rank";
+    return llvm::createStringError("'stride' needs one number of at least 1, the segments of each rank");
   const int64_t s = p.scheme.numbers[0];
   if (s > p.n / p.k || p.n % (p.k * s) != 0) {
     if (p.n == 0)
-      return {};
-    return "'stride' cannot shard " + p.over() + ": " + text(p.k) + " ranks times stride " + text(s) +
-           " does not divide " + text(p.n);
+      return llvm::Error::success();
+    return llvm::createStringError("'stride' cannot shard " + p.over() + ": " + text(p.k) + " ranks times stride " +
+                                   text(s) + " does not divide " + text(p.n));
   }
   for (int64_t r = 0, length = p.n / (p.k * s); r < p.k; ++r)
     p.put(r, r * length, 0, length, s, p.k * length, length);
-  return {};
+  return llvm::Error::success();
 }
 
 /// Global component lengths, each sharded evenly, joined on each rank (Megatron-Core's partition_sizes, times k).
-std::string blocks(const Problem &p) {
+llvm::Error blocks(const Problem &p) {
   int64_t start = 0, local = 0;
   for (int64_t length : p.scheme.numbers) {
     if (length < 0 || length > p.n - start)
-      return "'blocks' has the block length " + text(length) + ", expected 0 to " + text(p.n - start) + " of " +
-             p.units;
+      return llvm::createStringError("'blocks' has the block length " + text(length) + ", expected 0 to " +
+                                     text(p.n - start) + " of " + p.units);
     if (length % p.k != 0)
-      return "'blocks' cannot shard a block of " + text(length) + " over " + counted(p.k, "rank") + ": " + text(p.k) +
-             " does not divide " + text(length);
+      return llvm::createStringError("'blocks' cannot shard a block of " + text(length) + " over " +
+                                     counted(p.k, "rank") + ": " + text(p.k) + " does not divide " + text(length));
     const int64_t each = length / p.k;
     for (int64_t r = 0; r < p.k; ++r)
       p.put(r, start + r * each, local, each);
     start += length;
     local += each;
   }
-  return start == p.n ? std::string() : "'blocks' sum to " + text(start) + ", expected " + p.units;
+  if (start == p.n)
+    return llvm::Error::success();
+  return llvm::createStringError("'blocks' sum to " + text(start) + ", expected " + p.units);
 }
 
 /// Explicit lists of rows for each rank, in slot order (vLLM's expert load balancer). A row that a rank lists again is
 /// in `repeats`.
-std::string map(const Problem &p) {
+llvm::Error map(const Problem &p) {
   const auto &lists = p.scheme.lists;
   if (static_cast<int64_t>(lists.size()) != p.k)
-    return "'map' has " + counted(static_cast<int64_t>(lists.size()), "list") + ", expected " + text(p.k) +
-           ", one for each rank";
+    return llvm::createStringError("'map' has " + counted(static_cast<int64_t>(lists.size()), "list") + ", expected " +
+                                   text(p.k) + ", one for each rank");
   for (int64_t r = 0; r < p.k; ++r) {
     std::map<int64_t, size_t> seen;
     for (size_t slot = 0; slot < lists[r].size(); ++slot) {
       const int64_t row = lists[r][slot];
       if (row < 0 || row >= p.n)
-        return "'map' puts " + p.scheme.noun + " " + text(row) + " on rank " + text(r) + ", expected 0 to " +
-               text(p.n - 1);
+        return llvm::createStringError("'map' puts " + p.scheme.noun + " " + text(row) + " on rank " + text(r) +
+                                       ", expected 0 to " + text(p.n - 1));
       const size_t layer = seen[row]++;
       if (layer > p.repeats.size()) {
         constexpr int64_t kMostLists = 1 << 22; // layers of repeats times ranks
         if (static_cast<int64_t>(layer) * p.k > kMostLists)
-          return "'map' lists " + p.scheme.noun + " " + text(row) + " of rank " + text(r) + " " + text(layer + 1) +
-                 " times, expected at most " + text(kMostLists / p.k + 1) + " times";
+          return llvm::createStringError("'map' lists " + p.scheme.noun + " " + text(row) + " of rank " + text(r) +
+                                         " " + text(layer + 1) + " times, expected at most " +
+                                         text(kMostLists / p.k + 1) + " times");
         p.repeats.emplace_back(p.k);
       }
       (layer == 0 ? p.at : p.repeats[layer - 1])[r].push_back({row, static_cast<int64_t>(slot), 1, 1, 0, 0});
     }
   }
-  return {};
+  return llvm::Error::success();
 }
 
 } // namespace schemes
 
-using SchemeFunction = std::string (*)(const Problem &);
+using SchemeFunction = llvm::Error (*)(const Problem &);
 enum class Argument { none, number, numbers, lists };
 struct SchemeRow {
   const char *name;
@@ -253,18 +257,13 @@ bool hasLists(const Scheme &scheme) {
   return row && (row->argument == Argument::numbers || row->argument == Argument::lists);
 }
 
-std::optional<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int64_t ranks, int64_t defaultUnit,
-                                           std::string &error) {
+llvm::Expected<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int64_t ranks, int64_t defaultUnit) {
   const SchemeRow *row = find(scheme.name);
-  if (!row) {
-    error = "unknown scheme '" + scheme.name + "'";
-    return std::nullopt;
-  }
-  if (scheme.replicate && row->argument != Argument::none) {
-    error = "'replicate' cannot be used with '" + scheme.name +
-            "', expected even, chunk, balanced, vllm, sglang or round_robin";
-    return std::nullopt;
-  }
+  if (!row)
+    return llvm::createStringError("unknown scheme '" + scheme.name + "'");
+  if (scheme.replicate && row->argument != Argument::none)
+    return llvm::createStringError("'replicate' cannot be used with '" + scheme.name +
+                                   "', expected even, chunk, balanced, vllm, sglang or round_robin");
   const int64_t unit = std::min(scheme.unit > 0 ? scheme.unit : defaultUnit, std::max<int64_t>(n, 1));
   const int64_t units = n / unit + (n % unit != 0);
   const std::string unitText =
@@ -273,17 +272,14 @@ std::optional<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int6
   shards.at.resize(ranks);
 
   if (scheme.replicate && ranks > units && units > 0) {
-    if (ranks % units != 0) {
-      error = "'replicate' cannot shard " + unitText + " over " + counted(ranks, "rank") + ": " + text(units) +
-              " does not divide " + text(ranks);
-      return std::nullopt;
-    }
+    if (ranks % units != 0)
+      return llvm::createStringError("'replicate' cannot shard " + unitText + " over " + counted(ranks, "rank") + ": " +
+                                     text(units) + " does not divide " + text(ranks));
     for (int64_t r = 0; r < ranks; ++r)
       shards.at[r] = {{r / (ranks / units), 0, 1, 1, 0, 0}};
   } else {
-    error = row->function({scheme, units, ranks, unitText, shards.at, shards.repeats});
-    if (!error.empty())
-      return std::nullopt;
+    if (llvm::Error error = row->function({scheme, units, ranks, unitText, shards.at, shards.repeats}))
+      return error;
   }
   for (IndexMap &indexMap : shards.at)
     if (indexMap.size() > 1 || (!indexMap.empty() && indexMap[0].count > 1)) // a single block is in normal form

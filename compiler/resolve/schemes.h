@@ -3,7 +3,8 @@
 
 #include "ir/index_map.h"
 
-#include <optional>
+#include "llvm/Support/Error.h"
+
 #include <string>
 #include <vector>
 
@@ -34,9 +35,8 @@ struct DimensionShards {
 /// Applies a scheme to n rows over `ranks` ranks, in units of `scheme.unit` rows or, if that is not stated, of
 /// `defaultUnit`: the scheme distributes ceil(n / unit) units, of which the last may be short, and never splits one.
 /// With `replicate` and more ranks than units, rank r holds unit floor(r * units / ranks). Every row is on some rank,
-/// unless a `map` omits it. Returns nothing after an error, whose text is in `error`.
-std::optional<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int64_t ranks, int64_t defaultUnit,
-                                           std::string &error);
+/// unless a `map` omits it.
+llvm::Expected<DimensionShards> applyScheme(const Scheme &scheme, int64_t n, int64_t ranks, int64_t defaultUnit);
 
 /// Whether a scheme's numbers are for one n (sizes, blocks, map): such a scheme cannot shard the components of a concat
 /// separately.

@@ -67,10 +67,11 @@ Where rows(const PackTree &tree, int64_t d, int64_t p, int &leaf) {
 std::optional<List> referenceCut(const PackTree &tree, int64_t d, int64_t n, const Scheme &scheme, int64_t k, int64_t r,
                                  bool joined) {
   auto schemeOf = [&](int64_t unit) -> std::optional<List> {
-    std::string error;
-    const auto shards = applyScheme(scheme, n, k, unit, error);
-    if (!shards)
+    llvm::Expected<DimensionShards> shards = applyScheme(scheme, n, k, unit);
+    if (!shards) {
+      consumeError(shards.takeError());
       return std::nullopt;
+    }
     List list(shards->lengths[r]);
     for (const auto &[row, local] : expand(shards->at[r]))
       list[local] = row;
@@ -132,13 +133,14 @@ TEST(Packs, RandomPacksEqualTheReference) {
       const int64_t k = 1 + upTo(3);
       const bool joined = upTo(2) == 0;
       const int64_t padded = splitsComponents(tree, d) && !joined ? tree.shape[d] : tree.shape[d] + upTo(3);
-      std::string error;
-      const auto shards = shardDimension(tree, d, padded, scheme, k, joined, error);
+      llvm::Expected<DimensionShards> shards =
+          shardDimension(tree, {.d = d, .padded = padded, .scheme = scheme, .ranks = k, .joined = joined});
+      const std::string error = shards ? "" : toString(shards.takeError());
       for (int64_t r = 0; r < k; ++r) {
         const auto list = referenceCut(tree, d, padded, scheme, k, r, joined);
         if (!list)
           continue;
-        if (!shards) // an error of another rank's shard
+        if (!error.empty()) // an error of another rank's shard
           break;
         ASSERT_EQ(static_cast<int64_t>(list->size()), shards->lengths[r]);
         ASSERT_EQ(static_cast<int64_t>(list->size()), size(shards->at[r]));
@@ -147,7 +149,7 @@ TEST(Packs, RandomPacksEqualTheReference) {
         ++sharded;
         nested += leafCount(tree) > 2;
       }
-      if (!shards) {
+      if (!error.empty()) {
         bool wrong = false;
         for (int64_t r = 0; r < k; ++r)
           wrong = wrong || !referenceCut(tree, d, padded, scheme, k, r, joined);
@@ -168,9 +170,10 @@ TEST(Packs, AMillionGroupsStayPeriodic) { // q q k v, a million times over 8 ran
   pack.groups = million;
   pack.shape = {4 * million};
   pack.of = {q, k, v};
-  std::string error;
-  const auto shards = shardDimension(pack, 0, 4 * million, Scheme(), 8, false, error);
-  ASSERT_TRUE(shards) << error;
+  const Scheme even;
+  llvm::Expected<DimensionShards> shards =
+      shardDimension(pack, {.d = 0, .padded = 4 * million, .scheme = even, .ranks = 8});
+  ASSERT_TRUE(static_cast<bool>(shards)) << toString(shards.takeError());
   const auto indexMaps = joinedIndexMaps(pack, 0);
   const ir::IndexMap third = compose(indexMaps[0], shards->at[3]);
   // q's rows of rank 3: 2 of every 4 local rows, 125,000 times

@@ -136,17 +136,14 @@ Scheme scheme(std::string name, std::vector<int64_t> numbers = {}, int64_t unit 
 }
 
 Rows sharded(const Scheme &s, int64_t n, int64_t k, int64_t defaultUnit = 1) {
-  std::string error;
-  const auto shards = applyScheme(s, n, k, defaultUnit, error);
-  EXPECT_TRUE(shards) << error;
-  return shards ? expanded(*shards) : Rows();
+  llvm::Expected<DimensionShards> shards = applyScheme(s, n, k, defaultUnit);
+  if (shards)
+    return expanded(*shards);
+  ADD_FAILURE() << toString(shards.takeError());
+  return {};
 }
 
-std::string errorOf(const Scheme &s, int64_t n, int64_t k) {
-  std::string error;
-  EXPECT_FALSE(applyScheme(s, n, k, 1, error));
-  return error;
-}
+std::string errorOf(const Scheme &s, int64_t n, int64_t k) { return toString(applyScheme(s, n, k, 1).takeError()); }
 
 TEST(Schemes, TableOfTheDocumentation) { // docs/yaml.md, section 5
   EXPECT_EQ(sharded(scheme("even"), 8, 4), (Rows{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
@@ -208,12 +205,13 @@ TEST(Schemes, RandomCasesEqualTheReference) {
           s.lists[upTo(k - 1)].push_back(upTo(units - 1));
       }
       const auto wanted = reference(s, n, k);
-      std::string error;
-      const auto shards = applyScheme(s, n, k, 1, error);
-      ASSERT_EQ(wanted.has_value(), shards.has_value())
-          << name << " n " << n << " k " << k << " u " << s.unit << ": " << error;
-      if (!wanted)
+      llvm::Expected<DimensionShards> shards = applyScheme(s, n, k, 1);
+      ASSERT_EQ(wanted.has_value(), static_cast<bool>(shards))
+          << name << " n " << n << " k " << k << " u " << s.unit << ": " << toString(shards.takeError());
+      if (!wanted) {
+        consumeError(shards.takeError());
         continue;
+      }
       ASSERT_EQ(*wanted, expanded(*shards)) << name << " n " << n << " k " << k << " u " << s.unit;
       ++checked[name];
     }
@@ -250,13 +248,12 @@ TEST(Schemes, PipelineStagesOfTheEngines) { // tables that the engines' function
 }
 
 TEST(Schemes, AMillionPeriodsAreOneBlock) {
-  std::string error;
   const int64_t million = 1'000'000;
   for (const auto &[s, n] :
        {std::pair(scheme("round_robin"), 8 * million), std::pair(scheme("cyclic", {4}), 32 * million),
         std::pair(scheme("stride", {million}), 16 * million), std::pair(scheme("cyclic", {2}, 16), 256 * million)}) {
-    const auto shards = applyScheme(s, n, 8, 1, error);
-    ASSERT_TRUE(shards) << error;
+    llvm::Expected<DimensionShards> shards = applyScheme(s, n, 8, 1);
+    ASSERT_TRUE(static_cast<bool>(shards)) << toString(shards.takeError());
     for (const ir::IndexMap &indexMap : shards->at) {
       ASSERT_EQ(indexMap.size(), 1u) << s.name;
       EXPECT_EQ(indexMap[0].count, million);
@@ -274,9 +271,8 @@ TEST(Schemes, DefaultUnit) {
 TEST(Schemes, RepeatedRowsOfAMapAreLayers) {
   Scheme map = scheme("map", {}, 2); // units of 2 in 5 rows: unit 2 is row 4 only
   map.lists = {{2, 0, 2}, {1}};
-  std::string error;
-  const auto shards = applyScheme(map, 5, 2, 1, error);
-  ASSERT_TRUE(shards);
+  llvm::Expected<DimensionShards> shards = applyScheme(map, 5, 2, 1);
+  ASSERT_TRUE(static_cast<bool>(shards)) << toString(shards.takeError());
   EXPECT_EQ(shards->repeats.size(), 1u);
   EXPECT_EQ(expanded(*shards), (Rows{{4, 0, 1, 4}, {2, 3}}));
 }
