@@ -345,7 +345,7 @@ private:
                    waits,
                    static_cast<fbs::StepKind>(step.kind),
                    step.slot,
-                   0,
+                   step.level,
                    static_cast<uint64_t>(step.chunk)};
         operand += in + out;
         after += waits;

@@ -33,6 +33,8 @@ std::string compare(uint32_t message, const Ends &ends, const Segment &from, con
            std::to_string(receive.peer()) + ", expected each other";
   if (send.round() != receive.round())
     return differ("round", send.round(), receive.round());
+  if (send.level() != receive.level())
+    return differ("dependency level", send.level(), receive.level());
   if (send.bytes() != receive.bytes())
     return differ("bytes", send.bytes(), receive.bytes());
   if (send.chunk() != receive.chunk())

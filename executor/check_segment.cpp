@@ -1,6 +1,7 @@
 #include "executor/check_segment.h"
 
 #include "schema/arena.h"
+#include "schema/levels.h"
 #include "schema/limits.h"
 
 #include <algorithm>
@@ -253,7 +254,7 @@ private:
         if (const uint32_t earlier = segment_.after()->Get(step.first_after() + i); earlier >= step_)
           return failStep("waits for step " + text(earlier) + ", expected an earlier one");
       after += step.after_count();
-      if (!this->step(step))
+      if (!level(step) || !this->step(step))
         return false;
     }
     if (operands != sizeOf(segment_.operands()) || after != sizeOf(segment_.after()))
@@ -262,9 +263,19 @@ private:
     return true;
   }
 
+  /// Transports that copy between the ranks of one process order their copies by the dependency level alone.
+  bool level(const Step &step) {
+    for (uint32_t i = 0; i < step.after_count(); ++i) {
+      const uint32_t earlier = segment_.after()->Get(step.first_after() + i);
+      if (const Step &before = *segment_.steps()->Get(earlier);
+          raisesLevel(before.kind(), step.kind()) && step.level() <= before.level())
+        return failStep("has dependency level " + text(step.level()) + ", expected more than the " +
+                        text(before.level()) + " of step " + text(earlier) + ", for which it waits");
+    }
+    return true;
+  }
+
   bool step(const Step &step) {
-    if (step.reserved() != 0)
-      return failStep("has reserved bytes that are not zero");
     const bool message = step.kind() == StepKind::send || step.kind() == StepKind::recv;
     switch (step.kind()) {
     case StepKind::copy:

@@ -254,6 +254,8 @@ private:
       step.staging = number();
     if (take("slot"))
       bounded(step.slot);
+    if (take("level"))
+      bounded(step.level);
     if (take("after")) {
       const auto after = list<uint32_t>();
       step.after.assign(after.begin(), after.end());

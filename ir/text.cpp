@@ -301,6 +301,8 @@ private:
           out_ << " staging " << step.staging;
         if (step.slot > 0)
           out_ << " slot " << static_cast<int>(step.slot);
+        if (step.level > 0)
+          out_ << " level " << step.level;
         if (!step.after.empty())
           out_ << " after " << list(step.after);
         out_ << "\n";

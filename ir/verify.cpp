@@ -4,6 +4,7 @@
 
 #include "ir/text.h"
 #include "schema/arena.h"
+#include "schema/levels.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -405,7 +406,13 @@ private:
         require(step.kind <= StepKind::fill || step.kind == StepKind::reduce,
                 where + " has the reserved kind '" + name(step.kind) + "'");
         for (uint32_t before : step.after)
-          require(before < n, where + " waits for step " + std::to_string(before) + ", which is not an earlier one");
+          if (require(before < n,
+                      where + " waits for step " + std::to_string(before) + ", which is not an earlier one") &&
+              schema::raisesLevel(rank.steps[before].kind, step.kind))
+            require(step.level > rank.steps[before].level,
+                    where + " has dependency level " + std::to_string(step.level) + ", expected more than the " +
+                        std::to_string(rank.steps[before].level) + " of step " + std::to_string(before) +
+                        ", for which it waits");
         int64_t in = 0, out = 0;
         for (const Operand &operand : step.inputs)
           in += operandBytes(rank, operand, false, step.kind, where);
@@ -457,8 +464,10 @@ private:
       const End &receive = at->second;
       require(send.step->peer == receive.rank->rank && receive.step->peer == send.rank->rank &&
                   send.step->round == receive.step->round && send.step->bytes == receive.step->bytes &&
-                  send.step->chunk == receive.step->chunk && send.step->inputs.size() == receive.step->outputs.size(),
-              where + " has a send and a receive that disagree in peer, round, bytes, chunk or number of operands");
+                  send.step->chunk == receive.step->chunk && send.step->level == receive.step->level &&
+                  send.step->inputs.size() == receive.step->outputs.size(),
+              where +
+                  " has a send and a receive that disagree in peer, round, level, bytes, chunk or number of operands");
       for (size_t i = 0; i < send.step->inputs.size() && error_.empty(); ++i)
         require(sameShape(*send.rank, send.step->inputs[i], *receive.rank, receive.step->outputs[i]),
                 where + " has a send and a receive with different shapes of operand " + std::to_string(i));

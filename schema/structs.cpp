@@ -67,7 +67,7 @@ FIELD(Step, first_after, 44, uint32_t);
 FIELD(Step, after_count, 48, uint32_t);
 FIELD(Step, kind, 52, uint8_t);
 FIELD(Step, slot, 53, uint8_t);
-FIELD(Step, reserved, 54, uint16_t);
+FIELD(Step, level, 54, uint16_t);
 FIELD(Step, chunk, 56, uint64_t);
 
 // flatc --conform also accepts renamed and renumbered enumerators.

@@ -6,6 +6,7 @@
 #include "compiler/pass.h"
 #include "compiler/resolve/blocks.h"
 #include "compiler/resolve/interner.h"
+#include "compiler/schedule/dependency_levels.h"
 #include "compiler/schedule/descriptor_cuts.h"
 #include "compiler/schedule/descriptor_cutter.h"
 #include "compiler/schedule/relays.h"
@@ -13,6 +14,7 @@
 #include "compiler/schedule/rounds.h"
 #include "compiler/schedule/staged_ranges.h"
 #include "schema/arena.h"
+#include "schema/limits.h"
 
 #include <algorithm>
 #include <map>
@@ -86,6 +88,9 @@ public:
     for (const RankSchedule &rank : module_.schedule.ranks)
       if (!rank.steps.empty())
         module_.schedule.rounds = std::max(module_.schedule.rounds, 1u);
+    if (const uint64_t levels = assignDependencyLevels(module_.schedule); levels > schema::kMaxLevels)
+      return "the steps have " + std::to_string(levels) + " dependency levels, expected at most " +
+             std::to_string(schema::kMaxLevels) + "; raise options.staging, or choose another options.exchange";
     module_.level = Level::schedule;
     return llvm::Error::success();
   }

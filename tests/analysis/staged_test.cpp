@@ -121,7 +121,7 @@ TEST_P(StagedRows, TheLoaderRefusesMessagesInStagedRows) {
     if (step.kind() == fbs::StepKind::recv && step.staging() != UINT64_MAX) {
       step = fbs::Step(step.bytes(), 0, step.first_input(), step.input_count(), step.first_output(),
                        step.output_count(), step.round(), step.peer(), step.message(), step.first_after(),
-                       step.after_count(), step.kind(), step.slot(), step.reserved(), step.chunk());
+                       step.after_count(), step.kind(), step.slot(), step.level(), step.chunk());
       EXPECT_THAT(error(), testing::AnyOf(testing::HasSubstr("elements to quantize are staged before"),
                                           testing::HasSubstr("overwrites arena bytes")));
       return;

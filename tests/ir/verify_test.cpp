@@ -55,8 +55,9 @@ TEST(Verify, Transfers) {
 }
 
 TEST(Verify, Schedule) {
-  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].peer = 2; }),
-            "message 0 has a send and a receive that disagree in peer, round, bytes, chunk or number of operands");
+  EXPECT_EQ(
+      broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].peer = 2; }),
+      "message 0 has a send and a receive that disagree in peer, round, level, bytes, chunk or number of operands");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].bytes = 4; }),
             "rank 0 step 0 has 4 bytes, but its operands have 32");
   EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].inputs[0].offset = 800; }),
@@ -73,6 +74,11 @@ TEST(Verify, Schedule) {
             "rank 0 has an arena of 2048 bytes, the staging limit is 1000");
   EXPECT_EQ(broken("staging_rounds.yaml", [](Module &m) { m.schedule.ranks[2].steps[1].after.clear(); }),
             "rank 2 step 1 reuses bytes of the arena after step 0, but does not wait for it");
+  EXPECT_EQ(broken("even_tp.yaml", [](Module &m) { m.schedule.ranks[0].steps[0].level = 1; }),
+            "message 0 has a send and a receive that disagree in peer, round, level, bytes, chunk or number of "
+            "operands");
+  EXPECT_EQ(broken("quantized_in_two_phases.yaml", [](Module &m) { m.schedule.ranks[2].steps[2].level = 0; }),
+            "rank 2 step 2 has dependency level 0, expected more than the 0 of step 0, for which it waits");
   EXPECT_EQ(broken("columns.yaml", [](Module &m) { m.schedule.ranks[2].buffers[0].bytes = 1; }),
             "rank 2 has buffers that differ from those of its layouts");
 }

@@ -90,6 +90,7 @@ TEST(Emit, SegmentsEqualTheSchedule) {
       back.message = step.message();
       back.bytes = static_cast<int64_t>(step.bytes());
       back.staging = static_cast<int64_t>(step.staging());
+      back.level = step.level();
       auto operand = [&](uint32_t number) {
         const schema::Operand &o = found.operands.at(number);
         return ir::Operand{o.buffer(), o.shape(), static_cast<int64_t>(o.offset())};

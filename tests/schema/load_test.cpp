@@ -180,8 +180,13 @@ TEST(Load, SegmentRefusals) {
           {"hook", [](Parts &p) { p.step(1, 1).kind = 7; }, "step 1 is of kind 7, which this version does not support"},
           {"no kind", [](Parts &p) { p.step(1, 1).kind = 200; },
            "step 1 is of kind 200, which this version does not support"},
-          {"reserved bytes", [](Parts &p) { p.step(1, 1).reserved = 1; },
-           "step 1 has reserved bytes that are not zero"},
+          {"no dependency level", [](Parts &p) { p.step(1, 3).level = 0; },
+           "step 3 has dependency level 0, expected more than the 0 of step 1, for which it waits"},
+          {"a dependency level that does not grow", [](Parts &p) { p.step(1, 2).level = 1; },
+           "step 3 has dependency level 1, expected more than the 1 of step 2, for which it waits"},
+          {"the greatest dependency level twice",
+           [](Parts &p) { p.step(1, 2).level = p.step(1, 3).level = UINT16_MAX; },
+           "step 3 has dependency level 65535, expected more than the 65535 of step 2, for which it waits"},
           {"a copy in chunks", [](Parts &p) { p.step(1, 1).chunk = 256; },
            "step 1 is local but has a peer, a message, staging or chunks"},
           {"a chunk of any size", [](Parts &p) { p.step(1, 2).chunk = 12; },
@@ -330,6 +335,12 @@ TEST(Load, Allowed) {
        [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); }},
       {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }},
       {"a larger arena", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 64; }},
+      {"dependency levels with gaps", [](Parts &p) { p.step(1, 3).level = p.step(2, 1).level = UINT16_MAX; }},
+      {"a send of a lower dependency level than the one whose slot it uses",
+       [](Parts &p) {
+         p.step(0, 0).level = p.step(1, 2).level = 7;
+         p.step(1, 3).level = p.step(2, 1).level = 8;
+       }},
       {"an idle rank without tables", [](Parts &p) { EXPECT_TRUE(p.segments[3].steps.empty()); }},
   };
   for (const auto &[what, change] : changes) {
@@ -403,6 +414,9 @@ TEST(Load, Messages) {
            "message 2 from rank 1 to rank 2: found peers 2 and 3, expected each other"},
           {"another round", [](Parts &p) { p.step(1, 3).round = 0; },
            "message 2 from rank 1 to rank 2: found round 0 on the sender, 1 on the receiver, expected the same"},
+          {"another dependency level", [](Parts &p) { p.step(1, 3).level = 2; },
+           "message 2 from rank 1 to rank 2: found dependency level 2 on the sender, 1 on the receiver, expected the "
+           "same"},
           {"other bytes",
            [](Parts &p) {
              p.shape(2, 1).rowBytes = 5;

@@ -155,6 +155,7 @@ inline ir::Module tinyModule() {
   two.steps = {{StepKind::fill, 0, -1, 0, 16, {}, {{1, 0, 6}}, -1, {}},
                {StepKind::recv, 1, 1, 2, 24, {}, {{1, 1, 16}}, 0, {0}},
                {StepKind::recv, 1, 0, 1, 24, {}, {{1, 1, 0}}, 24, {}}};
+  one.steps[3].level = two.steps[1].level = 1; // message 2 waits for steps 1 and 2 of rank 1
   return module;
 }
 
@@ -193,7 +194,7 @@ struct RawStep {
   uint64_t bytes, staging;
   uint32_t firstInput, inputCount, firstOutput, outputCount, round, peer, message, firstAfter, afterCount;
   uint8_t kind, slot;
-  uint16_t reserved;
+  uint16_t level;
   uint64_t chunk;
 };
 struct RawPartDimension {
