@@ -13,8 +13,9 @@ using CopyVisitor = std::function<std::string(uint32_t level, const LocalRank &f
                                               const LocalRank &to, const schema::Operand *output)>;
 
 /// Pairs operand k of every send with operand k of its receive and visits all copies of a run by ascending dependency
-/// level: level 0 waits for nothing, level n for a copy of level n - 1. Returns an error text, of `visit` or because
-/// ranks are missing or their steps differ; empty on success.
+/// level, as in the plan: a copy waits only for copies of lower levels. The loader has checked the levels of each rank,
+/// and both sides of a message must have one, so this order is right for every plan. Returns an error text, of `visit`
+/// or because ranks are missing or their steps differ; empty on success.
 std::string forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks, const CopyVisitor &visit);
 
 } // namespace reshard

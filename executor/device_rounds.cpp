@@ -61,8 +61,8 @@ bool clash(const Round &round, bool packs, const Round &other, bool sends, bool 
   return false;
 }
 
-/// A rank's local steps, by (number of rounds that must be unpacked before, order among these).
-using LocalSteps = std::map<std::pair<int64_t, int64_t>, Tables>;
+/// A rank's local steps, by (number of rounds that must be unpacked before, dependency level).
+using LocalSteps = std::map<std::pair<int64_t, uint32_t>, Tables>;
 
 bool hasLocalSteps(const LocalSteps &localSteps, int64_t number) {
   const auto at = localSteps.lower_bound({number, 0});
@@ -148,11 +148,11 @@ std::string addSelf(const LocalRank &rank, const Staging &staging, Self &self, s
 }
 
 /// Adds all other local steps. `unpacked`: by step, the number of rounds that must be unpacked before its bytes are
-/// there; given for receives, set here for local steps.
+/// there; given for receives, set here for local steps. The plan cannot have these numbers: a rank's batches also carry
+/// its messages to itself, whose size is the transport's.
 std::string addLocalSteps(const LocalRank &rank, bool self, int64_t selfRounds, std::vector<int64_t> &unpacked,
                           LocalSteps &localSteps) {
   const Segment &segment = *rank.segment;
-  std::vector<int64_t> order(segment.steps()->size());
   for (uint32_t s = 0; s < segment.steps()->size(); ++s) {
     const Step &step = *segment.steps()->Get(s);
     if (step.kind() == StepKind::send || step.kind() == StepKind::recv)
@@ -163,14 +163,10 @@ std::string addLocalSteps(const LocalRank &rank, bool self, int64_t selfRounds, 
     }
     for (uint32_t i = 0; i < step.after_count(); ++i) {
       const uint32_t earlier = segment.after()->Get(step.first_after() + i);
-      if (segment.steps()->Get(earlier)->kind() == StepKind::send)
-        continue; // a send writes nothing that a local step reads
-      order[s] = unpacked[earlier] > unpacked[s]    ? order[earlier] + 1
-                 : unpacked[earlier] == unpacked[s] ? std::max(order[s], order[earlier] + 1)
-                                                    : order[s];
-      unpacked[s] = std::max(unpacked[s], unpacked[earlier]);
+      if (segment.steps()->Get(earlier)->kind() != StepKind::send) // a send writes nothing that a local step reads
+        unpacked[s] = std::max(unpacked[s], unpacked[earlier]);
     }
-    Tables &tables = localSteps[{unpacked[s], order[s]}];
+    Tables &tables = localSteps[{unpacked[s], step.level()}];
     auto operand = [&](uint32_t at) { return segment.operands()->Get(at); };
     for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
       rank.viewJobs->reduce(operand(step.first_input() + i)->buffer(), tables);

@@ -1,0 +1,114 @@
+// Copies within one process run by the dependency levels of the plan.
+
+#include "executor/dependency_levels.h"
+
+#include "executor/chunked_copies.h"
+#include "tests/executor/ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+using namespace reshard;
+using namespace reshard::tests;
+
+namespace {
+
+class DependencyLevelsTest : public testing::Test {
+protected:
+  void compile(const std::string &job) {
+    ASSERT_NO_FATAL_FAILURE(tests::compile(job, folder_ / "plan"));
+    ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
+  }
+  /// Replaces the plan by one in which `level` gives the level of each step.
+  template <class Level> void relevel(Level level) {
+    UnpackedPlan parts = unpack(folder_ / "plan");
+    for (auto &segment : parts.segments)
+      for (schema::Step &s : segment->steps)
+        s = {s.bytes(),        s.staging(), s.first_input(), s.input_count(),    s.first_output(),
+             s.output_count(), s.round(),   s.peer(),        s.message(),        s.first_after(),
+             s.after_count(),  s.kind(),    s.slot(),        level(*segment, s), s.chunk()};
+    pack(parts, folder_ / "other");
+    ASSERT_EQ(Plan::open(folder_ / "other", plan_), "");
+  }
+  std::string prepare() {
+    const Ranks ranks = fillRanks(*plan_, 1);
+    bool late = false;
+    return makeThreadsTransport(1)->prepare(*plan_, locals(ranks), {}, late);
+  }
+
+  Folder folder_;
+  std::unique_ptr<Plan> plan_;
+};
+
+} // namespace
+
+TEST_F(DependencyLevelsTest, CopiesOfALevelRunInAnyOrder) {
+  std::vector<std::string> jobs(std::begin(kRelayJobs), std::end(kRelayJobs));
+  jobs.insert(jobs.end(), std::begin(kRelayedJobs), std::end(kRelayedJobs));
+  size_t most = 0;
+  for (const std::string &job : jobs) {
+    SCOPED_TRACE(job);
+    compile(job);
+    const Ranks expected = copied(*plan_, 1), ranks = fillRanks(*plan_, 1);
+    const std::vector<LocalRank> all = locals(ranks);
+    std::map<uint32_t, std::vector<ChunkedCopies>> levels;
+    uint32_t last = 0;
+    ASSERT_EQ(forEachCopy(*plan_, all,
+                          [&](uint32_t level, const LocalRank &from, const schema::Operand *input, const LocalRank &to,
+                              const schema::Operand *output) {
+                            EXPECT_GE(level, last);
+                            last = level;
+                            return levels[level].emplace_back().add(from, input, to, *output);
+                          }),
+              "");
+    std::mt19937_64 random(1);
+    for (auto &[level, copies] : levels) {
+      std::shuffle(copies.begin(), copies.end(), random);
+      for (ChunkedCopies &each : copies)
+        for (size_t chunk = 0; chunk < each.size(); ++chunk)
+          each.run(chunk, false);
+    }
+    for (uint32_t rank = 0; rank < plan_->world(); ++rank)
+      EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
+    most = std::max(most, levels.size());
+  }
+  EXPECT_GT(most, 2u);
+}
+
+TEST_F(DependencyLevelsTest, LevelsMayHaveGaps) {
+  compile(kRelayedJobs[1]);
+  const Ranks expected = copied(*plan_, 1);
+  uint16_t most = 0;
+  relevel([&](const schema::SegmentT &, const schema::Step &step) {
+    most = std::max(most, step.level());
+    return static_cast<uint16_t>(500 * step.level());
+  });
+  EXPECT_GT(most, 2u);
+  const Ranks found = copied(*plan_, 1);
+  for (uint32_t rank = 0; rank < plan_->world(); ++rank)
+    EXPECT_TRUE(expected[rank]->bytes() == found[rank]->bytes()) << "rank " << rank;
+}
+
+// Each rank's levels alone pass the loader, so only the pairing of sides can refuse them.
+TEST_F(DependencyLevelsTest, RefusesSidesOfAMessageWithDifferentLevels) {
+  compile(kRelayedJobs[1]);
+  relevel([](const schema::SegmentT &segment, const schema::Step &step) {
+    return static_cast<uint16_t>(step.level() + segment.rank);
+  });
+  const std::string error = prepare();
+  EXPECT_EQ(error.find("message 0 differs between rank 0 and rank "), 0u) << error;
+  EXPECT_NE(error.find(": expected equal peers, rounds, levels and operand counts"), std::string::npos) << error;
+}
+
+// Without levels a process with all ranks would forward bytes before they have arrived.
+TEST_F(DependencyLevelsTest, RefusesPlansWithoutLevels) {
+  compile(kRelayedJobs[1]);
+  relevel([](const schema::SegmentT &, const schema::Step &) { return uint16_t{0}; });
+  std::string errors;
+  for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
+    const schema::Segment *segment = nullptr;
+    errors += plan_->segment(rank, segment);
+  }
+  EXPECT_NE(errors.find("has dependency level 0, expected more than the 0 of step"), std::string::npos) << errors;
+}
