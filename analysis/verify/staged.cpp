@@ -186,8 +186,9 @@ std::string StagedMoves::read(uint32_t step, const Move &row, const std::functio
 /// Checks that a step that writes nvfp4 elements waits for the tensor scale. Records the steps that write amax values.
 std::string StagedMoves::scale(uint32_t step, uint32_t buffer) {
   const auto &runs = orEmpty(segment_->buffers());
-  const BufferRange &run = **std::prev(std::upper_bound(
-      runs.begin(), runs.end(), buffer, [](uint32_t b, const BufferRange *r) { return b < r->first(); }));
+  // No std::prev: it adds -1, and the iterators of FlatBuffers take offsets without a sign.
+  const BufferRange &run = **--std::upper_bound(runs.begin(), runs.end(), buffer,
+                                                [](uint32_t b, const BufferRange *r) { return b < r->first(); });
   const auto &params = *plan_.manifest().endpoints()->Get(run.endpoint())->params();
   const QuantizedView *view = params.Get(run.param())->view();
   if (!view)
