@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -56,8 +57,9 @@ class LocalParam:
         return not self.quantize or self.quantize.format == "block_fp8" or self.held.labels.shape[-1] % BLOCK[self.quantize.format][1] == 0
 
 
+@lru_cache(maxsize=16)  # a job has up to four endpoints, which a test asks for several times
 def params_of(endpoint: Endpoint) -> list[dict[str, LocalParam]]:
-    """All params by mesh rank and name."""
+    """All params by mesh rank and name. The endpoint must not change afterwards."""
     globs = endpoint.node.get("quantize", {})
     globs = {key: [value] if isinstance(value, str) else value for key, value in globs.items() if key in ("only", "ignore")} if isinstance(globs, dict) else {}
     mesh_ranks: list[dict[str, LocalParam]] = [{} for _ in range(endpoint.mesh_ranks)]

@@ -343,11 +343,11 @@ class Work:
     # ------------------------------------------------------------------------------------------------- quantized
     # sources
 
-    def chain(self, node: dict, weights: jobs.Weights) -> None:
-        """Uses the first target of a quantized job as the source of others: to plain params, to the same format, and to
-        another format."""
+    def chain(self, node: dict, quantized: Job, weights: jobs.Weights) -> None:
+        """Uses the first target of a quantized job (its YAML, and the oracle's) as the source of others: to plain
+        params, to the same format, and to another format."""
         rng, first = self.rng, (node["target"] if isinstance(node["target"], list) else [node["target"]])[0]
-        endpoint = self.oracle("quantized").endpoints[1]
+        endpoint = quantized.endpoints[1]
         mesh_ranks = reference.params_of(endpoint)
         forms = {placed.declared: placed.quantize for mesh_rank in mesh_ranks for placed in mesh_rank.values() if placed.quantize}
         if not forms:
