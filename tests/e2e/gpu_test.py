@@ -129,7 +129,7 @@ class Gpu(FolderTest):
     def test_the_script_builds_and_its_plans_are_right(self):
         """Runs tests/gpu/run.sh up to the point where it needs a GPU, then its programs, from the same objects, on
         simulated GPUs (tests/gpu/simulated)."""
-        environment = os.environ | {"RESHARD_FLAGS": "-O0", "PYTHON": sys.executable}
+        environment = os.environ | {"RESHARD_FLAGS": "-O0", "PYTHON": sys.executable, "CXX": "ccache g++" if shutil.which("ccache") else "g++"}
         for script, code in (("pack.sh", 0), ("run.sh", 3)):
             done = subprocess.run([ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])], capture_output=True, text=True, env=environment)
             self.assertEqual(done.returncode, code, done.stdout[-4000:] + done.stderr[-4000:])

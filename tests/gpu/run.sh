@@ -31,7 +31,7 @@ compile() {
     *_avx2.cpp) set -- "$1" "$2 -mavx2 -mf16c" "$3" ;;
     *_avx512.cpp) set -- "$1" "$2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mf16c -mprefer-vector-width=512" "$3" ;;
   esac
-  g++ $2 -c "$3" -o "$1/objects/$(echo "$3" | tr / _).o"
+  ${CXX:-g++} $2 -c "$3" -o "$1/objects/$(echo "$3" | tr / _).o"
 }
 export -f compile
 build() {
