@@ -13,6 +13,12 @@ note() { # name, result line
   echo "$1: $2"
 }
 
+begin=0
+note_time() { # part: notes the time since the last call
+  note "$1: time" "$(((SECONDS - begin + 59) / 60)) min"
+  begin=$SECONDS
+}
+
 for preset in release asan tsan; do
   cmake --preset "$preset" >/dev/null && cmake --build --preset "$preset" -j "$(nproc)" >"build/$preset.log" 2>&1 || {
     tail -50 "build/$preset.log"
@@ -28,11 +34,13 @@ for preset in release asan tsan; do
   note "$preset: suites" "$(grep 'tests passed' "build/$preset.tests.log"), $(tail -1 <<<"$skips") cases skipped"
   note "$preset: mutated plans" "$(sed -n 's/^.*: \([0-9]* mutants: .*\)$/\1/p' "build/$preset.tests.log" | tail -1)"
   note "$preset: random jobs against the oracle" "$(sed -n 's/^.*: \([0-9]* jobs, [0-9]* mismatches\)$/\1/p' "build/$preset.tests.log" | tail -1)"
+  note_time "$preset"
 done
 
 build/venv/bin/python tests/property/seeded_bugs.py | tee build/bugs.log
 [ "${PIPESTATUS[0]}" = 0 ] || status=1
 note "seeded bugs" "$(tail -1 build/bugs.log)"
+note_time "seeded bugs"
 
 # The same input gives the same bytes, built with g++ or with clang++.
 if cmake --preset clang >/dev/null && cmake --build --preset clang -j "$(nproc)" --target reshard-compile >build/clang.log 2>&1; then
@@ -44,7 +52,7 @@ if cmake --preset clang >/dev/null && cmake --build --preset clang -j "$(nproc)"
     if cmp build/release.rplan build/clang.rplan; then same=$((same + 1)); else other=$((other + 1)); fi
   done
   rm -f build/release.rplan build/clang.rplan
-  note "plans of g++ and clang builds" "$same equal, $other unlike"
+  note "plans of g++ and clang builds" "$same equal, $other different"
   [ "$other" = 0 ] || status=1
 else
   note "clang" "did not build"
@@ -52,9 +60,16 @@ else
 fi
 
 if cmake --preset fuzz >/dev/null && cmake --build --preset fuzz -j "$(nproc)" --target fuzzers >build/fuzz.log 2>&1; then
+  declare -A fuzzers=()
   for fuzzer in build/fuzz/fuzz-*; do
+    [ -x "$fuzzer" ] && [ -f "$fuzzer" ] || continue
     mkdir -p "build/corpus/$(basename "$fuzzer")"
-    if "$fuzzer" -max_total_time=30 -rss_limit_mb=4096 "$PWD/build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1; then
+    "$fuzzer" -max_total_time=30 -rss_limit_mb=4096 "$PWD/build/corpus/$(basename "$fuzzer")" >"$fuzzer.log" 2>&1 &
+    fuzzers[$fuzzer]=$!
+  done
+  [ "${#fuzzers[@]}" -gt 0 ] || { note "fuzzers" "found none in build/fuzz"; status=1; }
+  for fuzzer in "${!fuzzers[@]}"; do
+    if wait "${fuzzers[$fuzzer]}"; then
       note "$(basename "$fuzzer")" "$(grep -E '^Done|DONE' "$fuzzer.log" | tail -1)"
     else
       note "$(basename "$fuzzer")" "failed, see $fuzzer.log"
@@ -65,6 +80,7 @@ else
   note "fuzzers" "did not build"
   status=1
 fi
+note_time "g++ against clang++, fuzzers"
 
 summary="Commit $(git rev-parse --short HEAD), $(date -u +%Y-%m-%d), $(nproc) cores.
 
