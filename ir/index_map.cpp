@@ -18,22 +18,26 @@ struct Intervals {
 Intervals toSide(const IndexBlock &s) { return {s.to, s.length, s.count, s.toStep}; }
 Intervals fromSide(const IndexBlock &s) { return {s.from, s.length, s.count, s.fromStep}; }
 
-/// Appends the composition of repetition i of `a` with repetition j of `b`, then `times` - 1 copies of it, each
-/// `aStride` repetitions of `a` and `bStride` repetitions of `b` after the one before.
-void emit(const IndexBlock &a, const IndexBlock &b, int64_t i, int64_t j, int64_t times, int64_t aStride,
-          int64_t bStride, IndexMap &result) {
-  const int64_t aStart = a.to + i * a.toStep, bStart = b.from + j * b.fromStep;
+/// Repetition i of an index block `a` and repetition j of an index block `b`, then `times` - 1 further pairs, each
+/// `iStride` repetitions of `a` and `jStride` repetitions of `b` after the one before.
+struct Repetitions {
+  int64_t i = 0, j = 0, times = 1, iStride = 0, jStride = 0;
+};
+
+/// Appends the composition of the repetitions of `a` with those of `b`.
+void emit(const IndexBlock &a, const IndexBlock &b, const Repetitions &each, IndexMap &result) {
+  const int64_t aStart = a.to + each.i * a.toStep, bStart = b.from + each.j * b.fromStep;
   const int64_t begin = std::max(aStart, bStart), end = std::min(aStart + a.length, bStart + b.length);
-  if (begin >= end || times <= 0)
+  if (begin >= end || each.times <= 0)
     return;
   IndexBlock s;
-  s.from = a.from + i * a.fromStep + (begin - aStart);
-  s.to = b.to + j * b.toStep + (begin - bStart);
+  s.from = a.from + each.i * a.fromStep + (begin - aStart);
+  s.to = b.to + each.j * b.toStep + (begin - bStart);
   s.length = end - begin;
-  s.count = times;
-  if (times > 1) {
-    s.fromStep = aStride * a.fromStep;
-    s.toStep = bStride * b.toStep;
+  s.count = each.times;
+  if (each.times > 1) {
+    s.fromStep = each.iStride * a.fromStep;
+    s.toStep = each.jStride * b.toStep;
   }
   result.push_back(s);
 }
@@ -55,9 +59,9 @@ void composeRepetition(const IndexBlock &a, const IndexBlock &b, int64_t i, bool
   last = std::min(last, b.count);
   auto put = [&](int64_t j, int64_t times) {
     if (swapped)
-      emit(b, a, j, i, times, 1, 0, result);
+      emit(b, a, {.i = j, .j = i, .times = times, .iStride = 1}, result);
     else
-      emit(a, b, i, j, times, 0, 1, result);
+      emit(a, b, {.i = i, .j = j, .times = times, .jStride = 1}, result);
   };
   auto whole = [&](int64_t j) {
     const int64_t start = intervals.start + j * intervals.step;
@@ -89,7 +93,9 @@ void periodic(const IndexBlock &a, const IndexBlock &b, int64_t aPeriod, int64_t
     for (int64_t j = first; j < last; ++j) {
       const int64_t t0 = std::max<int64_t>(0, ceilDivide(-j, bPeriod));
       const int64_t t1 = std::min(floorDivide(a.count - 1 - i, aPeriod), floorDivide(b.count - 1 - j, bPeriod));
-      emit(a, b, i + t0 * aPeriod, j + t0 * bPeriod, t1 - t0 + 1, aPeriod, bPeriod, result);
+      emit(a, b,
+           {.i = i + t0 * aPeriod, .j = j + t0 * bPeriod, .times = t1 - t0 + 1, .iStride = aPeriod, .jStride = bPeriod},
+           result);
     }
   }
 }
@@ -179,7 +185,7 @@ IndexMap inverse(const IndexMap &relation) {
 IndexMap compose(const IndexMap &first, const IndexMap &second) {
   if (first.size() == 1 && second.size() == 1 && first[0].count == 1 && second[0].count == 1) { // the usual case
     IndexMap result;
-    emit(first[0], second[0], 0, 0, 1, 0, 0, result);
+    emit(first[0], second[0], {}, result);
     return result;
   }
   // `second` is sorted by start; with the furthest end up to each block, that bounds the partners of a block of

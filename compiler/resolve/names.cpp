@@ -74,12 +74,20 @@ NamePattern readNamePattern(const ir::Layout &layout, const ir::Param &param) {
   return pattern;
 }
 
+/// The params whose names are compared.
+struct NamedParams {
+  const ir::Layout &layout;
+  const ir::Endpoint &endpoint;
+  const std::vector<Location> &declaredAt; // by param
+  const std::vector<std::string> &titles;  // by param, for messages; if missing or empty: the noun and the name
+  const char *noun;
+};
+
 class DuplicateNameCheck {
 public:
-  DuplicateNameCheck(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
-                     const std::vector<std::string> &titles, const char *noun, Diagnostics &diagnostics)
-      : layout_(layout), endpoint_(endpoint), declaredAt_(declaredAt), titles_(titles), noun_(noun),
-        diagnostics_(diagnostics) {}
+  DuplicateNameCheck(const NamedParams &params, Diagnostics &diagnostics)
+      : layout_(params.layout), endpoint_(params.endpoint), declaredAt_(params.declaredAt), titles_(params.titles),
+        noun_(params.noun), diagnostics_(diagnostics) {}
 
   void run() {
     // By skeleton: literal patterns and others. Two literal patterns are compared only if their texts are equal.
@@ -291,7 +299,10 @@ private:
 
 void checkParamNames(const ir::Layout &layout, const ir::Endpoint &endpoint, const std::vector<Location> &declaredAt,
                      const std::vector<std::string> &titles, Diagnostics &diagnostics) {
-  DuplicateNameCheck(layout, endpoint, declaredAt, titles, "param", diagnostics).run();
+  DuplicateNameCheck(
+      {.layout = layout, .endpoint = endpoint, .declaredAt = declaredAt, .titles = titles, .noun = "param"},
+      diagnostics)
+      .run();
 }
 
 void checkTensorNames(const ir::Layout &layout, const std::vector<ir::TensorPattern> &tensors,
@@ -311,7 +322,9 @@ void checkTensorNames(const ir::Layout &layout, const std::vector<ir::TensorPatt
       everything.shardings.push_back({{}, {values}});
     }
   }
-  DuplicateNameCheck(layout, everything, declaredAt, {}, "tensor", diagnostics).run();
+  DuplicateNameCheck(
+      {.layout = layout, .endpoint = everything, .declaredAt = declaredAt, .titles = {}, .noun = "tensor"}, diagnostics)
+      .run();
 }
 
 } // namespace reshard

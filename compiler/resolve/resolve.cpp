@@ -175,11 +175,45 @@ void checkInstances(const Job &job, const ir::Layout &layout, Diagnostics &diagn
     }
 }
 
+/// The params of all endpoints: where each is declared, and its storage form. By endpoint and param.
+struct Declarations {
+  std::vector<std::vector<Location>> at;
+  std::vector<std::vector<StorageForm>> forms;
+};
+
+/// What matchSides() reads.
+struct Sides {
+  const Job &job;
+  const Allowed &allowed;
+  const std::vector<bool> &held; // by tensor pattern: whether the source holds it
+};
+
+/// Whether a pattern has any element.
+bool hasElements(const ir::TensorPattern &pattern) {
+  return std::none_of(pattern.shape.begin(), pattern.shape.end(), [](int64_t n) { return n == 0; }) &&
+         std::none_of(pattern.exists.begin(), pattern.exists.end(), [](const auto &e) { return e.empty(); });
+}
+
+/// Removes params of a target and appends their names to those that it omits. `out`: by param.
+void omit(const std::vector<bool> &out, size_t e, ir::Endpoint &target, Declarations &declared) {
+  size_t count = 0;
+  for (size_t p = 0; p < target.params.size(); ++p) {
+    if (out[p]) {
+      target.omitted.push_back(target.params[p].name);
+    } else if (count++ < p) {
+      target.params[count - 1] = std::move(target.params[p]);
+      declared.at[e][count - 1] = declared.at[e][p];
+      declared.forms[e][count - 1] = declared.forms[e][p];
+    }
+  }
+  target.params.resize(count);
+  declared.at[e].resize(count);
+  declared.forms[e].resize(count);
+}
+
 /// Checks that the source holds every tensor of the targets, and lists source tensors that no target uses. With
 /// --allow=missing, target params with tensors that the source lacks are omitted.
-void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::vector<Location>> &paramsAt,
-                std::vector<std::vector<StorageForm>> &forms, const Allowed &allowed, ir::Layout &layout,
-                Diagnostics &diagnostics) {
+void matchSides(const Sides &sides, Declarations &declared, ir::Layout &layout, Diagnostics &diagnostics) {
   std::vector<bool> used(layout.tensorPatterns.size());
   for (size_t e = 1; e < layout.endpoints.size(); ++e) {
     ir::Endpoint &target = layout.endpoints[e];
@@ -190,46 +224,31 @@ void matchSides(const Job &job, const std::vector<bool> &held, std::vector<std::
           continue;
         const ir::TensorPattern &pattern = layout.tensorPatterns[part.pattern];
         const bool known = used[part.pattern];
-        used[part.pattern] = !allowed.missing || held[part.pattern];
-        const bool elements =
-            std::none_of(pattern.shape.begin(), pattern.shape.end(), [](int64_t n) { return n == 0; }) &&
-            std::none_of(pattern.exists.begin(), pattern.exists.end(), [](const auto &e) { return e.empty(); });
-        if (known || held[part.pattern] || !elements)
+        used[part.pattern] = !sides.allowed.missing || sides.held[part.pattern];
+        if (known || sides.held[part.pattern] || !hasElements(pattern))
           continue;
         const std::string message = target.role + " param '" + target.params[p].name + "' holds tensor '" +
                                     pattern.name + "', which no param of the source holds";
-        if (allowed.missing) {
+        if (sides.allowed.missing) {
           if (!out[p])
-            diagnostics.warning(paramsAt[e][p], message + "; the param is omitted");
+            diagnostics.warning(declared.at[e][p], message + "; the param is omitted");
           out[p] = true;
           continue;
         }
-        diagnostics.error(paramsAt[e][p], message);
-        const EndpointDeclaration &source = job.endpoints[0];
+        diagnostics.error(declared.at[e][p], message);
+        const EndpointDeclaration &source = sides.job.endpoints[0];
         diagnostics.note(source.layout ? source.layout->second : source.at,
                          source.layout ? "the source has the layout '" + source.layout->first + "'"
                                        : "the source is here");
       }
-    size_t count = 0;
-    for (size_t p = 0; p < target.params.size(); ++p) {
-      if (out[p]) {
-        target.omitted.push_back(target.params[p].name);
-      } else if (count++ < p) {
-        target.params[count - 1] = std::move(target.params[p]);
-        paramsAt[e][count - 1] = paramsAt[e][p];
-        forms[e][count - 1] = forms[e][p];
-      }
-    }
-    target.params.resize(count);
-    paramsAt[e].resize(count);
-    forms[e].resize(count);
+    omit(out, e, target, declared);
   }
   for (size_t f = 0; f < layout.tensorPatterns.size(); ++f)
-    if (held[f] && !used[f])
+    if (sides.held[f] && !used[f])
       layout.unused.push_back(layout.tensorPatterns[f].name);
   if (!layout.unused.empty())
-    diagnostics.warning(job.endpoints[1].at, "no target uses " + std::to_string(layout.unused.size()) +
-                                                 " of the source's tensors: " + quoted(layout.unused));
+    diagnostics.warning(sides.job.endpoints[1].at, "no target uses " + std::to_string(layout.unused.size()) +
+                                                       " of the source's tensors: " + quoted(layout.unused));
 }
 
 } // namespace
@@ -250,8 +269,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
   checkTensors(tensors, layout, diagnostics);
   checkModelRules(job, diagnostics);
 
-  std::vector<std::vector<Location>> paramsAt;
-  std::vector<std::vector<StorageForm>> forms;
+  Declarations declared;
   for (const EndpointDeclaration &declaration : job.endpoints) {
     ir::Endpoint endpoint;
     endpoint.role = declaration.role;
@@ -261,28 +279,28 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
     endpoint.checkpoint = declaration.checkpoint;
     EndpointContext context(job, declaration, allowed, endpoint, diagnostics);
     Params params(job.model, tensors, context, diagnostics);
-    std::vector<ParamDeclaration> declared = declaredParams(job, declaration, tensors, diagnostics);
-    for (const ParamDeclaration &param : selectedParams(declaration, declared, endpoint.omitted, diagnostics))
+    std::vector<ParamDeclaration> all = declaredParams(job, declaration, tensors, diagnostics);
+    for (const ParamDeclaration &param : selectedParams(declaration, std::move(all), endpoint.omitted, diagnostics))
       params.add(param);
     layout.endpoints.push_back(std::move(endpoint));
-    paramsAt.push_back(params.locations());
-    forms.push_back(params.forms());
-    checkParamNames(layout, layout.endpoints.back(), paramsAt.back(), {}, diagnostics);
+    declared.at.push_back(params.locations());
+    declared.forms.push_back(params.forms());
+    checkParamNames(layout, layout.endpoints.back(), declared.at.back(), {}, diagnostics);
   }
   // The rest compares both sides. After an error, differences between them may only follow from it.
   if (diagnostics.errors() > errorsBefore)
     return std::nullopt;
-  resolveStorageForms(paramsAt, forms, layout, diagnostics);
-  const std::vector<bool> held = checkSourceCoverage(layout, paramsAt[0], allowed.gap, diagnostics);
-  matchSides(job, held, paramsAt, forms, allowed, layout, diagnostics);
-  warnOnMixedForms(paramsAt[0], forms[0], layout, diagnostics);
-  quantizeParams(paramsAt, forms, layout, diagnostics);
+  resolveStorageForms(declared.at, declared.forms, layout, diagnostics);
+  const std::vector<bool> held = checkSourceCoverage(layout, declared.at[0], allowed.gap, diagnostics);
+  matchSides({.job = job, .allowed = allowed, .held = held}, declared, layout, diagnostics);
+  warnOnMixedForms(declared.at[0], declared.forms[0], layout, diagnostics);
+  quantizeParams(declared.at, declared.forms, layout, diagnostics);
   const bool good = diagnostics.errors() == errorsBefore;
   for (size_t e = 0; e < layout.endpoints.size() && good; ++e) { // scales and views have names now
     std::vector<std::string> titles;
-    for (const StorageForm &form : forms[e])
+    for (const StorageForm &form : declared.forms[e])
       titles.push_back(form.title);
-    checkParamNames(layout, layout.endpoints[e], paramsAt[e], titles, diagnostics);
+    checkParamNames(layout, layout.endpoints[e], declared.at[e], titles, diagnostics);
   }
   checkInstances(job, layout, diagnostics);
   if (diagnostics.errors() > errorsBefore)

@@ -29,13 +29,13 @@ struct Problem {
   std::vector<std::vector<IndexMap>> &repeats;
 
   std::string over() const { return units + " over " + counted(k, "rank"); }
-  void put(int64_t rank, int64_t from, int64_t to, int64_t length, int64_t count = 1, int64_t fromStep = 0,
-           int64_t toStep = 0) const {
-    if (length <= 0 || count <= 0)
+  /// Appends a block to the index map of a rank unless it is empty.
+  void put(int64_t rank, IndexBlock block) const {
+    if (block.length <= 0 || block.count <= 0)
       return;
-    if (count == 1)
-      fromStep = toStep = 0;
-    at[rank].push_back({from, to, length, count, fromStep, toStep});
+    if (block.count == 1)
+      block.fromStep = block.toStep = 0;
+    at[rank].push_back(block);
   }
 };
 
@@ -47,14 +47,14 @@ llvm::Error even(const Problem &p) {
     return llvm::createStringError("'even' cannot shard " + p.over() + ": " + text(p.k) + " does not divide " +
                                    text(p.n) + " (use 'chunk' or 'balanced' for uneven shards)");
   for (int64_t r = 0, each = p.n / p.k; r < p.k; ++r)
-    p.put(r, r * each, 0, each);
+    p.put(r, {r * each, 0, each});
   return llvm::Error::success();
 }
 
 /// c = ceil(n/k): rows [r·c, min((r+1)·c, n)), the last ranks short or empty (torch.chunk, FSDP2).
 llvm::Error chunk(const Problem &p) {
   for (int64_t r = 0, c = (p.n + p.k - 1) / p.k; r < p.k; ++r)
-    p.put(r, r * c, 0, std::min((r + 1) * c, p.n) - r * c);
+    p.put(r, {r * c, 0, std::min((r + 1) * c, p.n) - r * c});
   return llvm::Error::success();
 }
 
@@ -62,7 +62,7 @@ llvm::Error chunk(const Problem &p) {
 llvm::Error remainderFrom(const Problem &p, int64_t first) {
   for (int64_t r = 0, each = p.n / p.k, more = p.n % p.k; r < p.k; ++r) {
     const int64_t before = std::clamp<int64_t>(r - first, 0, more); // ranks below r with one more
-    p.put(r, r * each + before, 0, each + (r >= first && before < more));
+    p.put(r, {r * each + before, 0, each + (r >= first && before < more)});
   }
   return llvm::Error::success();
 }
@@ -79,15 +79,15 @@ llvm::Error sglang(const Problem &p) { return remainderFrom(p, p.k - p.n % p.k);
 /// Blocks of b rows, block i on rank i mod k, the last possibly short (ScaLAPACK's block-cyclic distribution).
 llvm::Error blockCyclic(const Problem &p, int64_t b) {
   if (b >= p.n) {
-    p.put(0, 0, 0, p.n);
+    p.put(0, {0, 0, p.n});
     return llvm::Error::success();
   }
   const int64_t whole = p.n / b, rest = p.n % b; // b < n, so that k·b below cannot overflow where it is used
   for (int64_t r = 0; r < p.k && r <= whole; ++r) {
     const int64_t count = (whole - r + p.k - 1) / p.k;
-    p.put(r, r * b, 0, b, count, count > 1 ? p.k * b : 0, b);
+    p.put(r, {r * b, 0, b, count, count > 1 ? p.k * b : 0, b});
     if (rest > 0 && whole % p.k == r)
-      p.put(r, whole * b, count * b, rest);
+      p.put(r, {whole * b, count * b, rest});
   }
   return llvm::Error::success();
 }
@@ -112,7 +112,7 @@ llvm::Error sizes(const Problem &p) {
     if (list[r] < 0 || list[r] > p.n)
       return llvm::createStringError("'sizes' has " + text(list[r]) + " for rank " + text(r) + ", expected 0 to " +
                                      p.units);
-    p.put(r, next, 0, list[r]);
+    p.put(r, {next, 0, list[r]});
     next += list[r];
     if (next > p.n)
       break;
@@ -138,7 +138,7 @@ llvm::Error stride(const Problem &p) {
                                    text(s) + " does not divide " + text(p.n));
   }
   for (int64_t r = 0, length = p.n / (p.k * s); r < p.k; ++r)
-    p.put(r, r * length, 0, length, s, p.k * length, length);
+    p.put(r, {r * length, 0, length, s, p.k * length, length});
   return llvm::Error::success();
 }
 
@@ -154,7 +154,7 @@ llvm::Error blocks(const Problem &p) {
                                      counted(p.k, "rank") + ": " + text(p.k) + " does not divide " + text(length));
     const int64_t each = length / p.k;
     for (int64_t r = 0; r < p.k; ++r)
-      p.put(r, start + r * each, local, each);
+      p.put(r, {start + r * each, local, each});
     start += length;
     local += each;
   }

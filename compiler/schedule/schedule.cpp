@@ -350,7 +350,7 @@ private:
       sides[message.from].push_back({message.round, false, distance, m});
       sides[message.to].push_back({message.round, true, distance, m});
     }
-    std::vector<uint32_t> stepOf(messages_.size(), UINT32_MAX); // by message: the number of its receive
+    receiveStep_.assign(messages_.size(), UINT32_MAX);
     for (int32_t rank = 0; rank < layout_.world; ++rank) {
       std::vector<Step> &steps = module_.schedule.ranks[rank].steps;
       std::sort(sides[rank].begin(), sides[rank].end(), [](const Side &a, const Side &b) {
@@ -371,10 +371,10 @@ private:
           step.bytes = message.bytes;
           step.chunk = message.chunk;
           for (const Grant &grant : message.grants)
-            addOperands(rank, grant, side->receive, stepOf, held, step);
+            addOperands(rank, grant, held, step);
           phaseSteps_.append(rank, std::move(step), keys_[message.grants[0].flow].when);
           if (side->receive)
-            stepOf[side->message] = static_cast<uint32_t>(steps.size() - 1);
+            receiveStep_[side->message] = static_cast<uint32_t>(steps.size() - 1);
         }
       };
       int64_t before = -1;
@@ -396,9 +396,10 @@ private:
     }
   }
 
-  /// Adds the operands of a grant to a send or receive, and the steps that it waits for.
-  void addOperands(int32_t rank, const Grant &grant, bool receive, const std::vector<uint32_t> &stepOf,
-                   schema::ArenaUse &held, Step &step) {
+  /// Adds the operands of a grant to a send or receive, and the steps that it waits for. `held`: the steps of the rank
+  /// that use the arena for relayed bytes.
+  void addOperands(int32_t rank, const Grant &grant, schema::ArenaUse &held, Step &step) {
+    const bool receive = step.kind == StepKind::recv;
     const llvm::ArrayRef<FlowRange> ranges = rangesOf(grant.flow);
     const auto first = std::partition_point(ranges.begin(), ranges.end(),
                                             [&](const FlowRange &range) { return range.begin < grant.begin; });
@@ -428,7 +429,7 @@ private:
     auto bringing = std::upper_bound(list.begin(), list.end(), grant.begin,
                                      [](int64_t begin, const auto &each) { return begin < each.first; });
     for (; bringing != list.end(); ++bringing) {
-      step.after.push_back(stepOf[bringing->second]);
+      step.after.push_back(receiveStep_[bringing->second]);
       if (bringing->first >= grant.end)
         break;
     }
@@ -514,6 +515,7 @@ private:
   std::vector<size_t> firstRange_;                                               // by flow: its first range
   std::vector<std::vector<std::vector<std::pair<int64_t, uint32_t>>>> arrivals_; // by flow and hop: (end, message)
   std::vector<Message> messages_;
+  std::vector<uint32_t> receiveStep_; // by message: the number of its receive among the steps of its rank
   uint32_t rounds_ = 0;
   std::vector<std::map<std::pair<int64_t, int64_t>, uint32_t>> firstBuffer_; // by rank: (endpoint, mesh rank) -> buffer
   std::vector<Interner<OperandShape>> operandShapes_;
