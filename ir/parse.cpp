@@ -56,88 +56,14 @@ private:
     }
     while (take("overlap"))
       overlap();
-    while (take("route")) {
-      counted(t.routes.size(), "route");
-      Route route;
-      do {
-        Hop hop;
-        bounded(hop.from);
-        expect("->");
-        bounded(hop.to);
-        route.push_back(hop);
-      } while (take(","));
-      t.routes.push_back(std::move(route));
-    }
-    while (take("transfer")) {
-      Transfer transfer;
-      reference(transfer.overlap, t.overlaps.size(), "overlap");
-      expect("tensors");
-      bounded(transfer.first);
-      expect(":");
-      const size_t at = position();
-      uint32_t last = 0;
-      bounded(last);
-      if (last <= transfer.first || last > t.overlaps[transfer.overlap].tensors)
-        fail(at, "expected an ascending range of the overlap's " +
-                     std::to_string(t.overlaps[transfer.overlap].tensors) + " tensors, found " +
-                     std::to_string(transfer.first) + ":" + std::to_string(last));
-      transfer.count = last - transfer.first;
-      if (take("dimension")) {
-        reference(transfer.dimension, t.overlaps[transfer.overlap].replicaGroups[0].relations.size(), "dimension");
-        transfer.begin = after("local");
-        expect(":");
-        transfer.end = number();
-        if (transfer.begin < 0 || transfer.end <= transfer.begin)
-          fail(position(), "expected an ascending range of local positions from 0 on, found " +
-                               std::to_string(transfer.begin) + ":" + std::to_string(transfer.end));
-      }
-      if (take("replica-group")) {
-        reference(transfer.replicaGroup, t.overlaps[transfer.overlap].replicaGroups.size(), "replica group");
-        expect("from");
-        bounded(transfer.source);
-      }
-      expect("to");
-      bounded(transfer.target);
-      if (take("route"))
-        reference(transfer.route, t.routes.size(), "route");
-      t.transfers.push_back(transfer);
-    }
-    while (take("shape")) {
-      expect("^");
-      counted(t.shapes.size(), "shape");
-      Shape shape;
-      shape.rowBytes = after("row");
-      while (take("x")) {
-        Loop loop;
-        loop.count = number();
-        loop.sourceStride = after("bytes");
-        loop.targetStride = after("->");
-        loop.sourceStep = after("instances");
-        loop.targetStep = after("->");
-        shape.loops.push_back(loop);
-      }
-      t.shapes.push_back(std::move(shape));
-    }
-    while (take("descriptor")) {
-      Descriptor d;
-      expect("^");
-      reference(d.shape, t.shapes.size(), "shape");
-      expect("from");
-      bounded(d.source);
-      expect("instance");
-      bounded(d.sourceInstance);
-      d.sourceOffset = after("+");
-      expect("to");
-      expect("@");
-      reference(d.endpoint, layout_.endpoints.size(), "endpoint");
-      bounded(d.target);
-      expect("instance");
-      bounded(d.targetInstance);
-      d.targetOffset = after("+");
-      if (take("route"))
-        reference(d.route, t.routes.size(), "route");
-      t.descriptors.push_back(d);
-    }
+    while (take("route"))
+      route();
+    while (take("transfer"))
+      transfer();
+    while (take("shape"))
+      shape();
+    while (take("descriptor"))
+      descriptor();
   }
 
   void overlap() {
@@ -178,6 +104,96 @@ private:
       overlap.replicaGroups.push_back(std::move(replicaGroup));
     }
     t.overlaps.push_back(std::move(overlap));
+  }
+
+  void route() {
+    Transfers &t = module_.transfers;
+    counted(t.routes.size(), "route");
+    Route route;
+    do {
+      Hop hop;
+      bounded(hop.from);
+      expect("->");
+      bounded(hop.to);
+      route.push_back(hop);
+    } while (take(","));
+    t.routes.push_back(std::move(route));
+  }
+
+  void transfer() {
+    Transfers &t = module_.transfers;
+    Transfer transfer;
+    reference(transfer.overlap, t.overlaps.size(), "overlap");
+    const Overlap &overlap = t.overlaps[transfer.overlap];
+    expect("tensors");
+    bounded(transfer.first);
+    expect(":");
+    const size_t at = position();
+    uint32_t last = 0;
+    bounded(last);
+    if (last <= transfer.first || last > overlap.tensors)
+      fail(at, "expected an ascending range of the overlap's " + std::to_string(overlap.tensors) + " tensors, found " +
+                   std::to_string(transfer.first) + ":" + std::to_string(last));
+    transfer.count = last - transfer.first;
+    if (take("dimension")) {
+      reference(transfer.dimension, overlap.replicaGroups[0].relations.size(), "dimension");
+      transfer.begin = after("local");
+      expect(":");
+      transfer.end = number();
+      if (transfer.begin < 0 || transfer.end <= transfer.begin)
+        fail(position(), "expected an ascending range of local positions from 0 on, found " +
+                             std::to_string(transfer.begin) + ":" + std::to_string(transfer.end));
+    }
+    if (take("replica-group")) {
+      reference(transfer.replicaGroup, overlap.replicaGroups.size(), "replica group");
+      expect("from");
+      bounded(transfer.source);
+    }
+    expect("to");
+    bounded(transfer.target);
+    if (take("route"))
+      reference(transfer.route, t.routes.size(), "route");
+    t.transfers.push_back(transfer);
+  }
+
+  void shape() {
+    Transfers &t = module_.transfers;
+    expect("^");
+    counted(t.shapes.size(), "shape");
+    Shape shape;
+    shape.rowBytes = after("row");
+    while (take("x")) {
+      Loop loop;
+      loop.count = number();
+      loop.sourceStride = after("bytes");
+      loop.targetStride = after("->");
+      loop.sourceStep = after("instances");
+      loop.targetStep = after("->");
+      shape.loops.push_back(loop);
+    }
+    t.shapes.push_back(std::move(shape));
+  }
+
+  void descriptor() {
+    Transfers &t = module_.transfers;
+    Descriptor d;
+    expect("^");
+    reference(d.shape, t.shapes.size(), "shape");
+    expect("from");
+    bounded(d.source);
+    expect("instance");
+    bounded(d.sourceInstance);
+    d.sourceOffset = after("+");
+    expect("to");
+    expect("@");
+    reference(d.endpoint, layout_.endpoints.size(), "endpoint");
+    bounded(d.target);
+    expect("instance");
+    bounded(d.targetInstance);
+    d.targetOffset = after("+");
+    if (take("route"))
+      reference(d.route, t.routes.size(), "route");
+    t.descriptors.push_back(d);
   }
 
   void schedule() {

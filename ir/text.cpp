@@ -153,45 +153,52 @@ private:
     for (const std::string &param : endpoint.omitted)
       out_ << "  omitted " << quoted(param) << "\n";
     for (size_t p = 0; p < endpoint.params.size(); ++p) {
-      const Param &param = endpoint.params[p];
-      out_ << "  param $" << p << " " << quoted(param.name) << " " << name(param.dtype)
-           << (param.storageDtype ? std::string(" storage ") + name(*param.storageDtype) : "") << view(param) << " [";
-      for (size_t d = 0; d < param.shape.size(); ++d) {
-        out_ << (d ? ", " : "");
-        if (param.shape[d].axes.empty() && param.shape[d].at.size() == 1)
-          out_ << param.shape[d].at[0];
-        else
-          out_ << axes(endpoint, param.shape[d].axes) << " " << list(param.shape[d].at);
-      }
-      out_ << "]";
-      for (size_t v = 0; v < param.variables.size(); ++v)
-        out_ << " for " << layout_.variables[param.variables[v]].name << " #" << param.instances[v];
-      for (const Presence &rule : param.presence)
-        out_ << " at " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates);
-      if (!param.refresh.empty())
-        out_ << " refresh " << quoted(param.refresh);
-      if (!param.transform.empty())
-        out_ << " transform " << quoted(param.transform);
-      if (!param.origin.empty())
-        out_ << " from " << quoted(param.origin);
-      out_ << "\n";
-      for (const Part &part : param.parts) {
-        if (part.pattern < 0)
-          out_ << "    zeros";
-        else
-          out_ << "    holds %" << part.pattern;
-        for (const PartDimension &dimension : part.dimensions) {
-          out_ << " #" << dimension.sharding << " -> ";
-          if (dimension.param < 0)
-            out_ << "name";
-          else
-            out_ << dimension.param;
-        }
-        if (part.pattern >= 0)
-          out_ << " // " << layout_.tensorPatterns[part.pattern].name;
-        out_ << "\n";
-      }
+      out_ << "  param $" << p << " ";
+      param(endpoint, endpoint.params[p]);
     }
+  }
+
+  void param(const Endpoint &endpoint, const Param &param) {
+    out_ << quoted(param.name) << " " << name(param.dtype)
+         << (param.storageDtype ? std::string(" storage ") + name(*param.storageDtype) : "") << view(param) << " [";
+    for (size_t d = 0; d < param.shape.size(); ++d) {
+      out_ << (d ? ", " : "");
+      if (param.shape[d].axes.empty() && param.shape[d].at.size() == 1)
+        out_ << param.shape[d].at[0];
+      else
+        out_ << axes(endpoint, param.shape[d].axes) << " " << list(param.shape[d].at);
+    }
+    out_ << "]";
+    for (size_t v = 0; v < param.variables.size(); ++v)
+      out_ << " for " << layout_.variables[param.variables[v]].name << " #" << param.instances[v];
+    for (const Presence &rule : param.presence)
+      out_ << " at " << endpoint.axes[rule.axis].name << " " << list(rule.coordinates);
+    if (!param.refresh.empty())
+      out_ << " refresh " << quoted(param.refresh);
+    if (!param.transform.empty())
+      out_ << " transform " << quoted(param.transform);
+    if (!param.origin.empty())
+      out_ << " from " << quoted(param.origin);
+    out_ << "\n";
+    for (const Part &each : param.parts)
+      part(each);
+  }
+
+  void part(const Part &part) {
+    if (part.pattern < 0)
+      out_ << "    zeros";
+    else
+      out_ << "    holds %" << part.pattern;
+    for (const PartDimension &dimension : part.dimensions) {
+      out_ << " #" << dimension.sharding << " -> ";
+      if (dimension.param < 0)
+        out_ << "name";
+      else
+        out_ << dimension.param;
+    }
+    if (part.pattern >= 0)
+      out_ << " // " << layout_.tensorPatterns[part.pattern].name;
+    out_ << "\n";
   }
 
   static std::string view(const Param &param) {
@@ -211,24 +218,8 @@ private:
     for (size_t r = 0; r < t.relations.size(); ++r)
       out_ << "relation ~" << r << " " << indexMap(t.relations[r]) << "\n";
     for (size_t n = 0; n < t.overlaps.size(); ++n) {
-      const Overlap &overlap = t.overlaps[n];
-      const Endpoint &target = layout_.endpoints[overlap.endpoint];
       out_ << "overlap " << n << " ";
-      if (overlap.pattern < 0)
-        out_ << "zeros";
-      else
-        out_ << "%" << overlap.pattern;
-      out_ << " -> @" << overlap.endpoint << " $" << overlap.param << "." << overlap.part << " on "
-           << ranges(overlap.targets) << ", " << overlap.tensors << " x " << overlap.bytes << " bytes // "
-           << (overlap.pattern < 0 ? std::string("padding") : layout_.tensorPatterns[overlap.pattern].name) << " -> "
-           << target.params[overlap.param].name << "\n";
-      for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
-        out_ << "  from $" << replicaGroup.param << "." << replicaGroup.part << " on " << ranges(replicaGroup.meshRanks)
-             << " by";
-        for (const unsigned relation : replicaGroup.relations)
-          out_ << " ~" << relation;
-        out_ << "\n";
-      }
+      overlap(t.overlaps[n]);
     }
     for (size_t r = 0; r < t.routes.size(); ++r) {
       out_ << "route " << r;
@@ -236,18 +227,8 @@ private:
         out_ << (&hop == t.routes[r].data() ? " " : ", ") << hop.from << " -> " << hop.to;
       out_ << "\n";
     }
-    for (const Transfer &transfer : t.transfers) {
-      out_ << "transfer " << transfer.overlap << " tensors " << transfer.first << ":"
-           << transfer.first + transfer.count;
-      if (transfer.cut())
-        out_ << " dimension " << transfer.dimension << " local " << transfer.begin << ":" << transfer.end;
-      if (transfer.source != Transfer::kUnassigned)
-        out_ << " replica-group " << transfer.replicaGroup << " from " << transfer.source;
-      out_ << " to " << transfer.target;
-      if (transfer.route >= 0)
-        out_ << " route " << transfer.route;
-      out_ << "\n";
-    }
+    for (const Transfer &each : t.transfers)
+      transfer(each);
     for (size_t s = 0; s < t.shapes.size(); ++s) {
       out_ << "shape ^" << s << " row " << t.shapes[s].rowBytes;
       for (const Loop &loop : t.shapes[s].loops)
@@ -259,6 +240,37 @@ private:
       out_ << "descriptor ^" << d.shape << " from " << d.source << " instance " << d.sourceInstance << " + "
            << d.sourceOffset << " to @" << d.endpoint << " " << d.target << " instance " << d.targetInstance << " + "
            << d.targetOffset << (d.route >= 0 ? " route " + std::to_string(d.route) : std::string()) << "\n";
+  }
+
+  void overlap(const Overlap &overlap) {
+    const Endpoint &target = layout_.endpoints[overlap.endpoint];
+    if (overlap.pattern < 0)
+      out_ << "zeros";
+    else
+      out_ << "%" << overlap.pattern;
+    out_ << " -> @" << overlap.endpoint << " $" << overlap.param << "." << overlap.part << " on "
+         << ranges(overlap.targets) << ", " << overlap.tensors << " x " << overlap.bytes << " bytes // "
+         << (overlap.pattern < 0 ? std::string("padding") : layout_.tensorPatterns[overlap.pattern].name) << " -> "
+         << target.params[overlap.param].name << "\n";
+    for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
+      out_ << "  from $" << replicaGroup.param << "." << replicaGroup.part << " on " << ranges(replicaGroup.meshRanks)
+           << " by";
+      for (const unsigned relation : replicaGroup.relations)
+        out_ << " ~" << relation;
+      out_ << "\n";
+    }
+  }
+
+  void transfer(const Transfer &transfer) {
+    out_ << "transfer " << transfer.overlap << " tensors " << transfer.first << ":" << transfer.first + transfer.count;
+    if (transfer.cut())
+      out_ << " dimension " << transfer.dimension << " local " << transfer.begin << ":" << transfer.end;
+    if (transfer.source != Transfer::kUnassigned)
+      out_ << " replica-group " << transfer.replicaGroup << " from " << transfer.source;
+    out_ << " to " << transfer.target;
+    if (transfer.route >= 0)
+      out_ << " route " << transfer.route;
+    out_ << "\n";
   }
 
   void operands(const RankSchedule &rank, const char *what, const Operands &list) {

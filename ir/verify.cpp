@@ -237,113 +237,145 @@ private:
     return bytes;
   }
 
+  /// Bytes by target endpoint and mesh rank.
+  using Received = std::map<std::pair<unsigned, int32_t>, int64_t>;
+
   void transfers() {
     const Transfers &t = module_.transfers;
-    // The bytes that a target mesh rank receives must be as many as it holds: fewer leave a gap, more write twice.
-    std::map<std::pair<unsigned, int32_t>, int64_t> overlapped, chosen, moved;
-    for (size_t n = 0; n < t.overlaps.size() && error_.empty(); ++n) {
-      const Overlap &overlap = t.overlaps[n];
-      const std::string where = "overlap " + std::to_string(n);
-      require(overlap.endpoint > 0 && !overlap.replicaGroups.empty() && !overlap.targets.empty(),
-              where + " has no replica group, no target mesh rank, or the source as its target");
-      require(std::is_sorted(overlap.targets.begin(), overlap.targets.end()),
-              where + " has target mesh ranks that are not in ascending order");
-      const Param &param = layout_.endpoints[overlap.endpoint].params[overlap.param];
-      for (const ReplicaGroup &replicaGroup : overlap.replicaGroups) {
-        require(!replicaGroup.meshRanks.empty() &&
-                    std::is_sorted(replicaGroup.meshRanks.begin(), replicaGroup.meshRanks.end()),
-                where + " has a replica group that is empty or not in ascending order");
-        require(replicaGroup.relations.size() == param.parts[overlap.part].dimensions.size(),
-                where + " has " + std::to_string(replicaGroup.relations.size()) +
-                    " relations, expected one for each of the " +
-                    std::to_string(param.parts[overlap.part].dimensions.size()) + " dimensions of its target part");
-        const size_t variables =
-            overlap.pattern < 0 ? param.variables.size() : layout_.tensorPatterns[overlap.pattern].variables.size();
-        int64_t tensors = 1, bytes = itemBytes(param.dtype);
-        for (size_t d = 0; d < replicaGroup.relations.size() && error_.empty(); ++d)
-          if (require(replicaGroup.relations[d] < t.relations.size(),
-                      where + " refers to relation " + std::to_string(replicaGroup.relations[d]) +
-                          ", expected fewer than " + std::to_string(t.relations.size())))
-            (d < variables ? tensors : bytes) *= size(t.relations[replicaGroup.relations[d]]);
-        require(tensors == overlap.tensors && bytes == overlap.bytes,
-                where + " has " + std::to_string(overlap.tensors) + " x " + std::to_string(overlap.bytes) +
-                    " bytes, but its relations give " + std::to_string(tensors) + " x " + std::to_string(bytes) +
-                    " bytes");
-      }
-      for (int32_t target : overlap.targets)
-        overlapped[{overlap.endpoint, target}] += overlap.tensors * overlap.bytes;
-    }
+    Received overlapped, chosen, moved;
+    for (size_t n = 0; n < t.overlaps.size() && error_.empty(); ++n)
+      overlap(n, overlapped);
     if (!error_.empty())
       return;
     bool unassigned = false;
     for (const Transfer &transfer : t.transfers) {
-      const Overlap &overlap = t.overlaps[transfer.overlap];
-      const std::string where = "transfer of overlap " + std::to_string(transfer.overlap) + " to mesh rank " +
-                                std::to_string(transfer.target);
-      if (!require(transfer.replicaGroup < overlap.replicaGroups.size(),
-                   where + " refers to replica group " + std::to_string(transfer.replicaGroup) +
-                       ", expected fewer than " + std::to_string(overlap.replicaGroups.size())) ||
-          !require(transfer.first + transfer.count <= overlap.tensors,
-                   where + " ends at tensor " + std::to_string(transfer.first + transfer.count) +
-                       ", but the overlap has " + std::to_string(overlap.tensors)) ||
-          !require(transfer.route < static_cast<int32_t>(t.routes.size()),
-                   where + " refers to route " + std::to_string(transfer.route) + ", expected fewer than " +
-                       std::to_string(t.routes.size())) ||
-          !cut(transfer, where))
+      if (!this->transfer(transfer, chosen))
         return;
       unassigned = unassigned || transfer.source == Transfer::kUnassigned;
-      const std::vector<int32_t> &meshRanks = overlap.replicaGroups[transfer.replicaGroup].meshRanks;
-      require(transfer.source == Transfer::kUnassigned ||
-                  std::binary_search(meshRanks.begin(), meshRanks.end(), transfer.source),
-              where + " comes from mesh rank " + std::to_string(transfer.source) + ", which does not hold it");
-      std::vector<int32_t> receivers = {transfer.target};
-      if (transfer.route >= 0) {
-        const Endpoint &source = layout_.endpoints[0], &target = layout_.endpoints[overlap.endpoint];
-        require(overlap.pattern >= 0 && !target.storage &&
-                    (source.storage || transfer.source < 0 ||
-                     source.ranks[transfer.source] != target.ranks[transfer.target]),
-                where + " has a route, which padding, a local copy and a transfer to files cannot have");
-        for (const Hop &hop : t.routes[transfer.route]) {
-          require(std::find(receivers.begin(), receivers.end(), hop.from) != receivers.end(),
-                  where + " is forwarded by mesh rank " + std::to_string(hop.from) + " before it arrives there");
-          require(std::find(receivers.begin(), receivers.end(), hop.to) == receivers.end(),
-                  where + " arrives at mesh rank " + std::to_string(hop.to) + " twice");
-          receivers.push_back(hop.to);
-        }
-      }
-      for (int32_t meshRank : receivers) {
-        require(std::binary_search(overlap.targets.begin(), overlap.targets.end(), meshRank),
-                where + " arrives at mesh rank " + std::to_string(meshRank) + ", which does not need it");
-        chosen[{overlap.endpoint, meshRank}] += bytes(t, transfer);
-      }
     }
     require(!unassigned || t.descriptors.empty(), "descriptors exist although some transfers have no source yet");
-    for (const Descriptor &d : t.descriptors) {
-      if (!require(d.shape < t.shapes.size(), "a descriptor refers to shape " + std::to_string(d.shape) +
-                                                  ", expected fewer than " + std::to_string(t.shapes.size())))
+    for (const Descriptor &descriptor : t.descriptors)
+      if (!this->descriptor(descriptor, moved))
         return;
-      int64_t bytes = t.shapes[d.shape].rowBytes;
-      for (const Loop &loop : t.shapes[d.shape].loops)
-        bytes *= loop.count;
-      moved[{d.endpoint, d.target}] += bytes;
-      if (d.route >= 0)
-        for (const Hop &hop : t.routes[d.route])
-          moved[{d.endpoint, hop.to}] += bytes;
+    // The bytes that a target mesh rank receives must be as many as it holds: fewer leave a gap, more write twice.
+    complete(overlapped, "overlaps");
+    if (!t.transfers.empty())
+      complete(chosen, "transfers");
+    if (!t.descriptors.empty())
+      complete(moved, "descriptors");
+  }
+
+  void overlap(size_t number, Received &received) {
+    const Overlap &overlap = module_.transfers.overlaps[number];
+    const std::string where = "overlap " + std::to_string(number);
+    require(overlap.endpoint > 0 && !overlap.replicaGroups.empty() && !overlap.targets.empty(),
+            where + " has no replica group, no target mesh rank, or the source as its target");
+    require(std::is_sorted(overlap.targets.begin(), overlap.targets.end()),
+            where + " has target mesh ranks that are not in ascending order");
+    for (const ReplicaGroup &group : overlap.replicaGroups)
+      replicaGroup(overlap, group, where);
+    for (int32_t target : overlap.targets)
+      received[{overlap.endpoint, target}] += overlap.tensors * overlap.bytes;
+  }
+
+  void replicaGroup(const Overlap &overlap, const ReplicaGroup &group, const std::string &where) {
+    const Transfers &t = module_.transfers;
+    const Param &param = layout_.endpoints[overlap.endpoint].params[overlap.param];
+    require(!group.meshRanks.empty() && std::is_sorted(group.meshRanks.begin(), group.meshRanks.end()),
+            where + " has a replica group that is empty or not in ascending order");
+    require(group.relations.size() == param.parts[overlap.part].dimensions.size(),
+            where + " has " + std::to_string(group.relations.size()) + " relations, expected one for each of the " +
+                std::to_string(param.parts[overlap.part].dimensions.size()) + " dimensions of its target part");
+    const size_t variables =
+        overlap.pattern < 0 ? param.variables.size() : layout_.tensorPatterns[overlap.pattern].variables.size();
+    int64_t tensors = 1, bytes = itemBytes(param.dtype);
+    for (size_t d = 0; d < group.relations.size() && error_.empty(); ++d)
+      if (require(group.relations[d] < t.relations.size(),
+                  where + " refers to relation " + std::to_string(group.relations[d]) + ", expected fewer than " +
+                      std::to_string(t.relations.size())))
+        (d < variables ? tensors : bytes) *= size(t.relations[group.relations[d]]);
+    require(tensors == overlap.tensors && bytes == overlap.bytes,
+            where + " has " + std::to_string(overlap.tensors) + " x " + std::to_string(overlap.bytes) +
+                " bytes, but its relations give " + std::to_string(tensors) + " x " + std::to_string(bytes) + " bytes");
+  }
+
+  /// Returns false if an index of the transfer is out of range.
+  bool transfer(const Transfer &transfer, Received &received) {
+    const Transfers &t = module_.transfers;
+    const Overlap &overlap = t.overlaps[transfer.overlap];
+    const std::string where =
+        "transfer of overlap " + std::to_string(transfer.overlap) + " to mesh rank " + std::to_string(transfer.target);
+    if (!require(transfer.replicaGroup < overlap.replicaGroups.size(),
+                 where + " refers to replica group " + std::to_string(transfer.replicaGroup) +
+                     ", expected fewer than " + std::to_string(overlap.replicaGroups.size())) ||
+        !require(transfer.first + transfer.count <= overlap.tensors,
+                 where + " ends at tensor " + std::to_string(transfer.first + transfer.count) +
+                     ", but the overlap has " + std::to_string(overlap.tensors)) ||
+        !require(transfer.route < static_cast<int32_t>(t.routes.size()),
+                 where + " refers to route " + std::to_string(transfer.route) + ", expected fewer than " +
+                     std::to_string(t.routes.size())) ||
+        !cut(transfer, where))
+      return false;
+    const std::vector<int32_t> &meshRanks = overlap.replicaGroups[transfer.replicaGroup].meshRanks;
+    require(transfer.source == Transfer::kUnassigned ||
+                std::binary_search(meshRanks.begin(), meshRanks.end(), transfer.source),
+            where + " comes from mesh rank " + std::to_string(transfer.source) + ", which does not hold it");
+    for (int32_t meshRank : receivers(transfer, where)) {
+      require(std::binary_search(overlap.targets.begin(), overlap.targets.end(), meshRank),
+              where + " arrives at mesh rank " + std::to_string(meshRank) + ", which does not need it");
+      received[{overlap.endpoint, meshRank}] += bytes(t, transfer);
     }
+    return true;
+  }
+
+  /// The target mesh ranks at which a transfer arrives, in the order of its route.
+  std::vector<int32_t> receivers(const Transfer &transfer, const std::string &where) {
+    std::vector<int32_t> receivers = {transfer.target};
+    if (transfer.route < 0)
+      return receivers;
+    const Overlap &overlap = module_.transfers.overlaps[transfer.overlap];
+    const Endpoint &source = layout_.endpoints[0], &target = layout_.endpoints[overlap.endpoint];
+    require(
+        overlap.pattern >= 0 && !target.storage &&
+            (source.storage || transfer.source < 0 || source.ranks[transfer.source] != target.ranks[transfer.target]),
+        where + " has a route, which padding, a local copy and a transfer to files cannot have");
+    for (const Hop &hop : module_.transfers.routes[transfer.route]) {
+      require(std::find(receivers.begin(), receivers.end(), hop.from) != receivers.end(),
+              where + " is forwarded by mesh rank " + std::to_string(hop.from) + " before it arrives there");
+      require(std::find(receivers.begin(), receivers.end(), hop.to) == receivers.end(),
+              where + " arrives at mesh rank " + std::to_string(hop.to) + " twice");
+      receivers.push_back(hop.to);
+    }
+    return receivers;
+  }
+
+  /// Returns false if the descriptor's shape does not exist.
+  bool descriptor(const Descriptor &descriptor, Received &received) {
+    const Transfers &t = module_.transfers;
+    if (!require(descriptor.shape < t.shapes.size(), "a descriptor refers to shape " +
+                                                         std::to_string(descriptor.shape) + ", expected fewer than " +
+                                                         std::to_string(t.shapes.size())))
+      return false;
+    int64_t bytes = t.shapes[descriptor.shape].rowBytes;
+    for (const Loop &loop : t.shapes[descriptor.shape].loops)
+      bytes *= loop.count;
+    received[{descriptor.endpoint, descriptor.target}] += bytes;
+    if (descriptor.route >= 0)
+      for (const Hop &hop : t.routes[descriptor.route])
+        received[{descriptor.endpoint, hop.to}] += bytes;
+    return true;
+  }
+
+  /// Each target mesh rank receives as many bytes as it holds.
+  void complete(const Received &received, const char *from) {
     for (unsigned e = 1; e < layout_.endpoints.size(); ++e)
       for (int64_t meshRank = 0; meshRank < layout_.endpoints[e].meshRanks() && error_.empty(); ++meshRank) {
-        const std::pair<unsigned, int32_t> key{e, static_cast<int32_t>(meshRank)};
         const int64_t wanted = meshRankBytes(e, meshRank);
-        const auto check = [&](const auto &found, bool done, const char *what) {
-          const auto at = found.find(key);
-          const int64_t bytes = at == found.end() ? 0 : at->second;
-          require(!done || bytes == wanted, layout_.endpoints[e].role + " mesh rank " + std::to_string(meshRank) +
-                                                " holds " + std::to_string(wanted) + " bytes, but the " + what +
-                                                " give it " + std::to_string(bytes));
-        };
-        check(overlapped, true, "overlaps");
-        check(chosen, !t.transfers.empty(), "transfers");
-        check(moved, !t.descriptors.empty(), "descriptors");
+        const auto at = received.find({e, static_cast<int32_t>(meshRank)});
+        const int64_t bytes = at == received.end() ? 0 : at->second;
+        require(bytes == wanted, layout_.endpoints[e].role + " mesh rank " + std::to_string(meshRank) + " holds " +
+                                     std::to_string(wanted) + " bytes, but the " + from + " give it " +
+                                     std::to_string(bytes));
       }
   }
 
@@ -385,7 +417,6 @@ private:
                  "the schedule has " + std::to_string(s.ranks.size()) + " ranks, but the world has " +
                      std::to_string(layout_.world)))
       return;
-    std::map<uint32_t, End> sends, receives;
     const std::vector<std::vector<BufferRange>> all = buffers(layout_);
     for (const RankSchedule &rank : s.ranks) {
       const std::string rankName = "rank " + std::to_string(rank.rank);
@@ -394,72 +425,103 @@ private:
       require(layout_.stagingLimit == 0 || rank.arenaBytes <= layout_.stagingLimit,
               rankName + " has an arena of " + std::to_string(rank.arenaBytes) + " bytes, the staging limit is " +
                   std::to_string(layout_.stagingLimit));
-      uint32_t round = 0;
-      schema::ArenaUse arena;
-      for (size_t n = 0; n < rank.steps.size() && error_.empty(); ++n) {
-        const Step &step = rank.steps[n];
-        const std::string where = rankName + " step " + std::to_string(n);
-        require(step.round >= round && step.round < s.rounds, where + " is in round " + std::to_string(step.round) +
-                                                                  ", expected " + std::to_string(round) + " to " +
-                                                                  std::to_string(int64_t{s.rounds} - 1));
-        round = step.round;
-        require(step.kind <= StepKind::fill || step.kind == StepKind::reduce,
-                where + " has the reserved kind '" + name(step.kind) + "'");
-        for (uint32_t before : step.after)
-          if (require(before < n,
-                      where + " waits for step " + std::to_string(before) + ", which is not an earlier one") &&
-              schema::raisesLevel(rank.steps[before].kind, step.kind))
-            require(step.level > rank.steps[before].level,
-                    where + " has dependency level " + std::to_string(step.level) + ", expected more than the " +
-                        std::to_string(rank.steps[before].level) + " of step " + std::to_string(before) +
-                        ", for which it waits");
-        int64_t in = 0, out = 0;
-        for (const Operand &operand : step.inputs)
-          in += operandBytes(rank, operand, false, step.kind, where);
-        for (const Operand &operand : step.outputs)
-          out += operandBytes(rank, operand, true, step.kind, where);
-        if (!error_.empty())
-          return;
-        const bool message = step.kind == StepKind::send || step.kind == StepKind::recv;
-        require(message == (step.peer >= 0) && step.peer < layout_.world && step.peer != rank.rank,
-                where + " has peer " + std::to_string(step.peer) +
-                    ", expected another rank of the world for a send or recv, and -1 for other kinds");
-        require((step.kind == StepKind::fill || step.kind == StepKind::recv || in == step.bytes) &&
-                    (step.kind == StepKind::send || step.kind == StepKind::reduce || out == step.bytes),
-                where + " has " + std::to_string(step.bytes) + " bytes, but its operands have " +
-                    std::to_string(std::max(in, out)));
-        require(step.chunk >= 0 && step.chunk % 256 == 0 && (step.chunk == 0 || (message && step.chunk < step.bytes)) &&
-                    step.slot <= (step.chunk > 0 && step.staging >= 0),
-                where + " has chunks of " + std::to_string(step.chunk) + " bytes in slot " + std::to_string(step.slot) +
-                    "; expected 0 (one chunk), or for a message a multiple of 256 smaller than the message; slot 1 " +
-                    "only with staging and several chunks");
-        require(step.staging < 0 || step.stagingBytes() <= rank.arenaBytes - step.staging,
-                where + " uses staging " + std::to_string(step.staging) + " + " + std::to_string(step.stagingBytes()) +
-                    " bytes, outside the arena of " + std::to_string(rank.arenaBytes));
-        if (step.staging >= 0)
-          for (uint32_t before : arena.take(step.staging, step.staging + step.stagingBytes(), static_cast<uint32_t>(n)))
-            require(std::find(step.after.begin(), step.after.end(), before) != step.after.end(),
-                    where + " reuses bytes of the arena after step " + std::to_string(before) +
-                        ", but does not wait for it");
-        if (step.kind == StepKind::copy &&
-            require(step.inputs.size() == step.outputs.size(), where + " copies " + std::to_string(step.inputs.size()) +
-                                                                   " inputs to " + std::to_string(step.outputs.size()) +
-                                                                   " outputs"))
-          for (size_t i = 0; i < step.inputs.size(); ++i)
-            require(sameShape(rank, step.inputs[i], rank, step.outputs[i]),
-                    where + " copies operand " + std::to_string(i) + " between different shapes");
-        if (message &&
-            !(step.kind == StepKind::send ? sends : receives).try_emplace(step.message, End{&rank, &step}).second)
-          require(false, where + " is a second " + name(step.kind) + " of message " + std::to_string(step.message));
-      }
+      if (!steps(rank, rankName))
+        return;
     }
-    require(sends.size() == s.messages && receives.size() == s.messages,
-            "the schedule has " + std::to_string(s.messages) + " messages, but " + std::to_string(sends.size()) +
-                " sends and " + std::to_string(receives.size()) + " receives");
-    for (const auto &[message, send] : sends) {
-      const auto at = receives.find(message);
+    messages();
+  }
+
+  /// The steps of a rank; collects its sends and receives. Returns false if an operand is wrong.
+  bool steps(const RankSchedule &rank, const std::string &rankName) {
+    uint32_t round = 0;
+    schema::ArenaUse arena;
+    for (uint32_t n = 0; n < rank.steps.size() && error_.empty(); ++n) {
+      const Step &step = rank.steps[n];
+      const std::string where = rankName + " step " + std::to_string(n);
+      require(step.round >= round && step.round < module_.schedule.rounds,
+              where + " is in round " + std::to_string(step.round) + ", expected " + std::to_string(round) + " to " +
+                  std::to_string(int64_t{module_.schedule.rounds} - 1));
+      round = step.round;
+      require(step.kind <= StepKind::fill || step.kind == StepKind::reduce,
+              where + " has the reserved kind '" + name(step.kind) + "'");
+      for (uint32_t before : step.after)
+        if (require(before < n,
+                    where + " waits for step " + std::to_string(before) + ", which is not an earlier one") &&
+            schema::raisesLevel(rank.steps[before].kind, step.kind))
+          require(step.level > rank.steps[before].level,
+                  where + " has dependency level " + std::to_string(step.level) + ", expected more than the " +
+                      std::to_string(rank.steps[before].level) + " of step " + std::to_string(before) +
+                      ", for which it waits");
+      if (!operands(rank, step, where))
+        return false;
+      const bool message = step.kind == StepKind::send || step.kind == StepKind::recv;
+      require(message == (step.peer >= 0) && step.peer < layout_.world && step.peer != rank.rank,
+              where + " has peer " + std::to_string(step.peer) +
+                  ", expected another rank of the world for a send or recv, and -1 for other kinds");
+      staging(rank, step, where);
+      if (step.staging >= 0)
+        for (uint32_t before : arena.take(step.staging, step.staging + step.stagingBytes(), n))
+          require(std::find(step.after.begin(), step.after.end(), before) != step.after.end(),
+                  where + " reuses bytes of the arena after step " + std::to_string(before) +
+                      ", but does not wait for it");
+      if (step.kind == StepKind::copy)
+        copy(rank, step, where);
+      if (message &&
+          !(step.kind == StepKind::send ? sends_ : receives_).try_emplace(step.message, End{&rank, &step}).second)
+        require(false, where + " is a second " + name(step.kind) + " of message " + std::to_string(step.message));
+    }
+    return true;
+  }
+
+  /// The operands of a step are in their buffers and have as many bytes as the step. Returns false if they are not in
+  /// their buffers.
+  bool operands(const RankSchedule &rank, const Step &step, const std::string &where) {
+    int64_t in = 0, out = 0;
+    for (const Operand &operand : step.inputs)
+      in += operandBytes(rank, operand, false, step.kind, where);
+    for (const Operand &operand : step.outputs)
+      out += operandBytes(rank, operand, true, step.kind, where);
+    if (!error_.empty())
+      return false;
+    require((step.kind == StepKind::fill || step.kind == StepKind::recv || in == step.bytes) &&
+                (step.kind == StepKind::send || step.kind == StepKind::reduce || out == step.bytes),
+            where + " has " + std::to_string(step.bytes) + " bytes, but its operands have " +
+                std::to_string(std::max(in, out)));
+    return true;
+  }
+
+  /// The chunks of a message, and the bytes of the arena that a step uses.
+  void staging(const RankSchedule &rank, const Step &step, const std::string &where) {
+    const bool message = step.kind == StepKind::send || step.kind == StepKind::recv;
+    require(step.chunk >= 0 && step.chunk % 256 == 0 && (step.chunk == 0 || (message && step.chunk < step.bytes)) &&
+                step.slot <= (step.chunk > 0 && step.staging >= 0),
+            where + " has chunks of " + std::to_string(step.chunk) + " bytes in slot " + std::to_string(step.slot) +
+                "; expected 0 (one chunk), or for a message a multiple of 256 smaller than the message; slot 1 " +
+                "only with staging and several chunks");
+    require(step.staging < 0 || step.stagingBytes() <= rank.arenaBytes - step.staging,
+            where + " uses staging " + std::to_string(step.staging) + " + " + std::to_string(step.stagingBytes()) +
+                " bytes, outside the arena of " + std::to_string(rank.arenaBytes));
+  }
+
+  void copy(const RankSchedule &rank, const Step &step, const std::string &where) {
+    if (require(step.inputs.size() == step.outputs.size(), where + " copies " + std::to_string(step.inputs.size()) +
+                                                               " inputs to " + std::to_string(step.outputs.size()) +
+                                                               " outputs"))
+      for (size_t i = 0; i < step.inputs.size(); ++i)
+        require(sameShape(rank, step.inputs[i], rank, step.outputs[i]),
+                where + " copies operand " + std::to_string(i) + " between different shapes");
+  }
+
+  /// Each message has one send and one receive, which agree.
+  void messages() {
+    const Schedule &s = module_.schedule;
+    require(sends_.size() == s.messages && receives_.size() == s.messages,
+            "the schedule has " + std::to_string(s.messages) + " messages, but " + std::to_string(sends_.size()) +
+                " sends and " + std::to_string(receives_.size()) + " receives");
+    for (const auto &[message, send] : sends_) {
+      const auto at = receives_.find(message);
       const std::string where = "message " + std::to_string(message);
-      if (!require(at != receives.end(), where + " has no receive"))
+      if (!require(at != receives_.end(), where + " has no receive"))
         return;
       const End &receive = at->second;
       require(send.step->peer == receive.rank->rank && receive.step->peer == send.rank->rank &&
@@ -513,6 +575,7 @@ private:
 
   const Module &module_;
   const Layout &layout_;
+  std::map<uint32_t, End> sends_, receives_; // by message
   std::string error_;
 };
 

@@ -314,6 +314,37 @@ void readParams(const Node &params, const Model &model, LayoutDeclaration &layou
   layout.params = std::move(remaining);
 }
 
+/// Reads `place`: rules that replace or, if null, remove inherited ones.
+void readLayoutPlacement(const Node &node, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  for (const auto &[key, value] : node.entries)
+    if (value.kind == Node::Kind::null && layout.placement.erase(key.text) == 0)
+      diagnostics.error(key.at, "'" + key.text + "' is null, which removes it from 'place', but 'place' has no '" +
+                                    key.text + "'");
+  for (auto &[variable, rule] : readPlacement(withoutNull(node), model, diagnostics))
+    layout.placement.insert_or_assign(variable, std::move(rule));
+}
+
+void readSwitches(const Node &node, const Model &model, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  for (const auto &[key, value] : node.entries) {
+    const auto known = readIdentifier(key, "a switch", diagnostics);
+    auto expression = readExpression(value, "switch '" + key.text + "'", diagnostics);
+    if (!known || !expression)
+      continue;
+    checkUnique(key, "switch", layout, model, diagnostics);
+    layout.switches.insert_or_assign(key.text, std::move(*expression));
+  }
+}
+
+/// Reads `shard`: rules of params by glob.
+void readGlobRules(const Node &node, LayoutDeclaration &layout, Diagnostics &diagnostics) {
+  layout.shard.clear();
+  if (node.entries.size() > kMaxGlobs)
+    return diagnostics.error(node.at, "'shard' has " + std::to_string(node.entries.size()) +
+                                          " globs, expected at most " + std::to_string(kMaxGlobs));
+  for (const auto &[glob, rules] : node.entries)
+    layout.shard.push_back({{glob.text, glob.at}, readShard(rules, diagnostics)});
+}
+
 } // namespace
 
 ParamDeclaration paramOf(const TensorDeclaration &tensor) {
@@ -338,25 +369,12 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
     inherit(*extend, model, layout, diagnostics);
   if (const Node *axes = fields.find("axes"))
     readAxes(*axes, model, layout, diagnostics);
-  if (const Node *placement = fields.find("place"); placement && checkMap(*placement, "'place'", diagnostics)) {
-    for (const auto &[key, value] : placement->entries)
-      if (value.kind == Node::Kind::null && layout.placement.erase(key.text) == 0)
-        diagnostics.error(key.at, "'" + key.text + "' is null, which removes it from 'place', but 'place' has no '" +
-                                      key.text + "'");
-    for (auto &[variable, rule] : readPlacement(withoutNull(*placement), model, diagnostics))
-      layout.placement.insert_or_assign(variable, std::move(rule));
-  }
+  if (const Node *placement = fields.find("place"); placement && checkMap(*placement, "'place'", diagnostics))
+    readLayoutPlacement(*placement, model, layout, diagnostics);
   if (const Node *chunks = fields.find("chunks"))
     readChunks(*chunks, model, layout, diagnostics);
   if (const Node *switches = fields.find("switches"); switches && checkMap(*switches, "'switches'", diagnostics))
-    for (const auto &[key, value] : switches->entries) {
-      const auto known = readIdentifier(key, "a switch", diagnostics);
-      auto expression = readExpression(value, "switch '" + key.text + "'", diagnostics);
-      if (!known || !expression)
-        continue;
-      checkUnique(key, "switch", layout, model, diagnostics);
-      layout.switches.insert_or_assign(key.text, std::move(*expression));
-    }
+    readSwitches(*switches, model, layout, diagnostics);
   const Node *params = extend ? fields.find("params") : fields.require("params");
   if (params && params->kind == Node::Kind::scalar && params->text == "same") {
     layout.same = true;
@@ -374,15 +392,8 @@ LayoutDeclaration readLayout(const Node &name, const Node &node, const Model &mo
       readParams(*params, model, layout, diagnostics);
     }
   }
-  if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics)) {
-    layout.shard.clear();
-    if (shard->entries.size() > kMaxGlobs)
-      diagnostics.error(shard->at, "'shard' has " + std::to_string(shard->entries.size()) +
-                                       " globs, expected at most " + std::to_string(kMaxGlobs));
-    else
-      for (const auto &[glob, rules] : shard->entries)
-        layout.shard.push_back({{glob.text, glob.at}, readShard(rules, diagnostics)});
-  }
+  if (const Node *shard = fields.find("shard"); shard && checkMap(*shard, "'shard'", diagnostics))
+    readGlobRules(*shard, layout, diagnostics);
   fields.finish();
   return layout;
 }

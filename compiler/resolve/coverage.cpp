@@ -29,6 +29,33 @@ int64_t blocks(const IndexMap &indexMap) {
 
 constexpr int64_t kMostWork = 1 << 20; // index blocks that are processed for one tensor pattern
 
+using ParamPart = std::pair<unsigned, unsigned>; // numbers of a param and of one of its parts
+
+/// The elements of a tensor pattern that no part has so far.
+struct Rest {
+  std::vector<ProductSet> sets;
+  bool any = false; // whether a part has an element
+  int64_t work = 0; // index blocks processed
+
+  void subtract(const ProductSet &product) {
+    if (isEmpty(product))
+      return;
+    any = true;
+    std::vector<ProductSet> left;
+    for (const IndexMap &each : product)
+      work += blocks(each);
+    for (ProductSet &set : sets) {
+      for (const IndexMap &each : set)
+        work += blocks(each);
+      if (work <= kMostWork)
+        reshard::subtract(std::move(set), product, left);
+      else
+        left.push_back(std::move(set));
+    }
+    sets = std::move(left);
+  }
+};
+
 class SourceCoverage {
 public:
   SourceCoverage(const ir::Layout &layout, const std::vector<Location> &declaredAt, bool gaps, Diagnostics &diagnostics)
@@ -37,7 +64,7 @@ public:
 
   std::vector<bool> run() {
     std::vector<bool> held(layout_.tensorPatterns.size());
-    std::vector<std::vector<std::pair<unsigned, unsigned>>> parts(layout_.tensorPatterns.size()); // param, part
+    std::vector<std::vector<ParamPart>> parts(layout_.tensorPatterns.size());
     for (unsigned p = 0; p < source_.params.size(); ++p)
       for (unsigned q = 0; q < source_.params[p].parts.size(); ++q)
         if (const int pattern = source_.params[p].parts[q].pattern; pattern >= 0)
@@ -49,7 +76,7 @@ public:
 
 private:
   /// Whether any mesh rank holds an element of the pattern; reports a gap.
-  bool check(const ir::TensorPattern &pattern, const std::vector<std::pair<unsigned, unsigned>> &parts) {
+  bool check(const ir::TensorPattern &pattern, const std::vector<ParamPart> &parts) {
     ProductSet whole;
     for (const IndexMap &values : pattern.exists)
       whole.push_back(identityOn(values));
@@ -58,66 +85,58 @@ private:
     if (isEmpty(whole))
       return false;
 
-    std::vector<ProductSet> rest = {whole};
-    bool any = false;
-    int64_t work = 0; // index blocks processed
+    Rest rest{{whole}};
     tooMuch_ = false;
-    auto subtractFromRest = [&](const ProductSet &product) {
-      if (isEmpty(product))
-        return;
-      any = true;
-      std::vector<ProductSet> left;
-      for (const IndexMap &each : product)
-        work += blocks(each);
-      for (ProductSet &set : rest) {
-        for (const IndexMap &each : set)
-          work += blocks(each);
-        if (work <= kMostWork)
-          subtract(std::move(set), product, left);
-        else
-          left.push_back(std::move(set));
-      }
-      rest = std::move(left);
-    };
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const auto [p, q] = parts[i];
-      const ir::Param &param = source_.params[p];
-      const ir::Part &part = param.parts[q];
+    for (size_t i = 0; i < parts.size();) {
+      const ir::Param &param = source_.params[parts[i].first];
+      const ir::Part &part = param.parts[parts[i].second];
       if (productOverMeshRanks(param, part)) {
         ProductSet product;
         for (size_t d = 0; d < part.dimensions.size(); ++d)
           product.push_back(unionOf(part.dimensions[d].sharding, whole[d]));
-        subtractFromRest(product);
+        rest.subtract(product);
+        ++i;
       } else {
-        // All such parts of a param together for each mesh rank: then the rest of a flat buffer stays small.
-        std::vector<const ir::Part *> together;
-        std::vector<unsigned> all;
-        for (; i < parts.size() && parts[i].first == p && !productOverMeshRanks(param, param.parts[parts[i].second]);
-             ++i) {
-          together.push_back(&param.parts[parts[i].second]);
-          add(axes(param, *together.back()), all);
-        }
-        --i;
-        for (int64_t meshRank : distinctMeshRanks(source_, std::move(all))) {
-          if (!present(source_, param, meshRank) || !mayRead(source_, meshRank) || rest.empty() || work > kMostWork)
-            continue;
-          for (const ir::Part *each : together) {
-            ProductSet product;
-            for (const ir::PartDimension &dimension : each->dimensions) {
-              const ir::Sharding &sharding = source_.shardings[dimension.sharding];
-              product.push_back(positions(dimension.sharding, coordinate(source_, sharding.axes, meshRank)));
-            }
-            subtractFromRest(product);
-          }
-        }
+        i = subtractByMeshRank(parts, i, rest);
       }
-      if (rest.empty())
+      if (rest.sets.empty())
         return true;
     }
-    tooMuch_ = tooMuch_ || work > kMostWork;
-    if (any || tooMuch_)
-      report(pattern, whole, rest[0], parts);
-    return any || tooMuch_;
+    tooMuch_ = tooMuch_ || rest.work > kMostWork;
+    if (rest.any || tooMuch_)
+      report(pattern, whole, rest.sets[0], parts);
+    return rest.any || tooMuch_;
+  }
+
+  /// Subtracts the sets of part `first` on each mesh rank, together with those of the parts after it of the same param
+  /// that are no product either: then the rest of a flat buffer stays small. Returns the next part.
+  size_t subtractByMeshRank(const std::vector<ParamPart> &parts, size_t first, Rest &rest) {
+    const unsigned p = parts[first].first;
+    const ir::Param &param = source_.params[p];
+    std::vector<const ir::Part *> together;
+    std::vector<unsigned> all;
+    size_t next = first;
+    for (; next < parts.size() && parts[next].first == p; ++next) {
+      const ir::Part &part = param.parts[parts[next].second];
+      if (productOverMeshRanks(param, part))
+        break;
+      together.push_back(&part);
+      add(axes(param, part), all);
+    }
+    for (int64_t meshRank : distinctMeshRanks(source_, std::move(all))) {
+      if (!present(source_, param, meshRank) || !mayRead(source_, meshRank) || rest.sets.empty() ||
+          rest.work > kMostWork)
+        continue;
+      for (const ir::Part *each : together) {
+        ProductSet product;
+        for (const ir::PartDimension &dimension : each->dimensions) {
+          const ir::Sharding &sharding = source_.shardings[dimension.sharding];
+          product.push_back(positions(dimension.sharding, coordinate(source_, sharding.axes, meshRank)));
+        }
+        rest.subtract(product);
+      }
+    }
+    return next;
   }
 
   static void add(const std::vector<unsigned> &more, std::vector<unsigned> &axes) {
@@ -196,7 +215,7 @@ private:
   }
 
   void report(const ir::TensorPattern &pattern, const ProductSet &whole, const ProductSet &gap,
-              const std::vector<std::pair<unsigned, unsigned>> &parts) {
+              const std::vector<ParamPart> &parts) {
     std::string where;
     for (size_t d = 0; d < gap.size(); ++d) {
       if (sameFrom(gap[d], whole[d]))
