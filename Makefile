@@ -5,8 +5,8 @@ JOBS ?= $(shell nproc)
 .PHONY: build demo setup cuda test test-build test-all bench format tidy clean
 .DEFAULT_GOAL := build
 
-# A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that nothing
-# is built twice when targets are used in turns.
+# A new build tree has the commands and the library. A tree that `make cuda` or `make test` configured keeps its options, so that
+# alternating targets do not rebuild everything.
 configure = mkdir -p build; \
   if [ -f $(BUILD)/CMakeCache.txt ]; then cmake $(BUILD) $(1); else cmake -S . -B $(BUILD) -G Ninja -DRESHARD_UNITY=ON $(1); fi \
   >build/configure.log || { cat build/configure.log; exit 1; }
@@ -56,8 +56,8 @@ format:
 	@scripts/bootstrap.sh --format
 	git ls-files -z -- '*.c' '*.cpp' '*.cu' '*.h' '*.hpp' | xargs -0 clang-format-19 -i --style=file --fallback-style=none
 
-# clang-tidy over all C++ files but the tests: some 10 minutes. FILES=compiler/schedule/rounds.cpp: only files whose path
-# matches this regular expression.
+# clang-tidy over all C++ files except tests: about 10 minutes. FILES=compiler/schedule/rounds.cpp selects files: a regular
+# expression of their paths.
 FILES := (?!tests/|build/).*\.cpp
 tidy:
 	@scripts/bootstrap.sh --tidy
