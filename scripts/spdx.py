@@ -21,8 +21,8 @@ EXCLUDED = ("examples/", "third_party/", "tests/compiler/errors/", "tests/librar
 
 
 def sources() -> list[Path]:
-    """Tracked files, and new ones that git does not ignore."""
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    """Tracked files, and new ones that git does not ignore. In a container the checkout may have another owner."""
+    listed = subprocess.run(["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     paths = [Path(name) for name in sorted(set(listed.split("\0")) - {""}) if not name.startswith(EXCLUDED)]
     return [path for path in paths if (path.name in COMMENTS or path.suffix in COMMENTS) and (ROOT / path).is_file()]
 
