@@ -6,7 +6,7 @@
 #include "analysis/files/model_files.h"
 #include "analysis/files/new_folder.h"
 #include "analysis/guarded_exit.h"
-#include "analysis/verify/reference.h"
+#include "analysis/verify/compare.h"
 #include "analysis/work_deadline.h"
 #include "executor/launch.h"
 #include "executor/mappings.h"

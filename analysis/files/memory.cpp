@@ -2,7 +2,7 @@
 
 #include "analysis/common.h"
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/verify/quantized_views.h"
+#include "analysis/layout/quantized_views.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "analysis/files/safetensors.h"
-#include "analysis/verify/synthesize.h"
+#include "executor/load.h"
 
 #include <memory>
 #include <set>
@@ -10,6 +10,13 @@
 #include <vector>
 
 namespace reshard::analysis {
+
+/// The memory of all instances of one mesh rank of one endpoint, by param and instance. Quantized views have none.
+/// Params with a transform have memory only where the tools replace the caller.
+struct MeshRankMemory {
+  uint32_t endpoint = 0, meshRank = 0;
+  std::vector<std::vector<std::byte *>> params;
+};
 
 /// The memory of a plan's endpoints, by mesh rank. Functions that return a string return an error text, empty on
 /// success.
@@ -60,21 +67,5 @@ private:
 
 /// The tensors in the file of a mesh rank.
 std::vector<TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
-
-/// Compares target memory with source memory through the layouts, tensor by tensor, and padding with zeros. An element
-/// that no part covers counts as a mismatch. `progress` is called on this thread.
-CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
-                    const std::function<void(double)> &progress = {});
-
-/// The differences between source replicas, each with the instance it was compared with. For quantized params, codes
-/// and scales are compared if the blocks are the same.
-struct ReplicaResult {
-  uint64_t comparedBytes = 0;
-  std::vector<std::string> differences; // by tensor, then by mesh rank; quantized params last
-  std::vector<std::string>
-      skipped; // tensor patterns held by several params, at least one quantized: not compared with each other
-};
-ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
-                              const std::function<void(double)> &progress = {});
 
 } // namespace reshard::analysis

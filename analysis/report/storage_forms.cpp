@@ -1,7 +1,7 @@
 #include "analysis/report/storage_forms.h"
 
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/verify/quantized_views.h"
+#include "analysis/layout/quantized_views.h"
 #include "executor/check_segment.h"
 #include "schema/limits.h"
 

@@ -1,8 +1,7 @@
-// Checks the memory of one target mesh rank against its layout, element by element.
+#include "analysis/verify/check.h"
 
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/verify/reference.h"
-#include "analysis/verify/synthesized_values.h"
+#include "analysis/verify/expected.h"
 
 #include <cstdio>
 #include <cstring>
@@ -13,94 +12,6 @@ namespace reshard::analysis {
 using namespace schema;
 
 namespace {
-
-/// The expected values of one tensor: computed from its key if they are synthesized, else read from the source.
-class ExpectedTensor {
-public:
-  explicit ExpectedTensor(Reference &reference) : reference_(reference) {}
-
-  /// Selects the tensor of a run.
-  void select(const ElementRun &run) {
-    if (!run.tensor || name_ == *run.tensor)
-      return;
-    name_ = *run.tensor;
-    sourceValues_.reset();
-    if (reference_.synthesized() && !reference_.viewed(run.pattern))
-      key_ = tensorKey(name_, reference_.seed());
-    else
-      sourceValues_ = reference_.tensor(name_);
-    if (sourceValues_ && sourceValues_->conflict() >= 0 && ambiguity_.empty())
-      ambiguity_ = "source params that hold tensor '" + name_ + "' give two different values for element " +
-                   std::to_string(sourceValues_->conflict()) +
-                   ", because they quantize it in different blocks, and the layouts do not decide which value is sent";
-  }
-  bool fromSource() const { return sourceValues_ != nullptr; }
-  uint64_t key() const { return key_; }
-  const std::string &ambiguity() const { return ambiguity_; }
-
-  /// An element as it is sent; null if the source does not hold it.
-  const std::byte *at(int64_t element, int64_t item) const {
-    return sourceValues_->known(element) ? sourceValues_->at(element, item) : nullptr;
-  }
-
-  /// An element as the target param stores it; empty if the source does not hold it.
-  std::optional<uint64_t> code(const SynthesizedValues &values, int64_t element) const {
-    if (!sourceValues_)
-      return values(key_, static_cast<uint64_t>(element));
-    uint64_t code = 0;
-    const int64_t item = itemBytes(values.sentDtype);
-    const std::byte *found = at(element, item);
-    if (!found)
-      return std::nullopt;
-    std::memcpy(&code, found, static_cast<size_t>(item));
-    return values.sentDtype == values.storageDtype ? code : castCode(*values.param, code);
-  }
-
-private:
-  Reference &reference_;
-  std::string name_, ambiguity_;
-  uint64_t key_ = 0;
-  std::shared_ptr<const TensorValues> sourceValues_;
-};
-
-template <class Element>
-int64_t differences(const Element *in, int64_t step, uint64_t key, int64_t logical, int64_t logicalStep,
-                    int64_t count) {
-  int64_t wrong = 0;
-  for (int64_t k = 0; k < count; ++k)
-    wrong += in[k * step] != static_cast<Element>(elementHash(key, static_cast<uint64_t>(logical + k * logicalStep)));
-  return wrong;
-}
-
-int64_t wrong(const std::byte *memory, const ElementRun &run, const ExpectedTensor &tensor,
-              const SynthesizedValues &values) {
-  const DType type = values.storageDtype;
-  const int64_t item = itemBytes(type);
-  if (!run.tensor || type == DType::boolean || tensor.fromSource() || !values.plain()) {
-    int64_t count = 0;
-    for (int64_t k = 0; k < run.count; ++k) {
-      const std::optional<uint64_t> code = run.tensor ? tensor.code(values, run.logical + k * run.logicalStep) : 0;
-      count += !code || std::memcmp(memory + (run.local + k * run.localStep) * item, &*code,
-                                    static_cast<size_t>(item)) != 0; // little-endian
-    }
-    return count;
-  }
-  const std::byte *at = memory + run.local * item;
-  switch (item) {
-  case 1:
-    return differences(reinterpret_cast<const uint8_t *>(at), run.localStep, tensor.key(), run.logical, run.logicalStep,
-                       run.count);
-  case 2:
-    return differences(reinterpret_cast<const uint16_t *>(at), run.localStep, tensor.key(), run.logical,
-                       run.logicalStep, run.count);
-  case 4:
-    return differences(reinterpret_cast<const uint32_t *>(at), run.localStep, tensor.key(), run.logical,
-                       run.logicalStep, run.count);
-  default:
-    return differences(reinterpret_cast<const uint64_t *>(at), run.localStep, tensor.key(), run.logical,
-                       run.logicalStep, run.count);
-  }
-}
 
 std::string hex(const std::byte *at, int64_t bytes) {
   uint64_t code = 0;
@@ -125,17 +36,17 @@ public:
     CheckResult result;
     ExpectedTensor tensor(reference_);
     Coverage coverage(instance.bytes / item);
-    forEachRun(plan_.manifest(), endpoint_, instance.param, memory_.meshRank, instance, [&](const ElementRun &run) {
-      tensor.select(run);
-      coverage.add(run.local, run.localStep, run.count);
-      const int64_t bad = wrong(memory, run, tensor, values);
-      if (bad > 0 && result.first.empty())
-        result.first = firstWrong(instance, memory, run, tensor, values);
-      result.mismatches += static_cast<uint64_t>(bad);
+    forEachRange(layoutOf(instance), [&](const ElementRange &range) {
+      tensor.select(range);
+      coverage.add(range);
+      const int64_t wrong = countWrong(memory, range, tensor, values);
+      if (wrong > 0 && result.first.empty())
+        result.first = describeWrong(instance, *firstWrong(memory, range, tensor, values), tensor, values);
+      result.mismatches += static_cast<uint64_t>(wrong);
     });
     result.checkedBytes = static_cast<uint64_t>(instance.bytes);
     result.ambiguity = tensor.ambiguity();
-    addMissing(instance, coverage, result);
+    result.addUncovered(instance, coverage);
     return result;
   }
 
@@ -170,42 +81,26 @@ public:
   }
 
 private:
-  std::string where() const {
-    return endpoint_.role()->str() + (endpoint_.storage() ? " file " : " rank ") +
-           std::to_string(endpoint_.ranks()->Get(memory_.meshRank));
-  }
+  std::string where() const { return endpoint_.role()->str() + " " + meshRankName(endpoint_, memory_.meshRank); }
   std::string nameOf(uint32_t param, uint32_t number) const {
     return instances(plan_.manifest(), endpoint_, param, memory_.meshRank)[number].name;
   }
 
-  static void addMissing(const ParamInstance &instance, const Coverage &coverage, CheckResult &result) {
-    const int64_t missing = coverage.missing();
-    if (missing == 0)
-      return;
-    result.mismatches += static_cast<uint64_t>(missing);
-    if (result.first.empty())
-      result.first = "param '" + instance.name + "': " + std::to_string(missing) + " of " +
-                     std::to_string(coverage.elements()) + " elements are covered by no part of its layout";
+  InstanceLayout layoutOf(const ParamInstance &instance) const {
+    return {plan_.manifest(), endpoint_, memory_.meshRank, instance};
   }
 
-  std::string firstWrong(const ParamInstance &instance, const std::byte *memory, const ElementRun &run,
-                         const ExpectedTensor &tensor, const SynthesizedValues &values) const {
+  std::string describeWrong(const ParamInstance &instance, const ElementRange &element, const ExpectedTensor &tensor,
+                            const SynthesizedValues &values) const {
     const int64_t item = itemBytes(values.storageDtype);
-    for (int64_t k = 0; k < run.count; ++k) {
-      ElementRun one = run;
-      one.logical += k * run.logicalStep;
-      one.local += k * run.localStep;
-      one.count = 1;
-      if (wrong(memory, one, tensor, values) == 0)
-        continue;
-      const std::optional<uint64_t> code = run.tensor ? tensor.code(values, one.logical) : 0;
-      return where() + " param '" + instance.name + "' element " + std::to_string(one.local) + " (" +
-             (run.tensor ? "'" + *run.tensor + "' element " + std::to_string(one.logical) : std::string("padding")) +
-             "): found " + hex(memory + one.local * item, item) +
-             (code ? ", expected " + hex(reinterpret_cast<const std::byte *>(&*code), item)
-                   : ", but the source does not hold this element");
-    }
-    return {};
+    const std::byte *found = memory_.params[instance.param][instance.instance] + element.local * item;
+    const std::optional<uint64_t> code = element.tensor ? tensor.code(values, element.logical) : 0;
+    return where() + " param '" + instance.name + "' element " + std::to_string(element.local) + " (" +
+           (element.tensor ? "'" + *element.tensor + "' element " + std::to_string(element.logical)
+                           : std::string("padding")) +
+           "): found " + hex(found, item) +
+           (code ? ", expected " + hex(reinterpret_cast<const std::byte *>(&*code), item)
+                 : ", but the source does not hold this element");
   }
 
   /// The values that were written to a view.
@@ -215,20 +110,20 @@ private:
     Bytes bytes(static_cast<size_t>(instance.bytes)); // padding is zero
     ExpectedTensor tensor(reference_);
     Coverage coverage(instance.bytes / item);
-    forEachRun(plan_.manifest(), endpoint_, instance.param, memory_.meshRank, instance, [&](const ElementRun &run) {
-      tensor.select(run);
-      coverage.add(run.local, run.localStep, run.count);
-      if (run.tensor && !tensor.fromSource())
-        return fill(bytes.data(), run, tensor.key(), values);
-      for (int64_t k = 0; run.tensor && k < run.count; ++k)
-        if (const std::byte *from = tensor.at(run.logical + k * run.logicalStep, item))
-          std::memcpy(bytes.data() + (run.local + k * run.localStep) * item, from, static_cast<size_t>(item));
+    forEachRange(layoutOf(instance), [&](const ElementRange &range) {
+      tensor.select(range);
+      coverage.add(range);
+      if (range.tensor && !tensor.fromSource())
+        return fill(bytes.data(), range, tensor.key(), values);
+      for (int64_t k = 0; range.tensor && k < range.count; ++k)
+        if (const std::byte *from = tensor.sent(range.logical + k * range.logicalStep, item))
+          std::memcpy(bytes.data() + (range.local + k * range.localStep) * item, from, static_cast<size_t>(item));
         else if (++result.mismatches; result.first.empty())
-          result.first = where() + " param '" + instance.name + "': the source does not hold '" + *run.tensor +
-                         "' element " + std::to_string(run.logical + k * run.logicalStep);
+          result.first = where() + " param '" + instance.name + "': the source does not hold '" + *range.tensor +
+                         "' element " + std::to_string(range.logical + k * range.logicalStep);
     });
     result.ambiguity = tensor.ambiguity();
-    addMissing(instance, coverage, result);
+    result.addUncovered(instance, coverage);
     return bytes;
   }
 
@@ -247,10 +142,11 @@ private:
       if (const QuantizedView *view = endpoint_.params()->Get(p)->view();
           view && view->kind() == ViewKind::amax && view->codes() == instance.param) {
         const ParamInstance amax = sibling(endpoint_, instance, p, memory_.meshRank);
-        forEachRun(plan_.manifest(), endpoint_, p, memory_.meshRank, amax, [&](ElementRun run) {
-          for (; run.tensor && run.count > 0; --run.count, run.local += run.localStep, run.logical += run.logicalStep) {
-            float &scale = scales[static_cast<size_t>(run.local / amax.shape.back())];
-            scale = largerAmax(reference_.amax(run, values).value_or(scale), scale);
+        forEachRange(layoutOf(amax), [&](const ElementRange &range) {
+          for (int64_t k = 0; range.tensor && k < range.count; ++k) {
+            const ElementRange entry = range.at(k);
+            float &scale = scales[static_cast<size_t>(entry.local / amax.shape.back())];
+            scale = largerAmax(reference_.amax(entry, values).value_or(scale), scale);
           }
         });
       }
@@ -272,7 +168,8 @@ CheckResult checkMeshRank(const Plan &plan, const MeshRankMemory &memory, Refere
   const InstanceCheck checks(plan, memory, reference);
   CheckResult result;
   std::mutex mutex;
-  forEachInstance(plan, memory, threads, [&](const Endpoint &, const ParamInstance &instance) {
+  forEachInstance(plan, memory, threads, [&](const InstanceLayout &layout) {
+    const ParamInstance &instance = layout.instance;
     const bool view = endpoint.params()->Get(instance.param)->view();
     if (derived[instance.param] || (viewsOnly && !view))
       return;
@@ -292,6 +189,14 @@ void CheckResult::add(CheckResult &&part) {
     first = std::move(part.first);
   if (ambiguity.empty())
     ambiguity = std::move(part.ambiguity);
+}
+
+void CheckResult::addUncovered(const ParamInstance &instance, const Coverage &coverage) {
+  const int64_t missing = coverage.missing();
+  mismatches += static_cast<uint64_t>(missing);
+  if (missing > 0 && first.empty())
+    first = "param '" + instance.name + "': " + std::to_string(missing) + " of " + std::to_string(coverage.elements()) +
+            " elements are covered by no part of its layout";
 }
 
 CheckResult check(const Plan &plan, const MeshRankMemory &memory, uint64_t seed, unsigned threads) {

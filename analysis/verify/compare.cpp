@@ -1,9 +1,8 @@
-// Compares target memory with source memory, and source replicas with each other, through the layouts of the manifest.
-// Each tensor is assembled from all source instances that hold a part of it.
+#include "analysis/verify/compare.h"
 
 #include "analysis/flatbuffer_vectors.h"
 #include "analysis/parallel.h"
-#include "analysis/verify/reference.h"
+#include "analysis/verify/expected.h"
 
 #include <algorithm>
 #include <cstring>
@@ -37,29 +36,21 @@ void checkCoverage(const Plan &plan, const Memory &target, CheckResult &result) 
       for (const ParamInstance &instance : instances(plan.manifest(), endpoint, p, rankMemory.meshRank)) {
         if (!rankMemory.params[p][instance.instance] || derived[p])
           continue;
-        const int64_t missing = uncovered(plan.manifest(), endpoint, p, rankMemory.meshRank, instance);
-        result.mismatches += static_cast<uint64_t>(missing);
-        if (missing > 0 && result.first.empty())
-          result.first = "param '" + instance.name + "': " + std::to_string(missing) +
-                         " elements are covered by no part of its layout";
+        result.addUncovered(instance, coverageOf({plan.manifest(), endpoint, rankMemory.meshRank, instance}));
       }
   }
 }
 
-/// A description of all runs of elements that an instance holds, in order: equal texts mean equal contents.
-std::string contents(const Plan &plan, const MeshRankMemory &rankMemory, const ParamInstance &instance) {
+/// A description of all elements that an instance holds, in order: equal texts mean equal contents.
+std::string contents(const Plan &plan, const TensorInstance &tensorInstance) {
+  const ParamInstance &instance = tensorInstance.instance;
   std::string text = std::to_string(instance.param) + ":" + std::to_string(instance.bytes);
-  forEachRun(plan.manifest(), *plan.manifest().endpoints()->Get(rankMemory.endpoint), instance.param,
-             rankMemory.meshRank, instance, [&](const ElementRun &run) {
-               text += run.tensor ? " '" + *run.tensor + "'" : " padding";
-               for (const int64_t number : {run.logical, run.logicalStep, run.local, run.localStep, run.count})
-                 text += " " + std::to_string(number);
-             });
+  forEachRange(layoutOf(plan, tensorInstance), [&](const ElementRange &range) {
+    text += range.tensor ? " '" + *range.tensor + "'" : " padding";
+    for (const int64_t number : {range.logical, range.logicalStep, range.local, range.localStep, range.count})
+      text += " " + std::to_string(number);
+  });
   return text;
-}
-
-const std::byte *memoryOf(const TensorInstance &tensorInstance) {
-  return tensorInstance.rankMemory->params[tensorInstance.instance.param][tensorInstance.instance.instance];
 }
 
 /// Compares the codes and scales of quantized params among replicas of the same param, which hold the same elements and
@@ -91,7 +82,7 @@ void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &res
       for (const uint32_t each : baseParams(*view))
         bases.push_back(instances(plan.manifest(), endpoint, each, rankMemory.meshRank));
       for (const ParamInstance &elements : instances(plan.manifest(), endpoint, p, rankMemory.meshRank)) {
-        const auto [at, added] = first.try_emplace(contents(plan, rankMemory, elements));
+        const auto [at, added] = first.try_emplace(contents(plan, {&rankMemory, elements}));
         for (size_t s = 0; s < bases.size(); ++s) {
           const TensorInstance mine{&rankMemory, bases[s][elements.instance]};
           if (added) {
@@ -112,6 +103,27 @@ void compareQuantized(const Plan &plan, const Memory &source, ReplicaResult &res
     }
 }
 
+/// Compares one target instance with a tensor, or its padding with zeros if `name` is empty.
+void compareInstance(const Plan &plan, const TensorInstance &target, const std::string &name,
+                     const ExpectedTensor &expected, CheckResult &result) {
+  const InstanceLayout layout = layoutOf(plan, target);
+  const SynthesizedValues values(plan.manifest(), *layout.endpoint.params()->Get(layout.instance.param));
+  const std::byte *memory = memoryOf(target);
+  forEachRange(layout, [&](const ElementRange &range) {
+    if (range.tensor ? *range.tensor != name : !name.empty())
+      return;
+    result.checkedBytes += static_cast<uint64_t>(range.count * itemBytes(values.storageDtype));
+    const int64_t wrong = countWrong(memory, range, expected, values);
+    if (wrong > 0 && result.first.empty())
+      result.first = nameOf(plan, target) + ": " +
+                     (name.empty() ? "padding is not zero"
+                                   : "tensor '" + name + "' element " +
+                                         std::to_string(firstWrong(memory, range, expected, values)->logical) +
+                                         " differs from the source");
+    result.mismatches += static_cast<uint64_t>(wrong);
+  });
+}
+
 } // namespace
 
 CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
@@ -126,42 +138,11 @@ CheckResult compare(const Plan &plan, const Memory &source, const Memory &target
       [&](size_t i) {
         const auto &[name, targets] = work[i];
         CheckResult one;
-        const TensorValues tensor = reference.assemble(name);
-        if (tensor.conflict() >= 0)
-          one.ambiguity = "source params that hold tensor '" + name + "' give two different values for element " +
-                          std::to_string(tensor.conflict());
-        const std::byte zeros[8] = {};
-        for (const auto &tensorInstance : targets) {
-          const Param &param = *plan.manifest()
-                                    .endpoints()
-                                    ->Get(tensorInstance->rankMemory->endpoint)
-                                    ->params()
-                                    ->Get(tensorInstance->instance.param);
-          forEachElement(plan, *tensorInstance, name, [&](const std::byte *at, int64_t element, int64_t item) {
-            one.checkedBytes += static_cast<uint64_t>(item);
-            const bool padding = name.empty();
-            uint64_t cast = 0;
-            if (param.storage_dtype() && !padding && tensor.known(element)) {
-              std::memcpy(&cast, tensor.at(element, itemBytes(param.dtype())),
-                          static_cast<size_t>(itemBytes(param.dtype())));
-              cast = castCode(param, cast);
-            }
-            if ((padding || tensor.known(element)) &&
-                std::memcmp(at,
-                            padding                 ? zeros
-                            : param.storage_dtype() ? reinterpret_cast<const std::byte *>(&cast)
-                                                    : tensor.at(element, item),
-                            static_cast<size_t>(item)) == 0)
-              return;
-            ++one.mismatches;
-            if (one.first.empty())
-              one.first =
-                  nameOf(plan, *tensorInstance) + ": " +
-                  (padding ? "padding is not zero"
-                           : "tensor '" + name + "' element " + std::to_string(element) + " differs from the source");
-          });
-        }
-        std::lock_guard lock(mutex);
+        const ExpectedTensor expected(name, std::make_shared<const TensorValues>(reference.assemble(name)));
+        one.ambiguity = expected.ambiguity();
+        for (const auto &tensorInstance : targets)
+          compareInstance(plan, *tensorInstance, name, expected, one);
+        const std::lock_guard lock(mutex);
         result.add(std::move(one));
       },
       progress);

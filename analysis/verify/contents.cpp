@@ -1,7 +1,7 @@
 #include "analysis/verify/contents.h"
 
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/verify/synthesize.h"
+#include "analysis/layout/element_ranges.h"
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@ using namespace schema;
 namespace {
 
 /// Consecutive elements of one tensor at consecutive positions of an instance; tensor 0 is padding.
-struct ElementRange {
+struct NumberedRange {
   int64_t local, count;
   uint32_t tensor;
   int64_t logical;
@@ -95,7 +95,7 @@ uint32_t Contents::representative(const BufferRange &run) {
   if (!added)
     return at->second;
   std::vector<int64_t> coordinates =
-      equivalenceKey(*manifest_.endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank());
+      rankClassKey(*manifest_.endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank());
   coordinates.push_back(run.endpoint());
   return at->second = firstEquivalent_.try_emplace(std::move(coordinates), run.mesh_rank()).first->second;
 }
@@ -107,7 +107,7 @@ uint32_t Contents::numberOf(const std::string *tensor) {
 bool Contents::make(const BufferRange &run, uint32_t number, RegularSets &sets) {
   const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
   bool good = true;
-  forEachPartGrid(manifest_, endpoint, run.param(), run.mesh_rank(), instance(run, number), [&](const PartGrid &grid) {
+  forEachPartGrid({manifest_, endpoint, run.mesh_rank(), instance(run, number)}, [&](const PartGrid &grid) {
     RegularSet set;
     set.tag = numberOf(grid.tensor);
     set.begin = grid.local;
@@ -125,27 +125,26 @@ bool Contents::make(const BufferRange &run, uint32_t number, RegularSets &sets) 
 /// contents, so that no plan for them is proven. The compiler writes no overlapping parts, so speed does not matter
 /// here.
 bool Contents::disjoint(const BufferRange &run, uint32_t number, RegularSets &sets) {
-  std::vector<ElementRange> sorted;
+  std::vector<NumberedRange> sorted;
   bool good = true;
-  forEachRun(manifest_, *manifest_.endpoints()->Get(run.endpoint()), run.param(), run.mesh_rank(),
-             instance(run, number), [&](const ElementRun &r) {
-               const uint32_t tensor = numberOf(r.tensor);
-               const bool whole = r.localStep == 1 && (r.logicalStep == 1 || tensor == 0);
-               const int64_t count = whole ? 1 : r.count;
-               good = good && sorted.size() + static_cast<uint64_t>(count) <= RegularSets::kMaxSets;
-               for (int64_t k = 0; good && k < count; ++k)
-                 sorted.push_back(
-                     {r.local + k * r.localStep, whole ? r.count : 1, tensor, r.logical + k * r.logicalStep});
-             });
+  const Endpoint &endpoint = *manifest_.endpoints()->Get(run.endpoint());
+  forEachRange({manifest_, endpoint, run.mesh_rank(), instance(run, number)}, [&](const ElementRange &r) {
+    const uint32_t tensor = numberOf(r.tensor);
+    const bool whole = r.localStep == 1 && (r.logicalStep == 1 || tensor == 0);
+    const int64_t count = whole ? 1 : r.count;
+    good = good && sorted.size() + static_cast<uint64_t>(count) <= RegularSets::kMaxSets;
+    for (int64_t k = 0; good && k < count; ++k)
+      sorted.push_back({r.local + k * r.localStep, whole ? r.count : 1, tensor, r.logical + k * r.logicalStep});
+  });
   sets = {};
   if (!good)
     return false;
   std::sort(sorted.begin(), sorted.end(),
-            [](const ElementRange &a, const ElementRange &b) { return a.local < b.local; });
+            [](const NumberedRange &a, const NumberedRange &b) { return a.local < b.local; });
   size_t used = 0;
-  for (ElementRange next : sorted) {
+  for (NumberedRange next : sorted) {
     if (used > 0) {
-      const ElementRange &back = sorted[used - 1];
+      const NumberedRange &back = sorted[used - 1];
       if (const int64_t shared = std::min(back.local + back.count - next.local, next.count); shared > 0) {
         const bool agree =
             back.tensor == next.tensor && (next.tensor == 0 || next.logical - back.logical == next.local - back.local);

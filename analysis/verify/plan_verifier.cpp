@@ -1,8 +1,8 @@
 #include "analysis/verify/plan_verifier.h"
 
 #include "analysis/flatbuffer_vectors.h"
+#include "analysis/layout/quantized_views.h"
 #include "analysis/verify/contents.h"
-#include "analysis/verify/quantized_views.h"
 #include "analysis/verify/staged.h"
 #include "analysis/work_deadline.h"
 

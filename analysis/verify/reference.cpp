@@ -2,7 +2,6 @@
 
 #include "analysis/files/new_folder.h"
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/verify/synthesized_values.h"
 #include "analysis/work_deadline.h"
 
 #include <algorithm>
@@ -73,11 +72,11 @@ void TensorValues::set(int64_t element, const std::byte *from, int64_t item) {
   known_[element / 8] |= std::byte{1} << (element % 8);
 }
 
-void TensorValues::put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree) {
-  grow(std::max(run.logical, run.logical + (run.count - 1) * run.logicalStep) + 1, item);
-  for (int64_t k = 0; k < run.count; ++k) {
-    const int64_t element = run.logical + k * run.logicalStep;
-    const std::byte *from = memory + (run.local + k * run.localStep) * item;
+void TensorValues::put(const ElementRange &range, const std::byte *memory, int64_t item, bool agree) {
+  grow(std::max(range.logical, range.logical + (range.count - 1) * range.logicalStep) + 1, item);
+  for (int64_t k = 0; k < range.count; ++k) {
+    const int64_t element = range.logical + k * range.logicalStep;
+    const std::byte *from = memory + (range.local + k * range.localStep) * item;
     if (agree && known(element) && std::memcmp(at(element, item), from, static_cast<size_t>(item)) != 0 &&
         conflict_ < 0)
       conflict_ = element;
@@ -126,7 +125,7 @@ void Reference::find(const std::vector<MeshRankMemory> &rankMemories) {
           anyViewed = anyViewed || viewed(part->pattern());
         if (!anyViewed && !source_ && !sendsAmax(rankMemory, p))
           return false;
-        std::vector<int64_t> key = equivalenceKey(endpoint_, p, rankMemory.meshRank);
+        std::vector<int64_t> key = rankClassKey(endpoint_, p, rankMemory.meshRank);
         key.push_back(instance);
         return has(rankMemory, p, instance) && (source_ && !anyViewed ? true : seen.insert(std::move(key)).second);
       });
@@ -164,7 +163,7 @@ std::shared_ptr<const std::byte> Reference::bytes(const MeshRankMemory &rankMemo
           *own = readView(endpoint_, instance.param, rankMemory.meshRank, memory);
         } else {
           own->resize(static_cast<size_t>(instance.bytes));
-          synthesizeInstance(plan_.manifest(), endpoint_, rankMemory.meshRank, instance, seed_, own->data());
+          synthesizeInstance(layoutOf(rankMemory, instance), seed_, own->data());
         }
         return own;
       },
@@ -177,13 +176,7 @@ std::shared_ptr<const std::vector<Bytes>> Reference::quantized(const MeshRankMem
                                                                const ParamInstance &elements) {
   return quantized_.get(
       {rankMemory.meshRank, elements.param, elements.instance},
-      [&] {
-        Bytes wide(static_cast<size_t>(elements.bytes));
-        synthesizeInstance(plan_.manifest(), endpoint_, rankMemory.meshRank, elements, seed_, wide.data());
-        const std::vector<float> tensorScales = synthesizedTensorScales(endpoint_, elements, rankMemory.meshRank);
-        return std::make_shared<std::vector<Bytes>>(
-            writeView(endpoint_, elements.param, rankMemory.meshRank, wide.data(), tensorScales));
-      },
+      [&] { return std::make_shared<std::vector<Bytes>>(synthesizeBases(layoutOf(rankMemory, elements), seed_)); },
       [](const std::vector<Bytes> &list) {
         size_t sum = 0;
         for (const Bytes &bytes : list)
@@ -192,17 +185,20 @@ std::shared_ptr<const std::vector<Bytes>> Reference::quantized(const MeshRankMem
       });
 }
 
+InstanceLayout Reference::layoutOf(const MeshRankMemory &rankMemory, const ParamInstance &instance) const {
+  return {plan_.manifest(), endpoint_, rankMemory.meshRank, instance};
+}
+
 TensorValues Reference::assemble(const std::string &name) {
   TensorValues tensor;
   if (const auto found = instancesByTensor_.find(name); !name.empty() && found != instancesByTensor_.end())
     for (const auto &held : found->second) {
       const std::shared_ptr<const std::byte> memory = bytes(*held->rankMemory, held->instance);
       const int64_t item = itemBytes(endpoint_.params()->Get(held->instance.param)->dtype());
-      forEachRun(plan_.manifest(), endpoint_, held->instance.param, held->rankMemory->meshRank, held->instance,
-                 [&](const ElementRun &run) {
-                   if (run.tensor && *run.tensor == name)
-                     tensor.put(run, memory.get(), item, viewed(run.pattern));
-                 });
+      forEachRange(analysis::layoutOf(plan_, *held), [&](const ElementRange &range) {
+        if (range.tensor && *range.tensor == name)
+          tensor.put(range, memory.get(), item, viewed(range.pattern));
+      });
     }
   return tensor;
 }
@@ -213,40 +209,40 @@ std::shared_ptr<const TensorValues> Reference::tensor(const std::string &name) {
       [](const TensorValues &tensor) { return tensor.size(); });
 }
 
-std::optional<float> Reference::amax(const ElementRun &run, const SynthesizedValues &values) {
-  const auto of = amaxOf_.find(run.pattern);
+std::optional<float> Reference::amax(const ElementRange &range, const SynthesizedValues &values) {
+  const auto of = amaxOf_.find(range.pattern);
   if (of == amaxOf_.end())
     return std::nullopt;
   const auto &tensorPatterns = *plan_.manifest().tensor_patterns();
   const TensorPattern &pattern = *tensorPatterns.Get(static_cast<uint32_t>(of->second.pattern)),
-                      &numbers = *tensorPatterns.Get(static_cast<uint32_t>(run.pattern));
+                      &numbers = *tensorPatterns.Get(static_cast<uint32_t>(range.pattern));
   // The name of an `amax` tensor is the name of its matrix with a suffix.
   const std::string name =
-      run.tensor->substr(0, run.tensor->size() - (numbers.name()->size() - pattern.name()->size()));
+      range.tensor->substr(0, range.tensor->size() - (numbers.name()->size() - pattern.name()->size()));
   const auto list = amax_.get(
-      *run.tensor, [&] { return std::make_shared<std::vector<float>>(amax(name, of->second, values)); },
+      *range.tensor, [&] { return std::make_shared<std::vector<float>>(amax(name, of->second, values)); },
       [](const std::vector<float> &list) { return list.size() * sizeof(float); });
   const auto shards = static_cast<int64_t>(numbers.shape()->Get(numbers.shape()->size() - 1));
-  const auto number = static_cast<size_t>(run.logical / std::max<int64_t>(shards, 1));
+  const auto number = static_cast<size_t>(range.logical / std::max<int64_t>(shards, 1));
   return number < list->size() ? std::optional((*list)[number]) : std::nullopt;
 }
 
 /// The amax of a tensor over the dimensions of `of`, one for each position along the other dimensions.
-std::vector<float> Reference::amax(const std::string &name, const Over &of, const SynthesizedValues &values) {
+std::vector<float> Reference::amax(const std::string &name, const AmaxMatrices &of, const SynthesizedValues &values) {
   constexpr int64_t kAtOnce = 4096;
   const auto &shape = orEmpty(plan_.manifest().tensor_patterns()->Get(static_cast<uint32_t>(of.pattern))->shape());
-  const auto isOver = [&](uint32_t d) { return (of.dimensions >> (shape.size() - 1 - d) & 1) != 0; };
+  const auto isReduced = [&](uint32_t d) { return (of.dimensions >> (shape.size() - 1 - d) & 1) != 0; };
   uint32_t inner = shape.size(); // from here on, the amax is over all dimensions
-  while (inner > 0 && isOver(inner - 1))
+  while (inner > 0 && isReduced(inner - 1))
     --inner;
   int64_t together = 1, count = 1; // consecutive elements with the same amax; number of amax values
   for (uint32_t d = 0; d < shape.size(); ++d)
-    (d >= inner ? together : count) *= d >= inner || !isOver(d) ? static_cast<int64_t>(shape.Get(d)) : 1;
+    (d >= inner ? together : count) *= d >= inner || !isReduced(d) ? static_cast<int64_t>(shape.Get(d)) : 1;
   const auto numberOf = [&](int64_t row) { // index of the amax of such a row of elements
     int64_t number = 0, stride = 1;
     for (uint32_t d = inner; d-- > 0;) {
       const auto length = static_cast<int64_t>(shape.Get(d));
-      if (!isOver(d)) {
+      if (!isReduced(d)) {
         number += row % length * stride;
         stride *= length;
       }
@@ -265,28 +261,27 @@ std::vector<float> Reference::amax(const std::string &name, const Over &of, cons
     if (!sendsAmax(*held->rankMemory, held->instance.param))
       continue;
     const std::shared_ptr<const std::byte> memory = generated ? nullptr : bytes(*held->rankMemory, held->instance);
-    forEachRun(plan_.manifest(), endpoint_, held->instance.param, held->rankMemory->meshRank, held->instance,
-               [&](const ElementRun &run) {
-                 if (!run.tensor || *run.tensor != name)
-                   return;
-                 for (int64_t k = 0, taken = 0; k < run.count; k += taken) {
-                   ElementRun part;
-                   part.logical = run.logical + k * run.logicalStep;
-                   part.logicalStep = run.logicalStep;
-                   const int64_t row = part.logical / together;
-                   const int64_t most =
-                       run.logicalStep > 0 ? ((row + 1) * together - 1 - part.logical) / run.logicalStep + 1 : 1;
-                   part.count = taken = std::min({kAtOnce, run.count - k, most});
-                   WorkDeadline::spend(part.count);
-                   if (generated)
-                     fill(some.data(), part, key, values);
-                   for (int64_t i = 0; !generated && i < part.count; ++i)
-                     std::memcpy(some.data() + i * item, memory.get() + (run.local + (k + i) * run.localStep) * item,
-                                 static_cast<size_t>(item));
-                   float &magnitude = list[numberOf(row)];
-                   magnitude = largerAmax(amaxOf(values.sentDtype, some.data(), part.count), magnitude);
-                 }
-               });
+    forEachRange(analysis::layoutOf(plan_, *held), [&](const ElementRange &range) {
+      if (!range.tensor || *range.tensor != name)
+        return;
+      for (int64_t k = 0, taken = 0; k < range.count; k += taken) {
+        ElementRange part;
+        part.logical = range.logical + k * range.logicalStep;
+        part.logicalStep = range.logicalStep;
+        const int64_t row = part.logical / together;
+        const int64_t most =
+            range.logicalStep > 0 ? ((row + 1) * together - 1 - part.logical) / range.logicalStep + 1 : 1;
+        part.count = taken = std::min({kAtOnce, range.count - k, most});
+        WorkDeadline::spend(part.count);
+        if (generated)
+          fill(some.data(), part, key, values);
+        for (int64_t i = 0; !generated && i < part.count; ++i)
+          std::memcpy(some.data() + i * item, memory.get() + (range.local + (k + i) * range.localStep) * item,
+                      static_cast<size_t>(item));
+        float &magnitude = list[numberOf(row)];
+        magnitude = largerAmax(amaxOf(values.sentDtype, some.data(), part.count), magnitude);
+      }
+    });
   }
   return list;
 }

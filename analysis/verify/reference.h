@@ -3,7 +3,8 @@
 // these are sent.
 #pragma once
 
-#include "analysis/verify/quantized_views.h"
+#include "analysis/layout/quantized_views.h"
+#include "analysis/verify/synthesize.h"
 #include "analysis/verify/tensor_instances.h"
 
 #include <array>
@@ -16,8 +17,6 @@
 #include <utility>
 
 namespace reshard::analysis {
-
-struct SynthesizedValues; // analysis/verify/synthesized_values.h
 
 /// Zero-initialized bytes whose pages take memory only when written: a plan may declare a tensor that is much larger
 /// than all shards of it.
@@ -42,9 +41,9 @@ private:
 /// The values of a tensor, assembled from several instances.
 class TensorValues {
 public:
-  /// Copies a run of elements from an instance. `agree`: elements that are known already must be equal (see
+  /// Copies elements from an instance. `agree`: elements that are known already must be equal (see
   /// conflict()).
-  void put(const ElementRun &run, const std::byte *memory, int64_t item, bool agree);
+  void put(const ElementRange &range, const std::byte *memory, int64_t item, bool agree);
   void put(int64_t element, const std::byte *from, int64_t item);
   bool known(int64_t element) const {
     return element < room_ && (std::to_integer<int>(known_[element / 8]) >> (element % 8) & 1) != 0;
@@ -123,20 +122,22 @@ public:
   /// The same, not cached.
   TensorValues assemble(const std::string &name);
 
-  /// The amax of a whole matrix. `run` begins at an element of an `amax` view, which has the amax of one part of the
+  /// The amax of a whole matrix. `range` begins at an element of an `amax` view, which has the amax of one part of the
   /// matrix; `values` are those of a param that receives the matrix.
-  std::optional<float> amax(const ElementRun &run, const SynthesizedValues &values);
+  std::optional<float> amax(const ElementRange &range, const SynthesizedValues &values);
 
 private:
   using Key = std::array<uint32_t, 3>; // mesh rank, param, instance
 
-  struct Over {
-    int pattern;         // tensor pattern of the matrices
-    uint32_t dimensions; // as QuantizedView.amax_dimensions
+  /// The matrices that an `amax` view describes.
+  struct AmaxMatrices {
+    int pattern;         // their tensor pattern
+    uint32_t dimensions; // over which the amax is; as QuantizedView.amax_dimensions
   };
-  std::vector<float> amax(const std::string &name, const Over &of, const SynthesizedValues &values);
+  std::vector<float> amax(const std::string &name, const AmaxMatrices &of, const SynthesizedValues &values);
   bool sendsAmax(const MeshRankMemory &rankMemory, uint32_t param) const;
   void find(const std::vector<MeshRankMemory> &rankMemories);
+  InstanceLayout layoutOf(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance) const;
   bool has(const MeshRankMemory &rankMemory, uint32_t param, uint32_t instance) const;
   std::shared_ptr<const std::byte> bytes(const MeshRankMemory &rankMemory, const schema::ParamInstance &instance);
   std::shared_ptr<const std::vector<Bytes>> quantized(const MeshRankMemory &rankMemory,
@@ -153,7 +154,7 @@ private:
   Cache<std::string, TensorValues> tensors_;
   Cache<Key, Bytes> instances_;
   Cache<Key, std::vector<Bytes>> quantized_;
-  std::map<int, Over> amaxOf_; // by the tensor pattern of an `amax` view: the matrices that it describes
+  std::map<int, AmaxMatrices> amaxOf_; // by the tensor pattern of an `amax` view
   Cache<std::string, std::vector<float>> amax_;
 };
 

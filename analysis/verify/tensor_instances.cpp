@@ -23,26 +23,29 @@ InstancesByTensor instancesByTensor(const Plan &plan, const std::vector<MeshRank
         const auto tensorInstance =
             std::make_shared<const TensorInstance>(TensorInstance{&rankMemory, std::move(instance)});
         std::string last;
-        forEachRun(plan.manifest(), endpoint, p, rankMemory.meshRank, tensorInstance->instance,
-                   [&](const ElementRun &run) {
-                     const std::string name = run.tensor ? *run.tensor : "";
-                     if (name == last && !name.empty())
-                       return;
-                     last = name;
-                     auto &list = result[name];
-                     if (list.empty() || list.back() != tensorInstance)
-                       list.push_back(tensorInstance);
-                   });
+        forEachRange(layoutOf(plan, *tensorInstance), [&](const ElementRange &range) {
+          const std::string name = range.tensor ? *range.tensor : "";
+          if (name == last && !name.empty())
+            return;
+          last = name;
+          auto &list = result[name];
+          if (list.empty() || list.back() != tensorInstance)
+            list.push_back(tensorInstance);
+        });
       }
   }
   return result;
 }
 
+InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance) {
+  const MeshRankMemory &memory = *tensorInstance.rankMemory;
+  return {plan.manifest(), *plan.manifest().endpoints()->Get(memory.endpoint), memory.meshRank,
+          tensorInstance.instance};
+}
+
 std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance) {
   const Endpoint &endpoint = *plan.manifest().endpoints()->Get(tensorInstance.rankMemory->endpoint);
-  return (endpoint.storage() ? "file " : "rank ") +
-         std::to_string(endpoint.ranks()->Get(tensorInstance.rankMemory->meshRank)) + " param '" +
-         tensorInstance.instance.name + "'";
+  return meshRankName(endpoint, tensorInstance.rankMemory->meshRank) + " param '" + tensorInstance.instance.name + "'";
 }
 
 } // namespace reshard::analysis

@@ -2,7 +2,11 @@
 #pragma once
 
 #include "analysis/files/memory.h"
+#include "analysis/layout/element_ranges.h"
+#include "analysis/layout/quantized_views.h"
+#include "analysis/parallel.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,24 +28,44 @@ InstancesByTensor instancesByTensor(const Plan &plan, const Memory &memory);
 InstancesByTensor instancesByTensor(const Plan &plan, const std::vector<MeshRankMemory> &rankMemories,
                                     const std::function<bool(const MeshRankMemory &, uint32_t, uint32_t)> &accept);
 
+InstanceLayout layoutOf(const Plan &plan, const TensorInstance &tensorInstance);
+inline std::byte *memoryOf(const TensorInstance &tensorInstance) {
+  return tensorInstance.rankMemory->params[tensorInstance.instance.param][tensorInstance.instance.instance];
+}
+
 /// "rank 3 param 'x'".
 std::string nameOf(const Plan &plan, const TensorInstance &tensorInstance);
 
 /// Calls visit(memory of the element, its row-major index in the tensor, bytes of an element) for all elements of a
-/// tensor in an instance; for padding, the index has no meaning.
+/// tensor in an instance.
 template <class Visit>
 void forEachElement(const Plan &plan, const TensorInstance &tensorInstance, const std::string &tensor, Visit visit) {
-  const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(tensorInstance.rankMemory->endpoint);
-  const int64_t item =
-      schema::itemBytes(schema::storageDtypeOf(*endpoint.params()->Get(tensorInstance.instance.param)));
-  std::byte *memory =
-      tensorInstance.rankMemory->params[tensorInstance.instance.param][tensorInstance.instance.instance];
-  forEachRun(plan.manifest(), endpoint, tensorInstance.instance.param, tensorInstance.rankMemory->meshRank,
-             tensorInstance.instance, [&](const ElementRun &r) {
-               if (r.tensor ? *r.tensor == tensor : tensor.empty())
-                 for (int64_t k = 0; k < r.count; ++k)
-                   visit(memory + (r.local + k * r.localStep) * item, r.logical + k * r.logicalStep, item);
-             });
+  const InstanceLayout layout = layoutOf(plan, tensorInstance);
+  const int64_t item = schema::itemBytes(schema::storageDtypeOf(*layout.endpoint.params()->Get(layout.instance.param)));
+  const std::byte *memory = memoryOf(tensorInstance);
+  forEachRange(layout, [&](const ElementRange &r) {
+    if (r.tensor && *r.tensor == tensor)
+      for (int64_t k = 0; k < r.count; ++k)
+        visit(memory + (r.local + k * r.localStep) * item, r.logical + k * r.logicalStep, item);
+  });
+}
+
+/// Calls work(layout) on several threads for every instance of a param with memory, and of a quantized view whose base
+/// params have memory.
+template <class Work>
+void forEachInstance(const Plan &plan, const MeshRankMemory &memory, unsigned threads, Work work) {
+  const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(memory.endpoint);
+  std::vector<schema::ParamInstance> items;
+  for (uint32_t p = 0; p < memory.params.size(); ++p) {
+    const schema::QuantizedView *view = endpoint.params()->Get(p)->view();
+    const std::vector<uint32_t> needed = view ? baseParams(*view) : std::vector<uint32_t>{p};
+    for (schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, memory.meshRank))
+      if (std::all_of(needed.begin(), needed.end(),
+                      [&](uint32_t n) { return memory.params[n][instance.instance] != nullptr; }))
+        items.push_back(std::move(instance));
+  }
+  parallelFor(items.size(), threads,
+              [&](size_t i) { work(InstanceLayout{plan.manifest(), endpoint, memory.meshRank, items[i]}); });
 }
 
 } // namespace reshard::analysis

@@ -1,6 +1,7 @@
 // DeviceMemory on a simulated device: copies to the device and back, with separate memory for each instance.
 
 #include "analysis/files/device_memory.h"
+#include "analysis/verify/check.h"
 #include "tests/analysis/support.h"
 #include "tests/executor/cpu_device.h"
 

@@ -3,6 +3,7 @@
 // the layouts; and the plan verifier must find it too.
 
 #include "analysis/files/memory.h"
+#include "analysis/verify/check.h"
 #include "analysis/verify/plan_verifier.h"
 #include "compiler/compile.h"
 #include "executor/reshard.h"

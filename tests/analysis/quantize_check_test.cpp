@@ -7,8 +7,8 @@
 #include "analysis/report/difference.h"
 #include "analysis/report/inspection.h"
 #include "analysis/report/storage_forms.h"
+#include "analysis/verify/compare.h"
 #include "analysis/verify/plan_verifier.h"
-#include "analysis/verify/reference.h"
 #include "executor/reshard.h"
 #include "executor/reshard_plan.h"
 #include "tests/analysis/support.h"
@@ -169,7 +169,7 @@ TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
           for (const uint32_t base : baseParams(*view))
             memory.push_back(rankMemory.params[base][instance.instance]);
           const Bytes wide = readView(source, p, rankMemory.meshRank, memory);
-          forEachRun(plan_->manifest(), source, p, rankMemory.meshRank, instance, [&](const ElementRun &run) {
+          forEachRange({plan_->manifest(), source, rankMemory.meshRank, instance}, [&](const ElementRange &run) {
             for (int64_t k = 0; k < run.count; ++k, ++elements) {
               auto value = [](uint16_t code) {
                 const uint32_t bits = uint32_t{code} << 16;
@@ -179,7 +179,7 @@ TEST_F(QuantizedPlan, SynthesizedBlocksAreNearTheirElements) {
               };
               uint16_t found = 0;
               std::memcpy(&found, wide.data() + 2 * (run.local + k * run.localStep), 2);
-              // By definition (synthesized_values.h), exponents are 112 to 127.
+              // By definition (synthesize.h), exponents are 112 to 127.
               const uint64_t hash =
                   elementHash(tensorKey(*run.tensor, 5), static_cast<uint64_t>(run.logical + k * run.logicalStep));
               const auto code = static_cast<uint16_t>((hash & 0xBFFF) | 0x3800);

@@ -1,7 +1,7 @@
 // Synthesized values must not change, since one release checks files that another wrote. The check finds every wrong
 // byte.
 
-#include "analysis/verify/synthesize.h"
+#include "analysis/verify/check.h"
 #include "tests/analysis/support.h"
 
 #include <cstring>
@@ -47,14 +47,13 @@ protected:
       forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
         const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(1);
         const int64_t item = fbs::itemBytes(endpoint.params()->Get(instance.param)->dtype());
-        forEachRun(plan_->manifest(), endpoint, instance.param, rankMemory.meshRank, instance,
-                   [&](const ElementRun &run) {
-                     for (int64_t k = 0; !run.tensor && k < run.count; ++k) {
-                       std::byte *at = memory + (run.local + k * run.localStep) * item;
-                       EXPECT_EQ(*at, std::byte{0xAB}); // the value of source padding, which must not reach a target
-                       std::memset(at, 0, static_cast<size_t>(item));
-                     }
-                   });
+        forEachRange({plan_->manifest(), endpoint, rankMemory.meshRank, instance}, [&](const ElementRange &run) {
+          for (int64_t k = 0; !run.tensor && k < run.count; ++k) {
+            std::byte *at = memory + (run.local + k * run.localStep) * item;
+            EXPECT_EQ(*at, std::byte{0xAB}); // the value of source padding, which must not reach a target
+            std::memset(at, 0, static_cast<size_t>(item));
+          }
+        });
       });
     }
   }

@@ -57,7 +57,7 @@ MORE = {
     "tools/compile.cpp": ("compiler/", "ir/"),
     "tools/inspect.cpp": ("compiler/", "ir/"),
     "analysis/report/inspection.h": ("ir/ir.h",),
-    "analysis/verify/quantized_views.cpp": ("kernels/quantized.h", "kernels/scales.h"),
+    "analysis/layout/quantized_views.cpp": ("kernels/quantized.h", "kernels/scales.h"),
     "analysis/verify/synthesize.cpp": ("kernels/formats.h",),
     "analysis/simulate/simulate.h": ("ir/ir.h",),
 }

@@ -5,6 +5,7 @@
 #include "analysis/files/footprint.h"
 #include "analysis/files/memory.h"
 #include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/check.h"
 #include "executor/reshard.h"
 #include "tests/conformance/allocations.h"
 #include "tests/conformance/processes.h"

@@ -3,6 +3,7 @@
 #include "executor/reshard.h"
 
 #include "analysis/files/memory.h"
+#include "analysis/verify/check.h"
 #include "compiler/compile.h"
 #include "tests/executor/allocations.h"
 

@@ -2,7 +2,7 @@
 // checked on the host.
 #pragma once
 
-#include "analysis/verify/synthesize.h"
+#include "analysis/verify/check.h"
 #include "executor/device.h"
 #include "executor/reshard.h"
 

@@ -1,7 +1,6 @@
-#include "analysis/verify/quantized_views.h"
+#include "analysis/layout/quantized_views.h"
 
 #include "analysis/flatbuffer_vectors.h"
-#include "analysis/verify/synthesize.h"
 #include "executor/view_jobs.h"
 #include "kernels/quantized.h"
 #include "kernels/scales.h"
@@ -141,17 +140,6 @@ std::vector<Bytes> writeView(const Endpoint &endpoint, uint32_t number, uint32_t
   derived.push_back(std::move(output.tensorScales));
   derived.resize(baseParams(view).size());
   return derived;
-}
-
-std::vector<float> synthesizedTensorScales(const Endpoint &endpoint, const ParamInstance &instance, uint32_t meshRank) {
-  const kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, instance.param, meshRank);
-  if (matrices.format != kernels::Quantization::nvfp4)
-    return {};
-  uint64_t hash = instance.param;
-  for (const int64_t value : instance.values)
-    hash = elementHash(hash, static_cast<uint64_t>(value));
-  const float amax = 2 + static_cast<float>(elementHash(hash, 0) % 1024) / 512;
-  return std::vector<float>(matrices.matrices, kernels::nvfp4TensorScale(amax));
 }
 
 float amaxOf(DType type, const std::byte *elements, int64_t count) {

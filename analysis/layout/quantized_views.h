@@ -44,12 +44,6 @@ Bytes readView(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRan
 std::vector<Bytes> writeView(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank,
                              const std::byte *values, const std::vector<float> &tensorScales);
 
-/// The tensor scales that --synthesize uses for an instance of elements: those of matrices with an amax of 2 to 4,
-/// which is greater than all synthesized values; the same for all parts of a matrix. Empty if the format has no tensor
-/// scales.
-std::vector<float> synthesizedTensorScales(const schema::Endpoint &endpoint, const schema::ParamInstance &instance,
-                                           uint32_t meshRank);
-
 /// The amax of contiguous elements: 0 if there are none, NaN if one is not finite.
 float amaxOf(schema::DType type, const std::byte *elements, int64_t count);
 /// The larger value, or NaN if one is NaN; the tensor scale for an amax.

@@ -1,0 +1,26 @@
+// Comparisons of memory with memory through the layouts of the manifest, tensor by tensor.
+#pragma once
+
+#include "analysis/verify/check.h"
+
+#include <functional>
+
+namespace reshard::analysis {
+
+/// Compares target memory with source memory, and padding with zeros. An element that no part covers counts as a
+/// mismatch. `progress` is called on this thread.
+CheckResult compare(const Plan &plan, const Memory &source, const Memory &target, unsigned threads,
+                    const std::function<void(double)> &progress = {});
+
+/// The differences between source replicas, each with the instance it was compared with. For quantized params, codes
+/// and scales are compared if the blocks are the same.
+struct ReplicaResult {
+  uint64_t comparedBytes = 0;
+  std::vector<std::string> differences; // by tensor, then by mesh rank; quantized params last
+  std::vector<std::string>
+      skipped; // tensor patterns held by several params, at least one quantized: not compared with each other
+};
+ReplicaResult compareReplicas(const Plan &plan, const Memory &source, unsigned threads,
+                              const std::function<void(double)> &progress = {});
+
+} // namespace reshard::analysis
