@@ -1,6 +1,7 @@
 #include "analysis/verify/staged.h"
 
 #include "analysis/flatbuffer_vectors.h"
+#include "analysis/verify/contents.h"
 #include "schema/manifest.h"
 
 #include <algorithm>
@@ -186,9 +187,7 @@ std::string StagedMoves::read(uint32_t step, const Move &row, const std::functio
 /// Checks that a step that writes nvfp4 elements waits for the tensor scale. Records the steps that write amax values.
 std::string StagedMoves::scale(uint32_t step, uint32_t buffer) {
   const auto &runs = orEmpty(segment_->buffers());
-  // No std::prev: it adds -1, and the iterators of FlatBuffers take offsets without a sign.
-  const BufferRange &run = **--std::upper_bound(runs.begin(), runs.end(), buffer,
-                                                [](uint32_t b, const BufferRange *r) { return b < r->first(); });
+  const BufferRange &run = *bufferRangeOf(*segment_, buffer);
   const auto &params = *plan_.manifest().endpoints()->Get(run.endpoint())->params();
   const QuantizedView *view = params.Get(run.param())->view();
   if (!view)
