@@ -197,7 +197,7 @@ std::set<int> derivedTensorPatterns(const Layout &layout) {
     } else if (param.view) {
       add(params[param.view->codes]);
       add(params[param.view->scales]);
-      if (param.view->format == Quantization::nvfp4)
+      if (formatOf(param.view->format).tensorScale())
         add(params[param.view->tensorScale]);
     }
   return result;

@@ -49,10 +49,6 @@ SAME(StepKind, reduce);
 SAME(StepKind, barrier);
 SAME(StepKind, hook);
 static_assert(fbs::StepKind::MAX == fbs::StepKind::hook, "an enumerator of schema/plan.fbs is missing above");
-SAME(Quantization, mxfp8);
-SAME(Quantization, block_fp8);
-SAME(Quantization, nvfp4);
-static_assert(fbs::Quantization::MAX == fbs::Quantization::nvfp4, "an enumerator of schema/plan.fbs is missing above");
 SAME(ViewKind, elements);
 SAME(ViewKind, codes);
 SAME(ViewKind, scales);
@@ -97,8 +93,9 @@ Offset<fbs::Param> param(FlatBufferBuilder &builder, const ir::Param &param) {
   Offset<fbs::QuantizedView> view;
   if (const auto &from = param.view)
     view = fbs::CreateQuantizedView(builder, static_cast<fbs::ViewKind>(from->kind),
-                                    static_cast<fbs::Quantization>(from->format), from->staged, from->swizzled,
-                                    from->codes, from->scales, from->tensorScale, from->part, from->amaxDimensions);
+                                    static_cast<fbs::Quantization>(from->format), from->staged,
+                                    static_cast<fbs::ScaleLayout>(from->scaleLayout), from->codes, from->scales,
+                                    from->tensorScale, from->part, from->amaxDimensions);
   return fbs::CreateParamDirect(builder, param.name.c_str(), &param.variables, &param.instances, &presence, &shape,
                                 dtype(param.dtype), &parts, param.origin.c_str(), param.refresh.c_str(),
                                 param.storageDtype ? flatbuffers::Optional<fbs::DType>(dtype(*param.storageDtype))

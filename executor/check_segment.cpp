@@ -138,8 +138,8 @@ private:
           const QuantizedView *view = param.view();
           const bool elements = view && view->kind() == ViewKind::elements && e > 0,
                      arrives = elements && !view->staged();
-          const int64_t block = elements && !arrives ? itemBytes(param.dtype())
-                                : arrives ? itemBytes(param.dtype()) * (view->format() == Quantization::mxfp8 ? 32 : 16)
+          const int64_t block = elements && !arrives    ? itemBytes(param.dtype())
+                                : arrives               ? itemBytes(param.dtype()) * formatOf(*view).blockColumns
                                 : param.storage_dtype() ? itemBytes(param.dtype())
                                                         : 0;
           buffers_.push_back({static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes),
@@ -148,7 +148,7 @@ private:
             const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
             const int64_t rows = shape[shape.size() - 2], row = shape.back() * itemBytes(param.dtype());
             buffers_.back().matrix = rows * row;
-            buffers_.back().rows = (view->format() == Quantization::block_fp8 ? 128 : 1) * row;
+            buffers_.back().rows = formatOf(*view).blockRows * row;
             stages_ = true;
           }
           buffers_.back().amax = e > 0 && view && view->kind() == ViewKind::amax;

@@ -1,4 +1,4 @@
-// Amax values of parts of source params. Receivers need them to quantize whole matrices (nvfp4).
+// Amax values of parts of source params. Receivers need them to compute tensor scales.
 #pragma once
 
 #include "executor/device.h"
@@ -30,7 +30,7 @@ private:
   std::vector<Rectangle> rectangles_;
 };
 
-/// The nvfp4 tensor scale of a matrix, from the amax values of its `count` parts.
+/// The tensor scale of a matrix, from the amax values of its `count` parts.
 float tensorScale(const float *amax, uint64_t count);
 
 } // namespace reshard

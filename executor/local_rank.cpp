@@ -69,7 +69,7 @@ std::vector<kernels::StorageForm> formsOf(const Plan &plan, const Segment &segme
       form = {elements ? StorageForm::Kind::elements : StorageForm::Kind::codes, elements ? wide : code,
               elements ? code : wide, 1};
       form.block = form.item() * (elements && range->endpoint() > 0 && !view->staged()
-                                      ? kernels::blockShape(static_cast<kernels::Quantization>(view->format())).columns
+                                      ? static_cast<uint64_t>(schema::formatOf(*view).blockColumns)
                                       : 1);
     }
     any = any || form;

@@ -12,13 +12,6 @@
 
 namespace reshard {
 
-// Plans store the kernels' formats by number.
-static_assert(static_cast<uint8_t>(kernels::Quantization::mxfp8) == static_cast<uint8_t>(schema::Quantization::mxfp8) &&
-              static_cast<uint8_t>(kernels::Quantization::block_fp8) ==
-                  static_cast<uint8_t>(schema::Quantization::block_fp8) &&
-              static_cast<uint8_t>(kernels::Quantization::nvfp4) == static_cast<uint8_t>(schema::Quantization::nvfp4) &&
-              schema::Quantization::MAX == schema::Quantization::nvfp4);
-
 using namespace schema;
 
 namespace {
@@ -80,9 +73,9 @@ void ViewJobs::Job::run(const std::vector<LocalAmax> &all) const {
     return;
   case scales:
     return kernels::scaleRows(matrices, memory, first, count);
-  case unswizzle:
+  case toPlain:
     return kernels::unswizzle(matrices, memory);
-  case swizzle:
+  case fromPlain:
     return kernels::swizzle(matrices, memory);
   case clearPadding:
     const kernels::ScaleShape shape{matrices.rows, matrices.columns / kernels::blockShape(matrices.format).columns};
@@ -102,9 +95,9 @@ void ViewJobs::Job::tabulate(const std::vector<LocalAmax> &all, Tables &tables) 
                                               matrices.matrices);
   case scales:
     return first == 0 ? tables.conversions.addScales(matrices, there) : void(); // one entry has all rows of blocks
-  case unswizzle:
+  case toPlain:
     return tables.conversions.addUnswizzle(matrices, there);
-  case swizzle:
+  case fromPlain:
     return tables.conversions.addSwizzle(matrices, there);
   case clearPadding:
     return tables.conversions.addPadding(matrices);
@@ -182,10 +175,10 @@ std::string ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transpo
     std::byte *codes = sibling(range, view.codes(), i), *scales = sibling(range, view.scales(), i);
     matrices.codes = view.kind() == ViewKind::elements ? codes : nullptr;
     matrices.scales = view.kind() == ViewKind::scales ? memory : scales;
-    if (view.kind() == ViewKind::elements && view.format() == Quantization::nvfp4)
+    const bool tensorScaled = view.kind() == ViewKind::elements && formatOf(view).tensorScale();
+    if (tensorScaled)
       matrices.tensorScales = sibling(range, view.tensor_scale(), i);
-    bound = codes && scales &&
-            (matrices.tensorScales || view.kind() != ViewKind::elements || view.format() != Quantization::nvfp4);
+    bound = codes && scales && (matrices.tensorScales || !tensorScaled);
     return matrices;
   };
   for (uint32_t r = 0; r < ranges.size(); ++r) {
@@ -227,19 +220,22 @@ std::string ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transpo
 kernels::Quantized ViewJobs::matricesOf(const Endpoint &endpoint, uint32_t number, uint32_t meshRank) {
   const Param &param = *endpoint.params()->Get(number);
   const QuantizedView &view = *param.view();
-  // The base of plain_scales are swizzled scales, of matrices with as many columns of blocks.
+  // A view plain_scales has a row and a column for each row and column of blocks of the matrices.
   const bool itself = view.kind() == ViewKind::elements || view.kind() == ViewKind::plain_scales;
   const Param &wide = itself ? param : *endpoint.params()->Get(view.codes());
   const std::vector<int64_t> shape = localShape(endpoint, wide, meshRank);
   kernels::Quantized matrices;
-  matrices.format = static_cast<kernels::Quantization>(view.format());
-  matrices.swizzled = view.swizzled();
-  if (const auto format = kernels::formatNamed(dtypeName(wide.dtype()));
-      format && view.kind() != ViewKind::plain_scales)
-    matrices.wide = *format;
-  matrices.columns = static_cast<uint64_t>(shape.back()) *
-                     (view.kind() == ViewKind::plain_scales ? kernels::blockShape(matrices.format).columns : 1);
+  const QuantizedFormat &format = formatOf(view);
+  matrices.format = format.number;
+  matrices.swizzled = scaleLayoutOf(view) == reshard::ScaleLayout::swizzled;
+  matrices.columns = static_cast<uint64_t>(shape.back());
   matrices.rows = static_cast<uint64_t>(shape[shape.size() - 2]);
+  if (view.kind() == ViewKind::plain_scales) {
+    matrices.columns *= static_cast<uint64_t>(format.blockColumns);
+    matrices.rows *= static_cast<uint64_t>(format.blockRows);
+  } else if (const auto number = kernels::formatNamed(dtypeName(wide.dtype()))) {
+    matrices.wide = *number;
+  }
   for (size_t d = 0; d + 2 < shape.size(); ++d)
     matrices.matrices *= static_cast<uint64_t>(shape[d]);
   return matrices;
@@ -250,10 +246,10 @@ void ViewJobs::addJobs(const QuantizedView &view, bool source, const kernels::Qu
   if (view.kind() == ViewKind::scales)
     addRows(kBefore, {Job::scales, matrices, memory});
   else if (view.kind() == ViewKind::plain_scales)
-    jobs_[source ? kBefore : kAfter].push_back({source ? Job::unswizzle : Job::swizzle, matrices, memory});
+    jobs_[source ? kBefore : kAfter].push_back({source ? Job::toPlain : Job::fromPlain, matrices, memory});
   else if (view.kind() == ViewKind::amax)
     reduces_[buffer] = {Job::tensorScales, matrices, memory, 0, bytes / sizeof(float) / matrices.matrices};
-  else if (view.kind() == ViewKind::elements && !source && view.swizzled())
+  else if (view.kind() == ViewKind::elements && !source && scaleLayoutOf(view) != reshard::ScaleLayout::plain)
     jobs_[kAfter].push_back({Job::clearPadding, matrices, memory});
 }
 

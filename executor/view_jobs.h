@@ -42,7 +42,7 @@ public:
 
 private:
   struct Job {
-    enum Kind { scales, unswizzle, swizzle, clearPadding, amax, tensorScales } kind;
+    enum Kind { scales, toPlain, fromPlain, clearPadding, amax, tensorScales } kind;
     kernels::Quantized matrices;
     std::byte *memory;             // of the view; for `scales` and `amax`, of its base
     uint64_t first = 0, count = 0; // rows of blocks; `amax`: first is an index in localAmax_; `tensorScales`: count is

@@ -2,6 +2,7 @@
 // docs/yaml.md, section 12, defines each format.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -19,9 +20,10 @@ enum class CodeFormat : uint8_t { fp8_e4m3, fp4_e2m1 };
 /// The number format of a block's scale. e8m0: 2^(code - 127).
 enum class ScaleFormat : uint8_t { e8m0, fp32, fp8_e4m3 };
 
-/// The order of the scales of a matrix in memory. plain: row-major; swizzled: as Blackwell's matrix units read them
-/// (kernels/scales.h).
+/// The order of the scales of a matrix in memory, by the number that plans store. plain: row-major; swizzled: as
+/// Blackwell's matrix units read them (kernels/scales.h).
 enum class ScaleLayout : uint8_t { plain, swizzled };
+inline constexpr const char *kScaleLayoutNames[] = {"plain", "swizzled"}; // in YAML, IR text and reports
 
 /// How the scale of a block follows from its amax.
 enum class ScaleRule : uint8_t {
@@ -32,27 +34,45 @@ enum class ScaleRule : uint8_t {
 
 /// A row of the table.
 struct QuantizedFormat {
-  std::string_view name; // in YAML, IR text and reports
+  const char *name; // in YAML, IR text and reports
   Quantization number;
   int64_t blockRows, blockColumns; // elements
   CodeFormat code;
   ScaleFormat scale;
   ScaleRule rule;
-  bool swizzles;                // ScaleLayout::swizzled is allowed
-  bool tensorScale;             // each matrix has an fp32 scale besides those of its blocks
-  bool senderQuantizes;         // the default of `by`
-  std::string_view scaleSuffix; // of the default name of the param of scales
+  ScaleLayout layout;      // the layout of scales that is allowed besides plain; plain: none
+  bool senderQuantizes;    // the default of `by`
+  const char *scaleSuffix; // of the default name of the param of scales
 
   constexpr int64_t codesPerByte() const { return code == CodeFormat::fp4_e2m1 ? 2 : 1; }
   constexpr int64_t scaleBytes() const { return scale == ScaleFormat::fp32 ? 4 : 1; }
+  /// Whether each matrix has an fp32 scale besides those of its blocks. It depends on the whole matrix.
+  constexpr bool tensorScale() const { return rule == ScaleRule::tensorQuotient; }
+  /// Whether a rank can quantize for others, element by element: with scales of blocks, and a byte for each code.
+  constexpr bool sendersCanQuantize() const { return !tensorScale() && codesPerByte() == 1; }
+  /// Whether each block lies in one row. If not, the last blocks of a matrix may be short.
+  constexpr bool blocksInRows() const { return blockRows == 1; }
+  /// Whether codes and scale of a block of positive zeros are zero bytes.
+  constexpr bool zerosAreZeroBytes() const { return scale == ScaleFormat::e8m0 && rule == ScaleRule::powerOfTwo; }
+  constexpr bool allows(ScaleLayout other) const { return other == ScaleLayout::plain || other == layout; }
+
+  /// The rows and columns of the scales of a matrix of so many rows and columns.
+  constexpr int64_t scaleRows(int64_t rows) const { return (rows + blockRows - 1) / blockRows; }
+  constexpr int64_t scaleColumns(int64_t columns) const { return (columns + blockColumns - 1) / blockColumns; }
+
+  /// The dtypes of the params of codes and of scales.
+  constexpr std::string_view codeType() const { return code == CodeFormat::fp4_e2m1 ? "u8" : "fp8_e4m3"; }
+  constexpr std::string_view scaleType() const {
+    return scale == ScaleFormat::e8m0 ? "u8" : scale == ScaleFormat::fp32 ? "fp32" : "fp8_e4m3";
+  }
 };
 
 // clang-format off
 inline constexpr QuantizedFormat kQuantizedFormats[] = {
-    // name       number                   block     code                  scale                  rule                       swizzles tensor sender suffix
-    {"mxfp8",     Quantization::mxfp8,     1,   32,  CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     true,    false, false, "_scale"},
-    {"block_fp8", Quantization::block_fp8, 128, 128, CodeFormat::fp8_e4m3, ScaleFormat::fp32,     ScaleRule::quotient,       false,   false, true,  "_scale_inv"},
-    {"nvfp4",     Quantization::nvfp4,     1,   16,  CodeFormat::fp4_e2m1, ScaleFormat::fp8_e4m3, ScaleRule::tensorQuotient, true,    true,  false, "_scale"},
+    // name       number                   block     code                  scale                  rule                       layout                 sender suffix
+    {"mxfp8",     Quantization::mxfp8,     1,   32,  CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::swizzled, false, "_scale"},
+    {"block_fp8", Quantization::block_fp8, 128, 128, CodeFormat::fp8_e4m3, ScaleFormat::fp32,     ScaleRule::quotient,       ScaleLayout::plain,    true,  "_scale_inv"},
+    {"nvfp4",     Quantization::nvfp4,     1,   16,  CodeFormat::fp4_e2m1, ScaleFormat::fp8_e4m3, ScaleRule::tensorQuotient, ScaleLayout::swizzled, false, "_scale"},
 };
 // clang-format on
 
@@ -61,12 +81,26 @@ constexpr const QuantizedFormat &formatOf(Quantization number) {
   return kQuantizedFormats[static_cast<size_t>(number)];
 }
 
+constexpr const char *name(ScaleLayout layout) { return kScaleLayoutNames[static_cast<size_t>(layout)]; }
+
 /// The format of a name; nullopt if there is none.
 constexpr std::optional<Quantization> quantizationNamed(std::string_view name) {
   for (const QuantizedFormat &format : kQuantizedFormats)
     if (format.name == name)
       return format.number;
   return std::nullopt;
+}
+
+/// The lengths that a param of scales has in place of the rows and columns of its matrix.
+struct ScaleLengths {
+  std::array<int64_t, 2> at;
+  size_t count; // of `at` in use
+};
+/// `rows` and `columns` are those of the scales.
+constexpr ScaleLengths scaleLengths(ScaleLayout layout, int64_t rows, int64_t columns) {
+  if (layout == ScaleLayout::plain)
+    return {{rows, columns}, 2};
+  return {{(rows + 127) / 128 * ((columns + 3) / 4) * 512, 0}, 1}; // tiles of 128 rows by 4 columns
 }
 
 namespace detail {

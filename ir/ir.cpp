@@ -70,13 +70,6 @@ template <class Value> std::optional<Value> parseNamed(const std::string &text, 
 
 } // namespace
 
-const char *name(Quantization format) {
-  const char *names[] = {"mxfp8", "block_fp8", "nvfp4"};
-  return names[static_cast<int>(format)];
-}
-
-std::optional<Quantization> parseQuantization(const std::string &text) { return parseNamed<Quantization>(text, 3); }
-
 const char *name(ViewKind kind) {
   const char *names[] = {"elements", "codes", "scales", "plain_scales", "amax"};
   return names[static_cast<int>(kind)];

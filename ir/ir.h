@@ -2,6 +2,7 @@
 // verify.cpp checks its invariants, and the passes (compiler/passes.def) lower one level to the next.
 #pragma once
 
+#include "formats/quantized_formats.h"
 #include "ir/index_map.h"
 
 #include "llvm/ADT/SmallVector.h"
@@ -103,10 +104,9 @@ struct Presence {
   bool operator==(const Presence &) const = default;
 };
 
-/// Formats of quantized matrices (kernels/convert.h), and kinds of quantized views. schema/plan.fbs defines both.
-enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4 };
-const char *name(Quantization format);
-std::optional<Quantization> parseQuantization(const std::string &text);
+using reshard::Quantization;
+using reshard::ScaleLayout;
+/// Kinds of quantized views; schema/plan.fbs defines them.
 enum class ViewKind : uint8_t { elements, codes, scales, plain_scales, amax };
 const char *name(ViewKind kind);
 std::optional<ViewKind> parseViewKind(const std::string &text);
@@ -115,12 +115,12 @@ std::optional<ViewKind> parseViewKind(const std::string &text);
 /// `codes`, `scales` and `tensorScale` are indices into Endpoint::params.
 struct QuantizedView {
   ViewKind kind = ViewKind::elements;
-  Quantization format = Quantization::mxfp8;
-  bool staged = false;      // has memory in the arena; `elements` receive into it, some rows of blocks at a time
-  bool swizzled = false;    // whether the scales are swizzled
+  Quantization format{};
+  bool staged = false; // has memory in the arena; `elements` receive into it, some rows of blocks at a time
+  ScaleLayout scaleLayout = ScaleLayout::plain;
   unsigned codes = 0;       // `elements`: the param of codes; other kinds: the base param
   unsigned scales = 0;      // `elements` and `codes`
-  unsigned tensorScale = 0; // `elements` of nvfp4
+  unsigned tensorScale = 0; // `elements` of a format with tensor scales
   unsigned part = 0;        // `amax` of a source: the part of the base param
   // `amax` of a source: the dimensions of the tensor over which each amax is taken; bit i is the dimension with i
   // dimensions after it; 0: the last two dimensions.

@@ -275,11 +275,13 @@ protected:
       fail(at, "expected elements, codes, scales, plain_scales or amax, found '" + kindName + "'");
     at = position();
     const std::string formatName = word();
-    if (const auto format = parseQuantization(formatName))
+    if (const auto format = quantizationNamed(formatName))
       view.format = *format;
     else
-      fail(at, "expected mxfp8, block_fp8 or nvfp4, found '" + formatName + "'");
-    view.swizzled = take("swizzled");
+      fail(at, "expected " + formatNames() + ", found '" + formatName + "'");
+    for (size_t layout = 1; layout < std::size(kScaleLayoutNames); ++layout)
+      if (take(kScaleLayoutNames[layout]))
+        view.scaleLayout = static_cast<ScaleLayout>(layout);
     expect("of");
     for (unsigned *number : {&view.codes, &view.scales, &view.tensorScale}) {
       expect("$");
@@ -290,6 +292,17 @@ protected:
     if (take("over"))
       view.amaxDimensions = static_cast<unsigned>(number());
     param.view = view;
+  }
+
+  /// "a, b or c"
+  static std::string formatNames() {
+    std::string names;
+    for (const QuantizedFormat &format : kQuantizedFormats)
+      names += (names.empty()                                ? ""
+                : &format == std::end(kQuantizedFormats) - 1 ? " or "
+                                                             : ", ") +
+               std::string(format.name);
+    return names;
   }
 
   Layout &layout_;

@@ -205,9 +205,9 @@ private:
     if (!param.view)
       return param.derived ? " derived" : "";
     const QuantizedView &view = *param.view;
-    return std::string(view.staged ? " staged" : "") + " view " + name(view.kind) + " " + name(view.format) +
-           (view.swizzled ? " swizzled" : "") + " of $" + std::to_string(view.codes) + " $" +
-           std::to_string(view.scales) + " $" + std::to_string(view.tensorScale) +
+    return std::string(view.staged ? " staged" : "") + " view " + name(view.kind) + " " + formatOf(view.format).name +
+           (view.scaleLayout == ScaleLayout::plain ? "" : std::string(" ") + name(view.scaleLayout)) + " of $" +
+           std::to_string(view.codes) + " $" + std::to_string(view.scales) + " $" + std::to_string(view.tensorScale) +
            (view.part > 0 ? " part " + std::to_string(view.part) : "") +
            (view.amaxDimensions > 0 ? " over " + std::to_string(view.amaxDimensions) : "");
   }

@@ -2,19 +2,19 @@
 // that are stored quantized and are read or written in parts. These functions never allocate and never fail.
 #pragma once
 
+#include "formats/quantized_formats.h"
 #include "kernels/convert.h"
 
 namespace reshard::kernels {
 
-enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4 };
+using reshard::Quantization;
 
 /// Rows and columns of a block.
 struct BlockShape {
   uint64_t rows, columns;
 };
 constexpr BlockShape blockShape(Quantization format) {
-  return format == Quantization::block_fp8 ? BlockShape{kFp8Block, kFp8Block}
-                                           : BlockShape{1, format == Quantization::mxfp8 ? kMxBlock : kNvfp4Block};
+  return {static_cast<uint64_t>(formatOf(format).blockRows), static_cast<uint64_t>(formatOf(format).blockColumns)};
 }
 
 /// Matrices of rows x columns, one after the other, each in the format of convert.h and scales.h. For mxfp8 and nvfp4

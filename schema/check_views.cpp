@@ -11,8 +11,6 @@ using Lengths = std::vector<int64_t>;
 
 template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return vector ? vector->size() : 0; }
 
-int64_t blocks(int64_t length, int64_t block) { return (length + block - 1) / block; }
-
 class ViewCheck {
 public:
   ViewCheck(const Endpoint &endpoint, bool target, const std::string &role, int64_t &work)
@@ -43,52 +41,83 @@ private:
     return number < sizeOf(endpoint_.params()) ? endpoint_.params()->Get(number) : nullptr;
   }
 
+  /// A view and its base params.
+  struct Bases {
+    const Param *codes, *scales, *tensorScale;
+  };
+
   void view(uint32_t p) {
     const Param &param = *endpoint_.params()->Get(p);
     const QuantizedView &view = *param.view();
-    if (!require(view.amax_dimensions() == 0 || (view.kind() == ViewKind::amax && !target_), p,
-                 "has amax dimensions, but is not a view of kind amax of a source"))
-      return;
-    if (!require(view.kind() <= ViewKind::MAX && view.format() <= Quantization::MAX, p,
-                 "is a view of unknown kind or format") ||
-        !require(view.staged() ? view.kind() != ViewKind::codes && (target_ || view.kind() != ViewKind::elements)
-                               : view.kind() <= ViewKind::codes,
-                 p,
-                 "has a wrong `staged`, expected true for scales, plain_scales and amax, false for codes and for the "
-                 "elements of a source") ||
-        !require(!view.staged() || !endpoint_.storage() || view.kind() == ViewKind::amax ||
-                     view.kind() == ViewKind::elements,
-                 p, "is staged in storage, where only amax and elements can be") ||
-        !require(view.format() != Quantization::block_fp8 || !view.swizzled(), p,
-                 "has swizzled scales of block_fp8, which has no swizzled order") ||
+    if (!known(p) || !staging(p) ||
         !require(sizeOf(param.shape()) >= (view.kind() == ViewKind::amax ? 1 : 2), p,
                  "is a view with too few dimensions, expected 1 for amax, 2 for other kinds, or more"))
       return;
-    const Param *codes = base(view.codes()), *scales = base(view.scales()), *tensorScale = base(view.tensor_scale());
-    for (const Param *other : {codes, scales, tensorScale})
+    const Bases bases{base(view.codes()), base(view.scales()), base(view.tensor_scale())};
+    for (const Param *other : {bases.codes, bases.scales, bases.tensorScale})
       if (!require(other && sameInstances(param, *other), p,
                    "is a view of a param that does not exist, or has other instances"))
         return;
-    // Fields that its kind does not use must have the value that the compiler writes, so that readers of a view need
-    // not test its kind first.
-    const bool one = view.scales() == view.codes() && view.tensor_scale() == view.codes();
-    const bool usual =
-        view.kind() == ViewKind::elements ? view.format() == Quantization::nvfp4 || view.tensor_scale() == view.scales()
-        : view.kind() == ViewKind::codes  ? view.tensor_scale() == view.scales() && !view.swizzled()
-        : view.kind() == ViewKind::amax   ? (target_ || one) && !view.swizzled()
-                                          : one && view.swizzled() == (view.kind() == ViewKind::plain_scales);
-    if (!require(usual, p, "is a view with params, or swizzled scales, that its kind does not use"))
+    if (!usual(p))
       return;
-    const bool wide = param.dtype() == DType::fp32 || param.dtype() == DType::bf16 || param.dtype() == DType::fp16;
-    const DType code = view.format() == Quantization::nvfp4 ? DType::u8 : DType::fp8_e4m3;
-    const DType scale = view.format() == Quantization::mxfp8       ? DType::u8
-                        : view.format() == Quantization::block_fp8 ? DType::fp32
-                                                                   : DType::fp8_e4m3;
+    types(p, bases);
+    for (uint32_t meshRank = 0; error_.empty() && meshRank < endpoint_.ranks()->size(); ++meshRank, work_ += 8)
+      if (instanceCount(endpoint_, param, meshRank) > 0)
+        require(shapes(view, {localShape(endpoint_, param, meshRank), localShape(endpoint_, *bases.codes, meshRank),
+                              localShape(endpoint_, *bases.scales, meshRank),
+                              localShape(endpoint_, *bases.tensorScale, meshRank)}),
+                p, "is a view whose shape does not match its base params");
+  }
+
+  bool known(uint32_t p) {
+    const QuantizedView &view = *endpoint_.params()->Get(p)->view();
+    return require(view.amax_dimensions() == 0 || (view.kind() == ViewKind::amax && !target_), p,
+                   "has amax dimensions, but is not a view of kind amax of a source") &&
+           require(view.kind() <= ViewKind::MAX && view.format() <= Quantization::MAX &&
+                       view.scale_layout() <= ScaleLayout::MAX,
+                   p, "is a view of unknown kind, format or layout of scales") &&
+           require(formatOf(view).allows(scaleLayoutOf(view)), p,
+                   "has a layout of scales that its format does not have");
+  }
+
+  bool staging(uint32_t p) {
+    const QuantizedView &view = *endpoint_.params()->Get(p)->view();
+    return require(view.staged() ? view.kind() != ViewKind::codes && (target_ || view.kind() != ViewKind::elements)
+                                 : view.kind() <= ViewKind::codes,
+                   p,
+                   "has a wrong `staged`, expected true for scales, plain_scales and amax, false for codes and for the "
+                   "elements of a source") &&
+           require(!view.staged() || !endpoint_.storage() || view.kind() == ViewKind::amax ||
+                       view.kind() == ViewKind::elements,
+                   p, "is staged in storage, where only amax and elements can be");
+  }
+
+  /// Fields that its kind does not use must have the value that the compiler writes, so that readers of a view need not
+  /// test its kind first.
+  bool usual(uint32_t p) {
+    const QuantizedView &view = *endpoint_.params()->Get(p)->view();
+    const bool one = view.scales() == view.codes() && view.tensor_scale() == view.codes(),
+               plain = scaleLayoutOf(view) == reshard::ScaleLayout::plain;
+    const bool usual = view.kind() == ViewKind::elements
+                           ? formatOf(view).tensorScale() || view.tensor_scale() == view.scales()
+                       : view.kind() == ViewKind::codes ? view.tensor_scale() == view.scales() && plain
+                       : view.kind() == ViewKind::amax  ? (target_ || one) && plain
+                                                        : one && plain != (view.kind() == ViewKind::plain_scales);
+    return require(usual, p, "is a view with params, or a layout of scales, that its kind does not use");
+  }
+
+  void types(uint32_t p, const Bases &bases) {
+    const Param &param = *endpoint_.params()->Get(p);
+    const QuantizedView &view = *param.view();
+    const QuantizedFormat &format = formatOf(view);
+    auto isCode = [&](const Param &one) { return dtypeName(one.dtype()) == format.codeType(); };
+    auto isScale = [&](const Param &one) { return dtypeName(one.dtype()) == format.scaleType(); };
+    const auto &[codes, scales, tensorScale] = bases;
     const bool plain = !codes->view() && !scales->view();
     switch (view.kind()) {
     case ViewKind::elements:
-      require(plain && !tensorScale->view() && wide && codes->dtype() == code && scales->dtype() == scale &&
-                  (view.format() != Quantization::nvfp4 || tensorScale->dtype() == DType::fp32),
+      require(plain && !tensorScale->view() && isWide(param.dtype()) && isCode(*codes) && isScale(*scales) &&
+                  (!format.tensorScale() || tensorScale->dtype() == DType::fp32),
               p,
               "is a view of params with wrong dtypes, expected plain params with those of its format, and elements of "
               "fp32, bf16 or fp16");
@@ -96,36 +125,34 @@ private:
     case ViewKind::codes:
       require(!codes->view() && scales->view() && scales->view()->kind() == ViewKind::scales &&
                   scales->view()->codes() == view.codes() && scales->view()->format() == view.format() &&
-                  param.dtype() == code && view.format() != Quantization::nvfp4,
+                  isCode(param) && format.sendersCanQuantize(),
               p, "is a view of codes without a view of their scales");
       require(isWide(codes->dtype()), p, "is a view of a param that is not fp32, bf16 or fp16");
       break;
     case ViewKind::scales:
-      require(!codes->view() && isWide(codes->dtype()) && param.dtype() == scale &&
-                  view.format() != Quantization::nvfp4,
-              p, "is a view of scales of a param that has none, expected a plain param of fp32, bf16 or fp16");
+      require(!codes->view() && isWide(codes->dtype()) && isScale(param) && format.sendersCanQuantize(), p,
+              "is a view of scales of a param that has none, expected a plain param of fp32, bf16 or fp16");
       break;
     case ViewKind::plain_scales:
-      require(plain && codes->dtype() == scale && param.dtype() == scale, p,
+      require(plain && isScale(*codes) && isScale(param), p,
               "is a view of scales with a wrong dtype, expected that of its format");
       break;
-    case ViewKind::amax: {
-      const QuantizedView *other = codes->view();
-      const bool written = other && other->kind() == ViewKind::elements && other->format() == Quantization::nvfp4 &&
-                           other->tensor_scale() == view.scales();
-      const bool read = isWide(codes->dtype()) && (!other || other->kind() == ViewKind::elements) &&
-                        view.part() < sizeOf(codes->parts());
-      require(param.dtype() == DType::fp32 && (target_ ? written : read), p,
-              "is a view of the amax of a param that has none, or is not fp32");
-      if (error_.empty() && !target_)
-        part(p, *codes, *codes->parts()->Get(view.part()), sizeOf(param.shape()));
+    case ViewKind::amax:
+      amax(p, *codes);
     }
-    }
-    for (uint32_t meshRank = 0; error_.empty() && meshRank < endpoint_.ranks()->size(); ++meshRank, work_ += 8)
-      if (instanceCount(endpoint_, param, meshRank) > 0)
-        require(shapes(view, target_, localShape(endpoint_, param, meshRank), localShape(endpoint_, *codes, meshRank),
-                       localShape(endpoint_, *scales, meshRank), localShape(endpoint_, *tensorScale, meshRank)),
-                p, "is a view whose shape does not match its base params");
+  }
+
+  void amax(uint32_t p, const Param &codes) {
+    const Param &param = *endpoint_.params()->Get(p);
+    const QuantizedView &view = *param.view(), *other = codes.view();
+    const bool written = other && other->kind() == ViewKind::elements && formatOf(*other).tensorScale() &&
+                         other->tensor_scale() == view.scales();
+    const bool read =
+        isWide(codes.dtype()) && (!other || other->kind() == ViewKind::elements) && view.part() < sizeOf(codes.parts());
+    require(param.dtype() == DType::fp32 && (target_ ? written : read), p,
+            "is a view of the amax of a param that has none, or is not fp32");
+    if (error_.empty() && !target_)
+      part(p, codes, *codes.parts()->Get(view.part()), sizeOf(param.shape()));
   }
 
   /// Checks a view of the amax of one part of a source param: each dimension of the param is used once.
@@ -172,50 +199,54 @@ private:
     return true;
   }
 
-  /// Whether the shape of a view matches those of its `codes`, `scales` and `tensor_scale`.
-  bool shapes(const QuantizedView &view, bool target, const Lengths &own, const Lengths &codes, const Lengths &scales,
-              const Lengths &tensorScale) const {
-    const int64_t columns = view.format() == Quantization::mxfp8 ? 32 : view.format() == Quantization::nvfp4 ? 16 : 128;
-    const int64_t rows = view.format() == Quantization::block_fp8 ? 128 : 1;
-    auto scalesOf = [&](Lengths shape, bool swizzled) {
-      if (shape.size() < 2)
-        return Lengths();
-      const int64_t width = blocks(shape.back(), columns), height = blocks(shape[shape.size() - 2], rows);
-      shape.pop_back();
-      shape.back() = height;
-      if (swizzled)
-        shape.back() = blocks(height, 128) * blocks(width, 4) * 512;
-      else
-        shape.push_back(width);
-      return shape;
-    };
-    const bool whole = view.format() == Quantization::block_fp8;
+  /// The local shapes of a view and of its base params.
+  struct Shapes {
+    Lengths own, codes, scales, tensorScale;
+  };
+
+  bool shapes(const QuantizedView &view, const Shapes &local) const {
+    const QuantizedFormat &format = formatOf(view);
+    auto fits = [&](const Lengths &wide) { return !format.blocksInRows() || wide.back() % format.blockColumns == 0; };
     switch (view.kind()) {
     case ViewKind::elements: {
-      Lengths code = own;
-      if (view.format() == Quantization::nvfp4)
-        code.back() /= 2;
-      return (whole || own.back() % columns == 0) && codes == code && scales == scalesOf(own, view.swizzled()) &&
-             (view.format() != Quantization::nvfp4 || tensorScale == Lengths(own.begin(), own.end() - 2));
+      Lengths code = local.own;
+      code.back() /= format.codesPerByte();
+      return fits(local.own) && local.codes == code &&
+             local.scales == scalesOf(format, scaleLayoutOf(view), local.own) &&
+             (!format.tensorScale() || local.tensorScale == Lengths(local.own.begin(), local.own.end() - 2));
     }
     case ViewKind::codes:
-      return (whole || own.back() % columns == 0) && codes == own && scales == scalesOf(own, false);
+      return fits(local.own) && local.codes == local.own &&
+             local.scales == scalesOf(format, reshard::ScaleLayout::plain, local.own);
     case ViewKind::scales:
-      return !codes.empty() && (whole || codes.back() % columns == 0) && own == scalesOf(codes, false);
-    case ViewKind::plain_scales: {
-      Lengths swizzled(own.begin(), own.end() - 1);
-      swizzled.back() = blocks(swizzled.back(), 128) * blocks(own.back(), 4) * 512;
-      return codes == swizzled;
-    }
+      return local.codes.size() >= 2 && fits(local.codes) &&
+             local.own == scalesOf(format, reshard::ScaleLayout::plain, local.codes);
+    case ViewKind::plain_scales:
+      return local.codes == stored(scaleLayoutOf(view), local.own);
     case ViewKind::amax:
       break;
     }
-    if (target) // one or more numbers for each matrix
-      return scales == Lengths(own.begin(), own.end() - 1);
-    for (size_t d = 0; d + 1 < own.size(); ++d)
-      if (own[d] != codes[baseDimensions_[d]])
+    if (target_) // one or more numbers for each matrix
+      return local.scales == Lengths(local.own.begin(), local.own.end() - 1);
+    for (size_t d = 0; d + 1 < local.own.size(); ++d)
+      if (local.own[d] != local.codes[baseDimensions_[d]])
         return false;
-    return own.back() >= 1;
+    return local.own.back() >= 1;
+  }
+
+  /// The shape of the scales of matrices of this shape, which has two or more dimensions.
+  static Lengths scalesOf(const QuantizedFormat &format, reshard::ScaleLayout layout, Lengths shape) {
+    shape.back() = format.scaleColumns(shape.back());
+    shape[shape.size() - 2] = format.scaleRows(shape[shape.size() - 2]);
+    return stored(layout, std::move(shape));
+  }
+
+  /// The shape in a layout of scales that have this shape in the plain layout.
+  static Lengths stored(reshard::ScaleLayout layout, Lengths shape) {
+    const ScaleLengths lengths = scaleLengths(layout, shape[shape.size() - 2], shape.back());
+    shape.resize(shape.size() - 2);
+    shape.insert(shape.end(), lengths.at.begin(), lengths.at.begin() + static_cast<ptrdiff_t>(lengths.count));
+    return shape;
   }
 
   const Endpoint &endpoint_;

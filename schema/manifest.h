@@ -2,6 +2,7 @@
 // with it, and the tools verify plans with it. It shares no code with the compiler.
 #pragma once
 
+#include "formats/quantized_formats.h"
 #include "schema/plan_generated.h"
 #include "support/status.h"
 
@@ -42,6 +43,14 @@ struct IndexMap {
   std::optional<int64_t> map(int64_t from) const;
 };
 IndexMap indexMap(const Endpoint &endpoint, const Sharding &sharding, int64_t meshRank);
+
+/// The format of a view and the layout of its scales.
+inline const QuantizedFormat &formatOf(const QuantizedView &view) {
+  return reshard::formatOf(static_cast<reshard::Quantization>(view.format()));
+}
+inline reshard::ScaleLayout scaleLayoutOf(const QuantizedView &view) {
+  return static_cast<reshard::ScaleLayout>(view.scale_layout());
+}
 
 /// Whether the caller converts the param by hooks.
 inline bool transformed(const Param &param) { return param.transform() && param.transform()->size() > 0; }

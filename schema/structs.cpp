@@ -2,8 +2,11 @@
 // that grew or whose fields moved; old records would then be misread, which gives wrong weights without an error. If an
 // assertion fails, restore the struct and add a new one in a new vector (schema/README.md).
 
+#include "formats/quantized_formats.h"
+
 #include <cstddef>
 #include <flatbuffers/flatbuffers.h>
+#include <utility>
 
 // flatc makes the members private, and offsetof needs access. This file contains only assertions.
 #define private public
@@ -76,12 +79,33 @@ static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(
               uint8_t(DType::i8) == 6 && uint8_t(DType::i16) == 7 && uint8_t(DType::i32) == 8 &&
               uint8_t(DType::i64) == 9 && uint8_t(DType::u8) == 10 && uint8_t(DType::u16) == 11 &&
               uint8_t(DType::u32) == 12 && uint8_t(DType::u64) == 13 && uint8_t(DType::boolean) == 14);
-static_assert(uint8_t(Quantization::mxfp8) == 0 && uint8_t(Quantization::block_fp8) == 1 &&
-              uint8_t(Quantization::nvfp4) == 2);
 static_assert(uint8_t(ViewKind::elements) == 0 && uint8_t(ViewKind::codes) == 1 && uint8_t(ViewKind::scales) == 2 &&
               uint8_t(ViewKind::plain_scales) == 3 && uint8_t(ViewKind::amax) == 4);
 static_assert(uint8_t(StepKind::copy) == 0 && uint8_t(StepKind::send) == 1 && uint8_t(StepKind::recv) == 2 &&
               uint8_t(StepKind::fill) == 3 && uint8_t(StepKind::convert) == 4 && uint8_t(StepKind::reduce) == 5 &&
               uint8_t(StepKind::barrier) == 6 && uint8_t(StepKind::hook) == 7);
+
+/// The name of an enumerator: __PRETTY_FUNCTION__ ends with "kValue = NAMESPACE::ENUM::NAME", then ']' or ';'.
+template <auto kValue> constexpr std::string_view enumeratorName() {
+  std::string_view text = __PRETTY_FUNCTION__;
+  text.remove_prefix(text.find("kValue = "));
+  text = text.substr(0, text.find_first_of(";]"));
+  return text.substr(text.rfind(':') + 1);
+}
+
+template <class Enum, size_t... kNumbers>
+constexpr bool haveNames(std::index_sequence<kNumbers...>, const char *const (&names)[sizeof...(kNumbers)]) {
+  return ((enumeratorName<static_cast<Enum>(kNumbers)>() == names[kNumbers]) && ...) &&
+         static_cast<size_t>(Enum::MAX) + 1 == sizeof...(kNumbers);
+}
+
+template <size_t... kNumbers> constexpr bool haveFormats(std::index_sequence<kNumbers...> numbers) {
+  return haveNames<Quantization>(numbers, {kQuantizedFormats[kNumbers].name...});
+}
+
+static_assert(haveFormats(std::make_index_sequence<std::size(kQuantizedFormats)>()),
+              "Quantization lists the formats of formats/quantized_formats.h in order");
+static_assert(haveNames<ScaleLayout>(std::make_index_sequence<std::size(kScaleLayoutNames)>(), kScaleLayoutNames),
+              "ScaleLayout lists the layouts of formats/quantized_formats.h in order");
 
 } // namespace reshard::schema

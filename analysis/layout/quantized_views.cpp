@@ -20,7 +20,7 @@ struct OutputBuffers {
 
   explicit OutputBuffers(kernels::Quantized &matrices)
       : codes(matrices.codeBytes()), scales(matrices.matrices * matrices.scaleBytes()),
-        tensorScales(matrices.format == kernels::Quantization::nvfp4 ? matrices.matrices * sizeof(float) : 0) {
+        tensorScales(reshard::formatOf(matrices.format).tensorScale() ? matrices.matrices * sizeof(float) : 0) {
     matrices.codes = codes.data();
     matrices.scales = scales.data();
     matrices.tensorScales = tensorScales.data();
@@ -37,7 +37,7 @@ void quantize(const kernels::Quantized &matrices, const std::byte *wide) {
 std::vector<uint32_t> baseParams(const QuantizedView &view) {
   if (view.kind() != ViewKind::elements)
     return {view.codes()};
-  if (view.format() != Quantization::nvfp4)
+  if (!formatOf(view).tensorScale())
     return {view.codes(), view.scales()};
   return {view.codes(), view.scales(), view.tensor_scale()};
 }
@@ -104,8 +104,10 @@ Bytes readView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
     return wide;
   }
   case ViewKind::plain_scales: {
-    const uint64_t columns = matrices.columns / kernels::blockShape(matrices.format).columns;
-    Bytes plain(matrices.matrices * matrices.rows * columns);
+    const QuantizedFormat &format = formatOf(view);
+    Bytes plain(
+        matrices.blockRows() *
+        static_cast<uint64_t>(format.scaleBytes() * format.scaleColumns(static_cast<int64_t>(matrices.columns))));
     matrices.scales = at(0);
     if (!plain.empty())
       kernels::unswizzle(matrices, plain.data());
@@ -124,11 +126,11 @@ std::vector<Bytes> writeView(const Endpoint &endpoint, uint32_t number, uint32_t
   const QuantizedView &view = *endpoint.params()->Get(number)->view();
   kernels::Quantized matrices = ViewJobs::matricesOf(endpoint, number, meshRank);
   if (view.kind() == ViewKind::plain_scales) {
-    std::vector<Bytes> swizzled(1, Bytes(matrices.matrices * matrices.scaleBytes()));
-    matrices.scales = swizzled[0].data();
-    if (!swizzled[0].empty())
+    std::vector<Bytes> stored(1, Bytes(matrices.matrices * matrices.scaleBytes()));
+    matrices.scales = stored[0].data();
+    if (!stored[0].empty())
       kernels::swizzle(matrices, values);
-    return swizzled;
+    return stored;
   }
   OutputBuffers output(matrices);
   if (!output.tensorScales.empty())

@@ -13,8 +13,8 @@ namespace reshard::analysis {
 
 using Bytes = std::vector<std::byte>;
 
-/// The base params of a view. For kind `elements`: codes, scales and, for nvfp4, tensor scales; for other kinds: the
-/// one param that it presents.
+/// The base params of a view. For kind `elements`: codes, scales and, if the format has them, tensor scales; for other
+/// kinds: the one param that it presents.
 std::vector<uint32_t> baseParams(const schema::QuantizedView &view);
 
 /// For each param of an endpoint that is a base of an `elements` view: that view, and the param's index in
@@ -24,8 +24,8 @@ struct BaseOf {
 };
 std::vector<std::optional<BaseOf>> elementViews(const schema::Endpoint &endpoint);
 
-/// The derived params of a target that writing a view produces. `elements`: codes and scales; `plain_scales`: swizzled
-/// scales; `amax`: tensor scales.
+/// The derived params of a target that writing a view produces. `elements`: codes and scales; `plain_scales`: scales of
+/// another layout; `amax`: tensor scales.
 std::vector<uint32_t> derivedParams(const schema::QuantizedView &view);
 /// For each param of a target, whether some view produces it.
 std::vector<bool> derivedParams(const schema::Endpoint &endpoint);
@@ -40,7 +40,8 @@ Bytes readView(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRan
                const std::vector<const std::byte *> &memory);
 
 /// The contents of the base params, in the order of baseParams(view), after `values` are written to a view of kind
-/// `elements` or `plain_scales`. Padding of swizzled scales is zero. nvfp4 needs one tensor scale for each matrix.
+/// `elements` or `plain_scales`. Padding of scales is zero. A format with tensor scales needs one for each
+/// matrix.
 std::vector<Bytes> writeView(const schema::Endpoint &endpoint, uint32_t view, uint32_t meshRank,
                              const std::byte *values, const std::vector<float> &tensorScales);
 

@@ -79,8 +79,10 @@ std::map<std::string, std::string> params(const Plan &plan) {
       const Param *named = param;
       for (const QuantizedView *view = param->view(); view; view = named->view()) {
         named = endpoint->params()->Get(view->codes());
-        text += std::string(" ") + EnumNameViewKind(view->kind()) + " " + EnumNameQuantization(view->format()) +
-                (view->staged() ? " staged" : "") + (view->swizzled() ? " swizzled" : "");
+        text +=
+            std::string(" ") + EnumNameViewKind(view->kind()) + " " + EnumNameQuantization(view->format()) +
+            (view->staged() ? " staged" : "") +
+            (scaleLayoutOf(*view) == reshard::ScaleLayout::plain ? "" : std::string(" ") + name(scaleLayoutOf(*view)));
       }
       if (param->storage_dtype())
         text += std::string(" stored ") + dtypeName(*param->storage_dtype());

@@ -35,7 +35,7 @@ Json quantizedJson(const Manifest &m, uint32_t endpoint) {
   Json json = Json::object();
   for (const auto &[by, formats] : counts.params)
     for (const auto &[format, count] : formats)
-      json[kQuantizedByNames[static_cast<size_t>(by)].key][EnumNameQuantization(format)] = count;
+      json[kQuantizedByNames[static_cast<size_t>(by)].key][reshard::formatOf(format).name] = count;
   if (counts.sends > 0)
     json["to_send"] = counts.sends;
   return json;
@@ -273,13 +273,14 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
                                                     {"holds", holds}};
         Json &one = wanted[run->first() + instance.instance];
         if (form)
-          one["quantized"] = {{"format", EnumNameQuantization(form->format)},
-                              {"content", form->codes ? "codes"
-                                          : form->format == Quantization::nvfp4 && storageDtypeOf(param) == DType::fp32
-                                              ? "tensor scale"
-                                              : "scales"},
-                              {"swizzled", form->swizzled},
-                              {"quantized_by", kQuantizedByNames[static_cast<size_t>(form->by)].key}};
+          one["quantized"] = {
+              {"format", reshard::formatOf(form->format).name},
+              {"content", form->codes ? "codes"
+                          : reshard::formatOf(form->format).tensorScale() && storageDtypeOf(param) == DType::fp32
+                              ? "tensor scale"
+                              : "scales"},
+              {"scale_layout", name(form->scaleLayout)},
+              {"quantized_by", kQuantizedByNames[static_cast<size_t>(form->by)].key}};
         one["from"] = Json::object();
         writtenBy[written->first() + instance.instance].push_back(
             {run->first() + instance.instance, static_cast<uint64_t>(instance.bytes), written->bytes()});
@@ -332,11 +333,12 @@ int inspectParam(const Plan &plan, const InspectionOptions &options) {
       std::printf(" %s", tensor.get<std::string>().c_str());
     if (one.contains("quantized")) {
       const Json &quantized = one["quantized"];
-      const bool swizzled = quantized["content"] == "scales" && quantized["swizzled"].get<bool>();
+      const std::string layout = quantized["scale_layout"];
+      const bool plain = quantized["content"] != "scales" || layout == kScaleLayoutNames[0];
       for (const QuantizedByName &name : kQuantizedByNames)
         if (quantized["quantized_by"] == name.key)
           std::printf("\n  quantized as %s, %s%s, %s", quantized["format"].get<std::string>().c_str(),
-                      swizzled ? "swizzled " : "", quantized["content"].get<std::string>().c_str(), name.words);
+                      plain ? "" : (layout + " ").c_str(), quantized["content"].get<std::string>().c_str(), name.words);
     }
     if (const std::string transform = one["transform"]; !transform.empty())
       std::printf("\n  then the engine's transform '%s'", transform.c_str());

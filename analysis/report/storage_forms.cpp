@@ -15,7 +15,7 @@ namespace {
 
 /// How a tensor pattern of codes or scales is produced.
 struct Derived {
-  Quantization format;
+  reshard::Quantization format;
   QuantizedBy by;
   bool scales;
 };
@@ -33,17 +33,17 @@ std::map<int32_t, Derived> derived(const Manifest &manifest) {
       switch (view->kind()) {
       case ViewKind::elements:
         for (const uint32_t base : baseParams(*view))
-          add(base, {view->format(), QuantizedBy::passthrough, base != view->codes()});
+          add(base, {formatOf(*view).number, QuantizedBy::passthrough, base != view->codes()});
         break;
       case ViewKind::plain_scales:
-        add(p, {view->format(), QuantizedBy::passthrough, true});
+        add(p, {formatOf(*view).number, QuantizedBy::passthrough, true});
         break;
       case ViewKind::codes:
       case ViewKind::scales:
-        add(p, {view->format(), QuantizedBy::sender, view->kind() == ViewKind::scales});
+        add(p, {formatOf(*view).number, QuantizedBy::sender, view->kind() == ViewKind::scales});
         break;
       case ViewKind::amax:
-        add(p, {view->format(), QuantizedBy::staged, true});
+        add(p, {formatOf(*view).number, QuantizedBy::staged, true});
         break; // the receiver needs it for tensor scales
       }
     }
@@ -60,15 +60,16 @@ std::vector<std::optional<StorageForm>> storageForms(const Manifest &manifest, u
   for (uint32_t p = 0; p < params.size(); ++p)
     if (const QuantizedView *view = params.Get(p)->view(); view && view->kind() == ViewKind::elements)
       for (const uint32_t base : baseParams(*view))
-        result[base] = {view->format(),
+        result[base] = {formatOf(*view).number,
                         number == 0      ? QuantizedBy::held
                         : view->staged() ? QuantizedBy::staged
                                          : QuantizedBy::arrival,
-                        view->swizzled(), base == view->codes(), number == 0 ? -1 : static_cast<int32_t>(p)};
+                        scaleLayoutOf(*view), base == view->codes(), number == 0 ? -1 : static_cast<int32_t>(p)};
   if (number == 0)
     return result;
-  // Params that receive codes or scales. Swizzled scales are written through a view of plain scales.
-  std::map<uint32_t, int32_t> plain; // swizzled scales -> their view
+  // Params that receive codes or scales. Scales of a layout that is not plain are written through a view of plain
+  // scales.
+  std::map<uint32_t, int32_t> plain; // these scales -> their view
   for (uint32_t p = 0; p < params.size(); ++p)
     if (const QuantizedView *view = params.Get(p)->view(); view && view->kind() == ViewKind::plain_scales)
       plain[view->codes()] = static_cast<int32_t>(p);
@@ -78,8 +79,10 @@ std::vector<std::optional<StorageForm>> storageForms(const Manifest &manifest, u
     if (result[p] || params.Get(p)->view() || parts.size() == 0)
       continue;
     if (const auto found = tensorPatterns.find(parts.Get(0)->pattern()); found != tensorPatterns.end())
-      result[p] = {found->second.format, found->second.by, by != plain.end(), !found->second.scales,
-                   by == plain.end() ? -1 : by->second};
+      result[p] = {found->second.format, found->second.by,
+                   by == plain.end() ? reshard::ScaleLayout::plain
+                                     : scaleLayoutOf(*params.Get(static_cast<uint32_t>(by->second))->view()),
+                   !found->second.scales, by == plain.end() ? -1 : by->second};
   }
   return result;
 }

@@ -16,9 +16,9 @@ namespace reshard::analysis {
 enum class QuantizedBy { held, arrival, staged, sender, passthrough };
 
 struct StorageForm {
-  schema::Quantization format;
+  Quantization format;
   QuantizedBy by;
-  bool swizzled;
+  ScaleLayout scaleLayout;
   bool codes;   // false: scales
   int32_t view; // the param number of the target's view through which it is written; -1: none
 };
@@ -43,7 +43,7 @@ size_t derivedTensorPatterns(const schema::Manifest &manifest);
 
 /// Counts of one endpoint.
 struct QuantizedCounts {
-  std::map<QuantizedBy, std::map<schema::Quantization, int64_t>> params; // instances of codes, over all mesh ranks
+  std::map<QuantizedBy, std::map<Quantization, int64_t>> params; // instances of codes, over all mesh ranks
   int64_t sends = 0; // instances of source params that are quantized for sending
 };
 QuantizedCounts countQuantized(const schema::Manifest &manifest, uint32_t endpoint);

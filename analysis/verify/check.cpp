@@ -127,11 +127,11 @@ private:
     return bytes;
   }
 
-  /// For elements in nvfp4: the tensor scales, one for each matrix. They follow from the amax of the whole matrix, of
-  /// which this instance may hold a part only.
+  /// For elements in a format with tensor scales: these, one for each matrix. They follow from the amax of the whole
+  /// matrix, of which this instance may hold a part only.
   std::vector<float> tensorScales(const ParamInstance &instance) const {
     const Param &param = *endpoint_.params()->Get(instance.param);
-    if (param.view()->kind() != ViewKind::elements || param.view()->format() != Quantization::nvfp4)
+    if (param.view()->kind() != ViewKind::elements || !formatOf(*param.view()).tensorScale())
       return {};
     const SynthesizedValues values(plan_.manifest(), param);
     int64_t matrices = 1;

@@ -184,7 +184,8 @@ std::string StagedMoves::read(uint32_t step, const Move &row, const std::functio
   return {};
 }
 
-/// Checks that a step that writes nvfp4 elements waits for the tensor scale. Records the steps that write amax values.
+/// Checks that a step that quantizes elements with a tensor scale waits for it. Records the steps that write amax
+/// values.
 std::string StagedMoves::scale(uint32_t step, uint32_t buffer) {
   const auto &runs = orEmpty(segment_->buffers());
   const BufferRange &run = *bufferRangeOf(*segment_, buffer);
@@ -194,7 +195,7 @@ std::string StagedMoves::scale(uint32_t step, uint32_t buffer) {
     return {};
   if (view->kind() == ViewKind::amax)
     amaxWriters_[buffer].push_back(step);
-  if (view->kind() != ViewKind::elements || view->format() != Quantization::nvfp4)
+  if (view->kind() != ViewKind::elements || !formatOf(*view).tensorScale())
     return {};
   for (const BufferRange *other : runs)
     if (const QuantizedView *amax = params.Get(std::min(other->param(), params.size() - 1))->view();

@@ -32,7 +32,7 @@ template <class Element> void fillRange(std::byte *memory, const ElementRange &r
 std::vector<float> tensorScales(const InstanceLayout &elements) {
   const kernels::Quantized matrices =
       ViewJobs::matricesOf(elements.endpoint, elements.instance.param, elements.meshRank);
-  if (matrices.format != kernels::Quantization::nvfp4)
+  if (!reshard::formatOf(matrices.format).tensorScale())
     return {};
   uint64_t hash = elements.instance.param;
   for (const int64_t value : elements.instance.values)

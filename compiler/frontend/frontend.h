@@ -132,7 +132,7 @@ struct QuantizeRule {
   Location at;
   std::optional<ir::Quantization> format; // nullopt: not quantized
   std::string scale, tensorScale;         // name patterns; {name} is the name of the param
-  bool swizzled = false;
+  ir::ScaleLayout scaleLayout = ir::ScaleLayout::plain;
   enum class By { either, receiver, sender } by = By::either;
   std::vector<Glob> only, ignore; // endpoints only
 };

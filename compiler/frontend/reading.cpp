@@ -421,8 +421,35 @@ bool checkScaleName(const Node &node, const std::string &what, Diagnostics &diag
   return true;
 }
 
+/// The names of the formats with tensor scales.
+std::string withTensorScales() {
+  std::string names;
+  for (const QuantizedFormat &format : kQuantizedFormats)
+    if (format.tensorScale())
+      names += (names.empty() ? "" : ", ") + std::string(format.name);
+  return names;
+}
+
+void readScaleLayout(const Node &node, const QuantizedFormat &format, ir::ScaleLayout &layout,
+                     Diagnostics &diagnostics) {
+  const auto choice =
+      readChoice(node, "scale_layout", {std::begin(kScaleLayoutNames), std::end(kScaleLayoutNames)}, diagnostics);
+  if (!choice)
+    return;
+  layout = static_cast<ir::ScaleLayout>(*choice);
+  if (format.allows(layout))
+    return;
+  const std::string other =
+      format.layout == ir::ScaleLayout::plain ? "" : std::string(" or '") + name(format.layout) + "'";
+  diagnostics.error(node.at, std::string("format ") + format.name + " has no " + name(layout) +
+                                 " scales, expected 'plain'" + other);
+}
+
 std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagnostics &diagnostics) {
-  static const std::vector<std::string> kFormats = {"mxfp8", "block_fp8", "nvfp4", "none"};
+  std::vector<std::string> formats;
+  for (const QuantizedFormat &format : kQuantizedFormats)
+    formats.push_back(format.name);
+  formats.push_back("none");
   QuantizeRule rule;
   rule.at = node.at;
   std::optional<Fields> fields;
@@ -432,20 +459,22 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
     if (format = fields->require("format"); !format)
       return std::nullopt;
   }
-  const auto number = readChoice(*format, "format", kFormats, diagnostics);
+  const auto number = readChoice(*format, "format", formats, diagnostics);
   if (!number)
     return std::nullopt;
-  if (*number < 3)
-    rule.format = static_cast<ir::Quantization>(*number);
-  rule.scale = rule.format == ir::Quantization::block_fp8 ? "{name}_scale_inv" : "{name}_scale";
-  rule.tensorScale = "{name}_scale_2";
+  const QuantizedFormat *found = *number < std::size(kQuantizedFormats) ? &kQuantizedFormats[*number] : nullptr;
+  if (found) {
+    rule.format = found->number;
+    rule.scale = std::string("{name}") + found->scaleSuffix;
+    rule.tensorScale = "{name}_scale_2";
+  }
   if (!fields)
     return rule;
   auto name = [&](const char *key, bool allowed, std::string &value) {
     const Node *given = fields->find(key);
     if (given && !allowed)
       diagnostics.error(given->at,
-                        std::string("'") + key + "' requires format nvfp4, the only format with tensor scales");
+                        std::string("'") + key + "' requires a format with tensor scales: " + withTensorScales());
     else if (given)
       if (const auto text = readText(*given, std::string("'") + key + "'", diagnostics);
           text && checkScaleName(*given, std::string("'") + key + "'", diagnostics)) {
@@ -457,13 +486,9 @@ std::optional<QuantizeRule> readQuantize(const Node &node, bool endpoint, Diagno
       }
   };
   name("scale", true, rule.scale);
-  name("tensor_scale", rule.format == ir::Quantization::nvfp4, rule.tensorScale);
-  if (const Node *layout = fields->find("scale_layout"))
-    if (const auto choice = readChoice(*layout, "scale_layout", {"plain", "swizzled"}, diagnostics)) {
-      rule.swizzled = *choice == 1;
-      if (rule.swizzled && rule.format == ir::Quantization::block_fp8)
-        diagnostics.error(layout->at, "format block_fp8 has no swizzled scales, expected 'plain'");
-    }
+  name("tensor_scale", found && found->tensorScale(), rule.tensorScale);
+  if (const Node *layout = fields->find("scale_layout"); layout && found)
+    readScaleLayout(*layout, *found, rule.scaleLayout, diagnostics);
   if (const Node *by = fields->find("by"))
     if (const auto choice = readChoice(*by, "side", {"receiver", "sender"}, diagnostics)) {
       rule.by = *choice == 1 ? QuantizeRule::By::sender : QuantizeRule::By::receiver;

@@ -1,10 +1,8 @@
 #include "compiler/resolve/amax.h"
 
-#include "compiler/resolve/interner.h"
 #include "compiler/resolve/mesh_ranks.h"
 
 #include <algorithm>
-#include <set>
 
 namespace reshard {
 
@@ -17,18 +15,37 @@ constexpr unsigned kMatrix = 3; // the last two dimensions
 /// Whether `over` has dimension d of `count`: bit 0 is the last dimension.
 bool isOver(unsigned over, size_t d, size_t count) { return count - 1 - d < 32 && (over >> (count - 1 - d) & 1) != 0; }
 
+void use(const std::vector<unsigned> &more, std::vector<unsigned> &axes) {
+  for (unsigned axis : more)
+    if (std::find(axes.begin(), axes.end(), axis) == axes.end())
+      axes.push_back(axis);
+}
+
+/// The axes of the shards of a part: those of the dimensions `over`.
+std::vector<unsigned> shardAxes(const Endpoint &source, const Part &part, unsigned over) {
+  std::vector<unsigned> axes;
+  for (size_t d = 0; d < part.dimensions.size(); ++d)
+    if (isOver(over, d, part.dimensions.size()))
+      use(source.shardings[part.dimensions[d].sharding].axes, axes);
+  return axes;
+}
+
 } // namespace
 
-const AmaxTensor *AmaxShards::of(const Key &key, const std::vector<SourcePart> &sourceParts) {
+const AmaxTensor *AmaxShards::of(const Key &key, const std::vector<SourcePart> &sourceParts, Quantization format) {
   const auto [at, added] = known_.try_emplace(key);
   AmaxTensor &amaxTensor = at->second;
   if (!added)
     return amaxTensor.pattern < 0 ? nullptr : &amaxTensor;
   std::vector<std::pair<unsigned, Param>> views; // with the source param of each
   int64_t count = 0;
-  for (const SourcePart &sourcePart : sourceParts)
-    if (!addView(sourcePart, key.second, amaxTensor, count, views))
+  for (const SourcePart &sourcePart : sourceParts) {
+    std::optional<Param> amax = view(sourcePart, key.second, amaxTensor, count);
+    if (!amax)
       return nullptr;
+    amax->view->format = format;
+    views.emplace_back(sourcePart.param, std::move(*amax));
+  }
   const TensorPattern &tensor = layout_.tensorPatterns[static_cast<size_t>(key.first)];
   TensorPattern amax = tensor;
   amax.shape.clear();
@@ -43,28 +60,22 @@ const AmaxTensor *AmaxShards::of(const Key &key, const std::vector<SourcePart> &
   amax.dtype = DType::fp32;
   amaxTensor.pattern = static_cast<int>(layout_.tensorPatterns.size());
   layout_.tensorPatterns.push_back(std::move(amax));
-  for (auto &[like, view] : views) {
-    view.parts[0].pattern = amaxTensor.pattern;
-    append_(like, std::move(view));
+  for (auto &[like, param] : views) {
+    param.parts[0].pattern = amaxTensor.pattern;
+    append_(like, std::move(param));
   }
   return &amaxTensor;
 }
 
-/// Adds the view of a part's amax. Mesh ranks with the same coordinates on the axes of the dimensions `over` hold the
-/// same shard.
-bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor &amaxTensor, int64_t &count,
-                         std::vector<std::pair<unsigned, Param>> &views) {
-  Endpoint &source = layout_.endpoints[0];
-  const Param &whole = source.params[sourcePart.param];
+/// Sets the shape of the amax of a part, without the dimension that numbers shards, and the same dimensions of its own
+/// part. False if a dimension of the param joins dimensions that the amax is over with others.
+bool AmaxShards::dimensions(const SourcePart &sourcePart, unsigned over, Param &amax, Part &slot) const {
+  const Param &whole = layout_.endpoints[0].params[sourcePart.param];
   const Part &part = whole.parts[sourcePart.part];
-  const size_t dimensions = part.dimensions.size();
-  Param amax = whole;
-  amax.shape.clear();
-  Part slot;
   std::map<int, bool> used; // dimensions of the param -> whether another dimension may map to it
-  for (size_t d = 0; d < dimensions; ++d) {
+  for (size_t d = 0; d < part.dimensions.size(); ++d) {
     PartDimension dimension = part.dimensions[d];
-    const bool inside = isOver(over, d, dimensions);
+    const bool inside = isOver(over, d, part.dimensions.size());
     if (dimension.param >= 0)
       if (const auto [at, added] = used.try_emplace(dimension.param, inside); !added && !(at->second && inside))
         return false;
@@ -76,16 +87,16 @@ bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor
     }
     slot.dimensions.push_back(dimension);
   }
-  auto use = [&](const std::vector<unsigned> &more, std::vector<unsigned> &axes) {
-    for (unsigned axis : more)
-      if (std::find(axes.begin(), axes.end(), axis) == axes.end())
-        axes.push_back(axis);
-  };
-  Sharding sharding;
-  for (size_t d = 0; d < dimensions; ++d)
-    if (isOver(over, d, dimensions))
-      use(source.shardings[part.dimensions[d].sharding].axes, sharding.axes);
-  std::vector<unsigned> axes = sharding.axes;
+  return true;
+}
+
+/// For each shard, the product sets of the other dimensions on the mesh ranks that hold it.
+AmaxShards::Products AmaxShards::products(const SourcePart &sourcePart, unsigned over,
+                                          const std::vector<unsigned> &shardAxes, Interner<IndexMap> &positions) const {
+  const Endpoint &source = layout_.endpoints[0];
+  const Param &whole = source.params[sourcePart.param];
+  const Part &part = whole.parts[sourcePart.part];
+  std::vector<unsigned> axes = shardAxes;
   for (const PartDimension &dimension : part.dimensions)
     use(source.shardings[dimension.sharding].axes, axes);
   for (unsigned instances : whole.instances)
@@ -93,27 +104,42 @@ bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor
   for (const auto &rules : {whole.presence, source.authority})
     for (const Presence &rule : rules)
       use({rule.axis}, axes);
-
-  // For each shard, the product sets of the other dimensions on the mesh ranks that hold it.
-  Interner<IndexMap> positions;
-  std::map<int64_t, std::set<std::vector<unsigned>>> products;
+  Products result;
   for (int64_t meshRank : distinctMeshRanks(source, axes)) {
     if (instances(source, whole, meshRank) == 0 || !mayRead(source, meshRank))
       continue;
     std::vector<unsigned> product;
     bool any = true;
-    for (size_t d = 0; d < dimensions && any; ++d) {
+    for (size_t d = 0; d < part.dimensions.size() && any; ++d) {
       const Sharding &along = source.shardings[part.dimensions[d].sharding];
       const IndexMap &here = along.at[static_cast<size_t>(coordinate(source, along.axes, meshRank))];
       any = !here.empty();
-      if (!isOver(over, d, dimensions))
+      if (!isOver(over, d, part.dimensions.size()))
         product.push_back(positions.intern(identityOn(here)));
     }
     if (any)
-      products[coordinate(source, sharding.axes, meshRank)].insert(std::move(product));
+      result[coordinate(source, shardAxes, meshRank)].insert(std::move(product));
   }
+  return result;
+}
+
+/// The view of a part's amax, whose shards get numbers from `count` on. Mesh ranks with the same coordinates on the
+/// axes of the dimensions `over` hold the same shard. nullopt if a dimension of the param joins these dimensions with
+/// others.
+std::optional<Param> AmaxShards::view(const SourcePart &sourcePart, unsigned over, AmaxTensor &amaxTensor,
+                                      int64_t &count) {
+  Endpoint &source = layout_.endpoints[0];
+  const Part &part = source.params[sourcePart.param].parts[sourcePart.part];
+  Param amax = source.params[sourcePart.param];
+  amax.shape.clear();
+  Part slot;
+  if (!dimensions(sourcePart, over, amax, slot))
+    return std::nullopt;
+  Sharding sharding;
+  sharding.axes = shardAxes(source, part, over);
+  Interner<IndexMap> positions;
   std::map<std::set<std::vector<unsigned>>, std::vector<int64_t>> bySets; // coordinates
-  for (auto &[at, set] : products)
+  for (auto &[at, set] : products(sourcePart, over, sharding.axes, positions))
     bySets[set].push_back(at);
   int64_t coordinates = 1;
   for (unsigned axis : sharding.axes)
@@ -138,27 +164,30 @@ bool AmaxShards::addView(const SourcePart &sourcePart, unsigned over, AmaxTensor
                (over != kMatrix ? " over " + std::to_string(over) : "") +
                (sourcePart.part > 0 ? ", part " + std::to_string(sourcePart.part) : "") + ")";
   amax.parts = {slot};
-  amax.view = QuantizedView{
-      ViewKind::amax,  Quantization::nvfp4,       true, false, sourcePart.param, sourcePart.param, sourcePart.param,
-      sourcePart.part, over == kMatrix ? 0 : over};
-  views.emplace_back(sourcePart.param, std::move(amax));
-  return true;
+  amax.view = QuantizedView{.kind = ViewKind::amax,
+                            .staged = true,
+                            .codes = sourcePart.param,
+                            .scales = sourcePart.param,
+                            .tensorScale = sourcePart.param,
+                            .part = sourcePart.part,
+                            .amaxDimensions = over == kMatrix ? 0 : over};
+  return amax;
 }
 
-bool AmaxShards::add(unsigned e, const Part &part, const std::vector<SourcePart> &sourceParts, int leading,
-                     int64_t &slots, std::vector<Part> &parts) {
+bool AmaxShards::add(unsigned e, const Part &part, const std::vector<SourcePart> &sourceParts, AmaxSlots &slots) {
+  const int leading = slots.leading;
   Endpoint &target = layout_.endpoints[e];
   const size_t dimensions = part.dimensions.size();
   const size_t variables = layout_.tensorPatterns[static_cast<size_t>(part.pattern)].variables.size();
   unsigned over = 0;
   for (size_t d = variables; d < dimensions; ++d)
     over |= part.dimensions[d].param >= leading ? 1u << (dimensions - 1 - d) : 0;
-  const AmaxTensor *amaxTensor = over == 0 ? nullptr : of({part.pattern, over}, sourceParts);
+  const AmaxTensor *amaxTensor = over == 0 ? nullptr : of({part.pattern, over}, sourceParts, slots.format);
   if (!amaxTensor)
     return false;
   for (const AmaxTensor::Group &group : amaxTensor->groups) {
     // For index variables inside the matrix, the numbers of all values that any rank has, one group after the other.
-    const size_t before = parts.size();
+    const size_t before = slots.parts.size();
     std::vector<unsigned> sharding(dimensions);
     int64_t numbers = group.count;
     for (size_t d = 0; d < dimensions; ++d) {
@@ -190,10 +219,10 @@ bool AmaxShards::add(unsigned e, const Part &part, const std::vector<SourcePart>
       if (!any)
         continue;
       needed.dimensions.push_back({static_cast<unsigned>(target.shardings.size()), leading});
-      target.shardings.push_back({{}, {{{group.first, slots, group.count, 1, 0, 0}}}, 1});
-      parts.push_back(std::move(needed));
+      target.shardings.push_back({{}, {{{group.first, slots.count, group.count, 1, 0, 0}}}, 1});
+      slots.parts.push_back(std::move(needed));
     }
-    slots += parts.size() > before ? numbers : 0;
+    slots.count += slots.parts.size() > before ? numbers : 0;
   }
   return true;
 }

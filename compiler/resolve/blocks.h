@@ -4,17 +4,13 @@
 #include "ir/ir.h"
 
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 namespace reshard {
 
-/// Rows and columns of a format's block.
-struct BlockSize {
-  int64_t rows, columns;
-};
-BlockSize blockOf(ir::Quantization format);
 ir::DType codeType(ir::Quantization format);
 ir::DType scaleType(ir::Quantization format);
 
@@ -25,23 +21,31 @@ template <class Change> ir::Extent mapped(ir::Extent extent, Change change) {
   return extent;
 }
 
-/// The local shape of the scales of a param of this shape, plain or swizzled (docs/yaml.md).
-std::vector<ir::Extent> scaleShape(std::vector<ir::Extent> shape, ir::Quantization format);
-std::vector<ir::Extent> swizzledShape(const ir::Endpoint &endpoint, std::vector<ir::Extent> shape,
-                                      ir::Quantization format);
+/// The local shape of the scales of a param of this shape, in a layout.
+std::vector<ir::Extent> scaleShape(const ir::Endpoint &endpoint, std::vector<ir::Extent> shape, ir::Quantization format,
+                                   ir::ScaleLayout layout = ir::ScaleLayout::plain);
+
+/// A part of a param of an endpoint, by numbers.
+struct PartNumber {
+  unsigned endpoint, param, part;
+};
+
+/// Parts of the params of codes and of scales.
+struct QuantizedParts {
+  std::vector<ir::Part> codes, scales;
+};
 
 /// Makes parts of codes and scales from parts of params.
 class Blocks {
 public:
   explicit Blocks(ir::Layout &layout) : layout_(layout) {}
 
-  /// Appends the parts of codes and of scales for part `part` of a param. Each block must be complete there and of one
-  /// tensor; else returns an error text. Parts with the same blocks have the same tensors of codes and scales.
-  std::string parts(unsigned endpoint, unsigned param, unsigned part, ir::Quantization format,
-                    std::vector<ir::Part> &codes, std::vector<ir::Part> &scales);
+  /// Appends the parts of codes and of scales for a part. Each block must be complete there and of one tensor; else
+  /// returns an error text. Parts with the same blocks have the same tensors of codes and scales.
+  std::string parts(const PartNumber &of, ir::Quantization format, QuantizedParts &quantized);
 
   /// The part of the tensor scales of a part, one for each matrix. All tensors in the matrix must have the same one.
-  ir::Part tensorScales(unsigned endpoint, unsigned param, unsigned part);
+  ir::Part tensorScales(const PartNumber &of);
 
 private:
   /// A tensor and its dimensions that are the columns and rows of blocks; -1 if blocks have one row.
@@ -52,8 +56,15 @@ private:
     auto operator<=>(const Blocked &) const = default;
   };
   std::pair<int, int> quantizedPatterns(const Blocked &blocked);
-  bool divide(unsigned endpoint, unsigned sharding, int64_t block, int64_t length, const ir::Extent &extent,
-              unsigned &divided);
+  /// A sharding of an endpoint whose positions become numbers of blocks. `length` of the tensor's dimension; -1 for
+  /// padding, where only local positions matter. `extent` of the param's dimension.
+  struct Division {
+    unsigned endpoint, sharding;
+    int64_t block, length;
+    const ir::Extent &extent;
+  };
+  std::optional<unsigned> divide(const Division &division);
+  std::string padding(const PartNumber &of, const QuantizedFormat &format, QuantizedParts &quantized);
 
   ir::Layout &layout_;
   std::map<Blocked, std::pair<int, int>> quantizedPatterns_; // patterns of codes and scales

@@ -44,7 +44,7 @@ std::optional<Quantization> formatOf(const StorageForm &form) {
 
 std::string formText(const StorageForm &form) {
   const auto format = formatOf(form);
-  return format ? std::string("quantized as ") + name(*format) : "unquantized";
+  return format ? std::string("quantized as ") + formatOf(*format).name : "unquantized";
 }
 
 /// The positions of a part on mesh ranks that may be read, once for each combination of coordinates.

@@ -55,12 +55,12 @@ private:
   void check(unsigned e, unsigned p) {
     const Param &param = this->param(e, p);
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
-    const std::string what = title(e, p) + " is quantized as " + name(*rule.format);
+    const std::string what = title(e, p) + " is quantized as " + formatOf(*rule.format).name;
     if (param.shape.size() < 2)
       diagnostics_.error(rule.at, what + " but has one dimension, expected a matrix");
     else if (param.dtype != DType::fp32 && param.dtype != DType::bf16 && param.dtype != DType::fp16)
       diagnostics_.error(rule.at, what + " but is " + name(param.dtype) + ", expected fp32, bf16 or fp16");
-    else if (const int64_t columns = blockOf(*rule.format).columns; *rule.format != Quantization::block_fp8)
+    else if (const int64_t columns = formatOf(*rule.format).blockColumns; formatOf(*rule.format).blocksInRows())
       for (int64_t local : param.shape.back().at)
         if (local % columns != 0) {
           diagnostics_.error(rule.at, what + " but has " + std::to_string(local) +
@@ -94,22 +94,21 @@ private:
   /// Turns a param into the param of its codes and appends the params of its scales, all without parts.
   Scales storeQuantized(unsigned e, unsigned p) {
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
-    const Quantization format = *rule.format;
+    const QuantizedFormat &format = formatOf(*rule.format);
     Param scales = param(e, p), tensorScale = param(e, p);
     for (Param *each : {&scales, &tensorScale, &param(e, p)})
       each->parts.clear();
     scales.name = named(rule.scale, scales.name);
-    scales.dtype = scaleType(format);
-    scales.shape = rule.swizzled ? swizzledShape(endpoint(e), scales.shape, format) : scaleShape(scales.shape, format);
-    param(e, p).dtype = codeType(format);
-    if (format == Quantization::nvfp4)
-      param(e, p).shape.back() = mapped(param(e, p).shape.back(), [](int64_t n) { return n / 2; });
+    scales.dtype = scaleType(format.number);
+    scales.shape = scaleShape(endpoint(e), scales.shape, format.number, rule.scaleLayout);
+    param(e, p).dtype = codeType(format.number);
+    param(e, p).shape.back() = mapped(param(e, p).shape.back(), [&](int64_t n) { return n / format.codesPerByte(); });
     Scales result;
     const std::string title = "scales of param '" + tensorScale.name + "'";
     result.scales = append(e, p, std::move(scales));
     forms_[e][result.scales].title = "the " + title;
     result.tensorScale = result.scales;
-    if (format == Quantization::nvfp4) {
+    if (format.tensorScale()) {
       tensorScale.name = named(rule.tensorScale, tensorScale.name);
       tensorScale.dtype = DType::fp32;
       tensorScale.shape.resize(tensorScale.shape.size() - 2);
@@ -126,7 +125,7 @@ private:
     const Scales scales = storeQuantized(e, p);
     elements.name += " (elements)";
     elements.view =
-        QuantizedView{ViewKind::elements, *rule.format, staged, rule.swizzled, p, scales.scales, scales.tensorScale};
+        QuantizedView{ViewKind::elements, *rule.format, staged, rule.scaleLayout, p, scales.scales, scales.tensorScale};
     if (e > 0) {
       for (unsigned derived : {p, scales.scales, scales.tensorScale})
         param(e, derived).derived = true;
@@ -161,19 +160,20 @@ private:
 
   void target(unsigned e, unsigned p) {
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
+    const QuantizedFormat &format = formatOf(*rule.format);
     std::string why;
     const bool sameFormat = sourceHasFormat(e, p),
                sends = rule.by == QuantizeRule::By::sender ||
-                       (rule.by == QuantizeRule::By::either && *rule.format == Quantization::block_fp8);
-    if ((sameFormat || (sends && *rule.format != Quantization::nvfp4)) && receiveCodes(e, p, sameFormat, why))
+                       (rule.by == QuantizeRule::By::either && format.senderQuantizes);
+    if ((sameFormat || (sends && format.sendersCanQuantize())) && receiveCodes(e, p, sameFormat, why))
       return;
-    if (*rule.format == Quantization::nvfp4)
-      why = "nvfp4 needs the amax of the whole matrix, which no sender has";
+    if (format.tensorScale())
+      why = std::string(format.name) + " needs the amax of the whole matrix, which no sender has";
     if (rule.by == QuantizeRule::By::sender)
       diagnostics_.warning(rule.at, title(e, p) + " is quantized by the receiver: " + why);
-    if (*rule.format == Quantization::nvfp4 && !findAmax(e, p))
+    if (format.tensorScale() && !findAmax(e, p))
       return;
-    const unsigned elements = addElementsView(e, p, *rule.format == Quantization::block_fp8);
+    const unsigned elements = addElementsView(e, p, !format.blocksInRows());
     if (const auto amax = amax_.find({e, p}); amax != amax_.end()) {
       param(e, amax->second).view->codes = elements;
       param(e, amax->second).view->scales = param(e, elements).view->tensorScale;
@@ -188,7 +188,7 @@ private:
           if (const auto &view = param(0, sourcePart.param).view;
               !view || view->kind != ViewKind::elements || view->format != *rule(e, p)->format)
             return false;
-    return *rule(e, p)->format != Quantization::nvfp4 || sameMatrices(param(e, p));
+    return !formatOf(*rule(e, p)->format).tensorScale() || sameMatrices(param(e, p));
   }
 
   /// Whether a param and one param of the source hold the same tensors as matrices: then they have the same tensor
@@ -225,11 +225,11 @@ private:
     return fits;
   }
 
-  /// Whether the source has swizzled scales of a tensor of a target param.
-  bool anySwizzled(unsigned e, unsigned p) {
+  /// Whether the source has scales of a tensor of a target param in a layout other than plain.
+  bool anyReordered(unsigned e, unsigned p) {
     for (const Part &part : param(e, p).parts)
       for (const SourcePart &sourcePart : part.pattern >= 0 ? sourceParts_[part.pattern] : std::vector<SourcePart>())
-        if (const auto &view = param(0, sourcePart.param).view; view && view->swizzled)
+        if (const auto &view = param(0, sourcePart.param).view; view && view->scaleLayout != ScaleLayout::plain)
           return true;
     return false;
   }
@@ -239,31 +239,33 @@ private:
   bool receiveCodes(unsigned e, unsigned p, bool sameFormat, std::string &why) {
     const QuantizeRule rule = *this->rule(e, p); // a copy: forms_ grows
     const Quantization format = *rule.format;
-    if (endpoint(0).storage && (!sameFormat || anySwizzled(e, p))) {
-      why = "the source is files, so that no sender can quantize values or reorder swizzled scales";
+    if (endpoint(0).storage && (!sameFormat || anyReordered(e, p))) {
+      why = "the source is files, so that no sender can quantize values or reorder scales that are not plain";
       return false;
     }
-    if (endpoint(e).storage && rule.swizzled) {
-      why = "the target is files, and swizzled scales in files are reordered by the rank that writes them";
+    if (endpoint(e).storage && rule.scaleLayout != ScaleLayout::plain) {
+      why = std::string("the target is files, and ") + name(rule.scaleLayout) +
+            " scales in files are reordered by the rank that writes them";
       return false;
     }
-    std::vector<Part> codes, scales;
+    QuantizedParts parts;
     for (unsigned q = 0; q < param(e, p).parts.size(); ++q) {
       const Part &part = param(e, p).parts[q];
-      if (why = blocks_.parts(e, p, q, format, codes, scales); !why.empty())
+      if (why = blocks_.parts({e, p, q}, format, parts); !why.empty())
         return false;
       if (part.pattern < 0)
         continue;
-      std::vector<Part> sent, ignored;
+      QuantizedParts sent;
       for (const SourcePart &sourcePart : sourceParts_[part.pattern]) {
         const auto &view = param(0, sourcePart.param).view;
         if (!sameFormat && view) {
-          why = "the source has '" + layout_.tensorPatterns[part.pattern].name + "' quantized as " + name(view->format);
+          why = "the source has '" + layout_.tensorPatterns[part.pattern].name + "' quantized as " +
+                formatOf(view->format).name;
           return false;
         }
-        if (why = blocks_.parts(0, sourcePart.param, sourcePart.part, format, sent, ignored); !why.empty())
+        if (why = blocks_.parts({0, sourcePart.param, sourcePart.part}, format, sent); !why.empty())
           return false;
-        if (sent.back().pattern != codes.back().pattern) {
+        if (sent.codes.back().pattern != parts.codes.back().pattern) {
           why =
               "the source has '" + layout_.tensorPatterns[part.pattern].name + "' with its dimensions in another order";
           return false;
@@ -275,35 +277,36 @@ private:
         for (const SourcePart &sourcePart : sourceParts_[part.pattern])
           sendCodes(sourcePart, format);
     std::vector<Part> tensorScales;
-    if (format == Quantization::nvfp4) { // one tensor scale for all tensors of the matrix: sent as that of the first
+    if (formatOf(format).tensorScale()) { // one tensor scale for all tensors of the matrix: sent as that of the first
       const unsigned from = sourceParts_[param(e, p).parts[0].pattern][0].param;
-      const std::vector<Part> &parts = param(e, p).parts;
-      const auto same = std::find_if(parts.begin(), parts.end(),
+      const std::vector<Part> &all = param(e, p).parts;
+      const auto same = std::find_if(all.begin(), all.end(),
                                      [&](const Part &part) { return part.pattern == param(0, from).parts[0].pattern; });
-      tensorScales = {blocks_.tensorScales(e, p, static_cast<unsigned>(same - parts.begin()))};
-      param(0, param(0, from).view->tensorScale).parts = {blocks_.tensorScales(0, from, 0)};
+      tensorScales = {blocks_.tensorScales({e, p, static_cast<unsigned>(same - all.begin())})};
+      param(0, param(0, from).view->tensorScale).parts = {blocks_.tensorScales({0, from, 0})};
     }
     const std::vector<Extent> wide = param(e, p).shape;
     const Scales stored = storeQuantized(e, p);
     param(e, stored.tensorScale).parts = tensorScales;
-    param(e, p).parts = std::move(codes);
-    if (rule.swizzled)
-      append(e, p, plainScales(e, stored.scales, wide, format, std::move(scales)));
-    else
-      param(e, stored.scales).parts = std::move(scales);
-    param(e, stored.scales).derived = rule.swizzled;
+    param(e, p).parts = std::move(parts.codes);
+    unsigned scales = stored.scales;
+    param(e, scales).derived = rule.scaleLayout != ScaleLayout::plain;
+    if (param(e, scales).derived)
+      scales = append(
+          e, p, plainScales(e, wide, {ViewKind::plain_scales, format, true, rule.scaleLayout, scales, scales, scales}));
+    param(e, scales).parts = std::move(parts.scales);
     return true;
   }
 
-  /// The view of swizzled scales in row-major order.
-  Param plainScales(unsigned e, unsigned swizzled, const std::vector<Extent> &wide, Quantization format,
-                    std::vector<Part> parts) {
-    Param plain = param(e, swizzled);
+  /// A view of kind plain_scales, of matrices of this shape.
+  Param plainScales(unsigned e, const std::vector<Extent> &wide, const QuantizedView &view) {
+    Param plain = param(e, view.codes);
     plain.derived = false;
     plain.name += " (plain)";
-    plain.shape = scaleShape(wide, format);
-    plain.view = QuantizedView{ViewKind::plain_scales, format, true, true, swizzled, swizzled, swizzled};
-    plain.parts = std::move(parts);
+    plain.parts.clear();
+    plain.dtype = scaleType(view.format);
+    plain.shape = scaleShape(endpoint(e), wide, view.format);
+    plain.view = view;
     return plain;
   }
 
@@ -316,42 +319,57 @@ private:
     if (added) {
       if (const auto view = param(0, sourcePart.param).view) { // stored quantized
         codes = view->codes;
-        scales = view->swizzled ? append(0, sourcePart.param,
-                                         plainScales(0, view->scales, param(0, sourcePart.param).shape, format, {}))
-                                : view->scales;
+        scales = view->scales;
+        if (view->scaleLayout != ScaleLayout::plain)
+          scales =
+              append(0, sourcePart.param,
+                     plainScales(0, param(0, sourcePart.param).shape,
+                                 {ViewKind::plain_scales, format, true, view->scaleLayout, scales, scales, scales}));
       } else {
         Param codesView = param(0, sourcePart.param), scale = codesView;
         codesView.parts.clear();
         scale.parts.clear();
-        codesView.name += std::string(" (codes of ") + name(format) + ")";
+        codesView.name += std::string(" (codes of ") + formatOf(format).name + ")";
         codesView.dtype = codeType(format);
-        scale.name += std::string(" (scales of ") + name(format) + ")";
+        scale.name += std::string(" (scales of ") + formatOf(format).name + ")";
         scale.dtype = scaleType(format);
-        scale.shape = scaleShape(scale.shape, format);
-        scale.view =
-            QuantizedView{ViewKind::scales, format, true, false, sourcePart.param, sourcePart.param, sourcePart.param};
+        scale.shape = scaleShape(endpoint(0), scale.shape, format);
+        scale.view = QuantizedView{.kind = ViewKind::scales,
+                                   .format = format,
+                                   .staged = true,
+                                   .codes = sourcePart.param,
+                                   .scales = sourcePart.param,
+                                   .tensorScale = sourcePart.param};
         scales = append(0, sourcePart.param, std::move(scale));
-        codesView.view = QuantizedView{ViewKind::codes, format, false, false, sourcePart.param, scales, scales};
+        codesView.view = QuantizedView{.kind = ViewKind::codes,
+                                       .format = format,
+                                       .codes = sourcePart.param,
+                                       .scales = scales,
+                                       .tensorScale = scales};
         codes = append(0, sourcePart.param, std::move(codesView));
       }
     }
-    blocks_.parts(0, sourcePart.param, sourcePart.part, format, param(0, codes).parts, param(0, scales).parts);
+    QuantizedParts parts;
+    blocks_.parts({0, sourcePart.param, sourcePart.part}, format, parts);
+    param(0, codes).parts.push_back(std::move(parts.codes.back()));
+    param(0, scales).parts.push_back(std::move(parts.scales.back()));
   }
 
-  /// Adds the param of the amax that a target param of nvfp4 needs, of each matrix over all ranks: each source rank
-  /// that holds a shard of a tensor in it sends the amax of the shard, and the receiver computes their maximum.
+  /// Adds the param of the amax that a target param with tensor scales needs, of each matrix over all ranks: each
+  /// source rank that holds a shard of a tensor in it sends the amax of the shard, and the receiver computes their
+  /// maximum.
   bool findAmax(unsigned e, unsigned p) {
     Param amax = param(e, p);
     const size_t leading = amax.shape.size() - 2;
-    std::vector<Part> parts;
-    int64_t slots = 0;
+    const Quantization format = *rule(e, p)->format;
+    AmaxSlots slots{format, static_cast<int>(leading)};
     for (const Part &part : std::vector<Part>(std::move(amax.parts))) {
       if (part.pattern < 0 || sourceParts_[part.pattern].empty()) // a tensor without elements
         continue;
-      if (!amaxShards_.add(e, part, sourceParts_[part.pattern], static_cast<int>(leading), slots, parts)) {
+      if (!amaxShards_.add(e, part, sourceParts_[part.pattern], slots)) {
         diagnostics_.error(rule(e, p)->at,
-                           title(e, p) + " cannot be quantized as nvfp4: a dimension of tensor '" +
-                               layout_.tensorPatterns[part.pattern].name +
+                           title(e, p) + " cannot be quantized as " + formatOf(format).name +
+                               ": a dimension of tensor '" + layout_.tensorPatterns[part.pattern].name +
                                "' numbers matrices here, but a source param joins it with other dimensions");
         return false;
       }
@@ -360,16 +378,11 @@ private:
     amax.dtype = DType::fp32;
     amax.shape.resize(leading);
     amax.shape.push_back(
-        {{}, {std::max<int64_t>(slots, 1)}}); // at least one: a matrix without elements has a scale, too
-    amax.parts = std::move(parts);
-    amax.view = QuantizedView{ViewKind::amax,
-                              Quantization::nvfp4,
-                              true,
-                              false,
-                              p,
-                              p,
-                              p,
-                              0}; // codes, scales: replaced by target() once the elements view exists
+        {{}, {std::max<int64_t>(slots.count, 1)}}); // at least one: a matrix without elements has a scale, too
+    amax.parts = std::move(slots.parts);
+    // target() replaces codes and scales when the elements view exists.
+    amax.view = QuantizedView{
+        .kind = ViewKind::amax, .format = format, .staged = true, .codes = p, .scales = p, .tensorScale = p};
     amax_[{e, p}] = append(e, p, std::move(amax));
     return true;
   }

@@ -4,7 +4,6 @@
 // rounds of earlier epochs do not change.
 
 #include "compiler/pass.h"
-#include "compiler/resolve/blocks.h"
 #include "compiler/resolve/interner.h"
 #include "compiler/schedule/dependency_levels.h"
 #include "compiler/schedule/descriptor_cuts.h"
@@ -243,7 +242,7 @@ private:
     const Param &param =
         layout_.endpoints[d.endpoint].params[bufferRangeOf(rank < 0 ? flowKey(d).target : rank, d).param];
     return param.view && param.view->kind == ViewKind::elements && !param.view->staged
-               ? blockOf(param.view->format).columns * itemBytes(param.dtype)
+               ? formatOf(param.view->format).blockColumns * itemBytes(param.dtype)
                : 0;
   }
 

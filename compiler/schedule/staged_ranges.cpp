@@ -1,6 +1,5 @@
 #include "compiler/schedule/staged_ranges.h"
 
-#include "compiler/resolve/blocks.h"
 #include "compiler/schedule/descriptor_cutter.h"
 #include "compiler/transfer/staging.h"
 
@@ -50,7 +49,7 @@ int32_t StagedRanges::writer(unsigned e, int32_t meshRank, uint32_t instance) co
   const unsigned param = paramOf(e, meshRank, instance);
   const QuantizedView *view = endpoint.params[param].view ? &*endpoint.params[param].view : nullptr;
   if (!view || view->kind == ViewKind::codes ||
-      (view->kind == ViewKind::elements && !view->staged && view->format != Quantization::nvfp4))
+      (view->kind == ViewKind::elements && !view->staged && !formatOf(view->format).tensorScale()))
     return -1;
   // Amax are written by the rank that writes the elements.
   const unsigned codes = view->kind == ViewKind::amax ? endpoint.params[view->codes].view->codes : view->codes;
@@ -60,7 +59,7 @@ int32_t StagedRanges::writer(unsigned e, int32_t meshRank, uint32_t instance) co
 }
 
 uint32_t StagedRanges::phaseOf(const Param &param) const {
-  return param.view && param.view->kind == ViewKind::elements && param.view->format == Quantization::nvfp4
+  return param.view && param.view->kind == ViewKind::elements && formatOf(param.view->format).tensorScale()
              ? 1
              : 0; // phase 1 follows the amax
 }
@@ -89,7 +88,7 @@ std::vector<std::vector<StagedRanges::Rows>> StagedRanges::rows() const {
           const uint32_t instance = firsts_[e][static_cast<size_t>(meshRank)][p] + static_cast<uint32_t>(i);
           result[static_cast<size_t>(writer(e, meshRank, instance))].push_back(
               {{e, meshRank, instance, 0, bytes, 0, 0},
-               std::min(blockOf(param.view->format).rows, height) * width,
+               std::min(formatOf(param.view->format).blockRows, height) * width,
                height * width,
                phaseOf(param) > 0,
                endpoint.params[param.view->codes].name});

@@ -52,8 +52,8 @@ public:
   unsigned paramOf(unsigned endpoint, int32_t meshRank, uint32_t instance) const;
   /// The staged range that contains a byte of an instance; null if the instance is not staged.
   const StagedRange *find(unsigned endpoint, int32_t meshRank, uint32_t instance, int64_t offset) const;
-  /// The first phase in which elements of a param may arrive if they are not staged. Elements that nvfp4 quantizes need
-  /// the tensor scales, and so the amax that arrive in phase 0.
+  /// The first phase in which elements of a param may arrive if they are not staged. Elements that are quantized with
+  /// tensor scales need the amax that arrive in phase 0.
   uint32_t phaseOf(const ir::Param &param) const;
 
   /// The ranges of a world rank, in the order of their phases, and the bytes of the arena that they take.

@@ -3,7 +3,6 @@
 // elements are staged in the arena and quantized when all have arrived.
 
 #include "compiler/pass.h"
-#include "compiler/resolve/blocks.h"
 
 namespace reshard {
 
@@ -15,7 +14,7 @@ namespace {
 bool wholeBlocks(const Module &module, const Overlap &overlap) {
   const Layout &layout = module.layout;
   const Param &target = layout.endpoints[overlap.endpoint].params[overlap.param];
-  const int64_t block = blockOf(target.view->format).columns;
+  const int64_t block = formatOf(target.view->format).blockColumns;
   const int last = static_cast<int>(target.shape.size()) - 1;
   const std::vector<PartDimension> &dimensions = target.parts[overlap.part].dimensions;
   for (size_t d = 0; d < dimensions.size(); ++d) {
