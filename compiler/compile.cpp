@@ -203,6 +203,106 @@ std::set<int> derivedTensorPatterns(const Layout &layout) {
   return result;
 }
 
+/// Tensors and params of the layout.
+void countLayout(const Layout &layout, Statistics &s) {
+  const std::set<int> derived = derivedTensorPatterns(layout);
+  for (size_t f = 0; f < layout.tensorPatterns.size(); ++f) {
+    int64_t count = derived.count(static_cast<int>(f)) ? 0 : 1;
+    for (const IndexMap &values : layout.tensorPatterns[f].exists)
+      count *= size(values);
+    s.tensors += count;
+  }
+  for (const Endpoint &endpoint : layout.endpoints)
+    for (const Param &param : endpoint.params)
+      for (int64_t meshRank = 0; meshRank < endpoint.meshRanks() && !param.view; ++meshRank)
+        s.params += instances(endpoint, param, meshRank);
+}
+
+/// Adds the bytes of transfers to the counts, and those of each rank to their maxima.
+class TransferCounts {
+public:
+  TransferCounts(const Module &module, Statistics &s)
+      : module_(module), layout_(module.layout), s_(s), egress_(layout_.world), ingress_(layout_.world),
+        files_(layout_.world) {}
+
+  void run() {
+    for (const Overlap &overlap : module_.transfers.overlaps)
+      s_.transfers += overlap.pattern < 0 ? 0 : overlap.tensors * static_cast<int64_t>(overlap.targets.size());
+    for (const Transfer &transfer : module_.transfers.transfers)
+      add(transfer);
+    if (!egress_.empty()) {
+      s_.egressMax = *std::max_element(egress_.begin(), egress_.end());
+      s_.ingressMax = *std::max_element(ingress_.begin(), ingress_.end());
+    }
+  }
+
+private:
+  void add(const Transfer &transfer) {
+    const Overlap &overlap = module_.transfers.overlaps[transfer.overlap];
+    const Endpoint &source = layout_.endpoints.front(), &target = layout_.endpoints[overlap.endpoint];
+    const int64_t bytes = ir::bytes(module_.transfers, transfer);
+    const Route none, &route = transfer.route < 0 ? none : module_.transfers.routes[transfer.route];
+    for (const Hop &hop : route)
+      move(target.ranks[hop.from], target.ranks[hop.to], bytes, transfer.count);
+    s_.forwardedBytes += bytes * static_cast<int64_t>(route.size());
+    s_.targetBytes += bytes * static_cast<int64_t>(1 + route.size());
+    if (overlap.pattern < 0) {
+      s_.paddingBytes += bytes;
+    } else if (source.storage || target.storage) {
+      s_.storageBytes += bytes;
+      if (source.storage != target.storage && transfer.source >= 0) {
+        int64_t &ofRank = files_[source.storage ? target.ranks[transfer.target] : source.ranks[transfer.source]];
+        s_.storageMax = std::max(s_.storageMax, ofRank += bytes);
+      }
+    } else if (transfer.source == Transfer::kUnassigned) {
+      return;
+    } else if (source.ranks[transfer.source] == target.ranks[transfer.target]) {
+      s_.localBytes += bytes;
+    } else {
+      move(source.ranks[transfer.source], target.ranks[transfer.target], bytes, transfer.count);
+      egress_[source.ranks[transfer.source]] += bytes;
+    }
+  }
+
+  /// Bytes of some tensors that one rank sends to another.
+  void move(int32_t from, int32_t to, int64_t bytes, int64_t tensors) {
+    s_.remoteBytes += bytes;
+    s_.messagesBefore += tensors;
+    s_.internodeBytes += layout_.topology.node(from) != layout_.topology.node(to) ? bytes : 0;
+    ingress_[to] += bytes;
+  }
+
+  const Module &module_;
+  const Layout &layout_;
+  Statistics &s_;
+  std::vector<int64_t> egress_, ingress_, files_; // bytes by rank
+};
+
+/// Descriptors before and after the pass coalesce.
+void countDescriptors(const Module &module, Statistics &s) {
+  for (const Transfer &transfer : module.transfers.transfers) {
+    int64_t blocks = transfer.count;
+    const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
+    const std::vector<unsigned> &relations = overlap.replicaGroups[transfer.replicaGroup].relations;
+    const size_t variables = overlap.pattern < 0 ? 0 : module.layout.tensorPatterns[overlap.pattern].variables.size();
+    for (size_t d = variables; d < relations.size(); ++d)
+      blocks *= static_cast<int64_t>(module.transfers.relations[relations[d]].size());
+    s.descriptorsBefore += blocks;
+  }
+  s.descriptors = static_cast<int64_t>(module.transfers.descriptors.size());
+}
+
+void countSchedule(const Schedule &schedule, Statistics &s) {
+  s.messages = schedule.messages;
+  s.rounds = schedule.rounds;
+  for (const RankSchedule &rank : schedule.ranks) {
+    s.stagingMax = std::max(s.stagingMax, rank.arenaBytes);
+    for (const Step &step : rank.steps)
+      if (step.staging < 0 && step.peer >= 0)
+        ++(step.kind == StepKind::send ? s.sendsInPlace : s.receivesInPlace);
+  }
+}
+
 } // namespace
 
 bool compileJob(const std::string &path, const CompileOptions &options, CompileResult &result,
@@ -244,85 +344,16 @@ bool compileJob(const std::string &path, const CompileOptions &options, CompileR
 
 Statistics statistics(const Module &module) {
   Statistics s;
-  const Layout &layout = module.layout;
-  const std::set<int> derived = derivedTensorPatterns(layout);
-  for (size_t f = 0; f < layout.tensorPatterns.size(); ++f) {
-    int64_t count = derived.count(static_cast<int>(f)) ? 0 : 1;
-    for (const IndexMap &values : layout.tensorPatterns[f].exists)
-      count *= size(values);
-    s.tensors += count;
-  }
-  for (const Endpoint &endpoint : layout.endpoints)
-    for (const Param &param : endpoint.params)
-      for (int64_t meshRank = 0; meshRank < endpoint.meshRanks() && !param.view; ++meshRank)
-        s.params += instances(endpoint, param, meshRank);
-
-  const Endpoint &source = layout.endpoints.front();
-  std::vector<int64_t> egress(layout.world), ingress(layout.world), files(layout.world);
-  auto moves = [&](int32_t from, int32_t to, int64_t bytes, int64_t tensors) {
-    s.remoteBytes += bytes;
-    s.messagesBefore += tensors;
-    s.internodeBytes += layout.topology.node(from) != layout.topology.node(to) ? bytes : 0;
-    ingress[to] += bytes;
-  };
-  for (const Overlap &overlap : module.transfers.overlaps)
-    s.transfers += overlap.pattern < 0 ? 0 : overlap.tensors * static_cast<int64_t>(overlap.targets.size());
-  for (const Transfer &transfer : module.transfers.transfers) {
-    const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
-    const Endpoint &target = layout.endpoints[overlap.endpoint];
-    const int64_t bytes = ir::bytes(module.transfers, transfer);
-    const Route none, &route = transfer.route < 0 ? none : module.transfers.routes[transfer.route];
-    for (const Hop &hop : route)
-      moves(target.ranks[hop.from], target.ranks[hop.to], bytes, transfer.count);
-    s.forwardedBytes += bytes * static_cast<int64_t>(route.size());
-    s.targetBytes += bytes * static_cast<int64_t>(1 + route.size());
-    if (overlap.pattern < 0) {
-      s.paddingBytes += bytes;
-      continue;
-    }
-    if (source.storage || target.storage) {
-      s.storageBytes += bytes;
-      if (source.storage != target.storage && transfer.source >= 0)
-        s.storageMax =
-            std::max(s.storageMax,
-                     files[source.storage ? target.ranks[transfer.target] : source.ranks[transfer.source]] += bytes);
-    } else if (transfer.source == Transfer::kUnassigned) {
-      continue;
-    } else if (source.ranks[transfer.source] == target.ranks[transfer.target]) {
-      s.localBytes += bytes;
-    } else {
-      moves(source.ranks[transfer.source], target.ranks[transfer.target], bytes, transfer.count);
-      egress[source.ranks[transfer.source]] += bytes;
-    }
-  }
-  if (!egress.empty()) {
-    s.egressMax = *std::max_element(egress.begin(), egress.end());
-    s.ingressMax = *std::max_element(ingress.begin(), ingress.end());
-  }
-  s.egressBound = egressBound(layout, module.transfers);
-  s.storageBound = storageBound(layout, module.transfers);
-  s.storageMegatron = megatronLoad(layout, module.transfers);
-  s.lowerBounds = lowerBounds(layout, module.transfers);
+  countLayout(module.layout, s);
+  TransferCounts(module, s).run();
+  countDescriptors(module, s);
+  countSchedule(module.schedule, s);
+  s.egressBound = egressBound(module.layout, module.transfers);
+  s.storageBound = storageBound(module.layout, module.transfers);
+  s.storageMegatron = megatronLoad(module.layout, module.transfers);
+  s.lowerBounds = lowerBounds(module.layout, module.transfers);
   s.egressWithoutRelays = s.lowerBounds.egressWithoutRelays;
   s.ingressBound = s.lowerBounds.rankIngress;
-  for (const Transfer &transfer : module.transfers.transfers) {
-    int64_t blocks = transfer.count;
-    const Overlap &overlap = module.transfers.overlaps[transfer.overlap];
-    const std::vector<unsigned> &relations = overlap.replicaGroups[transfer.replicaGroup].relations;
-    const size_t variables = overlap.pattern < 0 ? 0 : layout.tensorPatterns[overlap.pattern].variables.size();
-    for (size_t d = variables; d < relations.size(); ++d)
-      blocks *= static_cast<int64_t>(module.transfers.relations[relations[d]].size());
-    s.descriptorsBefore += blocks;
-  }
-  s.descriptors = static_cast<int64_t>(module.transfers.descriptors.size());
-  s.messages = module.schedule.messages;
-  s.rounds = module.schedule.rounds;
-  for (const RankSchedule &rank : module.schedule.ranks) {
-    s.stagingMax = std::max(s.stagingMax, rank.arenaBytes);
-    for (const Step &step : rank.steps)
-      if (step.staging < 0 && step.peer >= 0)
-        ++(step.kind == StepKind::send ? s.sendsInPlace : s.receivesInPlace);
-  }
   return s;
 }
 

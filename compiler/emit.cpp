@@ -291,6 +291,7 @@ private:
     return llvm::Error::success();
   }
 
+  // Loops are in the order of shapes, operands in the order of steps and inputs before outputs: the loader checks it.
   void tables(const ir::RankSchedule &rank, const Counts &counts) {
     FlatBufferBuilder &builder = *builder_;
     const auto buffers = table<fbs::BufferRange>(builder, counts.buffers, [&](fbs::BufferRange *next) {
@@ -303,7 +304,6 @@ private:
                    0,
                    static_cast<uint64_t>(range.bytes)};
     });
-    // Loops are in the order of shapes, operands in the order of steps and inputs before outputs: the loader checks it.
     const auto loops = table<fbs::Loop>(builder, counts.loops, [&](fbs::Loop *next) {
       for (const ir::OperandShape &shape : rank.shapes)
         for (const ir::OperandLoop &loop : shape.loops)
@@ -323,7 +323,19 @@ private:
           for (const ir::Operand &operand : *list)
             *next++ = {static_cast<uint64_t>(operand.offset), operand.buffer, operand.shape};
     });
-    const auto steps = table<fbs::Step>(builder, counts.steps, [&](fbs::Step *next) {
+    const auto steps = this->steps(rank, counts.steps);
+    uint32_t *wait = nullptr;
+    const auto after = builder.CreateUninitializedVector(counts.after, &wait);
+    for (const ir::Step &step : rank.steps)
+      wait = std::copy(step.after.begin(), step.after.end(), wait);
+    builder.FinishSizePrefixed(fbs::CreateSegment(builder, static_cast<uint32_t>(rank.rank),
+                                                  static_cast<uint64_t>(rank.arenaBytes), buffers, loops, shapes,
+                                                  operands, steps, after),
+                               fbs::SegmentIdentifier());
+  }
+
+  Offset<flatbuffers::Vector<const fbs::Step *>> steps(const ir::RankSchedule &rank, uint64_t count) {
+    return table<fbs::Step>(*builder_, count, [&](fbs::Step *next) {
       uint32_t operand = 0, after = 0;
       for (const ir::Step &step : rank.steps) {
         const auto in = static_cast<uint32_t>(step.inputs.size()), out = static_cast<uint32_t>(step.outputs.size());
@@ -348,14 +360,6 @@ private:
         after += waits;
       }
     });
-    uint32_t *wait = nullptr;
-    const auto after = builder.CreateUninitializedVector(counts.after, &wait);
-    for (const ir::Step &step : rank.steps)
-      wait = std::copy(step.after.begin(), step.after.end(), wait);
-    builder.FinishSizePrefixed(fbs::CreateSegment(builder, static_cast<uint32_t>(rank.rank),
-                                                  static_cast<uint64_t>(rank.arenaBytes), buffers, loops, shapes,
-                                                  operands, steps, after),
-                               fbs::SegmentIdentifier());
   }
 
   std::optional<FlatBufferBuilder> builder_;

@@ -591,76 +591,103 @@ private:
   std::vector<size_t> first_; // by flow
 };
 
+/// The steps of assignRounds() and their state.
+class RoundAssignment {
+public:
+  RoundAssignment(llvm::ArrayRef<Flow> flows, const ir::Topology &topology, const RoundLimits &limits, const Cuts &cuts)
+      : flows_(flows), topology_(topology),
+        relays_(std::any_of(flows.begin(), flows.end(), [](const Flow &flow) { return flow.hops.size() > 1; })),
+        internode_(limits.internodeBytes, limits.internodeRounds, relays_, messages_, cuts),
+        intranode_(limits.intranodeBytes, 1, relays_, messages_, cuts), hopNodes_(flows) {}
+
+  std::vector<Message> run() {
+    enqueue();
+    for (uint32_t round = 0; !internode_.done() || !intranode_.done(); ++round) {
+      forward(round);
+      internode_.begin(round, arrivals_);
+      intranode_.begin(round, arrivals_);
+    }
+    finish();
+    return std::move(messages_);
+  }
+
+private:
+  /// Puts each hop into the queue of its pair, those with the longest remaining route first.
+  void enqueue() {
+    std::vector<std::pair<uint32_t, uint32_t>> all; // flow, hop
+    for (uint32_t s = 0; s < flows_.size(); ++s)
+      for (uint32_t h = 0; h < flows_[s].hops.size(); ++h)
+        if (flows_[s].bytes > 0)
+          all.emplace_back(s, h);
+    std::stable_sort(all.begin(), all.end(), [&](const auto &a, const auto &b) {
+      return hopNodes_(a.first, a.second).depth > hopNodes_(b.first, b.second).depth;
+    });
+    for (const auto &[s, h] : all) {
+      const Flow::Hop &hop = flows_[s].hops[h];
+      HopNode &node = hopNodes_(s, h);
+      node.local = topology_.node(hop.from) == topology_.node(hop.to);
+      Tier &tier = node.local ? intranode_ : internode_;
+      node.pair = tier.pair(hop.from, hop.to);
+      node.queued = tier.enqueue(node.pair, s, h, node.child != kNone, flows_[s].bytes);
+      if (hop.after < 0)
+        tier.makeReady(node.pair, node.queued, flows_[s].bytes, 0);
+    }
+  }
+
+  /// Allows the hops that follow to send the bytes that arrived by this round (kBatches).
+  void forward(uint32_t round) {
+    later_.clear();
+    for (const Arrival &arrival : arrivals_) {
+      if (arrival.round > round) {
+        later_.push_back(arrival);
+        continue;
+      }
+      const Message &message = messages_[arrival.message];
+      if (arrival.grant >= message.grants.size()) // release() removed it
+        continue;
+      const Grant &grant = message.grants[arrival.grant];
+      const uint32_t first = hopNodes_(grant.flow, grant.hop).child;
+      const bool several = hopNodes_(grant.flow, first).sibling != kNone;
+      for (uint32_t h = first; h != kNone; h = hopNodes_(grant.flow, h).sibling) {
+        const HopNode &node = hopNodes_(grant.flow, h);
+        const int64_t least = several && node.local && node.depth == 0 ? flows_[grant.flow].bytes / kBatches : 0;
+        (node.local ? intranode_ : internode_)
+            .makeReady(node.pair, node.queued, std::min(arrival.end, grant.end), least, message.round);
+      }
+    }
+    arrivals_.swap(later_);
+  }
+
+  /// Sets the rounds and the chunk of each message, and sorts them.
+  void finish() {
+    std::erase_if(messages_, [](const Message &message) { return message.bytes == 0; });
+    for (Message &message : messages_) {
+      const int64_t chunks = (message.bytes + message.chunk - 1) / message.chunk;
+      message.rounds *= static_cast<uint32_t>(chunks);
+      if (chunks == 1)
+        message.chunk = 0;
+      else if (!relays_) // chunks of equal size; else the last one would be short, and its round not fully used
+        message.chunk = alignUp((message.bytes + chunks - 1) / chunks);
+    }
+    std::sort(messages_.begin(), messages_.end(), [](const Message &a, const Message &b) {
+      return std::tie(a.round, a.from, a.to) < std::tie(b.round, b.from, b.to);
+    });
+  }
+
+  llvm::ArrayRef<Flow> flows_;
+  const ir::Topology &topology_;
+  const bool relays_;
+  std::vector<Message> messages_;
+  Tier internode_, intranode_;
+  HopNodes hopNodes_;
+  std::vector<Arrival> arrivals_, later_;
+};
+
 } // namespace
 
 std::vector<Message> assignRounds(llvm::ArrayRef<Flow> flows, const ir::Topology &topology, const RoundLimits &limits,
                                   const Cuts &cuts) {
-  std::vector<Message> messages;
-  const bool relays = std::any_of(flows.begin(), flows.end(), [](const Flow &flow) { return flow.hops.size() > 1; });
-  Tier internode(limits.internodeBytes, limits.internodeRounds, relays, messages, cuts),
-      intranode(limits.intranodeBytes, 1, relays, messages, cuts);
-  HopNodes hopNodes(flows);
-
-  // In the queue of each pair, hops with the longest remaining route come first.
-  std::vector<std::pair<uint32_t, uint32_t>> all;
-  for (uint32_t s = 0; s < flows.size(); ++s)
-    for (uint32_t h = 0; h < flows[s].hops.size(); ++h)
-      if (flows[s].bytes > 0)
-        all.emplace_back(s, h);
-  std::stable_sort(all.begin(), all.end(), [&](const auto &a, const auto &b) {
-    return hopNodes(a.first, a.second).depth > hopNodes(b.first, b.second).depth;
-  });
-  for (const auto &[s, h] : all) {
-    const Flow::Hop &hop = flows[s].hops[h];
-    HopNode &node = hopNodes(s, h);
-    node.local = topology.node(hop.from) == topology.node(hop.to);
-    Tier &tier = node.local ? intranode : internode;
-    node.pair = tier.pair(hop.from, hop.to);
-    node.queued = tier.enqueue(node.pair, s, h, node.child != kNone, flows[s].bytes);
-    if (hop.after < 0)
-      tier.makeReady(node.pair, node.queued, flows[s].bytes, 0);
-  }
-
-  std::vector<Arrival> arrivals, later;
-  for (uint32_t round = 0; !internode.done() || !intranode.done(); ++round) {
-    later.clear();
-    for (const Arrival &arrival : arrivals) {
-      if (arrival.round > round) {
-        later.push_back(arrival);
-        continue;
-      }
-      if (arrival.grant >= messages[arrival.message].grants.size()) // release() removed it
-        continue;
-      const Grant &grant = messages[arrival.message].grants[arrival.grant];
-      // The hops that follow may send the bytes that arrived (kBatches).
-      const uint32_t first = hopNodes(grant.flow, grant.hop).child;
-      const bool several = hopNodes(grant.flow, first).sibling != kNone;
-      for (uint32_t h = first; h != kNone; h = hopNodes(grant.flow, h).sibling) {
-        const HopNode &node = hopNodes(grant.flow, h);
-        const int64_t least = several && node.local && node.depth == 0 ? flows[grant.flow].bytes / kBatches : 0;
-        (node.local ? intranode : internode)
-            .makeReady(node.pair, node.queued, std::min(arrival.end, grant.end), least,
-                       messages[arrival.message].round);
-      }
-    }
-    arrivals.swap(later);
-    internode.begin(round, arrivals);
-    intranode.begin(round, arrivals);
-  }
-
-  std::erase_if(messages, [](const Message &message) { return message.bytes == 0; });
-  for (Message &message : messages) {
-    const int64_t chunks = (message.bytes + message.chunk - 1) / message.chunk;
-    message.rounds *= static_cast<uint32_t>(chunks);
-    if (chunks == 1)
-      message.chunk = 0;
-    else if (!relays) // chunks of equal size; else the last one would be short, and its round not fully used
-      message.chunk = alignUp((message.bytes + chunks - 1) / chunks);
-  }
-  std::sort(messages.begin(), messages.end(), [](const Message &a, const Message &b) {
-    return std::tie(a.round, a.from, a.to) < std::tie(b.round, b.from, b.to);
-  });
-  return messages;
+  return RoundAssignment(flows, topology, limits, cuts).run();
 }
 
 } // namespace reshard

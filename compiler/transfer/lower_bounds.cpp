@@ -66,95 +66,144 @@ private:
   int64_t arriving_ = 0;
 };
 
-} // namespace
+template <class T> void sortUnique(std::vector<T> &list) {
+  std::sort(list.begin(), list.end());
+  list.erase(std::unique(list.begin(), list.end()), list.end());
+}
 
-LowerBounds lowerBounds(const Layout &layout, const Transfers &transfers) {
-  LowerBounds result;
-  const Endpoint &source = layout.endpoints[0];
-  std::vector<int64_t> ranks, nodes, nics; // of all source and target ranks, without repetitions
-  auto once = [](std::vector<int64_t> &list) {
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
-  };
-  std::vector<std::vector<int32_t>> nicsOf(layout.topology.node(layout.world - 1) + 1); // of all ranks of the world
-  for (int64_t rank = 0; rank < layout.world; ++rank)
-    if (const auto nic = static_cast<int32_t>(layout.topology.nic(rank));
-        nicsOf[layout.topology.node(rank)].empty() || nicsOf[layout.topology.node(rank)].back() != nic)
-      nicsOf[layout.topology.node(rank)].push_back(nic);
-  for (const Endpoint &endpoint : layout.endpoints)
-    for (size_t meshRank = 0; meshRank < endpoint.ranks.size() && !endpoint.storage; ++meshRank) {
-      ranks.push_back(endpoint.ranks[meshRank]);
-      nodes.push_back(layout.topology.node(endpoint.ranks[meshRank]));
+/// The ranks, nodes and NICs of a job.
+struct Network {
+  std::vector<std::vector<int32_t>> nicsOf; // by node: the NICs of all ranks of the world
+  int64_t ranks = 0, nodes = 0, nics = 0;   // those that have source or target ranks
+
+  explicit Network(const Layout &layout) : nicsOf(layout.topology.node(layout.world - 1) + 1) {
+    for (int64_t rank = 0; rank < layout.world; ++rank) {
+      std::vector<int32_t> &ofNode = nicsOf[layout.topology.node(rank)];
+      if (const auto nic = static_cast<int32_t>(layout.topology.nic(rank)); ofNode.empty() || ofNode.back() != nic)
+        ofNode.push_back(nic);
     }
-  once(ranks);
-  once(nodes);
-  for (int64_t node : nodes)
-    nics.insert(nics.end(), nicsOf[node].begin(), nicsOf[node].end());
-  result.nodes = static_cast<int64_t>(nodes.size());
-  Candidates candidates(layout);
-  Egress fromRanks, fromNics, anywhere;
-  std::vector<int64_t> local(layout.world), intoRank(layout.world), intoNode(nicsOf.size());
-  std::vector<int32_t> replicaRanks, replicaNodes, needing;
-  for (const Overlap &overlap : transfers.overlaps) {
-    const Endpoint &target = layout.endpoints[overlap.endpoint];
-    if (overlap.pattern < 0 || source.storage || target.storage)
-      continue;
-    candidates.select(overlap);
+    std::vector<int64_t> allRanks, allNodes;
+    for (const Endpoint &endpoint : layout.endpoints)
+      for (size_t meshRank = 0; meshRank < endpoint.ranks.size() && !endpoint.storage; ++meshRank) {
+        allRanks.push_back(endpoint.ranks[meshRank]);
+        allNodes.push_back(layout.topology.node(endpoint.ranks[meshRank]));
+      }
+    sortUnique(allRanks);
+    sortUnique(allNodes);
+    ranks = static_cast<int64_t>(allRanks.size());
+    nodes = static_cast<int64_t>(allNodes.size());
+    for (int64_t node : allNodes)
+      nics += static_cast<int64_t>(nicsOf[node].size());
+  }
+};
+
+/// The sums over overlaps of which the lower bounds are made.
+class BoundSums {
+public:
+  explicit BoundSums(const Layout &layout)
+      : layout_(layout), source_(layout.endpoints[0]), network_(layout), candidates_(layout), local_(layout.world),
+        intoRank_(layout.world), intoNode_(network_.nicsOf.size()) {}
+
+  void add(const Overlap &overlap) {
+    candidates_.select(overlap);
+    findReplicas();
     const int64_t bytes = overlap.bytes * overlap.tensors;
-    replicaRanks.clear();
-    replicaNodes.clear();
-    needing.clear();
-    for (int32_t meshRank : candidates.all()) {
-      replicaRanks.push_back(source.ranks[meshRank]);
-      replicaNodes.push_back(static_cast<int32_t>(layout.topology.node(source.ranks[meshRank])));
+    if (const int64_t remote = addTargets(overlap, bytes); remote > 0) {
+      fromRanks_.add(replicaRanks_, bytes);
+      anywhere_.add(candidates_.all(), remote * bytes);
     }
-    for (auto *list : {&replicaRanks, &replicaNodes}) {
-      std::sort(list->begin(), list->end());
-      list->erase(std::unique(list->begin(), list->end()), list->end());
+    addNodes(bytes);
+  }
+
+  LowerBounds bounds() {
+    LowerBounds result;
+    result.nodes = network_.nodes;
+    result.rankLocal = largest(local_);
+    result.rankIngress = largest(intoRank_);
+    result.rankEgress = fromRanks_.egress(layout_.world);
+    result.rankMean = fromRanks_.mean(network_.ranks);
+    std::vector<int64_t> intoNic;
+    for (size_t node = 0; node < intoNode_.size(); ++node) {
+      const auto nics = static_cast<int64_t>(network_.nicsOf[node].size());
+      intoNic.push_back((intoNode_[node] + nics - 1) / nics);
     }
+    result.nicIngress = largest(intoNic);
+    result.nicEgress = fromNics_.egress(layout_.world);
+    result.nicMean = fromNics_.mean(network_.nics);
+    result.betweenNodes = betweenNodes_;
+    result.egressWithoutRelays = anywhere_.egress(source_.meshRanks());
+    return result;
+  }
+
+private:
+  /// The ranks and nodes of the overlap's replicas.
+  void findReplicas() {
+    replicaRanks_.clear();
+    replicaNodes_.clear();
+    for (int32_t meshRank : candidates_.all()) {
+      replicaRanks_.push_back(source_.ranks[meshRank]);
+      replicaNodes_.push_back(static_cast<int32_t>(layout_.topology.node(source_.ranks[meshRank])));
+    }
+    sortUnique(replicaRanks_);
+    sortUnique(replicaNodes_);
+  }
+
+  /// Adds the bytes that each target rank copies or receives, and finds the nodes that need them. Returns the number of
+  /// ranks that receive them.
+  int64_t addTargets(const Overlap &overlap, int64_t bytes) {
+    const Endpoint &target = layout_.endpoints[overlap.endpoint];
+    needing_.clear();
     int64_t remote = 0;
     for (int32_t meshRank : overlap.targets) {
-      if (!candidates.remote(meshRank)) {
-        local[target.ranks[meshRank]] += bytes;
+      if (!candidates_.remote(meshRank)) {
+        local_[target.ranks[meshRank]] += bytes;
         continue;
       }
       ++remote;
-      intoRank[target.ranks[meshRank]] += bytes;
-      fromRanks.arrive(bytes);
-      const int64_t node = candidates.nodeOf(meshRank);
-      if (!std::binary_search(replicaNodes.begin(), replicaNodes.end(), static_cast<int32_t>(node)))
-        needing.push_back(static_cast<int32_t>(node));
+      intoRank_[target.ranks[meshRank]] += bytes;
+      fromRanks_.arrive(bytes);
+      const auto node = static_cast<int32_t>(candidates_.nodeOf(meshRank));
+      if (!std::binary_search(replicaNodes_.begin(), replicaNodes_.end(), node))
+        needing_.push_back(node);
     }
-    std::sort(needing.begin(), needing.end());
-    needing.erase(std::unique(needing.begin(), needing.end()), needing.end());
-    for (int32_t node : needing) {
-      intoNode[node] += bytes;
-      result.betweenNodes += bytes;
-      fromNics.arrive(bytes);
-    }
-    if (remote > 0) {
-      fromRanks.add(replicaRanks, bytes);
-      anywhere.add(candidates.all(), remote * bytes);
-    }
-    if (needing.empty())
-      continue;
-    std::vector<int32_t> replicaNics;
-    for (int32_t node : replicaNodes)
-      replicaNics.insert(replicaNics.end(), nicsOf[node].begin(), nicsOf[node].end());
-    fromNics.add(std::move(replicaNics), bytes);
+    sortUnique(needing_);
+    return remote;
   }
-  result.rankLocal = largest(local);
-  result.rankIngress = largest(intoRank);
-  result.rankEgress = fromRanks.egress(layout.world);
-  result.rankMean = fromRanks.mean(static_cast<int64_t>(ranks.size()));
-  for (size_t node = 0; node < nicsOf.size(); ++node)
-    intoNode[node] =
-        (intoNode[node] + static_cast<int64_t>(nicsOf[node].size()) - 1) / static_cast<int64_t>(nicsOf[node].size());
-  result.nicIngress = largest(intoNode);
-  result.nicEgress = fromNics.egress(layout.world);
-  result.nicMean = fromNics.mean(static_cast<int64_t>(nics.size()));
-  result.egressWithoutRelays = anywhere.egress(source.meshRanks());
-  return result;
+
+  /// Adds the bytes that nodes without a replica receive.
+  void addNodes(int64_t bytes) {
+    for (int32_t node : needing_) {
+      intoNode_[node] += bytes;
+      betweenNodes_ += bytes;
+      fromNics_.arrive(bytes);
+    }
+    if (needing_.empty())
+      return;
+    std::vector<int32_t> replicaNics;
+    for (int32_t node : replicaNodes_)
+      replicaNics.insert(replicaNics.end(), network_.nicsOf[node].begin(), network_.nicsOf[node].end());
+    fromNics_.add(std::move(replicaNics), bytes);
+  }
+
+  const Layout &layout_;
+  const Endpoint &source_;
+  const Network network_;
+  Candidates candidates_;
+  Egress fromRanks_, fromNics_, anywhere_;
+  std::vector<int64_t> local_, intoRank_; // by rank
+  std::vector<int64_t> intoNode_;
+  int64_t betweenNodes_ = 0;
+  std::vector<int32_t> replicaRanks_, replicaNodes_, needing_; // of the present overlap; `needing_`: nodes
+};
+
+} // namespace
+
+LowerBounds lowerBounds(const Layout &layout, const Transfers &transfers) {
+  BoundSums sums(layout);
+  for (const Overlap &overlap : transfers.overlaps)
+    if (overlap.pattern >= 0 && !layout.endpoints[0].storage && !layout.endpoints[overlap.endpoint].storage)
+      sums.add(overlap);
+  return sums.bounds();
 }
 
 int64_t storageBound(const Layout &layout, const Transfers &transfers) {

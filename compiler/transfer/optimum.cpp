@@ -129,78 +129,65 @@ struct Group {
   int64_t base = 0;
 };
 
-} // namespace
+struct Groups {
+  std::vector<Group> groups;
+  std::vector<std::vector<uint32_t>> ofClass; // by class: its groups, ascending
+};
 
-Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
+Groups groupSenders(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
   std::map<int32_t, std::vector<uint32_t>> classesOf;
   for (uint32_t c = 0; c < classes.size(); ++c)
     for (int32_t sender : classes[c].senders)
       classesOf[sender].push_back(c);
+  Groups result;
   std::map<std::vector<uint32_t>, uint32_t> numbers;
-  std::vector<Group> groups;
   std::map<int32_t, uint32_t> groupOf;
-  Optimum result;
   for (const auto &[sender, list] : classesOf) {
-    const uint32_t group = numbers.try_emplace(list, static_cast<uint32_t>(groups.size())).first->second;
-    if (group == groups.size())
-      groups.emplace_back();
-    groups[group].senders.push_back(sender);
-    groups[group].base += base[sender];
+    const uint32_t group = numbers.try_emplace(list, static_cast<uint32_t>(result.groups.size())).first->second;
+    if (group == result.groups.size())
+      result.groups.emplace_back();
+    result.groups[group].senders.push_back(sender);
+    result.groups[group].base += base[sender];
     groupOf[sender] = group;
-    result.load = std::max(result.load, base[sender]);
   }
-  std::vector<std::vector<uint32_t>> groupsOf;
-  std::vector<int64_t> supply;
   for (const SendClass &each : classes) {
     std::vector<uint32_t> list;
     for (int32_t sender : each.senders)
       list.push_back(groupOf[sender]);
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());
-    groupsOf.push_back(std::move(list));
-    supply.push_back(each.bytes);
+    result.ofClass.push_back(std::move(list));
   }
+  return result;
+}
 
-  auto quotient = [&](const std::vector<uint32_t> &among, auto counts) {
-    int64_t bytes = 0, senders = 0;
-    for (uint32_t g : among) {
-      bytes += groups[g].base;
-      senders += static_cast<int64_t>(groups[g].senders.size());
-    }
-    for (uint32_t c = 0; c < classes.size(); ++c)
-      if (counts(c))
-        bytes += supply[c];
-    return senders > 0 ? ceilDivide(bytes, senders) : 0;
-  };
-  std::vector<uint32_t> everyGroup(groups.size());
-  for (uint32_t g = 0; g < groups.size(); ++g)
-    everyGroup[g] = g;
-  result.load = std::max(result.load, quotient(everyGroup, [](uint32_t) { return true; }));
-
-  MaxFlow flow(supply, groupsOf, groups.size());
-  std::vector<int64_t> capacity(groups.size());
-  while (true) {
-    for (uint32_t g = 0; g < groups.size(); ++g) {
-      int64_t now = 0; // the sum of what each sender can still take below `load`
-      for (int32_t sender : groups[g].senders)
-        now += result.load - base[sender];
-      flow.grow(g, now - capacity[g]);
-      capacity[g] = now;
-    }
-    if (flow.maximize())
-      break;
-    result.load = quotient(flow.stuck(), [&](uint32_t c) { return flow.reached(c); });
+/// The load of groups that share the bytes of the classes for which counts(class) holds: a lower bound of the optimum.
+template <class Counts>
+int64_t quotient(const std::vector<SendClass> &classes, const std::vector<Group> &groups,
+                 const std::vector<uint32_t> &among, Counts counts) {
+  int64_t bytes = 0, senders = 0;
+  for (uint32_t g : among) {
+    bytes += groups[g].base;
+    senders += static_cast<int64_t>(groups[g].senders.size());
   }
+  for (uint32_t c = 0; c < classes.size(); ++c)
+    if (counts(c))
+      bytes += classes[c].bytes;
+  return senders > 0 ? ceilDivide(bytes, senders) : 0;
+}
 
-  // The senders of a group are interchangeable: fill them one after the other, class by class.
-  std::vector<size_t> filling(groups.size());
+/// Divides the flow from classes to groups among the senders of each group. They are interchangeable: they are filled
+/// up to the load of `result` one after the other, class by class.
+void assignSenders(const std::vector<SendClass> &classes, const std::vector<int64_t> &base, const Groups &groups,
+                   const MaxFlow &flow, Optimum &result) {
+  std::vector<size_t> filling(groups.groups.size());
   std::vector<int64_t> used(base);
   for (uint32_t c = 0; c < classes.size(); ++c) {
     std::vector<int64_t> &bytes = result.bytes.emplace_back(classes[c].senders.size());
-    for (uint32_t i = 0; i < groupsOf[c].size(); ++i) {
-      const uint32_t g = groupsOf[c][i];
+    for (uint32_t i = 0; i < groups.ofClass[c].size(); ++i) {
+      const uint32_t g = groups.ofClass[c][i];
       for (int64_t left = flow.flow(c, i); left > 0;) {
-        const int32_t sender = groups[g].senders[filling[g]];
+        const int32_t sender = groups.groups[g].senders[filling[g]];
         const int64_t taken = std::min(left, result.load - used[sender]);
         used[sender] += taken;
         left -= taken;
@@ -211,6 +198,40 @@ Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t
       }
     }
   }
+}
+
+} // namespace
+
+Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
+  const Groups groups = groupSenders(classes, base);
+  const size_t count = groups.groups.size();
+  Optimum result;
+  std::vector<uint32_t> everyGroup(count);
+  for (uint32_t g = 0; g < count; ++g) {
+    everyGroup[g] = g;
+    for (int32_t sender : groups.groups[g].senders)
+      result.load = std::max(result.load, base[sender]);
+  }
+  result.load = std::max(result.load, quotient(classes, groups.groups, everyGroup, [](uint32_t) { return true; }));
+
+  std::vector<int64_t> supply;
+  for (const SendClass &each : classes)
+    supply.push_back(each.bytes);
+  MaxFlow flow(supply, groups.ofClass, count);
+  std::vector<int64_t> capacity(count);
+  while (true) {
+    for (uint32_t g = 0; g < count; ++g) {
+      int64_t now = 0; // the sum of what each sender can still take below `load`
+      for (int32_t sender : groups.groups[g].senders)
+        now += result.load - base[sender];
+      flow.grow(g, now - capacity[g]);
+      capacity[g] = now;
+    }
+    if (flow.maximize())
+      break;
+    result.load = quotient(classes, groups.groups, flow.stuck(), [&](uint32_t c) { return flow.reached(c); });
+  }
+  assignSenders(classes, base, groups, flow, result);
   return result;
 }
 

@@ -218,85 +218,106 @@ private:
     return at->second;
   }
 
+  /// Adds the overlaps of a part of the target on the mesh ranks of a class.
   llvm::Error overlap(unsigned endpoint, const RankClass &rankClass, int patternNumber) {
-    Overlap overlap;
-    overlap.pattern = patternNumber;
-    overlap.endpoint = endpoint;
-    overlap.param = rankClass.param;
-    overlap.part = rankClass.part;
-    overlap.targets = rankClass.meshRanks;
+    Overlap like;
+    like.pattern = patternNumber;
+    like.endpoint = endpoint;
+    like.param = rankClass.param;
+    like.part = rankClass.part;
+    like.targets = rankClass.meshRanks;
     if (patternNumber < 0) {
-      pad(std::move(overlap), rankClass);
+      pad(std::move(like), rankClass);
       return llvm::Error::success();
     }
-
-    PatternSource &source = tensorPatterns_[patternNumber];
     const TensorPattern &pattern = layout_.tensorPatterns[patternNumber];
-    const size_t variables = pattern.variables.size();
-    int64_t wanted = 1, found = 0;
+    int64_t wanted = 1;
     for (size_t d = 0; d < pattern.rank(); ++d)
       wanted *= size(indexMaps_[rankClass.indexMaps[d]]);
-    auto add = [&] {
-      measure(overlap, variables, itemBytes(pattern.dtype));
-      found += overlap.tensors * (overlap.bytes / itemBytes(pattern.dtype));
-      replicaGroups_ += static_cast<int64_t>(overlap.replicaGroups.size());
-      Overlap &added = module_.transfers.overlaps.emplace_back(std::move(overlap));
-      overlap = {added.pattern, added.endpoint, added.param, added.part, rankClass.meshRanks, {}, 1, 0};
-    };
-    const Bounds along = source.boxes.empty() ? Bounds{0, 0} : bounds(indexMaps_[rankClass.indexMaps[source.sweep]]);
+    const bool boxes = !tensorPatterns_[patternNumber].boxes.empty();
+    llvm::Expected<int64_t> found = boxes ? overlapBoxes(rankClass, like) : overlapCells(rankClass, like);
+    if (!found)
+      return found.takeError();
+    if (replicaGroups_ > kMostReplicaGroups)
+      return llvm::createStringError(
+          "tensor '" + pattern.name +
+          "' is held by so many params on both sides that more than 2^22 pairs of a source and a target param "
+          "overlap; expected at most 2^22: use fewer params or fewer ranks");
+    if (*found == wanted)
+      return llvm::Error::success();
+    const Endpoint &target = layout_.endpoints[endpoint];
+    return llvm::createStringError(
+        target.role + " param '" + target.params[rankClass.param].name + "' (" + target.params[rankClass.param].origin +
+        ") needs " + std::to_string(wanted) + " elements of tensor '" + pattern.name + "' on mesh rank " +
+        std::to_string(rankClass.meshRanks[0]) + ", but the source holds only " + std::to_string(*found) + " of them");
+  }
+
+  /// Adds an overlap for each box of the source that the target part intersects. `like`: an overlap without replica
+  /// groups. Returns the number of elements.
+  int64_t overlapBoxes(const RankClass &rankClass, const Overlap &like) {
+    const PatternSource &source = tensorPatterns_[like.pattern];
+    const size_t rank = layout_.tensorPatterns[like.pattern].rank();
+    int64_t found = 0;
+    const Bounds along = bounds(indexMaps_[rankClass.indexMaps[source.sweep]]);
     for (const SourceBox &box : source.boxes) {
       if (box.along.begin >= along.end)
         break;
       if (box.along.end <= along.begin)
         continue;
       std::vector<unsigned> relations;
-      for (size_t d = 0; d < pattern.rank(); ++d) {
+      for (size_t d = 0; d < rank; ++d) {
         relations.push_back(relation(box.indexMaps[d], rankClass.indexMaps[d]));
         if (relations_[relations.back()].empty())
           break;
       }
       if (relations_[relations.back()].empty())
         continue;
-      overlap.replicaGroups.clear();
+      Overlap overlap = like;
       for (unsigned v : box.rankClasses)
         overlap.replicaGroups.push_back(
             {source.rankClasses[v].param, source.rankClasses[v].part, source.rankClasses[v].meshRanks, relations});
-      add();
+      found += add(std::move(overlap));
     }
+    return found;
+  }
+
+  /// The same for each combination of the source's cells that the target part intersects.
+  llvm::Expected<int64_t> overlapCells(const RankClass &rankClass, const Overlap &like) {
+    PatternSource &source = tensorPatterns_[like.pattern];
+    const size_t rank = layout_.tensorPatterns[like.pattern].rank();
     std::vector<llvm::ArrayRef<unsigned>> lists;
-    for (size_t d = 0; d < pattern.rank() && source.boxes.empty(); ++d) {
+    for (size_t d = 0; d < rank; ++d) {
       lists.push_back(source.dimensions[d]->intersecting(rankClass.indexMaps[d]));
       if (source.dimensions[d]->tooMany())
-        return tooMany(static_cast<unsigned>(patternNumber));
+        return tooMany(static_cast<unsigned>(like.pattern));
     }
-    if (source.boxes.empty())
-      forProduct(lists, [&](const std::vector<unsigned> &cells) {
-        const auto product = source.products.find(cells);
-        if (!product)
-          return;
-        overlap.replicaGroups.clear();
-        for (unsigned v : source.replicas[*product]) {
-          const RankClass &from = source.rankClasses[v];
-          ReplicaGroup replicaGroup{from.param, from.part, from.meshRanks, {}};
-          for (size_t d = 0; d < pattern.rank(); ++d)
-            replicaGroup.relations.push_back(
-                relation(*source.dimensions[d], from.indexMaps[d], cells[d], rankClass.indexMaps[d]));
-          overlap.replicaGroups.push_back(std::move(replicaGroup));
-        }
-        add();
-      });
-    if (replicaGroups_ > kMostReplicaGroups)
-      return llvm::createStringError(
-          "tensor '" + pattern.name +
-          "' is held by so many params on both sides that more than 2^22 pairs of a source and a target param "
-          "overlap; expected at most 2^22: use fewer params or fewer ranks");
-    if (found == wanted)
-      return llvm::Error::success();
-    const Endpoint &target = layout_.endpoints[endpoint];
-    return llvm::createStringError(
-        target.role + " param '" + target.params[rankClass.param].name + "' (" + target.params[rankClass.param].origin +
-        ") needs " + std::to_string(wanted) + " elements of tensor '" + pattern.name + "' on mesh rank " +
-        std::to_string(rankClass.meshRanks[0]) + ", but the source holds only " + std::to_string(found) + " of them");
+    int64_t found = 0;
+    forProduct(lists, [&](const std::vector<unsigned> &cells) {
+      const auto product = source.products.find(cells);
+      if (!product)
+        return;
+      Overlap overlap = like;
+      for (unsigned v : source.replicas[*product]) {
+        const RankClass &from = source.rankClasses[v];
+        ReplicaGroup replicaGroup{from.param, from.part, from.meshRanks, {}};
+        for (size_t d = 0; d < rank; ++d)
+          replicaGroup.relations.push_back(
+              relation(*source.dimensions[d], from.indexMaps[d], cells[d], rankClass.indexMaps[d]));
+        overlap.replicaGroups.push_back(std::move(replicaGroup));
+      }
+      found += add(std::move(overlap));
+    });
+    return found;
+  }
+
+  /// Adds an overlap of a tensor pattern. Returns the number of its elements.
+  int64_t add(Overlap overlap) {
+    const TensorPattern &pattern = layout_.tensorPatterns[overlap.pattern];
+    measure(overlap, pattern.variables.size(), itemBytes(pattern.dtype));
+    replicaGroups_ += static_cast<int64_t>(overlap.replicaGroups.size());
+    const int64_t elements = overlap.tensors * (overlap.bytes / itemBytes(pattern.dtype));
+    module_.transfers.overlaps.push_back(std::move(overlap));
+    return elements;
   }
 
   /// Padding needs no source: its overlap has the mesh rank -1 as its only replica.

@@ -17,11 +17,7 @@ unsigned RankClasses::number(unsigned sharding, int64_t coordinate) {
   return static_cast<unsigned>(known[coordinate]);
 }
 
-std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber) {
-  const Param &param = endpoint_.params[paramNumber];
-  const Part &part = param.parts[partNumber];
-
-  // The class of a mesh rank depends on its coordinates along these axes only: compute it once for each combination.
+std::vector<unsigned> RankClasses::axesOf(const Param &param, const Part &part) const {
   std::vector<unsigned> axes;
   auto use = [&](unsigned axis) {
     if (endpoint_.axes[axis].size > 1 && std::find(axes.begin(), axes.end(), axis) == axes.end())
@@ -38,6 +34,12 @@ std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber
       use(axis);
   for (const Presence &rule : param.presence)
     use(rule.axis);
+  return axes;
+}
+
+std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber) {
+  const Param &param = endpoint_.params[paramNumber];
+  const Part &part = param.parts[partNumber];
 
   constexpr int kUnknown = -1, kNothing = -2;
   Interner<std::vector<int64_t>> contents; // by rank class
@@ -65,8 +67,10 @@ std::vector<RankClass> RankClasses::of(unsigned paramNumber, unsigned partNumber
     return static_cast<int>(number);
   };
 
+  // The class of a mesh rank depends on its coordinates along these axes only: compute it once for each combination.
   // Axes of several views of the mesh can have more combinations than the mesh has ranks. Then compute the class of
   // each mesh rank instead.
+  const std::vector<unsigned> axes = axesOf(param, part);
   int64_t combinations = 1;
   for (unsigned axis : axes)
     combinations = std::min(combinations * endpoint_.axes[axis].size, endpoint_.meshRanks() + 1);

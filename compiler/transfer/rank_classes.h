@@ -29,6 +29,8 @@ public:
   std::vector<RankClass> of(unsigned param, unsigned part);
 
 private:
+  /// The axes of size > 1 on which the contents of a mesh rank depend.
+  std::vector<unsigned> axesOf(const ir::Param &param, const ir::Part &part) const;
   unsigned number(unsigned sharding, int64_t coordinate);
 
   const ir::Endpoint &endpoint_;
