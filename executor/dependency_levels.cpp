@@ -56,6 +56,7 @@ std::string forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks, c
   if (std::string error = pairUp(ranks, messages); !error.empty())
     return error;
   struct Item {
+    uint16_t level;
     const LocalRank *from, *to;
     const Step *input, *output;
   };
@@ -63,14 +64,12 @@ std::string forEachCopy(const Plan &plan, const std::vector<LocalRank> &ranks, c
   for (const LocalRank &rank : ranks)
     for (const Step *step : *rank.segment->steps())
       if (step->kind() != StepKind::send && step->kind() != StepKind::recv)
-        items.push_back({&rank, &rank, step, step});
+        items.push_back({step->level(), &rank, &rank, step, step});
   for (const auto &[send, receive] : messages)
     if (send.step)
-      items.push_back({send.rank, receive.rank, send.step, receive.step});
-  std::stable_sort(items.begin(), items.end(),
-                   [](const Item &a, const Item &b) { return a.input->level() < b.input->level(); });
-  for (const auto &[from, to, input, output] : items) {
-    const uint32_t level = input->level();
+      items.push_back({send.step->level(), send.rank, receive.rank, send.step, receive.step});
+  std::stable_sort(items.begin(), items.end(), [](const Item &a, const Item &b) { return a.level < b.level; });
+  for (const auto &[level, from, to, input, output] : items) {
     auto operand = [](const LocalRank *rank, uint32_t number) { return rank->segment->operands()->Get(number); };
     for (uint32_t i = 0; input->kind() == StepKind::reduce && i < input->input_count(); ++i)
       if (std::string error = visit(level, *from, operand(from, input->first_input() + i), *to, nullptr);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace reshard {
@@ -30,15 +31,17 @@ public:
                                                                       : firsts_[rank] + static_cast<uint32_t>(number);
   }
 
-  /// Visits each pair (earlier node, later node) whose levels differ.
-  template <class Visit> void forEachEdge(Visit visit) const {
+  /// The pairs (earlier node, later node) of which the later one must have a greater level.
+  std::vector<std::pair<uint32_t, uint32_t>> edges() const {
+    std::vector<std::pair<uint32_t, uint32_t>> edges;
     for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
       const std::vector<Step> &steps = schedule_.ranks[rank].steps;
       for (size_t number = 0; number < steps.size(); ++number)
         for (const uint32_t before : steps[number].after)
           if (schema::raisesLevel(steps[before].kind, steps[number].kind))
-            visit(node(rank, before), node(rank, number));
+            edges.emplace_back(node(rank, before), node(rank, number));
     }
+    return edges;
   }
 
 private:
@@ -49,15 +52,17 @@ private:
 
 /// Topological order (A. B. Kahn, 1962).
 std::vector<uint32_t> levelsOf(const StepGraph &graph) {
+  const std::vector<std::pair<uint32_t, uint32_t>> edges = graph.edges();
   std::vector<size_t> firsts(graph.nodes() + 2); // by node: its first entry of `later`, those of the next node follow
   std::vector<uint32_t> left(graph.nodes());     // by node: earlier nodes whose level is not known yet
-  graph.forEachEdge([&](uint32_t before, uint32_t after) {
+  for (const auto &[before, after] : edges) {
     ++firsts[before + 2];
     ++left[after];
-  });
+  }
   std::partial_sum(firsts.begin(), firsts.end(), firsts.begin());
   std::vector<uint32_t> later(firsts.back());
-  graph.forEachEdge([&](uint32_t before, uint32_t after) { later[firsts[before + 1]++] = after; });
+  for (const auto &[before, after] : edges)
+    later[firsts[before + 1]++] = after;
   std::vector<uint32_t> levels(graph.nodes()), known;
   for (uint32_t node = 0; node < graph.nodes(); ++node)
     if (left[node] == 0)
