@@ -22,9 +22,6 @@ inline constexpr int64_t kMaxOperandRanges = int64_t{1} << 24;
 /// Chunks of the messages of one segment, each counted once more for every step that its message waits for. An executor
 /// keeps a number for each. In chunks of 64 KiB, the limit is 1 TiB.
 inline constexpr int64_t kMaxChunks = int64_t{1} << 24;
-/// Dependency levels of a plan: Step::level has 16 bits. Elements that are staged in phases of 32 MiB need two levels
-/// for each phase; the limit is 1 TiB of them on one rank.
-inline constexpr uint32_t kMaxLevels = 1 << 16;
 /// Positions, lengths and bytes. Sums of a few of them do not overflow 64 bits.
 inline constexpr int64_t kMaxSize = int64_t{1} << 60;
 

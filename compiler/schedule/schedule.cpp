@@ -13,7 +13,7 @@
 #include "compiler/schedule/rounds.h"
 #include "compiler/schedule/staged_ranges.h"
 #include "schema/arena.h"
-#include "schema/limits.h"
+#include "schema/levels.h"
 
 #include <algorithm>
 #include <map>

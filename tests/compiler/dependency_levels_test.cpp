@@ -3,7 +3,7 @@
 #include "compiler/schedule/dependency_levels.h"
 
 #include "compiler/pass.h"
-#include "schema/limits.h"
+#include "schema/levels.h"
 #include "tests/compiler/random_module.h"
 
 #include <gtest/gtest.h>
