@@ -3,14 +3,16 @@
 import itertools
 import re
 import subprocess
+from functools import lru_cache
 from pathlib import Path
 
 CHUNK = 1 << 20  # positions of chunk c begin at c * CHUNK (kChunkStride in ir/ir.h)
 TRANSFORM_DTYPES = {"neg_exp": "fp32"}
 
 
+@lru_cache
 def index_map(text):
-    """{from: to} of an index map of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`."""
+    """{from: to} of an index map of the IR: `[0:2 step 4 x 2 -> 0 step 2] [9:10 -> 4]`. The caller must not change it."""
     values = {}
     for begin, end, step, count, to, to_step in re.findall(
             r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d+))?\]", text):
@@ -36,7 +38,7 @@ class Endpoint:
 
     def at(self, sharding, mesh_rank):
         axes, lists = self.shardings[sharding]
-        return lists[self.coordinate(axes, mesh_rank)]
+        return index_map(lists[self.coordinate(axes, mesh_rank)])  # most shardings, as of rows, are never asked for
 
     def params(self, mesh_rank):
         """{name: (shape, dtype)} on a mesh rank. The dtype is that in memory; with a transform, that which its hook
@@ -84,7 +86,7 @@ def endpoints(binaries, job, folder, sets=()):
         elif last and (found := re.match(r"  axis (\w+) (\d+) stride (\d+)", line)):
             last.axes[found[1]] = (int(found[2]), int(found[3]))
         elif last and (found := re.match(r"  sharding #(\d+) over \((.*?)\)(?: unit \d+)? \|(.*)", line)):
-            last.shardings[found[1]] = (found[2], [index_map(each) for each in found[3].split("|")])
+            last.shardings[found[1]] = (found[2], found[3].split("|"))
         elif last and (found := re.match(r"  placement (\w+) #(\d+)", line)):
             last.placed[found[1]] = found[2]
         elif last and line.startswith("  param $"):
