@@ -7,7 +7,6 @@
 #include "kernels/copy_cuda.h"
 
 #include <chrono>
-#include <cstdio>
 #include <functional>
 
 namespace reshard {
@@ -16,7 +15,7 @@ namespace {
 /// How long the destructor waits for aborted work.
 constexpr std::chrono::seconds kGracePeriod(1);
 
-std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
+Status checked(cudaError_t error) { return error == cudaSuccess ? Status() : failed(cudaGetErrorString(error)); }
 
 class CudaDevice : public Device {
 public:
@@ -46,7 +45,7 @@ public:
       cudaFree(memory);
   }
 
-  std::string open() {
+  Status open() {
     const CurrentDevice current(number_);
     void *begun = nullptr;
     cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
@@ -66,89 +65,89 @@ public:
 
   int number() const override { return number_; }
 
-  std::string allocate(uint64_t bytes, std::byte *&memory) override {
+  Result<std::byte *> allocate(uint64_t bytes) override {
     const CurrentDevice current(number_);
     void *allocated = nullptr;
     if (const cudaError_t error = cudaMalloc(&allocated, bytes); error != cudaSuccess)
       return checked(error);
     memory_.push_back(allocated);
-    memory = static_cast<std::byte *>(allocated);
     const cudaError_t error = cudaMemset(allocated, 0, bytes);
-    return checked(error ? error : cudaDeviceSynchronize());
+    if (Status status = checked(error ? error : cudaDeviceSynchronize()); !status.ok())
+      return status;
+    return static_cast<std::byte *>(allocated);
   }
 
-  std::string copy(std::byte *target, const std::byte *source, uint64_t bytes) override {
+  Status copy(std::byte *target, const std::byte *source, uint64_t bytes) override {
     const CurrentDevice current(number_);
     return checked(cudaMemcpy(target, source, bytes, cudaMemcpyDefault));
   }
 
-  std::string reach(const std::byte *memory) override {
+  Status reach(const std::byte *memory) override {
     const CurrentDevice current(number_);
     cudaPointerAttributes attributes{};
     if (const cudaError_t error = cudaPointerGetAttributes(&attributes, memory); error != cudaSuccess)
       return checked(error);
     if (attributes.type == cudaMemoryTypeUnregistered || !attributes.devicePointer)
-      return "found host memory, expected memory of device " + std::to_string(number_);
+      return failed("found host memory, expected memory of device " + std::to_string(number_));
     // A GPU may not be able to access another one's memory.
-    return attributes.type == cudaMemoryTypeDevice && attributes.device != number_
-               ? "found memory of device " + std::to_string(attributes.device) + ", expected memory of device " +
-                     std::to_string(number_)
-               : "";
+    if (attributes.type == cudaMemoryTypeDevice && attributes.device != number_)
+      return failed("found memory of device " + std::to_string(attributes.device) + ", expected memory of device " +
+                    std::to_string(number_));
+    return {};
   }
 
-  std::string record(const std::vector<Operation> &operations, Communicator *communicator, const Deadline &deadline,
-                     bool &timedOut) override {
+  Status record(const std::vector<Operation> &operations, Communicator *communicator,
+                const Deadline &deadline) override {
     const CurrentDevice current(number_);
     std::vector<TablesLaunch> launches;
     for (const Operation &operation : operations) {
       const auto *batch = std::get_if<P2pBatch>(&operation);
-      if (std::string error =
-              upload(batch ? &batch->concurrent : std::get_if<Tables>(&operation), launches.emplace_back());
-          !error.empty())
-        return error;
+      if (Status status = upload(batch ? &batch->concurrent : std::get_if<Tables>(&operation), launches.emplace_back());
+          !status.ok())
+        return status;
     }
     // Relaxed mode: NCCL and the caller's hooks may allocate memory during the capture.
     if (const cudaError_t error = cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed); error != cudaSuccess)
       return checked(error);
-    std::string problem;
-    for (size_t o = 0; o < operations.size() && problem.empty(); ++o) {
+    Status status;
+    for (size_t o = 0; o < operations.size() && status.ok(); ++o) {
       const auto number = static_cast<uint32_t>(o);
       if (const auto *batch = std::get_if<P2pBatch>(&operations[o])) {
         // The concurrent launch of a batch is on another branch of the graph. It is launched even if it is empty, since
         // it reports that the batch has started (begun()).
-        problem = follow(stream_, concurrent_);
-        if (problem.empty())
-          problem = launch(launches[o], number, concurrent_);
-        if (problem.empty())
-          problem = communicator->exchange(batch->ops, stream_, deadline, timedOut);
-        if (problem.empty())
-          problem = follow(concurrent_, stream_);
+        status = follow(stream_, concurrent_);
+        if (status.ok())
+          status = launch(launches[o], number, concurrent_);
+        if (status.ok())
+          status = communicator->exchange(batch->ops, stream_, deadline);
+        if (status.ok())
+          status = follow(concurrent_, stream_);
       } else if (const Call *call = std::get_if<Call>(&operations[o])) {
-        problem = launch({}, number, stream_); // reports that the call has started
-        if (problem.empty())
-          problem = (*call)();
+        status = launch({}, number, stream_); // reports that the call has started
+        if (status.ok())
+          status = (*call)();
       } else {
-        problem = launch(launches[o], number, stream_);
+        status = launch(launches[o], number, stream_);
       }
     }
     const cudaError_t ended = cudaStreamEndCapture(stream_, &captured_);
-    if (problem.empty())
-      problem = checked(ended);
-    if (problem.empty())
-      problem = checked(cudaGraphInstantiate(&graph_, captured_, 0));
-    if (problem.empty())
-      problem = checked(cudaGraphUpload(graph_, stream_));
-    return problem.empty() ? checked(cudaStreamSynchronize(stream_)) : problem;
+    if (status.ok())
+      status = checked(ended);
+    if (status.ok())
+      status = checked(cudaGraphInstantiate(&graph_, captured_, 0));
+    if (status.ok())
+      status = checked(cudaGraphUpload(graph_, stream_));
+    return status.ok() ? checked(cudaStreamSynchronize(stream_)) : status;
   }
 
-  std::string replay() override {
+  Status replay() override {
     const CurrentDevice current(number_);
     *begun_ = 0;
     const cudaError_t error = cudaGraphLaunch(graph_, stream_);
     return checked(error ? error : cudaEventRecord(done_, stream_));
   }
 
-  std::string enqueue(void *stream) override {
+  Status enqueue(void *stream) override {
     const CurrentDevice current(number_);
     const auto on = static_cast<cudaStream_t>(stream);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -164,11 +163,12 @@ public:
         error ? error : cudaStreamUpdateCaptureDependencies(on, &refit, nullptr, 1, cudaStreamSetCaptureDependencies));
   }
 
-  std::string done(bool &done) override {
+  Result<bool> done() override {
     const CurrentDevice current(number_);
     const cudaError_t error = cudaEventQuery(done_);
-    done = error == cudaSuccess;
-    return error == cudaErrorNotReady ? std::string() : checked(error);
+    if (error == cudaSuccess || error == cudaErrorNotReady)
+      return error == cudaSuccess;
+    return checked(error);
   }
 
   void abandon() override {
@@ -195,7 +195,7 @@ private:
 
   /// Enqueues the tables, one after the other. The first launch reports that operation `number` has started, even if it
   /// copies nothing.
-  std::string launch(const TablesLaunch &tables, uint32_t number, cudaStream_t stream) {
+  Status launch(const TablesLaunch &tables, uint32_t number, cudaStream_t stream) {
     cudaError_t error =
         kernels::launchCopies(tables.copies.table, tables.copies.blocks, begunOnDevice_, number, stream);
     if (!error && tables.conversions.tiles > 0)
@@ -206,7 +206,7 @@ private:
   }
 
   /// Makes stream `then` wait for all work that is on stream `first` now.
-  std::string follow(cudaStream_t first, cudaStream_t then) {
+  Status follow(cudaStream_t first, cudaStream_t then) {
     const cudaError_t error = cudaEventRecord(turn_, first);
     return checked(error ? error : cudaStreamWaitEvent(then, turn_, 0));
   }
@@ -220,14 +220,15 @@ private:
       bytes_ += (arrays_.back().bytes + 15) / 16 * 16;
       return *this;
     }
-    std::string to(CudaDevice &device) {
-      std::byte *there = nullptr;
-      if (std::string error = device.allocate(bytes_, there); !error.empty())
-        return "cannot allocate a table of " + std::to_string(bytes_) + " bytes: " + error;
+    Status to(CudaDevice &device) {
+      const Result<std::byte *> there = device.allocate(bytes_);
+      if (!there.ok())
+        return Status(there.status()).withPrefix("cannot allocate a table of " + std::to_string(bytes_) + " bytes: ");
       for (const auto &[array, at, bytes, show] : arrays_) {
-        if (std::string error = bytes > 0 ? device.copy(there + at, array, bytes) : ""; !error.empty())
-          return error;
-        show(there + at);
+        if (bytes > 0)
+          if (Status status = device.copy(*there + at, array, bytes); !status.ok())
+            return status;
+        show(*there + at);
       }
       return {};
     }
@@ -242,19 +243,19 @@ private:
     size_t bytes_ = 0;
   };
 
-  std::string upload(const kernels::CopyTable &table, CopyLaunch &copies) {
+  Status upload(const kernels::CopyTable &table, CopyLaunch &copies) {
     if (table.empty())
       return {};
     kernels::CopyTableView &view = copies.table = table.view();
-    std::string error = Upload()
-                            .add(table.entries(), view.entries)
-                            .add(table.shapes(), view.shapes)
-                            .add(table.loops(), view.loops)
-                            .to(*this);
-    return error.empty() ? checked(kernels::launchBlocks(view.slots, copies.blocks)) : error;
+    Status status = Upload()
+                        .add(table.entries(), view.entries)
+                        .add(table.shapes(), view.shapes)
+                        .add(table.loops(), view.loops)
+                        .to(*this);
+    return status.ok() ? checked(kernels::launchBlocks(view.slots, copies.blocks)) : status;
   }
 
-  std::string upload(const kernels::ConversionTable &table, kernels::ConversionTableView &view) {
+  Status upload(const kernels::ConversionTable &table, kernels::ConversionTableView &view) {
     if (table.empty())
       return {};
     view = table.view();
@@ -266,13 +267,13 @@ private:
         .to(*this);
   }
 
-  std::string upload(const Tables *tables, TablesLaunch &launch) {
-    std::string error = tables ? upload(tables->copies, launch.copies) : "";
-    if (tables && error.empty())
-      error = upload(tables->conversions, launch.conversions);
-    if (tables && error.empty())
-      error = upload(tables->rest, launch.rest);
-    return error;
+  Status upload(const Tables *tables, TablesLaunch &launch) {
+    if (!tables)
+      return {};
+    Status status = upload(tables->copies, launch.copies);
+    if (status.ok())
+      status = upload(tables->conversions, launch.conversions);
+    return status.ok() ? upload(tables->rest, launch.rest) : status;
   }
 
   const int number_;
@@ -293,22 +294,17 @@ extern "C" {
 
 extern const uint32_t reshard_open_device_version = reshard::kDeviceVersion;
 
-reshard::Device *reshard_open_device(int number, char *error, size_t room) {
+reshard::Device *reshard_open_device(int number, reshard::Status &error) {
   int count = 0;
   cudaError_t code = cudaGetDeviceCount(&count);
   if (code == cudaSuccess && number < 0)
     code = cudaGetDevice(&number);
   if (code == cudaSuccess && count == 0)
     code = cudaErrorNoDevice;
-  if (code != cudaSuccess) {
-    std::snprintf(error, room, "%s", cudaGetErrorString(code));
+  if (error = reshard::checked(code); !error.ok())
     return nullptr;
-  }
   auto device = std::make_unique<reshard::CudaDevice>(number % count);
-  if (const std::string problem = device->open(); !problem.empty()) {
-    std::snprintf(error, room, "%s", problem.c_str());
-    return nullptr;
-  }
-  return device.release();
+  error = device->open();
+  return error.ok() ? device.release() : nullptr;
 }
 }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <functional>
 #include <memory>
 #include <mpi.h>
@@ -19,18 +18,25 @@
 namespace reshard {
 namespace {
 
-std::string text(int code) {
+/// The result of an MPI call.
+Status checked(int code) {
+  if (code == MPI_SUCCESS)
+    return {};
   char message[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(code, message, &length);
-  return std::string(message, static_cast<size_t>(length));
+  return failed(std::string(message, static_cast<size_t>(length)));
 }
+
+using Clock = std::chrono::steady_clock;
+
+double secondsSince(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// Waits until `done`, at most `seconds` (0: without limit). Returns whether it is done.
 bool waitFor(double seconds, const std::function<bool()> &done) {
-  const auto begin = std::chrono::steady_clock::now();
+  const Clock::time_point begin = Clock::now();
   while (!done()) {
-    if (seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() >= seconds)
+    if (seconds > 0 && secondsSince(begin) >= seconds)
       return false;
     sched_yield();
   }
@@ -45,9 +51,9 @@ bool callFor(double seconds, const std::function<void()> &call) {
     call();
     *done = true;
   }).detach();
-  const auto begin = std::chrono::steady_clock::now();
+  const Clock::time_point begin = Clock::now();
   while (!*done) {
-    if (seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() >= seconds)
+    if (seconds > 0 && secondsSince(begin) >= seconds)
       return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -98,29 +104,29 @@ public:
     expected_.assign(requests, -1);
   }
 
-  std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
+  Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
     expected_[request] = -1;
     return checked(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), static_cast<int>(tag),
                              all_, &requests_[request]));
   }
-  std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
+  Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
     expected_[request] = static_cast<int>(bytes);
     return checked(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, static_cast<int>(peer), static_cast<int>(tag),
                              all_, &requests_[request]));
   }
-  std::string test(size_t request, bool &done) override {
-    int flag = 0, bytes = 0;
-    MPI_Status status;
-    const int code = MPI_Test(&requests_[request], &flag, &status);
-    done = flag != 0;
-    if (code == MPI_SUCCESS && done && expected_[request] >= 0) {
-      MPI_Get_count(&status, MPI_BYTE, &bytes);
+  Result<bool> test(size_t request) override {
+    int done = 0, bytes = 0;
+    MPI_Status received;
+    if (const int code = MPI_Test(&requests_[request], &done, &received); code != MPI_SUCCESS)
+      return checked(code);
+    if (done != 0 && expected_[request] >= 0) {
+      MPI_Get_count(&received, MPI_BYTE, &bytes);
       if (bytes != expected_[request])
-        return "received a message of " + std::to_string(bytes) + " bytes, expected " +
-               std::to_string(expected_[request]);
+        return failed("received a message of " + std::to_string(bytes) + " bytes, expected " +
+                      std::to_string(expected_[request]));
       expected_[request] = -1;
     }
-    return checked(code);
+    return done != 0;
   }
   void abandon() override {
     start.broken = true;
@@ -130,8 +136,6 @@ public:
   }
 
 private:
-  static std::string checked(int code) { return code == MPI_SUCCESS ? std::string() : text(code); }
-
   MPI_Comm all_;
   uint32_t rank_ = 0, size_ = 1;
   uint32_t maxTag_ = 32767; // the minimum of the standard
@@ -140,6 +144,66 @@ private:
   const double seconds_;
 };
 
+/// Calls MPI_Init on a thread, since it returns only when all processes have called it.
+Status initialize(double seconds, const LivenessLock &livenessLock) {
+  if (start.begun.exchange(true))
+    return failed("an earlier call of MPI_Init has not returned; start a new process");
+  const auto code = std::make_shared<int>(MPI_SUCCESS);
+  auto call = [code] {
+    int provided = 0;
+    // Serialized: several threads call MPI, one at a time.
+    *code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+  };
+  if (!callFor(seconds, call))
+    return timedOut("timed out in MPI_Init: " + livenessLock.missing());
+  if (*code != MPI_SUCCESS)
+    return checked(*code).withPrefix("MPI_Init_thread: ");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  return {};
+}
+
+/// A communicator of its own, so that tags cannot clash with the program's.
+Result<MPI_Comm> duplicateWorld(double seconds, const LivenessLock &livenessLock) {
+  struct Duplicate {
+    MPI_Comm all = MPI_COMM_NULL;
+    MPI_Request request;
+  };
+  auto duplicate = std::make_unique<Duplicate>(); // on the heap: after a timeout MPI may still write to it
+  if (const int code = MPI_Comm_idup(MPI_COMM_WORLD, &duplicate->all, &duplicate->request); code != MPI_SUCCESS)
+    return checked(code).withPrefix("MPI_Comm_idup: ");
+  int done = 0, code = MPI_SUCCESS;
+  if (!waitFor(seconds, [&] {
+        code = MPI_Test(&duplicate->request, &done, MPI_STATUS_IGNORE);
+        return done != 0 || code != MPI_SUCCESS;
+      })) {
+    [[maybe_unused]] Duplicate *const leaked = duplicate.release();
+    start.broken = true;
+    return timedOut("timed out in MPI_Comm_idup: " + livenessLock.missing());
+  }
+  if (code != MPI_SUCCESS)
+    return checked(code).withPrefix("MPI_Comm_idup: ");
+  MPI_Comm_set_errhandler(duplicate->all, MPI_ERRORS_RETURN);
+  return duplicate->all;
+}
+
+Result<Channel *> openMpiChannel(double seconds) {
+  static const LivenessLock livenessLock; // held until the process ends
+  const Clock::time_point begin = Clock::now();
+  if (finalized())
+    return failed("MPI is finalized, which happens when the last executor is closed; to open another one later, call "
+                  "MPI_Init and MPI_Finalize in the program");
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (!initialized)
+    if (Status status = initialize(seconds, livenessLock); !status.ok())
+      return status;
+  const double left = seconds > 0 ? std::max(1e-3, seconds - secondsSince(begin)) : 0;
+  const Result<MPI_Comm> all = duplicateWorld(left, livenessLock);
+  if (!all.ok())
+    return all.status();
+  return new MpiChannel(*all, seconds);
+}
+
 } // namespace
 } // namespace reshard
 
@@ -147,68 +211,9 @@ extern "C" {
 
 extern const uint32_t reshard_open_channel_version = reshard::kChannelVersion;
 
-reshard::Channel *reshard_open_channel(double seconds, char *error, size_t room, int *timed_out) {
-  using namespace reshard;
-  static const LivenessLock livenessLock; // held until the process ends
-  const auto begin = std::chrono::steady_clock::now();
-  auto late = [&](const char *where) -> Channel * {
-    std::snprintf(error, room, "timed out in %s: %s", where, livenessLock.missing().c_str());
-    *timed_out = 1;
-    return nullptr;
-  };
-  auto failed = [&](const char *where, int code) -> Channel * {
-    std::snprintf(error, room, "%s: %s", where, text(code).c_str());
-    return nullptr;
-  };
-  auto refused = [&](const char *why) -> Channel * {
-    std::snprintf(error, room, "%s", why);
-    return nullptr;
-  };
-  if (finalized())
-    return refused("MPI is finalized, which happens when the last executor is closed; to open another one later, call "
-                   "MPI_Init and MPI_Finalize in the program");
-  int before = 0;
-  MPI_Initialized(&before);
-  if (!before) {
-    if (start.begun.exchange(true))
-      return refused("an earlier call of MPI_Init has not returned; start a new process");
-    const auto code = std::make_shared<int>(MPI_SUCCESS);
-    auto initialize = [code] {
-      int provided = 0;
-      // Serialized: several threads call MPI, one at a time.
-      *code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
-    };
-    if (!callFor(seconds, initialize))
-      return late("MPI_Init");
-    if (*code != MPI_SUCCESS)
-      return failed("MPI_Init_thread", *code);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-  }
-  // A communicator of its own, so that tags cannot clash with the program's. On the heap: after a timeout MPI may still
-  // write to it.
-  struct Copy {
-    MPI_Comm all = MPI_COMM_NULL;
-    MPI_Request request;
-  };
-  auto copy = std::make_unique<Copy>();
-  if (const int code = MPI_Comm_idup(MPI_COMM_WORLD, &copy->all, &copy->request); code != MPI_SUCCESS)
-    return failed("MPI_Comm_idup", code);
-  int done = 0, code = MPI_SUCCESS;
-  const double left =
-      seconds > 0
-          ? std::max(1e-3, seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count())
-          : 0;
-  if (!waitFor(left, [&] {
-        code = MPI_Test(&copy->request, &done, MPI_STATUS_IGNORE);
-        return done != 0 || code != MPI_SUCCESS;
-      })) {
-    [[maybe_unused]] Copy *const leaked = copy.release();
-    start.broken = true;
-    return late("MPI_Comm_idup");
-  }
-  if (code != MPI_SUCCESS)
-    return failed("MPI_Comm_idup", code);
-  MPI_Comm_set_errhandler(copy->all, MPI_ERRORS_RETURN);
-  return new MpiChannel(copy->all, seconds);
+reshard::Channel *reshard_open_channel(double seconds, reshard::Status &error) {
+  const reshard::Result<reshard::Channel *> channel = reshard::openMpiChannel(seconds);
+  error = channel.status();
+  return channel.ok() ? *channel : nullptr;
 }
 }

@@ -4,7 +4,6 @@
 #include "backends/current_device.h"
 #include "executor/communicator.h"
 
-#include <cstdio>
 #include <future>
 #include <memory>
 #include <nccl.h>
@@ -13,8 +12,6 @@
 
 namespace reshard {
 namespace {
-
-std::string checked(cudaError_t error) { return error == cudaSuccess ? std::string() : cudaGetErrorString(error); }
 
 /// How long closing waits for peers, which may be gone.
 constexpr std::chrono::seconds kGracePeriod(10);
@@ -29,14 +26,13 @@ public:
     cudaFree(word_);
     if (!comm_ || !own_ || abandoned_)
       return;
-    bool late = false;
-    if (settled(ncclCommFinalize(comm_), std::chrono::steady_clock::now() + kGracePeriod, late).empty())
+    if (settled(ncclCommFinalize(comm_), std::chrono::steady_clock::now() + kGracePeriod).ok())
       ncclCommDestroy(comm_);
     else
       abandon();
   }
 
-  std::string open(const CommunicatorOptions &options, bool &timedOut) {
+  Status open(const CommunicatorOptions &options) {
     cudaError_t error = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
     error = error ? error : cudaMalloc(&word_, sizeof(int));
     error = error ? error : cudaMemset(word_, 0, sizeof(int));
@@ -49,20 +45,19 @@ public:
       ncclUniqueId id;
       if (options.rank == 0 || !options.share)
         if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess)
-          return text(result);
+          return checked(result);
       if (options.share)
-        if (std::string error =
-                options.share(reinterpret_cast<std::byte *>(&id), sizeof id, options.deadline, timedOut);
-            !error.empty())
-          return error;
+        if (Status status = options.share(reinterpret_cast<std::byte *>(&id), sizeof id, options.deadline);
+            !status.ok())
+          return status;
       ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
       config.blocking = 0;
       const ncclResult_t result =
           ncclCommInitRankConfig(&comm_, static_cast<int>(options.size), id, static_cast<int>(options.rank), &config);
-      if (std::string error = settled(result, options.deadline, timedOut); !error.empty()) {
+      if (Status status = settled(result, options.deadline); !status.ok()) {
         if (comm_)
           abandon();
-        return timedOut ? error + ": not all ranks have joined" : error;
+        return status.timedOut() ? std::move(status).withSuffix(": not all ranks have joined") : status;
       }
     }
     int rank = 0, size = 0;
@@ -70,42 +65,41 @@ public:
     result = result == ncclSuccess ? ncclCommCount(comm_, &size) : result;
     rank_ = static_cast<uint32_t>(rank);
     size_ = static_cast<uint32_t>(size);
-    return result == ncclSuccess ? std::string() : text(result);
+    return checked(result);
   }
 
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
 
-  std::string allGather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline,
-                        bool &timedOut) override {
-    if (std::string error = check(); !error.empty())
-      return error;
+  Status allGather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &deadline) override {
+    if (Status status = check(); !status.ok())
+      return status;
     const CurrentDevice current(device_);
     void *memory = nullptr;
     if (const cudaError_t error = cudaMalloc(&memory, bytes * (uint64_t{size_} + 1)); error != cudaSuccess)
       return checked(error);
     auto *gathered = static_cast<std::byte *>(memory) + bytes;
-    std::string problem = checked(cudaMemcpyAsync(memory, mine, bytes, cudaMemcpyHostToDevice, stream_));
-    if (problem.empty())
-      problem = settled(ncclAllGather(memory, gathered, bytes, ncclChar, comm_, stream_), deadline, timedOut);
-    for (cudaError_t state = cudaErrorNotReady; problem.empty() && state == cudaErrorNotReady;) {
+    Status status = checked(cudaMemcpyAsync(memory, mine, bytes, cudaMemcpyHostToDevice, stream_));
+    if (status.ok())
+      status = settled(ncclAllGather(memory, gathered, bytes, ncclChar, comm_, stream_), deadline);
+    for (cudaError_t state = cudaErrorNotReady; status.ok() && state == cudaErrorNotReady;) {
       state = cudaStreamQuery(stream_);
       if (state != cudaErrorNotReady)
-        problem = checked(state);
+        status = checked(state);
       else if (passed(deadline))
-        problem = late(timedOut);
-      else if (problem = check(); problem.empty())
+        status = timedOut("timed out");
+      else if (status = check(); status.ok())
         sched_yield();
     }
-    if (problem.empty())
-      problem = checked(cudaMemcpy(all, gathered, bytes * size_, cudaMemcpyDeviceToHost));
+    if (status.ok())
+      status = checked(cudaMemcpy(all, gathered, bytes * size_, cudaMemcpyDeviceToHost));
     else
       abandon(); // so that NCCL no longer uses the memory that is freed next
     cudaFree(memory);
-    return problem;
+    return status;
   }
 
-  std::string exchange(const std::vector<P2pOp> &ops, void *stream, const Deadline &deadline, bool &timedOut) override {
+  Status exchange(const std::vector<P2pOp> &ops, void *stream, const Deadline &deadline) override {
     const CurrentDevice current(device_);
     ncclResult_t result = ncclGroupStart();
     for (const P2pOp &op : ops) {
@@ -117,22 +111,22 @@ public:
         result = added;
     }
     const ncclResult_t ended = ncclGroupEnd();
-    return settled(result == ncclSuccess ? ended : result, deadline, timedOut);
+    return settled(result == ncclSuccess ? ended : result, deadline);
   }
 
-  std::string barrier(void *stream, const Deadline &deadline, bool &timedOut) override {
+  Status barrier(void *stream, const Deadline &deadline) override {
     const CurrentDevice current(device_);
-    return settled(ncclAllReduce(word_, word_, 1, ncclInt, ncclMax, comm_, static_cast<cudaStream_t>(stream)), deadline,
-                   timedOut);
+    return settled(ncclAllReduce(word_, word_, 1, ncclInt, ncclMax, comm_, static_cast<cudaStream_t>(stream)),
+                   deadline);
   }
 
-  std::string check() override {
+  Status check() override {
     if (abandoned_)
-      return "the communicator was aborted";
+      return failed("the communicator was aborted");
     ncclResult_t state = ncclSuccess;
     const ncclResult_t result = ncclCommGetAsyncError(comm_, &state);
     state = result == ncclSuccess ? state : result;
-    return state == ncclSuccess || state == ncclInProgress ? std::string() : text(state);
+    return state == ncclInProgress ? Status() : checked(state);
   }
 
   /// ncclCommAbort may wait for peers, too: it runs on a thread, which stays behind after kGracePeriod.
@@ -150,27 +144,27 @@ public:
   }
 
 private:
-  static std::string late(bool &timedOut) {
-    timedOut = true;
-    return "timed out";
-  }
-
-  std::string text(ncclResult_t result) const {
+  Status checked(ncclResult_t result) const {
+    if (result == ncclSuccess)
+      return {};
     const char *last = ncclGetLastError(comm_);
-    return std::string("NCCL: ") + ncclGetErrorString(result) +
-           (last && *last ? std::string(": ") + last : std::string());
+    return failed(std::string("NCCL: ") + ncclGetErrorString(result) +
+                  (last && *last ? std::string(": ") + last : std::string()));
+  }
+  static Status checked(cudaError_t error) {
+    return error == cudaSuccess ? Status() : failed(cudaGetErrorString(error));
   }
 
-  /// Waits until a call is complete. Returns its error text; empty on success.
-  std::string settled(ncclResult_t result, const Deadline &deadline, bool &timedOut) {
+  /// Waits until a call is complete. Returns its result.
+  Status settled(ncclResult_t result, const Deadline &deadline) {
     while (result == ncclInProgress) {
       if (passed(deadline))
-        return late(timedOut);
+        return timedOut("timed out");
       sched_yield();
       if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result); asked != ncclSuccess)
         result = asked;
     }
-    return result == ncclSuccess ? std::string() : text(result);
+    return checked(result);
   }
 
   const int device_;
@@ -188,16 +182,10 @@ extern "C" {
 
 extern const uint32_t reshard_open_communicator_version = reshard::kCommunicatorVersion;
 
-reshard::Communicator *reshard_open_communicator(const reshard::CommunicatorOptions &options, char *error, size_t room,
-                                                 int *timed_out) {
+reshard::Communicator *reshard_open_communicator(const reshard::CommunicatorOptions &options, reshard::Status &error) {
   const reshard::CurrentDevice current(options.device);
   auto communicator = std::make_unique<reshard::NcclCommunicator>(options.device);
-  bool late = false;
-  const std::string problem = communicator->open(options, late);
-  *timed_out = late;
-  if (problem.empty())
-    return communicator.release();
-  std::snprintf(error, room, "%s", problem.c_str());
-  return nullptr;
+  error = communicator->open(options);
+  return error.ok() ? communicator.release() : nullptr;
 }
 }

@@ -40,14 +40,14 @@ std::string nearest(const std::string &name, const Bindable &bindable) {
 
 namespace {
 
-/// The first two of `ranges` (ascending) that overlap, one of which is a target's; "" if there are none. `where` is for
-/// the error text.
-std::string firstOverlap(const std::vector<BoundRange> &ranges, const char *where) {
+/// The error of the first two of `ranges` (ascending) that overlap, one of which is a target's. `where` is for its
+/// text.
+Status firstOverlap(const std::vector<BoundRange> &ranges, const char *where) {
   const BoundRange *last = nullptr, *lastTarget = nullptr; // with the greatest end
   for (const BoundRange &range : ranges) {
     const BoundRange *other = range.target ? last : lastTarget;
     if (other && other->end > range.begin && range.end > range.begin)
-      return other->name + " and " + range.name + " overlap in " + where;
+      return badBinding(other->name + " and " + range.name + " overlap in " + where);
     if (!last || range.end > last->end)
       last = &range;
     if (range.target && (!lastTarget || range.end > lastTarget->end))
@@ -62,10 +62,10 @@ void sort(std::vector<BoundRange> &ranges) {
 
 } // namespace
 
-std::string checkOverlaps(std::vector<BoundRange> &ranges) {
+Status checkOverlaps(std::vector<BoundRange> &ranges) {
   sort(ranges);
-  if (std::string error = firstOverlap(ranges, "memory"); !error.empty())
-    return error;
+  if (Status status = firstOverlap(ranges, "memory"); !status.ok())
+    return status;
   // One file may be mapped at several addresses: compare offsets in files, as if each file were an address space.
   const SharedMappings mappings;
   std::map<std::pair<uint64_t, uint64_t>, std::vector<BoundRange>> files;
@@ -76,8 +76,8 @@ std::string checkOverlaps(std::vector<BoundRange> &ranges) {
     }
   for (auto &[file, parts] : files) {
     sort(parts);
-    if (std::string error = firstOverlap(parts, "a file that is mapped more than once"); !error.empty())
-      return error;
+    if (Status status = firstOverlap(parts, "a file that is mapped more than once"); !status.ok())
+      return status;
   }
   return {};
 }

@@ -34,9 +34,9 @@ struct BoundRange {
   std::string name;
 };
 
-/// Checks that no target range shares memory, or a range of a MAP_SHARED file, with another bound range. Returns an
-/// error text that names both ranges; empty on success. Sorts `ranges`. Not detected: a private mapping beside a shared
-/// one, two addresses of one GPU memory, memory of other processes.
-std::string checkOverlaps(std::vector<BoundRange> &ranges);
+/// Checks that no target range shares memory, or a range of a MAP_SHARED file, with another bound range. The error
+/// names both ranges and is of kind badBinding. Sorts `ranges`. Not detected: a private mapping beside a shared one,
+/// two addresses of one GPU memory, memory of other processes.
+Status checkOverlaps(std::vector<BoundRange> &ranges);
 
 } // namespace reshard

@@ -9,132 +9,153 @@ namespace reshard {
 namespace {
 
 constexpr size_t kDigest = 32;
+constexpr const char *kPrepare = "in prepare";
+constexpr const char *kAllReduce = "in an all-reduce (of open, prepare, or the end of a run)";
 
-struct Hello {
+} // namespace
+
+struct Bootstrap::PeerInfo {
   char digest[kDigest];
   PeerAddress address;
 };
 
-/// Rank 0's answer: all digests are equal (same = 1), or `rank` has another one; and the number of LocalPeers that
+/// Whether all digests are equal (same = 1), or else a `rank` with another one; and the number of LocalPeers that
 /// follow.
-struct Verdict {
+struct Bootstrap::Verdict {
   uint32_t same, rank, localCount, reserved;
   char digest[kDigest];
 };
 
-struct LocalPeer {
+struct Bootstrap::LocalPeer {
   PeerAddress address;
   uint64_t rank;
 };
 
-} // namespace
+struct Bootstrap::Answer {
+  Verdict verdict{1, 0, 0, 0, {}};
+  std::vector<LocalPeer> localPeers; // with the asking rank itself
+};
 
-std::string planMismatch(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest) {
-  return "plans differ: rank " + std::to_string(rank) + " runs plan " + digest + ", rank " + std::to_string(own) +
-         " runs plan " + ownDigest + "; give the same plan file to all ranks";
+Status planMismatch(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest) {
+  return failed("plans differ: rank " + std::to_string(rank) + " runs plan " + digest + ", rank " +
+                std::to_string(own) + " runs plan " + ownDigest + "; give the same plan file to all ranks");
 }
 
-std::string Bootstrap::wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline,
-                            bool &timedOut) {
+Status Bootstrap::wait(size_t request, const Message &message, const Deadline &deadline) {
   for (uint64_t polls = 0;; ++polls) {
-    bool done = false;
-    if (std::string error = channel_.test(request, done); !error.empty() || done)
-      return error.empty() ? error : error + ": with rank " + std::to_string(peer) + " " + what;
-    if (deadline && polls % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
-      timedOut = true;
-      return "timed out waiting for rank " + std::to_string(peer) + " " + what;
-    }
+    const Result<bool> done = channel_.test(request);
+    if (!done.ok())
+      return Status(done.status()).withSuffix(": with rank " + std::to_string(message.peer) + " " + message.collective);
+    if (*done)
+      return {};
+    if (polls % 64 == 0 && passed(deadline))
+      return timedOut("timed out waiting for rank " + std::to_string(message.peer) + " " + message.collective);
     sched_yield(); // no sleep: MPI needs many polls to complete one request
   }
 }
 
-std::string Bootstrap::send(uint32_t peer, uint32_t tag, const void *data, size_t bytes, const char *what,
-                            const Transport::Deadline &deadline, bool &timedOut) {
-  const std::string error = channel_.send(request_, peer, tag, static_cast<const std::byte *>(data), bytes);
-  return error.empty() ? wait(request_, peer, what, deadline, timedOut) : error;
+Status Bootstrap::send(const Message &message, const void *data, const Deadline &deadline) {
+  Status status =
+      channel_.send(request_, message.peer, message.tag, static_cast<const std::byte *>(data), message.bytes);
+  return status.ok() ? wait(request_, message, deadline) : status;
 }
 
-std::string Bootstrap::receive(uint32_t peer, uint32_t tag, void *data, size_t bytes, const char *what,
-                               const Transport::Deadline &deadline, bool &timedOut) {
-  const std::string error = channel_.receive(request_ + 1, peer, tag, static_cast<std::byte *>(data), bytes);
-  return error.empty() ? wait(request_ + 1, peer, what, deadline, timedOut) : error;
+Status Bootstrap::receive(const Message &message, void *data, const Deadline &deadline) {
+  Status status =
+      channel_.receive(request_ + 1, message.peer, message.tag, static_cast<std::byte *>(data), message.bytes);
+  return status.ok() ? wait(request_ + 1, message, deadline) : status;
 }
 
-std::string Bootstrap::exchangeAddresses(const std::string &digest, const PeerAddress &mine,
-                                         const Transport::Deadline &deadline, bool &timedOut,
-                                         std::map<uint32_t, PeerAddress> &localPeers) {
-  constexpr const char *kWhat = "in prepare";
-  std::vector<Hello> all(channel_.rank() == 0 ? channel_.size() : 1);
-  std::memcpy(all[0].digest, digest.data(), kDigest);
-  all[0].address = mine;
-  Verdict verdict{1, 0, 0, 0, {}};
-  std::vector<LocalPeer> list;
-  if (channel_.rank() == 0) {
-    for (uint32_t rank = 1; rank < channel_.size(); ++rank)
-      if (std::string error = receive(rank, 0, &all[rank], sizeof(Hello), kWhat, deadline, timedOut); !error.empty())
-        return error;
-    for (uint32_t rank = 0; rank < channel_.size() && verdict.same; ++rank)
-      if (std::memcmp(all[rank].digest, all[0].digest, kDigest) != 0) {
-        verdict.same = 0;
-        verdict.rank = rank;
-        std::memcpy(verdict.digest, all[rank].digest, kDigest);
-      }
-    std::map<uint64_t, std::vector<LocalPeer>> hosts;
-    for (uint32_t rank = 0; rank < channel_.size(); ++rank)
-      hosts[all[rank].address.host].push_back({all[rank].address, rank});
-    for (uint32_t rank = channel_.size(); rank-- > 0;) {
-      list = hosts[all[rank].address.host];
-      verdict.localCount = static_cast<uint32_t>(list.size());
-      Verdict one = verdict;
-      if (!verdict.same && std::memcmp(all[rank].digest, verdict.digest, kDigest) == 0) { // it differs from rank 0
-        one.rank = 0;
-        std::memcpy(one.digest, all[0].digest, kDigest);
-      }
-      if (rank == 0)
-        break;
-      for (const auto &[data, bytes] :
-           {std::pair<const void *, size_t>{&one, sizeof one}, {list.data(), list.size() * sizeof(LocalPeer)}})
-        if (std::string error = send(rank, 0, data, bytes, kWhat, deadline, timedOut); !error.empty())
-          return error;
+Result<Bootstrap::Answer> Bootstrap::answerAll(const PeerInfo &mine, const Deadline &deadline) {
+  std::vector<PeerInfo> all(channel_.size(), mine);
+  for (uint32_t rank = 1; rank < channel_.size(); ++rank)
+    if (Status status =
+            receive({.peer = rank, .bytes = sizeof(PeerInfo), .collective = kPrepare}, &all[rank], deadline);
+        !status.ok())
+      return status;
+  Verdict verdict = Answer().verdict;
+  for (uint32_t rank = 0; rank < channel_.size() && verdict.same; ++rank)
+    if (std::memcmp(all[rank].digest, all[0].digest, kDigest) != 0) {
+      verdict.same = 0;
+      verdict.rank = rank;
+      std::memcpy(verdict.digest, all[rank].digest, kDigest);
     }
-  } else {
-    if (std::string error = send(0, 0, all.data(), sizeof(Hello), kWhat, deadline, timedOut); !error.empty())
-      return error;
-    if (std::string error = receive(0, 0, &verdict, sizeof verdict, kWhat, deadline, timedOut); !error.empty())
-      return error;
-    list.resize(std::min(verdict.localCount, channel_.size()));
-    if (std::string error = receive(0, 0, list.data(), list.size() * sizeof(LocalPeer), kWhat, deadline, timedOut);
-        !error.empty())
-      return error;
+  std::map<uint64_t, std::vector<LocalPeer>> hosts;
+  for (uint32_t rank = 0; rank < channel_.size(); ++rank)
+    hosts[all[rank].address.host].push_back({all[rank].address, rank});
+  auto answerTo = [&](uint32_t rank) {
+    Answer answer{verdict, hosts[all[rank].address.host]};
+    answer.verdict.localCount = static_cast<uint32_t>(answer.localPeers.size());
+    if (!verdict.same && std::memcmp(all[rank].digest, verdict.digest, kDigest) == 0) { // it differs from rank 0
+      answer.verdict.rank = 0;
+      std::memcpy(answer.verdict.digest, all[0].digest, kDigest);
+    }
+    return answer;
+  };
+  for (uint32_t rank = channel_.size(); rank-- > 1;) {
+    const Answer answer = answerTo(rank);
+    for (const auto &[data, bytes] : {std::pair<const void *, size_t>{&answer.verdict, sizeof answer.verdict},
+                                      {answer.localPeers.data(), answer.localPeers.size() * sizeof(LocalPeer)}})
+      if (Status status = send({.peer = rank, .bytes = bytes, .collective = kPrepare}, data, deadline); !status.ok())
+        return status;
   }
+  return answerTo(0);
+}
+
+Result<Bootstrap::Answer> Bootstrap::askRankZero(const PeerInfo &mine, const Deadline &deadline) {
+  Answer answer;
+  if (Status status = send({.peer = 0, .bytes = sizeof mine, .collective = kPrepare}, &mine, deadline); !status.ok())
+    return status;
+  if (Status status =
+          receive({.peer = 0, .bytes = sizeof answer.verdict, .collective = kPrepare}, &answer.verdict, deadline);
+      !status.ok())
+    return status;
+  answer.localPeers.resize(std::min(answer.verdict.localCount, channel_.size()));
+  if (Status status =
+          receive({.peer = 0, .bytes = answer.localPeers.size() * sizeof(LocalPeer), .collective = kPrepare},
+                  answer.localPeers.data(), deadline);
+      !status.ok())
+    return status;
+  return answer;
+}
+
+Result<std::map<uint32_t, PeerAddress>> Bootstrap::exchangeAddresses(const std::string &digest, const PeerAddress &mine,
+                                                                     const Deadline &deadline) {
+  PeerInfo info{};
+  std::memcpy(info.digest, digest.data(), kDigest);
+  info.address = mine;
+  const Result<Answer> answer = channel_.rank() == 0 ? answerAll(info, deadline) : askRankZero(info, deadline);
+  if (!answer.ok())
+    return answer.status();
+  const Verdict &verdict = answer->verdict;
   if (!verdict.same)
     return planMismatch(verdict.rank, std::string(verdict.digest, kDigest), channel_.rank(), digest);
-  for (const LocalPeer &each : list)
+  std::map<uint32_t, PeerAddress> localPeers;
+  for (const LocalPeer &each : answer->localPeers)
     if (each.rank != channel_.rank())
       localPeers.emplace(static_cast<uint32_t>(each.rank), each.address);
-  return {};
+  return localPeers;
 }
 
-std::string Bootstrap::allReduceMin(int64_t value, int64_t &result, const Transport::Deadline &deadline,
-                                    bool &timedOut) {
-  constexpr const char *kWhat = "in an all-reduce (of open, prepare, or the end of a run)";
+Result<int64_t> Bootstrap::allReduceMin(int64_t value, const Deadline &deadline) {
   const uint32_t rank = channel_.rank(), size = channel_.size();
   out_ = value;
   for (uint32_t step = 0, distance = 1; distance < size; ++step, distance *= 2) {
-    const uint32_t before = (rank + size - distance) % size;
-    if (std::string error =
-            channel_.receive(request_ + 1, before, 1 + step, reinterpret_cast<std::byte *>(&in_), sizeof in_);
-        !error.empty())
-      return error;
-    if (std::string error = send((rank + distance) % size, 1 + step, &out_, sizeof out_, kWhat, deadline, timedOut);
-        !error.empty())
-      return error;
-    if (std::string error = wait(request_ + 1, before, kWhat, deadline, timedOut); !error.empty())
-      return error;
+    const Message from{
+        .peer = (rank + size - distance) % size, .tag = 1 + step, .bytes = sizeof in_, .collective = kAllReduce};
+    Message to = from;
+    to.peer = (rank + distance) % size;
+    if (Status status =
+            channel_.receive(request_ + 1, from.peer, from.tag, reinterpret_cast<std::byte *>(&in_), from.bytes);
+        !status.ok())
+      return status;
+    if (Status status = send(to, &out_, deadline); !status.ok())
+      return status;
+    if (Status status = wait(request_ + 1, from, deadline); !status.ok())
+      return status;
     out_ = std::min(out_, in_);
   }
-  result = out_;
-  return {};
+  return out_;
 }
 
 } // namespace reshard

@@ -17,28 +17,36 @@ public:
   /// Uses requests [request, request + kRequests) and tags [0, kTags) of the channel.
   Bootstrap(Channel &channel, size_t request) : channel_(channel), request_(request) {}
 
-  /// Checks that every process has a plan of this digest (32 characters); else an error text names a rank with another
-  /// one. `localPeers`: the addresses of the other processes of this host, by rank. All data passes rank 0: N small
-  /// messages to it and N from it.
-  std::string exchangeAddresses(const std::string &digest, const PeerAddress &mine, const Transport::Deadline &deadline,
-                                bool &timedOut, std::map<uint32_t, PeerAddress> &localPeers);
+  /// Checks that every process has a plan of this digest (32 characters); else the error names a rank with another one.
+  /// Returns the addresses of the other processes of this host, by rank. All data passes rank 0: N small messages to it
+  /// and N from it.
+  Result<std::map<uint32_t, PeerAddress>> exchangeAddresses(const std::string &digest, const PeerAddress &mine,
+                                                            const Deadline &deadline);
 
-  /// `result`: the least `value` of all processes, each of which must call it. In step k each rank sends to the rank
-  /// that is 2^k higher (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988): log2(N) steps.
-  /// Allocates nothing.
-  std::string allReduceMin(int64_t value, int64_t &result, const Transport::Deadline &deadline, bool &timedOut);
-  std::string barrier(const Transport::Deadline &deadline, bool &timedOut) {
-    int64_t ignored;
-    return allReduceMin(0, ignored, deadline, timedOut);
-  }
+  /// The least `value` of all processes, each of which must call it. In step k each rank sends to the rank that is 2^k
+  /// higher (Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988): log2(N) steps. Allocates
+  /// nothing.
+  Result<int64_t> allReduceMin(int64_t value, const Deadline &deadline);
+  Status barrier(const Deadline &deadline) { return allReduceMin(0, deadline).status(); }
 
 private:
-  std::string wait(size_t request, uint32_t peer, const char *what, const Transport::Deadline &deadline,
-                   bool &timedOut);
-  std::string send(uint32_t peer, uint32_t tag, const void *data, size_t bytes, const char *what,
-                   const Transport::Deadline &deadline, bool &timedOut);
-  std::string receive(uint32_t peer, uint32_t tag, void *data, size_t bytes, const char *what,
-                      const Transport::Deadline &deadline, bool &timedOut);
+  struct PeerInfo;
+  struct Verdict;
+  struct LocalPeer;
+  struct Answer;
+  /// As rank 0: receives the PeerInfo of every other rank and answers each. Returns the answer to itself.
+  Result<Answer> answerAll(const PeerInfo &mine, const Deadline &deadline);
+  /// As another rank: sends `mine` to rank 0. Returns its answer.
+  Result<Answer> askRankZero(const PeerInfo &mine, const Deadline &deadline);
+  /// A message of a collective.
+  struct Message {
+    uint32_t peer, tag = 0;
+    size_t bytes;
+    const char *collective; // for error texts: "in prepare"
+  };
+  Status wait(size_t request, const Message &message, const Deadline &deadline);
+  Status send(const Message &message, const void *data, const Deadline &deadline);
+  Status receive(const Message &message, void *data, const Deadline &deadline);
 
   Channel &channel_;
   const size_t request_;

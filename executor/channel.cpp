@@ -4,17 +4,16 @@
 
 namespace reshard {
 
-std::string openChannel(const std::string &name, double seconds, std::unique_ptr<Channel> &channel, bool &timedOut) {
-  void *function = nullptr;
+Result<std::unique_ptr<Channel>> openChannel(const std::string &name, double seconds) {
   // Global symbols: MPI loads plugins of its own that need them.
-  if (std::string error = loadModule(name, "reshard_open_channel", kChannelVersion, Symbols::global, function);
-      !error.empty())
-    return error;
-  char error[512] = "";
-  int late = 0;
-  channel.reset(reinterpret_cast<OpenChannel>(function)(seconds, error, sizeof error, &late));
-  timedOut = late != 0;
-  return channel ? std::string() : "backend '" + name + "': " + error;
+  const Result<void *> function = loadModule(name, "reshard_open_channel", kChannelVersion, Symbols::global);
+  if (!function.ok())
+    return function.status();
+  Status error;
+  std::unique_ptr<Channel> channel(reinterpret_cast<OpenChannel>(*function)(seconds, error));
+  if (!channel)
+    return std::move(error).withPrefix("backend '" + name + "': ");
+  return channel;
 }
 
 } // namespace reshard

@@ -2,6 +2,8 @@
 // processes. A backend is a module, libreshard_NAME.so (executor/module.h).
 #pragma once
 
+#include "support/status.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,8 +11,7 @@
 
 namespace reshard {
 
-/// The channel of one process. The caller numbers requests, [0, requests); a completed request may be used again. All
-/// error texts are empty on success.
+/// The channel of one process. The caller numbers requests, [0, requests); a completed request may be used again.
 class Channel {
 public:
   virtual ~Channel() = default;
@@ -25,10 +26,10 @@ public:
 
   /// Starts a send or a receive of at most kMaxChannelBytes bytes, with a tag of at most maxTag(). Messages of one pair
   /// of ranks and one tag arrive in order.
-  virtual std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) = 0;
-  virtual std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) = 0;
-  /// Sets `done` if a request is complete; also makes progress on the others.
-  virtual std::string test(size_t request, bool &done) = 0;
+  virtual Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) = 0;
+  virtual Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) = 0;
+  /// Whether a request is complete; also makes progress on the others.
+  virtual Result<bool> test(size_t request) = 0;
   /// A run failed and peers may be gone: from here on the channel waits for nothing, not even in its destructor.
   /// Memory of pending receives may still be written until the process ends, since MPI cannot withdraw them.
   virtual void abandon() = 0;
@@ -36,13 +37,13 @@ public:
 
 constexpr uint64_t kMaxChannelBytes = uint64_t{1} << 30;
 
-constexpr uint32_t kChannelVersion = 2;
+constexpr uint32_t kChannelVersion = 3;
 /// The function that a module exports as `reshard_open_channel`, with `reshard_open_channel_version`. Returns a
-/// channel, or null and an error text of at most `room` bytes; `*timed_out` is not 0 if not all processes joined within
-/// `seconds` (0: no limit). The same limit holds when the channel is closed.
-using OpenChannel = Channel *(*)(double seconds, char *error, size_t room, int *timed_out);
+/// channel, or null and sets `error`, of kind timedOut if not all processes joined within `seconds` (0: no limit). The
+/// same limit holds when the channel is closed.
+using OpenChannel = Channel *(*)(double seconds, Status &error);
 
-/// Loads the module of a backend and opens its channel. Returns an error text; empty on success.
-std::string openChannel(const std::string &name, double seconds, std::unique_ptr<Channel> &channel, bool &timedOut);
+/// Loads the module of a backend and opens its channel.
+Result<std::unique_ptr<Channel>> openChannel(const std::string &name, double seconds);
 
 } // namespace reshard

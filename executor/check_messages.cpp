@@ -22,15 +22,15 @@ std::string name(uint32_t message, const Ends &ends) {
          std::to_string(ends.receive.rank);
 }
 
-std::string compare(uint32_t message, const Ends &ends, const Segment &from, const Segment &to) {
+Status compare(uint32_t message, const Ends &ends, const Segment &from, const Segment &to) {
   const Step &send = *from.steps()->Get(ends.send.step), &receive = *to.steps()->Get(ends.receive.step);
   auto differ = [&](const std::string &what, uint64_t sent, uint64_t received) {
-    return name(message, ends) + ": found " + what + " " + std::to_string(sent) + " on the sender, " +
-           std::to_string(received) + " on the receiver, expected the same";
+    return badPlan(name(message, ends) + ": found " + what + " " + std::to_string(sent) + " on the sender, " +
+                   std::to_string(received) + " on the receiver, expected the same");
   };
   if (send.peer() != ends.receive.rank || receive.peer() != ends.send.rank)
-    return name(message, ends) + ": found peers " + std::to_string(send.peer()) + " and " +
-           std::to_string(receive.peer()) + ", expected each other";
+    return badPlan(name(message, ends) + ": found peers " + std::to_string(send.peer()) + " and " +
+                   std::to_string(receive.peer()) + ", expected each other");
   if (send.round() != receive.round())
     return differ("round", send.round(), receive.round());
   if (send.level() != receive.level())
@@ -45,21 +45,21 @@ std::string compare(uint32_t message, const Ends &ends, const Segment &from, con
     const Shape &x = *from.shapes()->Get(from.operands()->Get(send.first_input() + i)->shape());
     const Shape &y = *to.shapes()->Get(to.operands()->Get(receive.first_output() + i)->shape());
     if (!shapesMatch(from, x, to, y))
-      return name(message, ends) + ": operand shapes differ at operand " + std::to_string(i) +
-             ", expected equal rows and loop counts";
+      return badPlan(name(message, ends) + ": operand shapes differ at operand " + std::to_string(i) +
+                     ", expected equal rows and loop counts");
   }
   return {};
 }
 
 } // namespace
 
-std::string checkMessages(const Plan &plan) {
+Status checkMessages(const Plan &plan) {
   // Segments are mapped, not copied, so that the kernel can evict their pages.
   std::vector<const Segment *> segments(plan.world());
   std::vector<Ends> messages(plan.manifest().messages());
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    if (std::string error = plan.segment(rank, segments[rank]); !error.empty())
-      return error;
+    if (Status status = plan.segment(rank, segments[rank]); !status.ok())
+      return status;
     const auto *steps = segments[rank]->steps();
     for (uint32_t s = 0; s < (steps ? steps->size() : 0); ++s) {
       const Step &step = *steps->Get(s);
@@ -68,20 +68,20 @@ std::string checkMessages(const Plan &plan) {
       const bool send = step.kind() == StepKind::send;
       End &end = send ? messages[step.message()].send : messages[step.message()].receive;
       if (end.rank != kNone)
-        return "message " + std::to_string(step.message()) + " is " + (send ? "sent" : "received") +
-               " twice, by rank " + std::to_string(end.rank) + " and by rank " + std::to_string(rank);
+        return badPlan("message " + std::to_string(step.message()) + " is " + (send ? "sent" : "received") +
+                       " twice, by rank " + std::to_string(end.rank) + " and by rank " + std::to_string(rank));
       end = {rank, s};
     }
   }
   for (uint32_t m = 0; m < messages.size(); ++m) {
     const Ends &ends = messages[m];
     if (ends.send.rank == kNone || ends.receive.rank == kNone)
-      return "message " + std::to_string(m) + " is " +
-             (ends.send.rank == kNone
-                  ? ends.receive.rank == kNone ? "neither sent nor received" : "received but not sent"
-                  : "sent but not received");
-    if (std::string error = compare(m, ends, *segments[ends.send.rank], *segments[ends.receive.rank]); !error.empty())
-      return error;
+      return badPlan("message " + std::to_string(m) + " is " +
+                     (ends.send.rank == kNone
+                          ? ends.receive.rank == kNone ? "neither sent nor received" : "received but not sent"
+                          : "sent but not received"));
+    if (Status status = compare(m, ends, *segments[ends.send.rank], *segments[ends.receive.rank]); !status.ok())
+      return status;
   }
   return {};
 }

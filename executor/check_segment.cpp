@@ -27,9 +27,9 @@ public:
   SegmentCheck(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment, uint32_t rank)
       : manifest_(manifest), meshRanks_(meshRanks), segment_(segment), rank_(rank) {}
 
-  std::string run() {
+  Status run() {
     const bool good = general() && buffers() && shapes() && steps() && arena();
-    return good ? std::string() : error_;
+    return good ? Status() : error_;
   }
 
 private:
@@ -55,7 +55,7 @@ private:
   };
 
   bool fail(std::string text) {
-    error_ = std::move(text);
+    error_ = badPlan(std::move(text));
     return false;
   }
   bool failStep(const std::string &text) { return fail("step " + std::to_string(step_) + " " + text); }
@@ -526,7 +526,7 @@ private:
   bool stages_ = false;          // the rank stages elements in the arena and quantizes whole rows of blocks
   const Buffers *last_ = &kNone; // of the last operand: consecutive operands often share it
   static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};
-  std::string error_;
+  Status error_;
 };
 
 } // namespace
@@ -555,8 +555,7 @@ bool shapesMatch(const Segment &a, const Shape &x, const Segment &b, const Shape
   return true;
 }
 
-std::string checkSegment(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment,
-                         uint32_t rank) {
+Status checkSegment(const Manifest &manifest, const MeshRankIndex &meshRanks, const Segment &segment, uint32_t rank) {
   return SegmentCheck(manifest, meshRanks, segment, rank).run();
 }
 

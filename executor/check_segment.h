@@ -3,17 +3,16 @@
 
 #include "executor/mesh_rank_index.h"
 #include "schema/manifest.h"
-
-#include <string>
+#include "support/status.h"
 
 namespace reshard {
 
 /// Checks the segment of `rank`: buffers are those of the manifest, every operand is inside its buffers over all its
 /// loops, inputs are of source, arena or targets, outputs are of targets or arena, both sides of a copy have equal
-/// shapes, rounds ascend. Returns what was found and expected; empty on success. The manifest must have passed
-/// checkManifest. Time is linear in the segment.
-std::string checkSegment(const schema::Manifest &manifest, const MeshRankIndex &meshRanks,
-                         const schema::Segment &segment, uint32_t rank);
+/// shapes, rounds ascend. Errors state what was found and expected, and are of kind badPlan. The manifest must have
+/// passed checkManifest. Time is linear in the segment.
+Status checkSegment(const schema::Manifest &manifest, const MeshRankIndex &meshRanks, const schema::Segment &segment,
+                    uint32_t rank);
 
 /// Whether two shapes, of one segment or two, have equal row bytes and equal loop counts, so that one can be copied to
 /// the other.

@@ -16,16 +16,15 @@ static_assert(kernels::kMaxLoops > kMaxLoops, "a row that is cut into chunks add
 
 } // namespace
 
-std::string ChunkedCopies::add(const LocalRank &from, const Operand *input, const LocalRank &to,
-                               const Operand &output) {
+Status ChunkedCopies::add(const LocalRank &from, const Operand *input, const LocalRank &to, const Operand &output) {
   Expansion expansion;
-  if (std::string error = expand({&from, input}, {&to, &output}, expansion); !error.empty())
-    return error;
+  if (Status status = expand({&from, input}, {&to, &output}, expansion); !status.ok())
+    return status;
   if (!input)
     castZeros(expansion);
   for (const auto &[source, target, sourceBase, targetBase] : expansion.at) {
     if (!target || (input && !source))
-      return "rank " + std::to_string(target ? from.rank : to.rank) + " uses a buffer that was not bound";
+      return failed("rank " + std::to_string(target ? from.rank : to.rank) + " uses a buffer that was not bound");
     cut(expansion.shape, {expansion.source, expansion.target, sourceBase, targetBase}, input ? source : nullptr,
         target);
   }

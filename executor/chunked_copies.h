@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace reshard {
@@ -14,9 +13,8 @@ namespace reshard {
 class ChunkedCopies {
 public:
   /// Appends the chunks of a copy from operand `input` of rank `from` to `output` of rank `to`; `input` null: of zeros.
-  /// Returns an error text if the operands' shapes differ or a buffer is not bound; empty on success.
-  std::string add(const LocalRank &from, const schema::Operand *input, const LocalRank &to,
-                  const schema::Operand &output);
+  /// Fails if the operands' shapes differ or a buffer is not bound.
+  Status add(const LocalRank &from, const schema::Operand *input, const LocalRank &to, const schema::Operand &output);
 
   /// Appends a step `reduce` on a buffer (a quantized view `amax`) of a rank.
   void addReduce(const LocalRank &rank, uint32_t buffer);

@@ -4,14 +4,13 @@
 
 namespace reshard {
 
-std::string openDevice(const std::string &name, int number, std::unique_ptr<Device> &device) {
-  void *function = nullptr;
-  if (std::string error = loadModule(name, "reshard_open_device", kDeviceVersion, Symbols::local, function);
-      !error.empty())
-    return "no GPU: " + error;
-  char error[512] = "";
-  device.reset(reinterpret_cast<OpenDevice>(function)(number, error, sizeof error));
-  return device ? std::string() : std::string("no GPU: ") + error;
+Result<std::unique_ptr<Device>> openDevice(const std::string &name, int number) {
+  const Result<void *> function = loadModule(name, "reshard_open_device", kDeviceVersion, Symbols::local);
+  Status error = function.status();
+  std::unique_ptr<Device> device(function.ok() ? reinterpret_cast<OpenDevice>(*function)(number, error) : nullptr);
+  if (!device)
+    return std::move(error).withPrefix("no GPU: ");
+  return device;
 }
 
 } // namespace reshard

@@ -5,6 +5,7 @@
 #include "executor/deadline.h"
 #include "kernels/conversion_table.h"
 #include "kernels/copy_table.h"
+#include "support/status.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +29,8 @@ struct P2pOp {
   uint64_t chunk, chunks;
 };
 
-/// Enqueues work on the device's stream. Returns an error text; empty on success.
-using Call = std::function<std::string()>;
+/// Enqueues work on the device's stream.
+using Call = std::function<Status()>;
 
 /// Three tables that run one after the other: copies, conversions, copies of converted units (SplitUnits in packing.h).
 /// The entries of one table are unordered.
@@ -51,31 +52,30 @@ struct P2pBatch {
 /// A part of a refit: tables, a batch of sends and receives, or work that the caller enqueues.
 using Operation = std::variant<Tables, P2pBatch, Call>;
 
-/// All error texts are empty on success.
 class Device {
 public:
   virtual ~Device() = default;
 
   virtual int number() const = 0;
   /// Zeroed memory of the device, 256-byte aligned, which lives as long as the device.
-  virtual std::string allocate(uint64_t bytes, std::byte *&memory) = 0;
+  virtual Result<std::byte *> allocate(uint64_t bytes) = 0;
   /// Copies between host and device, in either direction. Returns when the copy is done.
-  virtual std::string copy(std::byte *target, const std::byte *source, uint64_t bytes) = 0;
-  /// An error text if the device cannot read and write this memory.
-  virtual std::string reach(const std::byte *memory) = 0;
+  virtual Status copy(std::byte *target, const std::byte *source, uint64_t bytes) = 0;
+  /// Fails if the device cannot read and write this memory.
+  virtual Status reach(const std::byte *memory) = 0;
 
   /// Records operations, which run one after the other. May be called once. Makes each Call now and not again.
-  /// `communicator` sends and receives, and must outlive the device; null if there are no messages. `timedOut` is set
-  /// if the deadline passed while ranks connected.
-  virtual std::string record(const std::vector<Operation> &operations, Communicator *communicator,
-                             const Deadline &deadline, bool &timedOut) = 0;
+  /// `communicator` sends and receives, and must outlive the device; null if there are no messages. Ranks connect until
+  /// the deadline.
+  virtual Status record(const std::vector<Operation> &operations, Communicator *communicator,
+                        const Deadline &deadline) = 0;
   /// Starts the recorded operations on the device's stream. Allocates nothing.
-  virtual std::string replay() = 0;
+  virtual Status replay() = 0;
   /// Enqueues the recorded operations on the caller's stream, or adds them to the graph that is captured there. done()
   /// does not report on them.
-  virtual std::string enqueue(void *stream) = 0;
-  /// Sets `done` if the last replay() is complete.
-  virtual std::string done(bool &done) = 0;
+  virtual Status enqueue(void *stream) = 0;
+  /// Whether the last replay() is complete.
+  virtual Result<bool> done() = 0;
   /// The number of the last operation that is known to have started.
   virtual size_t begun() const = 0;
   /// A run failed: nothing is replayed from here on, and the destructor does not wait for pending work. Must be called
@@ -85,13 +85,13 @@ public:
   virtual void *stream() const = 0;
 };
 
-constexpr uint32_t kDeviceVersion = 3;
+constexpr uint32_t kDeviceVersion = 4;
 /// The function that a module exports as `reshard_open_device`. Returns device `number` modulo the number of devices
-/// (-1: the caller's current device), or null and an error text of at most `room` bytes.
-using OpenDevice = Device *(*)(int number, char *error, size_t room);
+/// (-1: the caller's current device), or null and sets `error`.
+using OpenDevice = Device *(*)(int number, Status &error);
 
-/// Loads the module of a device and opens it. Returns an error text, "no GPU: …", if the module, the driver or the
-/// device is missing; empty on success.
-std::string openDevice(const std::string &name, int number, std::unique_ptr<Device> &device);
+/// Loads the module of a device and opens it. The error, "no GPU: …", states whether the module, the driver or the
+/// device is missing.
+Result<std::unique_ptr<Device>> openDevice(const std::string &name, int number);
 
 } // namespace reshard

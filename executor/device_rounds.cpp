@@ -40,14 +40,17 @@ void addViewJobs(const std::vector<LocalRank> &ranks, ViewJobs::JobSet set, std:
   append(operations, std::move(tables));
 }
 
-/// Adds the packs, or the unpacks, of a round to tables. Returns an error text; empty on success.
-std::string launch(const Round &round, bool packs, SplitUnits &splitUnits, Tables &tables) {
-  std::string error;
-  for (const auto &[packing, at, staged, op] : round.chunks)
-    if (staged && op.send == packs && error.empty())
-      error = packs ? packing->pack(at, at + op.bytes, op.memory, splitUnits, tables)
-                    : packing->unpack(at, at + op.bytes, op.memory, splitUnits, tables);
-  return error;
+/// Adds the packs, or the unpacks, of a round to tables.
+Status launch(const Round &round, bool packs, SplitUnits &splitUnits, Tables &tables) {
+  for (const auto &[packing, at, staged, op] : round.chunks) {
+    if (!staged || op.send != packs)
+      continue;
+    const Packing::PackedRange range{at, at + op.bytes, op.memory};
+    if (Status status = packs ? packing->pack(range, splitUnits, tables) : packing->unpack(range, splitUnits, tables);
+        !status.ok())
+      return status;
+  }
+  return {};
 }
 
 /// Whether the staging that a round packs, or unpacks, overlaps memory that another round sends (`sends`) or receives
@@ -75,17 +78,17 @@ void appendLocalSteps(LocalSteps &localSteps, int64_t number, std::vector<Operat
     append(operations, std::move(localSteps.lower_bound({number, 0})->second));
 }
 
-std::string addExchanges(const std::vector<Round> &rounds, SplitUnits &splitUnits, LocalSteps &localSteps,
-                         std::vector<Operation> &operations) {
-  std::string error;
+Status addExchanges(const std::vector<Round> &rounds, SplitUnits &splitUnits, LocalSteps &localSteps,
+                    std::vector<Operation> &operations) {
+  Status status;
   auto launchNow = [&](const Round &round, bool packs) {
     Tables tables;
-    if (error.empty())
-      error = launch(round, packs, splitUnits, tables);
+    if (status.ok())
+      status = launch(round, packs, splitUnits, tables);
     append(operations, std::move(tables));
   };
   bool packed = false; // this round, beside the batch of the round before
-  for (size_t k = 0; k < rounds.size() && error.empty(); ++k) {
+  for (size_t k = 0; k < rounds.size() && status.ok(); ++k) {
     const Round &round = rounds[k], *before = k > 0 ? &rounds[k - 1] : nullptr,
                 *next = k + 1 < rounds.size() ? &rounds[k + 1] : nullptr;
     const auto number = static_cast<int64_t>(k);
@@ -98,26 +101,26 @@ std::string addExchanges(const std::vector<Round> &rounds, SplitUnits &splitUnit
     if (!packed)
       launchNow(round, true);
     auto &batch = std::get<P2pBatch>(operations.emplace_back(std::in_place_type<P2pBatch>));
-    if (before && !unpackFirst && error.empty())
-      error = launch(*before, false, splitUnits, batch.concurrent);
+    if (before && !unpackFirst && status.ok())
+      status = launch(*before, false, splitUnits, batch.concurrent);
     packed = next && next->needs < number && !clash(*next, true, round, true, true) &&
              !(before && clash(*next, true, *before, false, true));
-    if (packed && error.empty())
-      error = launch(*next, true, splitUnits, batch.concurrent);
+    if (packed && status.ok())
+      status = launch(*next, true, splitUnits, batch.concurrent);
     for (const Chunk &chunk : round.chunks)
       batch.ops.push_back(chunk.op);
   }
   if (!rounds.empty())
     launchNow(rounds.back(), false);
   appendLocalSteps(localSteps, static_cast<int64_t>(rounds.size()), operations);
-  return error;
+  return status;
 }
 
-/// Adds operands [first, first + count) of a rank to a packing. Returns an error text; empty on success.
-std::string addOperands(const LocalRank &rank, uint32_t first, uint32_t count, Packing &packing) {
+/// Adds operands [first, first + count) of a rank to a packing.
+Status addOperands(const LocalRank &rank, uint32_t first, uint32_t count, Packing &packing) {
   for (uint32_t i = 0; i < count; ++i)
-    if (std::string error = packing.add(rank, *rank.segment->operands()->Get(first + i)); !error.empty())
-      return error;
+    if (Status status = packing.add(rank, *rank.segment->operands()->Get(first + i)); !status.ok())
+      return status;
   return {};
 }
 
@@ -127,13 +130,13 @@ struct Self {
 };
 
 /// Makes rounds of the local copies that wait for nothing, if `staging` has memory for messages to itself.
-std::string addSelf(const LocalRank &rank, const Staging &staging, Self &self, std::vector<Round> &rounds) {
+Status addSelf(const LocalRank &rank, const Staging &staging, Self &self, std::vector<Round> &rounds) {
   for (const Step *step : *rank.segment->steps())
     if (staging.self && step->kind() == StepKind::copy && step->after_count() == 0) {
-      if (std::string error = addOperands(rank, step->first_input(), step->input_count(), self.out); !error.empty())
-        return error;
-      if (std::string error = addOperands(rank, step->first_output(), step->output_count(), self.in); !error.empty())
-        return error;
+      if (Status status = addOperands(rank, step->first_input(), step->input_count(), self.out); !status.ok())
+        return status;
+      if (Status status = addOperands(rank, step->first_output(), step->output_count(), self.in); !status.ok())
+        return status;
     }
   for (uint64_t at = 0, chunk = 0; at < self.out.bytes(); at += staging.selfBytes, ++chunk) {
     const uint64_t bytes = std::min(self.out.bytes() - at, staging.selfBytes),
@@ -150,8 +153,8 @@ std::string addSelf(const LocalRank &rank, const Staging &staging, Self &self, s
 /// Adds all other local steps. `unpacked`: by step, the number of rounds that must be unpacked before its bytes are
 /// there; given for receives, set here for local steps. The plan cannot have these numbers: a rank's batches also carry
 /// its messages to itself, whose size is the transport's.
-std::string addLocalSteps(const LocalRank &rank, bool self, int64_t selfRounds, std::vector<int64_t> &unpacked,
-                          LocalSteps &localSteps) {
+Status addLocalSteps(const LocalRank &rank, bool self, int64_t selfRounds, std::vector<int64_t> &unpacked,
+                     LocalSteps &localSteps) {
   const Segment &segment = *rank.segment;
   for (uint32_t s = 0; s < segment.steps()->size(); ++s) {
     const Step &step = *segment.steps()->Get(s);
@@ -171,11 +174,10 @@ std::string addLocalSteps(const LocalRank &rank, bool self, int64_t selfRounds, 
     for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
       rank.viewJobs->reduce(operand(step.first_input() + i)->buffer(), tables);
     for (uint32_t i = 0; i < step.output_count(); ++i)
-      if (std::string error =
-              addCopy({&rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr},
-                      {&rank, operand(step.first_output() + i)}, tables);
-          !error.empty())
-        return error;
+      if (Status status = addCopy({&rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr},
+                                  {&rank, operand(step.first_output() + i)}, tables);
+          !status.ok())
+        return status;
   }
   return {};
 }
@@ -194,15 +196,14 @@ struct MessageChunks {
   std::vector<uint64_t> needs;
 };
 
-std::string tooLate(const LocalRank &rank, uint32_t number, uint64_t chunk, uint32_t other) {
-  return "step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs step " +
-         std::to_string(other) + " before its chunk " + std::to_string(chunk) +
-         ", expected that step to be in an earlier round";
+Status tooLate(const LocalRank &rank, uint32_t number, uint64_t chunk, uint32_t other) {
+  return failed("step " + std::to_string(number) + " of rank " + std::to_string(rank.rank) + " needs step " +
+                std::to_string(other) + " before its chunk " + std::to_string(chunk) +
+                ", expected that step to be in an earlier round");
 }
 
-/// Finds the rounds of other messages that the chunks of a step need. Returns an error text if these are not earlier
-/// rounds; empty on success.
-std::string findNeeds(const LocalRank &rank, uint32_t number, MessageChunks &message) {
+/// Finds the rounds of other messages that the chunks of a step need. Fails if these are not earlier rounds.
+Status findNeeds(const LocalRank &rank, uint32_t number, MessageChunks &message) {
   const Step &step = *message.step;
   const bool send = step.kind() == StepKind::send;
   const std::vector<std::vector<uint64_t>> before =
@@ -226,9 +227,9 @@ std::string findNeeds(const LocalRank &rank, uint32_t number, MessageChunks &mes
 }
 
 /// Adds to `round`, the one of a message's first chunk and by number `number`, the rounds that local steps in the
-/// message's `after` need. Returns an error text if such a step runs later; empty on success.
-std::string findLocalNeeds(const LocalRank &rank, uint32_t message, const std::vector<int64_t> &unpacked,
-                           int64_t number, Round &round) {
+/// message's `after` need. Fails if such a step runs later.
+Status findLocalNeeds(const LocalRank &rank, uint32_t message, const std::vector<int64_t> &unpacked, int64_t number,
+                      Round &round) {
   const Step &step = *rank.segment->steps()->Get(message);
   for (uint32_t i = 0; i < step.after_count(); ++i) {
     const uint32_t other = rank.segment->after()->Get(step.first_after() + i);
@@ -244,17 +245,17 @@ std::string findLocalNeeds(const LocalRank &rank, uint32_t message, const std::v
 
 } // namespace
 
-std::string addDependencyLevels(const Plan &plan, const std::vector<LocalRank> &ranks,
-                                std::vector<Operation> &operations, uint64_t &bytes) {
+Status addDependencyLevels(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations,
+                           uint64_t &bytes) {
   std::vector<Tables> levels;
-  std::string error = forEachCopy(
+  Status status = forEachCopy(
       plan, ranks,
       [&](uint32_t level, const LocalRank &from, const Operand *input, const LocalRank &to, const Operand *output) {
         levels.resize(std::max<size_t>(levels.size(), level + 1));
         if (output)
           return addCopy({&from, input}, {&to, output}, levels[level]);
         to.viewJobs->reduce(input->buffer(), levels[level]);
-        return std::string();
+        return Status();
       });
   addViewJobs(ranks, ViewJobs::kBefore, operations);
   for (Tables &level : levels) {
@@ -262,7 +263,7 @@ std::string addDependencyLevels(const Plan &plan, const std::vector<LocalRank> &
     append(operations, std::move(level));
   }
   addViewJobs(ranks, ViewJobs::kAfter, operations);
-  return error;
+  return status;
 }
 
 uint64_t selfChunk(const LocalRank &rank, uint64_t most) {
@@ -282,12 +283,11 @@ uint64_t splitUnitCount(const LocalRank &rank, uint64_t selfBytes) {
   return rank.forms.empty() ? 0 : units;
 }
 
-std::string addRounds(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations,
-                      uint64_t &bytes) {
+Status addRounds(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations, uint64_t &bytes) {
   Self self;
   std::vector<Round> rounds;
-  if (std::string error = addSelf(rank, staging, self, rounds); !error.empty())
-    return error;
+  if (Status status = addSelf(rank, staging, self, rounds); !status.ok())
+    return status;
   const auto local = static_cast<int64_t>(rounds.size());
   std::vector<MessageChunks> messages;
   for (uint32_t s = 0; s < rank.segment->steps()->size(); ++s) {
@@ -297,14 +297,14 @@ std::string addRounds(const LocalRank &rank, const Staging &staging, std::vector
     if (!send && step.kind() != StepKind::recv)
       continue;
     MessageChunks &message = messages.emplace_back(MessageChunks{&step, s, {}, {}});
-    if (std::string error = send ? addOperands(rank, step.first_input(), step.input_count(), message.packing)
-                                 : addOperands(rank, step.first_output(), step.output_count(), message.packing);
-        !error.empty())
-      return error;
+    if (Status status = send ? addOperands(rank, step.first_input(), step.input_count(), message.packing)
+                             : addOperands(rank, step.first_output(), step.output_count(), message.packing);
+        !status.ok())
+      return status;
     if (step.staging() == UINT64_MAX && !message.packing.contiguous())
-      return "step " + std::to_string(s) + " sends or receives in place, but its bytes are not contiguous";
-    if (std::string error = findNeeds(rank, s, message); !error.empty())
-      return error;
+      return failed("step " + std::to_string(s) + " sends or receives in place, but its bytes are not contiguous");
+    if (Status status = findNeeds(rank, s, message); !status.ok())
+      return status;
   }
   // Sends and receives of a pair of ranks match by their order in a batch: both ranks order them by message number.
   std::stable_sort(messages.begin(), messages.end(), [](const MessageChunks &a, const MessageChunks &b) {
@@ -324,8 +324,8 @@ std::string addRounds(const LocalRank &rank, const Staging &staging, std::vector
       unpacked[message->number] = message->step->kind() == StepKind::recv ? number + 1 : 0;
   }
   LocalSteps localSteps;
-  if (std::string error = addLocalSteps(rank, staging.self, local, unpacked, localSteps); !error.empty())
-    return error;
+  if (Status status = addLocalSteps(rank, staging.self, local, unpacked, localSteps); !status.ok())
+    return status;
   const uint64_t headBytes = rank.viewJobs ? rank.viewJobs->headBytes() : 0; // the head of the arena
   for (const auto &[planRound, chunks] : chunksByRound) {
     Round &round = rounds.emplace_back();
@@ -344,17 +344,16 @@ std::string addRounds(const LocalRank &rank, const Staging &staging, std::vector
                                chunkCount(step)}});
       if (message->needs[chunk] > 0)
         round.needs = std::max(round.needs, numbers.at(message->needs[chunk] - 1));
-      if (std::string error =
-              chunk == 0 ? findLocalNeeds(rank, message->number, unpacked, numbers.at(planRound), round) : "";
-          !error.empty())
-        return error;
+      if (chunk == 0)
+        if (Status status = findLocalNeeds(rank, message->number, unpacked, numbers.at(planRound), round); !status.ok())
+          return status;
     }
   }
   SplitUnits splitUnits(staging.splitUnits, staging.splitUnitCount);
   addViewJobs({rank}, ViewJobs::kBefore, operations);
-  std::string error = addExchanges(rounds, splitUnits, localSteps, operations);
+  Status status = addExchanges(rounds, splitUnits, localSteps, operations);
   addViewJobs({rank}, ViewJobs::kAfter, operations);
-  return error;
+  return status;
 }
 
 } // namespace reshard

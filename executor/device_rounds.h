@@ -8,9 +8,9 @@
 namespace reshard {
 
 /// Appends a launch for each dependency level of the copies of all ranks (executor/dependency_levels.h), and adds the
-/// bytes that they move to `bytes`. Returns an error text; empty on success.
-std::string addDependencyLevels(const Plan &plan, const std::vector<LocalRank> &ranks,
-                                std::vector<Operation> &operations, uint64_t &bytes);
+/// bytes that they move to `bytes`.
+Status addDependencyLevels(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations,
+                           uint64_t &bytes);
 
 /// The device memory in which a rank stages: the plan's arena, and slots of messages to itself.
 struct Staging {
@@ -29,8 +29,7 @@ uint64_t splitUnitCount(const LocalRank &rank, uint64_t selfBytes);
 /// 256; 0 if it copies nothing.
 uint64_t selfChunk(const LocalRank &rank, uint64_t most);
 
-/// Appends the operations of a rank, and adds the bytes that they move to its targets to `bytes`. Returns an error
-/// text; empty on success.
+/// Appends the operations of a rank, and adds the bytes that they move to its targets to `bytes`.
 ///
 /// Chunk c of a message of round r is sent in round r + c. The chunks of a round are packed, sent and received in one
 /// batch, and unpacked. Beside a batch runs a launch that unpacks the round before and packs the round after; if these
@@ -42,7 +41,6 @@ uint64_t selfChunk(const LocalRank &rank, uint64_t most);
 /// the order of rounds, so the earliest unfinished round has both sides of each of its chunks. Correct order: all that
 /// a chunk needs, by `after`, is done in an earlier round. This is checked for the earlier chunks of a slot and for
 /// received chunks of a relay (executor/chunks.h); a violation is an error on this rank.
-std::string addRounds(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations,
-                      uint64_t &bytes);
+Status addRounds(const LocalRank &rank, const Staging &staging, std::vector<Operation> &operations, uint64_t &bytes);
 
 } // namespace reshard

@@ -8,6 +8,7 @@
 #include "executor/launch.h"
 #include "executor/operands.h"
 #include "executor/recorded.h"
+#include "executor/status_of.h"
 #include "executor/struct_size.h"
 #include "executor/transforms.h"
 #include "executor/transport.h"
@@ -57,18 +58,13 @@ struct reshard_executor {
   uint64_t version = 0;
   std::string error;
 
-  reshard_status fail(reshard_status status, std::string text) {
-    error = std::move(text);
-    return status;
-  }
-
   /// Calls the hooks that follow a run: `finalize` of transforms, then `refresh`.
-  std::string refresh() {
-    if (std::string error = transforms.finalize(); !error.empty())
-      return error;
+  Status refresh() {
+    if (Status status = transforms.finalize(); !status.ok())
+      return status;
     for (const Refresh &refresh : refreshes)
       if (const Hook &hook = hooks[refresh.name]; hook.call(hook.user, refresh.name.c_str(), refresh.rank) != 0)
-        return "the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank);
+        return failed("the hook '" + refresh.name + "' failed on rank " + std::to_string(refresh.rank));
     return {};
   }
 
@@ -82,28 +78,34 @@ struct reshard_executor {
 
 namespace {
 
-/// No exception crosses the C API.
+/// The body of a function of the C API: it keeps the text of its error, and no exception leaves it.
 template <class Body> reshard_status guarded(reshard_executor *executor, Body body) {
+  if (!executor)
+    return RESHARD_INVALID;
   try {
     executor->error.clear();
-    return body();
+    const Status status = body(*executor);
+    executor->error = status.message();
+    return statusOf(status);
   } catch (const std::bad_alloc &) {
-    return executor->fail(RESHARD_FAILED, "out of memory");
+    executor->error = "out of memory";
   } catch (const std::exception &exception) {
-    return executor->fail(RESHARD_FAILED, exception.what());
+    executor->error = exception.what();
   }
+  return RESHARD_FAILED;
 }
 
 /// The time `seconds` from now; no deadline if that is not positive.
-Transport::Deadline deadlineIn(double seconds) {
+Deadline deadlineIn(double seconds) {
   if (!(seconds > 0))
     return {};
   return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                                 std::chrono::duration<double>(std::min(seconds, 1e9)));
 }
 
-/// Lists the hooks that the params of the local ranks need. Returns an error text if one is not set; empty on success.
-std::string findRefreshes(reshard_executor &e) {
+/// Lists the hooks that the params of the local ranks need. Fails if one is not set.
+Status findRefreshes(reshard_executor &e) {
+  e.refreshes.clear();
   for (const LocalRank &local : e.locals)
     for (const fbs::BufferRange *range : *local.segment->buffers()) {
       const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(range->endpoint());
@@ -112,8 +114,8 @@ std::string findRefreshes(reshard_executor &e) {
         continue;
       const std::string name = param.refresh()->str();
       if (!e.hooks.contains(name))
-        return "rank " + std::to_string(local.rank) + " param '" + param.name()->str() + "' needs the hook '" + name +
-               "' after each run, which is not set";
+        return badBinding("rank " + std::to_string(local.rank) + " param '" + param.name()->str() +
+                          "' needs the hook '" + name + "' after each run, which is not set");
       const bool known = std::any_of(e.refreshes.begin(), e.refreshes.end(), [&](const Refresh &other) {
         return other.rank == local.rank && other.name == name;
       });
@@ -123,105 +125,210 @@ std::string findRefreshes(reshard_executor &e) {
   return {};
 }
 
-/// Opens the transport of a GPU. `given`: the rank that the caller gave; `own`: set to the rank of this process if
-/// ranks are processes. Returns an error text; empty on success.
-std::string openRecorded(reshard_executor &e, const std::string &transport, std::optional<uint32_t> given,
-                         const reshard_options &options, std::optional<uint32_t> &own, bool &timedOut,
-                         std::unique_ptr<Transport> &opened) {
-  Launch launch;
-  if (transport == "nccl" && !options.communicator)
-    launch = findLaunch();
-  std::unique_ptr<Device> device;
-  if (std::string error = openDevice("cuda", launch.localRank ? static_cast<int>(*launch.localRank) : -1, device);
-      !error.empty())
-    return error;
-  std::unique_ptr<Communicator> communicator;
-  if (transport == "nccl") {
-    CommunicatorOptions how{given.value_or(launch.rank.value_or(0)),
-                            e.plan->world(),
-                            device->number(),
-                            options.communicator,
-                            {},
-                            deadlineIn(e.joinSeconds)};
-    if (!how.communicator && how.size > 1) {
-      if (!given && !launch.rank)
-        return "the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets RANK "
-               "(torchrun, mpirun, srun)";
-      if (launch.size && *launch.size != how.size)
-        return "the launch has " + std::to_string(*launch.size) + " processes, expected " + std::to_string(how.size) +
-               ", one for each rank of the plan";
-      const char *named = options.unique_id_file ? options.unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
-      if (!named && !std::getenv("NCCL_COMM_ID") && !launch.mpi)
-        return "transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or "
-               "NCCL_COMM_ID, or start the processes with mpirun";
-      if (!named && !std::getenv("NCCL_COMM_ID"))
-        how.share = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline, bool &late) {
-          std::unique_ptr<Channel> channel;
-          std::string error = openChannel("mpi", seconds, channel, late);
-          return error.empty() ? shareByChannel(*channel, id, bytes, deadline, late) : error;
-        };
-      if (named)
-        how.share = [path = std::string(named), rank = how.rank](std::byte *id, size_t bytes, const Deadline &deadline,
-                                                                 bool &late) {
-          return shareByFile(path, rank, id, bytes, deadline, late);
-        };
-    }
-    if (std::string error = openCommunicator("nccl", how, communicator, timedOut); !error.empty())
-      return error;
-    own = communicator->rank();
+/// The arguments of reshard_open, checked.
+struct OpenRequest {
+  const char *path;
+  const uint32_t *ranks; // null: all of the plan, or the process's own
+  size_t rankCount;
+  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+  std::string transport, device;
+};
+
+/// The connection of this process to the others.
+struct Connection {
+  std::unique_ptr<Channel> channel;    // transport mpi
+  std::unique_ptr<Transport> recorded; // of a GPU
+  std::optional<uint32_t> rank;        // of this process, if ranks are processes
+
+  /// If open fails before a transport owns the channel, closing it must not wait for the others.
+  ~Connection() {
+    if (channel)
+      channel->abandon();
   }
-  e.recorded = true;
-  RecordedOptions how{options.no_local_shortcut != 0, [&e] { return e.transforms.prepare(); },
-                      [&e] { return e.refresh(); }};
-  opened = makeRecordedTransport(std::move(device), std::move(communicator), std::move(how));
+};
+
+/// Checks all fields of a request; `given` are the caller's options, or null.
+Status checkRequest(OpenRequest &request, const reshard_options *given) {
+  if (!request.path)
+    return invalid("the plan path is NULL");
+  if (request.ranks && request.rankCount == 0)
+    return invalid("found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the plan (or this "
+                   "process's own with transport 'mpi' or 'nccl')");
+  if (given)
+    if (Status status = readStruct(given, request.options); !status.ok())
+      return status;
+  request.transport = request.options.transport ? request.options.transport : "threads";
+  request.device = request.options.device ? request.options.device : "cpu";
+  const std::string &transport = request.transport, &device = request.device;
+  if (transport != "threads" && transport != "mpi" && transport != "nccl")
+    return invalid("unknown transport '" + transport + "', expected 'threads', 'mpi' or 'nccl'");
+  if (device != "cpu" && device != "cuda")
+    return invalid("unknown device '" + device + "', expected 'cpu' or 'cuda'");
+  if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
+    return invalid("transport '" + transport + "' does not run on device '" + device + "', expected '" +
+                   (device == "cpu" ? "cuda" : "cpu") + "'");
   return {};
 }
 
-/// Loads the segments of the ranks of this process: those in `ranks`; else `own`; else all.
-reshard_status openRanks(reshard_executor &e, const uint32_t *ranks, size_t count, std::optional<uint32_t> own,
-                         const Channel *channel) {
-  if (channel && channel->size() != e.plan->world())
-    return e.fail(RESHARD_INVALID, "the channel has " + std::to_string(channel->size()) + " processes, expected " +
-                                       std::to_string(e.plan->world()) + ", one for each rank of the plan");
-  if (ranks)
-    e.ranks.assign(ranks, ranks + count);
-  else if (own)
-    e.ranks = {*own};
+/// How the ranks of a launch without the caller's communicator find rank 0. `options` has the ranks.
+Status findRendezvous(const reshard_executor &e, const OpenRequest &request, const Launch &launch,
+                      CommunicatorOptions &options) {
+  if (request.rankCount != 1 && !launch.rank)
+    return failed("the rank of this process is unknown: pass one rank to open, or start it with a launcher that sets "
+                  "RANK (torchrun, mpirun, srun)");
+  if (launch.size && *launch.size != options.size)
+    return failed("the launch has " + std::to_string(*launch.size) + " processes, expected " +
+                  std::to_string(options.size) + ", one for each rank of the plan");
+  const char *named =
+      request.options.unique_id_file ? request.options.unique_id_file : std::getenv("RESHARD_NCCL_ID_FILE");
+  if (named) {
+    options.share = [path = std::string(named), rank = options.rank](std::byte *id, size_t bytes,
+                                                                     const Deadline &deadline) {
+      return shareByFile(path, rank, id, bytes, deadline);
+    };
+  } else if (!std::getenv("NCCL_COMM_ID")) {
+    if (!launch.mpi)
+      return failed("transport 'nccl' cannot find rank 0: give a communicator, unique_id_file, RESHARD_NCCL_ID_FILE or "
+                    "NCCL_COMM_ID, or start the processes with mpirun");
+    options.share = [seconds = e.joinSeconds](std::byte *id, size_t bytes, const Deadline &deadline) {
+      const Result<std::unique_ptr<Channel>> channel = openChannel("mpi", seconds);
+      return channel.ok() ? shareByChannel(**channel, id, bytes, deadline) : channel.status();
+    };
+  }
+  return {};
+}
+
+/// Opens the transport of a GPU.
+Status connectDevices(reshard_executor &e, const OpenRequest &request, Connection &connection) {
+  const bool nccl = request.transport == "nccl";
+  const Launch launch = nccl && !request.options.communicator ? findLaunch() : Launch();
+  Result<std::unique_ptr<Device>> device =
+      openDevice("cuda", launch.localRank ? static_cast<int>(*launch.localRank) : -1);
+  if (!device.ok())
+    return device.status();
+  std::unique_ptr<Communicator> communicator;
+  if (nccl) {
+    CommunicatorOptions options{.rank = request.rankCount == 1 ? *request.ranks : launch.rank.value_or(0),
+                                .size = e.plan->world(),
+                                .device = (*device)->number(),
+                                .communicator = request.options.communicator,
+                                .share = {},
+                                .deadline = deadlineIn(e.joinSeconds)};
+    if (!options.communicator && options.size > 1)
+      if (Status status = findRendezvous(e, request, launch, options); !status.ok())
+        return status;
+    Result<std::unique_ptr<Communicator>> opened = openCommunicator("nccl", options);
+    if (!opened.ok())
+      return opened.status();
+    communicator = std::move(*opened);
+    connection.rank = communicator->rank();
+  }
+  e.recorded = true;
+  RecordedOptions options{request.options.no_local_shortcut != 0, [&e] { return e.transforms.prepare(); },
+                          [&e] { return e.refresh(); }};
+  connection.recorded = makeRecordedTransport(std::move(*device), std::move(communicator), std::move(options));
+  return {};
+}
+
+/// Connects this process to the others, if the transport has several.
+Status connect(reshard_executor &e, const OpenRequest &request, Connection &connection) {
+  if (request.device == "cuda")
+    return connectDevices(e, request, connection);
+  if (request.transport == "threads")
+    return {};
+  Result<std::unique_ptr<Channel>> channel = openChannel(request.transport, e.joinSeconds);
+  if (!channel.ok())
+    return channel.status();
+  connection.channel = std::move(*channel);
+  connection.rank = connection.channel->rank();
+  return {};
+}
+
+/// Loads the segments of the ranks of this process: those of the request; else the connection's; else all.
+Status openRanks(reshard_executor &e, const OpenRequest &request, const Connection &connection) {
+  if (const Channel *channel = connection.channel.get(); channel && channel->size() != e.plan->world())
+    return invalid("the channel has " + std::to_string(channel->size()) + " processes, expected " +
+                   std::to_string(e.plan->world()) + ", one for each rank of the plan");
+  if (request.ranks)
+    e.ranks.assign(request.ranks, request.ranks + request.rankCount);
+  else if (connection.rank)
+    e.ranks = {*connection.rank};
   else
     for (uint32_t rank = 0; rank < e.plan->world(); ++rank)
       e.ranks.push_back(rank);
   for (uint32_t rank : e.ranks) {
     LocalRank &local = e.locals.emplace_back();
     local.rank = rank;
-    if (std::string error = e.plan->segment(rank, local.segment); !error.empty())
-      return e.fail(rank < e.plan->world() ? RESHARD_BAD_PLAN : RESHARD_INVALID, std::move(error));
+    if (Status status = e.plan->segment(rank, local.segment); !status.ok())
+      return status;
   }
   std::vector<uint32_t> sorted = e.ranks;
   std::sort(sorted.begin(), sorted.end());
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
-    return e.fail(RESHARD_INVALID, "rank " + std::to_string(*std::adjacent_find(sorted.begin(), sorted.end())) +
-                                       " is given twice, expected distinct ranks");
-  return RESHARD_OK;
+    return invalid("rank " + std::to_string(*std::adjacent_find(sorted.begin(), sorted.end())) +
+                   " is given twice, expected distinct ranks");
+  return {};
 }
 
 /// All processes open or none does: otherwise some would wait until their deadline for messages of a process whose open
-/// failed. `mine`: the result of this process's open. Returns the common status: the least that is not RESHARD_OK.
-reshard_status openTogether(reshard_executor &e, Channel &channel, reshard_status mine) {
+/// failed. `mine`: the result of this process's open. If one fails, all return its kind, or the first of several kinds.
+Status openTogether(const reshard_executor &e, Channel &channel, Status mine) {
   channel.reserve(Bootstrap::kRequests);
   auto bootstrap = std::make_unique<Bootstrap>(channel, 0);
-  bool late = false;
-  int64_t minimum = 0;
-  const int64_t said = mine == RESHARD_OK ? INT64_MAX : static_cast<int64_t>(mine) << 32 | channel.rank();
-  if (std::string error = bootstrap->allReduceMin(said, minimum, deadlineIn(e.joinSeconds), late); !error.empty()) {
+  const int64_t vote = mine.ok() ? INT64_MAX : static_cast<int64_t>(mine.kind()) << 32 | channel.rank();
+  const Result<int64_t> first = bootstrap->allReduceMin(vote, deadlineIn(e.joinSeconds));
+  if (!first.ok()) {
     [[maybe_unused]] Bootstrap *const leaked = bootstrap.release(); // MPI may still write to its members
-    return mine == RESHARD_OK ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error)) : mine;
+    return mine.ok() ? first.status() : mine;
   }
-  if (minimum == INT64_MAX)
-    return RESHARD_OK;
-  const auto all = static_cast<reshard_status>(minimum >> 32);
-  return mine == RESHARD_OK ? e.fail(all, "rank " + std::to_string(minimum & UINT32_MAX) +
-                                              " could not open the plan; see that rank's error")
-                            : all;
+  if (*first == INT64_MAX)
+    return {};
+  return {static_cast<ErrorKind>(*first >> 32),
+          mine.ok() ? "rank " + std::to_string(*first & UINT32_MAX) + " could not open the plan; see that rank's error"
+                    : mine.message()};
+}
+
+/// Gives each buffer of the local ranks its bound memory. Fails if an instance of a target is not bound.
+Status bindBuffers(reshard_executor &e) {
+  for (LocalRank &local : e.locals) {
+    const LocalRank opened{local.rank, local.segment, {}, {}, {}, nullptr, nullptr, 0};
+    local = opened; // discards the state of an earlier prepare that failed
+    for (const fbs::BufferRange *range : *local.segment->buffers()) {
+      const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(range->endpoint());
+      Bindable &bound = e.bindable(range->endpoint(), range->mesh_rank(), endpoint.ranks()->Get(range->mesh_rank()));
+      local.memory.push_back(bound.pointers.data() + bound.firstInstance[range->param()]);
+      const fbs::Param &param = *endpoint.params()->Get(range->param());
+      std::byte *const *first = local.memory.back(), *const *end = first + range->count();
+      if (range->endpoint() > 0 && fbs::bindable(param) && range->bytes() > 0 && std::find(first, end, nullptr) != end)
+        return badBinding(bound.role + (endpoint.storage() ? " file " : " rank ") +
+                          std::to_string(endpoint.ranks()->Get(range->mesh_rank())) + " param '" + param.name()->str() +
+                          "': not all instances are bound");
+    }
+  }
+  return {};
+}
+
+/// Allocates the memory of transforms and quantized views.
+Status bindConversions(reshard_executor &e) {
+  if (Status status = e.transforms.bind(*e.plan, e.locals, *e.transport); !status.ok())
+    return status;
+  e.viewJobs.clear();
+  e.viewJobs.resize(e.locals.size());
+  for (size_t l = 0; l < e.locals.size(); ++l)
+    if (Status status = e.viewJobs[l].bind(*e.plan, e.locals[l], *e.transport); !status.ok())
+      return status;
+  return {};
+}
+
+/// Checks that all memory that the local ranks use is bound, and that the transport can access it.
+Status checkMemory(const reshard_executor &e) {
+  for (const LocalRank &local : e.locals) {
+    if (Status status = checkBound(*e.plan, local); !status.ok())
+      return status;
+    if (Status status = e.transport->reach(*e.plan, local); !status.ok())
+      return status;
+  }
+  return {};
 }
 
 } // namespace
@@ -233,246 +340,160 @@ reshard_status reshard_open(const char *path, const uint32_t *ranks, size_t rank
   *executor = new (std::nothrow) reshard_executor;
   if (!*executor)
     return RESHARD_FAILED;
-  reshard_executor &e = **executor;
-  return guarded(&e, [&] {
-    if (!path)
-      return e.fail(RESHARD_INVALID, "the plan path is NULL");
-    if (ranks && rank_count == 0)
-      return e.fail(RESHARD_INVALID, "found an empty list of ranks, expected 1 or more; pass NULL for all ranks of the "
-                                     "plan (or this process's own with transport 'mpi' or 'nccl')");
-    reshard_options own = RESHARD_OPTIONS_INITIALIZER;
-    if (std::string error = options ? readStruct(options, own) : std::string(); !error.empty())
-      return e.fail(RESHARD_INVALID, std::move(error));
-    const std::string transport = own.transport ? own.transport : "threads";
-    const std::string device = own.device ? own.device : "cpu";
-    if (transport != "threads" && transport != "mpi" && transport != "nccl")
-      return e.fail(RESHARD_INVALID, "unknown transport '" + transport + "', expected 'threads', 'mpi' or 'nccl'");
-    if (device != "cpu" && device != "cuda")
-      return e.fail(RESHARD_INVALID, "unknown device '" + device + "', expected 'cpu' or 'cuda'");
-    if (transport != "threads" && (transport == "nccl") != (device == "cuda"))
-      return e.fail(RESHARD_INVALID, "transport '" + transport + "' does not run on device '" + device +
-                                         "', expected '" + (device == "cpu" ? "cuda" : "cpu") + "'");
-    const std::string unopened = Plan::open(path, e.plan);
-    if (!unopened.empty() && transport != "mpi")
-      return e.fail(RESHARD_BAD_PLAN, unopened);
-    e.joinSeconds = own.join_seconds;
-    std::unique_ptr<Channel> channel;
-    std::unique_ptr<Transport> recorded; // the transport of a GPU
-    bool late = false;
-    std::optional<uint32_t> ownRank; // of this process, if ranks are processes
-    if (device == "cuda") {
-      if (std::string error =
-              openRecorded(e, transport, ranks && rank_count == 1 ? std::optional(*ranks) : std::nullopt, own, ownRank,
-                           late, recorded);
-          !error.empty())
-        return e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
-    } else if (transport != "threads") {
-      if (std::string error = openChannel(transport, e.joinSeconds, channel, late); !error.empty())
-        return unopened.empty() ? e.fail(late ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error))
-                                : e.fail(RESHARD_BAD_PLAN, unopened);
-      ownRank = channel->rank();
-    }
-    struct Abandon { // if this open fails before a transport owns the channel, closing it must not wait for the others
-      std::unique_ptr<Channel> &channel;
-      ~Abandon() {
-        if (channel)
-          channel->abandon();
-      }
-    } abandon{channel};
-    const reshard_status mine =
-        unopened.empty() ? openRanks(e, ranks, rank_count, ownRank, channel.get()) : e.fail(RESHARD_BAD_PLAN, unopened);
-    if (const reshard_status all = channel ? openTogether(e, *channel, mine) : mine; all != RESHARD_OK)
-      return all;
-    if (recorded)
-      e.transport = std::move(recorded);
+  return guarded(*executor, [&](reshard_executor &e) -> Status {
+    OpenRequest request{
+        .path = path, .ranks = ranks, .rankCount = ranks ? rank_count : 0, .transport = {}, .device = {}};
+    if (Status status = checkRequest(request, options); !status.ok())
+      return status;
+    e.joinSeconds = request.options.join_seconds;
+    Status mine = Plan::open(path, e.plan);
+    if (!mine.ok() && request.transport != "mpi")
+      return mine;
+    Connection connection;
+    if (Status status = connect(e, request, connection); !status.ok())
+      return mine.ok() ? status : mine;
+    if (mine.ok())
+      mine = openRanks(e, request, connection);
+    if (connection.channel)
+      mine = openTogether(e, *connection.channel, std::move(mine));
+    if (!mine.ok())
+      return mine;
+    if (connection.recorded)
+      e.transport = std::move(connection.recorded);
     else
-      e.transport = channel ? makeMessageTransport(std::move(channel), !own.no_local_shortcut)
-                            : makeThreadsTransport(own.threads);
-    return RESHARD_OK;
+      e.transport = connection.channel
+                        ? makeMessageTransport(std::move(connection.channel), !request.options.no_local_shortcut)
+                        : makeThreadsTransport(request.options.threads);
+    return {};
   });
 }
 
 reshard_status reshard_bind(reshard_executor *executor, uint32_t endpoint, uint32_t rank, const char *param,
                             void *pointer, uint64_t bytes) {
-  if (!executor)
-    return RESHARD_INVALID;
-  reshard_executor &e = *executor;
-  return guarded(&e, [&] {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!e.transport || !param)
-      return e.fail(RESHARD_INVALID, e.transport ? "the param name is NULL" : "the plan is not open");
+      return invalid(e.transport ? "the param name is NULL" : "the plan is not open");
     if (e.prepared)
-      return e.fail(RESHARD_INVALID, "bind after prepare: bindings are fixed");
+      return invalid("bind after prepare: bindings are fixed");
     const auto *endpoints = e.plan->manifest().endpoints();
     if (endpoint >= endpoints->size())
-      return e.fail(RESHARD_BAD_BINDING, "there is no endpoint " + std::to_string(endpoint) + ", the plan has " +
-                                             std::to_string(endpoints->size()));
+      return badBinding("there is no endpoint " + std::to_string(endpoint) + ", the plan has " +
+                        std::to_string(endpoints->size()));
     const fbs::Endpoint &at = *endpoints->Get(endpoint);
     const std::optional<uint32_t> number = e.plan->meshRanks().find(endpoint, rank);
     const std::string where = at.role()->str() + (at.storage() ? " file " : " rank ") + std::to_string(rank);
     if (!number)
-      return e.fail(RESHARD_BAD_BINDING, where + " is not in the plan");
+      return badBinding(where + " is not in the plan");
     Bindable &here = e.bindable(endpoint, *number, rank);
     const auto found = here.names.find(param);
     if (found == here.names.end())
       if (const std::string transform = transformOf(e.plan->manifest(), at, here.meshRank, param); !transform.empty())
-        return e.fail(RESHARD_BAD_BINDING, where + " param '" + param +
-                                               "' must not be bound: its memory belongs to the "
-                                               "transform '" +
-                                               transform + "'");
+        return badBinding(where + " param '" + param +
+                          "' must not be bound: its memory belongs to the "
+                          "transform '" +
+                          transform + "'");
     if (found == here.names.end())
-      return e.fail(RESHARD_BAD_BINDING, where + " has no param '" + param + "'" + nearest(param, here));
+      return badBinding(where + " has no param '" + param + "'" + nearest(param, here));
     const auto [instance, expected] = found->second;
     if (bytes != expected)
-      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "': found " + std::to_string(bytes) +
-                                             " bytes, expected " + std::to_string(expected));
+      return badBinding(where + " param '" + param + "': found " + std::to_string(bytes) + " bytes, expected " +
+                        std::to_string(expected));
     if (!pointer && bytes > 0)
-      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "': the pointer is NULL");
+      return badBinding(where + " param '" + param + "': the pointer is NULL");
     if (here.pointers[instance])
-      return e.fail(RESHARD_BAD_BINDING, where + " param '" + param + "' is already bound");
+      return badBinding(where + " param '" + param + "' is already bound");
     static std::byte nothing;
     here.pointers[instance] = pointer ? static_cast<std::byte *>(pointer) : &nothing;
     const std::byte *begin = here.pointers[instance];
     e.ranges.push_back({begin, begin + bytes, endpoint > 0, where + " param '" + param + "'"});
-    return RESHARD_OK;
+    return {};
   });
 }
 
 reshard_status reshard_set_hook(reshard_executor *executor, const char *name, reshard_hook hook, void *user) {
-  if (!executor)
-    return RESHARD_INVALID;
-  reshard_executor &e = *executor;
-  return guarded(&e, [&] {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!name || !hook)
-      return e.fail(RESHARD_INVALID, name ? "the hook is NULL" : "the name of the hook is NULL");
+      return invalid(name ? "the hook is NULL" : "the name of the hook is NULL");
     if (e.prepared)
-      return e.fail(RESHARD_INVALID, "set_hook after prepare: hooks are fixed");
+      return invalid("set_hook after prepare: hooks are fixed");
     e.hooks[name] = {hook, user};
-    return RESHARD_OK;
+    return {};
   });
 }
 
 reshard_status reshard_set_transform(reshard_executor *executor, const char *name, const reshard_transform *transform) {
-  if (!executor)
-    return RESHARD_INVALID;
-  reshard_executor &e = *executor;
-  return guarded(&e, [&] {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!name || !transform)
-      return e.fail(RESHARD_INVALID, name ? "the transform is NULL" : "the name of the transform is NULL");
+      return invalid(name ? "the transform is NULL" : "the name of the transform is NULL");
     if (e.prepared)
-      return e.fail(RESHARD_INVALID, "set_transform after prepare: transforms are fixed");
+      return invalid("set_transform after prepare: transforms are fixed");
     reshard_transform own = RESHARD_TRANSFORM_INITIALIZER;
-    if (std::string error = readStruct(transform, own); !error.empty())
-      return e.fail(RESHARD_INVALID, std::move(error));
+    if (Status status = readStruct(transform, own); !status.ok())
+      return status;
     e.transforms.set(name, own);
-    return RESHARD_OK;
+    return {};
   });
 }
 
 reshard_status reshard_prepare(reshard_executor *executor) {
-  if (!executor)
-    return RESHARD_INVALID;
-  reshard_executor &e = *executor;
-  return guarded(&e, [&] {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!e.transport || e.prepared || e.broken)
-      return e.fail(RESHARD_INVALID, e.prepared ? "the executor is already prepared"
-                                     : e.broken ? "an earlier prepare failed part way; open a new executor"
-                                                : "the plan is not open");
-    if (std::string error = checkOverlaps(e.ranges); !error.empty())
-      return e.fail(RESHARD_BAD_BINDING, std::move(error));
-    for (LocalRank &local : e.locals) {
-      const LocalRank opened{local.rank, local.segment, {}, {}, {}, nullptr, nullptr, 0};
-      local = opened; // discards the state of an earlier prepare that failed
-      for (const fbs::BufferRange *range : *local.segment->buffers()) {
-        const fbs::Endpoint &endpoint = *e.plan->manifest().endpoints()->Get(range->endpoint());
-        Bindable &bound = e.bindable(range->endpoint(), range->mesh_rank(), endpoint.ranks()->Get(range->mesh_rank()));
-        local.memory.push_back(bound.pointers.data() + bound.firstInstance[range->param()]);
-        const fbs::Param &param = *endpoint.params()->Get(range->param());
-        std::byte *const *first = local.memory.back(), *const *end = first + range->count();
-        if (range->endpoint() > 0 && fbs::bindable(param) && range->bytes() > 0 &&
-            std::find(first, end, nullptr) != end)
-          return e.fail(RESHARD_BAD_BINDING, bound.role + (endpoint.storage() ? " file " : " rank ") +
-                                                 std::to_string(endpoint.ranks()->Get(range->mesh_rank())) +
-                                                 " param '" + param.name()->str() + "': not all instances are bound");
-      }
-    }
-    bool missing = false;
-    if (std::string error = e.transforms.bind(*e.plan, e.locals, *e.transport, missing); !error.empty())
-      return e.fail(missing ? RESHARD_BAD_BINDING : RESHARD_FAILED, std::move(error));
-    e.viewJobs.clear();
-    e.viewJobs.resize(e.locals.size());
-    for (size_t l = 0; l < e.locals.size(); ++l)
-      if (std::string error = e.viewJobs[l].bind(*e.plan, e.locals[l], *e.transport); !error.empty())
-        return e.fail(RESHARD_FAILED, std::move(error));
-    e.refreshes.clear();
-    if (std::string error = findRefreshes(e); !error.empty())
-      return e.fail(RESHARD_BAD_BINDING, std::move(error));
-    for (const LocalRank &local : e.locals) {
-      std::string error = checkBound(*e.plan, local);
-      if (error.empty())
-        error = e.transport->reach(*e.plan, local);
-      if (!error.empty())
-        return e.fail(RESHARD_BAD_BINDING, std::move(error));
-    }
-    bool timedOut = false;
+      return invalid(e.prepared ? "the executor is already prepared"
+                     : e.broken ? "an earlier prepare failed part way; open a new executor"
+                                : "the plan is not open");
+    if (Status status = checkOverlaps(e.ranges); !status.ok())
+      return status;
+    if (Status status = bindBuffers(e); !status.ok())
+      return status;
+    if (Status status = bindConversions(e); !status.ok())
+      return status;
+    if (Status status = findRefreshes(e); !status.ok())
+      return status;
+    if (Status status = checkMemory(e); !status.ok())
+      return status;
     e.broken = true;
-    if (std::string error = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds), timedOut);
-        !error.empty())
-      return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+    if (Status status = e.transport->prepare(*e.plan, e.locals, deadlineIn(e.joinSeconds)); !status.ok())
+      return status;
     e.broken = false;
     e.prepared = true;
-    return RESHARD_OK;
+    return {};
   });
 }
 
 reshard_status reshard_run(reshard_executor *executor, double timeout_seconds) {
-  if (!executor)
-    return RESHARD_INVALID;
-  reshard_executor &e = *executor;
-  return guarded(&e, [&] {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!e.prepared)
-      return e.fail(RESHARD_INVALID, "run before prepare");
+      return invalid("run before prepare");
     e.state = RESHARD_TORN; // until the run is complete
-    bool timedOut = false;
-    const Transport::Deadline deadline = deadlineIn(timeout_seconds);
+    const Deadline deadline = deadlineIn(timeout_seconds);
     if (!e.recorded)
-      if (std::string error = e.transforms.prepare(); !error.empty())
-        return e.fail(RESHARD_FAILED, std::move(error));
-    if (std::string error = e.transport->run(deadline, timedOut); !error.empty())
-      return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
+      if (Status status = e.transforms.prepare(); !status.ok())
+        return status;
+    if (Status status = e.transport->run(deadline); !status.ok())
+      return status;
     if (!e.recorded)
-      if (std::string error = e.refresh(); !error.empty())
-        return e.fail(RESHARD_FAILED, std::move(error));
+      if (Status status = e.refresh(); !status.ok())
+        return status;
     e.state = RESHARD_COMPLETE;
     ++e.version;
-    return RESHARD_OK;
+    return {};
   });
 }
 
 reshard_status reshard_enqueue(reshard_executor *executor, void *stream) {
-  if (!executor)
-    return RESHARD_INVALID;
-  reshard_executor &e = *executor;
-  return guarded(&e, [&] {
-    if (!e.prepared)
-      return e.fail(RESHARD_INVALID, "enqueue before prepare");
-    if (std::string error = e.transport->enqueue(stream); !error.empty())
-      return e.fail(e.recorded ? RESHARD_FAILED : RESHARD_INVALID, std::move(error));
-    return RESHARD_OK;
+  return guarded(executor, [&](reshard_executor &e) -> Status {
+    return e.prepared ? e.transport->enqueue(stream) : invalid("enqueue before prepare");
   });
 }
 
 reshard_status reshard_all_reduce_min(reshard_executor *executor, int64_t value, int64_t *result) {
-  if (!executor)
-    return RESHARD_INVALID;
-  reshard_executor &e = *executor;
-  return guarded(&e, [&] {
+  return guarded(executor, [&](reshard_executor &e) -> Status {
     if (!e.transport || !result)
-      return e.fail(RESHARD_INVALID, e.transport ? "`result` is NULL" : "the plan is not open");
-    bool timedOut = false;
-    if (std::string error = e.transport->allReduceMin(value, *result, deadlineIn(e.joinSeconds), timedOut);
-        !error.empty())
-      return e.fail(timedOut ? RESHARD_TIMEOUT : RESHARD_FAILED, std::move(error));
-    return RESHARD_OK;
+      return invalid(e.transport ? "`result` is NULL" : "the plan is not open");
+    const Result<int64_t> minimum = e.transport->allReduceMin(value, deadlineIn(e.joinSeconds));
+    if (minimum.ok())
+      *result = *minimum;
+    return minimum.status();
   });
 }
 

@@ -44,54 +44,60 @@ Launch findLaunch() {
   return {};
 }
 
-std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline,
-                        bool &timedOut) {
+Status shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline) {
   std::error_code error;
   if (rank == 0) {
     if (std::filesystem::exists(path, error))
-      return "'" + path + "' already exists, expected a new file for each launch";
+      return failed("'" + path + "' already exists, expected a new file for each launch");
     const std::string temporary = path + ".partial-" + std::to_string(getpid());
     std::ofstream file(temporary, std::ios::binary);
     file.write(reinterpret_cast<const char *>(data), static_cast<std::streamsize>(bytes));
     file.close();
     if (!file)
-      return "cannot write '" + temporary + "': " + std::strerror(errno);
+      return failed("cannot write '" + temporary + "': " + std::strerror(errno));
     std::filesystem::rename(temporary, path, error);
-    return error ? "cannot write '" + path + "': " + error.message() : std::string();
+    return error ? failed("cannot write '" + path + "': " + error.message()) : Status();
   }
   while (!std::filesystem::exists(path, error)) {
-    if (passed(deadline)) {
-      timedOut = true;
-      return "timed out waiting for '" + path + "', which rank 0 writes";
-    }
+    if (passed(deadline))
+      return timedOut("timed out waiting for '" + path + "', which rank 0 writes");
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   std::ifstream file(path, std::ios::binary);
   file.read(reinterpret_cast<char *>(data), static_cast<std::streamsize>(bytes));
   if (!file || file.peek() != std::ifstream::traits_type::eof())
-    return "'" + path + "' does not have " + std::to_string(bytes) +
-           " bytes, expected the file that rank 0 of this launch writes";
+    return failed("'" + path + "' does not have " + std::to_string(bytes) +
+                  " bytes, expected the file that rank 0 of this launch writes");
   return {};
 }
 
-std::string shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut) {
+namespace {
+
+/// Waits for request 0 of a channel.
+Status waitFor(Channel &channel, uint32_t peer, const Deadline &deadline) {
+  while (true) {
+    const Result<bool> done = channel.test(0);
+    if (!done.ok() || *done)
+      return done.status();
+    if (passed(deadline))
+      return timedOut("timed out waiting for rank " + std::to_string(peer) + " to join");
+    std::this_thread::yield();
+  }
+}
+
+} // namespace
+
+Status shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline) {
   channel.reserve(1);
+  const bool sends = channel.rank() == 0;
   // Rank 0 sends to one rank after the other: no faster broadcast is needed, since all wait for each other next.
-  for (uint32_t peer = channel.rank() == 0 ? 1 : 0; peer < (channel.rank() == 0 ? channel.size() : 1); ++peer) {
-    std::string error =
-        channel.rank() == 0 ? channel.send(0, peer, 0, data, bytes) : channel.receive(0, peer, 0, data, bytes);
-    for (bool done = false; error.empty() && !done;) {
-      error = channel.test(0, done);
-      if (error.empty() && !done && passed(deadline)) {
-        timedOut = true;
-        error = "timed out waiting for rank " + std::to_string(peer) + " to join";
-      }
-      if (!done)
-        std::this_thread::yield();
-    }
-    if (!error.empty()) {
+  for (uint32_t peer = sends ? 1 : 0; peer < (sends ? channel.size() : 1); ++peer) {
+    Status status = sends ? channel.send(0, peer, 0, data, bytes) : channel.receive(0, peer, 0, data, bytes);
+    if (status.ok())
+      status = waitFor(channel, peer, deadline);
+    if (!status.ok()) {
       channel.abandon();
-      return error;
+      return status;
     }
   }
   return {};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "executor/deadline.h"
+#include "support/status.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -23,12 +24,11 @@ struct Launch {
 Launch findLaunch();
 
 /// Broadcasts rank 0's bytes to all ranks by a file on a shared filesystem. The file must not exist before the launch:
-/// rank 0 writes it atomically, the others wait for it. Returns an error text; empty on success.
-std::string shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline,
-                        bool &timedOut);
+/// rank 0 writes it atomically, the others wait for it.
+Status shareByFile(const std::string &path, uint32_t rank, std::byte *data, size_t bytes, const Deadline &deadline);
 
 class Channel;
 /// The same over a channel, with its request 0 and tag 0.
-std::string shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline, bool &timedOut);
+Status shareByChannel(Channel &channel, std::byte *data, size_t bytes, const Deadline &deadline);
 
 } // namespace reshard

@@ -27,39 +27,41 @@ template <class CopyTable> const CopyTable *verified(schema::Bytes bytes, const 
 
 } // namespace
 
-std::string Plan::open(const std::string &path, std::unique_ptr<Plan> &plan) {
+Status Plan::open(const std::string &path, std::unique_ptr<Plan> &plan) {
   auto opened = std::make_unique<Plan>();
   opened->path_ = path;
-  if (std::string error = schema::Container::open(path, opened->container_); !error.empty())
-    return error;
+  if (Status status = schema::Container::open(path, opened->container_); !status.ok())
+    return status;
   opened->manifest_ = verified<schema::Manifest>(opened->container_->manifest(), schema::kManifestIdentifier);
   if (!opened->manifest_)
-    return "'" + path + "': damaged: the manifest is not a valid FlatBuffer";
+    return badPlan("'" + path + "': damaged: the manifest is not a valid FlatBuffer");
   const schema::Manifest &manifest = *opened->manifest_;
-  if (std::string error = schema::checkManifest(manifest); !error.empty())
-    return "'" + path + "': the manifest is inconsistent: " + error;
+  if (Status status = schema::checkManifest(manifest); !status.ok())
+    return std::move(status).withPrefix("'" + path + "': the manifest is inconsistent: ");
   if (manifest.world() != opened->world())
-    return "'" + path + "': the manifest is inconsistent: found a world of " + std::to_string(manifest.world()) +
-           " ranks, the file has " + std::to_string(opened->world()) + " segments";
+    return badPlan("'" + path + "': the manifest is inconsistent: found a world of " +
+                   std::to_string(manifest.world()) + " ranks, the file has " + std::to_string(opened->world()) +
+                   " segments");
   // So tables by message number cannot be larger than the file.
   if (manifest.messages() > static_cast<uint64_t>(opened->container_->bytes()) / (2 * sizeof(schema::Step)))
-    return "'" + path + "': the manifest is inconsistent: found " + std::to_string(manifest.messages()) +
-           " messages, more than a file of " + std::to_string(opened->container_->bytes()) + " bytes can describe";
+    return badPlan("'" + path + "': the manifest is inconsistent: found " + std::to_string(manifest.messages()) +
+                   " messages, more than a file of " + std::to_string(opened->container_->bytes()) +
+                   " bytes can describe");
   opened->meshRanks_.emplace(manifest);
   plan = std::move(opened);
   return {};
 }
 
-std::string Plan::segment(uint32_t rank, const schema::Segment *&segment) const {
+Status Plan::segment(uint32_t rank, const schema::Segment *&segment) const {
   schema::Bytes bytes;
-  if (std::string error = container_->segment(rank, bytes); !error.empty())
-    return error;
+  if (Status status = container_->segment(rank, bytes); !status.ok())
+    return status;
   const std::string where = "'" + path_ + "': the segment of rank " + std::to_string(rank) + " ";
   const schema::Segment *root = verified<schema::Segment>(bytes, schema::SegmentIdentifier());
   if (!root)
-    return where + "is not a valid FlatBuffer";
-  if (std::string error = checkSegment(*manifest_, *meshRanks_, *root, rank); !error.empty())
-    return where + "is inconsistent: " + error;
+    return badPlan(where + "is not a valid FlatBuffer");
+  if (Status status = checkSegment(*manifest_, *meshRanks_, *root, rank); !status.ok())
+    return std::move(status).withPrefix(where + "is inconsistent: ");
   segment = root;
   return {};
 }

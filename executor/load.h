@@ -5,6 +5,7 @@
 #include "executor/mesh_rank_index.h"
 #include "schema/container.h"
 #include "schema/manifest.h"
+#include "support/status.h"
 
 #include <memory>
 #include <string>
@@ -14,17 +15,17 @@ namespace reshard {
 /// An opened plan. Thread-safe once open.
 class Plan {
 public:
-  /// Maps the file and checks header and manifest. Returns an error text with the path in it; empty on success.
-  static std::string open(const std::string &path, std::unique_ptr<Plan> &plan);
+  /// Maps the file and checks header and manifest. Errors name the path and are of kind badPlan.
+  static Status open(const std::string &path, std::unique_ptr<Plan> &plan);
   const schema::Manifest &manifest() const { return *manifest_; }
   const schema::Container &container() const { return *container_; }
   uint32_t world() const { return container_->segments(); }
   /// The mesh rank of a world rank in each endpoint.
   const MeshRankIndex &meshRanks() const { return *meshRanks_; }
   const std::string &digest() const { return container_->digest(); }
-  /// A rank's segment, verified and checked (checkSegment) at every call. Returns an error text with the path in it;
-  /// empty on success.
-  std::string segment(uint32_t rank, const schema::Segment *&segment) const;
+  /// A rank's segment, verified and checked (checkSegment) at every call. Errors name the path and are of kind badPlan,
+  /// or `invalid` if the plan has no such rank.
+  Status segment(uint32_t rank, const schema::Segment *&segment) const;
 
 private:
   std::string path_;
@@ -34,8 +35,7 @@ private:
 };
 
 /// Checks that each message has one send and one receive, which name each other and have the same round, bytes, chunks
-/// and operand shapes. Reads every segment; needs a few bytes of memory for each message. Returns an error text; empty
-/// on success.
-std::string checkMessages(const Plan &plan);
+/// and operand shapes. Reads every segment; needs a few bytes of memory for each message.
+Status checkMessages(const Plan &plan);
 
 } // namespace reshard

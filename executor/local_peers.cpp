@@ -59,20 +59,20 @@ LocalPeers::~LocalPeers() {
       munmap(mapping.memory, mapping.bytes);
 }
 
-std::string LocalPeers::publish(const LocalRank &rank) {
+Status LocalPeers::publish(const LocalRank &rank) {
   const uint32_t buffers = bufferCount(*rank.segment), steps = stepCount(*rank.segment);
   const size_t bytes = Block::size(buffers, steps);
-  auto failed = [](const char *what) {
-    return std::string("cannot share memory with local peers: ") + what + ": " + std::strerror(errno);
+  auto failure = [](const char *call) {
+    return failed(std::string("cannot share memory with local peers: ") + call + ": " + std::strerror(errno));
   };
   blockFile_ = memfd_create("reshard", MFD_CLOEXEC);
   if (blockFile_ < 0)
-    return failed("memfd_create");
+    return failure("memfd_create");
   if (ftruncate(blockFile_, static_cast<off_t>(bytes)) != 0)
-    return failed("ftruncate");
+    return failure("ftruncate");
   void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, blockFile_, 0);
   if (memory == MAP_FAILED)
-    return failed("mmap");
+    return failure("mmap");
   mine_.layOut(memory, buffers, steps); // a new memfd is zeroed
   std::random_device random;
   address_.token = uint64_t{random()} << 32 | random();
@@ -113,7 +113,7 @@ const LocalRank *LocalPeers::attach(const Plan &plan, uint32_t rank, const PeerA
 
 bool LocalPeers::mapPeer(const Plan &plan, uint32_t rank, const PeerAddress &address, Peer &peer) {
   peer.rank.rank = rank;
-  if (!plan.segment(rank, peer.rank.segment).empty())
+  if (!plan.segment(rank, peer.rank.segment).ok())
     return false;
   const uint32_t buffers = bufferCount(*peer.rank.segment), steps = stepCount(*peer.rank.segment);
   const std::string path = "/proc/" + std::to_string(address.process) + "/fd/";

@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <string>
 #include <vector>
 
 namespace reshard {
@@ -41,9 +40,9 @@ public:
   LocalPeers &operator=(const LocalPeers &) = delete;
   ~LocalPeers();
 
-  /// Creates this rank's block: the file positions of its buffers, and a Progress for each step. Returns an error text,
-  /// and then nothing is published; empty on success.
-  std::string publish(const LocalRank &rank);
+  /// Creates this rank's block: the file positions of its buffers, and a Progress for each step. If it fails, nothing
+  /// is published.
+  Status publish(const LocalRank &rank);
   const PeerAddress &address() const { return address_; }
 
   /// A local peer's rank with its memory as mapped here; buffers that cannot be mapped are null. Returns null if its

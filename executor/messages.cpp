@@ -77,42 +77,40 @@ public:
       std::free(arena_);
   }
 
-  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline,
-                      bool &timedOut) override {
+  Status prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline) override {
     if (ranks.size() != 1 || ranks[0].rank != channel_->rank())
-      return "this process is rank " + std::to_string(channel_->rank()) +
-             " of the channel, expected it to run exactly that rank";
+      return failed("this process is rank " + std::to_string(channel_->rank()) +
+                    " of the channel, expected it to run exactly that rank");
     if (const uint32_t tags = channel_->maxTag() - Bootstrap::kTags + 1; plan.manifest().messages() > tags)
-      return "the plan has " + std::to_string(plan.manifest().messages()) + " messages, expected at most " +
-             std::to_string(tags) + ", the number of tags of the channel";
+      return failed("the plan has " + std::to_string(plan.manifest().messages()) + " messages, expected at most " +
+                    std::to_string(tags) + ", the number of tags of the channel");
     const LocalRank &rank = ranks[0];
     viewJobs_ = rank.viewJobs;
     if (shortcut_)
-      if (std::string error = localPeers_.publish(rank); !error.empty())
-        return error;
-    std::map<uint32_t, PeerAddress> localPeers;
-    if (std::string error =
-            bootstrap_.exchangeAddresses(plan.digest(), localPeers_.address(), deadline, timedOut, localPeers);
-        !error.empty())
-      return abandon(error);
+      if (Status status = localPeers_.publish(rank); !status.ok())
+        return status;
+    const Result<std::map<uint32_t, PeerAddress>> localPeers =
+        bootstrap_.exchangeAddresses(plan.digest(), localPeers_.address(), deadline);
+    if (!localPeers.ok())
+      return abandon(localPeers.status());
     // Each receiver decides which messages it pulls. After all-reduce min the senders know these decisions.
     where_.resize(rank.segment->steps()->size());
-    if (std::string error = failTogether(addSteps(plan, rank, localPeers, false), deadline, timedOut); !error.empty())
-      return error;
+    if (Status status = failTogether(addSteps(plan, rank, *localPeers, false), deadline); !status.ok())
+      return status;
     localPeers_.closeFiles();
-    std::string error = addSteps(plan, rank, localPeers, true);
-    stream_ = bytes() * (localPeers.size() + 1) >= kStreamBytes; // assumes that local peers copy as much
+    Status status = addSteps(plan, rank, *localPeers, true);
+    stream_ = bytes() * (localPeers->size() + 1) >= kStreamBytes; // assumes that local peers copy as much
     const uint64_t bytes = rank.segment->arena_bytes() -
                            (viewJobs_ ? viewJobs_->headBytes() + viewJobs_->tailBytes() : 0) - rank.transformed;
-    if (error.empty() && bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
+    if (status.ok() && bytes > 0 && !(messages_[kSend].empty() && messages_[kReceive].empty())) {
       arena_ = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
       if (arena_)
         std::memset(arena_, 0, bytes); // page faults now, not in the first run
       else
-        error = "out of memory for an arena of " + std::to_string(bytes) + " bytes";
+        status = failed("out of memory for an arena of " + std::to_string(bytes) + " bytes");
     }
-    if (error = failTogether(std::move(error), deadline, timedOut); !error.empty())
-      return error;
+    if (status = failTogether(std::move(status), deadline); !status.ok())
+      return status;
     for (const Method method : {kReceive, kSend, kPull, kPost})
       for (MessageState &message : messages_[method])
         link(*rank.segment, method, message);
@@ -121,23 +119,21 @@ public:
     return {};
   }
 
-  std::string run(Deadline deadline, bool &timedOut) override {
+  Status run(Deadline deadline) override {
     if (abandoned_)
-      return "an earlier run failed with messages in flight; launch the processes again";
+      return abandonedEarlier();
     for (auto &method : messages_)
       for (MessageState &message : method)
         message.begun = message.done = message.copied = 0;
     first_ = {};
     copied_ = local_ = 0;
-    if (!runViewJobs(ViewJobs::kBefore, deadline)) {
-      timedOut = true;
-      return abandon("timed out in the conversions before the first message");
-    }
+    if (!runViewJobs(ViewJobs::kBefore, deadline))
+      return abandon(timedOut("timed out in the conversions before the first message"));
     Backoff backoff;
     for (uint64_t polls = 0;; ++polls) {
       bool any = false;
-      if (std::string error = exchange(any); !error.empty())
-        return abandon(error);
+      if (Status status = exchange(any); !status.ok())
+        return abandon(std::move(status));
       post(any);
       pull(any);
       copy(any);
@@ -148,26 +144,22 @@ public:
         backoff.reset();
       if (!any)
         backoff.wait();
-      if (deadline && polls % 64 == 0 && std::chrono::steady_clock::now() >= *deadline) {
-        timedOut = true;
-        return abandon(timeoutText());
-      }
+      if (polls % 64 == 0 && passed(deadline))
+        return abandon(timedOut(timeoutText()));
     }
     ++runs_;
-    if (!runViewJobs(ViewJobs::kAfter, deadline)) {
-      timedOut = true;
-      return abandon("timed out in the conversions after the last message");
-    }
+    if (!runViewJobs(ViewJobs::kAfter, deadline))
+      return abandon(timedOut("timed out in the conversions after the last message"));
     // The run is complete when all ranks are done.
-    std::string error = bootstrap_.barrier(deadline, timedOut);
-    return error.empty() ? error : abandon(error);
+    Status status = bootstrap_.barrier(deadline);
+    return status.ok() ? status : abandon(std::move(status));
   }
 
-  std::string allReduceMin(int64_t value, int64_t &result, Deadline deadline, bool &timedOut) override {
+  Result<int64_t> allReduceMin(int64_t value, Deadline deadline) override {
     if (abandoned_)
-      return "an earlier run failed with messages in flight; launch the processes again";
-    std::string error = bootstrap_.allReduceMin(value, result, deadline, timedOut);
-    return error.empty() ? error : abandon(error);
+      return abandonedEarlier();
+    Result<int64_t> result = bootstrap_.allReduceMin(value, deadline);
+    return result.ok() ? result : abandon(result.status());
   }
 
   uint64_t bytes() const override { return by_.local + by_.sharedMemory + by_.messages; }
@@ -175,24 +167,26 @@ public:
 
 private:
   /// Messages in flight cannot be told from those of a later run, so no later run is possible.
-  std::string abandon(std::string error) {
+  Status abandon(Status status) {
     abandoned_ = true;
     channel_->abandon();
-    return error;
+    return status;
   }
 
-  /// Tells all ranks whether one has an error: then all of them fail. Returns an error text; empty on success.
-  std::string failTogether(std::string error, const Deadline &deadline, bool &timedOut) {
-    int64_t first = 0;
-    const std::string lost =
-        bootstrap_.allReduceMin(error.empty() ? channel_->size() : channel_->rank(), first, deadline, timedOut);
-    if (!error.empty())
-      timedOut = false;
-    else if (!lost.empty())
-      error = lost;
-    else if (first < channel_->size())
-      error = "prepare failed on rank " + std::to_string(first) + "; see that rank's error";
-    return error.empty() ? error : abandon(error);
+  static Status abandonedEarlier() {
+    return failed("an earlier run failed with messages in flight; launch the processes again");
+  }
+
+  /// All-reduces whether a rank has an error: then all of them fail.
+  Status failTogether(Status status, const Deadline &deadline) {
+    const Result<int64_t> first = bootstrap_.allReduceMin(status.ok() ? channel_->size() : channel_->rank(), deadline);
+    if (!status.ok())
+      return abandon(std::move(status));
+    if (!first.ok())
+      return abandon(first.status());
+    if (*first < channel_->size())
+      return abandon(failed("prepare failed on rank " + std::to_string(*first) + "; see that rank's error"));
+    return {};
   }
 
   /// Runs jobs of the rank's quantized views; false if the deadline passed.
@@ -205,16 +199,16 @@ private:
     return true;
   }
 
-  std::string addSteps(const Plan &plan, const LocalRank &rank, const std::map<uint32_t, PeerAddress> &localPeers,
-                       bool sends) {
-    std::string error;
-    for (uint32_t s = 0; s < where_.size() && error.empty(); ++s)
-      error = addStep(plan, rank, s, localPeers, sends);
-    return error;
+  Status addSteps(const Plan &plan, const LocalRank &rank, const std::map<uint32_t, PeerAddress> &localPeers,
+                  bool sends) {
+    Status status;
+    for (uint32_t s = 0; s < where_.size() && status.ok(); ++s)
+      status = addStep(plan, rank, s, localPeers, sends);
+    return status;
   }
 
-  std::string addStep(const Plan &plan, const LocalRank &rank, uint32_t number,
-                      const std::map<uint32_t, PeerAddress> &localPeers, bool sends) {
+  Status addStep(const Plan &plan, const LocalRank &rank, uint32_t number,
+                 const std::map<uint32_t, PeerAddress> &localPeers, bool sends) {
     const Step &step = *rank.segment->steps()->Get(number);
     if ((step.kind() == StepKind::send) != sends)
       return {};
@@ -224,11 +218,10 @@ private:
       for (uint32_t i = 0; step.kind() == StepKind::reduce && i < step.input_count(); ++i)
         copies_.addReduce(rank, operand(step.first_input() + i)->buffer());
       for (uint32_t i = 0; i < step.output_count(); ++i)
-        if (std::string error =
-                copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr, rank,
-                            *operand(step.first_output() + i));
-            !error.empty())
-          return error;
+        if (Status status = copies_.add(rank, step.kind() == StepKind::copy ? operand(step.first_input() + i) : nullptr,
+                                        rank, *operand(step.first_output() + i));
+            !status.ok())
+          return status;
       where_[number] = {kLocal, copies_.size()}; // the end of its copies
       locals_.emplace_back().step = &step;
       localEnds_.push_back(copies_.size());
@@ -248,10 +241,11 @@ private:
       bool relayed = false;
       if (peer != localPeers.end())
         if (const LocalRank *other = localPeers_.attach(plan, step.peer(), peer->second)) {
-          bool reached = false;
-          if (std::string error = addPull(rank, *other, message, reached, relayed); !error.empty())
-            return error;
-          method = reached ? kPull : kReceive;
+          const Result<PulledMemory> memory = addPull(rank, *other, message);
+          if (!memory.ok())
+            return memory.status();
+          method = memory->mapped ? kPull : kReceive;
+          relayed = memory->relayed;
         }
       (method == kPull ? by_.sharedMemory : by_.messages) += step.bytes();
       if (method == kReceive && shortcut_ && peer != localPeers.end() && !relayed)
@@ -261,23 +255,28 @@ private:
       const uint32_t first = sends ? step.first_input() : step.first_output(),
                      count = sends ? step.input_count() : step.output_count();
       for (uint32_t i = 0; i < count; ++i)
-        if (std::string error = message.packing.add(rank, *operand(first + i)); !error.empty())
-          return error;
+        if (Status status = message.packing.add(rank, *operand(first + i)); !status.ok())
+          return status;
       if (chunkBytes(step, 0) > kMaxChannelBytes)
-        return "step " + std::to_string(number) + " has chunks of " + std::to_string(chunkBytes(step, 0)) +
-               " bytes, expected at most " + std::to_string(kMaxChannelBytes);
+        return failed("step " + std::to_string(number) + " has chunks of " + std::to_string(chunkBytes(step, 0)) +
+                      " bytes, expected at most " + std::to_string(kMaxChannelBytes));
       if (step.staging() == UINT64_MAX && !message.packing.contiguous())
-        return "step " + std::to_string(number) + " sends or receives in place, but its bytes are not contiguous";
+        return failed("step " + std::to_string(number) +
+                      " sends or receives in place, but its bytes are not contiguous");
     }
     where_[number] = {method, messages_[method].size()};
     messages_[method].push_back(std::move(message));
     return {};
   }
 
-  /// Pairs a receive with its send, to copy out of the sender's memory. `reached`: all of that memory is mapped here,
-  /// and the message is pulled. `relayed`: the sender relays bytes from its arena, which is never mapped.
-  std::string addPull(const LocalRank &rank, const LocalRank &other, MessageState &message, bool &reached,
-                      bool &relayed) {
+  /// The memory of a send of a local peer.
+  struct PulledMemory {
+    bool mapped = true;   // all of it is mapped here, and the message is pulled
+    bool relayed = false; // the sender relays bytes from its arena, which is never mapped
+  };
+
+  /// Pairs a receive with its send, to copy out of the sender's memory.
+  Result<PulledMemory> addPull(const LocalRank &rank, const LocalRank &other, MessageState &message) {
     const Step &step = *message.step;
     const auto *steps = other.segment->steps();
     const auto send = std::find_if(steps->begin(), steps->end(), [&](const Step *s) {
@@ -285,24 +284,26 @@ private:
     });
     if (send == steps->end() || send->peer() != rank.rank || send->input_count() != step.output_count() ||
         send->bytes() != step.bytes() || send->chunk() != step.chunk())
-      return "message " + std::to_string(step.message()) + " differs between rank " + std::to_string(other.rank) +
-             " and rank " + std::to_string(rank.rank) + ": expected equal peers, bytes, chunks and operand counts";
-    reached = true;
+      return failed("message " + std::to_string(step.message()) + " differs between rank " +
+                    std::to_string(other.rank) + " and rank " + std::to_string(rank.rank) +
+                    ": expected equal peers, bytes, chunks and operand counts");
+    PulledMemory memory;
     for (uint32_t i = 0; i < send->input_count(); ++i)
-      relayed = relayed || other.segment->operands()->Get(send->first_input() + i)->buffer() == 0;
-    for (uint32_t i = 0; i < step.output_count() && reached; ++i)
-      if (std::string error =
-              message.packing.add({&other, other.segment->operands()->Get(send->first_input() + i)},
-                                  {&rank, rank.segment->operands()->Get(step.first_output() + i)}, reached);
-          !error.empty())
-        return error;
-    if (reached) {
+      memory.relayed = memory.relayed || other.segment->operands()->Get(send->first_input() + i)->buffer() == 0;
+    for (uint32_t i = 0; i < step.output_count() && memory.mapped; ++i) {
+      const Result<bool> mapped = message.packing.add({&other, other.segment->operands()->Get(send->first_input() + i)},
+                                                      {&rank, rank.segment->operands()->Get(step.first_output() + i)});
+      if (!mapped.ok())
+        return mapped.status();
+      memory.mapped = *mapped;
+    }
+    if (memory.mapped) {
       message.progress = &localPeers_.progress(other.rank, static_cast<uint32_t>(send - steps->begin()));
       message.progress->pulled = 1;
     } else {
       message.packing = {};
     }
-    return {};
+    return memory;
   }
 
   void link(const Segment &segment, Method method, MessageState &message) {
@@ -431,17 +432,17 @@ private:
   }
 
   /// Progresses the messages over the channel.
-  std::string exchange(bool &any) {
+  Status exchange(bool &any) {
     for (const Method send : {kReceive, kSend})
       for (size_t f = 0; f < kInFlight; ++f) {
         ChunkInFlight &flight = inFlight_[send][f];
         // Chunks of one message are completed in order, since messages that forward them count them.
         if (!flight.message || flight.chunk != flight.message->done)
           continue;
-        bool arrived = false;
-        if (std::string error = channel_->test(send * kInFlight + f, arrived); !error.empty())
-          return error + named(send, *flight.message, flight.chunk);
-        if (!arrived)
+        const Result<bool> arrived = channel_->test(send * kInFlight + f);
+        if (!arrived.ok())
+          return Status(arrived.status()).withSuffix(named(send, *flight.message, flight.chunk));
+        if (!*arrived)
           continue;
         any = true;
         MessageState &message = *flight.message;
@@ -458,10 +459,10 @@ private:
         ++first_[send];
       for (size_t m = first_[send]; m < std::min(all.size(), first_[send] + kAhead); ++m)
         while (ready(send, all[m])) {
-          bool begun = false;
-          if (std::string error = begin(send, all[m], m - first_[send] < 2 ? 0 : kReserved, begun); !error.empty())
-            return error;
-          if (!begun)
+          const Result<bool> begun = begin(send, all[m], m - first_[send] < 2 ? 0 : kReserved);
+          if (!begun.ok())
+            return begun.status();
+          if (!*begun)
             break;
           any = true;
         }
@@ -469,32 +470,34 @@ private:
     return {};
   }
 
-  /// Starts the next chunk, unless its slot is in use or at most `reserved` places in flight are free.
-  std::string begin(Method send, MessageState &message, size_t reserved, bool &begun) {
+  /// Starts the next chunk, unless its slot is in use or at most `reserved` places in flight are free. Returns whether
+  /// it was started.
+  Result<bool> begin(Method send, MessageState &message, size_t reserved) {
     std::byte *end = nullptr, *data = nextChunk(message, end);
     for (const auto &direction : inFlight_)
       for (const ChunkInFlight &flight : direction)
         if (flight.message && end && flight.begin && flight.begin < end && data < flight.end)
-          return {}; // the slot is in use
+          return false; // the slot is in use
     const auto free = static_cast<size_t>(std::find_if(inFlight_[send].begin(), inFlight_[send].end(),
                                                        [](const ChunkInFlight &f) { return !f.message; }) -
                                           inFlight_[send].begin());
     const auto left = static_cast<size_t>(std::count_if(inFlight_[send].begin(), inFlight_[send].end(),
                                                         [](const ChunkInFlight &f) { return !f.message; }));
     if (left <= reserved)
-      return {};
+      return false;
     const Step &step = *message.step;
     const uint64_t at = message.begun * step.chunk(), bytes = chunkBytes(step, message.begun);
     if (send && end)
       message.packing.pack(at, at + bytes, data);
     inFlight_[send][free] = {&message, message.begun, end ? data : nullptr, end};
-    begun = true;
     const size_t request = send * kInFlight + free;
     const uint64_t chunk = message.begun++;
     const uint32_t tag = Bootstrap::kTags + step.message();
-    std::string error = send ? channel_->send(request, step.peer(), tag, data, bytes)
-                             : channel_->receive(request, step.peer(), tag, data, bytes);
-    return error.empty() ? error : error + named(send, message, chunk);
+    Status status = send ? channel_->send(request, step.peer(), tag, data, bytes)
+                         : channel_->receive(request, step.peer(), tag, data, bytes);
+    if (!status.ok())
+      return std::move(status).withSuffix(named(send, message, chunk));
+    return true;
   }
 
   static std::string named(bool send, const MessageState &message, uint64_t chunk) {

@@ -6,8 +6,7 @@
 
 namespace reshard {
 
-std::string loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols,
-                       void *&function) {
+Result<void *> loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols) {
   const std::string file = "libreshard_" + name + ".so";
   std::error_code ignored;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
@@ -26,16 +25,16 @@ std::string loadModule(const std::string &name, const std::string &entry, uint32
       why = why.empty() ? error : why; // prefer the error of a file that exists
       continue;
     }
-    function = dlsym(module, entry.c_str());
+    void *const function = dlsym(module, entry.c_str());
     if (!function)
-      return "'" + path + "' is not a backend of reshard: the function " + entry + " is missing";
+      return failed("'" + path + "' is not a backend of reshard: the function " + entry + " is missing");
     const auto found = static_cast<const uint32_t *>(dlsym(module, (entry + "_version").c_str()));
     if (!found || *found != version)
-      return "'" + path + "': found version " + (found ? std::to_string(*found) : "none") + " of " + entry +
-             ", expected " + std::to_string(version) + "; install backends and library of the same release";
-    return {};
+      return failed("'" + path + "': found version " + (found ? std::to_string(*found) : "none") + " of " + entry +
+                    ", expected " + std::to_string(version) + "; install backends and library of the same release");
+    return function;
   }
-  return "backend '" + name + "' cannot be loaded: " + why;
+  return failed("backend '" + name + "' cannot be loaded: " + why);
 }
 
 } // namespace reshard

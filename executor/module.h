@@ -2,6 +2,8 @@
 // They are loaded on demand, so that one executor runs on machines with and without MPI, CUDA and NCCL.
 #pragma once
 
+#include "support/status.h"
+
 #include <cstdint>
 #include <string>
 
@@ -11,8 +13,7 @@ enum class Symbols { local, global };
 
 /// Loads the module of a backend, which is never unloaded, and finds its function `entry`. `version`: the required
 /// value of the module's uint32_t `<entry>_version`. `symbols`: whether libraries that the module loads can use its
-/// symbols. Returns an error text; empty on success.
-std::string loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols,
-                       void *&function);
+/// symbols.
+Result<void *> loadModule(const std::string &name, const std::string &entry, uint32_t version, Symbols symbols);
 
 } // namespace reshard

@@ -6,7 +6,7 @@ namespace reshard {
 
 using namespace schema;
 
-std::string expand(const Side &source, const Side &target, Expansion &expansion) {
+Status expand(const Side &source, const Side &target, Expansion &expansion) {
   const Side sides[2] = {source, target};
   const Shape *shapes[2] = {};
   for (int s = 0; s < 2; ++s)
@@ -20,7 +20,7 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
     return text + std::to_string(shapes[s]->row_bytes()) + " bytes";
   };
   auto mismatch = [&] {
-    return "operand shapes differ: " + describe(0) + ", " + describe(1) + ", expected equal ones";
+    return failed("operand shapes differ: " + describe(0) + ", " + describe(1) + ", expected equal ones");
   };
   if (shapes[0] && shapes[1] &&
       (shapes[0]->row_bytes() != shapes[1]->row_bytes() || shapes[0]->loop_count() != shapes[1]->loop_count()))
@@ -70,7 +70,8 @@ std::string expand(const Side &source, const Side &target, Expansion &expansion)
     if (sides[s].operand)
       forms[s] = sides[s].rank->form(sides[s].operand->buffer());
   if (forms[0].kind == kernels::StorageForm::Kind::cast && shapes[1])
-    return "rank " + std::to_string(source.rank->rank) + " copies from a buffer that is cast, which is not supported";
+    return failed("rank " + std::to_string(source.rank->rank) +
+                  " copies from a buffer that is cast, which is not supported");
   expansion.source = forms[0];
   expansion.target = forms[1];
   for (size_t l = 0; l < shape.loopCount; ++l) {
@@ -110,46 +111,46 @@ void castZeros(Expansion &expansion) {
   expansion.target = {};
 }
 
-std::string checkBound(const Plan &plan, const LocalRank &rank) {
+Status checkBound(const Plan &plan, const LocalRank &rank) {
   const Segment &segment = *rank.segment;
-  auto check = [&](uint32_t first, uint32_t count) {
+  auto check = [&](uint32_t first, uint32_t count) -> Status {
     Expansion expansion;
     for (uint32_t i = first; i < first + count; ++i) {
       const Operand &operand = *segment.operands()->Get(i);
-      if (std::string error = expand({&rank, &operand}, {}, expansion); !error.empty())
-        return error;
+      if (Status status = expand({&rank, &operand}, {}, expansion); !status.ok())
+        return status;
       if (std::all_of(expansion.at.begin(), expansion.at.end(), [](const auto &at) { return at.source; }))
         continue;
       const size_t range = bufferRangeOf(segment, operand.buffer());
       if (range == segment.buffers()->size())
-        return "rank " + std::to_string(rank.rank) + " uses a buffer that was not bound";
+        return badBinding("rank " + std::to_string(rank.rank) + " uses a buffer that was not bound");
       const BufferRange &of = *segment.buffers()->Get(static_cast<uint32_t>(range));
       const Endpoint &endpoint = *plan.manifest().endpoints()->Get(of.endpoint());
-      return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
-             std::to_string(endpoint.ranks()->Get(of.mesh_rank())) + " param '" +
-             endpoint.params()->Get(of.param())->name()->str() + "': not all instances are bound";
+      return badBinding(endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
+                        std::to_string(endpoint.ranks()->Get(of.mesh_rank())) + " param '" +
+                        endpoint.params()->Get(of.param())->name()->str() + "': not all instances are bound");
     }
-    return std::string();
+    return {};
   };
   for (const Step *step : *segment.steps()) {
-    std::string error = check(step->first_input(), step->input_count());
-    if (error.empty())
-      error = check(step->first_output(), step->output_count());
-    if (!error.empty())
-      return error;
+    if (Status status = check(step->first_input(), step->input_count()); !status.ok())
+      return status;
+    if (Status status = check(step->first_output(), step->output_count()); !status.ok())
+      return status;
   }
   return {};
 }
 
-std::string addCopy(const Side &source, const Side &target, Tables &tables) {
+Status addCopy(const Side &source, const Side &target, Tables &tables) {
   Expansion expansion;
-  if (std::string error = expand(source, target, expansion); !error.empty())
-    return error;
+  if (Status status = expand(source, target, expansion); !status.ok())
+    return status;
   if (!source.operand)
     castZeros(expansion);
   for (const auto &[from, to, sourceBase, targetBase] : expansion.at) {
     if (!to || (source.operand && !from))
-      return "rank " + std::to_string(to ? source.rank->rank : target.rank->rank) + " uses a buffer that was not bound";
+      return failed("rank " + std::to_string(to ? source.rank->rank : target.rank->rank) +
+                    " uses a buffer that was not bound");
     const auto there = reinterpret_cast<uint64_t>(to), here = source.operand ? reinterpret_cast<uint64_t>(from) : 0;
     if (const kernels::Conversion conversion{expansion.source, expansion.target, sourceBase, targetBase})
       tables.conversions.add(there, here, expansion.shape, conversion, 0, expansion.shape.bytes());

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace reshard {
@@ -34,16 +33,15 @@ struct Expansion {
 /// every format.
 void castZeros(Expansion &expansion);
 
-/// Expands a pair of operands, one of which may be absent. Returns an error text if their shapes differ; empty on
-/// success.
-std::string expand(const Side &source, const Side &target, Expansion &expansion);
+/// Expands a pair of operands, one of which may be absent. Fails if their shapes differ.
+Status expand(const Side &source, const Side &target, Expansion &expansion);
 
-/// Checks that all buffers that the steps of a rank read or write are bound. Returns an error text that names one that
-/// is not; empty on success.
-std::string checkBound(const Plan &plan, const LocalRank &rank);
+/// Checks that all buffers that the steps of a rank read or write are bound. The error names one that is not, and is of
+/// kind badBinding.
+Status checkBound(const Plan &plan, const LocalRank &rank);
 
-/// Appends the copies from one operand to another to tables; without a source operand, zeros. Returns an error text if
-/// the shapes differ or a buffer is not bound; empty on success.
-std::string addCopy(const Side &source, const Side &target, Tables &tables);
+/// Appends the copies from one operand to another to tables; without a source operand, zeros. Fails if the shapes
+/// differ or a buffer is not bound.
+Status addCopy(const Side &source, const Side &target, Tables &tables);
 
 } // namespace reshard

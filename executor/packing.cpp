@@ -26,13 +26,13 @@ Offsets rowOffsets(const kernels::Strided &shape, uint64_t number) {
 
 } // namespace
 
-std::string Packing::add(const LocalRank &rank, const Operand &operand) {
+Status Packing::add(const LocalRank &rank, const Operand &operand) {
   Expansion expansion;
-  if (std::string error = expand({&rank, &operand}, {}, expansion); !error.empty())
-    return error;
+  if (Status status = expand({&rank, &operand}, {}, expansion); !status.ok())
+    return status;
   for (const auto &at : expansion.at)
     if (!at.source)
-      return "rank " + std::to_string(rank.rank) + " uses a buffer that was not bound";
+      return failed("rank " + std::to_string(rank.rank) + " uses a buffer that was not bound");
   expansion.target = expansion.source; // for pack this memory is the source, for unpack the target
   for (auto &at : expansion.at)
     at.to = at.from;
@@ -44,14 +44,12 @@ std::string Packing::add(const LocalRank &rank, const Operand &operand) {
   return {};
 }
 
-std::string Packing::add(const Side &source, const Side &target, bool &reached) {
+Result<bool> Packing::add(const Side &source, const Side &target) {
   Expansion expansion;
-  if (std::string error = expand(source, target, expansion); !error.empty())
-    return error;
-  reached =
-      std::all_of(expansion.at.begin(), expansion.at.end(), [](const auto &at) { return at.source && at.target; });
+  if (Status status = expand(source, target, expansion); !status.ok())
+    return status;
   append(expansion);
-  return {};
+  return std::all_of(expansion.at.begin(), expansion.at.end(), [](const auto &at) { return at.source && at.target; });
 }
 
 void Packing::append(const Expansion &expansion) {
@@ -85,12 +83,12 @@ std::byte *SplitUnits::at(const void *message, uint64_t byte) {
 
 /// Like move(). But each unit that a range splits gets memory of its own (splitUnits): unpack collects its packed bytes
 /// there until the last one has arrived; pack converts the whole unit to there and copies the range's bytes of it.
-std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, SplitUnits &splitUnits,
-                              Tables &tables) const {
+Status Packing::tabulate(const PackedRange &range, bool unpacks, SplitUnits &splitUnits, Tables &tables) const {
+  const auto &[begin, end, packed] = range;
   auto address = [](const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); };
-  auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), begin,
+  auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), range.begin,
                                           [](uint64_t at, const Entry &p) { return at < p.begin; }));
-  for (; entry != entries_.end() && entry->begin < end; ++entry) {
+  for (; entry != entries_.end() && entry->begin < range.end; ++entry) {
     const kernels::Strided &shape = (unpacks ? in_ : out_)[entry->shape];
     uint64_t first = std::max(begin, entry->begin) - entry->begin, last = std::min(end - entry->begin, shape.bytes());
     const uint64_t memory = address(entry->source), side = address(packed) + entry->begin - begin;
@@ -132,7 +130,7 @@ std::string Packing::tabulate(uint64_t begin, uint64_t end, bool unpacks, std::b
       last = last / unit * unit;
     }
     if (!room)
-      return "out of memory for units that chunk boundaries split";
+      return failed("out of memory for units that chunk boundaries split");
     if (first < last)
       tables.conversions.add(unpacks ? memory : side, unpacks ? side : memory, shape, conversion, first, last - first);
   }

@@ -28,12 +28,10 @@ private:
 /// The operands of one step in order: bytes [0, bytes()).
 class Packing {
 public:
-  /// Appends an operand, for pack and unpack. Returns an error text if one of its buffers is not bound; empty on
-  /// success.
-  std::string add(const LocalRank &rank, const schema::Operand &operand);
-  /// Appends a pair of operands, for copy. `reached` is set to whether all buffers of both are bound. Returns an error
-  /// text if their shapes differ; empty on success.
-  std::string add(const Side &source, const Side &target, bool &reached);
+  /// Appends an operand, for pack and unpack. Fails if one of its buffers is not bound.
+  Status add(const LocalRank &rank, const schema::Operand &operand);
+  /// Appends a pair of operands, for copy. Returns whether all buffers of both are bound. Fails if their shapes differ.
+  Result<bool> add(const Side &source, const Side &target);
 
   uint64_t bytes() const { return bytes_; }
   /// Whether a buffer is converted.
@@ -50,13 +48,18 @@ public:
   }
   void copy(uint64_t begin, uint64_t end, bool stream) const { move(begin, end, nullptr, nullptr, stream); }
 
+  /// Bytes [begin, end) in packed form.
+  struct PackedRange {
+    uint64_t begin, end;
+    std::byte *memory;
+  };
   /// The same for a device: appends the work to tables. The ranges of unpack must run in ascending order. Each range
-  /// splits at most two units; returns an error text if `splitUnits` has no memory for them, empty on success.
-  std::string pack(uint64_t begin, uint64_t end, std::byte *to, SplitUnits &splitUnits, Tables &tables) const {
-    return tabulate(begin, end, false, to, splitUnits, tables);
+  /// splits at most two units; fails if `splitUnits` has no memory for them.
+  Status pack(const PackedRange &range, SplitUnits &splitUnits, Tables &tables) const {
+    return tabulate(range, false, splitUnits, tables);
   }
-  std::string unpack(uint64_t begin, uint64_t end, std::byte *from, SplitUnits &splitUnits, Tables &tables) const {
-    return tabulate(begin, end, true, from, splitUnits, tables);
+  Status unpack(const PackedRange &range, SplitUnits &splitUnits, Tables &tables) const {
+    return tabulate(range, true, splitUnits, tables);
   }
 
 private:
@@ -67,8 +70,7 @@ private:
     size_t shape;
   };
   void append(const Expansion &expansion);
-  std::string tabulate(uint64_t begin, uint64_t end, bool unpacks, std::byte *packed, SplitUnits &splitUnits,
-                       Tables &tables) const;
+  Status tabulate(const PackedRange &range, bool unpacks, SplitUnits &splitUnits, Tables &tables) const;
   void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
 
   std::vector<Entry> entries_;

@@ -3,6 +3,7 @@
 #include "executor/reshard_plan.h"
 
 #include "executor/load.h"
+#include "executor/status_of.h"
 #include "executor/struct_size.h"
 
 #include <algorithm>
@@ -73,8 +74,9 @@ reshard_status reshard_plan_open(const char *path, reshard_plan **plan) {
   if (!*plan)
     return RESHARD_FAILED;
   try {
-    (*plan)->error = path ? Plan::open(path, (*plan)->plan) : "the plan path is NULL";
-    return !path ? RESHARD_INVALID : (*plan)->error.empty() ? RESHARD_OK : RESHARD_BAD_PLAN;
+    const Status status = path ? Plan::open(path, (*plan)->plan) : invalid("the plan path is NULL");
+    (*plan)->error = status.message();
+    return statusOf(status);
   } catch (const std::exception &) {
     return RESHARD_FAILED; // out of memory
   }

@@ -25,20 +25,20 @@ constexpr const PublicStruct *kPublicStructs[] = {
 
 bool validSize(const PublicStruct &type, size_t size) { return size >= type.firstSize && size <= kMaxStructSize; }
 
-std::string readStruct(const PublicStruct &type, const void *given, void *own) {
+Status readStruct(const PublicStruct &type, const void *given, void *own) {
   const size_t size = structSize(given);
   if (!validSize(type, size))
-    return std::string(type.name) + ".size: found " + std::to_string(size) + ", expected " +
-           (size > kMaxStructSize ? "at most " + std::to_string(kMaxStructSize)
-                                  : std::to_string(type.firstSize) + " or more") +
-           "; initialize the struct with " + type.initializer;
+    return invalid(std::string(type.name) + ".size: found " + std::to_string(size) + ", expected " +
+                   (size > kMaxStructSize ? "at most " + std::to_string(kMaxStructSize)
+                                          : std::to_string(type.firstSize) + " or more") +
+                   "; initialize the struct with " + type.initializer);
   const auto *bytes = static_cast<const std::byte *>(given);
   const size_t known = std::min(size, type.size);
   const std::byte *set = std::find_if(bytes + known, bytes + size, [](std::byte byte) { return byte != std::byte{0}; });
   if (set != bytes + size)
-    return std::string(type.name) + ": found a field that is not 0 at byte " + std::to_string(set - bytes) +
-           ", expected a struct of " + std::to_string(type.size) +
-           " bytes: the program was compiled with a newer header; install the libreshard of that version";
+    return invalid(std::string(type.name) + ": found a field that is not 0 at byte " + std::to_string(set - bytes) +
+                   ", expected a struct of " + std::to_string(type.size) +
+                   " bytes: the program was compiled with a newer header; install the libreshard of that version");
   std::memset(own, 0, type.size);
   std::memcpy(own, given, known);
   std::memcpy(own, &type.size, sizeof type.size);

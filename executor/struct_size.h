@@ -3,9 +3,9 @@
 #pragma once
 
 #include "executor/reshard_plan.h"
+#include "support/status.h"
 
 #include <cstddef>
-#include <string>
 
 namespace reshard {
 
@@ -48,9 +48,9 @@ inline constexpr PublicStruct kPublicStruct<reshard_param>{"reshard_param", null
 bool validSize(const PublicStruct &type, size_t size);
 
 /// Copies the struct `given` of a caller of any version to `own` of this version; fields that the caller's version
-/// lacks become 0. Returns an error text; empty on success.
-std::string readStruct(const PublicStruct &type, const void *given, void *own);
-template <class Struct> std::string readStruct(const Struct *given, Struct &own) {
+/// lacks become 0. Errors are of kind `invalid`.
+Status readStruct(const PublicStruct &type, const void *given, void *own);
+template <class Struct> Status readStruct(const Struct *given, Struct &own) {
   return readStruct(kPublicStruct<Struct>, given, &own);
 }
 

@@ -36,21 +36,20 @@ public:
       worker.join();
   }
 
-  std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline, bool &) override {
+  Status prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline) override {
     uint32_t last = 0;
-    if (std::string error = forEachCopy(plan, ranks,
-                                        [&](uint32_t level, const LocalRank &from, const Operand *input,
-                                            const LocalRank &to, const Operand *output) {
-                                          if (level > last)
-                                            levelEnds_.push_back(copies_.size());
-                                          last = level;
-                                          if (output)
-                                            return copies_.add(from, input, to, *output);
-                                          copies_.addReduce(to, input->buffer());
-                                          return std::string();
-                                        });
-        !error.empty())
-      return error;
+    auto add = [&](uint32_t level, const LocalRank &from, const Operand *input, const LocalRank &to,
+                   const Operand *output) -> Status {
+      if (level > last)
+        levelEnds_.push_back(copies_.size());
+      last = level;
+      if (output)
+        return copies_.add(from, input, to, *output);
+      copies_.addReduce(to, input->buffer());
+      return {};
+    };
+    if (Status status = forEachCopy(plan, ranks, add); !status.ok())
+      return status;
     levelEnds_.push_back(copies_.size());
     addWork(ranks);
     for (unsigned t = 1; t < std::min<uint64_t>(threads_, std::max<size_t>(1, levelEnds_.back())); ++t)
@@ -58,7 +57,7 @@ public:
     return {};
   }
 
-  std::string run(Deadline deadline, bool &timedOut) override {
+  Status run(Deadline deadline) override {
     deadline_ = deadline;
     expired_ = false;
     next_ = 0;
@@ -75,8 +74,7 @@ public:
       std::unique_lock lock(mutex_);
       done_.wait(lock, [this] { return busy_ == 0; });
     }
-    timedOut = expired_;
-    return timedOut ? "timed out: not all copies were done" : std::string();
+    return expired_ ? timedOut("timed out: not all copies were done") : Status();
   }
 
   uint64_t bytes() const override { return copies_.bytes(); }

@@ -29,7 +29,7 @@ std::string transformOf(const Manifest &manifest, const Endpoint &endpoint, uint
   return {};
 }
 
-std::string Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Transport &transport, bool &missing) {
+Status Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Transport &transport) {
   release();
   for (LocalRank &rank : ranks) {
     rank.transformed = 0;
@@ -42,21 +42,21 @@ std::string Transforms::bind(const Plan &plan, std::vector<LocalRank> &ranks, Tr
     if (!any)
       continue;
     static std::byte nothing; // the address of params without bytes
-    std::byte *memory = nullptr;
-    std::string error;
-    if (rank.transformed == 0)
-      memory = &nothing;
-    else if (error = transport.allocate(rank.transformed, memory); error.empty() && !memory)
-      error = allocate(rank.transformed, ranks.size() == 1 && plan.world() > 1, memory);
-    if (!error.empty())
-      return "cannot allocate " + std::to_string(rank.transformed) + " bytes for params with a transform: " + error;
-    if (error = add(plan, rank, memory, transport.stream(), missing); !error.empty())
-      return error;
+    Result<std::byte *> memory = &nothing;
+    if (rank.transformed > 0)
+      memory = transport.allocate(rank.transformed);
+    if (memory.ok() && !*memory)
+      memory = allocate(rank.transformed, ranks.size() == 1 && plan.world() > 1);
+    if (!memory.ok())
+      return Status(memory.status())
+          .withPrefix("cannot allocate " + std::to_string(rank.transformed) + " bytes for params with a transform: ");
+    if (Status status = add(plan, rank, *memory, transport.stream()); !status.ok())
+      return status;
   }
   return {};
 }
 
-std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream, bool &missing) {
+Status Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream) {
   for (uint32_t r = 0; r < rank.segment->buffers()->size(); ++r) {
     const BufferRange &range = *rank.segment->buffers()->Get(r);
     const Endpoint &endpoint = *plan.manifest().endpoints()->Get(range.endpoint());
@@ -65,12 +65,10 @@ std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory
       continue;
     const auto found = byName_.find(param.transform()->str());
     const bool source = range.endpoint() == 0;
-    if (found == byName_.end() || !(source ? found->second.prepare_send : found->second.finalize)) {
-      missing = true;
-      return "rank " + std::to_string(rank.rank) + " param '" + param.name()->str() + "' needs " +
-             (source ? "prepare_send" : "finalize") + " of the transform '" + param.transform()->str() +
-             "', which is not set";
-    }
+    if (found == byName_.end() || !(source ? found->second.prepare_send : found->second.finalize))
+      return badBinding("rank " + std::to_string(rank.rank) + " param '" + param.name()->str() + "' needs " +
+                        (source ? "prepare_send" : "finalize") + " of the transform '" + param.transform()->str() +
+                        "', which is not set");
     std::vector<std::byte *> &table = tables_.emplace_back();
     for (ParamInstance &each : schema::instances(plan.manifest(), endpoint, range.param(), range.mesh_rank())) {
       const ParamInstance &instance = instances_.emplace_back(std::move(each));
@@ -87,29 +85,29 @@ std::string Transforms::add(const Plan &plan, LocalRank &rank, std::byte *memory
   return {};
 }
 
-std::string Transforms::prepare() const {
+Status Transforms::prepare() const {
   for (const Converted &source : sources_)
     if (source.by.prepare_send(source.by.user, &source.param) != 0)
-      return failed("prepare_send", source);
+      return hookFailed("prepare_send", source);
   for (const Converted &target : targets_)
     if (target.by.prepare_receive && target.by.prepare_receive(target.by.user, &target.param) != 0)
-      return failed("prepare_receive", target);
+      return hookFailed("prepare_receive", target);
   return {};
 }
 
-std::string Transforms::finalize() const {
+Status Transforms::finalize() const {
   for (const Converted &target : targets_)
     if (target.by.finalize(target.by.user, &target.param) != 0)
-      return failed("finalize", target);
+      return hookFailed("finalize", target);
   return {};
 }
 
-std::string Transforms::failed(const char *hook, const Converted &converted) {
-  return std::string(hook) + " of the transform '" + converted.param.transform + "' failed for param '" +
-         converted.param.name + "' on rank " + std::to_string(converted.param.rank);
+Status Transforms::hookFailed(const char *hook, const Converted &converted) {
+  return failed(std::string(hook) + " of the transform '" + converted.param.transform + "' failed for param '" +
+                converted.param.name + "' on rank " + std::to_string(converted.param.rank));
 }
 
-std::string Transforms::allocate(uint64_t bytes, bool shared, std::byte *&memory) {
+Result<std::byte *> Transforms::allocate(uint64_t bytes, bool shared) {
   int file = shared ? ::memfd_create("reshard-transforms", MFD_CLOEXEC) : -1;
   if (file >= 0 && ::ftruncate(file, static_cast<off_t>(bytes)) != 0) {
     ::close(file);
@@ -118,14 +116,13 @@ std::string Transforms::allocate(uint64_t bytes, bool shared, std::byte *&memory
   void *mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                         (file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_POPULATE, file, 0);
   if (mapped == MAP_FAILED) {
-    const std::string error = std::strerror(errno);
+    Status status = failed(std::strerror(errno));
     if (file >= 0)
       ::close(file);
-    return error;
+    return status;
   }
   mappings_.push_back({mapped, bytes, file});
-  memory = static_cast<std::byte *>(mapped);
-  return {};
+  return static_cast<std::byte *>(mapped);
 }
 
 void Transforms::release() {

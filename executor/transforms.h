@@ -26,14 +26,14 @@ public:
   void set(const std::string &name, const reshard_transform &transform) { byName_[name] = transform; }
 
   /// Allocates the memory of the params of `ranks` that have a transform, on the transport's device if it has one. May
-  /// be called again. Returns an error text, and sets `missing` if a hook is not set; empty on success.
-  std::string bind(const Plan &plan, std::vector<LocalRank> &ranks, Transport &transport, bool &missing);
+  /// be called again. A hook that is not set is an error of kind badBinding.
+  Status bind(const Plan &plan, std::vector<LocalRank> &ranks, Transport &transport);
 
   /// Calls the hooks at the begin of a run: prepare_send of the sources, prepare_receive of the targets. Allocates only
   /// for an error text.
-  std::string prepare() const;
+  Status prepare() const;
   /// Calls the hooks `finalize` of the targets, after the last byte.
-  std::string finalize() const;
+  Status finalize() const;
 
 private:
   /// An instance of a param.
@@ -41,12 +41,12 @@ private:
     reshard_transformed param;
     reshard_transform by;
   };
-  std::string add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream, bool &missing);
+  Status add(const Plan &plan, LocalRank &rank, std::byte *memory, void *stream);
   /// Allocates host memory; if `shared`, as a shared mapping if possible, so that local peers can copy out of it
   /// (executor/local_peers.h).
-  std::string allocate(uint64_t bytes, bool shared, std::byte *&memory);
+  Result<std::byte *> allocate(uint64_t bytes, bool shared);
   void release();
-  static std::string failed(const char *hook, const Converted &converted);
+  static Status hookFailed(const char *hook, const Converted &converted);
 
   struct Mapping {
     void *memory;

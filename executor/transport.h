@@ -64,38 +64,28 @@ public:
   using Deadline = reshard::Deadline;
 
   virtual ~Transport() = default;
-  /// Checks that the transport can access the bound memory of a rank. Returns an error text that names a param whose
-  /// memory it cannot access; empty on success.
-  virtual std::string reach(const Plan &, const LocalRank &) const { return {}; }
-  /// Called once, when everything is bound; allocates all that run() needs. Returns an error text, and sets `timedOut`
-  /// if the deadline passed; empty on success.
-  virtual std::string prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline,
-                              bool &timedOut) = 0;
-  /// Moves every byte; allocates nothing. Returns an error text, and sets `timedOut` if the deadline passed; empty on
-  /// success.
-  virtual std::string run(Deadline deadline, bool &timedOut) = 0;
+  /// Checks that the transport can access the bound memory of a rank. The error names a param whose memory it cannot
+  /// access, and is of kind badBinding.
+  virtual Status reach(const Plan &, const LocalRank &) const { return {}; }
+  /// Called once, when everything is bound; allocates all that run() needs.
+  virtual Status prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline deadline) = 0;
+  /// Moves every byte; allocates nothing.
+  virtual Status run(Deadline deadline) = 0;
   /// All-reduce min over all processes of the run, each of which must call it.
-  virtual std::string allReduceMin(int64_t value, int64_t &result, Deadline, bool &) {
-    result = value;
-    return {};
-  }
+  virtual Result<int64_t> allReduceMin(int64_t value, Deadline) { return value; }
   /// For a device: enqueues a run on the caller's stream and returns.
-  virtual std::string enqueue(void *) { return "enqueue needs device 'cuda': device 'cpu' has no streams"; }
+  virtual Status enqueue(void *) { return invalid("enqueue needs device 'cuda': device 'cpu' has no streams"); }
   /// Bytes that a run moves, padding included.
   virtual uint64_t bytes() const = 0;
   virtual BytesBy bytesBy() const { return {bytes(), 0, 0, 0}; }
-  /// For a device: zeroed device memory, which lives as long as the transport; null: use host memory. Returns an error
-  /// text; empty on success.
-  virtual std::string allocate(uint64_t, std::byte *&memory) {
-    memory = nullptr;
-    return {};
-  }
+  /// For a device: zeroed device memory, which lives as long as the transport; null: use host memory.
+  virtual Result<std::byte *> allocate(uint64_t) { return nullptr; }
   /// For a device: the stream on which hooks enqueue (Device::stream).
   virtual void *stream() const { return nullptr; }
 };
 
-/// The error text for ranks with different plans; digests as Plan::digest().
-std::string planMismatch(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest);
+/// The error of ranks with different plans; digests as Plan::digest().
+Status planMismatch(uint32_t rank, const std::string &digest, uint32_t own, const std::string &ownDigest);
 
 /// All ranks of the plan in this process: direct strided copies from source to target memory by `threads` threads (0:
 /// one for each core).

@@ -104,7 +104,7 @@ void ViewJobs::Job::tabulate(const std::vector<LocalAmax> &all, Tables &tables) 
   }
 }
 
-std::string ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transport) {
+Status ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transport) {
   rank.forms = formsOf(plan, *rank.segment);
   const auto &ranges = *rank.segment->buffers();
   auto paramOf = [&](const BufferRange &range) -> const Param & {
@@ -121,12 +121,15 @@ std::string ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transpo
     return {};
   std::byte *memory = nullptr;
   if (const uint64_t bytes = headBytes_ + tailBytes_; bytes > 0) {
-    if (std::string error = transport.allocate(bytes, memory); !error.empty())
-      return "cannot allocate " + std::to_string(bytes) + " bytes to stage quantized params: " + error;
+    const Result<std::byte *> allocated = transport.allocate(bytes);
+    if (!allocated.ok())
+      return Status(allocated.status())
+          .withPrefix("cannot allocate " + std::to_string(bytes) + " bytes to stage quantized params: ");
+    memory = *allocated;
     if (!memory) {
       memory_.reset(memory = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
       if (!memory)
-        return "cannot allocate " + std::to_string(bytes) + " bytes to stage quantized params: out of memory";
+        return failed("cannot allocate " + std::to_string(bytes) + " bytes to stage quantized params: out of memory");
       std::memset(memory, 0, bytes); // page faults now, not in the first run
     }
   }

@@ -20,8 +20,8 @@ public:
   static constexpr size_t kJobSets = 2;
 
   /// Sets the pointers, forms, view bases and jobs of `rank`, whose other buffers must be bound. A view stays unbound
-  /// if its base is. Memory is the device's if the transport has one. Returns an error text; empty on success.
-  std::string bind(const Plan &plan, LocalRank &rank, Transport &transport);
+  /// if its base is. Memory is the device's if the transport has one.
+  Status bind(const Plan &plan, LocalRank &rank, Transport &transport);
 
   /// Bytes of the rank's arena that are allocated here: its head, where elements are staged until whole rows of blocks
   /// can be quantized; and its end, the memory of views.

@@ -11,11 +11,11 @@ namespace reshard {
 
 /// What a caller may decide on; the message is for people. The C API (executor/reshard.h) has one status for each kind.
 enum class ErrorKind : uint8_t {
-  failed,
-  timedOut,   ///< the deadline passed
   invalid,    ///< a wrong argument or order of calls
   badPlan,    ///< a plan file that is missing, damaged, inconsistent, or of a newer version
   badBinding, ///< memory of a param that is not bound or cannot be used
+  failed,     ///< any other failure
+  timedOut,   ///< the deadline passed
 };
 
 /// Success, or an error with a kind and a message. Messages begin in lower case, have no full stop, and state what was

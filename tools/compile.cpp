@@ -185,7 +185,7 @@ Pinned pinnedOf(const Plan &plan) {
 /// pipe and cannot be read back.
 int64_t sameSegments(const Plan &before, const std::string &path) {
   std::unique_ptr<Plan> after;
-  if (schema::outputAt(path).direct || !Plan::open(path, after).empty())
+  if (schema::outputAt(path).direct || !Plan::open(path, after).ok())
     return 0;
   int64_t same = 0;
   for (uint32_t rank = 0; rank < std::min(before.world(), after->world()); ++rank)

@@ -365,9 +365,10 @@ private:
     Launch launch;
     if (options_.transport == "nccl")
       launch = findLaunch();
-    throwOnError(
-        reshard::openDevice(options_.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1, device_),
-        kFailure);
+    Result<std::unique_ptr<Device>> device =
+        reshard::openDevice(options_.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1);
+    throwOnError(device.status(), kFailure);
+    device_ = std::move(*device);
   }
 
   void bind(const std::vector<MeshRankMemory> &rankMemories) {

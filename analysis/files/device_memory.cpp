@@ -21,9 +21,13 @@ std::string DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &d
           total += (pairs_.back().bytes + kAlignment - 1) / kAlignment * kAlignment;
         }
     std::byte *next = nullptr;
-    if (pairs_.size() > first) // empty params need an address too
-      if (std::string error = device.allocate(std::max(total, kAlignment), next); !error.empty())
-        return "cannot allocate " + humanBytes(static_cast<double>(total)) + " of device memory: " + error;
+    if (pairs_.size() > first) { // empty params need an address too
+      const Result<std::byte *> memory = device.allocate(std::max(total, kAlignment));
+      if (!memory.ok())
+        return "cannot allocate " + humanBytes(static_cast<double>(total)) +
+               " of device memory: " + memory.status().message();
+      next = *memory;
+    }
     size_t pair = first;
     for (auto &instances : rankMemory.params)
       for (std::byte *&at : instances)

@@ -17,7 +17,7 @@ TEST(DeviceMemory, RoundTrip) {
                  "tp}}, b: [33]}}\n"
                  "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
                  folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
   Memory host(*plan);
   ASSERT_EQ(host.allocate(0), "");
   tests::CpuDevice device(1);

@@ -47,12 +47,12 @@ struct UnpackedPlan {
 
 UnpackedPlan read(const std::string &path) {
   std::unique_ptr<Plan> plan;
-  EXPECT_EQ(Plan::open(path, plan), "");
+  EXPECT_EQ(Plan::open(path, plan).message(), "");
   UnpackedPlan parts;
   parts.manifest.reset(plan->manifest().UnPack());
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
     const fbs::Segment *segment = nullptr;
-    EXPECT_EQ(plan->segment(rank, segment), "");
+    EXPECT_EQ(plan->segment(rank, segment).message(), "");
     parts.segments.emplace_back(segment->UnPack());
   }
   return parts;
@@ -141,7 +141,7 @@ struct Memories {
 /// target bytes.
 std::string play(const std::string &path, uint64_t seed, std::vector<std::vector<std::byte>> *targets) {
   std::unique_ptr<Plan> plan;
-  if (!Plan::open(path, plan).empty())
+  if (!Plan::open(path, plan).ok())
     return "refused";
   Memories memory(*plan);
   reshard_executor *executor = nullptr;
@@ -208,7 +208,7 @@ TEST(Mutate, EveryWrongByteIsFound) {
       // Compare the bytes themselves. Fresh target memory is zero, so a byte that was not written differs too.
       const bool moved = outcome[0] != "refused", right = moved && found[0] == expected[0] && found[1] == expected[1];
       std::unique_ptr<Plan> plan;
-      const std::string proof = Plan::open(altered, plan).empty() ? verifyPlan(*plan, [](double) {}).error : "refused";
+      const std::string proof = Plan::open(altered, plan).ok() ? verifyPlan(*plan, [](double) {}).error : "refused";
       if (!moved) {
         ++refused;
       } else if (right) {

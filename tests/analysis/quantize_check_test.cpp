@@ -58,7 +58,7 @@ class QuantizedPlan : public testing::Test {
 protected:
   void open(const std::string &yaml) {
     compile(yaml, folder_ / "p.rplan");
-    ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_), "");
+    ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
     source_ = std::make_unique<Memory>(*plan_);
     target_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(source_->allocate(0), "");

@@ -45,12 +45,12 @@ inline void compile(const std::string &yaml, const std::string &path) {
 
 inline UnpackedPlan unpack(const std::string &path) {
   std::unique_ptr<Plan> plan;
-  EXPECT_EQ(Plan::open(path, plan), "");
+  EXPECT_EQ(Plan::open(path, plan).message(), "");
   UnpackedPlan parts;
   parts.manifest.reset(plan->manifest().UnPack());
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
     const schema::Segment *segment = nullptr;
-    EXPECT_EQ(plan->segment(rank, segment), "");
+    EXPECT_EQ(plan->segment(rank, segment).message(), "");
     parts.segments.emplace_back(segment->UnPack());
   }
   return parts;

@@ -39,7 +39,7 @@ protected:
   }
   void reopen() {
     target_.reset();
-    ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_), "");
+    ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
     target_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(target_->allocate(1), "");
     for (const MeshRankMemory &rankMemory : target_->rankMemories()) {

@@ -49,7 +49,7 @@ public:
     Diagnostics diagnostics;
     if (!compileJob(RESHARD_SOURCE_DIR "/" + job, options, result, diagnostics) ||
         errorToBool(writePlan(result.module, result.statistics, path, 0).takeError()) ||
-        !Plan::open(path, plan_).empty())
+        !Plan::open(path, plan_).ok())
       fail(diagnostics.text());
     memory_ = std::make_unique<analysis::Memory>(*plan_);
     for (uint32_t e : {0u, 1u})

@@ -45,7 +45,7 @@ public:
       local.memory.push_back(table.data());
   }
 
-  std::string bind(const Plan &plan, Transport &transport) { return viewJobs_.bind(plan, local, transport); }
+  Status bind(const Plan &plan, Transport &transport) { return viewJobs_.bind(plan, local, transport); }
   const std::deque<std::vector<std::byte>> &memory() const { return memory_; }
 
   LocalRank local;
@@ -64,12 +64,11 @@ BoundRanks runAllRanks(const Plan &plan, uint64_t seed, Transport &transport) {
   std::vector<LocalRank> locals;
   for (uint32_t rank = 0; rank < plan.world(); ++rank) {
     ranks.push_back(std::make_unique<BoundRank>(plan, rank, seed));
-    EXPECT_EQ(ranks.back()->bind(plan, transport), "");
+    EXPECT_EQ(ranks.back()->bind(plan, transport).message(), "");
     locals.push_back(ranks.back()->local);
   }
-  bool late = false;
-  EXPECT_EQ(transport.prepare(plan, locals, {}, late), "");
-  EXPECT_EQ(transport.run({}, late), "");
+  EXPECT_EQ(transport.prepare(plan, locals, {}).message(), "");
+  EXPECT_EQ(transport.run({}).message(), "");
   return ranks;
 }
 
@@ -119,7 +118,7 @@ TEST(Converted, AllRanksOnOneDevice) {
       Folder folder;
       std::unique_ptr<Plan> plan;
       ASSERT_NO_FATAL_FAILURE(compile(jobOf(layout, form), folder / "plan"));
-      ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+      ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
       const auto threads = makeThreadsTransport(2),
                  device = makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, {});
       const BoundRanks expected = runAllRanks(*plan, 1, *threads), found = runAllRanks(*plan, 1, *device);
@@ -137,12 +136,12 @@ TEST(Converted, OneRankPerCommunicatorGivesTheSameBytes) {
         Folder folder;
         std::unique_ptr<Plan> plan;
         ASSERT_NO_FATAL_FAILURE(compile(jobOf(layout, form), folder / "plan"));
-        ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+        ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
         const auto threads = makeThreadsTransport(2);
         const BoundRanks expected = runAllRanks(*plan, 7, *threads);
         BoundRanks ranks(plan->world());
         FakeFabric fabric;
-        std::vector<std::string> errors(plan->world());
+        std::vector<Status> results(plan->world());
         std::vector<std::thread> running;
 
         for (uint32_t rank = 0; rank < plan->world(); ++rank)
@@ -155,12 +154,11 @@ TEST(Converted, OneRankPerCommunicatorGivesTheSameBytes) {
             const auto transport = makeRecordedTransport(
                 std::move(device), std::make_unique<CpuCommunicator>(fabric, rank, plan->world()), options);
             const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-            bool late = false;
-            errors[rank] = ranks[rank]->bind(*plan, *transport);
-            if (errors[rank].empty())
-              errors[rank] = transport->prepare(*plan, {ranks[rank]->local}, deadline, late);
-            for (int run = 0; run < 2 && errors[rank].empty(); ++run)
-              errors[rank] = transport->run(deadline, late);
+            results[rank] = ranks[rank]->bind(*plan, *transport);
+            if (results[rank].ok())
+              results[rank] = transport->prepare(*plan, {ranks[rank]->local}, deadline);
+            for (int run = 0; run < 2 && results[rank].ok(); ++run)
+              results[rank] = transport->run(deadline);
             for (size_t o = 0; o < recorded.operations().size(); ++o) {
               const Operation &operation = recorded.operations()[o];
               const auto *batch = std::get_if<P2pBatch>(&operation);
@@ -179,7 +177,7 @@ TEST(Converted, OneRankPerCommunicatorGivesTheSameBytes) {
         for (std::thread &thread : running)
           thread.join();
         for (uint32_t rank = 0; rank < plan->world(); ++rank)
-          ASSERT_EQ(errors[rank], "") << "rank " << rank;
+          ASSERT_EQ(results[rank].message(), "") << "rank " << rank;
         expectSame(expected, ranks);
       }
   // The jobs exercise each of these cases.

@@ -30,43 +30,40 @@ public:
   }
 
   int number() const override { return 0; }
-  std::string allocate(uint64_t bytes, std::byte *&memory) override {
+  Result<std::byte *> allocate(uint64_t bytes) override {
     memory_.push_back(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
-    memory = static_cast<std::byte *>(memory_.back());
-    std::memset(memory, 0, bytes);
-    return {};
+    std::memset(memory_.back(), 0, bytes);
+    return static_cast<std::byte *>(memory_.back());
   }
-  std::string copy(std::byte *target, const std::byte *source, uint64_t bytes) override {
+  Status copy(std::byte *target, const std::byte *source, uint64_t bytes) override {
     std::memcpy(target, source, bytes);
     return {};
   }
-  std::string reach(const std::byte *memory) override {
-    return memory == unreachable ? "found host memory, expected memory of the device" : "";
+  Status reach(const std::byte *memory) override {
+    return memory == unreachable ? failed("found host memory, expected memory of the device") : Status();
   }
 
-  std::string record(const std::vector<Operation> &operations, Communicator *communicator, const Deadline &,
-                     bool &) override {
+  Status record(const std::vector<Operation> &operations, Communicator *communicator, const Deadline &) override {
     operations_ = operations;
     communicator_ = communicator;
     for (const Operation &operation : operations)
       if (const Call *call = std::get_if<Call>(&operation))
-        if (std::string error = (*call)(); !error.empty())
-          return error;
+        if (Status status = (*call)(); !status.ok())
+          return status;
     return {};
   }
-  std::string replay() override {
+  Status replay() override {
     done_ = false;
     worker_ = std::thread([this] {
-      for (size_t o = 0; o < operations_.size() && error_.empty(); ++o) {
+      for (size_t o = 0; o < operations_.size() && status_.ok(); ++o) {
         begun_ = o;
         if (const auto *tables = std::get_if<Tables>(&operations_[o]))
           launch(*tables);
-        bool late = false;
         if (const auto *batch = std::get_if<P2pBatch>(&operations_[o])) {
           const bool first = random_() % 2 == 0; // launch and batch are independent, so either may run first
           if (first)
             launch(batch->concurrent);
-          error_ = communicator_->exchange(batch->ops, nullptr, {}, late);
+          status_ = communicator_->exchange(batch->ops, nullptr, {});
           if (!first)
             launch(batch->concurrent);
         }
@@ -76,17 +73,19 @@ public:
     return {};
   }
   /// The refit on the caller's stream is complete when this returns.
-  std::string enqueue(void *stream) override {
+  Status enqueue(void *stream) override {
     enqueuedOn = stream;
-    std::string error = replay();
+    Status started = replay();
     worker_.join();
-    return error.empty() ? error_ : error;
+    return started.ok() ? status_ : started;
   }
-  std::string done(bool &done) override {
-    done = done_;
-    if (done)
-      worker_.join();
-    return done ? error_ : std::string();
+  Result<bool> done() override {
+    if (!done_)
+      return false;
+    worker_.join();
+    if (!status_.ok())
+      return status_;
+    return true;
   }
   size_t begun() const override { return begun_; }
   void abandon() override {} // CpuCommunicator::abandon ends the wait of the worker
@@ -131,7 +130,7 @@ private:
   std::thread worker_;
   std::atomic<bool> done_{true};
   std::atomic<size_t> begun_{0};
-  std::string error_;
+  Status status_; // of the last replay
 };
 
 /// Connects the communicators of all ranks, which are threads of this process.
@@ -153,7 +152,7 @@ public:
 
   uint32_t rank() const override { return rank_; }
   uint32_t size() const override { return size_; }
-  std::string allGather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &, bool &) override {
+  Status allGather(const std::byte *mine, size_t bytes, std::byte *all, const Deadline &) override {
     std::unique_lock lock(fabric_.mutex);
     fabric_.gathered[rank_].assign(mine, mine + bytes);
     fabric_.changed.notify_all();
@@ -162,7 +161,7 @@ public:
       std::memcpy(all + rank * bytes, fabric_.gathered[rank].data(), bytes);
     return {};
   }
-  std::string exchange(const std::vector<P2pOp> &ops, void *, const Deadline &, bool &) override {
+  Status exchange(const std::vector<P2pOp> &ops, void *, const Deadline &) override {
     std::unique_lock lock(fabric_.mutex);
     std::deque<FakeFabric::Offer> mine;
     std::map<uint32_t, std::deque<const P2pOp *>> wanted; // by peer
@@ -179,8 +178,8 @@ public:
         for (auto &offers = fabric_.offers[{peer, rank_}]; !receives.empty() && !offers.empty();
              fabric_.changed.notify_all()) {
           if (offers.front()->bytes != receives.front()->bytes)
-            return "received a message of " + std::to_string(offers.front()->bytes) + " bytes, expected " +
-                   std::to_string(receives.front()->bytes);
+            return failed("received a message of " + std::to_string(offers.front()->bytes) + " bytes, expected " +
+                          std::to_string(receives.front()->bytes));
           std::memcpy(receives.front()->memory, offers.front()->memory, offers.front()->bytes);
           offers.front()->taken = true;
           offers.pop_front();
@@ -191,13 +190,13 @@ public:
         return {};
       fabric_.changed.wait_for(lock, std::chrono::milliseconds(5));
     }
-    return "abandoned";
+    return failed("abandoned");
   }
-  std::string barrier(void *, const Deadline &, bool &) override {
+  Status barrier(void *, const Deadline &) override {
     ++barriers;
     return {};
   }
-  std::string check() override { return {}; }
+  Status check() override { return {}; }
   void abandon() override { abandoned_ = true; }
 
   int barriers = 0;

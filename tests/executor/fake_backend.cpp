@@ -2,21 +2,18 @@
 
 #include "tests/executor/cpu_device.h"
 
-#include <cstdio>
-
 extern "C" {
 
 extern const uint32_t reshard_open_device_version = reshard::kDeviceVersion;
 extern const uint32_t reshard_open_communicator_version = reshard::kCommunicatorVersion;
 
-reshard::Device *reshard_open_device(int, char *, size_t) { return new reshard::tests::CpuDevice(1); }
+reshard::Device *reshard_open_device(int, reshard::Status &) { return new reshard::tests::CpuDevice(1); }
 
-reshard::Communicator *reshard_open_communicator(const reshard::CommunicatorOptions &options, char *error, size_t room,
-                                                 int *) {
+reshard::Communicator *reshard_open_communicator(const reshard::CommunicatorOptions &options, reshard::Status &error) {
   static reshard::tests::FakeFabric fabric;
   if (options.size == 1)
     return new reshard::tests::CpuCommunicator(fabric, 0, 1);
-  std::snprintf(error, room, "found a plan of %u ranks, expected 1", options.size);
+  error = reshard::failed("found a plan of " + std::to_string(options.size) + " ranks, expected 1");
   return nullptr;
 }
 }

@@ -45,16 +45,16 @@ public:
   uint32_t maxTag() const override { return maxTag_; }
   void reserve(size_t requests) override { requests_.resize(requests); }
 
-  std::string send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
+  Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
     requests_[request] = {true, true, peer, tag, const_cast<std::byte *>(data), bytes, delay()};
     return {};
   }
-  std::string receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
+  Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
     requests_[request] = {true, false, peer, tag, data, bytes, delay()};
     order_[{peer, tag}].push_back(request);
     return {};
   }
-  std::string test(size_t number, bool &done) override {
+  Result<bool> test(size_t number) override {
     Request &request = requests_[number];
     if (request.open && request.delay > 0) {
       --request.delay;
@@ -70,16 +70,15 @@ public:
       auto &arrived = network_.messages[{request.peer, rank_, request.tag}];
       if (waiting.front() == number && !arrived.empty()) {
         if (arrived.front().size() != request.bytes)
-          return "received a message of " + std::to_string(arrived.front().size()) + " bytes, expected " +
-                 std::to_string(request.bytes);
+          return failed("received a message of " + std::to_string(arrived.front().size()) + " bytes, expected " +
+                        std::to_string(request.bytes));
         std::memcpy(request.data, arrived.front().data(), request.bytes);
         arrived.pop_front();
         waiting.pop_front();
         request.open = false;
       }
     }
-    done = !request.open;
-    return {};
+    return !request.open;
   }
   void abandon() override {}
 
@@ -110,7 +109,7 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
       SCOPED_TRACE(job + "seed " + std::to_string(seed));
       std::unique_ptr<Plan> plan;
       tests::compile(job, folder / "plan");
-      ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+      ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
       // The same sources twice: for transport `threads` and for messages.
       std::vector<std::unique_ptr<RankMemory>> direct, sent;
       const Mappable mappable = seed % 3 == 0 ? Mappable::nothing : seed % 3 == 1 ? Mappable::all : Mappable::some;
@@ -132,28 +131,26 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
         }
       }
       const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
-      bool timedOut = false;
-      ASSERT_EQ(copies->prepare(*plan, locals, {}, timedOut), "");
-      ASSERT_EQ(copies->run({}, timedOut), "");
+      ASSERT_EQ(copies->prepare(*plan, locals, {}).message(), "");
+      ASSERT_EQ(copies->run({}).message(), "");
 
       FakeNetwork network;
-      std::vector<std::string> errors(plan->world());
+      std::vector<Status> results(plan->world());
       std::vector<std::thread> ranks;
       for (uint32_t rank = 0; rank < plan->world(); ++rank)
         ranks.emplace_back([&, rank] {
           const std::unique_ptr<Transport> messages =
               makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), seed));
-          bool late = false;
-          errors[rank] = messages->prepare(*plan, {sent[rank]->local},
-                                           std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
+          results[rank] = messages->prepare(*plan, {sent[rank]->local},
+                                            std::chrono::steady_clock::now() + std::chrono::seconds(60));
           // Every run moves other values, and ranks are delayed at random, to detect reads before the bytes have
           // arrived or after they have changed.
           std::mt19937_64 random(seed * 1000 + rank);
-          for (uint64_t run = 0; run < runs && errors[rank].empty(); ++run) {
+          for (uint64_t run = 0; run < runs && results[rank].ok(); ++run) {
             if (random() % 3 == 0)
               std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
             sent[rank]->fill(seed * 10 + run);
-            errors[rank] = messages->run(std::chrono::steady_clock::now() + std::chrono::seconds(60), late);
+            results[rank] = messages->run(std::chrono::steady_clock::now() + std::chrono::seconds(60));
           }
           sent[rank]->fill(0); // after the run the caller may write its source again
         });
@@ -161,7 +158,7 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
         rank.join();
       for (uint32_t rank = 0; rank < plan->world(); ++rank) {
         sent[rank]->fill(seed * 10 + runs - 1);
-        EXPECT_EQ(errors[rank], "") << "rank " << rank;
+        EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
         EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
       }
       if (mappable != Mappable::some && !relayed) { // with `some` it depends on the ranks; arenas cannot be mapped
@@ -224,7 +221,7 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyPulledMessages) {
   ASSERT_NO_FATAL_FAILURE(cutMessages(result.module, kCount));
   ASSERT_EQ(toString(writePlan(result.module, statistics(result.module), folder / "plan", 1).takeError()), "");
   std::unique_ptr<Plan> plan;
-  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
 
   // Ranks 1 and 2 neither publish nor map memory: only rank 3 pulls, from rank 0; all else uses the channel.
   const auto shortcut = [](uint32_t rank) { return rank != 1 && rank != 2; };
@@ -242,7 +239,7 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyPulledMessages) {
   }
   EXPECT_GE(afterTwo, static_cast<int>(kCount)); // half of the sends of rank 0 and half of the receives of rank 3
   FakeNetwork network;
-  std::vector<std::string> errors(plan->world());
+  std::vector<Status> results(plan->world());
   std::vector<BytesBy> by(plan->world());
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < plan->world(); ++rank)
@@ -251,18 +248,17 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyPulledMessages) {
           makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), 1), shortcut(rank));
       const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(20); };
       const auto end = soon();
-      bool late = false;
-      errors[rank] = messages->prepare(*plan, {sent[rank]->local}, end, late);
+      results[rank] = messages->prepare(*plan, {sent[rank]->local}, end);
       EXPECT_LT(std::chrono::steady_clock::now(), end) << "rank " << rank << " took long to prepare";
-      if (errors[rank].empty())
-        errors[rank] = messages->run(soon(), late);
+      if (results[rank].ok())
+        results[rank] = messages->run(soon());
       by[rank] = messages->bytesBy();
     });
   for (std::thread &rank : ranks)
     rank.join();
   const tests::Ranks direct = tests::copied(*plan, 1);
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-    EXPECT_EQ(errors[rank], "") << "rank " << rank;
+    EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
     EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
   }
   EXPECT_EQ(network.sent, channelChunks);
@@ -283,20 +279,18 @@ TEST(Messages, RankZeroBroadcastsItsId) {
   for (uint32_t rank = 0; rank < 4; ++rank)
     ranks.emplace_back([&, rank] {
       SlowChannel channel(network, rank, 4, 1);
-      bool late = false;
-      EXPECT_EQ(
-          shareByChannel(channel, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60), late),
-          "");
+      EXPECT_EQ(shareByChannel(channel, ids[rank], 128, std::chrono::steady_clock::now() + std::chrono::seconds(60))
+                    .message(),
+                "");
     });
   for (std::thread &rank : ranks)
     rank.join();
   for (const auto &id : ids)
     EXPECT_EQ(std::memcmp(id, ids[0], 128), 0);
   SlowChannel alone(network, 1, 2, 1);
-  bool late = false;
-  EXPECT_EQ(shareByChannel(alone, ids[1], 128, std::chrono::steady_clock::now(), late),
-            "timed out waiting for rank 0 to join");
-  EXPECT_TRUE(late);
+  const Status status = shareByChannel(alone, ids[1], 128, std::chrono::steady_clock::now());
+  EXPECT_EQ(status.message(), "timed out waiting for rank 0 to join");
+  EXPECT_TRUE(status.timedOut());
 }
 
 TEST(Messages, PrepareFailsOnAllRanksIfItFailsOnOne) {
@@ -305,40 +299,38 @@ TEST(Messages, PrepareFailsOnAllRanksIfItFailsOnOne) {
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [66, 32], shard: {0: tp}}}}\nsource: {mesh: "
                  "{tp: 3}}\ntarget: {mesh: {tp: 1}}\n",
                  folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
   tests::Ranks memory = tests::fillRanks(*plan, 1);
   std::byte *const nothing[] = {nullptr, nullptr};
   memory[2]->local.memory.assign(memory[2]->local.memory.size(), nothing);
   FakeNetwork network;
-  std::string errors[3];
+  Status results[3];
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < 3; ++rank)
     ranks.emplace_back([&, rank] {
-      bool late = false;
-      errors[rank] = makeMessageTransport(std::make_unique<SlowChannel>(network, rank, 3, 1), false)
-                         ->prepare(*plan, {memory[rank]->local}, {}, late);
-      EXPECT_FALSE(late);
+      results[rank] = makeMessageTransport(std::make_unique<SlowChannel>(network, rank, 3, 1), false)
+                          ->prepare(*plan, {memory[rank]->local}, {});
+      EXPECT_FALSE(results[rank].timedOut());
     });
   for (std::thread &rank : ranks)
     rank.join();
-  EXPECT_EQ(errors[0], "prepare failed on rank 2; see that rank's error");
-  EXPECT_EQ(errors[1], errors[0]);
-  EXPECT_EQ(errors[2], "rank 2 uses a buffer that was not bound");
+  EXPECT_EQ(results[0].message(), "prepare failed on rank 2; see that rank's error");
+  EXPECT_EQ(results[1].message(), results[0].message());
+  EXPECT_EQ(results[2].message(), "rank 2 uses a buffer that was not bound");
 }
 
 TEST(Messages, RejectsAChannelWithTooFewTags) {
   const tests::Folder folder;
   std::unique_ptr<Plan> plan;
   tests::compile(tests::kRelayJobs[0], folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
   const RankMemory memory(*plan, 0, Mappable::nothing);
   const uint32_t messages = static_cast<uint32_t>(plan->manifest().messages());
   ASSERT_GT(messages, 1u);
   FakeNetwork network;
-  bool late = false;
   const auto transport = makeMessageTransport(
       std::make_unique<SlowChannel>(network, 0, plan->world(), 1, Bootstrap::kTags + messages - 2));
-  EXPECT_EQ(transport->prepare(*plan, {memory.local}, {}, late),
+  EXPECT_EQ(transport->prepare(*plan, {memory.local}, {}).message(),
             "the plan has " + std::to_string(messages) + " messages, expected at most " + std::to_string(messages - 1) +
                 ", the number of tags of the channel");
 }
@@ -350,13 +342,13 @@ TEST(Messages, NoPeerMapsAnotherFileThanThePublishedOne) {
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
                  "{tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
                  folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
   for (const bool replaced : {false, true}) {
     RankMemory memory(*plan, 1, Mappable::all), other(*plan, 0);
     memory.fill(3);
     LocalPeers publisher, reader;
-    ASSERT_EQ(publisher.publish(memory.local), "");
-    ASSERT_EQ(reader.publish(other.local), "");
+    ASSERT_EQ(publisher.publish(memory.local).message(), "");
+    ASSERT_EQ(reader.publish(other.local).message(), "");
     if (replaced) {
       std::vector<int> opened;
       const int number = SharedMappings().find(memory.local.pointer(1), 1, opened).file,
@@ -380,27 +372,26 @@ TEST(Messages, ATimeoutNamesTheMissingPeer) {
   tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
                  "{tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
                  folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
   const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
-  bool late = false;
   RankMemory memory(*plan, 0, Mappable::nothing), other(*plan, 1, Mappable::nothing);
   {
     FakeNetwork network; // rank 1 never joins
     const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowChannel>(network, 0, 2, 1));
-    EXPECT_EQ(messages->prepare(*plan, {memory.local}, soon(), late), "timed out waiting for rank 1 in prepare");
-    EXPECT_TRUE(late);
+    const Status status = messages->prepare(*plan, {memory.local}, soon());
+    EXPECT_EQ(status.message(), "timed out waiting for rank 1 in prepare");
+    EXPECT_TRUE(status.timedOut());
   }
-  late = false;
   FakeNetwork network; // rank 1 prepares and does not run
   const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowChannel>(network, 0, 2, 1));
   const std::unique_ptr<Transport> others = makeMessageTransport(std::make_unique<SlowChannel>(network, 1, 2, 1));
-  bool lateToo = false;
-  std::thread gone([&] { EXPECT_EQ(others->prepare(*plan, {other.local}, {}, lateToo), ""); });
-  ASSERT_EQ(messages->prepare(*plan, {memory.local}, {}, late), "");
+  std::thread gone([&] { EXPECT_EQ(others->prepare(*plan, {other.local}, {}).message(), ""); });
+  ASSERT_EQ(messages->prepare(*plan, {memory.local}, {}).message(), "");
   gone.join();
-  EXPECT_EQ(messages->run(soon(), late), "timed out: message 0 of round 0 from rank 1, chunk 0 of 1");
-  EXPECT_TRUE(late);
-  EXPECT_EQ(messages->run({}, late), "an earlier run failed with messages in flight; launch the processes again");
+  const Status status = messages->run(soon());
+  EXPECT_EQ(status.message(), "timed out: message 0 of round 0 from rank 1, chunk 0 of 1");
+  EXPECT_TRUE(status.timedOut());
+  EXPECT_EQ(messages->run({}).message(), "an earlier run failed with messages in flight; launch the processes again");
 }
 
 } // namespace

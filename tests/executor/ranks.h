@@ -25,8 +25,8 @@ class RankMemory {
 public:
   RankMemory(const Plan &plan, uint32_t rank, Mappable mappable = Mappable::nothing) {
     local.rank = rank;
-    if (const std::string error = plan.segment(rank, local.segment); !error.empty())
-      throw std::runtime_error(error);
+    if (const Status status = plan.segment(rank, local.segment); !status.ok())
+      throw std::runtime_error(status.message());
     bytes_ = 1;
     for (const schema::BufferRange *range : *local.segment->buffers())
       bytes_ += range->count() * (range->bytes() + 1);
@@ -98,9 +98,8 @@ inline std::vector<LocalRank> locals(const Ranks &ranks) {
 inline Ranks copied(const Plan &plan, uint64_t seed, uint64_t *bytes = nullptr) {
   Ranks ranks = fillRanks(plan, seed);
   const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
-  bool late = false;
-  EXPECT_EQ(copies->prepare(plan, locals(ranks), {}, late), "");
-  EXPECT_EQ(copies->run({}, late), "");
+  EXPECT_EQ(copies->prepare(plan, locals(ranks), {}).message(), "");
+  EXPECT_EQ(copies->run({}).message(), "");
   if (bytes)
     *bytes = copies->bytes();
   return ranks;

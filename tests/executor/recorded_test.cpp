@@ -71,7 +71,7 @@ class RecordedTest : public testing::Test {
 public:
   void compile(const std::string &job) {
     ASSERT_NO_FATAL_FAILURE(tests::compile(job, folder_ / "plan"));
-    ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
+    ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
   }
   Folder folder_;
   std::unique_ptr<Plan> plan_;
@@ -89,12 +89,11 @@ TEST_F(RecordedTest, AllRanksOnOneDevice) {
     uint64_t bytes = 0;
     const Ranks expected = copied(*plan_, 1, &bytes), ranks = fillRanks(*plan_, 1);
     const std::unique_ptr<Transport> recorded = makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, {});
-    bool late = false;
-    ASSERT_EQ(recorded->prepare(*plan_, locals(ranks), {}, late), "");
+    ASSERT_EQ(recorded->prepare(*plan_, locals(ranks), {}).message(), "");
     EXPECT_EQ(recorded->bytes(), bytes);
     for (int run = 0; run < 2; ++run) {
       spoilTargets(ranks);
-      ASSERT_EQ(recorded->run(in(60), late), "");
+      ASSERT_EQ(recorded->run(in(60)).message(), "");
       for (uint32_t rank = 0; rank < plan_->world(); ++rank)
         EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
     }
@@ -112,7 +111,7 @@ TEST_F(RecordedTest, OneRankPerCommunicatorMovesTheSameBytes) {
       compile(job);
       const Ranks expected = copied(*plan_, seed), ranks = fillRanks(*plan_, seed);
       FakeFabric fabric;
-      std::vector<std::string> errors(plan_->world());
+      std::vector<Status> results(plan_->world());
       std::vector<std::thread> threads;
       std::atomic<size_t> exchanges{0}, concurrent{0}, messages{0};
       uint64_t received = 0;
@@ -128,12 +127,11 @@ TEST_F(RecordedTest, OneRankPerCommunicatorMovesTheSameBytes) {
           options.selfMessages = seed % 2 == 1;
           const std::unique_ptr<Transport> transport = makeRecordedTransport(
               std::move(device), std::make_unique<CpuCommunicator>(fabric, rank, plan_->world()), options);
-          bool late = false;
-          errors[rank] = transport->prepare(*plan_, {ranks[rank]->local}, in(60), late);
+          results[rank] = transport->prepare(*plan_, {ranks[rank]->local}, in(60));
           // One run for half of the seeds: in a second run, bytes that are forwarded too early would still be right
           // from the first. Two runs for the others.
-          for (uint64_t run = 0; run < 1 + seed / 2 && errors[rank].empty(); ++run)
-            errors[rank] = transport->run(in(60), late);
+          for (uint64_t run = 0; run < 1 + seed / 2 && results[rank].ok(); ++run)
+            results[rank] = transport->run(in(60));
           const BytesBy by = transport->bytesBy();
           messages += by.messages;
           EXPECT_EQ(by.local + by.messages, transport->bytes());
@@ -152,7 +150,7 @@ TEST_F(RecordedTest, OneRankPerCommunicatorMovesTheSameBytes) {
       batches += exchanges;
       overlapped += concurrent;
       for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
-        EXPECT_EQ(errors[rank], "") << "rank " << rank;
+        EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
         EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
       }
       EXPECT_EQ(messages, received); // relays included
@@ -179,7 +177,7 @@ TEST_F(RecordedTest, LaunchesThatShareArenaBytesAreNotConcurrent) {
       std::vector<std::byte> arena(2 * slot);
       std::vector<Operation> operations;
       uint64_t bytes = 0;
-      ASSERT_EQ(addRounds(memory.local, {arena.data(), nullptr, 0}, operations, bytes), "");
+      ASSERT_EQ(addRounds(memory.local, {arena.data(), nullptr, 0}, operations, bytes).message(), "");
       for (const Operation &operation : operations)
         if (const auto *batch = std::get_if<P2pBatch>(&operation)) {
           EXPECT_EQ(shared(*batch), 0u);
@@ -202,13 +200,13 @@ TEST_F(RecordedTest, LargePlansHaveTheirDependenciesInEarlierRounds) {
     ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/qwen3-30b-a3b-32-to-16.yaml", options, result, diagnostics))
         << diagnostics.text();
     ASSERT_EQ(toString(writePlan(result.module, result.statistics, folder_ / "plan", 1).takeError()), "");
-    ASSERT_EQ(Plan::open(folder_ / "plan", plan_), "");
+    ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
     uint64_t moved = 0;
     size_t batches = 0;
     for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
       LocalRank local;
       local.rank = rank;
-      ASSERT_EQ(plan_->segment(rank, local.segment), "");
+      ASSERT_EQ(plan_->segment(rank, local.segment).message(), "");
       std::deque<std::vector<std::byte *>> tables; // unmapped addresses
       uint64_t next = uint64_t{1} << 40;
       for (const schema::BufferRange *range : *local.segment->buffers()) {
@@ -218,7 +216,7 @@ TEST_F(RecordedTest, LargePlansHaveTheirDependenciesInEarlierRounds) {
         local.memory.push_back(table.data());
       }
       std::vector<Operation> operations;
-      ASSERT_EQ(addRounds(local, {reinterpret_cast<std::byte *>(next), nullptr, 0}, operations, moved), "");
+      ASSERT_EQ(addRounds(local, {reinterpret_cast<std::byte *>(next), nullptr, 0}, operations, moved).message(), "");
       for (const Operation &operation : operations)
         if (const auto *batch = std::get_if<P2pBatch>(&operation)) {
           ++batches;
@@ -244,10 +242,9 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfIfAsked) {
     const int &barriers = communicator->barriers;
     const std::unique_ptr<Transport> transport =
         makeRecordedTransport(std::move(device), std::move(communicator), options);
-    bool late = false;
-    ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
+    ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}).message(), "");
     EXPECT_EQ(transport->bytes(), 256u * 64 * 2 + 33 * 2);
-    ASSERT_EQ(transport->run(in(60), late), "");
+    ASSERT_EQ(transport->run(in(60)).message(), "");
     EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
     ASSERT_EQ(recorded.operations().size(), self ? 4u : 2u); // the last one is the barrier
     EXPECT_EQ(barriers, 1);
@@ -266,20 +263,22 @@ TEST_F(RecordedTest, SelfMessagesHaveChunks) {
   staging.selfBytes = selfChunk(rank, 1000);
   ASSERT_EQ(staging.selfBytes, 1024u);
   CpuDevice device(1);
-  ASSERT_EQ(device.allocate(4 * staging.selfBytes, staging.self), "");
+  staging.self = *device.allocate(4 * staging.selfBytes);
   std::vector<Operation> operations;
   uint64_t bytes = 0;
-  ASSERT_EQ(addRounds(rank, staging, operations, bytes), "");
+  ASSERT_EQ(addRounds(rank, staging, operations, bytes).message(), "");
   EXPECT_EQ(bytes, 6000u + 666);
   // 6,666 bytes in chunks of 1,024: the first is packed before all batches, the last is unpacked after them.
   EXPECT_EQ(operations.size(), 1u + 7 + 1);
   FakeFabric fabric;
   CpuCommunicator communicator(fabric, 0, 1);
-  bool late = false;
-  ASSERT_EQ(device.record(operations, &communicator, {}, late), "");
-  ASSERT_EQ(device.replay(), "");
-  for (bool done = false; !done;)
-    ASSERT_EQ(device.done(done), "");
+  ASSERT_EQ(device.record(operations, &communicator, {}).message(), "");
+  ASSERT_EQ(device.replay().message(), "");
+  for (bool done = false; !done;) {
+    const Result<bool> polled = device.done();
+    ASSERT_EQ(polled.status().message(), "");
+    done = *polled;
+  }
   EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
 }
 
@@ -288,21 +287,21 @@ TEST_F(RecordedTest, HooksAreCalledOnceAndRecordedLast) {
   const Ranks ranks = fillRanks(*plan_, 1);
   int calls = 0;
   RecordedOptions options;
-  options.refresh = [&] { return ++calls == 1 ? "" : "called again"; };
+  options.refresh = [&] { return ++calls == 1 ? Status() : failed("called again"); };
   auto device = std::make_unique<CpuDevice>(1);
   const CpuDevice &recorded = *device;
   const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), nullptr, options);
-  bool late = false;
-  ASSERT_EQ(transport->prepare(*plan_, locals(ranks), {}, late), "");
+  ASSERT_EQ(transport->prepare(*plan_, locals(ranks), {}).message(), "");
   for (int run = 0; run < 3; ++run)
-    ASSERT_EQ(transport->run({}, late), "");
+    ASSERT_EQ(transport->run({}).message(), "");
   EXPECT_EQ(calls, 1);
   EXPECT_TRUE(std::holds_alternative<Call>(recorded.operations().back()));
   EXPECT_EQ(transport->stream(), &recorded);
-  options.refresh = [] { return "no memory left"; };
-  EXPECT_EQ(
-      makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, options)->prepare(*plan_, locals(ranks), {}, late),
-      "no memory left");
+  options.refresh = [] { return failed("no memory left"); };
+  EXPECT_EQ(makeRecordedTransport(std::make_unique<CpuDevice>(1), nullptr, options)
+                ->prepare(*plan_, locals(ranks), {})
+                .message(),
+            "no memory left");
 }
 
 TEST_F(RecordedTest, EnqueueOnTheCallersStream) {
@@ -311,15 +310,15 @@ TEST_F(RecordedTest, EnqueueOnTheCallersStream) {
   auto device = std::make_unique<CpuDevice>(1);
   const CpuDevice &used = *device;
   const std::unique_ptr<Transport> transport = makeRecordedTransport(std::move(device), nullptr, {});
-  bool late = false;
-  ASSERT_EQ(transport->prepare(*plan_, locals(ranks), {}, late), "");
+  ASSERT_EQ(transport->prepare(*plan_, locals(ranks), {}).message(), "");
   spoilTargets(ranks);
   int stream = 0;
-  ASSERT_EQ(transport->enqueue(&stream), "");
+  ASSERT_EQ(transport->enqueue(&stream).message(), "");
   EXPECT_EQ(used.enqueuedOn, &stream);
   for (uint32_t rank = 0; rank < plan_->world(); ++rank)
     EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
-  EXPECT_EQ(makeThreadsTransport(1)->enqueue(&stream), "enqueue needs device 'cuda': device 'cpu' has no streams");
+  EXPECT_EQ(makeThreadsTransport(1)->enqueue(&stream).message(),
+            "enqueue needs device 'cuda': device 'cpu' has no streams");
 }
 
 TEST_F(RecordedTest, ATimeoutNamesTheMissingPeer) {
@@ -331,13 +330,13 @@ TEST_F(RecordedTest, ATimeoutNamesTheMissingPeer) {
   const Ranks ranks = fillRanks(*plan_, 1);
   const std::unique_ptr<Transport> transport =
       makeRecordedTransport(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 2), {});
-  bool late = false;
-  ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}, late), "");
-  EXPECT_EQ(transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30), late),
-            "timed out: message 0 of round 0 from rank 1, chunk 0 of 1");
-  EXPECT_TRUE(late);
-  EXPECT_EQ(transport->run({}, late), "an earlier run failed with messages in flight; launch the processes again");
-  EXPECT_EQ(transport->enqueue(nullptr), "an earlier run failed with messages in flight; launch the processes again");
+  ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}).message(), "");
+  const Status status = transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30));
+  EXPECT_EQ(status.message(), "timed out: message 0 of round 0 from rank 1, chunk 0 of 1");
+  EXPECT_TRUE(status.timedOut());
+  EXPECT_EQ(transport->run({}).message(), "an earlier run failed with messages in flight; launch the processes again");
+  EXPECT_EQ(transport->enqueue(nullptr).message(),
+            "an earlier run failed with messages in flight; launch the processes again");
 }
 
 TEST_F(RecordedTest, RejectsOtherPlansRanksAndMemory) {
@@ -345,19 +344,21 @@ TEST_F(RecordedTest, RejectsOtherPlansRanksAndMemory) {
   const Ranks ranks = fillRanks(*plan_, 1);
   auto prepare = [&](std::unique_ptr<CpuDevice> device, std::unique_ptr<Communicator> communicator,
                      const std::vector<LocalRank> &which) {
-    bool late = false;
-    return makeRecordedTransport(std::move(device), std::move(communicator), {})->prepare(*plan_, which, {}, late);
+    return makeRecordedTransport(std::move(device), std::move(communicator), {})->prepare(*plan_, which, {});
   };
   FakeFabric fabric;
   fabric.gathered[1].assign(32, std::byte{'x'});
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 2), {ranks[0]->local}),
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 2), {ranks[0]->local})
+                .message(),
             "plans differ: rank 1 runs plan " + std::string(32, 'x') + ", rank 0 runs plan " + plan_->digest() +
                 "; give the same plan file to all ranks");
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 3), {ranks[0]->local}),
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 3), {ranks[0]->local})
+                .message(),
             "the communicator has 3 ranks, expected 2 as the plan");
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 1, 2), {ranks[0]->local}),
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 1, 2), {ranks[0]->local})
+                .message(),
             "this process is rank 1 of the communicator, expected it to run exactly that rank");
-  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), nullptr, {ranks[0]->local}),
+  EXPECT_EQ(prepare(std::make_unique<CpuDevice>(1), nullptr, {ranks[0]->local}).message(),
             "message 0 of rank 0 needs rank 1, which is not in this process; transport 'threads' needs all ranks of "
             "the plan in one process");
   auto device = std::make_unique<CpuDevice>(1);
@@ -388,14 +389,14 @@ TEST_F(RecordedTest, RejectsPlansWithDependenciesInTheSameRound) {
       if ((step.kind() == schema::StepKind::send || step.kind() == schema::StepKind::recv) && (step.round() > of))
         step = altered(step, step.staging(), of);
   pack(parts, folder_ / "other");
-  ASSERT_EQ(Plan::open(folder_ / "other", plan_), "");
+  ASSERT_EQ(Plan::open(folder_ / "other", plan_).message(), "");
   std::string errors;
   for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
     RankMemory memory(*plan_, rank);
     std::vector<std::byte> arena(memory.local.segment->arena_bytes() + 1);
     std::vector<Operation> operations;
     uint64_t bytes = 0;
-    errors += addRounds(memory.local, {arena.data(), nullptr, 0}, operations, bytes);
+    errors += addRounds(memory.local, {arena.data(), nullptr, 0}, operations, bytes).message();
   }
   EXPECT_NE(errors.find("expected that step to be in an earlier round"), std::string::npos) << errors;
 }

@@ -107,22 +107,22 @@ TEST(StructSize, SizesByName) {
 TEST(StructSize, ReadsStructsOfAllVersions) {
   Second own{1, 2, 3};
   const First first{sizeof(First), 7};
-  EXPECT_EQ(readStruct(kSecond, &first, &own), "");
+  EXPECT_EQ(readStruct(kSecond, &first, &own).message(), "");
   EXPECT_EQ(own.size, sizeof(Second));
   EXPECT_EQ(own.a, 7u);
   EXPECT_EQ(own.b, 0u);
   const Second second{sizeof(Second), 8, 9};
-  EXPECT_EQ(readStruct(kSecond, &second, &own), "");
+  EXPECT_EQ(readStruct(kSecond, &second, &own).message(), "");
   EXPECT_EQ(own.a, 8u);
   EXPECT_EQ(own.b, 9u);
   Third third{{sizeof(Third), 5, 6}, {0, 0}};
-  EXPECT_EQ(readStruct(kSecond, &third, &own), "");
+  EXPECT_EQ(readStruct(kSecond, &third, &own).message(), "");
   EXPECT_EQ(own.size, sizeof(Second));
   EXPECT_EQ(own.a, 5u);
   EXPECT_EQ(own.b, 6u);
   third.known.a = 1;
   third.added[1] = 1;
-  EXPECT_EQ(readStruct(kSecond, &third, &own),
+  EXPECT_EQ(readStruct(kSecond, &third, &own).message(),
             "second: found a field that is not 0 at byte 32, expected a struct of 24 bytes: the program was compiled "
             "with a newer header; install the libreshard of that version");
   EXPECT_EQ(own.a, 5u); // unchanged
@@ -136,8 +136,9 @@ TEST(StructSize, RejectsStructsWithoutAnInitializer) {
                                        {4097, "at most 4096"},
                                        {SIZE_MAX, "at most 4096"}}) {
     const Second given{size, 8, 9};
-    EXPECT_EQ(readStruct(kSecond, &given, &own), "second.size: found " + std::to_string(size) + ", expected " +
-                                                     expected + "; initialize the struct with SECOND_INITIALIZER");
+    EXPECT_EQ(readStruct(kSecond, &given, &own).message(), "second.size: found " + std::to_string(size) +
+                                                               ", expected " + expected +
+                                                               "; initialize the struct with SECOND_INITIALIZER");
     Second filled{size, 4, 4};
     EXPECT_FALSE(writeStruct(kSecond, &given, &filled));
     EXPECT_EQ(filled.size, size);

@@ -279,7 +279,7 @@ struct Recorder {
 
 TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceInPrepare) {
   std::unique_ptr<Plan> plan;
-  ASSERT_EQ(Plan::open(folder_ / "plan", plan), "");
+  ASSERT_EQ(Plan::open(folder_ / "plan", plan).message(), "");
   const tests::Ranks ranks = tests::fillRanks(*plan, 1);
   std::vector<LocalRank> locals = tests::locals(ranks);
   Recorder recorder;
@@ -298,9 +298,8 @@ TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceInPrepare) {
                             return static_cast<Recorder *>(user)->call("finalize", *param);
                           },
                           &recorder});
-  bool missing = false, late = false;
-  ASSERT_EQ(transforms.bind(*plan, locals, *transport, missing), "");
-  ASSERT_EQ(transport->prepare(*plan, locals, {}, late), "");
+  ASSERT_EQ(transforms.bind(*plan, locals, *transport).message(), "");
+  ASSERT_EQ(transport->prepare(*plan, locals, {}).message(), "");
   EXPECT_THAT(recorder.calls, ElementsAre("send 0 l.0.w", "send 0 l.1.w", "send 1 l.0.w", "send 1 l.1.w",
                                           "finalize 1 w0", "finalize 1 w1", "finalize 2 w0", "finalize 2 w1"));
   for (const auto &[where, param] : recorder.seen)
@@ -312,7 +311,7 @@ TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceInPrepare) {
       param.stream = nullptr;
       Caller::send(&caller_, &param);
     }
-    ASSERT_EQ(transport->run({}, late), "");
+    ASSERT_EQ(transport->run({}).message(), "");
     for (uint32_t rank = 1; rank < 3; ++rank)
       for (int layer = 0; layer < 2; ++layer) {
         const reshard_transformed &param = recorder.seen[std::to_string(rank) + " w" + std::to_string(layer)];

@@ -35,20 +35,19 @@ double median(std::vector<double> values) {
 class Recording {
 public:
   template <class Record> Recording(Record record, int repeats) : repeats_(repeats) {
-    need(openDevice("cuda", -1, device_));
+    device_ = need(openDevice("cuda", -1));
     std::vector<Operation> operations;
     for (int r = 0; r < repeats; ++r)
       record(*device_, operations);
-    bool late = false;
-    need(device_->record(operations, nullptr, {}, late));
+    need(device_->record(operations, nullptr, {}));
     replay();
   }
   void replay() {
     const double begin = now();
     need(device_->replay());
     host.push_back(now() - begin);
-    for (bool done = false; !done;)
-      need(device_->done(done));
+    while (!need(device_->done())) {
+    }
     seconds.push_back((now() - begin) / repeats_);
   }
   std::vector<double> host, seconds;
@@ -69,10 +68,10 @@ std::pair<double, double> compare(Recording &ours, Recording &theirs) {
 
 auto copyOf(std::byte *target, const std::byte *source, uint64_t bytes) {
   return [=](Device &device, std::vector<Operation> &operations) {
-    operations.push_back(Call([=, &device]() -> std::string {
+    operations.push_back(Call([=, &device]() -> Status {
       const cudaError_t error =
           cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(device.stream()));
-      return error == cudaSuccess ? std::string() : cudaGetErrorString(error);
+      return error == cudaSuccess ? Status() : failed(cudaGetErrorString(error));
     }));
   };
 }
@@ -85,8 +84,7 @@ auto tableOf(const kernels::CopyTable &table) {
 
 /// Device memory with random contents.
 std::byte *randomMemory(Device &device, uint64_t bytes) {
-  std::byte *memory = nullptr;
-  need(device.allocate(bytes, memory));
+  std::byte *const memory = need(device.allocate(bytes));
   static const std::vector<uint64_t> block = [] {
     std::vector<uint64_t> values(std::min<uint64_t>(8 << 20, kPayload / 8));
     std::mt19937_64 random(1);
@@ -222,17 +220,14 @@ bool benchRefit(Device &memory, const std::string &path) {
 bool bench(const std::string &path) {
   bool met = true;
   {
-    std::unique_ptr<Device> memory;
-    need(openDevice("cuda", -1, memory));
+    const std::unique_ptr<Device> memory = need(openDevice("cuda", -1));
     met = benchRows(*memory);
   }
   {
-    std::unique_ptr<Device> memory;
-    need(openDevice("cuda", -1, memory));
+    const std::unique_ptr<Device> memory = need(openDevice("cuda", -1));
     met = benchConversions(*memory) && met;
   }
-  std::unique_ptr<Device> memory;
-  need(openDevice("cuda", -1, memory));
+  const std::unique_ptr<Device> memory = need(openDevice("cuda", -1));
   return benchRefit(*memory, path) && met;
 }
 

@@ -26,7 +26,7 @@ struct Copies {
     for (const PlanOnGpu::Binding &binding : plan.bindings()) {
       of.push_back(nullptr);
       if (binding.endpoint > 0)
-        gpu::need(plan.device().allocate(binding.bytes + 1, of.back()));
+        of.back() = gpu::need(plan.device().allocate(binding.bytes + 1));
     }
   }
   void enqueue(const PlanOnGpu &plan, cudaStream_t stream) const {
@@ -192,13 +192,8 @@ void testRefusals(const std::string &path) {
   need(cudaGetDeviceCount(&devices));
   if (devices < 2)
     return;
-  std::unique_ptr<Device> other;
-  gpu::need(openDevice("cuda", 1, other));
-  error = refusal(path, [&](size_t bytes) {
-    std::byte *memory = nullptr;
-    gpu::need(other->allocate(bytes, memory));
-    return memory;
-  });
+  const std::unique_ptr<Device> other = gpu::need(openDevice("cuda", 1));
+  error = refusal(path, [&](size_t bytes) { return gpu::need(other->allocate(bytes)); });
   if (error != "source rank 0 param 'a': found memory of device 1, expected memory of device 0")
     throw std::runtime_error("prepare did not reject memory of another device: " + error);
   std::printf("  memory of another device is rejected: %s\n", error.c_str());

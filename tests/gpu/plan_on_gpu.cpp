@@ -7,15 +7,15 @@
 
 namespace reshard::gpu {
 
-void need(const std::string &error) {
-  if (!error.empty())
-    throw std::runtime_error(error);
+void need(const Status &status) {
+  if (!status.ok())
+    throw std::runtime_error(status.message());
 }
 
 PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint32_t *rank, const char *idFile,
                      double joinSeconds) {
   need(Plan::open(path, plan_));
-  need(openDevice("cuda", -1, device_));
+  device_ = need(openDevice("cuda", -1));
   reshard_options options = RESHARD_OPTIONS_INITIALIZER;
   options.transport = transport;
   options.device = "cuda";
@@ -46,9 +46,7 @@ PlanOnGpu::PlanOnGpu(const std::string &path, const char *transport, const uint3
           memory_.push_back(std::make_unique<std::byte[]>(bytes + 1));
           instances[instance.instance] = memory_.back().get();
           // A param may have any address that its dtype allows; here an odd multiple of 16.
-          std::byte *onDevice = nullptr;
-          need(device_->allocate(bytes + 16, onDevice));
-          onDevice += 16;
+          std::byte *const onDevice = need(device_->allocate(bytes + 16)) + 16;
           bindings_.push_back({e, instance.name, memory_.back().get(), onDevice, bytes});
           if (reshard_bind(executor_.get(), e, endpoint.ranks()->Get(p), instance.name.c_str(), onDevice, bytes) !=
               RESHARD_OK)

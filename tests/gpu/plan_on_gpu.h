@@ -62,7 +62,11 @@ private:
 };
 
 /// Throws an exception with the text if it is not empty.
-void need(const std::string &error);
+void need(const Status &status);
+template <class T> T need(Result<T> result) {
+  need(result.status());
+  return std::move(*result);
+}
 
 /// The parts of the test, one for each command of main.cpp.
 void testConsumer(const std::string &path);

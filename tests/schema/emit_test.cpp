@@ -43,7 +43,7 @@ TEST(Emit, DigestAndSize) {
   int64_t bytes = 0;
   ASSERT_EQ(writePlan(tinyModule(), statistics(tinyModule()), folder / "plan", 1, digest, bytes), "");
   std::unique_ptr<Plan> plan;
-  ASSERT_EQ(Plan::open(folder / "plan", plan), "");
+  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
   EXPECT_EQ(plan->digest(), digest);
   EXPECT_EQ(plan->container().bytes(), bytes);
   EXPECT_EQ(static_cast<int64_t>(std::filesystem::file_size(folder / "plan")), bytes);

@@ -230,15 +230,15 @@ struct Parts {
 
 inline Parts unpack(const std::string &path) {
   std::unique_ptr<Plan> plan;
-  if (const std::string error = Plan::open(path, plan); !error.empty())
-    throw std::runtime_error(error);
+  if (const Status status = Plan::open(path, plan); !status.ok())
+    throw std::runtime_error(status.message());
   Parts parts;
   plan->manifest().UnPackTo(&parts.manifest);
   parts.segments.resize(plan->world());
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
     const schema::Segment *segment = nullptr;
-    if (const std::string error = plan->segment(rank, segment); !error.empty())
-      throw std::runtime_error(error);
+    if (const Status status = plan->segment(rank, segment); !status.ok())
+      throw std::runtime_error(status.message());
     segment->UnPackTo(&parts.segments[rank]);
   }
   return parts;
@@ -290,21 +290,21 @@ inline void pack(const Parts &parts, const std::string &path) {
 /// without the path.
 inline std::string readAll(const std::string &path) {
   std::unique_ptr<Plan> plan;
-  std::string error = Plan::open(path, plan);
-  for (uint32_t rank = 0; error.empty() && rank < plan->world(); ++rank) {
+  Status status = Plan::open(path, plan);
+  for (uint32_t rank = 0; status.ok() && rank < plan->world(); ++rank) {
     const schema::Segment *segment = nullptr;
-    error = plan->segment(rank, segment);
+    status = plan->segment(rank, segment);
   }
-  if (error.empty())
-    error = checkMessages(*plan);
-  if (error.empty())
+  if (status.ok())
+    status = checkMessages(*plan);
+  if (status.ok())
     for (const schema::Endpoint *endpoint : *plan->manifest().endpoints())
       for (uint32_t meshRank = 0; meshRank < endpoint->ranks()->size(); ++meshRank)
         for (uint32_t p = 0; p < (endpoint->params() ? endpoint->params()->size() : 0); ++p)
           for (const schema::ParamInstance &instance : schema::instances(plan->manifest(), *endpoint, p, meshRank))
             if (instance.bytes < 0)
               return "an instance has " + std::to_string(instance.bytes) + " bytes";
-  const std::string prefix = "'" + path + "': ";
+  const std::string &error = status.message(), prefix = "'" + path + "': ";
   return error.starts_with(prefix) ? error.substr(prefix.size()) : error;
 }
 

@@ -133,9 +133,9 @@ TEST_F(HostilePlans, ViewFieldsOfAnotherKind) {
     violation.alter(*param(parts, violation.endpoint, violation.view).view);
     EXPECT_EQ(run(parts, 60).first, kUsage);
     std::unique_ptr<Plan> plan;
-    EXPECT_EQ(Plan::open(path_, plan), "'" + path_ + "': the manifest is inconsistent: endpoint '" +
-                                           (violation.endpoint ? "target" : "source") + "' param '" + violation.view +
-                                           "' " + violation.message);
+    EXPECT_EQ(Plan::open(path_, plan).message(), "'" + path_ + "': the manifest is inconsistent: endpoint '" +
+                                                     (violation.endpoint ? "target" : "source") + "' param '" +
+                                                     violation.view + "' " + violation.message);
   }
 }
 
@@ -145,7 +145,7 @@ TEST_F(HostilePlans, AmaxNameMustExtendTheTensorName) {
   pattern(parts, "w").name = "v";
   pack(parts, path_);
   std::unique_ptr<Plan> plan;
-  EXPECT_EQ(Plan::open(path_, plan),
+  EXPECT_EQ(Plan::open(path_, plan).message(),
             "'" + path_ +
                 "': the manifest is inconsistent: endpoint 'source' param 'w (amax of 'w')' holds the amax tensor 'w " +
                 "(amax)', expected a name that begins with 'v', its base tensor");

@@ -1,0 +1,27 @@
+// The C API's status of a Status.
+#pragma once
+
+#include "executor/reshard.h"
+#include "support/status.h"
+
+namespace reshard {
+
+inline reshard_status statusOf(const Status &status) {
+  if (status.ok())
+    return RESHARD_OK;
+  switch (status.kind()) {
+  case ErrorKind::invalid:
+    return RESHARD_INVALID;
+  case ErrorKind::badPlan:
+    return RESHARD_BAD_PLAN;
+  case ErrorKind::badBinding:
+    return RESHARD_BAD_BINDING;
+  case ErrorKind::timedOut:
+    return RESHARD_TIMEOUT;
+  case ErrorKind::failed:
+    break;
+  }
+  return RESHARD_FAILED;
+}
+
+} // namespace reshard
