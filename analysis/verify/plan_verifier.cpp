@@ -1,6 +1,7 @@
 #include "analysis/verify/plan_verifier.h"
 
 #include "analysis/flatbuffer_vectors.h"
+#include "analysis/layout/element_ranges.h"
 #include "analysis/layout/quantized_views.h"
 #include "analysis/verify/contents.h"
 #include "analysis/verify/staged.h"
@@ -52,11 +53,19 @@ private:
     Move move;
   };
 
+  /// A target buffer and all moves to it.
+  struct WrittenBuffer {
+    const Param &param;
+    uint32_t rank, buffer;
+    uint64_t bytes;
+    std::span<const RankMove> moves;
+    bool amax() const { return param.view() && param.view()->kind() == ViewKind::amax; }
+  };
+
   std::string where(uint32_t rank, uint32_t buffer, uint64_t offset) {
     const BufferRange &run = *bufferRangeOf(paired_.segment(rank), buffer);
     const Endpoint &endpoint = *plan_.manifest().endpoints()->Get(run.endpoint());
-    return endpoint.role()->str() + (endpoint.storage() ? " file " : " rank ") +
-           std::to_string(endpoint.ranks()->Get(run.mesh_rank())) + " param '" +
+    return endpoint.role()->str() + " " + meshRankName(endpoint, run.mesh_rank()) + " param '" +
            contents_.instance(run, buffer - run.first()).name + "' byte " + std::to_string(offset);
   }
 
@@ -96,7 +105,7 @@ private:
           return;
         }
         const std::span<const RankMove> here(first, next);
-        if (!param.derived() && !checkWrittenOnce(param, rank, buffer, run->bytes(), here))
+        if (!param.derived() && !checkWrittenOnce({param, rank, buffer, run->bytes(), here}))
           return;
         for (const RankMove &rankMove : here) {
           ++result_.moves;
@@ -111,80 +120,83 @@ private:
 
   /// Checks that each byte of a buffer is written exactly once: the number of written bytes is right, and no byte is
   /// missing. For a quantized view of kind `amax`, the bytes are those in its layout.
-  bool checkWrittenOnce(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes,
-                        std::span<const RankMove> moves) {
+  bool checkWrittenOnce(const WrittenBuffer &to) {
     RegularSets written;
     uint64_t sum = 0;
-    for (const RankMove &rankMove : moves) {
+    for (const RankMove &rankMove : to.moves) {
       const Move &move = rankMove.move;
       if (!addTo(written, move))
-        return failFragmented(where(rank, buffer, move.targetOffset));
+        return failFragmented(where(to.rank, to.buffer, move.targetOffset));
       sum += move.bytes();
     }
     written.finish();
-    uint64_t expected = bytes;
-    std::vector<LoopNest> wanted;
-    if (param.view() && param.view()->kind() == ViewKind::amax) {
-      const int64_t item = itemBytes(param.dtype());
-      const auto sets = contents_.of(paired_.segment(rank), buffer);
+    uint64_t expected = to.bytes;
+    std::vector<LoopNest> wanted = {{0, 0, 0, {{static_cast<int64_t>(to.bytes), 1, 0, 0}}}};
+    if (to.amax()) {
+      const auto sets = contents_.of(paired_.segment(to.rank), to.buffer);
       if (!sets)
-        return failFragmented(where(rank, buffer, 0));
+        return failFragmented(where(to.rank, to.buffer, 0));
+      const int64_t item = itemBytes(to.param.dtype());
       expected = static_cast<uint64_t>(sets->positions() * item);
-      for (const RegularSet &set : sets->list()) {
-        wanted.push_back({set.begin * item, 0, 0, {}});
-        for (const RegularSet::Dimension &dimension : set.dimensions)
-          wanted.back().loops.push_back({dimension.count, dimension.step * item, 0, 0});
-        wanted.back().loops.push_back({item, 1, 0, 0});
-      }
-    } else {
-      wanted.push_back({0, 0, 0, {{static_cast<int64_t>(bytes), 1, 0, 0}}});
+      wanted = nestsOf(*sets, item);
     }
-    uint64_t missing = bytes;
+    uint64_t missing = to.bytes;
     for (const LoopNest &nest : wanted) {
       NestSplitter splitter(written, work_);
       const SplitStatus status = splitter.run(nest, [](const Fragment &) { return true; });
       if (status == SplitStatus::fragmented)
-        return failFragmented(where(rank, buffer, 0));
+        return failFragmented(where(to.rank, to.buffer, 0));
       if (status == SplitStatus::missing)
         missing = std::min(missing, static_cast<uint64_t>(splitter.position()));
     }
-    return (missing == bytes && sum == expected) || failCoverage(param, rank, buffer, bytes, moves, missing);
+    return (missing == to.bytes && sum == expected) || failCoverage(to, missing);
+  }
+
+  /// The bytes of elements of `item` bytes at the positions of sets.
+  static std::vector<LoopNest> nestsOf(const RegularSets &sets, int64_t item) {
+    std::vector<LoopNest> nests;
+    for (const RegularSet &set : sets.list()) {
+      nests.push_back({set.begin * item, 0, 0, {}});
+      for (const RegularSet::Dimension &dimension : set.dimensions)
+        nests.back().loops.push_back({dimension.count, dimension.step * item, 0, 0});
+      nests.back().loops.push_back({item, 1, 0, 0});
+    }
+    return nests;
   }
 
   /// Reports the first byte that is never written, or is written twice, by listing all rows if there are few enough.
-  /// `missing`: a byte that is never written, or `bytes` if there is none.
-  bool failCoverage(const Param &param, uint32_t rank, uint32_t buffer, uint64_t bytes, std::span<const RankMove> moves,
-                    uint64_t missing) {
+  /// `missing`: a byte that is never written, or the buffer's size if there is none.
+  bool failCoverage(const WrittenBuffer &to, uint64_t missing) {
     constexpr uint64_t kMaxRows = 1 << 24;
     uint64_t count = 0, at = 0;
-    for (const RankMove &rankMove : moves)
+    for (const RankMove &rankMove : to.moves)
       count += rankMove.move.bytes() / rankMove.move.rowBytes;
     if (count > kMaxRows)
-      return fail(where(rank, buffer, missing == bytes ? 0 : missing) +
-                  (missing == bytes ? " or a later byte is written twice" : " is never written"));
+      return fail(where(to.rank, to.buffer, missing == to.bytes ? 0 : missing) +
+                  (missing == to.bytes ? " or a later byte is written twice" : " is never written"));
     std::vector<std::pair<uint64_t, uint64_t>> rows; // offset, bytes
-    for (const RankMove &rankMove : moves)
+    for (const RankMove &rankMove : to.moves)
       forEachRow(rankMove.move, [&](const Move &row) { rows.emplace_back(row.targetOffset, row.rowBytes); });
     std::sort(rows.begin(), rows.end());
-    rows.emplace_back(bytes, 0);
+    rows.emplace_back(to.bytes, 0);
     for (const auto &[offset, length] : rows) {
-      if (offset > at && uncoveredByLayout(param, rank, buffer, at, offset))
+      if (offset > at && uncoveredByLayout(to, at, offset))
         at = offset;
       if (offset != at)
-        return fail(where(rank, buffer, std::min(at, offset)) +
+        return fail(where(to.rank, to.buffer, std::min(at, offset)) +
                     (offset > at ? " is never written" : " is written twice"));
       at += length;
     }
-    return fail(where(rank, buffer, 0) + " or a later byte is written outside its layout");
+    return fail(where(to.rank, to.buffer, 0) + " or a later byte is written outside its layout");
   }
 
   /// Whether no part of an `amax` view covers a range of bytes: the entries of tensors that the matrix does not have,
   /// which are zero.
-  bool uncoveredByLayout(const Param &param, uint32_t rank, uint32_t buffer, uint64_t begin, uint64_t end) {
-    if (!param.view() || param.view()->kind() != ViewKind::amax)
+  bool uncoveredByLayout(const WrittenBuffer &to, uint64_t begin, uint64_t end) {
+    if (!to.amax())
       return false;
-    const int64_t item = itemBytes(param.dtype());
-    const auto sets = contents_.of(paired_.segment(rank), buffer);
+    const int64_t item = itemBytes(to.param.dtype());
+    const auto sets = contents_.of(paired_.segment(to.rank), to.buffer);
     size_t hint = 0;
     Digits digits;
     for (uint64_t at = begin; sets && at < end; at += static_cast<uint64_t>(item))
@@ -271,12 +283,8 @@ private:
       for (auto &[buffer, sets] : written)
         sets.finish();
       for (const Move &move : read) {
-        LoopNest nest{static_cast<int64_t>(move.targetOffset), 0, 0, {}};
-        for (const Move::Loop &loop : move.loops)
-          nest.loops.push_back({loop.count, loop.target, 0, 0});
-        nest.loops.push_back({static_cast<int64_t>(move.rowBytes), 1, 0, 0});
         NestSplitter splitter(written[move.targetBuffer], work_);
-        const SplitStatus status = splitter.run(nest, [](const Fragment &) { return true; });
+        const SplitStatus status = splitter.run(nestOf(move), [](const Fragment &) { return true; });
         if (status == SplitStatus::done)
           continue;
         if (status == SplitStatus::fragmented)
@@ -312,13 +320,8 @@ private:
                                 std::to_string(expected) + ", but comes from tensor '" + contents_.name(have.set->tag) +
                                 "' element " + std::to_string(logical) + " of rank " + std::to_string(move.sourceRank));
     };
-    const auto target = static_cast<int64_t>(move.targetOffset) / item;
-    LoopNest nest{target, static_cast<int64_t>(move.sourceOffset) / item, target, {}};
-    for (const Move::Loop &loop : move.loops)
-      nest.loops.push_back({loop.count, loop.target / item, loop.source / item, loop.target / item});
-    nest.loops.push_back({static_cast<int64_t>(move.rowBytes) / item, 1, 1, 1});
     NestSplitter byTarget(*wanted, work_);
-    const SplitStatus status = byTarget.run(nest, [&](const Fragment &want) {
+    const SplitStatus status = byTarget.run(nestOf(move, item), [&](const Fragment &want) {
       if (move.zero != (want.set->tag == 0))
         return failAt(want.position, move.zero ? " is zeroed but is not padding" : " is padding but is not zeroed");
       if (move.zero)
@@ -401,6 +404,16 @@ uint64_t Move::bytes() const {
   return bytes;
 }
 
+LoopNest nestOf(const Move &move, int64_t item) {
+  const int64_t target = static_cast<int64_t>(move.targetOffset) / item,
+                source = static_cast<int64_t>(move.sourceOffset) / item;
+  LoopNest nest{target, source, target, {}};
+  for (const Move::Loop &loop : move.loops)
+    nest.loops.push_back({loop.count, loop.target / item, loop.source / item, loop.target / item});
+  nest.loops.push_back({static_cast<int64_t>(move.rowBytes) / item, 1, 1, 1});
+  return nest;
+}
+
 bool addTo(RegularSets &sets, const Move &move) {
   RegularSet set{static_cast<int64_t>(move.targetOffset), 0, 0, {}, 0};
   for (const Move::Loop &loop : move.loops)
@@ -431,17 +444,17 @@ void forEachRow(const Move &move, const std::function<void(const Move &)> &visit
   }
 }
 
-std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Operand *input, const Segment &to,
-                              const Operand &output, const std::function<void(const Move &)> &visit) const {
+std::string PairedPlan::moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const {
+  const auto &[from, fromRank, input, to, output] = operands;
   const Shape &target = *to.shapes()->Get(output.shape());
   const Shape &source = input ? *from->shapes()->Get(input->shape()) : target;
   if (source.row_bytes() != target.row_bytes() || source.loop_count() != target.loop_count())
     return "source and target shapes of an operand differ";
-  struct Jump { // a loop over buffers
+  struct BufferLoop {
     uint64_t count, at;
     int64_t targetStep, sourceStep, target, source;
   };
-  std::vector<Jump> jumps;
+  std::vector<BufferLoop> bufferLoops;
   Move move;
   move.zero = !input;
   move.rowBytes = target.row_bytes();
@@ -453,7 +466,7 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
       return "source and target shapes of an operand differ";
     const int64_t sourceStep = input ? s.buffer_step() : 0, sourceStride = input ? s.stride() : 0;
     if (t.count() > 1 && (t.buffer_step() != 0 || sourceStep != 0))
-      jumps.push_back({t.count(), 0, t.buffer_step(), sourceStep, t.stride(), sourceStride});
+      bufferLoops.push_back({t.count(), 0, t.buffer_step(), sourceStep, t.stride(), sourceStride});
     else if (t.count() > 1)
       move.loops.push_back({static_cast<int64_t>(t.count()), t.stride(), sourceStride});
   }
@@ -461,12 +474,12 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
     auto targetOffset = static_cast<int64_t>(output.offset()),
          sourceOffset = input ? static_cast<int64_t>(input->offset()) : 0;
     int64_t targetBuffer = output.buffer(), sourceBuffer = input ? input->buffer() : 0;
-    for (const Jump &jump : jumps) {
-      const auto at = static_cast<int64_t>(jump.at);
-      targetOffset += at * jump.target;
-      targetBuffer += at * jump.targetStep;
-      sourceOffset += at * jump.source;
-      sourceBuffer += at * jump.sourceStep;
+    for (const BufferLoop &loop : bufferLoops) {
+      const auto at = static_cast<int64_t>(loop.at);
+      targetOffset += at * loop.target;
+      targetBuffer += at * loop.targetStep;
+      sourceOffset += at * loop.source;
+      sourceBuffer += at * loop.sourceStep;
     }
     move.targetBuffer = static_cast<uint32_t>(targetBuffer);
     move.targetOffset = static_cast<uint64_t>(targetOffset);
@@ -474,9 +487,9 @@ std::string PairedPlan::moves(const Segment *from, uint32_t fromRank, const Oper
     move.sourceOffset = static_cast<uint64_t>(sourceOffset);
     WorkDeadline::spend(16);
     visit(move);
-    size_t j = jumps.size();
-    while (j > 0 && ++jumps[j - 1].at == jumps[j - 1].count)
-      jumps[--j].at = 0;
+    size_t j = bufferLoops.size();
+    while (j > 0 && ++bufferLoops[j - 1].at == bufferLoops[j - 1].count)
+      bufferLoops[--j].at = 0;
     if (j == 0)
       return {};
   }
@@ -494,7 +507,7 @@ std::string PairedPlan::forEachMove(uint32_t rank, uint32_t number,
   const uint32_t firstInput = receive ? sends_[step.message()].step->first_input() : step.first_input();
   for (uint32_t i = 0; i < step.output_count(); ++i) {
     const Operand *input = step.kind() == StepKind::fill ? nullptr : from->operands()->Get(firstInput + i);
-    if (std::string error = moves(from, fromRank, input, to, *to.operands()->Get(step.first_output() + i), visit);
+    if (std::string error = moves({from, fromRank, input, to, *to.operands()->Get(step.first_output() + i)}, visit);
         !error.empty())
       return "rank " + std::to_string(rank) + ": " + error;
   }

@@ -28,6 +28,8 @@ struct Move {
 };
 /// Calls visit(row) for every row of a move; a row is a move without loops.
 void forEachRow(const Move &move, const std::function<void(const Move &)> &visit);
+/// The elements of a move, of `item` bytes: positions and origins in the target, counterparts in the source.
+LoopNest nestOf(const Move &move, int64_t item = 1);
 /// Adds the bytes that a move writes. Returns false as RegularSets::add does.
 bool addTo(RegularSets &sets, const Move &move);
 
@@ -45,7 +47,7 @@ public:
   /// Calls visit(move) for one operand of a rank, with the operand as the target of the moves.
   std::string forEachMove(uint32_t rank, const schema::Operand &operand,
                           const std::function<void(const Move &)> &visit) const {
-    return moves(nullptr, rank, nullptr, *segments_[rank], operand, visit);
+    return moves({nullptr, rank, nullptr, *segments_[rank], operand}, visit);
   }
   const schema::Segment &segment(uint32_t rank) const { return *segments_[rank]; }
   /// The send step of a message.
@@ -56,9 +58,14 @@ private:
     uint32_t rank = 0;
     const schema::Step *step = nullptr;
   };
-  std::string moves(const schema::Segment *from, uint32_t fromRank, const schema::Operand *input,
-                    const schema::Segment &to, const schema::Operand &output,
-                    const std::function<void(const Move &)> &visit) const;
+  struct OperandPair {
+    const schema::Segment *from; // null without an input
+    uint32_t fromRank;
+    const schema::Operand *input; // null: `output` is filled with zeros
+    const schema::Segment &to;
+    const schema::Operand &output;
+  };
+  std::string moves(const OperandPair &operands, const std::function<void(const Move &)> &visit) const;
 
   const Plan &plan_;
   std::vector<const schema::Segment *> segments_;

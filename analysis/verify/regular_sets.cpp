@@ -126,7 +126,7 @@ bool RegularSets::partition(int64_t count, uint64_t &work) const {
 SplitStatus NestSplitter::run(const LoopNest &nest, const std::function<bool(const Fragment &)> &visit) {
   fragments_.clear();
   full_ = false;
-  const SplitStatus result = split(nest.loops.data(), nest.loops.size(), nest.position, nest.counterpart, nest.origin);
+  const SplitStatus result = split(nest.loops, {nest.position, nest.counterpart, nest.origin});
   if (!full_) {
     for (const Fragment &fragment : fragments_)
       if (!visit(fragment))
@@ -166,10 +166,11 @@ int64_t NestSplitter::repeat(const Fragment &fragment, int64_t step, int64_t mos
   return most;
 }
 
-SplitStatus NestSplitter::split(const LoopNest::Loop *loops, size_t count, int64_t position, int64_t counterpart,
-                                int64_t origin) {
-  if (count > 0)
-    return split(loops + 1, count - 1, loops[0], position, counterpart, origin);
+SplitStatus NestSplitter::split(std::span<const LoopNest::Loop> loops, const Start &start) {
+  return loops.empty() ? addElement(start) : split(loops[0], loops.subspan(1), start);
+}
+
+SplitStatus NestSplitter::addElement(const Start &start) {
   if (work_ > kMaxWork)
     return SplitStatus::fragmented;
   if (fragments_.size() >= kMaxFragments) {
@@ -177,16 +178,16 @@ SplitStatus NestSplitter::split(const LoopNest::Loop *loops, size_t count, int64
     return SplitStatus::stopped;
   }
   Fragment fragment;
-  fragment.set = sets_.find(position, fragment.low, hint_, work_);
+  fragment.set = sets_.find(start.position, fragment.low, hint_, work_);
   if (!fragment.set) {
-    position_ = position;
-    origin_ = origin;
+    position_ = start.position;
+    origin_ = start.origin;
     return SplitStatus::missing;
   }
   fragment.high = fragment.low;
-  fragment.position = position;
-  fragment.counterpart = counterpart;
-  fragment.origin = origin;
+  fragment.position = start.position;
+  fragment.counterpart = start.counterpart;
+  fragment.origin = start.origin;
   fragment.value = fragment.set->value;
   for (size_t i = 0; i < fragment.set->dimensions.size(); ++i)
     fragment.value += fragment.low[i] * fragment.set->dimensions[i].value;
@@ -194,48 +195,58 @@ SplitStatus NestSplitter::split(const LoopNest::Loop *loops, size_t count, int64
   return SplitStatus::done;
 }
 
-/// Splits the nest of `first` around `loops`. One iteration, or as many iterations as make one step of a set, is split
-/// once; its fragments are then repeated as long as they stay in their sets.
-SplitStatus NestSplitter::split(const LoopNest::Loop *loops, size_t count, const LoopNest::Loop &first,
-                                int64_t position, int64_t counterpart, int64_t origin) {
-  for (int64_t i = 0; i < first.count;) {
-    const int64_t at = position + i * first.position, left = first.count - i;
-    int64_t together = 1; // iterations that make one step of the set
-    if (left > 1 && first.position != 0) {
-      Digits digits;
-      const RegularSet *set = sets_.find(at, digits, hint_, work_);
-      const int64_t length = std::abs(first.position);
-      for (size_t d = 0; set && d < set->dimensions.size(); ++d) {
-        const RegularSet::Dimension &dimension = set->dimensions[d];
-        const bool continues = first.position > 0 ? digits[d] + 1 < dimension.count : digits[d] > 0;
-        if (continues && dimension.step > length && dimension.step % length == 0 && dimension.step / length < left) {
-          together = dimension.step / length;
-          break;
-        }
-      }
+/// How many iterations of a loop, of which `left` are left at a position, make one step of the set there; 1 if no
+/// number of them does.
+int64_t NestSplitter::iterationsOfStep(const LoopNest::Loop &loop, int64_t position, int64_t left) {
+  if (left <= 1 || loop.position == 0)
+    return 1;
+  Digits digits;
+  const RegularSet *set = sets_.find(position, digits, hint_, work_);
+  const int64_t length = std::abs(loop.position);
+  for (size_t d = 0; set && d < set->dimensions.size(); ++d) {
+    const RegularSet::Dimension &dimension = set->dimensions[d];
+    const bool continues = loop.position > 0 ? digits[d] + 1 < dimension.count : digits[d] > 0;
+    if (continues && dimension.step > length && dimension.step % length == 0 && dimension.step / length < left)
+      return dimension.step / length;
+  }
+  return 1;
+}
+
+/// Repeats the fragments from `begin` on `times` times, each time one `step` further.
+void NestSplitter::repeatFragments(size_t begin, const LoopNest::Loop &step, int64_t times) {
+  Digits change;
+  for (size_t p = begin; p < fragments_.size(); ++p) {
+    Fragment &fragment = fragments_[p];
+    repeat(fragment, step.position, times, change);
+    int64_t value = 0;
+    for (size_t d = 0; d < fragment.set->dimensions.size(); ++d) {
+      value += change[d] * fragment.set->dimensions[d].value;
+      (change[d] > 0 ? fragment.high : fragment.low)[d] += (times - 1) * change[d];
     }
+    fragment.loops.push_back({times, step.counterpart, step.origin, value});
+  }
+}
+
+/// Splits the nest of `first` around `inner`. One iteration, or as many iterations as make one step of a set, is split
+/// once; its fragments are then repeated as long as they stay in their sets.
+SplitStatus NestSplitter::split(const LoopNest::Loop &first, std::span<const LoopNest::Loop> inner,
+                                const Start &start) {
+  for (int64_t i = 0; i < first.count;) {
+    const Start at{start.position + i * first.position, start.counterpart + i * first.counterpart,
+                   start.origin + i * first.origin};
+    const int64_t left = first.count - i, together = iterationsOfStep(first, at.position, left);
     const size_t begin = fragments_.size();
-    const int64_t w = counterpart + i * first.counterpart, a = origin + i * first.origin;
-    const SplitStatus inner =
-        together > 1 ? split(loops, count, {together, first.position, first.counterpart, first.origin}, at, w, a)
-                     : split(loops, count, at, w, a);
-    if (inner != SplitStatus::done)
-      return inner;
-    const int64_t most = left / together, step = together * first.position;
-    int64_t times = most;
+    const SplitStatus status =
+        together > 1 ? split({together, first.position, first.counterpart, first.origin}, inner, at) : split(inner, at);
+    if (status != SplitStatus::done)
+      return status;
+    const LoopNest::Loop step{1, together * first.position, together * first.counterpart, together * first.origin};
+    int64_t times = left / together;
     Digits change;
     for (size_t p = begin; p < fragments_.size() && times > 1; ++p)
-      times = std::min(times, repeat(fragments_[p], step, times, change));
-    for (size_t p = begin; p < fragments_.size() && times > 1; ++p) {
-      Fragment &fragment = fragments_[p];
-      repeat(fragment, step, times, change);
-      int64_t value = 0;
-      for (size_t d = 0; d < fragment.set->dimensions.size(); ++d) {
-        value += change[d] * fragment.set->dimensions[d].value;
-        (change[d] > 0 ? fragment.high : fragment.low)[d] += (times - 1) * change[d];
-      }
-      fragment.loops.push_back({times, together * first.counterpart, together * first.origin, value});
-    }
+      times = std::min(times, repeat(fragments_[p], step.position, times, change));
+    if (times > 1)
+      repeatFragments(begin, step, times);
     i += times * together;
   }
   return SplitStatus::done;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 namespace reshard::analysis {
@@ -92,9 +93,14 @@ public:
 
 private:
   static constexpr size_t kMaxFragments = size_t{1} << 18; // in memory at a time
-  SplitStatus split(const LoopNest::Loop *loops, size_t count, const LoopNest::Loop &first, int64_t position,
-                    int64_t counterpart, int64_t origin);
-  SplitStatus split(const LoopNest::Loop *loops, size_t count, int64_t position, int64_t counterpart, int64_t origin);
+  struct Start {                                           // of a nest
+    int64_t position, counterpart, origin;
+  };
+  SplitStatus split(std::span<const LoopNest::Loop> loops, const Start &start);
+  SplitStatus split(const LoopNest::Loop &first, std::span<const LoopNest::Loop> inner, const Start &start);
+  SplitStatus addElement(const Start &start);
+  int64_t iterationsOfStep(const LoopNest::Loop &loop, int64_t position, int64_t left);
+  void repeatFragments(size_t begin, const LoopNest::Loop &step, int64_t times);
   int64_t repeat(const Fragment &fragment, int64_t step, int64_t most, Digits &change);
 
   const RegularSets &sets_;
