@@ -1,7 +1,6 @@
 #include "executor/view_jobs.h"
 
 #include "executor/check_segment.h"
-#include "kernels/scales.h"
 #include "schema/manifest.h"
 
 #include <algorithm>
@@ -74,13 +73,11 @@ void ViewJobs::Job::run(const std::vector<LocalAmax> &all) const {
   case scales:
     return kernels::scaleRows(matrices, memory, first, count);
   case toPlain:
-    return kernels::unswizzle(matrices, memory);
+    return kernels::toPlainScales(matrices, memory);
   case fromPlain:
-    return kernels::swizzle(matrices, memory);
+    return kernels::fromPlainScales(matrices, memory);
   case clearPadding:
-    const kernels::ScaleShape shape{matrices.rows, matrices.columns / kernels::blockShape(matrices.format).columns};
-    for (uint64_t m = 0; m < matrices.matrices; ++m)
-      kernels::clearScalePadding(matrices.scales + m * matrices.scaleBytes(), shape);
+    return kernels::clearScalePadding(matrices);
   }
 }
 
@@ -96,9 +93,9 @@ void ViewJobs::Job::tabulate(const std::vector<LocalAmax> &all, Tables &tables) 
   case scales:
     return first == 0 ? tables.conversions.addScales(matrices, there) : void(); // one entry has all rows of blocks
   case toPlain:
-    return tables.conversions.addUnswizzle(matrices, there);
+    return tables.conversions.addToPlain(matrices, there);
   case fromPlain:
-    return tables.conversions.addSwizzle(matrices, there);
+    return tables.conversions.addFromPlain(matrices, there);
   case clearPadding:
     return tables.conversions.addPadding(matrices);
   }
@@ -230,7 +227,7 @@ kernels::Quantized ViewJobs::matricesOf(const Endpoint &endpoint, uint32_t numbe
   kernels::Quantized matrices;
   const QuantizedFormat &format = formatOf(view);
   matrices.format = format.number;
-  matrices.swizzled = scaleLayoutOf(view) == reshard::ScaleLayout::swizzled;
+  matrices.layout = scaleLayoutOf(view);
   matrices.columns = static_cast<uint64_t>(shape.back());
   matrices.rows = static_cast<uint64_t>(shape[shape.size() - 2]);
   if (view.kind() == ViewKind::plain_scales) {

@@ -12,7 +12,7 @@
 namespace reshard {
 
 /// A quantized format, by the number that plans store (schema/plan.fbs).
-enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4 };
+enum class Quantization : uint8_t { mxfp8, block_fp8, nvfp4, block_fp8_ue8m0, mxfp4 };
 
 /// The number format of a code. Two fp4_e2m1 codes are stored in a byte, the first in the low bits.
 enum class CodeFormat : uint8_t { fp8_e4m3, fp4_e2m1 };
@@ -21,9 +21,9 @@ enum class CodeFormat : uint8_t { fp8_e4m3, fp4_e2m1 };
 enum class ScaleFormat : uint8_t { e8m0, fp32, fp8_e4m3 };
 
 /// The order of the scales of a matrix in memory, by the number that plans store. plain: row-major; swizzled: as
-/// Blackwell's matrix units read them (kernels/scales.h).
-enum class ScaleLayout : uint8_t { plain, swizzled };
-inline constexpr const char *kScaleLayoutNames[] = {"plain", "swizzled"}; // in YAML, IR text and reports
+/// Blackwell's matrix units read them; packed: as DeepGEMM's kernels for Blackwell read them (kernels/scales.h).
+enum class ScaleLayout : uint8_t { plain, swizzled, packed };
+inline constexpr const char *kScaleLayoutNames[] = {"plain", "swizzled", "packed"}; // in YAML, IR text and reports
 
 /// How the scale of a block follows from its amax.
 enum class ScaleRule : uint8_t {
@@ -69,10 +69,12 @@ struct QuantizedFormat {
 
 // clang-format off
 inline constexpr QuantizedFormat kQuantizedFormats[] = {
-    // name       number                   block     code                  scale                  rule                       layout                 sender suffix
-    {"mxfp8",     Quantization::mxfp8,     1,   32,  CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::swizzled, false, "_scale"},
-    {"block_fp8", Quantization::block_fp8, 128, 128, CodeFormat::fp8_e4m3, ScaleFormat::fp32,     ScaleRule::quotient,       ScaleLayout::plain,    true,  "_scale_inv"},
-    {"nvfp4",     Quantization::nvfp4,     1,   16,  CodeFormat::fp4_e2m1, ScaleFormat::fp8_e4m3, ScaleRule::tensorQuotient, ScaleLayout::swizzled, false, "_scale"},
+    // name             number                         block     code                  scale                  rule                       layout                 sender suffix
+    {"mxfp8",           Quantization::mxfp8,           1,   32,  CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::swizzled, false, "_scale"},
+    {"block_fp8",       Quantization::block_fp8,       128, 128, CodeFormat::fp8_e4m3, ScaleFormat::fp32,     ScaleRule::quotient,       ScaleLayout::plain,    true,  "_scale_inv"},
+    {"nvfp4",           Quantization::nvfp4,           1,   16,  CodeFormat::fp4_e2m1, ScaleFormat::fp8_e4m3, ScaleRule::tensorQuotient, ScaleLayout::swizzled, false, "_scale"},
+    {"block_fp8_ue8m0", Quantization::block_fp8_ue8m0, 128, 128, CodeFormat::fp8_e4m3, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::packed,   true,  "_scale_inv"},
+    {"mxfp4",           Quantization::mxfp4,           1,   32,  CodeFormat::fp4_e2m1, ScaleFormat::e8m0,     ScaleRule::powerOfTwo,     ScaleLayout::swizzled, false, "_scale"},
 };
 // clang-format on
 

@@ -1,5 +1,5 @@
-// Conversion of one value between fp32 and a stored format in few instructions, for GPU code. The results equal those
-// of decode and encode in kernels/formats.h.
+// Conversion of one value between fp32 and a stored format in few instructions, and the scale of one block, for GPU
+// code and for scalar code of the CPU. The results equal those of decode and encode in kernels/formats.h.
 #pragma once
 
 #include "kernels/formats.h"
@@ -40,10 +40,7 @@ template <Format To> RESHARD_HOST_DEVICE inline uint32_t encodeBits(uint32_t bit
     return (nan ? e.nan : (magnitude + 0x7FFF + (magnitude >> 16 & 1)) >> 16) | sign;
   } else {
     // The clamp limit: the largest finite value (saturate), or the first value that encodes as infinity or NaN.
-    constexpr float kLargest = To == Format::fp16       ? 65536
-                               : To == Format::fp8_e4m3 ? 448
-                               : To == Format::fp8_e5m2 ? 57344
-                                                        : 6;
+    constexpr float kLargest = To == Format::fp16 ? 65536 : largest(To);
     constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp4_e2m1 ? 6 : 65536;
     const uint32_t limit = bitCast<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond);
     const uint32_t clamped = magnitude < limit ? magnitude : limit;
@@ -56,6 +53,29 @@ template <Format To> RESHARD_HOST_DEVICE inline uint32_t encodeBits(uint32_t bit
     const uint32_t code = bitCast<uint32_t>(sum) + (exponent >> kDropped) - (kLowest << e.mantissaBits);
     return (nan && To != Format::fp4_e2m1 ? e.nan : code & (kSign - 1)) | sign;
   }
+}
+
+/// Returns the value of an E8M0 scale, and 1 / the value.
+RESHARD_HOST_DEVICE inline float e8m0(uint32_t code) {
+  return bitCast<float>(code == 255 ? kNanBits : code == 0 ? 1u << 22 : code << 23);
+}
+RESHARD_HOST_DEVICE inline float inverseE8m0(uint32_t code) {
+  return bitCast<float>(code == 255 ? kNanBits : code == 254 ? 1u << 22 : (254 - code) << 23);
+}
+
+/// Scales of a block or matrix, from the fp32 bits of its amax. An amax that is not finite gives the canonical NaN.
+/// powerOfTwo: the code of the least E8M0 scale that brings the amax to the largest value of the codes or below. For
+/// E4M3, whose largest value is 1.75 * 2^8, the sum rounds the exponent up if the mantissa is above 1.75.
+RESHARD_HOST_DEVICE inline uint32_t powerOfTwo(uint32_t amax, Format codes) {
+  const Encoding e = encoding(codes);
+  const uint32_t exponent = (amax + (0x7FFFFF - e.largestMantissa())) >> 23,
+                 lowered = static_cast<uint32_t>(e.largestExponent());
+  return amax >= kInfinityBits ? 255 : exponent > lowered ? exponent - lowered : 0;
+}
+/// quotientOrOne: the fp32 bits of amax / divisor, or of 1 if that is 0.
+RESHARD_HOST_DEVICE inline uint32_t quotientOrOne(uint32_t amax, float divisor) {
+  const float scale = bitCast<float>(amax) / divisor;
+  return amax >= kInfinityBits ? kNanBits : scale == 0.0f ? bitCast<uint32_t>(1.0f) : bitCast<uint32_t>(scale);
 }
 
 /// Returns `result` with the sign of `of`: arithmetic on a NaN loses the sign.

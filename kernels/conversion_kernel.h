@@ -15,7 +15,7 @@ namespace reshard::kernels {
 
 /// Maximum number of elements that a lane holds at a time.
 constexpr uint32_t kVector = 8;
-/// Units of a tile, which one warp runs. Blocks of mxfp8 and nvfp4 begin and end within a tile.
+/// Units of a tile, which one warp runs. Blocks that lie in one row begin and end within a tile.
 constexpr uint32_t kTileUnits = 8 * kWarpThreads;
 
 /// Quantized matrices in device memory (see Quantized), and the addresses that encode the indices of their elements.
@@ -23,20 +23,27 @@ struct TableMatrices {
   uint64_t begin;                       // address of element 0; address a means element (a - begin) / itemBytes
   uint64_t codes, scales, tensorScales; // addresses; codes 0: compute only scales
   uint64_t rows, columns, matrixElements;
-  uint64_t scaleBytes; // of one matrix
-  ScaleShape shape;    // rows and columns of the scales of one matrix
-  Format wide;
-  uint8_t blockElements; // elements of a block: 32 for mxfp8, 16 for nvfp4, 0 for block FP8
-  bool swizzled;
+  uint64_t scaleBytes;         // of one matrix
+  ScaleShape shape;            // of the scales of one matrix
+  uint8_t rowBits, columnBits; // binary logarithms of the rows and columns of a block
+  Format wide, code;
+  ScaleFormat scale;
+  ScaleLayout layout;
+
+  RESHARD_HOST_DEVICE bool blocksInRows() const { return rowBits == 0; }
+  /// Returns the address of the byte of an element's code.
+  RESHARD_HOST_DEVICE uint64_t codeAddress(uint64_t element) const {
+    return codes + (code == Format::fp4_e2m1 ? element / 2 : element);
+  }
 };
 
 /// The computation of an entry, and its unit.
 enum class Task : uint8_t {
   rows,         ///< copies up to kVector elements of a row from source to target, or computes scales or amax from them
-  blocks,       ///< quantizes a block of 128 x 128
-  unswizzle,    ///< copies one scale from the swizzled layout to the plain one
-  swizzle,      ///< writes one byte of the swizzled layout from the plain one; padding becomes zero
-  padding,      ///< writes one byte of padding of the swizzled layout
+  blocks,       ///< quantizes a block of several rows
+  toPlain,      ///< copies one scale of one byte from the matrices' layout to the plain one
+  fromPlain,    ///< writes one byte of the matrices' layout from the plain one; padding becomes zero
+  padding,      ///< writes one byte of padding of the matrices' layout
   tensorScales, ///< computes the tensor scale of a matrix from the amax values of its parts
 };
 /// Storage form of the elements that are read, and of those that are written.
@@ -109,6 +116,12 @@ RESHARD_HOST_DEVICE inline void storeAs(uint64_t address, uint32_t bytes, const 
   }
 }
 
+/// Adjacent elements in memory. `width`: bytes of one load or store.
+struct Access {
+  uint64_t address;
+  uint32_t count, width;
+};
+
 template <bool Again>
 RESHARD_HOST_DEVICE inline void loadWords(uint64_t address, uint32_t bytes, uint32_t width,
                                           uint32_t (&words)[kVector]) {
@@ -179,10 +192,9 @@ RESHARD_HOST_DEVICE inline uint32_t bitsOf(Format format) {
 }
 
 template <bool Again = false>
-RESHARD_HOST_DEVICE inline void loadElements(Format format, uint64_t address, uint32_t count, uint32_t width,
-                                             uint32_t (&bits)[kVector]) {
+RESHARD_HOST_DEVICE inline void loadElements(Format format, const Access &from, uint32_t (&bits)[kVector]) {
   uint32_t words[kVector] = {};
-  loadWords<Again>(address, (count * bitsOf(format) + 7) / 8, width, words);
+  loadWords<Again>(from.address, (from.count * bitsOf(format) + 7) / 8, from.width, words);
   switch (format) {
   case Format::fp32:
     return decodeWords<Format::fp32>(words, bits);
@@ -199,8 +211,8 @@ RESHARD_HOST_DEVICE inline void loadElements(Format format, uint64_t address, ui
   }
 }
 
-RESHARD_HOST_DEVICE inline void storeElements(Format format, uint64_t address, uint32_t count, uint32_t width,
-                                              Overflow overflow, const uint32_t (&bits)[kVector]) {
+RESHARD_HOST_DEVICE inline void storeElements(Format format, const Access &to, Overflow overflow,
+                                              const uint32_t (&bits)[kVector]) {
   uint32_t words[kVector] = {};
   switch (format) {
   case Format::fp32:
@@ -222,7 +234,7 @@ RESHARD_HOST_DEVICE inline void storeElements(Format format, uint64_t address, u
     encodeWords<Format::fp4_e2m1>(bits, overflow, words);
     break;
   }
-  storeWords(address, (count * bitsOf(format) + 7) / 8, width, words);
+  storeWords(to.address, (to.count * bitsOf(format) + 7) / 8, to.width, words);
 }
 
 /// Rounds elements to the format `wide`, as if they were stored in it in between.
@@ -244,27 +256,18 @@ RESHARD_HOST_DEVICE inline void storeFloat(uint64_t address, uint32_t bits) {
   storeWords(address, 4, address % 4 == 0 ? 4 : 1, words);
 }
 
-/// Returns the address of the scale of an element's block.
+/// Returns the address of the scale of an element's block; of several equal ones, that of the first.
 RESHARD_HOST_DEVICE inline uint64_t scaleAddress(const TableMatrices &m, uint64_t element) {
-  if (m.blockElements > 0 && !m.swizzled)
-    return m.scales + (m.blockElements == 32 ? element / 32 : element / 16); // rows are whole blocks
+  if (m.blocksInRows() && m.layout == ScaleLayout::plain)
+    return m.scales + (element >> m.columnBits); // rows are whole blocks, scales have one byte
   const uint64_t matrix = quotient(element, m.matrixElements), within = element - matrix * m.matrixElements;
   const uint64_t row = quotient(within, m.columns), column = within - row * m.columns;
-  if (m.blockElements == 0)
-    return m.scales + 4 * ((matrix * m.shape.rows + row / 128) * m.shape.columns + column / 128);
-  return m.scales + matrix * m.scaleBytes +
-         swizzledOffset(m.shape, row, m.blockElements == 32 ? column / 32 : column / 16);
+  const uint64_t offset = scaleOffset(m.layout, m.shape, row >> m.rowBits, column >> m.columnBits);
+  return m.scales + matrix * m.scaleBytes + (m.scale == ScaleFormat::fp32 ? 4 * offset : offset);
 }
 
 RESHARD_HOST_DEVICE inline float tensorScaleOf(const TableMatrices &m, uint64_t element) {
   return loadFloat(m.tensorScales + 4 * quotient(element, m.matrixElements));
-}
-
-RESHARD_HOST_DEVICE inline float e8m0(uint32_t code) {
-  return bitCast<float>(code == 255 ? kNanBits : code == 0 ? 1u << 22 : code << 23);
-}
-RESHARD_HOST_DEVICE inline float inverseE8m0(uint32_t code) {
-  return bitCast<float>(code == 255 ? kNanBits : code == 254 ? 1u << 22 : (254 - code) << 23);
 }
 
 /// Division and multiplication of all elements by one number.
@@ -286,12 +289,14 @@ RESHARD_HOST_DEVICE inline uint32_t amaxOf(const uint32_t (&bits)[kVector], uint
   return most;
 }
 
-/// Scales as kernels/convert.h defines them, from the bits of an amax. An amax that is not finite gives the canonical
-/// NaN.
-RESHARD_HOST_DEVICE inline uint32_t finiteOrNan(uint32_t amax) { return amax >= kInfinityBits ? kNanBits : amax; }
-RESHARD_HOST_DEVICE inline uint32_t quotientOrOne(uint32_t amax, float divisor) {
-  const float scale = bitCast<float>(amax) / divisor;
-  return amax >= kInfinityBits ? kNanBits : scale == 0.0f ? bitCast<uint32_t>(1.0f) : bitCast<uint32_t>(scale);
+/// Returns the number by which the codes of an element's block are multiplied.
+RESHARD_HOST_DEVICE inline float factorOf(const TableMatrices &m, uint64_t element) {
+  const uint64_t at = scaleAddress(m, element);
+  if (m.scale == ScaleFormat::fp32)
+    return loadFloat(at);
+  const uint32_t code = load<unsigned char, true>(at);
+  return m.scale == ScaleFormat::e8m0 ? e8m0(code)
+                                      : bitCast<float>(decodeBits<Format::fp8_e4m3>(code)) * tensorScaleOf(m, element);
 }
 
 /// Reads the elements of one load as fp32 bits.
@@ -299,31 +304,25 @@ RESHARD_HOST_DEVICE inline void readElements(const ConversionTableView &view, co
                                              uint64_t source, uint32_t (&bits)[kVector]) {
   if (entry.reads != Reads::elements) {
     if (entry.source)
-      loadElements(entry.loads, source, entry.sourceVector, entry.sourceWidth, bits);
+      loadElements(entry.loads, {source, entry.sourceVector, entry.sourceWidth}, bits);
     if (entry.reads == Reads::plain)
       return;
     const TableMatrices &m = view.matrices[entry.from];
     const uint64_t at = scaleAddress(m, (source - m.begin) / (bitsOf(entry.loads) / 8));
-    if (m.blockElements == 0)
+    if (m.scale == ScaleFormat::fp32)
       divide(bits, loadFloat(at));
     else
       multiply(bits, inverseE8m0(load<unsigned char, true>(at)));
     return;
   }
   const TableMatrices &m = view.matrices[entry.from];
-  const uint64_t element = source - m.begin, scale = scaleAddress(m, element);
-  if (m.blockElements == 16) {
-    loadElements(Format::fp4_e2m1, m.codes + element / 2, entry.sourceVector, entry.sourceWidth, bits);
-    if (element % 2 == 1) { // the second code of its byte
-      loadElements(Format::fp4_e2m1, m.codes + element / 2, 2, 1, bits);
-      bits[0] = bits[1];
-    }
-    multiply(bits, bitCast<float>(decodeBits<Format::fp8_e4m3>(load<unsigned char, true>(scale))) *
-                       tensorScaleOf(m, element));
-  } else {
-    loadElements(Format::fp8_e4m3, m.codes + element, entry.sourceVector, entry.sourceWidth, bits);
-    multiply(bits, m.blockElements == 0 ? loadFloat(scale) : e8m0(load<unsigned char, true>(scale)));
+  const uint64_t element = source - m.begin;
+  loadElements(m.code, {m.codeAddress(element), entry.sourceVector, entry.sourceWidth}, bits);
+  if (m.code == Format::fp4_e2m1 && entry.sourceVector == 1) { // one of the two codes of the byte
+    bits[0] = element % 2 == 1 ? bits[1] : bits[0];
+    bits[1] = 0;
   }
+  multiply(bits, factorOf(m, element));
   if (entry.writes != Writes::plain || entry.stores != m.wide)
     roundTo(m.wide, bits);
 }
@@ -347,31 +346,23 @@ RESHARD_HOST_DEVICE inline void readUnit(const ConversionTableView &view, const 
 /// Writes the codes of a unit; the first unit of a block also writes the block's scale, from the block's amax.
 RESHARD_HOST_DEVICE inline void quantizeUnit(const ConversionEntry &entry, const TableMatrices &m, uint64_t element,
                                              uint32_t amax, uint32_t (&bits)[kVector]) {
-  const uint64_t at = scaleAddress(m, element);
-  const bool first = element % m.blockElements == 0;
-  if (m.blockElements == 32) {
-    // The smallest power of two that brings the amax to 448 = 1.75 * 2^8 or below.
-    const uint32_t exponent = (amax + 0x1FFFFF) >> 23, code = amax >= kInfinityBits ? 255
-                                                              : exponent > 8        ? exponent - 8
-                                                                                    : 0;
-    if (first)
-      store(at, static_cast<unsigned char>(code));
-    if (!m.codes)
-      return;
-    multiply(bits, inverseE8m0(code));
-    return storeElements(Format::fp8_e4m3, m.codes + element, entry.vector, entry.targetWidth, Overflow::saturate,
-                         bits); // only NaN is beyond 448
-  }
-  const float ofTensor = tensorScaleOf(m, element);
+  const bool powers = m.scale == ScaleFormat::e8m0;
+  const float ofTensor = powers ? 1.0f : tensorScaleOf(m, element);
   const uint32_t code =
-      encodeBits<Format::fp8_e4m3>(quotientOrOne(amax, 6 * ofTensor) & kMagnitudeBits, Overflow::saturate);
-  if (first)
-    store(at, static_cast<unsigned char>(code));
+      powers ? powerOfTwo(amax, m.code)
+             : encodeBits<Format::fp8_e4m3>(quotientOrOne(amax, largest(m.code) * ofTensor) & kMagnitudeBits,
+                                            Overflow::saturate);
+  if ((element & ((uint64_t{1} << m.columnBits) - 1)) == 0)
+    store(scaleAddress(m, element), static_cast<unsigned char>(code));
   if (!m.codes)
     return;
-  const float factor = bitCast<float>(decodeBits<Format::fp8_e4m3>(code)) * ofTensor;
-  divide(bits, factor == 0.0f ? bitCast<float>(kInfinityBits) : factor);
-  storeElements(Format::fp4_e2m1, m.codes + element / 2, entry.vector, entry.targetWidth, Overflow::saturate, bits);
+  if (powers) {
+    multiply(bits, inverseE8m0(code)); // only NaN is beyond the largest code
+  } else {
+    const float factor = bitCast<float>(decodeBits<Format::fp8_e4m3>(code)) * ofTensor;
+    divide(bits, factor == 0.0f ? bitCast<float>(kInfinityBits) : factor);
+  }
+  storeElements(m.code, {m.codeAddress(element), entry.vector, entry.targetWidth}, Overflow::saturate, bits);
 }
 
 /// Converts units [begin, end) of an entry of rows; they lie in one tile.
@@ -408,13 +399,13 @@ RESHARD_HOST_DEVICE inline void convertUnits(const ConversionTableView &view, co
         amax[i] = amaxOf(bits[i], 0);
     }
     if (entry.writes == Writes::quantized)
-      groupMax(amax, view.matrices[entry.to].blockElements / kVector);
+      groupMax(amax, (1u << view.matrices[entry.to].columnBits) / kVector);
     for (uint32_t i = 0; i < kLanesPerThread; ++i) {
       if (unit + lane + i >= end)
         continue;
       const uint64_t to = target[i] + uint64_t{within[i]} * targetStep;
       if (entry.writes == Writes::plain)
-        storeElements(entry.stores, to, entry.vector, entry.targetWidth, entry.overflow, bits[i]);
+        storeElements(entry.stores, {to, entry.vector, entry.targetWidth}, entry.overflow, bits[i]);
       else if (entry.writes == Writes::quantized)
         quantizeUnit(entry, view.matrices[entry.to], to - view.matrices[entry.to].begin, amax[i], bits[i]);
       else
@@ -425,23 +416,44 @@ RESHARD_HOST_DEVICE inline void convertUnits(const ConversionTableView &view, co
   if (entry.writes == Writes::amax) {
     groupMax(most, kWarpThreads);
     if (lane == 0)
-      raiseTo(entry.target, finiteOrNan(most[0]));
+      raiseTo(entry.target, most[0] >= kInfinityBits ? kNanBits : most[0]);
   }
 }
 
-/// Quantizes a block of 128 x 128, or less at the edges: computes its amax, its scale and its codes.
+/// Writes the scale of a block of several rows, and its repetitions. Returns the number that divides its elements, or,
+/// for powers of two, multiplies them, which is faster.
+RESHARD_HOST_DEVICE inline float storeBlockScale(const TableMatrices &m, uint64_t element, uint64_t blockRow,
+                                                 uint32_t amax, uint32_t lane) {
+  const uint64_t at = scaleAddress(m, element);
+  if (m.scale == ScaleFormat::fp32) {
+    const uint32_t scale = quotientOrOne(amax, largest(m.code));
+    if (lane == 0)
+      storeFloat(at, scale);
+    return bitCast<float>(scale);
+  }
+  const uint32_t code = powerOfTwo(amax, m.code);
+  const auto copies = static_cast<uint32_t>(scaleCopies(m.layout, m.shape, blockRow));
+  for (uint32_t i = 0; i < kLanesPerThread; ++i)
+    for (uint32_t copy = lane + i; copy < copies; copy += kWarpThreads)
+      store(at + copy * kPackedScales, static_cast<unsigned char>(code));
+  return inverseE8m0(code);
+}
+
+/// Quantizes a block of several rows, which is smaller at the edges: computes its amax, its scale and its codes.
 RESHARD_HOST_DEVICE inline void convertBlock(const ConversionTableView &view, const ConversionEntry &entry,
                                              uint32_t number, uint32_t lane) {
   const TableMatrices &m = view.matrices[entry.to];
   const uint64_t below = quotient(number, m.shape.columns), blockRow = entry.first + below,
-                 matrix = quotient(blockRow, m.shape.rows);
-  const uint64_t row = (blockRow - matrix * m.shape.rows) * 128, column = (number - below * m.shape.columns) * 128;
+                 matrix = quotient(blockRow, m.shape.rows), inMatrix = blockRow - matrix * m.shape.rows;
+  const uint64_t row = inMatrix << m.rowBits, column = (number - below * m.shape.columns) << m.columnBits;
   const uint64_t element = matrix * m.matrixElements + row * m.columns + column;
-  const auto rows = static_cast<uint32_t>(m.rows - row < 128 ? m.rows - row : 128);
+  const uint32_t height = 1u << m.rowBits, width = 1u << m.columnBits;
+  const auto rows = static_cast<uint32_t>(m.rows - row < height ? m.rows - row : height);
   const auto units =
-      static_cast<uint32_t>(m.columns - column < 128 ? m.columns - column : 128) / entry.vector; // units of a row
+      static_cast<uint32_t>(m.columns - column < width ? m.columns - column : width) / entry.vector; // units of a row
   const uint32_t all = rows * units, item = bitsOf(entry.loads) / 8;
-  uint32_t most[kLanesPerThread] = {}, scale = 0;
+  uint32_t most[kLanesPerThread] = {};
+  float scale = 0;
   for (int pass = 0; pass < (m.codes ? 2 : 1); ++pass) {
     RESHARD_UNROLL
     for (uint32_t i = 0; i < kLanesPerThread; ++i) {
@@ -451,12 +463,15 @@ RESHARD_HOST_DEVICE inline void convertBlock(const ConversionTableView &view, co
       for (uint32_t unit = lane + i; unit < all; unit += kWarpThreads) {
         const uint64_t at = element + r * m.columns + c * entry.vector;
         uint32_t bits[kVector] = {};
-        loadElements<true>(entry.loads, entry.source + at * item, entry.vector, entry.sourceWidth, bits);
+        loadElements<true>(entry.loads, {entry.source + at * item, entry.vector, entry.sourceWidth}, bits);
         if (pass == 0) {
           most[i] = amaxOf(bits, most[i]);
         } else {
-          divide(bits, bitCast<float>(scale));
-          storeElements(Format::fp8_e4m3, m.codes + at, entry.vector, entry.targetWidth, Overflow::saturate, bits);
+          if (m.scale == ScaleFormat::fp32)
+            divide(bits, scale);
+          else
+            multiply(bits, scale);
+          storeElements(m.code, {m.codeAddress(at), entry.vector, entry.targetWidth}, Overflow::saturate, bits);
         }
         r += rowStep;
         c += unitStep;
@@ -469,9 +484,7 @@ RESHARD_HOST_DEVICE inline void convertBlock(const ConversionTableView &view, co
     if (pass > 0)
       break;
     groupMax(most, kWarpThreads);
-    scale = quotientOrOne(most[0], 448);
-    if (lane == 0)
-      storeFloat(m.scales + 4 * (blockRow * m.shape.columns + column / 128), scale);
+    scale = storeBlockScale(m, element, inMatrix, most[0], lane);
   }
 }
 
@@ -485,25 +498,22 @@ RESHARD_HOST_DEVICE inline void convertOne(const ConversionTableView &view, cons
           bitCast<uint32_t>(loadFloat(entry.source + 4 * (uint64_t{unit} * entry.first + i))) & kMagnitudeBits;
       most = one > most ? one : most;
     }
-    return storeFloat(entry.target + 4 * uint64_t{unit}, quotientOrOne(most, 448 * 6));
+    return storeFloat(entry.target + 4 * uint64_t{unit},
+                      quotientOrOne(most, largest(Format::fp8_e4m3) * largest(Format::fp4_e2m1)));
   }
   const TableMatrices &m = view.matrices[entry.to];
-  const uint64_t each = entry.task == Task::unswizzle ? m.shape.rows * m.shape.columns : m.scaleBytes;
+  const uint64_t each = entry.task == Task::toPlain ? m.shape.rows * m.shape.columns : m.scaleBytes;
   const uint64_t matrix = quotient(unit, each), within = unit - matrix * each;
-  if (entry.task == Task::unswizzle) {
-    const uint64_t row = quotient(within, m.shape.columns);
-    return store(entry.target + unit,
-                 load<unsigned char>(m.scales + matrix * m.scaleBytes +
-                                     swizzledOffset(m.shape, row, within - row * m.shape.columns)));
+  if (entry.task == Task::toPlain) {
+    const ScalePosition at = scalePosition(ScaleLayout::plain, m.shape, within);
+    return store(entry.target + unit, load<unsigned char>(m.scales + matrix * m.scaleBytes +
+                                                          scaleOffset(m.layout, m.shape, at.row, at.column)));
   }
-  const uint64_t tile = within / kScaleTileBytes, tiles = (m.shape.columns + kScaleTileColumns - 1) / kScaleTileColumns,
-                 down = quotient(tile, tiles);
-  const uint64_t row = down * kScaleTileRows + within % 16 / kScaleTileColumns * 32 + within % kScaleTileBytes / 16;
-  const uint64_t column = (tile - down * tiles) * kScaleTileColumns + within % kScaleTileColumns;
-  const bool inside = row < m.shape.rows && column < m.shape.columns;
-  if (entry.task == Task::swizzle || !inside)
+  const ScalePosition at = scalePosition(m.layout, m.shape, within);
+  const bool inside = at.row < m.shape.rows && at.column < m.shape.columns;
+  if (entry.task == Task::fromPlain || !inside)
     store(m.scales + unit,
-          inside ? load<unsigned char>(entry.source + (matrix * m.shape.rows + row) * m.shape.columns + column)
+          inside ? load<unsigned char>(entry.source + (matrix * m.shape.rows + at.row) * m.shape.columns + at.column)
                  : static_cast<unsigned char>(0));
 }
 

@@ -4,6 +4,7 @@
 #include "kernels/strided.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 
 namespace reshard::kernels {
@@ -11,6 +12,17 @@ namespace reshard::kernels {
 namespace {
 
 uint64_t address(const std::byte *pointer) { return reinterpret_cast<uint64_t>(pointer); }
+
+/// Blocks of several rows are rows of their own in the table; others begin and end within a tile.
+constexpr bool blocksAreSupported() {
+  for (const QuantizedFormat &format : kQuantizedFormats)
+    if (!std::has_single_bit(static_cast<uint64_t>(format.blockRows)) ||
+        !std::has_single_bit(static_cast<uint64_t>(format.blockColumns)) || format.blockColumns < kVector ||
+        (format.blockRows == 1 && format.blockColumns > kWarpThreads * kVector))
+      return false;
+  return true;
+}
+static_assert(blocksAreSupported(), "the table stores the logarithms of block shapes; a warp has all of a row's block");
 
 } // namespace
 
@@ -31,10 +43,10 @@ void ConversionTable::add(uint64_t target, uint64_t source, const Strided &shape
   entry.writes = write.kind == Kind::elements ? Writes::quantized : Writes::plain;
   entry.stores = write.kind == Kind::plain ? read.sent : write.stored;
   // Quantized codes overflow as kernels/quantized.h defines; dequantized values always fit.
-  entry.overflow = write.kind == Kind::cast ||
-                           (read.kind == Kind::codes && conversion.from->matrices.format == Quantization::block_fp8)
-                       ? Overflow::saturate
-                       : Overflow::infinity;
+  entry.overflow =
+      write.kind == Kind::cast || (read.kind == Kind::codes && blockShape(conversion.from->matrices.format).rows > 1)
+          ? Overflow::saturate
+          : Overflow::infinity;
   rows.item = static_cast<int64_t>((read ? read : write).item());
   rows.sourceItem = read.scale(rows.item);
   rows.targetItem = write.scale(rows.item);
@@ -58,7 +70,7 @@ void ConversionTable::addScales(const Quantized &target, uint64_t wide) {
       all.rowBytes);
 }
 
-/// Adds blocks of 128 x 128: bytes [first, first + bytes) of one row.
+/// Adds blocks of several rows: bytes [first, first + bytes) of one row.
 void ConversionTable::addBlocks(ConversionEntry entry, const ViewBase &to, uint64_t first, uint64_t bytes) {
   const Quantized &of = to.matrices;
   const TableMatrices &m = matrices_[entry.to];
@@ -66,7 +78,7 @@ void ConversionTable::addBlocks(ConversionEntry entry, const ViewBase &to, uint6
                  end = begin + bytes / item;
   auto blockRow = [&](uint64_t element) {
     return element / m.matrixElements * m.shape.rows +
-           (element % m.matrixElements / of.columns + kFp8Block - 1) / kFp8Block;
+           (element % m.matrixElements / of.columns + m.shape.blockRows - 1) / m.shape.blockRows;
   };
   entry.task = Task::blocks;
   entry.source += first - begin * item;
@@ -103,7 +115,7 @@ uint32_t ConversionTable::widthOf(const Rows &rows, const Strided &shape, uint32
   if (target ? entry.writes == Writes::amax : entry.source == 0 && !numbers)
     return 1;
   const TableMatrices *m = numbers ? &matrices_[target ? entry.to : entry.from] : nullptr;
-  const uint64_t half = m && m->blockElements == kNvfp4Block ? 2 : 1; // codes per byte
+  const uint64_t half = m && m->code == Format::fp4_e2m1 ? 2 : 1; // codes per byte
   if (m && (m->codes == 0 || vector < half))
     return 1;
   const uint64_t at = target ? entry.target : entry.source;
@@ -160,19 +172,19 @@ void ConversionTable::addRows(const Rows &rows, const Strided &shape, uint64_t f
   append(entry);
 }
 
-void ConversionTable::addUnswizzle(const Quantized &source, uint64_t plain) {
+void ConversionTable::addToPlain(const Quantized &source, uint64_t plain) {
   ConversionEntry entry{};
   entry.target = plain;
-  entry.task = Task::unswizzle;
+  entry.task = Task::toPlain;
   entry.to = matricesNumber(source, 0);
   const ScaleShape &shape = matrices_[entry.to].shape;
   addUnits(entry, source.matrices, shape.rows * shape.columns);
 }
 
-void ConversionTable::addSwizzle(const Quantized &target, uint64_t plain) {
+void ConversionTable::addFromPlain(const Quantized &target, uint64_t plain) {
   ConversionEntry entry{};
   entry.source = plain;
-  entry.task = Task::swizzle;
+  entry.task = Task::fromPlain;
   entry.to = matricesNumber(target, 0);
   addUnits(entry, target.matrices, target.scaleBytes());
 }
@@ -225,7 +237,7 @@ void ConversionTable::addTensorScales(uint64_t target, uint64_t numbers, uint64_
 uint32_t ConversionTable::matricesNumber(const Quantized &of, uint64_t begin) {
   const auto [at, added] = numbers_.try_emplace({of.codes, of.scales, begin}, static_cast<uint32_t>(matrices_.size()));
   if (added) {
-    const BlockShape block = blockShape(of.format);
+    const QuantizedFormat &format = formatOf(of.format);
     TableMatrices &m = matrices_.emplace_back();
     m.begin = begin;
     m.codes = address(of.codes);
@@ -235,10 +247,13 @@ uint32_t ConversionTable::matricesNumber(const Quantized &of, uint64_t begin) {
     m.columns = of.columns;
     m.matrixElements = of.rows * of.columns;
     m.scaleBytes = of.scaleBytes();
-    m.shape = {(of.rows + block.rows - 1) / block.rows, (of.columns + block.columns - 1) / block.columns};
+    m.shape = of.scaleShape();
+    m.rowBits = static_cast<uint8_t>(std::countr_zero(static_cast<uint64_t>(format.blockRows)));
+    m.columnBits = static_cast<uint8_t>(std::countr_zero(static_cast<uint64_t>(format.blockColumns)));
     m.wide = of.wide;
-    m.blockElements = static_cast<uint8_t>(block.rows > 1 ? 0 : block.columns);
-    m.swizzled = of.swizzled;
+    m.code = numberFormat(format.code);
+    m.scale = format.scale;
+    m.layout = of.layout;
   }
   return at->second;
 }

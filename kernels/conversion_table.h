@@ -27,9 +27,9 @@ public:
   /// Adds the computation of all scales of `target` from elements at `wide`; its codes are not written.
   void addScales(const Quantized &target, uint64_t wide);
 
-  /// Adds what unswizzle and swizzle do, or only the padding of swizzle.
-  void addUnswizzle(const Quantized &source, uint64_t plain);
-  void addSwizzle(const Quantized &target, uint64_t plain);
+  /// Adds what toPlainScales, fromPlainScales and clearScalePadding do.
+  void addToPlain(const Quantized &source, uint64_t plain);
+  void addFromPlain(const Quantized &target, uint64_t plain);
   void addPadding(const Quantized &target);
 
   /// Adds an amax: raises the fp32 number at address `number` (a multiple of 4) to at least the amax of the elements.

@@ -1,11 +1,12 @@
 #include "kernels/convert.h"
 
+#include "kernels/codes.h"
 #include "kernels/convert_kernels.h"
 
 #include <algorithm>
 #include <bit>
 #include <cassert>
-#include <limits>
+#include <cstring>
 
 namespace reshard::kernels {
 
@@ -38,142 +39,191 @@ void finish(const ConvertOptions &how) {
     finishStreaming();
 }
 
-float fromMagnitude(uint32_t bits) {
-  return bits < encoding(Format::fp32).infinity ? std::bit_cast<float>(bits) : std::numeric_limits<float>::quiet_NaN();
+/// Scales of blocks of several rows. The row kernels handle those of other formats.
+constexpr bool blocksAreSupported() {
+  for (const QuantizedFormat &format : kQuantizedFormats)
+    if (format.blockRows > 1 && (format.code != CodeFormat::fp8_e4m3 ||
+                                 !((format.rule == ScaleRule::quotient && format.scale == ScaleFormat::fp32) ||
+                                   (format.rule == ScaleRule::powerOfTwo && format.scale == ScaleFormat::e8m0))))
+      return false;
+  return true;
+}
+static_assert(blocksAreSupported(), "storeScale and encodeBlock have one case for each kind of scale");
+
+/// Writes the scale of a block from the fp32 bits of its amax.
+void storeScale(const QuantizedFormat &format, std::byte *at, uint32_t amaxBits) {
+  const Format code = numberFormat(format.code);
+  const uint32_t scale =
+      format.scale == ScaleFormat::e8m0 ? powerOfTwo(amaxBits, code) : quotientOrOne(amaxBits, largest(code));
+  std::memcpy(at, &scale, static_cast<size_t>(format.scaleBytes()));
 }
 
-/// Calls visit(block's matrix, first target byte, first source byte, index of its scale) for each block of FP8.
-template <class Visit> void forBlocks(const Matrix &matrix, uint64_t targetBytes, uint64_t sourceBytes, Visit visit) {
-  uint64_t index = 0;
-  for (uint64_t row = 0; row < matrix.rows; row += kFp8Block)
-    for (uint64_t column = 0; column < matrix.columns; column += kFp8Block, ++index)
-      visit(Matrix{std::min(kFp8Block, matrix.rows - row), std::min(kFp8Block, matrix.columns - column),
-                   matrix.targetStride, matrix.sourceStride},
-            static_cast<int64_t>(row) * matrix.targetStride + static_cast<int64_t>(column * targetBytes),
-            static_cast<int64_t>(row) * matrix.sourceStride + static_cast<int64_t>(column * sourceBytes), index);
+/// Reads the scale of a block: fp32 bits, or the code of an E8M0 scale.
+uint32_t loadScale(const QuantizedFormat &format, const std::byte *at) {
+  uint32_t scale = 0;
+  std::memcpy(&scale, at, static_cast<size_t>(format.scaleBytes()));
+  return scale;
 }
 
-/// Calls visit(target offset, source offset) for each row.
-template <class Visit> void forRows(const Matrix &matrix, Visit visit) {
+/// A block of a BlockMatrix, and its offsets there.
+struct Block {
+  uint64_t rows, columns;
+  int64_t wide, code; // bytes
+  std::byte *scale;
+};
+
+/// Calls visit(block) for each block.
+template <class Visit> void forBlocks(const BlockMatrix &matrix, Visit visit) {
+  const QuantizedFormat &format = formatOf(matrix.format);
+  const auto height = static_cast<uint64_t>(format.blockRows), width = static_cast<uint64_t>(format.blockColumns);
+  std::byte *scale = matrix.scales;
+  for (uint64_t row = 0; row < matrix.rows; row += height)
+    for (uint64_t column = 0; column < matrix.columns; column += width, scale += format.scaleBytes())
+      visit(Block{std::min(height, matrix.rows - row), std::min(width, matrix.columns - column),
+                  static_cast<int64_t>(row) * matrix.wideStride + static_cast<int64_t>(column * itemBytes(matrix.wide)),
+                  static_cast<int64_t>(row) * matrix.codeStride + static_cast<int64_t>(column), scale});
+}
+
+/// Writes the codes of a block: elements / scale. A division by a power of two is a multiplication, which is faster.
+void encodeBlock(const BlockMatrix &matrix, const Block &block, const std::byte *wide, const ConvertOptions &how) {
+  const ConvertKernels &level = kernels(how.level);
+  const QuantizedFormat &format = formatOf(matrix.format);
+  const uint32_t scale = loadScale(format, block.scale);
+  const bool powers = format.scale == ScaleFormat::e8m0;
+  const auto convert = powers ? level.multiply[wideIndex(matrix.wide)][static_cast<size_t>(Format::fp8_e4m3)]
+                              : level.divide[wideIndex(matrix.wide)];
+  const float factor = powers ? inverseE8m0(scale) : std::bit_cast<float>(scale);
+  for (uint64_t row = 0; row < block.rows; ++row) {
+    std::byte *const to = matrix.codes + block.code + static_cast<int64_t>(row) * matrix.codeStride;
+    convert({to, wide + block.wide + static_cast<int64_t>(row) * matrix.wideStride, block.columns, factor,
+             Overflow::saturate, streams(how, to)});
+  }
+}
+
+void decodeBlock(const BlockMatrix &matrix, const Block &block, std::byte *wide, const ConvertOptions &how) {
+  const QuantizedFormat &format = formatOf(matrix.format);
+  const auto convert = kernels(how.level).multiply[static_cast<size_t>(Format::fp8_e4m3)][wideIndex(matrix.wide)];
+  const uint32_t scale = loadScale(format, block.scale);
+  const float factor = format.scale == ScaleFormat::e8m0 ? e8m0(scale) : std::bit_cast<float>(scale);
+  for (uint64_t row = 0; row < block.rows; ++row) {
+    std::byte *const to = wide + block.wide + static_cast<int64_t>(row) * matrix.wideStride;
+    convert({to, matrix.codes + block.code + static_cast<int64_t>(row) * matrix.codeStride, block.columns, factor,
+             Overflow::infinity, streams(how, to)});
+  }
+}
+
+/// Calls visit(offset of the elements, offset of the codes, scales) for each row of a matrix whose blocks have one row.
+template <class Visit> void forRows(const BlockMatrix &matrix, Visit visit) {
+  const auto block = static_cast<uint64_t>(formatOf(matrix.format).blockColumns),
+             scales = (matrix.columns + block - 1) / block;
   for (uint64_t row = 0; row < matrix.rows; ++row)
-    visit(static_cast<int64_t>(row) * matrix.targetStride, static_cast<int64_t>(row) * matrix.sourceStride);
+    visit(static_cast<int64_t>(row) * matrix.wideStride, static_cast<int64_t>(row) * matrix.codeStride,
+          matrix.scales + row * scales);
 }
 
-void divideRows(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix,
-                const ConvertOptions &how) {
-  const auto divide = kernels(how.level).divide[wideIndex(wide)];
-  forRows(matrix, [&](int64_t to, int64_t from) {
-    divide(target + to, source + from, matrix.columns, scale, streams(how, target + to));
-  });
+bool blocksInRows(const BlockMatrix &matrix) { return formatOf(matrix.format).blockRows == 1; }
+
+const BlockKernels &blockKernels(const BlockMatrix &matrix, const ConvertOptions &how) {
+  return kernels(how.level).blocks[static_cast<size_t>(matrix.format)];
 }
 
-void multiplyRows(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix,
-                  const ConvertOptions &how) {
-  const auto multiply = kernels(how.level).multiply[static_cast<size_t>(Format::fp8_e4m3)][wideIndex(wide)];
-  forRows(matrix, [&](int64_t to, int64_t from) {
-    multiply(target + to, source + from, matrix.columns, scale, Overflow::infinity, streams(how, target + to));
-  });
+uint32_t amaxBits(const BlockMatrix &matrix, const Block &block, const std::byte *wide, const ConvertOptions &how) {
+  return kernels(how.level).amax[wideIndex(matrix.wide)](wide + block.wide, block.rows, block.columns,
+                                                         matrix.wideStride);
 }
 
 } // namespace
 
-void cast(Format to, std::byte *target, Format from, const std::byte *source, uint64_t count, Overflow overflow,
-          ConvertOptions how) {
-  const auto multiply = kernels(how.level).multiply[static_cast<size_t>(from)][static_cast<size_t>(to)];
+void cast(const Cast &cast, ConvertOptions how) {
+  const auto multiply = kernels(how.level).multiply[static_cast<size_t>(cast.from)][static_cast<size_t>(cast.to)];
   assert(multiply);
-  multiply(target, source, count, 1, overflow, streams(how, target));
-  finish(how);
-}
-
-void quantizeMxfp8(std::byte *target, std::byte *scales, Format wide, const std::byte *source, uint64_t count,
-                   ConvertOptions how) {
-  kernels(how.level).quantizeMxfp8[wideIndex(wide)](target, scales, source, count, streams(how, target));
-  finish(how);
-}
-
-void scaleMxfp8(std::byte *scales, Format wide, const std::byte *source, uint64_t count, ConvertOptions how) {
-  kernels(how.level).scaleMxfp8[wideIndex(wide)](scales, source, count);
-}
-
-void encodeMxfp8(std::byte *target, const std::byte *scales, Format wide, const std::byte *source, uint64_t count,
-                 ConvertOptions how) {
-  kernels(how.level).encodeMxfp8[wideIndex(wide)](target, scales, source, count, streams(how, target));
-  finish(how);
-}
-
-void dequantizeMxfp8(Format wide, std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count,
-                     ConvertOptions how) {
-  kernels(how.level).dequantizeMxfp8[wideIndex(wide)](target, source, scales, count, streams(how, target));
+  multiply({cast.target, cast.source, cast.count, 1, cast.overflow, streams(how, cast.target)});
   finish(how);
 }
 
 float amax(Format wide, const std::byte *source, const Matrix &matrix, ConvertOptions how) {
-  return fromMagnitude(
-      kernels(how.level).amax[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride));
+  const uint32_t bits =
+      kernels(how.level).amax[wideIndex(wide)](source, matrix.rows, matrix.columns, matrix.sourceStride);
+  return std::bit_cast<float>(bits < kInfinityBits ? bits : kNanBits);
 }
 
-float fp8Scale(float amax) {
-  const float scale = amax / 448;
-  return scale == 0 ? 1 : scale;
-}
-
-void quantizeFp8(std::byte *target, float scale, Format wide, const std::byte *source, const Matrix &matrix,
-                 ConvertOptions how) {
-  divideRows(target, scale, wide, source, matrix, how);
+void quantize(const BlockMatrix &target, const std::byte *wide, ConvertOptions how) {
+  if (blocksInRows(target)) {
+    const auto kernel = blockKernels(target, how).quantize[wideIndex(target.wide)];
+    forRows(target, [&](int64_t from, int64_t to, std::byte *scales) {
+      std::byte *const codes = target.codes + to;
+      kernel({codes, wide + from, scales, target.columns, target.tensorScale, streams(how, codes)});
+    });
+  } else {
+    forBlocks(target, [&](const Block &block) {
+      storeScale(formatOf(target.format), block.scale, amaxBits(target, block, wide, how));
+      encodeBlock(target, block, wide, how);
+    });
+  }
   finish(how);
 }
 
-void dequantizeFp8(Format wide, std::byte *target, const std::byte *source, float scale, const Matrix &matrix,
-                   ConvertOptions how) {
-  multiplyRows(wide, target, source, scale, matrix, how);
+void computeScales(const BlockMatrix &target, const std::byte *wide, ConvertOptions how) {
+  if (blocksInRows(target)) {
+    const auto kernel = blockKernels(target, how).computeScales[wideIndex(target.wide)];
+    return forRows(target, [&](int64_t from, int64_t, std::byte *scales) {
+      kernel({nullptr, wide + from, scales, target.columns, target.tensorScale, false});
+    });
+  }
+  // Row by row, in memory order: block by block takes twice as long (docs/performance.md).
+  const QuantizedFormat &format = formatOf(target.format);
+  const auto height = static_cast<uint64_t>(format.blockRows), width = static_cast<uint64_t>(format.blockColumns);
+  const uint64_t blocks = (target.columns + width - 1) / width;
+  constexpr uint64_t kAtOnce = 256; // blocks
+  std::byte *scale = target.scales;
+  for (uint64_t top = 0; top < target.rows; top += height)
+    for (uint64_t left = 0; left < blocks; left += kAtOnce) {
+      const uint64_t some = std::min(kAtOnce, blocks - left);
+      uint32_t most[kAtOnce] = {};
+      for (uint64_t row = top; row < std::min(top + height, target.rows); ++row)
+        for (uint64_t b = 0; b < some; ++b) {
+          const uint64_t column = (left + b) * width;
+          const Block part = {1, std::min(width, target.columns - column),
+                              static_cast<int64_t>(row) * target.wideStride +
+                                  static_cast<int64_t>(column * itemBytes(target.wide)),
+                              0, nullptr};
+          most[b] = std::max(most[b], amaxBits(target, part, wide, how));
+        }
+      for (uint64_t b = 0; b < some; ++b, scale += format.scaleBytes())
+        storeScale(format, scale, most[b]);
+    }
+}
+
+void quantizeWithScales(const BlockMatrix &target, const std::byte *wide, ConvertOptions how) {
+  assert(formatOf(target.format).codesPerByte() == 1);
+  if (blocksInRows(target)) {
+    const auto kernel = blockKernels(target, how).quantizeWithScales[wideIndex(target.wide)];
+    forRows(target, [&](int64_t from, int64_t to, std::byte *scales) {
+      std::byte *const codes = target.codes + to;
+      kernel({codes, wide + from, scales, target.columns, target.tensorScale, streams(how, codes)});
+    });
+  } else {
+    forBlocks(target, [&](const Block &block) { encodeBlock(target, block, wide, how); });
+  }
   finish(how);
 }
 
-void quantizeBlockFp8(std::byte *target, float *scales, Format wide, const std::byte *source, const Matrix &matrix,
-                      ConvertOptions how) {
-  forBlocks(matrix, 1, itemBytes(wide), [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
-    scales[index] = fp8Scale(amax(wide, source + from, block, how));
-    divideRows(target + to, scales[index], wide, source + from, block, how);
-  });
-  finish(how);
-}
-
-void encodeBlockFp8(std::byte *target, const float *scales, Format wide, const std::byte *source, const Matrix &matrix,
-                    ConvertOptions how) {
-  forBlocks(matrix, 1, itemBytes(wide), [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
-    divideRows(target + to, scales[index], wide, source + from, block, how);
-  });
-  finish(how);
-}
-
-void dequantizeBlockFp8(Format wide, std::byte *target, const std::byte *source, const float *scales,
-                        const Matrix &matrix, ConvertOptions how) {
-  forBlocks(matrix, itemBytes(wide), 1, [&](const Matrix &block, int64_t to, int64_t from, uint64_t index) {
-    multiplyRows(wide, target + to, source + from, scales[index], block, how);
-  });
+void dequantize(const BlockMatrix &source, std::byte *wide, ConvertOptions how) {
+  if (blocksInRows(source)) {
+    const auto kernel = blockKernels(source, how).dequantize[wideIndex(source.wide)];
+    forRows(source, [&](int64_t to, int64_t from, std::byte *scales) {
+      std::byte *const elements = wide + to;
+      kernel({elements, source.codes + from, scales, source.columns, source.tensorScale, streams(how, elements)});
+    });
+  } else {
+    forBlocks(source, [&](const Block &block) { decodeBlock(source, block, wide, how); });
+  }
   finish(how);
 }
 
 float nvfp4TensorScale(float amax) {
-  const float scale = amax / (448 * 6);
+  const float scale = amax / (largest(Format::fp8_e4m3) * largest(Format::fp4_e2m1));
   return scale == 0 ? 1 : scale;
-}
-
-void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, Format wide, const std::byte *source,
-                   uint64_t count, ConvertOptions how) {
-  kernels(how.level).quantizeNvfp4[wideIndex(wide)](target, scales, tensorScale, source, count, streams(how, target));
-  finish(how);
-}
-
-void scaleNvfp4(std::byte *scales, float tensorScale, Format wide, const std::byte *source, uint64_t count,
-                ConvertOptions how) {
-  kernels(how.level).scaleNvfp4[wideIndex(wide)](scales, tensorScale, source, count);
-}
-
-void dequantizeNvfp4(Format wide, std::byte *target, const std::byte *source, const std::byte *scales,
-                     float tensorScale, uint64_t count, ConvertOptions how) {
-  kernels(how.level).dequantizeNvfp4[wideIndex(wide)](target, source, scales, tensorScale, count, streams(how, target));
-  finish(how);
 }
 
 } // namespace reshard::kernels

@@ -114,7 +114,7 @@ template <class Machine> struct Lanes {
       // The clamp limit: the largest finite value, or the first value that encodes as infinity or NaN. So 480 encodes
       // E4M3's NaN, and a NaN input is above the limit.
       constexpr uint32_t kSign = e.sign();
-      constexpr float kLargest = To == Format::fp8_e4m3 ? 448 : To == Format::fp8_e5m2 ? 57344 : 6;
+      constexpr float kLargest = largest(To);
       constexpr float kBeyond = To == Format::fp8_e4m3 ? 480 : To == Format::fp8_e5m2 ? 65536 : 6;
       Bits code = smallCode<To>(smaller(magnitude, as<uint32_t>(overflow == Overflow::saturate ? kLargest : kBeyond)));
       if (To == Format::fp8_e5m2 || (To == Format::fp8_e4m3 && overflow == Overflow::saturate))

@@ -28,13 +28,13 @@ struct Single {
 
   static uint64_t pack(const std::byte *codes) {
     uint64_t packed = 0;
-    for (uint64_t i = 0; i < kNvfp4Block; ++i)
+    for (uint64_t i = 0; i < kPacked; ++i)
       packed |= static_cast<uint64_t>(codes[i]) << 4 * i;
     return packed;
   }
 
   static void unpack(std::byte *codes, uint64_t packed) {
-    for (uint64_t i = 0; i < kNvfp4Block; ++i)
+    for (uint64_t i = 0; i < kPacked; ++i)
       codes[i] = static_cast<std::byte>(packed >> 4 * i & 0xF);
   }
 

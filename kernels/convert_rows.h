@@ -30,6 +30,9 @@ template <Format Of> constexpr uint64_t kItemBytes = itemBytes(Of);
 /// Elements of a cast that are converted at a time: whole lines of every format.
 constexpr uint64_t kCastChunk = 64;
 
+/// 4-bit codes that Lanes::pack packs into 8 bytes.
+constexpr uint64_t kPacked = 16;
+
 template <class Lanes> struct Rows {
   using Floats = typename Lanes::Floats;
   using Bits = typename Lanes::Bits;
@@ -74,20 +77,19 @@ template <class Lanes> struct Rows {
     }
   }
 
-  template <Format From, Format To>
-  static void multiply(std::byte *target, const std::byte *source, uint64_t count, float factor, Overflow overflow,
-                       bool stream) {
+  template <Format From, Format To> static void multiply(const ScaledRow &row) {
     walk<kCastChunk, kCastChunk * kItemBytes<To>, kCastChunk * kItemBytes<From>>(
-        target, source, count, stream, [&](uint64_t, std::byte *to, const std::byte *from, bool past) {
+        row.target, row.source, row.count, row.stream,
+        [factor = row.factor, overflow = row.overflow](uint64_t, std::byte *to, const std::byte *from, bool past) {
           convert<From, To, kCastChunk>(to, from, overflow, past,
                                         [&](Floats value) { return value * Lanes::broadcast(factor); });
         });
   }
 
-  template <Format From>
-  static void divide(std::byte *target, const std::byte *source, uint64_t count, float divisor, bool stream) {
+  template <Format From> static void divide(const ScaledRow &row) {
     walk<kCastChunk, kCastChunk, kCastChunk * kItemBytes<From>>(
-        target, source, count, stream, [&](uint64_t, std::byte *to, const std::byte *from, bool past) {
+        row.target, row.source, row.count, row.stream,
+        [divisor = row.factor](uint64_t, std::byte *to, const std::byte *from, bool past) {
           convert<From, Format::fp8_e4m3, kCastChunk>(to, from, Overflow::saturate, past,
                                                       [&](Floats value) { return value / Lanes::broadcast(divisor); });
         });
@@ -115,11 +117,26 @@ template <class Lanes> struct Rows {
     return all;
   }
 
-  /// Quantized rows are processed in groups of kLanes blocks, so that the scales of a group are one vector.
-  static uint64_t blocksOfGroup(uint64_t block, uint64_t count, uint64_t group) {
-    const uint64_t left = (count + block - 1) / block - group * kLanes;
-    return left < kLanes ? left : kLanes;
+  /// Quantized rows are processed in groups of kLanes blocks, so that the scales of a group are one vector. Returns the
+  /// blocks of a group that begins `left` elements before the end of the row.
+  static uint64_t blocksOfGroup(uint64_t block, uint64_t left) {
+    const uint64_t blocks = (left + block - 1) / block;
+    return blocks < kLanes ? blocks : kLanes;
   }
+
+  /// The traits of a quantized format as constants.
+  template <Quantization Of> struct Traits {
+    static constexpr uint64_t kBlock = static_cast<uint64_t>(formatOf(Of).blockColumns), kGroup = kBlock * kLanes;
+    static constexpr uint64_t kPerByte = static_cast<uint64_t>(formatOf(Of).codesPerByte()); // codes
+    static constexpr uint64_t kBlockBytes = kBlock / kPerByte;                               // of codes
+    static constexpr Format kCode = numberFormat(formatOf(Of).code);
+    static constexpr float kLargest = largest(kCode);
+    static constexpr bool kTensorScale = formatOf(Of).rule == ScaleRule::tensorQuotient;
+    static_assert(formatOf(Of).blockRows == 1 && formatOf(Of).scaleBytes() == 1 &&
+                  (kTensorScale
+                       ? formatOf(Of).scale == ScaleFormat::fp8_e4m3
+                       : formatOf(Of).scale == ScaleFormat::e8m0 && formatOf(Of).rule == ScaleRule::powerOfTwo));
+  };
 
   /// Returns the amax of each block of a group.
   template <Format From, uint64_t Block> static Bits amaxOfGroup(const std::byte *source) {
@@ -129,164 +146,226 @@ template <class Lanes> struct Rows {
     return Lanes::maxOfEach(each);
   }
 
-  /// Returns the codes of the smallest E8M0 scales that bring each amax to 448 = 1.75 * 2^8 or below; NaN for an amax
-  /// that is not finite.
-  static Bits mxScales(Bits magnitudes) {
-    const Bits exponents = (magnitudes + 0x1FFFFF) >> 23; // rounds up if the mantissa is above 1.75
-    return magnitudes >= kInfinity ? Bits{} + 255 : exponents > 8 ? exponents - 8 : Bits{};
+  /// Returns the codes of the least E8M0 scales that bring each amax to the largest value of the codes or below; NaN
+  /// for an amax that is not finite. For E4M3, whose largest value is 1.75 * 2^8, the sum rounds the exponent up if the
+  /// mantissa is above 1.75.
+  template <Format Code> static Bits powersOfTwo(Bits magnitudes) {
+    constexpr Encoding e = encoding(Code);
+    constexpr uint32_t kRound = 0x7FFFFF - e.largestMantissa(), kLowered = static_cast<uint32_t>(e.largestExponent());
+    const Bits exponents = (magnitudes + kRound) >> 23;
+    return magnitudes >= kInfinity ? Bits{} + 255 : exponents > kLowered ? exponents - kLowered : Bits{};
   }
 
-  /// Writes the elements of a block whose scale has this code. The inverse of code 254 is subnormal; mxScales never
-  /// gives that code, but given scales may contain it.
-  template <Format From> static void mxBlock(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
-    const Floats inverse = Lanes::broadcast(as<float>(code == 255   ? kQuietNan
-                                                      : code == 254 ? 1u << 22
-                                                                    : (254 - code) << 23));
-    // Overflow::infinity converts values beyond 448 and NaNs to NaN in one step.
-    convert<From, Format::fp8_e4m3, kMxBlock>(target, source, Overflow::infinity, stream,
-                                              [&](Floats value) { return value * inverse; });
-  }
-
-  /// A separate function, so that its constants use no registers in a loop that rarely calls it.
-  template <Format From>
-  [[gnu::noinline]] static void mxBlockApart(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
-    mxBlock<From>(target, source, code, stream);
-  }
-
-  template <Format From>
-  static void quantizeMxfp8(std::byte *target, std::byte *scales, const std::byte *source, uint64_t count,
-                            bool stream) {
-    constexpr uint64_t kGroup = kMxBlock * kLanes;
-    walk<kGroup, kGroup, kGroup * kItemBytes<From>>(
-        target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
-          const uint64_t blocks = blocksOfGroup(kMxBlock, count, group);
-          const Bits codes = mxScales(amaxOfGroup<From, kMxBlock>(from));
-          uint32_t code[kLanes];
-          std::memcpy(code, &codes, sizeof(codes));
-          for (uint64_t block = 0; block < blocks; ++block) {
-            scales[group * kLanes + block] = static_cast<std::byte>(code[block]);
-            std::byte *const elements = to + block * kMxBlock;
-            const std::byte *const values = from + block * kMxBlock * kItemBytes<From>;
-            if constexpr (From == Format::bf16 &&
-                          requires { Lanes::template storePairs<kMxBlock>(elements, values, 0, past); }) {
-              if (!Lanes::template storePairs<kMxBlock>(elements, values, code[block], past))
-                mxBlockApart<From>(elements, values, code[block], past);
-            } else {
-              mxBlock<From>(elements, values, code[block], past);
-            }
-          }
-        });
-  }
-
-  template <Format From> static void scaleMxfp8(std::byte *scales, const std::byte *source, uint64_t count) {
-    constexpr uint64_t kGroup = kMxBlock * kLanes;
-    walk<kGroup, kLanes, kGroup * kItemBytes<From>>(scales, source, count, false,
-                                                    [&](uint64_t, std::byte *to, const std::byte *from, bool) {
-                                                      const Bits codes = mxScales(amaxOfGroup<From, kMxBlock>(from));
-                                                      uint32_t code[kLanes];
-                                                      std::memcpy(code, &codes, sizeof(codes));
-                                                      for (uint64_t block = 0; block < kLanes; ++block)
-                                                        to[block] = static_cast<std::byte>(code[block]);
-                                                    });
-  }
-
-  /// Writes the elements as quantizeMxfp8 does, with given scales.
-  template <Format From>
-  static void encodeMxfp8(std::byte *target, const std::byte *scales, const std::byte *source, uint64_t count,
-                          bool stream) {
-    walk<kMxBlock, kMxBlock, kMxBlock * kItemBytes<From>>(
-        target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
-          mxBlock<From>(to, from, static_cast<uint32_t>(scales[block]), past);
-        });
-  }
-
-  template <Format To>
-  static void dequantizeMxfp8(std::byte *target, const std::byte *source, const std::byte *scales, uint64_t count,
-                              bool stream) {
-    walk<kMxBlock, kMxBlock * kItemBytes<To>, kMxBlock>(
-        target, source, count, stream, [&](uint64_t block, std::byte *to, const std::byte *from, bool past) {
-          const auto code = static_cast<uint32_t>(scales[block]);
-          const Floats scale = Lanes::broadcast(as<float>(code == 255 ? kQuietNan : code == 0 ? 1u << 22 : code << 23));
-          convert<Format::fp8_e4m3, To, kMxBlock>(to, from, Overflow::infinity, past,
-                                                  [&](Floats value) { return value * scale; });
-        });
-  }
-
-  static constexpr uint64_t kNvfp4Group = kNvfp4Block * kLanes;
-
-  /// Returns the factors that dequantize the blocks of a group.
-  static Floats factors(const std::byte *scales, float tensorScale) {
-    return Lanes::template load<Format::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
-  }
-
-  /// Writes the codes of the scales of a group.
-  template <Format From> static void nvfp4Scales(std::byte *codes, float tensorScale, const std::byte *source) {
-    Bits magnitude = amaxOfGroup<From, kNvfp4Block>(source);
-    magnitude = magnitude >= kInfinity ? Bits{} + kQuietNan : magnitude;
-    Floats scale = Lanes::floats(magnitude) / Lanes::broadcast(6 * tensorScale);
+  /// Returns the E4M3 codes of the scales of a format with tensor scales, in `codes`.
+  template <Quantization Of> static void quotients(std::byte *codes, float tensorScale, Bits magnitudes) {
+    magnitudes = magnitudes >= kInfinity ? Bits{} + kQuietNan : magnitudes;
+    Floats scale = Lanes::floats(magnitudes) / Lanes::broadcast(Traits<Of>::kLargest * tensorScale);
     scale = scale == 0.0f ? Floats{} + 1.0f : scale;
     Lanes::template store<Format::fp8_e4m3>(codes, scale, Bits{}, Overflow::saturate, false);
   }
 
-  template <Format From>
-  static void scaleNvfp4(std::byte *scales, float tensorScale, const std::byte *source, uint64_t count) {
-    walk<kNvfp4Group, kLanes, kNvfp4Group * kItemBytes<From>>(
-        scales, source, count, false,
-        [&](uint64_t, std::byte *to, const std::byte *from, bool) { nvfp4Scales<From>(to, tensorScale, from); });
+  /// Writes the codes of the scales of a group, one byte each.
+  template <Quantization Of, Format From>
+  static void scalesOfGroup(std::byte *codes, float tensorScale, const std::byte *source) {
+    const Bits magnitudes = amaxOfGroup<From, Traits<Of>::kBlock>(source);
+    if constexpr (Traits<Of>::kTensorScale) {
+      quotients<Of>(codes, tensorScale, magnitudes);
+    } else {
+      const Bits powers = powersOfTwo<Traits<Of>::kCode>(magnitudes);
+      uint32_t code[kLanes];
+      std::memcpy(code, &powers, sizeof(powers));
+      for (uint64_t block = 0; block < kLanes; ++block)
+        codes[block] = static_cast<std::byte>(code[block]);
+    }
   }
 
-  template <Format From>
-  static void quantizeNvfp4(std::byte *target, std::byte *scales, float tensorScale, const std::byte *source,
-                            uint64_t count, bool stream) {
-    walk<kNvfp4Group, kNvfp4Group / 2, kNvfp4Group * kItemBytes<From>>(
-        target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
-          const uint64_t blocks = blocksOfGroup(kNvfp4Block, count, group);
-          alignas(kLine) std::byte codes[kLanes];
-          nvfp4Scales<From>(codes, tensorScale, from);
-          std::memcpy(scales + group * kLanes, codes, blocks);
-          Floats factor = factors(codes, tensorScale);
-          factor = factor == 0.0f ? Floats{} + as<float>(kInfinity) : factor;
-          alignas(kLine) float divisors[kLanes];
-          std::memcpy(divisors, &factor, sizeof(factor));
-          for (uint64_t block = 0; block < blocks; ++block) {
-            alignas(kLine) std::byte elements[kNvfp4Block];
-            const Floats divisor = Lanes::broadcast(divisors[block]);
-            convert<From, Format::fp4_e2m1, kNvfp4Block>(elements, from + block * kNvfp4Block * kItemBytes<From>,
-                                                         Overflow::saturate, false,
-                                                         [&](Floats value) { return value / divisor; });
-            Lanes::store8(to + block * sizeof(uint64_t), Lanes::pack(elements), past);
-          }
-        });
-    if (count % 2 == 1) // in a NaN block the padding code would be NaN too, but must be 0
-      target[count / 2] = static_cast<std::byte>(static_cast<uint8_t>(target[count / 2]) & 0x0F);
+  /// Returns the factors that dequantize the blocks of a group of a format with tensor scales.
+  static Floats factors(const std::byte *scales, float tensorScale) {
+    return Lanes::template load<Format::fp8_e4m3>(scales) * Lanes::broadcast(tensorScale);
   }
 
-  template <Format To>
-  static void dequantizeNvfp4(std::byte *target, const std::byte *source, const std::byte *scales, float tensorScale,
-                              uint64_t count, bool stream) {
-    walk<kNvfp4Group, kNvfp4Group * kItemBytes<To>, kNvfp4Group / 2>(
-        target, source, count, stream, [&](uint64_t group, std::byte *to, const std::byte *from, bool past) {
-          alignas(kLine) std::byte codes[kLanes] = {};
-          const uint64_t blocks = blocksOfGroup(kNvfp4Block, count, group);
-          std::memcpy(codes, scales + group * kLanes, blocks);
-          const Floats factor = factors(codes, tensorScale);
-          alignas(kLine) float each[kLanes];
-          std::memcpy(each, &factor, sizeof(factor));
-          for (uint64_t block = 0; block < blocks; ++block) {
-            uint64_t packed;
-            std::memcpy(&packed, from + block * sizeof(packed), sizeof(packed));
-            alignas(kLine) std::byte elements[kNvfp4Block];
-            Lanes::unpack(elements, packed);
-            convert<Format::fp4_e2m1, To, kNvfp4Block>(
-                to + block * kNvfp4Block * kItemBytes<To>, elements, Overflow::infinity, past,
-                [&](Floats value) { return value * Lanes::broadcast(each[block]); });
-          }
+  /// Writes the codes of a block whose elements are given by `scale`. Two 4-bit codes are stored in a byte.
+  template <Quantization Of, Format From, class Scale>
+  static void storeBlock(std::byte *target, const std::byte *source, bool stream, Scale scale) {
+    constexpr uint64_t kBlock = Traits<Of>::kBlock;
+    if constexpr (Traits<Of>::kPerByte == 1) {
+      // Overflow::infinity converts values beyond the largest one and NaNs to NaN in one step.
+      convert<From, Traits<Of>::kCode, kBlock>(target, source, Overflow::infinity, stream, scale);
+    } else {
+      alignas(kLine) std::byte codes[kBlock];
+      convert<From, Traits<Of>::kCode, kBlock>(codes, source, Overflow::saturate, false, scale);
+      for (uint64_t i = 0; i < kBlock; i += kPacked)
+        Lanes::store8(target + i / 2, Lanes::pack(codes + i), stream);
+    }
+  }
+
+  /// Writes the elements of a block whose E8M0 scale has this code. The inverse of code 254 is subnormal; powersOfTwo
+  /// never gives that code, but given scales may contain it.
+  template <Quantization Of, Format From>
+  static void e8m0Block(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
+    const Floats inverse = Lanes::broadcast(as<float>(code == 255   ? kQuietNan
+                                                      : code == 254 ? 1u << 22
+                                                                    : (254 - code) << 23));
+    storeBlock<Of, From>(target, source, stream, [&](Floats value) { return value * inverse; });
+  }
+
+  /// A separate function, so that its constants use no registers in a loop that rarely calls it.
+  template <Quantization Of, Format From>
+  [[gnu::noinline]] static void e8m0BlockApart(std::byte *target, const std::byte *source, uint32_t code, bool stream) {
+    e8m0Block<Of, From>(target, source, code, stream);
+  }
+
+  /// Quantizes a group of a format with E8M0 scales: `row` from the group on.
+  template <Quantization Of, Format From> static void e8m0Group(const BlockRow &row) {
+    constexpr uint64_t kBlock = Traits<Of>::kBlock;
+    const uint64_t blocks = blocksOfGroup(kBlock, row.count);
+    const Bits codes = powersOfTwo<Traits<Of>::kCode>(amaxOfGroup<From, kBlock>(row.source));
+    uint32_t code[kLanes];
+    std::memcpy(code, &codes, sizeof(codes));
+    for (uint64_t block = 0; block < blocks; ++block) {
+      row.scales[block] = static_cast<std::byte>(code[block]);
+      std::byte *const to = row.target + block * Traits<Of>::kBlockBytes;
+      const std::byte *const from = row.source + block * kBlock * kItemBytes<From>;
+      if constexpr (From == Format::bf16 && Traits<Of>::kCode == Format::fp8_e4m3 &&
+                    requires { Lanes::template storePairs<kBlock>(to, from, 0, row.stream); }) {
+        if (!Lanes::template storePairs<kBlock>(to, from, code[block], row.stream))
+          e8m0BlockApart<Of, From>(to, from, code[block], row.stream);
+      } else {
+        e8m0Block<Of, From>(to, from, code[block], row.stream);
+      }
+    }
+  }
+
+  /// The same with E4M3 scales and a tensor scale.
+  template <Quantization Of, Format From> static void tensorGroup(const BlockRow &row) {
+    constexpr uint64_t kBlock = Traits<Of>::kBlock;
+    const uint64_t blocks = blocksOfGroup(kBlock, row.count);
+    alignas(kLine) std::byte codes[kLanes];
+    scalesOfGroup<Of, From>(codes, row.tensorScale, row.source);
+    std::memcpy(row.scales, codes, blocks);
+    Floats factor = factors(codes, row.tensorScale);
+    factor = factor == 0.0f ? Floats{} + as<float>(kInfinity) : factor;
+    alignas(kLine) float divisors[kLanes];
+    std::memcpy(divisors, &factor, sizeof(factor));
+    for (uint64_t block = 0; block < blocks; ++block) {
+      const Floats divisor = Lanes::broadcast(divisors[block]);
+      storeBlock<Of, From>(row.target + block * Traits<Of>::kBlockBytes, row.source + block * kBlock * kItemBytes<From>,
+                           row.stream, [&](Floats value) { return value / divisor; });
+    }
+  }
+
+  template <Quantization Of, Format From> static void quantize(const BlockRow &row) {
+    constexpr uint64_t kGroup = Traits<Of>::kGroup, kPerByte = Traits<Of>::kPerByte;
+    walk<kGroup, kGroup / kPerByte, kGroup * kItemBytes<From>>(
+        row.target, row.source, row.count, row.stream,
+        [scales = row.scales, count = row.count, tensorScale = row.tensorScale](uint64_t group, std::byte *to,
+                                                                                const std::byte *from, bool past) {
+          const BlockRow part = {to, from, scales + group * kLanes, count - group * kGroup, tensorScale, past};
+          if constexpr (Traits<Of>::kTensorScale)
+            tensorGroup<Of, From>(part);
+          else
+            e8m0Group<Of, From>(part);
         });
+    if (kPerByte == 2 && row.count % 2 == 1) // in a NaN block the padding code would be NaN too, but must be 0
+      row.target[row.count / 2] = static_cast<std::byte>(static_cast<uint8_t>(row.target[row.count / 2]) & 0x0F);
+  }
+
+  template <Quantization Of, Format From> static void computeScales(const BlockRow &row) {
+    constexpr uint64_t kGroup = Traits<Of>::kGroup;
+    walk<kGroup, kLanes, kGroup * kItemBytes<From>>(
+        row.scales, row.source, row.count, false,
+        [tensorScale = row.tensorScale](uint64_t, std::byte *to, const std::byte *from, bool) {
+          scalesOfGroup<Of, From>(to, tensorScale, from);
+        });
+  }
+
+  /// Writes the codes as quantize does, with given scales.
+  template <Quantization Of, Format From> static void quantizeWithScales(const BlockRow &row) {
+    constexpr uint64_t kBlock = Traits<Of>::kBlock;
+    walk<kBlock, kBlock, kBlock * kItemBytes<From>>(
+        row.target, row.source, row.count, row.stream,
+        [scales = row.scales](uint64_t block, std::byte *to, const std::byte *from, bool past) {
+          e8m0Block<Of, From>(to, from, static_cast<uint32_t>(scales[block]), past);
+        });
+  }
+
+  /// Writes the elements of a block: its codes times `factor`.
+  template <Quantization Of, Format To>
+  static void loadBlock(std::byte *target, const std::byte *source, Floats factor, bool stream) {
+    constexpr uint64_t kBlock = Traits<Of>::kBlock;
+    auto scale = [&](Floats value) { return value * factor; };
+    if constexpr (Traits<Of>::kPerByte == 1) {
+      convert<Traits<Of>::kCode, To, kBlock>(target, source, Overflow::infinity, stream, scale);
+    } else {
+      alignas(kLine) std::byte codes[kBlock];
+      for (uint64_t i = 0; i < kBlock; i += kPacked) {
+        uint64_t packed;
+        std::memcpy(&packed, source + i / 2, sizeof(packed));
+        Lanes::unpack(codes + i, packed);
+      }
+      convert<Traits<Of>::kCode, To, kBlock>(target, codes, Overflow::infinity, stream, scale);
+    }
+  }
+
+  template <Quantization Of, Format To> static void dequantize(const BlockRow &row) {
+    constexpr uint64_t kBlock = Traits<Of>::kBlock, kBytes = Traits<Of>::kBlockBytes;
+    if constexpr (Traits<Of>::kTensorScale)
+      walk<kBlock * kLanes, kBlock * kLanes * kItemBytes<To>, kBytes * kLanes>(
+          row.target, row.source, row.count, row.stream,
+          [scales = row.scales, count = row.count, tensorScale = row.tensorScale](uint64_t group, std::byte *to,
+                                                                                  const std::byte *from, bool past) {
+            alignas(kLine) std::byte codes[kLanes] = {};
+            const uint64_t blocks = blocksOfGroup(kBlock, count - group * kBlock * kLanes);
+            std::memcpy(codes, scales + group * kLanes, blocks);
+            const Floats factor = factors(codes, tensorScale);
+            alignas(kLine) float each[kLanes];
+            std::memcpy(each, &factor, sizeof(factor));
+            for (uint64_t block = 0; block < blocks; ++block)
+              loadBlock<Of, To>(to + block * kBlock * kItemBytes<To>, from + block * kBytes,
+                                Lanes::broadcast(each[block]), past);
+          });
+    else
+      walk<kBlock, kBlock * kItemBytes<To>, kBytes>(
+          row.target, row.source, row.count, row.stream,
+          [scales = row.scales](uint64_t block, std::byte *to, const std::byte *from, bool past) {
+            const auto code = static_cast<uint32_t>(scales[block]);
+            loadBlock<Of, To>(to, from,
+                              Lanes::broadcast(as<float>(code == 255 ? kQuietNan
+                                                         : code == 0 ? 1u << 22
+                                                                     : code << 23)),
+                              past);
+          });
+  }
+
+  template <Quantization Of> static constexpr BlockKernels blockKernels() {
+    using enum Format;
+    if constexpr (formatOf(Of).blockRows > 1) {
+      return {};
+    } else {
+      BlockKernels kernels = {{quantize<Of, fp32>, quantize<Of, bf16>, quantize<Of, fp16>},
+                              {computeScales<Of, fp32>, computeScales<Of, bf16>, computeScales<Of, fp16>},
+                              {},
+                              {dequantize<Of, fp32>, dequantize<Of, bf16>, dequantize<Of, fp16>}};
+      if constexpr (formatOf(Of).codesPerByte() == 1) {
+        kernels.quantizeWithScales[0] = quantizeWithScales<Of, fp32>;
+        kernels.quantizeWithScales[1] = quantizeWithScales<Of, bf16>;
+        kernels.quantizeWithScales[2] = quantizeWithScales<Of, fp16>;
+      }
+      return kernels;
+    }
+  }
+
+  /// Adds the kernels of the formats from number `From` on.
+  template <size_t From = 0> static constexpr void addBlockKernels(ConvertKernels &kernels) {
+    if constexpr (From < std::size(kQuantizedFormats)) {
+      kernels.blocks[From] = blockKernels<static_cast<Quantization>(From)>();
+      addBlockKernels<From + 1>(kernels);
+    }
   }
 
   static constexpr ConvertKernels table() {
     using enum Format;
-    return {
+    ConvertKernels kernels = {
         {{nullptr, multiply<fp32, bf16>, multiply<fp32, fp16>, multiply<fp32, fp8_e4m3>, multiply<fp32, fp8_e5m2>},
          {multiply<bf16, fp32>, nullptr, multiply<bf16, fp16>, multiply<bf16, fp8_e4m3>, multiply<bf16, fp8_e5m2>},
          {multiply<fp16, fp32>, multiply<fp16, bf16>, nullptr, multiply<fp16, fp8_e4m3>, multiply<fp16, fp8_e5m2>},
@@ -296,14 +375,9 @@ template <class Lanes> struct Rows {
           nullptr}},
         {divide<fp32>, divide<bf16>, divide<fp16>},
         {amax<fp32>, amax<bf16>, amax<fp16>},
-        {quantizeMxfp8<fp32>, quantizeMxfp8<bf16>, quantizeMxfp8<fp16>},
-        {scaleMxfp8<fp32>, scaleMxfp8<bf16>, scaleMxfp8<fp16>},
-        {encodeMxfp8<fp32>, encodeMxfp8<bf16>, encodeMxfp8<fp16>},
-        {dequantizeMxfp8<fp32>, dequantizeMxfp8<bf16>, dequantizeMxfp8<fp16>},
-        {quantizeNvfp4<fp32>, quantizeNvfp4<bf16>, quantizeNvfp4<fp16>},
-        {scaleNvfp4<fp32>, scaleNvfp4<bf16>, scaleNvfp4<fp16>},
-        {dequantizeNvfp4<fp32>, dequantizeNvfp4<bf16>, dequantizeNvfp4<fp16>},
-    };
+        {}};
+    addBlockKernels(kernels);
+    return kernels;
   }
 };
 

@@ -24,14 +24,20 @@ ConvertOptions unfinished(bool stream) { return {.stream = stream, .finish = fal
 void read(std::byte *target, const std::byte *source, uint64_t count, const Conversion &conversion, bool stream) {
   const uint64_t first = number(conversion.read, *conversion.from, source);
   if (conversion.read.kind == StorageForm::Kind::codes)
-    encodeElements(conversion.from->matrices, first, target, source, count, unfinished(stream));
+    encodeElements(conversion.from->matrices, {first, count}, target, source, unfinished(stream));
   else
     decodeElements(conversion.from->matrices, first, target, count, unfinished(stream));
 }
 
 void write(std::byte *target, const std::byte *source, uint64_t count, const Conversion &conversion, bool stream) {
   if (conversion.write.kind == StorageForm::Kind::cast)
-    cast(conversion.write.stored, target, conversion.write.sent, source, count, Overflow::saturate, unfinished(stream));
+    cast({.to = conversion.write.stored,
+          .target = target,
+          .from = conversion.write.sent,
+          .source = source,
+          .count = count,
+          .overflow = Overflow::saturate},
+         unfinished(stream));
   else if (const Quantized &matrices = conversion.to->matrices; blockShape(matrices.format).rows == 1)
     quantizeBlocks(matrices, number(conversion.write, *conversion.to, target), source, count, unfinished(stream));
   else if (const uint64_t first = number(conversion.write, *conversion.to, target); true)

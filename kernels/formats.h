@@ -2,6 +2,7 @@
 // that the kernels of kernels/convert.h must give.
 #pragma once
 
+#include "formats/quantized_formats.h"
 #include "kernels/host_device.h"
 
 #include <cstddef>
@@ -32,6 +33,13 @@ struct Encoding {
   uint32_t maxFinite; ///< code of the largest finite value
   uint32_t infinity, nan;
   RESHARD_HOST_DEVICE constexpr uint32_t sign() const { return 1u << (bits - 1); }
+  /// The mantissa of the largest finite value, as mantissa of an fp32, and its exponent.
+  RESHARD_HOST_DEVICE constexpr uint32_t largestMantissa() const {
+    return (maxFinite & ((1u << mantissaBits) - 1)) << (23 - mantissaBits);
+  }
+  RESHARD_HOST_DEVICE constexpr int largestExponent() const {
+    return static_cast<int>(maxFinite >> mantissaBits) - bias;
+  }
 };
 
 /// Returns the encoding of a format. In fp8_e4m3 `infinity` equals `nan`; in fp4_e2m1 both equal the largest value.
@@ -53,8 +61,18 @@ RESHARD_HOST_DEVICE constexpr Encoding encoding(Format format) {
   return {4, 1, 1, 0x7, 0x7, 0x7};
 }
 
-/// Returns the bytes of an element. An fp4_e2m1 code counts as one byte here (in its low bits); quantizeNvfp4 packs two
-/// into a byte.
+/// Returns the largest finite value of a format of at most 8 bits.
+RESHARD_HOST_DEVICE constexpr float largest(Format format) {
+  return format == Format::fp8_e4m3 ? 448.0f : format == Format::fp8_e5m2 ? 57344.0f : 6.0f;
+}
+
+/// Returns the number format of codes.
+RESHARD_HOST_DEVICE constexpr Format numberFormat(CodeFormat code) {
+  return code == CodeFormat::fp4_e2m1 ? Format::fp4_e2m1 : Format::fp8_e4m3;
+}
+
+/// Returns the bytes of an element. An fp4_e2m1 code counts as one byte here (in its low bits); quantized matrices have
+/// two in a byte.
 constexpr uint64_t itemBytes(Format format) { return (static_cast<uint64_t>(encoding(format).bits) + 7) / 8; }
 
 /// Returns the exact value of a code.

@@ -4,47 +4,60 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 #include <cstring>
 
 namespace reshard::kernels {
 
 namespace {
 
-/// Bytes of scales that are copied to a buffer at a time if the kernels cannot use them in place.
-constexpr uint64_t kScratch = 1024, kScratchFloats = kScratch / sizeof(float);
+/// Scales that are copied to a buffer at a time if they are not in the plain layout.
+constexpr uint64_t kScratch = 1024;
 
-ScaleShape scaleShape(const Quantized &of) {
-  const BlockShape block = blockShape(of.format);
-  return {(of.rows + block.rows - 1) / block.rows, (of.columns + block.columns - 1) / block.columns};
+/// The largest block that lies in one row.
+constexpr uint64_t largestRowBlock() {
+  uint64_t largest = 0;
+  for (const QuantizedFormat &format : kQuantizedFormats)
+    if (format.blockRows == 1)
+      largest = std::max(largest, static_cast<uint64_t>(format.blockColumns));
+  return largest;
 }
+constexpr uint64_t kLargestRowBlock = largestRowBlock();
+
+bool blocksInRows(const Quantized &of) { return formatOf(of.format).blockRows == 1; }
 
 float tensorScale(const Quantized &of, uint64_t element) {
-  float scale;
-  std::memcpy(&scale, of.tensorScales + element / (of.rows * of.columns) * sizeof(scale), sizeof(scale));
+  float scale = 1;
+  if (formatOf(of.format).rule == ScaleRule::tensorQuotient)
+    std::memcpy(&scale, of.tensorScales + element / (of.rows * of.columns) * sizeof(scale), sizeof(scale));
   return scale;
 }
 
 std::byte *codesAt(const Quantized &of, uint64_t element) {
-  return of.codes + (of.format == Quantization::nvfp4 ? element / 2 : element);
+  return of.codes + element / static_cast<uint64_t>(formatOf(of.format).codesPerByte());
+}
+
+/// Returns the scales of a matrix whose scales have one byte.
+ScaleMatrix scalesOf(const Quantized &of, uint64_t matrix) {
+  return {of.scales + matrix * of.scaleBytes(), of.layout, of.scaleShape()};
 }
 
 enum class Access { read, write };
 
-/// mxfp8, nvfp4: calls visit(first block, count, their scales, contiguous) for parts of blocks [first, first + count)
-/// that lie in one matrix each. Swizzled scales are copied to a buffer and back: as many whole rows as fit, or parts of
-/// longer rows.
+/// Calls visit(first block, count, their scales, contiguous) for parts of blocks [first, first + count), numbered row
+/// by row. A part lies in one matrix and, if blocks have several rows, in one row of blocks. Scales that are not in the
+/// plain layout are copied to a buffer and back: as many whole rows as fit, or parts of longer rows.
 template <Access kAccess, class Visit>
 void forBlocks(const Quantized &of, uint64_t first, uint64_t count, Visit visit) {
-  const ScaleShape shape = scaleShape(of);
+  const ScaleShape shape = of.scaleShape();
   const uint64_t ofMatrix = shape.rows * shape.columns, end = first + count;
+  const auto item = static_cast<uint64_t>(formatOf(of.format).scaleBytes());
   std::byte scratch[kScratch];
   while (first < end) {
-    const uint64_t inMatrix = first % ofMatrix;
-    std::byte *const scales = of.scales + first / ofMatrix * of.scaleBytes();
-    uint64_t blocks = std::min(end - first, ofMatrix - inMatrix);
-    if (!of.swizzled) {
-      visit(first, blocks, scales + inMatrix);
+    const uint64_t matrix = first / ofMatrix, inMatrix = first % ofMatrix;
+    const uint64_t contiguous = blocksInRows(of) ? ofMatrix - inMatrix : shape.columns - inMatrix % shape.columns;
+    uint64_t blocks = std::min(end - first, contiguous);
+    if (of.layout == ScaleLayout::plain) {
+      visit(first, blocks, of.scales + first * item);
     } else {
       blocks = std::min(blocks, kScratch);
       ScaleSlice slice = {inMatrix / shape.columns, inMatrix % shape.columns, 1, 0};
@@ -54,204 +67,186 @@ void forBlocks(const Quantized &of, uint64_t first, uint64_t count, Visit visit)
       blocks = slice.rows * slice.columns;
       const auto stride = static_cast<int64_t>(slice.columns);
       if (kAccess == Access::read)
-        unswizzleScales(scratch, stride, scales, shape, slice);
+        readScales(scratch, stride, scalesOf(of, matrix), slice);
       visit(first, blocks, scratch);
       if (kAccess == Access::write)
-        swizzleScales(scales, shape, slice, scratch, stride);
+        writeScales(scalesOf(of, matrix), slice, scratch, stride);
     }
     first += blocks;
   }
 }
 
-/// block_fp8: calls visit(first element, matrix of adjacent elements, its scales) for rows of blocks
-/// [first, first + count), or for parts of them, and stores the scales, which need no alignment.
-template <class Visit> void forBlockRows(const Quantized &of, uint64_t first, uint64_t count, Visit visit) {
-  const ScaleShape shape = scaleShape(of);
-  const auto codeStride = static_cast<int64_t>(of.columns),
-             wideStride = static_cast<int64_t>(of.columns * itemBytes(of.wide));
-  float scales[kScratchFloats];
-  for (uint64_t blockRow = first; blockRow < first + count; ++blockRow) {
-    const uint64_t row = blockRow % shape.rows * kFp8Block,
-                   element = (blockRow / shape.rows * of.rows + row) * of.columns;
-    for (uint64_t block = 0; block < shape.columns; block += kScratchFloats) {
-      const uint64_t blocks = std::min(kScratchFloats, shape.columns - block), column = block * kFp8Block;
-      const uint64_t columns = std::min(blocks * kFp8Block, of.columns - column);
-      visit(element + column, Matrix{std::min(kFp8Block, of.rows - row), columns, codeStride, wideStride}, scales);
-      std::memcpy(of.scales + (blockRow * shape.columns + block) * sizeof(float), scales, blocks * sizeof(float));
-    }
+/// Elements of a part of forBlocks: the number of the first one, and their matrix.
+struct Part {
+  uint64_t element;
+  BlockMatrix matrix;
+};
+Part partOf(const Quantized &of, uint64_t block, uint64_t blocks, std::byte *scales) {
+  const BlockShape size = blockShape(of.format);
+  Part part{block * size.columns, {of.format, of.wide, 1, blocks * size.columns, 0, 0, nullptr, scales}};
+  if (!blocksInRows(of)) {
+    const ScaleShape shape = of.scaleShape();
+    const uint64_t blockRow = block / shape.columns, row = blockRow % shape.rows * size.rows,
+                   column = block % shape.columns * size.columns;
+    part.element = (blockRow / shape.rows * of.rows + row) * of.columns + column;
+    part.matrix.rows = std::min(size.rows, of.rows - row);
+    part.matrix.columns = std::min(blocks * size.columns, of.columns - column);
+    part.matrix.wideStride = static_cast<int64_t>(of.columns * itemBytes(of.wide));
+    part.matrix.codeStride = static_cast<int64_t>(of.columns);
   }
+  part.matrix.codes = codesAt(of, part.element);
+  part.matrix.tensorScale = tensorScale(of, part.element);
+  return part;
 }
 
-/// Calls step(first element, count, scales) for elements [first, end) of one row of blocks whose first scale is given:
-/// once for a first block that begins `skipped` elements before `first`, and once for all others together.
-template <class Scale, class Step>
-void fromBlock(uint64_t first, uint64_t end, uint64_t skipped, uint64_t block, const Scale *scales, Step step) {
+/// Elements [first, end) of one row of blocks; `scales` begins with that of the first element's block.
+struct RowPart {
+  uint64_t first, end;
+  std::byte *scales;
+};
+
+/// Calls step(part) for a part that begins `skipped` elements after the begin of a block: once for the rest of that
+/// block, and once for all others together.
+template <class Step> void splitFirstBlock(const Quantized &of, RowPart part, uint64_t skipped, Step step) {
   if (skipped > 0) {
-    const uint64_t rest = std::min(block - skipped, end - first);
-    step(first, rest, scales++);
-    first += rest;
+    const uint64_t rest = std::min(blockShape(of.format).columns - skipped, part.end - part.first);
+    step(RowPart{part.first, part.first + rest, part.scales});
+    part.first += rest;
+    part.scales += formatOf(of.format).scaleBytes();
   }
-  if (first < end)
-    step(first, end - first, scales);
+  if (part.first < part.end)
+    step(part);
 }
 
-/// mxfp8, nvfp4: calls fromBlock for parts of elements [first, first + count) that lie in one matrix each.
-template <class Step> void forElements(const Quantized &of, uint64_t first, uint64_t count, Step step) {
-  const uint64_t block = blockShape(of.format).columns, end = first + count;
-  if (count == 0)
+/// Calls splitFirstBlock for parts of elements [first, end): parts of one matrix, or, if blocks have several rows, of
+/// one row.
+template <class Step> void forElements(const Quantized &of, uint64_t first, uint64_t end, Step step) {
+  const BlockShape block = blockShape(of.format);
+  if (first == end)
     return;
-  forBlocks<Access::read>(of, first / block, (end + block - 1) / block - first / block,
-                          [&](uint64_t index, uint64_t blocks, const std::byte *scales) {
-                            const uint64_t from = std::max(first, index * block),
-                                           to = std::min(end, (index + blocks) * block);
-                            fromBlock(from, to, from % block, block, scales, step);
-                          });
-}
-
-/// block_fp8: the same, for parts that lie in one row each.
-template <class Step> void forRowElements(const Quantized &of, uint64_t first, uint64_t count, Step step) {
-  const ScaleShape shape = scaleShape(of);
-  float scales[kScratchFloats];
-  for (const uint64_t end = first + count; first < end;) {
-    const uint64_t row = first / of.columns, column = first % of.columns, block = column / kFp8Block;
-    const uint64_t blockRow = row / of.rows * shape.rows + row % of.rows / kFp8Block;
-    const uint64_t blocks = std::min(kScratchFloats, shape.columns - block);
-    const uint64_t to = std::min(end, first + std::min((block + blocks) * kFp8Block, of.columns) - column);
-    std::memcpy(scales, of.scales + (blockRow * shape.columns + block) * sizeof(float), blocks * sizeof(float));
-    fromBlock(first, to, column % kFp8Block, kFp8Block, scales, step);
-    first = to;
+  if (blocksInRows(of))
+    return forBlocks<Access::read>(of, first / block.columns,
+                                   (end + block.columns - 1) / block.columns - first / block.columns,
+                                   [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+                                     const uint64_t from = std::max(first, index * block.columns),
+                                                    to = std::min(end, (index + blocks) * block.columns);
+                                     splitFirstBlock(of, {from, to, scales}, from % block.columns, step);
+                                   });
+  const ScaleShape shape = of.scaleShape();
+  while (first < end) {
+    const uint64_t row = first / of.columns, begin = row * of.columns, next = std::min(end, begin + of.columns);
+    const uint64_t blockRow = row / of.rows * shape.rows + row % of.rows / block.rows;
+    const uint64_t left = (first - begin) / block.columns, right = (next - begin + block.columns - 1) / block.columns;
+    forBlocks<Access::read>(
+        of, blockRow * shape.columns + left, right - left, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+          const uint64_t column = index % shape.columns * block.columns, from = std::max(first, begin + column),
+                         to = std::min(next, begin + column + blocks * block.columns);
+          splitFirstBlock(of, {from, to, scales}, from - begin - column, step);
+        });
+    first = next;
   }
 }
 
-/// A matrix of one row; its strides are not used.
-Matrix oneRow(uint64_t columns) { return {1, columns, 0, 0}; }
+/// The elements of a part as a matrix of one row.
+BlockMatrix matrixOf(const Quantized &of, const RowPart &part, std::byte *codes) {
+  return {of.format, of.wide, 1, part.end - part.first, 0, 0, codes, part.scales, tensorScale(of, part.first)};
+}
 
 } // namespace
 
-uint64_t Quantized::scaleBytes() const {
-  const ScaleShape shape = scaleShape(*this);
-  return swizzled ? swizzledBytes(shape)
-                  : shape.rows * shape.columns * (format == Quantization::block_fp8 ? sizeof(float) : 1);
+ScaleShape Quantized::scaleShape() const {
+  const BlockShape block = blockShape(format);
+  return {(rows + block.rows - 1) / block.rows, (columns + block.columns - 1) / block.columns, block.rows, rows};
 }
 
-uint64_t Quantized::blockRows() const { return matrices * scaleShape(*this).rows; }
+uint64_t Quantized::scaleBytes() const {
+  return storedScales(layout, scaleShape()) * static_cast<uint64_t>(formatOf(format).scaleBytes());
+}
 
 void quantizeRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how) {
-  if (target.format != Quantization::block_fp8)
-    return quantizeBlocks(target, first * target.columns, wide + first * target.columns * itemBytes(target.wide),
-                          count * target.columns, how);
-  forBlockRows(target, first, count, [&](uint64_t element, const Matrix &matrix, float *scales) {
-    quantizeBlockFp8(target.codes + element, scales, target.wide, wide + element * itemBytes(target.wide), matrix, how);
-  });
+  const uint64_t columns = target.scaleShape().columns;
+  forBlocks<Access::write>(target, first * columns, count * columns,
+                           [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+                             const Part part = partOf(target, index, blocks, scales);
+                             quantize(part.matrix, wide + part.element * itemBytes(target.wide), how);
+                           });
 }
 
 void scaleRows(const Quantized &target, const std::byte *wide, uint64_t first, uint64_t count, ConvertOptions how) {
-  const uint64_t item = itemBytes(target.wide), block = blockShape(target.format).columns;
-  if (target.format == Quantization::block_fp8)
-    return forBlockRows(target, first, count, [&](uint64_t element, const Matrix &matrix, float *scales) {
-      // Row by row, in memory order: block by block takes twice as long (docs/performance.md).
-      const uint64_t blocks = (matrix.columns + kFp8Block - 1) / kFp8Block;
-      std::fill_n(scales, blocks, 0.0f);
-      for (uint64_t row = 0; row < matrix.rows; ++row)
-        for (uint64_t b = 0; b < blocks; ++b) {
-          const uint64_t column = b * kFp8Block;
-          const Matrix part = oneRow(std::min(kFp8Block, matrix.columns - column));
-          const float blockAmax = amax(target.wide, wide + (element + row * target.columns + column) * item, part, how);
-          if (!(blockAmax <= scales[b]) && !std::isnan(scales[b]))
-            scales[b] = blockAmax;
-        }
-      std::transform(scales, scales + blocks, scales, fp8Scale);
-    });
-  const uint64_t columns = scaleShape(target).columns;
-  forBlocks<Access::write>(
-      target, first * columns, count * columns, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
-        const std::byte *const from = wide + index * block * item;
-        if (target.format == Quantization::mxfp8)
-          scaleMxfp8(scales, target.wide, from, blocks * block, how);
-        else
-          scaleNvfp4(scales, tensorScale(target, index * block), target.wide, from, blocks * block, how);
-      });
+  const uint64_t columns = target.scaleShape().columns;
+  forBlocks<Access::write>(target, first * columns, count * columns,
+                           [&](uint64_t index, uint64_t blocks, std::byte *scales) {
+                             const Part part = partOf(target, index, blocks, scales);
+                             computeScales(part.matrix, wide + part.element * itemBytes(target.wide), how);
+                           });
 }
 
 void quantizeBlocks(const Quantized &target, uint64_t first, const std::byte *wide, uint64_t count,
                     ConvertOptions how) {
   const uint64_t block = blockShape(target.format).columns;
-  assert(target.format != Quantization::block_fp8 && first % block == 0 && count % block == 0);
-  auto quantize = [&](std::byte *codes, std::byte *scales, uint64_t element, const std::byte *from, uint64_t elements) {
-    if (target.format == Quantization::mxfp8)
-      quantizeMxfp8(codes, scales, target.wide, from, elements, how);
-    else
-      quantizeNvfp4(codes, scales, tensorScale(target, element), target.wide, from, elements, how);
-  };
+  assert(blocksInRows(target) && first % block == 0 && count % block == 0);
   forBlocks<Access::write>(
       target, first / block, count / block, [&](uint64_t index, uint64_t blocks, std::byte *scales) {
-        const uint64_t element = index * block;
-        std::byte *const codes = codesAt(target, element);
+        Part part = partOf(target, index, blocks, scales);
         if (wide)
-          return quantize(codes, scales, element, wide + (element - first) * itemBytes(target.wide), blocks * block);
+          return quantize(part.matrix, wide + (part.element - first) * itemBytes(target.wide), how);
         // All blocks of zeros are equal, and all bytes of their codes are equal, so one block is quantized and
         // repeated. Its scale is computed, because a NaN tensor scale makes it NaN.
-        constexpr std::byte kZeros[kMxBlock * sizeof(float)] = {};
-        std::byte one[kMxBlock], scale;
-        quantize(one, &scale, element, kZeros, block);
-        std::memset(codes, static_cast<int>(one[0]),
-                    static_cast<uint64_t>(codesAt(target, element + blocks * block) - codes));
+        constexpr std::byte kZeros[kLargestRowBlock * sizeof(float)] = {};
+        std::byte one[kLargestRowBlock], scale;
+        BlockMatrix zeros = part.matrix;
+        zeros.columns = block;
+        zeros.codes = one;
+        zeros.scales = &scale;
+        quantize(zeros, kZeros, how);
+        std::memset(part.matrix.codes, static_cast<int>(one[0]),
+                    static_cast<uint64_t>(codesAt(target, part.element + part.matrix.columns) - part.matrix.codes));
         std::memset(scales, static_cast<int>(scale), blocks);
       });
 }
 
-void encodeElements(const Quantized &with, uint64_t first, std::byte *codes, const std::byte *wide, uint64_t count,
+void encodeElements(const Quantized &with, ElementRange range, std::byte *codes, const std::byte *wide,
                     ConvertOptions how) {
-  assert(with.format != Quantization::nvfp4);
-  const uint64_t item = itemBytes(with.wide), begin = first;
-  if (with.format == Quantization::mxfp8)
-    return forElements(with, first, count, [&](uint64_t element, uint64_t elements, const std::byte *scales) {
-      encodeMxfp8(codes + (element - begin), scales, with.wide, wide + (element - begin) * item, elements, how);
-    });
-  forRowElements(with, first, count, [&](uint64_t element, uint64_t elements, const float *scales) {
-    encodeBlockFp8(codes + (element - begin), scales, with.wide, wide + (element - begin) * item, oneRow(elements),
-                   how);
+  forElements(with, range.first, range.first + range.count, [&](const RowPart &part) {
+    const uint64_t at = part.first - range.first;
+    quantizeWithScales(matrixOf(with, part, codes + at), wide + at * itemBytes(with.wide), how);
   });
 }
 
 void decodeElements(const Quantized &source, uint64_t first, std::byte *wide, uint64_t count, ConvertOptions how) {
-  const uint64_t item = itemBytes(source.wide), begin = first;
-  if (source.format == Quantization::block_fp8)
-    return forRowElements(source, first, count, [&](uint64_t element, uint64_t elements, const float *scales) {
-      dequantizeBlockFp8(source.wide, wide + (element - begin) * item, source.codes + element, scales, oneRow(elements),
-                         how);
-    });
-  forElements(source, first, count, [&](uint64_t element, uint64_t elements, const std::byte *scales) {
-    std::byte *const to = wide + (element - begin) * item;
-    if (source.format == Quantization::mxfp8)
-      return dequantizeMxfp8(source.wide, to, source.codes + element, scales, elements, how);
-    const float ofTensor = tensorScale(source, element);
-    const uint64_t skipped = element % kNvfp4Block;
+  const uint64_t item = itemBytes(source.wide), block = blockShape(source.format).columns;
+  const bool pairs = formatOf(source.format).codesPerByte() == 2;
+  forElements(source, first, first + count, [&](const RowPart &part) {
+    std::byte *const to = wide + (part.first - first) * item;
+    const uint64_t skipped = pairs ? part.first % block : 0;
     if (skipped == 0)
-      return dequantizeNvfp4(source.wide, to, codesAt(source, element), scales, ofTensor, elements, how);
+      return dequantize(matrixOf(source, part, codesAt(source, part.first)), to, how);
     // The range may begin within a byte: the whole block is decoded and a part of it copied.
-    std::byte block[kNvfp4Block * sizeof(float)];
-    dequantizeNvfp4(source.wide, block, codesAt(source, element - skipped), scales, ofTensor, kNvfp4Block,
-                    {false, how.level});
-    std::memcpy(to, block + skipped * item, elements * item);
+    std::byte elements[kLargestRowBlock * sizeof(float)];
+    const RowPart whole = {part.first - skipped, part.first - skipped + block, part.scales};
+    dequantize(matrixOf(source, whole, codesAt(source, whole.first)), elements, {false, how.level});
+    std::memcpy(to, elements + skipped * item, (part.end - part.first) * item);
   });
 }
 
-void unswizzle(const Quantized &source, std::byte *plain) {
-  const ScaleShape shape = scaleShape(source);
+void toPlainScales(const Quantized &source, std::byte *plain) {
+  const ScaleShape shape = source.scaleShape();
   for (uint64_t matrix = 0; matrix < source.matrices; ++matrix)
-    unswizzleScales(plain + matrix * shape.rows * shape.columns, static_cast<int64_t>(shape.columns),
-                    source.scales + matrix * swizzledBytes(shape), shape, {0, 0, shape.rows, shape.columns});
+    readScales(plain + matrix * shape.rows * shape.columns, static_cast<int64_t>(shape.columns),
+               scalesOf(source, matrix), {0, 0, shape.rows, shape.columns});
 }
 
-void swizzle(const Quantized &target, const std::byte *plain) {
-  const ScaleShape shape = scaleShape(target);
-  for (uint64_t matrix = 0; matrix < target.matrices; ++matrix) {
-    std::byte *const scales = target.scales + matrix * swizzledBytes(shape);
-    swizzleScales(scales, shape, {0, 0, shape.rows, shape.columns}, plain + matrix * shape.rows * shape.columns,
-                  static_cast<int64_t>(shape.columns));
-    clearScalePadding(scales, shape);
-  }
+void fromPlainScales(const Quantized &target, const std::byte *plain) {
+  const ScaleShape shape = target.scaleShape();
+  for (uint64_t matrix = 0; matrix < target.matrices; ++matrix)
+    writeScales(scalesOf(target, matrix), {0, 0, shape.rows, shape.columns},
+                plain + matrix * shape.rows * shape.columns, static_cast<int64_t>(shape.columns));
+  clearScalePadding(target);
+}
+
+void clearScalePadding(const Quantized &target) {
+  for (uint64_t matrix = 0; matrix < target.matrices; ++matrix)
+    clearScalePadding(scalesOf(target, matrix));
 }
 
 } // namespace reshard::kernels

@@ -7,15 +7,16 @@ namespace reshard::kernels {
 
 namespace {
 
-uint64_t tiles(uint64_t count, uint64_t each) { return (count + each - 1) / each; }
+/// In layouts that are not plain, up to four scales of a row are contiguous, beginning at a multiple of four columns.
+constexpr uint64_t kTogether = 4;
+static_assert(kScaleTileColumns == kTogether && kPackedScales == kTogether);
 
-/// Calls visit(offset in the swizzled layout, row, column, columns) for each run of a slice's scales that is contiguous
-/// in the swizzled layout: up to four scales of a row.
-template <class Visit> void forRuns(ScaleShape shape, const ScaleSlice &slice, Visit visit) {
+/// Calls visit(index in the layout, row, column, columns) for each range of a slice's scales that is contiguous.
+template <class Visit> void forRanges(const ScaleMatrix &of, const ScaleSlice &slice, Visit visit) {
   for (uint64_t row = slice.row; row < slice.row + slice.rows; ++row)
     for (uint64_t column = slice.column, end = slice.column + slice.columns; column < end;) {
-      const uint64_t columns = std::min(kScaleTileColumns - column % kScaleTileColumns, end - column);
-      visit(swizzledOffset(shape, row, column), row, column, columns);
+      const uint64_t columns = std::min(kTogether - column % kTogether, end - column);
+      visit(scaleOffset(of.layout, of.shape, row, column), row, column, columns);
       column += columns;
     }
 }
@@ -24,43 +25,52 @@ int64_t plainOffset(const ScaleSlice &slice, int64_t stride, uint64_t row, uint6
   return static_cast<int64_t>(row - slice.row) * stride + static_cast<int64_t>(column - slice.column);
 }
 
-/// Copies a run. Most runs have four scales: one load and one store.
-void copyRun(std::byte *target, const std::byte *source, uint64_t columns) {
-  if (columns == kScaleTileColumns)
-    std::memcpy(target, source, kScaleTileColumns);
+/// Copies a range. Most ranges have four scales: one load and one store.
+void copyRange(std::byte *target, const std::byte *source, uint64_t columns) {
+  if (columns == kTogether)
+    std::memcpy(target, source, kTogether);
   else
     std::memcpy(target, source, columns);
 }
 
 } // namespace
 
-uint64_t swizzledBytes(ScaleShape shape) {
-  return tiles(shape.rows, kScaleTileRows) * tiles(shape.columns, kScaleTileColumns) * kScaleTileBytes;
-}
-
-void swizzleScales(std::byte *swizzled, ScaleShape shape, const ScaleSlice &slice, const std::byte *plain,
-                   int64_t stride) {
-  forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
-    copyRun(swizzled + offset, plain + plainOffset(slice, stride, row, column), columns);
+void writeScales(const ScaleMatrix &target, const ScaleSlice &slice, const std::byte *plain, int64_t stride) {
+  forRanges(target, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
+    const std::byte *const from = plain + plainOffset(slice, stride, row, column);
+    const uint64_t copies = scaleCopies(target.layout, target.shape, row);
+    for (uint64_t copy = 0; copy < copies; ++copy)
+      copyRange(target.scales + offset + copy * kPackedScales, from, columns);
   });
 }
 
-void unswizzleScales(std::byte *plain, int64_t stride, const std::byte *swizzled, ScaleShape shape,
-                     const ScaleSlice &slice) {
-  forRuns(shape, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
-    copyRun(plain + plainOffset(slice, stride, row, column), swizzled + offset, columns);
+void readScales(std::byte *plain, int64_t stride, const ScaleMatrix &source, const ScaleSlice &slice) {
+  forRanges(source, slice, [&](uint64_t offset, uint64_t row, uint64_t column, uint64_t columns) {
+    copyRange(plain + plainOffset(slice, stride, row, column), source.scales + offset, columns);
   });
 }
 
-void clearScalePadding(std::byte *swizzled, ScaleShape shape) {
-  const uint64_t rows = tiles(shape.rows, kScaleTileRows) * kScaleTileRows,
-                 columns = tiles(shape.columns, kScaleTileColumns) * kScaleTileColumns;
-  auto clear = [&](const ScaleSlice &slice) {
-    forRuns(shape, slice,
-            [&](uint64_t offset, uint64_t, uint64_t, uint64_t count) { std::memset(swizzled + offset, 0, count); });
-  };
-  clear({0, shape.columns, shape.rows, columns - shape.columns});
-  clear({shape.rows, 0, rows - shape.rows, columns});
+void clearScalePadding(const ScaleMatrix &target) {
+  const ScaleShape &shape = target.shape;
+  const uint64_t columns = (shape.columns + kTogether - 1) / kTogether * kTogether;
+  if (target.layout == ScaleLayout::swizzled) {
+    const uint64_t rows = (shape.rows + kScaleTileRows - 1) / kScaleTileRows * kScaleTileRows;
+    auto clear = [&](const ScaleSlice &slice) {
+      forRanges(target, slice, [&](uint64_t offset, uint64_t, uint64_t, uint64_t count) {
+        std::memset(target.scales + offset, 0, count);
+      });
+    };
+    clear({0, shape.columns, shape.rows, columns - shape.columns});
+    clear({shape.rows, 0, rows - shape.rows, columns});
+  } else if (target.layout == ScaleLayout::packed) {
+    const uint64_t rows = packedRows(shape), used = shape.columns % kPackedScales;
+    for (uint64_t group = 0; group < columns / kPackedScales; ++group)
+      std::memset(target.scales + (group * rows + shape.matrixRows) * kPackedScales, 0,
+                  (rows - shape.matrixRows) * kPackedScales);
+    std::byte *const last = target.scales + (columns / kPackedScales - 1) * rows * kPackedScales;
+    for (uint64_t row = 0; used > 0 && row < shape.matrixRows; ++row)
+      std::memset(last + row * kPackedScales + used, 0, kPackedScales - used);
+  }
 }
 
 } // namespace reshard::kernels

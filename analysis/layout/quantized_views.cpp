@@ -3,7 +3,6 @@
 #include "analysis/flatbuffer_vectors.h"
 #include "executor/view_jobs.h"
 #include "kernels/quantized.h"
-#include "kernels/scales.h"
 
 #include <cmath>
 #include <cstring>
@@ -110,7 +109,7 @@ Bytes readView(const Endpoint &endpoint, uint32_t number, uint32_t meshRank,
         static_cast<uint64_t>(format.scaleBytes() * format.scaleColumns(static_cast<int64_t>(matrices.columns))));
     matrices.scales = at(0);
     if (!plain.empty())
-      kernels::unswizzle(matrices, plain.data());
+      kernels::toPlainScales(matrices, plain.data());
     return plain;
   }
   default:
@@ -129,7 +128,7 @@ std::vector<Bytes> writeView(const Endpoint &endpoint, uint32_t number, uint32_t
     std::vector<Bytes> stored(1, Bytes(matrices.matrices * matrices.scaleBytes()));
     matrices.scales = stored[0].data();
     if (!stored[0].empty())
-      kernels::swizzle(matrices, values);
+      kernels::fromPlainScales(matrices, values);
     return stored;
   }
   OutputBuffers output(matrices);

@@ -58,7 +58,7 @@ MORE = {
     "tools/compile.cpp": ("compiler/", "ir/"),
     "tools/inspect.cpp": ("compiler/", "ir/"),
     "analysis/report/inspection.h": ("ir/ir.h",),
-    "analysis/layout/quantized_views.cpp": ("kernels/quantized.h", "kernels/scales.h"),
+    "analysis/layout/quantized_views.cpp": ("kernels/quantized.h",),
     "analysis/verify/synthesize.cpp": ("kernels/formats.h",),
     "analysis/simulate/simulate.h": ("ir/ir.h",),
 }

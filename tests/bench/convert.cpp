@@ -3,7 +3,7 @@
 // the CPU; the values are distributed like weights, normal around 0.
 //   bench-convert [--benchmark_filter=…]
 
-#include "kernels/convert.h"
+#include "kernels/quantized.h"
 
 #include <benchmark/benchmark.h>
 
@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+using namespace reshard;
 using namespace reshard::kernels;
 
 namespace {
@@ -87,39 +88,56 @@ void paired(benchmark::State &state, const Case &each, Level level) {
   state.counters["ratio"] = median(theirs) / median(ours);
 }
 
-Matrix square(uint64_t count, uint64_t targetBytes, uint64_t sourceBytes) {
-  return {count / kColumns, kColumns, static_cast<int64_t>(kColumns * targetBytes),
-          static_cast<int64_t>(kColumns * sourceBytes)};
+/// Codes and scales of a square matrix, or of one row if blocks have one row.
+BlockMatrix matrix(Quantization format, const Memory &m, uint64_t count, bool quantizes) {
+  const uint64_t columns = formatOf(format).blockRows > 1 ? kColumns : count;
+  return {.format = format,
+          .wide = Format::bf16,
+          .rows = count / columns,
+          .columns = columns,
+          .wideStride = static_cast<int64_t>(columns * 2),
+          .codeStride = static_cast<int64_t>(columns),
+          .codes = quantizes ? m.target : m.source,
+          .scales = m.scales};
+}
+
+/// Quantizes bf16 elements.
+Case quantizing(const char *name, Quantization format) {
+  return {name, Format::bf16, [format](const Memory &m, uint64_t count, ConvertOptions how) {
+            BlockMatrix target = matrix(format, m, count, true);
+            if (formatOf(format).rule == ScaleRule::tensorQuotient) // both passes: the amax, then the codes
+              target.tensorScale = nvfp4TensorScale(amax(Format::bf16, m.source, {1, count, 0, 0}, how));
+            quantize(target, m.source, how);
+          }};
+}
+
+/// Dequantizes to bf16. A byte has one or two codes.
+Case dequantizing(const char *name, Quantization format) {
+  return {name, Format::fp8_e4m3, [format](const Memory &m, uint64_t count, ConvertOptions how) {
+            dequantize(matrix(format, m, count, false), m.target, how);
+          }};
+}
+
+Case casting(const char *name, Format from, Format to) {
+  return {name, from, [from, to](const Memory &m, uint64_t count, ConvertOptions how) {
+            cast({.to = to,
+                  .target = m.target,
+                  .from = from,
+                  .source = m.source,
+                  .count = count,
+                  .overflow = Overflow::saturate},
+                 how);
+          }};
 }
 
 const std::vector<Case> &cases() {
   static const std::vector<Case> all = {
-      {"bf16-to-mxfp8", Format::bf16,
-       [](const Memory &m, uint64_t count, ConvertOptions how) {
-         quantizeMxfp8(m.target, m.scales, Format::bf16, m.source, count, how);
-       }},
-      {"bf16-to-fp8_e4m3", Format::bf16,
-       [](const Memory &m, uint64_t count, ConvertOptions how) {
-         cast(Format::fp8_e4m3, m.target, Format::bf16, m.source, count, Overflow::saturate, how);
-       }},
-      {"fp32-to-bf16", Format::fp32,
-       [](const Memory &m, uint64_t count, ConvertOptions how) {
-         cast(Format::bf16, m.target, Format::fp32, m.source, count, Overflow::saturate, how);
-       }},
-      {"mxfp8-to-bf16", Format::fp8_e4m3,
-       [](const Memory &m, uint64_t count, ConvertOptions how) {
-         dequantizeMxfp8(Format::bf16, m.target, m.source, m.scales, count, how);
-       }},
-      {"bf16-to-block-fp8", Format::bf16,
-       [](const Memory &m, uint64_t count, ConvertOptions how) {
-         quantizeBlockFp8(m.target, reinterpret_cast<float *>(m.scales), Format::bf16, m.source, square(count, 1, 2),
-                          how);
-       }},
-      {"bf16-to-nvfp4", Format::bf16, // both passes: the amax, then the codes
-       [](const Memory &m, uint64_t count, ConvertOptions how) {
-         const float scale = nvfp4TensorScale(amax(Format::bf16, m.source, {1, count, 0, 0}, how));
-         quantizeNvfp4(m.target, m.scales, scale, Format::bf16, m.source, count, how);
-       }},
+      quantizing("bf16-to-mxfp8", Quantization::mxfp8),
+      casting("bf16-to-fp8_e4m3", Format::bf16, Format::fp8_e4m3),
+      casting("fp32-to-bf16", Format::fp32, Format::bf16),
+      dequantizing("mxfp8-to-bf16", Quantization::mxfp8),
+      quantizing("bf16-to-block-fp8", Quantization::block_fp8),
+      quantizing("bf16-to-nvfp4", Quantization::nvfp4),
   };
   return all;
 }

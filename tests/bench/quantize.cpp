@@ -28,7 +28,7 @@ constexpr const char *kJob = "tests/bench/llama3-8b-8-to-4.yaml";
 /// The format of the matrices of one side, and the layout of their scales.
 struct StorageFormat {
   Quantization format;
-  bool swizzled = false;
+  ScaleLayout layout = ScaleLayout::plain;
 };
 
 struct Case {
@@ -49,7 +49,7 @@ public:
     for (const Bound &param : wide) {
       if (param.instance.shape.size() < 2)
         continue;
-      Quantized matrix{.format = storage.format, .swizzled = storage.swizzled};
+      Quantized matrix{.format = storage.format, .layout = storage.layout};
       matrix.rows = static_cast<uint64_t>(param.instance.shape[0]);
       matrix.columns = static_cast<uint64_t>(param.instance.shape[1]);
       matrix.codes = named.at({param.rank, param.instance.name});
@@ -220,7 +220,7 @@ void paired(benchmark::State &state, const Case &each) {
 }
 
 const std::vector<Case> &cases() {
-  constexpr StorageFormat mxfp8{Quantization::mxfp8}, swizzled{Quantization::mxfp8, true},
+  constexpr StorageFormat mxfp8{Quantization::mxfp8}, swizzled{Quantization::mxfp8, ScaleLayout::swizzled},
       blockFp8{Quantization::block_fp8}, nvfp4{Quantization::nvfp4};
   static const std::vector<Case> all = {
       {"plain", {}, {}, {}},

@@ -164,11 +164,14 @@ bool benchConversions(Device &memory) {
     compareWith(what, kElements * (2 + itemBytes(to)), table);
   }
   const std::pair<const char *, Quantized> kinds[] = {
-      {"mxfp8", {Quantization::mxfp8, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales}},
-      {"mxfp8, swizzled", {Quantization::mxfp8, Format::bf16, true, 1, kRows, kColumns, stored, scales, scales}},
-      {"block_fp8", {Quantization::block_fp8, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales}},
+      {"mxfp8", {Quantization::mxfp8, Format::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales, scales}},
+      {"mxfp8, swizzled",
+       {Quantization::mxfp8, Format::bf16, ScaleLayout::swizzled, 1, kRows, kColumns, stored, scales, scales}},
+      {"block_fp8",
+       {Quantization::block_fp8, Format::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales, scales}},
       {"nvfp4",
-       {Quantization::nvfp4, Format::bf16, false, 1, kRows, kColumns, stored, scales, scales + kElements / 8}}};
+       {Quantization::nvfp4, Format::bf16, ScaleLayout::plain, 1, kRows, kColumns, stored, scales,
+        scales + kElements / 8}}};
   for (const auto &[name, matrices] : kinds) {
     const ViewBase base{matrices, stored};
     const StorageForm form{StorageForm::Kind::elements, Format::bf16, Format::fp8_e4m3, 2};

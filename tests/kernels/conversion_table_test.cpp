@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+using namespace reshard;
 using namespace reshard::kernels;
 
 namespace {
@@ -52,22 +53,38 @@ void fillElements(std::mt19937_64 &random, Format format, std::byte *to, uint64_
   }
 }
 
+/// A format of the table.
+Quantization anyQuantization(std::mt19937_64 &random) {
+  return static_cast<Quantization>(random() % std::size(kQuantizedFormats));
+}
+/// A format whose blocks have one row, or several.
+Quantization anyQuantization(std::mt19937_64 &random, bool inRows) {
+  for (;;)
+    if (const Quantization format = anyQuantization(random); (blockShape(format).rows == 1) == inRows)
+      return format;
+}
+
+/// A layout of the scales of a format. All layouts of one byte are possible here; plans have fewer.
+ScaleLayout anyLayout(std::mt19937_64 &random, Quantization format) {
+  return formatOf(format).scaleBytes() > 1 || random() % 2 ? ScaleLayout::plain
+                                                           : static_cast<ScaleLayout>(1 + random() % 2);
+}
+
 /// Quantized matrices with their memory.
 struct Matrices {
   Matrices(std::mt19937_64 &random, Quantization format, Format wide, bool filled)
       : quantized{format,
                   wide,
-                  format != Quantization::block_fp8 && random() % 2 == 0,
+                  anyLayout(random, format),
                   1 + random() % 3,
-                  1 + random() % (format == Quantization::block_fp8 ? 200 : 40),
-                  format == Quantization::block_fp8 ? 1 + random() % 300
-                                                    : blockShape(format).columns * (1 + random() % 12),
+                  1 + random() % (blockShape(format).rows > 1 ? 300 : 40),
+                  blockShape(format).rows > 1 ? 1 + random() % 300 : blockShape(format).columns * (1 + random() % 12),
                   nullptr,
                   nullptr,
                   nullptr},
         codes(random, quantized.codeBytes()), scales(random, quantized.matrices * quantized.scaleBytes()),
         tensorScales(random, quantized.matrices * sizeof(float)) {
-    if (format == Quantization::block_fp8 && random() % 2)
+    if (blockShape(format).rows > 1 && random() % 2)
       quantized.columns = (quantized.columns + 7) / 8 * 8, codes = Memory(random, quantized.codeBytes()),
       scales = Memory(random, quantized.matrices * quantized.scaleBytes());
     point();
@@ -76,7 +93,7 @@ struct Matrices {
         quantized.codes[i] = static_cast<std::byte>(random());
       for (uint64_t i = 0; i < quantized.matrices * quantized.scaleBytes(); ++i)
         quantized.scales[i] = static_cast<std::byte>(random());
-      if (format == Quantization::block_fp8)
+      if (formatOf(format).scale == ScaleFormat::fp32)
         fillElements(random, Format::fp32, quantized.scales, quantized.matrices * quantized.scaleBytes() / 4);
     }
     for (uint64_t m = 0; m < quantized.matrices; ++m) {
@@ -140,17 +157,19 @@ struct Random {
     using Kind = StorageForm::Kind;
     const bool quantizes = random() % 2, reads = random() % 3 > 0;
     Format wide = anyFormat(random, 3);
-    auto format = static_cast<Quantization>(random() % 3);
+    auto format = anyQuantization(random);
     uint64_t width = 0, count = 1;
-    if (quantizes && random() % 4 == 0) { // block_fp8: whole rows of blocks
-      to.emplace_back(random, Quantization::block_fp8, wide, false);
+    if (quantizes && random() % 4 == 0) { // blocks of several rows: whole rows of blocks
+      format = anyQuantization(random, false);
+      to.emplace_back(random, format, wide, false);
       const Quantized &q = to[0].quantized;
-      const uint64_t below = (q.rows + kFp8Block - 1) / kFp8Block, first = random() % (q.matrices * below),
+      const uint64_t height = blockShape(format).rows;
+      const uint64_t below = (q.rows + height - 1) / height, first = random() % (q.matrices * below),
                      last = first + 1 + random() % (q.matrices * below - first);
       auto element = [&](uint64_t blockRow) {
-        return (blockRow / below * q.rows + std::min(blockRow % below * kFp8Block, q.rows)) * q.columns;
+        return (blockRow / below * q.rows + std::min(blockRow % below * height, q.rows)) * q.columns;
       };
-      one.what = "quantizes rows of blocks";
+      one.what = "quantizes rows of blocks " + std::to_string(static_cast<int>(format));
       base[1] = {q, q.codes};
       one.conversion.to = &base[1];
       one.conversion.write = {Kind::elements, wide, Format::fp8_e4m3, itemBytes(wide)};
@@ -163,7 +182,7 @@ struct Random {
       return;
     }
     if (quantizes) {
-      format = static_cast<Quantization>(random() % 2 ? 0 : 2);
+      format = anyQuantization(random, true);
       to.emplace_back(random, format, wide, false);
       const Quantized &q = to[0].quantized;
       const Rectangle part(random, q, blockShape(format).columns);
@@ -178,9 +197,9 @@ struct Random {
       one.what = "quantizes " + std::to_string(static_cast<int>(format));
     }
     if (reads) {
-      from.emplace_back(random, quantizes ? static_cast<Quantization>(random() % 3) : format, wide, true);
+      from.emplace_back(random, quantizes ? anyQuantization(random) : format, wide, true);
       Quantized &q = from[0].quantized;
-      const bool codes = !quantizes && format != Quantization::nvfp4 && random() % 2;
+      const bool codes = !quantizes && formatOf(format).codesPerByte() == 1 && random() % 2;
       if (quantizes) { // the source is quantized too: as many rows as the target, from any column
         q.columns = (width + 64 + blockShape(q.format).columns - 1) / blockShape(q.format).columns *
                     blockShape(q.format).columns;
@@ -345,9 +364,16 @@ TEST_P(ConversionTables, WarpsEqualTheCpuKernels) {
     for (size_t m = 0; m < memory.size(); ++m)
       ASSERT_TRUE(*memory[m] == expected[m]) << "seed " << seed << ": " << one.what << ", memory " << m;
   }
-  for (const char *kind : {"quantizes rows of blocks", "quantizes 0", "quantizes 2", "quantizes 0 dequantizes",
-                           "quantizes 2 dequantizes", " codes", " dequantizes", "casts"})
+  for (const char *kind : {" codes", " dequantizes", "casts"})
     EXPECT_GT(kinds[kind], 20) << kind;
+  for (const QuantizedFormat &format : kQuantizedFormats) {
+    const std::string number = std::to_string(static_cast<int>(format.number));
+    if (format.blockRows > 1)
+      EXPECT_GT(kinds["quantizes rows of blocks " + number], 20) << format.name;
+    else
+      EXPECT_GT(std::min(kinds["quantizes " + number], kinds["quantizes " + number + " dequantizes"]), 20)
+          << format.name;
+  }
 }
 
 TEST_P(ConversionTables, CastsOfEveryBf16Value) {
@@ -374,7 +400,7 @@ TEST_P(ConversionTables, CastsOfEveryBf16Value) {
 TEST_P(ConversionTables, ScalesOnlyAndScaleLayouts) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
-    const auto format = static_cast<Quantization>(seed % 3);
+    const auto format = static_cast<Quantization>(seed % std::size(kQuantizedFormats));
     const Format wide = anyFormat(random, 3);
     Matrices matrices(random, format, wide, false);
     Memory elements(random, matrices.quantized.elements() * itemBytes(wide));
@@ -388,24 +414,24 @@ TEST_P(ConversionTables, ScalesOnlyAndScaleLayouts) {
     run(random, table);
     ASSERT_TRUE(matrices.scales.all() == scales) << "seed " << seed << " format " << static_cast<int>(format);
     ASSERT_TRUE(matrices.codes.all() == codes);
-    if (!matrices.quantized.swizzled)
+    if (matrices.quantized.layout == ScaleLayout::plain)
       continue;
     Memory plain(random, matrices.quantized.matrices * matrices.quantized.scaleBytes()), other = plain;
-    unswizzle(matrices.quantized, plain.begin());
+    toPlainScales(matrices.quantized, plain.begin());
     Bytes expected = plain.all();
     plain.all() = other.all();
     ConversionTable back, padding, forth;
-    back.addUnswizzle(matrices.quantized, at(plain.begin()));
+    back.addToPlain(matrices.quantized, at(plain.begin()));
     run(random, back);
     ASSERT_TRUE(plain.all() == expected) << "seed " << seed;
     padding.addPadding(matrices.quantized);
     run(random, padding);
     const Bytes padded = matrices.scales.all();
     matrices.scales.all() = empty;
-    swizzle(matrices.quantized, plain.begin());
+    fromPlainScales(matrices.quantized, plain.begin());
     ASSERT_TRUE(matrices.scales.all() == padded) << "seed " << seed;
     matrices.scales.all() = empty;
-    forth.addSwizzle(matrices.quantized, at(plain.begin()));
+    forth.addFromPlain(matrices.quantized, at(plain.begin()));
     run(random, forth);
     ASSERT_TRUE(matrices.scales.all() == padded) << "seed " << seed;
   }
@@ -416,7 +442,7 @@ TEST_P(ConversionTables, AmaxAndTensorScales) {
     std::mt19937_64 random(seed);
     const Format wide = anyFormat(random, 3);
     const uint64_t item = itemBytes(wide);
-    Matrices matrices(random, static_cast<Quantization>(seed % 3), wide, true);
+    Matrices matrices(random, static_cast<Quantization>(seed % std::size(kQuantizedFormats)), wide, true);
     const Quantized &q = matrices.quantized;
     const Rectangle part(random, q, 1);
     Memory elements(random, q.elements() * item);

@@ -1,13 +1,31 @@
 // A C interface to the conversions, for convert_test.py. Element arrays are pointers; formats and levels are numbers.
 
-#include "kernels/convert.h"
+#include "kernels/quantized.h"
 #include "kernels/scales.h"
 
+using namespace reshard;
 using namespace reshard::kernels;
 
 namespace {
 
 ConvertOptions at(int level) { return {.stream = true, .level = static_cast<Level>(level)}; }
+
+BlockMatrix matrix(int format, int wide, const int64_t shape[4], std::byte *codes, std::byte *scales,
+                   float tensorScale) {
+  return {static_cast<Quantization>(format),
+          static_cast<Format>(wide),
+          static_cast<uint64_t>(shape[0]),
+          static_cast<uint64_t>(shape[1]),
+          shape[2],
+          shape[3],
+          codes,
+          scales,
+          tensorScale};
+}
+
+ScaleMatrix scalesOf(int layout, const uint64_t shape[4], std::byte *scales) {
+  return {scales, static_cast<ScaleLayout>(layout), {shape[0], shape[1], shape[2], shape[3]}};
+}
 
 } // namespace
 
@@ -17,30 +35,19 @@ int convert_levels() { return static_cast<int>(cpuLevel()) + 1; }
 
 void convert_cast(int level, int to, std::byte *target, int from, const std::byte *source, uint64_t count,
                   int overflow) {
-  cast(static_cast<Format>(to), target, static_cast<Format>(from), source, count, static_cast<Overflow>(overflow),
+  cast({static_cast<Format>(to), target, static_cast<Format>(from), source, count, static_cast<Overflow>(overflow)},
        at(level));
 }
 
-void convert_quantize_mxfp8(int level, std::byte *target, std::byte *scales, int wide, const std::byte *source,
-                            uint64_t count) {
-  quantizeMxfp8(target, scales, static_cast<Format>(wide), source, count, at(level));
+/// `shape`: rows, columns, and bytes from row to row of elements and of codes.
+void convert_quantize(int level, int format, int wide, const int64_t shape[4], std::byte *codes, std::byte *scales,
+                      float tensor_scale, const std::byte *source) {
+  quantize(matrix(format, wide, shape, codes, scales, tensor_scale), source, at(level));
 }
 
-void convert_dequantize_mxfp8(int level, int wide, std::byte *target, const std::byte *source, const std::byte *scales,
-                              uint64_t count) {
-  dequantizeMxfp8(static_cast<Format>(wide), target, source, scales, count, at(level));
-}
-
-void convert_quantize_block_fp8(int level, std::byte *target, float *scales, int wide, const std::byte *source,
-                                uint64_t rows, uint64_t columns, int64_t target_stride, int64_t source_stride) {
-  quantizeBlockFp8(target, scales, static_cast<Format>(wide), source, {rows, columns, target_stride, source_stride},
-                   at(level));
-}
-
-void convert_dequantize_block_fp8(int level, int wide, std::byte *target, const std::byte *source, const float *scales,
-                                  uint64_t rows, uint64_t columns, int64_t target_stride, int64_t source_stride) {
-  dequantizeBlockFp8(static_cast<Format>(wide), target, source, scales, {rows, columns, target_stride, source_stride},
-                     at(level));
+void convert_dequantize(int level, int format, int wide, const int64_t shape[4], std::byte *codes, std::byte *scales,
+                        float tensor_scale, std::byte *target) {
+  dequantize(matrix(format, wide, shape, codes, scales, tensor_scale), target, at(level));
 }
 
 float convert_amax(int level, int wide, const std::byte *source, uint64_t count) {
@@ -49,29 +56,22 @@ float convert_amax(int level, int wide, const std::byte *source, uint64_t count)
 
 float convert_nvfp4_tensor_scale(float amax) { return nvfp4TensorScale(amax); }
 
-void convert_quantize_nvfp4(int level, std::byte *target, std::byte *scales, float tensor_scale, int wide,
-                            const std::byte *source, uint64_t count) {
-  quantizeNvfp4(target, scales, tensor_scale, static_cast<Format>(wide), source, count, at(level));
+/// `shape`: rows and columns of the scales, rows of a block, rows of the matrix. `slice`: row, column, rows, columns.
+uint64_t convert_stored_scales(int layout, const uint64_t shape[4]) {
+  return storedScales(static_cast<ScaleLayout>(layout), {shape[0], shape[1], shape[2], shape[3]});
 }
 
-void convert_dequantize_nvfp4(int level, int wide, std::byte *target, const std::byte *source, const std::byte *scales,
-                              float tensor_scale, uint64_t count) {
-  dequantizeNvfp4(static_cast<Format>(wide), target, source, scales, tensor_scale, count, at(level));
+void convert_write_scales(int layout, const uint64_t shape[4], std::byte *scales, const uint64_t slice[4],
+                          const std::byte *plain, int64_t stride) {
+  writeScales(scalesOf(layout, shape, scales), {slice[0], slice[1], slice[2], slice[3]}, plain, stride);
 }
 
-uint64_t convert_swizzled_bytes(uint64_t rows, uint64_t columns) { return swizzledBytes({rows, columns}); }
-
-void convert_swizzle(std::byte *swizzled, uint64_t rows, uint64_t columns, const uint64_t slice[4],
-                     const std::byte *plain, int64_t stride) {
-  swizzleScales(swizzled, {rows, columns}, {slice[0], slice[1], slice[2], slice[3]}, plain, stride);
+void convert_read_scales(int layout, const uint64_t shape[4], std::byte *scales, const uint64_t slice[4],
+                         std::byte *plain, int64_t stride) {
+  readScales(plain, stride, scalesOf(layout, shape, scales), {slice[0], slice[1], slice[2], slice[3]});
 }
 
-void convert_unswizzle(std::byte *plain, int64_t stride, const std::byte *swizzled, uint64_t rows, uint64_t columns,
-                       const uint64_t slice[4]) {
-  unswizzleScales(plain, stride, swizzled, {rows, columns}, {slice[0], slice[1], slice[2], slice[3]});
-}
-
-void convert_clear_padding(std::byte *swizzled, uint64_t rows, uint64_t columns) {
-  clearScalePadding(swizzled, {rows, columns});
+void convert_clear_padding(int layout, const uint64_t shape[4], std::byte *scales) {
+  clearScalePadding(scalesOf(layout, shape, scales));
 }
 }

@@ -1,9 +1,9 @@
 // The conversions at every level of this CPU, compared with the definitions of formats.h, element by element and block
 // by block; and the definitions, compared with the host functions of CUDA's headers if the build has them.
 
-#include "kernels/convert.h"
+#include "kernels/quantized.h"
 #include "kernels/scales.h"
-#include "tests/kernels/support.h"
+#include "tests/kernels/definition.h"
 
 #include <gtest/gtest.h>
 
@@ -20,6 +20,7 @@
 #include <cuda_fp8.h>
 #endif
 
+using namespace reshard;
 using namespace reshard::test;
 
 namespace {
@@ -66,37 +67,18 @@ Bytes everyCode(Format format) {
 Bytes randomElements(std::mt19937_64 &random, Format format, uint64_t count) {
   Bytes bytes(count * itemBytes(format));
   std::normal_distribution<float> normal;
+  const bool strange = random() % 3 == 0; // else no block of many elements would be finite
   float width = 1;
   for (uint64_t i = 0; i < count; ++i) {
     if (i % 16 == 0)
       width = std::ldexp(1.0f,
                          random() % 8 ? static_cast<int>(random() % 40) - 20 : static_cast<int>(random() % 254) - 130);
     float value = random() % 16 ? normal(random) * width : random() % 2 ? 448 * width : -0.0f;
-    if (random() % 2000 == 0)
+    if (strange && random() % 500 == 0)
       value = random() % 2 ? -INFINITY : NAN;
     putCode(bytes.data(), format, i, encode(format, value, Overflow::saturate));
   }
   return bytes;
-}
-
-float magnitudeAt(const std::byte *elements, Format format, uint64_t i) {
-  return std::fabs(decode(format, codeAt(elements, format, i)));
-}
-
-/// Returns the sign of element `i` of format `format`, at the sign bit of format `of`.
-uint32_t signAt(const std::byte *elements, Format format, uint64_t i, Format of) {
-  return codeAt(elements, format, i) & encoding(format).sign() ? encoding(of).sign() : 0;
-}
-
-float largestOf(const std::byte *elements, Format format, uint64_t first, uint64_t end) {
-  float most = 0;
-  for (uint64_t i = first; i < end; ++i) {
-    const float magnitude = magnitudeAt(elements, format, i);
-    if (!std::isfinite(magnitude))
-      return NAN;
-    most = std::max(most, magnitude);
-  }
-  return most;
 }
 
 } // namespace
@@ -202,7 +184,7 @@ TEST(Convert, Casts) {
           putCode(expected.data(), to, i, encode(to, decode(from, codeAt(source.data(), from, i)), overflow));
         atEveryLevel([&](ConvertOptions how) {
           Guarded target(expected.size(), 0);
-          cast(to, target.data(), from, source.data(), count, overflow, how);
+          cast({to, target.data(), from, source.data(), count, overflow}, how);
           ASSERT_TRUE(target.contents() == expected) << static_cast<int>(from) << " to " << static_cast<int>(to);
         });
       }
@@ -224,51 +206,17 @@ TEST(Convert, CastsOfShortRowsAtAnyAlignment) {
       putCode(expected.data(), to, i, encode(to, decode(from, codeAt(elements.data(), from, i)), Overflow::saturate));
     atEveryLevel([&](ConvertOptions how) {
       Guarded target(expected.size(), random() % 2 ? random() % 64 : 0);
-      cast(to, target.data(), from, source.data() + shift, count, Overflow::saturate, how);
+      cast({to, target.data(), from, source.data() + shift, count, Overflow::saturate}, how);
       ASSERT_TRUE(target.contents() == expected) << count;
     });
   }
 }
 
-TEST(Convert, Mxfp8) {
-  std::mt19937_64 random(3);
-  for (const Format wide : kWide)
-    for (const uint64_t count : {0, 1, 31, 32, 33, 511, 512, 513, 4096, 5000}) {
-      const Bytes source = randomElements(random, wide, count);
-      const uint64_t blocks = (count + kMxBlock - 1) / kMxBlock;
-      Bytes expected(count), expectedScales(blocks), back(count * itemBytes(wide));
-      for (uint64_t block = 0; block < blocks; ++block) {
-        const uint64_t first = block * kMxBlock, end = std::min(first + kMxBlock, count);
-        const float most = largestOf(source.data(), wide, first, end);
-        uint8_t code = 0; // the smallest scale with which nothing saturates
-        while (code < 255 && !(most <= 448 * static_cast<double>(decodeE8m0(code))))
-          ++code;
-        expectedScales[block] = static_cast<std::byte>(code);
-        for (uint64_t i = first; i < end; ++i) {
-          const double scaled = static_cast<double>(magnitudeAt(source.data(), wide, i)) / decodeE8m0(code);
-          const uint32_t element = encode(Format::fp8_e4m3, static_cast<float>(scaled), Overflow::infinity) & 0x7F;
-          expected[i] = static_cast<std::byte>(element | signAt(source.data(), wide, i, Format::fp8_e4m3));
-          const float value = decode(Format::fp8_e4m3, element) * decodeE8m0(code);
-          putCode(back.data(), wide, i, encode(wide, value, Overflow::infinity) | signAt(source.data(), wide, i, wide));
-        }
-      }
-      atEveryLevel([&](ConvertOptions how) {
-        for (const uint64_t offset : {0, 7}) {
-          Guarded target(count, offset), scales(blocks, 3), wideAgain(back.size(), offset);
-          quantizeMxfp8(target.data(), scales.data(), wide, source.data(), count, how);
-          ASSERT_TRUE(scales.contents() == expectedScales) << count;
-          ASSERT_TRUE(target.contents() == expected) << count;
-          dequantizeMxfp8(wide, wideAgain.data(), target.data(), scales.data(), count, how);
-          ASSERT_TRUE(wideAgain.contents() == back) << count;
-        }
-      });
-    }
-}
-
 TEST(Convert, MxScalesAroundPowersOfTwo) {
   auto scaleOf = [](float value, Level level) {
     std::byte element, scale;
-    quantizeMxfp8(&element, &scale, Format::fp32, reinterpret_cast<const std::byte *>(&value), 1, {false, level});
+    quantize({Quantization::mxfp8, Format::fp32, 1, 1, 0, 0, &element, &scale},
+             reinterpret_cast<const std::byte *>(&value), {false, level});
     return static_cast<int>(scale);
   };
   atEveryLevel([&](ConvertOptions how) {
@@ -286,151 +234,289 @@ TEST(Convert, MxScalesAroundPowersOfTwo) {
   });
 }
 
-// Incomplete blocks at the edges; row strides larger than the rows on both sides.
-TEST(Convert, BlockFp8) {
-  std::mt19937_64 random(4);
-  for (const Format wide : kWide)
-    for (const auto &[rows, columns] : {std::pair<uint64_t, uint64_t>{128, 128}, {256, 256}, {130, 300}, {5, 7}}) {
-      const uint64_t pitch = columns + 9, blockColumns = (columns + kFp8Block - 1) / kFp8Block;
-      const Bytes source = randomElements(random, wide, rows * pitch);
-      const uint64_t targetPitch = columns + (columns % 64 ? 11 : 64);
-      std::vector<float> expectedScales((rows + kFp8Block - 1) / kFp8Block * blockColumns);
-      for (uint64_t block = 0; block < expectedScales.size(); ++block) {
-        float most = 0;
-        const uint64_t firstRow = block / blockColumns * kFp8Block, firstColumn = block % blockColumns * kFp8Block;
-        for (uint64_t row = firstRow; row < std::min(firstRow + kFp8Block, rows); ++row) {
-          const uint64_t first = row * pitch + firstColumn;
-          const float each = largestOf(source.data(), wide, first, first + std::min(kFp8Block, columns - firstColumn));
-          most = std::isnan(most) || std::isnan(each) ? NAN : std::max(most, each);
-        }
-        expectedScales[block] = most / 448 == 0 ? 1 : most / 448;
+/// A matrix on both sides of a conversion; rows have gaps unless there is only one.
+struct Case {
+  Quantization number;
+  Elements elements;
+  float tensorScale;
+
+  const QuantizedFormat &format() const { return formatOf(number); }
+  uint64_t codeStride() const {
+    const auto each = static_cast<uint64_t>(format().codesPerByte());
+    const uint64_t bytes = (elements.columns + each - 1) / each;
+    return elements.rows > 1 ? bytes + (bytes % 64 ? 11 : 64) : bytes;
+  }
+  uint64_t wideStride() const { return (elements.columns + (elements.rows > 1 ? 9 : 0)) * itemBytes(elements.wide); }
+  /// Returns the elements with the gaps of rows.
+  Bytes wide(const Bytes &elementBytes) const {
+    const uint64_t row = elements.columns * itemBytes(elements.wide);
+    Bytes result(elements.rows * wideStride(), std::byte{0x5A});
+    for (uint64_t r = 0; r < elements.rows; ++r)
+      std::copy_n(elementBytes.begin() + static_cast<long>(r * row), row,
+                  result.begin() + static_cast<long>(r * wideStride()));
+    return result;
+  }
+  BlockMatrix matrix(std::byte *codes, std::byte *scales) const {
+    return {number,
+            elements.wide,
+            elements.rows,
+            elements.columns,
+            static_cast<int64_t>(wideStride()),
+            static_cast<int64_t>(codeStride()),
+            codes,
+            scales,
+            tensorScale};
+  }
+};
+
+/// Compares all conversions of a matrix with the definition.
+void compare(const Case &one) {
+  SCOPED_TRACE(testing::Message() << one.format().name << " from format " << static_cast<int>(one.elements.wide) << ", "
+                                  << one.elements.rows << " x " << one.elements.columns << ", tensor scale "
+                                  << one.tensorScale);
+  const Defined expected = define(one.number, one.elements, one.tensorScale);
+  const Bytes codes = stored(one.format(), expected.codes, one.elements, one.codeStride(), std::byte{0x5A}),
+              source = one.wide(one.elements.bytes), back = one.wide(expected.back);
+  atEveryLevel([&](ConvertOptions how) {
+    for (const uint64_t offset : {0, 7}) {
+      Guarded target(codes.size(), offset), scales(expected.scales.size(), 3), alone(expected.scales.size(), offset),
+          again(codes.size(), offset), wideAgain(back.size(), offset);
+      quantize(one.matrix(target.data(), scales.data()), source.data(), how);
+      ASSERT_TRUE(scales.contents() == expected.scales);
+      ASSERT_TRUE(target.contents() == codes);
+      computeScales(one.matrix(nullptr, alone.data()), source.data(), how);
+      ASSERT_TRUE(alone.contents() == expected.scales);
+      dequantize(one.matrix(target.data(), scales.data()), wideAgain.data(), how);
+      ASSERT_TRUE(wideAgain.contents() == back);
+      if (one.format().codesPerByte() == 1) {
+        quantizeWithScales(one.matrix(again.data(), scales.data()), source.data(), how);
+        ASSERT_TRUE(again.contents() == codes);
       }
-      Bytes expected(rows * targetPitch, std::byte{0x5A}), back(rows * columns * itemBytes(wide));
-      for (uint64_t row = 0; row < rows; ++row)
-        for (uint64_t column = 0; column < columns; ++column) {
-          const float scale = expectedScales[row / kFp8Block * blockColumns + column / kFp8Block];
-          const uint64_t i = row * pitch + column;
-          const uint32_t element =
-              encode(Format::fp8_e4m3, magnitudeAt(source.data(), wide, i) / scale, Overflow::saturate) & 0x7F;
-          expected[row * targetPitch + column] =
-              static_cast<std::byte>(element | signAt(source.data(), wide, i, Format::fp8_e4m3));
-          const uint32_t value =
-              encode(wide, decode(Format::fp8_e4m3, element) * scale, Overflow::infinity) & ~encoding(wide).sign();
-          putCode(back.data(), wide, row * columns + column, value | signAt(source.data(), wide, i, wide));
-        }
-      atEveryLevel([&](ConvertOptions how) {
-        Guarded target(expected.size(), 0), wideAgain(back.size(), 0);
-        std::vector<float> scales(expectedScales.size());
-        const auto item = static_cast<int64_t>(itemBytes(wide));
-        quantizeBlockFp8(target.data(), scales.data(), wide, source.data(),
-                         {rows, columns, static_cast<int64_t>(targetPitch), static_cast<int64_t>(pitch) * item}, how);
-        for (uint64_t block = 0; block < scales.size(); ++block)
-          ASSERT_TRUE(scales[block] == expectedScales[block] ||
-                      (std::isnan(scales[block]) && std::isnan(expectedScales[block])))
-              << block;
-        ASSERT_TRUE(target.contents() == expected) << rows << " x " << columns;
-        dequantizeBlockFp8(wide, wideAgain.data(), target.data(), scales.data(),
-                           {rows, columns, static_cast<int64_t>(columns) * item, static_cast<int64_t>(targetPitch)},
-                           how);
-        ASSERT_TRUE(wideAgain.contents() == back) << rows << " x " << columns;
-      });
+    }
+  });
+}
+
+std::vector<float> tensorScales(const QuantizedFormat &format) {
+  return format.rule == ScaleRule::tensorQuotient ? std::vector{1.0f, 0.001f, 0x1p-120f, 0x1p120f, NAN}
+                                                  : std::vector{1.0f};
+}
+
+// Incomplete blocks at the edges, odd rows, and gaps between rows on both sides.
+TEST(Convert, QuantizedFormats) {
+  std::mt19937_64 random(3);
+  for (const QuantizedFormat &format : kQuantizedFormats)
+    for (const Format wide : kWide) {
+      std::vector<std::pair<uint64_t, uint64_t>> shapes;
+      for (const uint64_t count : {0, 1, 2, 15, 16, 17, 31, 32, 33, 127, 256, 257, 511, 512, 513, 4096, 5000, 5001})
+        shapes.emplace_back(1, count);
+      for (const auto &shape : {std::pair<uint64_t, uint64_t>{0, 5}, {3, 5}, {5, 7}, {7, 64}, {2, 1000}, {33, 129}})
+        shapes.push_back(shape);
+      if (format.blockRows > 1)
+        for (const auto &shape : {std::pair<uint64_t, uint64_t>{128, 128}, {256, 256}, {130, 300}})
+          shapes.push_back(shape);
+      for (const auto &[rows, columns] : shapes)
+        for (const float tensorScale : tensorScales(format))
+          compare({format.number, {wide, rows, columns, randomElements(random, wide, rows * columns)}, tensorScale});
+      if (HasFatalFailure())
+        return;
     }
 }
 
-// A block of which two ranks hold one half each: the larger amax gives the scale of both halves.
-TEST(Convert, BlockFp8OfASplitBlock) {
+/// Values around all ties of a format of codes, times a power of two; the first is the largest of the block.
+std::vector<float> ties(Format code, int exponent) {
+  std::vector<float> values = {std::ldexp(largest(code), exponent)};
+  for (uint32_t i = 0; i < encoding(code).maxFinite; ++i) {
+    const float tie = (decode(code, i) + decode(code, i + 1)) / 2;
+    for (const float near : {std::nextafter(tie, 0.0f), tie, std::nextafter(tie, 1e9f), decode(code, i)})
+      values.push_back(std::ldexp(i % 2 ? -near : near, exponent));
+  }
+  return values;
+}
+
+// Blocks whose amax is the largest code value times a power of two or the next value, with elements around all ties;
+// blocks of zeros and of subnormal values; a NaN and an infinity in each position of a block.
+TEST(Convert, BlocksAtTheLimits) {
   std::mt19937_64 random(5);
-  Bytes source(kFp8Block * kFp8Block * 2);
-  std::normal_distribution<float> normal;
-  for (uint64_t i = 0; i < kFp8Block * kFp8Block; ++i)
-    putCode(source.data(), Format::bf16, i, encode(Format::bf16, normal(random), Overflow::saturate));
-  const int64_t stride = kFp8Block * 2;
-  const Matrix whole = {kFp8Block, kFp8Block, kFp8Block, stride};
-  const Matrix part = {kFp8Block, 48, kFp8Block, stride}, rest = {kFp8Block, 80, kFp8Block, stride};
-  Bytes expected(kFp8Block * kFp8Block), ours(expected.size());
-  float scale;
-  quantizeBlockFp8(expected.data(), &scale, Format::bf16, source.data(), whole);
-  const float most =
-      std::max(amax(Format::bf16, source.data(), part), amax(Format::bf16, source.data() + 48 * 2, rest));
-  EXPECT_EQ(fp8Scale(most), scale);
-  quantizeFp8(ours.data(), scale, Format::bf16, source.data(), part);
-  quantizeFp8(ours.data() + 48, scale, Format::bf16, source.data() + 48 * 2, rest);
-  EXPECT_TRUE(ours == expected);
+  for (const QuantizedFormat &format : kQuantizedFormats) {
+    const auto width = static_cast<uint64_t>(format.blockColumns);
+    const Format code = numberFormat(format.code);
+    for (const Format wide : kWide) {
+      Elements of{wide, 1, 0, {}};
+      auto add = [&](float value) {
+        const uint64_t i = of.columns++;
+        of.bytes.resize(of.columns * itemBytes(wide));
+        putCode(of.bytes.data(), wide, i, encode(wide, value, Overflow::infinity));
+      };
+      auto fill = [&](float value) {
+        while (of.columns % width > 0)
+          add(value);
+      };
+      for (const int exponent : {-149, -135, -133, -127, -126, -100, -24, -8, -1, 0, 1, 5, 100, 118, 119, 120, 125}) {
+        const std::vector<float> values = ties(code, exponent);
+        const float above = std::nextafter(values[0], INFINITY);
+        for (size_t i = 1; i < values.size(); ++i) {
+          if (of.columns % width == 0)
+            add(i / width % 8 == 7 ? above : values[0]);
+          add(values[i]);
+        }
+        fill(-0.0f);
+      }
+      for (const float value : {0.0f, -0.0f, 0x1p-149f, 0x1p-133f, 0x1p-126f, 0x1p-24f, 65504.0f, 3e38f}) {
+        add(value);
+        fill(value / 2);
+      }
+      for (uint64_t i = 0; i < 2 * width; ++i) {
+        for (uint64_t k = 0; k < width; ++k)
+          add(k != i / 2 ? static_cast<float>(k) - 5 : i % 2 ? -INFINITY : std::copysign(NAN, -1.0f));
+      }
+      for (const float tensorScale : tensorScales(format))
+        compare({format.number, of, tensorScale});
+      if (HasFatalFailure())
+        return;
+    }
+  }
 }
 
-TEST(Convert, Nvfp4) {
+// Every code with every scale, including combinations that quantization never gives.
+TEST(Convert, EveryCodeWithEveryScale) {
   std::mt19937_64 random(6);
-  for (const Format wide : kWide)
-    for (const uint64_t count : {0, 1, 2, 15, 16, 17, 127, 256, 257, 4096, 5001}) {
-      const Bytes source = randomElements(random, wide, count);
-      for (const float tensorScale : {1.0f, 0.001f, 0x1p-120f, 0x1p120f}) {
-        const uint64_t blocks = (count + kNvfp4Block - 1) / kNvfp4Block;
-        Bytes expected((count + 1) / 2), expectedScales(blocks), back(count * itemBytes(wide));
-        for (uint64_t block = 0; block < blocks; ++block) {
-          const uint64_t first = block * kNvfp4Block, end = std::min(first + kNvfp4Block, count);
-          const float quotient = largestOf(source.data(), wide, first, end) / (6 * tensorScale);
-          const uint32_t code = encode(Format::fp8_e4m3, quotient == 0 ? 1 : quotient, Overflow::saturate);
-          expectedScales[block] = static_cast<std::byte>(code);
-          const float scale = decode(Format::fp8_e4m3, code) * tensorScale;
-          for (uint64_t i = first; i < end; ++i) {
-            const float scaled = scale == 0 ? 0 : magnitudeAt(source.data(), wide, i) / scale;
-            const uint32_t sign = signAt(source.data(), wide, i, Format::fp4_e2m1);
-            const uint32_t element = (encode(Format::fp4_e2m1, scaled, Overflow::saturate) & 7) | sign;
-            expected[i / 2] |= static_cast<std::byte>(element << i % 2 * 4);
-            const uint32_t value = encode(wide, decode(Format::fp4_e2m1, element & 7) * scale, Overflow::infinity);
-            putCode(back.data(), wide, i, (value & ~encoding(wide).sign()) | signAt(source.data(), wide, i, wide));
-          }
-        }
-        atEveryLevel([&](ConvertOptions how) {
-          Guarded target(expected.size(), 0), scales(blocks, 5), wideAgain(back.size(), 0);
-          quantizeNvfp4(target.data(), scales.data(), tensorScale, wide, source.data(), count, how);
-          ASSERT_TRUE(scales.contents() == expectedScales) << count << " " << tensorScale;
-          ASSERT_TRUE(target.contents() == expected) << count << " " << tensorScale;
-          dequantizeNvfp4(wide, wideAgain.data(), target.data(), scales.data(), tensorScale, count, how);
-          ASSERT_TRUE(wideAgain.contents() == back) << count << " " << tensorScale;
-        });
-      }
+  for (const QuantizedFormat &format : kQuantizedFormats) {
+    const auto each = static_cast<uint64_t>(format.codesPerByte()), width = static_cast<uint64_t>(format.blockColumns);
+    Bytes codes(256), bytes(256 * each);
+    for (uint64_t i = 0; i < bytes.size(); ++i) {
+      bytes[i] = each == 1 ? static_cast<std::byte>(i) : static_cast<std::byte>(i / 2 >> i % 2 * 4 & 0xF);
+      codes[i / each] |= bytes[i] << static_cast<int>(i % each * 4);
     }
+    std::vector<uint32_t> scales;
+    for (uint32_t i = 0; i < 256; ++i)
+      scales.push_back(
+          format.scale == ScaleFormat::fp32 ? i % 2 ? static_cast<uint32_t>(random()) & 0x7FFFFFFF : i << 23 : i);
+    for (const Format wide : kWide)
+      for (const float tensorScale : tensorScales(format))
+        for (const uint32_t scale : scales) {
+          const Elements shape{wide, 1, bytes.size(), {}};
+          const float factor = format.scale == ScaleFormat::e8m0   ? decodeE8m0(static_cast<uint8_t>(scale))
+                               : format.scale == ScaleFormat::fp32 ? std::bit_cast<float>(scale)
+                                                                   : decode(Format::fp8_e4m3, scale) * tensorScale;
+          if (std::signbit(factor) && !std::isnan(factor)) // scales have no sign
+            continue;
+          const uint64_t blocks = (bytes.size() + width - 1) / width;
+          const Bytes expected = dequantized(format, shape, bytes, std::vector<float>(blocks, factor));
+          Bytes repeated;
+          for (uint64_t i = 0; i < blocks; ++i)
+            for (int64_t b = 0; b < format.scaleBytes(); ++b)
+              repeated.push_back(static_cast<std::byte>(scale >> 8 * b & 0xFF));
+          atEveryLevel([&](ConvertOptions how) {
+            Guarded target(expected.size(), 0);
+            dequantize({format.number, wide, 1, bytes.size(), 0, 0, codes.data(), repeated.data(), tensorScale},
+                       target.data(), how);
+            ASSERT_TRUE(target.contents() == expected)
+                << format.name << " to format " << static_cast<int>(wide) << ", scale " << scale << ", " << tensorScale;
+          });
+          if (HasFatalFailure())
+            return;
+        }
+  }
+}
+
+// A block of which two ranks hold one half each: the scale of the whole block gives the codes of both halves.
+TEST(Convert, SplitBlock) {
+  constexpr uint64_t kSide = 128;
+  std::mt19937_64 random(5);
+  Bytes source(kSide * kSide * 2);
+  std::normal_distribution<float> normal;
+  for (uint64_t i = 0; i < kSide * kSide; ++i)
+    putCode(source.data(), Format::bf16, i, encode(Format::bf16, normal(random), Overflow::saturate));
+  Bytes expected(kSide * kSide), ours(expected.size());
+  float scale;
+  BlockMatrix whole = {Quantization::block_fp8,
+                       Format::bf16,
+                       kSide,
+                       kSide,
+                       kSide * 2,
+                       kSide,
+                       expected.data(),
+                       reinterpret_cast<std::byte *>(&scale)};
+  quantize(whole, source.data());
+  BlockMatrix part = whole, rest = whole;
+  part.columns = 48;
+  rest.columns = kSide - 48;
+  part.codes = ours.data();
+  rest.codes = ours.data() + 48;
+  const int64_t stride = kSide * 2;
+  const float most = std::max(amax(Format::bf16, source.data(), {kSide, 48, 0, stride}),
+                              amax(Format::bf16, source.data() + 48 * 2, {kSide, kSide - 48, 0, stride}));
+  EXPECT_EQ(most / 448, scale);
+  quantizeWithScales(part, source.data());
+  quantizeWithScales(rest, source.data() + 48 * 2);
+  EXPECT_TRUE(ours == expected);
 }
 
 TEST(Convert, TensorScaleOfZeros) {
   EXPECT_EQ(nvfp4TensorScale(0), 1);
   EXPECT_EQ(nvfp4TensorScale(2688), 1);
-  EXPECT_EQ(fp8Scale(0), 1);
-  EXPECT_EQ(fp8Scale(896), 2);
-  EXPECT_TRUE(std::isnan(fp8Scale(NAN)));
 }
 
 TEST(Scales, SwizzledOffsets) {
   const ScaleShape shape = {300, 13}; // 3 x 4 tiles
-  EXPECT_EQ(swizzledBytes(shape), 384u * 16);
-  EXPECT_EQ(swizzledOffset(shape, 0, 0), 0u);
-  EXPECT_EQ(swizzledOffset(shape, 1, 0), 16u);
-  EXPECT_EQ(swizzledOffset(shape, 32, 0), 4u);
-  EXPECT_EQ(swizzledOffset(shape, 0, 5), 513u);
-  EXPECT_EQ(swizzledOffset(shape, 129, 4), (4 + 1) * 512u + 16);
-  EXPECT_EQ(swizzledOffset(shape, 127, 3), 511u);
+  const auto at = [&](uint64_t row, uint64_t column) { return scaleOffset(ScaleLayout::swizzled, shape, row, column); };
+  EXPECT_EQ(storedScales(ScaleLayout::swizzled, shape), 384u * 16);
+  EXPECT_EQ(at(0, 0), 0u);
+  EXPECT_EQ(at(1, 0), 16u);
+  EXPECT_EQ(at(32, 0), 4u);
+  EXPECT_EQ(at(0, 5), 513u);
+  EXPECT_EQ(at(129, 4), (4 + 1) * 512u + 16);
+  EXPECT_EQ(at(127, 3), 511u);
+}
+
+TEST(Scales, PackedOffsets) {
+  const ScaleShape shape = {3, 6, 128, 301}; // 2 groups of 304 int32
+  const auto at = [&](uint64_t row, uint64_t column) { return scaleOffset(ScaleLayout::packed, shape, row, column); };
+  EXPECT_EQ(storedScales(ScaleLayout::packed, shape), 2u * 304 * 4);
+  EXPECT_EQ(at(0, 0), 0u);
+  EXPECT_EQ(at(0, 3), 3u);
+  EXPECT_EQ(at(1, 0), 128u * 4);
+  EXPECT_EQ(at(0, 4), 304u * 4);
+  EXPECT_EQ(at(2, 5), (304u + 256) * 4 + 1);
+  EXPECT_EQ(scaleCopies(ScaleLayout::packed, shape, 1), 128u);
+  EXPECT_EQ(scaleCopies(ScaleLayout::packed, shape, 2), 45u); // rows 256 to 300
+  EXPECT_EQ(scaleCopies(ScaleLayout::swizzled, shape, 2), 1u);
 }
 
 TEST(Scales, SlicesRoundTrip) {
   std::mt19937_64 random(7);
-  for (const ScaleShape shape : {ScaleShape{1, 1}, {128, 4}, {300, 13}, {129, 8}}) {
-    Bytes plain(shape.rows * shape.columns), swizzled(swizzledBytes(shape), std::byte{0x5A}), expected(swizzled.size()),
-        back(plain.size());
-    for (uint64_t i = 0; i < plain.size(); ++i) {
-      plain[i] = static_cast<std::byte>(random());
-      expected[swizzledOffset(shape, i / shape.columns, i % shape.columns)] = plain[i];
+  for (const ScaleLayout layout : {ScaleLayout::plain, ScaleLayout::swizzled, ScaleLayout::packed})
+    for (const ScaleShape &shape :
+         {ScaleShape{1, 1}, {128, 4}, {300, 13}, {129, 8}, {1, 1, 128, 1}, {3, 9, 128, 257}}) {
+      Bytes plain(shape.rows * shape.columns), expected(storedScales(layout, shape)), back(plain.size());
+      for (std::byte &scale : plain)
+        scale = static_cast<std::byte>(1 + random() % 255);
+      uint64_t inside = 0;
+      for (uint64_t i = 0; i < expected.size(); ++i)
+        if (const ScalePosition at = scalePosition(layout, shape, i);
+            at.row < shape.rows && at.column < shape.columns) {
+          expected[i] = plain[at.row * shape.columns + at.column];
+          ++inside;
+          const uint64_t first = scaleOffset(layout, shape, at.row, at.column);
+          ASSERT_EQ((i - first) % kPackedScales, 0u);
+          ASSERT_LT((i - first) / kPackedScales, scaleCopies(layout, shape, at.row));
+        }
+      uint64_t copies = 0;
+      for (uint64_t row = 0; row < shape.rows; ++row)
+        copies += scaleCopies(layout, shape, row) * shape.columns;
+      ASSERT_EQ(inside, copies);
+      Guarded target(expected.size(), 3);
+      const ScaleMatrix ours{target.data(), layout, shape}, theirs{expected.data(), layout, shape};
+      clearScalePadding(ours);
+      const uint64_t row = random() % shape.rows, column = random() % shape.columns;
+      for (const ScaleSlice &slice : {ScaleSlice{0, 0, row, shape.columns},
+                                      {row, 0, shape.rows - row, column},
+                                      {row, column, shape.rows - row, shape.columns - column}}) {
+        const uint64_t first = slice.row * shape.columns + slice.column;
+        writeScales(ours, slice, plain.data() + first, static_cast<int64_t>(shape.columns));
+        readScales(back.data() + first, static_cast<int64_t>(shape.columns), theirs, slice);
+      }
+      EXPECT_TRUE(target.contents() == expected);
+      EXPECT_TRUE(back == plain);
     }
-    clearScalePadding(swizzled.data(), shape);
-    const uint64_t row = random() % shape.rows, column = random() % shape.columns;
-    for (const ScaleSlice &slice : {ScaleSlice{0, 0, row, shape.columns},
-                                    {row, 0, shape.rows - row, column},
-                                    {row, column, shape.rows - row, shape.columns - column}}) {
-      const uint64_t first = slice.row * shape.columns + slice.column;
-      swizzleScales(swizzled.data(), shape, slice, plain.data() + first, static_cast<int64_t>(shape.columns));
-      unswizzleScales(back.data() + first, static_cast<int64_t>(shape.columns), expected.data(), shape, slice);
-    }
-    EXPECT_TRUE(swizzled == expected);
-    EXPECT_TRUE(back == plain);
-  }
 }

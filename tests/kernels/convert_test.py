@@ -12,14 +12,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from formats_reference import (  # noqa: E402
-    BF16, DTYPES, FP16, FP32, INFINITY, SATURATE, amax, bits, canonical, cast, decode, nvfp4_tensor_scale, numpy_block_fp8, numpy_mxfp8, numpy_nvfp4,
-    pack_nvfp4, swizzle)
+    BF16, DTYPES, E2M1_VALUES, E4M3_VALUES, FP16, FP32, INFINITY, SATURATE, amax, bits, canonical, cast, decode, numpy_block_fp8,
+    numpy_block_fp8_ue8m0, numpy_mxfp4, numpy_mxfp8, numpy_nvfp4, nvfp4_tensor_scale, pack_nvfp4, pack_scales, swizzle)
 
 WIDE = (FP32, BF16, FP16)
+MXFP8, BLOCK_FP8, NVFP4, BLOCK_FP8_UE8M0, MXFP4 = range(5)  # Quantization
+PLAIN, SWIZZLED, PACKED = range(3)  # ScaleLayout
 library = ctypes.CDLL(str(Path(os.environ.get("RESHARD_BIN", "build/release")) / "convert_library.so"))
 library.convert_amax.restype = ctypes.c_float
 library.convert_nvfp4_tensor_scale.restype = ctypes.c_float
-library.convert_swizzled_bytes.restype = ctypes.c_uint64
+library.convert_stored_scales.restype = ctypes.c_uint64
 LEVELS = range(library.convert_levels())
 random = np.random.default_rng(1)
 checks = 0
@@ -68,6 +70,13 @@ def every(format):
     return np.concatenate([sample, random.integers(0, 1 << 32, 1 << 19).astype(np.uint32)]).view(np.float32)
 
 
+def stored(number, codes, columns):
+    """Returns codes, one in a byte, as they are stored."""
+    if number in (NVFP4, MXFP4):
+        return np.ascontiguousarray(pack_nvfp4(codes)[:, : -(-columns // 2)])
+    return codes
+
+
 def test_casts():
     for source in range(5):
         values = aligned(len(every(source)), DTYPES[source])
@@ -101,59 +110,88 @@ def weights(shape, format):
     return np.ascontiguousarray(values.astype(DTYPES[format]))
 
 
-def test_mxfp8():
-    for format in WIDE:
-        for columns in (32, 64, 512, 1000, 1, 31, 33, 4096 + 17):
-            values = weights((64, columns), format)
-            codes, scales = numpy_mxfp8(values)
-            e8m0 = scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
-            back = decode(codes.view(ml_dtypes.float8_e4m3fn), e8m0, 32, columns, format)
+def quantize(level, number, values, codes, scales, tensor_scale=1.0):
+    """Quantizes rows of `values` into rows of `codes`; either may have gaps between its rows."""
+    rows, columns = values.shape
+    shape = np.array([rows, columns, values.strides[0], codes.strides[0]], np.int64)
+    call("quantize", level, number, DTYPES.index(values.dtype), shape, codes, scales, np.float32(tensor_scale), values)
+
+
+def dequantize(level, number, codes, scales, columns, wide, tensor_scale=1.0):
+    """Returns the elements of `codes`, in a wide format."""
+    target = aligned(len(codes) * columns, DTYPES[wide]).reshape(len(codes), columns)
+    shape = np.array([len(codes), columns, target.strides[0], codes.strides[0]], np.int64)
+    call("dequantize", level, number, wide, shape, codes, scales, np.float32(tensor_scale), target)
+    return target
+
+
+def rows_with_gaps(rows, row_bytes, gap=64):
+    """Returns rows with the bytes 0xA5 and the same bytes between them."""
+    return aligned(rows * (row_bytes + gap), np.uint8).reshape(rows, -1)
+
+
+def compare(what, number, values, expected, tensor_scale=1.0):
+    """Compares all levels with the expected codes (as stored), scales, and elements after dequantization."""
+    codes, scales, back = expected
+    wide, (rows, columns) = DTYPES.index(values.dtype), values.shape
+    for level in LEVELS:
+        here = f"{what}, level {level}"
+        for gap in (0, 64, 5):
+            ours = rows_with_gaps(rows, codes.shape[1], gap)
+            our_scales = aligned(scales.size, scales.dtype).reshape(scales.shape)
+            quantize(level, number, values, ours, our_scales, tensor_scale)
+            equal("scales of " + here, np.where(np.isnan(our_scales), np.float32(np.nan), our_scales) if scales.dtype == np.float32 else our_scales, scales)
+            equal("codes of " + here, np.ascontiguousarray(ours[:, : codes.shape[1]]), codes)
+            equal("bytes after the rows of codes of " + here, np.ascontiguousarray(ours[:, codes.shape[1] :]), np.full((rows, gap), 0xA5, np.uint8))
+        equal("dequantization of " + here, dequantize(level, number, ours, our_scales, columns, wide, tensor_scale), back)
+
+
+def e8m0(codes):
+    return codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+
+
+def test_rows_of_e8m0_blocks():
+    for number, reference, values_of in ((MXFP8, numpy_mxfp8, E4M3_VALUES), (MXFP4, numpy_mxfp4, E2M1_VALUES)):
+        for format in WIDE:
+            for columns in (32, 64, 512, 1000, 1, 31, 33, 4096 + 17):
+                values = weights((64, columns), format)
+                codes, scales = reference(values)
+                back = decode(values_of[codes[:, :columns]], e8m0(scales), 32, columns, format)
+                compare(f"format {number}, {columns} columns of format {format}", number, values, (stored(number, codes, columns), scales, back))
+
+
+def test_every_code_with_every_e8m0_scale():
+    """Including combinations that quantization never gives."""
+    for number, values_of, count in ((MXFP8, E4M3_VALUES, 256), (MXFP4, E2M1_VALUES, 32), (BLOCK_FP8_UE8M0, E4M3_VALUES, 256)):
+        codes = np.tile((np.arange(count) % len(values_of)).astype(np.uint8), (256, 1))
+        block = 128 if number == BLOCK_FP8_UE8M0 else 32
+        scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], count // block, axis=1)
+        for format in WIDE:
+            expected = decode(values_of[codes], e8m0(scales), block, count, format)
             for level in LEVELS:
-                for row in range(len(values)):
-                    ours, our_scales = aligned(columns, np.uint8, row % 2 * row), aligned(scales.shape[1], np.uint8)
-                    call("quantize_mxfp8", level, ours, our_scales, format, values[row], columns)
-                    equal(f"MXFP8 scales of {columns} columns of format {format}, row {row}, level {level}", our_scales, scales[row])
-                    equal(f"MXFP8 codes of {columns} columns of format {format}, row {row}, level {level}", ours, codes[row])
-                    wide = aligned(columns, DTYPES[format])
-                    call("dequantize_mxfp8", level, format, wide, ours, our_scales, columns)
-                    equal(f"MXFP8 dequantization of {columns} columns to format {format}, row {row}, level {level}", wide, back[row])
+                packed = stored(number, codes, count)
+                if block == 32:
+                    equal(f"every code of format {number} to format {format}, level {level}", dequantize(level, number, packed, scales, count, format), expected)
+                else:  # a row of blocks has 128 rows
+                    for row in range(256):
+                        ours = dequantize(level, number, packed[row : row + 1], scales[row], count, format)
+                        equal(f"every code of format {number} to format {format}, level {level}, scale {row}", ours, expected[row : row + 1])
 
 
-def test_mxfp8_codes():
-    """Dequantizes every scale with every code, including combinations that quantization never gives."""
-    codes = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
-    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 8, axis=1)
-    for format in WIDE:
-        expected = decode(codes.view(ml_dtypes.float8_e4m3fn), scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float32), 32, 256, format)
-        for level in LEVELS:
-            wide = aligned(codes.size, DTYPES[format])
-            call("dequantize_mxfp8", level, format, wide, codes, scales, codes.size)
-            equal(f"MXFP8 dequantization of every code to format {format}, level {level}", wide, expected)
-
-
-def test_block_fp8():
-    for format in WIDE:
-        for rows, columns in ((128, 128), (256, 384), (100, 70), (129, 300), (1, 1)):
-            values = weights((rows, columns + 5), format)[:, :columns]  # rows with gaps
-            if rows > 128:
-                values[:128, :128] = 0
-            codes, scales = numpy_block_fp8(values)
-            back = decode(codes.view(ml_dtypes.float8_e4m3fn), np.repeat(scales, 128, 0)[:rows], 128, columns, format)
-            for level in LEVELS:
-                ours = aligned(rows * (columns + 64), np.uint8).reshape(rows, -1)
-                our_scales = aligned(scales.size, np.float32).reshape(scales.shape)
-                call("quantize_block_fp8", level, ours, our_scales, format, values, rows, columns, ours.strides[0], values.strides[0])
-                what = f"of {rows} x {columns} of format {format}, level {level}"
-                equal("scales " + what, np.where(np.isnan(our_scales), np.float32(np.nan), our_scales), scales)
-                equal("block FP8 " + what, np.ascontiguousarray(ours[:, :columns]), codes)
-                equal("bytes after the rows of block FP8 " + what, np.ascontiguousarray(ours[:, columns:]), np.full((rows, 64), 0xA5, np.uint8))
-                wide = aligned(rows * columns, DTYPES[format]).reshape(rows, columns)
-                call("dequantize_block_fp8", level, format, wide, ours, our_scales, rows, columns, wide.strides[0], ours.strides[0])
-                equal("block FP8 dequantization " + what, wide, back)
+def test_blocks_of_several_rows():
+    for number, reference in ((BLOCK_FP8, numpy_block_fp8), (BLOCK_FP8_UE8M0, numpy_block_fp8_ue8m0)):
+        for format in WIDE:
+            for rows, columns in ((128, 128), (256, 384), (100, 70), (129, 300), (1, 1), (257, 129)):
+                values = weights((rows, columns + 5), format)[:, :columns]  # rows with gaps
+                if rows > 128:
+                    values[:128, :128] = 0
+                codes, scales = reference(values)
+                factors = e8m0(scales) if number == BLOCK_FP8_UE8M0 else scales
+                back = decode(E4M3_VALUES[codes], np.repeat(factors, 128, 0)[:rows], 128, columns, format)
+                compare(f"format {number}, {rows} x {columns} of format {format}", number, values, (codes, scales, back))
 
 
 def test_nvfp4():
-    e2m1 = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     for format in WIDE:
         for columns in (16, 256, 1024, 1, 15, 17, 1000, 4096 + 7):
             values = weights((48, columns), format)
@@ -163,19 +201,9 @@ def test_nvfp4():
             # A scale smaller than the tensor's saturates.
             for scale in (tensor_scale, np.float32(tensor_scale / 64), np.float32(0.01)):
                 codes, scales = numpy_nvfp4(values, scale)
-                packed = pack_nvfp4(codes)[:, : -(-columns // 2)]
                 factors = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
-                back = decode(e2m1[codes[:, :columns]], factors, 16, columns, format)
-                for level in LEVELS:
-                    for row in range(len(values)):
-                        ours, our_scales = aligned(packed.shape[1], np.uint8, row % 2 * row), aligned(scales.shape[1], np.uint8)
-                        call("quantize_nvfp4", level, ours, our_scales, scale, format, values[row], columns)
-                        what = f"of {columns} columns of format {format}, row {row}, level {level}"
-                        equal("NVFP4 scales " + what, our_scales, scales[row])
-                        equal("NVFP4 " + what, ours, packed[row])
-                        wide = aligned(columns, DTYPES[format])
-                        call("dequantize_nvfp4", level, format, wide, ours, our_scales, scale, columns)
-                        equal("NVFP4 dequantization " + what, wide, back[row])
+                back = decode(E2M1_VALUES[codes[:, :columns]], factors, 16, columns, format)
+                compare(f"NVFP4, {columns} columns of format {format}", NVFP4, values, (stored(NVFP4, codes, columns), scales, back), scale)
 
 
 def test_amax():
@@ -191,23 +219,28 @@ def test_amax():
                         assert np.isnan(call("amax", level, format, values, count))
 
 
-def test_swizzle():
-    for rows, columns in ((128, 4), (1, 1), (256, 8), (130, 5), (300, 13), (127, 12)):
-        size = call("swizzled_bytes", rows, columns)
+def test_scale_layouts():
+    cases = [(SWIZZLED, shape, 1, swizzle) for shape in ((128, 4), (1, 1), (256, 8), (130, 5), (300, 13), (127, 12))]
+    cases += [(PACKED, shape, 128, pack_scales) for shape in ((128, 4), (1, 1), (256, 8), (130, 5), (301, 13), (127, 12))]
+    cases += [(PACKED, shape, 1, pack_scales) for shape in ((128, 4), (1, 1), (131, 5))]
+    for layout, (matrix_rows, columns), block_rows, reference in cases:
+        rows = -(-matrix_rows // block_rows)
+        shape = np.array([rows, columns, block_rows, matrix_rows], np.uint64)
+        size = call("stored_scales", layout, shape)
         plain = random.integers(1, 256, (rows, columns), np.uint8)
-        expected = swizzle(plain)
+        expected = reference(plain) if layout == SWIZZLED else reference(plain, block_rows, matrix_rows)
         assert size == expected.size
-        swizzled, back = aligned(size, np.uint8), aligned(rows * columns, np.uint8).reshape(rows, columns)
-        call("clear_padding", swizzled, rows, columns)
+        ours, back = aligned(size, np.uint8), aligned(rows * columns, np.uint8).reshape(rows, columns)
+        call("clear_padding", layout, shape, ours)
         row_cuts = np.unique(np.concatenate([[0, rows], random.integers(0, rows + 1, 3)]))
         column_cuts = np.unique(np.concatenate([[0, columns], random.integers(0, columns + 1, 3)]))
         for r, next_r in zip(row_cuts, row_cuts[1:]):
             for c, next_c in zip(column_cuts, column_cuts[1:]):
                 part = np.array([r, c, next_r - r, next_c - c], np.uint64)
-                call("swizzle", swizzled, rows, columns, part, plain[r:, c:], plain.strides[0])
-                call("unswizzle", back[r:, c:], back.strides[0], expected, rows, columns, part)
-        equal(f"swizzled scales of {rows} x {columns}", swizzled, expected)
-        equal(f"unswizzled scales of {rows} x {columns}", back, plain)
+                call("write_scales", layout, shape, ours, part, plain[r:, c:], plain.strides[0])
+                call("read_scales", layout, shape, expected, part, back[r:, c:], back.strides[0])
+        equal(f"layout {layout} of {rows} x {columns} scales, written", ours, expected)
+        equal(f"layout {layout} of {rows} x {columns} scales, read", back, plain)
 
 
 for name, test in list(globals().items()):

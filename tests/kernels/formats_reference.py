@@ -9,6 +9,8 @@ FP32, BF16, FP16, E4M3, E5M2 = range(5)
 CANONICAL_NAN = [0x7FC00000, 0x7FC0, 0x7E00, 0x7F, 0x7E]
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 SATURATE, INFINITY = 0, 1
+E4M3_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+E2M1_VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 np.seterr(all="ignore")  # the tests overflow and compute with NaN on purpose
 
 
@@ -54,15 +56,38 @@ def to_e4m3(scaled, values):
     return (code | np.signbit(values.astype(np.float32)) * np.uint8(0x80)).astype(np.uint8)
 
 
+def to_e2m1(scaled, values):
+    """Returns the E2M1 codes of `scaled`, one in a byte: the nearest of the eight values, ties to the even code, the
+    largest for values beyond it and for NaN; with the signs of `values`."""
+    middles = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    magnitude = np.abs(scaled)
+    code = np.where(np.isnan(magnitude), 7, (magnitude[..., None] > middles).sum(-1) + np.isin(magnitude, middles[1::2]))
+    return (code | np.signbit(values.astype(np.float32)) * 8).astype(np.uint8)
+
+
+def least_power_of_two(block_amax, largest):
+    """Returns the codes of the least E8M0 scales with which nothing saturates, and the scales in double."""
+    # Exact: log2 of a double is exact at powers of two, and fp32 values are far enough from them.
+    exponent = np.ceil(np.log2(block_amax.astype(np.float64) / largest))
+    code = np.where(np.isnan(block_amax), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(np.uint8)
+    return code, np.where(code == 255, np.nan, np.exp2(code.astype(np.float64) - 127))
+
+
 def numpy_mxfp8(values):
     blocks = blocks_of(values, 32)
-    block_amax = amax(blocks).astype(np.float64)
-    # Exact: log2 of a double is exact at powers of two, and fp32 values are far enough from them.
-    exponent = np.ceil(np.log2(block_amax / 448))
-    code = np.where(np.isnan(block_amax), 255, np.clip(np.nan_to_num(exponent, nan=-127), -127, 127) + 127).astype(np.uint8)
-    scale = np.where(code == 255, np.nan, np.exp2(code.astype(np.float64) - 127))
+    code, scale = least_power_of_two(amax(blocks), 448)
     scaled = (blocks.astype(np.float64) / scale[..., None]).astype(np.float32)
     return to_e4m3(scaled, blocks).reshape(len(values), -1)[:, : values.shape[1]], code
+
+
+def numpy_mxfp4(values):
+    """Returns one code in a byte, zero-padded to whole blocks."""
+    blocks = blocks_of(values, 32)
+    code, scale = least_power_of_two(amax(blocks), 6)
+    scaled = (blocks.astype(np.float64) / scale[..., None]).astype(np.float32)
+    codes = to_e2m1(scaled, blocks).reshape(len(values), -1)
+    codes[:, values.shape[1] :] = 0
+    return codes, code
 
 
 def decode(codes, scales, block, columns, format):
@@ -71,15 +96,30 @@ def decode(codes, scales, block, columns, format):
     return canonical(values.astype(DTYPES[format]), codes.astype(np.float32), format)
 
 
-def numpy_block_fp8(values):
+def tiles_of(values):
+    """Reshapes a matrix to [rows of blocks, blocks, 128, 128], zero-padded."""
     rows, columns = values.shape
     padded = np.zeros((-(-rows // 128) * 128, -(-columns // 128) * 128), np.float32)
     padded[:rows, :columns] = values
-    blocks = padded.reshape(len(padded) // 128, 128, -1, 128).transpose(0, 2, 1, 3)
+    return padded.reshape(len(padded) // 128, 128, -1, 128).transpose(0, 2, 1, 3)
+
+
+def from_tiles(codes, shape):
+    return codes.transpose(0, 2, 1, 3).reshape(codes.shape[0] * 128, -1)[: shape[0], : shape[1]]
+
+
+def numpy_block_fp8(values):
+    blocks = tiles_of(values)
     scales = amax(blocks.reshape(*blocks.shape[:2], -1)) / np.float32(448)
     scales[scales == 0] = 1
-    codes = to_e4m3(blocks / scales[..., None, None], blocks)
-    return codes.transpose(0, 2, 1, 3).reshape(padded.shape)[:rows, :columns], scales
+    return from_tiles(to_e4m3(blocks / scales[..., None, None], blocks), values.shape), scales
+
+
+def numpy_block_fp8_ue8m0(values):
+    blocks = tiles_of(values)
+    code, scale = least_power_of_two(amax(blocks.reshape(*blocks.shape[:2], -1)), 448)
+    scaled = (blocks.astype(np.float64) / scale[..., None, None]).astype(np.float32)
+    return from_tiles(to_e4m3(scaled, blocks), values.shape), code
 
 
 def numpy_nvfp4(values, tensor_scale):
@@ -89,10 +129,7 @@ def numpy_nvfp4(values, tensor_scale):
     scales = to_e4m3(quotient, np.ones_like(quotient))
     factor = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * tensor_scale
     scaled = np.abs(blocks.astype(np.float32)) / np.where(factor == 0, np.float32(np.inf), factor)[..., None]
-    # The nearest of the eight values, ties to the even code; the largest for values beyond it and for NaN blocks.
-    middles = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
-    code = np.where(np.isnan(scaled), 7, (scaled[..., None] > middles).sum(-1) + np.isin(scaled, middles[1::2]))
-    code = (code | np.signbit(blocks.astype(np.float32)) * 8).astype(np.uint8).reshape(len(values), -1)
+    code = to_e2m1(scaled, blocks).reshape(len(values), -1)
     code[:, values.shape[1] :] = 0
     return code, scales
 
@@ -127,3 +164,13 @@ def swizzle(scales):
 def unswizzle(swizzled, rows, columns):
     tiles, tile_columns = -(-rows // 128), -(-columns // 4)
     return swizzled.reshape(tiles, tile_columns, 32, 4, 4).transpose(0, 3, 2, 1, 4).reshape(tiles * 128, tile_columns * 4)[:rows, :columns]
+
+
+def pack_scales(scales, block_rows, matrix_rows):
+    """Packs the scales of one matrix, [rows of blocks, columns] bytes, as DeepGEMM's reference does: repeats each row of
+    blocks for its rows of elements, pads rows and columns to multiples of four, views four columns as an int32, and
+    transposes. Returns bytes."""
+    repeated = scales[np.arange(matrix_rows) // block_rows]
+    padded = np.zeros((-(-matrix_rows // 4) * 4, -(-scales.shape[1] // 4) * 4), np.uint8)
+    padded[:matrix_rows, : scales.shape[1]] = repeated
+    return np.ascontiguousarray(padded.view("<u4").T).view(np.uint8).ravel()

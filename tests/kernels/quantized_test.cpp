@@ -12,6 +12,7 @@
 #include <cmath>
 #include <random>
 
+using namespace reshard;
 using namespace reshard::test;
 
 namespace {
@@ -53,6 +54,7 @@ Bytes blocks(std::mt19937_64 &random, const Quantized &of) {
   return bytes;
 }
 
+/// Quantizes whole matrices, one by one.
 Sample sample(std::mt19937_64 &random, Quantized shape) {
   Sample of;
   of.wide = blocks(random, shape);
@@ -61,64 +63,71 @@ Sample sample(std::mt19937_64 &random, Quantized shape) {
   const uint64_t item = itemBytes(shape.wide), elements = shape.rows * shape.columns;
   const uint64_t codeBytes = shape.codeBytes() / std::max<uint64_t>(shape.matrices, 1);
   Quantized plain = shape;
-  plain.swizzled = false;
+  plain.layout = ScaleLayout::plain;
   of.plainScales.resize(shape.matrices * plain.scaleBytes());
   of.scales.assign(shape.matrices * shape.scaleBytes(), kUntouched);
   of.tensorScales.resize(shape.matrices * sizeof(float));
+  const bool hasTensorScale = formatOf(shape.format).rule == ScaleRule::tensorQuotient;
   for (uint64_t matrix = 0; matrix < shape.matrices; ++matrix) {
-    const std::byte *wide = of.wide.data() + matrix * elements * item;
-    std::byte *codes = of.codes.data() + matrix * codeBytes,
-              *scales = of.plainScales.data() + matrix * plain.scaleBytes();
-    std::byte *back = of.back.data() + matrix * elements * item;
     const float tensorScale = matrix % 4 == 3 ? NAN : std::ldexp(1.5f, static_cast<int>(random() % 60) - 40);
     std::memcpy(of.tensorScales.data() + matrix * sizeof(float), &tensorScale, sizeof(float));
-    if (shape.format == Quantization::mxfp8) {
-      quantizeMxfp8(codes, scales, shape.wide, wide, elements);
-      dequantizeMxfp8(shape.wide, back, codes, scales, elements);
-    } else if (shape.format == Quantization::nvfp4) {
-      quantizeNvfp4(codes, scales, tensorScale, shape.wide, wide, elements);
-      dequantizeNvfp4(shape.wide, back, codes, scales, tensorScale, elements);
-    } else {
-      std::vector<float> floats(plain.scaleBytes() / sizeof(float));
-      const auto codeStride = static_cast<int64_t>(shape.columns),
-                 wideStride = static_cast<int64_t>(shape.columns * item);
-      quantizeBlockFp8(codes, floats.data(), shape.wide, wide, {shape.rows, shape.columns, codeStride, wideStride});
-      dequantizeBlockFp8(shape.wide, back, codes, floats.data(), {shape.rows, shape.columns, wideStride, codeStride});
-      std::copy_n(reinterpret_cast<const std::byte *>(floats.data()), plain.scaleBytes(), scales);
-    }
-    const ScaleShape scaleShape = {shape.rows, shape.columns / blockShape(shape.format).columns};
+    std::byte *const scales = of.plainScales.data() + matrix * plain.scaleBytes();
+    const BlockMatrix whole = {.format = shape.format,
+                               .wide = shape.wide,
+                               .rows = shape.rows,
+                               .columns = shape.columns,
+                               .wideStride = static_cast<int64_t>(shape.columns * item),
+                               .codeStride = static_cast<int64_t>(codeBytes / std::max<uint64_t>(shape.rows, 1)),
+                               .codes = of.codes.data() + matrix * codeBytes,
+                               .scales = scales,
+                               .tensorScale = hasTensorScale ? tensorScale : 1};
+    quantize(whole, of.wide.data() + matrix * elements * item);
+    dequantize(whole, of.back.data() + matrix * elements * item);
+    const ScaleShape scaleShape = shape.scaleShape();
     std::byte *ours = of.scales.data() + matrix * shape.scaleBytes();
-    for (uint64_t i = 0; i < plain.scaleBytes(); ++i)
-      ours[shape.swizzled ? swizzledOffset(scaleShape, i / scaleShape.columns, i % scaleShape.columns) : i] = scales[i];
+    if (shape.layout == ScaleLayout::plain)
+      std::copy_n(scales, plain.scaleBytes(), ours);
+    else
+      for (uint64_t i = 0; i < shape.scaleBytes(); ++i)
+        if (const ScalePosition at = scalePosition(shape.layout, scaleShape, i);
+            at.row < scaleShape.rows && at.column < scaleShape.columns)
+          ours[i] = scales[at.row * scaleShape.columns + at.column];
   }
   of.shape = shape;
   return of;
 }
 
-/// Calls test(sample, conversion, random) for matrices of each format with all options. The scales of the long rows do
-/// not fit in the conversion's buffer.
-template <class Test> void forSamples(std::initializer_list<Quantization> formats, Test test) {
+bool inRows(Quantization format) { return formatOf(format).blockRows == 1; }
+bool ofOneByte(Quantization format) { return formatOf(format).codesPerByte() == 1; }
+
+/// Calls test(sample, conversion, random) for matrices of each format that has a property, with all options. The scales
+/// of the long rows do not fit in the conversion's buffer.
+template <class Test> void forSamples(bool (*chosen)(Quantization), Test test) {
   std::mt19937_64 random(11);
-  for (const Quantization format : formats)
+  for (const QuantizedFormat &row : kQuantizedFormats)
     for (const Format wide : kWide)
-      for (const bool swizzled : {false, true}) {
-        if (swizzled && format == Quantization::block_fp8)
+      for (const ScaleLayout layout : {ScaleLayout::plain, ScaleLayout::swizzled, ScaleLayout::packed}) {
+        const Quantization format = row.number;
+        const BlockShape block = blockShape(format);
+        if (!chosen(format) || (layout != ScaleLayout::plain && row.scaleBytes() > 1))
           continue;
-        // Columns must be whole blocks, except for block_fp8.
-        const uint64_t unit = format == Quantization::block_fp8 ? 1 : blockShape(format).columns;
+        // Columns must be whole blocks if blocks have one row.
+        const uint64_t unit = block.rows > 1 ? 1 : block.columns;
         std::vector<std::array<uint64_t, 3>> shapes = {{1, 1, 1},    {5, 130, 3}, {2, 7, 13},
                                                        {3, 1, 1030}, {0, 3, 1},   {2, 0, 4}};
-        if (format == Quantization::block_fp8)
-          shapes = {{1, 1, 1},   {1, 128, 128}, {3, 130, 301}, {2, 5, 7}, {2, 3, 257 * kFp8Block + 5},
+        if (block.rows > 1)
+          shapes = {{1, 1, 1},   {1, 128, 128}, {3, 130, 301}, {2, 5, 7}, {2, 3, 257 * block.columns + 5},
                     {2, 257, 3}, {0, 3, 1},     {2, 0, 4}};
+        if (block.rows > 1 && layout != ScaleLayout::plain)
+          shapes.push_back({1, 2, 1030 * block.columns + 5});
         for (const auto &[matrices, rows, columns] : shapes) {
           SCOPED_TRACE(testing::Message()
-                       << "format " << static_cast<int>(format) << " from " << static_cast<int>(wide)
-                       << (swizzled ? ", swizzled, " : ", ") << matrices << " of " << rows << " x " << columns * unit);
+                       << row.name << " from " << static_cast<int>(wide) << ", layout " << static_cast<int>(layout)
+                       << ", " << matrices << " of " << rows << " x " << columns * unit);
           Quantized shape;
           shape.format = format;
           shape.wide = wide;
-          shape.swizzled = swizzled;
+          shape.layout = layout;
           shape.matrices = matrices;
           shape.rows = rows;
           shape.columns = columns * unit;
@@ -164,7 +173,7 @@ Quantized source(const Sample &of) {
   return matrices;
 }
 
-constexpr auto kAll = {Quantization::mxfp8, Quantization::block_fp8, Quantization::nvfp4};
+bool all(Quantization) { return true; }
 
 } // namespace
 
@@ -174,18 +183,18 @@ TEST(Quantized, Sizes) {
   EXPECT_EQ(of.codeBytes(), 2u * 130 * 160);
   EXPECT_EQ(of.scaleBytes(), 130u * 5);
   EXPECT_EQ(of.blockRows(), 260u);
-  of.swizzled = true;
+  of.layout = ScaleLayout::swizzled;
   EXPECT_EQ(of.scaleBytes(), 2u * 2 * 512); // 256 x 8
   of.format = Quantization::nvfp4;
   EXPECT_EQ(of.codeBytes(), 130u * 160);
   EXPECT_EQ(of.scaleBytes(), 2u * 3 * 512); // 256 x 12
-  of.format = Quantization::block_fp8, of.swizzled = false;
+  of.format = Quantization::block_fp8, of.layout = ScaleLayout::plain;
   EXPECT_EQ(of.scaleBytes(), 2u * 2 * 4);
   EXPECT_EQ(of.blockRows(), 4u);
 }
 
 TEST(Quantized, RowsOfBlocksEqualTheWhole) {
-  forSamples(kAll, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
+  forSamples(all, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
     Target both(of), scales(of);
     for (const auto &[first, count] : parts(random, of.shape.blockRows(), 1)) {
       quantizeRows(both.matrices, of.wide.data(), first, count, how);
@@ -199,46 +208,43 @@ TEST(Quantized, RowsOfBlocksEqualTheWhole) {
 }
 
 TEST(Quantized, BlocksEqualTheWhole) {
-  forSamples(
-      {Quantization::mxfp8, Quantization::nvfp4}, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
-        Target target(of);
-        for (const auto &[first, count] : parts(random, of.shape.elements(), blockShape(of.shape.format).columns)) {
-          const auto part = of.wide.begin() + static_cast<long>(first * itemBytes(of.shape.wide));
-          const Bytes wide(part, part + static_cast<long>(count * itemBytes(of.shape.wide)));
-          if (count > 0)
-            quantizeBlocks(target.matrices, first, wide.data(), count, how);
-        }
-        ASSERT_TRUE(target.scales.contents() == of.scales);
-        ASSERT_TRUE(target.codes.contents() == of.codes);
-      });
+  forSamples(inRows, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
+    Target target(of);
+    for (const auto &[first, count] : parts(random, of.shape.elements(), blockShape(of.shape.format).columns)) {
+      const auto part = of.wide.begin() + static_cast<long>(first * itemBytes(of.shape.wide));
+      const Bytes wide(part, part + static_cast<long>(count * itemBytes(of.shape.wide)));
+      if (count > 0)
+        quantizeBlocks(target.matrices, first, wide.data(), count, how);
+    }
+    ASSERT_TRUE(target.scales.contents() == of.scales);
+    ASSERT_TRUE(target.codes.contents() == of.codes);
+  });
 }
 
 TEST(Quantized, BlocksOfZeros) {
-  forSamples({Quantization::mxfp8, Quantization::nvfp4},
-             [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
-               Target target(of), expected(of);
-               const Bytes zeros(of.wide.size());
-               const auto all = parts(random, of.shape.elements(), blockShape(of.shape.format).columns);
-               for (uint64_t i = 0; i < all.size(); ++i) {
-                 const auto [first, count] = all[i];
-                 const std::byte *wide = i % 2 ? of.wide.data() + first * itemBytes(of.shape.wide) : nullptr;
-                 quantizeBlocks(target.matrices, first, wide, count, how);
-                 quantizeBlocks(expected.matrices, first, wide ? wide : zeros.data(), count, how);
-               }
-               ASSERT_TRUE(target.scales.contents() == expected.scales.contents());
-               ASSERT_TRUE(target.codes.contents() == expected.codes.contents());
-             });
+  forSamples(inRows, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
+    Target target(of), expected(of);
+    const Bytes zeros(of.wide.size());
+    const auto all = parts(random, of.shape.elements(), blockShape(of.shape.format).columns);
+    for (uint64_t i = 0; i < all.size(); ++i) {
+      const auto [first, count] = all[i];
+      const std::byte *wide = i % 2 ? of.wide.data() + first * itemBytes(of.shape.wide) : nullptr;
+      quantizeBlocks(target.matrices, first, wide, count, how);
+      quantizeBlocks(expected.matrices, first, wide ? wide : zeros.data(), count, how);
+    }
+    ASSERT_TRUE(target.scales.contents() == expected.scales.contents());
+    ASSERT_TRUE(target.codes.contents() == expected.codes.contents());
+  });
 }
 
 TEST(Quantized, EncodeElementsWithGivenScales) {
-  forSamples({Quantization::mxfp8, Quantization::block_fp8}, [](const Sample &of, ConvertOptions how,
-                                                                std::mt19937_64 &random) {
+  forSamples(ofOneByte, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
     for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
       const uint64_t item = itemBytes(of.shape.wide);
       Guarded codes(count, random() % 2 * 5);
       const Bytes wide(of.wide.begin() + static_cast<long>(first * item),
                        of.wide.begin() + static_cast<long>((first + count) * item));
-      encodeElements(source(of), first, codes.data(), wide.data(), count, how);
+      encodeElements(source(of), {first, count}, codes.data(), wide.data(), how);
       const auto part = of.codes.begin() + static_cast<long>(first);
       ASSERT_TRUE(codes.contents() == Bytes(part, part + static_cast<long>(count))) << first << " + " << count;
     }
@@ -246,7 +252,7 @@ TEST(Quantized, EncodeElementsWithGivenScales) {
 }
 
 TEST(Quantized, DecodeElements) {
-  forSamples(kAll, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
+  forSamples(all, [](const Sample &of, ConvertOptions how, std::mt19937_64 &random) {
     for (const auto &[first, count] : parts(random, of.shape.elements(), 1)) {
       const uint64_t item = itemBytes(of.shape.wide);
       Guarded wide(count * item, random() % 2 * 6);
@@ -281,7 +287,7 @@ TEST(Quantized, ElementsWithArbitraryScales) {
     shape.scales = scales.data();
     atEveryLevel([&](ConvertOptions how) {
       Guarded codes(expected.size(), 0);
-      encodeElements(shape, 0, codes.data(), elements.data(), expected.size(), how);
+      encodeElements(shape, {0, expected.size()}, codes.data(), elements.data(), how);
       ASSERT_TRUE(codes.contents() == expected);
     });
   }
@@ -289,18 +295,21 @@ TEST(Quantized, ElementsWithArbitraryScales) {
 
 TEST(Quantized, ScaleLayoutsRoundTrip) {
   std::mt19937_64 random(13);
-  for (const Quantization format : {Quantization::mxfp8, Quantization::nvfp4}) {
-    Quantized shape;
-    shape.format = format, shape.swizzled = true;
-    shape.matrices = 3, shape.rows = 131, shape.columns = 9 * blockShape(format).columns;
-    Sample of = sample(random, shape);
-    Guarded plain(of.plainScales.size(), 0), swizzled(of.scales.size(), 0);
-    unswizzle(source(of), plain.data());
-    EXPECT_TRUE(plain.contents() == of.plainScales);
-    shape.scales = swizzled.data();
-    swizzle(shape, of.plainScales.data());
-    for (uint64_t matrix = 0; matrix < shape.matrices; ++matrix)
-      clearScalePadding(of.scales.data() + matrix * shape.scaleBytes(), {shape.rows, 9});
-    EXPECT_TRUE(swizzled.contents() == of.scales);
-  }
+  for (const QuantizedFormat &format : kQuantizedFormats)
+    for (const ScaleLayout layout : {ScaleLayout::plain, ScaleLayout::swizzled, ScaleLayout::packed}) {
+      if (format.scaleBytes() > 1)
+        continue;
+      Quantized shape;
+      shape.format = format.number, shape.layout = layout;
+      shape.matrices = 3, shape.rows = 131, shape.columns = 9 * blockShape(format.number).columns;
+      Sample of = sample(random, shape);
+      Guarded plain(of.plainScales.size(), 0), laidOut(of.scales.size(), 0);
+      toPlainScales(source(of), plain.data());
+      EXPECT_TRUE(plain.contents() == of.plainScales);
+      shape.scales = laidOut.data();
+      fromPlainScales(shape, of.plainScales.data());
+      shape.scales = of.scales.data();
+      clearScalePadding(shape);
+      EXPECT_TRUE(laidOut.contents() == of.scales) << format.name << ", layout " << static_cast<int>(layout);
+    }
 }
