@@ -1,5 +1,5 @@
-"""Checks which folder may include which, the libraries that the executor may link, and the length of files. The rules
-are data. Run as a test:
+"""Checks which folder may include which, the libraries that the executor may link, the length of files, and the license
+line of source files. The rules are data. Run as a test:
 includes.py BUILD"""
 
 import re
@@ -114,6 +114,10 @@ for command in ("exec", "diff"):
     for forbidden in ("llvm::", "YAML::"):
         if forbidden in symbols:
             problems.append(f"{binary.name}: has symbols of {forbidden}")
+
+license = subprocess.run([sys.executable, str(root / "scripts" / "spdx.py"), "--check"], capture_output=True, text=True)
+if license.returncode:
+    problems += license.stdout.splitlines()[:-1] or [f"scripts/spdx.py: {license.stderr.strip()}"]
 
 print("\n".join(problems))
 if looked < 20:
