@@ -364,8 +364,8 @@ TEST_F(RecordedTest, RejectsOtherPlansRanksAndMemory) {
   auto device = std::make_unique<CpuDevice>(1);
   device->unreachable = ranks[1]->local.memory[0][0];
   const auto transport = makeRecordedTransport(std::move(device), nullptr, {});
-  EXPECT_EQ(transport->reach(*plan_, ranks[0]->local), "");
-  EXPECT_EQ(transport->reach(*plan_, ranks[1]->local),
+  EXPECT_EQ(transport->reach(*plan_, ranks[0]->local).message(), "");
+  EXPECT_EQ(transport->reach(*plan_, ranks[1]->local).message(),
             "source rank 1 param 'a': found host memory, expected memory of the device");
 }
 
