@@ -20,6 +20,17 @@ template <class T> size_t sizeOf(const flatbuffers::Vector<T> *vector) { return 
 std::string text(uint64_t number) { return std::to_string(number); }
 std::string range(int64_t begin, int64_t end) { return "[" + std::to_string(begin) + ", " + std::to_string(end) + ")"; }
 
+/// A range of buffers: numbers [first, first + count), `bytes` each.
+struct Buffers {
+  int64_t first = 0, count = 0, bytes = 0;
+  bool source = false, storage = false, derived = false;
+  /// If the buffer is converted on arrival: the bytes that are written at once, an element or a block. Else 0.
+  int64_t block = 0;
+  /// If the buffer is staged before it is quantized: bytes of a matrix, and of a row of its blocks. Else 0.
+  int64_t matrix = 0, rows = 0;
+  bool amax = false; // a target's quantized view `amax`
+};
+
 /// Functions return false at the first problem. Error texts are built only then, since there may be millions of
 /// operands.
 class SegmentCheck {
@@ -33,17 +44,6 @@ public:
   }
 
 private:
-  /// A range of buffers: numbers [first, first + count), `bytes` each.
-  struct Buffers {
-    int64_t first, count, bytes;
-    bool source, storage;
-    bool derived = false;
-    /// If the buffer is converted on arrival: the bytes that are written at once, an element or a block. Else 0.
-    int64_t block = 0;
-    /// If the buffer is staged before it is quantized: bytes of a matrix, and of a row of its blocks. Else 0.
-    int64_t matrix = 0, rows = 0;
-    bool amax = false; // a target's quantized view `amax`
-  };
   /// The extent of a shape relative to its operand's offset: rows begin at bytes [low, high] of buffers [lowBuffer,
   /// highBuffer].
   struct Extent {
@@ -105,70 +105,83 @@ private:
   /// The buffers must be those that the manifest gives this rank: for each endpoint its own mesh rank, or for a storage
   /// endpoint all files; for each of these the params with instances, in the order of the manifest.
   bool buffers() {
-    uint64_t next = 1;
-    buffers_.push_back({0, 1, static_cast<int64_t>(segment_.arena_bytes()), false, false, false, 0, 0, 0, false});
-    size_t at = 0;
+    buffers_.push_back({.count = 1, .bytes = static_cast<int64_t>(segment_.arena_bytes())});
     for (uint32_t e = 0; e < manifest_.endpoints()->size(); ++e) {
       const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
       const std::optional<uint32_t> own = endpoint.storage() ? std::nullopt : meshRanks_.find(e, rank_);
       const uint32_t begin = own.value_or(0), end = endpoint.storage() ? endpoint.ranks()->size() : own ? begin + 1 : 0;
-      for (uint32_t meshRank = begin; meshRank < end; ++meshRank) {
-        for (uint32_t p = 0; p < sizeOf(endpoint.params()); ++p) {
-          const Param &param = *endpoint.params()->Get(p);
-          const uint64_t count = static_cast<uint64_t>(instanceCount(endpoint, param, meshRank));
-          if (count == 0)
-            continue;
-          uint64_t bytes = static_cast<uint64_t>(itemBytes(param.dtype()));
-          for (int64_t length : localShape(endpoint, param, meshRank))
-            bytes *= static_cast<uint64_t>(length);
-          if (at == sizeOf(segment_.buffers()))
-            return fail("found " + text(at) + " buffer ranges, expected one more for param '" + param.name()->str() +
-                        "' of endpoint " + text(e));
-          const BufferRange &entry = *segment_.buffers()->Get(static_cast<uint32_t>(at));
-          const std::string where = "buffer range " + text(at++) + ": ";
-          auto is = [&](const char *what, uint64_t found, uint64_t expected) {
-            return found == expected || fail(where + "found " + what + " " + text(found) + ", expected " +
-                                             text(expected) + " (param '" + param.name()->str() + "')");
-          };
-          if (!is("endpoint", entry.endpoint(), e) || !is("mesh rank", entry.mesh_rank(), meshRank) ||
-              !is("param", entry.param(), p) || !is("first buffer", entry.first(), next) ||
-              !is("count", entry.count(), count) || !is("bytes", entry.bytes(), bytes) ||
-              !is("reserved", entry.reserved(), 0))
+      for (uint32_t meshRank = begin; meshRank < end; ++meshRank)
+        for (uint32_t p = 0; p < sizeOf(endpoint.params()); ++p)
+          if (!bufferRange(e, meshRank, p))
             return false;
-          const QuantizedView *view = param.view();
-          const bool elements = view && view->kind() == ViewKind::elements && e > 0,
-                     arrives = elements && !view->staged();
-          const int64_t block = elements && !arrives    ? itemBytes(param.dtype())
-                                : arrives               ? itemBytes(param.dtype()) * formatOf(*view).blockColumns
-                                : param.storage_dtype() ? itemBytes(param.dtype())
-                                                        : 0;
-          buffers_.push_back({static_cast<int64_t>(next), static_cast<int64_t>(count), static_cast<int64_t>(bytes),
-                              e == 0, endpoint.storage(), param.derived(), block, 0, 0, false});
-          if (elements && !arrives && bytes > 0) { // quantized by whole rows of blocks
-            const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
-            const int64_t rows = shape[shape.size() - 2], row = shape.back() * itemBytes(param.dtype());
-            buffers_.back().matrix = rows * row;
-            buffers_.back().rows = formatOf(*view).blockRows * row;
-            stages_ = true;
-          }
-          buffers_.back().amax = e > 0 && view && view->kind() == ViewKind::amax;
-          // The executor's own sums of staged bytes are at most this one, so they cannot overflow after this check.
-          if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, stagedBytes(entry), &each) ||
-                                                    __builtin_add_overflow(staged_, each, &staged_) ||
-                                                    staged_ > static_cast<uint64_t>(kMaxSize)))
-            return fail(where + "found " + text(count) + " buffers of " + text(bytes) +
-                        " bytes to stage, expected at most " + text(kMaxSize) + " bytes for all staged buffers");
-          next += count;
-          if (next > UINT32_MAX)
-            return fail("found " + text(next) + " buffers, expected fewer than 2^32");
-        }
-      }
     }
     if (staged_ > segment_.arena_bytes())
       return fail("found an arena of " + text(segment_.arena_bytes()) + " bytes, expected " + text(staged_) +
                   " or more for staged buffers");
-    return at == sizeOf(segment_.buffers()) || fail("found " + text(sizeOf(segment_.buffers())) +
-                                                    " buffer ranges, expected " + text(at) + " as in the manifest");
+    return ranges_ == sizeOf(segment_.buffers()) ||
+           fail("found " + text(sizeOf(segment_.buffers())) + " buffer ranges, expected " + text(ranges_) +
+                " as in the manifest");
+  }
+
+  /// The next BufferRange must be that of the instances of a param on a mesh rank, if there are any.
+  bool bufferRange(uint32_t e, uint32_t meshRank, uint32_t p) {
+    const Endpoint &endpoint = *manifest_.endpoints()->Get(e);
+    const Param &param = *endpoint.params()->Get(p);
+    const uint64_t count = static_cast<uint64_t>(instanceCount(endpoint, param, meshRank));
+    if (count == 0)
+      return true;
+    uint64_t bytes = static_cast<uint64_t>(itemBytes(param.dtype()));
+    for (int64_t length : localShape(endpoint, param, meshRank))
+      bytes *= static_cast<uint64_t>(length);
+    if (ranges_ == sizeOf(segment_.buffers()))
+      return fail("found " + text(ranges_) + " buffer ranges, expected one more for param '" + param.name()->str() +
+                  "' of endpoint " + text(e));
+    const BufferRange &entry = *segment_.buffers()->Get(static_cast<uint32_t>(ranges_));
+    const std::string where = "buffer range " + text(ranges_++) + ": ";
+    auto is = [&](const char *what, uint64_t found, uint64_t expected) {
+      return found == expected || fail(where + "found " + what + " " + text(found) + ", expected " + text(expected) +
+                                       " (param '" + param.name()->str() + "')");
+    };
+    if (!is("endpoint", entry.endpoint(), e) || !is("mesh rank", entry.mesh_rank(), meshRank) ||
+        !is("param", entry.param(), p) || !is("first buffer", entry.first(), nextBuffer_) ||
+        !is("count", entry.count(), count) || !is("bytes", entry.bytes(), bytes) ||
+        !is("reserved", entry.reserved(), 0))
+      return false;
+    addBuffers(entry, endpoint, param);
+    // The executor's own sums of staged bytes are at most this one, so they cannot overflow after this check.
+    if (uint64_t each = 0; inArena(param) && (__builtin_mul_overflow(count, stagedBytes(entry), &each) ||
+                                              __builtin_add_overflow(staged_, each, &staged_) ||
+                                              staged_ > static_cast<uint64_t>(kMaxSize)))
+      return fail(where + "found " + text(count) + " buffers of " + text(bytes) + " bytes to stage, expected at most " +
+                  text(kMaxSize) + " bytes for all staged buffers");
+    nextBuffer_ += count;
+    return nextBuffer_ <= UINT32_MAX || fail("found " + text(nextBuffer_) + " buffers, expected fewer than 2^32");
+  }
+
+  /// Adds the buffers of a range that has been checked, and how they are converted on arrival.
+  void addBuffers(const BufferRange &entry, const Endpoint &endpoint, const Param &param) {
+    const bool source = entry.endpoint() == 0;
+    const QuantizedView *view = param.view();
+    const bool elements = view && view->kind() == ViewKind::elements && !source, arrives = elements && !view->staged();
+    Buffers &buffers = buffers_.emplace_back(Buffers{.first = entry.first(),
+                                                     .count = entry.count(),
+                                                     .bytes = static_cast<int64_t>(entry.bytes()),
+                                                     .source = source,
+                                                     .storage = endpoint.storage(),
+                                                     .derived = param.derived()});
+    const int64_t item = itemBytes(param.dtype());
+    buffers.block = elements && !arrives    ? item
+                    : arrives               ? item * formatOf(*view).blockColumns
+                    : param.storage_dtype() ? item
+                                            : 0;
+    if (elements && !arrives && entry.bytes() > 0) { // quantized by whole rows of blocks
+      const std::vector<int64_t> shape = localShape(endpoint, param, entry.mesh_rank());
+      const int64_t row = shape.back() * item;
+      buffers.matrix = shape[shape.size() - 2] * row;
+      buffers.rows = formatOf(*view).blockRows * row;
+      stages_ = true;
+    }
+    buffers.amax = !source && view && view->kind() == ViewKind::amax;
   }
 
   /// Shapes must use the table of loops in order and without gaps, so that each loop is read once even in a hostile
@@ -518,6 +531,8 @@ private:
   const uint32_t rank_;
   uint32_t step_ = 0;
   std::vector<Buffers> buffers_;
+  size_t ranges_ = 0;           // that were checked
+  uint64_t nextBuffer_ = 1;     // after these
   uint64_t staged_ = 0;         // bytes at the arena's end, of views and transforms
   std::vector<Extent> extents_; // by shape
   int64_t pieces_ = 0;          // of all operands
@@ -525,7 +540,7 @@ private:
   ArenaUse arena_, relayed_;
   bool stages_ = false;          // the rank stages elements in the arena and quantizes whole rows of blocks
   const Buffers *last_ = &kNone; // of the last operand: consecutive operands often share it
-  static constexpr Buffers kNone{0, 0, 0, false, false, false, 0, 0, 0, false};
+  static constexpr Buffers kNone{};
   Status error_;
 };
 
