@@ -14,73 +14,93 @@ namespace {
 /// The larger of two amax values; NaN if one of them is.
 float larger(float a, float b) { return std::isnan(a) || a > b ? a : b; }
 
+bool contains(const IndexMap &list, int64_t position) {
+  return std::any_of(list.begin, list.end, [&](const IndexBlock &block) {
+    for (int64_t repetition = 0; repetition < block.count(); ++repetition)
+      if (const int64_t first = block.to() + repetition * block.to_step();
+          position >= first && position < first + block.length())
+        return true;
+    return false;
+  });
+}
+
 } // namespace
 
-LocalAmax::LocalAmax(const Endpoint &endpoint, const Param &view, uint32_t meshRank, int64_t matrix) {
+/// A matrix in its param: the dimensions along which it extends, and the offset of its position 0 in the others. All in
+/// elements.
+struct LocalAmax::Matrix {
+  struct Dimension {
+    IndexMap blocks; // the positions that the part has on this mesh rank
+    int64_t stride;
+  };
+  std::vector<Dimension> dimensions; // by ascending stride
+  int64_t origin = 0;
+  bool present = true; // on this mesh rank
+};
+
+/// `number` is the position along the dimensions that index matrices, the last one fastest.
+LocalAmax::Matrix LocalAmax::matrixOf(const Endpoint &endpoint, const Param &view, uint32_t meshRank, int64_t number) {
   const Param &param = *endpoint.params()->Get(view.view()->codes());
   const Part &part = *param.parts()->Get(view.view()->part());
   const std::vector<int64_t> shape = localShape(endpoint, param, meshRank);
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = strides.size(); d-- > 1;)
     strides[d - 1] = strides[d] * shape[d];
-  // `matrix` gives the positions along the dimensions that index matrices; blocks along the dimensions of a matrix
-  // become rectangles.
-  struct Dimension {
-    IndexMap blocks;
-    int64_t stride;
-  };
-  std::vector<Dimension> dimensions;
-  int64_t origin = 0;
+  Matrix matrix;
   for (uint32_t d = part.dimensions()->size(); d-- > 0;) {
     const PartDimension &at = *part.dimensions()->Get(d);
     if (at.param() < 0)
       continue;
-    const IndexMap list = indexMap(endpoint, *endpoint.shardings()->Get(at.sharding()), meshRank);
+    const IndexMap blocks = indexMap(endpoint, *endpoint.shardings()->Get(at.sharding()), meshRank);
     const auto dimension = static_cast<size_t>(at.param());
     if (isAmaxDimension(*view.view(), part, d)) {
-      dimensions.push_back({list, strides[dimension]});
+      matrix.dimensions.push_back({blocks, strides[dimension]});
       continue;
     }
-    const int64_t position = matrix % shape[dimension];
-    matrix /= shape[dimension];
-    origin += position * strides[dimension];
-    const bool there = std::any_of(list.begin, list.end, [&](const IndexBlock &run) {
-      for (int64_t block = 0; block < run.count(); ++block)
-        if (const int64_t first = run.to() + block * run.to_step();
-            position >= first && position < first + run.length())
-          return true;
-      return false;
-    });
-    if (!there)
-      return;
+    const int64_t position = number % shape[dimension];
+    number /= shape[dimension];
+    matrix.origin += position * strides[dimension];
+    matrix.present = matrix.present && contains(blocks, position);
   }
-  // The contiguous dimension first, so that it becomes the columns.
-  std::stable_sort(dimensions.begin(), dimensions.end(),
-                   [](const Dimension &a, const Dimension &b) { return a.stride < b.stride; });
-  rectangles_.push_back({static_cast<uint64_t>(origin), 1, 1, 0});
-  for (const Dimension &dimension : dimensions) {
+  std::stable_sort(matrix.dimensions.begin(), matrix.dimensions.end(),
+                   [](const auto &a, const auto &b) { return a.stride < b.stride; });
+  return matrix;
+}
+
+/// Blocks along the dimensions of the matrix become rectangles. The contiguous dimension is the first, and becomes the
+/// columns.
+LocalAmax::LocalAmax(const Endpoint &endpoint, const Param &view, uint32_t meshRank, int64_t number) {
+  const Matrix matrix = matrixOf(endpoint, view, meshRank, number);
+  if (!matrix.present)
+    return;
+  rectangles_.push_back({static_cast<uint64_t>(matrix.origin), 1, 1, 0});
+  for (const auto &[blocks, stride] : matrix.dimensions) {
     std::vector<Rectangle> expanded;
-    for (const IndexBlock *run = dimension.blocks.begin; run != dimension.blocks.end; ++run)
-      for (int64_t block = 0; block < run->count(); ++block)
-        for (const Rectangle &rectangle : rectangles_) {
-          Rectangle next = rectangle;
-          next.first += static_cast<uint64_t>((run->to() + block * run->to_step()) * dimension.stride);
-          const auto length = static_cast<uint64_t>(run->length()), stride = static_cast<uint64_t>(dimension.stride);
-          if (stride == 1 && rectangle.columns == 1)
-            next.columns = length;
-          else if (rectangle.rows == 1) {
-            next.rows = length;
-            next.step = stride;
-          } else {
-            for (uint64_t k = 1; k < length; ++k) {
-              expanded.push_back(next);
-              next.first += stride;
-            }
-          }
-          expanded.push_back(next);
-        }
+    for (const IndexBlock *block = blocks.begin; block != blocks.end; ++block)
+      for (int64_t repetition = 0; repetition < block->count(); ++repetition)
+        for (const Rectangle &rectangle : rectangles_)
+          repeat(rectangle, block->to() + repetition * block->to_step(), block->length(), stride, expanded);
     rectangles_ = std::move(expanded);
   }
+}
+
+/// Appends a rectangle repeated at positions [first, first + length) of a dimension.
+void LocalAmax::repeat(const Rectangle &rectangle, int64_t first, int64_t length, int64_t stride,
+                       std::vector<Rectangle> &repeated) {
+  Rectangle next = rectangle;
+  next.first += static_cast<uint64_t>(first * stride);
+  if (stride == 1 && rectangle.columns == 1) {
+    next.columns = static_cast<uint64_t>(length);
+  } else if (rectangle.rows == 1) {
+    next.rows = static_cast<uint64_t>(length);
+    next.step = static_cast<uint64_t>(stride);
+  } else {
+    for (int64_t k = 1; k < length; ++k) {
+      repeated.push_back(next);
+      next.first += static_cast<uint64_t>(stride);
+    }
+  }
+  repeated.push_back(next);
 }
 
 float LocalAmax::of(kernels::Format wide, const std::byte *elements) const {

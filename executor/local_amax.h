@@ -9,8 +9,8 @@ namespace reshard {
 /// The elements of one matrix of a part that a source param holds on a rank.
 class LocalAmax {
 public:
-  /// Matrix number `matrix` (in the order of the view) of the part of `view`, which has ViewKind::amax, on a mesh rank.
-  LocalAmax(const schema::Endpoint &endpoint, const schema::Param &view, uint32_t meshRank, int64_t matrix);
+  /// Matrix `number` (in the order of the view) of the part of `view`, which has ViewKind::amax, on a mesh rank.
+  LocalAmax(const schema::Endpoint &endpoint, const schema::Param &view, uint32_t meshRank, int64_t number);
 
   /// The amax of plain elements, or of a quantized param: 0 if there are no elements, NaN if one is not finite.
   /// Allocates nothing.
@@ -26,6 +26,11 @@ private:
     uint64_t first, rows, columns, step; // in elements; `step` is the stride of rows
     kernels::Strided shape(uint64_t item) const;
   };
+  struct Matrix;
+  static Matrix matrixOf(const schema::Endpoint &endpoint, const schema::Param &view, uint32_t meshRank,
+                         int64_t number);
+  static void repeat(const Rectangle &rectangle, int64_t first, int64_t length, int64_t stride,
+                     std::vector<Rectangle> &repeated);
   static void clear(std::byte *number, Tables &tables);
   std::vector<Rectangle> rectangles_;
 };
