@@ -137,71 +137,41 @@ Status Packing::tabulate(const PackedRange &range, bool unpacks, SplitUnits &spl
   return {};
 }
 
-/// A range may begin and end anywhere in a row: it is a part of a row, whole rows, and another part of a row. A unit
-/// (an element, a block) that two ranges split is written with the range that has its last byte; unpack keeps its first
-/// bytes in partialBlock_ until then. pack converts a split unit twice, once for each range.
-void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
-  auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), begin,
-                                          [](uint64_t at, const Entry &p) { return at < p.begin; }));
-  for (; entry != entries_.end() && entry->begin < end; ++entry) {
-    const kernels::Strided &shape = packed ? in_[entry->shape] : out_[entry->shape];
-    kernels::Conversion conversion = conversions_[entry->shape];
-    if (packed)
-      conversion.read = {};
-    if (packing)
-      conversion.write = {};
-    // Both pointers point to the piece's first byte, which may be before the range.
-    const auto before = static_cast<int64_t>(entry->begin - begin);
-    const std::byte *source = packed ? packed + before : entry->source;
-    std::byte *target = packing ? packing + before : packed ? entry->source : entry->target;
-    uint64_t at = std::max(begin, entry->begin) - entry->begin;
-    uint64_t last = std::min(end - entry->begin, shape.bytes());
-    // Moves a part of one row; otherSource or otherTarget replaces one side.
-    auto part = [&](uint64_t from, uint64_t bytes, const std::byte *otherSource = nullptr,
-                    std::byte *otherTarget = nullptr) {
-      const Offsets row = rowOffsets(shape, from / shape.rowBytes);
-      const auto within = static_cast<int64_t>(from % shape.rowBytes);
-      const std::byte *bytesAt = otherSource ? otherSource : source + row.source + conversion.read.scale(within);
-      std::byte *to = otherTarget ? otherTarget : target + row.target + conversion.write.scale(within);
-      if (conversion)
-        kernels::convertRow(to, bytesAt, bytes, conversion, stream);
-      else
-        std::memcpy(to, bytesAt, bytes);
-    };
-    uint64_t left = 0;
-    if (const uint64_t unit = conversion ? std::max(conversion.read.item(), conversion.write.block) : 1; unit > 1) {
-      const uint64_t begun = at % unit;
-      left = last % unit;
-      last -= left;
-      std::byte element[8];
-      if (packing) {
-        if (begun > 0) {
-          const uint64_t some = std::min(unit - begun, last + left - at);
-          part(at - begun, unit, nullptr, element);
-          std::memcpy(target + at, element + begun, some);
-          at += unit - begun;
-        }
-        if (left > 0 && at <= last) {
-          part(last, unit, nullptr, element);
-          std::memcpy(target + last, element, left);
-        }
-      } else if (packed && begun > 0) {
-        const uint64_t some = std::min(unit - begun, last + left - at);
-        std::memcpy(partialBlock_.data() + begun, source + at, some);
-        if (begun + some < unit)
-          return; // a later range has the rest of the block
-        part(at - begun, unit, partialBlock_.data());
-        at += some;
-      } else {
-        at -= begun;
-      }
-      if (packed && left > 0)
-        std::memcpy(partialBlock_.data(), source + last, left);
-    }
+/// One entry of a Packing, between its memory and the packed bytes, or between both memories. Positions count bytes of
+/// the entry as sent; `source` and `target` are the addresses of position 0, which may be before the moved range.
+struct Packing::EntryMove {
+  const kernels::Strided &shape;
+  kernels::Conversion conversion;
+  const std::byte *source;
+  std::byte *target;
+  bool stream;
+
+  /// The bytes that are converted at once: an element or a block; 1 without a conversion.
+  uint64_t unit() const { return conversion ? std::max(conversion.read.item(), conversion.write.block) : 1; }
+
+  const std::byte *sourceAt(uint64_t position) const {
+    return source + rowOffsets(shape, position / shape.rowBytes).source +
+           conversion.read.scale(static_cast<int64_t>(position % shape.rowBytes));
+  }
+  std::byte *targetAt(uint64_t position) const {
+    return target + rowOffsets(shape, position / shape.rowBytes).target +
+           conversion.write.scale(static_cast<int64_t>(position % shape.rowBytes));
+  }
+  void bytes(std::byte *to, const std::byte *from, uint64_t count) const {
+    if (conversion)
+      kernels::convertRow(to, from, count, conversion, stream);
+    else
+      std::memcpy(to, from, count);
+  }
+  /// Moves a part of one row.
+  void part(uint64_t position, uint64_t count) const { bytes(targetAt(position), sourceAt(position), count); }
+
+  /// Moves a range without split units: a part of a row, whole rows, and another part of a row.
+  void range(uint64_t at, uint64_t last) const {
     if (const uint64_t within = at % shape.rowBytes; within > 0 && at < last) {
-      const uint64_t bytes = std::min(shape.rowBytes - within, last - at);
-      part(at, bytes);
-      at += bytes;
+      const uint64_t count = std::min(shape.rowBytes - within, last - at);
+      part(at, count);
+      at += count;
     }
     if (const uint64_t whole = at < last ? (last - at) / shape.rowBytes : 0; whole > 0) {
       if (conversion)
@@ -213,6 +183,74 @@ void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::b
     if (at < last)
       part(at, last - at);
   }
+};
+
+/// A range may begin and end anywhere in a unit (an element, a block). A unit that two ranges split is written with the
+/// range that has its last byte.
+void Packing::move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const {
+  auto entry = std::prev(std::upper_bound(entries_.begin(), entries_.end(), begin,
+                                          [](uint64_t at, const Entry &p) { return at < p.begin; }));
+  for (; entry != entries_.end() && entry->begin < end; ++entry) {
+    const auto before = static_cast<int64_t>(entry->begin - begin);
+    EntryMove move{.shape = packed ? in_[entry->shape] : out_[entry->shape],
+                   .conversion = conversions_[entry->shape],
+                   .source = packed ? packed + before : entry->source,
+                   .target = packing  ? packing + before
+                             : packed ? entry->source
+                                      : entry->target,
+                   .stream = stream};
+    if (packed)
+      move.conversion.read = {};
+    if (packing)
+      move.conversion.write = {};
+    uint64_t at = std::max(begin, entry->begin) - entry->begin;
+    uint64_t last = std::min(end - entry->begin, move.shape.bytes());
+    if (packing)
+      packSplitUnits(move, at, last);
+    else if (packed)
+      unpackSplitUnits(move, at, last);
+    else { // the range before left out the unit that it splits with this one
+      at -= at % move.unit();
+      last -= last % move.unit();
+    }
+    move.range(at, last);
+  }
+}
+
+/// Packs the units that a range splits: each is converted as a whole, and the range's bytes of it are copied. Removes
+/// them from the range.
+void Packing::packSplitUnits(const EntryMove &move, uint64_t &at, uint64_t &last) {
+  const uint64_t unit = move.unit(), begun = at % unit, left = last % unit, end = last;
+  std::byte element[8];
+  last -= left;
+  if (begun > 0) {
+    move.bytes(element, move.sourceAt(at - begun), unit);
+    std::memcpy(move.target + at, element + begun, std::min(unit - begun, end - at));
+    at += unit - begun;
+  }
+  if (left > 0 && at <= last) {
+    move.bytes(element, move.sourceAt(last), unit);
+    std::memcpy(move.target + last, element, left);
+  }
+}
+
+/// Unpacks the unit that the range before has begun, and keeps the first bytes of the one that it ends in, in
+/// partialBlock_. Removes both from the range.
+void Packing::unpackSplitUnits(const EntryMove &move, uint64_t &at, uint64_t &last) const {
+  const uint64_t unit = move.unit(), begun = at % unit, left = last % unit, end = last;
+  last -= left;
+  if (begun > 0) {
+    const uint64_t some = std::min(unit - begun, end - at);
+    std::memcpy(partialBlock_.data() + begun, move.source + at, some);
+    at += some;
+    if (begun + some < unit) { // a later range has the rest of the block
+      last = at;
+      return;
+    }
+    move.bytes(move.targetAt(at - unit), partialBlock_.data(), unit);
+  }
+  if (left > 0)
+    std::memcpy(partialBlock_.data(), move.source + last, left);
 }
 
 } // namespace reshard

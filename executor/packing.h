@@ -72,6 +72,9 @@ private:
   void append(const Expansion &expansion);
   Status tabulate(const PackedRange &range, bool unpacks, SplitUnits &splitUnits, Tables &tables) const;
   void move(uint64_t begin, uint64_t end, const std::byte *packed, std::byte *packing, bool stream) const;
+  struct EntryMove;
+  static void packSplitUnits(const EntryMove &move, uint64_t &at, uint64_t &last);
+  void unpackSplitUnits(const EntryMove &move, uint64_t &at, uint64_t &last) const;
 
   std::vector<Entry> entries_;
   std::vector<kernels::Strided> out_, in_;       // memory -> packed, packed -> memory; equal for pairs
