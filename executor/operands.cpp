@@ -6,101 +6,141 @@ namespace reshard {
 
 using namespace schema;
 
-Status expand(const Side &source, const Side &target, Expansion &expansion) {
-  const Side sides[2] = {source, target};
-  const Shape *shapes[2] = {};
-  for (int s = 0; s < 2; ++s)
-    if (sides[s].operand)
-      shapes[s] = sides[s].rank->segment->shapes()->Get(sides[s].operand->shape());
-  const Shape &known = *(shapes[1] ? shapes[1] : shapes[0]);
-  auto describe = [&](int s) { // "rank 0 has 4 × 8 × 64 bytes"
-    std::string text = "rank " + std::to_string(sides[s].rank->rank) + " has ";
-    for (uint32_t l = 0; l < shapes[s]->loop_count(); ++l)
-      text += std::to_string(sides[s].rank->segment->loops()->Get(shapes[s]->first_loop() + l)->count()) + " × ";
-    return text + std::to_string(shapes[s]->row_bytes()) + " bytes";
-  };
-  auto mismatch = [&] {
-    return failed("operand shapes differ: " + describe(0) + ", " + describe(1) + ", expected equal ones");
-  };
-  if (shapes[0] && shapes[1] &&
-      (shapes[0]->row_bytes() != shapes[1]->row_bytes() || shapes[0]->loop_count() != shapes[1]->loop_count()))
-    return mismatch();
+namespace {
 
-  // The inner loops, up to the first that changes a buffer, become the loops of each piece. That loop and those outside
-  // it are run here, one piece for each iteration, in order.
-  struct Both {
-    uint64_t count;
-    int64_t stride[2], bufferStep[2];
-  };
-  Both loops[schema::kMaxLoops];
-  auto packed = static_cast<int64_t>(known.row_bytes());
-  size_t outer = 0;
-  for (uint32_t l = known.loop_count(); l-- > 0;) {
-    Both &both = loops[l];
-    for (int s = 0; s < 2; ++s) {
-      const Loop *loop = shapes[s] ? sides[s].rank->segment->loops()->Get(shapes[s]->first_loop() + l) : nullptr;
-      if (loop && s == 1 && shapes[0] && loop->count() != both.count)
-        return mismatch();
-      if (loop)
-        both.count = loop->count();
-      both.stride[s] = loop ? loop->stride() : 0;
-      both.bufferStep[s] = loop ? loop->buffer_step() : 0;
-    }
+/// A loop of both sides; 0 for a side without an operand.
+struct LoopPair {
+  uint64_t count = 0;
+  int64_t stride[2] = {}, bufferStep[2] = {};
+};
+
+/// A pair of operands with equal shapes; [0] is the source, [1] the target.
+class OperandPair {
+public:
+  OperandPair(const Side &source, const Side &target) : sides_{source, target} {
     for (int s = 0; s < 2; ++s)
-      if (!shapes[s])
-        both.stride[s] = packed;
-    packed *= static_cast<int64_t>(both.count);
-    if (outer == 0 && (both.bufferStep[0] != 0 || both.bufferStep[1] != 0))
-      outer = l + 1;
-  }
-  kernels::Strided &shape = expansion.shape;
-  shape.rowBytes = known.row_bytes();
-  shape.loopCount = 0;
-  uint64_t pieces = 1;
-  for (uint32_t l = 0; l < known.loop_count(); ++l)
-    if (l < outer)
-      pieces *= loops[l].count;
-    else
-      shape.loops[shape.loopCount++] = {loops[l].count, loops[l].stride[0], loops[l].stride[1]};
-  kernels::simplify(shape);
-
-  // Offsets and strides of a plan count bytes as sent; scale them to the storage form of each side's memory.
-  kernels::StorageForm forms[2];
-  for (int s = 0; s < 2; ++s)
-    if (sides[s].operand)
-      forms[s] = sides[s].rank->form(sides[s].operand->buffer());
-  if (forms[0].kind == kernels::StorageForm::Kind::cast && shapes[1])
-    return failed("rank " + std::to_string(source.rank->rank) +
-                  " copies from a buffer that is cast, which is not supported");
-  expansion.source = forms[0];
-  expansion.target = forms[1];
-  for (size_t l = 0; l < shape.loopCount; ++l) {
-    shape.loops[l].sourceStride = forms[0].scale(shape.loops[l].sourceStride);
-    shape.loops[l].targetStride = forms[1].scale(shape.loops[l].targetStride);
+      if (sides_[s].operand)
+        shapes_[s] = sides_[s].rank->segment->shapes()->Get(sides_[s].operand->shape());
   }
 
-  expansion.at.clear();
-  expansion.at.reserve(pieces);
-  for (uint64_t n = 0; n < pieces; ++n) {
-    std::byte *at[2];
-    const kernels::ViewBase *bases[2] = {};
-    for (int s = 0; s < 2; ++s) {
-      int64_t buffer = sides[s].operand ? sides[s].operand->buffer() : 0;
-      int64_t offset = sides[s].operand ? static_cast<int64_t>(sides[s].operand->offset()) : 0;
-      uint64_t rest = n;
-      for (size_t l = outer; l-- > 0; rest /= loops[l].count) {
-        const auto i = static_cast<int64_t>(rest % loops[l].count);
-        buffer += i * loops[l].bufferStep[s];
-        offset += i * loops[l].stride[s];
+  Status expand(Expansion &expansion) {
+    if (Status status = pairLoops(); !status.ok())
+      return status;
+    setShape(expansion.shape);
+    for (int s = 0; s < 2; ++s)
+      if (sides_[s].operand)
+        forms_[s] = sides_[s].rank->form(sides_[s].operand->buffer());
+    if (forms_[0].kind == kernels::StorageForm::Kind::cast && shapes_[1])
+      return failed("rank " + std::to_string(sides_[0].rank->rank) +
+                    " copies from a buffer that is cast, which is not supported");
+    setForms(expansion);
+    addAddresses(expansion);
+    return {};
+  }
+
+private:
+  const Shape &known() const { return *(shapes_[1] ? shapes_[1] : shapes_[0]); }
+  const Loop *loop(int side, uint32_t number) const {
+    return shapes_[side] ? sides_[side].rank->segment->loops()->Get(shapes_[side]->first_loop() + number) : nullptr;
+  }
+
+  /// "rank 0 has 4 × 8 × 64 bytes"
+  std::string describe(int side) const {
+    std::string text = "rank " + std::to_string(sides_[side].rank->rank) + " has ";
+    for (uint32_t l = 0; l < shapes_[side]->loop_count(); ++l)
+      text += std::to_string(loop(side, l)->count()) + " × ";
+    return text + std::to_string(shapes_[side]->row_bytes()) + " bytes";
+  }
+  Status mismatch() const {
+    return failed("operand shapes differ: " + describe(0) + ", " + describe(1) + ", expected equal ones");
+  }
+
+  /// Sets loops_ and outer_. A side without an operand is packed: its strides are those of contiguous bytes.
+  Status pairLoops() {
+    const bool both = shapes_[0] && shapes_[1];
+    if (both &&
+        (shapes_[0]->row_bytes() != shapes_[1]->row_bytes() || shapes_[0]->loop_count() != shapes_[1]->loop_count()))
+      return mismatch();
+    auto packed = static_cast<int64_t>(known().row_bytes());
+    for (uint32_t l = known().loop_count(); l-- > 0;) {
+      LoopPair &pair = loops_[l];
+      if (both && loop(0, l)->count() != loop(1, l)->count())
+        return mismatch();
+      for (int s = 0; s < 2; ++s) {
+        const Loop *own = loop(s, l);
+        pair.count = own ? own->count() : pair.count;
+        pair.stride[s] = own ? own->stride() : packed;
+        pair.bufferStep[s] = own ? own->buffer_step() : 0;
       }
-      std::byte *memory = sides[s].operand ? sides[s].rank->pointer(static_cast<uint32_t>(buffer)) : nullptr;
-      at[s] = memory ? memory + forms[s].scale(offset) : nullptr;
-      if (forms[s] && sides[s].operand)
-        bases[s] = sides[s].rank->viewBase(static_cast<uint32_t>(buffer));
+      packed *= static_cast<int64_t>(pair.count);
+      if (outer_ == 0 && (pair.bufferStep[0] != 0 || pair.bufferStep[1] != 0))
+        outer_ = l + 1;
     }
-    expansion.at.push_back({at[0], at[1], bases[0], bases[1]});
+    return {};
   }
-  return {};
+
+  /// The loops that change no buffer become those of a strided range. The others are run here, with one range for each
+  /// iteration.
+  void setShape(kernels::Strided &shape) {
+    shape.rowBytes = known().row_bytes();
+    shape.loopCount = 0;
+    for (uint32_t l = 0; l < known().loop_count(); ++l)
+      if (l < outer_)
+        ranges_ *= loops_[l].count;
+      else
+        shape.loops[shape.loopCount++] = {loops_[l].count, loops_[l].stride[0], loops_[l].stride[1]};
+    kernels::simplify(shape);
+  }
+
+  /// Offsets and strides of a plan count bytes as sent; scales them to the storage form of each side's memory.
+  void setForms(Expansion &expansion) const {
+    expansion.source = forms_[0];
+    expansion.target = forms_[1];
+    for (size_t l = 0; l < expansion.shape.loopCount; ++l) {
+      kernels::Loop &loop = expansion.shape.loops[l];
+      loop.sourceStride = forms_[0].scale(loop.sourceStride);
+      loop.targetStride = forms_[1].scale(loop.targetStride);
+    }
+  }
+
+  void addAddresses(Expansion &expansion) const {
+    expansion.at.clear();
+    expansion.at.reserve(ranges_);
+    for (uint64_t n = 0; n < ranges_; ++n) {
+      const auto [source, from] = address(0, n);
+      const auto [target, to] = address(1, n);
+      expansion.at.push_back({source, target, from, to});
+    }
+  }
+
+  /// The first byte of range `number` on a side, and the base of its quantized view; null if there is none.
+  std::pair<std::byte *, const kernels::ViewBase *> address(int side, uint64_t number) const {
+    const auto &[rank, operand] = sides_[side];
+    if (!operand)
+      return {};
+    int64_t buffer = operand->buffer(), offset = static_cast<int64_t>(operand->offset());
+    for (size_t l = outer_; l-- > 0; number /= loops_[l].count) {
+      const auto i = static_cast<int64_t>(number % loops_[l].count);
+      buffer += i * loops_[l].bufferStep[side];
+      offset += i * loops_[l].stride[side];
+    }
+    std::byte *memory = rank->pointer(static_cast<uint32_t>(buffer));
+    return {memory ? memory + forms_[side].scale(offset) : nullptr,
+            forms_[side] ? rank->viewBase(static_cast<uint32_t>(buffer)) : nullptr};
+  }
+
+  const Side sides_[2];
+  const Shape *shapes_[2] = {};
+  kernels::StorageForm forms_[2];
+  LoopPair loops_[schema::kMaxLoops];
+  size_t outer_ = 0;    // loops before it are run here: those down to the innermost that changes a buffer
+  uint64_t ranges_ = 1; // strided ranges: iterations of these loops
+};
+
+} // namespace
+
+Status expand(const Side &source, const Side &target, Expansion &expansion) {
+  return OperandPair(source, target).expand(expansion);
 }
 
 void castZeros(Expansion &expansion) {
