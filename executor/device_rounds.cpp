@@ -243,6 +243,97 @@ Status findLocalNeeds(const LocalRank &rank, uint32_t message, const std::vector
   return {};
 }
 
+/// The sends and receives of a rank, by message number: sends and receives of a pair of ranks match by their order in a
+/// batch.
+Status findMessages(const LocalRank &rank, std::vector<MessageChunks> &messages) {
+  for (uint32_t s = 0; s < rank.segment->steps()->size(); ++s) {
+    const Step &step = *rank.segment->steps()->Get(s);
+    const bool send = step.kind() == StepKind::send;
+    if (!send && step.kind() != StepKind::recv)
+      continue;
+    MessageChunks &message = messages.emplace_back(MessageChunks{&step, s, {}, {}});
+    if (Status status = send ? addOperands(rank, step.first_input(), step.input_count(), message.packing)
+                             : addOperands(rank, step.first_output(), step.output_count(), message.packing);
+        !status.ok())
+      return status;
+    if (step.staging() == UINT64_MAX && !message.packing.contiguous())
+      return failed("step " + std::to_string(s) + " sends or receives in place, but its bytes are not contiguous");
+    if (Status status = findNeeds(rank, s, message); !status.ok())
+      return status;
+  }
+  std::stable_sort(messages.begin(), messages.end(), [](const MessageChunks &a, const MessageChunks &b) {
+    return a.step->message() < b.step->message();
+  });
+  return {};
+}
+
+/// The rounds of the plan in which a rank has chunks of messages. They follow its rounds of messages to itself.
+class PlanRounds {
+public:
+  /// `selfRounds`: the number of rounds of messages to itself.
+  PlanRounds(const LocalRank &rank, const std::vector<MessageChunks> &messages, int64_t selfRounds)
+      : rank_(rank), selfRounds_(selfRounds) {
+    for (const MessageChunks &message : messages)
+      for (uint64_t chunk = 0; chunk < chunkCount(*message.step); ++chunk)
+        chunks_[message.step->round() + chunk].emplace_back(&message, chunk);
+    for (const auto &[planRound, chunks] : chunks_)
+      numbers_.emplace(planRound, selfRounds + static_cast<int64_t>(numbers_.size()));
+  }
+
+  /// By step: for receives, the number of rounds that must be unpacked before their bytes are there; 0 for others.
+  std::vector<int64_t> unpacked() const {
+    std::vector<int64_t> result(rank_.segment->steps()->size());
+    for (const auto &[planRound, chunks] : chunks_)
+      for (const auto &[message, chunk] : chunks)
+        result[message->number] = message->step->kind() == StepKind::recv ? numbers_.at(planRound) + 1 : 0;
+    return result;
+  }
+
+  /// Appends these rounds. `unpacked` is that of all steps (addLocalSteps).
+  Status append(const Staging &staging, const std::vector<int64_t> &unpacked, std::vector<Round> &rounds) const {
+    for (const auto &[planRound, chunks] : chunks_) {
+      Round &round = rounds.emplace_back();
+      round.needs = selfRounds_ - 1;
+      for (const auto &[message, chunk] : chunks) {
+        round.chunks.push_back(chunkOf(*message, chunk, staging));
+        if (message->needs[chunk] > 0)
+          round.needs = std::max(round.needs, numbers_.at(message->needs[chunk] - 1));
+        if (chunk == 0)
+          if (Status status = findLocalNeeds(rank_, message->number, unpacked, numbers_.at(planRound), round);
+              !status.ok())
+            return status;
+      }
+    }
+    return {};
+  }
+
+private:
+  Chunk chunkOf(const MessageChunks &message, uint64_t chunk, const Staging &staging) const {
+    const Step &step = *message.step;
+    const bool staged = step.staging() != UINT64_MAX;
+    const uint64_t at = chunk * step.chunk(), head = rank_.viewJobs ? rank_.viewJobs->headBytes() : 0;
+    std::byte *memory = staged ? staging.arena + (step.staging() - head) + (step.slot() + chunk) % 2 * step.chunk()
+                               : message.packing.contiguous() + at;
+    return {&message.packing,
+            at,
+            staged,
+            {.send = step.kind() == StepKind::send,
+             .peer = step.peer(),
+             .memory = memory,
+             .bytes = chunkBytes(step, chunk),
+             .message = step.message(),
+             .round = step.round(),
+             .chunk = chunk,
+             .chunks = chunkCount(step)}};
+  }
+
+  const LocalRank &rank_;
+  const int64_t selfRounds_;
+  /// Round of the plan -> (message, chunk).
+  std::map<uint64_t, std::vector<std::pair<const MessageChunks *, uint64_t>>> chunks_;
+  std::map<uint64_t, int64_t> numbers_; // round of the plan -> number of the round on this rank
+};
+
 } // namespace
 
 Status addDependencyLevels(const Plan &plan, const std::vector<LocalRank> &ranks, std::vector<Operation> &operations,
@@ -290,65 +381,17 @@ Status addRounds(const LocalRank &rank, const Staging &staging, std::vector<Oper
     return status;
   const auto local = static_cast<int64_t>(rounds.size());
   std::vector<MessageChunks> messages;
-  for (uint32_t s = 0; s < rank.segment->steps()->size(); ++s) {
-    const Step &step = *rank.segment->steps()->Get(s);
-    const bool send = step.kind() == StepKind::send;
-    bytes += send ? 0 : step.bytes();
-    if (!send && step.kind() != StepKind::recv)
-      continue;
-    MessageChunks &message = messages.emplace_back(MessageChunks{&step, s, {}, {}});
-    if (Status status = send ? addOperands(rank, step.first_input(), step.input_count(), message.packing)
-                             : addOperands(rank, step.first_output(), step.output_count(), message.packing);
-        !status.ok())
-      return status;
-    if (step.staging() == UINT64_MAX && !message.packing.contiguous())
-      return failed("step " + std::to_string(s) + " sends or receives in place, but its bytes are not contiguous");
-    if (Status status = findNeeds(rank, s, message); !status.ok())
-      return status;
-  }
-  // Sends and receives of a pair of ranks match by their order in a batch: both ranks order them by message number.
-  std::stable_sort(messages.begin(), messages.end(), [](const MessageChunks &a, const MessageChunks &b) {
-    return a.step->message() < b.step->message();
-  });
-  std::map<uint64_t, std::vector<std::pair<const MessageChunks *, uint64_t>>>
-      chunksByRound; // round of the plan -> (message, chunk)
-  for (const MessageChunks &message : messages)
-    for (uint64_t chunk = 0; chunk < chunkCount(*message.step); ++chunk)
-      chunksByRound[message.step->round() + chunk].emplace_back(&message, chunk);
-  std::map<uint64_t, int64_t> numbers; // round of the plan -> index in `rounds`
-  std::vector<int64_t> unpacked(rank.segment->steps()->size());
-  for (const auto &[planRound, chunks] : chunksByRound) {
-    const auto number = local + static_cast<int64_t>(numbers.size());
-    numbers.emplace(planRound, number);
-    for (const auto &[message, chunk] : chunks)
-      unpacked[message->number] = message->step->kind() == StepKind::recv ? number + 1 : 0;
-  }
+  if (Status status = findMessages(rank, messages); !status.ok())
+    return status;
+  for (const Step *step : *rank.segment->steps())
+    bytes += step->kind() == StepKind::send ? 0 : step->bytes();
+  const PlanRounds planRounds(rank, messages, local);
+  std::vector<int64_t> unpacked = planRounds.unpacked();
   LocalSteps localSteps;
   if (Status status = addLocalSteps(rank, staging.self, local, unpacked, localSteps); !status.ok())
     return status;
-  const uint64_t headBytes = rank.viewJobs ? rank.viewJobs->headBytes() : 0; // the head of the arena
-  for (const auto &[planRound, chunks] : chunksByRound) {
-    Round &round = rounds.emplace_back();
-    round.needs = local - 1; // the messages to itself
-    for (const auto &[message, chunk] : chunks) {
-      const Step &step = *message->step;
-      const bool send = step.kind() == StepKind::send, staged = step.staging() != UINT64_MAX;
-      const uint64_t at = chunk * step.chunk();
-      std::byte *memory = staged
-                              ? staging.arena + (step.staging() - headBytes) + (step.slot() + chunk) % 2 * step.chunk()
-                              : message->packing.contiguous() + at;
-      round.chunks.push_back({&message->packing,
-                              at,
-                              staged,
-                              {send, step.peer(), memory, chunkBytes(step, chunk), step.message(), step.round(), chunk,
-                               chunkCount(step)}});
-      if (message->needs[chunk] > 0)
-        round.needs = std::max(round.needs, numbers.at(message->needs[chunk] - 1));
-      if (chunk == 0)
-        if (Status status = findLocalNeeds(rank, message->number, unpacked, numbers.at(planRound), round); !status.ok())
-          return status;
-    }
-  }
+  if (Status status = planRounds.append(staging, unpacked, rounds); !status.ok())
+    return status;
   SplitUnits splitUnits(staging.splitUnits, staging.splitUnitCount);
   addViewJobs({rank}, ViewJobs::kBefore, operations);
   Status status = addExchanges(rounds, splitUnits, localSteps, operations);
