@@ -17,6 +17,11 @@ namespace {
 
 constexpr uint64_t kJobBytes = 1 << 20;
 
+/// The view of a range's param; null if it has none.
+const QuantizedView *viewOf(const Plan &plan, const BufferRange &range) {
+  return plan.manifest().endpoints()->Get(range.endpoint())->params()->Get(range.param())->view();
+}
+
 /// Whether a view has memory of its own, at the end of the arena.
 bool hasMemory(const QuantizedView *view) { return view && view->staged() && view->kind() != ViewKind::elements; }
 
@@ -101,120 +106,167 @@ void ViewJobs::Job::tabulate(const std::vector<LocalAmax> &all, Tables &tables) 
   }
 }
 
-Status ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transport) {
-  rank.forms = formsOf(plan, *rank.segment);
-  const auto &ranges = *rank.segment->buffers();
-  auto paramOf = [&](const BufferRange &range) -> const Param & {
-    return *plan.manifest().endpoints()->Get(range.endpoint())->params()->Get(range.param());
-  };
-  bool any = false;
-  for (const BufferRange *range : ranges) {
-    const QuantizedView *view = paramOf(*range).view();
-    any = any || view;
-    tailBytes_ += hasMemory(view) ? range->count() * stagedBytes(*range) : 0;
-  }
-  headBytes_ = arenaHeadBytes(*rank.segment);
-  if (!any && headBytes_ == 0)
-    return {};
-  std::byte *memory = nullptr;
-  if (const uint64_t bytes = headBytes_ + tailBytes_; bytes > 0) {
-    const Result<std::byte *> allocated = transport.allocate(bytes);
-    if (!allocated.ok())
-      return Status(allocated.status())
-          .withPrefix("cannot allocate " + std::to_string(bytes) + " bytes to stage quantized params: ");
-    memory = *allocated;
-    if (!memory) {
-      memory_.reset(memory = static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
-      if (!memory)
-        return failed("cannot allocate " + std::to_string(bytes) + " bytes to stage quantized params: out of memory");
-      std::memset(memory, 0, bytes); // page faults now, not in the first run
+/// Sets the memory, the bases and the jobs of the views of one rank.
+class ViewJobs::Binder {
+public:
+  Binder(ViewJobs &jobs, const Plan &plan, LocalRank &rank)
+      : jobs_(jobs), plan_(plan), rank_(rank), ranges_(*rank.segment->buffers()), reads_(*rank.segment) {
+    for (uint32_t r = 0; r < ranges_.size(); ++r) {
+      const BufferRange &range = *ranges_.Get(r);
+      numbers_[{range.endpoint(), range.mesh_rank(), range.param()}] = r;
+      if (const QuantizedView *view = paramOf(range).view(); view && view->kind() == ViewKind::codes)
+        readers_[{range.endpoint(), range.mesh_rank(), view->scales()}] = &range;
     }
   }
-  rank.arena = headBytes_ > 0 ? memory : nullptr;
-  const ReadBuffers reads(*rank.segment);
-  using Key = std::tuple<uint32_t, uint32_t, uint32_t>; // endpoint, mesh rank, param
-  std::map<Key, uint32_t> numbers;                      // index of the BufferRange
-  std::map<Key, const BufferRange *> readers;           // view `scales` -> the view `codes` that uses them
-  for (uint32_t r = 0; r < ranges.size(); ++r) {
-    const BufferRange &range = *ranges.Get(r);
-    numbers[{range.endpoint(), range.mesh_rank(), range.param()}] = r;
-    if (const QuantizedView *view = paramOf(range).view(); view && view->kind() == ViewKind::codes)
-      readers[{range.endpoint(), range.mesh_rank(), view->scales()}] = &range;
-  }
-  // The memory of instance i of another param of the same mesh rank, which has as many instances.
-  auto sibling = [&](const BufferRange &range, uint32_t param, uint32_t i) -> std::byte * {
-    const auto found = numbers.find({range.endpoint(), range.mesh_rank(), param});
-    return found == numbers.end() ? nullptr : rank.memory[found->second][i];
-  };
-  auto isRead = [&](const BufferRange &range, uint32_t i) {
-    const auto reader = readers.find({range.endpoint(), range.mesh_rank(), range.param()});
-    return reads.has(int64_t{range.first()} + i) ||
-           (reader != readers.end() && reads.has(int64_t{reader->second->first()} + i));
-  };
-  rank.viewBases.resize(ranges.size());
-  tables_.resize(ranges.size());
-  std::byte *next = memory + headBytes_;
-  // Views with memory of their own first, since they may be the base of others.
-  for (const bool staged : {true, false})
-    for (uint32_t r = 0; r < ranges.size(); ++r) {
-      const BufferRange &range = *ranges.Get(r);
-      const QuantizedView *view = paramOf(range).view();
-      if (!view || hasMemory(view) != staged)
-        continue;
-      for (uint32_t i = 0; i < range.count(); ++i) {
-        tables_[r].push_back(staged ? next : sibling(range, view->codes(), i));
-        next += staged ? stagedBytes(range) : 0;
+
+  /// Gives each instance of a view its memory: from `next` on, if it has its own, or else that of its base.
+  void assignMemory(std::byte *next) {
+    jobs_.tables_.resize(ranges_.size());
+    // Views with memory of their own first, since they may be the base of others.
+    for (const bool own : {true, false})
+      for (uint32_t r = 0; r < ranges_.size(); ++r) {
+        const BufferRange &range = *ranges_.Get(r);
+        const QuantizedView *view = paramOf(range).view();
+        if (!view || hasMemory(view) != own)
+          continue;
+        for (uint32_t i = 0; i < range.count(); ++i) {
+          jobs_.tables_[r].push_back(own ? next : sibling(range, view->codes(), i));
+          next += own ? stagedBytes(range) : 0;
+        }
+        rank_.memory[r] = jobs_.tables_[r].data();
       }
-      rank.memory[r] = tables_[r].data();
-    }
-  // The matrices of instance i of a view; `bound` is set to whether all its bases are bound.
-  auto matricesAt = [&](const BufferRange &range, std::byte *memory, uint32_t i, bool &bound) {
+  }
+
+  /// Sets the view bases, and adds the jobs.
+  void addViews() {
+    rank_.viewBases.resize(ranges_.size());
+    for (uint32_t r = 0; r < ranges_.size(); ++r)
+      if (paramOf(*ranges_.Get(r)).view())
+        for (uint32_t i = 0; i < ranges_.Get(r)->count(); ++i)
+          addView(r, i);
+  }
+
+private:
+  const Endpoint &endpointOf(const BufferRange &range) const {
+    return *plan_.manifest().endpoints()->Get(range.endpoint());
+  }
+  const Param &paramOf(const BufferRange &range) const { return *endpointOf(range).params()->Get(range.param()); }
+
+  /// The memory of instance i of another param of the same mesh rank, which has as many instances.
+  std::byte *sibling(const BufferRange &range, uint32_t param, uint32_t i) const {
+    const auto found = numbers_.find({range.endpoint(), range.mesh_rank(), param});
+    return found == numbers_.end() ? nullptr : rank_.memory[found->second][i];
+  }
+
+  bool isRead(const BufferRange &range, uint32_t i) const {
+    const auto reader = readers_.find({range.endpoint(), range.mesh_rank(), range.param()});
+    return reads_.has(int64_t{range.first()} + i) ||
+           (reader != readers_.end() && reads_.has(int64_t{reader->second->first()} + i));
+  }
+
+  /// The matrices of instance i of a view.
+  struct BaseMatrices {
+    kernels::Quantized matrices;
+    bool bound; // whether all its bases are
+  };
+  BaseMatrices matricesAt(const BufferRange &range, std::byte *memory, uint32_t i) const {
     const QuantizedView &view = *paramOf(range).view();
-    kernels::Quantized matrices =
-        matricesOf(*plan.manifest().endpoints()->Get(range.endpoint()), range.param(), range.mesh_rank());
+    kernels::Quantized matrices = matricesOf(endpointOf(range), range.param(), range.mesh_rank());
     std::byte *codes = sibling(range, view.codes(), i), *scales = sibling(range, view.scales(), i);
     matrices.codes = view.kind() == ViewKind::elements ? codes : nullptr;
     matrices.scales = view.kind() == ViewKind::scales ? memory : scales;
     const bool tensorScaled = view.kind() == ViewKind::elements && formatOf(view).tensorScale();
     if (tensorScaled)
       matrices.tensorScales = sibling(range, view.tensor_scale(), i);
-    bound = codes && scales && (matrices.tensorScales || !tensorScaled);
-    return matrices;
-  };
-  for (uint32_t r = 0; r < ranges.size(); ++r) {
-    const BufferRange &range = *ranges.Get(r);
-    const QuantizedView *view = paramOf(range).view();
-    for (uint32_t i = 0; view && i < range.count(); ++i) {
-      bool bound = false;
-      const kernels::Quantized matrices = matricesAt(range, tables_[r][i], i, bound);
-      if (!bound)
-        tables_[r][i] = nullptr;
-      rank.viewBases[r].push_back({matrices, tables_[r][i]});
-      const bool source = range.endpoint() == 0;
-      if (!bound || range.bytes() == 0 || (source && !isRead(range, i)))
-        continue;
-      std::byte *base = sibling(range, view->codes(), i);
-      if (view->kind() != ViewKind::amax || !source) {
-        addJobs(*view, source, matrices, view->kind() == ViewKind::scales ? base : tables_[r][i], range.bytes(),
-                range.first() + i);
-        continue;
-      }
-      const BufferRange &of =
-          *ranges.Get(numbers.at({0, range.mesh_rank(), view->codes()})); // exists, since it is bound
-      const kernels::Quantized values = paramOf(of).view() ? matricesAt(of, nullptr, i, bound) : matrices;
-      const auto shards = static_cast<uint64_t>(
-          localShape(*plan.manifest().endpoints()->Get(0), paramOf(range), range.mesh_rank()).back());
-      for (uint64_t k = 0; k < range.bytes() / sizeof(float); ++k) {
-        if (k % shards == 0)
-          localAmax_.emplace_back(*plan.manifest().endpoints()->Get(0), paramOf(range), range.mesh_rank(),
-                                  static_cast<int64_t>(k / shards));
-        jobs_[kBefore].push_back(
-            {Job::amax, values, base, localAmax_.size() - 1, 0, tables_[r][i] + k * sizeof(float)});
-      }
+    return {matrices, codes && scales && (matrices.tensorScales || !tensorScaled)};
+  }
+
+  /// Sets the base of instance i of a view, and adds its jobs.
+  void addView(uint32_t r, uint32_t i) {
+    const BufferRange &range = *ranges_.Get(r);
+    const QuantizedView &view = *paramOf(range).view();
+    std::byte *&memory = jobs_.tables_[r][i];
+    const auto [matrices, bound] = matricesAt(range, memory, i);
+    if (!bound)
+      memory = nullptr;
+    rank_.viewBases[r].push_back({matrices, memory});
+    const bool source = range.endpoint() == 0;
+    if (!bound || range.bytes() == 0 || (source && !isRead(range, i)))
+      return;
+    if (view.kind() == ViewKind::amax && source)
+      addAmax(range, i, matrices);
+    else
+      jobs_.addJobs(view, {.source = source,
+                           .matrices = matrices,
+                           .memory = view.kind() == ViewKind::scales ? sibling(range, view.codes(), i) : memory,
+                           .bytes = range.bytes(),
+                           .buffer = range.first() + i});
+  }
+
+  /// Adds the jobs of instance i of a source's view `amax`: one for each number. `matrices` are those of a plain base.
+  void addAmax(const BufferRange &range, uint32_t i, kernels::Quantized matrices) {
+    const Endpoint &source = endpointOf(range);
+    const Param &view = paramOf(range);
+    const uint32_t codes = view.view()->codes();
+    const BufferRange &base = *ranges_.Get(numbers_.at({0, range.mesh_rank(), codes})); // exists, since it is bound
+    if (paramOf(base).view())
+      matrices = matricesAt(base, nullptr, i).matrices;
+    const auto shards = static_cast<uint64_t>(localShape(source, view, range.mesh_rank()).back());
+    std::byte *number = jobs_.tables_[numbers_.at({0, range.mesh_rank(), range.param()})][i];
+    for (uint64_t k = 0; k < range.bytes() / sizeof(float); ++k, number += sizeof(float)) {
+      if (k % shards == 0)
+        jobs_.localAmax_.emplace_back(source, view, range.mesh_rank(), static_cast<int64_t>(k / shards));
+      jobs_.jobs_[kBefore].push_back(
+          {Job::amax, matrices, sibling(range, codes, i), jobs_.localAmax_.size() - 1, 0, number});
     }
   }
+
+  using Key = std::tuple<uint32_t, uint32_t, uint32_t>; // endpoint, mesh rank, param
+  ViewJobs &jobs_;
+  const Plan &plan_;
+  LocalRank &rank_;
+  const flatbuffers::Vector<const BufferRange *> &ranges_;
+  const ReadBuffers reads_;
+  std::map<Key, uint32_t> numbers_;            // index of the BufferRange
+  std::map<Key, const BufferRange *> readers_; // view `scales` -> the view `codes` that uses them
+};
+
+Status ViewJobs::bind(const Plan &plan, LocalRank &rank, Transport &transport) {
+  rank.forms = formsOf(plan, *rank.segment);
+  bool any = false;
+  for (const BufferRange *range : *rank.segment->buffers()) {
+    const QuantizedView *view = viewOf(plan, *range);
+    any = any || view;
+    tailBytes_ += hasMemory(view) ? range->count() * stagedBytes(*range) : 0;
+  }
+  headBytes_ = arenaHeadBytes(*rank.segment);
+  if (!any && headBytes_ == 0)
+    return {};
+  const Result<std::byte *> memory = allocate(headBytes_ + tailBytes_, transport);
+  if (!memory.ok())
+    return Status(memory.status())
+        .withPrefix("cannot allocate " + std::to_string(headBytes_ + tailBytes_) +
+                    " bytes to stage quantized params: ");
+  rank.arena = headBytes_ > 0 ? *memory : nullptr;
+  Binder binder(*this, plan, rank);
+  binder.assignMemory(*memory + headBytes_);
+  binder.addViews();
   rank.viewJobs = this;
   return {};
+}
+
+/// Zeroed memory, the device's if the transport has one; null for 0 bytes.
+Result<std::byte *> ViewJobs::allocate(uint64_t bytes, Transport &transport) {
+  if (bytes == 0)
+    return nullptr;
+  Result<std::byte *> memory = transport.allocate(bytes);
+  if (!memory.ok() || *memory)
+    return memory;
+  memory_.reset(static_cast<std::byte *>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
+  if (!memory_)
+    return failed("out of memory");
+  std::memset(memory_.get(), 0, bytes); // page faults now, not in the first run
+  return memory_.get();
 }
 
 kernels::Quantized ViewJobs::matricesOf(const Endpoint &endpoint, uint32_t number, uint32_t meshRank) {
@@ -241,8 +293,8 @@ kernels::Quantized ViewJobs::matricesOf(const Endpoint &endpoint, uint32_t numbe
   return matrices;
 }
 
-void ViewJobs::addJobs(const QuantizedView &view, bool source, const kernels::Quantized &matrices, std::byte *memory,
-                       uint64_t bytes, uint32_t buffer) {
+void ViewJobs::addJobs(const QuantizedView &view, const Instance &instance) {
+  const auto &[source, matrices, memory, bytes, buffer] = instance;
   if (view.kind() == ViewKind::scales)
     addRows(kBefore, {Job::scales, matrices, memory});
   else if (view.kind() == ViewKind::plain_scales)

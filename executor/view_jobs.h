@@ -54,8 +54,17 @@ private:
   struct Free {
     void operator()(std::byte *memory) const;
   };
-  void addJobs(const schema::QuantizedView &view, bool source, const kernels::Quantized &matrices, std::byte *memory,
-               uint64_t bytes, uint32_t buffer);
+  class Binder;
+  Result<std::byte *> allocate(uint64_t bytes, Transport &transport);
+  /// An instance of a view: `memory` is that of its `bytes`, or for `scales` of its base; `buffer` is its number.
+  struct Instance {
+    bool source;
+    kernels::Quantized matrices;
+    std::byte *memory;
+    uint64_t bytes;
+    uint32_t buffer;
+  };
+  void addJobs(const schema::QuantizedView &view, const Instance &instance);
   void addRows(JobSet set, Job job);
 
   std::vector<std::vector<std::byte *>> tables_; // by BufferRange: the memory of each instance, if it is a view
