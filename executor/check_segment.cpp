@@ -49,9 +49,9 @@ private:
   struct Extent {
     int64_t bytes, row, low, high, lowBuffer, highBuffer;
     int64_t unit; // the greatest common divisor of row bytes and strides
-    /// Strided pieces beyond the first to which expand() (operands.h) expands it: one for each iteration of the loops
+    /// Strided ranges beyond the first to which expand() (operands.h) expands it: one for each iteration of the loops
     /// down to the innermost that changes the buffer.
-    int64_t pieces;
+    int64_t ranges;
   };
 
   bool fail(std::string text) {
@@ -237,7 +237,7 @@ private:
           !reach(count - 1, loop.buffer_step(), extent.lowBuffer, extent.highBuffer))
         return false;
       if (loop.buffer_step() != 0)
-        extent.pieces = extent.bytes / extent.row - 1;
+        extent.ranges = extent.bytes / extent.row - 1;
     }
     extents_.push_back(extent);
     return true;
@@ -512,15 +512,15 @@ private:
       return failStep("operand " + text(number) + ": writes buffer " + text(operand.buffer()) +
                       ", which is derived from others");
     // An operand of more bytes than its extent would write some twice, and a hostile loop count might never end.
-    const __int128 room =
+    const __int128 capacity =
         static_cast<__int128>(extent.high - extent.low + extent.row) * (extent.highBuffer - extent.lowBuffer + 1);
-    if (output && extent.bytes > room)
+    if (output && extent.bytes > capacity)
       return failStep("operand " + text(number) + ": writes " + text(extent.bytes) + " bytes into an extent of " +
-                      text(static_cast<uint64_t>(room)) + " bytes");
-    if (extent.pieces > kMaxOperandRanges - pieces_)
+                      text(static_cast<uint64_t>(capacity)) + " bytes");
+    if (extent.ranges > kMaxOperandRanges - operandRanges_)
       return failStep("operand " + text(number) + ": the operands expand to more than " + text(kMaxOperandRanges) +
-                      " pieces, which is the limit");
-    pieces_ += extent.pieces;
+                      " strided ranges, the limit");
+    operandRanges_ += extent.ranges;
     sum += extent.bytes;
     return sum <= kMaxSize || failStep("has operands of more than " + text(kMaxSize) + " bytes");
   }
@@ -535,7 +535,7 @@ private:
   uint64_t nextBuffer_ = 1;     // after these
   uint64_t staged_ = 0;         // bytes at the arena's end, of views and transforms
   std::vector<Extent> extents_; // by shape
-  int64_t pieces_ = 0;          // of all operands
+  int64_t operandRanges_ = 0;   // of all operands
   int64_t chunks_ = 0;          // of all messages, counted as for kMaxChunks
   ArenaUse arena_, relayed_;
   bool stages_ = false;          // the rank stages elements in the arena and quantizes whole rows of blocks

@@ -1,4 +1,4 @@
-// Expands operands of a plan to strided pieces of memory.
+// Expands operands of a plan to strided ranges of memory.
 #pragma once
 
 #include "executor/device.h"
@@ -17,16 +17,16 @@ struct Side {
   const schema::Operand *operand = nullptr;
 };
 
-/// The pieces of a pair of operands, all of one shape and one pair of storage forms, in the order of the operands'
-/// loops: piece by piece, row by row, they are the bytes in packed order.
+/// The strided ranges of a pair of operands, all of one shape and one pair of storage forms, in the order of the
+/// operands' loops: range by range, row by row, they are the bytes in packed order.
 struct Expansion {
-  struct At {
+  struct Addresses {
     std::byte *source, *target;         // null if there is no operand, or its buffer is not bound
     const kernels::ViewBase *from, *to; // the bases of quantized views; null if the buffer is none
   };
   kernels::Strided shape;              // rowBytes as sent; strides of each side's memory
   kernels::StorageForm source, target; // of each side's memory; default if the side has no operand
-  std::vector<At> at;
+  std::vector<Addresses> at;           // by range
 };
 
 /// For fills: if the target is cast, changes the expansion to bytes of its storage dtype, since zero bytes are zeros in

@@ -63,7 +63,7 @@ public:
   }
 
 private:
-  /// A strided piece of each side's buffer. It has the bytes of the message from `begin` on.
+  /// A strided range of each side's buffer. It has the bytes of the message from `begin` on.
   struct Entry {
     std::byte *source, *target;
     uint64_t begin;

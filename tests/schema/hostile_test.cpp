@@ -117,7 +117,7 @@ TEST_F(Hostile, TooManyOperandRanges) {
           "message 2 from rank 1 to rank 2: found bytes 2097152 on the sender, 24 on the receiver, expected the same");
     else
       EXPECT_EQ(error, rankOne_ + "step 3 operand 4: the operands expand to more than " +
-                           std::to_string(kMaxOperandRanges) + " pieces, which is the limit");
+                           std::to_string(kMaxOperandRanges) + " strided ranges, the limit");
   }
 }
 
